@@ -1,0 +1,44 @@
+# make demo   virtual environment, install, the main job on data made here; ends with the model's path and its scores
+# make test   everything CI runs: format, lint, types, tests
+# make setup  .venv alone
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# a GPU and a toolkit to build PyCUDA with, or nothing
+CUDA := $(shell command -v nvcc >/dev/null 2>&1 && command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1 && echo ,cuda)
+
+.PHONY: setup demo test lint tests slow benchmark clean
+
+setup: $(VENV)/.ready
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version.split()[0])'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev$(CUDA)]'
+	@touch $@
+
+demo: setup
+	$(BIN)/python -m tests.oracles.cartpole log outputs/cartpole/log.jsonl --rows 30000
+	$(BIN)/python -m workflows.dqn --config configs/cartpole/dqn.json
+	$(BIN)/python -m tests.oracles.cartpole play outputs/cartpole/model
+
+test: lint tests
+
+lint: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+tests: setup
+	$(BIN)/python -m pytest -m "not slow"
+
+slow: setup
+	$(BIN)/python -m pytest -m slow
+
+benchmark: setup
+	$(BIN)/python -m tests.benchmarks.learner
+	$(BIN)/python -m tests.benchmarks.reading
+
+clean:
+	rm -rf $(VENV) outputs

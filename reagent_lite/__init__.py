@@ -1,0 +1,1 @@
+"""Train DQN and parametric DQN policies from logged decisions and from simulation."""

@@ -1,0 +1,64 @@
+"""Errors that say where, what was expected, what came instead, and what to do."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One fault at a boundary: a JSON key, a line of a file, a peer, a file of a bundle."""
+
+    where: str
+    expected: str
+    got: str
+    todo: str = ""
+
+    def __str__(self) -> str:
+        advice = f". {self.todo}" if self.todo else ""
+        return f"{self.where}: expected {self.expected}, got {self.got}{advice}"
+
+
+class ReagentLiteError(Exception):
+    """Base of all errors a user can cause or meet; `exit_code` is what the command line ends with."""
+
+    exit_code = 1
+
+    def __init__(self, problems: Problem | Iterable[Problem]) -> None:
+        self.problems = (problems,) if isinstance(problems, Problem) else tuple(problems)
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+class ConfigError(ReagentLiteError):
+    """The JSON, a `--set` or the command line is wrong; holds every fault found, not only the first."""
+
+    exit_code = 2
+
+
+class DataError(ReagentLiteError):
+    """A data or normalization file is wrong; `where` names the file and, where there is one, the line."""
+
+    exit_code = 2
+
+
+class BundleError(ReagentLiteError):
+    """An exported model or checkpoint is altered, incomplete, or fails its check."""
+
+    exit_code = 2
+
+
+class DivergenceError(ReagentLiteError):
+    """The loss is no longer a number; no model is written."""
+
+    exit_code = 1
+
+
+class RendezvousError(ReagentLiteError):
+    """The processes of a run did not find each other."""
+
+    exit_code = 3
+
+
+class PeerError(ReagentLiteError):
+    """Another process of this run failed; `got` carries its reason."""
+
+    exit_code = 4

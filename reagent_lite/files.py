@@ -1,0 +1,78 @@
+"""Folders that appear whole or not at all: temporary name, fsync of every file, rename, fsync of the parent."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from reagent_lite.errors import ConfigError, Problem
+
+
+@contextmanager
+def appearing_folder(target: Path) -> Iterator[Path]:
+    """Gives a temporary folder that becomes `target` when the block ends well, and vanishes when it does not.
+
+    An older folder of that name is moved aside first and removed last, so that the name never holds half a folder.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    aside = target.with_name(f".{target.name}.{os.getpid()}.old")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    try:
+        yield temporary
+        for file in sorted(temporary.rglob("*")):
+            sync(file)
+        sync(temporary)
+        if target.exists():
+            target.rename(aside)
+        temporary.rename(target)
+        sync(target.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if target.exists():
+            shutil.rmtree(aside, ignore_errors=True)
+        elif aside.exists():
+            aside.rename(target)
+
+
+def write_whole(file: Path, data: bytes) -> None:
+    """Writes a file that appears whole or not at all."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_bytes(data)
+        sync(temporary)
+        temporary.rename(file)
+        sync(file.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Waits until a file's or folder's content is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def require_writable(folder: Path, key: str) -> None:
+    """Makes the folder and writes a file into it, so that a long run does not find out at its end.
+
+    Raises:
+        ConfigError: naming the config key and the reason.
+    """
+    probe = folder / f".writable.{os.getpid()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe.write_bytes(b"")
+        probe.unlink()
+    except OSError as error:
+        raise ConfigError(
+            Problem(
+                key, "a writable folder", f"{folder}: {error.strerror or error}", "Choose another folder"
+            )
+        ) from error

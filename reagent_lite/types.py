@@ -1,0 +1,214 @@
+"""The nouns of the house: what flows between sources, learners, evaluation and export.
+
+Letters in shapes: B rows, S state features, K choices per row, F features per choice, M metrics, H outputs per choice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from enum import StrEnum
+from typing import Any, Protocol, Self
+
+import torch
+from torch import Tensor
+
+MISSING_VALUE = -1337.1337
+"""How dense data of the 2019 workflows marks an absent feature; inside it is NaN."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Actions:
+    """The choices open in each row: a fixed set of actions, or a list of candidates with features.
+
+    Attributes:
+        mask: [B, K] bool, true where the choice exists and is allowed.
+        features: [B, K, F] float32 of the candidates (parametric), or None (discrete).
+    """
+
+    mask: Tensor
+    features: Tensor | None = None
+
+    def to(self, device: torch.device, *, non_blocking: bool = False) -> Actions:
+        """Returns the same choices on another device."""
+        features = None if self.features is None else self.features.to(device, non_blocking=non_blocking)
+        return Actions(mask=self.mask.to(device, non_blocking=non_blocking), features=features)
+
+    def __getitem__(self, rows: slice) -> Actions:
+        return Actions(mask=self.mask[rows], features=None if self.features is None else self.features[rows])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransitionBatch:
+    """Rows of experience. The learner cannot tell whether they were logged or simulated.
+
+    Attributes:
+        state: [B, S] float32, what the network reads; the source has applied the preprocessor.
+        actions: choices at `state`.
+        action: [B] int64, index of the choice taken.
+        reward: [B] float32; summed and discounted over `steps` where a row spans several.
+        steps: [B] float32, time steps from `state` to `next_state`.
+        bootstrap: [B] float32, 0 after a true end, 1 otherwise (also after a time limit).
+        next_state: [B, S] float32.
+        next_actions: choices at `next_state`.
+        next_action: [B] int64, 0 where the log has none; meaningful where bootstrap is 1.
+        propensity: [B] float32 in (0, 1], behaviour policy's probability of `action`.
+        metrics: [B, M] float32, M may be 0.
+        weight: [B] float32, the row's share in the loss of one optimizer step; 0 for padding. Over all rows of a step
+            and all ranks the shares sum to the world size, so that the mean of gradients that DistributedDataParallel
+            takes is the gradient of the mean over the global batch, however unevenly rows are spread.
+    """
+
+    state: Tensor
+    actions: Actions
+    action: Tensor
+    reward: Tensor
+    steps: Tensor
+    bootstrap: Tensor
+    next_state: Tensor
+    next_actions: Actions
+    next_action: Tensor
+    propensity: Tensor
+    metrics: Tensor
+    weight: Tensor
+
+    def __len__(self) -> int:
+        return self.action.shape[0]
+
+    def to(self, device: torch.device, *, non_blocking: bool = False) -> TransitionBatch:
+        """Returns the same rows on another device."""
+        moved = {f.name: getattr(self, f.name).to(device, non_blocking=non_blocking) for f in fields(self)}
+        return TransitionBatch(**moved)
+
+    def __getitem__(self, rows: slice) -> TransitionBatch:
+        return TransitionBatch(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
+
+    def with_weight(self, weight: Tensor) -> TransitionBatch:
+        """Returns the same rows with other shares in the loss."""
+        return replace(self, weight=weight)
+
+
+class FeatureType(StrEnum):
+    """How a feature is normalized; declared in the order of columns in the dense vector."""
+
+    BINARY = "BINARY"
+    PROBABILITY = "PROBABILITY"
+    CONTINUOUS = "CONTINUOUS"
+    BOXCOX = "BOXCOX"
+    ENUM = "ENUM"
+    QUANTILE = "QUANTILE"
+    CONTINUOUS_ACTION = "CONTINUOUS_ACTION"
+    DISCRETE_ACTION = "DISCRETE_ACTION"
+    DO_NOT_PREPROCESS = "DO_NOT_PREPROCESS"
+    CLIP_LOG = "CLIP_LOG"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeatureSpec:
+    """Parameters of one feature's normalization; those its type does not use keep their defaults.
+
+    Attributes:
+        feature_id: the id in the log.
+        mean, stddev: of the values in the space used (after Box-Cox for BOXCOX).
+        boxcox_lambda, boxcox_shift: x -> ((x + shift)^lambda - 1) / lambda.
+        possible_values: of ENUM, in the order of its one-hot columns.
+        quantiles: of QUANTILE, increasing.
+        min_value, max_value: of the values seen; CONTINUOUS_ACTION scales by them.
+    """
+
+    feature_id: int
+    feature_type: FeatureType
+    mean: float = 0.0
+    stddev: float = 1.0
+    boxcox_lambda: float = 1.0
+    boxcox_shift: float = 0.0
+    possible_values: tuple[float, ...] = ()
+    quantiles: tuple[float, ...] = ()
+    min_value: float = 0.0
+    max_value: float = 1.0
+
+    @property
+    def width(self) -> int:
+        """Columns this feature takes in the network's input."""
+        return len(self.possible_values) if self.feature_type is FeatureType.ENUM else 1
+
+
+@dataclass(frozen=True, slots=True)
+class NormalizationSpec:
+    """Features in column order: by type in FeatureType's order, by id inside a type."""
+
+    features: tuple[FeatureSpec, ...]
+
+    @classmethod
+    def ordered(cls, features: dict[int, FeatureSpec]) -> Self:
+        """Returns the spec with the features in column order."""
+        order = list(FeatureType)
+        return cls(tuple(sorted(features.values(), key=lambda f: (order.index(f.feature_type), f.feature_id))))
+
+    @property
+    def feature_ids(self) -> tuple[int, ...]:
+        """Ids in column order of the raw input."""
+        return tuple(feature.feature_id for feature in self.features)
+
+    @property
+    def width(self) -> int:
+        """Columns of the normalized output."""
+        return sum(feature.width for feature in self.features)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceSpec:
+    """What a network must fit: widths after normalization.
+
+    Attributes:
+        num_state_features: S.
+        num_action_features: F of candidates; 0 for discrete actions.
+        action_names: names of discrete actions in output order; empty for parametric.
+        metric_names: names of the M columns of `metrics`.
+    """
+
+    num_state_features: int
+    num_action_features: int = 0
+    action_names: tuple[str, ...] = ()
+    metric_names: tuple[str, ...] = ()
+
+    @property
+    def parametric(self) -> bool:
+        """Whether choices are candidates with features."""
+        return not self.action_names
+
+
+class BatchSource(Protocol):
+    """Logged, simulated or a mixture: the loop cannot tell."""
+
+    def __next__(self) -> TransitionBatch: ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Position as a step number, not an iterator to replay."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues from a saved position."""
+        ...
+
+
+class QNetwork(Protocol):
+    """Values of every choice of every row."""
+
+    def __call__(self, state: Tensor, mask: Tensor, features: Tensor | None = None) -> Tensor:
+        """Returns [B, K, H] for state [B, S], mask [B, K] and features [B, K, F] of candidates.
+
+        Entries of choices that are not allowed are finite but meaningless.
+        """
+        ...
+
+
+class Learner(Protocol):
+    """One loss over a batch, and what follows an optimizer step."""
+
+    def __call__(self, batch: TransitionBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        """Returns the loss (scalar) and detached metrics (scalars, weighted sums like the loss)."""
+        ...
+
+    def after_step(self) -> None:
+        """Moves target networks towards the online ones."""
+        ...

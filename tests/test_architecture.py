@@ -1,0 +1,75 @@
+"""The house and its rooms: imports go downwards only, siblings never import each other."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+LAYERS = {
+    "types": 0, "errors": 0, "config": 0, "files": 0, "manifest": 0,
+    "distributed": 1,
+    "rl": 2,
+    "models": 3, "data": 3, "sim": 3,
+    "algorithms": 4, "evaluation": 4, "export": 4, "training": 4,
+}  # fmt: skip
+HEAVY = {"pandas", "pyarrow", "duckdb", "scipy"}
+FILES = sorted((ROOT / "reagent_lite").rglob("*.py"))
+
+
+def imported(file: Path) -> set[str]:
+    """All modules a file imports, type-checking-only and in-function imports included."""
+    names = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: relative import"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def room(module: str) -> str:
+    return module.split(".")[1]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(ROOT)))
+def test_imports_go_down(file: Path) -> None:
+    parts = file.relative_to(ROOT).with_suffix("").parts
+    if len(parts) == 2 and parts[1] == "__init__":
+        return
+    own = parts[1]
+    assert own in LAYERS, f"{file}: which room is this?"
+    for module in imported(file):
+        top = module.split(".")[0]
+        assert top not in ("workflows", "tests"), f"{file} imports {module}"
+        if top == "reagent_lite" and room(module) != own:
+            assert LAYERS[room(module)] < LAYERS[own] or LAYERS[own] == 0, f"{file} imports {module}"
+            if LAYERS[own] == 0:
+                assert LAYERS[room(module)] == 0, f"{file} imports {module}"
+        if top in HEAVY:
+            assert own == "data", f"{file} imports {module}"
+
+
+def test_public_modules_have_a_docstring() -> None:
+    missing = [str(file) for file in FILES if not ast.get_docstring(ast.parse(file.read_text()))]
+    assert missing == []
+
+
+def test_no_pickle_and_no_object_collectives() -> None:
+    words = ("import pickle", "torch.load(", "torch.save(", "all_gather_object", "broadcast_object", "gather_object")
+    found = [
+        (str(file), word)
+        for file in (*FILES, *(ROOT / "workflows").glob("*.py"))
+        for word in words
+        if word in file.read_text()
+    ]
+    assert found == []
+
+
+def test_folders_have_a_readme() -> None:
+    folders = ["reagent_lite", "workflows", "kernels", "configs", "deploy", "tests"]
+    folders += [
+        f"reagent_lite/{path.name}" for path in (ROOT / "reagent_lite").iterdir() if (path / "__init__.py").exists()
+    ]
+    assert [name for name in folders if not (ROOT / name / "README.md").is_file()] == []
