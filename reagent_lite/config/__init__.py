@@ -1,0 +1,6 @@
+"""The JSON contract: every key typed, checked and described."""
+
+from reagent_lite.config.loader import check, fingerprint, load_config, resolved
+from reagent_lite.config.workflow import DqnConfig, ParametricDqnConfig, WorkflowConfig
+
+__all__ = ["DqnConfig", "ParametricDqnConfig", "WorkflowConfig", "check", "fingerprint", "load_config", "resolved"]

@@ -1,0 +1,18 @@
+"""`data`: where the training copy lies and how rows are read."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from reagent_lite.config.section import Section
+
+
+class DataConfig(Section):
+    """Training copy and read plan."""
+
+    training_copy_dir: str | None = None
+    """Folder for the memory-mapped copy; absent: beside the data, or the user's cache where that is not writable."""
+    global_minibatch_size: Annotated[int, Field(ge=1)] | None = None
+    """Rows per minibatch over all processes, instead of training.minibatch_size per process."""
+    residency: Literal["auto", "device", "host"] = "auto"
+    """device: all rows in device memory; host: gathered from the memory-mapped copy; auto: device if it fits."""

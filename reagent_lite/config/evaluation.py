@@ -1,0 +1,36 @@
+"""`evaluation`: counterfactual policy evaluation (CPE) on held-out episodes."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from reagent_lite.config.section import Section
+
+
+class EvaluationConfig(Section):
+    """How the learned policy's value is estimated from logged episodes."""
+
+    calc_cpe_in_training: bool = True
+    """Evaluate after every epoch; false: only once, at the end."""
+    held_out_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """Share of training episodes that are scored and not fitted on where eval_data_path is absent."""
+    confidence_level: Annotated[float, Field(gt=0, lt=1)] = 0.95
+    """Of every interval."""
+    bootstrap_resamples: Annotated[int, Field(ge=100)] = 2000
+    """Resamples of episodes behind every interval."""
+    max_episodes: Annotated[int, Field(ge=2)] = 10_000
+    """Episodes scored: a random draw when there are more."""
+    max_horizon: Annotated[int, Field(ge=1)] = 1000
+    """Rows of an episode that are scored, from its start; the report counts what lies beyond."""
+    min_effective_episodes: Annotated[float, Field(ge=1)] = 10.0
+    """With an effective sample size below this the verdict on weighted estimates is: do not use."""
+    learning_rate: Annotated[float, Field(gt=0)] = 0.001
+    """Of the reward model and the value model (Adam)."""
+    target_update_rate: Annotated[float, Field(gt=0, le=1)] = 0.05
+    """Soft update of the value model's target network, which is also the one that is scored."""
+    minibatch_size: Annotated[int, Field(ge=1)] = 1024
+    """Rows per process and step when the two models are fitted."""
+    fit_passes: Annotated[int, Field(ge=1)] = 1
+    """Passes over the training rows when the models are fitted after an epoch."""
+    final_fit_passes: Annotated[int, Field(ge=1)] = 5
+    """Passes when they are fitted at the end."""

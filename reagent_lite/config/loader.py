@@ -1,0 +1,199 @@
+"""From JSON text and `--set` overrides to a checked config, with every error at once.
+
+text ─► no duplicate keys ─► overrides ─► types, unknown keys (pydantic) ─► rules (Section.problems) ─► config
+                                             └ a bad key is noted, taken out, and the rest is checked on
+"""
+
+import difflib
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from reagent_lite.config.workflow import WorkflowConfig
+from reagent_lite.errors import ConfigError, Problem
+
+Config = TypeVar("Config", bound=WorkflowConfig)
+
+
+def load_config(model: type[Config], path: str, overrides: tuple[str, ...] = ()) -> Config:
+    """Reads, overrides and checks a config file.
+
+    Args:
+        model: DqnConfig or ParametricDqnConfig.
+        path: the JSON file.
+        overrides: `section.key=value` with a JSON value; text that is no JSON is taken as a string.
+
+    Raises:
+        ConfigError: with every fault found.
+    """
+    file = Path(path).expanduser()
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(Problem(str(path), "a readable JSON file", _reason(error), _near(file))) from error
+    tree, problems = _parse(text, str(path))
+    for override in overrides:
+        problems += _override(tree, override)
+    return check(model, tree, problems)
+
+
+def check(model: type[Config], tree: dict[str, Any], problems: list[Problem] | None = None) -> Config:
+    """Validates a parsed JSON object; see load_config for errors."""
+    problems = list(problems or [])
+    tree = json.loads(json.dumps(tree))
+    for _ in range(100):  # each pass takes at least one bad key out
+        try:
+            config = model.model_validate_json(json.dumps(tree))
+            break
+        except ValidationError as error:
+            locations = set()
+            for fault in error.errors():
+                location = _known_prefix(tree, fault["loc"])
+                if location in locations:
+                    continue  # one line a key, also where a union was tried several ways
+                locations.add(location)
+                problems.append(_problem(model, location, fault, tree))
+            for location in locations:
+                _remove(tree, location)
+    else:  # pragma: no cover - every pass removes a key, so the passes end
+        raise ConfigError(problems)
+    mentioned = {problem.where for problem in problems}
+    problems += [problem for problem in config.problems("") if problem.where not in mentioned]
+    if problems:
+        raise ConfigError(problems)
+    return config
+
+
+def resolved(config: WorkflowConfig) -> dict[str, Any]:
+    """Returns the config with every default filled in, as JSON types."""
+    tree: dict[str, Any] = config.model_dump(mode="json")
+    return tree
+
+
+def fingerprint(config: WorkflowConfig) -> str:
+    """Returns the sha256 of the resolved config without the keys that differ between nodes."""
+    tree = resolved(config)
+    tree.pop("node_index")
+    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
+
+
+def _parse(text: str, where: str) -> tuple[dict[str, Any], list[Problem]]:
+    problems: list[Problem] = []
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        keys = [key for key, _ in pairs]
+        for key in sorted({key for key in keys if keys.count(key) > 1}):
+            problems.append(Problem(f"{where}: {key}", "every key once", f"{keys.count(key)} times"))
+        return dict(pairs)
+
+    try:
+        tree = json.loads(text, object_pairs_hook=once)
+    except json.JSONDecodeError as error:
+        raise ConfigError(Problem(f"{where}:{error.lineno}", "JSON", f"{error.msg} at column {error.colno}")) from error
+    if not isinstance(tree, dict):
+        raise ConfigError(Problem(where, "a JSON object", type(tree).__name__))
+    return tree, problems
+
+
+def _override(tree: dict[str, Any], override: str) -> list[Problem]:
+    path, equals, text = override.partition("=")
+    if not equals or not path:
+        return [Problem(f"--set {override}", "key=value, such as training.learning_rate=0.01", repr(override))]
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError:
+        value = text
+    *parents, last = path.split(".")
+    node = tree
+    for name in parents:
+        child = node.setdefault(name, {})
+        if not isinstance(child, dict):
+            return [Problem(f"--set {override}", f"an object at {name}", json.dumps(child))]
+        node = child
+    node[last] = value
+    return []
+
+
+def _known_prefix(tree: Any, location: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    """Cuts pydantic's location down to what stands in the JSON: it appends names of union members."""
+    known: list[int | str] = []
+    for part in location:
+        if isinstance(tree, dict) and part in tree:
+            tree = tree[str(part)]
+        elif isinstance(tree, list) and isinstance(part, int) and part < len(tree):
+            tree = tree[part]
+        else:
+            break
+        known.append(part)
+    return tuple(known)
+
+
+def _remove(tree: Any, location: tuple[int | str, ...]) -> None:
+    # an element of a list takes the whole list along: what remains would be another list than the user wrote
+    for depth, part in enumerate(location):
+        if depth == len(location) - 1 or isinstance(tree[part], list):
+            del tree[part]
+            return
+        tree = tree[part]
+
+
+def _problem(model: type[BaseModel], location: tuple[int | str, ...], fault: Any, tree: dict[str, Any]) -> Problem:
+    where = ".".join(map(str, location))
+    value: Any = tree
+    for part in location:
+        value = value[part]
+    if fault["type"] == "extra_forbidden":
+        owner = _model_at(model, location[:-1])
+        names = list(owner.model_fields) if owner else []
+        near = difflib.get_close_matches(str(location[-1]), names, n=1, cutoff=0.5)
+        elsewhere = _sections_with(model, str(location[-1]))
+        if near:
+            advice = f"Did you mean {near[0]!r}?"
+        elif elsewhere:
+            advice = f"The key belongs to {elsewhere}"
+        else:
+            advice = f"Known keys: {', '.join(names)}"
+        return Problem(where, "a known key", f"unknown key {str(location[-1])!r}", advice)
+    expected = str(fault["msg"]).removeprefix("Input should be ").removeprefix("Value error, ")
+    return Problem(where, expected, f"{json.dumps(value)} ({_json_type(value)})")
+
+
+def _model_at(model: type[BaseModel], location: tuple[int | str, ...]) -> type[BaseModel] | None:
+    for part in location:
+        field = model.model_fields.get(str(part))
+        inner = field.annotation if field else None
+        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+            return None
+        model = inner
+    return model
+
+
+def _sections_with(model: type[BaseModel], key: str) -> str | None:
+    for name, field in model.model_fields.items():
+        if name == key:
+            return "the top level"
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel) and key in inner.model_fields:
+            return f"{name}.{key}"
+    return None
+
+
+def _json_type(value: Any) -> str:
+    names = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
+    return names.get(type(value), "null")
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
+
+
+def _near(file: Path) -> str:
+    names = [entry.name for entry in file.parent.iterdir()] if file.parent.is_dir() else []
+    near = difflib.get_close_matches(file.name, names, n=1)
+    return f"Did you mean {file.parent / near[0]}?" if near else ""
+
+
+__all__ = ["check", "fingerprint", "load_config", "resolved"]

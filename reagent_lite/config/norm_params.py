@@ -1,0 +1,43 @@
+"""`norm_params`: how normalization is computed where no file is given."""
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from reagent_lite.config.section import Section
+from reagent_lite.errors import Problem
+from reagent_lite.types import FeatureType
+
+
+class NormParams(Section):
+    """How feature types are identified and statistics are taken."""
+
+    output_dir: str | None = None
+    """Folder the computed files state_features_norm.json and action_norm.json go to; absent: model_output_path."""
+    cols_to_norm: tuple[Literal["state_features", "action"], ...] = ("state_features", "action")
+    """Columns to fit when their file is not given."""
+    num_samples: Annotated[int, Field(ge=20)] = 100_000
+    """Rows looked at: a fixed random sample when the data has more."""
+    max_unique_enum_values: Annotated[int, Field(ge=1)] = 100
+    """A non-negative integer feature with at most so many values is ENUM."""
+    quantile_size: Annotated[int, Field(ge=2)] = 20
+    """QUANTILE has quantile_size + 1 quantiles."""
+    quantile_k2_threshold: Annotated[float, Field(gt=0)] = 1000.0
+    """Above this D'Agostino-Pearson K^2 a feature is too far from normal for mean and stddev."""
+    skip_box_cox: bool = False
+    """Never choose BOXCOX."""
+    skip_quantiles: bool = True
+    """Never choose QUANTILE."""
+    feature_overrides: dict[str, str] = {}
+    """{feature id: type} for features whose type is known."""
+
+    def problems(self, path: str) -> Iterator[Problem]:
+        """Yields overrides that name no type or no feature id."""
+        known = ", ".join(FeatureType)
+        for feature, name in self.feature_overrides.items():
+            where = f"{path}.feature_overrides.{feature}"
+            if not feature.lstrip("-").isdigit():
+                yield Problem(where, "an integer feature id as key", repr(feature))
+            if name not in list(FeatureType):
+                yield Problem(where, f"one of {known}", repr(name))

@@ -1,0 +1,41 @@
+"""`rainbow`: which extensions of DQN are on."""
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from pydantic import Field
+
+from reagent_lite.config.section import Section
+from reagent_lite.errors import Problem
+
+
+class RainbowConfig(Section):
+    """Double Q-learning, dueling networks, BCQ and the two distributional heads."""
+
+    double_q_learning: bool = True
+    """Choose the next action by the online network, value it by the target network."""
+    dueling_architecture: bool = True
+    """Q = V(s) + A(s, a) - mean of A over the allowed actions."""
+    bcq: bool = False
+    """Keep only next actions that an imitator of the log finds likely enough."""
+    bcq_drop_threshold: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """Keep next actions whose imitated probability is at least this share of the largest."""
+    categorical: bool = False
+    """C51: a distribution over num_atoms fixed returns between qmin and qmax."""
+    num_atoms: Annotated[int, Field(ge=2)] = 51
+    """Atoms of C51, quantiles of QR-DQN."""
+    qmin: float = -100.0
+    """Lowest return of C51."""
+    qmax: float = 200.0
+    """Highest return of C51."""
+    c51_l2_decay: Annotated[float, Field(ge=0)] = 0.0
+    """Weight decay in place of training.l2_decay when categorical is true."""
+    quantile: bool = False
+    """QR-DQN: num_atoms quantiles of the return."""
+
+    def problems(self, path: str) -> Iterator[Problem]:
+        """Yields heads that exclude each other and an empty support."""
+        if self.categorical and self.quantile:
+            yield Problem(f"{path}.quantile", "false while categorical is true", "true", "Choose C51 or QR-DQN")
+        if self.qmin >= self.qmax:
+            yield Problem(f"{path}.qmin", f"less than qmax ({self.qmax})", str(self.qmin))

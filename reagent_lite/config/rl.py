@@ -1,0 +1,80 @@
+"""`rl`: the decision problem and its targets."""
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from reagent_lite.config.section import Section, refused
+from reagent_lite.errors import Problem
+
+
+class RLConfig(Section):
+    """Discounting, targets, loss, and how the learned policy acts."""
+
+    gamma: Annotated[float, Field(ge=0, le=1)] = 0.9
+    """Discount per time step."""
+    epsilon: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """Share of uniformly random choices when the policy acts: in the exported model's `act`."""
+    target_update_rate: Annotated[float, Field(gt=0, le=1)] = 0.001
+    """Soft update: target <- rate * online + (1 - rate) * target after every optimizer step."""
+    maxq_learning: bool = True
+    """true: the best allowed next action (Q-learning); false: the logged next action (SARSA)."""
+    reward_boost: dict[str, float] | None = None
+    """{action name: reward added whenever it is taken}; discrete actions only."""
+    temperature: Annotated[float, Field(gt=0)] = 0.01
+    """Of the evaluated policy: softmax(Q / temperature) over the allowed actions."""
+    softmax_policy: Literal[0, 1] | bool = 1
+    """1: the exported model's `act` draws from the softmax; 0: epsilon-greedy."""
+    use_seq_num_diff_as_time_diff: bool = False
+    """Discount by gamma ** (time_diff / time_diff_unit_length) instead of once a row."""
+    time_diff_unit_length: Annotated[float, Field(gt=0)] = 1.0
+    """time_diff is divided by it."""
+    q_network_loss: Literal["mse", "huber", "bce_with_logits"] = "mse"
+    """bce_with_logits needs gamma 0 and rewards in [0, 1]; huber is smooth L1 with beta 1."""
+    set_missing_value_to_zero: bool = False
+    """Read an absent feature as the raw value 0 instead of as missing."""
+    multi_steps: Annotated[int, Field(ge=1)] | None = None
+    """n-step returns over consecutive rows of an episode, cut at its end."""
+    cql_alpha: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of the conservative term logsumexp_a Q(s, a) - Q(s, logged a)."""
+    tensorboard_logging_freq: Annotated[int, Field(ge=1)] | None = None
+    """Also report every so many optimizer steps; absent: once an epoch."""
+    predictor_atol_check: Annotated[float, Field(ge=0)] = 0.0
+    """Absolute tolerance of the exported model against the live network."""
+    predictor_rtol_check: Annotated[float, Field(ge=0)] = 5e-5
+    """Relative tolerance of the exported model against the live network."""
+    ratio_different_predictions_tolerance: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of predictions that may differ by more than the tolerances."""
+    target_action_distribution: tuple[float, ...] | None = None
+    """Not supported; null only."""
+    state_feature_params: dict[str, object] | None = None
+    """Not supported; null only."""
+
+    def problems(self, path: str) -> Iterator[Problem]:
+        """Yields combinations that contradict each other and keys that have no effect."""
+        if self.multi_steps is not None and self.use_seq_num_diff_as_time_diff:
+            yield Problem(
+                f"{path}.multi_steps",
+                "null while use_seq_num_diff_as_time_diff is true",
+                str(self.multi_steps),
+                "n-step returns count rows, time differences count time: choose one",
+            )
+        if self.q_network_loss == "bce_with_logits" and self.gamma != 0:
+            yield Problem(
+                f"{path}.q_network_loss",
+                "mse or huber unless gamma is 0",
+                f"bce_with_logits with gamma {self.gamma}",
+                "A cross-entropy needs targets in [0, 1]",
+            )
+        if self.target_action_distribution is not None:
+            yield refused(
+                path,
+                "target_action_distribution",
+                list(self.target_action_distribution),
+                "Steering towards an action distribution is not supported; remove the key or use reward_boost",
+            )
+        if self.state_feature_params is not None:
+            yield refused(
+                path, "state_feature_params", self.state_feature_params, "Id-list features are not supported; remove it"
+            )

@@ -1,0 +1,94 @@
+"""`training`: network, optimizer and batches."""
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from reagent_lite.config.section import Section, refused
+from reagent_lite.errors import Problem
+
+Activation = Literal["linear", "relu", "leaky_relu", "tanh", "sigmoid", "elu", "gelu", "selu", "silu"]
+
+# torch.optim's classes that take (params, lr, weight_decay) and need no closure
+OPTIMIZERS = (
+    "Adadelta", "Adafactor", "Adagrad", "Adam", "Adamax", "AdamW", "ASGD", "NAdam", "RAdam", "RMSprop", "SGD"
+)  # fmt: skip
+
+
+class TrainingConfig(Section):
+    """How the Q-network is built and fitted."""
+
+    minibatch_size: Annotated[int, Field(ge=1)] = 4096
+    """Rows per process and minibatch."""
+    minibatches_per_step: Annotated[int, Field(ge=1)] = 1
+    """Gradient accumulation: minibatches per optimizer step."""
+    learning_rate: Annotated[float, Field(gt=0)] = 0.001
+    """Never scaled silently."""
+    optimizer: str = "ADAM"
+    """A class of torch.optim, in any case: ADAM, SGD, AdamW, RMSprop, ..."""
+    layers: tuple[int, ...] = (-1, 256, 128, 1)
+    """Widths; the first and the last are placeholders for input and output."""
+    activations: tuple[Activation, ...] = ("relu", "relu", "linear")
+    """One fewer than layers."""
+    lr_policy: Literal["fixed", "exponential"] = "fixed"
+    """exponential: the learning rate is multiplied by lr_decay after each epoch."""
+    lr_decay: Annotated[float, Field(gt=0, le=1)] = 0.999
+    """Used by lr_policy exponential."""
+    dropout_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Dropout after each hidden layer."""
+    use_batch_norm: bool = False
+    """Batch normalization before each linear layer."""
+    weight_init_min_std: Annotated[float, Field(ge=0)] = 0.0
+    """Floor of the standard deviation gain / sqrt(fan_in) of initial weights."""
+    l2_decay: Annotated[float, Field(ge=0)] = 0.01
+    """weight_decay of the Q-network's optimizer."""
+    clip_grad_norm: Annotated[float, Field(gt=0)] | None = None
+    """Largest norm of the whole gradient."""
+    warm_start_model_path: str | None = None
+    """Output folder, checkpoint or exported model of an earlier run with the same network."""
+    do_not_warm_start_optimizer: bool = False
+    """Start the optimizer anew even where the warm start has its state."""
+    cnn_parameters: dict[str, object] | None = None
+    """Not supported; null only."""
+    factorization_parameters: dict[str, object] | None = None
+    """Not supported; null only."""
+
+    def problems(self, path: str) -> Iterator[Problem]:
+        """Yields shapes that do not fit, unknown optimizers and unsupported networks."""
+        if len(self.layers) < 2:
+            yield Problem(f"{path}.layers", "at least two widths (input and output placeholders)", str(self.layers))
+        for i, width in enumerate(self.layers[1:-1], start=1):
+            if width < 1:
+                yield Problem(
+                    f"{path}.layers.{i}", "a width of at least 1", str(width), "Only the ends are placeholders"
+                )
+        if len(self.activations) != len(self.layers) - 1:
+            yield Problem(
+                f"{path}.activations",
+                f"{len(self.layers) - 1} names, one fewer than layers",
+                f"{len(self.activations)}",
+            )
+        if self.activations and self.activations[-1] != "linear":
+            yield Problem(
+                f"{path}.activations.{len(self.activations) - 1}",
+                '"linear"',
+                repr(self.activations[-1]),
+                "Values are not bounded; the last layer gives them as they are",
+            )
+        if self.optimizer_class is None:
+            yield Problem(f"{path}.optimizer", f"one of {', '.join(OPTIMIZERS)}", repr(self.optimizer))
+        if self.cnn_parameters is not None:
+            yield refused(path, "cnn_parameters", self.cnn_parameters, "Image features are not supported; remove it")
+        if self.factorization_parameters is not None:
+            yield refused(
+                path,
+                "factorization_parameters",
+                self.factorization_parameters,
+                "Factorized parametric networks are not supported; use dueling_architecture for a state stream",
+            )
+
+    @property
+    def optimizer_class(self) -> str | None:
+        """Name of the class in torch.optim, or None where the name is unknown."""
+        return next((name for name in OPTIMIZERS if name.lower() == self.optimizer.lower()), None)

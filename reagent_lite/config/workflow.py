@@ -1,0 +1,124 @@
+"""The whole JSON of the two training workflows."""
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from pydantic import Field
+
+from reagent_lite.config.data import DataConfig
+from reagent_lite.config.evaluation import EvaluationConfig
+from reagent_lite.config.norm_params import NormParams
+from reagent_lite.config.rainbow import RainbowConfig
+from reagent_lite.config.rl import RLConfig
+from reagent_lite.config.section import Section
+from reagent_lite.config.training import TrainingConfig
+from reagent_lite.errors import Problem
+
+
+class WorkflowConfig(Section):
+    """Keys shared by `workflows.dqn` and `workflows.parametric_dqn`."""
+
+    training_data_path: str = ""
+    """JSON lines (plain, .gz, .bz2, .zst), a Parquet file, or a folder of them; same local path on every node."""
+    eval_data_path: str | None = None
+    """Held-out data in the same format; absent: training figures only."""
+    state_norm_data_path: str | None = None
+    """Normalization file of state features; absent: fitted from the training data and written."""
+    action_norm_data_path: str | None = None
+    """Normalization file of candidate features (parametric); absent: fitted likewise."""
+    model_output_path: str = ""
+    """Folder for the exported model, checkpoint, metrics and TensorBoard log."""
+    use_gpu: bool = True
+    """Train on a GPU; with none, one warning and then CPU."""
+    use_all_avail_gpus: bool = False
+    """One process per GPU; without a GPU num_processes_per_node CPU processes."""
+    num_processes_per_node: Annotated[int, Field(ge=1)] | None = None
+    """Explicit count of processes; absent: the GPUs found with use_all_avail_gpus, else 1."""
+    num_nodes: Annotated[int, Field(ge=1)] = 1
+    """Machines that train together; this version trains on one."""
+    node_index: Annotated[int, Field(ge=0)] | None = None
+    """Number of this machine; --node_index wins over it."""
+    init_method: str | None = None
+    """file:///share/run.rdzv where several machines meet; not used by one."""
+    epochs: Annotated[int, Field(ge=1)] = 1
+    """Passes over the training data."""
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    """Of initial weights, row order and resampling."""
+    norm_params: NormParams = NormParams()
+    rl: RLConfig = RLConfig()
+    rainbow: RainbowConfig = RainbowConfig()
+    training: TrainingConfig = TrainingConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    data: DataConfig = DataConfig()
+    actions: tuple[str, ...] = ()
+    """Action names; their order is the order of the network's outputs."""
+
+    def problems(self, path: str = "") -> Iterator[Problem]:
+        """Yields everything wrong beyond single keys, in this section and below."""
+        for name in ("training_data_path", "model_output_path"):
+            if not getattr(self, name):
+                yield Problem(name, "a path", "nothing")
+        if self.num_nodes > 1:
+            yield Problem(
+                "num_nodes", "1", str(self.num_nodes), "This version trains on one machine; use num_processes_per_node"
+            )
+        if (self.node_index or 0) >= self.num_nodes:
+            yield Problem("node_index", f"less than num_nodes ({self.num_nodes})", str(self.node_index))
+        if self.data.global_minibatch_size is not None and "minibatch_size" in self.training.model_fields_set:
+            yield Problem(
+                "data.global_minibatch_size",
+                "absent while training.minibatch_size is given",
+                "both",
+                "Keep one of them",
+            )
+        distributional = self.rainbow.categorical or self.rainbow.quantile
+        if distributional and self.rl.q_network_loss != "mse":
+            yield Problem(
+                "rl.q_network_loss", "absent with categorical or quantile", repr(self.rl.q_network_loss),
+                "The distributional head brings its own loss",
+            )  # fmt: skip
+        if self.rainbow.bcq and not self.rl.maxq_learning:
+            yield Problem("rainbow.bcq", "false while rl.maxq_learning is false", "true",
+                          "SARSA takes the logged next action: there is nothing to restrict")  # fmt: skip
+        for name in ("norm_params", "rl", "rainbow", "training", "evaluation", "data"):
+            yield from getattr(self, name).problems(name)
+
+
+class DqnConfig(WorkflowConfig):
+    """`python -m workflows.dqn`: a fixed set of actions."""
+
+    def problems(self, path: str = "") -> Iterator[Problem]:
+        """Adds the rules of named actions."""
+        if len(self.actions) < 2:
+            yield Problem("actions", "at least two action names", str(list(self.actions)))
+        for name in sorted({name for name in self.actions if self.actions.count(name) > 1}):
+            yield Problem("actions", "every name once", f"{name!r} {self.actions.count(name)} times")
+        for name in self.rl.reward_boost or {}:
+            if name not in self.actions:
+                yield Problem(f"rl.reward_boost.{name}", f"one of {list(self.actions)}", repr(name))
+        if self.action_norm_data_path is not None:
+            yield Problem("action_norm_data_path", "absent", repr(self.action_norm_data_path),
+                          "Named actions have no features; use workflows.parametric_dqn for candidates")  # fmt: skip
+        if self.state_norm_data_path is None and "state_features" not in self.norm_params.cols_to_norm:
+            yield Problem("norm_params.cols_to_norm", "state_features among them, or state_norm_data_path",
+                          str(list(self.norm_params.cols_to_norm)))  # fmt: skip
+        yield from super().problems(path)
+
+
+class ParametricDqnConfig(WorkflowConfig):
+    """`python -m workflows.parametric_dqn`: candidates with features, a list per row."""
+
+    def problems(self, path: str = "") -> Iterator[Problem]:
+        """Adds the rules of candidate actions."""
+        if self.actions:
+            yield Problem("actions", "absent", str(list(self.actions)),
+                          "Candidates come with each row; use workflows.dqn for named actions")  # fmt: skip
+        if self.rl.reward_boost:
+            yield Problem("rl.reward_boost", "absent", str(self.rl.reward_boost),
+                          "Candidates have no names to boost; add the boost to the reward in the data")  # fmt: skip
+        columns = (("state_features", "state_norm_data_path"), ("action", "action_norm_data_path"))
+        for column, key in columns:
+            if getattr(self, key) is None and column not in self.norm_params.cols_to_norm:
+                yield Problem("norm_params.cols_to_norm", f"{column} among them, or {key}",
+                              str(list(self.norm_params.cols_to_norm)))  # fmt: skip
+        yield from super().problems(path)

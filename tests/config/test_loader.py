@@ -1,0 +1,136 @@
+"""Every error of a file at once, with path, expected, got and the nearest key."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reagent_lite.config import DqnConfig, ParametricDqnConfig, check, fingerprint, load_config, resolved
+from reagent_lite.errors import ConfigError
+
+GOOD: dict[str, Any] = {"training_data_path": "a.json", "model_output_path": "out", "actions": ["0", "1"]}
+
+
+def faults(tree: dict[str, Any], model: type = DqnConfig) -> dict[str, str]:
+    with pytest.raises(ConfigError) as caught:
+        check(model, {**GOOD, **tree} if model is DqnConfig else tree)
+    return {problem.where: str(problem) for problem in caught.value.problems}
+
+
+def test_defaults_are_the_contracts() -> None:
+    config = check(DqnConfig, GOOD)
+    assert (config.rl.gamma, config.rl.target_update_rate, config.rl.temperature) == (0.9, 0.001, 0.01)
+    assert (config.training.layers, config.training.l2_decay) == ((-1, 256, 128, 1), 0.01)
+    assert (config.rainbow.num_atoms, config.rainbow.qmin, config.rainbow.qmax) == (51, -100.0, 200.0)
+    assert config.rl.predictor_rtol_check == 5e-5
+    assert config.norm_params.quantile_k2_threshold == 1000.0
+
+
+def test_every_error_at_once() -> None:
+    found = faults(
+        {
+            "epoch": 3,
+            "use_gpu": "yes",
+            "rl": {"gama": 0.5, "gamma": 1.5, "multi_steps": 0},
+            "training": {"layers": [-1, 0, 1], "optimizer": "ADAMM", "activations": ["relu", "linear"]},
+            "rainbow": {"qmin": 300},
+        }
+    )
+    assert set(found) == {
+        "epoch", "use_gpu", "rl.gama", "rl.gamma", "rl.multi_steps", "training.layers.1", "training.optimizer",
+        "rainbow.qmin",
+    }  # fmt: skip
+    assert "Did you mean 'epochs'?" in found["epoch"]
+    assert 'expected a valid boolean, got "yes" (string)' in found["use_gpu"]
+    assert "Did you mean 'gamma'?" in found["rl.gama"]
+    assert "less than or equal to 1, got 1.5 (number)" in found["rl.gamma"]
+    assert "Adam" in found["training.optimizer"]
+
+
+def test_a_key_in_the_wrong_section_is_sent_home() -> None:
+    assert "rl.gamma" in faults({"gamma": 0.9})["gamma"]
+
+
+def test_integers_are_not_taken_from_text_or_fractions() -> None:
+    found = faults({"epochs": "3", "training": {"minibatch_size": 1.5}})
+    assert "valid integer" in found["epochs"]
+    assert "valid integer" in found["training.minibatch_size"]
+
+
+@pytest.mark.parametrize(
+    ("tree", "where", "words"),
+    [
+        ({"actions": ["a", "b", "a"]}, "actions", "'a' 2 times"),
+        ({"actions": ["a"]}, "actions", "at least two"),
+        ({"rl": {"reward_boost": {"2": 1.0}}}, "rl.reward_boost.2", "one of ['0', '1']"),
+        ({"rl": {"multi_steps": 2, "use_seq_num_diff_as_time_diff": True}}, "rl.multi_steps", "null"),
+        ({"rl": {"q_network_loss": "bce_with_logits"}}, "rl.q_network_loss", "gamma 0.9"),
+        ({"rl": {"target_action_distribution": [0.5, 0.5]}}, "rl.target_action_distribution", "not supported"),
+        ({"rl": {"state_feature_params": {"a": 1}}}, "rl.state_feature_params", "not supported"),
+        ({"training": {"cnn_parameters": {"a": 1}}}, "training.cnn_parameters", "not supported"),
+        ({"training": {"factorization_parameters": {"a": 1}}}, "training.factorization_parameters", "not supported"),
+        ({"training": {"activations": ["relu", "relu", "relu"]}}, "training.activations.2", "linear"),
+        ({"rainbow": {"categorical": True, "quantile": True}}, "rainbow.quantile", "C51 or QR-DQN"),
+        ({"rainbow": {"quantile": True}, "rl": {"q_network_loss": "huber"}}, "rl.q_network_loss", "own loss"),
+        ({"rainbow": {"bcq": True}, "rl": {"maxq_learning": False}}, "rainbow.bcq", "nothing to restrict"),
+        ({"num_nodes": 2, "node_index": 2}, "node_index", "less than num_nodes (2)"),
+        (
+            {"data": {"global_minibatch_size": 8}, "training": {"minibatch_size": 8}},
+            "data.global_minibatch_size",
+            "both",
+        ),
+        ({"norm_params": {"feature_overrides": {"x": "ENUMM"}}}, "norm_params.feature_overrides.x", "ENUM"),
+        ({"norm_params": {"cols_to_norm": ["action"]}}, "norm_params.cols_to_norm", "state_features"),
+        ({"action_norm_data_path": "a.json"}, "action_norm_data_path", "parametric_dqn"),
+        ({"training_data_path": ""}, "training_data_path", "a path"),
+    ],
+)
+def test_rules(tree: dict[str, Any], where: str, words: str) -> None:
+    assert words in faults(tree)[where]
+
+
+def test_parametric_rules() -> None:
+    tree = {**GOOD, "rl": {"reward_boost": {"0": 1.0}}}
+    found = faults(tree, ParametricDqnConfig)
+    assert "workflows.dqn" in found["actions"]
+    assert "no names to boost" in found["rl.reward_boost"]
+
+
+def test_file_errors_name_file_and_line(tmp_path: Path) -> None:
+    file = tmp_path / "x.json"
+    file.write_text('{\n "epochs": 1,\n "epochs": 2,\n}')
+    with pytest.raises(ConfigError, match=r"x\.json:4: expected JSON"):
+        load_config(DqnConfig, str(file))
+    file.write_text(
+        '{"epochs": 1, "epochs": 2, "model_output_path": "o", "training_data_path": "d", "actions": ["a", "b"]}'
+    )
+    with pytest.raises(ConfigError, match="epochs: expected every key once, got 2 times"):
+        load_config(DqnConfig, str(file))
+    with pytest.raises(ConfigError, match=r"Did you mean .*x\.json"):
+        load_config(DqnConfig, str(tmp_path / "xx.json"))
+    file.write_text(
+        '{"rl": {"gamma": NaN}, "model_output_path": "o", "training_data_path": "d", "actions": ["a", "b"]}'
+    )
+    with pytest.raises(ConfigError, match="gamma"):
+        load_config(DqnConfig, str(file))
+
+
+def test_overrides_take_json_or_text(tmp_path: Path) -> None:
+    file = tmp_path / "x.json"
+    file.write_text(json.dumps(GOOD))
+    sets = ("rl.gamma=0.5", "training.optimizer=sgd", "training.clip_grad_norm=null", 'actions=["x","y"]')
+    config = load_config(DqnConfig, str(file), sets)
+    assert (config.rl.gamma, config.training.optimizer_class, config.actions) == (0.5, "SGD", ("x", "y"))
+    with pytest.raises(ConfigError, match="--set gamma"):
+        load_config(DqnConfig, str(file), ("gamma",))
+
+
+def test_resolved_config_reads_back_as_itself() -> None:
+    config = check(DqnConfig, {**GOOD, "rl": {"gamma": 0.99, "softmax_policy": 0}})
+    assert check(DqnConfig, {k: v for k, v in resolved(config).items()}) == config
+
+
+def test_fingerprint_does_not_depend_on_the_node() -> None:
+    assert fingerprint(check(DqnConfig, {**GOOD, "node_index": 0})) == fingerprint(check(DqnConfig, GOOD))
+    assert fingerprint(check(DqnConfig, {**GOOD, "epochs": 2})) != fingerprint(check(DqnConfig, GOOD))
