@@ -1,0 +1,1 @@
+"""Mathematics of reinforcement learning: tensors in, tensors out."""

@@ -1,0 +1,58 @@
+"""Losses per row: nothing here averages, the caller weighs rows."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def td_loss(prediction: Tensor, target: Tensor, kind: str) -> Tensor:
+    """Returns the loss of each row, [B], for prediction and target [B].
+
+    kind: "mse" is the squared error, "huber" is smooth L1 with beta 1 (Mnih et al., 2015), "bce_with_logits" the
+    cross-entropy of a logit against a target in [0, 1].
+    """
+    match kind:
+        case "mse":
+            return F.mse_loss(prediction, target, reduction="none")
+        case "huber":
+            return F.smooth_l1_loss(prediction, target, reduction="none", beta=1.0)
+        case "bce_with_logits":
+            return F.binary_cross_entropy_with_logits(prediction, target, reduction="none")
+    raise ValueError(kind)
+
+
+def categorical_projection(probabilities: Tensor, returns: Tensor, support: Tensor) -> Tensor:
+    """Projects a distribution over shifted returns onto the fixed support, [B, H].
+
+    probabilities and returns are [B, H], support is [H], equally spaced; mass beyond its ends goes to the ends.
+    Bellemare, Dabney & Munos (2017), eq. 7.
+    """
+    spacing = (support[-1] - support[0]) / (support.shape[0] - 1)
+    distance = (returns.clamp(support[0], support[-1]).unsqueeze(2) - support).abs() / spacing
+    return (probabilities.unsqueeze(2) * (1 - distance).clamp(min=0)).sum(1)
+
+
+def quantile_huber_loss(quantiles: Tensor, target: Tensor, kappa: float = 1.0) -> Tensor:
+    """Returns the quantile Huber loss of each row, [B], for quantiles and target [B, H].
+
+    Quantile i stands at midpoint (i + 1/2) / H; summed over quantiles, averaged over target samples.
+    Dabney et al. (2018), eq. 10.
+    """
+    count = quantiles.shape[1]
+    midpoints = (torch.arange(count, device=quantiles.device, dtype=quantiles.dtype) + 0.5) / count
+    error = target.unsqueeze(1) - quantiles.unsqueeze(2)
+    huber = F.huber_loss(target.unsqueeze(1).expand_as(error), quantiles.unsqueeze(2).expand_as(error),
+                         reduction="none", delta=kappa) / kappa  # fmt: skip
+    return ((midpoints.unsqueeze(1) - (error.detach() < 0).to(huber.dtype)).abs() * huber).mean(2).sum(1)
+
+
+def conservative_loss(q: Tensor, mask: Tensor, action: Tensor) -> Tensor:
+    """Returns logsumexp over allowed Q minus the logged action's Q, [B]; Kumar et al. (2020), CQL(H), eq. 4."""
+    lowest = torch.finfo(q.dtype).min
+    return q.masked_fill(~mask, lowest).logsumexp(1) - q.gather(1, action.unsqueeze(1)).squeeze(1)
+
+
+def imitation_loss(logits: Tensor, mask: Tensor, action: Tensor) -> Tensor:
+    """Returns the cross-entropy of the logged action among allowed choices, [B]; for BCQ's imitator."""
+    log_probability = logits.masked_fill(~mask, torch.finfo(logits.dtype).min).log_softmax(1)
+    return -log_probability.gather(1, action.unsqueeze(1)).squeeze(1)

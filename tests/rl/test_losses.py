@@ -1,0 +1,55 @@
+"""Losses, by hand arithmetic and against numpy."""
+
+import math
+
+import numpy as np
+import torch
+
+from reagent_lite.rl.losses import (
+    categorical_projection,
+    conservative_loss,
+    imitation_loss,
+    quantile_huber_loss,
+    td_loss,
+)  # fmt: skip
+
+
+def test_td_losses() -> None:
+    prediction, target = torch.tensor([3.0, 0.5]), torch.tensor([1.0, 1.0])
+    assert td_loss(prediction, target, "mse").tolist() == [4.0, 0.25]
+    assert td_loss(prediction, target, "huber").tolist() == [1.5, 0.125]  # 2 - 1/2; 0.5^2 / 2
+    bce = td_loss(torch.tensor([0.0]), torch.tensor([1.0]), "bce_with_logits")
+    assert math.isclose(bce.item(), math.log(2), rel_tol=1e-6)
+
+
+def test_projection_splits_mass_between_neighbours() -> None:
+    support = torch.tensor([0.0, 1.0, 2.0])
+    projected = categorical_projection(
+        torch.tensor([[0.5, 0.5, 0.0], [0.2, 0.3, 0.5]]), torch.tensor([[0.25, 2.0, 9.0], [-5.0, 1.5, 7.0]]), support
+    )
+    # row 1: half a unit at 0.25 -> 0.375 at 0, 0.125 at 1; half at 2. Row 2: -5 -> 0, 1.5 -> 1 and 2, 7 -> 2
+    torch.testing.assert_close(projected, torch.tensor([[0.375, 0.125, 0.5], [0.2, 0.15, 0.65]]))
+
+
+def test_projection_keeps_mass_and_mean_inside_the_support() -> None:
+    rng = np.random.default_rng(0)
+    probabilities = torch.tensor(rng.dirichlet(np.ones(11), 50), dtype=torch.float64)
+    support = torch.linspace(-5, 5, 11, dtype=torch.float64)
+    returns = torch.tensor(rng.uniform(-5, 5, (50, 11)))
+    projected = categorical_projection(probabilities, returns, support)
+    torch.testing.assert_close(projected.sum(1), torch.ones(50, dtype=torch.float64))
+    torch.testing.assert_close((projected * support).sum(1), (probabilities * returns).sum(1))
+
+
+def test_quantile_huber_by_hand() -> None:
+    # quantiles 0 and 2 at midpoints 1/4 and 3/4; targets 1 and 4
+    # errors of quantile 0: 1, 4 -> huber 0.5, 3.5, weight 1/4 -> mean (0.125 + 0.875) / 2 = 0.5
+    # errors of quantile 2: -1, 2 -> huber 0.5, 1.5, weights 1/4, 3/4 -> mean (0.125 + 1.125) / 2 = 0.625
+    loss = quantile_huber_loss(torch.tensor([[0.0, 2.0]]), torch.tensor([[1.0, 4.0]]))
+    assert math.isclose(loss.item(), 1.125, rel_tol=1e-6)
+
+
+def test_conservative_and_imitation_ignore_forbidden_choices() -> None:
+    q, mask = torch.tensor([[1.0, 1.0, 50.0]]), torch.tensor([[True, True, False]])
+    assert math.isclose(conservative_loss(q, mask, torch.tensor([0])).item(), math.log(2), rel_tol=1e-6)
+    assert math.isclose(imitation_loss(q, mask, torch.tensor([1])).item(), math.log(2), rel_tol=1e-6)
