@@ -1,0 +1,1 @@
+"""Learners: one loss over a batch, and what follows an optimizer step."""

@@ -1,0 +1,164 @@
+"""DQN over [B, K] choices: the same learner for named actions and for candidate lists.
+
+y = r + boost + gamma^steps * bootstrap * Q_target(s', a'),   a' = argmax over allowed of Q(s', .)   (double)
+                                                                  argmax over allowed of Q_target(s', .)
+                                                                  the logged next action              (SARSA)
+"""
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from reagent_lite.models.value_heads import Scorer
+from reagent_lite.rl.losses import conservative_loss, imitation_loss
+from reagent_lite.rl.policies import likely_enough
+from reagent_lite.rl.td import chosen, discount, greedy_choice, taken_value
+from reagent_lite.types import Actions, TransitionBatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DQNSettings:
+    """What the loss is made of.
+
+    Attributes:
+        gamma: discount per step.
+        target_update_rate: soft update of the target network.
+        maxq: best allowed next action, else the logged one.
+        double: the online network chooses, the target network values.
+        cql_alpha: weight of the conservative term.
+        drop_threshold: BCQ's share of the largest imitated probability.
+    """
+
+    gamma: float
+    target_update_rate: float
+    maxq: bool = True
+    double: bool = True
+    cql_alpha: float = 0.0
+    drop_threshold: float = 0.1
+
+
+class DQN(nn.Module):
+    """Mnih et al. (2015) with double Q (van Hasselt 2016), BCQ (Fujimoto 2019) and CQL (Kumar 2020) where asked for.
+
+    Args:
+        q_network: forward(state, mask, features) -> [B, K, H].
+        head: the meaning of the H outputs.
+        settings: see DQNSettings.
+        reward_boost: [K] added to the reward by action, or None.
+        imitator: network of the same kind with H = 1, whose logits imitate the log; turns BCQ on.
+    """
+
+    def __init__(
+        self,
+        q_network: nn.Module,
+        head: nn.Module,
+        settings: DQNSettings,
+        *,
+        reward_boost: Tensor | None = None,
+        imitator: nn.Module | None = None,
+    ) -> None:
+        super().__init__()
+        self.settings = settings
+        self.q_network = q_network
+        self.target_network = copy.deepcopy(q_network).requires_grad_(False).eval()
+        self.head: nn.Module = head
+        self.imitator = imitator
+        self.reward_boost: Tensor | None
+        self.register_buffer("reward_boost", reward_boost)
+        self._draws = any(isinstance(m, nn.Dropout | nn.modules.batchnorm._BatchNorm) for m in q_network.modules())
+
+    def train(self, mode: bool = True) -> "DQN":
+        """Sets the online networks' mode; the target network always evaluates."""
+        super().train(mode)
+        self.target_network.eval()
+        return self
+
+    @property
+    def scorer(self) -> Scorer:
+        """State and choices to values, by the online network."""
+        return Scorer(self.q_network, self.head)
+
+    def forward(self, batch: TransitionBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        """Returns the loss, a sum weighted by `batch.weight`, and its parts."""
+        s = self.settings
+        reward = batch.reward if self.reward_boost is None else batch.reward + self.reward_boost[batch.action]
+        with torch.no_grad():
+            next_taken = self._next_taken(batch)
+            d = discount(s.gamma, batch.steps, batch.bootstrap)
+        outputs, taken = self._taken(batch)
+        td = batch.weight.dot(self.head.loss(taken, next_taken, reward, d))  # type: ignore[operator]
+        loss, metrics = td, {"td_loss": td.detach()}
+        if s.cql_alpha:
+            gap = batch.weight.dot(conservative_loss(self.head(outputs), batch.actions.mask, batch.action))
+            loss, metrics["cql_gap"] = loss + s.cql_alpha * gap, gap.detach()
+        if self.imitator is not None:
+            logits = self.imitator(batch.state, batch.actions.mask, batch.actions.features).squeeze(2)
+            imitation = batch.weight.dot(imitation_loss(logits, batch.actions.mask, batch.action))
+            loss, metrics["imitation_loss"] = loss + imitation, imitation.detach()
+        return loss, metrics
+
+    def after_step(self) -> None:
+        """Soft update: target <- rate * online + (1 - rate) * target, running statistics included."""
+        rate = self.settings.target_update_rate
+        with torch.no_grad():
+            torch._foreach_lerp_(list(self.target_network.parameters()), list(self.q_network.parameters()), rate)
+            for old, new in zip(self.target_network.buffers(), self.q_network.buffers(), strict=True):
+                old.copy_(torch.lerp(old, new, rate) if old.is_floating_point() else new)
+
+    def allowed_next(self, batch: TransitionBatch) -> Actions:
+        """Returns the next choices that may be taken: those of the log, less those BCQ finds unlikely."""
+        if self.imitator is None:
+            return batch.next_actions
+        mask, features = batch.next_actions.mask, batch.next_actions.features
+        with _evaluating(self.imitator, self._draws):
+            logits = self.imitator(batch.next_state, mask, features).squeeze(2)
+        return Actions(mask=likely_enough(logits, mask, self.settings.drop_threshold), features=features)
+
+    def _taken(self, batch: TransitionBatch) -> tuple[Tensor, Tensor]:
+        """Returns outputs [B, K, H], where the conservative term needs them, and those of the logged action [B, H]."""
+        if self.settings.cql_alpha:
+            outputs = self.q_network(batch.state, batch.actions.mask, batch.actions.features)
+            return outputs, chosen(outputs, batch.action)
+        taken = _outputs_of(self.q_network, batch.state, batch.actions, batch.action)
+        return taken, taken
+
+    def _next_taken(self, batch: TransitionBatch) -> Tensor:
+        """Returns the target network's outputs [B, H] of the next choice; 0 where none is allowed and chosen."""
+        if not self.settings.maxq:
+            return _outputs_of(
+                self.target_network, batch.next_state, batch.next_actions, batch.next_action.clamp(min=0)
+            )
+        actions = self.allowed_next(batch)
+        if not self.settings.double:
+            outputs = self.target_network(batch.next_state, batch.next_actions.mask, actions.features)
+            return taken_value(outputs, greedy_choice(self.head(outputs), actions.mask), actions.mask)
+        with _evaluating(self.q_network, self._draws):
+            q = self.head(self.q_network(batch.next_state, batch.next_actions.mask, actions.features))
+        choice = greedy_choice(q, actions.mask)
+        # a dueling mean runs over what the log allows, as at export; BCQ only restricts the choice
+        outputs = _outputs_of(self.target_network, batch.next_state, batch.next_actions, choice)
+        return outputs * actions.mask.gather(1, choice.unsqueeze(1))
+
+
+def _outputs_of(network: nn.Module, state: Tensor, actions: Actions, choice: Tensor) -> Tensor:
+    """Returns outputs [B, H] of one choice per row; one candidate is scored instead of K where that is the same."""
+    if actions.features is None or network.needs_candidate_list:
+        return chosen(network(state, actions.mask, actions.features), choice)
+    mask = actions.mask.gather(1, choice.unsqueeze(1))
+    return network(state, mask, chosen(actions.features, choice).unsqueeze(1)).squeeze(1)  # type: ignore[no-any-return]
+
+
+@contextmanager
+def _evaluating(network: nn.Module, needed: bool) -> Iterator[None]:
+    """Chooses without dropout and without touching running statistics."""
+    if needed:
+        training = network.training
+        network.eval()
+        yield
+        network.train(training)
+    else:
+        yield

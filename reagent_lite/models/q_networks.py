@@ -1,0 +1,200 @@
+"""Q-networks over [B, K] choices: fixed actions or candidates, plain or dueling, H outputs per choice.
+
+discrete   state ─► MLP ─► [K * H]
+candidates concat(state, candidate) ─► MLP ─► [H]            one pass per candidate
+dueling    state ─► trunk ─► V [H];  A from the trunk's output (and the candidate);  Q = V + A - mean of allowed A
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from reagent_lite.types import SourceSpec
+
+_GAINS: Final = {"elu": 2**0.5, "gelu": 2**0.5, "silu": 2**0.5}
+_ACTIVATIONS: Final[dict[str, type[nn.Module]]] = {
+    "linear": nn.Identity,
+    "relu": nn.ReLU,
+    "leaky_relu": nn.LeakyReLU,
+    "tanh": nn.Tanh,
+    "sigmoid": nn.Sigmoid,
+    "elu": nn.ELU,
+    "gelu": nn.GELU,
+    "selu": nn.SELU,
+    "silu": nn.SiLU,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkSettings:
+    """Shape and initial weights of a fully connected network.
+
+    Attributes:
+        hidden: widths of the hidden layers.
+        activations: one per hidden layer.
+        dueling: value and advantage streams.
+        outputs: H, numbers per choice.
+        min_std: floor of the initial weights' standard deviation.
+    """
+
+    hidden: tuple[int, ...]
+    activations: tuple[str, ...]
+    dueling: bool = False
+    outputs: int = 1
+    dropout: float = 0.0
+    batch_norm: bool = False
+    min_std: float = 0.0
+
+
+class MLP(nn.Sequential):
+    """Fully connected layers; weights N(0, (gain / sqrt(fan_in))^2), biases 0."""
+
+    def __init__(self, widths: tuple[int, ...], activations: tuple[str, ...], settings: NetworkSettings) -> None:
+        layers: list[nn.Module] = []
+        for i, activation in enumerate(activations):
+            fan_in, fan_out = widths[i : i + 2]
+            if settings.batch_norm:
+                layers.append(BatchNorm(fan_in))
+            linear = nn.Linear(fan_in, fan_out)
+            gain = _GAINS.get(activation) or nn.init.calculate_gain(activation)  # type: ignore[arg-type]
+            nn.init.normal_(linear.weight, std=max(gain / max(fan_in, 1) ** 0.5, settings.min_std))
+            nn.init.zeros_(linear.bias)
+            layers.append(linear)
+            if activation != "linear":
+                layers.append(_ACTIVATIONS[activation]())
+            if settings.dropout and i < len(activations) - 1:
+                layers.append(nn.Dropout(settings.dropout))
+        super().__init__(*layers)
+
+
+class BatchNorm(nn.BatchNorm1d):
+    """Batch normalization that uses its running statistics where a batch of one row has none of its own."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalizes [N, W]; see torch.nn.BatchNorm1d."""
+        if self.training and input.shape[0] > 1:
+            return super().forward(input)
+        return nn.functional.batch_norm(
+            input, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
+        )
+
+
+class Dueling(nn.Module):
+    """Q = V + A - mean of A over the allowed choices; Wang et al. (2016), eq. 9, with the mean over what is allowed."""
+
+    def forward(self, value: Tensor, advantage: Tensor, mask: Tensor) -> Tensor:
+        """Joins value [B, 1, H] and advantage [B, K, H] under mask [B, K]."""
+        allowed = mask.to(advantage.dtype).unsqueeze(2)
+        mean = (advantage * allowed).sum(1, keepdim=True) / allowed.sum(1, keepdim=True).clamp(min=1)
+        return value + advantage - mean
+
+
+class DiscreteQNetwork(nn.Module):
+    """Values of all K actions from the state."""
+
+    needs_candidate_list: Final[bool] = False
+
+    def __init__(self, spec: SourceSpec, settings: NetworkSettings) -> None:
+        super().__init__()
+        self.outputs = settings.outputs
+        widths = (spec.num_state_features, *settings.hidden, len(spec.action_names) * settings.outputs)
+        self.layers = MLP(widths, (*settings.activations, "linear"), settings)
+
+    def forward(self, state: Tensor, mask: Tensor, features: Tensor | None = None) -> Tensor:
+        """Returns [B, K, H] for state [B, S]."""
+        return self.layers(state).unflatten(1, (-1, self.outputs))  # type: ignore[no-any-return]
+
+
+class DuelingDiscreteQNetwork(nn.Module):
+    """Values of all K actions from a state trunk with two streams."""
+
+    needs_candidate_list: Final[bool] = False
+
+    def __init__(self, spec: SourceSpec, settings: NetworkSettings) -> None:
+        super().__init__()
+        self.outputs = settings.outputs
+        self.trunk = _trunk(spec.num_state_features, settings)
+        width = (spec.num_state_features, *settings.hidden)[-1]
+        self.value = _stream(width, settings.outputs, settings)
+        self.advantage = _stream(width, len(spec.action_names) * settings.outputs, settings)
+        self.join = Dueling()
+
+    def forward(self, state: Tensor, mask: Tensor, features: Tensor | None = None) -> Tensor:
+        """Returns [B, K, H] for state [B, S] and mask [B, K]."""
+        hidden = self.trunk(state)
+        advantage = self.advantage(hidden).unflatten(1, (-1, self.outputs))
+        return self.join(self.value(hidden).unsqueeze(1), advantage, mask)  # type: ignore[no-any-return]
+
+
+class CandidateQNetwork(nn.Module):
+    """Value of each candidate from the concatenation of state and candidate."""
+
+    needs_candidate_list: Final[bool] = False
+
+    def __init__(self, spec: SourceSpec, settings: NetworkSettings) -> None:
+        super().__init__()
+        self.batch_norm = settings.batch_norm
+        widths = (spec.num_state_features + spec.num_action_features, *settings.hidden, settings.outputs)
+        self.layers = MLP(widths, (*settings.activations, "linear"), settings)
+
+    def forward(self, state: Tensor, mask: Tensor, features: Tensor | None = None) -> Tensor:
+        """Returns [B, K, H] for state [B, S], mask [B, K] and features [B, K, F]."""
+        assert features is not None
+        rows = torch.cat((state.unsqueeze(1).expand(-1, features.shape[1], -1), features), 2)
+        return _per_candidate(self.layers, rows, mask, self.batch_norm and self.training)
+
+
+class DuelingCandidateQNetwork(nn.Module):
+    """Value stream from the state; advantage of each candidate from the trunk's output and the candidate."""
+
+    needs_candidate_list: Final[bool] = True
+
+    def __init__(self, spec: SourceSpec, settings: NetworkSettings) -> None:
+        super().__init__()
+        self.batch_norm = settings.batch_norm
+        self.trunk = _trunk(spec.num_state_features, settings)
+        width = (spec.num_state_features, *settings.hidden)[-1]
+        self.value = _stream(width, settings.outputs, settings)
+        self.advantage = _stream(width + spec.num_action_features, settings.outputs, settings)
+        self.join = Dueling()
+
+    def forward(self, state: Tensor, mask: Tensor, features: Tensor | None = None) -> Tensor:
+        """Returns [B, K, H] for state [B, S], mask [B, K] and features [B, K, F]."""
+        assert features is not None
+        hidden = self.trunk(state)
+        rows = torch.cat((hidden.unsqueeze(1).expand(-1, features.shape[1], -1), features), 2)
+        advantage = _per_candidate(self.advantage, rows, mask, self.batch_norm and self.training)
+        return self.join(self.value(hidden).unsqueeze(1), advantage, mask)  # type: ignore[no-any-return]
+
+
+def build_q_network(spec: SourceSpec, settings: NetworkSettings) -> nn.Module:
+    """Returns the network of a source: see the drawing at the top."""
+    networks: dict[tuple[bool, bool], type[nn.Module]] = {
+        (False, False): DiscreteQNetwork,
+        (False, True): DuelingDiscreteQNetwork,
+        (True, False): CandidateQNetwork,
+        (True, True): DuelingCandidateQNetwork,
+    }
+    return networks[spec.parametric, settings.dueling](spec, settings)
+
+
+def _trunk(width: int, settings: NetworkSettings) -> MLP:
+    return MLP((width, *settings.hidden), settings.activations, settings)
+
+
+def _stream(width: int, outputs: int, settings: NetworkSettings) -> MLP:
+    # one hidden layer of half the width, as wide as the trunk's end allows
+    return MLP((width, max(width // 2, 1), outputs), ("relu", "linear"), settings)
+
+
+def _per_candidate(layers: nn.Module, rows: Tensor, mask: Tensor, packed: bool) -> Tensor:
+    if not packed:
+        flat: Tensor = layers(rows.flatten(0, 1))
+        return flat.reshape(rows.shape[0], rows.shape[1], -1)
+    # batch statistics must not see padding
+    values: Tensor = layers(rows[mask])
+    result = values.new_zeros(rows.shape[0], rows.shape[1], values.shape[1])
+    result[mask] = values
+    return result

@@ -1,0 +1,206 @@
+"""The learner's loss on rows worked out by hand, and its invariances."""
+
+import copy
+import math
+
+import pytest
+import torch
+from oracles.batches import make_batch, random_batch
+from torch import Tensor, nn
+
+from reagent_lite.algorithms.dqn import DQN, DQNSettings
+from reagent_lite.models.q_networks import NetworkSettings, build_q_network
+from reagent_lite.models.value_heads import CategoricalHead, QuantileHead, ScalarHead
+from reagent_lite.types import Actions, SourceSpec, TransitionBatch
+
+SPEC = SourceSpec(num_state_features=3, action_names=("a", "b"))
+CANDIDATES = SourceSpec(num_state_features=3, num_action_features=2)
+SETTINGS = DQNSettings(gamma=0.5, target_update_rate=0.1)
+
+
+class Table(nn.Module):
+    """Q read off the state itself: state [B, K] is Q(s, .)."""
+
+    needs_candidate_list = False
+
+    def __init__(self, scale: float = 1.0) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(scale))
+
+    def forward(self, state: Tensor, mask: Tensor, features: Tensor | None = None) -> Tensor:
+        return (state * self.scale).unsqueeze(2)
+
+
+def learner(*, double: bool = True, maxq: bool = True, target_scale: float = 1.0, **kwargs: object) -> DQN:
+    made = DQN(
+        Table(), ScalarHead(), DQNSettings(gamma=0.5, target_update_rate=0.1, double=double, maxq=maxq), **kwargs
+    )  # type: ignore[arg-type]
+    made.target_network = Table(target_scale).requires_grad_(False)
+    return made
+
+
+ROWS = make_batch([[1.0, 2.0]] * 3, [[3.0, 4.0], [4.0, 2.0], [9.0, 9.0]], [0, 1, 1], [1.0, 0.0, 5.0],
+                  bootstrap=torch.tensor([1.0, 1.0, 0.0]), steps=torch.tensor([1.0, 2.0, 1.0]))  # fmt: skip
+
+
+def test_double_q_loss_on_three_rows() -> None:
+    # targets: 1 + 1/2 * 4 * 10 = 21; 0 + 1/4 * 40 = 10; 5 + 0 = 5. Errors 1 - 21, 2 - 10, 2 - 5
+    loss, metrics = learner(target_scale=10.0)(ROWS)
+    assert math.isclose(loss.item(), (400 + 64 + 9) / 3, rel_tol=1e-6)
+    assert metrics["td_loss"].item() == pytest.approx(loss.item())
+
+
+def test_single_q_differs_from_double_where_the_networks_disagree() -> None:
+    # the target network negates: its best of (-3, -4) is -3, the online network's choice is worth -4
+    batch = make_batch([[0.0, 0.0]], [[3.0, 4.0]], [0], [0.0])
+    assert learner(double=True, target_scale=-1.0)(batch)[0].item() == 4.0
+    assert learner(double=False, target_scale=-1.0)(batch)[0].item() == 2.25
+
+
+def test_sarsa_takes_the_logged_next_action() -> None:
+    batch = make_batch([[0.0, 0.0]] * 2, [[3.0, 4.0]] * 2, [0, 0], [0.0, 0.0], next_action=torch.tensor([0, 1]))
+    assert learner(maxq=False)(batch)[0].item() == pytest.approx((1.5**2 + 2**2) / 2)
+
+
+def test_mask_restricts_the_next_action_and_empty_means_zero() -> None:
+    mask = torch.tensor([[True, False], [False, False]])
+    batch = make_batch([[0.0, 0.0]] * 2, [[3.0, 4.0]] * 2, [0, 0], [0.0, 1.0], next_actions=Actions(mask=mask))
+    assert learner()(batch)[0].item() == pytest.approx((1.5**2 + 1**2) / 2)
+
+
+def test_reward_boost() -> None:
+    boosted = learner(reward_boost=torch.tensor([1.0, 2.0]))
+    batch = make_batch([[0.0, 0.0]] * 3, [[0.0, 0.0]] * 3, [1, 0, 1], [1.0, 1.0, 1.0])
+    assert boosted(batch)[0].item() == pytest.approx((9 + 4 + 9) / 3)  # rewards 3, 2, 3
+
+
+def test_bcq_keeps_only_actions_the_imitator_finds_likely() -> None:
+    class Imitator(Table):
+        def forward(self, state: Tensor, mask: Tensor, features: Tensor | None = None) -> Tensor:
+            return torch.log(torch.tensor([[0.95, 0.05]])).expand(len(state), 2).unsqueeze(2) * self.scale
+
+    batch = make_batch([[0.0, 0.0]], [[3.0, 4.0]], [0], [0.0])
+    restricted = DQN(
+        Table(), ScalarHead(), DQNSettings(gamma=0.5, target_update_rate=0.1, drop_threshold=0.1), imitator=Imitator()
+    )
+    loss, metrics = restricted(batch)
+    assert metrics["td_loss"].item() == 2.25  # action 1 is dropped: 1/2 * 3
+    assert metrics["imitation_loss"].item() == pytest.approx(-math.log(0.95), rel=1e-5)
+    assert loss.item() == pytest.approx(2.25 - math.log(0.95), rel=1e-5)
+
+
+def test_conservative_term() -> None:
+    conservative = DQN(Table(), ScalarHead(), DQNSettings(gamma=0.5, target_update_rate=0.1, cql_alpha=2.0))
+    loss, metrics = conservative(make_batch([[0.0, 0.0]], [[0.0, 0.0]], [0], [0.0]))
+    assert metrics["cql_gap"].item() == pytest.approx(math.log(2), rel=1e-6)
+    assert loss.item() == pytest.approx(2 * math.log(2), rel=1e-6)
+
+
+def test_soft_update() -> None:
+    made = learner(target_scale=11.0)
+    made.after_step()
+    assert made.target_network.scale.item() == pytest.approx(10.0)  # 0.1 * 1 + 0.9 * 11
+
+
+HEADS = {"scalar": ScalarHead, "c51": lambda: CategoricalHead(11, -5.0, 5.0), "quantile": lambda: QuantileHead(7)}
+
+
+def build(
+    head: str, spec: SourceSpec, *, dueling: bool = False, bcq: bool = False, settings: DQNSettings = SETTINGS
+) -> DQN:
+    torch.manual_seed(0)
+    made = HEADS[head]()
+    network = NetworkSettings(hidden=(8,), activations=("relu",), dueling=dueling, outputs=made.outputs)
+    imitator = build_q_network(spec, NetworkSettings(hidden=(8,), activations=("relu",))) if bcq else None
+    return DQN(build_q_network(spec, network), made, settings, imitator=imitator)
+
+
+@pytest.mark.parametrize("bcq", [False, True])
+@pytest.mark.parametrize("dueling", [False, True])
+@pytest.mark.parametrize("spec", [SPEC, CANDIDATES], ids=["discrete", "parametric"])
+@pytest.mark.parametrize("head", list(HEADS))
+def test_every_combination_has_finite_gradients_that_padding_does_not_change(
+    head: str, spec: SourceSpec, dueling: bool, bcq: bool
+) -> None:
+    batch = random_batch(6, 3, 2 if spec is SPEC else 4, seed=1, num_features=spec.num_action_features)
+    made = build(
+        head, spec, dueling=dueling, bcq=bcq, settings=DQNSettings(gamma=0.9, target_update_rate=0.1, cql_alpha=0.5)
+    )
+    gradients = []
+    for rows in (batch, padded(batch)):
+        made.zero_grad()
+        made(rows)[0].backward()
+        gradients.append([p.grad.clone() for p in made.parameters() if p.requires_grad])  # type: ignore[union-attr]
+    assert all(g.isfinite().all() and g.abs().sum() > 0 for g in gradients[0] if g.numel() > 1)
+    for one, two in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, two)
+
+
+def padded(batch: TransitionBatch) -> TransitionBatch:
+    """The batch with its first row again, at weight 0."""
+    rows = torch.cat((torch.arange(len(batch)), torch.zeros(1, dtype=torch.int64)))
+    weight = torch.cat((batch.weight, torch.zeros(1)))
+    pick = {name: getattr(batch, name)[rows] for name in TransitionBatch.__dataclass_fields__}
+    return TransitionBatch(**(pick | {"weight": weight}))
+
+
+@pytest.mark.parametrize("dueling", [False, True])
+@pytest.mark.parametrize("head", list(HEADS))
+def test_padding_candidates_changes_nothing(head: str, dueling: bool) -> None:
+    batch = random_batch(6, 3, 4, seed=2, num_features=2)
+
+    def wider(actions: Actions) -> Actions:
+        assert actions.features is not None
+        features = nn.functional.pad(actions.features, (0, 0, 0, 3))
+        return Actions(mask=nn.functional.pad(actions.mask, (0, 3)), features=features)
+
+    fields = {name: getattr(batch, name) for name in TransitionBatch.__dataclass_fields__}
+    wide = TransitionBatch(**(fields | {"actions": wider(batch.actions), "next_actions": wider(batch.next_actions)}))
+    made = build(head, CANDIDATES, dueling=dueling)
+    torch.testing.assert_close(made(wide)[0], made(batch)[0])
+
+
+def test_accumulated_minibatches_equal_one_batch() -> None:
+    batch = random_batch(1024, 3, 2, seed=3)
+    one, many = build("scalar", SPEC, dueling=True), build("scalar", SPEC, dueling=True)
+    one(batch)[0].backward()
+    for start in range(0, 1024, 128):
+        many(batch[start : start + 128])[0].backward()
+    for a, b in zip(one.q_network.parameters(), many.q_network.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_state_round_trip() -> None:
+    batch = random_batch(8, 3, 2, seed=4)
+    made = build("quantile", SPEC, bcq=True)
+    other = copy.deepcopy(made)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(1.0)
+    other.load_state_dict(made.state_dict())
+    assert other(batch)[0].item() == made(batch)[0].item()
+
+
+def test_constant_reward_goes_to_twenty() -> None:
+    """Reward 1 for ever at gamma 0.95 is worth 1 / (1 - 0.95) = 20 in every state and action."""
+    made = build("scalar", SPEC, dueling=True, settings=DQNSettings(gamma=0.95, target_update_rate=0.1))
+    optimizer = torch.optim.Adam(made.q_network.parameters(), lr=0.01)
+    torch.manual_seed(1)
+    for _ in range(1500):
+        state, after = torch.rand(64, 3), torch.rand(64, 3)
+        loss, _ = made(make_batch(state, after, torch.randint(2, (64,)), torch.ones(64)))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        made.after_step()
+    q = made.scorer(torch.rand(100, 3), torch.ones(100, 2, dtype=torch.bool))
+    assert (q - 20).abs().max() < 0.2
+
+
+def test_dueling_mean_runs_over_allowed_actions() -> None:
+    made = build("scalar", SPEC, dueling=True)
+    state = torch.randn(5, 3)
+    both = made.scorer(state, torch.ones(5, 2, dtype=torch.bool))
+    first = made.scorer(state, torch.tensor([[True, False]] * 5))
+    advantage = made.q_network.advantage(made.q_network.trunk(state))
+    torch.testing.assert_close(first[:, 0] - both[:, 0], advantage.mean(1) - advantage[:, 0])

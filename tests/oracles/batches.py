@@ -1,0 +1,52 @@
+"""Hand-made batches for tests of learners."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from reagent_lite.types import Actions, TransitionBatch
+
+
+def make_batch(
+    state: Any, next_state: Any, action: Any, reward: Any, *, num_choices: int = 2, **other: Any
+) -> TransitionBatch:
+    """A batch of B rows with all choices allowed, one step each, equal weights that sum to 1; `other` replaces fields."""
+    state = torch.as_tensor(state, dtype=torch.float32)
+    rows = len(state)
+    every = Actions(mask=torch.ones(rows, num_choices, dtype=torch.bool))
+    values: dict[str, Any] = {
+        "state": state,
+        "actions": every,
+        "action": torch.as_tensor(action),
+        "reward": torch.as_tensor(reward, dtype=torch.float32),
+        "steps": torch.ones(rows),
+        "bootstrap": torch.ones(rows),
+        "next_state": torch.as_tensor(next_state, dtype=torch.float32),
+        "next_actions": every,
+        "next_action": torch.zeros(rows, dtype=torch.int64),
+        "propensity": torch.ones(rows),
+        "metrics": torch.zeros(rows, 0),
+        "weight": torch.full((rows,), 1 / rows),
+    }
+    return TransitionBatch(**(values | other))
+
+
+def random_batch(rows: int, num_state: int, num_choices: int, seed: int, num_features: int = 0) -> TransitionBatch:
+    """Rows drawn at random; candidates with features where num_features is given."""
+    rng = torch.Generator().manual_seed(seed)
+
+    def choices() -> Actions:
+        mask = torch.rand(rows, num_choices, generator=rng) < 0.7
+        mask[:, 0] = True
+        features: Tensor | None = None
+        if num_features:
+            features = torch.randn(rows, num_choices, num_features, generator=rng) * mask.unsqueeze(2)
+        return Actions(mask=mask, features=features)
+
+    now, after = choices(), choices()
+    return make_batch(
+        torch.randn(rows, num_state, generator=rng), torch.randn(rows, num_state, generator=rng),
+        torch.zeros(rows, dtype=torch.int64), torch.randn(rows, generator=rng),
+        actions=now, next_actions=after, bootstrap=(torch.rand(rows, generator=rng) < 0.8).float(),
+    )  # fmt: skip
