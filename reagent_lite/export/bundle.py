@@ -1,0 +1,253 @@
+"""Loading an exported model and deciding with it: onnxruntime and numpy, nothing else of this package.
+
+folder ─► every byte verified ─► model.onnx in onnxruntime ─► predict: q, greedy, propensities ─► act: a draw
+
+bundle = load_bundle("model")
+bundle.predict(bundle.states([{"0": 1.5, "3": 0.2}])).greedy
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import onnxruntime
+from numpy.typing import ArrayLike, NDArray
+
+from reagent_lite.errors import BundleError, Problem
+from reagent_lite.export.dense import FeatureMap, flags, from_maps, numbers, padded, refuse_infinity
+from reagent_lite.export.tolerance import Tolerance
+from reagent_lite.manifest import verified
+
+MODEL_FILE: Final = "model.onnx"
+GOLDEN_FILE: Final = "golden.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """Values and decision of N rows with K choices each.
+
+    Attributes:
+        q: [N, K] float32 of every choice, allowed or not; NaN where a row has fewer than K candidates.
+        greedy: [N] int64, the lowest index of the largest allowed q; -1 where none is allowed.
+        propensities: [N, K] float32, softmax of q over the allowed at the bundle's temperature; zeros where none is.
+        mask: [N, K] bool, the choices that exist and are allowed.
+    """
+
+    q: NDArray[np.float32]
+    greedy: NDArray[np.int64]
+    propensities: NDArray[np.float32]
+    mask: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acting:
+    """How actions are drawn (`rl.epsilon`, `rl.softmax_policy`, `rl.temperature`).
+
+    Attributes:
+        epsilon: share of uniform draws of the epsilon-greedy policy.
+        softmax_policy: draw from the softmax propensities instead.
+        temperature: of the softmax; part of the exported graph.
+    """
+
+    epsilon: float
+    softmax_policy: bool
+    temperature: float
+
+
+class Bundle:
+    """An exported model, verified and ready; `load_bundle` makes it.
+
+    Attributes:
+        manifest: what manifest.json says.
+        workflow: "dqn" or "parametric_dqn".
+        state_feature_ids: ids of the state's columns.
+        action_feature_ids: ids of a candidate's columns; empty where actions are fixed.
+        action_names: names of the fixed actions; empty where choices are candidates.
+        acting: how `act` draws.
+    """
+
+    def __init__(self, manifest: dict[str, Any], session: onnxruntime.InferenceSession, golden: dict[str, Any]) -> None:
+        self.manifest = manifest
+        self.workflow: str = manifest["workflow"]
+        self.state_feature_ids = tuple(manifest["state_feature_ids"])
+        self.action_feature_ids = tuple(manifest["action_feature_ids"])
+        self.action_names = tuple(manifest["action_names"])
+        self.acting = Acting(**manifest["acting"])
+        self._session = session
+        self._golden = golden
+
+    @property
+    def parametric(self) -> bool:
+        """Whether choices are candidates with features."""
+        return not self.action_names
+
+    def states(self, maps: Sequence[FeatureMap]) -> NDArray[np.float32]:
+        """Returns [N, F] of sparse maps {feature id: value}, NaN where absent or null.
+
+        Raises:
+            BundleError: for an id the model does not read or a value that is no number.
+        """
+        return from_maps("states", maps, self.state_feature_ids)
+
+    def candidates(self, lists: Sequence[Sequence[FeatureMap]]) -> list[NDArray[np.float32]]:
+        """Returns one [K_i, F] per row of its candidates' sparse maps; errors as of `states`."""
+        return [from_maps(f"candidates[{row}]", maps, self.action_feature_ids) for row, maps in enumerate(lists)]
+
+    def predict(
+        self,
+        values: ArrayLike,
+        presence: ArrayLike | None = None,
+        mask: ArrayLike | None = None,
+        candidates: Sequence[ArrayLike] | None = None,
+    ) -> Prediction:
+        """Scores every choice of every row and chooses.
+
+        Args:
+            values: [N, F] raw state features in the order of `state_feature_ids`, NaN where missing.
+            presence: [N, F] bool, false where missing; absent: where values are not NaN.
+            mask: [N, K] bool, allowed choices; absent: all.
+            candidates: parametric only, of each row [K_i, F'] raw candidates in the order of `action_feature_ids`, NaN
+                where missing; K is the longest list.
+
+        Raises:
+            BundleError: for wrong shapes or types and for infinity.
+        """
+        state = numbers("values", values, (None, len(self.state_feature_ids)))
+        num_rows = len(state)
+        feed = self._features("values", state, presence)
+        exists = np.ones((num_rows, len(self.action_names)), dtype=np.bool_)
+        if self.parametric:
+            choices, exists = self._padded(candidates, num_rows)
+            feed += self._features("candidates", choices, None)
+        elif candidates is not None:
+            raise BundleError(Problem("candidates", "none: this model's actions are fixed", type(candidates).__name__))
+        allowed = exists if mask is None else exists & flags("mask", mask, exists.shape)
+        names = [entry.name for entry in self._session.get_inputs()]
+        q, greedy, propensities = self._session.run(
+            ["q", "greedy", "propensities"], dict(zip(names, [*feed, allowed], strict=True))
+        )
+        q = np.where(exists, q, np.float32(np.nan))
+        return Prediction(q=q, greedy=greedy, propensities=propensities, mask=allowed)
+
+    def predict_rows(
+        self,
+        states: Sequence[FeatureMap],
+        candidates: Sequence[Sequence[FeatureMap]] | None = None,
+        mask: ArrayLike | None = None,
+    ) -> Prediction:
+        """`predict` of sparse maps, as in the log; arguments and errors as of `states`, `candidates` and `predict`."""
+        choices = None if candidates is None else self.candidates(candidates)
+        return self.predict(self.states(states), mask=mask, candidates=choices)
+
+    def act(
+        self,
+        values: ArrayLike,
+        presence: ArrayLike | None = None,
+        mask: ArrayLike | None = None,
+        candidates: Sequence[ArrayLike] | None = None,
+        *,
+        rng: np.random.Generator,
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Draws an action per row by the bundle's acting settings; log the propensity with it.
+
+        Args:
+            values: and presence, mask, candidates: as of `predict`.
+            presence: see values.
+            mask: see values.
+            candidates: see values.
+            rng: source of the draws.
+
+        Returns:
+            Action [N], -1 where none is allowed, and the probability [N] it was drawn with, 0 where none is allowed.
+
+        Raises:
+            BundleError: as `predict`.
+        """
+        probabilities = self.policy(self.predict(values, presence, mask, candidates))
+        actions = draw(probabilities, rng)
+        chosen = np.take_along_axis(probabilities, np.maximum(actions, 0)[:, None], 1)[:, 0]
+        return actions, np.where(actions < 0, 0.0, chosen)
+
+    def policy(self, prediction: Prediction) -> NDArray[np.float64]:
+        """Returns the probabilities `act` draws with, [N, K]; zeros where no choice is allowed."""
+        if self.acting.softmax_policy:
+            weights = prediction.propensities.astype(np.float64)
+        else:
+            weights = epsilon_greedy(prediction.greedy, prediction.mask, self.acting.epsilon)
+        total = weights.sum(1, keepdims=True)
+        return weights / np.where(total > 0, total, 1)
+
+    def check_golden(self) -> float:
+        """Repeats the recorded predictions on this machine; returns the largest difference of a q.
+
+        Raises:
+            BundleError: when q differ by more than the tolerance recorded with them.
+        """
+        feed = {entry.name: _recorded(self._golden["inputs"][entry.name]) for entry in self._session.get_inputs()}
+        (q,) = self._session.run(["q"], feed)
+        tolerance = Tolerance(**self._golden["tolerance"])
+        live = _recorded(self._golden["outputs"]["q"])
+        return tolerance.compare(f"{MODEL_FILE} on {GOLDEN_FILE}", live, q, "Try another release of onnxruntime")
+
+    def _features(
+        self, where: str, values: NDArray[np.float32], presence: ArrayLike | None
+    ) -> list[NDArray[np.float32] | NDArray[np.bool_]]:
+        present = ~np.isnan(values) if presence is None else flags("presence", presence, values.shape)
+        refuse_infinity(where, values, present)
+        return [values, present]
+
+    def _padded(
+        self, candidates: Sequence[ArrayLike] | None, num_rows: int
+    ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+        got = "nothing" if candidates is None else f"{len(candidates)}"
+        if candidates is None or len(candidates) != num_rows:
+            raise BundleError(Problem("candidates", f"{num_rows} lists of candidates, one per row of values", got))
+        return padded("candidates", candidates, len(self.action_feature_ids))
+
+
+def load_bundle(path: str | os.PathLike[str]) -> Bundle:
+    """Loads the exported model of a folder after comparing every byte of it with its manifest.
+
+    Args:
+        path: the folder that holds manifest.json.
+
+    Raises:
+        BundleError: naming every file that is missing, unlisted or altered; or when onnxruntime cannot read the model.
+    """
+    folder = Path(path)
+    manifest, files = verified(folder, (MODEL_FILE, GOLDEN_FILE))
+    try:
+        session = onnxruntime.InferenceSession(files[MODEL_FILE], providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's own exceptions share no base but Exception
+        advice = "Install the release of onnxruntime that manifest.json names under versions, or a later one"
+        where = str(folder / MODEL_FILE)
+        raise BundleError(Problem(where, "a model that onnxruntime loads", str(error), advice)) from error
+    return Bundle(manifest, session, json.loads(files[GOLDEN_FILE]))
+
+
+def epsilon_greedy(greedy: NDArray[np.int64], mask: NDArray[np.bool_], epsilon: float) -> NDArray[np.float64]:
+    """Returns epsilon / k on each of the k allowed choices and the rest on the greedy one, [N, K]."""
+    probabilities: NDArray[np.float64] = epsilon * mask / np.maximum(mask.sum(1, keepdims=True), 1)
+    rows = np.flatnonzero(greedy >= 0)
+    probabilities[rows, greedy[rows]] += 1 - epsilon
+    return probabilities
+
+
+def draw(probabilities: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.int64]:
+    """Returns an index per row of [N, K], by inverting the cumulative distribution; -1 where all are 0."""
+    cumulative = probabilities.cumsum(1)
+    total = cumulative[:, -1]
+    # u < 1, but u * total can round up to total
+    target = np.minimum(rng.random(len(total)) * total, np.nextafter(total, 0))
+    actions: NDArray[np.int64] = np.where(total > 0, (cumulative > target[:, None]).argmax(1), -1)
+    return actions
+
+
+def _recorded(lists: Any) -> NDArray[Any]:
+    """Returns the array of nested JSON lists: bool as it is, numbers as float32 with null for NaN."""
+    array = np.array(lists)
+    return array if array.dtype == np.bool_ else np.array(lists, dtype=np.float32)

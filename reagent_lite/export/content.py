@@ -1,0 +1,69 @@
+"""What a bundle says beside the model: where it came from, how it acts, and the rows it is checked on."""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reagent_lite.export.tolerance import Tolerance
+
+DEFAULT_FORMATS: Final = ("onnx", "torchscript", "safetensors")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleRows:
+    """Raw rows as the model will meet them; rows of the evaluation data serve well.
+
+    Attributes:
+        values: [N, F] float32 state features, NaN where missing, N at least 1.
+        candidates: [N, K, F'] float32 with NaN where missing (parametric), or None.
+        mask: [N, K] bool, the choices that exist and are allowed; None where all are.
+    """
+
+    values: NDArray[np.float32]
+    candidates: NDArray[np.float32] | None = None
+    mask: NDArray[np.bool_] | None = None
+
+    def __getitem__(self, rows: slice) -> "SampleRows":
+        candidates = None if self.candidates is None else self.candidates[rows]
+        return SampleRows(
+            values=self.values[rows], candidates=candidates, mask=None if self.mask is None else self.mask[rows]
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BundleContent:
+    """Everything but the predictor.
+
+    Attributes:
+        workflow: "dqn" or "parametric_dqn".
+        normalization: {"state": ..., "action": ...}, each {feature id: JSON string of parameters}.
+        config: the resolved config.
+        evaluation: the evaluation's results; NaN and infinity are written as null.
+        steps: optimizer steps taken.
+        data_hash: of the training data.
+        config_hash: of the resolved config.
+        versions: {"reagent-lite": ..., "torch": ..., ...}.
+        git_revision: of the working tree, if there is one.
+        epsilon: share of uniform draws when acting epsilon-greedily.
+        softmax_policy: act by the softmax of the predictor's temperature instead.
+        tolerance: how far an exported q may be from the live one.
+        sample: raw rows for golden.json and for the check.
+        formats: names in `FORMATS`.
+    """
+
+    workflow: str
+    normalization: dict[str, dict[str, str]]
+    config: dict[str, Any]
+    evaluation: dict[str, Any]
+    steps: int
+    data_hash: str
+    config_hash: str
+    versions: dict[str, str]
+    git_revision: str | None
+    epsilon: float
+    softmax_policy: bool
+    tolerance: Tolerance
+    sample: SampleRows
+    formats: tuple[str, ...] = DEFAULT_FORMATS

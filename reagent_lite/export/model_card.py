@@ -1,0 +1,107 @@
+"""MODEL_CARD.md: what the model reads, decides and was measured to be worth, for someone who has only the folder."""
+
+import json
+import math
+from collections.abc import Iterator
+from typing import Any, Final
+
+from reagent_lite.export.content import BundleContent
+from reagent_lite.export.predictor import Predictor
+
+_MOST_FIGURES: Final = 60
+_USE_DISCRETE: Final = """bundle.predict_rows([{{"{state}": 0.5}}])      # absent features are missing
+bundle.act(bundle.states([{{"{state}": 0.5}}]), rng=numpy.random.default_rng(0))   # action and its propensity"""
+_USE_PARAMETRIC: Final = (
+    """bundle.predict_rows([{{"{state}": 0.5}}], candidates=[[{{"{action}": 1.0}}, {{"{action}": 2.0}}]])"""
+)
+
+
+def model_card(predictor: Predictor, content: BundleContent) -> str:
+    """Returns the card as Markdown."""
+    sections = {
+        "Use": _use(predictor),
+        "Choices": _choices(predictor),
+        "Acting": _acting(predictor, content),
+        "State features": _features(predictor.state_feature_ids, content.normalization.get("state", {})),
+        "Evaluation": _evaluation(content.evaluation),
+        "Limits": _limits(predictor),
+        "Origin": _origin(content),
+    }
+    body = "\n".join(f"\n## {title}\n\n{text}" for title, text in sections.items())
+    return f"# {content.workflow} policy, {content.steps} optimizer steps\n{body}\n"
+
+
+def _use(predictor: Predictor) -> str:
+    template = _USE_PARAMETRIC if predictor.parametric else _USE_DISCRETE
+    call = template.format(state=_first(predictor.state_feature_ids), action=_first(predictor.action_feature_ids))
+    code = f'import numpy\nfrom reagent_lite.export import load_bundle\n\nbundle = load_bundle("model")\n{call}'
+    return (
+        f"```python\n{code}\n```\n\nLoading compares every byte with `manifest.json` and needs only numpy and "
+        "onnxruntime. `model.onnx` also runs by itself in any ONNX runtime: inputs "
+        f"{', '.join(f'`{name}`' for name in predictor.input_names)}; outputs "
+        f"{', '.join(f'`{name}`' for name in predictor.output_names)}."
+    )
+
+
+def _choices(predictor: Predictor) -> str:
+    if not predictor.parametric:
+        return "\n".join(f"{i}. `{name}`" for i, name in enumerate(predictor.action_names))
+    ids = ", ".join(map(str, predictor.action_feature_ids))
+    return f"A list of candidates per row, of any length, each with the features {ids}."
+
+
+def _acting(predictor: Predictor, content: BundleContent) -> str:
+    if content.softmax_policy:
+        return f"Softmax of q at temperature {predictor.temperature} over the allowed choices."
+    return f"The largest allowed q, and with probability {content.epsilon} a uniform draw from the allowed choices."
+
+
+def _features(ids: tuple[int, ...], parameters: dict[str, str]) -> str:
+    rows = (f"| {feature} | {_type_of(parameters.get(str(feature)))} |" for feature in ids)
+    return "\n".join(("| id, in column order | type |", "|---|---|", *rows))
+
+
+def _evaluation(evaluation: dict[str, Any]) -> str:
+    figures = list(_figures(evaluation, ""))
+    if not figures:
+        return "None was made."
+    rows = [f"| {name} | {value} |" for name, value in figures[:_MOST_FIGURES]]
+    more = f"\n\n{len(figures) - _MOST_FIGURES} more in `evaluation.json`." if len(figures) > _MOST_FIGURES else ""
+    return "\n".join(("| figure | value |", "|---|---|", *rows)) + more
+
+
+def _limits(predictor: Predictor) -> str:
+    return (
+        "NaN, an absent feature and -1337.1337 mean missing; infinity is refused. Ties go to the lowest index. A row "
+        "without an allowed choice gives choice -1. Off-policy estimates hold for the logged population and horizon: "
+        "read their intervals and verdicts before the point estimates. The hashes protect against damage, not against "
+        "an author with intent."
+    )
+
+
+def _origin(content: BundleContent) -> str:
+    rows = {
+        "training data": content.data_hash,
+        "config": content.config_hash,
+        "git revision": content.git_revision or "none",
+        **content.versions,
+    }
+    return "\n".join(("| of | is |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())))
+
+
+def _figures(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _figures(inner, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, bool | str):
+        yield path, str(value).replace("|", r"\|").replace("\n", " ")
+    elif isinstance(value, int | float):
+        yield path, f"{value:.6g}" if math.isfinite(value) else "undefined"
+
+
+def _type_of(parameters: str | None) -> str:
+    return "" if parameters is None else str(json.loads(parameters).get("feature_type", ""))
+
+
+def _first(ids: tuple[int, ...]) -> int | str:
+    return ids[0] if ids else ""

@@ -1,0 +1,157 @@
+"""What is exported: preprocessor, network and decision in one module, from raw features to q, choice and propensities.
+
+    values, presence ─► preprocessor ─► scorer ─► q ─► greedy, propensities         DiscretePredictor
+    candidates       ─► preprocessor ──────┘                                        ParametricPredictor
+
+NaN is a missing feature. Infinity in a present feature is refused; a graph cannot raise, so here the row's q is NaN,
+its choice -1 and its propensities 0. The readers of the exported files raise instead.
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from reagent_lite.rl.policies import softmax_policy
+
+Outputs = tuple[Tensor, Tensor, Tensor]
+
+
+class Predictor(nn.Module):
+    """Base of the two predictors: finished parts, and the names of the exported graph's inputs and outputs.
+
+    Attributes:
+        state_preprocessor: forward(values [N, F] float32, presence [N, F] bool) -> [N, W].
+        scorer: forward(state [N, W], mask [N, K] bool, features [N, K, W'] or None) -> q [N, K].
+        state_feature_ids: ids of the raw state's columns.
+        action_feature_ids: ids of a raw candidate's columns; empty where actions are fixed.
+        action_names: names of the fixed actions in output order; empty where choices are candidates.
+        temperature: of the softmax that gives the propensities.
+    """
+
+    input_names: ClassVar[tuple[str, ...]]
+    output_names: ClassVar[tuple[str, ...]] = ("q", "greedy", "propensities")
+
+    def __init__(
+        self, state_preprocessor: nn.Module, scorer: nn.Module, state_feature_ids: Sequence[int], temperature: float
+    ) -> None:
+        super().__init__()
+        self.state_preprocessor = state_preprocessor
+        self.scorer = scorer
+        self.state_feature_ids = tuple(state_feature_ids)
+        self.action_feature_ids: tuple[int, ...] = ()
+        self.action_names: tuple[str, ...] = ()
+        self.temperature = temperature
+
+    @property
+    def parametric(self) -> bool:
+        """Whether choices are candidates with features."""
+        return not self.action_names
+
+
+class DiscretePredictor(Predictor):
+    """Values of all A actions from a raw state."""
+
+    input_names = ("values", "presence", "action_mask")
+
+    def __init__(
+        self,
+        state_preprocessor: nn.Module,
+        scorer: nn.Module,
+        *,
+        state_feature_ids: Sequence[int],
+        action_names: Sequence[str],
+        temperature: float,
+    ) -> None:
+        super().__init__(state_preprocessor, scorer, state_feature_ids, temperature)
+        self.action_names = tuple(action_names)
+
+    def forward(self, values: Tensor, presence: Tensor, action_mask: Tensor) -> Outputs:
+        """Scores the actions of each row and chooses among the allowed.
+
+        Args:
+            values: [N, F] float32 raw features, columns as in `state_feature_ids`.
+            presence: [N, F] bool.
+            action_mask: [N, A] bool, true where the action is allowed.
+
+        Returns:
+            q [N, A] of all actions, allowed or not; greedy [N] int64, the lowest index of the largest allowed q, -1
+            where none is allowed; propensities [N, A], softmax(q / temperature) over the allowed.
+        """
+        q = self.scorer(self.state_preprocessor(values, presence), action_mask, None)
+        refused = infinite(values, presence).any(1)
+        return decide(q, action_mask, refused, self.temperature)
+
+
+class ParametricPredictor(Predictor):
+    """Values of each row's K candidates from a raw state and raw candidates."""
+
+    input_names = ("state_values", "state_presence", "action_values", "action_presence", "action_mask")
+
+    def __init__(
+        self,
+        state_preprocessor: nn.Module,
+        action_preprocessor: nn.Module,
+        scorer: nn.Module,
+        *,
+        state_feature_ids: Sequence[int],
+        action_feature_ids: Sequence[int],
+        temperature: float,
+    ) -> None:
+        super().__init__(state_preprocessor, scorer, state_feature_ids, temperature)
+        self.action_preprocessor = action_preprocessor
+        self.action_feature_ids = tuple(action_feature_ids)
+
+    def forward(
+        self,
+        state_values: Tensor,
+        state_presence: Tensor,
+        action_values: Tensor,
+        action_presence: Tensor,
+        action_mask: Tensor,
+    ) -> Outputs:
+        """Scores the candidates of each row and chooses among the allowed.
+
+        Args:
+            state_values: [N, S] float32 raw features, columns as in `state_feature_ids`.
+            state_presence: [N, S] bool.
+            action_values: [N, K, F] float32 raw features, columns as in `action_feature_ids`.
+            action_presence: [N, K, F] bool.
+            action_mask: [N, K] bool, false for forbidden candidates and for padding.
+
+        Returns:
+            q [N, K], greedy [N] and propensities [N, K] as of `DiscretePredictor`; q of padding is meaningless.
+        """
+        infinite_features = infinite(action_values, action_presence)
+        in_candidates = (infinite_features & action_mask.unsqueeze(2)).flatten(1).any(1)
+        # infinity in padding must not reach sums over candidates, where infinity * 0 is NaN
+        known = action_presence & ~infinite_features
+        in_state = infinite(state_values, state_presence).any(1)
+        state = self.state_preprocessor(state_values, state_presence)
+        flat = self.action_preprocessor(action_values.flatten(0, 1), known.flatten(0, 1))
+        features = flat.reshape(action_values.shape[0], action_values.shape[1], flat.shape[1])
+        q = self.scorer(state, action_mask, features)
+        return decide(q, action_mask, in_state | in_candidates, self.temperature)
+
+
+def infinite(values: Tensor, presence: Tensor) -> Tensor:
+    """Returns where a present value is infinite, same shape, bool."""
+    return torch.isinf(values) & presence
+
+
+def decide(q: Tensor, mask: Tensor, refused: Tensor, temperature: float) -> Outputs:
+    """Returns q, the greedy choice and softmax propensities over the allowed; see `DiscretePredictor.forward`.
+
+    Args:
+        q: [N, K].
+        mask: [N, K] bool.
+        refused: [N] bool, rows without an answer.
+        temperature: of the softmax.
+    """
+    usable = mask & ~refused.unsqueeze(1)
+    allowed = q.masked_fill(~usable, torch.finfo(q.dtype).min)
+    greedy = torch.where(usable.any(1), allowed.argmax(1), -1)
+    # the difference of two near values is exact; their quotients by a temperature of 0.01 are not
+    propensities = softmax_policy(q - allowed.amax(1, keepdim=True), usable, temperature)
+    return q.masked_fill(refused.unsqueeze(1), torch.nan), greedy, propensities

@@ -1,0 +1,49 @@
+"""How far an exported q may be from the live network's. numpy only: readers use it too.
+
+A q differs when |other − live| > atol + rtol · scale, where scale is the largest |q| of the live network over the whole
+check. The 2019 check took rtol of each q by itself; with its defaults (atol 0, rtol 5e-5) a q near 0 then fails by
+float32 noise, because rounding errors are as large as the terms that cancel, not as their sum. One scale for the check
+keeps the bar as strict for every q of ordinary size.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reagent_lite.errors import BundleError, Problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tolerance:
+    """Bounds of a comparison; see this file's head for `scale`.
+
+    Attributes:
+        atol: absolute (`rl.predictor_atol_check`).
+        rtol: relative to the scale (`rl.predictor_rtol_check`).
+        ratio_different: share of q that may be further away (`rl.ratio_different_predictions_tolerance`).
+    """
+
+    atol: float
+    rtol: float
+    ratio_different: float
+
+    def compare(self, where: str, live: NDArray[np.float32], other: NDArray[np.float32], todo: str) -> float:
+        """Compares q of one shape.
+
+        Returns:
+            The largest difference.
+
+        Raises:
+            BundleError: when more q differ than allowed; NaN differs.
+        """
+        difference = np.abs(other.astype(np.float64) - live)
+        limit = self.atol + self.rtol * float(np.abs(live).max(initial=0))
+        num_different = int((~(difference <= limit)).sum())
+        largest = float(difference.max(initial=0))
+        if num_different > self.ratio_different * live.size:
+            expected = f"at most a share of {self.ratio_different} of q more than {limit:.3g} from the live network's"
+            raise BundleError(
+                Problem(where, expected, f"{num_different} of {live.size}, the furthest by {largest:.3g}", todo)
+            )
+        return largest

@@ -1,0 +1,139 @@
+"""Predictors whose values are computed by hand, and the bundles exported from them once per session.
+
+The discrete one reads features 7 (BINARY, b) and 4 (CONTINUOUS, z = (x - 1) / 2), columns in that order, and gives
+    q = (b + z, 2 z, 1 - b)     for actions "left", "right", "stay", at temperature 2.
+The parametric one reads state feature 3 (s) and candidate feature 9 (f), both DO_NOT_PREPROCESS, and gives
+    q_k = s + f_k - mean of f over the allowed candidates, at temperature 2.
+"""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from reagent_lite.export.content import BundleContent, SampleRows
+from reagent_lite.export.predictor import DiscretePredictor, ParametricPredictor
+from reagent_lite.export.tolerance import Tolerance
+from reagent_lite.export.writer import write_bundle
+from reagent_lite.models.preprocessor import Preprocessor
+from reagent_lite.types import FeatureSpec, FeatureType, NormalizationSpec
+
+NAN = float("nan")
+
+
+class LinearScorer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([[1.0, 1.0], [0.0, 2.0], [-1.0, 0.0]]))
+        self.bias = nn.Parameter(torch.tensor([0.0, 0.0, 1.0]))
+
+    def forward(self, state: Tensor, mask: Tensor, features: Tensor | None) -> Tensor:
+        return nn.functional.linear(state, self.weight, self.bias)
+
+
+class CentredScorer(nn.Module):
+    needs_candidate_list = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, state: Tensor, mask: Tensor, features: Tensor | None) -> Tensor:
+        assert features is not None
+        allowed = mask.to(state.dtype)
+        f = features[:, :, 0] * self.scale
+        mean = (f * allowed).sum(1, keepdim=True) / allowed.sum(1, keepdim=True).clamp(min=1)
+        return state[:, :1] + f - mean
+
+
+def raw_spec(feature_id: int) -> NormalizationSpec:
+    return NormalizationSpec((FeatureSpec(feature_id=feature_id, feature_type=FeatureType.DO_NOT_PREPROCESS),))
+
+
+@pytest.fixture(scope="session")
+def discrete_predictor() -> DiscretePredictor:
+    spec = NormalizationSpec(
+        (
+            FeatureSpec(feature_id=7, feature_type=FeatureType.BINARY),
+            FeatureSpec(feature_id=4, feature_type=FeatureType.CONTINUOUS, mean=1.0, stddev=2.0),
+        )
+    )
+    return DiscretePredictor(
+        Preprocessor(spec),
+        LinearScorer(),
+        state_feature_ids=spec.feature_ids,
+        action_names=("left", "right", "stay"),
+        temperature=2.0,
+    )
+
+
+@pytest.fixture(scope="session")
+def parametric_predictor() -> ParametricPredictor:
+    return ParametricPredictor(
+        Preprocessor(raw_spec(3)),
+        Preprocessor(raw_spec(9)),
+        CentredScorer(),
+        state_feature_ids=(3,),
+        action_feature_ids=(9,),
+        temperature=2.0,
+    )
+
+
+@pytest.fixture(scope="session")
+def discrete_content() -> BundleContent:
+    values = np.array([[1, 5], [0, NAN], [NAN, 1], [NAN, NAN], [1, -3]], dtype=np.float32)
+    return BundleContent(
+        workflow="dqn",
+        normalization={"state": {"7": json.dumps({"feature_type": "BINARY"}), "4": json.dumps({"mean": 1.0})}},
+        config={"rl": {"gamma": 0.9}},
+        evaluation={"reward": {"value": 1.5, "lower": NAN}},
+        steps=12,
+        data_hash="d" * 64,
+        config_hash="c" * 64,
+        versions={"torch": torch.__version__},
+        git_revision=None,
+        epsilon=0.3,
+        softmax_policy=False,
+        tolerance=Tolerance(atol=0.0, rtol=5e-5, ratio_different=0.0),
+        sample=SampleRows(values=values),
+    )
+
+
+@pytest.fixture(scope="session")
+def parametric_content(discrete_content: BundleContent) -> BundleContent:
+    sample = SampleRows(
+        values=np.array([[0.5], [NAN], [0.5]], dtype=np.float32),
+        candidates=np.array([[[1], [2], [NAN]], [[4], [5], [6]], [[7], [NAN], [NAN]]], dtype=np.float32),
+        mask=np.array([[True, True, True], [True, False, True], [True, False, False]]),
+    )
+    return replace(discrete_content, workflow="parametric_dqn", sample=sample)
+
+
+@pytest.fixture(scope="session")
+def discrete_folder(
+    tmp_path_factory: pytest.TempPathFactory, discrete_predictor: DiscretePredictor, discrete_content: BundleContent
+) -> Path:
+    folder = tmp_path_factory.mktemp("discrete") / "made" / "model"
+    return write_bundle(folder, discrete_predictor, content=discrete_content)
+
+
+@pytest.fixture(scope="session")
+def parametric_folder(
+    tmp_path_factory: pytest.TempPathFactory,
+    parametric_predictor: ParametricPredictor,
+    parametric_content: BundleContent,
+) -> Path:
+    folder = tmp_path_factory.mktemp("parametric") / "model"
+    return write_bundle(folder, parametric_predictor, content=parametric_content)
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Callable[[Path], Path]:
+    """Copies a bundle to a place where it may be damaged."""
+    return lambda folder: Path(shutil.copytree(folder, tmp_path / "copied"))

@@ -1,0 +1,323 @@
+"""Reading a bundle: damage is refused, inputs are checked, actions are drawn as stated."""
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import ArrayLike
+
+from reagent_lite.errors import BundleError
+from reagent_lite.export import Bundle, load_bundle
+from reagent_lite.export.bundle import Acting, draw, epsilon_greedy
+from reagent_lite.manifest import canonical, opened, sealed
+
+NAN, INF = float("nan"), float("inf")
+FILES = (
+    "MODEL_CARD.md",
+    "config.json",
+    "evaluation.json",
+    "golden.json",
+    "manifest.json",
+    "model.onnx",
+    "model.torchscript",
+    "normalization.json",
+    "weights.safetensors",
+)
+Copy = Callable[[Path], Path]
+
+
+@pytest.fixture(scope="module")
+def bundle(discrete_folder: Path) -> Bundle:
+    return load_bundle(discrete_folder)
+
+
+@pytest.fixture(scope="module")
+def parametric(parametric_folder: Path) -> Bundle:
+    return load_bundle(parametric_folder)
+
+
+def test_files_of_a_bundle(discrete_folder: Path, parametric_folder: Path) -> None:
+    assert tuple(sorted(path.name for path in discrete_folder.iterdir())) == FILES
+    assert tuple(sorted(path.name for path in parametric_folder.iterdir())) == FILES
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_one_altered_byte_is_refused(name: str, discrete_folder: Path, copied: Copy) -> None:
+    folder = copied(discrete_folder)
+    whole = (folder / name).read_bytes()
+    rng = np.random.default_rng(FILES.index(name))
+    positions = {0, len(whole) - 1, *(int(p) for p in rng.integers(len(whole), size=25))}
+    for position in sorted(positions):
+        altered = bytearray(whole)
+        altered[position] ^= int(rng.integers(1, 256))
+        (folder / name).write_bytes(altered)
+        with pytest.raises(BundleError) as caught:
+            load_bundle(folder)
+        assert [problem.where for problem in caught.value.problems] == [str(folder / name)], position
+    (folder / name).write_bytes(whole)
+    assert load_bundle(folder).check_golden() < 1e-5
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_truncated_longer_or_missing_is_refused(name: str, discrete_folder: Path, copied: Copy) -> None:
+    folder = copied(discrete_folder)
+    whole = (folder / name).read_bytes()
+    for data in (whole[:-1], whole + b"\n", b""):
+        (folder / name).write_bytes(data)
+        with pytest.raises(BundleError, match=name):
+            load_bundle(folder)
+    (folder / name).unlink()
+    with pytest.raises(BundleError, match=name):
+        load_bundle(folder)
+
+
+def test_unlisted_files_and_folders_are_refused_all_at_once(discrete_folder: Path, copied: Copy) -> None:
+    folder = copied(discrete_folder)
+    (folder / "extra.json").write_text("{}")
+    (folder / "inner").mkdir()
+    (folder / "config.json").unlink()
+    with pytest.raises(BundleError) as caught:
+        load_bundle(folder)
+    assert {Path(problem.where).name for problem in caught.value.problems} == {"extra.json", "inner", "config.json"}
+
+
+def test_no_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match=r"nothing: expected the folder of an exported model.*holds manifest.json"):
+        load_bundle(tmp_path / "nothing")
+
+
+def test_manifest_seal() -> None:
+    document = {"schema_version": 1, "b": [1, 2.5], "a": "ä"}
+    data = sealed(document)
+    assert opened(data, "m") == document
+    same_meaning = json.dumps(json.loads(data), sort_keys=True).encode()
+    with pytest.raises(BundleError, match="canonical form"):
+        opened(same_meaning, "m")
+    with pytest.raises(BundleError, match="own SHA-256"):
+        opened(data.replace(b"2.5", b"3.5"), "m")
+    with pytest.raises(BundleError, match="own SHA-256 None"):
+        opened(canonical(document), "m")
+    with pytest.raises(BundleError, match="expected JSON"):
+        opened(data[:-3], "m")
+    with pytest.raises(BundleError, match="expected schema version 1, got 2"):
+        opened(sealed({"schema_version": 2}), "m")
+    with pytest.raises(ValueError, match="JSON compliant"):
+        canonical({"a": NAN})
+
+
+def test_manifest_says_what_the_model_is(bundle: Bundle, discrete_folder: Path) -> None:
+    assert bundle.workflow == "dqn"
+    assert bundle.state_feature_ids == (7, 4)
+    assert bundle.action_names == ("left", "right", "stay")
+    assert bundle.acting == Acting(epsilon=0.3, softmax_policy=False, temperature=2.0)
+    assert bundle.manifest["git_revision"] is None
+    assert bundle.manifest["files"]["config.json"]["size"] == (discrete_folder / "config.json").stat().st_size
+    assert json.loads((discrete_folder / "evaluation.json").read_text()) == {"reward": {"value": 1.5, "lower": None}}
+
+
+def test_golden_is_repeated(bundle: Bundle, parametric: Bundle) -> None:
+    assert bundle.check_golden() == pytest.approx(0, abs=1e-6)
+    assert parametric.check_golden() == pytest.approx(0, abs=1e-6)
+    bundle._golden["outputs"]["q"][0][0] += 1.0
+    try:
+        with pytest.raises(BundleError, match=r"1 of 15, the furthest by 1"):
+            bundle.check_golden()
+    finally:
+        bundle._golden["outputs"]["q"][0][0] -= 1.0
+
+
+def test_predict_by_hand(bundle: Bundle) -> None:
+    # (b, z) = (1, 2): q = (3, 4, 0); (0, 0): q = (0, 0, 1)
+    prediction = bundle.predict(
+        [[1.0, 5.0], [NAN, 1.0], [1.0, 5.0], [1.0, 5.0]],
+        mask=np.array([[True, True, True], [True, True, False], [True, False, True], [False, False, False]]),
+    )
+    np.testing.assert_allclose(prediction.q, [[3, 4, 0], [0, 0, 1], [3, 4, 0], [3, 4, 0]], atol=1e-6)
+    assert prediction.greedy.tolist() == [1, 0, 0, -1]
+    weights = np.exp([1.5, 2.0, 0.0])
+    first = math.exp(1.5) / (math.exp(1.5) + 1)
+    softmax = (weights / weights.sum()).tolist()
+    expected: list[list[float]] = [softmax, [0.5, 0.5, 0], [first, 0, 1 - first], [0, 0, 0]]
+    np.testing.assert_allclose(prediction.propensities, expected, atol=1e-6)
+
+
+def test_presence_and_maps_and_no_rows(bundle: Bundle) -> None:
+    assert bundle.predict([[1, 5]], presence=np.array([[False, True]])).q.tolist() == [[2, 4, 1]]
+    assert bundle.predict([[1, INF]], presence=np.array([[True, False]])).q.tolist() == [[1, 0, 0]]
+    assert bundle.predict_rows([{"4": 5, "7": 1.0}, {4: None}, {}]).q.tolist() == [[3, 4, 0], [0, 0, 1], [0, 0, 1]]
+    assert bundle.predict(np.zeros((0, 2))).q.shape == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda b: b.predict([[1, 5, 6]]), r"values: expected shape \[any, 2\], got \[1, 3\]"),
+        (lambda b: b.predict([1, 5]), r"values: expected shape \[any, 2\], got \[2\]"),
+        (lambda b: b.predict([[1, 5], [1]]), "values: expected rows of equal length"),
+        (lambda b: b.predict([["1", "5"]]), "values: expected real numbers, NaN where missing, got an array of <U1"),
+        (lambda b: b.predict([[True, False]]), "got an array of bool"),
+        (lambda b: b.predict([[1, 2j]]), "got an array of complex128"),
+        (lambda b: b.predict([[1, INF]]), r"values\[0, 1\]: expected a finite float32, or NaN where missing, got inf"),
+        (lambda b: b.predict([[1e39, 5]]), r"values\[0, 0\]: expected a finite float32"),
+        (lambda b: b.predict([[1, 5]], presence=[[1, 1]]), "presence: expected an array of bool, got an array of int"),
+        (lambda b: b.predict([[1, 5]], mask=[[True, True]]), r"mask: expected shape \[1, 3\], got \[1, 2\]"),
+        (lambda b: b.predict([[1, 5]], candidates=[[[1]]]), "candidates: expected none"),
+        (lambda b: b.states([{"7": 1, "5": 2}]), "feature ids among 7, 4, got '5'. A model cannot use a feature"),
+        (lambda b: b.states([{"7": "a"}]), r"states\[0\], feature 7: expected a number or null, got 'a'"),
+        (lambda b: b.states([{"7": True}]), "expected a number or null, got True"),
+        (lambda b: b.states([[1, 2]]), r"states\[0\]: expected a map \{feature id: number\}, got \[1, 2\]"),
+        (lambda b: b.predict_rows([{"7": INF}]), "expected a finite float32"),
+    ],
+)
+def test_wrong_input_is_refused(call: Callable[[Bundle], object], message: str, bundle: Bundle) -> None:
+    with pytest.raises(BundleError, match=message):
+        call(bundle)
+
+
+def test_parametric_lists_of_one_to_seven_candidates(parametric: Bundle) -> None:
+    # candidates 0..k-1 at state s: mean (k - 1) / 2, q = s + f - mean; the last is the best
+    lists = [[{"9": float(f)} for f in range(k)] for k in range(1, 8)]
+    prediction = parametric.predict_rows([{"3": 10.0 * k} for k in range(1, 8)], candidates=lists)
+    assert prediction.greedy.tolist() == [0, 1, 2, 3, 4, 5, 6]
+    for k in range(1, 8):
+        expected = [10.0 * k + f - (k - 1) / 2 for f in range(k)]
+        np.testing.assert_allclose(prediction.q[k - 1, :k], expected, atol=1e-5)
+        assert np.isnan(prediction.q[k - 1, k:]).all()
+        assert prediction.propensities[k - 1, :k].sum() == pytest.approx(1, abs=1e-6)
+        assert prediction.propensities[k - 1, k:].tolist() == [0] * (7 - k)
+
+
+def test_parametric_arrays_masks_and_empty_lists(parametric: Bundle) -> None:
+    # row 0: candidates 1 and 5, the second forbidden: mean 1; row 1: none; row 2: a missing candidate feature reads 0
+    candidates: list[ArrayLike] = [[[1], [5]], [], np.array([[NAN]])]
+    prediction = parametric.predict(
+        [[2.0], [3.0], [NAN]],
+        candidates=candidates,
+        mask=np.array([[True, False], [True, True], [True, True]]),
+    )
+    assert prediction.q[0].tolist() == [2, 6]
+    assert prediction.q[2, 0] == 0
+    assert prediction.greedy.tolist() == [0, -1, 0]
+    assert prediction.mask.tolist() == [[True, False], [False, False], [True, False]]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda b: b.predict([[1]]), "candidates: expected 1 lists of candidates, one per row of values, got nothing"),
+        (lambda b: b.predict([[1]], candidates=[[[1]], [[2]]]), "one per row of values, got 2"),
+        (
+            lambda b: b.predict([[1]], candidates=[[[1, 2]]]),
+            r"candidates\[0\]: expected shape \[any, 1\], got \[1, 2\]",
+        ),
+        (
+            lambda b: b.predict([[1], [1]], candidates=[[[1]], [[2], [-INF]]]),
+            r"candidates\[1, 1, 0\]: expected a finite",
+        ),
+        (
+            lambda b: b.predict_rows([{}], candidates=[[{"9": 1}, {"8": 1}]]),
+            r"candidates\[0\]\[1\]: expected feature ids",
+        ),
+    ],
+)
+def test_wrong_candidates_are_refused(call: Callable[[Bundle], object], message: str, parametric: Bundle) -> None:
+    with pytest.raises(BundleError, match=message):
+        call(parametric)
+
+
+def test_epsilon_greedy_frequencies_are_the_stated_propensities(bundle: Bundle) -> None:
+    # q = (3, 4, 0), the third forbidden, epsilon 0.3: (0.15, 0.85, 0)
+    rows = 20_000
+    mask = np.tile([True, True, False], (rows, 1))
+    actions, propensity = bundle.act(np.tile([1.0, 5.0], (rows, 1)), mask=mask, rng=np.random.default_rng(0))
+    counts = np.bincount(actions, minlength=3)
+    assert counts[2] == 0
+    np.testing.assert_allclose(propensity, np.where(actions == 1, 0.85, 0.15))
+    expected = np.array([3000, 17000])
+    # one degree of freedom: beyond 10.83 with probability 0.001
+    assert (((counts[:2] - expected) ** 2) / expected).sum() < 10.83
+
+
+def test_softmax_frequencies_are_the_stated_propensities(discrete_folder: Path) -> None:
+    bundle = load_bundle(discrete_folder)
+    bundle.acting = Acting(epsilon=0.3, softmax_policy=True, temperature=2.0)
+    rows = 20_000
+    actions, propensity = bundle.act(np.tile([1.0, 5.0], (rows, 1)), rng=np.random.default_rng(1))
+    weights = np.exp([1.5, 2.0, 0.0])
+    probabilities = weights / weights.sum()
+    np.testing.assert_allclose(propensity, probabilities[actions], rtol=1e-6)
+    expected = rows * probabilities
+    # two degrees of freedom: beyond 13.82 with probability 0.001
+    assert ((np.bincount(actions, minlength=3) - expected) ** 2 / expected).sum() < 13.82
+
+
+def test_acting_where_nothing_is_allowed(bundle: Bundle) -> None:
+    actions, propensity = bundle.act(
+        [[1, 5], [1, 5]], mask=np.array([[False] * 3, [False, False, True]]), rng=np.random.default_rng(2)
+    )
+    assert actions.tolist() == [-1, 2]
+    assert propensity.tolist() == [0, 1]
+
+
+def test_parametric_acting(parametric: Bundle) -> None:
+    # two candidates: 0.85 on the better, 0.15 on the other; one candidate: certain
+    candidates = [[[1.0], [2.0]], [[1.0]]]
+    actions, propensity = parametric.act([[0.0], [0.0]], candidates=candidates, rng=np.random.default_rng(3))
+    assert propensity.tolist() == pytest.approx([0.85 if actions[0] == 1 else 0.15, 1.0])
+    assert actions[1] == 0
+
+
+def test_epsilon_greedy_by_hand() -> None:
+    mask = np.array([[True, True, True], [True, False, True], [False, False, False]])
+    probabilities = epsilon_greedy(np.array([1, 2, -1]), mask, 0.3)
+    np.testing.assert_allclose(probabilities, np.array([[0.1, 0.8, 0.1], [0.15, 0, 0.85], [0, 0, 0]]))
+
+
+def test_draw_never_takes_what_has_no_probability() -> None:
+    class Largest:
+        def random(self, size: int) -> np.ndarray:
+            return np.full(size, np.nextafter(1.0, 0.0))
+
+    class Zero:
+        def random(self, size: int) -> np.ndarray:
+            return np.zeros(size)
+
+    probabilities = np.array([[0.0, 0.7, 0.1, 0.2000000000000002, 0.0], [0, 1, 0, 0, 0], [0, 0, 0, 0, 0]])
+    assert draw(probabilities, Largest()).tolist() == [3, 1, -1]  # type: ignore[arg-type]
+    assert draw(probabilities, Zero()).tolist() == [1, 1, -1]  # type: ignore[arg-type]
+
+
+def test_reading_needs_numpy_and_onnxruntime_only(discrete_folder: Path) -> None:
+    program = f"""
+import sys
+for name in ("torch", "pydantic", "pandas", "pyarrow", "onnx", "safetensors", "scipy", "duckdb"):
+    sys.modules[name] = None  # importing it fails
+import numpy as np
+from reagent_lite.export import load_bundle
+bundle = load_bundle({str(discrete_folder)!r})
+assert bundle.check_golden() < 1e-5
+action, propensity = bundle.act([[1, 5]], rng=np.random.default_rng(0))
+print(bundle.predict_rows([{{"4": 5, "7": 1}}]).greedy[0], action[0], propensity[0])
+print(*sorted(name for name in sys.modules if name.startswith("reagent_lite")))
+"""
+    root = Path(__file__).parents[2]
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=root, timeout=60
+    )
+    decision, modules = result.stdout.splitlines()
+    assert decision == "1 1 0.8"  # 0.3 / 3 + 0.7
+    assert modules.split() == [
+        "reagent_lite",
+        "reagent_lite.errors",
+        "reagent_lite.export",
+        "reagent_lite.export.bundle",
+        "reagent_lite.export.dense",
+        "reagent_lite.export.tolerance",
+        "reagent_lite.manifest",
+    ]
+    assert result.stderr == ""

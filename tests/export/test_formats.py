@@ -1,0 +1,164 @@
+"""Every format against the live network with every feature type, real networks and missing features."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import reagent_lite
+from reagent_lite.errors import BundleError
+from reagent_lite.export.check import check_batches, check_file, check_live, graph_inputs
+from reagent_lite.export.content import SampleRows
+from reagent_lite.export.formats import FORMATS
+from reagent_lite.export.predictor import DiscretePredictor, ParametricPredictor, Predictor
+from reagent_lite.export.tolerance import Tolerance
+from reagent_lite.models.preprocessor import Preprocessor
+from reagent_lite.models.q_networks import NetworkSettings, build_q_network
+from reagent_lite.types import FeatureSpec, FeatureType, NormalizationSpec, SourceSpec
+
+TIGHT = Tolerance(atol=1e-5, rtol=0.0, ratio_different=0.0)
+FEATURES = (
+    FeatureSpec(feature_id=10, feature_type=FeatureType.BINARY),
+    FeatureSpec(feature_id=11, feature_type=FeatureType.PROBABILITY),
+    FeatureSpec(feature_id=12, feature_type=FeatureType.CONTINUOUS, mean=1.0, stddev=2.0),
+    FeatureSpec(feature_id=13, feature_type=FeatureType.BOXCOX, boxcox_lambda=0.5, boxcox_shift=1.0, mean=0.5),
+    FeatureSpec(feature_id=14, feature_type=FeatureType.ENUM, possible_values=(12.0, 4.0, 2.0)),
+    FeatureSpec(feature_id=15, feature_type=FeatureType.QUANTILE, quantiles=(0.0, 0.8, 1.0)),
+    FeatureSpec(feature_id=16, feature_type=FeatureType.CONTINUOUS_ACTION, min_value=-1.0, max_value=3.0),
+    FeatureSpec(feature_id=17, feature_type=FeatureType.DISCRETE_ACTION),
+    FeatureSpec(feature_id=18, feature_type=FeatureType.DO_NOT_PREPROCESS),
+    FeatureSpec(feature_id=19, feature_type=FeatureType.CLIP_LOG),
+)
+SPEC = NormalizationSpec(FEATURES)
+
+
+class MeanOfOutputs(nn.Module):
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+        self.needs_candidate_list = network.needs_candidate_list
+
+    def forward(self, state: Tensor, mask: Tensor, features: Tensor | None) -> Tensor:
+        return self.network(state, mask, features).mean(2)  # type: ignore[no-any-return]
+
+
+def scorer(**source: object) -> nn.Module:
+    spec = SourceSpec(num_state_features=SPEC.width, **source)  # type: ignore[arg-type]
+    torch.manual_seed(0)
+    settings = NetworkSettings(hidden=(16, 8), activations=("relu", "tanh"), dueling=True, batch_norm=True, outputs=2)
+    return MeanOfOutputs(build_q_network(spec, settings))
+
+
+def discrete() -> Predictor:
+    return DiscretePredictor(
+        Preprocessor(SPEC),
+        scorer(action_names=("a", "b", "c")),
+        state_feature_ids=SPEC.feature_ids,
+        action_names=("a", "b", "c"),
+        temperature=0.01,
+    )
+
+
+def parametric() -> Predictor:
+    return ParametricPredictor(
+        Preprocessor(SPEC),
+        Preprocessor(SPEC),
+        scorer(num_action_features=SPEC.width),
+        state_feature_ids=SPEC.feature_ids,
+        action_feature_ids=SPEC.feature_ids,
+        temperature=0.01,
+    )
+
+
+def raw(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    values = rng.uniform(-1, 2, size=(*shape, len(FEATURES))).astype(np.float32)
+    values[..., 0] = rng.integers(0, 2, size=shape)
+    values[..., 4] = rng.choice([2, 4, 12, 5], size=shape)
+    values[rng.random(values.shape) < 0.2] = np.nan
+    values[0, ..., 2] = np.float32(-1337.1337)
+    return values
+
+
+@pytest.fixture(scope="module", params=[discrete, parametric])
+def exported(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Predictor, Path, SampleRows]:
+    make: Callable[[], Predictor] = request.param
+    predictor = make().eval().requires_grad_(False)
+    folder = tmp_path_factory.mktemp("formats")
+    for entry in FORMATS.values():
+        entry.write(predictor, folder / entry.file)
+    rng = np.random.default_rng(1)
+    if predictor.parametric:
+        sample = SampleRows(values=raw(rng, 40), candidates=raw(rng, 40, 5), mask=rng.random((40, 5)) < 0.7)
+    else:
+        sample = SampleRows(values=raw(rng, 40))
+    return predictor, folder, sample
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_equals_the_live_network(name: str, exported: tuple[Predictor, Path, SampleRows]) -> None:
+    predictor, folder, sample = exported
+    batches = list(check_batches(graph_inputs(predictor, sample), np.random.default_rng(2)))
+    assert [len(batch[0]) for batch in batches] == [40, 1, 1000]
+    entry = FORMATS[name]
+    assert check_file(entry.file, entry.replay(predictor, folder / entry.file), batches, TIGHT) <= 1e-5
+
+
+def test_no_file_holds_a_path_of_this_machine(exported: tuple[Predictor, Path, SampleRows]) -> None:
+    _, folder, _ = exported
+    here = str(Path(reagent_lite.__file__).parent).encode()
+    assert [path.name for path in folder.iterdir() if here in path.read_bytes()] == []
+
+
+def test_exporting_says_nothing(
+    tmp_path: Path, discrete_predictor: DiscretePredictor, capfd: pytest.CaptureFixture[str]
+) -> None:
+    predictor = discrete_predictor.eval()
+    for entry in FORMATS.values():
+        entry.write(predictor, tmp_path / entry.file)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_other_weights_are_found(exported: tuple[Predictor, Path, SampleRows]) -> None:
+    predictor, folder, sample = exported
+    batches = [graph_inputs(predictor, sample)]
+    bias = [p for name, p in predictor.scorer.named_parameters() if ".value." in name][-1]
+    bias.add_(0.01)
+    try:
+        for entry in FORMATS.values():
+            with pytest.raises(BundleError, match="Nothing was exported"):
+                check_file(entry.file, entry.replay(predictor, folder / entry.file), batches, TIGHT)
+    finally:
+        bias.sub_(0.01)
+
+
+def test_network_without_finite_q_is_refused(discrete_predictor: DiscretePredictor) -> None:
+    batches = [graph_inputs(discrete_predictor, SampleRows(values=np.array([[1, 5], [1, np.inf]], dtype=np.float32)))]
+    with pytest.raises(BundleError, match="q of the live network: expected finite numbers, got 3 of 6 are not"):
+        check_live(discrete_predictor, batches)
+
+
+def test_tolerance_is_relative_to_the_largest_live_q() -> None:
+    tolerance = Tolerance(atol=1e-3, rtol=5e-5, ratio_different=0.0)
+    live = np.array([0.0, -10.0], dtype=np.float32)  # limit 1e-3 + 5e-5 * 10 = 1.5e-3
+    assert tolerance.compare("x", live, np.array([1.4e-3, -10.0], dtype=np.float32), "") == pytest.approx(1.4e-3)
+    with pytest.raises(BundleError, match=r"1 of 2, the furthest by 0\.0016"):
+        tolerance.compare("x", live, np.array([1.6e-3, -10.0], dtype=np.float32), "")
+    with pytest.raises(BundleError, match="1 of 2"):
+        tolerance.compare("x", live, np.array([np.nan, -10.0], dtype=np.float32), "")
+    half = Tolerance(atol=0.0, rtol=0.0, ratio_different=0.5)
+    assert half.compare("x", live, np.array([1.0, -10.0], dtype=np.float32), "") == 1.0
+
+
+def test_sample_rows_must_fit(discrete_predictor: DiscretePredictor, parametric_predictor: ParametricPredictor) -> None:
+    rows = np.zeros((2, 3), dtype=np.float32)
+    with pytest.raises(BundleError, match=r"sample rows, values: expected shape \(2, 2\), got \(2, 3\)"):
+        graph_inputs(discrete_predictor, SampleRows(values=rows))
+    with pytest.raises(BundleError, match="at least one row with one choice, got 0 x 3"):
+        graph_inputs(discrete_predictor, SampleRows(values=rows[:0, :2]))
+    with pytest.raises(BundleError, match="sample rows, candidates"):
+        graph_inputs(parametric_predictor, SampleRows(values=rows[:, :1]))

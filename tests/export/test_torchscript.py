@@ -1,0 +1,87 @@
+"""The call contract of 2019, through files read with torch.jit.load."""
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from reagent_lite.export.torchscript import candidate_lists
+
+NAN, INF = float("nan"), float("inf")
+
+
+def load(folder: Path) -> Any:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"`torch\.jit\.", DeprecationWarning)
+        return torch.jit.load(folder / "model.torchscript")  # type: ignore[no-untyped-call]
+
+
+def features(rows: list[list[float]]) -> tuple[torch.Tensor, torch.Tensor]:
+    values = torch.tensor(rows)
+    return values, ~values.isnan()
+
+
+def test_discrete_contract(discrete_folder: Path) -> None:
+    module = load(discrete_folder)
+    names, q = module(features([[1, 5], [NAN, 1]]))
+    assert names == ["left", "right", "stay"]
+    assert q.tolist() == [[3, 4, 0], [0, 0, 1]]
+    assert module.state_sorted_features() == [7, 4]
+    assert module.action_sorted_features() == []
+
+
+def test_presence_as_bytes_is_read_as_in_2019(discrete_folder: Path) -> None:
+    _, q = load(discrete_folder)((torch.tensor([[1.0, 5.0]]), torch.tensor([[1, 0]], dtype=torch.uint8)))
+    assert q.tolist() == [[1, 0, 0]]
+
+
+def test_infinity_is_refused(discrete_folder: Path, parametric_folder: Path) -> None:
+    with pytest.raises(torch.jit.Error, match="got infinity"):
+        load(discrete_folder)(features([[1, INF]]))
+    with pytest.raises(torch.jit.Error, match="got infinity"):
+        load(parametric_folder)(features([[1]]), features([[-INF]]))
+
+
+def test_absent_infinity_is_not_read(discrete_folder: Path) -> None:
+    _, q = load(discrete_folder)((torch.tensor([[1.0, INF]]), torch.tensor([[True, False]])))
+    assert q.tolist() == [[1, 0, 0]]
+
+
+def test_pairs_with_equal_states_are_one_list(parametric_folder: Path) -> None:
+    module = load(parametric_folder)
+    # state 5 has candidates 1, 2, 6 (mean 3); state 0 has 4; a missing state reads as 0, so it joins: 4 and 8, mean 6
+    names, q = module(features([[5], [0], [5], [NAN], [5]]), features([[1], [4], [2], [8], [6]]))
+    assert names == ["Q"]
+    assert q.tolist() == [[3], [-2], [4], [2], [8]]
+    assert module.state_sorted_features() == [3]
+    assert module.action_sorted_features() == [9]
+
+
+def test_no_pairs(parametric_folder: Path) -> None:
+    empty = (torch.zeros(0, 1), torch.zeros(0, 1, dtype=torch.bool))
+    assert load(parametric_folder)(empty, empty)[1].shape == (0, 1)
+
+
+def test_candidate_lists_places_every_pair() -> None:
+    state = torch.tensor([[2.0, 1.0], [1.0, 1.0], [2.0, 1.0]])
+    states, lists, mask, group, place = candidate_lists(state, torch.tensor([[10.0], [20.0], [30.0]]))
+    assert states.tolist() == [[1, 1], [2, 1]]
+    assert lists.squeeze(2).tolist() == [[20, 0], [10, 30]]
+    assert mask.tolist() == [[True, False], [True, True]]
+    assert group.tolist() == [1, 0, 1]
+    assert place.tolist() == [0, 0, 1]
+
+
+def test_golden_of_the_discrete_bundle(discrete_folder: Path) -> None:
+    golden = json.loads((discrete_folder / "golden.json").read_text())
+    rows = [[NAN if x is None else x for x in row] for row in golden["inputs"]["values"]]
+    _, q = load(discrete_folder)(features(rows))
+    assert q.tolist() == golden["outputs"]["q"]
+    # rows (b, z): (1, 2), (0, 0), (0, 0), (0, 0), (1, -2)
+    assert golden["outputs"]["q"] == [[3, 4, 0], [0, 0, 1], [0, 0, 1], [0, 0, 1], [-1, -4, 0]]
+    # every second row has its first action forbidden
+    assert golden["outputs"]["greedy"] == [1, 2, 2, 2, 2]
+    assert golden["inputs"]["values"][1] == [0, None]

@@ -1,0 +1,231 @@
+"""Writing a bundle: it appears whole and checked, or not at all."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from reagent_lite.errors import BundleError
+from reagent_lite.export import load_bundle, writer
+from reagent_lite.export.content import BundleContent, SampleRows
+from reagent_lite.export.formats import FORMATS
+from reagent_lite.export.predictor import DiscretePredictor
+from reagent_lite.export.tolerance import Tolerance
+from reagent_lite.export.writer import write_bundle
+
+STRICT = Tolerance(atol=0.0, rtol=5e-5, ratio_different=0.0)
+Make = Callable[..., Path]
+
+
+@pytest.fixture
+def stored_onnx(monkeypatch: pytest.MonkeyPatch, discrete_folder: Path) -> None:
+    """Replaces the ONNX exporter (seconds) by a copy of the same predictor's exported file."""
+
+    def write(predictor: object, path: Path) -> None:
+        shutil.copyfile(discrete_folder / "model.onnx", path)
+
+    monkeypatch.setitem(FORMATS, "onnx", replace(FORMATS["onnx"], write=write))
+
+
+@pytest.fixture
+def make(
+    tmp_path: Path, stored_onnx: None, discrete_predictor: DiscretePredictor, discrete_content: BundleContent
+) -> Make:
+    def write(predictor: DiscretePredictor = discrete_predictor, **changes: Any) -> Path:
+        return write_bundle(tmp_path / "out" / "model", predictor, content=replace(discrete_content, **changes))
+
+    return write
+
+
+def same_weights(predictor: DiscretePredictor, *, temperature: float) -> DiscretePredictor:
+    return DiscretePredictor(
+        predictor.state_preprocessor,
+        type(predictor.scorer)(),
+        state_feature_ids=predictor.state_feature_ids,
+        action_names=predictor.action_names,
+        temperature=temperature,
+    )
+
+
+def other_weights(predictor: DiscretePredictor) -> DiscretePredictor:
+    """The same predictor with q of "left" 0.01 larger."""
+    other = same_weights(predictor, temperature=predictor.temperature)
+    with torch.no_grad():
+        other.scorer.get_parameter("bias")[0] += 0.01
+    return other
+
+
+def test_failed_check_leaves_nothing(make: Make, tmp_path: Path, discrete_predictor: DiscretePredictor) -> None:
+    with pytest.raises(BundleError, match=r"model.onnx: expected at most a share of 0\.0 of q"):
+        make(other_weights(discrete_predictor))
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.mark.parametrize("change", [{"ratio_different": 0.34}, {"rtol": 0.003}, {"atol": 0.011}])
+def test_tolerance_is_used(change: dict[str, float], make: Make, discrete_predictor: DiscretePredictor) -> None:
+    # one action of three differs, by 0.01 of a largest |q| of 4: a share of 1/3, 0.0025 relative
+    folder = make(other_weights(discrete_predictor), tolerance=replace(STRICT, **change))
+    assert load_bundle(folder).check_golden() == pytest.approx(0.01, abs=1e-5)
+
+
+def test_tolerance_just_too_small_is_used(make: Make, discrete_predictor: DiscretePredictor) -> None:
+    for change in ({"ratio_different": 0.33}, {"rtol": 0.002}, {"atol": 0.009}):
+        with pytest.raises(BundleError, match=r"the furthest by 0\.01"):
+            make(other_weights(discrete_predictor), tolerance=replace(STRICT, **change))
+
+
+def test_file_of_another_temperature_is_found(make: Make, discrete_predictor: DiscretePredictor) -> None:
+    colder = same_weights(discrete_predictor, temperature=1.0)
+    with pytest.raises(BundleError, match=r"model.onnx, propensities: expected softmax\(q / temperature\)"):
+        make(colder)
+
+
+def test_replacing_a_bundle(make: Make, tmp_path: Path) -> None:
+    first = make(steps=1)
+    assert load_bundle(first).manifest["steps"] == 1
+    assert load_bundle(make(steps=2)).manifest["steps"] == 2
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["model"]
+
+
+def test_failed_replacement_keeps_the_older_bundle(
+    make: Make, tmp_path: Path, discrete_predictor: DiscretePredictor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make(steps=1)
+    with pytest.raises(BundleError):
+        make(other_weights(discrete_predictor), steps=2)
+    assert load_bundle(folder).manifest["steps"] == 1
+
+    rename = Path.rename
+
+    def failing(path: Path, target: Path) -> Path:
+        if path.name.endswith(".tmp"):
+            raise OSError("no space")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", failing)
+    with pytest.raises(BundleError, match="no space"):
+        make(steps=3)
+    assert load_bundle(folder).manifest["steps"] == 1
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["model"]
+
+
+def test_nothing_under_the_final_name_before_the_check(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[list[str], bool]] = []
+    check = writer._check
+
+    def watching(writing: Path, *parts: object) -> None:
+        files = sorted(path.name for path in writing.iterdir())
+        seen.append((files, (tmp_path / "out" / "model").exists()))
+        check(writing, *parts)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(writer, "_check", watching)
+    folder = make()
+    assert seen == [(sorted(path.name for path in folder.iterdir()), False)]
+
+
+def test_everything_is_synced_before_the_rename(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    sync = os.fsync
+
+    def watching(descriptor: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", watching)
+    folder = make()
+    names = sorted(path.name for path in folder.iterdir())
+    assert synced[: len(names)] == names
+    assert synced[len(names)].startswith(".model.")
+    assert synced[len(names) + 1 :] == ["out"]
+
+
+def test_folder_that_cannot_be_written(
+    tmp_path: Path, discrete_predictor: DiscretePredictor, discrete_content: BundleContent
+) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BundleError, match=r"expected a folder to write the model to, got .*Set model_output_path"):
+        write_bundle(tmp_path / "file" / "model", discrete_predictor, content=discrete_content)
+
+
+def test_folder_of_something_else_is_not_deleted(make: Make, tmp_path: Path) -> None:
+    other = tmp_path / "out" / "model"
+    other.mkdir(parents=True)
+    (other / "thesis.tex").write_text("years")
+    with pytest.raises(
+        BundleError, match=r"nothing there, or an older model, got something else\. It would be deleted"
+    ):
+        make()
+    assert (other / "thesis.tex").read_text() == "years"
+    shutil.rmtree(other)
+    other.write_text("a file")
+    with pytest.raises(BundleError, match="It would be deleted"):
+        make()
+    assert other.read_text() == "a file"
+
+
+def test_formats_are_checked(make: Make) -> None:
+    with pytest.raises(
+        BundleError, match="formats: expected names among onnx, torchscript, safetensors, pt2, got 'h5'"
+    ):
+        make(formats=("onnx", "h5"))
+    with pytest.raises(BundleError, match="onnx among them"):
+        make(formats=("torchscript",))
+
+
+def test_only_the_formats_asked_for_are_written(make: Make) -> None:
+    names = {path.name for path in make(formats=("onnx", "pt2")).iterdir()}
+    assert {"model.onnx", "model.pt2"} <= names
+    assert not {"model.torchscript", "weights.safetensors"} & names
+
+
+def test_the_callers_predictor_stays_as_it_is(make: Make, discrete_predictor: DiscretePredictor) -> None:
+    predictor = same_weights(discrete_predictor, temperature=2.0).train()
+    make(predictor)
+    assert predictor.training
+    assert all(parameter.requires_grad for parameter in predictor.parameters())
+
+
+def test_sample_is_limited_in_golden_but_not_in_the_check(make: Make) -> None:
+    values = np.ones((50, 2), dtype=np.float32)
+    values[49] = np.inf  # beyond the golden rows
+    with pytest.raises(BundleError, match="q of the live network: expected finite numbers"):
+        make(sample=SampleRows(values=values))
+    values[49] = 1
+    golden = (make(sample=SampleRows(values=values)) / "golden.json").read_text()
+    assert len(json.loads(golden)["inputs"]["values"]) == 32
+
+
+def test_files_are_readable_by_others(make: Make) -> None:
+    mask = os.umask(0o022)
+    try:
+        modes = {path.stat().st_mode & 0o777 for path in make().iterdir()}
+    finally:
+        os.umask(mask)
+    assert modes == {0o644}
+
+
+def test_model_card_says_what_the_model_is(discrete_folder: Path, parametric_folder: Path) -> None:
+    card = (discrete_folder / "MODEL_CARD.md").read_text()
+    assert card.startswith("# dqn policy, 12 optimizer steps\n")
+    for line in ("1. `right`", "| 7 | BINARY |", "| reward.value | 1.5 |", "| reward.lower | undefined |"):
+        assert f"\n{line}\n" in card
+    assert "with probability 0.3 a uniform draw" in card
+    assert "with the features 9." in (parametric_folder / "MODEL_CARD.md").read_text()
+
+
+def test_the_card_s_code_runs(discrete_folder: Path, parametric_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in (discrete_folder, parametric_folder):
+        code = (folder / "MODEL_CARD.md").read_text().split("```python\n")[1].split("```")[0]
+        monkeypatch.chdir(folder.parent)
+        names: dict[str, Any] = {}
+        exec(code, names)
+        assert names["bundle"].manifest["steps"] == 12
