@@ -1,0 +1,1 @@
+"""The loop, its metrics, its progress and its checkpoint."""

@@ -1,0 +1,70 @@
+"""Progress of long work: a bar where the terminal is one, plain lines otherwise; always on standard error."""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+_LINE_SECONDS = 10.0
+
+
+class Progress(Protocol):
+    """Takes note of how far the work has come."""
+
+    def __call__(self, done: int, total: int, note: str = "") -> None:
+        """Shows `done` of `total` units, and a note such as the current loss."""
+        ...
+
+
+@contextmanager
+def progress(title: str, unit: str, *, enabled: bool) -> Iterator[Progress]:
+    """Shows the progress of the block's work with units per second and time left.
+
+    Args:
+        title: what is going on.
+        unit: plural of what is counted, such as "rows".
+        enabled: false on ranks that stay silent.
+    """
+    if not enabled:
+        yield lambda done, total, note="": None
+    elif sys.stderr.isatty():
+        yield from _bar(title, unit)
+    else:
+        yield _lines(title, unit)
+
+
+def _lines(title: str, unit: str) -> Progress:
+    start = last = time.monotonic()
+    shown = -1
+
+    def show(done: int, total: int, note: str = "") -> None:
+        nonlocal last, shown
+        now = time.monotonic()
+        if done == shown or (now - last < _LINE_SECONDS and done < total):
+            return
+        last, shown = now, done
+        rate = done / max(now - start, 1e-9)
+        left = (total - done) / rate if rate else 0.0
+        text = f"{title}: {done:,} of {total:,} {unit}, {rate:,.0f} {unit}/s, {left:.0f} s left  {note}"
+        print(text.rstrip(), file=sys.stderr, flush=True)
+
+    return show
+
+
+def _bar(title: str, unit: str) -> Iterator[Progress]:
+    # imported here: a run without a terminal does not pay for it
+    from rich.console import Console
+    from rich.progress import BarColumn, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+    from rich.text import Text
+
+    class Rate(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            return Text(f"{task.finished_speed or task.speed or 0:,.0f} {unit}/s")
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"),
+               Rate(), TimeRemainingColumn(), TextColumn("{task.fields[note]}"))  # fmt: skip
+    with Bar(*columns, console=Console(stderr=True), refresh_per_second=4) as bar:
+        task = bar.add_task(title, total=None, note="")
+        yield lambda done, total, note="": bar.update(task, completed=done, total=total, note=note)
