@@ -1,0 +1,169 @@
+"""Models fitted for evaluation: expected outcomes of a row, and values of the evaluated policy (FQE).
+
+r_hat(s, a) <- r                                                     for the reward and each metric (T = 1 + M outputs)
+q(s, a)     <- r + gamma^steps * bootstrap * sum_a' pi(a'|s') q_target(s', a')
+"""
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor, nn
+
+from reagent_lite.models.q_networks import NetworkSettings, build_q_network
+from reagent_lite.rl.td import chosen, discount
+from reagent_lite.types import Actions, SourceSpec, TransitionBatch
+
+Policy = Callable[[Tensor, Actions], Tensor]
+Loss = Callable[[TransitionBatch, Tensor], tuple[Tensor, dict[str, Tensor]]]
+
+
+class CPEHeads(nn.Module):
+    """Reward model and value model of one policy; Le, Voloshin & Yue (2019), fitted Q evaluation.
+
+    Networks predict in units of `reward_scale` and `value_scale`, so that outcomes of any size are fitted at one
+    learning rate; `set_scales` takes them from the data.
+
+    Args:
+        reward_network: forward(state, mask, features) -> [B, K, T].
+        value_network: likewise.
+        gamma: discount per step.
+        target_update_rate: soft update of the target network.
+    """
+
+    def __init__(
+        self,
+        reward_network: nn.Module,
+        value_network: nn.Module,
+        *,
+        gamma: float,
+        target_update_rate: float,
+        num_outcomes: int,
+    ) -> None:
+        super().__init__()
+        self.reward_network = reward_network
+        self.value_network = value_network
+        self.target_network = copy.deepcopy(value_network).requires_grad_(False)
+        self.gamma = gamma
+        self.target_update_rate = target_update_rate
+        self.reward_scale: Tensor
+        self.value_scale: Tensor
+        self.register_buffer("reward_scale", torch.ones(num_outcomes))
+        self.register_buffer("value_scale", torch.ones(num_outcomes))
+
+    def forward(self, batch: TransitionBatch, next_propensities: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Returns the loss, a sum weighted by `batch.weight`, and its two parts.
+
+        next_propensities [B, K] are the evaluated policy's at `batch.next_state`; 0 where not allowed.
+        """
+        outcomes = torch.cat((batch.reward.unsqueeze(1), batch.metrics), 1)
+        with torch.no_grad():
+            next_q = self._values(self.target_network, batch.next_state, batch.next_actions)
+            next_value = (next_propensities.to(next_q.dtype).unsqueeze(2) * next_q).sum(1)
+            d = discount(self.gamma, batch.steps, batch.bootstrap).unsqueeze(1)
+            target = (outcomes + d * next_value) / self.value_scale
+        predicted = _outputs_of(self.reward_network, batch)
+        value = _outputs_of(self.value_network, batch)
+        reward_loss = (batch.weight * (predicted - outcomes / self.reward_scale).square().sum(1)).sum()
+        value_loss = (batch.weight * (value - target).square().sum(1)).sum()
+        return reward_loss + value_loss, {"reward_loss": reward_loss.detach(), "value_loss": value_loss.detach()}
+
+    def after_step(self) -> None:
+        """Soft update: target <- rate * online + (1 - rate) * target."""
+        with torch.no_grad():
+            torch._foreach_lerp_(
+                list(self.target_network.parameters()), list(self.value_network.parameters()), self.target_update_rate
+            )
+
+    @torch.no_grad()
+    def predict(self, state: Tensor, actions: Actions) -> tuple[Tensor, Tensor]:
+        """Returns expected outcomes and values, each [B, K, T].
+
+        Values are the target network's: an average over the last steps, which varies less than the online network.
+        """
+        rewards = self.reward_network(state, actions.mask, actions.features) * self.reward_scale
+        return rewards, self._values(self.target_network, state, actions)
+
+    def set_scales(self, sums: Tensor) -> None:
+        """Sets units from the sums of `scale_sums` over all training rows (and, where there are several, processes).
+
+        Outcomes are measured in their root mean square; values in that, times the mean number of discounted steps
+        that follow, 1 / (1 - mean discount).
+        """
+        count, kept = sums[0].clamp(min=1), sums[1]
+        scale = (sums[2:] / count).sqrt()
+        self.reward_scale.copy_(torch.where(scale > 0, scale, 1))
+        self.value_scale.copy_(self.reward_scale / (1 - kept / count).clamp(min=1e-3))
+
+    def scale_sums(self, batch: TransitionBatch) -> Tensor:
+        """Returns number of rows, sum of discounts and sums of squared outcomes, [2 + T] float64; padding left out."""
+        real = (batch.weight > 0).double()
+        outcomes = torch.cat((batch.reward.unsqueeze(1), batch.metrics), 1).double()
+        d = discount(self.gamma, batch.steps, batch.bootstrap).double()
+        return torch.cat((real.sum().view(1), (real @ d).view(1), real @ outcomes.square()))
+
+    def _values(self, network: nn.Module, state: Tensor, actions: Actions) -> Tensor:
+        values: Tensor = network(state, actions.mask, actions.features) * self.value_scale
+        return values * actions.mask.unsqueeze(2)
+
+
+def build_cpe_heads(
+    spec: SourceSpec, settings: NetworkSettings, *, gamma: float, target_update_rate: float
+) -> CPEHeads:
+    """Returns heads with networks as wide and deep as the Q-network, one output per choice and outcome.
+
+    Streams, dropout and batch normalization are left out: they serve control, and values of one fixed policy do not
+    need them.
+    """
+    num_outcomes = 1 + len(spec.metric_names)
+    plain = dataclasses.replace(settings, dueling=False, outputs=num_outcomes, dropout=0.0, batch_norm=False)
+    return CPEHeads(
+        build_q_network(spec, plain), build_q_network(spec, plain),
+        gamma=gamma, target_update_rate=target_update_rate, num_outcomes=num_outcomes,
+    )  # fmt: skip
+
+
+def fit_heads(
+    heads: CPEHeads,
+    batches: Iterable[TransitionBatch],
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    *,
+    loss: Loss | None = None,
+) -> dict[str, Tensor]:
+    """Takes one optimizer step per batch: one pass over what `batches` gives, no more.
+
+    Args:
+        heads: what is fitted.
+        batches: rows of fitting episodes.
+        policy: the evaluated policy: from states and choices to propensities [B, K].
+        optimizer: over the parameters of `heads` that are trained.
+        loss: `heads` wrapped in DistributedDataParallel where several processes fit together.
+
+    Returns:
+        Mean loss of each model over the batches (empty when there are none), on the device.
+    """
+    totals: dict[str, Tensor] = {}
+    count = 0
+    for batch in batches:
+        with torch.no_grad():
+            next_propensities = policy(batch.next_state, batch.next_actions)
+        value, metrics = (loss or heads)(batch, next_propensities)
+        optimizer.zero_grad(set_to_none=True)
+        value.backward()
+        optimizer.step()
+        heads.after_step()
+        totals = {name: totals.get(name, 0) + metric for name, metric in metrics.items()}
+        count += 1
+    return {name: total / count for name, total in totals.items()}
+
+
+def _outputs_of(network: nn.Module, batch: TransitionBatch) -> Tensor:
+    """Returns outputs [B, T] at the logged action; of candidates only that one is scored."""
+    mask, features, action = batch.actions.mask, batch.actions.features, batch.action
+    if features is not None:
+        features = features.gather(1, action.view(-1, 1, 1).expand(-1, 1, features.shape[2]))
+        mask = mask.gather(1, action.unsqueeze(1))
+        action = torch.zeros_like(action)
+    return chosen(network(batch.state, mask, features), action)

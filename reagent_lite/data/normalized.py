@@ -1,0 +1,103 @@
+"""Normalized columns of a training copy: computed once, memory-mapped by every process of the machine.
+
+Where one-hot columns would make the matrix larger than the raw one and large at all, rows are normalized as they are
+gathered instead: the same module either way.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from reagent_lite.data.source import Columns
+from reagent_lite.types import NormalizationSpec
+
+_CHUNK_BYTES = 1 << 24
+_SMALL_BYTES = 1 << 28
+
+
+class Reordered(nn.Module):
+    """Raw columns by ascending id to a normalization's column order, then the normalization.
+
+    Args:
+        ids: feature ids of the raw columns; a feature of the normalization that is not among them is missing.
+        spec: the normalization's columns.
+        preprocessor: forward(values, presence) in that order.
+    """
+
+    def __init__(self, ids: tuple[int, ...], spec: NormalizationSpec, preprocessor: nn.Module) -> None:
+        super().__init__()
+        self.preprocessor = preprocessor
+        position = {feature: i for i, feature in enumerate(ids)}
+        self.order: Tensor
+        self.absent: Tensor
+        self.register_buffer("order", torch.tensor([position.get(i, 0) for i in spec.feature_ids], dtype=torch.int64))
+        self.register_buffer("absent", torch.tensor([i not in position for i in spec.feature_ids]))
+
+    def forward(self, values: Tensor, presence: Tensor) -> Tensor:
+        """Returns normalized columns [N, W] for raw columns [N, F]."""
+        if not len(self.order) or not values.shape[1]:
+            missing = values.new_full((len(values), len(self.order)), torch.nan)
+            return self.preprocessor(missing, ~missing.isnan())  # type: ignore[no-any-return]
+        present = presence.index_select(1, self.order) & ~self.absent
+        return self.preprocessor(values.index_select(1, self.order), present)  # type: ignore[no-any-return]
+
+
+def prepare_columns(matrix: np.ndarray[Any, Any], transform: nn.Module, width: int, file: Path) -> None:
+    """Writes the normalized matrix to `file`, if it is to be computed once and is not there yet.
+
+    Args:
+        matrix: [N, F] float32 memory map of raw values, NaN = absent.
+        transform: forward(values, presence) -> [N, width].
+        width: columns after normalization.
+        file: .npy file whose name tells the normalization; appears by rename.
+    """
+    if not _once(matrix, width) or file.exists():
+        return
+    temporary = file.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as out:
+            header = {"descr": "<f4", "fortran_order": False, "shape": (len(matrix), width)}
+            np.lib.format.write_array_header_1_0(out, header)
+            for block in _blocks(matrix):
+                rows = torch.from_numpy(block)
+                with torch.no_grad():
+                    normalized = transform(rows, ~rows.isnan())
+                out.write(normalized.contiguous().numpy().data)
+            out.flush()
+            os.fsync(out.fileno())
+        temporary.replace(file)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def open_columns(
+    matrix: np.ndarray[Any, Any], transform: nn.Module, width: int, file: Path, place: torch.device
+) -> Columns:
+    """Returns the columns that prepare_columns left, on a device or memory-mapped."""
+    if _once(matrix, width):
+        # copy-on-write, because torch warns of read-only memory; nothing writes to it
+        return Columns(values=torch.from_numpy(np.load(file, mmap_mode="c")).to(place), width=width)
+    raw = np.memmap(matrix.filename, np.float32, "c", matrix.offset, matrix.shape)  # type: ignore[attr-defined]
+    return Columns(values=torch.from_numpy(raw).to(place), width=width, transform=transform.to(place))
+
+
+def _once(matrix: np.ndarray[Any, Any], width: int) -> bool:
+    return len(matrix) * width * 4 <= max(matrix.nbytes, _SMALL_BYTES)
+
+
+def _blocks(matrix: np.ndarray[Any, Any]) -> Any:
+    """Reads a memory-mapped matrix in blocks, by file reads: mapped pages would count as resident memory."""
+    rows = max(_CHUNK_BYTES // max(matrix.shape[1] * 4, 1), 1)
+    if not isinstance(matrix, np.memmap) or not matrix.size:
+        for start in range(0, len(matrix), rows):
+            yield np.array(matrix[start : start + rows])
+        return
+    with Path(str(matrix.filename)).open("rb") as file:
+        file.seek(matrix.offset)
+        for start in range(0, len(matrix), rows):
+            count = min(rows, len(matrix) - start)
+            yield np.fromfile(file, np.float32, count * matrix.shape[1]).reshape(count, matrix.shape[1])

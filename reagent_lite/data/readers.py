@@ -1,0 +1,109 @@
+"""Logged data as blocks of Arrow columns, in the order of the files, with the line of every row.
+
+    path ─► files ─► READERS[extension] ─► blocks, parsed and transformed in threads ─► results in order
+
+A reader is a function of a file that yields the parsing of each of its blocks; adding a format is one entry of READERS.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+import pyarrow as pa
+
+from reagent_lite.data.readers_input import InputFile, list_input
+from reagent_lite.data.readers_json import Block, Position, read_json_lines
+from reagent_lite.data.readers_parquet import read_parquet
+from reagent_lite.errors import DataError, Problem
+
+T = TypeVar("T")
+Reader = Callable[[InputFile, int, Position], Iterator[Callable[[], Block]]]
+# Each thread holds about 60 MB of a block in its various forms.
+MOST_THREADS = 8
+
+
+def num_threads() -> int:
+    """Returns how many threads parse blocks: the cores this process may use, at most MOST_THREADS."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, MOST_THREADS)
+
+
+def read_blocks(
+    files: tuple[InputFile, ...],
+    transform: Callable[[Block], T],
+    positions: list[Position],
+    progress: Callable[[int, int], None] | None = None,
+) -> Iterator[T]:
+    """Yields `transform` of every block in order; parsing and transforming run in threads.
+
+    Args:
+        files: the input, as `list_input` gives it.
+        transform: called in a thread, once per block.
+        positions: one per file; its sha256 is set when the file has been read.
+        progress: called with (stored bytes read, stored bytes in all) after each block.
+
+    Raises:
+        DataError: a file that cannot be read, with file and line; no rows in any file.
+    """
+    total = sum(file.size for file in files)
+    width = num_threads()
+    pending: deque[Future[tuple[int, T]]] = deque()
+    rows = 0
+    pool = ThreadPoolExecutor(width, thread_name_prefix="read")
+    try:
+        for number, file in enumerate(files):
+            for parse in READERS[file.extension](file, number, positions[number]):
+                pending.append(pool.submit(_work, parse, transform))
+                if progress is not None:
+                    progress(sum(position.bytes_read for position in positions), total)
+                while len(pending) > width:
+                    num, result = pending.popleft().result()
+                    rows += num
+                    yield result
+        while pending:
+            num, result = pending.popleft().result()
+            rows += num
+            yield result
+    finally:
+        pool.shutdown(cancel_futures=True)
+    if progress is not None:
+        progress(total, total)
+    if not rows:
+        where = files[0].path if len(files) == 1 else os.path.dirname(files[0].path)
+        raise DataError(Problem(where, "rows of data", f"none in {len(files)} file(s), {total} bytes"))
+
+
+def _work(parse: Callable[[], Block], transform: Callable[[Block], T]) -> tuple[int, T]:
+    block = parse()
+    return block.table.num_rows, transform(block)
+
+
+def read_tables(path: str) -> Iterator[pa.Table]:
+    """Yields the rows of a file or folder as Arrow tables of some 10 000 rows, in order; memory stays bounded.
+
+    Raises:
+        DataError: see `list_input` and `read_blocks`.
+    """
+    files = list_input(path, tuple(READERS))
+    yield from read_blocks(files, lambda block: _plain(block.table), [Position() for _ in files])
+
+
+def _plain(table: pa.Table) -> pa.Table:
+    """Returns the table with dictionaries as the strings they stand for."""
+    for index, field in enumerate(table.schema):
+        if pa.types.is_dictionary(field.type):
+            column = table.column(index).cast(field.type.value_type)
+            table = table.set_column(index, field.with_type(field.type.value_type), column)
+    return table
+
+
+READERS: dict[str, Reader] = {
+    ".json": read_json_lines,
+    ".jsonl": read_json_lines,
+    ".ndjson": read_json_lines,
+    ".parquet": read_parquet,
+}

@@ -1,0 +1,370 @@
+"""Columns of a block as numpy arrays: numbers, named numbers, choices and lists, with the faults found on the way.
+
+A log's writer chooses among many Arrow types for one thing (a feature map may come as struct, map, list of key-value
+structs, or JSON text). Each function here reads all of them for one thing. Values per distinct text or name are decoded
+in Python; everything per row is vectorised.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from reagent_lite.data.readers_json import Block
+from reagent_lite.data.schema import MAX_PROBLEMS, any_true, filled, is_text, to_numpy, valid_rows
+from reagent_lite.errors import DataError, Problem
+
+Mask = NDArray[np.bool_]
+
+
+@dataclass(slots=True)
+class Faults:
+    """Faults of a block's rows: how many, and the first of them in words.
+
+    Attributes:
+        block: whose rows.
+        count: faults in all.
+        problems: (row, problem), at most MAX_PROBLEMS per call of `add`.
+    """
+
+    block: Block
+    count: int = 0
+    problems: list[tuple[int, Problem]] = field(default_factory=list)
+
+    def add(self, rows: Mask, expected: str, got: Callable[[int], object], todo: str = "") -> None:
+        """Records a fault for every row that is true in `rows` [n]; `got` describes what a row has instead."""
+        found = np.flatnonzero(rows)
+        self.count += len(found)
+        for row in found[:MAX_PROBLEMS].tolist():
+            self.problems.append((row, Problem(self.block.where(row), expected, str(got(row)), todo)))
+
+    def refuse(self, row: int, expected: str, got: object, todo: str = "") -> DataError:
+        """Returns the error of a fault that makes the rest of the block unreadable."""
+        return DataError(Problem(self.block.where(row), expected, str(got), todo))
+
+    def first(self) -> list[Problem]:
+        """Returns the first MAX_PROBLEMS problems by line."""
+        return [problem for _, problem in sorted(self.problems, key=lambda one: one[0])][:MAX_PROBLEMS]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a block in one piece.
+
+    Attributes:
+        name: of the column.
+        array: [n] values.
+        text: whether the values are JSON texts.
+    """
+
+    name: str
+    array: pa.Array
+    text: bool
+
+    @property
+    def present(self) -> Mask:
+        """[n] whether the row has a value."""
+        return valid_rows(self.array)
+
+    def value(self, row: int) -> str:
+        """Returns a row's value as JSON, for errors."""
+        value = self.array[row].as_py()
+        return short(value if self.text else json.dumps(value, default=str))
+
+
+def short(text: str) -> str:
+    """Returns the text, or its beginning where it is long."""
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def column_of(block: Block, name: str) -> Column:
+    """Returns a column of the block; one that the block lacks has only nulls."""
+    index = block.table.schema.get_field_index(name)
+    if index < 0:
+        return Column(name, pa.nulls(block.table.num_rows), text=False)
+    chunks = block.table.column(index)
+    array = chunks.chunk(0) if chunks.num_chunks == 1 else chunks.combine_chunks()
+    if isinstance(array, pa.ChunkedArray):
+        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
+    return Column(name, array, is_text(block.table.schema.field(index)))
+
+
+def is_number(kind: pa.DataType) -> bool:
+    """Whether values of the type are numbers; true and false count as 1 and 0."""
+    types = pa.types
+    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind))
+
+
+def is_string(kind: pa.DataType) -> bool:
+    """Whether values of the type are strings, also where they are kept as a dictionary."""
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def numbers(array: pa.Array) -> NDArray[np.float64]:
+    """Returns [n] float64 of a number array, NaN where it is null."""
+    if pa.types.is_boolean(array.type):
+        array = array.cast(pa.uint8())
+    return filled(pc.cast(array, pa.float64(), safe=False), np.nan)
+
+
+def per_distinct(
+    column: Column, decode: Callable[[object], int], absent: int, dtype: type[np.integer[Any]] = np.int64
+) -> NDArray[Any]:
+    """Returns [n] codes: `decode` of each distinct value (texts parsed), `absent` where null."""
+    encoded = column.array.dictionary_encode() if not pa.types.is_null(column.array.type) else None
+    if encoded is None:
+        return np.full(len(column.array), absent, dtype)
+    values = encoded.dictionary.to_pylist()
+    parsed = [json.loads(value) for value in values] if column.text else values
+    codes = np.array([*(decode(value) for value in parsed), absent], dtype)
+    result: NDArray[Any] = codes[filled(encoded.indices, len(values))]
+    return result
+
+
+def scalar(column: Column, faults: Faults, expected: str) -> NDArray[np.float64]:
+    """Returns [n] float64 of a column of numbers, NaN where null; rows with other things are faults."""
+    if is_number(column.array.type):
+        return numbers(column.array)
+    values: list[float] = []
+
+    def decode(value: object) -> int:
+        good = isinstance(value, int | float)
+        values.append(float(value) if isinstance(value, int | float) else np.nan)
+        return len(values) - 1 if good else -2
+
+    codes = per_distinct(column, decode, -1)
+    faults.add(codes == -2, f"{expected} in {column.name}", column.value)
+    table = np.array([*values, np.nan, np.nan])
+    return np.asarray(table[codes])
+
+
+def integers(column: Column, faults: Faults) -> NDArray[np.int64]:
+    """Returns [n] int64 of a column of integers, 0 where null; rows with other things are faults."""
+    if pa.types.is_integer(column.array.type):
+        return filled(pc.cast(column.array, pa.int64(), safe=False), 0)
+    values = scalar(column, faults, "an integer")
+    wrong = ~np.isnan(values) & ((values != np.floor(values)) | (np.abs(values) >= 2.0**53))
+    faults.add(wrong, f"an integer in {column.name}", column.value)
+    return np.where(wrong | np.isnan(values), 0, values).astype(np.int64)
+
+
+def flags(column: Column, faults: Faults) -> NDArray[np.float64]:
+    """Returns [n] float64: 1 true, 0 false, NaN where null."""
+    values = scalar(column, faults, "true or false")
+    faults.add(~np.isnan(values) & (values != 0) & (values != 1), f"true or false in {column.name}", column.value)
+    return values
+
+
+def strings(column: Column, faults: Faults) -> tuple[NDArray[np.int32], pa.Array]:
+    """Returns ([n] number of the distinct value, -1 where null; the distinct values); integers count as strings."""
+    array = column.array
+    if pa.types.is_null(array.type):
+        return np.full(len(array), -1, np.int32), pa.array([], pa.string())
+    if not column.text and not is_string(array.type):
+        whole = integers(column, faults)
+        array = pa.array(whole, mask=~column.present)
+    encoded = array.dictionary_encode()
+    distinct = encoded.dictionary
+    indices = filled(encoded.indices, -1)
+    if column.text:
+        parsed = [json.loads(value) for value in distinct.to_pylist()]
+        wrong = np.array([*(not isinstance(v, str | int) or isinstance(v, bool) for v in parsed), False])
+        faults.add(wrong[indices], f"a string or an integer in {column.name}", column.value)
+        distinct = pa.array([str(value) for value in parsed], pa.string())
+    return indices, distinct.cast(pa.string())
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """A list column taken apart.
+
+    Attributes:
+        lengths: [n] int64, 0 where null.
+        elements: all elements in order.
+        rows: [elements] int64, row of each.
+        text: whether the elements are JSON texts.
+    """
+
+    lengths: NDArray[np.int64]
+    elements: pa.Array
+    rows: NDArray[np.int64]
+    text: bool
+
+
+def pieces(column: Column, faults: Faults, expected: str) -> Pieces:
+    """Takes a list column apart; rows with other things than a list are faults and count as empty."""
+    array, num = column.array, len(column.array)
+    if column.text:
+        return _text_pieces(column, faults, expected)
+    if not _is_list(array.type):
+        faults.add(column.present, f"{expected} in {column.name}", column.value)
+        return Pieces(np.zeros(num, np.int64), pa.nulls(0), np.zeros(0, np.int64), text=False)
+    if pa.types.is_fixed_size_list(array.type):
+        array = array.cast(pa.list_(array.type.value_type))
+    offsets = to_numpy(array.offsets).astype(np.int64)
+    elements = array.values[int(offsets[0]) : int(offsets[-1])]
+    lengths = np.diff(offsets)
+    rows = np.repeat(np.arange(num), lengths)
+    present = column.present
+    if lengths[~present].any():
+        kept = present[rows]
+        elements, rows, lengths = elements.filter(pa.array(kept)), rows[kept], np.where(present, lengths, 0)
+    return Pieces(lengths, elements, rows, text=False)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _text_pieces(column: Column, faults: Faults, expected: str) -> Pieces:
+    parsed: list[list[object]] = []
+
+    def decode(value: object) -> int:
+        parsed.append(value if isinstance(value, list) else [])
+        return len(parsed) - 1 if isinstance(value, list) else -2
+
+    codes = per_distinct(column, decode, -1)
+    faults.add(codes == -2, f"{expected} in {column.name}", column.value)
+    lists = [parsed[code] if code >= 0 else [] for code in codes.tolist()]
+    lengths = np.array([len(one) for one in lists], np.int64)
+    texts = [None if element is None else json.dumps(element) for one in lists for element in one]
+    rows = np.repeat(np.arange(len(lists)), lengths)
+    return Pieces(lengths, pa.array(texts, pa.string()), rows, text=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """Numbers by name, dense: a feature map or metrics.
+
+    Attributes:
+        names: of the columns, each once.
+        values: [n, names] float32, NaN where absent.
+        present: [n] whether the row has a map at all.
+    """
+
+    names: tuple[str, ...]
+    values: NDArray[np.float32]
+    present: Mask
+
+
+def named_numbers(
+    column: Column, faults: Faults, *, rows: NDArray[np.int64] | None = None, nan_is_absent: bool = True
+) -> Named:
+    """Returns the maps {name: number} of a column; infinite values and other things than numbers are faults.
+
+    Args:
+        column: [m] struct, map, list of key-value structs, or JSON text; features of rows or of candidates.
+        faults: of the block.
+        rows: [m] the block's row of each value, where it is not the value's own number.
+        nan_is_absent: whether a NaN counts as absent; else it is a fault. Null is absent either way.
+    """
+    reading = _NamedReading(column, faults, np.arange(len(column.array)) if rows is None else rows, nan_is_absent)
+    array = column.array
+    if column.text:
+        found = reading.of_text()
+    elif pa.types.is_null(array.type):
+        found = Named((), np.empty((len(array), 0), np.float32), np.zeros(len(array), bool))
+    elif pa.types.is_struct(array.type):
+        found = reading.of_struct()
+    elif pa.types.is_map(array.type) or (_is_list(array.type) and _is_pair(array.type.value_type)):
+        found = reading.of_pairs()
+    else:
+        reading.fault(column.present, "an object {id: number}", column.value)
+        found = Named((), np.empty((len(array), 0), np.float32), column.present)
+    infinite = np.isinf(found.values)
+    if infinite.any():
+        column_of_first = infinite.argmax(axis=1)
+        names, values = found.names, found.values
+
+        def got(at: int) -> str:
+            return f"{values[at, column_of_first[at]]} for {names[column_of_first[at]]!r} as float32"
+
+        reading.fault(any_true(infinite), "finite numbers", got)
+    return found
+
+
+def _is_pair(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_struct(kind) and kind.num_fields == 2)
+
+
+@dataclass(frozen=True, slots=True)
+class _NamedReading:
+    column: Column
+    faults: Faults
+    rows: NDArray[np.int64]
+    nan_is_absent: bool
+
+    def fault(self, values: Mask, expected: str, got: Callable[[int], object]) -> None:
+        """Records faults of values of the column as faults of the block's rows."""
+        at = np.flatnonzero(values)
+        where: dict[int, int] = {int(row): int(one) for one, row in zip(at[::-1], self.rows[at][::-1], strict=True)}
+        rows = np.zeros(self.faults.block.table.num_rows, bool)
+        rows[self.rows[at]] = True
+        self.faults.add(rows, f"{expected} in {self.column.name}", lambda row: got(where[row]))
+
+    def of_struct(self) -> Named:
+        array = self.column.array
+        values = np.empty((len(array), array.type.num_fields), np.float32)
+        for index, (child, one) in enumerate(zip(array.flatten(), array.type, strict=True)):
+            values[:, index] = self._floats(child, one.name)
+        return Named(tuple(one.name for one in array.type), values, self.column.present)
+
+    def of_pairs(self) -> Named:
+        array, present = self.column.array, self.column.present
+        offsets = to_numpy(array.offsets).astype(np.int64)
+        span = slice(int(offsets[0]), int(offsets[-1]))
+        if pa.types.is_map(array.type):
+            keys, items = array.keys[span], array.items[span]
+        else:
+            keys, items = array.values[span].flatten()
+        row = np.repeat(np.arange(len(array)), np.diff(offsets))
+        encoded = keys.dictionary_encode()
+        names = tuple(str(name) for name in encoded.dictionary.to_pylist())
+        inner = _NamedReading(
+            Column(self.column.name, items, text=False), self.faults, self.rows[row], self.nan_is_absent
+        )
+        numbers_of_items = inner._floats(items, "")
+        values = np.full((len(array), len(names)), np.nan, np.float32)
+        kept = present[row]
+        values[row[kept], to_numpy(encoded.indices)[kept]] = numbers_of_items[kept]
+        return Named(names, values, present)
+
+    def of_text(self) -> Named:
+        maps: list[dict[str, object]] = []
+
+        def decode(value: object) -> int:
+            good = isinstance(value, dict) and all(isinstance(v, int | float | None) for v in value.values())
+            maps.append(value if good and isinstance(value, dict) else {})
+            return len(maps) - 1 if good else -2
+
+        codes = per_distinct(self.column, decode, -1)
+        self.fault(codes == -2, "an object {id: number}", self.column.value)
+        names = tuple(dict.fromkeys(name for one in maps for name in one))
+        rows = [[one.get(name) for name in names] for one in maps]
+        table = np.array([*rows, [None] * len(names)], np.float64).reshape(len(maps) + 1, len(names))
+        with np.errstate(over="ignore"):
+            values = table.astype(np.float32)[np.where(codes < 0, len(maps), codes)]
+        return Named(names, values, self.column.present)
+
+    def _floats(self, array: pa.Array, name: str) -> NDArray[np.float32]:
+        """[n] float32 of a number array, NaN where null."""
+        label = f"a number for {name!r}" if name else "numbers"
+        if pa.types.is_null(array.type):
+            return np.full(len(array), np.nan, np.float32)
+        if not is_number(array.type):
+            self.fault(valid_rows(array), label, lambda at: short(json.dumps(array[at].as_py(), default=str)))
+            return np.full(len(array), np.nan, np.float32)
+        if pa.types.is_boolean(array.type) or pa.types.is_decimal(array.type):
+            array = pa.array(numbers(array), mask=~valid_rows(array))
+        if not self.nan_is_absent and pa.types.is_floating(array.type):
+            self.fault(valid_rows(array) & np.isnan(filled(array, np.nan)), label, lambda at: "NaN")
+        return filled(pc.cast(array, pa.float32(), safe=False), np.nan)

@@ -1,0 +1,220 @@
+"""The fast way through JSON lines whose columns are known: DuckDB's json_transform, and a proof that nothing was lost.
+
+json_transform answers NULL for a value it cannot convert and drops keys it was not asked for, so its result alone
+proves nothing. The proof is a count. Every key takes two quotation marks, every string value two more, numbers take none. If
+the marks of the block are as many as the marks of the keys and strings in the result, then no value went missing: an
+unknown key, a string in a number's place or a value that was not converted would each leave marks over. Where the proof
+fails, the block goes to the next parser. true and false count as 1 and 0 where numbers are expected.
+
+[m] 2 cores, 86 MB in 201 260 rows like the 2019 files: 0.13 s, Arrow's parser 0.30 s.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from reagent_lite.data.schema import TEXT_METADATA, filled, is_text, merge_fields, to_numpy
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+# Integers at or above it are not exact as DOUBLE.
+EXACT_BELOW = float(1 << 53)
+
+
+class _UnsureError(Exception):
+    """The result may differ from what the text says."""
+
+
+@dataclass(slots=True)
+class FastParser:
+    """Parses blocks with the columns learnt from earlier ones; safe to call from several threads."""
+
+    _fields: dict[str, pa.Field] = field(default_factory=dict)
+    _connection: DuckDBPyConnection | None = None
+    _usable: bool = True
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _local: threading.local = field(default_factory=threading.local)
+
+    def learn(self, schema: pa.Schema) -> None:
+        """Adds columns and struct fields that another parser has found."""
+        with self._lock:
+            self._fields = merge_fields(self._fields, {one.name: one for one in schema})
+
+    def parse(self, text: bytes, bounds: NDArray[np.int64]) -> pa.Table | None:
+        """Returns the rows of the block, or None where it cannot be sure of them.
+
+        Args:
+            text: whole lines of JSON.
+            bounds: [n+1] byte offsets of the lines' starts and of the end.
+        """
+        fields = self._fields
+        if not fields or not self._usable or "" in fields:
+            return None
+        cursor = self._cursor()
+        if cursor is None:
+            return None
+        offsets = pa.py_buffer(bounds.astype(np.int32))
+        lines = pa.StringArray.from_buffers(len(bounds) - 1, offsets, pa.py_buffer(text))
+        try:
+            return _proven_table(_transform(cursor, lines, fields), fields, text)
+        except (_UnsureError, self._local.error, pa.ArrowException):
+            return None
+
+    def _cursor(self) -> DuckDBPyConnection | None:
+        """This thread's cursor of one sealed in-memory database with no threads of its own."""
+        if not hasattr(self._local, "cursor"):
+            import duckdb  # 0.09 s that small files need not pay
+
+            self._local.error = duckdb.Error
+            with self._lock:
+                try:
+                    if self._connection is None:
+                        self._connection = duckdb.connect(":memory:", config=_SEALED)
+                    self._local.cursor = self._connection.cursor()
+                except duckdb.Error:
+                    self._usable = False
+                    self._local.cursor = None
+        cursor: DuckDBPyConnection | None = self._local.cursor
+        return cursor
+
+
+_SEALED: dict[str, str | bool | int | float | list[str]] = {
+    "threads": 1,
+    "enable_external_access": False,
+    "autoinstall_known_extensions": False,
+    "autoload_known_extensions": False,
+    "lock_configuration": True,
+}
+
+
+def _proven_table(columns: dict[str, pa.Array], fields: dict[str, pa.Field], text: bytes) -> pa.Table:
+    """Compares the quotation marks of the text with those that the result accounts for."""
+    proven = {name: _proven(array, fields[name]) for name, array in columns.items()}
+    marks = sum(2 * (len(array) - int(array.null_count)) + inside for array, inside in proven.values())
+    found = int(np.count_nonzero(np.frombuffer(text, np.uint8) == ord('"')))
+    if marks != found and marks + _null_marks(text) != found:
+        raise _UnsureError
+    kept = [
+        pa.field(name, array.type, metadata=TEXT_METADATA if _is_json(fields[name]) else None)
+        for name, (array, _) in proven.items()
+    ]
+    return pa.table([array for array, _ in proven.values()], pa.schema(kept))
+
+
+def _transform(cursor: DuckDBPyConnection, lines: pa.Array, fields: dict[str, pa.Field]) -> dict[str, pa.Array]:
+    wanted = json.dumps({name: _wanted(one) for name, one in fields.items()}).replace("'", "''")
+    name = f"lines_{threading.get_ident()}"
+    cursor.register(name, pa.table({"line": lines}))
+    try:
+        query = f"SELECT json_transform(line, '{wanted}') AS r FROM {name}"
+        result = cursor.sql(query).to_arrow_table(len(lines))
+    finally:
+        cursor.unregister(name)
+    column = result.column(0)
+    rows = column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
+    if len(rows) != len(lines) or rows.null_count or [child.name for child in rows.type] != list(fields):
+        raise _UnsureError
+    return dict(zip(fields, (_storage(child) for child in rows.flatten()), strict=True))
+
+
+def _storage(array: pa.Array) -> pa.Array:
+    return array.storage if isinstance(array, pa.ExtensionArray) else array
+
+
+def _wanted(one: pa.Field) -> str | list[object] | dict[str, object]:
+    """DuckDB's name for a column's type: JSON where strings are in it; numbers are float32 inside lists and objects."""
+    if _is_json(one) or pa.types.is_string(one.type):
+        return "JSON"
+    numbers = _numbers(one.type)
+    # BIGINT would round 1.5 to 2 without a word.
+    return "DOUBLE" if numbers == "FLOAT" else numbers
+
+
+def _is_json(one: pa.Field) -> bool:
+    """Whether the column comes back as text: it has no common type, or strings deeper inside."""
+    return is_text(one) or (not pa.types.is_string(one.type) and _has(one.type, pa.types.is_string))
+
+
+def _numbers(kind: pa.DataType) -> str | list[object] | dict[str, object]:
+    if _has_no_leaf(kind):
+        return "JSON"
+    if pa.types.is_struct(kind):
+        return {child.name: _numbers(child.type) for child in kind}
+    return [_numbers(kind.value_type)] if pa.types.is_list(kind) else "FLOAT"
+
+
+def _has(kind: pa.DataType, test: Callable[[pa.DataType], bool]) -> bool:
+    if pa.types.is_struct(kind):
+        return any(_has(child.type, test) for child in kind)
+    return _has(kind.value_type, test) if pa.types.is_list(kind) else bool(test(kind))
+
+
+def _has_no_leaf(kind: pa.DataType) -> bool:
+    """Whether no value of this type has been seen yet: only null, {} or []."""
+    if pa.types.is_list(kind):
+        return _has_no_leaf(kind.value_type)
+    return bool(pa.types.is_null(kind) or (pa.types.is_struct(kind) and kind.num_fields == 0))
+
+
+def _proven(array: pa.Array, one: pa.Field) -> tuple[pa.Array, int]:
+    """Returns a column as the table holds it, and the quotation marks of its values, keys of the column left out."""
+    if _is_json(one):
+        texts = array.dictionary_encode()
+        return array, _text_marks(texts)
+    if not pa.types.is_string(one.type):
+        return array, _number_marks(array, one.type)
+    # Few strings are distinct (mdp_id repeats in an episode); strings stay a dictionary from here on.
+    texts = array.dictionary_encode()
+    marks, distinct = _text_marks(texts), texts.dictionary
+    if marks != 2 * (len(array) - array.null_count) or pc.all(pc.starts_with(distinct, '"')).as_py() is False:
+        raise _UnsureError
+    plain = pc.binary_slice(distinct.cast(pa.binary()), 1, -1).cast(pa.string())
+    return pa.DictionaryArray.from_arrays(texts.indices, plain), marks
+
+
+def _text_marks(texts: pa.DictionaryArray) -> int:
+    distinct = texts.dictionary
+    if pc.any(pc.match_substring_regex(distinct, r"\\|null")).as_py():
+        raise _UnsureError
+    times = np.bincount(to_numpy(texts.indices.drop_null()), minlength=len(distinct))
+    return int(to_numpy(pc.count_substring(distinct, '"')) @ times)
+
+
+def _number_marks(array: pa.Array, kind: pa.DataType) -> int:
+    array = _storage(array)
+    if _has_no_leaf(kind):
+        if set(array.unique().to_pylist()) - {None, "{}", "[]"}:
+            raise _UnsureError
+        return 0
+    if pa.types.is_struct(kind):
+        children = zip(array.flatten(), kind, strict=True)
+        return sum(2 * (len(child) - int(child.null_count)) + _number_marks(child, one.type) for child, one in children)
+    if pa.types.is_list(kind):
+        elements = array.flatten()
+        if elements.null_count:
+            raise _UnsureError
+        return _number_marks(elements, kind.value_type)
+    exact = pa.types.is_integer(kind) and pa.types.is_float64(array.type)
+    limit = EXACT_BELOW if exact else np.inf
+    # Nulls compare as 0, and NaN as false.
+    if not (np.abs(filled(array, 0)) < limit).all():
+        raise _UnsureError
+    return 0
+
+
+def _null_marks(text: bytes) -> int:
+    """Marks of the keys whose value is null: they leave nothing in the result."""
+    nulls = sum(text.count(pattern) for pattern in (b'":null,', b'":null}', b'": null,', b'": null}'))
+    if nulls != text.count(b"null"):
+        raise _UnsureError
+    return 2 * nulls

@@ -1,0 +1,265 @@
+"""Which files a data path means, and their bytes in order, decompressed and hashed on the way."""
+
+from __future__ import annotations
+
+import bz2
+import difflib
+import hashlib
+import os
+import re
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Protocol
+
+import zstandard
+
+from reagent_lite.errors import DataError, Problem
+
+ALLOWED_PROTOCOLS = ("file", "s3", "gs", "abfs", "memory")
+# A data folder may hold its own description beside the shards.
+NOT_DATA = ("manifest.json",)
+# Small enough that a thousandfold compressed block stays below 300 MB.
+RAW_CHUNK_BYTES = 1 << 18
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputFile:
+    """One data file of an input.
+
+    Attributes:
+        path: local path or URL, as errors name it.
+        name: name inside the input's folder.
+        extension: of the data format, lower case, without the compression's: ".json" for "a.json.gz".
+        compression: ".gz", ".bz2", ".zst" or "" for none.
+        size: bytes as stored.
+        modified_ns: local modification time; 0 where the storage tells none.
+    """
+
+    path: str
+    name: str
+    extension: str
+    compression: str
+    size: int
+    modified_ns: int
+
+    @property
+    def remote(self) -> bool:
+        """Whether it is opened through fsspec."""
+        return "://" in self.path
+
+    def open(self) -> IO[bytes]:
+        """Opens the stored bytes for reading; errors of the storage become DataError."""
+        try:
+            if not self.remote:
+                return open(self.path, "rb")
+            import fsspec  # only remote paths pay for its import
+
+            stream: IO[bytes] = fsspec.open(self.path, "rb").open()
+            return stream
+        except (OSError, ImportError) as error:
+            raise DataError(Problem(self.path, "a readable file", f"{type(error).__name__}: {error}")) from error
+
+
+def local_path(path: str) -> str:
+    """Returns `path` as an absolute local path with `~` expanded, or an allow-listed URL unchanged.
+
+    Raises:
+        DataError: for chained URLs and protocols that are not allowed.
+    """
+    if "::" in path:
+        raise DataError(_refused(path, "a URL chained with '::'"))
+    match = re.match(r"([A-Za-z][A-Za-z0-9+.\-]*)://", path)
+    if match is None:
+        return os.path.abspath(os.path.expanduser(path))
+    protocol = match.group(1).lower()
+    if protocol not in ALLOWED_PROTOCOLS:
+        raise DataError(_refused(path, f"protocol {protocol!r}"))
+    return os.path.abspath(path[len("file://") :]) if protocol == "file" else path
+
+
+def _refused(path: str, got: str) -> Problem:
+    allowed = ", ".join(f"{protocol}://" for protocol in ALLOWED_PROTOCOLS)
+    return Problem(path, f"a local path or a URL with one of {allowed}", got, "Copy the data to one of these first")
+
+
+def list_input(path: str, extensions: tuple[str, ...]) -> tuple[InputFile, ...]:
+    """Lists the data files that `path` means: itself, or the shards of a folder in order of their names.
+
+    In a folder, names that start with "." or "_", `manifest.json` and files of other formats are left out; folders
+    inside it are not entered.
+
+    Args:
+        path: local file or folder (`~` is expanded) or URL of an allowed protocol.
+        extensions: data formats there are readers for, like ".json".
+
+    Raises:
+        DataError: nothing there (the nearest name is given), an unknown format, or a folder without data files.
+    """
+    resolved = local_path(path)
+    remote = "://" in resolved
+    found, is_folder = _list_remote(resolved) if remote else _list_local(resolved)
+    if not is_folder:
+        extension, _ = split_extension(found[0].name)
+        if extension not in extensions:
+            known = ", ".join(extensions)
+            got = f"extension {extension!r}"
+            raise DataError(Problem(resolved, f"a data file ({known}; .gz, .bz2, .zst of JSON)", got))
+        return tuple(found)
+    files = [file for file in found if _is_shard(file.name) and file.extension in extensions]
+    if not files:
+        got = f"no such file among {len(found)} entries" if found else "an empty folder"
+        raise DataError(Problem(resolved, f"a folder with data files ({', '.join(extensions)})", got))
+    return tuple(sorted(files, key=lambda file: file.name))
+
+
+def _is_shard(name: str) -> bool:
+    return not name.startswith((".", "_")) and name not in NOT_DATA
+
+
+def split_extension(name: str) -> tuple[str, str]:
+    """Splits "a.json.gz" into (".json", ".gz"); the second is "" without compression."""
+    stem, last = os.path.splitext(name.lower())
+    if last in DECOMPRESSORS:
+        return os.path.splitext(stem)[1], last
+    return last, ""
+
+
+def _input_file(path: str, size: int, modified_ns: int) -> InputFile:
+    name = path.rstrip("/").rsplit("/", 1)[-1]
+    extension, compression = split_extension(name)
+    return InputFile(
+        path=path, name=name, extension=extension, compression=compression, size=size, modified_ns=modified_ns
+    )
+
+
+def _list_local(path: str) -> tuple[list[InputFile], bool]:
+    try:
+        if not os.path.isdir(path):
+            stat = os.stat(path)
+            return [_input_file(path, stat.st_size, stat.st_mtime_ns)], False
+        with os.scandir(path) as entries:
+            files = [(entry.path, entry.stat()) for entry in entries if entry.is_file()]
+    except FileNotFoundError:
+        raise DataError(_missing(path)) from None
+    except OSError as error:
+        raise DataError(Problem(path, "a readable file or folder", error.strerror or str(error))) from error
+    return [_input_file(name, stat.st_size, stat.st_mtime_ns) for name, stat in files], True
+
+
+def _missing(path: str) -> Problem:
+    folder = Path(path).parent
+    while not folder.is_dir():
+        folder = folder.parent
+    wanted = Path(path).relative_to(folder).parts[0]
+    names = sorted(entry.name for entry in folder.iterdir()) if os.access(folder, os.R_OK) else []
+    near = difflib.get_close_matches(wanted, names, n=1, cutoff=0.5)
+    advice = f"Nearest there: {folder / near[0]}" if near else f"Nearest folder that exists: {folder}"
+    return Problem(path, "a data file or a folder of shards", "nothing at this path", advice)
+
+
+def _list_remote(url: str) -> tuple[list[InputFile], bool]:
+    import fsspec  # only remote paths pay for its import
+
+    protocol = url.split("://", 1)[0]
+    try:
+        filesystem, inside = fsspec.core.url_to_fs(url)
+        is_folder = filesystem.isdir(inside)
+        entries = filesystem.ls(inside, detail=True) if is_folder else [filesystem.info(inside)]
+    except FileNotFoundError:
+        raise DataError(Problem(url, "a data file or a folder of shards", "nothing at this URL")) from None
+    except (OSError, ImportError, ValueError) as error:
+        raise DataError(Problem(url, "a reachable URL", f"{type(error).__name__}: {error}")) from error
+    files = [entry for entry in entries if entry["type"] == "file"]
+    return [
+        _input_file(f"{protocol}://{str(e['name']).removeprefix(protocol + '://')}", int(e["size"] or 0), 0)
+        for e in files
+    ], is_folder
+
+
+class Decompressor(Protocol):
+    """What zlib, bz2 and zstandard have in common for streams."""
+
+    @property
+    def eof(self) -> bool:
+        """Whether the stream's end mark has been seen."""
+        ...
+
+    @property
+    def unused_data(self) -> bytes:
+        """Bytes after the end mark."""
+        ...
+
+    def decompress(self, data: bytes, /) -> bytes:
+        """Returns what `data` completes."""
+        ...
+
+
+def _gzip() -> Decompressor:
+    return zlib.decompressobj(wbits=31)
+
+
+def _zstd() -> Decompressor:
+    decompressor: Decompressor = zstandard.ZstdDecompressor().decompressobj()
+    return decompressor
+
+
+DECOMPRESSORS: dict[str, Callable[[], Decompressor]] = {".gz": _gzip, ".bz2": bz2.BZ2Decompressor, ".zst": _zstd}
+
+
+class ByteStream:
+    """The decompressed bytes of one file, piece by piece.
+
+    Attributes:
+        position: stored bytes read so far.
+        digest: sha256 over the stored bytes read so far.
+    """
+
+    def __init__(self, file: InputFile) -> None:
+        self._file = file
+        self.position = 0
+        self.digest = hashlib.sha256()
+
+    def pieces(self, size: int) -> Iterator[bytes]:
+        """Yields decompressed bytes; pieces of plain files have `size` bytes.
+
+        Raises:
+            DataError: the compressed stream is damaged or ends early.
+        """
+        with self._file.open() as stream:
+            plain = not self._file.compression
+            raw = self._raw(stream, size if plain else RAW_CHUNK_BYTES)
+            yield from raw if plain else self._decompressed(raw)
+
+    def _raw(self, stream: IO[bytes], size: int) -> Iterator[bytes]:
+        while chunk := stream.read(size):
+            self.position += len(chunk)
+            self.digest.update(chunk)
+            yield chunk
+
+    def _decompressed(self, raw: Iterator[bytes]) -> Iterator[bytes]:
+        make = DECOMPRESSORS[self._file.compression]
+        current: Decompressor | None = None
+        for chunk in raw:
+            data = chunk
+            while data:
+                if current is None:
+                    # Padding with zero bytes after a member is legal for gzip.
+                    data = data.lstrip(b"\0")
+                    if not data:
+                        break
+                    current = make()
+                try:
+                    yield current.decompress(data)
+                except (zlib.error, OSError, EOFError, zstandard.ZstdError) as error:
+                    raise DataError(self._damaged(f"damaged data near stored byte {self.position}: {error}")) from error
+                data = current.unused_data if current.eof else b""
+                if current.eof:
+                    current = None
+        if current is not None:
+            raise DataError(self._damaged(f"a stream that ends early, after {self.position} stored bytes"))
+
+    def _damaged(self, got: str) -> Problem:
+        kind = self._file.compression
+        return Problem(self._file.path, f"a complete {kind} file", got, "Copy the file again")

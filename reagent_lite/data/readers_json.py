@@ -1,0 +1,303 @@
+"""JSON lines as Arrow tables: three parsers of one result, the fastest that is sure of itself.
+
+ bytes ─► blocks of whole lines ─► fast (DuckDB, known columns) ─► Arrow's parser ─► Python's json
+                                   readers_fast.py                  finds new columns   mixed types, and names the line
+                                                                                        of what is no JSON
+
+Each parser gives None where it is not sure, and the next one reads the same block. Columns whose values have no common
+Arrow type (an action as 3 in one row and "left" in another) become text: strings of JSON, marked by `is_text`.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NoReturn
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json
+from numpy.typing import NDArray
+
+from reagent_lite.data.readers_fast import FastParser
+from reagent_lite.data.readers_input import ByteStream, InputFile
+from reagent_lite.data.schema import MAX_PROBLEMS, TEXT_METADATA
+from reagent_lite.errors import DataError, Problem
+
+FIRST_BLOCK_BYTES = 1 << 18
+BLOCK_BYTES = 8 << 20
+# DuckDB's import and start take 0.15 s, which a small file does not win back.
+FAST_FROM_BYTES = 16 << 20
+LONGEST_LINE_BYTES = 1 << 28
+DENSE_BLOCK_BYTES = 1 << 26
+NEWLINE = ord("\n")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """Some rows of one file.
+
+    Attributes:
+        file: where they are from.
+        file_number: its place in the input.
+        table: n rows as Arrow columns.
+        lines: [n] line in the file (Parquet: row), from 1.
+    """
+
+    file: InputFile
+    file_number: int
+    table: pa.Table
+    lines: NDArray[np.int64]
+
+    def where(self, row: int) -> str:
+        """Returns "file:line" of a row of the block."""
+        return f"{self.file.path}:{int(self.lines[row])}"
+
+
+@dataclass(slots=True)
+class Position:
+    """How far one file has been read: stored bytes, and their sha256 once all are."""
+
+    bytes_read: int = 0
+    sha256: str = ""
+
+
+def read_json_lines(file: InputFile, number: int, position: Position) -> Iterator[Callable[[], Block]]:
+    """Yields the parsing of each block of a JSON lines file; calls may run in any thread, in any order.
+
+    Args:
+        file: plain or compressed JSON lines.
+        number: the file's place in the input.
+        position: kept up to date with what has been read.
+
+    Raises:
+        DataError: damaged compression, a line that is no JSON object, NaN or Infinity, with file and line.
+    """
+    stream = ByteStream(file)
+    parser = JsonLinesParser(file, number)
+    line = 1
+    for text in _whole_lines(stream, parser):
+        position.bytes_read = stream.position
+        yield partial(parser.parse, text, line)
+        line += int(np.count_nonzero(np.frombuffer(text, np.uint8) == NEWLINE))
+    position.bytes_read, position.sha256 = stream.position, stream.digest.hexdigest()
+
+
+def _whole_lines(stream: ByteStream, parser: JsonLinesParser) -> Iterator[bytes]:
+    """Joins pieces to blocks that end at a line's end; the last may lack its newline."""
+    pieces: list[bytes] = []
+    size, wanted, first = 0, FIRST_BLOCK_BYTES, True
+    for piece in stream.pieces(FIRST_BLOCK_BYTES):
+        size += len(piece)
+        cut = piece.rfind(b"\n") + 1
+        if size < wanted or not cut:
+            if size > LONGEST_LINE_BYTES + wanted:
+                raise DataError(Problem(parser.file.path, "one JSON object per line", f"no newline in {size} bytes"))
+            pieces.append(piece)
+            continue
+        text = b"".join((*pieces, memoryview(piece)[:cut]))
+        yield _without_mark(text) if first else text
+        first, wanted = False, parser.block_bytes
+        pieces, size = [piece[cut:]], len(piece) - cut
+    if rest := b"".join(pieces):
+        yield _without_mark(rest) if first else rest
+
+
+def _without_mark(text: bytes) -> bytes:
+    return text.removeprefix(b"\xef\xbb\xbf")
+
+
+@dataclass(slots=True)
+class JsonLinesParser:
+    """Parses blocks of one file; what earlier blocks taught about its columns makes later ones faster.
+
+    Attributes:
+        file: named in errors.
+        number: its place in the input.
+        block_bytes: size of the next block; smaller where rows have many columns.
+    """
+
+    file: InputFile
+    number: int
+    block_bytes: int = field(default_factory=lambda: BLOCK_BYTES)
+    _fast: FastParser = field(default_factory=FastParser)
+    # Set once the first block has taught the columns; it is parsed first, so that nobody waits in vain.
+    _learnt: threading.Event = field(default_factory=threading.Event)
+
+    def parse(self, text: bytes, first_line: int) -> Block:
+        """Returns the rows of a block of whole lines."""
+        starts = np.flatnonzero(np.frombuffer(text, np.uint8) == NEWLINE) + 1
+        bounds = np.concatenate(([0], starts)) if text.endswith(b"\n") else np.concatenate(([0], starts, [len(text)]))
+        if self.file.size >= FAST_FROM_BYTES:
+            if first_line > 1:
+                self._learnt.wait()
+            table = self._fast.parse(text, bounds)
+            if table is not None:
+                lines = np.arange(first_line, first_line + table.num_rows)
+                return Block(file=self.file, file_number=self.number, table=table, lines=lines)
+        try:
+            return self._parse_carefully(text, first_line, len(bounds) - 1)
+        finally:
+            self._learnt.set()
+
+    def _parse_carefully(self, text: bytes, first_line: int, num_lines: int) -> Block:
+        table = parse_with_arrow(text)
+        lines = None if table is None else _line_numbers(text, num_lines, first_line)
+        if table is None or lines is None or len(lines) != table.num_rows:
+            table, lines = parse_with_python(text, first_line, self.file.path)
+        self._fast.learn(table.schema)
+        self._limit(table, len(text))
+        return Block(file=self.file, file_number=self.number, table=table, lines=lines)
+
+    def _limit(self, table: pa.Table, num_bytes: int) -> None:
+        dense = table.num_rows * sum(_num_leaves(column.type) for column in table.columns) * 8
+        share = min(1.0, DENSE_BLOCK_BYTES / max(1, dense / num_bytes * BLOCK_BYTES))
+        self.block_bytes = min(self.block_bytes, max(FIRST_BLOCK_BYTES, int(BLOCK_BYTES * share)))
+
+
+def _num_leaves(kind: pa.DataType) -> int:
+    if pa.types.is_struct(kind):
+        return sum(_num_leaves(child.type) for child in kind)
+    return 1
+
+
+def _line_numbers(text: bytes, num_lines: int, first_line: int) -> NDArray[np.int64]:
+    """Numbers of the lines that are not blank."""
+    if not _may_have_blank(text):
+        return np.arange(first_line, first_line + num_lines)
+    blank = [not line.strip() for line in text.split(b"\n")[:num_lines]]
+    return np.flatnonzero(~np.array(blank, bool)) + first_line
+
+
+def _may_have_blank(text: bytes) -> bool:
+    return text[:1].isspace() or b"\n\n" in text or b"\n\r" in text or b"\n " in text or b"\n\t" in text
+
+
+def parse_with_arrow(text: bytes) -> pa.Table | None:
+    """Returns the block's rows by Arrow's parser, or None where types are mixed or something is wrong."""
+    table = _arrow_table(text, None)
+    if table is not None and (dated := [f for f in table.schema if _has_temporal(f.type)]):
+        # Arrow reads strings that look like dates as timestamps; a log means the string.
+        table = _arrow_table(text, pa.schema([pa.field(f.name, _as_string(f.type)) for f in dated]))
+    if table is None or len(set(table.column_names)) != table.num_columns:
+        return None
+    table = table.combine_chunks()
+    return table if all(_is_finite(column.chunk(0)) for column in table.columns if column.num_chunks) else None
+
+
+def _arrow_table(text: bytes, schema: pa.Schema | None) -> pa.Table | None:
+    read = pa.json.ReadOptions(use_threads=False, block_size=len(text) + 1)
+    parse = pa.json.ParseOptions(explicit_schema=schema, newlines_in_values=False)
+    try:
+        return pa.json.read_json(pa.BufferReader(text), read_options=read, parse_options=parse)
+    except (pa.ArrowException, UnicodeDecodeError):
+        return None
+
+
+def _has_temporal(kind: pa.DataType) -> bool:
+    if pa.types.is_struct(kind):
+        return any(_has_temporal(child.type) for child in kind)
+    if pa.types.is_list(kind):
+        return _has_temporal(kind.value_type)
+    return bool(pa.types.is_temporal(kind))
+
+
+def _as_string(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(child.name, _as_string(child.type)) for child in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(_as_string(kind.value_type))
+    return pa.string() if pa.types.is_temporal(kind) else kind
+
+
+def _is_finite(array: pa.Array) -> bool:
+    if pa.types.is_struct(array.type):
+        return all(_is_finite(child) for child in array.flatten())
+    if pa.types.is_list(array.type):
+        return _is_finite(array.flatten())
+    return not pa.types.is_floating(array.type) or pc.all(pc.is_finite(array)).as_py() is not False
+
+
+def parse_with_python(text: bytes, first_line: int, path: str) -> tuple[pa.Table, NDArray[np.int64]]:
+    """Returns the block's rows and their line numbers by the json module.
+
+    Raises:
+        DataError: naming up to 20 lines that are no JSON objects.
+    """
+    rows: list[dict[str, Any]] = []
+    lines: list[int] = []
+    problems: list[Problem] = []
+    for line, content in enumerate(text.split(b"\n"), first_line):
+        if not content.strip():
+            continue
+        try:
+            row = json.loads(content, parse_constant=_refuse_constant)
+            if not isinstance(row, dict):
+                raise ValueError(f"a JSON {type(row).__name__}")
+        except (ValueError, RecursionError) as error:
+            start = content[:40].decode(errors="replace")
+            problems.append(Problem(f"{path}:{line}", "one JSON object in the line", f"{error}; it starts {start!r}"))
+            if len(problems) == MAX_PROBLEMS:
+                break
+            continue
+        rows.append(row)
+        lines.append(line)
+    if problems:
+        raise DataError(problems)
+    return table_of(rows), np.array(lines, np.int64)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name}, which JSON does not have")
+
+
+def table_of(rows: list[dict[str, Any]]) -> pa.Table:
+    """Returns an Arrow table of JSON objects; a column without a common type becomes text."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    arrays = [_array_of([row.get(name) for row in rows]) for name in names]
+    fields = [
+        pa.field(name, pa.string(), metadata=TEXT_METADATA) if array is None else pa.field(name, array.type)
+        for name, array in zip(names, arrays, strict=True)
+    ]
+    columns = [
+        _text_of([row.get(name) for row in rows]) if array is None else array
+        for name, array in zip(names, arrays, strict=True)
+    ]
+    # A table without columns forgets its rows; no log has such rows, but errors should count them.
+    return pa.table(columns, pa.schema(fields)) if names else pa.table({"": pa.nulls(len(rows))})
+
+
+def _text_of(values: list[Any]) -> pa.Array:
+    return pa.array([None if value is None else json.dumps(value) for value in values], pa.string())
+
+
+def _array_of(values: list[Any]) -> pa.Array | None:
+    kinds = {type(value) for value in values} - {type(None)}
+    elements = [element for value in values if isinstance(value, list) for element in value]
+    element_kinds = {type(element) for element in elements}
+    try:
+        if kinds == {dict}:
+            struct = _struct_of(values)
+            return None if struct is None else pa.array(values, struct)
+        if kinds == {list} and element_kinds == {dict}:
+            struct = _struct_of(elements)
+            return None if struct is None else pa.array(values, pa.list_(struct))
+        if kinds & {list, dict} and (len(kinds) > 1 or element_kinds & {list, dict, type(None)}):
+            return None
+        if len((kinds | element_kinds) - {list, float}) > 1:
+            return None
+        array = pa.array(values)
+    except (pa.ArrowException, OverflowError):
+        return None
+    return None if _has_temporal(array.type) else array
+
+
+def _struct_of(values: list[dict[str, Any] | None]) -> pa.DataType | None:
+    present = [value for value in values if value is not None]
+    if {type(leaf) for value in present for leaf in value.values()} - {int, float, type(None)}:
+        return None
+    return pa.struct([(name, pa.float64()) for name in dict.fromkeys(name for value in present for name in value)])

@@ -1,0 +1,80 @@
+"""Parquet files as blocks; the "line" of a row is its number in the file, from 1."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+
+from reagent_lite.data.readers_input import InputFile
+from reagent_lite.data.readers_json import Block, Position
+from reagent_lite.data.schema import KNOWN_COLUMNS
+from reagent_lite.errors import DataError, Problem
+
+BLOCK_ROWS = 1 << 15
+BLOCK_BYTES = 16 << 20
+HASH_CHUNK_BYTES = 1 << 20
+
+
+def read_parquet(file: InputFile, number: int, position: Position) -> Iterator[Callable[[], Block]]:
+    """Yields the rows of a Parquet file in blocks; columns that no log has are not read, only named.
+
+    Args:
+        file: the Parquet file.
+        number: the file's place in the input.
+        position: kept up to date with what has been read.
+
+    Raises:
+        DataError: no Parquet file, or one that ends early.
+    """
+    if file.compression:
+        raise DataError(Problem(file.path, "a Parquet file as it is", f"one packed as {file.compression}", "Unpack it"))
+    with file.open() as stream, ThreadPoolExecutor(1) as pool:
+        digest = pool.submit(sha256_of, file)
+        try:
+            parquet = pa.parquet.ParquetFile(stream, pre_buffer=False)
+            wanted = [name for name in parquet.schema_arrow.names if name in KNOWN_COLUMNS]
+            total, row = parquet.metadata.num_rows, 0
+            for batch in parquet.iter_batches(_batch_rows(parquet, file.size), columns=wanted):
+                row += batch.num_rows
+                position.bytes_read = file.size * row // max(1, total)
+                yield partial(_block, file, number, _with_ignored(batch, parquet.schema_arrow.names), row)
+        except (pa.ArrowException, OSError) as error:
+            got = "one that ends early or is damaged: " + str(error).strip().split("\n")[0]
+            raise DataError(Problem(file.path, "a complete Parquet file", got, "Copy the file again")) from error
+        position.sha256 = digest.result()
+    position.bytes_read = file.size
+
+
+def _batch_rows(parquet: pa.parquet.ParquetFile, size: int) -> int:
+    rows = max(1, parquet.metadata.num_rows)
+    unpacked = sum(parquet.metadata.row_group(group).total_byte_size for group in range(parquet.num_row_groups))
+    return int(max(1, min(BLOCK_ROWS, BLOCK_BYTES * rows // max(1, size, unpacked))))
+
+
+def _with_ignored(batch: pa.RecordBatch, names: list[str]) -> pa.Table:
+    """Keeps the names of columns that were not read, as columns without values."""
+    table = pa.table(batch.columns, schema=batch.schema.remove_metadata())
+    for name in names:
+        if name not in KNOWN_COLUMNS:
+            table = table.append_column(name, pa.nulls(batch.num_rows))
+    return table
+
+
+def _block(file: InputFile, number: int, table: pa.Table, end: int) -> Block:
+    lines = np.arange(end - table.num_rows + 1, end + 1)
+    return Block(file=file, file_number=number, table=table, lines=lines)
+
+
+def sha256_of(file: InputFile) -> str:
+    """Returns the sha256 of a file's stored bytes."""
+    digest = hashlib.sha256()
+    with file.open() as stream:
+        while chunk := stream.read(HASH_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()

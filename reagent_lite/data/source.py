@@ -1,0 +1,291 @@
+"""Logged rows as a BatchSource: one gather fills many batches, the batches are views of it.
+
+ training copy ─► normalized columns (once, memory-mapped beside it) ─► LoggedRows ─┐
+                                                          read plan ─► row numbers ─┴► gather ─► TransitionBatch, …
+
+[m] gathering batch by batch costs about as much as a small network's forward pass; in blocks it disappears.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from reagent_lite.data.plan import ReadPlan
+from reagent_lite.data.spans import Spans
+from reagent_lite.data.training_copy import TrainingCopy
+from reagent_lite.types import Actions, TransitionBatch
+
+_BLOCK_ROWS = 1 << 15
+_BLOCK_CANDIDATE_VALUES = 1 << 23  # 32 MiB of float32 a block, whatever the length of the lists
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """A matrix of raw or normalized features, row-major.
+
+    Attributes:
+        values: [N, W] float32.
+        width: columns after normalization.
+        transform: applied to gathered rows, or None where the matrix is normalized already.
+    """
+
+    values: Tensor
+    width: int
+    transform: nn.Module | None = None
+
+    def take(self, index: Tensor) -> Tensor:
+        """Returns normalized rows for index [n]."""
+        rows = self.values.index_select(0, index)
+        if self.transform is None:
+            return rows
+        with torch.no_grad():
+            return self.transform(rows, ~rows.isnan())  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidates:
+    """Ragged candidate lists: list i holds rows offsets[i] to offsets[i + 1] of the features.
+
+    Attributes:
+        features: columns of all candidates.
+        offsets: [L + 1] int64.
+        now, after: [R] int64, list of each row's choices and of its next choices.
+        longest: length of the longest list.
+        width: normalized features per candidate.
+    """
+
+    features: Columns
+    offsets: Tensor
+    now: Tensor
+    after: Tensor
+    longest: int
+    width: int
+
+    def take(self, lists: Tensor) -> Actions:
+        """Returns the lists padded to the longest, [n, K, F]; padding is zeros and not allowed."""
+        start = self.offsets[lists]
+        count = self.offsets[lists + 1] - start
+        longest = max(int(count.max()), 1)
+        place = torch.arange(longest, device=lists.device)
+        mask = place < count.unsqueeze(1)
+        index = torch.where(mask, start.unsqueeze(1) + place, 0)
+        features = self.features.take(index.flatten()).unflatten(0, index.shape)
+        return Actions(mask=mask, features=features * mask.unsqueeze(2))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedRows:
+    """Everything the gather needs, on one device; R rows.
+
+    Attributes:
+        state: columns of states, the side block of next states included.
+        next_index: [R] row of `state` that holds the next state.
+        scalars: [R, 4] reward, steps, bootstrap, propensity.
+        choices: [R, 2] action and next action.
+        masks: [R, 2, K] bool of fixed actions, now and next; None where all are allowed or choices are candidates.
+        candidates: lists of candidates, or None for fixed actions.
+        num_choices: K of fixed actions.
+        metrics: [R, M].
+        usable: [n] rows that may be learned from; None where all are.
+    """
+
+    state: Columns
+    next_index: Tensor
+    scalars: Tensor
+    choices: Tensor
+    masks: Tensor | None
+    candidates: Candidates | None
+    num_choices: int
+    metrics: Tensor
+    usable: Tensor | None
+
+    @property
+    def count(self) -> int:
+        """Rows that may be learned from."""
+        return len(self.scalars) if self.usable is None else len(self.usable)
+
+    def only(self, usable: np.ndarray[Any, Any]) -> "LoggedRows":
+        """Returns the same rows, of which only some, [n] row numbers, may be learned from."""
+        return replace(self, usable=torch.from_numpy(usable.astype(np.int64)).to(self.scalars.device))
+
+    @property
+    def block_rows(self) -> int:
+        """Rows to gather at once."""
+        if self.candidates is None:
+            return _BLOCK_ROWS
+        return min(_BLOCK_ROWS, max(_BLOCK_CANDIDATE_VALUES // (self.candidates.longest * self.candidates.width), 1))
+
+    def take(self, index: Tensor, weight: Tensor) -> TransitionBatch:
+        """Returns rows by number, [n] int64, with their shares in the loss."""
+        reward, steps, bootstrap, propensity = self.scalars.index_select(0, index).unbind(1)
+        action, next_action = self.choices.index_select(0, index).unbind(1)
+        actions, next_actions = self._choices(index)
+        return TransitionBatch(
+            state=self.state.take(index),
+            actions=actions,
+            action=action,
+            reward=reward,
+            steps=steps,
+            bootstrap=bootstrap,
+            next_state=self.state.take(self.next_index.index_select(0, index)),
+            next_actions=next_actions,
+            next_action=next_action,
+            propensity=propensity,
+            metrics=self.metrics.index_select(0, index),
+            weight=weight,
+        )
+
+    def _choices(self, index: Tensor) -> tuple[Actions, Actions]:
+        if self.candidates is not None:
+            lists = self.candidates
+            return lists.take(lists.now.index_select(0, index)), lists.take(lists.after.index_select(0, index))
+        if self.masks is None:
+            every = Actions(
+                mask=torch.ones(1, 1, dtype=torch.bool, device=index.device).expand(len(index), self.num_choices)
+            )
+            return every, every
+        now, after = self.masks.index_select(0, index).unbind(1)
+        return Actions(mask=now), Actions(mask=after)
+
+
+def build_rows(
+    copy: TrainingCopy,
+    spans: Spans,
+    usable: np.ndarray[Any, Any],
+    state: Columns,
+    candidate_features: Columns | None = None,
+) -> LoggedRows:
+    """Joins a training copy and its spans into what the gather needs.
+
+    Args:
+        copy: the memory-mapped rows.
+        spans: rewards and steps, see spans.py.
+        usable: [n] row numbers that may be learned from, see spans.learnable_rows.
+        state: columns over copy.state; the small columns go where these are.
+        candidate_features: columns over copy.candidates for parametric rows.
+    """
+    last = spans.last if spans.last is not None else slice(None)
+    bootstrap = np.asarray(copy.bootstrap)[last]
+    scalars = np.stack((spans.reward, spans.steps, bootstrap, copy.propensity), axis=1).astype(np.float32, copy=False)
+    next_action = np.asarray(copy.next_action)[last]
+    choices = np.stack((np.maximum(copy.action, 0), np.maximum(next_action, 0)), axis=1).astype(np.int64)
+    place = state.values.device
+    return LoggedRows(
+        state=state,
+        next_index=torch.from_numpy(np.asarray(copy.next_index)[last].astype(np.int64)).to(place),
+        scalars=torch.from_numpy(scalars).to(place),
+        choices=torch.from_numpy(choices).to(place),
+        masks=_masks(copy, last, bootstrap, place) if candidate_features is None else None,
+        candidates=None if candidate_features is None else _lists(copy, candidate_features, last, place),
+        num_choices=0 if candidate_features is not None else copy.mask.shape[1],
+        metrics=torch.from_numpy(np.array(copy.metrics, np.float32)).to(place),
+        usable=None if len(usable) == len(copy.action) else torch.from_numpy(usable).to(place),
+    )
+
+
+class LoggedSource:
+    """Batches of a rank, step by step; the position is the number of the next optimizer step.
+
+    Args:
+        rows: what to read.
+        plan: which rows when.
+        rank: whose part.
+        device: where batches go.
+    """
+
+    def __init__(self, rows: LoggedRows, plan: ReadPlan, rank: int, device: torch.device) -> None:
+        self._rows = rows
+        self._plan = plan
+        self._rank = rank
+        self._device = device
+        self._step = 0
+        self._batches = self._read()
+
+    def __next__(self) -> TransitionBatch:
+        return next(self._batches)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the number of the next optimizer step; call it between steps."""
+        return {"step": self._step}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues at a step."""
+        self._step = int(state["step"])
+        self._batches = self._read()
+
+    def _read(self) -> Iterator[TransitionBatch]:
+        plan = self._plan
+        epoch, order = -1, np.empty(0, np.int64)
+        block_steps = max(self._rows.block_rows // plan.rows_per_step, 1)
+        step = self._step
+        while step < plan.num_steps:
+            if step // plan.steps_per_epoch != epoch:
+                epoch = step // plan.steps_per_epoch
+                order = plan.permutation(epoch)
+            end = min(step + block_steps, (epoch + 1) * plan.steps_per_epoch)
+            yield from self._block(order, range(step, end))
+            step = end
+
+    def _block(self, order: np.ndarray[Any, Any], steps: range) -> Iterator[TransitionBatch]:
+        """Gathers the rank's rows of several steps at once and yields them minibatch by minibatch."""
+        plan, world = self._plan, len(self._plan.shares)
+        parts = [(step, part) for step in steps for part in plan.parts(step, self._rank)]
+        numbers, weights, sizes = [], [], []
+        for step, (start, stop) in parts:
+            # an empty part still takes part in the collectives of the step: one row of weight 0
+            numbers.append(order[start:stop] if stop > start else order[:1])
+            share = world / plan.rows_of_step(step) if stop > start else 0.0
+            weights.append(np.full(len(numbers[-1]), share, np.float32))
+            sizes.append(len(numbers[-1]))
+        index = torch.from_numpy(np.concatenate(numbers).astype(np.int64))
+        gathered = self._gather(index, torch.from_numpy(np.concatenate(weights)))
+        first = 0
+        for (step, _), size in zip(parts, sizes, strict=True):
+            # set before the last minibatch of a step is handed out, so that between steps it is the next one
+            self._step = step + 1
+            yield gathered[first : first + size]
+            first += size
+
+    def _gather(self, index: Tensor, weight: Tensor) -> TransitionBatch:
+        place = self._rows.scalars.device
+        index, weight = index.to(place), weight.to(place)
+        if self._rows.usable is not None:
+            index = self._rows.usable.index_select(0, index)
+        return self._rows.take(index, weight).to(self._device)
+
+
+def rows_in_order(rows: LoggedRows, numbers: np.ndarray[Any, Any], device: torch.device) -> Iterator[TransitionBatch]:
+    """Yields given rows in their order, in large batches of weight 1, for evaluation.
+
+    Args:
+        rows: what to read.
+        numbers: [n] row numbers.
+        device: where batches go.
+    """
+    place = rows.scalars.device
+    for start in range(0, len(numbers), rows.block_rows):
+        index = torch.from_numpy(numbers[start : start + rows.block_rows].astype(np.int64)).to(place)
+        yield rows.take(index, torch.ones(len(index), device=place)).to(device)
+
+
+def _masks(copy: TrainingCopy, last: Any, bootstrap: np.ndarray[Any, Any], place: torch.device) -> Tensor | None:
+    now, after = np.asarray(copy.mask, bool), np.asarray(copy.next_mask, bool)[last]
+    if now.all() and after[bootstrap > 0].all():
+        return None  # after an end nothing is bootstrapped, so its mask does not matter
+    return torch.from_numpy(np.stack((now, after), axis=1)).to(place)
+
+
+def _lists(copy: TrainingCopy, features: Columns, last: Any, place: torch.device) -> Candidates:
+    lengths = np.diff(copy.list_offsets)
+    return Candidates(
+        features=features,
+        longest=max(int(lengths.max(initial=1)), 1),
+        width=features.width,
+        offsets=torch.from_numpy(np.array(copy.list_offsets, np.int64)).to(place),
+        now=torch.from_numpy(np.array(copy.actions_list, np.int64)).to(place),
+        after=torch.from_numpy(np.asarray(copy.next_list, np.int64)[last]).to(place),
+    )

@@ -1,0 +1,383 @@
+"""Builds a training copy: blocks are checked and spooled in the files' order, then written in the copy's order."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import DTypeLike, NDArray
+
+from reagent_lite.data.readers import read_blocks
+from reagent_lite.data.readers_input import InputFile
+from reagent_lite.data.readers_json import Block, Position
+from reagent_lite.data.schema import KNOWN_COLUMNS, MAX_PROBLEMS, any_true, from_indices, to_numpy
+from reagent_lite.data.training_copy_lists import ListSpool, mix, share, write_candidates
+from reagent_lite.data.training_copy_spool import ColumnSpool, Keys, MatrixReader, MatrixSpool, NpyWriter, chunks
+from reagent_lite.data.transitions import Rows, require_columns
+from reagent_lite.data.transitions_discrete import discrete_rows
+from reagent_lite.data.transitions_parametric import parametric_rows
+from reagent_lite.errors import DataError, Problem
+
+COLUMNS: dict[str, DTypeLike] = {
+    "action": np.int32,
+    "next_action": np.int32,
+    "reward": np.float32,
+    "time_diff": np.float32,
+    "propensity": np.float32,
+    "bootstrap": np.float32,
+    "truncated": np.uint8,
+    "sequence": np.int64,
+}
+LOGGED_COLUMNS = ("reward", "time_diff", "propensity", "sequence")
+LIST_COLUMNS: dict[str, DTypeLike] = {"start": np.int64, "length": np.int64, "first": np.uint64, "second": np.uint64}
+NEEDED_FOR_ENDS = ("terminal", "possible_next_actions", "next_action")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Built:
+    """What a build says about itself; names as in TrainingCopy."""
+
+    rows: int
+    hashes: tuple[str, ...]
+    state_ids: tuple[int, ...]
+    action_ids: tuple[int, ...]
+    metric_names: tuple[str, ...]
+    counts: dict[str, int]
+    notes: tuple[str, ...]
+
+
+def build(
+    files: tuple[InputFile, ...],
+    actions: tuple[str, ...] | None,
+    folder: Path,
+    progress: Callable[[int, int], None] | None,
+) -> Built:
+    """Writes the arrays of a training copy of `files` into `folder`.
+
+    Args:
+        files: the input.
+        actions: names of discrete actions, or None for parametric ones.
+        folder: empty; holds the arrays alone afterwards.
+        progress: called with (bytes read, bytes in all).
+
+    Raises:
+        DataError: with file and line, up to 20 faults and how many there are in all.
+    """
+    spool = Spool(folder, parametric=actions is None)
+    checked: set[int] = set()
+
+    def transform(block: Block) -> Rows | None:
+        if not block.table.num_rows:
+            return None
+        if block.file_number not in checked:
+            require_columns(block)
+            checked.add(block.file_number)
+        return parametric_rows(block) if actions is None else discrete_rows(block, actions)
+
+    positions = [Position() for _ in files]
+    for rows in read_blocks(files, transform, positions, progress):
+        if rows is not None:
+            spool.append(rows)
+    spool.check(files[0].path)
+    return Writer(spool, folder, actions).write(tuple(position.sha256 for position in positions))
+
+
+class Spool:
+    """The rows of all blocks in the order of the files, in temporary files beside the arrays to be."""
+
+    def __init__(self, folder: Path, *, parametric: bool) -> None:
+        def column(name: str, dtype: DTypeLike) -> ColumnSpool:
+            return ColumnSpool(folder / f"{name}.spool", dtype)
+
+        self.columns = {name: column(name, dtype) for name, dtype in COLUMNS.items()}
+        self.episode = column("episode", np.int64)
+        self.origin_file, self.origin_line = column("origin_file", np.int32), column("origin_line", np.int64)
+        self.state_keys: Keys[int] = Keys()
+        self.action_keys: Keys[int] = Keys()
+        self.metric_keys: Keys[str] = Keys()
+        self.mask_keys: Keys[int] = Keys()
+        self.state = MatrixSpool(folder / "state.spool", self.state_keys)
+        self.next_state = MatrixSpool(folder / "next_state.spool", self.state_keys)
+        self.metrics = MatrixSpool(folder / "metrics.spool", self.metric_keys)
+        self.mask = MatrixSpool(folder / "mask.spool", self.mask_keys, np.uint8, 0)
+        self.next_mask = MatrixSpool(folder / "next_mask.spool", self.mask_keys, np.uint8, 0)
+        self.candidates = MatrixSpool(folder / "candidates.spool", self.action_keys)
+        self.now, self.after = (
+            ListSpool({k: column(f"{side}_{k}", v) for k, v in LIST_COLUMNS.items()}, self.candidates)
+            for side in ("now", "after")
+        )
+        self.parametric = parametric
+        self.mdp_ids: list[pa.Array] = []
+        self.num_mdp_ids = 0
+        self.num_rows = 0
+        self.counts: Counter[str] = Counter()
+        self.seen_columns: set[str] = set()
+        self.problems: list[Problem] = []
+        self.num_faults = 0
+        self.has_sequence = False
+        self.first_without_sequence: str | None = None
+
+    def append(self, rows: Rows) -> None:
+        """Adds a block; its faults are collected."""
+        self.seen_columns |= rows.columns
+        self.counts.update(rows.counts)
+        self.num_faults += rows.num_faults
+        self.problems += rows.problems[: MAX_PROBLEMS - len(self.problems)]
+        if self.num_faults:
+            return
+        for name, column in self.columns.items():
+            column.append(getattr(rows.logged if name in LOGGED_COLUMNS else rows, name))
+        self._append_origin(rows)
+        self.state.append(rows.state.ids, _canonical(rows.state.values))
+        self.next_state.append(rows.next_state.ids, _canonical(rows.next_state.values))
+        self.metrics.append(rows.logged.metrics.names, rows.logged.metrics.values)
+        if rows.lists is not None and rows.next_lists is not None:
+            self.now.append(rows.lists)
+            self.after.append(rows.next_lists)
+        else:
+            names = tuple(range(rows.mask.shape[1]))
+            self.mask.append(names, rows.mask)
+            self.next_mask.append(names, rows.next_mask)
+        self.num_rows += len(rows)
+
+    def _append_origin(self, rows: Rows) -> None:
+        logged = rows.logged
+        self.episode.append(np.where(logged.episode < 0, -1, logged.episode.astype(np.int64) + self.num_mdp_ids))
+        self.mdp_ids.append(logged.mdp_ids)
+        self.num_mdp_ids += len(logged.mdp_ids)
+        self.origin_file.append(np.full(len(rows), rows.block.file_number, np.int32))
+        self.origin_line.append(rows.block.lines)
+        self.has_sequence |= bool(logged.has_sequence.any())
+        if self.first_without_sequence is None and not logged.has_sequence.all():
+            self.first_without_sequence = rows.block.where(int(np.argmin(logged.has_sequence)))
+
+    def check(self, where: str) -> None:
+        """Raises the faults that were collected, and those of the log as a whole."""
+        if self.num_faults:
+            more = self.num_faults - len(self.problems)
+            summary = Problem(where, "rows without fault", f"{self.num_faults} faults, {more} more than shown")
+            raise DataError([*self.problems, *([summary] if more else [])])
+        if self.has_sequence and self.first_without_sequence is not None:
+            raise DataError(Problem(self.first_without_sequence, "a sequence_number, as other rows have one", "none"))
+        if not self.seen_columns & set(NEEDED_FOR_ENDS):
+            expected = f"one of the columns {', '.join(NEEDED_FOR_ENDS)}, to tell where episodes end"
+            raise DataError(Problem(where, expected, "none of them"))
+
+
+def _canonical(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Gives every NaN the same bits, so that rows can be compared by their bits."""
+    absent = np.isnan(values)
+    return np.where(absent, np.float32(np.nan), values) if absent.any() else values
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """The copy's order: row numbers in the order of the files, and of each row in the copy's order the rest.
+
+    Attributes:
+        rows: [R] int64.
+        episode: [R] int32 codes.
+        sequence: [R] int64.
+        hashes: [episodes] uint64.
+        duplicates: rows that share (mdp_id, sequence_number) with the row before.
+    """
+
+    rows: NDArray[np.int64]
+    episode: NDArray[np.int32]
+    sequence: NDArray[np.int64]
+    hashes: NDArray[np.uint64]
+    duplicates: int
+
+
+def find_order(spool: Spool) -> Order:
+    """Sorts by (mdp_id, sequence_number) where the log has both, else keeps the order of the files."""
+    slots = spool.episode.take()
+    code_of_slot, hashes = _code_mdp_ids(spool.mdp_ids)
+    alone = slots < 0
+    num_alone = int(alone.sum())
+    episode = np.empty(len(slots), np.int32)
+    episode[~alone] = code_of_slot[slots[~alone]]
+    episode[alone] = np.arange(len(hashes), len(hashes) + num_alone)
+    own_hashes = mix(np.flatnonzero(alone).astype(np.uint64))
+    sequence = spool.columns.pop("sequence").take()
+    if not spool.has_sequence:
+        sequence = np.arange(len(slots))
+    rows = np.arange(len(slots))
+    duplicates = 0
+    if spool.has_sequence and num_alone < len(slots):
+        rows = np.lexsort((sequence, episode))
+        episode, sequence = episode[rows], sequence[rows]
+        same = (np.diff(episode) == 0) & (np.diff(sequence) == 0)
+        duplicates = int(same.sum())
+    return Order(rows, episode, sequence, np.concatenate((hashes, own_hashes)), duplicates)
+
+
+def _code_mdp_ids(parts: list[pa.Array]) -> tuple[NDArray[np.int32], NDArray[np.uint64]]:
+    """Returns ([slots] code of each block's distinct ids in sorted order, [ids] their hashes)."""
+    encoded = pa.chunked_array(parts, pa.string()).combine_chunks().dictionary_encode()
+    ascending = to_numpy(pc.sort_indices(encoded.dictionary)).astype(np.int64)
+    rank = np.empty(len(ascending), np.int32)
+    rank[ascending] = np.arange(len(ascending), dtype=np.int32)
+    hashes = np.empty(len(ascending), np.uint64)
+    for start, stop in chunks(len(ascending), 1 << 16):
+        names = encoded.dictionary.take(from_indices(ascending[start:stop])).to_pylist()
+        digests = b"".join(hashlib.blake2b(name.encode(), digest_size=8).digest() for name in names)
+        hashes[start:stop] = np.frombuffer(digests, "<u8")
+    return rank[to_numpy(encoded.indices)], hashes
+
+
+class Writer:
+    """Writes spooled rows in the copy's order."""
+
+    def __init__(self, spool: Spool, folder: Path, actions: tuple[str, ...] | None) -> None:
+        self.spool, self.folder, self.actions = spool, folder, actions
+        self.order = find_order(spool)
+        self.counts: Counter[str] = Counter(spool.counts)
+
+    def write(self, hashes: tuple[str, ...]) -> Built:
+        """Writes every array; the spools are gone afterwards."""
+        spool, order = self.spool, self.order
+        bootstrap = np.empty(0, np.float32)
+        for name, column in {
+            **spool.columns,
+            "origin_file": spool.origin_file,
+            "origin_line": spool.origin_line,
+        }.items():
+            values = column.take()[order.rows]
+            self._save(name, values)
+            self.counts["truncated_rows"] += int(values.sum()) if name == "truncated" else 0
+            bootstrap = values if name == "bootstrap" else bootstrap
+        self._save("episode", order.episode)
+        self._save("episode_hash", order.hashes)
+        self._save("sequence", order.sequence)
+        self._write_states(bootstrap == 0)
+        self._write_metrics()
+        self._write_masks()
+        self._write_lists()
+        self.counts.update(
+            rows=spool.num_rows,
+            episodes=len(order.hashes),
+            terminal_rows=int((bootstrap == 0).sum()),
+            duplicate_rows=order.duplicates,
+        )
+        return Built(
+            rows=spool.num_rows,
+            hashes=hashes,
+            state_ids=spool.state_keys.ascending()[0],
+            action_ids=spool.action_keys.ascending()[0],
+            metric_names=spool.metric_keys.ascending()[0],
+            counts=dict(self.counts),
+            notes=notes(self.counts, spool.seen_columns),
+        )
+
+    def _save(self, name: str, values: NDArray[Any]) -> None:
+        np.save(self.folder / f"{name}.npy", values, allow_pickle=False)
+
+    def _writer(self, name: str, row_shape: tuple[int, ...], dtype: DTypeLike) -> NpyWriter:
+        return NpyWriter(self.folder / f"{name}.npy", row_shape, dtype)
+
+    def _write_states(self, terminal: NDArray[np.bool_]) -> None:
+        rows = self.order.rows
+        state = self._writer("state", (len(self.spool.state_keys),), np.float32)
+        reader = self.spool.state.reader()
+        for start, stop in chunks(len(rows), reader.chunk_rows()):
+            state.append(reader.gather(rows[start:stop]))
+        reader.close()
+        reader = self.spool.next_state.reader()
+        next_index, follows = self._link(state, reader, terminal)
+        reader.close()
+        state.close()
+        self.counts["side_rows"] = state.num_rows - len(rows)
+        dtype = np.int32 if state.num_rows < 2**31 else np.int64
+        self._save("next_index", next_index.astype(dtype))
+        self._save("follows", follows)
+
+    def _link(
+        self, state: NpyWriter, reader: MatrixReader, terminal: NDArray[np.bool_]
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Finds each row's next state among the rows, or appends it to `state`; returns next_index and follows."""
+        rows, episode, sequence = self.order.rows, self.order.episode, self.order.sequence
+        num = len(rows)
+        next_index, follows = np.arange(num), np.zeros(num, bool)
+        for start, stop in chunks(num, reader.chunk_rows()):
+            after = reader.gather(rows[start:stop])
+            end = min(stop, num - 1)
+            following = state.read(start + 1, end + 1)
+            inside = slice(start, end)
+            same = np.zeros(stop - start, bool)
+            same[: end - start] = equal_bits(after[: end - start], following)
+            same[: end - start] &= episode[inside] == episode[start + 1 : end + 1]
+            same &= ~terminal[start:stop]
+            follows[inside] = same[: end - start] & (sequence[start + 1 : end + 1] > sequence[inside])
+            next_index[start:stop][same] += 1
+            side = ~same & ~terminal[start:stop]
+            next_index[start:stop][side] = state.num_rows + np.arange(int(side.sum()))
+            state.append(after[side])
+        return next_index, follows
+
+    def _write_metrics(self) -> None:
+        reader = self.spool.metrics.reader()
+        writer = self._writer("metrics", (len(self.spool.metric_keys),), np.float32)
+        for start, stop in chunks(len(self.order.rows), reader.chunk_rows()):
+            values = reader.gather(self.order.rows[start:stop])
+            self.counts["metrics_absent_values"] += int(np.isnan(values).sum())
+            writer.append(np.nan_to_num(values, nan=0.0))
+        writer.close()
+        reader.close()
+
+    def _write_masks(self) -> None:
+        for name, spool in (("mask", self.spool.mask), ("next_mask", self.spool.next_mask)):
+            writer = self._writer(name, (len(self.actions or ()),), np.uint8)
+            reader = spool.reader()
+            for start, stop in chunks(len(self.order.rows), reader.chunk_rows()):
+                none = np.zeros((stop - start, 0), np.uint8)
+                writer.append(none if self.actions is None else reader.gather(self.order.rows[start:stop]))
+            writer.close()
+            reader.close()
+
+    def _write_lists(self) -> None:
+        rows = self.order.rows if self.spool.parametric else np.zeros(0, np.int64)
+        shared = share(self.spool.now.take(rows), self.spool.after.take(rows))
+        writer = self._writer("candidates", (len(self.spool.action_keys),), np.float32)
+        write_candidates(shared, self.spool.candidates, writer)
+        writer.close()
+        self._save("list_offsets", np.concatenate((np.zeros(1, np.int64), np.cumsum(shared.length))))
+        self._save("actions_list", shared.now)
+        self._save("next_list", shared.after)
+        if self.spool.parametric:
+            self.counts.update(lists=len(shared.length), candidates=writer.num_rows)
+
+
+def equal_bits(one: NDArray[np.float32], other: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """Returns [n], whether rows of two [n, S] matrices have the same bits."""
+    return ~any_true(one.view(np.uint32) != other.view(np.uint32))
+
+
+def notes(counts: Counter[str], columns: set[str]) -> tuple[str, ...]:
+    """Returns sentences about what a user should know of a log."""
+    rows = counts["rows"]
+    found: list[str] = []
+    if absent := counts["propensity_absent_rows"]:
+        found.append(
+            f"{absent} of {rows} rows have no propensity; it counts as 1, so importance weights are meaningless"
+        )
+    if unknown := counts["unknown_action_rows"]:
+        found.append(f"{unknown} of {rows} rows have no action; they are not trained on")
+    if duplicates := counts["duplicate_rows"]:
+        found.append(f"{duplicates} rows share mdp_id and sequence_number with another row")
+    if lacking := counts["metrics_absent_values"]:
+        found.append(f"{lacking} metric values are absent and count as 0")
+    if impossible := counts["next_action_not_possible_rows"]:
+        found.append(f"{impossible} rows have a next_action that is not among their possible_next_actions")
+    if counts["rows_without_mdp_id"]:
+        found.append(f"{counts['rows_without_mdp_id']} rows have no mdp_id; each counts as an episode of its own")
+    if ignored := sorted(columns - set(KNOWN_COLUMNS)):
+        found.append(f"columns that are not used: {', '.join(ignored)}")
+    return tuple(found)

@@ -1,0 +1,187 @@
+"""Where a training copy lies, whether it still fits its inputs, and how a new one takes its place.
+
+    <data>/.reagent_lite/<name>-<key>/manifest.json      names the build that counts; replaced by rename
+                                      <build>/*.npy      never changed once named
+
+Two processes that build the same copy write two builds; the manifest that is renamed last counts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import time
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from reagent_lite.data.readers_input import InputFile
+from reagent_lite.data.readers_parquet import sha256_of
+from reagent_lite.files import sync
+
+SCHEMA_VERSION = 1
+MANIFEST = "manifest.json"
+FOLDER = ".reagent_lite"
+ABANDONED_AFTER_SECONDS = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class InputState:
+    """What a copy was made from: one file's name, size in bytes, modification time and sha256."""
+
+    name: str
+    size: int
+    modified_ns: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """The description of a copy, as manifest.json holds it.
+
+    Attributes:
+        schema_version: of this layout.
+        build: folder of the arrays.
+        rows: transitions.
+        inputs: what it was made from.
+        files: {name: {"size": bytes, "sha256": hex}} of the arrays.
+        paths: the inputs' paths, as errors name them.
+        actions: names of discrete actions, None for parametric.
+        state_ids, action_ids, metric_names, counts, notes: as in TrainingCopy.
+    """
+
+    schema_version: int
+    build: str
+    rows: int
+    inputs: tuple[InputState, ...]
+    files: dict[str, dict[str, Any]]
+    paths: tuple[str, ...]
+    actions: tuple[str, ...] | None
+    state_ids: tuple[int, ...]
+    action_ids: tuple[int, ...]
+    metric_names: tuple[str, ...]
+    counts: dict[str, int]
+    notes: tuple[str, ...]
+
+
+def candidate_folders(
+    path: str, files: tuple[InputFile, ...], actions: tuple[str, ...] | None, directory: str | None
+) -> list[Path]:
+    """Returns the folders a copy may lie in, best first.
+
+    Args:
+        path: the input as `local_path` gives it.
+        files: its files.
+        actions: names of discrete actions, None for parametric: other options, another copy.
+        directory: parent folder that the user chose, or None.
+    """
+    options = json.dumps([SCHEMA_VERSION, actions, path])
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", path.rstrip("/").rsplit("/", 1)[-1]).lstrip(".")
+    folder = f"{name}-{hashlib.sha256(options.encode()).hexdigest()[:16]}"
+    if directory is not None:
+        return [Path(directory).expanduser().absolute() / folder]
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "reagent_lite" / folder
+    return [cache] if files[0].remote else [Path(path).parent / FOLDER / folder, cache]
+
+
+def is_writable(folder: Path) -> bool:
+    """Whether files can be made in `folder`, or it can be made.
+
+    A folder without any write bit counts as not writable for root too, whom the system would let write.
+    """
+    while not folder.exists():
+        folder = folder.parent
+    return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK) and bool(folder.stat().st_mode & 0o222)
+
+
+def read_manifest(folder: Path) -> Manifest | None:
+    """Returns the description of the copy in `folder`, or None where there is none that is whole.
+
+    Whole means: readable, of this schema version, and every array there with its size.
+    """
+    try:
+        document = json.loads((folder / MANIFEST).read_bytes())
+        if document["schema_version"] != SCHEMA_VERSION:
+            return None
+        document["inputs"] = tuple(InputState(**one) for one in document["inputs"])
+        for name in ("paths", "state_ids", "action_ids", "metric_names", "notes"):
+            document[name] = tuple(document[name])
+        document["actions"] = None if document["actions"] is None else tuple(document["actions"])
+        manifest = Manifest(**document)
+        sizes = {name: (folder / manifest.build / name).stat().st_size for name in manifest.files}
+        return manifest if all(sizes[name] == one["size"] for name, one in manifest.files.items()) else None
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def unchanged(manifest: Manifest, files: tuple[InputFile, ...]) -> bool:
+    """Whether the inputs are those of the copy: by names, sizes and times, else by sha256."""
+    known = manifest.inputs
+    if [(one.name, one.size) for one in known] != [(file.name, file.size) for file in files]:
+        return False
+    if all(file.modified_ns and one.modified_ns == file.modified_ns for one, file in zip(known, files, strict=True)):
+        return True
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(sha256_of, files)) == [one.sha256 for one in known]
+
+
+@contextmanager
+def new_build(folder: Path) -> Iterator[Path]:
+    """Gives a temporary folder inside `folder` for the arrays of a build; removed when the block fails."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for left in folder.glob(".tmp-*"):
+        if time.time() - left.stat().st_mtime > ABANDONED_AFTER_SECONDS:
+            shutil.rmtree(left, ignore_errors=True)
+    temporary = folder / f".tmp-{uuid.uuid4().hex}"
+    temporary.mkdir()
+    try:
+        yield temporary
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def seal(build: Path) -> dict[str, dict[str, Any]]:
+    """Brings the arrays of a build to the disk and returns {name: size and sha256}."""
+    with ThreadPoolExecutor(4) as pool:
+        files = sorted(build.iterdir())
+        entries = pool.map(_entry, files)
+        found = {file.name: entry for file, entry in zip(files, entries, strict=True)}
+    sync(build)
+    return found
+
+
+def _entry(file: Path) -> dict[str, Any]:
+    digest = hashlib.sha256()
+    with file.open("rb") as stream:
+        while chunk := stream.read(1 << 20):
+            digest.update(chunk)
+        os.fsync(stream.fileno())
+    return {"size": file.stat().st_size, "sha256": digest.hexdigest()}
+
+
+def publish(folder: Path, temporary: Path, manifest: Manifest) -> None:
+    """Makes a sealed build the one that counts, and removes the one that counted before."""
+    temporary.rename(folder / manifest.build)
+    before = read_manifest(folder)
+    replace_manifest(folder, manifest)
+    if before is not None and before.build != manifest.build:
+        shutil.rmtree(folder / before.build, ignore_errors=True)
+
+
+def replace_manifest(folder: Path, manifest: Manifest) -> None:
+    """Writes manifest.json so that it appears whole."""
+    temporary = folder / f".{uuid.uuid4().hex}.json"
+    try:
+        temporary.write_text(json.dumps(asdict(manifest), indent=1) + "\n")
+        sync(temporary)
+        temporary.replace(folder / MANIFEST)
+        sync(folder)
+    finally:
+        temporary.unlink(missing_ok=True)

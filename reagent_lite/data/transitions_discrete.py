@@ -1,0 +1,170 @@
+"""Logged transitions whose actions are indices into a fixed set of names, or the names."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from reagent_lite.data.readers_columns import (
+    Column,
+    Faults,
+    Mask,
+    column_of,
+    is_number,
+    is_string,
+    numbers,
+    per_distinct,
+    pieces,
+)
+from reagent_lite.data.readers_json import Block
+from reagent_lite.data.schema import any_true
+from reagent_lite.data.transitions import NONE, Choices, Rows, finish, read_common
+
+WRONG = -2
+
+
+def discrete_rows(block: Block, actions: tuple[str, ...]) -> Rows:
+    """Reads a block whose actions are indices into `actions` or names among them.
+
+    Raises:
+        DataError: for what makes the block unreadable; faults of single rows are in the result.
+    """
+    faults = Faults(block)
+    common = read_common(block, faults)
+    rule = _ActionRule(actions)
+    action_column, next_column = column_of(block, "action"), column_of(block, "next_action")
+    action = per_distinct(action_column, rule.action, NONE, np.int32)
+    todo = "Maps are actions of workflows.parametric_dqn" if pa.types.is_nested(action_column.array.type) else ""
+    faults.add(action == WRONG, rule.expected, action_column.value, todo)
+    next_action = per_distinct(next_column, rule.next_action, NONE, np.int32)
+    faults.add(next_action == WRONG, f"{rule.expected} in next_action", next_column.value)
+    mask, _ = _mask(column_of(block, "possible_actions"), actions, faults)
+    next_mask, next_listed = _mask(column_of(block, "possible_next_actions"), actions, faults)
+    impossible = (action >= 0) & ~_at(mask, action)
+    faults.add(impossible, "an action among possible_actions", action_column.value)
+    any_next = any_true(next_mask)
+    choices = Choices(
+        looks_terminal=np.where(next_listed, ~any_next, next_action == NONE),
+        has_next=any_next,
+        next_not_possible=(next_action >= 0) & ~_at(next_mask, next_action),
+        action=action,
+        next_action=next_action,
+        mask=mask,
+        next_mask=next_mask,
+    )
+    return finish(block, faults, common, choices)
+
+
+def _at(mask: NDArray[np.uint8], action: NDArray[np.int32]) -> Mask:
+    return mask[np.arange(len(action)), np.maximum(action, 0)].astype(bool)
+
+
+class _ActionRule:
+    """What one logged value of a discrete action means."""
+
+    def __init__(self, actions: tuple[str, ...]) -> None:
+        self._index = {name: index for index, name in enumerate(actions)}
+        self._num = len(actions)
+        names = ", ".join(actions[:10]) + (", ..." if self._num > 10 else "")
+        self.expected = f"one of the actions {names}, or an index below {self._num}"
+
+    def action(self, value: object) -> int:
+        """Returns the index, NONE for null, WRONG for anything else."""
+        if value is None:
+            return NONE
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int | str):
+            return WRONG
+        if isinstance(value, str) and value not in self._index:
+            if not value.isdecimal():
+                return WRONG
+            value = int(value)
+        if isinstance(value, int) and 0 <= value < self._num:
+            return value
+        return self._index.get(str(value), WRONG)
+
+    def next_action(self, value: object) -> int:
+        """Likewise; "" and integers from the number of actions on are NONE, unless the larger ones are names."""
+        if value == "" and "" not in self._index:
+            return NONE
+        index = self.action(value)
+        number = value if isinstance(value, int | float) else None
+        if isinstance(value, str) and value not in self._index and value.isdecimal():
+            number = int(value)
+        if number == self._num or (index == WRONG and number is not None and number > self._num):
+            return NONE
+        return index
+
+
+def _mask(column: Column, actions: tuple[str, ...], faults: Faults) -> tuple[NDArray[np.uint8], Mask]:
+    """Returns ([n, A] possible actions, ones where the row has no list; [n] whether it has one)."""
+    present = column.present
+    mask = np.ones((len(present), len(actions)), np.uint8)
+    if not present.any():
+        return mask, present
+    if column.text:
+        return _text_mask(column, actions, faults), present
+    taken = pieces(column, faults, "a list")
+    mask[present] = 0
+    if is_string(taken.elements.type):
+        index = {name: number for number, name in enumerate(actions)}
+        codes = per_distinct(Column("", taken.elements, text=False), lambda v: index.get(str(v), WRONG), WRONG)
+        _faults_of_elements(codes == WRONG, taken.rows, column, faults, "names of actions")
+        mask[taken.rows[codes >= 0], codes[codes >= 0]] = 1
+    elif is_number(taken.elements.type):
+        _fill_by_numbers(mask, taken.lengths, numbers(taken.elements), column, faults)
+    elif len(taken.elements):
+        todo = "Lists of maps are of workflows.parametric_dqn"
+        faults.add(taken.lengths > 0, f"0 or 1 per action, or names, in {column.name}", column.value, todo)
+    return mask, present
+
+
+def _faults_of_elements(wrong: Mask, rows: NDArray[np.int64], column: Column, faults: Faults, expected: str) -> None:
+    per_row = np.zeros(len(column.array), bool)
+    per_row[rows[wrong]] = True
+    faults.add(per_row, f"{expected} in {column.name}", column.value)
+
+
+def _fill_by_numbers(
+    mask: NDArray[np.uint8], lengths: NDArray[np.int64], values: NDArray[np.float64], column: Column, faults: Faults
+) -> None:
+    num = mask.shape[1]
+    if (lengths == num).all() and ((values == 0) | (values == 1)).all():
+        mask[:] = values.reshape(mask.shape)
+        return
+    odd = (lengths != num) & (lengths > 0)
+    faults.add(odd, f"{num} values, one per action, in {column.name}", lambda row: f"{lengths[row]} values")
+    whole = lengths == num
+    if not whole.all():
+        values = values[np.repeat(whole, lengths)]
+    table = values.reshape(-1, num)
+    wrong = np.zeros(len(mask), bool)
+    wrong[whole] = ~((table == 0) | (table == 1)).all(axis=1)
+    faults.add(wrong, f"only 0 and 1 in {column.name}", column.value)
+    mask[whole] = table == 1
+
+
+def _text_mask(column: Column, actions: tuple[str, ...], faults: Faults) -> NDArray[np.uint8]:
+    """Decodes each distinct JSON list once."""
+    masks: list[list[int]] = [[1] * len(actions)]
+
+    def decode(value: object) -> int:
+        row = _one_mask(value, actions)
+        masks.append([0] * len(actions) if row is None else row)
+        return WRONG if row is None else len(masks) - 1
+
+    codes = per_distinct(column, decode, 0)
+    faults.add(codes == WRONG, f"0 or 1 per action, or names, in {column.name}", column.value)
+    table = np.array(masks, np.uint8)
+    return table[np.maximum(codes, 0)]
+
+
+def _one_mask(value: object, actions: tuple[str, ...]) -> list[int] | None:
+    if not isinstance(value, list):
+        return None
+    if all(isinstance(one, str) for one in value):
+        return [int(name in value) for name in actions] if set(value) <= set(actions) else None
+    fits = len(value) == len(actions) and all(isinstance(one, int | float) and one in (0, 1) for one in value)
+    return [int(one) for one in value] if fits else None

@@ -1,0 +1,231 @@
+"""The evaluation page: held-out logged rows beside what the evaluated policy and its models say of them.
+
+batches ─► build_page ─► EvaluationPage [N, K] ─► episodes_of ─► rl.estimators.Episodes [n, L]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+from typing import Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from reagent_lite.rl.estimators import Episodes
+from reagent_lite.rl.td import chosen, expected_value
+from reagent_lite.types import Actions, TransitionBatch
+
+REWARD_NAME = "Reward"
+
+Policy = Callable[[Tensor, Actions], Tensor]
+"""From states [B, S] and choices to probabilities [B, K], 0 where not allowed."""
+
+
+class OutcomeModels(Protocol):
+    """Reward model and value model of the evaluated policy, for the reward and each metric."""
+
+    def predict(self, state: Tensor, actions: Actions) -> tuple[Tensor, Tensor]:
+        """Returns expected outcomes of the row and values, each [B, K, 1 + M]."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationPage:
+    """N logged rows, episode after episode and in order inside each; K is the most choices of any row.
+
+    Attributes:
+        names: "Reward", then the metrics: T names.
+        episode: [N] int64, a code per episode, non-decreasing.
+        action: [N] int64, index of the logged choice.
+        mask: [N, K] bool, choices of the row; false where it is padded.
+        steps: [N] float64, time steps the row spans.
+        bootstrap: [N] float64, 0 after a true end.
+        propensity: [N] float64, logged policy's probability of `action`.
+        model_propensities: [N, K] float64, evaluated policy's.
+        outcomes: [N, T] float64, reward and metrics.
+        reward_model: [N, K, T] float64, expected outcomes.
+        q_values: [N, K, T] float64, values of the evaluated policy.
+    """
+
+    names: tuple[str, ...]
+    episode: Tensor
+    action: Tensor
+    mask: Tensor
+    steps: Tensor
+    bootstrap: Tensor
+    propensity: Tensor
+    model_propensities: Tensor
+    outcomes: Tensor
+    reward_model: Tensor
+    q_values: Tensor
+
+    def __len__(self) -> int:
+        return len(self.action)
+
+    def rows(self, index: Tensor) -> EvaluationPage:
+        """Returns the page of some rows, given as a bool mask [N] or as indices."""
+        tensors = {f.name: getattr(self, f.name)[index] for f in fields(self) if f.name != "names"}
+        return EvaluationPage(names=self.names, **tensors)
+
+    @property
+    def rank(self) -> Tensor:
+        """[N] number of the row's episode, 0 ... n - 1."""
+        return _runs(self.episode)[0]
+
+    @property
+    def position(self) -> Tensor:
+        """[N] rows since the episode's start."""
+        lengths = _runs(self.episode)[1]
+        starts = (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
+        return torch.arange(len(self)) - starts
+
+    @property
+    def weight(self) -> Tensor:
+        """[N] probability of the logged choice under the evaluated policy over that under the logged one."""
+        return self.of_taken(self.model_propensities) / self.propensity
+
+    def of_taken(self, values: Tensor) -> Tensor:
+        """Returns values [N, K] at the logged choice, [N]."""
+        return chosen(values, self.action)
+
+
+def build_page(
+    batches: Iterable[TransitionBatch],
+    episodes: NDArray[np.int64],
+    *,
+    policy: Policy,
+    models: OutcomeModels,
+    metric_names: tuple[str, ...] = (),
+) -> EvaluationPage:
+    """Evaluates policy and models on logged rows.
+
+    Args:
+        batches: rows in order of time inside each episode; each row spans its own steps only, so an n-step source
+            must be read with n = 1 here. Rows of weight 0 are padding and left out.
+        episodes: [N] a code per row that is not padding; rows of an episode need not lie together.
+        policy: the evaluated policy.
+        models: fitted on other episodes (held_out).
+        metric_names: of the M columns of `metrics`.
+
+    Raises:
+        ValueError: if `episodes` has not one entry per row.
+    """
+    names = (REWARD_NAME, *metric_names)
+    with torch.no_grad():
+        parts = [_page_of(batch, policy, models, names) for batch in batches] or [_empty_page(names)]
+    num_choices = max(part.mask.shape[1] for part in parts)
+    padded = [_pad_choices(part, num_choices) for part in parts]
+    columns = {f.name: torch.cat([getattr(p, f.name) for p in padded]) for f in fields(EvaluationPage)[1:]}
+    if len(columns["action"]) != len(episodes):
+        raise ValueError(f"{len(episodes)} episode codes for {len(columns['action'])} rows")
+    columns["episode"] = torch.from_numpy(np.ascontiguousarray(episodes, dtype=np.int64))
+    page = EvaluationPage(names=names, **columns)
+    return page.rows(torch.argsort(page.episode, stable=True))
+
+
+def episodes_of(page: EvaluationPage, target: int, gamma: float) -> Episodes:
+    """Lays the rows of a page out by episode, for column `target` of its outcomes.
+
+    A row is discounted by gamma to the power of the steps that rows before it in the episode span.
+    """
+    rank, position = page.rank, page.position
+    shape = (int(rank[-1]) + 1, int(position.max()) + 1)
+    pi = page.model_propensities
+
+    def table(values: Tensor, fill: float = 0.0) -> Tensor:
+        return torch.full(shape, fill, dtype=torch.float64).index_put_((rank, position), values)
+
+    steps = table(page.steps)
+    running = table(torch.ones(len(page), dtype=torch.float64))
+    elapsed = steps.cumsum(1) - steps
+    reward_model, q = page.reward_model[:, :, target], page.q_values[:, :, target]
+    return Episodes(
+        running=running,
+        weight=table(page.weight, 1.0),
+        discount=torch.pow(gamma, elapsed) * running,
+        reward=table(page.outcomes[:, target]),
+        reward_taken=table(page.of_taken(reward_model)),
+        reward_expected=table(expected_value(reward_model, pi)),
+        value_taken=table(page.of_taken(q)),
+        value_expected=table(expected_value(q, pi)),
+    )
+
+
+def held_out(episode_hash: NDArray[np.uint64], share: float) -> NDArray[np.bool_]:
+    """Returns which rows are scored, [N], so that an episode lies wholly on one side.
+
+    About `share` of the episodes are true; all others are for fitting. The choice depends on the hash alone, and the
+    hash is mixed first (the finalizer of SplitMix64; Steele, Lea & Flood 2014), so that it is independent of any other
+    split by the same hash, and equal on every process.
+    """
+    z = episode_hash.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    z = z ^ (z >> np.uint64(31))
+    return np.asarray((z >> np.uint64(11)).astype(np.float64) < share * 2.0**53)
+
+
+def _page_of(batch: TransitionBatch, policy: Policy, models: OutcomeModels, names: tuple[str, ...]) -> EvaluationPage:
+    reward_model, q_values = models.predict(batch.state, batch.actions)
+    outcomes = torch.cat((batch.reward.unsqueeze(1), batch.metrics), 1)
+    columns = {
+        "episode": torch.zeros_like(batch.action),
+        "action": batch.action,
+        "mask": batch.actions.mask,
+        "steps": batch.steps.double(),
+        "bootstrap": batch.bootstrap.double(),
+        "propensity": batch.propensity.double(),
+        "model_propensities": _normalized(policy(batch.state, batch.actions).double()),
+        "outcomes": outcomes.double(),
+        "reward_model": _allowed_only(reward_model, batch.actions.mask),
+        "q_values": _allowed_only(q_values, batch.actions.mask),
+    }
+    real = (batch.weight > 0).cpu()
+    return EvaluationPage(names=names, **{name: value.cpu()[real] for name, value in columns.items()})
+
+
+def _empty_page(names: tuple[str, ...]) -> EvaluationPage:
+    row, choices, outcomes = torch.zeros(0, dtype=torch.float64), (0, 1), (0, len(names))
+    return EvaluationPage(
+        names=names,
+        episode=row.long(),
+        action=row.long(),
+        mask=row.bool().view(choices),
+        steps=row,
+        bootstrap=row,
+        propensity=row,
+        model_propensities=row.view(choices),
+        outcomes=row.view(outcomes),
+        reward_model=row.view(0, 1, len(names)),
+        q_values=row.view(0, 1, len(names)),
+    )
+
+
+def _runs(episode: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the number of each row's run of equal codes, [N], and the runs' lengths, [n]."""
+    _, rank, lengths = torch.unique_consecutive(episode, return_inverse=True, return_counts=True)
+    return rank, lengths
+
+
+def _normalized(propensities: Tensor) -> Tensor:
+    # float32 probabilities sum to 1 only to 1e-7, which products over hundreds of steps would show
+    return propensities / propensities.sum(1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
+
+
+def _allowed_only(values: Tensor, mask: Tensor) -> Tensor:
+    # networks give finite but meaningless numbers elsewhere
+    return values.double().masked_fill(~mask.unsqueeze(2), 0.0)
+
+
+def _pad_choices(page: EvaluationPage, num_choices: int) -> EvaluationPage:
+    missing = num_choices - page.mask.shape[1]
+    columns = {f.name: getattr(page, f.name) for f in fields(page)}
+    for name in ("mask", "model_propensities"):
+        columns[name] = F.pad(columns[name], (0, missing))
+    for name in ("reward_model", "q_values"):
+        columns[name] = F.pad(columns[name], (0, 0, 0, missing))
+    return EvaluationPage(**columns)

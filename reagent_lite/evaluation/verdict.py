@@ -1,0 +1,92 @@
+"""Whether an estimate may be used, with the reason in words."""
+
+import math
+from enum import StrEnum
+
+from reagent_lite.evaluation.overlap import Figure, Overlap
+
+# An interval wider than this share of the figure's own size does not tell policies apart.
+_WIDE_SHARE = 0.5
+# The mean of correct weights is 1; a tenth off, and significantly so, is a fault of propensities or support.
+_MEAN_WEIGHT_TOLERANCE = 0.1
+_MAX_UNSUPPORTED_SHARE = 0.01
+_MAX_LARGEST_SHARE = 0.25
+
+
+class Verdict(StrEnum):
+    """What an estimate is good for."""
+
+    TRUSTWORTHY = "trustworthy"
+    WIDE = "wide"
+    DO_NOT_USE = "do not use"
+
+
+Judgement = tuple[Verdict, str]
+
+
+def judge_weighted(
+    figure: Figure, overlap: Overlap, *, sequential: bool, scale: float, min_effective: float
+) -> Judgement:
+    """Judges an estimate that weights logged outcomes.
+
+    `scale` is the size of figures of this kind; a sequential estimate weights whole episodes, another one rows.
+    """
+    effective = overlap.effective_episodes if sequential else overlap.effective_rows
+    largest = overlap.largest_episode_share if sequential else overlap.largest_row_share
+    unit = "episode" if sequential else "row"
+    mean = overlap.mean_weight
+    if overlap.unsupported_share > _MAX_UNSUPPORTED_SHARE:
+        return Verdict.DO_NOT_USE, (
+            f"{overlap.unsupported_share:.1%} of rows were logged with probability 1 where the policy may choose "
+            "otherwise, or the log has no propensities"
+        )
+    if abs(mean.value - 1) > _MEAN_WEIGHT_TOLERANCE and mean.excludes(1.0):
+        return Verdict.DO_NOT_USE, (
+            f"the mean weight is {mean.value:.3g} and should be 1: logged propensities are wrong, or the policy "
+            "chooses what was not logged"
+        )
+    if effective < min_effective:
+        return Verdict.DO_NOT_USE, f"weights leave {effective:.1f} effective {unit}s, less than {min_effective:g}"
+    if (unusable := _undefined(figure, overlap)) is not None:
+        return unusable
+    if largest > _MAX_LARGEST_SHARE:
+        return Verdict.WIDE, f"one {unit} carries {largest:.0%} of the weight"
+    return _by_width(figure, scale) or (
+        Verdict.TRUSTWORTHY,
+        f"{effective:.0f} effective {unit}s, mean weight {mean.value:.3g}",
+    )
+
+
+def judge_model(figure: Figure, overlap: Overlap, *, scale: float, check: Figure, check_verdict: Verdict) -> Judgement:
+    """Judges an estimate that rests on a fitted model alone, by a weighted estimate of the same quantity.
+
+    Resampling episodes does not show a model's error, so an interval alone is no reason to trust it.
+    """
+    if (unusable := _undefined(figure, overlap)) is not None:
+        return unusable
+    if check_verdict is Verdict.DO_NOT_USE:
+        return Verdict.WIDE, "the model cannot be checked against the log: weighted estimates are unusable"
+    if check.excludes(figure.value):
+        beyond = f"; {overlap.cut_share:.0%} of episodes are cut, only the model counts what follows"
+        return Verdict.DO_NOT_USE, (
+            f"the model says {figure.value:.4g}, outside the weighted estimate's interval "
+            f"{check.low:.4g} to {check.high:.4g}{beyond if overlap.cut_share else ''}"
+        )
+    if check_verdict is Verdict.WIDE:
+        return Verdict.WIDE, "agrees with the weighted estimate, which is wide itself"
+    return _by_width(figure, scale) or (Verdict.TRUSTWORTHY, "agrees with the weighted estimate")
+
+
+def _undefined(figure: Figure, overlap: Overlap) -> Judgement | None:
+    if overlap.num_episodes < 2:
+        return Verdict.DO_NOT_USE, "one episode has no interval"
+    if not all(map(math.isfinite, (figure.value, figure.low, figure.high))):
+        return Verdict.DO_NOT_USE, "the estimate or its interval is undefined on this log"
+    return None
+
+
+def _by_width(figure: Figure, scale: float) -> Judgement | None:
+    width = figure.high - figure.low
+    if width > _WIDE_SHARE * scale:
+        return Verdict.WIDE, f"the interval is {width:.4g} wide where figures are of size {scale:.4g}"
+    return None

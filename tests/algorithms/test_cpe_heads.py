@@ -1,0 +1,210 @@
+"""Models for evaluation: the loss by hand, exact values on the gridworld, candidates like named actions."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from oracles import gridworld
+from oracles.batches import make_batch, random_batch
+from torch import Tensor, nn
+
+from reagent_lite.algorithms.cpe_heads import CPEHeads, build_cpe_heads, fit_heads
+from reagent_lite.models.q_networks import NetworkSettings
+from reagent_lite.types import Actions, SourceSpec, TransitionBatch
+
+SETTINGS = NetworkSettings(hidden=(8,), activations=("relu",))
+
+
+class Table(nn.Module):
+    """One number per (state, choice, outcome); the state is one-hot, and candidates one-hot features."""
+
+    def __init__(self, table: Tensor) -> None:
+        super().__init__()
+        self.table = nn.Parameter(table)  # [S, K, T]
+
+    def forward(self, state: Tensor, mask: Tensor, features: Tensor | None = None) -> Tensor:
+        values = torch.einsum("bs,skt->bkt", state, self.table)
+        return values if features is None else torch.einsum("bkt,bcf->bct", values, features.sum(2, keepdim=True))
+
+
+def heads_of(reward: Tensor, value: Tensor, gamma: float = 0.5) -> CPEHeads:
+    return CPEHeads(Table(reward), Table(value), gamma=gamma, target_update_rate=0.5, num_outcomes=reward.shape[2])
+
+
+def uniform(state: Tensor, actions: Actions) -> Tensor:
+    return actions.mask / actions.mask.sum(1, keepdim=True).clamp(min=1)
+
+
+def test_loss_by_hand():
+    eye = torch.eye(2)
+    batch = make_batch(
+        eye, eye.flip(0), [0, 1], [1.0, 2.0],
+        steps=torch.tensor([2.0, 1.0]), bootstrap=torch.tensor([1.0, 0.0]), weight=torch.tensor([0.25, 0.75]),
+    )  # fmt: skip
+    reward = torch.tensor([[[3.0], [0.0]], [[0.0], [4.0]]])
+    value = torch.tensor([[[10.0], [20.0]], [[30.0], [40.0]]])
+    propensities = torch.tensor([[0.25, 0.75], [1.0, 0.0]])
+    loss, metrics = heads_of(reward, value)(batch, propensities)
+    # rewards: .25 (3 - 1)^2 + .75 (4 - 2)^2
+    assert metrics["reward_loss"].item() == pytest.approx(4)
+    # row 0: 1 + .5^2 (.25 * 30 + .75 * 40) = 10.375 against 10; row 1 ends: 2 against 40
+    expected = 0.25 * 0.375**2 + 0.75 * 38**2
+    assert metrics["value_loss"].item() == pytest.approx(expected)
+    assert loss.item() == pytest.approx(4 + expected)
+
+
+def test_target_is_not_differentiated_and_follows_after_a_step():
+    heads = heads_of(torch.zeros(2, 2, 1), torch.ones(2, 2, 1))
+    batch = make_batch(torch.eye(2), torch.eye(2), [0, 1], [1.0, 2.0])
+    heads(batch, torch.full((2, 2), 0.5))[0].backward()
+    assert heads.target_network.table.grad is None
+    with torch.no_grad():
+        heads.value_network.table += 2
+    heads.after_step()
+    assert heads.target_network.table.unique().tolist() == [2.0]  # 1 + .5 * (3 - 1)
+
+
+def test_scales_from_sums():
+    heads = heads_of(torch.zeros(2, 2, 2), torch.zeros(2, 2, 2), gamma=0.5)
+    batch = make_batch(
+        torch.eye(2)[[0, 1, 0]], torch.eye(2)[[0, 1, 0]], [0, 1, 0], [3.0, 4.0, 99.0],
+        metrics=torch.tensor([[0.0], [0.0], [7.0]]), bootstrap=torch.tensor([1.0, 0.0, 1.0]),
+        weight=torch.tensor([0.5, 0.5, 0.0]),
+    )  # fmt: skip
+    sums = heads.scale_sums(batch)
+    assert sums.tolist() == [2, 0.5, 25, 0]  # padding is left out
+    heads.set_scales(sums)
+    # root mean square (25 / 2)^.5; a metric that is always 0 keeps 1; mean discount .25 makes values 4 / 3 larger
+    assert heads.reward_scale.tolist() == pytest.approx([12.5**0.5, 1])
+    assert heads.value_scale.tolist() == pytest.approx([12.5**0.5 * 4 / 3, 4 / 3])
+
+
+def test_scales_change_units_and_not_the_optimum():
+    eye = torch.eye(2)
+    truth_reward, truth_value = torch.tensor([[[6.0]], [[2.0]]]), torch.tensor([[[7.0]], [[2.0]]])
+    heads = heads_of(truth_reward / 2, truth_value / 4)
+    heads.reward_scale.fill_(2)
+    heads.value_scale.fill_(4)
+    # state 0 -> state 1 -> end, gamma .5: q = 6 + .5 * 2 and 2
+    batch = make_batch(eye, eye[[1, 1]], [0, 0], [6.0, 2.0], num_choices=1, bootstrap=torch.tensor([1.0, 0.0]))
+    assert heads(batch, torch.ones(2, 1))[0].item() == pytest.approx(0, abs=1e-10)
+    rewards, values = heads.predict(eye, Actions(mask=torch.ones(2, 1, dtype=torch.bool)))
+    assert torch.equal(rewards, truth_reward)
+    assert torch.equal(values, truth_value)
+
+
+def gridworld_batches(epsilon: float, num_episodes: int, rows: int, passes: int) -> list[TransitionBatch]:
+    rng = np.random.default_rng(0)
+    log = gridworld.simulate(gridworld.epsilon_greedy(epsilon), num_episodes, rng)
+    eye, mask = torch.eye(25), torch.from_numpy(gridworld.allowed())
+    batches = []
+    for _ in range(passes):
+        order = rng.permutation(len(log.state))
+        for start in range(0, len(order) - rows + 1, rows):
+            pick = order[start : start + rows]
+            batches.append(
+                make_batch(
+                    eye[log.state[pick]], eye[log.next_state[pick]], log.action[pick], log.reward[pick],
+                    actions=Actions(mask=mask[log.state[pick]]), next_actions=Actions(mask=mask[log.next_state[pick]]),
+                    bootstrap=torch.from_numpy(1.0 - log.terminal[pick]).float(),
+                )
+            )  # fmt: skip
+    return batches
+
+
+def test_values_of_another_policy_on_the_gridworld():
+    torch.manual_seed(0)
+    policy = torch.from_numpy(gridworld.epsilon_greedy(0.2)).float()
+    spec = SourceSpec(num_state_features=25, action_names=gridworld.ACTIONS)
+    heads = build_cpe_heads(spec, NetworkSettings(hidden=(), activations=()), gamma=0.9, target_update_rate=0.05)
+    batches = gridworld_batches(0.8, 400, 256, 15)
+    heads.set_scales(torch.stack([heads.scale_sums(batch) for batch in batches]).sum(0))
+    # annealed, so that the last steps average out the slips
+    for rate in (0.05, 0.01, 0.002):
+        losses = fit_heads(heads, batches, lambda s, a: s @ policy, torch.optim.Adam(heads.parameters(), lr=rate))
+    assert losses["value_loss"].item() < 0.05
+    mask = torch.from_numpy(gridworld.allowed())
+    rewards, values = heads.predict(torch.eye(25), Actions(mask=mask))
+    truth = torch.from_numpy(gridworld.policy_q(gridworld.epsilon_greedy(0.2))).float()
+    seen = mask.clone()
+    torch.testing.assert_close(values[:, :, 0][seen], truth[seen], atol=0.25, rtol=0)
+    start = float((policy[0] * values[0, :, 0]).sum())
+    assert start == pytest.approx(4.003114, abs=0.1)
+    exact = torch.from_numpy(gridworld.rewards()).float()
+    torch.testing.assert_close(rewards[:, :, 0][seen], exact[seen], atol=0.3, rtol=0)
+
+
+def test_candidates_are_scored_like_named_actions():
+    spec = SourceSpec(num_state_features=3, num_action_features=2, metric_names=("clicks",))
+    heads = build_cpe_heads(spec, SETTINGS, gamma=0.9, target_update_rate=0.1)
+    batch = random_batch(6, 3, 4, seed=0, num_features=2)
+    batch = dataclasses.replace(batch, metrics=torch.randn(6, 1, generator=torch.Generator().manual_seed(1)))
+    loss, metrics = heads(batch, uniform(batch.next_state, batch.next_actions))
+    rewards, values = heads.predict(batch.state, batch.actions)
+    assert rewards.shape == values.shape == (6, 4, 2)
+    # the logged candidate's prediction out of all, against reward and metric
+    outcomes = torch.stack((batch.reward, batch.metrics[:, 0]), 1)
+    expected = (batch.weight * (rewards[torch.arange(6), batch.action] - outcomes).square().sum(1)).sum()
+    assert metrics["reward_loss"].item() == pytest.approx(expected.item(), rel=1e-5)
+    assert loss.item() == pytest.approx((metrics["reward_loss"] + metrics["value_loss"]).item(), rel=1e-6)
+
+
+def test_streams_and_dropout_of_the_q_network_are_left_out():
+    spec = SourceSpec(num_state_features=3, action_names=("a", "b"))
+    settings = dataclasses.replace(SETTINGS, dueling=True, dropout=0.5, batch_norm=True, outputs=51)
+    heads = build_cpe_heads(spec, settings, gamma=0.9, target_update_rate=0.1)
+    assert not any(isinstance(m, nn.Dropout | nn.BatchNorm1d) for m in heads.modules())
+    rewards, _ = heads.predict(torch.zeros(1, 3), Actions(mask=torch.ones(1, 2, dtype=torch.bool)))
+    assert rewards.shape == (1, 2, 1)
+
+
+def test_each_batch_is_used_once():
+    heads = heads_of(torch.zeros(2, 2, 1), torch.zeros(2, 2, 1))
+    taken = 0
+
+    def batches() -> object:
+        nonlocal taken
+        while taken < 3:
+            taken += 1
+            yield make_batch(torch.eye(2), torch.eye(2), [0, 1], [1.0, 1.0])
+
+    before = heads.reward_network.table.clone()
+    losses = fit_heads(heads, batches(), uniform, torch.optim.SGD(heads.parameters(), lr=0.1))
+    assert taken == 3
+    assert set(losses) == {"reward_loss", "value_loss"}
+    # w <- w - .1 * 2 * .5 (w - 1), three times: 1 - .9^3
+    assert (heads.reward_network.table - before)[0, 0, 0].item() == pytest.approx(1 - 0.9**3)
+
+
+def test_no_batches_fit_nothing():
+    heads = heads_of(torch.zeros(2, 2, 1), torch.zeros(2, 2, 1))
+    assert fit_heads(heads, [], uniform, torch.optim.SGD(heads.parameters(), lr=0.1)) == {}
+
+
+def test_state_makes_the_round_trip():
+    spec = SourceSpec(num_state_features=3, action_names=("a", "b"))
+    one, other = (build_cpe_heads(spec, SETTINGS, gamma=0.9, target_update_rate=0.1) for _ in range(2))
+    one.reward_scale.fill_(7)
+    other.load_state_dict(one.state_dict())
+    state, actions = torch.randn(4, 3), Actions(mask=torch.ones(4, 2, dtype=torch.bool))
+    for ours, theirs in zip(one.predict(state, actions), other.predict(state, actions), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_choices_that_are_not_allowed_have_value_zero():
+    heads = heads_of(torch.ones(2, 2, 1), torch.ones(2, 2, 1))
+    actions = Actions(mask=torch.tensor([[True, False]]))
+    assert heads.predict(torch.eye(2)[:1], actions)[1][0, :, 0].tolist() == [1, 0]
+
+
+def test_absurd_value_where_the_episode_ends_does_not_reach_the_target():
+    heads = heads_of(torch.zeros(2, 2, 1), torch.full((2, 2, 1), 1e30))
+    batch = make_batch(
+        torch.eye(2), torch.eye(2), [0, 1], [1.0, 2.0],
+        bootstrap=torch.zeros(2), next_actions=Actions(mask=torch.zeros(2, 2, dtype=torch.bool)),
+    )  # fmt: skip
+    with torch.no_grad():
+        heads.value_network.table.zero_()
+    _, metrics = heads(batch, torch.zeros(2, 2))
+    assert metrics["value_loss"].item() == pytest.approx((1 + 4) / 2)

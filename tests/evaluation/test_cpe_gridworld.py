@@ -1,0 +1,121 @@
+"""Estimates from simulated logs against exact values, and the coverage of intervals."""
+
+import numpy as np
+import pytest
+import torch
+from oracles import gridworld
+from oracles.pages import gridworld_page, noisy_q
+
+from reagent_lite.config.evaluation import EvaluationConfig
+from reagent_lite.evaluation.cpe import evaluate_page
+from reagent_lite.evaluation.page import episodes_of
+from reagent_lite.evaluation.verdict import Verdict
+from reagent_lite.rl.bootstrap import percentile_interval, resample_counts
+from reagent_lite.rl.estimators import SEQUENTIAL_ESTIMATORS, mean_return
+
+# epsilon of the evaluated policy: exact value at the start, epsilon of the log
+VALUES = {
+    1.0: (0.332371, 0.9),
+    0.8: (1.028097, 0.9),
+    0.5: (2.588442, 0.6),
+    0.2: (4.003114, 0.4),
+    0.05: (4.552028, 0.2),
+    0.0: (4.711349, 0.2),
+}
+
+
+def test_optimal_values_are_the_published_ones():
+    values = gridworld.optimal_values()
+    np.testing.assert_allclose(values[:5], [4.7250, 5.2554, 5.8457, 6.5084, 7.2047], atol=5e-5)
+    np.testing.assert_allclose(values[20:24], [7.2107, 8.0356, 8.9551, 9.9704], atol=5e-5)
+
+
+def test_values_of_the_random_policy_are_the_published_ones():
+    values = gridworld.policy_values(gridworld.random_policy())
+    np.testing.assert_allclose(values[:5], [0.3324, 0.4027, 0.6512, 1.0473, 1.2433], atol=5e-5)
+    np.testing.assert_allclose(values[[15, 16, 18, 19]], [0.6345, 0.7575, 4.0237, 5.4001], atol=5e-5)
+
+
+def test_transitions_and_both_kinds_of_q_are_consistent():
+    p, mask = gridworld.transition_matrix(), gridworld.allowed()
+    np.testing.assert_allclose(p.sum(2), mask)
+    # greedy in the optimal q is a policy whose own q is the optimal one
+    q = gridworld.optimal_q()
+    greedy = np.eye(4)[np.where(mask, q, -np.inf).argmax(1)] * mask.any(1, keepdims=True)
+    np.testing.assert_allclose(gridworld.policy_q(greedy), q, atol=1e-9)
+
+
+@pytest.mark.parametrize("epsilon", VALUES)
+def test_exact_value_of_epsilon_greedy(epsilon: float):
+    values = gridworld.policy_values(gridworld.epsilon_greedy(epsilon))
+    assert values[gridworld.START] == pytest.approx(VALUES[epsilon][0], abs=1e-6)
+
+
+@pytest.mark.parametrize("epsilon", VALUES)
+def test_estimates_from_a_log_cover_the_exact_value(epsilon: float):
+    truth, logged = VALUES[epsilon]
+    rng = np.random.default_rng(round(100 * epsilon))
+    policy = gridworld.epsilon_greedy(epsilon)
+    log = gridworld.simulate(gridworld.epsilon_greedy(logged), 2000, rng)
+    page = gridworld_page(log, policy, noisy_q(policy, 0.1, rng))
+    config = EvaluationConfig(confidence_level=0.99, bootstrap_resamples=500)
+    result = evaluate_page(page, gamma=gridworld.GAMMA, config=config, generator=torch.Generator().manual_seed(0))
+    family = result.outcomes[0].sequential
+    checked = [e for e in family.estimates if e.name != "Fitted_Q_Evaluation" and e.verdict is not Verdict.DO_NOT_USE]
+    assert "Weighted_Sequential_Doubly_Robust" in [e.name for e in checked]
+    for estimate in checked:
+        assert estimate.figure.low <= truth <= estimate.figure.high, estimate
+    assert result.overlap is not None
+    assert abs(result.overlap.mean_weight.value - 1) < 0.05
+    behaviour = gridworld.policy_values(gridworld.epsilon_greedy(logged))[gridworld.START]
+    assert family.logged.low <= behaviour <= family.logged.high
+
+
+def test_a_log_too_far_from_the_policy_is_not_used():
+    # random decisions: hardly an episode follows the policy to the goal, and weighted estimates miss by far
+    rng = np.random.default_rng(0)
+    policy = gridworld.epsilon_greedy(0.1)
+    page = gridworld_page(gridworld.simulate(gridworld.random_policy(), 300, rng), policy, noisy_q(policy, 0.1, rng))
+    config = EvaluationConfig(bootstrap_resamples=200)
+    result = evaluate_page(page, gamma=gridworld.GAMMA, config=config, generator=torch.Generator().manual_seed(0))
+    for estimate in result.outcomes[0].sequential.estimates:
+        if estimate.name != "Fitted_Q_Evaluation":
+            assert estimate.verdict is Verdict.DO_NOT_USE, estimate
+            assert "effective episodes" in estimate.reason
+
+
+def coverage(names: tuple[str, ...], resamples: int) -> dict[str, float]:
+    """Share of 500 nominal 95 % intervals that contain the truth; logs of 300 episodes, epsilon .5 for .3."""
+    policy, behaviour = gridworld.epsilon_greedy(0.3), gridworld.epsilon_greedy(0.5)
+    truth = {name: gridworld.policy_values(policy)[gridworld.START] for name in names}
+    truth["logged"] = gridworld.policy_values(behaviour)[gridworld.START]
+    estimators = {"logged": mean_return, **{name: SEQUENTIAL_ESTIMATORS[name] for name in names}}
+    rng, generator = np.random.default_rng(0), torch.Generator().manual_seed(0)
+    hits = dict.fromkeys(estimators, 0)
+    for _ in range(500):
+        page = gridworld_page(gridworld.simulate(behaviour, 300, rng), policy, noisy_q(policy, 0.5, rng))
+        episodes = episodes_of(page, 0, gridworld.GAMMA)
+        counts = resample_counts(300, resamples, generator)
+        for name, estimator in estimators.items():
+            low, high = percentile_interval(estimator(episodes, counts)[1:], 0.95)
+            hits[name] += low <= truth[name] <= high
+    return {name: count / 500 for name, count in hits.items()}
+
+
+def test_intervals_cover_as_often_as_they_say():
+    shares = coverage(
+        (
+            "Per_Decision_Importance_Sampling",
+            "Weighted_Per_Decision_Importance_Sampling",
+            "Sequential_Doubly_Robust",
+            "Weighted_Sequential_Doubly_Robust",
+        ),
+        resamples=600,
+    )
+    assert all(0.92 <= share <= 0.98 for share in shares.values()), shares
+
+
+@pytest.mark.slow
+def test_magics_intervals_cover_as_often_as_they_say():
+    shares = coverage(("MAGIC",), resamples=1000)
+    assert all(0.92 <= share <= 0.98 for share in shares.values()), shares

@@ -1,0 +1,136 @@
+"""Pages from batches, episodes from pages, and the split of episodes."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from oracles.batches import make_batch, random_batch
+from oracles.pages import bandit_page
+from torch import Tensor
+
+from reagent_lite.evaluation.page import build_page, episodes_of, held_out
+from reagent_lite.types import Actions
+
+
+class StateModels:
+    """Predicts the first state feature for the reward and twice that for values, of every choice and outcome."""
+
+    def __init__(self, num_outcomes: int = 1) -> None:
+        self.num_outcomes = num_outcomes
+
+    def predict(self, state: Tensor, actions: Actions) -> tuple[Tensor, Tensor]:
+        first = state[:, :1].unsqueeze(2).expand(-1, actions.mask.shape[1], self.num_outcomes)
+        return first, 2 * first
+
+
+def uniform(state: Tensor, actions: Actions) -> Tensor:
+    return actions.mask / actions.mask.sum(1, keepdim=True).clamp(min=1)
+
+
+def test_rows_are_grouped_by_episode_in_order_of_time():
+    batch = make_batch([[1.0], [2.0], [3.0], [4.0]], [[0.0]] * 4, [0, 1, 0, 1], [10.0, 20.0, 30.0, 40.0])
+    page = build_page([batch[:3], batch[3:]], np.array([7, 3, 7, 3]), policy=uniform, models=StateModels())
+    assert page.episode.tolist() == [3, 3, 7, 7]
+    assert page.outcomes[:, 0].tolist() == [20, 40, 10, 30]
+    assert page.action.tolist() == [1, 1, 0, 0]
+    assert page.position.tolist() == [0, 1, 0, 1]
+    assert page.rank.tolist() == [0, 0, 1, 1]
+    assert page.reward_model[:, 1, 0].tolist() == [2, 4, 1, 3]
+    assert page.q_values[:, 0, 0].tolist() == [4, 8, 2, 6]
+    assert page.model_propensities.tolist() == [[0.5, 0.5]] * 4
+
+
+def test_padding_rows_are_left_out():
+    batch = make_batch(
+        [[1.0], [2.0], [3.0]], [[0.0]] * 3, [0, 1, 0], [1.0, 2.0, 3.0], weight=torch.tensor([0.5, 0.5, 0])
+    )
+    page = build_page([batch], np.array([0, 0]), policy=uniform, models=StateModels())
+    assert page.outcomes[:, 0].tolist() == [1, 2]
+
+
+def test_a_missing_episode_code_is_refused():
+    batch = make_batch([[1.0], [2.0]], [[0.0]] * 2, [0, 1], [1.0, 2.0])
+    with pytest.raises(ValueError, match="1 episode codes for 2 rows"):
+        build_page([batch], np.array([0]), policy=uniform, models=StateModels())
+
+
+def test_candidate_lists_of_unequal_length_make_one_page():
+    # parametric evaluation runs, on the same page; the action is an index, not the candidate of the nearest Q
+    wide, narrow = random_batch(3, 2, 4, seed=0, num_features=3), random_batch(2, 2, 2, seed=1, num_features=3)
+    narrow = dataclasses.replace(narrow, action=torch.tensor([1, 0]), actions=dataclasses.replace(
+        narrow.actions, mask=torch.ones(2, 2, dtype=torch.bool)))  # fmt: skip
+    page = build_page([wide, narrow], np.arange(5), policy=uniform, models=StateModels())
+    assert page.mask.shape == (5, 4)
+    assert page.mask[3:].tolist() == [[True, True, False, False]] * 2
+    assert page.model_propensities[3:].tolist() == [[0.5, 0.5, 0, 0]] * 2
+    assert page.action.tolist() == [0, 0, 0, 1, 0]
+    assert page.q_values[~page.mask].abs().sum() == 0
+    # features of candidates are equal in value: weights depend on the index alone
+    assert page.weight[3:].tolist() == [0.5, 0.5]
+
+
+def test_metrics_follow_the_reward():
+    batch = make_batch([[1.0], [2.0]], [[0.0]] * 2, [0, 1], [1.0, 2.0], metrics=torch.tensor([[5.0], [6.0]]))
+    page = build_page([batch], np.array([0, 1]), policy=uniform, models=StateModels(2), metric_names=("clicks",))
+    assert page.names == ("Reward", "clicks")
+    assert page.outcomes.tolist() == [[1, 5], [2, 6]]
+
+
+def test_no_batches_make_an_empty_page():
+    page = build_page([], np.zeros(0, dtype=np.int64), policy=uniform, models=StateModels(), metric_names=("m",))
+    assert len(page) == 0
+    assert page.outcomes.shape == (0, 2)
+
+
+def test_probabilities_are_normalized_in_double_precision():
+    third = torch.tensor([[1 / 3, 1 / 3, 1 / 3]])
+    batch = make_batch([[1.0]], [[0.0]], [0], [1.0], num_choices=3)
+    page = build_page([batch], np.array([0]), policy=lambda s, a: third * (1 + 1e-6), models=StateModels())
+    assert page.model_propensities.sum().item() == pytest.approx(1, abs=1e-15)
+
+
+def test_discount_counts_the_steps_before_a_row():
+    page = bandit_page([1.0, 1.0, 1.0, 5.0], episode=[0, 0, 0, 1])
+    page = dataclasses.replace(page, steps=torch.tensor([2.0, 3.0, 1.0, 4.0], dtype=torch.float64))
+    table = episodes_of(page, 0, 0.5)
+    # after 2 steps, and after 2 + 3
+    assert table.discount.tolist() == [[1, 0.25, 0.03125], [1, 0, 0]]
+    assert table.reward.tolist() == [[1, 1, 1], [5, 0, 0]]
+    assert table.running.tolist() == [[1, 1, 1], [1, 0, 0]]
+
+
+def test_weights_past_the_end_of_an_episode_are_one():
+    table = episodes_of(bandit_page([1.0, 1.0, 1.0], episode=[0, 0, 1], model_propensity=0.25), 0, 0.5)
+    assert table.weight.tolist() == [[0.5, 0.5], [0.5, 1.0]]
+
+
+def test_gamma_zero_counts_the_first_row_only():
+    assert episodes_of(bandit_page([3.0, 4.0], episode=[0, 0]), 0, 0.0).discount.tolist() == [[1, 0]]
+
+
+HASHES = np.random.default_rng(0).integers(0, 2**64, 20_000, dtype=np.uint64)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.2, 0.5])
+def test_held_out_takes_about_its_share(share: float):
+    # 4 standard deviations of a binomial share
+    assert held_out(HASHES, share).mean() == pytest.approx(share, abs=4 * (share * (1 - share) / 20_000) ** 0.5)
+
+
+def test_fitting_and_scoring_share_no_episode():
+    rows = np.repeat(HASHES[:500], 7)
+    scored = held_out(rows, 0.2)
+    assert not set(rows[scored]) & set(rows[~scored])
+    assert 0 < scored.sum() < len(rows)
+
+
+def test_held_out_is_independent_of_other_splits_of_the_same_hash():
+    # a split by the leading bits, and one by the last digits
+    for other in (np.uint64(2**61) > HASHES, HASHES % np.uint64(10) == 0):
+        assert held_out(HASHES[other], 0.2).mean() == pytest.approx(0.2, abs=0.04)
+
+
+def test_small_hashes_are_mixed():
+    assert held_out(np.arange(10_000, dtype=np.uint64), 0.3).mean() == pytest.approx(0.3, abs=0.02)
+    assert held_out(np.zeros(0, dtype=np.uint64), 0.3).tolist() == []

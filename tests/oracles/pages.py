@@ -1,0 +1,57 @@
+"""Evaluation pages for tests: of simulated gridworld logs, and by hand."""
+
+import numpy as np
+import torch
+from oracles import gridworld
+
+from reagent_lite.evaluation.page import EvaluationPage
+
+
+def gridworld_page(log: gridworld.Log, policy: gridworld.Array, q: gridworld.Array) -> EvaluationPage:
+    """The page of a log for a policy [25, 4] with values q [25, 4]; the reward model is exact."""
+    rewards = gridworld.rewards()
+    return EvaluationPage(
+        names=("Reward",),
+        episode=torch.from_numpy(log.episode),
+        action=torch.from_numpy(log.action),
+        mask=torch.from_numpy(gridworld.allowed()[log.state]),
+        steps=torch.ones(len(log.state), dtype=torch.float64),
+        bootstrap=torch.from_numpy(1.0 - log.terminal),
+        propensity=torch.from_numpy(log.propensity),
+        model_propensities=torch.from_numpy(policy[log.state]),
+        outcomes=torch.from_numpy(log.reward).unsqueeze(1),
+        reward_model=torch.from_numpy(rewards[log.state]).unsqueeze(2),
+        q_values=torch.from_numpy(q[log.state]).unsqueeze(2),
+    )
+
+
+def noisy_q(policy: gridworld.Array, size: float, rng: np.random.Generator) -> gridworld.Array:
+    """The policy's exact action values, each off by a normal error: a model as wrong as a fitted one."""
+    return np.asarray(gridworld.policy_q(policy) + size * rng.standard_normal((25, 4)) * gridworld.allowed())
+
+
+def bandit_page(
+    reward: list[float],
+    *,
+    episode: list[int] | None = None,
+    propensity: float = 0.5,
+    model_propensity: float = 0.5,
+    metric: list[float] | None = None,
+) -> EvaluationPage:
+    """Rows of two choices of which the first is logged; models predict 0. One episode per row unless given."""
+    n = len(reward)
+    outcomes = [reward] if metric is None else [reward, metric]
+    pi = torch.tensor([model_propensity, 1 - model_propensity], dtype=torch.float64)
+    return EvaluationPage(
+        names=("Reward",) if metric is None else ("Reward", "clicks"),
+        episode=torch.tensor(episode or list(range(n))),
+        action=torch.zeros(n, dtype=torch.int64),
+        mask=torch.ones(n, 2, dtype=torch.bool),
+        steps=torch.ones(n, dtype=torch.float64),
+        bootstrap=torch.zeros(n, dtype=torch.float64),
+        propensity=torch.full((n,), propensity, dtype=torch.float64),
+        model_propensities=pi.expand(n, 2).clone(),
+        outcomes=torch.tensor(outcomes, dtype=torch.float64).T.contiguous(),
+        reward_model=torch.zeros(n, 2, len(outcomes), dtype=torch.float64),
+        q_values=torch.zeros(n, 2, len(outcomes), dtype=torch.float64),
+    )

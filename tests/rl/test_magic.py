@@ -1,0 +1,72 @@
+"""The blend: its quadratic program against brute force and scipy, its matrix against NumPy."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+
+from reagent_lite.rl.magic import blend, covariance, interval_distance, minimize_on_simplex
+
+
+def test_covariance_is_n_times_numpys():
+    x = np.random.default_rng(0).normal(size=(7, 3))
+    np.testing.assert_allclose(covariance(torch.from_numpy(x)).numpy(), 7 * np.cov(x.T), rtol=1e-12)
+
+
+def test_two_choices_by_hand():
+    # x' diag(1, 3) x is least where x_1 = 3 x_2: 3/4, 1/4
+    matrix = torch.tensor([[[1.0, 0.0], [0.0, 3.0]]], dtype=torch.float64)
+    torch.testing.assert_close(minimize_on_simplex(matrix), torch.tensor([[0.75, 0.25]], dtype=torch.float64))
+    # with covariance 2 the second only adds: (1, 2; 2, 5) has its least on the bound x = (1, 0)
+    matrix = torch.tensor([[[1.0, 2.0], [2.0, 5.0]]], dtype=torch.float64)
+    torch.testing.assert_close(minimize_on_simplex(matrix), torch.tensor([[1.0, 0.0]], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("m", [1, 2, 5, 12])
+def test_simplex_minimum_equals_scipys(m: int):
+    rng = np.random.default_rng(m)
+    factors = rng.normal(size=(20, m, m)) + rng.normal(size=(20, 1, m))
+    matrices = np.einsum("rik,rjk->rij", factors, factors) + 1e-6 * np.eye(m)
+    found = minimize_on_simplex(torch.from_numpy(matrices)).numpy()
+    assert (found >= 0).all()
+    np.testing.assert_allclose(found.sum(1), 1, atol=1e-12)
+    for matrix, x in zip(matrices, found, strict=True):
+        gradient = matrix @ x
+        # optimality: no direction of the simplex descends
+        assert gradient.min() >= x @ gradient - 1e-8 * np.abs(matrix).max()
+        if m <= 5:
+            truth = minimize(
+                lambda y, a=matrix: y @ a @ y, np.full(m, 1 / m), jac=lambda y, a=matrix: 2 * a @ y,
+                bounds=[(0, 1)] * m, constraints={"type": "eq", "fun": lambda y: y.sum() - 1},
+                method="SLSQP", options={"ftol": 1e-14, "maxiter": 500},
+            )  # fmt: skip
+            assert x @ matrix @ x <= truth.fun * (1 + 1e-6) + 1e-12
+
+
+def test_simplex_minimum_of_nearly_singular_matrices():
+    # j-step returns beyond the horizon reached are equal: rank far below m
+    rng = np.random.default_rng(0)
+    low = rng.normal(size=(50, 32, 3))
+    matrices = torch.from_numpy(np.einsum("rik,rjk->rij", low, low)) + 1e-9 * torch.eye(32, dtype=torch.float64)
+    x = minimize_on_simplex(matrices)
+    gradient = (matrices @ x.unsqueeze(2)).squeeze(2)
+    assert float(((x * gradient).sum(1) - gradient.amin(1)).max()) < 1e-7
+    assert bool(x.isfinite().all())
+
+
+def test_bias_enters_as_an_outer_product():
+    # WDR 0 and no resamples: distances b = (2, 1, 0), and Omega = I, so that A = (5 2 0; 2 2 0; 0 0 1).
+    # A x = lambda: 5 x_1 + 2 x_2 = 2 x_1 + 2 x_2 gives x_1 = 0, then x_2 : x_3 = 1 : 2, and the blend is -1 / 3.
+    # An elementwise product, A = diag(5, 2, 1), would give x = (2, 5, 10) / 17 and -1 / 17.
+    returns = torch.tensor([[2.0, -1.0, 0.0]], dtype=torch.float64)
+    assert float(blend(returns, torch.eye(3, dtype=torch.float64))[0]) == pytest.approx(-1 / 3, rel=1e-6)
+
+
+def test_distance_from_the_interval():
+    # resamples of WDR 9, 11 around 10: at level 1 the interval is 9 to 11
+    returns = torch.tensor([[13.0, 9.5, 7.0, 10.0], [0, 0, 0, 9.0], [0, 0, 0, 11.0]], dtype=torch.float64)
+    torch.testing.assert_close(
+        interval_distance(returns, 1.0)[0], torch.tensor([2.0, 0.0, 2.0, 0.0], dtype=torch.float64)
+    )
+    # in the resample with WDR 9 the interval is 8 to 10
+    assert float(interval_distance(returns, 1.0)[1, 0]) == pytest.approx(8)

@@ -1,0 +1,10 @@
+"""Train DQN over named actions from logged transitions: python -m workflows.dqn --config x.json."""
+
+import sys
+
+from reagent_lite.config import DqnConfig
+from workflows.command_line import main
+from workflows.training import train
+
+if __name__ == "__main__":
+    sys.exit(main("workflows.dqn", DqnConfig, train, "configs/cartpole/dqn.json"))

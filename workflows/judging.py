@@ -1,0 +1,184 @@
+"""What a run is judged by: figures on held-out rows each epoch, and counterfactual policy evaluation.
+
+fitting rows   training episodes that are not scored ─► reward and value models of the policy as it is now
+scored rows    eval episodes (or a share of the training episodes, by hash of mdp_id) ─► page ─► estimators
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from reagent_lite.algorithms.cpe_heads import CPEHeads, build_cpe_heads, fit_heads
+from reagent_lite.algorithms.dqn import DQN
+from reagent_lite.config import WorkflowConfig
+from reagent_lite.data.plan import ReadPlan
+from reagent_lite.data.source import LoggedSource, rows_in_order
+from reagent_lite.data.training_copy import TrainingCopy
+from reagent_lite.distributed.group import Group
+from reagent_lite.evaluation import report
+from reagent_lite.evaluation.cpe import evaluate_page
+from reagent_lite.evaluation.figures import figures
+from reagent_lite.evaluation.page import EvaluationPage, build_page, held_out
+from reagent_lite.rl.policies import softmax_policy
+from reagent_lite.types import Actions, TransitionBatch
+from workflows.learning import network_settings
+from workflows.preparation import Data, single_step_rows
+
+_FIGURE_ROWS = 1 << 16  # of the training data, where there is no eval data: figures, not a test
+_EPOCH_RESAMPLES = 100  # [m] 2000 cost a second an epoch, most of it MAGIC's; an epoch's interval is to look at
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """Result of a counterfactual evaluation; on ranks other than 0 everything is empty."""
+
+    scalars: dict[str, float]
+    document: dict[str, Any]
+    lines: tuple[str, ...]
+
+
+class Judge:
+    """Judges the learner as it stands.
+
+    Args:
+        config: the run's config.
+        data: training and held-out rows.
+        learner: what is judged.
+        group: ranks share the work.
+    """
+
+    def __init__(self, config: WorkflowConfig, data: Data, learner: DQN, group: Group) -> None:
+        self._config, self._data, self._learner, self._group = config, data, learner, group
+        self._scorer = learner.scorer
+        judged = data.held_out_rows or data.train_rows
+        limit = judged.count if data.held_out_rows is not None else min(judged.count, _FIGURE_ROWS)
+        usable = np.arange(len(judged.scalars)) if judged.usable is None else judged.usable.cpu().numpy()
+        self._judged, self._numbers = judged, np.array_split(usable[:limit], group.world_size)[group.rank]
+        self._heads: CPEHeads | None = None
+        self._passes = 0
+
+    def figures(self) -> dict[str, float]:
+        """Returns figures of this moment by TensorBoard tag; every rank calls it."""
+        return figures(
+            rows_in_order(self._judged, self._numbers, self._group.device),
+            self._learner,
+            self._scorer,
+            self._group,
+            action_names=self._data.spec.action_names,
+            temperature=self._config.rl.temperature,
+        )
+
+    def evaluate(self, *, final: bool) -> Judgement:
+        """Fits the models of the policy further and scores it; every rank calls it.
+
+        Args:
+            final: with the config's passes and resamples for the end of a run, else with those for an epoch.
+        """
+        settings = self._config.evaluation
+        if not final:
+            resamples = min(settings.bootstrap_resamples, _EPOCH_RESAMPLES)
+            settings = settings.model_copy(update={"bootstrap_resamples": resamples})
+        if self._heads is None:
+            self._prepare()
+        losses = self._fit(settings.final_fit_passes if final else settings.fit_passes)
+        if not self._group.is_first:
+            return Judgement(scalars={}, document={}, lines=())
+        page = self._page()
+        generator = torch.Generator().manual_seed(self._config.seed)
+        result = evaluate_page(page, gamma=self._config.rl.gamma, config=settings, generator=generator)
+        scalars = {"reward_loss/mean": losses["reward_loss"]} if losses else {}
+        scalars |= report.reward_model_scalars(page, self._data.spec.action_names)
+        return Judgement(
+            scalars=scalars | report.scalars(result),
+            document=report.as_json(result),
+            lines=tuple(report.lines(result)),
+        )
+
+    def _prepare(self) -> None:
+        config, data = self._config, self._data
+        scored = data.held_out or data.train
+        self._scored_rows, self._scored = single_step_rows(config, scored, data, self._group), scored
+        self._fit_rows = (
+            self._scored_rows if scored is data.train else single_step_rows(config, data.train, data, self._group)
+        )
+        self._score_numbers = scored_rows(data, config.evaluation.held_out_share)
+        scored_hashes = np.unique(row_hashes(scored)[self._score_numbers])
+        fit_numbers = np.flatnonzero(~np.isin(row_hashes(data.train), scored_hashes) & (data.train.action >= 0))
+        self._fit_rows = self._fit_rows.only(fit_numbers)
+        torch.manual_seed(config.seed + 1)
+        self._heads = build_cpe_heads(
+            data.spec, network_settings(config, outputs=1, dueling=False), gamma=config.rl.gamma,
+            target_update_rate=config.evaluation.target_update_rate,
+        ).to(self._group.device)  # fmt: skip
+        self._wrapped = self._group.wrap(self._heads)
+        trained = [p for p in self._heads.parameters() if p.requires_grad]
+        self._optimizer = torch.optim.Adam(trained, lr=config.evaluation.learning_rate, fused=True)
+        if self._fit_rows.count:
+            sums = [self._heads.scale_sums(batch) for batch in self._fit_batches(0, 1)]
+            self._heads.set_scales(self._group.sum(torch.stack(sums).sum(0)))
+
+    def _fit_batches(self, first_pass: int, passes: int) -> Iterator[TransitionBatch]:
+        world = self._group.world_size
+        plan = ReadPlan(
+            rows=self._fit_rows.count,
+            minibatch=self._config.evaluation.minibatch_size * world,
+            epochs=first_pass + passes,
+            seed=self._config.seed + 1,
+            shares=(1,) * world,
+        )
+        source = LoggedSource(self._fit_rows, plan, self._group.rank, self._group.device)
+        source.load_state_dict({"step": first_pass * plan.steps_per_epoch})
+        for _ in range(passes * plan.steps_per_epoch):
+            yield next(source)
+
+    def _fit(self, passes: int) -> dict[str, float]:
+        assert self._heads is not None
+        if not self._fit_rows.count:
+            return {}
+        self._learner.eval()
+        batches = self._fit_batches(self._passes, passes)
+        losses = fit_heads(self._heads, batches, self._policy, self._optimizer, loss=self._wrapped)
+        self._learner.train()
+        self._passes += passes
+        return {name: float(self._group.sum(loss)) / self._group.world_size for name, loss in losses.items()}
+
+    @torch.no_grad()
+    def _policy(self, state: Tensor, actions: Actions) -> Tensor:
+        q = self._scorer(state, actions.mask, actions.features)
+        return softmax_policy(q, actions.mask, self._config.rl.temperature)
+
+    def _page(self) -> EvaluationPage:
+        assert self._heads is not None
+        self._learner.eval()
+        page = build_page(
+            rows_in_order(self._scored_rows, self._score_numbers, self._group.device),
+            np.asarray(self._scored.episode[self._score_numbers], np.int64),
+            policy=self._policy,
+            models=self._heads,
+            metric_names=self._data.spec.metric_names,
+        )
+        self._learner.train()
+        return page
+
+
+def row_hashes(copy: TrainingCopy) -> NDArray[np.uint64]:
+    """Returns the episode hash of each row, [R]."""
+    return np.asarray(copy.episode_hash)[np.asarray(copy.episode)]
+
+
+def scored_rows(data: Data, share: float) -> NDArray[np.int64]:
+    """Returns the numbers of the rows to be scored, in order: whole episodes, disjoint from those fitted on.
+
+    Of eval data every episode that is not in the training data too; of those that are, and of the training data where
+    there is no eval data, about `share` by hash.
+    """
+    scored = data.held_out or data.train
+    hashes = row_hashes(scored)
+    both = np.isin(hashes, np.asarray(data.train.episode_hash))
+    chosen = ~both | held_out(hashes, share)
+    return np.flatnonzero(chosen & (np.asarray(scored.action) >= 0))
