@@ -92,7 +92,8 @@ class Judge:
         generator = torch.Generator().manual_seed(self._config.seed)
         result = evaluate_page(page, gamma=self._config.rl.gamma, config=settings, generator=generator)
         scalars = {"reward_loss/mean": losses["reward_loss"]} if losses else {}
-        scalars |= report.reward_model_scalars(page, self._data.spec.action_names)
+        if len(page):
+            scalars |= report.reward_model_scalars(page, self._data.spec.action_names)
         return Judgement(
             scalars=scalars | report.scalars(result),
             document=report.as_json(result),
@@ -175,10 +176,12 @@ def scored_rows(data: Data, share: float) -> NDArray[np.int64]:
     """Returns the numbers of the rows to be scored, in order: whole episodes, disjoint from those fitted on.
 
     Of eval data every episode that is not in the training data too; of those that are, and of the training data where
-    there is no eval data, about `share` by hash.
+    there is no eval data, about `share` by hash. Episodes with an unknown action are left out whole: without one row
+    the weights of all later ones are wrong.
     """
     scored = data.held_out or data.train
     hashes = row_hashes(scored)
     both = np.isin(hashes, np.asarray(data.train.episode_hash))
     chosen = ~both | held_out(hashes, share)
-    return np.flatnonzero(chosen & (np.asarray(scored.action) >= 0))
+    unknown = np.asarray(scored.episode)[np.asarray(scored.action) < 0]
+    return np.flatnonzero(chosen & ~np.isin(scored.episode, unknown))

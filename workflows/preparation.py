@@ -83,11 +83,11 @@ def prepare(config: WorkflowConfig, group: Group) -> Data:
     normalization = _normalization(config, train, group, given)
     for copy in (train, held_out):
         if copy is not None:
-            where = "state_norm_data_path" if config.state_norm_data_path else "training_data_path"
-            check_covers(normalization.state, copy.state_ids, where=f"{where} for {copy.files[0]}")
+            where = config.state_norm_data_path or config.training_data_path
+            check_covers(normalization.state, copy.state_ids, where=f"{where}, for {copy.files[0]}")
             if normalization.action is not None:
-                where = "action_norm_data_path" if config.action_norm_data_path else "training_data_path"
-                check_covers(normalization.action, copy.action_ids, where=f"{where} for {copy.files[0]}")
+                where = config.action_norm_data_path or config.training_data_path
+                check_covers(normalization.action, copy.action_ids, where=f"{where}, for {copy.files[0]}")
     spec = SourceSpec(
         num_state_features=normalization.state.width,
         num_action_features=normalization.action.width if normalization.action else 0,

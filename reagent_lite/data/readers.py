@@ -61,15 +61,14 @@ def read_blocks(
                 if progress is not None:
                     progress(sum(position.bytes_read for position in positions), total)
                 while len(pending) > width:
-                    num, result = pending.popleft().result()
-                    rows += num
-                    yield result
-        while pending:
-            num, result = pending.popleft().result()
-            rows += num
-            yield result
+                    rows += pending[0].result()[0]
+                    yield pending.popleft().result()[1]
+        for future in pending:
+            rows += future.result()[0]
+            yield future.result()[1]
     finally:
         pool.shutdown(cancel_futures=True)
+        pa.default_memory_pool().release_unused()
     if progress is not None:
         progress(total, total)
     if not rows:

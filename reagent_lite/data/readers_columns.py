@@ -26,22 +26,32 @@ Mask = NDArray[np.bool_]
 
 @dataclass(slots=True)
 class Faults:
-    """Faults of a block's rows: how many, and the first of them in words.
+    """Rows with a fault: how many, and the first of them in words. One fault per row: others often follow from it.
 
     Attributes:
         block: whose rows.
-        count: faults in all.
+        rows: [n] whether the row has a fault.
         problems: (row, problem), at most MAX_PROBLEMS per call of `add`.
     """
 
     block: Block
-    count: int = 0
+    rows: Mask = field(init=False)
     problems: list[tuple[int, Problem]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.rows = np.zeros(self.block.table.num_rows, bool)
+
+    @property
+    def count(self) -> int:
+        """Rows with a fault."""
+        return int(self.rows.sum())
 
     def add(self, rows: Mask, expected: str, got: Callable[[int], object], todo: str = "") -> None:
         """Records a fault for every row that is true in `rows` [n]; `got` describes what a row has instead."""
-        found = np.flatnonzero(rows)
-        self.count += len(found)
+        if not rows.any():
+            return
+        found = np.flatnonzero(rows & ~self.rows)
+        self.rows |= rows
         for row in found[:MAX_PROBLEMS].tolist():
             self.problems.append((row, Problem(self.block.where(row), expected, str(got(row)), todo)))
 
@@ -120,9 +130,11 @@ def per_distinct(
     column: Column, decode: Callable[[object], int], absent: int, dtype: type[np.integer[Any]] = np.int64
 ) -> NDArray[Any]:
     """Returns [n] codes: `decode` of each distinct value (texts parsed), `absent` where null."""
-    encoded = column.array.dictionary_encode() if not pa.types.is_null(column.array.type) else None
-    if encoded is None:
-        return np.full(len(column.array), absent, dtype)
+    array = column.array
+    if pa.types.is_null(array.type) or pa.types.is_nested(array.type):
+        # Nothing here reads lists and objects, whatever is in them.
+        return np.where(column.present, decode({}), absent).astype(dtype)
+    encoded = array.dictionary_encode()
     values = encoded.dictionary.to_pylist()
     parsed = [json.loads(value) for value in values] if column.text else values
     codes = np.array([*(decode(value) for value in parsed), absent], dtype)

@@ -173,7 +173,7 @@ def _list_remote(url: str) -> tuple[list[InputFile], bool]:
         raise DataError(Problem(url, "a reachable URL", f"{type(error).__name__}: {error}")) from error
     files = [entry for entry in entries if entry["type"] == "file"]
     return [
-        _input_file(f"{protocol}://{str(e['name']).removeprefix(protocol + '://')}", int(e["size"] or 0), 0)
+        _input_file(f"{protocol}://{str(e['name']).removeprefix(protocol + '://').lstrip('/')}", int(e["size"] or 0), 0)
         for e in files
     ], is_folder
 

@@ -11,7 +11,6 @@ Arrow type (an action as 3 in one row and "left" in another) become text: string
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -33,7 +32,7 @@ BLOCK_BYTES = 8 << 20
 # DuckDB's import and start take 0.15 s, which a small file does not win back.
 FAST_FROM_BYTES = 16 << 20
 LONGEST_LINE_BYTES = 1 << 28
-DENSE_BLOCK_BYTES = 1 << 26
+DENSE_BLOCK_BYTES = 1 << 24
 NEWLINE = ord("\n")
 
 
@@ -82,9 +81,14 @@ def read_json_lines(file: InputFile, number: int, position: Position) -> Iterato
     line = 1
     for text in _whole_lines(stream, parser):
         position.bytes_read = stream.position
-        yield partial(parser.parse, text, line)
+        # The first block is small and parsed at once: it teaches the columns, and how large blocks may be.
+        yield partial(parser.parse, text, line) if line > 1 else partial(_given, parser.parse(text, line))
         line += int(np.count_nonzero(np.frombuffer(text, np.uint8) == NEWLINE))
     position.bytes_read, position.sha256 = stream.position, stream.digest.hexdigest()
+
+
+def _given(block: Block) -> Block:
+    return block
 
 
 def _whole_lines(stream: ByteStream, parser: JsonLinesParser) -> Iterator[bytes]:
@@ -125,24 +129,17 @@ class JsonLinesParser:
     number: int
     block_bytes: int = field(default_factory=lambda: BLOCK_BYTES)
     _fast: FastParser = field(default_factory=FastParser)
-    # Set once the first block has taught the columns; it is parsed first, so that nobody waits in vain.
-    _learnt: threading.Event = field(default_factory=threading.Event)
 
     def parse(self, text: bytes, first_line: int) -> Block:
         """Returns the rows of a block of whole lines."""
         starts = np.flatnonzero(np.frombuffer(text, np.uint8) == NEWLINE) + 1
         bounds = np.concatenate(([0], starts)) if text.endswith(b"\n") else np.concatenate(([0], starts, [len(text)]))
         if self.file.size >= FAST_FROM_BYTES:
-            if first_line > 1:
-                self._learnt.wait()
             table = self._fast.parse(text, bounds)
             if table is not None:
                 lines = np.arange(first_line, first_line + table.num_rows)
                 return Block(file=self.file, file_number=self.number, table=table, lines=lines)
-        try:
-            return self._parse_carefully(text, first_line, len(bounds) - 1)
-        finally:
-            self._learnt.set()
+        return self._parse_carefully(text, first_line, len(bounds) - 1)
 
     def _parse_carefully(self, text: bytes, first_line: int, num_lines: int) -> Block:
         table = parse_with_arrow(text)

@@ -16,8 +16,8 @@ from reagent_lite.data.readers_json import Block, Position
 from reagent_lite.data.schema import KNOWN_COLUMNS
 from reagent_lite.errors import DataError, Problem
 
-BLOCK_ROWS = 1 << 15
-BLOCK_BYTES = 16 << 20
+# In leaf values, keys of maps among them: some 4 MB per array made on the way.
+BLOCK_VALUES = 1 << 19
 HASH_CHUNK_BYTES = 1 << 20
 
 
@@ -40,7 +40,7 @@ def read_parquet(file: InputFile, number: int, position: Position) -> Iterator[C
             parquet = pa.parquet.ParquetFile(stream, pre_buffer=False)
             wanted = [name for name in parquet.schema_arrow.names if name in KNOWN_COLUMNS]
             total, row = parquet.metadata.num_rows, 0
-            for batch in parquet.iter_batches(_batch_rows(parquet, file.size), columns=wanted):
+            for batch in parquet.iter_batches(_batch_rows(parquet.metadata), columns=wanted):
                 row += batch.num_rows
                 position.bytes_read = file.size * row // max(1, total)
                 yield partial(_block, file, number, _with_ignored(batch, parquet.schema_arrow.names), row)
@@ -51,10 +51,10 @@ def read_parquet(file: InputFile, number: int, position: Position) -> Iterator[C
     position.bytes_read = file.size
 
 
-def _batch_rows(parquet: pa.parquet.ParquetFile, size: int) -> int:
-    rows = max(1, parquet.metadata.num_rows)
-    unpacked = sum(parquet.metadata.row_group(group).total_byte_size for group in range(parquet.num_row_groups))
-    return int(max(1, min(BLOCK_ROWS, BLOCK_BYTES * rows // max(1, size, unpacked))))
+def _batch_rows(metadata: pa.parquet.FileMetaData) -> int:
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    values = sum(group.column(number).num_values for group in groups for number in range(group.num_columns))
+    return int(max(1, BLOCK_VALUES * metadata.num_rows // max(1, values)))
 
 
 def _with_ignored(batch: pa.RecordBatch, names: list[str]) -> pa.Table:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from reagent_lite.data.readers_input import InputFile
 from reagent_lite.data.readers_json import Block, Position
 from reagent_lite.data.schema import KNOWN_COLUMNS, MAX_PROBLEMS, any_true, from_indices, to_numpy
 from reagent_lite.data.training_copy_lists import ListSpool, mix, share, write_candidates
-from reagent_lite.data.training_copy_spool import ColumnSpool, Keys, MatrixReader, MatrixSpool, NpyWriter, chunks
+from reagent_lite.data.training_copy_spool import ColumnSpool, K, Keys, MatrixReader, MatrixSpool, NpyWriter, chunks
 from reagent_lite.data.transitions import Rows, require_columns
 from reagent_lite.data.transitions_discrete import discrete_rows
 from reagent_lite.data.transitions_parametric import parametric_rows
@@ -70,7 +71,6 @@ def build(
     Raises:
         DataError: with file and line, up to 20 faults and how many there are in all.
     """
-    spool = Spool(folder, parametric=actions is None)
     checked: set[int] = set()
 
     def transform(block: Block) -> Rows | None:
@@ -82,19 +82,24 @@ def build(
         return parametric_rows(block) if actions is None else discrete_rows(block, actions)
 
     positions = [Position() for _ in files]
-    for rows in read_blocks(files, transform, positions, progress):
-        if rows is not None:
-            spool.append(rows)
-    spool.check(files[0].path)
-    return Writer(spool, folder, actions).write(tuple(position.sha256 for position in positions))
+    with ExitStack() as streams:
+        spool = Spool(folder, streams, parametric=actions is None)
+        for rows in read_blocks(files, transform, positions, progress):
+            if rows is not None:
+                spool.append(rows)
+        spool.check(files[0].path)
+        return Writer(spool, folder, actions).write(tuple(position.sha256 for position in positions))
 
 
 class Spool:
     """The rows of all blocks in the order of the files, in temporary files beside the arrays to be."""
 
-    def __init__(self, folder: Path, *, parametric: bool) -> None:
+    def __init__(self, folder: Path, streams: ExitStack, *, parametric: bool) -> None:
         def column(name: str, dtype: DTypeLike) -> ColumnSpool:
-            return ColumnSpool(folder / f"{name}.spool", dtype)
+            return ColumnSpool(streams, folder / f"{name}.spool", dtype)
+
+        def matrix(name: str, keys: Keys[K], dtype: DTypeLike = np.float32) -> MatrixSpool[K]:
+            return MatrixSpool(streams, folder / f"{name}.spool", keys, dtype)
 
         self.columns = {name: column(name, dtype) for name, dtype in COLUMNS.items()}
         self.episode = column("episode", np.int64)
@@ -103,12 +108,10 @@ class Spool:
         self.action_keys: Keys[int] = Keys()
         self.metric_keys: Keys[str] = Keys()
         self.mask_keys: Keys[int] = Keys()
-        self.state = MatrixSpool(folder / "state.spool", self.state_keys)
-        self.next_state = MatrixSpool(folder / "next_state.spool", self.state_keys)
-        self.metrics = MatrixSpool(folder / "metrics.spool", self.metric_keys)
-        self.mask = MatrixSpool(folder / "mask.spool", self.mask_keys, np.uint8, 0)
-        self.next_mask = MatrixSpool(folder / "next_mask.spool", self.mask_keys, np.uint8, 0)
-        self.candidates = MatrixSpool(folder / "candidates.spool", self.action_keys)
+        self.state, self.next_state = (matrix(name, self.state_keys) for name in ("state", "next_state"))
+        self.metrics = matrix("metrics", self.metric_keys)
+        self.mask, self.next_mask = (matrix(name, self.mask_keys, np.uint8) for name in ("mask", "next_mask"))
+        self.candidates = matrix("candidates", self.action_keys)
         self.now, self.after = (
             ListSpool({k: column(f"{side}_{k}", v) for k, v in LIST_COLUMNS.items()}, self.candidates)
             for side in ("now", "after")
@@ -162,7 +165,7 @@ class Spool:
         """Raises the faults that were collected, and those of the log as a whole."""
         if self.num_faults:
             more = self.num_faults - len(self.problems)
-            summary = Problem(where, "rows without fault", f"{self.num_faults} faults, {more} more than shown")
+            summary = Problem(where, "rows without fault", f"{self.num_faults} rows with one, {more} more than shown")
             raise DataError([*self.problems, *([summary] if more else [])])
         if self.has_sequence and self.first_without_sequence is not None:
             raise DataError(Problem(self.first_without_sequence, "a sequence_number, as other rows have one", "none"))
@@ -285,15 +288,14 @@ class Writer:
 
     def _write_states(self, terminal: NDArray[np.bool_]) -> None:
         rows = self.order.rows
-        state = self._writer("state", (len(self.spool.state_keys),), np.float32)
-        reader = self.spool.state.reader()
-        for start, stop in chunks(len(rows), reader.chunk_rows()):
-            state.append(reader.gather(rows[start:stop]))
-        reader.close()
-        reader = self.spool.next_state.reader()
-        next_index, follows = self._link(state, reader, terminal)
-        reader.close()
-        state.close()
+        with self._writer("state", (len(self.spool.state_keys),), np.float32) as state:
+            reader = self.spool.state.reader()
+            for start, stop in chunks(len(rows), reader.chunk_rows()):
+                state.append(reader.gather(rows[start:stop]))
+            reader.close()
+            reader = self.spool.next_state.reader()
+            next_index, follows = self._link(state, reader, terminal)
+            reader.close()
         self.counts["side_rows"] = state.num_rows - len(rows)
         dtype = np.int32 if state.num_rows < 2**31 else np.int64
         self._save("next_index", next_index.astype(dtype))
@@ -324,30 +326,27 @@ class Writer:
 
     def _write_metrics(self) -> None:
         reader = self.spool.metrics.reader()
-        writer = self._writer("metrics", (len(self.spool.metric_keys),), np.float32)
-        for start, stop in chunks(len(self.order.rows), reader.chunk_rows()):
-            values = reader.gather(self.order.rows[start:stop])
-            self.counts["metrics_absent_values"] += int(np.isnan(values).sum())
-            writer.append(np.nan_to_num(values, nan=0.0))
-        writer.close()
+        with self._writer("metrics", (len(self.spool.metric_keys),), np.float32) as writer:
+            for start, stop in chunks(len(self.order.rows), reader.chunk_rows()):
+                values = reader.gather(self.order.rows[start:stop])
+                self.counts["metrics_absent_values"] += int(np.isnan(values).sum())
+                writer.append(np.nan_to_num(values, nan=0.0))
         reader.close()
 
     def _write_masks(self) -> None:
         for name, spool in (("mask", self.spool.mask), ("next_mask", self.spool.next_mask)):
-            writer = self._writer(name, (len(self.actions or ()),), np.uint8)
             reader = spool.reader()
-            for start, stop in chunks(len(self.order.rows), reader.chunk_rows()):
-                none = np.zeros((stop - start, 0), np.uint8)
-                writer.append(none if self.actions is None else reader.gather(self.order.rows[start:stop]))
-            writer.close()
+            with self._writer(name, (len(self.actions or ()),), np.uint8) as writer:
+                for start, stop in chunks(len(self.order.rows), reader.chunk_rows()):
+                    none = np.zeros((stop - start, 0), np.uint8)
+                    writer.append(none if self.actions is None else reader.gather(self.order.rows[start:stop]))
             reader.close()
 
     def _write_lists(self) -> None:
         rows = self.order.rows if self.spool.parametric else np.zeros(0, np.int64)
         shared = share(self.spool.now.take(rows), self.spool.after.take(rows))
-        writer = self._writer("candidates", (len(self.spool.action_keys),), np.float32)
-        write_candidates(shared, self.spool.candidates, writer)
-        writer.close()
+        with self._writer("candidates", (len(self.spool.action_keys),), np.float32) as writer:
+            write_candidates(shared, self.spool.candidates, writer)
         self._save("list_offsets", np.concatenate((np.zeros(1, np.int64), np.cumsum(shared.length))))
         self._save("actions_list", shared.now)
         self._save("next_list", shared.after)

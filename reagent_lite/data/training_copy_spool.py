@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import io
 from collections.abc import Hashable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, Any, Generic, TypeVar
+from typing import IO, Any, Generic, Self, TypeVar
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -20,12 +21,12 @@ K = TypeVar("K", bound=Hashable)
 
 
 class ColumnSpool:
-    """One value per row, appended block by block."""
+    """One value per row, appended block by block; `files` closes it, `take` too."""
 
-    def __init__(self, file: Path, dtype: DTypeLike) -> None:
+    def __init__(self, files: ExitStack, file: Path, dtype: DTypeLike) -> None:
         self._file = file
         self._dtype = np.dtype(dtype)
-        self._stream: IO[bytes] = open(file, "wb", buffering=0)  # noqa: SIM115 - closed by take
+        self._stream: IO[bytes] = files.enter_context(file.open("wb", buffering=0))
 
     def append(self, values: NDArray[Any]) -> None:
         """Adds the values of a block."""
@@ -59,18 +60,18 @@ class Keys(Generic[K]):
 
 
 class MatrixSpool(Generic[K]):
-    """Rows of a matrix whose columns are found on the way; what a row lacks is `absent`.
+    """Rows of a matrix whose columns are found on the way; what a row lacks is NaN, or 0 in integers.
 
     Attributes:
         num_rows: appended so far.
     """
 
-    def __init__(self, file: Path, keys: Keys[K], dtype: DTypeLike = np.float32, absent: float = np.nan) -> None:
+    def __init__(self, files: ExitStack, file: Path, keys: Keys[K], dtype: DTypeLike = np.float32) -> None:
         self._file = file
         self._keys = keys
         self._dtype = np.dtype(dtype)
-        self._absent = absent
-        self._stream: IO[bytes] = open(file, "wb", buffering=0)  # noqa: SIM115 - closed by reader
+        self._absent = np.nan if self._dtype.kind == "f" else 0
+        self._stream: IO[bytes] = files.enter_context(file.open("wb", buffering=0))
         self._segments: list[tuple[int, int]] = []
         self.num_rows = 0
 
@@ -145,13 +146,13 @@ class MatrixReader:
 
 
 class NpyWriter:
-    """A .npy file that grows by rows; its header gets the number of rows at the end."""
+    """A .npy file that grows by rows; its header gets the number of rows when its `with` block ends well."""
 
     def __init__(self, file: Path, row_shape: tuple[int, ...], dtype: DTypeLike) -> None:
         self.file = file
         self._row_shape = row_shape
         self._dtype = np.dtype(dtype)
-        self._stream: IO[bytes] = open(file, "wb", buffering=0)  # noqa: SIM115 - closed by close
+        self._stream: IO[bytes] = open(file, "wb", buffering=0)  # noqa: SIM115 - closed by __exit__
         self._start = self._stream.write(self._header(0))
         self.num_rows = 0
 
@@ -178,14 +179,17 @@ class NpyWriter:
         values = np.fromfile(self.file, self._dtype, (stop - start) * per_row, offset=offset)
         return values.reshape(stop - start, *self._row_shape)
 
-    def close(self) -> None:
-        """Writes the header with the number of rows."""
-        header = self._header(self.num_rows)
-        if len(header) != self._start:
-            raise AssertionError(f"npy header of {len(header)} bytes where {self._start} are reserved")
-        self._stream.seek(0)
-        self._stream.write(header)
-        self._stream.close()
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        with self._stream:
+            if error is None:
+                header = self._header(self.num_rows)
+                if len(header) != self._start:
+                    raise AssertionError(f"npy header of {len(header)} bytes where {self._start} are reserved")
+                self._stream.seek(0)
+                self._stream.write(header)
 
 
 def chunks(total: int, size: int) -> Iterator[tuple[int, int]]:

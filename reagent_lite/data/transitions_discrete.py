@@ -157,8 +157,8 @@ def _text_mask(column: Column, actions: tuple[str, ...], faults: Faults) -> NDAr
 
     codes = per_distinct(column, decode, 0)
     faults.add(codes == WRONG, f"0 or 1 per action, or names, in {column.name}", column.value)
-    table = np.array(masks, np.uint8)
-    return table[np.maximum(codes, 0)]
+    rows: NDArray[np.uint8] = np.array(masks, np.uint8)[np.maximum(codes, 0)]
+    return rows
 
 
 def _one_mask(value: object, actions: tuple[str, ...]) -> list[int] | None:

@@ -7,7 +7,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from reagent_lite.data.readers_columns import Column, Faults, Mask, column_of, named_numbers, pieces
+from reagent_lite.data.readers_columns import (
+    Column,
+    Faults,
+    Mask,
+    column_of,
+    is_number,
+    is_string,
+    named_numbers,
+    pieces,
+)
 from reagent_lite.data.readers_json import Block
 from reagent_lite.data.schema import any_true, valid_rows
 from reagent_lite.data.transitions import NONE, Choices, FeatureMatrix, Lists, Rows, feature_matrix, finish, read_common
@@ -23,6 +32,10 @@ def parametric_rows(block: Block) -> Rows:
     """
     faults = Faults(block)
     common = read_common(block, faults)
+    column = column_of(block, "action")
+    if not column.text and (is_number(column.array.type) or is_string(column.array.type)):
+        todo = "Indices and names are actions of workflows.dqn"
+        faults.add(column.present, "an object {id: number} in action", column.value, todo)
     action, has_action = _map(block, "action", faults)
     next_action, has_next_action = _map(block, "next_action", faults)
     # {} is a legal action, but as a next action it means none.

@@ -3,6 +3,7 @@
 Nothing here pickles: tensors are reduced, text travels as bytes.
 """
 
+import gc
 import inspect
 import os
 from collections.abc import Iterator, Mapping
@@ -144,4 +145,5 @@ def joined(place: Place, device: torch.device, timeout_seconds: float = 1800.0) 
     try:
         yield Group(place, device)
     finally:
+        gc.collect()  # wrapped modules are cycles that hold the group
         dist.destroy_process_group()

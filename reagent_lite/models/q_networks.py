@@ -192,7 +192,7 @@ def _stream(width: int, outputs: int, settings: NetworkSettings) -> MLP:
 def _per_candidate(layers: nn.Module, rows: Tensor, mask: Tensor, packed: bool) -> Tensor:
     if not packed:
         flat: Tensor = layers(rows.flatten(0, 1))
-        return flat.reshape(rows.shape[0], rows.shape[1], -1)
+        return flat.view(rows.shape[0], rows.shape[1], flat.shape[1])
     # batch statistics must not see padding
     values: Tensor = layers(rows[mask])
     result = values.new_zeros(rows.shape[0], rows.shape[1], values.shape[1])

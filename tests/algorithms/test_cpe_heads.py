@@ -61,6 +61,8 @@ def test_target_is_not_differentiated_and_follows_after_a_step():
     assert heads.target_network.table.grad is None
     with torch.no_grad():
         heads.value_network.table += 2
+    # the target network's 1 follows, not the online network's 3: (1 + .5 - 3)^2 and (2 + .5 - 3)^2
+    assert heads(batch, torch.full((2, 2), 0.5))[1]["value_loss"].item() == pytest.approx((1.5**2 + 0.5**2) / 2)
     heads.after_step()
     assert heads.target_network.table.unique().tolist() == [2.0]  # 1 + .5 * (3 - 1)
 

@@ -1,0 +1,137 @@
+"""Workers of one machine: counts, failures with their reason, and gradients that do not depend on the division."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from reagent_lite.distributed.group import Group, Place
+from reagent_lite.distributed.launcher import choose_processes
+from reagent_lite.errors import ConfigError, RendezvousError
+
+WORKER = Path(__file__).parent / "worker.py"
+
+
+def launched(task: str, count: int, out: Path) -> subprocess.CompletedProcess[str]:
+    """Runs worker.py's task in `count` processes, by a launcher in a process of its own."""
+    program = (
+        "import sys\n"
+        "from reagent_lite.distributed.launcher import launch\n"
+        "from reagent_lite.errors import PeerError\n"
+        "try:\n"
+        f"    launch([sys.executable, {str(WORKER)!r}, {task!r}, {str(out)!r}], {count})\n"
+        "except PeerError as error:\n"
+        "    print(error, file=sys.stderr)\n"
+        "    sys.exit(error.exit_code)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": f"{WORKER.parents[2]}:{WORKER.parents[1]}"}
+    return subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, env=environment, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("use_gpu", "use_all", "explicit", "gpus", "expected"),
+    [
+        (True, True, None, 4, (4, "cuda")),
+        (True, False, None, 4, (1, "cuda")),
+        (True, True, 2, 4, (2, "cuda")),
+        (False, True, None, 4, (1, "cpu")),
+        (True, True, None, 0, (1, "cpu")),
+        (True, True, 3, 0, (3, "cpu")),
+        (False, False, 2, 0, (2, "cpu")),
+    ],
+)
+def test_choose_processes(
+    use_gpu: bool, use_all: bool, explicit: int | None, gpus: int, expected: tuple[int, str]
+) -> None:
+    chosen = choose_processes(use_gpu=use_gpu, use_all=use_all, explicit=explicit, gpus=gpus)
+    assert (chosen.count, chosen.device_type) == expected
+    assert bool(chosen.note) == (use_gpu and gpus == 0)
+
+
+def test_more_gpu_processes_than_gpus_are_refused() -> None:
+    with pytest.raises(ConfigError, match="at most the 2 GPUs"):
+        choose_processes(use_gpu=True, use_all=True, explicit=3, gpus=2)
+
+
+def test_place_is_read_whole_or_refused() -> None:
+    variables = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    assert Place.read(variables) == Place(3, 4, 1, 2)
+    assert Place.read({}) is None
+    with pytest.raises(RendezvousError, match="LOCAL_WORLD_SIZE: expected an integer"):
+        Place.read({**variables, "LOCAL_WORLD_SIZE": "two"})
+
+
+def test_a_world_of_one_does_nothing() -> None:
+    group = Group(Place(), torch.device("cpu"))
+    assert group.sum(torch.tensor([2.0])).tolist() == [2.0]
+    assert group.broadcast_text("naïve") == "naïve"
+    module = torch.nn.Linear(1, 1)
+    assert group.wrap(module) is module
+    group.barrier()
+
+
+def test_workers_sum_and_send_text(tmp_path: Path) -> None:
+    done = launched("talk", 3, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert sorted(file.read_text() for file in tmp_path.iterdir()) == ["6 héllo", "6 héllo", "6 héllo"]
+    assert done.stdout == "rank 0\n"
+
+
+def test_the_first_failure_is_the_reason(tmp_path: Path) -> None:
+    done = launched("raise", 2, tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.count("file.json:3: expected a number, got text") == 1
+    assert "rank 1 of 2" in done.stderr
+
+
+def test_a_killed_worker_ends_all(tmp_path: Path) -> None:
+    start = time.monotonic()
+    done = launched("kill", 2, tmp_path)
+    assert done.returncode == 4
+    assert "rank 1 of 2: expected a worker that trains to the end, got ended by signal 9" in done.stderr
+    assert time.monotonic() - start < 60
+
+
+def test_workers_end_with_their_launcher(tmp_path: Path) -> None:
+    program = f"from reagent_lite.distributed.launcher import launch; import sys; launch([sys.executable, {str(WORKER)!r}, 'wait', {str(tmp_path)!r}], 2)"  # noqa: E501
+    environment = {**os.environ, "PYTHONPATH": f"{WORKER.parents[2]}:{WORKER.parents[1]}"}
+    launcher = subprocess.Popen([sys.executable, "-c", program], env=environment)
+    deadline = time.monotonic() + 60
+    while len(list(tmp_path.glob("pid_*"))) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    pids = [int(file.read_text()) for file in tmp_path.glob("pid_*")]
+    assert len(pids) == 2
+    launcher.send_signal(signal.SIGKILL)
+    launcher.wait()
+    while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(alive(pid) for pid in pids)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize("task", ["even", "uneven"])
+def test_two_processes_equal_one_after_100_steps(tmp_path: Path, task: str) -> None:
+    """Half the batch each, or 3 : 1 rows: parameters, target and optimizer's effect agree to 1e-6."""
+    assert launched("one", 1, tmp_path / "one").returncode == 0
+    done = launched(task, 2, tmp_path / task)
+    assert done.returncode == 0, done.stderr
+    one = load_file(tmp_path / "one" / "rank0.safetensors")
+    for rank in range(2):
+        for name, tensor in load_file(tmp_path / task / f"rank{rank}.safetensors").items():
+            torch.testing.assert_close(tensor, one[name], rtol=0, atol=1e-6)
+    moved = [name for name, tensor in one.items() if name.startswith("q_network") and tensor.abs().sum() > 0]
+    assert len(moved) == 4

@@ -1,0 +1,108 @@
+"""Small logs with known answers, as files."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from oracles import gridworld
+
+
+def write_lines(file: Path, rows: Iterable[dict[str, Any]]) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def random_rows(count: int, seed: int = 0, *, missing: float = 0.1) -> list[dict[str, Any]]:
+    """Transitions over 3 features and actions "a", "b" in episodes of 10 rows, some features missing."""
+    rng = np.random.default_rng(seed)
+
+    def features() -> dict[str, float]:
+        return {str(i): round(float(x), 4) for i, x in enumerate(rng.normal(size=3)) if rng.random() > missing}
+
+    rows, state = [], features()
+    for i in range(count):
+        last, after = i % 10 == 9, features()
+        rows.append(
+            {
+                "mdp_id": str(i // 10),
+                "sequence_number": i % 10,
+                "state_features": state,
+                "action": ["a", "b"][int(rng.integers(2))],
+                "reward": round(float(rng.normal()), 4),
+                "action_probability": 0.5,
+                "possible_actions": [1, 1],
+                "next_state_features": {} if last else after,
+                "next_action": "" if last else ["a", "b"][int(rng.integers(2))],
+                "possible_next_actions": [0, 0] if last else [1, 1],
+                "time_diff": 0 if last else 1,
+            }
+        )
+        state = features() if last else after
+    return rows
+
+
+def candidate_rows(count: int, seed: int = 0, most: int = 7) -> list[dict[str, Any]]:
+    """Transitions with 1 to `most` candidates of 2 features in each row, in episodes of 10 rows."""
+    rng = np.random.default_rng(seed)
+
+    def candidates() -> list[dict[str, float]]:
+        number = int(rng.integers(1, most + 1))
+        return [{"0": round(float(rng.normal()), 4), "5": float(k)} for k in range(number)]
+
+    rows, now = [], candidates()
+    for row in random_rows(count, seed):
+        last, after = row["possible_next_actions"] == [0, 0], candidates()
+        row["possible_actions"] = now
+        row["action"] = now[int(rng.integers(len(now)))]
+        row["possible_next_actions"] = [] if last else after
+        row["next_action"] = {} if last else after[int(rng.integers(len(after)))]
+        rows.append(row)
+        now = candidates() if last else after
+    return rows
+
+
+def gridworld_rows(*, sarsa: bool, parametric: bool) -> list[dict[str, Any]]:
+    """Every transition of the 5 x 5 gridworld as often as it is likely, so that the mean over rows is exact.
+
+    For SARSA every next action of the random policy is enumerated too. States are one ENUM feature; a parametric
+    candidate is one ENUM feature that numbers the pair (state, action).
+    """
+    chances, allowed = gridworld.transition_matrix(), gridworld.allowed()
+    rows = []
+    for state, action in np.argwhere(allowed):
+        for after in np.flatnonzero(chances[state, action]):
+            times = round(100 * float(chances[state, action, after]))
+            over = not allowed[after].any()
+            nexts = [None] if over or not sarsa else list(np.flatnonzero(allowed[after]))
+            for following in nexts:
+                row = {
+                    "state_features": {"0": int(state)},
+                    "action": _choice(state, action, parametric),
+                    "reward": 10.0 if after == gridworld.GOAL else 0.0,
+                    "possible_actions": _choices(state, allowed, parametric),
+                    "next_state_features": {"0": int(after)},
+                    "next_action": None if following is None else _choice(after, following, parametric),
+                    "possible_next_actions": _choices(after, allowed, parametric),
+                    "terminal": bool(over),
+                }
+                rows += [row] * (times * (12 // len(nexts) if sarsa else 1))
+    return rows
+
+
+def _choice(state: int, action: int, parametric: bool) -> Any:
+    return {"0": int(4 * state + action)} if parametric else int(action)
+
+
+def _choices(state: int, allowed: Any, parametric: bool) -> Any:
+    if parametric:
+        return [_choice(state, action, True) for action in np.flatnonzero(allowed[state])]
+    return [int(x) for x in allowed[state]]
+
+
+def enum_normalization(file: Path, feature: str, values: Iterable[int]) -> Path:
+    parameters = {"feature_type": "ENUM", "possible_values": list(values), "mean": 0, "stddev": 1}
+    file.write_text(json.dumps({feature: json.dumps(parameters)}))
+    return file

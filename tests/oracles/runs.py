@@ -1,0 +1,64 @@
+"""Runs workflows as a user does: a JSON file, a command line, an exit code."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from oracles.logs import random_rows, write_lines
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def outcome(self) -> dict[str, Any]:
+        """The last line of standard output."""
+        result: dict[str, Any] = json.loads(self.out.splitlines()[-1])
+        return result
+
+
+Runner = Callable[..., Run]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Runner:
+    """run(workflow, config tree, *arguments): a process of its own, as on the command line."""
+
+    def start(workflow: str, tree: dict[str, Any], *arguments: str, timeout: float = 240) -> Run:
+        config = tmp_path / "config.json"
+        config.write_text(json.dumps(tree))
+        command = [sys.executable, "-m", f"workflows.{workflow}", "--config", str(config), *arguments]
+        environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(
+            command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=timeout, check=False
+        )
+        return Run(done.returncode, done.stdout, done.stderr)
+
+    return start
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> dict[str, Any]:
+    """A config over 200 random rows that trains in a moment."""
+    return {
+        "training_data_path": str(write_lines(tmp_path / "data" / "log.jsonl", random_rows(200))),
+        "model_output_path": str(tmp_path / "out"),
+        "use_gpu": False,
+        "actions": ["a", "b"],
+        "epochs": 2,
+        "training": {"layers": [-1, 8, -1], "activations": ["relu", "linear"], "minibatch_size": 32},
+        "evaluation": {"calc_cpe_in_training": False, "bootstrap_resamples": 100},
+    }

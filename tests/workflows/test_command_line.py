@@ -1,0 +1,206 @@
+"""Arguments, help, schema, dry run, and every bad input: exit code 2, one clear error, nothing half-written."""
+
+import bz2
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from oracles.logs import random_rows, write_lines
+from oracles.runs import Runner
+
+from reagent_lite.config import DqnConfig, ParametricDqnConfig
+from workflows.command_line import Outcome, main
+
+
+def never(config: Any, group: Any) -> Outcome:
+    raise AssertionError("trains")
+
+
+def started(arguments: list[str], train: Any = never) -> int:
+    return main("workflows.dqn", DqnConfig, train, "x.json", arguments)
+
+
+def config_file(tmp_path: Path, **other: Any) -> str:
+    tree = {"training_data_path": "d", "model_output_path": "o", "use_gpu": False, "actions": ["a", "b"], **other}
+    (tmp_path / "c.json").write_text(json.dumps(tree))
+    return str(tmp_path / "c.json")
+
+
+@pytest.mark.parametrize("flag", ["--config", "-p", "--parameters"])
+@pytest.mark.parametrize("index", ["--node_index", "-ni", "--node-index"])
+def test_aliases_and_the_last_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], flag: str, index: str) -> None:
+    def train(config: DqnConfig, group: Any) -> Outcome:
+        print("chatter")
+        assert config.node_index == 0
+        return Outcome(model="m", steps=1, rows=2, rows_per_second=3.0, seconds=4.0, scores={"x": None})
+
+    assert started([flag, config_file(tmp_path), index, "0"], train) == 0
+    captured = capsys.readouterr()
+    expected = {"model": "m", "steps": 1, "rows": 2, "rows_per_second": 3.0, "seconds": 4.0, "scores": {"x": None}}
+    assert json.loads(captured.out) == expected
+    assert "chatter" in captured.err
+
+
+def test_the_flag_wins_over_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = config_file(tmp_path, node_index=0)
+    assert started(["--config", file, "--node_index", "3"]) == 2
+    assert "node_index: expected less than num_nodes (1), got 3" in capsys.readouterr().err
+
+
+def test_dry_run_prints_the_resolved_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [
+        "--config",
+        config_file(tmp_path),
+        "--dry_run",
+        "--set",
+        "rl.gamma=0.5",
+        "--set",
+        "num_processes_per_node=2",
+    ]
+    assert started(arguments) == 0
+    captured = capsys.readouterr()
+    printed = json.loads(captured.out)
+    assert printed["rl"]["gamma"] == 0.5
+    assert printed["training"]["minibatch_size"] == 4096
+    assert "2 cpu process(es), 8192 rows a minibatch over all" in captured.err
+    assert list(tmp_path.iterdir()) == [tmp_path / "c.json"]
+
+
+@pytest.mark.parametrize("model", [DqnConfig, ParametricDqnConfig])
+def test_the_schema_explains_every_key(model: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main("workflows.x", model, never, "x.json", ["--print_schema"]) == 0
+    schema = json.loads(capsys.readouterr().out)
+    sections = [schema, *schema["$defs"].values()]
+    undocumented = [
+        key for section in sections for key, field in section.get("properties", {}).items()
+        if "description" not in field and "$ref" not in field and "allOf" not in field
+    ]  # fmt: skip
+    assert undocumented == []
+    assert schema["$defs"]["RLConfig"]["properties"]["gamma"]["default"] == 0.9
+
+
+def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        started(["--help"])
+    text = capsys.readouterr().out
+    for word in ("--config", "--node_index", "--set", "--dry_run", "--print_schema", "exit codes", "examples"):
+        assert word in text
+
+
+def test_no_config_and_two_gpus_too_many(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert started([]) == 2
+    assert "--config: expected the path of a JSON file, got nothing" in capsys.readouterr().err
+
+
+def test_without_a_gpu_there_is_one_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    assert started(["--config", config_file(tmp_path, use_gpu=True), "--dry_run"]) == 0
+    assert capsys.readouterr().err.count("no GPU was found") == 1
+
+
+ROWS = random_rows(40, missing=0.0)
+Edit = Callable[[Path], Path]
+
+
+def lines(*rows: Any) -> Edit:
+    return lambda folder: write_lines(folder / "log.jsonl", rows)
+
+
+def changed(number: int, **other: Any) -> Edit:
+    return lines(*ROWS[:number], ROWS[number] | other, *ROWS[number + 1 :])
+
+
+def text(name: str, data: bytes) -> Edit:
+    def write(folder: Path) -> Path:
+        folder.mkdir(exist_ok=True)
+        (folder / name).write_bytes(data)
+        return folder / name
+
+    return write
+
+
+WHOLE = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (lambda folder: folder / "nothing.jsonl", "nothing.jsonl"),
+        (text("log.jsonl", b""), "log.jsonl"),
+        (text("log.jsonl", WHOLE + b'{"mdp_id": "x", \n'), "log.jsonl:41"),
+        (text("log.jsonl.gz", gzip.compress(WHOLE)[:-30]), "ends early"),
+        (text("log.jsonl.bz2", bz2.compress(WHOLE)[:-30]), "ends early"),
+        (text("log.jsonl", WHOLE.replace(b'"reward": ', b'"reward": NaN, "x": ', 1)), "log.jsonl:1"),
+        (text("log.jsonl", WHOLE.replace(b'"reward": ', b'"reward": 1e999, "x": ', 1)), "log.jsonl:1"),
+        (changed(6, action_probability=0), "log.jsonl:7"),
+        (changed(6, action_probability=1.5), "log.jsonl:7"),
+        (changed(5, possible_actions=[1, 0], action="b"), "log.jsonl:6"),
+        (changed(4, action="c"), "log.jsonl:5"),
+        (changed(4, possible_next_actions=[0, 0], terminal=False), "log.jsonl:5"),
+        (changed(4, state_features={"x1": 1.0}), "x1"),
+    ],
+    ids=["missing", "empty", "broken line", "cut gz", "cut bz2", "NaN reward", "infinite reward", "propensity 0",
+         "propensity 1.5", "impossible action", "unknown action", "no next action", "feature id"],
+)  # fmt: skip
+def test_bad_data_is_one_clear_error(
+    run: Runner, small: dict[str, Any], tmp_path: Path, data: Edit, message: str
+) -> None:
+    folder = tmp_path / "bad"
+    folder.mkdir()
+    small["training_data_path"] = str(data(folder))
+    done = run("dqn", small)
+    assert done.code == 2, done.err
+    assert "error" in done.err
+    assert message in done.err
+    assert "expected" in done.err
+    assert "Traceback" not in done.err
+    assert done.out == ""
+    assert not (tmp_path / "out" / "model").exists()
+    assert [path for path in folder.rglob("*") if path.is_file() and path.name[:3] != "log"] == []
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ({"0": {"feature_type": "CONTINUOUS", "mean": 0, "stddev": 1}}, "1, 2"),
+        ({str(i): {"feature_type": "CONTINUOUS", "mean": 0, "stddev": 0} for i in range(3)}, "stddev"),
+    ],
+    ids=["lacks features", "stddev 0"],
+)
+def test_bad_normalization(run: Runner, small: dict[str, Any], tmp_path: Path, document: Any, message: str) -> None:
+    file = tmp_path / "norm.json"
+    file.write_text(json.dumps(document))
+    done = run("dqn", small | {"state_norm_data_path": str(file)})
+    assert done.code == 2, done.err
+    assert message in done.err
+    assert str(file) in done.err
+    assert not (tmp_path / "out" / "model").exists()
+
+
+def test_output_that_cannot_be_written(run: Runner, small: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = run("dqn", small | {"model_output_path": str(tmp_path / "file" / "out")})
+    assert done.code == 2
+    assert "model_output_path: expected a writable folder" in done.err
+
+
+def test_a_bad_row_ends_every_process_with_one_message(run: Runner, small: dict[str, Any], tmp_path: Path) -> None:
+    folder = tmp_path / "bad"
+    small["training_data_path"] = str(changed(6, action_probability=1.5)(folder))
+    done = run("dqn", small, "--set", "num_processes_per_node=2")
+    assert done.code == 2, done.err
+    assert done.err.count("log.jsonl:7") == 1
+
+
+def test_divergence_leaves_no_model(run: Runner, small: dict[str, Any], tmp_path: Path) -> None:
+    small["training"] |= {"optimizer": "SGD", "learning_rate": 1e30}
+    done = run("dqn", small)
+    assert done.code == 1
+    assert "expected a finite loss" in done.err
+    assert not (tmp_path / "out" / "model").exists()

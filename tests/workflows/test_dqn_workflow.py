@@ -1,0 +1,258 @@
+"""The main job, end to end: from logged rows to a checked model."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from oracles import gridworld
+from oracles.logs import candidate_rows, enum_normalization, gridworld_rows, random_rows, write_lines
+from oracles.runs import Runner
+from safetensors.torch import load_file
+
+from reagent_lite.errors import BundleError
+from reagent_lite.export import load_bundle
+
+# TorchScript is what users of 2019 load; torch calls it deprecated
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.load` is deprecated:DeprecationWarning")
+REAL = Path(__file__).resolve().parents[2].parent / "shared/data/reagent2019"
+
+
+def weights(folder: str) -> dict[str, torch.Tensor]:
+    return load_file(Path(folder) / "weights.safetensors")
+
+
+def agree(model: str, count: int) -> None:
+    """ONNX and TorchScript give the same q on raw rows with missing features."""
+    folder = Path(model)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    rng = np.random.default_rng(count)
+    columns, actions = len(manifest["state_feature_ids"]), len(manifest["action_names"])
+    values = rng.normal(size=(count, columns)).astype(np.float32)
+    presence = rng.random((count, columns)) < 0.7
+    session = onnxruntime.InferenceSession(folder / "model.onnx")
+    feeds = {"values": values, "presence": presence, "action_mask": np.ones((count, actions), bool)}
+    q = session.run(["q"], feeds)[0]
+    names, scripted = torch.jit.load(folder / "model.torchscript")(
+        (torch.from_numpy(values), torch.from_numpy(presence))
+    )
+    assert names == manifest["action_names"]
+    scale = max(np.abs(q).max(), 1.0)
+    assert np.abs(q - scripted.numpy()).max() <= 1e-5 * scale
+    raw = np.where(presence, values, np.nan).astype(np.float32)
+    assert np.array_equal(load_bundle(folder).predict(raw).q, q)
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="the 2019 file is not beside this checkout; generated logs test the same")
+@pytest.mark.parametrize("processes", [1, 2])
+def test_the_2019_config_runs_unchanged(run: Runner, tmp_path: Path, processes: int) -> None:
+    tree = json.loads((REAL / "dqn.json").read_text())
+    for key in ("training_data_path", "eval_data_path", "state_norm_data_path"):
+        tree[key] = str(REAL / Path(tree[key]).name)
+    done = run("dqn", tree, "--set", f"num_processes_per_node={processes}", "--set", "epochs=3")
+    assert done.code == 0, done.err
+    steps_per_epoch = -(-3470 // (512 * processes))
+    assert (done.outcome["steps"], done.outcome["rows"]) == (3 * steps_per_epoch, 3 * 3470)
+    model = tmp_path / done.outcome["model"]
+    agree(str(model), 1)
+    agree(str(model), 1000)
+    assert "3,470 rows, 29 episodes, 29 terminal rows" in done.err
+
+
+def test_an_outcome_says_what_the_run_left(run: Runner, small: dict[str, Any], tmp_path: Path) -> None:
+    done = run("dqn", small)
+    assert done.code == 0, done.err
+    assert set(done.outcome) == {"model", "steps", "rows", "rows_per_second", "seconds", "scores"}
+    assert (done.outcome["steps"], done.outcome["rows"]) == (2 * 7, 400)  # 200 rows are 6 batches of 32 and one of 8
+    assert len(done.out.splitlines()) == 1
+    out = tmp_path / "out"
+    assert sorted(path.name for path in out.iterdir()) == [
+        "checkpoints", "config.json", "metrics.jsonl", "model", "state_features_norm.json", "tensorboard",
+    ]  # fmt: skip
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [7, 14, 14]
+    tags = {"td_loss/mean", "actions/logged/a", "actions/model/b", "reward/logged/mean", "propensities/logged/mean",
+            "propensities/model/a/mean", "value/model/b/mean"}  # fmt: skip
+    assert tags <= lines[0].keys()
+    assert lines[0]["propensities/logged/mean"] == 0.5
+    rewards = [row["reward"] for row in random_rows(200)]
+    assert lines[0]["reward/logged/mean"] == pytest.approx(np.mean(rewards), abs=1e-6)
+    assert {"reward_loss/mean", "reward/model/a/mean", "CPE/Reward/Direct_Method_Reward", "CPE/Reward/MAGIC"} <= lines[
+        2
+    ].keys()
+    agree(done.outcome["model"], 1)
+    agree(done.outcome["model"], 1000)
+    # the same again: the training copy and the model folder are used and replaced
+    again = run("dqn", small)
+    assert again.outcome["scores"] == done.outcome["scores"]
+
+
+def test_two_processes_equal_one(run: Runner, small: dict[str, Any], tmp_path: Path) -> None:
+    small["epochs"] = 15
+    small["rl"] = {"target_update_rate": 0.1}
+    one = run("dqn", small, "--set", "training.minibatch_size=32")
+    model_one = weights(one.outcome["model"])
+    two = run("dqn", small, "--set", "training.minibatch_size=16", "--set", "num_processes_per_node=2")
+    assert two.code == 0, two.err
+    assert one.outcome["steps"] == two.outcome["steps"] == 105
+    for name, tensor in weights(two.outcome["model"]).items():
+        torch.testing.assert_close(tensor, model_one[name], rtol=0, atol=1e-6)
+
+
+COMBINATIONS = [
+    {"rainbow": {"dueling_architecture": False}},
+    {"rainbow": {"categorical": True, "qmin": -5, "qmax": 5}},
+    {"rainbow": {"quantile": True, "num_atoms": 11}},
+    {"rainbow": {"bcq": True}, "rl": {"cql_alpha": 0.5}},
+    {
+        "rl": {"maxq_learning": False, "q_network_loss": "huber"},
+        "training": {"dropout_ratio": 0.1, "use_batch_norm": True},
+    },
+    {"rl": {"multi_steps": 3, "gamma": 0.9}, "training": {"minibatches_per_step": 3, "clip_grad_norm": 1.0}},
+    {"rl": {"use_seq_num_diff_as_time_diff": True}, "training": {"optimizer": "SGD", "lr_policy": "exponential"}},
+]
+
+
+def merged(tree: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    return {**tree, **{k: {**tree.get(k, {}), **v} for k, v in other.items()}}
+
+
+@pytest.mark.parametrize("workflow", ["dqn", "parametric_dqn"])
+@pytest.mark.parametrize("combination", COMBINATIONS, ids=str)
+def test_combinations(
+    run: Runner, small: dict[str, Any], tmp_path: Path, workflow: str, combination: dict[str, Any]
+) -> None:
+    if workflow == "parametric_dqn":
+        del small["actions"]
+        small["training_data_path"] = str(write_lines(tmp_path / "candidates.jsonl", candidate_rows(200)))
+    done = run(workflow, merged(small, combination))
+    assert done.code == 0, done.err
+    bundle = load_bundle(done.outcome["model"])
+    assert bundle.check_golden() < 1e-5
+    assert bundle.parametric == (workflow == "parametric_dqn")
+    assert np.isfinite(done.outcome["scores"]["td_loss/mean"])
+
+
+def test_candidate_lists_of_one_to_seven(run: Runner, small: dict[str, Any], tmp_path: Path) -> None:
+    del small["actions"]
+    rows = candidate_rows(300)
+    small["training_data_path"] = str(write_lines(tmp_path / "candidates.jsonl", rows))
+    done = run("parametric_dqn", small, "--set", "num_processes_per_node=2")
+    assert done.code == 0, done.err
+    assert {len(row["possible_actions"]) for row in rows} == set(range(1, 8))
+    bundle = load_bundle(done.outcome["model"])
+    states, lists = [row["state_features"] for row in rows[:7]], [row["possible_actions"] for row in rows[:7]]
+    together = bundle.predict_rows(states, lists)
+    for i in range(7):  # a row's values do not depend on the lists beside it
+        alone = bundle.predict_rows(states[i : i + 1], lists[i : i + 1])
+        assert np.allclose(alone.q[0], together.q[i, : len(lists[i])], atol=1e-6)
+        assert together.greedy[i] == int(np.argmax(alone.q[0]))
+
+
+@pytest.mark.parametrize("sarsa", [False, True], ids=["maxq", "sarsa"])
+@pytest.mark.parametrize("workflow", ["dqn", "parametric_dqn"])
+def test_gridworld_values_within_one_percent(run: Runner, tmp_path: Path, workflow: str, sarsa: bool) -> None:
+    parametric = workflow == "parametric_dqn"
+    log = write_lines(tmp_path / "grid.jsonl", gridworld_rows(sarsa=sarsa, parametric=parametric))
+    tree: dict[str, Any] = {
+        "training_data_path": str(log),
+        "state_norm_data_path": str(enum_normalization(tmp_path / "state.json", "0", range(25))),
+        "model_output_path": str(tmp_path / "out"),
+        "use_gpu": False,
+        "epochs": 30 if sarsa else 300,
+        "rl": {"gamma": 0.9, "target_update_rate": 0.1, "maxq_learning": not sarsa},
+        "rainbow": {"dueling_architecture": False},
+        "training": {"layers": [-1, -1], "activations": ["linear"], "minibatch_size": 1024, "l2_decay": 0.0,
+                     "learning_rate": 0.05, "lr_policy": "exponential", "lr_decay": 0.8 if sarsa else 0.98},
+        "evaluation": {"calc_cpe_in_training": False, "bootstrap_resamples": 100, "final_fit_passes": 1},
+    }  # fmt: skip
+    if parametric:
+        tree["action_norm_data_path"] = str(enum_normalization(tmp_path / "action.json", "0", range(100)))
+    else:
+        tree["actions"] = list(gridworld.ACTIONS)
+    done = run(workflow, tree)
+    assert done.code == 0, done.err
+    truth = gridworld.policy_q(gridworld.random_policy()) if sarsa else gridworld.optimal_q()
+    allowed = gridworld.allowed()
+    bundle = load_bundle(done.outcome["model"])
+    states = [s for s in range(25) if allowed[s].any()]
+    maps = [{"0": float(s)} for s in states]
+    if parametric:
+        lists = [[{"0": float(4 * s + a)} for a in np.flatnonzero(allowed[s])] for s in states]
+        prediction = bundle.predict_rows(maps, lists)
+        found = np.concatenate([prediction.q[i, : len(each)] for i, each in enumerate(lists)])
+    else:
+        found = bundle.predict_rows(maps).q[allowed[states]]
+    exact = truth[allowed]
+    assert np.abs(found / exact - 1).max() < 0.01
+
+
+def test_a_file_smaller_than_a_batch_trains_and_one_row_does_too(
+    run: Runner, small: dict[str, Any], tmp_path: Path
+) -> None:
+    rows = random_rows(30, missing=0.0)
+    small["training_data_path"] = str(write_lines(tmp_path / "few.jsonl", rows))
+    assert run("dqn", small, "--set", "training.minibatch_size=4096").outcome["steps"] == 2
+    norm = tmp_path / "out" / "state_features_norm.json"
+    small["state_norm_data_path"] = str(norm.rename(tmp_path / "norm.json"))
+    small["training_data_path"] = str(write_lines(tmp_path / "one.jsonl", rows[:1]))
+    done = run("dqn", small, "--set", "num_processes_per_node=2")
+    assert (done.code, done.outcome["rows"]) == (0, 2), done.err
+
+
+def test_warm_start(run: Runner, small: dict[str, Any], tmp_path: Path) -> None:
+    first = run("dqn", small)
+    before = weights(first.outcome["model"])
+    small["training"] |= {"warm_start_model_path": str(tmp_path / "out"), "learning_rate": 1e-12, "l2_decay": 0.0}
+    small["model_output_path"] = str(tmp_path / "second")
+    second = run("dqn", small)
+    assert "learner and optimizer of" in second.err
+    for name, tensor in weights(second.outcome["model"]).items():
+        torch.testing.assert_close(tensor, before[name], rtol=0, atol=1e-6)
+    # from the exported model the optimizer starts anew
+    small["training"]["warm_start_model_path"] = first.outcome["model"]
+    assert "the optimizer starts anew" in run("dqn", small).err
+    small["training"]["layers"] = [-1, 9, -1]
+    small["model_output_path"] = str(tmp_path / "third")
+    third = run("dqn", small)
+    assert third.code == 2
+    assert "training.warm_start_model_path: expected the same network" in third.err
+    assert "[8, 3] instead of [9, 3]" in third.err
+    assert not (tmp_path / "third" / "model").exists()
+
+
+def test_a_flipped_byte_is_refused(run: Runner, small: dict[str, Any]) -> None:
+    folder = Path(run("dqn", small).outcome["model"])
+    files = sorted(folder.iterdir())
+    assert len(files) == 9
+    for file in files:
+        data = file.read_bytes()
+        altered = bytearray(data)
+        altered[len(data) // 2] ^= 1
+        file.write_bytes(bytes(altered))
+        with pytest.raises(BundleError, match=file.name):
+            load_bundle(folder)
+        file.write_bytes(data)
+    assert load_bundle(folder).check_golden() < 1e-5
+
+
+def test_constant_reward_is_worth_twenty(run: Runner, small: dict[str, Any], tmp_path: Path) -> None:
+    rows = [
+        row | {"reward": 1.0, "possible_next_actions": [1, 1], "next_action": "a", "terminal": False,
+               "next_state_features": row["next_state_features"] or row["state_features"]}
+        for row in random_rows(512, missing=0.0)
+    ]  # fmt: skip
+    small["training_data_path"] = str(write_lines(tmp_path / "constant.jsonl", rows))
+    small |= {
+        "epochs": 500,
+        "rl": {"gamma": 0.95, "target_update_rate": 0.5},
+        "rainbow": {"dueling_architecture": False},
+    }
+    small["training"] |= {"layers": [-1, 32, -1], "minibatch_size": 128, "learning_rate": 0.01, "l2_decay": 0.0, "lr_policy": "exponential",
+                          "lr_decay": 0.995}  # fmt: skip
+    done = run("dqn", small)
+    values = load_bundle(done.outcome["model"]).predict_rows([row["state_features"] for row in rows[:100]]).q
+    assert np.abs(values - 20).max() < 0.2
