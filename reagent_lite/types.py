@@ -80,7 +80,21 @@ class TransitionBatch:
         return TransitionBatch(**moved)
 
     def __getitem__(self, rows: slice) -> TransitionBatch:
-        return TransitionBatch(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
+        # written out: [m] twice as fast as going through fields(), and once a batch
+        return TransitionBatch(
+            state=self.state[rows],
+            actions=self.actions[rows],
+            action=self.action[rows],
+            reward=self.reward[rows],
+            steps=self.steps[rows],
+            bootstrap=self.bootstrap[rows],
+            next_state=self.next_state[rows],
+            next_actions=self.next_actions[rows],
+            next_action=self.next_action[rows],
+            propensity=self.propensity[rows],
+            metrics=self.metrics[rows],
+            weight=self.weight[rows],
+        )
 
     def with_weight(self, weight: Tensor) -> TransitionBatch:
         """Returns the same rows with other shares in the loss."""

@@ -29,7 +29,6 @@ from reagent_lite.types import Actions, TransitionBatch
 from workflows.learning import network_settings
 from workflows.preparation import Data, single_step_rows
 
-_FIGURE_ROWS = 1 << 16  # of the training data, where there is no eval data: figures, not a test
 _EPOCH_RESAMPLES = 100  # [m] 2000 cost a second an epoch, most of it MAGIC's; an epoch's interval is to look at
 
 
@@ -55,17 +54,23 @@ class Judge:
     def __init__(self, config: WorkflowConfig, data: Data, learner: DQN, group: Group) -> None:
         self._config, self._data, self._learner, self._group = config, data, learner, group
         self._scorer = learner.scorer
-        judged = data.held_out_rows or data.train_rows
-        limit = judged.count if data.held_out_rows is not None else min(judged.count, _FIGURE_ROWS)
-        usable = np.arange(len(judged.scalars)) if judged.usable is None else judged.usable.cpu().numpy()
-        self._judged, self._numbers = judged, np.array_split(usable[:limit], group.world_size)[group.rank]
+        self._judged = data.held_out_rows or data.train_rows
         self._heads: CPEHeads | None = None
         self._passes = 0
 
-    def figures(self) -> dict[str, float]:
-        """Returns figures of this moment by TensorBoard tag; every rank calls it."""
+    def figures(self, *, final: bool) -> dict[str, float]:
+        """Returns figures of this moment by TensorBoard tag; every rank calls it.
+
+        Args:
+            final: on all judged rows, else on a fixed sample that costs a fraction of an epoch.
+        """
+        judged, group = self._judged, self._group
+        numbers = np.arange(len(judged.scalars)) if judged.usable is None else judged.usable.cpu().numpy()
+        most = len(numbers) if final else round(self._config.evaluation.figures_share * self._data.train_rows.count)
+        if most < len(numbers):
+            numbers = numbers[np.linspace(0, len(numbers) - 1, max(most, 1)).astype(np.int64)]
         return figures(
-            rows_in_order(self._judged, self._numbers, self._group.device),
+            rows_in_order(judged, np.array_split(numbers, group.world_size)[group.rank], group.device),
             self._learner,
             self._scorer,
             self._group,

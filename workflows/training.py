@@ -101,7 +101,7 @@ class _Reporter:
                         "Lower training.learning_rate, or set training.clip_grad_norm")
             )  # fmt: skip
         if report.end_of_epoch:
-            self._latest = self._judge.figures()
+            self._latest = self._judge.figures(final=report.epoch == self._config.epochs)
             scalars |= self._latest
             if self._config.evaluation.calc_cpe_in_training and report.epoch < self._config.epochs:
                 scalars |= self._judge.evaluate(final=False).scalars

@@ -9,6 +9,7 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -105,9 +106,14 @@ class DQN(nn.Module):
         """Soft update: target <- rate * online + (1 - rate) * target, running statistics included."""
         rate = self.settings.target_update_rate
         with torch.no_grad():
-            torch._foreach_lerp_(list(self.target_network.parameters()), list(self.q_network.parameters()), rate)
+            torch._foreach_lerp_(*self._moving, rate)
             for old, new in zip(self.target_network.buffers(), self.q_network.buffers(), strict=True):
                 old.copy_(torch.lerp(old, new, rate) if old.is_floating_point() else new)
+
+    @cached_property
+    def _moving(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Target and online parameters; [m] walking through the modules takes longer than updating them."""
+        return list(self.target_network.parameters()), list(self.q_network.parameters())
 
     def allowed_next(self, batch: TransitionBatch) -> Actions:
         """Returns the next choices that may be taken: those of the log, less those BCQ finds unlikely."""

@@ -50,30 +50,38 @@ def read_blocks(
         DataError: a file that cannot be read, with file and line; no rows in any file.
     """
     total = sum(file.size for file in files)
-    width = num_threads()
+    for position in positions:
+        position.bytes_in_all = total
     pending: deque[Future[tuple[int, T]]] = deque()
     rows = 0
-    pool = ThreadPoolExecutor(width, thread_name_prefix="read")
-    try:
+    with _Pool() as pool:
         for number, file in enumerate(files):
             for parse in READERS[file.extension](file, number, positions[number]):
                 pending.append(pool.submit(_work, parse, transform))
                 if progress is not None:
                     progress(sum(position.bytes_read for position in positions), total)
-                while len(pending) > width:
+                if len(pending) > num_threads():
                     rows += pending[0].result()[0]
                     yield pending.popleft().result()[1]
         for future in pending:
             rows += future.result()[0]
             yield future.result()[1]
-    finally:
-        pool.shutdown(cancel_futures=True)
-        pa.default_memory_pool().release_unused()
     if progress is not None:
         progress(total, total)
     if not rows:
         where = files[0].path if len(files) == 1 else os.path.dirname(files[0].path)
         raise DataError(Problem(where, "rows of data", f"none in {len(files)} file(s), {total} bytes"))
+
+
+class _Pool(ThreadPoolExecutor):
+    """Threads that parse; what they have not begun is dropped, and their memory goes back to the system."""
+
+    def __init__(self) -> None:
+        super().__init__(num_threads(), thread_name_prefix="read")
+
+    def __exit__(self, *error: object) -> None:
+        self.shutdown(cancel_futures=True)
+        pa.default_memory_pool().release_unused()
 
 
 def _work(parse: Callable[[], Block], transform: Callable[[Block], T]) -> tuple[int, T]:

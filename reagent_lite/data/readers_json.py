@@ -29,8 +29,10 @@ from reagent_lite.errors import DataError, Problem
 
 FIRST_BLOCK_BYTES = 1 << 18
 BLOCK_BYTES = 8 << 20
-# DuckDB's import and start take 0.15 s, which a small file does not win back.
-FAST_FROM_BYTES = 16 << 20
+# DuckDB's import and start take 0.15 s, which a small input does not win back.
+FAST_FROM_BYTES = 32 << 20
+# Stored bytes count this much more where they are compressed.
+PACKED_TIMES = 8
 LONGEST_LINE_BYTES = 1 << 28
 DENSE_BLOCK_BYTES = 1 << 24
 NEWLINE = ord("\n")
@@ -59,10 +61,11 @@ class Block:
 
 @dataclass(slots=True)
 class Position:
-    """How far one file has been read: stored bytes, and their sha256 once all are."""
+    """How far one file has been read: stored bytes, and their sha256 once all are; and the bytes of the whole input."""
 
     bytes_read: int = 0
     sha256: str = ""
+    bytes_in_all: int = 0
 
 
 def read_json_lines(file: InputFile, number: int, position: Position) -> Iterator[Callable[[], Block]]:
@@ -77,14 +80,25 @@ def read_json_lines(file: InputFile, number: int, position: Position) -> Iterato
         DataError: damaged compression, a line that is no JSON object, NaN or Infinity, with file and line.
     """
     stream = ByteStream(file)
-    parser = JsonLinesParser(file, number)
+    size = position.bytes_in_all * (PACKED_TIMES if file.compression else 1)
+    parser = JsonLinesParser(file, number, FastParser() if size >= FAST_FROM_BYTES else None)
     line = 1
     for text in _whole_lines(stream, parser):
         position.bytes_read = stream.position
+        bounds = line_bounds(text)
         # The first block is small and parsed at once: it teaches the columns, and how large blocks may be.
-        yield partial(parser.parse, text, line) if line > 1 else partial(_given, parser.parse(text, line))
-        line += int(np.count_nonzero(np.frombuffer(text, np.uint8) == NEWLINE))
+        yield (
+            partial(parser.parse, text, bounds, line) if line > 1 else partial(_given, parser.parse(text, bounds, line))
+        )
+        line += len(bounds) - 1
     position.bytes_read, position.sha256 = stream.position, stream.digest.hexdigest()
+
+
+def line_bounds(text: bytes) -> NDArray[np.int64]:
+    """Returns [n+1] byte offsets of the starts of n lines, and of the text's end."""
+    starts = np.flatnonzero(np.frombuffer(text, np.uint8) == NEWLINE) + 1
+    end = [] if text.endswith(b"\n") else [len(text)]
+    return np.concatenate(([0], starts, end)).astype(np.int64)
 
 
 def _given(block: Block) -> Block:
@@ -122,31 +136,30 @@ class JsonLinesParser:
     Attributes:
         file: named in errors.
         number: its place in the input.
+        fast: tried first, if given.
         block_bytes: size of the next block; smaller where rows have many columns.
     """
 
     file: InputFile
     number: int
+    fast: FastParser | None
     block_bytes: int = field(default_factory=lambda: BLOCK_BYTES)
-    _fast: FastParser = field(default_factory=FastParser)
 
-    def parse(self, text: bytes, first_line: int) -> Block:
-        """Returns the rows of a block of whole lines."""
-        starts = np.flatnonzero(np.frombuffer(text, np.uint8) == NEWLINE) + 1
-        bounds = np.concatenate(([0], starts)) if text.endswith(b"\n") else np.concatenate(([0], starts, [len(text)]))
-        if self.file.size >= FAST_FROM_BYTES:
-            table = self._fast.parse(text, bounds)
-            if table is not None:
-                lines = np.arange(first_line, first_line + table.num_rows)
-                return Block(file=self.file, file_number=self.number, table=table, lines=lines)
-        return self._parse_carefully(text, first_line, len(bounds) - 1)
+    def parse(self, text: bytes, bounds: NDArray[np.int64], first_line: int) -> Block:
+        """Returns the rows of a block of whole lines, `bounds` as `line_bounds` gives them."""
+        table = None if self.fast is None else self.fast.parse(text, bounds)
+        if table is None:
+            return self._parse_carefully(text, first_line, len(bounds) - 1)
+        lines = np.arange(first_line, first_line + table.num_rows)
+        return Block(file=self.file, file_number=self.number, table=table, lines=lines)
 
     def _parse_carefully(self, text: bytes, first_line: int, num_lines: int) -> Block:
         table = parse_with_arrow(text)
         lines = None if table is None else _line_numbers(text, num_lines, first_line)
         if table is None or lines is None or len(lines) != table.num_rows:
             table, lines = parse_with_python(text, first_line, self.file.path)
-        self._fast.learn(table.schema)
+        if self.fast is not None:
+            self.fast.learn(table)
         self._limit(table, len(text))
         return Block(file=self.file, file_number=self.number, table=table, lines=lines)
 

@@ -30,6 +30,7 @@ from reagent_lite.data.training_copy_place import (
     new_build,
     publish,
     read_manifest,
+    remember_times,
     seal,
     unchanged,
 )
@@ -206,6 +207,7 @@ def prepare_training_copy(
     for folder in folders:
         manifest = read_manifest(folder)
         if manifest is not None and unchanged(manifest, files):
+            remember_times(folder, manifest, files)
             return open_training_copy(folder)
     writable = [folder for folder in folders if is_writable(folder)]
     if not writable:

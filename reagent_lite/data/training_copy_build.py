@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -247,27 +248,18 @@ class Writer:
     def write(self, hashes: tuple[str, ...]) -> Built:
         """Writes every array; the spools are gone afterwards."""
         spool, order = self.spool, self.order
-        bootstrap = np.empty(0, np.float32)
-        for name, column in {
-            **spool.columns,
-            "origin_file": spool.origin_file,
-            "origin_line": spool.origin_line,
-        }.items():
-            values = column.take()[order.rows]
-            self._save(name, values)
-            self.counts["truncated_rows"] += int(values.sum()) if name == "truncated" else 0
-            bootstrap = values if name == "bootstrap" else bootstrap
-        self._save("episode", order.episode)
-        self._save("episode_hash", order.hashes)
-        self._save("sequence", order.sequence)
-        self._write_states(bootstrap == 0)
-        self._write_metrics()
-        self._write_masks()
-        self._write_lists()
+        terminal = self._write_column("bootstrap", spool.columns.pop("bootstrap")) == 0
+        with ThreadPoolExecutor(1) as pool:
+            columns = pool.submit(self._write_columns)
+            self._write_states(terminal)
+            self._write_metrics()
+            self._write_masks()
+            self._write_lists()
+            columns.result()
         self.counts.update(
             rows=spool.num_rows,
             episodes=len(order.hashes),
-            terminal_rows=int((bootstrap == 0).sum()),
+            terminal_rows=int(terminal.sum()),
             duplicate_rows=order.duplicates,
         )
         return Built(
@@ -279,6 +271,23 @@ class Writer:
             counts=dict(self.counts),
             notes=notes(self.counts, spool.seen_columns),
         )
+
+    def _write_columns(self) -> None:
+        spool, order = self.spool, self.order
+        truncated = self._write_column("truncated", spool.columns.pop("truncated"))
+        self.counts["truncated_rows"] = int(truncated.sum())
+        for name, column in spool.columns.items():
+            self._write_column(name, column)
+        self._write_column("origin_file", spool.origin_file)
+        self._write_column("origin_line", spool.origin_line)
+        self._save("episode", order.episode)
+        self._save("episode_hash", order.hashes)
+        self._save("sequence", order.sequence)
+
+    def _write_column(self, name: str, column: ColumnSpool) -> NDArray[Any]:
+        values = column.take()[self.order.rows]
+        self._save(name, values)
+        return values
 
     def _save(self, name: str, values: NDArray[Any]) -> None:
         np.save(self.folder / f"{name}.npy", values, allow_pickle=False)

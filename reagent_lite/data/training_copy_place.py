@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +130,13 @@ def unchanged(manifest: Manifest, files: tuple[InputFile, ...]) -> bool:
         return True
     with ThreadPoolExecutor(2) as pool:
         return list(pool.map(sha256_of, files)) == [one.sha256 for one in known]
+
+
+def remember_times(folder: Path, manifest: Manifest, files: tuple[InputFile, ...]) -> None:
+    """Notes new modification times of unchanged inputs, so that they are not hashed every time."""
+    inputs = tuple(replace(one, modified_ns=file.modified_ns) for one, file in zip(manifest.inputs, files, strict=True))
+    if inputs != manifest.inputs and is_writable(folder):
+        replace_manifest(folder, replace(manifest, inputs=inputs))
 
 
 @contextmanager

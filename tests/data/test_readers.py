@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -23,7 +22,7 @@ from reagent_lite.data import readers_json
 from reagent_lite.data.readers import READERS, read_blocks, read_tables
 from reagent_lite.data.readers_fast import FastParser
 from reagent_lite.data.readers_input import list_input, local_path
-from reagent_lite.data.readers_json import Position, parse_with_arrow, parse_with_python, table_of
+from reagent_lite.data.readers_json import Position, line_bounds, parse_with_arrow, parse_with_python, table_of
 from reagent_lite.data.schema import TEXT_METADATA
 from reagent_lite.errors import DataError
 
@@ -225,10 +224,9 @@ def test_mixed_types_become_text() -> None:
 
 def fast_parse(known: list[str], lines: list[str]) -> pa.Table | None:
     parser = FastParser()
-    parser.learn(table_of([json.loads(line) for line in known]).schema)
+    parser.learn(table_of([json.loads(line) for line in known]))
     text = "".join(line + "\n" for line in lines).encode()
-    bounds = np.concatenate(([0], np.flatnonzero(np.frombuffer(text, np.uint8) == ord("\n")) + 1))
-    return parser.parse(text, bounds)
+    return parser.parse(text, line_bounds(text))
 
 
 KNOWN = ['{"m": "x", "r": 1, "s": {"0": 0.5}, "l": [1, 0], "c": [{"1": 2.0}], "n": null, "e": {}}']
@@ -288,6 +286,42 @@ def test_the_fast_parser_reads_what_it_knows(line: str) -> None:
 )
 def test_the_fast_parser_refuses_what_it_may_lose(line: str) -> None:
     assert fast_parse(KNOWN, [KNOWN[0], line]) is None
+
+
+MANY = {str(number): number / 4 for number in range(60)}
+KNOWN_SPARSE = [json.dumps({"r": 1, "s": MANY, "c": [MANY, {}]}), *['{"s": {}, "c": [{}]}'] * 9]
+
+
+def test_the_fast_parser_reads_sparse_maps_with_new_ids() -> None:
+    lines = ['{"s": {"3": 0.5, "99": 1}, "c": [{}, {"7": 2}]}', '{"r": 2, "s": {}}', '{"s": {"1": null}, "c": []}']
+    table = fast_parse(KNOWN_SPARSE, lines)
+    assert table is not None
+    assert pa.types.is_map(table.schema.field("s").type)
+    assert table.to_pylist() == [
+        {"r": None, "s": [("3", 0.5), ("99", 1.0)], "c": [[], [("7", 2.0)]]},
+        {"r": 2.0, "s": [], "c": None},
+        {"r": None, "s": [("1", None)], "c": []},
+    ]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"s": 5}',
+        '{"s": [1]}',
+        '{"s": {"0": "1"}}',
+        '{"s": {"0": "x"}}',
+        '{"s": {"0": {"a": 1}}}',
+        '{"s": {"0": 1, "0": 2}}',
+        '{"s": {"0": 1e39}}',
+        '{"s": {"0": NaN}}',
+        '{"c": [{}, 5]}',
+        '{"c": [null]}',
+        '{"new": 1, "s": {"0": 1}}',
+    ],
+)
+def test_the_fast_parser_refuses_what_it_may_lose_of_sparse_maps(line: str) -> None:
+    assert fast_parse(KNOWN_SPARSE, [KNOWN_SPARSE[0], line]) is None
 
 
 json_values: st.SearchStrategy[Any] = st.one_of(

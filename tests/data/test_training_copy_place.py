@@ -50,6 +50,8 @@ def test_a_copy_is_built_once_and_again_when_the_data_changes(tmp_path: Path, mo
     os.utime(path, (1, 1))  # touched, not changed
     assert len(prepare_training_copy(path, actions=ACTIONS)) == 2
     assert len(built) == 1
+    manifest = json.loads((first.folder / "manifest.json").read_text())
+    assert [one["modified_ns"] for one in manifest["inputs"]] == [10**9]
     written(tmp_path, row(reward=2.0), row())  # same size
     assert prepare_training_copy(path, actions=ACTIONS).reward.tolist() == [2, 1]
     assert len(built) == 2
