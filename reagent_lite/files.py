@@ -72,7 +72,5 @@ def require_writable(folder: Path, key: str) -> None:
         probe.unlink()
     except OSError as error:
         raise ConfigError(
-            Problem(
-                key, "a writable folder", f"{folder}: {error.strerror or error}", "Choose another folder"
-            )
+            Problem(key, "a writable folder", f"{folder}: {error.strerror or error}", "Choose another folder")
         ) from error

@@ -6,6 +6,7 @@ scored rows    eval episodes (or a share of the training episodes, by hash of md
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from reagent_lite.types import Actions, TransitionBatch
 from workflows.learning import network_settings
 from workflows.preparation import Data, single_step_rows
 
+_FEWEST_FIGURE_ROWS = 256
 _EPOCH_RESAMPLES = 100  # [m] 2000 cost a second an epoch, most of it MAGIC's; an epoch's interval is to look at
 
 
@@ -65,18 +67,28 @@ class Judge:
             final: on all judged rows, else on a fixed sample that costs a fraction of an epoch.
         """
         judged, group = self._judged, self._group
-        numbers = np.arange(len(judged.scalars)) if judged.usable is None else judged.usable.cpu().numpy()
-        most = len(numbers) if final else round(self._config.evaluation.figures_share * self._data.train_rows.count)
-        if most < len(numbers):
-            numbers = numbers[np.linspace(0, len(numbers) - 1, max(most, 1)).astype(np.int64)]
+        every = rows_in_order(judged, self._mine(judged.count), group.device) if final else self._sample
         return figures(
-            rows_in_order(judged, np.array_split(numbers, group.world_size)[group.rank], group.device),
+            every,
             self._learner,
-            self._scorer,
             self._group,
             action_names=self._data.spec.action_names,
             temperature=self._config.rl.temperature,
         )
+
+    @cached_property
+    def _sample(self) -> list[TransitionBatch]:
+        """This rank's part of a sample spread over the judged rows; gathered once."""
+        most = max(round(self._config.evaluation.figures_share * self._data.train_rows.count), _FEWEST_FIGURE_ROWS)
+        return list(rows_in_order(self._judged, self._mine(most), self._group.device))
+
+    def _mine(self, most: int) -> NDArray[np.int64]:
+        """Returns this rank's row numbers among at most so many that are spread over the judged rows."""
+        rows = self._judged
+        numbers = np.arange(len(rows.scalars)) if rows.usable is None else rows.usable.cpu().numpy()
+        if most < len(numbers):
+            numbers = numbers[np.linspace(0, len(numbers) - 1, most).astype(np.int64)]
+        return np.array_split(numbers, self._group.world_size)[self._group.rank]
 
     def evaluate(self, *, final: bool) -> Judgement:
         """Fits the models of the policy further and scores it; every rank calls it.

@@ -13,7 +13,6 @@ from reagent_lite.models.value_heads import CategoricalHead, QuantileHead, Scala
 from reagent_lite.training.loop import Optimization
 from reagent_lite.types import SourceSpec
 
-
 _OPERATIONS_PER_THREAD = 1e8  # [m] below, threads wait for each other longer than they save
 
 

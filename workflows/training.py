@@ -214,7 +214,7 @@ def _sample(data: Data) -> SampleRows:
     return SampleRows(values=values, candidates=candidates, mask=mask)
 
 
-def _in_order(values: np.ndarray, ids: tuple[int, ...], order: tuple[int, ...]) -> np.ndarray:  # type: ignore[type-arg]
+def _in_order(values: np.ndarray, ids: tuple[int, ...], order: tuple[int, ...]) -> np.ndarray:
     result = np.full((len(values), len(order)), np.nan, np.float32)
     for column, feature in enumerate(order):
         if feature in ids:

@@ -74,8 +74,9 @@ class DQN(nn.Module):
 
     def train(self, mode: bool = True) -> "DQN":
         """Sets the online networks' mode; the target network always evaluates."""
-        super().train(mode)
-        self.target_network.eval()
+        if self._draws:  # else nothing depends on the mode, and walking through the modules takes time
+            super().train(mode)
+            self.target_network.eval()
         return self
 
     @property
@@ -86,12 +87,8 @@ class DQN(nn.Module):
     def forward(self, batch: TransitionBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns the loss, a sum weighted by `batch.weight`, and its parts."""
         s = self.settings
-        reward = batch.reward if self.reward_boost is None else batch.reward + self.reward_boost[batch.action]
-        with torch.no_grad():
-            next_taken = self._next_taken(batch)
-            d = discount(s.gamma, batch.steps, batch.bootstrap)
         outputs, taken = self._taken(batch)
-        td = batch.weight.dot(self.head.loss(taken, next_taken, reward, d))  # type: ignore[operator]
+        td = self._td_loss(batch, taken)
         loss, metrics = td, {"td_loss": td.detach()}
         if s.cql_alpha:
             gap = batch.weight.dot(conservative_loss(self.head(outputs), batch.actions.mask, batch.action))
@@ -101,6 +98,12 @@ class DQN(nn.Module):
             imitation = batch.weight.dot(imitation_loss(logits, batch.actions.mask, batch.action))
             loss, metrics["imitation_loss"] = loss + imitation, imitation.detach()
         return loss, metrics
+
+    @torch.no_grad()
+    def judge(self, batch: TransitionBatch) -> tuple[Tensor, Tensor]:
+        """Returns values [B, K] and the TD loss, a sum weighted by `batch.weight`, without gradients."""
+        outputs = self.q_network(batch.state, batch.actions.mask, batch.actions.features)
+        return self.head(outputs), self._td_loss(batch, chosen(outputs, batch.action))
 
     def after_step(self) -> None:
         """Soft update: target <- rate * online + (1 - rate) * target, running statistics included."""
@@ -123,6 +126,13 @@ class DQN(nn.Module):
         with _evaluating(self.imitator, self._draws):
             logits = self.imitator(batch.next_state, mask, features).squeeze(2)
         return Actions(mask=likely_enough(logits, mask, self.settings.drop_threshold), features=features)
+
+    def _td_loss(self, batch: TransitionBatch, taken: Tensor) -> Tensor:
+        reward = batch.reward if self.reward_boost is None else batch.reward + self.reward_boost[batch.action]
+        with torch.no_grad():
+            next_taken = self._next_taken(batch)
+            d = discount(self.settings.gamma, batch.steps, batch.bootstrap)
+        return batch.weight.dot(self.head.loss(taken, next_taken, reward, d))  # type: ignore[operator]
 
     def _taken(self, batch: TransitionBatch) -> tuple[Tensor, Tensor]:
         """Returns outputs [B, K, H], where the conservative term needs them, and those of the logged action [B, H]."""

@@ -12,8 +12,8 @@ class EvaluationConfig(Section):
 
     calc_cpe_in_training: bool = True
     """Evaluate after every epoch; false: only once, at the end."""
-    figures_share: Annotated[float, Field(gt=0)] = 0.125
-    """Rows judged after an epoch, as a share of those it trained on; all rows are judged at the end."""
+    figures_share: Annotated[float, Field(gt=0)] = 1 / 32
+    """Rows judged after an epoch, as a share of those it trained on, at least 256; all are judged at the end."""
     held_out_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """Share of training episodes that are scored and not fitted on where eval_data_path is absent."""
     confidence_level: Annotated[float, Field(gt=0, lt=1)] = 0.95

@@ -81,7 +81,8 @@ def open_columns(
     if _once(matrix, width):
         # copy-on-write, because torch warns of read-only memory; nothing writes to it
         return Columns(values=torch.from_numpy(np.load(file, mmap_mode="c")).to(place), width=width)
-    raw = np.memmap(matrix.filename, np.float32, "c", matrix.offset, matrix.shape)  # type: ignore[attr-defined]
+    assert isinstance(matrix, np.memmap)
+    raw: np.ndarray[Any, Any] = np.memmap(str(matrix.filename), np.float32, "c", matrix.offset, matrix.shape)
     return Columns(values=torch.from_numpy(raw).to(place), width=width, transform=transform.to(place))
 
 

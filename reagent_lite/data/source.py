@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from reagent_lite.data.plan import ReadPlan
@@ -73,7 +74,7 @@ class Candidates:
         place = torch.arange(longest, device=lists.device)
         mask = place < count.unsqueeze(1)
         index = torch.where(mask, start.unsqueeze(1) + place, 0)
-        features = self.features.take(index.flatten()).unflatten(0, index.shape)
+        features = self.features.take(index.flatten()).view(*index.shape, self.width)
         return Actions(mask=mask, features=features * mask.unsqueeze(2))
 
 
@@ -121,8 +122,8 @@ class LoggedRows:
 
     def take(self, index: Tensor, weight: Tensor) -> TransitionBatch:
         """Returns rows by number, [n] int64, with their shares in the loss."""
-        reward, steps, bootstrap, propensity = self.scalars.index_select(0, index).unbind(1)
-        action, next_action = self.choices.index_select(0, index).unbind(1)
+        reward, steps, bootstrap, propensity = self.scalars.index_select(0, index).t().contiguous().unbind(0)
+        action, next_action = self.choices.index_select(0, index).t().contiguous().unbind(0)
         actions, next_actions = self._choices(index)
         return TransitionBatch(
             state=self.state.take(index),
@@ -219,7 +220,8 @@ class LoggedSource:
 
     def _read(self) -> Iterator[TransitionBatch]:
         plan = self._plan
-        epoch, order = -1, np.empty(0, np.int64)
+        epoch = -1
+        order: NDArray[np.int32 | np.int64] = np.empty(0, np.int64)
         block_steps = max(self._rows.block_rows // plan.rows_per_step, 1)
         step = self._step
         while step < plan.num_steps:

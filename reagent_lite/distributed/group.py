@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from reagent_lite.errors import Problem, RendezvousError
 
 # buffers are constants here, or statistics that are synchronized by themselves; torch 2.13 renamed the argument
-_BUFFERS_STAY_LOCAL = (
+_BUFFERS_STAY_LOCAL: dict[str, Any] = (
     {"forward_sync_buffers": False}
     if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
     else {"broadcast_buffers": False}

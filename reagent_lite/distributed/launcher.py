@@ -80,7 +80,7 @@ def launch(command: list[str], count: int) -> None:
     listener.bind(("127.0.0.1", 0))
     listener.listen()
     port = listener.getsockname()[1]
-    _store = dist.TCPStore(  # lives as long as this call: the workers are its clients
+    _store = dist.TCPStore(  # type: ignore[attr-defined] # lives as long as this call: the workers are its clients
         "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
     )
     with tempfile.TemporaryDirectory(prefix="reagent_lite_") as folder:

@@ -1,9 +1,10 @@
 """Figures of a learner on logged rows: TD loss, what the log does, what the learned policy would do."""
 
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from reagent_lite.distributed.group import Group
 from reagent_lite.rl.policies import softmax_policy
@@ -11,11 +12,22 @@ from reagent_lite.rl.td import chosen, greedy_choice
 from reagent_lite.types import TransitionBatch
 
 
+class Judged(Protocol):
+    """A learner that can be looked at without being trained."""
+
+    def judge(self, batch: TransitionBatch) -> tuple[Tensor, Tensor]:
+        """Returns values [B, K] and the TD loss, a sum weighted by `batch.weight`."""
+        ...
+
+    def train(self, mode: bool = True) -> object:
+        """Sets the mode of dropout and batch normalization."""
+        ...
+
+
 @torch.no_grad()
 def figures(
     batches: Iterable[TransitionBatch],
-    learner: nn.Module,
-    scorer: nn.Module,
+    learner: Judged,
     group: Group,
     *,
     action_names: Sequence[str],
@@ -25,17 +37,16 @@ def figures(
 
     Args:
         batches: this rank's rows, weight 1 each, or none.
-        learner: forward(batch) -> (loss, metrics with "td_loss").
-        scorer: forward(state, mask, features) -> q [B, K].
+        learner: gives values and TD loss of rows.
         group: sums over ranks.
         action_names: of fixed actions; empty for candidates, which have no tags of their own.
         temperature: of the evaluated softmax policy.
     """
     count = len(action_names)
     sums = torch.zeros(6 + 4 * count, dtype=torch.float64, device=group.device)
-    learner.eval()
+    learner.train(False)
     for batch in batches:
-        sums += _sums(batch, learner, scorer, count, temperature)
+        sums += _sums(batch, learner, count, temperature)
     learner.train()
     total = group.sum(sums).tolist()
     rows = max(total[0], 1.0)
@@ -45,14 +56,13 @@ def figures(
     return {name: value / rows for name, value in zip(names, total[1:], strict=True)}
 
 
-def _sums(batch: TransitionBatch, learner: nn.Module, scorer: nn.Module, count: int, temperature: float) -> Tensor:
-    q = scorer(batch.state, batch.actions.mask, batch.actions.features)
-    _, metrics = learner(batch)
+def _sums(batch: TransitionBatch, learner: Judged, count: int, temperature: float) -> Tensor:
+    q, td_loss = learner.judge(batch)
     greedy = greedy_choice(q, batch.actions.mask)
     scalars = torch.stack(
         (
             batch.weight.sum(),
-            metrics["td_loss"],
+            td_loss,
             batch.reward.sum(),
             batch.propensity.sum(),
             chosen(q, batch.action).sum(),

@@ -132,7 +132,6 @@ def fit(
                 Report(step=done, epoch=done // plan.steps_per_epoch, end_of_epoch=end_of_epoch, rows=rows,
                        metrics=figures)
             )  # fmt: skip
-            learner.train()
     return plan.num_steps
 
 

@@ -87,4 +87,3 @@ class MetricsWriter:
         if self._writer is not None:
             self._writer.close()
             self._lines.close()
-

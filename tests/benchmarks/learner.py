@@ -16,13 +16,14 @@ import statistics
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import torch
-from tests.oracles.cartpole import write_log
 
 from reagent_lite.config import DqnConfig, check
 from reagent_lite.distributed.group import Group, Place
+from tests.oracles.cartpole import write_log
 from workflows.training import train
 
 BATCH, WIDTHS = 512, (4, 128, 64, 2)
@@ -49,7 +50,7 @@ def ours(folder: Path, epochs: int) -> float:
 
 def products(seconds: float = 1.0) -> float:
     """Rows per second of the matrix products of one step."""
-    weights = [torch.randn(b, a) for a, b in zip(WIDTHS, WIDTHS[1:], strict=False)]
+    weights = [torch.randn(b, a) for a, b in pairwise(WIDTHS)]
     inputs = [torch.randn(BATCH, width) for width in WIDTHS]
 
     def step() -> None:

@@ -11,7 +11,7 @@ from reagent_lite.types import Actions, TransitionBatch
 def make_batch(
     state: Any, next_state: Any, action: Any, reward: Any, *, num_choices: int = 2, **other: Any
 ) -> TransitionBatch:
-    """A batch of B rows with all choices allowed, one step each, equal weights that sum to 1; `other` replaces fields."""
+    """A batch of B rows, all choices allowed, one step each, equal weights that sum to 1; `other` replaces fields."""
     state = torch.as_tensor(state, dtype=torch.float32)
     rows = len(state)
     every = Actions(mask=torch.ones(rows, num_choices, dtype=torch.bool))
