@@ -81,8 +81,8 @@ def open_columns(
     if _once(matrix, width):
         # copy-on-write, because torch warns of read-only memory; nothing writes to it
         return Columns(values=torch.from_numpy(np.load(file, mmap_mode="c")).to(place), width=width)
-    assert isinstance(matrix, np.memmap)
-    raw: np.ndarray[Any, Any] = np.memmap(str(matrix.filename), np.float32, "c", matrix.offset, matrix.shape)
+    mapped = _mapped(matrix)
+    raw = matrix if mapped is None else np.memmap(str(mapped.filename), np.float32, "c", mapped.offset, mapped.shape)
     return Columns(values=torch.from_numpy(raw).to(place), width=width, transform=transform.to(place))
 
 
@@ -93,12 +93,18 @@ def _once(matrix: np.ndarray[Any, Any], width: int) -> bool:
 def _blocks(matrix: np.ndarray[Any, Any]) -> Any:
     """Reads a memory-mapped matrix in blocks, by file reads: mapped pages would count as resident memory."""
     rows = max(_CHUNK_BYTES // max(matrix.shape[1] * 4, 1), 1)
-    if not isinstance(matrix, np.memmap) or not matrix.size:
+    mapped = _mapped(matrix)
+    if mapped is None:
         for start in range(0, len(matrix), rows):
             yield np.array(matrix[start : start + rows])
         return
-    with Path(str(matrix.filename)).open("rb") as file:
-        file.seek(matrix.offset)
+    with Path(str(mapped.filename)).open("rb") as file:
+        file.seek(mapped.offset)
         for start in range(0, len(matrix), rows):
             count = min(rows, len(matrix) - start)
             yield np.fromfile(file, np.float32, count * matrix.shape[1]).reshape(count, matrix.shape[1])
+
+
+def _mapped(matrix: np.ndarray[Any, Any]) -> np.memmap[Any, Any] | None:
+    """Returns the memory map behind a whole matrix, or None where there is none."""
+    return next((m for m in (matrix, matrix.base) if isinstance(m, np.memmap) and m.size == matrix.size > 0), None)

@@ -1,0 +1,154 @@
+"""Batches of logged rows: what was written comes out, every row once, with shares that sum to the world size."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from oracles.logs import candidate_rows, random_rows, write_lines
+
+from reagent_lite.data.normalized import Reordered, open_columns, prepare_columns
+from reagent_lite.data.plan import ReadPlan
+from reagent_lite.data.source import LoggedRows, LoggedSource, build_rows
+from reagent_lite.data.spans import learnable_rows, single_steps
+from reagent_lite.data.training_copy import TrainingCopy, prepare_training_copy
+from reagent_lite.models.preprocessor import Preprocessor
+from reagent_lite.types import FeatureSpec, FeatureType, NormalizationSpec, TransitionBatch
+
+CPU = torch.device("cpu")
+
+
+def plain(ids: tuple[int, ...]) -> NormalizationSpec:
+    features = {i: FeatureSpec(feature_id=i, feature_type=FeatureType.DO_NOT_PREPROCESS) for i in ids}
+    return NormalizationSpec.ordered(features)
+
+
+def rows_of(copy: TrainingCopy, folder: Path, specs: dict[str, NormalizationSpec]) -> LoggedRows:
+    columns = []
+    for name, matrix, ids in (("state", copy.state, copy.state_ids), ("candidates", copy.candidates, copy.action_ids)):
+        if name in specs:
+            transform = Reordered(ids, specs[name], Preprocessor(specs[name]))
+            prepare_columns(matrix, transform, specs[name].width, folder / f"{name}.npy")
+            columns.append(open_columns(matrix, transform, specs[name].width, folder / f"{name}.npy", CPU))
+    spans = single_steps(copy)
+    usable, _ = learnable_rows(copy, spans, maxq=True, unit_reward=False)
+    return build_rows(copy, spans, usable, *columns)
+
+
+@pytest.fixture
+def discrete(tmp_path: Path) -> tuple[list[dict], LoggedRows]:  # type: ignore[type-arg]
+    logged = random_rows(57)
+    file = write_lines(tmp_path / "log.jsonl", logged)
+    copy = prepare_training_copy(str(file), actions=("a", "b"), directory=str(tmp_path / "copy"))
+    return logged, rows_of(copy, tmp_path, {"state": plain(copy.state_ids)})
+
+
+def read(rows: LoggedRows, plan: ReadPlan, rank: int = 0) -> list[TransitionBatch]:
+    source = LoggedSource(rows, plan, rank, CPU)
+    return [next(source) for _ in range(plan.num_steps * plan.minibatches_per_step)]
+
+
+def dense(features: dict[str, float]) -> list[float]:
+    return [float(np.float32(features.get(str(i), 0.0))) for i in range(3)]
+
+
+def test_every_row_comes_once_an_epoch_as_it_was_logged(discrete) -> None:  # type: ignore[no-untyped-def]
+    logged, rows = discrete
+    batches = read(rows, ReadPlan(rows=57, minibatch=8, epochs=2))
+    assert [len(batch) for batch in batches] == [8] * 7 + [1] + [8] * 7 + [1]
+    for epoch in (batches[:8], batches[8:]):
+        seen = [
+            (b.state[i].tolist(), int(b.action[i]), float(b.reward[i]), float(b.bootstrap[i]))
+            for b in epoch for i in range(len(b))
+        ]  # fmt: skip
+        expected = [
+            (dense(r["state_features"]), "ab".index(r["action"]), float(np.float32(r["reward"])),
+             float(any(r["possible_next_actions"])))
+            for r in logged
+        ]  # fmt: skip
+        assert sorted(map(str, seen)) == sorted(map(str, expected))
+
+
+def test_next_states_belong_to_their_rows(discrete) -> None:  # type: ignore[no-untyped-def]
+    logged, rows = discrete
+    following = {str(dense(r["state_features"])): dense(r["next_state_features"]) for r in logged}
+    for batch in read(rows, ReadPlan(rows=57, minibatch=8, epochs=1)):
+        for i in range(len(batch)):
+            if batch.bootstrap[i]:
+                expected = following[str(batch.state[i].tolist())]
+                assert batch.next_state[i].tolist() == expected
+
+
+@pytest.mark.parametrize(("shares", "per_step"), [((1,), 1), ((1, 1), 1), ((3, 1), 3)])
+def test_shares_sum_to_the_world_size_in_every_step(discrete, shares: tuple[int, ...], per_step: int) -> None:  # type: ignore[no-untyped-def]
+    _, rows = discrete
+    plan = ReadPlan(rows=57, minibatch=8, epochs=1, shares=shares, minibatches_per_step=per_step)
+    parts = [read(rows, plan, rank) for rank in range(len(shares))]
+    for step in range(plan.num_steps):
+        minibatches = [b for part in parts for b in part[step * per_step : (step + 1) * per_step]]
+        assert sum(float(b.weight.sum()) for b in minibatches) == pytest.approx(len(shares))
+
+
+def test_a_rank_without_rows_still_gets_a_batch_of_weight_zero(discrete) -> None:  # type: ignore[no-untyped-def]
+    _, rows = discrete
+    plan = ReadPlan(rows=1, minibatch=8, epochs=1, shares=(1, 1))
+    weights = sorted(read(rows, plan, rank)[0].weight.tolist() for rank in range(2))
+    assert weights == [[0.0], [2.0]]
+
+
+def test_position_is_a_step_number(discrete) -> None:  # type: ignore[no-untyped-def]
+    _, rows = discrete
+    plan = ReadPlan(rows=57, minibatch=8, epochs=3, minibatches_per_step=2)
+    whole = read(rows, plan)
+    source = LoggedSource(rows, plan, 0, CPU)
+    for _ in range(10):
+        next(source)
+    state = source.state_dict()
+    assert state == {"step": 5}
+    other = LoggedSource(rows, plan, 0, CPU)
+    other.load_state_dict(state)
+    for batch in whole[10:]:
+        assert torch.equal(next(other).reward, batch.reward)
+
+
+def test_one_hot_columns_may_be_normalized_at_each_gather(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import reagent_lite.data.normalized as module
+
+    logged = random_rows(40, missing=0.1)
+    file = write_lines(tmp_path / "log.jsonl", logged)
+    copy = prepare_training_copy(str(file), actions=("a", "b"), directory=str(tmp_path / "copy"))
+    values = tuple(sorted({r["state_features"][k] for r in logged for k in r["state_features"]}))
+    spec = NormalizationSpec.ordered(
+        {i: FeatureSpec(feature_id=i, feature_type=FeatureType.ENUM, possible_values=values) for i in range(3)}
+    )
+    (tmp_path / "once").mkdir()
+    (tmp_path / "each").mkdir()
+    once = rows_of(copy, tmp_path / "once", {"state": spec})
+    monkeypatch.setattr(module, "_SMALL_BYTES", 0)
+    each = rows_of(copy, tmp_path / "each", {"state": spec})
+    assert (once.state.transform is None, each.state.transform is None) == (True, False)
+    plan = ReadPlan(rows=40, minibatch=16, epochs=1)
+    for a, b in zip(read(once, plan), read(each, plan), strict=True):
+        assert torch.equal(a.state, b.state)
+        assert torch.equal(a.next_state, b.next_state)
+
+
+def test_candidates_are_padded_and_matched(tmp_path: Path) -> None:
+    logged = candidate_rows(60)
+    file = write_lines(tmp_path / "log.jsonl", logged)
+    copy = prepare_training_copy(str(file), actions=None, directory=str(tmp_path / "copy"))
+    rows = rows_of(copy, tmp_path, {"state": plain(copy.state_ids), "candidates": plain(copy.action_ids)})
+    (batch,) = read(rows, ReadPlan(rows=60, minibatch=60, epochs=1))
+    assert batch.actions.features is not None
+    assert batch.next_actions.features is not None
+    found = sorted(
+        (round(float(batch.reward[i]), 4), int(batch.actions.mask[i].sum()), int(batch.next_actions.mask[i].sum()),
+         [round(x, 4) for x in batch.actions.features[i, batch.action[i]].tolist()])
+        for i in range(60)
+    )  # fmt: skip
+    expected = sorted(
+        (r["reward"], len(r["possible_actions"]), len(r["possible_next_actions"]), [r["action"]["0"], r["action"]["5"]])
+        for r in logged
+    )
+    assert found == expected
+    assert float(batch.actions.features[~batch.actions.mask].abs().sum()) == 0

@@ -1,0 +1,178 @@
+"""Loop, meter, clipping, schedule, metrics files, checkpoint: by hand arithmetic and round trips."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from oracles.batches import random_batch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import Tensor, nn
+
+from reagent_lite.algorithms.dqn import DQN, DQNSettings
+from reagent_lite.data.plan import ReadPlan
+from reagent_lite.distributed.group import Group, Place
+from reagent_lite.errors import BundleError, ConfigError
+from reagent_lite.models.q_networks import NetworkSettings, build_q_network
+from reagent_lite.models.value_heads import ScalarHead
+from reagent_lite.training.checkpoint import save_checkpoint, warm_start
+from reagent_lite.training.loop import Optimization, Report, fit
+from reagent_lite.training.metrics import Meter, MetricsWriter
+from reagent_lite.types import SourceSpec
+
+ALONE = Group(Place(), torch.device("cpu"))
+
+
+class Line(nn.Module):
+    """loss = w * sum of the batch: its gradient is that sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor(0.0))
+        self.updates = 0
+
+    def forward(self, batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        loss = self.w * batch.sum()
+        return loss, {"td_loss": batch.sum()}
+
+    def after_step(self) -> None:
+        self.updates += 1
+
+
+class Numbers:
+    def __init__(self, *batches: list[float]) -> None:
+        self._batches = iter(batches)
+
+    def __next__(self) -> Tensor:
+        return torch.tensor(next(self._batches))
+
+
+def run_line(plan: ReadPlan, source: Numbers, **other: object) -> tuple[Line, list[Report]]:
+    line, reports = Line(), []
+    optimizer = torch.optim.SGD(line.parameters(), lr=1.0)
+    decay = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    optimization = Optimization(optimizer=optimizer, schedule=decay, clip_norm=other.pop("clip", None))  # type: ignore[arg-type]
+    fit(line, source, optimization, ALONE, plan, report=reports.append, **other)  # type: ignore[arg-type]
+    return line, reports
+
+
+def test_two_minibatches_make_one_step_and_the_rate_decays_by_epoch() -> None:
+    plan = ReadPlan(rows=4, minibatch=2, minibatches_per_step=2, epochs=2)
+    line, reports = run_line(plan, Numbers([1.0, 2.0], [3.0], [4.0], [5.0]))
+    assert line.w.item() == -(1 + 2 + 3) - 0.5 * (4 + 5)
+    assert line.updates == 2
+    assert [(r.step, r.epoch, r.end_of_epoch, r.rows) for r in reports] == [(1, 1, True, 4), (2, 2, True, 8)]
+    assert [r.metrics["td_loss"] for r in reports] == [6.0, 9.0]
+    assert [r.metrics["learning_rate"] for r in reports] == [0.5, 0.25]
+    assert {"time/gather", "time/learn", "time/step"} <= reports[0].metrics.keys()
+
+
+def test_clipping_and_reports_between_epochs() -> None:
+    seen: list[int] = []
+    plan = ReadPlan(rows=6, minibatch=2, epochs=1)
+    line, reports = run_line(plan, Numbers([3.0], [-4.0], [0.25]), clip=1.0, every_steps=2, on_step=seen.append)
+    assert line.w.item() == pytest.approx(-1 + 1 - 0.25, abs=1e-5)
+    assert [(r.step, r.end_of_epoch) for r in reports] == [(2, False), (3, True)]
+    assert [r.metrics["td_loss"] for r in reports] == [-0.5, 0.25]
+    assert seen == [2, 4, 6]
+
+
+def test_meter_means_over_steps_not_minibatches() -> None:
+    meter = Meter()
+    for value, last in ((1.0, False), (2.0, True), (5.0, True)):
+        meter.add({"x": torch.tensor(value)})
+        if last:
+            meter.step()
+    assert meter.means(ALONE) == {"x": 4.0}
+    assert meter.means(ALONE) == {}
+
+
+def test_metrics_are_written_twice_and_nan_is_null(tmp_path: Path) -> None:
+    with MetricsWriter(tmp_path, enabled=True) as writer:
+        writer.write(1, {"td_loss/mean": 2.5, "bad": float("nan")})
+        writer.write(7, {"td_loss/mean": 1.5})
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert lines == [{"step": 1, "td_loss/mean": 2.5, "bad": None}, {"step": 7, "td_loss/mean": 1.5}]
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(e.step, e.value) for e in events.Scalars("td_loss/mean")] == [(1, 2.5), (7, 1.5)]
+    assert events.Tags()["scalars"] == ["td_loss/mean"]
+
+
+def test_other_ranks_write_nothing(tmp_path: Path) -> None:
+    with MetricsWriter(tmp_path, enabled=False) as writer:
+        writer.write(1, {"x": 1.0})
+    assert list(tmp_path.iterdir()) == []
+
+
+def learner(hidden: int = 8) -> tuple[DQN, torch.optim.Optimizer]:
+    network = build_q_network(
+        SourceSpec(num_state_features=3, action_names=("a", "b")),
+        NetworkSettings(hidden=(hidden,), activations=("relu",)),
+    )
+    made = DQN(network, ScalarHead(), DQNSettings(gamma=0.9, target_update_rate=0.1))
+    return made, torch.optim.Adam(made.q_network.parameters(), lr=0.01)
+
+
+def step(made: DQN, optimizer: torch.optim.Optimizer, seed: int) -> None:
+    made(random_batch(8, 3, 2, seed))[0].backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    made.after_step()
+
+
+def test_checkpoint_continues_bit_for_bit(tmp_path: Path) -> None:
+    first, optimizer = learner()
+    for seed in range(5):
+        step(first, optimizer, seed)
+    folder = save_checkpoint(tmp_path, 5, first, optimizer, {})
+    second, other = learner()
+    assert "learner and optimizer" in warm_start(str(tmp_path), second, other)
+    for made, opt in ((first, optimizer), (second, other)):
+        step(made, opt, 99)
+    for name, tensor in first.state_dict().items():
+        assert torch.equal(tensor, second.state_dict()[name]), name
+    assert folder.name == "step_000005"
+
+
+def test_an_altered_checkpoint_is_refused_and_an_older_run_makes_way(tmp_path: Path) -> None:
+    made, optimizer = learner()
+    save_checkpoint(tmp_path, 9, made, optimizer, {})
+    folder = save_checkpoint(tmp_path, 5, made, optimizer, {})
+    assert [path.name for path in tmp_path.iterdir()] == ["step_000005"]
+    file = folder / "learner.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(bytes(data))
+    with pytest.raises(BundleError, match=r"learner\.safetensors"):
+        warm_start(str(folder), made, None)
+
+
+def test_a_warm_start_names_what_differs(tmp_path: Path) -> None:
+    made, optimizer = learner()
+    save_checkpoint(tmp_path, 1, made, optimizer, {})
+    wider, _ = learner(hidden=9)
+    with pytest.raises(ConfigError, match=r"layers\.0\.bias \[8\] instead of \[9\]"):
+        warm_start(str(tmp_path), wider, None)
+    with pytest.raises(ConfigError, match=r"expected the state of SGD, got that of Adam"):
+        warm_start(str(tmp_path), made, torch.optim.SGD(made.q_network.parameters(), lr=0.1))
+    with pytest.raises(ConfigError, match="got nothing"):
+        warm_start(str(tmp_path / "nowhere"), made, None)
+    (tmp_path / "model.pt").write_bytes(b"x")
+    with pytest.raises(ConfigError, match="Pickled models"):
+        warm_start(str(tmp_path / "model.pt"), made, None)
+
+
+def test_initial_weights_have_the_stated_spread() -> None:
+    torch.manual_seed(0)
+    spec = SourceSpec(num_state_features=400, action_names=("a", "b"))
+    network = build_q_network(spec, NetworkSettings(hidden=(300,), activations=("relu",)))
+    network.requires_grad_(False)
+    first, last = network.layers[0], network.layers[-1]
+    assert float(first.weight.std()) == pytest.approx((2 / 400) ** 0.5, rel=0.02)  # gain sqrt(2) of relu
+    assert float(last.weight.std()) == pytest.approx((1 / 300) ** 0.5, rel=0.1)
+    assert float(first.bias.abs().sum()) == 0
+    floor = build_q_network(spec, NetworkSettings(hidden=(300,), activations=("relu",), min_std=0.5))
+    assert float(floor.layers[0].weight.detach().std()) == pytest.approx(0.5, rel=0.02)
+    assert np.isfinite(float(floor.layers[0].weight.detach().sum()))
