@@ -39,6 +39,7 @@ slow: setup
 benchmark: setup
 	$(BIN)/python -m tests.benchmarks.learner
 	$(BIN)/python -m tests.benchmarks.reading
+	$(BIN)/python -m tests.benchmarks.memory
 
 clean:
 	rm -rf $(VENV) outputs

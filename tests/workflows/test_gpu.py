@@ -1,0 +1,38 @@
+"""The same job on a GPU: runs where there is one."""
+
+from typing import Any
+
+import pytest
+import torch
+from oracles.logs import candidate_rows, write_lines
+from oracles.runs import Runner
+
+from reagent_lite.export import load_bundle
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine"),
+]
+
+
+@pytest.mark.parametrize("residency", ["device", "host"])
+@pytest.mark.parametrize("workflow", ["dqn", "parametric_dqn"])
+def test_a_gpu_run_equals_a_cpu_run(
+    run: Runner, small: dict[str, Any], tmp_path: Any, workflow: str, residency: str
+) -> None:
+    if workflow == "parametric_dqn":
+        del small["actions"]
+        small["training_data_path"] = str(write_lines(tmp_path / "candidates.jsonl", candidate_rows(200)))
+    cpu = load_bundle(run(workflow, small).outcome["model"]).manifest["steps"]
+    q_cpu = run(workflow, small).outcome["scores"]["value/model/mean"]
+    done = run(workflow, small, "--set", "use_gpu=true", "--set", f"data.residency={residency}")
+    assert done.code == 0, done.err
+    assert "on cuda:0" in done.err
+    assert load_bundle(done.outcome["model"]).manifest["steps"] == cpu
+    assert done.outcome["scores"]["value/model/mean"] == pytest.approx(q_cpu, abs=1e-3)
+
+
+def test_all_gpus(run: Runner, small: dict[str, Any]) -> None:
+    done = run("dqn", small, "--set", "use_gpu=true", "--set", "use_all_avail_gpus=true")
+    assert done.code == 0, done.err
+    assert f"= {torch.cuda.device_count()} process(es)" in done.err
