@@ -19,7 +19,6 @@ from reagent_lite.algorithms.dqn import DQN
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.data.plan import ReadPlan
 from reagent_lite.data.source import LoggedSource, rows_in_order
-from reagent_lite.data.training_copy import TrainingCopy
 from reagent_lite.distributed.group import Group
 from reagent_lite.evaluation import report
 from reagent_lite.evaluation.cpe import evaluate_page
@@ -29,6 +28,7 @@ from reagent_lite.rl.policies import softmax_policy
 from reagent_lite.types import Actions, TransitionBatch
 from workflows.learning import network_settings
 from workflows.preparation import Data, single_step_rows
+from workflows.reporting import say
 
 _FEWEST_FIGURE_ROWS = 256
 _EPOCH_RESAMPLES = 100  # [m] 2000 cost a second an epoch, most of it MAGIC's; an epoch's interval is to look at
@@ -124,10 +124,12 @@ class Judge:
         self._fit_rows = (
             self._scored_rows if scored is data.train else single_step_rows(config, data.train, data, self._group)
         )
-        self._score_numbers = scored_rows(data, config.evaluation.held_out_share)
-        scored_hashes = np.unique(row_hashes(scored)[self._score_numbers])
-        fit_numbers = np.flatnonzero(~np.isin(row_hashes(data.train), scored_hashes) & (data.train.action >= 0))
+        self._score_numbers = self._at_most(scored_rows(data, config.evaluation.held_out_share))
+        scored_hashes = np.asarray(scored.episode_hash)[np.unique(scored.episode[self._score_numbers])]
+        apart = ~np.isin(np.asarray(data.train.episode_hash), scored_hashes)
+        fit_numbers = np.flatnonzero(apart[data.train.episode] & (data.train.action >= 0))
         self._fit_rows = self._fit_rows.only(fit_numbers)
+        data.train.release()
         torch.manual_seed(config.seed + 1)
         self._heads = build_cpe_heads(
             data.spec, network_settings(config, outputs=1, dueling=False), gamma=config.rl.gamma,
@@ -139,6 +141,16 @@ class Judge:
         if self._fit_rows.count:
             sums = [self._heads.scale_sums(batch) for batch in self._fit_batches(0, 1)]
             self._heads.set_scales(self._group.sum(torch.stack(sums).sum(0)))
+
+    def _at_most(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Draws max_episodes of the episodes to be scored before any of them is in memory, and says so."""
+        episodes = np.unique(self._scored.episode[numbers])
+        most = self._config.evaluation.max_episodes
+        if len(episodes) <= most:
+            return numbers
+        say(self._group, f"evaluation: {most:,} of {len(episodes):,} episodes are scored (evaluation.max_episodes)")
+        kept = np.random.default_rng(self._config.seed).choice(episodes, most, replace=False)
+        return numbers[np.isin(self._scored.episode[numbers], kept)]
 
     def _fit_batches(self, first_pass: int, passes: int) -> Iterator[TransitionBatch]:
         world = self._group.world_size
@@ -184,11 +196,6 @@ class Judge:
         return page
 
 
-def row_hashes(copy: TrainingCopy) -> NDArray[np.uint64]:
-    """Returns the episode hash of each row, [R]."""
-    return np.asarray(copy.episode_hash)[np.asarray(copy.episode)]
-
-
 def scored_rows(data: Data, share: float) -> NDArray[np.int64]:
     """Returns the numbers of the rows to be scored, in order: whole episodes, disjoint from those fitted on.
 
@@ -197,8 +204,7 @@ def scored_rows(data: Data, share: float) -> NDArray[np.int64]:
     the weights of all later ones are wrong.
     """
     scored = data.held_out or data.train
-    hashes = row_hashes(scored)
-    both = np.isin(hashes, np.asarray(data.train.episode_hash))
-    chosen = ~both | held_out(hashes, share)
-    unknown = np.asarray(scored.episode)[np.asarray(scored.action) < 0]
-    return np.flatnonzero(chosen & ~np.isin(scored.episode, unknown))
+    hashes = np.asarray(scored.episode_hash)
+    chosen = ~np.isin(hashes, np.asarray(data.train.episode_hash)) | held_out(hashes, share)
+    chosen[np.unique(scored.episode[np.asarray(scored.action) < 0])] = False
+    return np.flatnonzero(chosen[scored.episode])

@@ -28,7 +28,7 @@ from reagent_lite.data.normalization import (
 from reagent_lite.data.normalized import Reordered, open_columns, prepare_columns
 from reagent_lite.data.source import Columns, LoggedRows, build_rows
 from reagent_lite.data.spans import Spans, learnable_rows, n_steps, single_steps, time_steps
-from reagent_lite.data.training_copy import TrainingCopy, prepare_training_copy
+from reagent_lite.data.training_copy import TrainingCopy, give_back_memory, prepare_training_copy
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import ConfigError, DataError, Problem
 from reagent_lite.models.preprocessor import Preprocessor
@@ -165,6 +165,7 @@ def _normalization(
             file = Path(folder).expanduser() / f"{column}_norm.json"
             write_normalization(str(file), specs[name])
             say(group, f"normalization of {column}: fitted, written to {file}")
+            train.release()
             for note in notes:
                 say(group, f"warning: normalization of {column}: {note}")
         text = json.dumps({name: normalization_json(spec) for name, spec in specs.items()})
@@ -193,7 +194,10 @@ def _rows(
         matrices.append(("candidates", copy.candidates, copy.action_ids, normalization.action))
     place = _place(config, group, sum(len(m) * spec.width * 4 for _, m, _, spec in matrices))
     columns = [_columns(config, copy, *matrix, group, place) for matrix in matrices]
-    return build_rows(copy, spans, usable, *columns)
+    rows = build_rows(copy, spans, usable, *columns)
+    copy.release()
+    give_back_memory()
+    return rows
 
 
 def _spans(config: WorkflowConfig, copy: TrainingCopy) -> Spans:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from reagent_lite.data.source import Columns
 from reagent_lite.types import NormalizationSpec
 
-_CHUNK_BYTES = 1 << 24
+_CHUNK_BYTES = 1 << 22  # a transform holds several times as much
 _SMALL_BYTES = 1 << 28
 
 

@@ -84,9 +84,9 @@ class LoggedRows:
 
     Attributes:
         state: columns of states, the side block of next states included.
-        next_index: [R] row of `state` that holds the next state.
+        next_index: [R] int32 or int64, row of `state` that holds the next state.
         scalars: [R, 4] reward, steps, bootstrap, propensity.
-        choices: [R, 2] action and next action.
+        choices: [R, 2] int32 action and next action.
         masks: [R, 2, K] bool of fixed actions, now and next; None where all are allowed or choices are candidates.
         candidates: lists of candidates, or None for fixed actions.
         num_choices: K of fixed actions.
@@ -123,7 +123,7 @@ class LoggedRows:
     def take(self, index: Tensor, weight: Tensor) -> TransitionBatch:
         """Returns rows by number, [n] int64, with their shares in the loss."""
         reward, steps, bootstrap, propensity = self.scalars.index_select(0, index).t().contiguous().unbind(0)
-        action, next_action = self.choices.index_select(0, index).t().contiguous().unbind(0)
+        action, next_action = self.choices.index_select(0, index).t().long().contiguous().unbind(0)
         actions, next_actions = self._choices(index)
         return TransitionBatch(
             state=self.state.take(index),
@@ -173,11 +173,11 @@ def build_rows(
     bootstrap = np.asarray(copy.bootstrap)[last]
     scalars = np.stack((spans.reward, spans.steps, bootstrap, copy.propensity), axis=1).astype(np.float32, copy=False)
     next_action = np.asarray(copy.next_action)[last]
-    choices = np.stack((np.maximum(copy.action, 0), np.maximum(next_action, 0)), axis=1).astype(np.int64)
+    choices = np.stack((np.maximum(copy.action, 0), np.maximum(next_action, 0)), axis=1)
     place = state.values.device
     return LoggedRows(
         state=state,
-        next_index=torch.from_numpy(np.asarray(copy.next_index)[last].astype(np.int64)).to(place),
+        next_index=torch.from_numpy(np.array(np.asarray(copy.next_index)[last])).to(place),
         scalars=torch.from_numpy(scalars).to(place),
         choices=torch.from_numpy(choices).to(place),
         masks=_masks(copy, last, bootstrap, place) if candidate_features is None else None,

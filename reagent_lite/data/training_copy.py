@@ -9,13 +9,16 @@ sha256. Next states are not stored where they are the following row's state, whi
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
+import mmap
 import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from reagent_lite.data.readers import READERS
@@ -125,6 +128,13 @@ class TrainingCopy:
         """Bytes of all arrays."""
         return sum(value.nbytes for value in vars(self).values() if isinstance(value, np.ndarray))
 
+    def release(self) -> None:
+        """Lets the system take back the pages that were read, which count as this process's memory until then."""
+        for value in vars(self).values():
+            pages = getattr(getattr(value, "base", None), "_mmap", None)
+            if isinstance(pages, mmap.mmap):
+                pages.madvise(mmap.MADV_DONTNEED)
+
     def source_line(self, row: int) -> str:
         """Returns "file:line" of a row, for errors."""
         return f"{self.files[int(self.origin_file[row])]}:{int(self.origin_line[row])}"
@@ -214,6 +224,7 @@ def prepare_training_copy(
         places = ", ".join(str(folder.parent) for folder in folders)
         raise DataError(Problem(places, "a folder that can be written, for the training copy", "none"))
     _build(writable[0], files, actions, progress)
+    give_back_memory()
     return open_training_copy(writable[0])
 
 
@@ -244,3 +255,11 @@ def _build(
             notes=built.notes,
         )
         publish(folder, temporary, manifest)
+
+
+def give_back_memory() -> None:
+    """Returns freed memory to the system: Arrow and glibc keep it, and it counts as this process's."""
+    pa.default_memory_pool().release_unused()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc alone has it
+    if trim is not None:
+        trim(0)
