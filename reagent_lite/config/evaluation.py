@@ -26,13 +26,13 @@ class EvaluationConfig(Section):
     """Rows of an episode that are scored, from its start; the report counts what lies beyond."""
     min_effective_episodes: Annotated[float, Field(ge=1)] = 10.0
     """With an effective sample size below this the verdict on weighted estimates is: do not use."""
-    learning_rate: Annotated[float, Field(gt=0)] = 0.001
+    learning_rate: Annotated[float, Field(gt=0)] = 0.003
     """Of the reward model and the value model (Adam)."""
-    target_update_rate: Annotated[float, Field(gt=0, le=1)] = 0.05
+    target_update_rate: Annotated[float, Field(gt=0, le=1)] = 0.1
     """Soft update of the value model's target network, which is also the one that is scored."""
     minibatch_size: Annotated[int, Field(ge=1)] = 1024
     """Rows per process and step when the two models are fitted."""
     fit_passes: Annotated[int, Field(ge=1)] = 1
     """Passes over the training rows when the models are fitted after an epoch."""
-    final_fit_passes: Annotated[int, Field(ge=1)] = 5
+    final_fit_passes: Annotated[int, Field(ge=1)] = 40
     """Passes when they are fitted at the end."""
