@@ -23,6 +23,7 @@ from reagent_lite.data.normalization import (
     normalization_json,
     parse_normalization,
     read_normalization,
+    sample_rows,
     write_normalization,
 )
 from reagent_lite.data.normalized import Reordered, open_columns, prepare_columns
@@ -142,7 +143,7 @@ def _normalization(
         specs = dict(given)
         columns = {"state": ("state_features", train.state[: len(train)], train.state_ids)}
         if train.parametric:
-            columns["action"] = ("action", train.candidates, train.action_ids)
+            columns["action"] = ("action", _seen_candidates(train, config), train.action_ids)
         overrides = config.norm_params.feature_overrides
         known = {feature for _, _, ids in columns.values() for feature in ids}
         unknown = [key for key in overrides if int(key) not in known]
@@ -179,6 +180,20 @@ def single_step_rows(config: WorkflowConfig, copy: TrainingCopy, data: Data, gro
     if config.rl.multi_steps is None:
         return data.train_rows if copy is data.train or data.held_out_rows is None else data.held_out_rows
     return _rows(config, copy, data.normalization, group, single_steps(copy))
+
+
+def _seen_candidates(copy: TrainingCopy, config: WorkflowConfig) -> np.ndarray[Any, Any]:
+    """Returns features of candidates as often as rows list them, [n, F], from a sample of rows.
+
+    The copy stores equal lists once, so its table of candidates says nothing about how often each is seen.
+    """
+    rows = sample_rows(len(copy), config.norm_params.num_samples, config.seed)
+    lists = np.asarray(copy.actions_list)[rows]
+    starts, stops = copy.list_offsets[lists], copy.list_offsets[lists + 1]
+    counts = stops - starts
+    place = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    seen = np.repeat(starts, counts) + place
+    return np.asarray(copy.candidates[seen[sample_rows(len(seen), config.norm_params.num_samples, config.seed)]])
 
 
 def _rows(

@@ -134,3 +134,11 @@ def test_resolved_config_reads_back_as_itself() -> None:
 def test_fingerprint_does_not_depend_on_the_node() -> None:
     assert fingerprint(check(DqnConfig, {**GOOD, "node_index": 0})) == fingerprint(check(DqnConfig, GOOD))
     assert fingerprint(check(DqnConfig, {**GOOD, "epochs": 2})) != fingerprint(check(DqnConfig, GOOD))
+
+
+@pytest.mark.parametrize(
+    "file", sorted((Path(__file__).resolve().parents[2] / "configs").rglob("*.json")), ids=lambda f: f.name
+)
+def test_sample_configs_are_valid(file: Path) -> None:
+    model = ParametricDqnConfig if "parametric" in file.name else DqnConfig
+    assert load_config(model, str(file)).model_output_path.startswith("outputs/")

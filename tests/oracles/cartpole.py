@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 Policy = Callable[[Array], NDArray[np.int64]]
 LIMIT = 200
+# left and right as candidates: the force's sign, and a feature that only the second one has
+CANDIDATES = [{"0": -1.0}, {"0": 1.0, "1": 1.0}]
 
 
 def start(count: int, rng: np.random.Generator) -> Array:
@@ -44,11 +46,9 @@ def step(state: Array, action: NDArray[np.int64]) -> tuple[Array, NDArray[np.boo
 def write_log(file: Path, rows: int, seed: int = 0, candidates: bool = False) -> float:
     """Writes transitions of the uniformly random policy as JSON lines; returns its mean episode return.
 
-    With `candidates` the actions are maps with a feature 0 (the force's sign) and a feature 1 (always absent or 1),
-    for parametric DQN.
+    With `candidates` the actions are CANDIDATES, for parametric DQN.
     """
     rng = np.random.default_rng(seed)
-    names = [{"0": -1.0}, {"0": 1.0, "1": 1.0}]
     returns, written, episode = [], 0, 0
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("w", encoding="utf-8") as out:
@@ -63,17 +63,17 @@ def write_log(file: Path, rows: int, seed: int = 0, candidates: bool = False) ->
             for t, action in enumerate(actions):
                 last = t == len(actions) - 1
                 over = fell and last
-                every = names if candidates else [1, 1]
+                every = CANDIDATES if candidates else [1, 1]
                 row = {
                     "mdp_id": str(episode),
                     "sequence_number": t,
                     "state_features": features(states[t]),
-                    "action": names[action] if candidates else action,
+                    "action": CANDIDATES[action] if candidates else action,
                     "reward": 1.0,
                     "action_probability": 0.5,
                     "possible_actions": every,
                     "next_state_features": features(states[t + 1]),
-                    "next_action": None if last else (names[actions[t + 1]] if candidates else actions[t + 1]),
+                    "next_action": None if last else (CANDIDATES[actions[t + 1]] if candidates else actions[t + 1]),
                     "possible_next_actions": ([] if candidates else [0, 0]) if over else every,
                     "time_diff": 1,
                     "terminal": over,
@@ -110,7 +110,9 @@ def greedy(bundle_path: str) -> Policy:
     columns = [int(feature) for feature in bundle.state_feature_ids]
 
     def policy(state: Array) -> NDArray[np.int64]:
-        return bundle.predict(state[:, columns].astype(np.float32)).greedy
+        values = state[:, columns].astype(np.float32)
+        lists = bundle.candidates([CANDIDATES]) * len(values) if bundle.parametric else None
+        return bundle.predict(values, candidates=lists).greedy
 
     return policy
 

@@ -8,7 +8,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from oracles import gridworld
+from oracles import cartpole, gridworld
 from oracles.logs import candidate_rows, enum_normalization, gridworld_rows, random_rows, write_lines
 from oracles.runs import Runner
 from safetensors.torch import load_file
@@ -150,6 +150,20 @@ def test_candidate_lists_of_one_to_seven(run: Runner, small: dict[str, Any], tmp
         alone = bundle.predict_rows(states[i : i + 1], lists[i : i + 1])
         assert np.allclose(alone.q[0], together.q[i, : len(lists[i])], atol=1e-6)
         assert together.greedy[i] == int(np.argmax(alone.q[0]))
+
+
+def test_rows_that_all_list_the_same_candidates(run: Runner, small: dict[str, Any], tmp_path: Path) -> None:
+    """The training copy stores such a list once; normalization still counts it as often as rows list it."""
+    del small["actions"]
+    log = tmp_path / "cartpole.jsonl"
+    cartpole.write_log(log, 300, candidates=True)
+    done = run("parametric_dqn", small | {"training_data_path": str(log)})
+    assert done.code == 0, done.err
+    normalization = json.loads((tmp_path / "out" / "action_norm.json").read_text())
+    first, second = (json.loads(normalization[feature]) for feature in ("0", "1"))
+    assert (first["feature_type"], first["mean"]) == ("CONTINUOUS", 0.0)  # -1 and 1, equally often
+    assert second["feature_type"] == "BINARY"
+    assert cartpole.greedy(done.outcome["model"])(np.zeros((3, 4))).shape == (3,)
 
 
 @pytest.mark.parametrize("sarsa", [False, True], ids=["maxq", "sarsa"])
