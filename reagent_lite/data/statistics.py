@@ -12,7 +12,6 @@ from typing import Self
 
 import numpy as np
 import numpy.typing as npt
-from scipy import optimize, special, stats
 
 from reagent_lite.config.norm_params import NormParams
 from reagent_lite.types import FeatureSpec, FeatureType
@@ -72,6 +71,8 @@ def is_constant(values: Floats) -> bool:
 
 def k_squared(values: Floats) -> float:
     """Returns D'Agostino and Pearson's K² of values [N >= 20]: about 2 for normal ones; NaN for a constant."""
+    from scipy import stats  # here: it takes half of torch's time to import, and few runs fit anything
+
     with warnings.catch_warnings():
         # scipy warns of lost precision for nearly constant values; their K² is then NaN or huge, and both are handled.
         warnings.simplefilter("ignore", RuntimeWarning)
@@ -85,6 +86,8 @@ def box_cox_exponent(values: Floats) -> float:
     transform, which needs one exponential per value and step: at 100,000 values about 20 times faster than
     `scipy.stats.boxcox_normmax`, which works on logarithms of sums, and the same λ.
     """
+    from scipy import optimize, special
+
     if values.min() == values.max():
         return float("nan")
     log_values = np.log(values)
@@ -103,6 +106,8 @@ def box_cox_exponent(values: Floats) -> float:
 
 def box_cox(values: Floats, exponent: float, shift: float, floor: float) -> Floats:
     """Returns ((max(values + shift, floor))^λ − 1) / λ, log where λ ≈ 0 (Box and Cox 1964, equation 2)."""
+    from scipy import special
+
     with np.errstate(over="ignore"):
         transformed: Floats = special.boxcox(np.maximum(values + shift, floor), exponent)
     return transformed
