@@ -66,7 +66,7 @@ def build_optimization(config: WorkflowConfig, learner: DQN) -> Optimization:
     assert name is not None
     kind = getattr(torch.optim, name)
     # one kernel for all parameters instead of several each: [m] a tenth of a small network's step on a CPU
-    fused = {"fused": True} if name in ("Adam", "AdamW", "SGD", "Adagrad") else {}
+    fused = {"fused": True} if name in ("Adam", "AdamW", "SGD") else {}
     optimizer = kind(groups, lr=training.learning_rate, **fused)
     schedule = None
     if training.lr_policy == "exponential":

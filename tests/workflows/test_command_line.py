@@ -3,13 +3,16 @@
 import bz2
 import gzip
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from oracles.logs import random_rows, write_lines
-from oracles.runs import Runner
+from oracles.runs import ROOT, Runner
 
 from reagent_lite.config import DqnConfig, ParametricDqnConfig
 from workflows.command_line import Outcome, main
@@ -204,3 +207,17 @@ def test_divergence_leaves_no_model(run: Runner, small: dict[str, Any], tmp_path
     assert done.code == 1
     assert "expected a finite loss" in done.err
     assert not (tmp_path / "out" / "model").exists()
+
+
+def test_another_launcher_is_as_good(small: dict[str, Any], tmp_path: Path) -> None:
+    """Torchrun's workers find each other by its variables; rank 0 alone writes the last line."""
+    (tmp_path / "c.json").write_text(json.dumps(small))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+               "-m", "workflows.dqn", "--config", str(tmp_path / "c.json")]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["steps"] == 2 * 4  # 200 rows in global minibatches of 64
+    assert "= 2 process(es) x 32" in done.stderr
