@@ -19,6 +19,7 @@ from reagent_lite.algorithms.dqn import DQN
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.data.plan import ReadPlan
 from reagent_lite.data.source import LoggedSource, rows_in_order
+from reagent_lite.data.training_copy import give_back_memory
 from reagent_lite.distributed.group import Group
 from reagent_lite.evaluation import report
 from reagent_lite.evaluation.cpe import evaluate_page
@@ -128,8 +129,9 @@ class Judge:
         scored_hashes = np.asarray(scored.episode_hash)[np.unique(scored.episode[self._score_numbers])]
         apart = ~np.isin(np.asarray(data.train.episode_hash), scored_hashes)
         fit_numbers = np.flatnonzero(apart[data.train.episode] & (data.train.action >= 0))
-        self._fit_rows = self._fit_rows.only(fit_numbers)
+        self._fit_rows = self._fit_rows.only(fit_numbers.astype(np.int32 if len(data.train) < 2**31 else np.int64))
         data.train.release()
+        give_back_memory()
         torch.manual_seed(config.seed + 1)
         self._heads = build_cpe_heads(
             data.spec, network_settings(config, outputs=1, dueling=False), gamma=config.rl.gamma,

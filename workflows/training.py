@@ -13,6 +13,7 @@ from reagent_lite.algorithms.dqn import DQN
 from reagent_lite.config import WorkflowConfig, fingerprint, resolved
 from reagent_lite.data.plan import ReadPlan
 from reagent_lite.data.source import LoggedSource
+from reagent_lite.data.training_copy import give_back_memory
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import ConfigError, DivergenceError, Problem
 from reagent_lite.export.content import BundleContent, SampleRows
@@ -69,6 +70,7 @@ def train(config: WorkflowConfig, group: Group) -> Outcome:
         say(group, line)
     rows = plan.rows * plan.epochs
     scores = {name: value if np.isfinite(value) else None for name, value in reporter.scores(judgement).items()}
+    give_back_memory()
     if group.is_first:
         _save(config, folder, steps, data, learner, optimization.optimizer, judgement, scores)
     group.barrier()

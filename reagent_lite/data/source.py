@@ -111,7 +111,7 @@ class LoggedRows:
 
     def only(self, usable: np.ndarray[Any, Any]) -> "LoggedRows":
         """Returns the same rows, of which only some, [n] row numbers, may be learned from."""
-        return replace(self, usable=torch.from_numpy(usable.astype(np.int64)).to(self.scalars.device))
+        return replace(self, usable=torch.from_numpy(usable).to(self.scalars.device))
 
     @property
     def block_rows(self) -> int:
