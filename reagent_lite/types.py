@@ -5,7 +5,7 @@ Letters in shapes: B rows, S state features, K choices per row, F features per c
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any, Protocol, Self
 
@@ -95,10 +95,6 @@ class TransitionBatch:
             metrics=self.metrics[rows],
             weight=self.weight[rows],
         )
-
-    def with_weight(self, weight: Tensor) -> TransitionBatch:
-        """Returns the same rows with other shares in the loss."""
-        return replace(self, weight=weight)
 
 
 class FeatureType(StrEnum):

@@ -1,24 +1,12 @@
 """What the H outputs of a choice mean: a value, a categorical distribution, or quantiles of the return."""
 
-from typing import Final, Protocol
+from typing import Final
 
 import torch
 from torch import Tensor, nn
 
 from reagent_lite.rl.losses import categorical_projection, quantile_huber_loss, td_loss
 from reagent_lite.rl.td import td_target
-
-
-class ValueHead(Protocol):
-    """From outputs to values, and the loss of outputs against the next state's."""
-
-    def __call__(self, outputs: Tensor) -> Tensor:
-        """Returns values [B, K] for outputs [B, K, H]."""
-        ...
-
-    def loss(self, taken: Tensor, next_taken: Tensor, reward: Tensor, discount: Tensor) -> Tensor:
-        """Returns each row's loss, [B], for outputs [B, H] of the taken and of the next choice."""
-        ...
 
 
 class ScalarHead(nn.Module):
