@@ -1,4 +1,4 @@
-# make demo   virtual environment, install, the main job on data made here; ends with the model's path and its scores
+# make demo   virtual environment, install, the main job on a log simulated here; ends with the model's path and scores
 # make test   everything CI runs: format, lint, types, tests
 # make setup  .venv alone
 PYTHON ?= python3
@@ -19,9 +19,8 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@touch $@
 
 demo: setup
-	$(BIN)/python -m tests.oracles.cartpole log outputs/cartpole/log.jsonl --rows 30000
-	$(BIN)/python -m workflows.dqn --config configs/cartpole/dqn.json
-	$(BIN)/python -m tests.oracles.cartpole play outputs/cartpole/model
+	$(BIN)/python -m workflows.simulate --config configs/cartpole/simulate.json
+	$(BIN)/python -m workflows.dqn --config configs/cartpole/dqn.json --set simulation.pictures=true
 
 test: lint tests
 
@@ -40,6 +39,8 @@ benchmark: setup
 	$(BIN)/python -m tests.benchmarks.learner
 	$(BIN)/python -m tests.benchmarks.reading
 	$(BIN)/python -m tests.benchmarks.memory
+	$(BIN)/python -m tests.benchmarks.simulation
+	$(BIN)/python -m workflows.benchmark
 
 clean:
 	rm -rf $(VENV) outputs

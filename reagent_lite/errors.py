@@ -46,6 +46,18 @@ class BundleError(ReagentLiteError):
     exit_code = 2
 
 
+class KernelBuildError(ReagentLiteError):
+    """An environment does not compile, or there is nothing to compile it with; `got` carries the compiler's message."""
+
+    exit_code = 2
+
+
+class SimulationError(ReagentLiteError):
+    """An environment is unknown, does not fit into memory, or was given an action it does not have."""
+
+    exit_code = 2
+
+
 class DivergenceError(ReagentLiteError):
     """The loss is no longer a number; no model is written."""
 

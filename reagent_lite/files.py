@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from reagent_lite.errors import ConfigError, Problem
 
@@ -37,17 +38,25 @@ def appearing_folder(target: Path) -> Iterator[Path]:
             aside.rename(target)
 
 
-def write_whole(file: Path, data: bytes) -> None:
-    """Writes a file that appears whole or not at all."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
+@contextmanager
+def appearing_file(target: Path) -> Iterator[IO[bytes]]:
+    """Gives a stream whose bytes become the file `target` when the block ends well, and vanish when it does not."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_bytes(data)
+        with temporary.open("wb") as stream:
+            yield stream
         sync(temporary)
-        temporary.rename(file)
-        sync(file.parent)
+        temporary.rename(target)
+        sync(target.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_whole(file: Path, data: bytes) -> None:
+    """Writes a file that appears whole or not at all."""
+    with appearing_file(file) as stream:
+        stream.write(data)
 
 
 def sync(path: Path) -> None:

@@ -55,7 +55,8 @@ class TransitionBatch:
         metrics: [B, M] float32, M may be 0.
         weight: [B] float32, the row's share in the loss of one optimizer step; 0 for padding. Over all rows of a step
             and all ranks the shares sum to the world size, so that the mean of gradients that DistributedDataParallel
-            takes is the gradient of the mean over the global batch, however unevenly rows are spread.
+            takes is the gradient of the mean over the global batch, however unevenly rows are spread. Prioritised
+            replay multiplies the shares by importance weights, which are at most 1.
     """
 
     state: Tensor
@@ -192,6 +193,10 @@ class BatchSource(Protocol):
 
     def __next__(self) -> TransitionBatch: ...
 
+    def learned(self, row_losses: Tensor) -> None:
+        """Takes note of the losses [B] of the rows last handed out; prioritised replay draws by them."""
+        ...
+
     def state_dict(self) -> dict[str, Any]:
         """Position as a step number, not an iterator to replay."""
         ...
@@ -213,7 +218,13 @@ class QNetwork(Protocol):
 
 
 class Learner(Protocol):
-    """One loss over a batch, and what follows an optimizer step."""
+    """One loss over a batch, and what follows an optimizer step.
+
+    Attributes:
+        row_losses: [B] detached TD losses of the rows of the last batch.
+    """
+
+    row_losses: Tensor
 
     def __call__(self, batch: TransitionBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns the loss (scalar) and detached metrics (scalars, weighted sums like the loss)."""

@@ -1,7 +1,8 @@
-"""The command line of the training workflows: arguments, processes, exit codes, and the one line on standard output.
+"""The command line of the workflows: arguments, processes, exit codes, and the one line on standard output.
 
-arguments ─► config, checked ─► processes of this machine ─► one: train here
-└► several: a worker each, same command
+arguments ─► config, checked ─┬─► training: processes of this machine ─► one: train here
+                              │                                      └► several: a worker each, same command
+                              └─► other work: here
 """
 
 import argparse
@@ -11,11 +12,12 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
 from reagent_lite.config import WorkflowConfig, load_config, resolved
+from reagent_lite.config.section import Section
 from reagent_lite.distributed.group import Group, Place, joined
 from reagent_lite.distributed.launcher import (
     Processes,
@@ -27,18 +29,43 @@ from reagent_lite.distributed.launcher import (
 )
 from reagent_lite.errors import ConfigError, Problem, ReagentLiteError
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 Config = TypeVar("Config", bound=WorkflowConfig)
+AnyConfig = TypeVar("AnyConfig", bound=Section)
 
 _EPILOG = """\
-exit codes: 0 done, 1 unexpected error or diverged, 2 config or data error, 3 rendezvous failed, 4 a peer failed
-standard output ends with one JSON line: model, steps, rows, rows_per_second, seconds, scores; all else is on
-standard error
+exit codes: {codes}
+standard output ends with one JSON line, all else is on standard error; the line's keys:
+  {outcome}
 
 examples:
   python -m {module} --config {example} --dry_run
-  python -m {module} --config {example} --set training.learning_rate=0.01 --set num_processes_per_node=2
+  python -m {module} --config {example} {settings}
   python -m {module} --print_schema
 """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """What the command line of a workflow says of it.
+
+    Attributes:
+        module: what stands after `python -m`.
+        model: the config's class; its docstring is the description.
+        example: a config for the help text.
+        settings: overrides for the help text.
+        outcome: keys of the last line of standard output.
+        codes: exit codes with their meaning.
+    """
+
+    module: str
+    model: type[Section]
+    example: str
+    settings: str
+    outcome: str
+    codes: str = "0 done, 1 unexpected error, 2 config or data error"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,13 +97,58 @@ def main(
         arguments: of the command line; None takes the process's own.
     """
     end_with_parent()
+    command = Command(
+        module=module,
+        model=model,
+        example=example,
+        settings="--set training.learning_rate=0.01 --set num_processes_per_node=2",
+        outcome="model, steps, rows, rows_per_second, seconds, scores",
+        codes="0 done, 1 unexpected error or diverged, 2 config or data error, 3 rendezvous failed, 4 a peer failed",
+    )
     arguments = sys.argv[1:] if arguments is None else arguments
-    options = _parser(module, model, example).parse_args(arguments)
+    parser = _parser(command)
+    parser.add_argument("-ni", "--node-index", "--node_index", dest="node_index", type=int, metavar="N",
+                        help="number of this machine; wins over node_index in the JSON")  # fmt: skip
+    options = parser.parse_args(arguments)
+    return _guarded(command, options, lambda: _run(module, model, train, options, arguments))
+
+
+def main_alone(
+    command: Command,
+    model: type[AnyConfig],
+    work: Callable[[AnyConfig], "DataclassInstance"],
+    arguments: list[str] | None = None,
+) -> int:
+    """Runs a workflow that takes one process and returns its exit code.
+
+    Args:
+        command: how the command line presents it.
+        model: the config's class, as in `command`.
+        work: the workflow; what it returns is printed as the last line of standard output.
+        arguments: of the command line; None takes the process's own.
+    """
+    options = _parser(command).parse_args(arguments)
+
+    def body() -> int:
+        config = _config(command.module, model, options, [])
+        if options.dry_run:
+            print(json.dumps(resolved(config), indent=2))
+            return 0
+        with contextlib.redirect_stdout(sys.stderr):
+            outcome = work(config)
+        print(json.dumps(asdict(outcome)), flush=True)
+        return 0
+
+    return _guarded(command, options, body)
+
+
+def _guarded(command: Command, options: argparse.Namespace, body: Callable[[], int]) -> int:
+    """Returns the body's exit code, or that of the error it ends with, which is reported."""
     if options.print_schema:
-        print(json.dumps(model.model_json_schema(), indent=2))
+        print(json.dumps(command.model.model_json_schema(), indent=2))
         return 0
     try:
-        return _run(module, model, train, options, arguments)
+        return body()
     except ReagentLiteError as error:
         _fail(error, f"{_title(error)}\n{error}")
         return error.exit_code
@@ -87,6 +159,12 @@ def main(
         return 4 if is_worker() else 1
 
 
+def _config(module: str, model: type[AnyConfig], options: argparse.Namespace, overrides: list[str]) -> AnyConfig:
+    if options.config is None:
+        raise ConfigError(Problem("--config", "the path of a JSON file", "nothing", f"See python -m {module} --help"))
+    return load_config(model, options.config, (*options.set, *overrides))
+
+
 def _run(
     module: str,
     model: type[Config],
@@ -94,12 +172,8 @@ def _run(
     options: argparse.Namespace,
     arguments: list[str],
 ) -> int:
-    if options.config is None:
-        raise ConfigError(Problem("--config", "the path of a JSON file", "nothing", f"See python -m {module} --help"))
-    overrides = list(options.set)
-    if options.node_index is not None:
-        overrides.append(f"node_index={options.node_index}")
-    config = load_config(model, options.config, tuple(overrides))
+    node_index = [] if options.node_index is None else [f"node_index={options.node_index}"]
+    config = _config(module, model, options, node_index)
     processes = choose_processes(
         use_gpu=config.use_gpu,
         use_all=config.use_all_avail_gpus,
@@ -126,19 +200,18 @@ def _run(
     return 0
 
 
-def _parser(module: str, model: type[WorkflowConfig], example: str) -> argparse.ArgumentParser:
+def _parser(command: Command) -> argparse.ArgumentParser:
+    texts = {key: value for key, value in asdict(command).items() if key != "model"}
     parser = argparse.ArgumentParser(
-        prog=f"python -m {module}",
-        description=(model.__doc__ or "").splitlines()[0],
-        epilog=_EPILOG.format(module=module, example=example),
+        prog=f"python -m {command.module}",
+        description=(command.model.__doc__ or "").splitlines()[0],
+        epilog=_EPILOG.format(**texts),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("-p", "--parameters", "--config", dest="config", metavar="FILE", help="the JSON config")
-    parser.add_argument("-ni", "--node-index", "--node_index", dest="node_index", type=int, metavar="N",
-                        help="number of this machine; wins over node_index in the JSON")  # fmt: skip
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE",
-                        help="override one key, such as rl.gamma=0.99; may be given several times")  # fmt: skip
+                        help="override one key, as in the examples; may be given several times")  # fmt: skip
     parser.add_argument("--dry_run", action="store_true", help="check the config, print it resolved, and stop")
     parser.add_argument("--print_schema", action="store_true", help="print the JSON Schema of the config and stop")
     return parser

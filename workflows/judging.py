@@ -104,9 +104,11 @@ class Judge:
         if self._heads is None:
             self._prepare()
         losses = self._fit(settings.final_fit_passes if final else settings.fit_passes)
+        self._fit_rows.release()
         if not self._group.is_first:
             return Judgement(scalars={}, document={}, lines=())
         page = self._page()
+        self._scored_rows.release()
         generator = torch.Generator().manual_seed(self._config.seed)
         result = evaluate_page(page, gamma=self._config.rl.gamma, config=settings, generator=generator)
         scalars = {"reward_loss/mean": losses["reward_loss"]} if losses else {}
@@ -131,6 +133,7 @@ class Judge:
         fit_numbers = np.flatnonzero(apart[data.train.episode] & (data.train.action >= 0))
         self._fit_rows = self._fit_rows.only(fit_numbers.astype(np.int32 if len(data.train) < 2**31 else np.int64))
         data.train.release()
+        data.train_rows.release()
         give_back_memory()
         torch.manual_seed(config.seed + 1)
         self._heads = build_cpe_heads(

@@ -1,5 +1,6 @@
 """From the config to a learner and its optimizer."""
 
+import inspect
 import os
 from itertools import pairwise
 
@@ -55,8 +56,14 @@ def build_learner(config: WorkflowConfig, spec: SourceSpec, device: torch.device
     return learner.to(device)
 
 
-def build_optimization(config: WorkflowConfig, learner: DQN) -> Optimization:
-    """Returns the optimizer over the learner's trainable parameters, its schedule and clipping."""
+def build_optimization(config: WorkflowConfig, learner: DQN, *, captured: bool) -> Optimization:
+    """Returns the optimizer over the learner's trainable parameters, its schedule and clipping.
+
+    Args:
+        config: the run's config.
+        learner: whose parameters.
+        captured: steps are replayed as a CUDA graph, so the learning rate must live on the device.
+    """
     training = config.training
     decay = config.rainbow.c51_l2_decay if config.rainbow.categorical else training.l2_decay
     groups = [{"params": list(learner.q_network.parameters()), "weight_decay": decay}]
@@ -67,11 +74,29 @@ def build_optimization(config: WorkflowConfig, learner: DQN) -> Optimization:
     kind = getattr(torch.optim, name)
     # one kernel for all parameters instead of several each: [m] a tenth of a small network's step on a CPU
     fused = {"fused": True} if name in ("Adam", "AdamW", "SGD") else {}
-    optimizer = kind(groups, lr=training.learning_rate, **fused)
+    rate: float | torch.Tensor = training.learning_rate
+    if captured:
+        device = next(learner.q_network.parameters()).device
+        rate, fused = torch.tensor(rate, device=device), {"capturable": True}
+    optimizer = kind(groups, lr=rate, **fused)
     schedule = None
     if training.lr_policy == "exponential":
         schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, training.lr_decay)
     return Optimization(optimizer=optimizer, schedule=schedule, clip_norm=training.clip_grad_norm)
+
+
+def captures(config: WorkflowConfig, group: Group) -> bool:
+    """Whether this run replays CUDA graphs: all it learns from is simulated, on one GPU, by an optimizer that can."""
+    simulation, name = config.simulation, config.training.optimizer_class
+    assert name is not None
+    return (
+        group.device.type == "cuda"
+        and group.world_size == 1
+        and simulation is not None
+        and simulation.cuda_graph
+        and config.simulated_share == 1
+        and "capturable" in inspect.signature(getattr(torch.optim, name)).parameters
+    )
 
 
 def _head(config: WorkflowConfig) -> ScalarHead | CategoricalHead | QuantileHead:

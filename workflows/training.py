@@ -10,28 +10,31 @@ import numpy as np
 import torch
 
 from reagent_lite.algorithms.dqn import DQN
-from reagent_lite.config import WorkflowConfig, fingerprint, resolved
-from reagent_lite.data.plan import ReadPlan
-from reagent_lite.data.source import LoggedSource
+from reagent_lite.config import ParametricDqnConfig, WorkflowConfig, fingerprint, resolved
 from reagent_lite.data.training_copy import give_back_memory
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import ConfigError, DivergenceError, Problem
-from reagent_lite.export.content import BundleContent, SampleRows
+from reagent_lite.evaluation.pictures import require_pictures
+from reagent_lite.export.content import BundleContent
 from reagent_lite.export.predictor import DiscretePredictor, ParametricPredictor, Predictor
 from reagent_lite.export.tolerance import Tolerance
 from reagent_lite.export.writer import write_bundle
 from reagent_lite.files import require_writable, write_whole
 from reagent_lite.manifest import canonical
 from reagent_lite.models.preprocessor import Preprocessor
+from reagent_lite.sim.cuda import on_stream
 from reagent_lite.training.checkpoint import save_checkpoint, warm_start
 from reagent_lite.training.loop import Report, fit
 from reagent_lite.training.metrics import MetricsWriter
-from reagent_lite.training.progress import progress
+from reagent_lite.training.progress import Progress, progress
 from workflows.command_line import Outcome
-from workflows.judging import Judge, Judgement
-from workflows.learning import build_learner, build_optimization, choose_threads
-from workflows.preparation import Data, data_hash, prepare
+from workflows.drawing import draw_pictures
+from workflows.experience import Experience, Judges, Stream, build_judges, gather_experience, open_stream
+from workflows.judging import Judgement
+from workflows.learning import build_learner, build_optimization, captures, choose_threads
+from workflows.preparation import Normalization
 from workflows.reporting import say
+from workflows.simulation import Simulation, open_simulation, with_actions
 
 _SAMPLE_ROWS = 256
 
@@ -41,38 +44,58 @@ def train(config: WorkflowConfig, group: Group) -> Outcome:
     start = time.monotonic()
     folder = Path(config.model_output_path).expanduser()
     _preflight(config, group, folder)
-    data = prepare(config, group)
-    choose_threads(config, data.spec, group)
-    learner = build_learner(config, data.spec, group.device)
-    optimization = build_optimization(config, learner)
+    with on_stream(group.device):
+        simulation = None
+        if config.simulation is not None:
+            simulation = open_simulation(config, group, parametric=isinstance(config, ParametricDqnConfig))
+            config = with_actions(config, simulation)
+        if group.is_first:
+            write_whole(folder / "config.json", canonical(resolved(config)))
+        return _train(config, group, folder, simulation, start)
+
+
+def _train(config: WorkflowConfig, group: Group, folder: Path, simulation: Simulation | None, start: float) -> Outcome:
+    experience = gather_experience(config, group, simulation)
+    choose_threads(config, experience.spec, group)
+    learner = build_learner(config, experience.spec, group.device)
+    optimization = build_optimization(config, learner, captured=captures(config, group))
     if config.training.warm_start_model_path is not None:
         optimizer = None if config.training.do_not_warm_start_optimizer else optimization.optimizer
         say(group, warm_start(config.training.warm_start_model_path, learner, optimizer))
+    stream = open_stream(config, experience, learner, group)
     torch.manual_seed(config.seed + group.rank)  # dropout differs between ranks, initial weights do not
-    plan = _plan(config, data, group)
-    source = LoggedSource(data.train_rows, plan, group.rank, group.device)
-    judge = Judge(config, data, learner, group)
+    judges = build_judges(config, experience, learner, group)
+    plan = stream.plan
     with (
         MetricsWriter(folder, enabled=group.is_first) as writer,
         progress("training", "rows", enabled=group.is_first) as show,
     ):
-        reporter = _Reporter(config, judge, group, writer)
+        reporter = _Reporter(config, judges, stream, group, writer)
         fitting = time.monotonic()
         steps = fit(
-            learner, source, optimization, group, plan,
+            learner, stream.source, optimization, group, plan,
             report=reporter, every_steps=config.rl.tensorboard_logging_freq,
-            on_step=lambda rows: show(rows, plan.rows * plan.epochs, reporter.note),
+            before_step=stream.before_step,
+            on_step=lambda rows: reporter.step(rows, show),
+            stop=judges.satisfied,
+            capture=stream.capture,
         )  # fmt: skip
         seconds = time.monotonic() - fitting
-        judgement = judge.evaluate(final=True)
+        judgement = judges.at_end()
         writer.write(steps, judgement.scalars)
     for line in judgement.lines:
         say(group, line)
-    rows = plan.rows * plan.epochs
+    rows = reporter.rows
     scores = {name: value if np.isfinite(value) else None for name, value in reporter.scores(judgement).items()}
     give_back_memory()
     if group.is_first:
-        _save(config, folder, steps, data, learner, optimization.optimizer, judgement, scores)
+        _save(config, folder, steps, experience, learner, optimization.optimizer, judgement, scores)
+        if config.simulation is not None and config.simulation.pictures:
+            assert experience.reader is not None
+            assert simulation is not None
+            behaviour = judgement.scalars["simulation/random_return/mean"]
+            for file in draw_pictures(folder, simulation, experience.reader, learner, behaviour=behaviour):
+                say(group, f"picture: {file}")
     group.barrier()
     return Outcome(
         model=str(folder / "model"),
@@ -87,10 +110,18 @@ def train(config: WorkflowConfig, group: Group) -> Outcome:
 class _Reporter:
     """Figures at the end of each epoch, and training means whenever the loop reports."""
 
-    def __init__(self, config: WorkflowConfig, judge: Judge, group: Group, writer: MetricsWriter) -> None:
-        self._config, self._judge, self._group, self._writer = config, judge, group, writer
+    def __init__(
+        self, config: WorkflowConfig, judges: Judges, stream: Stream, group: Group, writer: MetricsWriter
+    ) -> None:
+        self._config, self._judges, self._stream, self._group, self._writer = config, judges, stream, group, writer
         self._latest: dict[str, float] = {}
         self.note = ""
+        self.rows = 0
+
+    def step(self, rows: int, show: Progress) -> None:
+        """Shows that so many rows are done."""
+        self.rows = rows
+        show(rows, self._stream.rows, self.note)
 
     def __call__(self, report: Report) -> None:
         scalars = {"epoch": float(report.epoch), "rows": float(report.rows)}
@@ -102,19 +133,21 @@ class _Reporter:
                 Problem(f"step {report.step}", "a finite loss", str(loss),
                         "Lower training.learning_rate, or set training.clip_grad_norm")
             )  # fmt: skip
+        scalars |= self._stream.figures()
         if report.end_of_epoch:
-            self._latest = self._judge.figures(final=report.epoch == self._config.epochs)
+            self._latest = self._judges.figures(final=report.step == self._stream.plan.num_steps)
             scalars |= self._latest
-            if self._config.evaluation.calc_cpe_in_training and report.epoch < self._config.epochs:
-                scalars |= self._judge.evaluate(final=False).scalars
+            if "simulation/return/mean" in scalars:
+                self.note += f", return {scalars['simulation/return/mean']:.4g}"
         self._writer.write(report.step, scalars)
 
     def scores(self, judgement: Judgement) -> dict[str, float]:
-        """Returns the run's scores: TD loss on the judged rows, and the estimates of the policy's value."""
+        """Returns the run's scores: TD loss, returns in simulation, and estimates of the policy's value on logs."""
         names = ("td_loss/mean", "value/model/mean")
         estimates = (name for name in judgement.scalars if name.startswith("CPE/Reward/") and name.count("/") == 2)
-        cpe = {name: judgement.scalars[name] for name in estimates}
-        return {name: self._latest[name] for name in names if name in self._latest} | cpe
+        simulated = (name for name in judgement.scalars if name.startswith("simulation/"))
+        ended = {name: judgement.scalars[name] for name in (*estimates, *simulated)}
+        return {name: self._latest[name] for name in names if name in self._latest} | ended
 
 
 def _preflight(config: WorkflowConfig, group: Group, folder: Path) -> None:
@@ -125,33 +158,15 @@ def _preflight(config: WorkflowConfig, group: Group, folder: Path) -> None:
             Problem("training.use_batch_norm", "false with several CPU processes", "true",
                     "Statistics over all processes need GPUs; train with one process, or without batch normalization")
         )  # fmt: skip
-    if group.is_first:
-        write_whole(folder / "config.json", canonical(resolved(config)))
-
-
-def _plan(config: WorkflowConfig, data: Data, group: Group) -> ReadPlan:
-    world = group.world_size
-    minibatch = config.data.global_minibatch_size or config.training.minibatch_size * world
-    plan = ReadPlan(
-        rows=data.train_rows.count,
-        minibatch=minibatch,
-        epochs=config.epochs,
-        seed=config.seed,
-        shares=(1,) * world,
-        minibatches_per_step=config.training.minibatches_per_step,
-    )
-    accumulated = f", {plan.minibatches_per_step} a step" if plan.minibatches_per_step > 1 else ""
-    say(group, f"global minibatch {minibatch} rows = {world} process(es) x {minibatch / world:g}{accumulated}, "
-               f"{plan.steps_per_epoch} steps/epoch, {config.epochs} epochs, "
-               f"learning rate {config.training.learning_rate:g} (not scaled), on {group.device}")  # fmt: skip
-    return plan
+    if config.simulation is not None and config.simulation.pictures:
+        require_pictures()
 
 
 def _save(
     config: WorkflowConfig,
     folder: Path,
     steps: int,
-    data: Data,
+    experience: Experience,
     learner: DQN,
     optimizer: torch.optim.Optimizer,
     judgement: Judgement,
@@ -160,14 +175,14 @@ def _save(
     save_checkpoint(folder / "checkpoints", steps, learner, optimizer, {"config_hash": fingerprint(config)})
     write_bundle(
         folder / "model",
-        _predictor(config, data, learner),
+        _predictor(config, experience.normalization, learner),
         content=BundleContent(
             workflow="dqn" if config.actions else "parametric_dqn",
-            normalization=data.normalization.json(),
+            normalization=experience.normalization.json(),
             config=resolved(config),
-            evaluation={"scores": scores, "cpe": judgement.document},
+            evaluation={"scores": scores, **judgement.document},
             steps=steps,
-            data_hash=data_hash(data.train),
+            data_hash=experience.identity(),
             config_hash=fingerprint(config),
             versions=_versions(),
             git_revision=_git_revision(),
@@ -178,13 +193,13 @@ def _save(
                 rtol=config.rl.predictor_rtol_check,
                 ratio_different=config.rl.ratio_different_predictions_tolerance,
             ),
-            sample=_sample(data),
+            sample=experience.sample(_SAMPLE_ROWS),
         ),
     )
 
 
-def _predictor(config: WorkflowConfig, data: Data, learner: DQN) -> Predictor:
-    as_zero, normalization = config.rl.set_missing_value_to_zero, data.normalization
+def _predictor(config: WorkflowConfig, normalization: Normalization, learner: DQN) -> Predictor:
+    as_zero = config.rl.set_missing_value_to_zero
     state = Preprocessor(normalization.state, missing_as_zero=as_zero)
     if normalization.action is None:
         return DiscretePredictor(
@@ -196,32 +211,6 @@ def _predictor(config: WorkflowConfig, data: Data, learner: DQN) -> Predictor:
         state_feature_ids=normalization.state.feature_ids, action_feature_ids=normalization.action.feature_ids,
         temperature=config.rl.temperature,
     )  # fmt: skip
-
-
-def _sample(data: Data) -> SampleRows:
-    """Takes rows spread over the judged data, raw, in the model's column order."""
-    copy = data.held_out or data.train
-    numbers = np.unique(np.linspace(0, len(copy) - 1, min(_SAMPLE_ROWS, len(copy))).astype(int))
-    values = _in_order(np.array(copy.state[numbers]), copy.state_ids, data.normalization.state.feature_ids)
-    if data.normalization.action is None:
-        return SampleRows(values=values, mask=np.asarray(copy.mask[numbers], bool))
-    ids = data.normalization.action.feature_ids
-    lists = np.asarray(copy.actions_list[numbers])
-    starts, stops = copy.list_offsets[lists], copy.list_offsets[lists + 1]
-    longest = max(int((stops - starts).max()), 1)
-    candidates = np.full((len(numbers), longest, len(ids)), np.nan, np.float32)
-    mask = np.arange(longest) < (stops - starts)[:, None]
-    for row, (begin, end) in enumerate(zip(starts, stops, strict=True)):
-        candidates[row, : end - begin] = _in_order(np.array(copy.candidates[begin:end]), copy.action_ids, ids)
-    return SampleRows(values=values, candidates=candidates, mask=mask)
-
-
-def _in_order(values: np.ndarray, ids: tuple[int, ...], order: tuple[int, ...]) -> np.ndarray:
-    result = np.full((len(values), len(order)), np.nan, np.float32)
-    for column, feature in enumerate(order):
-        if feature in ids:
-            result[:, column] = values[:, ids.index(feature)]
-    return result
 
 
 def _versions() -> dict[str, str]:

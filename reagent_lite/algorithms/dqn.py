@@ -51,6 +51,9 @@ class DQN(nn.Module):
         settings: see DQNSettings.
         reward_boost: [K] added to the reward by action, or None.
         imitator: network of the same kind with H = 1, whose logits imitate the log; turns BCQ on.
+
+    Attributes:
+        row_losses: [B] TD losses of the rows of the last batch that went forward, detached.
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class DQN(nn.Module):
         self.imitator = imitator
         self.reward_boost: Tensor | None
         self.register_buffer("reward_boost", reward_boost)
+        self.row_losses = torch.empty(0)
         self._draws = any(isinstance(m, nn.Dropout | nn.modules.batchnorm._BatchNorm) for m in q_network.modules())
 
     def train(self, mode: bool = True) -> "DQN":
@@ -88,7 +92,9 @@ class DQN(nn.Module):
         """Returns the loss, a sum weighted by `batch.weight`, and its parts."""
         s = self.settings
         outputs, taken = self._taken(batch)
-        td = self._td_loss(batch, taken)
+        rows = self._td_losses(batch, taken)
+        self.row_losses = rows.detach()
+        td = batch.weight.dot(rows)
         loss, metrics = td, {"td_loss": td.detach()}
         if s.cql_alpha:
             gap = batch.weight.dot(conservative_loss(self.head(outputs), batch.actions.mask, batch.action))
@@ -103,7 +109,7 @@ class DQN(nn.Module):
     def judge(self, batch: TransitionBatch) -> tuple[Tensor, Tensor]:
         """Returns values [B, K] and the TD loss, a sum weighted by `batch.weight`, without gradients."""
         outputs = self.q_network(batch.state, batch.actions.mask, batch.actions.features)
-        return self.head(outputs), self._td_loss(batch, chosen(outputs, batch.action))
+        return self.head(outputs), batch.weight.dot(self._td_losses(batch, chosen(outputs, batch.action)))
 
     def after_step(self) -> None:
         """Soft update: target <- rate * online + (1 - rate) * target, running statistics included."""
@@ -127,12 +133,12 @@ class DQN(nn.Module):
             logits = self.imitator(batch.next_state, mask, features).squeeze(2)
         return Actions(mask=likely_enough(logits, mask, self.settings.drop_threshold), features=features)
 
-    def _td_loss(self, batch: TransitionBatch, taken: Tensor) -> Tensor:
+    def _td_losses(self, batch: TransitionBatch, taken: Tensor) -> Tensor:
         reward = batch.reward if self.reward_boost is None else batch.reward + self.reward_boost[batch.action]
         with torch.no_grad():
             next_taken = self._next_taken(batch)
             d = discount(self.settings.gamma, batch.steps, batch.bootstrap)
-        return batch.weight.dot(self.head.loss(taken, next_taken, reward, d))  # type: ignore[operator]
+        return self.head.loss(taken, next_taken, reward, d)  # type: ignore[operator,no-any-return]
 
     def _taken(self, batch: TransitionBatch) -> tuple[Tensor, Tensor]:
         """Returns outputs [B, K, H], where the conservative term needs them, and those of the logged action [B, H]."""

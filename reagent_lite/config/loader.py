@@ -8,21 +8,21 @@ import difflib
 import hashlib
 import json
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from reagent_lite.config.workflow import WorkflowConfig
+from reagent_lite.config.section import Section
 from reagent_lite.errors import ConfigError, Problem
 
-Config = TypeVar("Config", bound=WorkflowConfig)
+Config = TypeVar("Config", bound=Section)
 
 
 def load_config(model: type[Config], path: str, overrides: tuple[str, ...] = ()) -> Config:
     """Reads, overrides and checks a config file.
 
     Args:
-        model: DqnConfig or ParametricDqnConfig.
+        model: the workflow's, such as DqnConfig.
         path: the JSON file.
         overrides: `section.key=value` with a JSON value; text that is no JSON is taken as a string.
 
@@ -67,16 +67,16 @@ def check(model: type[Config], tree: dict[str, Any], problems: list[Problem] | N
     return config
 
 
-def resolved(config: WorkflowConfig) -> dict[str, Any]:
+def resolved(config: Section) -> dict[str, Any]:
     """Returns the config with every default filled in, as JSON types."""
     tree: dict[str, Any] = config.model_dump(mode="json")
     return tree
 
 
-def fingerprint(config: WorkflowConfig) -> str:
+def fingerprint(config: Section) -> str:
     """Returns the sha256 of the resolved config without the keys that differ between nodes."""
     tree = resolved(config)
-    tree.pop("node_index")
+    tree.pop("node_index", None)
     return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 
 
@@ -109,9 +109,10 @@ def _override(tree: dict[str, Any], override: str) -> list[Problem]:
     *parents, last = path.split(".")
     node = tree
     for name in parents:
-        child = node.setdefault(name, {})
+        child = {} if node.get(name) is None else node[name]  # a section that is null may be filled
         if not isinstance(child, dict):
             return [Problem(f"--set {override}", f"an object at {name}", json.dumps(child))]
+        node[name] = child
         node = child
     node[last] = value
     return []
@@ -163,21 +164,30 @@ def _problem(model: type[BaseModel], location: tuple[int | str, ...], fault: Any
 
 def _model_at(model: type[BaseModel], location: tuple[int | str, ...]) -> type[BaseModel] | None:
     for part in location:
-        field = model.model_fields.get(str(part))
-        inner = field.annotation if field else None
-        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+        inner = _sections(model).get(str(part))
+        if inner is None:
             return None
         model = inner
     return model
 
 
-def _sections_with(model: type[BaseModel], key: str) -> str | None:
+def _sections(model: type[BaseModel]) -> dict[str, type[BaseModel]]:
+    """Returns the sections of a section by key, those that may be null among them."""
+    found = {}
     for name, field in model.model_fields.items():
-        if name == key:
-            return "the top level"
-        inner = field.annotation
-        if isinstance(inner, type) and issubclass(inner, BaseModel) and key in inner.model_fields:
-            return f"{name}.{key}"
+        for kind in (field.annotation, *get_args(field.annotation)):
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                found[name] = kind
+    return found
+
+
+def _sections_with(model: type[BaseModel], key: str) -> str | None:
+    """Returns where a key is known, the place nearest to the top."""
+    places = [("", model)]
+    for path, section in places:  # grows while it is walked: the outer sections come first
+        if key in section.model_fields:
+            return f"{path}{key}" if path else "the top level"
+        places += [(f"{path}{name}.", inner) for name, inner in _sections(section).items()]
     return None
 
 

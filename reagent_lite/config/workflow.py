@@ -11,6 +11,7 @@ from reagent_lite.config.norm_params import NormParams
 from reagent_lite.config.rainbow import RainbowConfig
 from reagent_lite.config.rl import RLConfig
 from reagent_lite.config.section import Section
+from reagent_lite.config.simulation import SimulationConfig
 from reagent_lite.config.training import TrainingConfig
 from reagent_lite.errors import Problem
 
@@ -19,7 +20,10 @@ class WorkflowConfig(Section):
     """Keys shared by `workflows.dqn` and `workflows.parametric_dqn`."""
 
     training_data_path: str = ""
-    """JSON lines (plain, .gz, .bz2, .zst), a Parquet file, or a folder of them; same local path on every node."""
+    """JSON lines (plain, .gz, .bz2, .zst), a Parquet file, or a folder of them; same local path on every node.
+
+    May be absent where a simulation is trained on.
+    """
     eval_data_path: str | None = None
     """Held-out data in the same format; absent: training figures only."""
     state_norm_data_path: str | None = None
@@ -41,7 +45,7 @@ class WorkflowConfig(Section):
     init_method: str | None = None
     """file:///share/run.rdzv where several machines meet; not used by one."""
     epochs: Annotated[int, Field(ge=1)] = 1
-    """Passes over the training data."""
+    """Passes over the training data; simulation.total_steps is the length of a run without data."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     """Of initial weights, row order and resampling."""
     norm_params: NormParams = NormParams()
@@ -50,14 +54,25 @@ class WorkflowConfig(Section):
     training: TrainingConfig = TrainingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     data: DataConfig = DataConfig()
+    simulation: SimulationConfig | None = None
+    """Environments to learn from and to be judged in."""
     actions: tuple[str, ...] = ()
-    """Action names; their order is the order of the network's outputs."""
+    """Action names; their order is the order of the network's outputs. Absent with a simulation: the environment's."""
+
+    @property
+    def simulated_share(self) -> float:
+        """Share of each minibatch that comes from the simulation."""
+        if self.simulation is None:
+            return 0.0
+        return 1.0 if not self.training_data_path else self.simulation.share or 0.0
 
     def problems(self, path: str = "") -> Iterator[Problem]:
         """Yields everything wrong beyond single keys, in this section and below."""
-        for name in ("training_data_path", "model_output_path"):
-            if not getattr(self, name):
-                yield Problem(name, "a path", "nothing")
+        if not self.model_output_path:
+            yield Problem("model_output_path", "a path", "nothing")
+        if not self.training_data_path and self.simulation is None:
+            yield Problem("training_data_path", "a path", "nothing", "Or give a simulation section to train in")
+        yield from self._source_problems()
         if self.num_nodes > 1:
             yield Problem(
                 "num_nodes", "1", str(self.num_nodes), "This version trains on one machine; use num_processes_per_node"
@@ -80,8 +95,39 @@ class WorkflowConfig(Section):
         if self.rainbow.bcq and not self.rl.maxq_learning:
             yield Problem("rainbow.bcq", "false while rl.maxq_learning is false", "true",
                           "SARSA takes the logged next action: there is nothing to restrict")  # fmt: skip
-        for name in ("norm_params", "rl", "rainbow", "training", "evaluation", "data"):
-            yield from getattr(self, name).problems(name)
+        for name in ("norm_params", "rl", "rainbow", "training", "evaluation", "data", "simulation"):
+            section = getattr(self, name)
+            if section is not None:
+                yield from section.problems(name)
+
+    def _source_problems(self) -> Iterator[Problem]:
+        """Yields keys that ask for data where there is none, and contradictions of data and simulation."""
+        simulation, given = self.simulation, self.model_fields_set
+        if simulation is None:
+            return
+        if self.training_data_path:
+            if simulation.share is None:
+                yield Problem("simulation.share", "a number from 0 to 1 beside training_data_path", "nothing",
+                              "0 trains on the data and plays in simulation, 1 trains on the simulation")  # fmt: skip
+            for key in sorted({"total_steps", "num_evaluations"} & simulation.model_fields_set):
+                yield Problem(f"simulation.{key}", "absent beside training_data_path", str(getattr(simulation, key)),
+                              "epochs says how long a run on data is; each ends with an evaluation")  # fmt: skip
+        else:
+            if "epochs" in given:
+                yield Problem("epochs", "absent without training_data_path", str(self.epochs),
+                              "simulation.total_steps says how long a simulated run is")  # fmt: skip
+            if self.eval_data_path is not None:
+                yield Problem("eval_data_path", "absent without training_data_path", repr(self.eval_data_path))
+            if simulation.share not in (None, 1.0):
+                yield Problem("simulation.share", "absent or 1 without training_data_path", f"{simulation.share:g}")
+            if simulation.total_steps < simulation.warmup_steps:
+                yield Problem("simulation.total_steps", f"at least warmup_steps ({simulation.warmup_steps})",
+                              str(simulation.total_steps))  # fmt: skip
+        if not self.simulated_share:
+            return
+        if self.rl.use_seq_num_diff_as_time_diff:
+            yield Problem("rl.use_seq_num_diff_as_time_diff", "false while a simulation is trained on", "true",
+                          "A simulated transition is one step long")  # fmt: skip
 
 
 class DqnConfig(WorkflowConfig):
@@ -89,17 +135,18 @@ class DqnConfig(WorkflowConfig):
 
     def problems(self, path: str = "") -> Iterator[Problem]:
         """Adds the rules of named actions."""
-        if len(self.actions) < 2:
+        if len(self.actions) < 2 and (self.simulation is None or self.actions or self.training_data_path):
             yield Problem("actions", "at least two action names", str(list(self.actions)))
         for name in sorted({name for name in self.actions if self.actions.count(name) > 1}):
             yield Problem("actions", "every name once", f"{name!r} {self.actions.count(name)} times")
         for name in self.rl.reward_boost or {}:
-            if name not in self.actions:
+            if name not in self.actions and (self.actions or self.simulation is None):
                 yield Problem(f"rl.reward_boost.{name}", f"one of {list(self.actions)}", repr(name))
         if self.action_norm_data_path is not None:
             yield Problem("action_norm_data_path", "absent", repr(self.action_norm_data_path),
                           "Named actions have no features; use workflows.parametric_dqn for candidates")  # fmt: skip
-        if self.state_norm_data_path is None and "state_features" not in self.norm_params.cols_to_norm:
+        fits = self.training_data_path and self.state_norm_data_path is None
+        if fits and "state_features" not in self.norm_params.cols_to_norm:
             yield Problem("norm_params.cols_to_norm", "state_features among them, or state_norm_data_path",
                           str(list(self.norm_params.cols_to_norm)))  # fmt: skip
         yield from super().problems(path)
@@ -118,7 +165,8 @@ class ParametricDqnConfig(WorkflowConfig):
                           "Candidates have no names to boost; add the boost to the reward in the data")  # fmt: skip
         columns = (("state_features", "state_norm_data_path"), ("action", "action_norm_data_path"))
         for column, key in columns:
-            if getattr(self, key) is None and column not in self.norm_params.cols_to_norm:
+            fits = self.training_data_path and getattr(self, key) is None
+            if fits and column not in self.norm_params.cols_to_norm:
                 yield Problem("norm_params.cols_to_norm", f"{column} among them, or {key}",
                               str(list(self.norm_params.cols_to_norm)))  # fmt: skip
         yield from super().problems(path)

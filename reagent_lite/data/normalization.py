@@ -4,16 +4,14 @@ file (2019 JSON) ─► read_normalization ─► NormalizationSpec ─► write
 matrix [N, F] ─► sample_rows ─► statistics, one feature at a time ─► NormalizationSpec
 """
 
-import contextlib
 import difflib
 import itertools
 import json
 import math
-import os
 import re
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import fsspec
@@ -24,6 +22,7 @@ from reagent_lite.config.norm_params import NormParams
 from reagent_lite.data.readers_input import local_path
 from reagent_lite.data.statistics import SMALLEST_STDDEV, UNFITTED, Floats, fit_feature, identify, is_constant
 from reagent_lite.errors import DataError, Problem
+from reagent_lite.files import write_whole
 from reagent_lite.types import MISSING_VALUE, FeatureSpec, FeatureType, NormalizationSpec
 
 PARAMETERS = (
@@ -244,8 +243,7 @@ def _written(feature: FeatureSpec) -> dict[str, object]:
 def write_normalization(path: str, spec: NormalizationSpec) -> None:
     """Writes a normalization file in the encoding of 2019; reading it gives the same spec.
 
-    A local file appears complete or not at all: written under a temporary name beside it, fsynced, renamed. Folders
-    that do not exist are made.
+    A local file appears complete or not at all. Folders that do not exist are made.
 
     Raises:
         DataError: the path cannot be written.
@@ -257,30 +255,9 @@ def write_normalization(path: str, spec: NormalizationSpec) -> None:
             filesystem, inside = fsspec.core.url_to_fs(resolved)
             filesystem.pipe_file(inside, content)  # an object store shows the object when it is complete
         else:
-            _replace(resolved, content)
+            write_whole(Path(resolved), content)
     except (OSError, ImportError) as error:
         raise DataError(Problem(path, "a path that can be written", f"{type(error).__name__}: {error}")) from error
-
-
-def _replace(path: str, content: bytes) -> None:
-    folder, name = os.path.split(path)
-    os.makedirs(folder, exist_ok=True)
-    temporary = os.path.join(folder, f".{name}.{uuid.uuid4().hex}.tmp")
-    try:
-        with open(temporary, "xb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
-    directory = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(directory)  # the rename too survives a power cut
-    finally:
-        os.close(directory)
 
 
 def check_covers(spec: NormalizationSpec, ids: Sequence[int], *, where: str) -> None:

@@ -80,10 +80,18 @@ def open_columns(
     """Returns the columns that prepare_columns left, on a device or memory-mapped."""
     if _once(matrix, width):
         # copy-on-write, because torch warns of read-only memory; nothing writes to it
-        return Columns(values=torch.from_numpy(np.load(file, mmap_mode="c")).to(place), width=width)
+        return _columns(np.load(file, mmap_mode="c"), width, place, None)
     mapped = _mapped(matrix)
     raw = matrix if mapped is None else np.memmap(str(mapped.filename), np.float32, "c", mapped.offset, mapped.shape)
-    return Columns(values=torch.from_numpy(raw).to(place), width=width, transform=transform.to(place))
+    return _columns(raw, width, place, transform.to(place))
+
+
+def _columns(matrix: np.ndarray[Any, Any], width: int, place: torch.device, transform: nn.Module | None) -> Columns:
+    values = torch.from_numpy(matrix)
+    placed = values.to(place)
+    # numpy keeps the map to itself; there is no public name for it
+    pages = getattr(matrix, "_mmap", None) if placed is values else None
+    return Columns(values=placed, width=width, transform=transform, pages=pages)
 
 
 def _once(matrix: np.ndarray[Any, Any], width: int) -> bool:

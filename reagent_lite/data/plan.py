@@ -49,8 +49,9 @@ class ReadPlan:
 
     def permutation(self, epoch: int) -> NDArray[np.int32 | np.int64]:
         """Returns the row order of an epoch, the same for every world size."""
-        kind = np.int32 if self.rows < 2**31 else np.int64
-        return np.random.default_rng([self.seed, epoch]).permutation(self.rows).astype(kind)
+        order: NDArray[np.int32 | np.int64] = np.arange(self.rows, dtype=np.int32 if self.rows < 2**31 else np.int64)
+        np.random.default_rng([self.seed, epoch]).shuffle(order)
+        return order
 
     def rows_of_step(self, step: int) -> int:
         """Returns the rows of a step over all ranks: fewer than rows_per_step at the end of an epoch."""

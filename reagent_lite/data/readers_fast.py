@@ -24,7 +24,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from reagent_lite.data.schema import TEXT_METADATA, filled, is_text, merge_fields, to_numpy, valid_rows
+from reagent_lite.data.schema import (
+    TEXT_METADATA,
+    filled,
+    from_indices,
+    is_text,
+    merge_fields,
+    to_numpy,
+    valid_rows,
+)
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -82,7 +90,7 @@ class FastParser:
         offsets = pa.py_buffer(bounds.astype(np.int32))
         lines = pa.StringArray.from_buffers(len(bounds) - 1, offsets, pa.py_buffer(text))
         try:
-            return _proven_table(_transform(self._cursor(), lines, known), known.fields, text)
+            return _proven_table(_transform(self._cursor(), lines, known), known.fields, text, lines)
         except (_UnsureError, duckdb.Error, pa.ArrowException, UnicodeDecodeError):
             return None
 
@@ -112,12 +120,14 @@ _SEALED: dict[str, str | bool | int | float | list[str]] = {
 }
 
 
-def _proven_table(columns: dict[str, pa.Array], fields: dict[str, pa.Field], text: bytes) -> pa.Table:
+def _proven_table(
+    columns: dict[str, pa.Array], fields: dict[str, pa.Field], text: bytes, lines: pa.StringArray
+) -> pa.Table:
     """Compares the quotation marks of the text with those that the result accounts for."""
     proven = {name: _proven(array, fields[name]) for name, array in columns.items()}
     marks = sum(2 * (len(array) - int(array.null_count)) + inside for array, inside in proven.values())
     found = int(np.count_nonzero(np.frombuffer(text, np.uint8) == ord('"')))
-    if marks != found and marks + _null_marks(text) != found:
+    if marks != found and marks + _null_marks(text, lines, columns) != found:
         raise _UnsureError
     # A number in an object's place comes back as an object without values.
     bare = sum(_num_bare(_storage(columns[name]), one.type) for name, one in fields.items())
@@ -134,13 +144,9 @@ def _transform(cursor: DuckDBPyConnection, lines: pa.Array, known: Known) -> dic
     fields = known.fields
     types = {name: _wanted(one, name in known.sparse) for name, one in fields.items()}
     wanted = json.dumps(types).replace("'", "''")
-    name = f"lines_{threading.get_ident()}"
-    cursor.register(name, pa.table({"line": lines}))
-    try:
-        query = f"SELECT json_transform(line, '{wanted}') AS r FROM {name}"
-        result = cursor.sql(query).to_arrow_table(len(lines))
-    finally:
-        cursor.unregister(name)
+    # [m] 1.2 ms to plan; a registered table and a SELECT take 1.5 ms.
+    query = cursor.from_arrow(pa.table({"line": lines})).project(f"json_transform(line, '{wanted}')")
+    result = query.to_arrow_table(len(lines))
     column = result.column(0)
     rows = column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
     if len(rows) != len(lines) or rows.null_count or [child.name for child in rows.type] != list(fields):
@@ -275,9 +281,32 @@ def _num_bare(array: pa.Array, kind: pa.DataType) -> int:
     return inside + int((valid_rows(array) & ~valued).sum())
 
 
-def _null_marks(text: bytes) -> int:
-    """Marks of the keys whose value is null: they leave nothing in the result."""
-    nulls = sum(text.count(pattern) for pattern in (b'":null,', b'":null}', b'": null,', b'": null}'))
-    if nulls != text.count(b"null"):
+def _null_marks(text: bytes, lines: pa.StringArray, columns: dict[str, pa.Array]) -> int:
+    """Marks of the keys whose value is null: they leave nothing in the result.
+
+    Only lines that lack a value somewhere are searched; of a null elsewhere the marks of its key are left over.
+    """
+    lacking = np.zeros(len(lines), bool)
+    for array in columns.values():
+        lacking |= _lacking(array)
+    if not lacking.all():
+        text = lines.take(from_indices(np.flatnonzero(lacking))).buffers()[2].to_pybytes()
+    nulls = text.count(b"null")
+    # Without escapes every mark begins or ends a string, and the string before a colon is a key.
+    if b"\\" in text or nulls != text.count(b'": null') + text.count(b'":null'):
         raise _UnsureError
     return 2 * nulls
+
+
+def _lacking(array: pa.Array) -> NDArray[np.bool_]:
+    """[n] whether a value or a part of it may be null; of lists and maps it is not known which one has such a part."""
+    array = _storage(array)
+    found = ~valid_rows(array)
+    if pa.types.is_map(array.type):
+        found |= _items(array).null_count > 0
+    elif pa.types.is_list(array.type):
+        found |= bool(_lacking(array.flatten()).any())
+    elif pa.types.is_struct(array.type):
+        for child in array.flatten():
+            found |= _lacking(child)
+    return found

@@ -19,7 +19,7 @@ from reagent_lite.errors import DataError, Problem
 
 ALLOWED_PROTOCOLS = ("file", "s3", "gs", "abfs", "memory")
 # A data folder may hold its own description beside the shards.
-NOT_DATA = ("manifest.json",)
+NOT_DATA = ("manifest.json", ".truth.json")  # written beside data: hashes, and what a policy earns in truth
 # Small enough that a thousandfold compressed block stays below 300 MB.
 RAW_CHUNK_BYTES = 1 << 18
 
@@ -115,7 +115,7 @@ def list_input(path: str, extensions: tuple[str, ...]) -> tuple[InputFile, ...]:
 
 
 def _is_shard(name: str) -> bool:
-    return not name.startswith((".", "_")) and name not in NOT_DATA
+    return not name.startswith((".", "_")) and not name.endswith(NOT_DATA)
 
 
 def split_extension(name: str) -> tuple[str, str]:

@@ -6,6 +6,7 @@
 [m] gathering batch by batch costs about as much as a small network's forward pass; in blocks it disappears.
 """
 
+import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,11 +33,13 @@ class Columns:
         values: [N, W] float32.
         width: columns after normalization.
         transform: applied to gathered rows, or None where the matrix is normalized already.
+        pages: the memory map behind `values`, or None where they are in memory.
     """
 
     values: Tensor
     width: int
     transform: nn.Module | None = None
+    pages: mmap.mmap | None = None
 
     def take(self, index: Tensor) -> Tensor:
         """Returns normalized rows for index [n]."""
@@ -45,6 +48,11 @@ class Columns:
             return rows
         with torch.no_grad():
             return self.transform(rows, ~rows.isnan())  # type: ignore[no-any-return]
+
+    def release(self) -> None:
+        """Lets the system take back the pages that were read, which count as this process's memory until then."""
+        if self.pages is not None:
+            self.pages.madvise(mmap.MADV_DONTNEED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +127,12 @@ class LoggedRows:
         if self.candidates is None:
             return _BLOCK_ROWS
         return min(_BLOCK_ROWS, max(_BLOCK_CANDIDATE_VALUES // (self.candidates.longest * self.candidates.width), 1))
+
+    def release(self) -> None:
+        """Lets the system take back mapped pages; whatever is read next maps its own again."""
+        self.state.release()
+        if self.candidates is not None:
+            self.candidates.features.release()
 
     def take(self, index: Tensor, weight: Tensor) -> TransitionBatch:
         """Returns rows by number, [n] int64, with their shares in the loss."""
@@ -208,6 +222,9 @@ class LoggedSource:
 
     def __next__(self) -> TransitionBatch:
         return next(self._batches)
+
+    def learned(self, row_losses: Tensor) -> None:
+        """Logged rows are read in the plan's order, whatever their losses."""
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the number of the next optimizer step; call it between steps."""

@@ -79,6 +79,9 @@ class Report:
     metrics: dict[str, float]
 
 
+Update = Callable[[], None]
+
+
 def fit(
     learner: nn.Module,
     source: BatchSource,
@@ -88,26 +91,32 @@ def fit(
     *,
     report: Callable[[Report], None],
     every_steps: int | None = None,
+    before_step: Callable[[int], None] = lambda step: None,
     on_step: Callable[[int], None] = lambda rows: None,
+    stop: Callable[[], bool] = lambda: False,
+    capture: Callable[[Update], Update] = lambda update: update,
 ) -> int:
     """Trains from the source's first batch to the plan's last step and returns the number of steps.
 
     Args:
-        learner: forward(batch) -> (loss, metrics), and after_step().
+        learner: forward(batch) -> (loss, metrics), row_losses and after_step().
         source: batches of this rank, minibatches_per_step of them a step.
         optimization: optimizer, schedule, clipping.
         group: averages gradients and metrics over ranks.
         plan: number of steps.
         report: called on every rank at the end of each epoch, and every `every_steps` steps.
         every_steps: more reports, or None.
+        before_step: called with the number of the step that follows; a simulation collects experience here.
         on_step: called after each step with the rows read by all ranks so far.
+        stop: asked after each epoch's report; every rank must answer alike.
+        capture: turns an update on fixed buffers into one that is replayed on the device.
     """
     wrapped = group.wrap(learner)
     parameters = [p for p in learner.parameters() if p.requires_grad]
     meter, clock = Meter(), Clock()
     learner.train()
-    rows = 0
-    for step in range(plan.num_steps):
+
+    def update() -> None:
         for minibatch in range(plan.minibatches_per_step):
             with group.gradients_stay_local(wrapped, last=minibatch == plan.minibatches_per_step - 1):
                 with clock("time/gather"):
@@ -115,10 +124,18 @@ def fit(
                 with clock("time/learn"):
                     loss, metrics = wrapped(batch)
                     loss.backward()
+            source.learned(learner.row_losses)  # type: ignore[arg-type]
             meter.add(metrics)
         with clock("time/step"):
             optimization.step(parameters)
             learner.after_step()  # type: ignore[operator]
+
+    one_step = capture(update)
+    rows = 0
+    for step in range(plan.num_steps):
+        with clock("time/simulate"):
+            before_step(step)
+        one_step()
         meter.step()
         rows += plan.rows_of_step(step)
         on_step(rows)
@@ -132,6 +149,8 @@ def fit(
                 Report(step=done, epoch=done // plan.steps_per_epoch, end_of_epoch=end_of_epoch, rows=rows,
                        metrics=figures)
             )  # fmt: skip
+            if end_of_epoch and stop():
+                return done
     return plan.num_steps
 
 

@@ -43,8 +43,10 @@ class Meter:
             return {}
         total = group.sum(torch.stack(list(self._sums.values())).double())
         means = (total / (group.world_size * self._steps)).tolist()
-        names, self._sums, self._steps = list(self._sums), {}, 0
-        return dict(zip(names, means, strict=True))
+        for value in self._sums.values():
+            value.zero_()  # in place: a captured update adds to these very tensors
+        self._steps = 0
+        return dict(zip(self._sums, means, strict=True))
 
 
 class MetricsWriter:

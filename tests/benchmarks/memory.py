@@ -3,8 +3,7 @@
     python -m tests.benchmarks.memory [--rows 2000000]
 
 Two processes run the same job on Parquet of 16 features: one on all rows, one on a quarter. The difference of their
-peaks
-(the operating system's ru_maxrss) over the difference of their copies' bytes is what a byte of data costs.
+peaks (the operating system's ru_maxrss) over the difference of their copies' bytes is what a byte of data costs.
 """
 
 import argparse

@@ -52,5 +52,7 @@ def test_order_changes_by_epoch_and_seed_only() -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 1000])
-def test_permutations_are_four_bytes_a_row(rows: int) -> None:
-    assert ReadPlan(rows=rows, minibatch=1, epochs=1).permutation(0).dtype == np.int32
+def test_permutations_are_four_bytes_a_row_and_numpys_own(rows: int) -> None:
+    found = ReadPlan(rows=rows, minibatch=1, epochs=1, seed=3).permutation(2)
+    assert found.dtype == np.int32
+    assert np.array_equal(found, np.random.default_rng([3, 2]).permutation(rows))

@@ -240,6 +240,7 @@ KNOWN = ['{"m": "x", "r": 1, "s": {"0": 0.5}, "l": [1, 0], "c": [{"1": 2.0}], "n
         '{"m": null, "r": 2.5, "s": null, "l": [], "c": [], "e": null}',
         '{"s": {}, "c": [{}, {"1": 1}], "l": null}',
         '{"r": -1e-3}',
+        '{"m": "y", "r":null, "s": {"0": 2}, "l": [0], "c": [{"1": 3}], "new": null}',
     ],
 )
 def test_the_fast_parser_reads_what_it_knows(line: str) -> None:
@@ -261,6 +262,8 @@ def test_the_fast_parser_reads_what_it_knows(line: str) -> None:
         '{"m": {"x": 1}}',
         '{"m": "a\\"b"}',
         '{"r": "1"}',
+        '{"r": "\\":null\\":null\\":null\\":null"}',  # as many marks as four keys with null have
+        '{"r": "null"}',
         '{"r": {}}',
         '{"r": 1e400}',
         '{"r": 9007199254740993}',  # not exact as float64
@@ -286,6 +289,19 @@ def test_the_fast_parser_reads_what_it_knows(line: str) -> None:
 )
 def test_the_fast_parser_refuses_what_it_may_lose(line: str) -> None:
     assert fast_parse(KNOWN, [KNOWN[0], line]) is None
+
+
+def test_the_fast_parser_looks_for_nulls_where_a_value_is_lacking() -> None:
+    known = ['{"m": "x", "r": 1}']
+    found = fast_parse(known, ['{"m": "a", "r": 1}', '{"m": "b", "r": null}', '{"m":null, "r":null}', '{"r": 2}'])
+    assert found is not None
+    assert found.to_pylist() == [
+        {"m": "a", "r": 1.0},
+        {"m": "b", "r": None},
+        {"m": None, "r": None},
+        {"m": None, "r": 2.0},
+    ]
+    assert fast_parse(known, ['{"m": "a", "r": 1, "new": null}', '{"m": "b", "r": null}']) is None
 
 
 MANY = {str(number): number / 4 for number in range(60)}

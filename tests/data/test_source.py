@@ -1,5 +1,6 @@
 """Batches of logged rows: what was written comes out, every row once, with shares that sum to the world size."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -152,3 +153,45 @@ def test_candidates_are_padded_and_matched(tmp_path: Path) -> None:
     )
     assert found == expected
     assert float(batch.actions.features[~batch.actions.mask].abs().sum()) == 0
+
+
+def resident(file: Path) -> int:
+    """Returns the resident bytes of this process's maps of a file."""
+    found, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, *rest = line.split()
+        if not name.endswith(":"):
+            inside = rest[-1] == str(file)
+        elif inside and name == "Rss:":
+            found += int(rest[0]) * 1024
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="the system does not tell")
+@pytest.mark.parametrize("small_bytes", [0, 1 << 28])
+def test_released_pages_are_not_resident_and_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_bytes: int
+) -> None:
+    monkeypatch.setattr("reagent_lite.data.normalized._SMALL_BYTES", small_bytes)
+    raw, normalized = tmp_path / "raw.npy", tmp_path / "normalized.npy"
+    np.save(raw, np.arange(300_000, dtype=np.float32).reshape(-1, 3))
+    matrix = np.load(raw, mmap_mode="r")
+    values = tuple(float(value) for value in range(4))
+    wide = FeatureSpec(feature_id=0, feature_type=FeatureType.ENUM, possible_values=values)
+    spec = NormalizationSpec.ordered({0: wide})
+    transform = Reordered((0, 1, 2), spec, Preprocessor(spec))
+    prepare_columns(matrix, transform, spec.width, normalized)
+    columns = open_columns(matrix, transform, spec.width, normalized, CPU)
+    mapped = raw if small_bytes == 0 else normalized
+    before = columns.take(torch.arange(0, 100_000, 7))
+    assert resident(mapped) > 1_000_000
+    columns.release()
+    assert resident(mapped) == 0
+    assert torch.equal(columns.take(torch.arange(0, 100_000, 7)), before)
+
+
+def test_rows_in_memory_have_nothing_to_release(discrete) -> None:  # type: ignore[no-untyped-def]
+    _, rows = discrete
+    held = replace(rows, state=replace(rows.state, values=rows.state.values.clone(), pages=None))
+    held.release()
+    assert torch.equal(held.state.values, rows.state.values)

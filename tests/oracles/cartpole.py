@@ -1,15 +1,10 @@
-"""CartPole in NumPy: a small simulator that writes logs in the training-file schema and plays exported models.
+"""CartPole in NumPy: a small simulator of its own that writes logs in the training-file schema and plays policies.
 
 Dynamics, limits and starts of Barto, Sutton & Anderson (1983) as in Gymnasium's CartPole: Euler steps of 0.02 s,
 force 10 N, ends at |x| > 2.4 m or |angle| > 12 degrees, reward 1 a step, starts uniform in +-0.05.
-
-    python -m tests.oracles.cartpole log FILE --rows 30000
-    python -m tests.oracles.cartpole play MODEL --episodes 50
 """
 
-import argparse
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -100,44 +95,3 @@ def play(policy: Policy, episodes: int, seed: int = 1, limit: int = LIMIT) -> Ar
         if not running.any():
             break
     return returns
-
-
-def greedy(bundle_path: str) -> Policy:
-    """The greedy policy of an exported model."""
-    from reagent_lite.export import load_bundle
-
-    bundle = load_bundle(Path(bundle_path))
-    columns = [int(feature) for feature in bundle.state_feature_ids]
-
-    def policy(state: Array) -> NDArray[np.int64]:
-        values = state[:, columns].astype(np.float32)
-        lists = bundle.candidates([CANDIDATES]) * len(values) if bundle.parametric else None
-        return bundle.predict(values, candidates=lists).greedy
-
-    return policy
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="CartPole logs and scores, by a small NumPy simulator")
-    commands = parser.add_subparsers(dest="command", required=True)
-    log = commands.add_parser("log", help="write transitions of the random policy")
-    log.add_argument("file", type=Path)
-    log.add_argument("--rows", type=int, default=30000)
-    log.add_argument("--candidates", action="store_true", help="actions as candidates with features")
-    score = commands.add_parser("play", help="play an exported model")
-    score.add_argument("model")
-    score.add_argument("--episodes", type=int, default=50)
-    options = parser.parse_args()
-    if options.command == "log":
-        mean = write_log(options.file, options.rows, candidates=options.candidates)
-        print(f"{options.file}: random policy, mean return {mean:.1f} of {LIMIT}", file=sys.stderr)
-    else:
-        returns = play(greedy(options.model), options.episodes)
-        error = returns.std(ddof=1) / len(returns) ** 0.5
-        print(
-            f"{options.model}: mean return {returns.mean():.1f} +- {error:.1f} of {LIMIT}, {options.episodes} episodes"
-        )
-
-
-if __name__ == "__main__":
-    main()

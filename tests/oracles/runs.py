@@ -34,14 +34,16 @@ Runner = Callable[..., Run]
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Runner:
+def run(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Runner:
     """run(workflow, config tree, *arguments): a process of its own, as on the command line."""
+    kernels = tmp_path_factory.getbasetemp() / "kernels"  # compiled once for all runs
 
     def start(workflow: str, tree: dict[str, Any], *arguments: str, timeout: float = 240) -> Run:
         config = tmp_path / "config.json"
         config.write_text(json.dumps(tree))
         command = [sys.executable, "-m", f"workflows.{workflow}", "--config", str(config), *arguments]
-        environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT)}
+        environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT),
+                       "REAGENT_LITE_CACHE": str(kernels)}  # fmt: skip
         done = subprocess.run(
             command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=timeout, check=False
         )

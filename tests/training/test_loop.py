@@ -1,6 +1,7 @@
 """Loop, meter, clipping, schedule, metrics files, checkpoint: by hand arithmetic and round trips."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +35,7 @@ class Line(nn.Module):
 
     def forward(self, batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         loss = self.w * batch.sum()
+        self.row_losses = batch.detach() ** 2
         return loss, {"td_loss": batch.sum()}
 
     def after_step(self) -> None:
@@ -43,6 +45,10 @@ class Line(nn.Module):
 class Numbers:
     def __init__(self, *batches: list[float]) -> None:
         self._batches = iter(batches)
+        self.told: list[list[float]] = []
+
+    def learned(self, row_losses: Tensor) -> None:
+        self.told.append(row_losses.tolist())
 
     def __next__(self) -> Tensor:
         return torch.tensor(next(self._batches))
@@ -66,6 +72,38 @@ def test_two_minibatches_make_one_step_and_the_rate_decays_by_epoch() -> None:
     assert [r.metrics["td_loss"] for r in reports] == [6.0, 9.0]
     assert [r.metrics["learning_rate"] for r in reports] == [0.5, 0.25]
     assert {"time/gather", "time/learn", "time/step"} <= reports[0].metrics.keys()
+
+
+def test_sources_are_told_the_losses_of_their_rows() -> None:
+    source = Numbers([1.0, 2.0], [3.0])
+    run_line(ReadPlan(rows=3, minibatch=2, epochs=1), source)
+    assert source.told == [[1.0, 4.0], [9.0]]
+
+
+def test_a_run_may_prepare_steps_and_end_early() -> None:
+    before: list[int] = []
+    stops = iter([False, True])
+    plan = ReadPlan(rows=2, minibatch=1, epochs=9)
+    line, reports = run_line(
+        plan, Numbers(*[[1.0]] * 18), before_step=before.append, stop=lambda: next(stops), every_steps=1
+    )
+    assert before == [0, 1, 2, 3]  # asked after each epoch of two steps, not between
+    assert line.updates == 4
+    assert [r.step for r in reports] == [1, 2, 3, 4]
+
+
+def test_every_update_goes_through_what_captures_it() -> None:
+    calls: list[str] = []
+
+    def capture(update: Callable[[], None]) -> Callable[[], None]:
+        def replay() -> None:
+            calls.append("replay")
+            update()
+
+        return replay
+
+    run_line(ReadPlan(rows=3, minibatch=1, epochs=1), Numbers([1.0], [1.0], [1.0]), capture=capture)
+    assert calls == ["replay"] * 3
 
 
 def test_clipping_and_reports_between_epochs() -> None:

@@ -163,7 +163,8 @@ def test_rows_that_all_list_the_same_candidates(run: Runner, small: dict[str, An
     first, second = (json.loads(normalization[feature]) for feature in ("0", "1"))
     assert (first["feature_type"], first["mean"]) == ("CONTINUOUS", 0.0)  # -1 and 1, equally often
     assert second["feature_type"] == "BINARY"
-    assert cartpole.greedy(done.outcome["model"])(np.zeros((3, 4))).shape == (3,)
+    bundle = load_bundle(done.outcome["model"])
+    assert bundle.predict_rows([{"0": 0.1}] * 3, [cartpole.CANDIDATES] * 3).q.shape == (3, 2)
 
 
 @pytest.mark.parametrize("sarsa", [False, True], ids=["maxq", "sarsa"])

@@ -1,0 +1,58 @@
+// The arguments of the entry points. reagent_lite/sim/calls.py says the same in Python.
+#pragma once
+
+namespace reagent_lite::environment {
+
+template <bool narrow>
+struct ActionOf {
+  using type = int;
+};
+template <>
+struct ActionOf<true> {
+  using type = unsigned char;
+};
+using Action = ActionOf<(num_choices <= 256)>::type;
+
+// N = num environments. An output that is null is not written.
+struct Call {
+  unsigned *state;           // [words, N] the fields in order; an array of n takes n rows
+  int *step_count;           // [N] steps done in the running episode
+  unsigned *episode;         // [N] episodes finished
+  float *episode_return;     // [N] reward so far in the running episode
+  const Action *action;      // [N]
+  float *observation;        // [N, S] what the policy sees next
+  float *next_observation;   // [N, S] where the transition led
+  float *reward;             // [N]
+  unsigned char *ended;      // [N] bit 0 terminated, bit 1 truncated
+  float *last_return;        // [N] return of the last finished episode
+  int *last_length;          // [N] its steps
+  unsigned char *mask;       // [N, K] choices at observation
+  unsigned char *next_mask;  // [N, K] choices at next_observation
+  float *features;           // [N, K, F] of the candidates at observation
+  float *next_features;      // [N, K, F] of those at next_observation
+  unsigned *fault;           // [2] actions that were not allowed, and the complement of the lowest id that took one
+  unsigned seed, stream, first_env;
+  int num, time_limit, reserved;
+};
+
+struct ActCall {
+  const float *q;             // [N, K]; null: every allowed choice is as likely
+  const unsigned char *mask;  // [N, K]; null: all allowed
+  Action *action;             // [N] out
+  float *propensity;          // [N] out, probability of that action under this policy
+  const int *step_count;      // [N]
+  const unsigned *episode;    // [N]
+  const float *epsilon;       // [1] of the epsilon-greedy policy, where temperature is 0
+  unsigned *fault;            // [2]
+  unsigned seed, stream, first_env;
+  int num;
+  float temperature;  // above 0: softmax(q / temperature)
+  int reserved;
+};
+
+DEVICE void count_fault(unsigned *fault, unsigned env) {
+  add_to(fault, 1u);
+  raise_to(fault + 1, ~env);
+}
+
+}  // namespace reagent_lite::environment

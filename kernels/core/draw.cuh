@@ -1,0 +1,65 @@
+// The drawing of an action.
+//
+// Epsilon-greedy: epsilon / n on each of the n allowed choices, the rest on the first of the greatest q.
+// Softmax: exp(q / temperature), divided by their sum. A NaN counts as the least of all numbers in both.
+#pragma once
+
+namespace reagent_lite::environment {
+
+enum Rule { ANY, GREEDY, SOFTMAX };
+
+DEVICE float value_of(float q, float open) { return select(open != 0.0f, maximum(least_number, q), -infinity); }
+
+// Draws for environment i by inverting the distribution function, in order of the choices, at one uniform number.
+// Choice k has value[k * stride] and open[k * stride], 1 or 0. Returns whether none is open; then the action is 0.
+// Comparisons of floats alone and no branches, so that g++ vectorizes over i.
+template <Rule rule>
+DEVICE bool draw_action(const ActCall &c, long i, const float *value, const float *open, long stride, float epsilon,
+                        float sharpness) {
+  float count = 0.0f, best = -infinity;
+  int greedy = 0;
+  UNROLL
+  for (int k = 0; k < num_choices; ++k) {
+    count += open[k * stride];
+    if constexpr (rule != ANY) {
+      float own = value[k * stride];
+      greedy = own > best ? k : greedy;
+      best = maximum(best, own);
+    }
+  }
+  bool none = count == 0.0f;
+
+  float share = epsilon / maximum(count, 1.0f);
+  float weight[num_choices];
+  float total = 0.0f;
+  UNROLL
+  for (int k = 0; k < num_choices; ++k) {
+    float own = share;
+    if constexpr (rule == GREEDY) own += k == greedy ? 1.0f - epsilon : 0.0f;
+    if constexpr (rule == SOFTMAX) {
+      float value_k = value[k * stride];
+      own = select(value_k == best, 1.0f, exponential((value_k - best) * sharpness));  // equal also where infinite
+    }
+    weight[k] = own * open[k * stride];
+    total += weight[k];
+  }
+  if constexpr (rule != SOFTMAX) total = 1.0f;
+
+  unsigned env = c.first_env + unsigned(i), step_count = unsigned(c.step_count[i]);
+  Random random = random_for(c.seed, c.stream, env, c.episode[i], step_count, FOR_ACT, step_count << 8);
+  float threshold = uniform(random) * total;
+  float before = 0.0f, chosen_weight = 0.0f;
+  int chosen = 0;
+  UNROLL
+  for (int k = 0; k < num_choices; ++k) {
+    bool reached = (weight[k] > 0.0f) & (before <= threshold);
+    chosen = reached ? k : chosen;
+    chosen_weight = reached ? weight[k] : chosen_weight;
+    before += weight[k];
+  }
+  c.action[i] = Action(chosen);
+  c.propensity[i] = none ? 1.0f : chosen_weight / total;
+  return none;
+}
+
+}  // namespace reagent_lite::environment

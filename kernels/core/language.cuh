@@ -1,0 +1,71 @@
+// What an environment file is written with: PARAMETERS(P), STATE(FIELD, ARRAY) and DECLARE_ENVIRONMENT.
+#pragma once
+#include "../philox.cuh"
+#include "../port.cuh"
+
+// PROBE(NAME, (...)) expands NAME(...) if the file defined it; else it becomes PROBE_NAME(...), which says what is amiss.
+#define PROBE(name, arguments) PROBE_NOW(PROBE_, name arguments)
+#define PROBE_NOW(...) PROBE_JOIN(__VA_ARGS__)
+#define PROBE_JOIN(left, ...) left##__VA_ARGS__
+#define PROBE_                       // NAME is defined and empty
+#define PROBE_constexpr constexpr    // NAME is defined and begins with a parameter
+#define PROBE_public public          // NAME is defined and begins with a field
+#define PROBE_PARAMETERS(P)          // there need be none
+#define PROBE_STATE(FIELD, ARRAY) \
+  static_assert(false, "an environment must define STATE(FIELD, ARRAY), the list of its variables");
+
+#define DECLARE_PARAMETER(name, value) constexpr float name [[maybe_unused]] = parameter_value(#name, value);
+#define DECLARE_FIELD(type, name) \
+public:                           \
+  type name;                      \
+  static_assert(is_word<type>, "a state variable is a float, int or unsigned");
+#define DECLARE_ARRAY(type, name, size) \
+public:                                 \
+  type name[size];                      \
+  static_assert(is_word<type>, "a state variable is a float, int or unsigned");
+
+#define DECLARE_ENVIRONMENT                            \
+  constexpr bool is_declared [[maybe_unused]] = true;  \
+  PROBE(PARAMETERS, (DECLARE_PARAMETER))               \
+  struct State {                                       \
+    PROBE(STATE, (DECLARE_FIELD, DECLARE_ARRAY))       \
+  };                                                   \
+  DEVICE bool candidate_of(const State &s, int k, const Random &random, float *features);
+
+namespace reagent_lite {
+
+constexpr bool is_declared = false;  // hidden by DECLARE_ENVIRONMENT
+
+template <class T>
+constexpr bool is_word = false;
+template <>
+constexpr bool is_word<float> = true;
+template <>
+constexpr bool is_word<int> = true;
+template <>
+constexpr bool is_word<unsigned> = true;
+
+// Constants that the config gives in place of the file's own: {"name", value}, {"name", value},
+struct Override {
+  const char *name;
+  float value;
+};
+
+#ifndef PARAMETER_OVERRIDES
+#define PARAMETER_OVERRIDES
+#endif
+constexpr Override overrides[] = {PARAMETER_OVERRIDES{nullptr, 0.0f}};
+
+constexpr bool same_text(const char *a, const char *b) {
+  while (*a && *a == *b) ++a, ++b;
+  return *a == *b;
+}
+
+constexpr float parameter_value(const char *name, float otherwise) {
+  for (const Override *entry = overrides; entry->name; ++entry) {
+    if (same_text(entry->name, name)) return entry->value;
+  }
+  return otherwise;
+}
+
+}  // namespace reagent_lite

@@ -1,0 +1,172 @@
+// The one file that knows the compiler, and the mathematics that every compiler computes to the same bits.
+//
+// nvcc builds the sources for a GPU, g++ or clang (ziglang) for the CPU. All results are IEEE single precision from
+// +, -, *, /, square root and bit operations alone: no libm, no double, no contraction of a*b+c (the build flags turn
+// it off), so that g++ -O0, g++ -O3 with AVX-512, clang and nvcc agree in every bit. Only the payload of a NaN may differ.
+#pragma once
+
+// -- Compiler ---------------------------------------------------------------------------------------------------------
+#ifdef __CUDACC__
+#define DEVICE static __device__ __forceinline__
+#define VECTORIZE  // one thread per environment instead
+#define UNROLL _Pragma("unroll")
+#else
+#define DEVICE static inline __attribute__((always_inline))
+// -fopenmp-simd honours this without an OpenMP runtime: torch brings its own, and two in one process fight for the cores.
+#define VECTORIZE _Pragma("omp simd")
+#define UNROLL _Pragma("GCC unroll 16")
+#endif
+
+namespace reagent_lite {
+
+DEVICE unsigned bits_of(float x) {
+#ifdef __CUDACC__
+  return __float_as_uint(x);
+#else
+  unsigned bits;
+  __builtin_memcpy(&bits, &x, 4);
+  return bits;
+#endif
+}
+
+DEVICE float float_of(unsigned bits) {
+#ifdef __CUDACC__
+  return __uint_as_float(bits);
+#else
+  float x;
+  __builtin_memcpy(&x, &bits, 4);
+  return x;
+#endif
+}
+
+DEVICE unsigned high_product(unsigned a, unsigned b) { return unsigned((unsigned long long)a * b >> 32); }
+
+// Correctly rounded by IEEE 754 everywhere.
+DEVICE float square_root(float x) {
+#ifdef __CUDACC__
+  return __fsqrt_rn(x);
+#else
+  return __builtin_sqrtf(x);
+#endif
+}
+
+DEVICE float floor_of(float x) {
+#ifdef __CUDACC__
+  return floorf(x);
+#else
+  return __builtin_floorf(x);
+#endif
+}
+
+DEVICE void add_to(unsigned *word, unsigned value) {
+#ifdef __CUDACC__
+  atomicAdd(word, value);
+#else
+  __atomic_fetch_add(word, value, __ATOMIC_RELAXED);
+#endif
+}
+
+DEVICE void raise_to(unsigned *word, unsigned value) {
+#ifdef __CUDACC__
+  atomicMax(word, value);
+#else
+  unsigned seen = __atomic_load_n(word, __ATOMIC_RELAXED);
+  while (seen < value && !__atomic_compare_exchange_n(word, &seen, value, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+  }
+#endif
+}
+
+// -- Mathematics ------------------------------------------------------------------------------------------------------
+// Plain comparisons, not fminf/fmaxf: those treat NaN and -0 differently on different machines. A NaN x stays NaN.
+DEVICE float absolute(float x) { return float_of(bits_of(x) & 0x7fffffffu); }
+DEVICE float minimum(float a, float b) { return b < a ? b : a; }
+DEVICE float maximum(float a, float b) { return b > a ? b : a; }
+DEVICE int minimum(int a, int b) { return b < a ? b : a; }
+DEVICE int maximum(int a, int b) { return b > a ? b : a; }
+DEVICE float clamp(float x, float low, float high) { return x < low ? low : (x > high ? high : x); }
+DEVICE int clamp(int x, int low, int high) { return x < low ? low : (x > high ? high : x); }
+
+// a where the condition holds, else b, in bit operations: g++ turns `?:` into branches, moves loads into them, and then
+// does not vectorize.
+DEVICE float select(bool condition, float a, float b) {
+  unsigned mask = 0u - unsigned(condition);
+  return float_of((bits_of(a) & mask) | (bits_of(b) & ~mask));
+}
+
+constexpr float pi = 3.14159265f;
+constexpr float infinity = __builtin_inff();
+constexpr float least_number = -3.40282347e38f;
+
+// 1.5 * 2^23: adding it rounds a float below 2^22 to the nearest integer, which then stands in the low bits of the sum.
+constexpr float rounder = 12582912.0f;
+
+// pi/2 in three parts, the first two of 11 bits, so that k * part is exact below k = 2^13 (Cody and Waite, Software
+// Manual for the Elementary Functions, 1980). The same parts times four are 2 pi.
+constexpr float half_pi_1 = 1.5703125f;
+constexpr float half_pi_2 = 4.837512969970703125e-4f;
+constexpr float half_pi_3 = 7.549790126404332e-8f;
+
+// Polynomials of least largest error on [-0.8, 0.8] (Lawson's iteration in double precision): relative error of the
+// sine 4.4e-9, absolute error of the cosine 1.2e-10, both below the rounding of a float. A little more than pi/4, for the
+// nearest multiple of pi/2 to a large x is found by rounding.
+DEVICE float sine_polynomial(float r) {
+  float z = r * r;
+  return r + r * z * (-0.16666653192244288f + z * (0.008332070883047948f + z * -0.0001950306858770727f));
+}
+
+DEVICE float cosine_polynomial(float r) {
+  float z = r * r;
+  return 1.0f - 0.5f * z + z * z * (0.04166664456141105f + z * (-0.0013887251762591158f + z * 2.4424922802297896e-05f));
+}
+
+// Sine and cosine of x radians, within 1e-7 for |x| <= 1e4. Accuracy fades beyond, the results stay in [-1, 1].
+DEVICE void sine_cosine(float x, float *sine, float *cosine) {
+  float shifted = x * 0.6366197723675814f + rounder;
+  float k = shifted - rounder;
+  unsigned quadrant = bits_of(shifted);
+  float r = ((x - k * half_pi_1) - k * half_pi_2) - k * half_pi_3;
+  r = clamp(r, -0.8f, 0.8f);
+  float s = sine_polynomial(r);
+  float c = cosine_polynomial(r);
+  float first = quadrant & 1u ? c : s;
+  float second = quadrant & 1u ? s : c;
+  *sine = float_of(bits_of(first) ^ ((quadrant & 2u) << 30));
+  *cosine = float_of(bits_of(second) ^ (((quadrant + 1u) & 2u) << 30));
+}
+
+DEVICE float sine(float x) {
+  float s, c;
+  sine_cosine(x, &s, &c);
+  return s;
+}
+
+DEVICE float cosine(float x) {
+  float s, c;
+  sine_cosine(x, &s, &c);
+  return c;
+}
+
+// Angle x brought to [-pi, pi).
+DEVICE float wrap_angle(float x) {
+  float k = floor_of(x * 0.15915494309189535f + 0.5f);
+  float r = ((x - k * (4.0f * half_pi_1)) - k * (4.0f * half_pi_2)) - k * (4.0f * half_pi_3);
+  r = r >= pi ? r - 2.0f * pi : r;
+  return r < -pi ? r + 2.0f * pi : r;
+}
+
+// e^x within 2e-7 of itself on [-87, 88]; 0 below, and no more than e^88.3 above, so that infinity never arises.
+// e^x = 2^k e^r, k the integer nearest to x / ln 2, e^r a polynomial with relative error 3.1e-9 (Lawson's iteration).
+DEVICE float exponential(float x) {
+  float bounded = clamp(x, -87.3f, 88.3f);
+  float shifted = bounded * 1.4426950408889634f + rounder;
+  float k = shifted - rounder;
+  float r = (bounded - k * 0.693359375f) - k * -2.1219444170128554e-4f;
+  float tail = 0.04166838805284115f + r * (0.008368716966644364f + r * 0.0013814598591379724f);
+  float value = 1.0f + (r + r * r * (0.4999999344774531f + r * (0.16666520630983528f + r * tail)));
+  float power = float_of((bits_of(shifted) + 127u) << 23);
+  return x < -87.3f ? 0.0f : value * power;
+}
+
+DEVICE float logistic(float x) { return 1.0f / (1.0f + exponential(-x)); }
+
+}  // namespace reagent_lite

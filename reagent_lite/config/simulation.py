@@ -1,0 +1,81 @@
+"""`simulation`: environments to learn from and to be judged in."""
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from reagent_lite.config.section import Section
+from reagent_lite.errors import Problem
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class ReplayConfig(Section):
+    """Simulated transitions kept for learning."""
+
+    capacity: Annotated[int, Field(ge=1)] = 1_000_000
+    """Transitions kept, over all processes; the oldest make room."""
+    prioritized: bool = False
+    """Draw rows by how wrong they were, with importance weights (Schaul et al., 2016)."""
+    alpha: Share = 0.6
+    """How much priorities count; 0 draws uniformly."""
+    beta: Share = 0.4
+    """Exponent of the importance weights at the start; rises to 1 over the run."""
+
+
+class SimulationConfig(Section):
+    """Environments on the GPU or the CPU: training in them, evaluation in them, or both."""
+
+    env: str = ""
+    """Name of an environment that comes with this package, or the path of a .cuh file."""
+    env_parameters: dict[str, float] = {}
+    """Constants of the environment's dynamics, by name, instead of its own."""
+    time_limit: Annotated[int, Field(ge=1)] | None = None
+    """Steps after which an episode is truncated; absent: the environment's own."""
+    backend: Literal["auto", "cuda", "cpu"] = "auto"
+    """Where environments run; auto: on the GPU that trains, where PyCUDA and a toolkit are, else on the CPU."""
+    math: Literal["exact", "fast"] = "exact"
+    """exact: the same bits on every machine; fast: fused multiply-adds allowed."""
+    num_envs: Annotated[int, Field(ge=1)] = 64
+    """Environments side by side, over all processes."""
+    share: Share | None = None
+    """Share of each minibatch that is simulated, beside training_data_path; 0: only evaluate in simulation."""
+    total_steps: Annotated[int, Field(ge=1)] = 500_000
+    """Environment steps over all processes, where the simulation alone is trained on."""
+    warmup_steps: Annotated[int, Field(ge=1)] = 10_000
+    """Environment steps by uniformly random actions before learning starts, over all processes."""
+    steps_per_rollout: Annotated[int, Field(ge=1)] = 1
+    """Steps of every environment between two rounds of learning."""
+    updates_per_rollout: Annotated[int, Field(ge=1)] = 1
+    """Optimizer steps after each rollout."""
+    exploration: Literal["epsilon_greedy", "softmax"] = "epsilon_greedy"
+    """How actions are drawn while learning; softmax uses rl.temperature."""
+    epsilon_start: Share = 1.0
+    """Share of uniformly random actions when learning starts."""
+    epsilon_end: Share | None = None
+    """The same at the end of its decay; absent: rl.epsilon."""
+    epsilon_decay_steps: Annotated[int, Field(ge=1)] | None = None
+    """Environment steps over which epsilon falls linearly; absent: a tenth of all."""
+    replay: ReplayConfig = ReplayConfig()
+    num_evaluations: Annotated[int, Field(ge=1)] = 10
+    """Evaluations spread over a run that only simulates; with data there is one an epoch."""
+    evaluation_episodes: Annotated[int, Field(ge=2, le=10_000)] = 100
+    """Episodes of the greedy policy in each evaluation."""
+    stop_at_return: float | None = None
+    """End the run when an evaluation's mean return reaches this."""
+    cuda_graph: bool = True
+    """On a GPU capture rollouts and updates as CUDA graphs; no effect on the CPU."""
+    pictures: bool = False
+    """Write learning_curve.png and rollout.gif beside the model; needs the extra `pictures`."""
+
+    def problems(self, path: str) -> Iterator[Problem]:
+        """Yields what single keys cannot say."""
+        if not self.env:
+            yield Problem(f"{path}.env", "the name of an environment or the path of a .cuh file", "nothing")
+        if self.epsilon_end is not None and self.epsilon_end > self.epsilon_start:
+            yield Problem(f"{path}.epsilon_end", f"at most epsilon_start ({self.epsilon_start:g})",
+                          f"{self.epsilon_end:g}")  # fmt: skip
+        if self.replay.capacity < self.num_envs:
+            yield Problem(f"{path}.replay.capacity", f"at least num_envs ({self.num_envs})",
+                          str(self.replay.capacity))  # fmt: skip

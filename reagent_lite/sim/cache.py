@@ -1,0 +1,85 @@
+"""Compiled environments on disk, found again by everything that went into them.
+
+A file's name is `<key>-<digest of its bytes><suffix>`: one rename puts file and digest in place together, concurrent
+builders cannot mix them, and a file cut short by a full disk is noticed and built anew.
+"""
+
+import hashlib
+import os
+import platform
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from reagent_lite.errors import KernelBuildError, Problem
+
+_DIGITS = 32
+
+
+def cache_folder() -> Path:
+    """Returns where compiled environments lie: $REAGENT_LITE_CACHE, or a folder of the user's cache."""
+    chosen = os.environ.get("REAGENT_LITE_CACHE")
+    if chosen:
+        return Path(chosen).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "reagent-lite" / "kernels"
+
+
+def make_key(parts: Iterable[str]) -> str:
+    """Returns one name for all that decides the compiled bytes; parts may not run into each other."""
+    digest = hashlib.sha256()
+    for part in parts:
+        data = part.encode()
+        digest.update(f"{len(data)}:".encode() + data)
+    return digest.hexdigest()[:_DIGITS]
+
+
+def machine() -> str:
+    """Returns what `-march=native` depends on: a home shared by different machines must not mix their code."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = ("flags", "Features", "vendor_id", "cpu family", "model", "CPU implementer", "CPU part")
+    features = sorted({line for line in lines if line.split(":")[0].strip() in names})
+    return "\n".join((platform.system(), platform.machine(), platform.processor(), *features))
+
+
+def cached(key: str, suffix: str, build: Callable[[Path], None]) -> Path:
+    """Returns the compiled file of a key, building it where there is no whole one.
+
+    Args:
+        key: from `make_key`.
+        suffix: of the file, such as `.so`.
+        build: writes the compiled file to the path it is given.
+
+    Raises:
+        KernelBuildError: the folder cannot be written, or `build` raised it.
+    """
+    folder = cache_folder()
+    for file in sorted(folder.glob(f"{key}-*{suffix}")):
+        if file.name == _name(key, file.read_bytes(), suffix):
+            return file
+        file.unlink(missing_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        workplace = tempfile.TemporaryDirectory(prefix=".building-", dir=folder)
+    except OSError as error:
+        raise KernelBuildError(
+            Problem(
+                str(folder),
+                "a writable folder for compiled environments",
+                error.strerror or str(error),
+                "Set REAGENT_LITE_CACHE to another folder",
+            )
+        ) from error
+    with workplace as temporary:
+        built = Path(temporary) / f"built{suffix}"
+        build(built)
+        target = folder / _name(key, built.read_bytes(), suffix)
+        os.replace(built, target)
+    return target
+
+
+def _name(key: str, data: bytes, suffix: str) -> str:
+    return f"{key}-{hashlib.sha256(data).hexdigest()[:_DIGITS]}{suffix}"

@@ -1,0 +1,197 @@
+"""Environments on the CPU: compiled by g++, clang or ziglang, called through ctypes, sliced over threads."""
+
+import ctypes
+import importlib.metadata
+import importlib.util
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from reagent_lite.errors import KernelBuildError, Problem
+from reagent_lite.sim.cache import cached, machine, make_key
+from reagent_lite.sim.calls import ActCall, Call
+from reagent_lite.sim.sources import KERNELS, compilation_unit, read_sources, require_parameters
+from reagent_lite.sim.spec import EnvSpec
+
+_FLAGS = (
+    "-std=c++17",
+    "-march=native",
+    "-fno-math-errno",  # square roots in line; the value is the same
+    "-fno-trapping-math",  # nobody reads exception flags: both sides of a choice may be computed; values are the same
+    "-fopenmp-simd",  # `omp simd` without libgomp: torch has its own OpenMP, and two in a process fight for the cores
+    "-fno-exceptions",
+    "-fno-rtti",
+    "-fPIC",
+    "-shared",
+    "-nostdlib",  # nothing of it is used: the same object on any distribution
+    "-w",
+)
+# Loops over an array of the state or over candidates are unrolled whole, or g++ vectorizes nothing around them.
+_GNU_FLAGS = ("--param=max-completely-peeled-insns=1000",)
+_CONTRACTION = {"exact": "-ffp-contract=off", "fast": "-ffp-contract=fast"}
+# With fewer words of state and observation another thread costs more (about 50 us) than it saves.
+_WORDS_PER_SLICE = 262144
+_ALIGNMENT = 512
+
+_Entry = Callable[[int, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Compiler:
+    """A C++ compiler.
+
+    Attributes:
+        command: to start it, before the flags.
+        version: what tells its releases apart.
+    """
+
+    command: tuple[str, ...]
+    version: str
+
+
+def find_compiler() -> Compiler:
+    """Returns g++, else clang++, else the ziglang wheel's.
+
+    Raises:
+        KernelBuildError: there is none.
+    """
+    for name, flags in (("g++", _GNU_FLAGS), ("clang++", ())):
+        path = shutil.which(name)
+        if path is not None:
+            answer = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
+            if answer.returncode == 0:
+                return Compiler((path, *flags), answer.stdout)
+    if importlib.util.find_spec("ziglang") is not None:
+        return zig_compiler()
+    raise KernelBuildError(
+        Problem(
+            "simulation on the CPU",
+            "a C++ compiler",
+            "neither g++ nor clang++ on the PATH, nor the Python package ziglang",
+            "Install g++, or run: pip install 'reagent-lite[compiler]'",
+        )
+    )
+
+
+def zig_compiler() -> Compiler:
+    """Returns the C++ compiler inside the ziglang wheel."""
+    command = (sys.executable, "-m", "ziglang", "c++", "-fno-sanitize=undefined")
+    return Compiler(command, f"ziglang {importlib.metadata.version('ziglang')}")
+
+
+class CpuBackend:
+    """An environment compiled for this machine's CPU.
+
+    Attributes:
+        spec: what it simulates.
+        device: the CPU.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        parameters: dict[str, float],
+        math: Literal["exact", "fast"],
+        *,
+        threads: int | None = None,
+        optimization: str = "-O3",
+        compiler: Compiler | None = None,
+    ) -> None:
+        """Compiles the environment, or finds it compiled.
+
+        Args:
+            path: file of the environment.
+            parameters: constants of its dynamics to replace.
+            math: `exact` gives the same bits everywhere; `fast` may join a multiplication and an addition.
+            threads: slices worked on at once; None means as many as torch uses.
+            optimization: level of the compiler.
+            compiler: None means the first that is found.
+
+        Raises:
+            KernelBuildError: no compiler, or it refuses the source; carries its message.
+            SimulationError: a parameter that the environment does not have.
+        """
+        self.device = torch.device("cpu")
+        library = _build(path, parameters, (optimization, _CONTRACTION[math]), compiler or find_compiler())
+        self._library = ctypes.CDLL(str(library))
+        self._reset = self._entry("env_reset")
+        self._step = self._entry("env_step")
+        self._observe = self._entry("env_observe")
+        self._act = self._entry("env_act")
+        self.spec = self._read_spec(path.stem)
+        require_parameters(parameters, self.spec.parameters, path.stem)
+        self._threads = threads or torch.get_num_threads()
+        self._slice = max(1, _WORDS_PER_SLICE // (self.spec.state_words + self.spec.observation_size))
+        self._pool = ThreadPoolExecutor(self._threads - 1, "simulation") if self._threads > 1 else None
+
+    def reset(self, call: Call) -> None:
+        """Starts the running episode of every environment anew."""
+        self._run(self._reset, call)
+
+    def step(self, call: Call) -> None:
+        """Takes an action in every environment; ended ones start their next episode."""
+        self._run(self._step, call)
+
+    def observe(self, call: Call) -> None:
+        """Writes observation, mask and features of the present states."""
+        self._run(self._observe, call)
+
+    def act(self, call: ActCall) -> None:
+        """Draws an action in every environment."""
+        self._run(self._act, call)
+
+    def _run(self, entry: _Entry, call: Call | ActCall) -> None:
+        num = call.num
+        address = ctypes.addressof(call)
+        if self._pool is None or num < 2 * self._slice:
+            entry(address, 0, num)
+            return
+        slices = min(self._threads, num // self._slice)
+        size = -(-num // (slices * _ALIGNMENT)) * _ALIGNMENT
+        waiting = [
+            self._pool.submit(entry, address, begin, min(num, begin + size)) for begin in range(size, num, size)
+        ]
+        entry(address, 0, min(num, size))
+        wait(waiting)
+
+    def _entry(self, name: str) -> _Entry:
+        function = self._library[name]
+        function.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
+        function.restype = None
+        return function
+
+    def _read_spec(self, name: str) -> EnvSpec:
+        text = ctypes.string_at(ctypes.addressof(ctypes.c_char.in_dll(self._library, "env_description")))
+        spec = EnvSpec.parse(name, text.decode())
+        parameters = (ctypes.c_float * max(1, len(spec.parameters)))()
+        features = (ctypes.c_float * (spec.num_actions * spec.action_feature_size))()
+        self._library.env_describe(parameters, features)
+        return spec.measured(list(parameters)[: len(spec.parameters)], list(features))
+
+
+def _build(path: Path, parameters: dict[str, float], flags: tuple[str, ...], compiler: Compiler) -> Path:
+    unit = compilation_unit(path, parameters)
+    # The unit names the file by its place, which does not matter: two checkouts share what they have in common.
+    constants = unit.rpartition("#define ENVIRONMENT_FILE")[0]
+    sources = [text for pair in sorted(read_sources(path).items()) for text in pair]
+    key = make_key((path.name, constants, *sources, *_FLAGS, *flags, *compiler.command[1:], compiler.version, machine()))
+
+    def build(target: Path) -> None:
+        source = target.with_suffix(".cpp")
+        source.write_text(unit, encoding="utf-8")
+        folders = (f"-I{KERNELS}", f"-I{path.parent}")
+        command = (*compiler.command, *flags, *_FLAGS, *folders, str(source), "-o", str(target))
+        answer = subprocess.run(command, capture_output=True, text=True, check=False)
+        if answer.returncode != 0:
+            raise KernelBuildError(
+                Problem(str(path), "an environment that compiles", f"from the compiler:\n{answer.stderr.strip()}\n")
+            )
+
+    return cached(key, ".so", build)

@@ -1,0 +1,241 @@
+"""The GPU build of an environment: PyCUDA launches its kernels over torch's memory, inside torch's context.
+
+One PyCUDA stream per device carries all launches: PyCUDA cannot launch on a stream that it did not create, while torch
+can work on any. Inside `on_stream` it is torch's current stream as well, so that nothing waits for anything and a CUDA
+graph captures the work of both. Launches from any other stream are right too, at the price of two events each.
+"""
+
+import atexit
+import ctypes
+import functools
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from reagent_lite.errors import KernelBuildError, Problem, SimulationError
+from reagent_lite.sim.calls import ActCall, Call
+from reagent_lite.sim.cuda_build import architecture, build_cubin, device_problem, driver_problem, read_description
+from reagent_lite.sim.sources import require_parameters
+from reagent_lite.sim.spec import EnvSpec
+
+SYNCHRONIZE = "REAGENT_LITE_CUDA_SYNC"
+_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING, as torch's own streams are
+_KERNELS = {"env_reset": Call, "env_step": Call, "env_observe": Call, "env_act": ActCall}
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """What PyCUDA holds of a device until the process ends.
+
+    Attributes:
+        context: the device's primary one, which is torch's.
+        stream: PyCUDA's, of all launches.
+        torch_stream: the same for torch.
+    """
+
+    context: Any
+    stream: Any
+    torch_stream: torch.cuda.Stream
+
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        """Makes the context current for PyCUDA; a thread that ended with it so would abort the process."""
+        self.context.push()
+        try:
+            yield
+        finally:
+            self.context.pop()
+
+    @contextmanager
+    def ordered(self, device: torch.device) -> Iterator[None]:
+        """Orders launches after what torch's current stream has to do, and before what it gets to do."""
+        outside = torch.cuda.current_stream(device)
+        if outside == self.torch_stream:
+            yield
+            return
+        self.torch_stream.wait_stream(outside)
+        yield
+        outside.wait_stream(self.torch_stream)
+
+
+@contextmanager
+def on_stream(device: torch.device) -> Iterator[torch.cuda.Stream | None]:
+    """Makes the stream of simulation torch's current one, for a whole run; work before and after is waited for.
+
+    Gives the stream, to hand to `torch.cuda.graph(graph, stream=...)`; None on a CPU and without a working PyCUDA,
+    where the context does nothing: what learns from logs alone needs none.
+    """
+    stream = _shared_stream(device)
+    if stream is None:
+        yield None
+        return
+    outside = torch.cuda.current_stream(device)
+    stream.wait_stream(outside)
+    try:
+        with torch.cuda.stream(stream):
+            yield stream
+    finally:
+        outside.wait_stream(stream)
+
+
+def _shared_stream(device: torch.device) -> torch.cuda.Stream | None:
+    if device.type != "cuda":
+        return None
+    try:
+        return _open(_index(device)).torch_stream
+    except KernelBuildError:
+        return None
+
+
+class CudaBackend:
+    """An environment compiled for a GPU; one thread per environment, and no launch waits for the device.
+
+    With REAGENT_LITE_CUDA_SYNC=1 in the environment every launch is waited for, so that an error names its kernel.
+
+    Attributes:
+        spec: what it simulates.
+        device: the GPU.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        parameters: dict[str, float],
+        math: Literal["exact", "fast"],
+        device: torch.device,
+        block_size: int = 256,
+    ) -> None:
+        """Compiles the environment, or finds it compiled, and loads it.
+
+        Args:
+            path: file of the environment.
+            parameters: constants of its dynamics to replace.
+            math: `exact` gives the same bits as the CPU; `fast` may join a multiplication and an addition.
+            device: the GPU; without an index the current one.
+            block_size: threads per block; results do not depend on it.
+
+        Raises:
+            KernelBuildError: no GPU, no PyCUDA, no nvcc, a GPU too old, or nvcc refuses the source.
+            SimulationError: a parameter that the environment does not have, or a block its kernels cannot run with.
+        """
+        cuda = _driver()
+        if device.type != "cuda":
+            advice = "Set use_gpu to true, or simulate on the CPU"
+            raise KernelBuildError(Problem("simulation.backend", "a run on a GPU", f"cuda on {device}", advice))
+        self.device = torch.device("cuda", _index(device))
+        problem = device_problem(self.device)
+        if problem is not None:
+            raise KernelBuildError(problem)
+        self._driver_error: type[Exception] = cuda.Error
+        self._synchronize = cuda.Context.synchronize if os.environ.get(SYNCHRONIZE, "0") not in ("", "0") else None
+        self._block_size = block_size
+        self._name = path.stem
+        self._opened = _open(self.device.index)
+        cubin = build_cubin(path, parameters, math, architecture(self.device))
+        module = _load(cubin, self.device.index)
+        with self._opened.current():
+            self._kernels = {name: module.get_function(name) for name in (*_KERNELS, "env_describe")}
+            for name, arguments in _KERNELS.items():
+                self._kernels[name].prepare((f"{ctypes.sizeof(arguments)}s",))
+                self._require_block(name)
+            self._kernels["env_describe"].prepare("PP")
+        self.spec = self._measure(EnvSpec.parse(self._name, read_description(cubin)))
+        require_parameters(parameters, self.spec.parameters, self._name)
+
+    def reset(self, call: Call) -> None:
+        """Starts the running episode of every environment anew."""
+        self._launch("env_reset", call.num, bytes(call))
+
+    def step(self, call: Call) -> None:
+        """Takes an action in every environment; ended ones start their next episode."""
+        self._launch("env_step", call.num, bytes(call))
+
+    def observe(self, call: Call) -> None:
+        """Writes observation, mask and features of the present states."""
+        self._launch("env_observe", call.num, bytes(call))
+
+    def act(self, call: ActCall) -> None:
+        """Draws an action in every environment."""
+        self._launch("env_act", call.num, bytes(call))
+
+    def _launch(self, name: str, threads: int, *arguments: bytes | int) -> None:
+        block = min(self._block_size, threads)
+        grid = -(-threads // block)
+        try:
+            with self._opened.ordered(self.device), self._opened.current():
+                self._kernels[name].prepared_async_call((grid, 1), (block, 1, 1), self._opened.stream, *arguments)
+                if self._synchronize and not torch.cuda.is_current_stream_capturing():
+                    self._synchronize()
+        except self._driver_error as error:
+            advice = "" if self._synchronize else f"The fault may be an earlier kernel's: {SYNCHRONIZE}=1 tells"
+            where = f"kernel {name} of {self._name} on {self.device}"
+            raise SimulationError(Problem(where, "a launch without error", str(error), advice)) from error
+
+    def _measure(self, spec: EnvSpec) -> EnvSpec:
+        """Asks the kernel for the numbers that only running code knows."""
+        parameters = torch.zeros(len(spec.parameters), device=self.device)
+        features = torch.zeros(spec.num_actions * spec.action_feature_size, device=self.device)
+        self._launch("env_describe", 1, parameters.data_ptr(), features.data_ptr())
+        return spec.measured(parameters.tolist(), features.tolist())
+
+    def _require_block(self, name: str) -> None:
+        kernel = self._kernels[name]
+        if not 1 <= self._block_size <= kernel.max_threads_per_block:
+            raise SimulationError(
+                Problem(
+                    f"block_size of {self._name} on {self.device}",
+                    f"1 to {kernel.max_threads_per_block} threads ({name} takes {kernel.num_regs} registers each)",
+                    str(self._block_size),
+                )
+            )
+
+
+def _driver() -> Any:
+    problem = driver_problem()
+    if problem is not None:
+        raise KernelBuildError(problem)
+    try:
+        # A PyCUDA built on a machine without a driver does not name the driver's library among what it needs.
+        ctypes.CDLL("libcuda.so.1", mode=ctypes.RTLD_GLOBAL)
+        import pycuda.driver
+    except (ImportError, OSError) as error:
+        advice = "Build it anew with this machine's CUDA toolkit: pip install --force-reinstall --no-cache-dir pycuda"
+        raise KernelBuildError(Problem("simulation on a GPU", "a PyCUDA that loads", str(error), advice)) from error
+    pycuda.driver.init()
+    return pycuda.driver
+
+
+def _index(device: torch.device) -> int:
+    return torch.cuda.current_device() if device.index is None else device.index
+
+
+@functools.cache
+def _open(index: int) -> _Opened:
+    cuda = _driver()
+    torch.zeros(1, device=f"cuda:{index}")  # torch makes the context that PyCUDA joins
+    context = cuda.Device(index).retain_primary_context()
+    atexit.register(context.detach)  # left to its destructor, PyCUDA would detach it as one that it made
+    context.push()
+    try:
+        stream = cuda.Stream(_NON_BLOCKING)
+    finally:
+        context.pop()
+    shared = torch.cuda.ExternalStream(stream.handle, device=index)  # type: ignore[no-untyped-call]
+    return _Opened(context, stream, shared)
+
+
+@functools.cache
+def _load(cubin: Path, index: int) -> Any:
+    """A module stays loaded: unloading waits for the device, and captured graphs hold its kernels."""
+    cuda = _driver()
+    with _open(index).current():
+        try:
+            return cuda.module_from_file(str(cubin))
+        except cuda.Error as error:
+            advice = "Delete the file and try again; if that does not help, update the GPU's driver"
+            raise KernelBuildError(Problem(str(cubin), "code that the driver loads", str(error), advice)) from error

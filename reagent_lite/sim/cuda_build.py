@@ -1,0 +1,188 @@
+"""The compiling of an environment for a GPU, and what is missing where that cannot be done.
+
+    file, constants, math, architecture ──nvcc──► cubin in the cache
+
+A cubin is found again by its sources, flags, architecture and nvcc's version. Where there is no nvcc the version does
+not matter: such machines use a cache that was filled elsewhere.
+"""
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from reagent_lite.errors import KernelBuildError, Problem
+from reagent_lite.sim.cache import cache_folder, cached, make_key
+from reagent_lite.sim.sources import KERNELS, compilation_unit, read_sources
+
+OLDEST = (7, 5)
+_FLAGS = (
+    "-std=c++17",
+    "-prec-div=true",  # IEEE division and square root, and numbers below 2^-126 as they are: the defaults, said aloud
+    "-prec-sqrt=true",
+    "-ftz=false",
+    "-w",
+)
+_DESCRIPTION = re.compile(rb'\{"num_actions":[^\0]*')
+_CONTRACTION = {"exact": "-fmad=false", "fast": "-fmad=true"}
+
+
+def find_nvcc() -> Path | None:
+    """Returns the CUDA compiler of $CUDA_HOME or $CUDA_PATH, else of the PATH, else of the toolkit's usual place."""
+    homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")]
+    places = [Path(home) / "bin" / "nvcc" for home in homes if home]
+    on_path = shutil.which("nvcc")
+    places += [Path(on_path)] if on_path else []
+    places.append(Path("/usr/local/cuda/bin/nvcc"))
+    return next((place for place in places if os.access(place, os.X_OK)), None)
+
+
+def compiler_flags(math: Literal["exact", "fast"], arch: str) -> tuple[str, ...]:
+    """Returns what decides the code that nvcc makes of a source: the language, the arithmetic, the architecture."""
+    return (*_FLAGS, _CONTRACTION[math], f"-arch={arch}")
+
+
+def build_cubin(path: Path, parameters: dict[str, float], math: Literal["exact", "fast"], arch: str) -> Path:
+    """Returns the machine code of an environment, compiled now or before.
+
+    Args:
+        path: file of the environment.
+        parameters: constants of its dynamics to replace.
+        math: `exact` gives the same bits as the CPU; `fast` may join a multiplication and an addition.
+        arch: of the GPU, such as `sm_90`.
+
+    Raises:
+        KernelBuildError: nvcc refuses the source or the architecture, or there is no nvcc and nothing in the cache.
+    """
+    unit = compilation_unit(path, parameters)
+    flags = compiler_flags(math, arch)
+    key = _key(path, unit, flags)
+    nvcc = find_nvcc()
+
+    def build(target: Path) -> None:
+        if nvcc is None:
+            raise KernelBuildError(_no_nvcc())
+        source = target.with_suffix(".cu")
+        source.write_text(unit, encoding="utf-8")
+        command = (str(nvcc), "-cubin", *flags, f"-I{KERNELS}", f"-I{path.parent}", str(source), "-o", str(target))
+        answer = subprocess.run(command, capture_output=True, text=True, check=False)
+        if answer.returncode != 0:
+            raise KernelBuildError(_refusal(path, nvcc, arch, (answer.stderr + answer.stdout).strip()))
+
+    return cached(key, _newest_suffix(key) if nvcc is None else f".nvcc-{_version(nvcc)}.cubin", build)
+
+
+def read_description(cubin: Path) -> str:
+    """Returns the JSON by which an environment describes itself; it lies in its machine code as plain text.
+
+    Raises:
+        KernelBuildError: the file holds none.
+    """
+    found = _DESCRIPTION.search(cubin.read_bytes())
+    if found is None:
+        raise KernelBuildError(Problem(str(cubin), "a compiled environment", "another file", "Delete it and try again"))
+    return found[0].decode()
+
+
+def cuda_problem(
+    device: torch.device,
+    path: Path | None = None,
+    parameters: dict[str, float] | None = None,
+    math: Literal["exact", "fast"] = "exact",
+) -> str | None:
+    """Returns what keeps a device from simulating and how to get it, or None.
+
+    Args:
+        device: the GPU.
+        path: an environment; if it was compiled before for this device's architecture, no nvcc is needed.
+        parameters: constants of its dynamics to replace.
+        math: as for `build_cubin`.
+    """
+    problem = driver_problem() or device_problem(device)
+    if problem is None and find_nvcc() is None:
+        problem = _no_nvcc()
+        if path is not None:
+            flags = compiler_flags(math, architecture(device))
+            key = _key(path, compilation_unit(path, parameters or {}), flags)
+            problem = None if _files(key) else problem
+    return None if problem is None else str(problem)
+
+
+def driver_problem() -> Problem | None:
+    """Returns what is missing to use PyCUDA beside torch: a GPU, torch's own CUDA build, PyCUDA."""
+    if torch.version.cuda is None:
+        got = f"torch {torch.__version__}, built without CUDA"
+        return Problem("simulation on a GPU", "a torch built for CUDA", got, "Install one, or simulate on the CPU")
+    if not torch.cuda.is_available():
+        advice = "Check nvidia-smi and CUDA_VISIBLE_DEVICES, or simulate on the CPU"
+        return Problem("simulation on a GPU", "an NVIDIA GPU with its driver", "none that torch can use", advice)
+    if importlib.util.find_spec("pycuda") is None:
+        advice = "With a CUDA toolkit installed, run: pip install 'reagent-lite[cuda]'; or simulate on the CPU"
+        return Problem("simulation on a GPU", "the Python package pycuda", "it is not installed", advice)
+    return None
+
+
+def device_problem(device: torch.device) -> Problem | None:
+    """Returns why a GPU is too old, or None."""
+    capability = torch.cuda.get_device_capability(device)
+    if capability >= OLDEST:
+        return None
+    return Problem(
+        f"simulation on {device} ({torch.cuda.get_device_name(device)})",
+        "compute capability {}.{} or newer".format(*OLDEST),
+        "{}.{}".format(*capability),
+        "Simulate on the CPU",
+    )
+
+
+def architecture(device: torch.device) -> str:
+    """Returns a GPU's name for nvcc, such as `sm_90`."""
+    return "sm_{}{}".format(*torch.cuda.get_device_capability(device))
+
+
+def _key(path: Path, unit: str, flags: tuple[str, ...]) -> str:
+    # The unit names the file by its place, which does not matter: two checkouts share what they have in common.
+    constants = unit.rpartition("#define ENVIRONMENT_FILE")[0]
+    sources = [text for pair in sorted(read_sources(path).items()) for text in pair]
+    return make_key((path.name, constants, *sources, *flags))
+
+
+def _files(key: str) -> list[Path]:
+    return sorted(cache_folder().glob(f"{key}-*.cubin"), key=lambda file: file.stat().st_mtime)
+
+
+def _newest_suffix(key: str) -> str:
+    """Of the cubins that some nvcc made of a key, the name's end of the newest."""
+    files = _files(key)
+    return files[-1].name[files[-1].name.index(".") :] if files else ".cubin"
+
+
+def _version(nvcc: Path) -> str:
+    answer = subprocess.run([str(nvcc), "--version"], capture_output=True, text=True, check=False).stdout
+    found = re.search(r"\bV(\d+(?:\.\d+)+)", answer)
+    if found is None:
+        got = answer.strip()[:200] or "no answer"
+        raise KernelBuildError(Problem(f"{nvcc} --version", "a version", got, "Reinstall the CUDA toolkit"))
+    return found[1]
+
+
+def _no_nvcc() -> Problem:
+    return Problem(
+        "simulation on a GPU",
+        f"nvcc, or an environment that it compiled before in {cache_folder()}",
+        "neither",
+        "Install the CUDA toolkit and put its nvcc on the PATH or in CUDA_HOME; or set REAGENT_LITE_CACHE to a folder "
+        "that a machine with nvcc and the same kind of GPU filled; or simulate on the CPU",
+    )
+
+
+def _refusal(path: Path, nvcc: Path, arch: str, message: str) -> Problem:
+    if "nsupported gpu architecture" in message:
+        advice = "Install a CUDA toolkit that knows this GPU, or simulate on the CPU"
+        return Problem(str(nvcc), f"a compiler that knows {arch}", f"{message} from nvcc {_version(nvcc)}", advice)
+    return Problem(str(path), "an environment that compiles", f"from nvcc for {arch}:\n{message}\n")

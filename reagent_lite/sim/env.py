@@ -1,0 +1,296 @@
+"""Many environments at once: buffers that are overwritten in place, stepped by a backend."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from reagent_lite.errors import Problem, SimulationError
+from reagent_lite.memory import free_bytes
+from reagent_lite.sim.backend import Backend
+from reagent_lite.sim.calls import ActCall, Call
+
+_ONE = torch.Size((1,))
+# observation [N, S], mask [N, K] or None, features [N, K, F] or None -> q [N, K]
+Policy = Callable[[Tensor, Tensor | None, Tensor | None], Tensor]
+
+
+class VectorEnv:
+    """N environments whose buffers keep their addresses, so that a CUDA graph may hold them.
+
+    Attributes:
+        spec: what is simulated.
+        device: of all buffers.
+        num_envs: N.
+        first_env: global id of the first; an environment's random numbers depend on its global id only.
+        time_limit: steps until truncation.
+        observation: [N, S], what the policy sees next.
+        next_observation: [N, S], where the last transition led.
+        action: [N], taken by `step`.
+        propensity: [N], probability of `action`, written by `act`.
+        reward: [N], of the last transition.
+        ended: [N] uint8, bit 0 terminated, bit 1 truncated.
+        last_return: [N], of the last finished episode.
+        last_length: [N] int32, likewise.
+        step_count: [N] int32, steps done in the running episode.
+        episode: [N] int32, episodes finished.
+        episode_return: [N], of the running episode.
+        mask: [N, K] bool, choices at `observation`; None where all are always allowed.
+        next_mask: [N, K] bool, choices at `next_observation`.
+        features: [N, K, F] of the choices at `observation`; None unless parametric.
+        next_features: [N, K, F], those at `next_observation`.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        num_envs: int,
+        first_env: int = 0,
+        seed: int = 0,
+        stream: int = 0,
+        time_limit: int | None = None,
+        parametric: bool = False,
+    ) -> None:
+        """Allocates the buffers; `reset` starts the environments.
+
+        Args:
+            backend: runs the kernels.
+            num_envs: N.
+            first_env: global id of the first, for environments split over processes.
+            seed: of all random numbers.
+            stream: apart for each use of one seed, such as training and evaluation.
+            time_limit: steps until truncation; None takes the environment's.
+            parametric: whether to keep the features of choices.
+
+        Raises:
+            SimulationError: no environments, too many for the memory, or a time limit below 1.
+        """
+        self.spec = backend.spec
+        self.device = backend.device
+        self.num_envs = num_envs
+        self.first_env = first_env
+        self.time_limit = self.spec.time_limit if time_limit is None else time_limit
+        self._backend = backend
+        self._parametric = parametric
+        self._require_sense()
+        self._allocate()
+        key = {"seed": seed & 0xFFFFFFFF, "stream": stream & 0xFFFFFFFF, "first_env": first_env}
+        self._call = Call(**key, num=num_envs, time_limit=self.time_limit)
+        self._act_call = ActCall(**key, num=num_envs)
+        self._bind()
+
+    @property
+    def terminated(self) -> Tensor:
+        """[N] bool: the episode came to its own end."""
+        return (self.ended & 1).bool()
+
+    @property
+    def truncated(self) -> Tensor:
+        """[N] bool: the time limit cut the episode."""
+        return (self.ended & 2).bool()
+
+    def reset(self) -> None:
+        """Starts episode 0 of every environment."""
+        for tensor in (self.episode, self.next_observation, self.action, self.propensity, self.reward, self.ended):
+            tensor.zero_()
+        for tensor in (self.last_return, self.last_length, self._fault):
+            tensor.zero_()
+        self._backend.reset(self._call)
+
+    def act(self, q: Tensor | None, *, epsilon: Tensor, temperature: float = 0.0) -> None:
+        """Draws `action` and its `propensity`.
+
+        Args:
+            q: [N, K] float32 on the device; None draws uniformly among the allowed choices.
+            epsilon: [1] float32 on the device, probability of a uniform draw where temperature is 0.
+            temperature: above 0, draws from softmax(q / temperature) instead.
+
+        Raises:
+            SimulationError: q or epsilon is of another shape or lies on another device.
+        """
+        call = self._act_call
+        if q is None:
+            call.q = None
+        else:
+            self._require_place("q", q, self._q_shape)
+            self._q = q.float().contiguous()  # kept, for the kernel may not have read it when this returns
+            call.q = self._q.data_ptr()
+        self._require_place("epsilon", epsilon, _ONE)
+        self._epsilon = epsilon.float()
+        call.epsilon = self._epsilon.data_ptr()
+        call.temperature = temperature
+        self._backend.act(call)
+
+    def step(self) -> None:
+        """Takes `action`; where an episode ends, the next one starts in the same step."""
+        self._backend.step(self._call)
+
+    def advance(self) -> None:
+        """Takes `action` as `step` does, without refreshing observations, mask and features: the dynamics alone."""
+        self._backend.step(self._bare_call)
+
+    def observe(self) -> None:
+        """Refreshes `observation`, `mask` and `features` after the state was written from outside."""
+        self._backend.observe(self._call)
+
+    def field(self, name: str) -> Tensor:
+        """Returns a view of one variable of the state, [N], or [n, N] of an array.
+
+        Raises:
+            SimulationError: the environment has no such variable.
+        """
+        row = 0
+        for field in self.spec.fields:
+            if field.name == name:
+                rows = self._state[row : row + field.size].view(field.dtype)
+                return rows[0] if field.size == 1 else rows
+            row += field.size
+        known = ", ".join(field.name for field in self.spec.fields)
+        raise SimulationError(Problem(f"state of {self.spec.name}", f"one of {known}", repr(name)))
+
+    def check(self) -> None:
+        """Reads the error word, which waits for the device.
+
+        Raises:
+            SimulationError: actions were taken that the environment does not have; they were replaced by allowed ones.
+        """
+        count, complement = (word & 0xFFFFFFFF for word in self._fault.tolist())
+        if count == 0:
+            return
+        self._fault.zero_()
+        first = ~complement & 0xFFFFFFFF
+        kind = "allowed actions" if self.spec.has_mask else f"actions from 0 to {self.spec.num_actions - 1}"
+        raise SimulationError(
+            Problem(
+                f"actions of {self.spec.name}",
+                kind,
+                f"{count} that are not, the first environment with one is {first}",
+                "Check the policy or the mask it is given",
+            )
+        )
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Returns copies of all buffers and of what the random numbers depend on."""
+        return {name: tensor.clone() for name, tensor in self._tensors().items()} | {"identity": self._identity()}
+
+    def load_state_dict(self, tensors: dict[str, Tensor]) -> None:
+        """Goes on from where `state_dict` was taken.
+
+        Raises:
+            SimulationError: it was taken from other environments.
+        """
+        identity = self._identity()
+        if not torch.equal(tensors["identity"], identity):
+            raise SimulationError(
+                Problem(
+                    f"state of {self.spec.name}",
+                    f"num_envs, first_env, seed, stream {identity.tolist()}",
+                    str(tensors["identity"].tolist()),
+                    "Resume with the settings that the state was saved with",
+                )
+            )
+        for name, tensor in self._tensors().items():
+            tensor.copy_(tensors[name])
+
+    def _identity(self) -> Tensor:
+        call = self._call
+        return torch.tensor([self.num_envs, self.first_env, call.seed, call.stream])
+
+    def _tensors(self) -> dict[str, Tensor]:
+        names = ["step_count", "episode", "episode_return", "observation", "next_observation", "action", "propensity"]
+        names += ["reward", "ended", "last_return", "last_length"]
+        names += ["mask", "next_mask"] if self.spec.has_mask else []
+        names += ["features", "next_features"] if self._own_features else []
+        return {name: getattr(self, name) for name in names} | {"state": self._state, "fault": self._fault}
+
+    @property
+    def _own_features(self) -> bool:
+        return self._parametric and self.spec.candidates
+
+    def _require_place(self, name: str, tensor: Tensor, shape: torch.Size) -> None:
+        if tensor.shape != shape or tensor.device != self.device:
+            raise SimulationError(
+                Problem(
+                    f"{name} of {self.spec.name}",
+                    f"a tensor of {list(shape)} on {self.device}",
+                    f"{list(tensor.shape)} on {tensor.device}",
+                )
+            )
+
+    def _require_sense(self) -> None:
+        if self.num_envs < 1:
+            raise SimulationError(Problem("simulation.num_envs", "at least 1 environment", str(self.num_envs)))
+        if self.time_limit < 1:
+            raise SimulationError(Problem("simulation.time_limit", "at least 1 step", str(self.time_limit)))
+        if not 0 <= self.first_env <= 2**32 - self.num_envs:
+            raise SimulationError(Problem("first_env", "global ids from 0 to 2^32 - 1", str(self.first_env)))
+        if self.num_envs >= 2**31:
+            raise SimulationError(Problem("simulation.num_envs", "fewer than 2^31 environments", str(self.num_envs)))
+        need = self.num_envs * self.bytes_per_env
+        free = free_bytes(self.device)
+        if need > free:
+            raise SimulationError(
+                Problem(
+                    "simulation.num_envs",
+                    f"environments that fit into the {free / 2**30:.1f} GiB free on {self.device}",
+                    f"{self.num_envs}, which need {need / 2**30:.1f} GiB",
+                    f"At most {free // self.bytes_per_env} fit",
+                )
+            )
+
+    @property
+    def bytes_per_env(self) -> int:
+        """Bytes of buffers that one environment takes."""
+        spec = self.spec
+        words = spec.state_words + 2 * spec.observation_size + 7
+        masks = 2 * spec.num_actions if spec.has_mask else 0
+        features = 8 * spec.num_actions * spec.action_feature_size if self._own_features else 0
+        return 4 * words + spec.action_bytes + 1 + masks + features
+
+    def _allocate(self) -> None:
+        spec, num = self.spec, self.num_envs
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=self.device)
+
+        self._q_shape = torch.Size((num, spec.num_actions))
+        self._state = zeros(spec.state_words, num, dtype=torch.int32)
+        self._fault = zeros(2, dtype=torch.int32)
+        self.step_count = zeros(num, dtype=torch.int32)
+        self.episode = zeros(num, dtype=torch.int32)
+        self.episode_return = zeros(num)
+        self.observation = zeros(num, spec.observation_size)
+        self.next_observation = zeros(num, spec.observation_size)
+        self.action = zeros(num, dtype=spec.action_dtype)
+        self.propensity = zeros(num)
+        self.reward = zeros(num)
+        self.ended = zeros(num, dtype=torch.uint8)
+        self.last_return = zeros(num)
+        self.last_length = zeros(num, dtype=torch.int32)
+        self.mask: Tensor | None = None
+        self.next_mask: Tensor | None = None
+        self.features: Tensor | None = None
+        self.next_features: Tensor | None = None
+        if spec.has_mask:
+            self.mask = zeros(num, spec.num_actions, dtype=torch.bool)
+            self.next_mask = zeros(num, spec.num_actions, dtype=torch.bool)
+        if self._own_features:
+            self.features = zeros(num, spec.num_actions, spec.action_feature_size)
+            self.next_features = torch.zeros_like(self.features)
+        elif self._parametric:
+            fixed = torch.tensor(spec.action_features, device=self.device)
+            self.features = self.next_features = fixed.expand(num, -1, -1)
+
+    def _bind(self) -> None:
+        """Writes the buffers' addresses into the calls, once."""
+        outputs = self._tensors()
+        for name, *_ in Call._fields_:
+            if name in outputs:
+                setattr(self._call, name, outputs[name].data_ptr())
+        for name, *_ in ActCall._fields_:
+            if name in outputs:
+                setattr(self._act_call, name, outputs[name].data_ptr())
+        self._bare_call = Call.from_buffer_copy(self._call)
+        for name in ("observation", "next_observation", "mask", "next_mask", "features", "next_features"):
+            setattr(self._bare_call, name, None)

@@ -1,0 +1,327 @@
+"""Whole episodes of a policy, in the order of their starts.
+
+ environments ─► rounds on the device ─► rounds held on the host ─► episodes that are over, in order ─► blocks
+
+Environments play on and on. Episodes are ordered by (round in which they start, number of their environment), and the
+first so many in this order are taken: a number of episodes, or as few as cover a number of rows. Taking those that end
+first would favour short ones. What an episode will be does not depend on what was played before it starts, so the first
+n in this order are n independent episodes. With a number of rows the last one taken is the one that crosses it, which
+is likelier a long one: means are off by the order of one episode in all.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from reagent_lite.errors import Problem, SimulationError
+from reagent_lite.memory import free_bytes
+from reagent_lite.sim.env import Policy, VectorEnv
+
+BLOCK_ROWS = 1 << 15
+_MOST_ROUNDS = 256
+
+Array = NDArray[Any]
+Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Episodes:
+    """E whole episodes one after the other, R rows.
+
+    Attributes:
+        env: [E] global number of the environment.
+        number: [E] of the episode in its environment, from 0.
+        lengths: [E] rows.
+        terminal: [E] whether it came to its own end; else the time limit cut it.
+        state: [R, S].
+        action: [R] index of the choice taken.
+        reward, propensity: [R].
+        mask: [R, K] the choices that were there; None where all always are.
+        features: [R, K, F] of candidates that differ from step to step; else None.
+        last_state: [E, S] where the last row led.
+        last_mask, last_features: [E, K] and [E, K, F], the choices there.
+    """
+
+    env: Ints
+    number: Ints
+    lengths: Ints
+    terminal: Flags
+    state: NDArray[np.float32]
+    action: Ints
+    reward: NDArray[np.float32]
+    propensity: NDArray[np.float32]
+    mask: Flags | None
+    features: NDArray[np.float32] | None
+    last_state: NDArray[np.float32]
+    last_mask: Flags | None
+    last_features: NDArray[np.float32] | None
+
+    @property
+    def returns(self) -> NDArray[np.float64]:
+        """[E] sums of rewards."""
+        sums: NDArray[np.float64] = np.add.reduceat(
+            self.reward.astype(np.float64), self.lengths.cumsum() - self.lengths
+        )
+        return sums
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Amount:
+    """How much is wanted: one of both."""
+
+    rows: int | None = None
+    episodes: int | None = None
+
+    @property
+    def most_envs(self) -> int:
+        """Environments of which every one's first episode may be taken: more would play for nothing."""
+        return self.rows or self.episodes or 0
+
+    def of(self, lengths: Ints) -> tuple[int, bool]:
+        """Returns how many of the first episodes to take, and whether they are enough."""
+        if self.episodes is not None:
+            return min(len(lengths), self.episodes), len(lengths) >= self.episodes
+        rows = self.rows or 0
+        count = int(np.searchsorted(lengths.cumsum(), rows)) + 1
+        return min(count, len(lengths)), count <= len(lengths)
+
+    def less(self, rows: int, episodes: int) -> "Amount":
+        """Returns what is wanted after so many."""
+        return Amount(
+            rows=None if self.rows is None else self.rows - rows,
+            episodes=None if self.episodes is None else self.episodes - episodes,
+        )
+
+
+@torch.no_grad()
+def whole_episodes(
+    env: VectorEnv, policy: Policy | None, amount: Amount, *, epsilon: float, temperature: float
+) -> Iterator[Episodes]:
+    """Plays from a fresh start and yields episodes in the order of their starts, in blocks of some BLOCK_ROWS rows.
+
+    Memory holds the rounds from the start of the oldest episode that is not over.
+
+    Args:
+        env: reset here.
+        policy: values of the choices; None draws uniformly.
+        amount: how many.
+        epsilon: share of uniform draws.
+        temperature: above 0 draws from softmax(q / temperature) instead.
+
+    Raises:
+        SimulationError: when the environment was given an action it does not have, or memory does not suffice.
+    """
+    env.reset()
+    chunk, held, episodes = _Chunk(env), _Held(env.num_envs), _EpisodeList(env.num_envs, env.first_env)
+    exploration = torch.tensor([epsilon], device=env.device)
+    while True:
+        for step in range(chunk.rounds):
+            chunk.before(step)
+            q = None if policy is None else policy(env.observation, env.mask, env.features)
+            env.act(q, epsilon=exploration, temperature=temperature)
+            env.step()
+            chunk.after(step)
+        env.check()
+        rows, ends = chunk.on_host()
+        episodes.add(held.stop, ends)
+        held.add(rows)
+        lengths = episodes.lengths
+        count, enough = amount.of(lengths)
+        stop = 0
+        for begin, stop in _blocks(lengths[:count], last=enough):
+            yield episodes.gather(begin, stop, held)
+        if enough:
+            return
+        amount = amount.less(int(lengths[:stop].sum()), stop)
+        episodes.drop(stop)
+        held.drop(int(episodes.start[0]))
+
+
+def _blocks(lengths: Ints, *, last: bool) -> Iterator[tuple[int, int]]:
+    """Yields [begin, stop) of episodes with BLOCK_ROWS rows at most, one at least; a small rest only at the last."""
+    cumulative = lengths.cumsum()
+    begin, taken = 0, 0
+    while begin < len(lengths):
+        stop = max(begin + 1, int(np.searchsorted(cumulative, taken + BLOCK_ROWS, "right")))
+        if stop == len(lengths) and not last and cumulative[-1] - taken < BLOCK_ROWS:
+            return
+        yield begin, stop
+        begin, taken = stop, int(cumulative[stop - 1])
+
+
+class _Chunk:
+    """What is recorded of some rounds: tensors [rounds, N, ...] on the device."""
+
+    def __init__(self, env: VectorEnv) -> None:
+        self.rounds = min(max(BLOCK_ROWS // env.num_envs, 1), _MOST_ROUNDS)
+        self._before = {"state": env.observation}
+        self._after = {"action": env.action, "propensity": env.propensity, "reward": env.reward}
+        self._ends = {"ended": env.ended, "last_state": env.next_observation}
+        if env.mask is not None and env.next_mask is not None:
+            self._before["mask"], self._ends["last_mask"] = env.mask, env.next_mask
+        if env.spec.candidates and env.features is not None and env.next_features is not None:
+            self._before["features"], self._ends["last_features"] = env.features, env.next_features
+        every = self._before | self._after | self._ends
+        self._kept = {name: tensor.new_empty(self.rounds, *tensor.shape) for name, tensor in every.items()}
+
+    def before(self, step: int) -> None:
+        """Notes what the policy sees."""
+        self._note(step, self._before)
+
+    def after(self, step: int) -> None:
+        """Notes what was done and where it led."""
+        self._note(step, self._after | self._ends)
+
+    def _note(self, step: int, tensors: dict[str, Tensor]) -> None:
+        for name, tensor in tensors.items():
+            self._kept[name][step].copy_(tensor)
+
+    def on_host(self) -> tuple[dict[str, Array], dict[str, Array]]:
+        """Returns what every row has, and what ends have, by name."""
+        kept = {name: tensor.cpu().numpy() for name, tensor in self._kept.items()}
+        return {name: kept[name] for name in self._before | self._after}, {name: kept[name] for name in self._ends}
+
+
+class _Held:
+    """Rows on the host by round: arrays [rounds, N, ...], of rounds `first` to `stop`."""
+
+    def __init__(self, num_envs: int) -> None:
+        self._num_envs = num_envs
+        self._rows: dict[str, Array] = {}
+        self._begin = self._end = 0  # the rounds held, as places in the arrays
+        self.stop = 0
+
+    def add(self, rows: dict[str, Array]) -> None:
+        """Appends rounds."""
+        rounds = len(rows["action"])
+        self._make_room(rows, rounds)
+        for name, values in rows.items():
+            self._rows[name][self._end : self._end + rounds] = values
+        self._end += rounds
+        self.stop += rounds
+
+    def drop(self, first: int) -> None:
+        """Forgets the rounds before `first`."""
+        self._begin = self._end - (self.stop - first)
+
+    def take(self, rounds: Ints, envs: Ints) -> dict[str, Array]:
+        """Returns rows by round and environment, by name."""
+        place = (rounds - self.stop + self._end) * self._num_envs + envs
+        return {name: values.reshape(-1, *values.shape[2:])[place] for name, values in self._rows.items()}
+
+    def _make_room(self, rows: dict[str, Array], rounds: int) -> None:
+        held = self._end - self._begin
+        capacity = len(self._rows["action"]) if self._rows else 0
+        if self._end + rounds <= capacity:
+            return
+        if 2 * (held + rounds) <= capacity:  # moved once in so many rounds as are held
+            for values in self._rows.values():
+                values[:held] = values[self._begin : self._end]
+        else:
+            capacity = 2 * (held + rounds)
+            self._require_memory(sum(values[0].nbytes for values in rows.values()) * capacity)
+            for name, values in rows.items():
+                grown = np.empty((capacity, *values.shape[1:]), values.dtype)
+                if held:
+                    grown[:held] = self._rows[name][self._begin : self._end]
+                self._rows[name] = grown
+        self._begin, self._end = 0, held
+
+    def _require_memory(self, need: int) -> None:
+        free = free_bytes(torch.device("cpu"))
+        if need > free:
+            raise SimulationError(
+                Problem("num_envs", f"episodes that fit into the {free / 2**30:.1f} GiB free while they are played",
+                        f"{self._num_envs} environments, which need {need / 2**30:.1f} GiB",
+                        "Lower num_envs, or time_limit")
+            )  # fmt: skip
+
+
+class _EpisodeList:
+    """Episodes that have started and are not taken yet, in the order of their starts: (round, environment).
+
+    Attributes:
+        start: [L] first round.
+    """
+
+    def __init__(self, num_envs: int, first_env: int) -> None:
+        self._first_env = first_env
+        self._env = np.arange(num_envs)
+        self._number = np.zeros(num_envs, np.int64)
+        self.start = np.zeros(num_envs, np.int64)
+        self._stop = np.full(num_envs, -1)  # round after the last; -1 while it is played
+        self._ends: dict[str, Array] = {}  # [L, ...]
+        self._playing = np.arange(num_envs)  # [N] the episode each environment plays
+
+    @property
+    def lengths(self) -> Ints:
+        """Lengths of the first episodes, up to the first that is not over."""
+        over = self._stop >= 0
+        count = len(over) if over.all() else int(over.argmin())
+        return self._stop[:count] - self.start[:count]
+
+    def add(self, first_round: int, ends: dict[str, Array]) -> None:
+        """Ends episodes and starts the next ones.
+
+        Args:
+            first_round: of the chunk.
+            ends: what `_Chunk` recorded of ends, [T, N, ...].
+        """
+        rounds, envs = np.nonzero(ends["ended"])
+        known, count = len(self._env), len(envs)
+        # what ends is the environment's episode before: one that started in this chunk, or the one it was playing
+        by_env = np.argsort(envs, kind="stable")
+        same = np.diff(envs[by_env], prepend=-1) == 0
+        ended, number = np.empty((2, count), np.int64)
+        ended[by_env] = np.where(same, known + np.roll(by_env, 1), self._playing[envs[by_env]])
+        place = np.arange(count)
+        rank = place - np.maximum.accumulate(np.where(same, 0, place))
+        number[by_env] = self._number[self._playing[envs[by_env]]] + 1 + rank
+        self._playing[envs] = known + place  # the last of an environment's stays
+        self._env = np.concatenate((self._env, envs))
+        self._number = np.concatenate((self._number, number))
+        self.start = np.concatenate((self.start, first_round + rounds + 1))
+        self._stop = np.concatenate((self._stop, np.full(count, -1)))
+        self._stop[ended] = first_round + rounds + 1
+        for name, values in ends.items():
+            grown = np.zeros((len(self._env), *values.shape[2:]), values.dtype)
+            grown[:known] = self._ends.get(name, 0)
+            grown[ended] = values[rounds, envs]
+            self._ends[name] = grown
+
+    def gather(self, begin: int, stop: int, held: _Held) -> Episodes:
+        """Returns some of the episodes that are over, with their rows."""
+        lengths = self.lengths[begin:stop]
+        starts = lengths.cumsum() - lengths
+        within = np.arange(lengths.sum()) - np.repeat(starts, lengths)
+        env = self._env[begin:stop]
+        rows = held.take(np.repeat(self.start[begin:stop], lengths) + within, np.repeat(env, lengths))
+        ends = {name: values[begin:stop] for name, values in self._ends.items()}
+        return Episodes(
+            env=self._first_env + env,
+            number=self._number[begin:stop],
+            lengths=lengths,
+            terminal=ends["ended"] == 1,
+            state=rows["state"],
+            action=rows["action"].astype(np.int64),
+            reward=rows["reward"],
+            propensity=rows["propensity"],
+            mask=rows.get("mask"),
+            features=rows.get("features"),
+            last_state=ends["last_state"],
+            last_mask=ends.get("last_mask"),
+            last_features=ends.get("last_features"),
+        )
+
+    def drop(self, count: int) -> None:
+        """Forgets the first episodes, which are over."""
+        self._env, self._number = self._env[count:], self._number[count:]
+        self.start, self._stop = self.start[count:], self._stop[count:]
+        self._ends = {name: values[count:] for name, values in self._ends.items()}
+        self._playing -= count

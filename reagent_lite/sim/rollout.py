@@ -1,0 +1,296 @@
+"""Experience from environments: act, step, store; and batches from what is stored.
+
+ policy ─► act ─► step ─► replay ring ─► sample ─► TransitionBatch
+   ▲ observation   └► episodes' returns
+
+Every rank has its own environments, numbered through over all ranks, and its own ring.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from reagent_lite.sim.env import Policy, VectorEnv
+from reagent_lite.types import TransitionBatch
+
+Step = Callable[[], None]
+
+
+class Sample(Protocol):
+    """Rows drawn from a ring, and where they lie in it."""
+
+    @property
+    def batch(self) -> TransitionBatch:
+        """The rows with raw features; weights are importance weights over the number of rows."""
+        ...
+
+    @property
+    def index(self) -> Tensor:
+        """[B] places in the ring."""
+        ...
+
+
+class Ring(Protocol):
+    """Transitions of the last steps of every environment; data/replay.py has it."""
+
+    def write(
+        self,
+        *,
+        observation: Tensor,
+        action: Tensor,
+        reward: Tensor,
+        terminated: Tensor,
+        truncated: Tensor,
+        next_observation: Tensor,
+        propensity: Tensor,
+        mask: Tensor | None,
+        next_mask: Tensor | None,
+        features: Tensor | None,
+        next_features: Tensor | None,
+    ) -> None:
+        """Stores one step of every environment."""
+        ...
+
+    def sample(self, rows: int, *, beta: Tensor | float) -> Sample:
+        """Draws rows."""
+        ...
+
+    def update_priorities(self, index: Tensor, error: Tensor) -> None:
+        """Notes how wrong rows were."""
+        ...
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Everything stored."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Continues from what was stored."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exploration:
+    """How actions are drawn while learning.
+
+    Attributes:
+        start, end: share of uniform draws before and after the decay.
+        decay_steps: environment steps of all ranks over which it falls linearly.
+        temperature: above 0 draws from softmax(q / temperature) instead.
+    """
+
+    start: float
+    end: float
+    decay_steps: int
+    temperature: float = 0.0
+
+    def epsilon(self, steps: int) -> float:
+        """Returns the share of uniform draws after so many environment steps of learning."""
+        return self.start + (self.end - self.start) * min(steps / self.decay_steps, 1.0)
+
+
+class Rollout:
+    """A policy in environments.
+
+    Args:
+        env: this rank's environments; started here.
+        policy: values of the choices on the environments' device.
+        ring: where transitions go.
+        device: of the ring; environments may run elsewhere.
+        temperature: of the softmax policy; 0 for epsilon-greedy.
+        capture: turns a step on fixed buffers into one that is replayed on the device.
+    """
+
+    def __init__(
+        self,
+        env: VectorEnv,
+        policy: Policy,
+        ring: Ring,
+        *,
+        device: torch.device,
+        temperature: float = 0.0,
+        capture: Callable[[Step], Step] = lambda step: step,
+    ) -> None:
+        self.env = env
+        self._device = device
+        self._policy, self._ring, self._temperature = policy, ring, temperature
+        self._epsilon = torch.ones(1, device=env.device)
+        self._finished = torch.zeros(3, dtype=torch.float64, device=env.device)
+        env.reset()
+        # what the policy saw: a step overwrites it before the transition is complete
+        self._seen = tuple(None if t is None else t.clone() for t in self._choices())
+        self._informed = capture(lambda: self._step(informed=True))
+
+    def explore(self, epsilon: float) -> None:
+        """Sets the share of uniform draws."""
+        self._epsilon.fill_(epsilon)
+
+    def run(self, steps: int, *, informed: bool = True) -> None:
+        """Takes steps in every environment.
+
+        Args:
+            steps: of each.
+            informed: act by the policy; false draws uniformly.
+        """
+        for _ in range(steps):
+            if informed:
+                self._informed()
+            else:
+                self._step(informed=False)
+
+    def finished(self) -> Tensor:
+        """Returns [3] float64 and starts anew: episodes ended, the sum of their returns, the sum of their lengths.
+
+        Raises:
+            SimulationError: when an environment was given an action it does not have.
+        """
+        self.env.check()
+        totals = self._finished.clone()
+        self._finished.zero_()
+        return totals
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Returns the environments' state."""
+        return self.env.state_dict()
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Continues in the middle of the saved episodes."""
+        self.env.load_state_dict(state)
+
+    def _choices(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        env = self.env
+        # features that all rows share need no copy of their own
+        return env.observation, env.mask, env.features if env.spec.candidates else None
+
+    @torch.no_grad()
+    def _step(self, *, informed: bool) -> None:
+        env = self.env
+        for kept, now in zip(self._seen, self._choices(), strict=True):
+            if kept is not None and now is not None:
+                kept.copy_(now)
+        q = self._policy(env.observation, env.mask, env.features) if informed else None
+        env.act(q, epsilon=self._epsilon, temperature=self._temperature if informed else 0.0)
+        env.step()
+        observation, mask, features = self._seen
+        assert observation is not None
+
+        def home(tensor: Tensor) -> Tensor:
+            return tensor.to(self._device)
+
+        self._ring.write(
+            observation=home(observation),
+            action=home(env.action),
+            reward=home(env.reward),
+            terminated=home(env.terminated),
+            truncated=home(env.truncated),
+            next_observation=home(env.next_observation),
+            propensity=home(env.propensity),
+            mask=None if mask is None else home(mask),
+            next_mask=None if env.next_mask is None else home(env.next_mask),
+            features=None if features is None else home(features),
+            next_features=home(env.next_features) if features is not None and env.next_features is not None else None,
+        )
+        over = env.ended != 0
+        self._finished += torch.stack(
+            (over.sum().double(), (env.last_return * over).sum().double(), (env.last_length * over).sum().double())
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cadence:
+    """When environments step and when the learner does.
+
+    Attributes:
+        num_envs: over all ranks.
+        warmup: steps of every environment by uniform draws before learning.
+        steps: of every environment in a rollout.
+        updates: optimizer steps after each rollout.
+        minibatches: of an optimizer step.
+        num_updates: optimizer steps of the run.
+        beta: exponent of importance weights at the start; 1 at the end.
+    """
+
+    num_envs: int
+    warmup: int
+    steps: int
+    updates: int
+    minibatches: int
+    num_updates: int
+    beta: float
+
+    def env_steps(self, step: int) -> int:
+        """Returns the environment steps of all ranks before optimizer step `step`, without the warm-up."""
+        return (step // self.updates) * self.steps * self.num_envs
+
+
+class RolloutSource:
+    """Batches of simulated transitions for this rank.
+
+    Args:
+        rollout: collects them.
+        ring: keeps them.
+        exploration: share of uniform draws over time.
+        cadence: when to collect.
+        rows: of a minibatch of this rank.
+        scale: what a ring's weights, importance over rows, are multiplied by to be shares of an optimizer step's loss.
+        transform: raw features to what the network reads.
+    """
+
+    def __init__(
+        self,
+        rollout: Rollout,
+        ring: Ring,
+        exploration: Exploration,
+        cadence: Cadence,
+        *,
+        rows: int,
+        scale: float,
+        transform: Callable[[TransitionBatch, float], TransitionBatch],
+        device: torch.device,
+    ) -> None:
+        self.rollout = rollout
+        self._ring, self._exploration, self._cadence = ring, exploration, cadence
+        self._rows, self._scale, self._transform = rows, scale, transform
+        self._beta = torch.full((1,), cadence.beta, device=device)
+        self._index = torch.empty(0, dtype=torch.int64)
+        self._step = 0
+        self._warm = False
+
+    def collect(self, step: int) -> None:
+        """Collects what optimizer step `step` may learn from."""
+        cadence, self._step = self._cadence, step
+        if not self._warm:
+            self.rollout.run(cadence.warmup, informed=False)
+            self._warm = True
+        if step % cadence.updates == 0:
+            self.rollout.explore(self._exploration.epsilon(cadence.env_steps(step)))
+            self.rollout.run(cadence.steps)
+        self._beta.fill_(cadence.beta + (1 - cadence.beta) * step / max(cadence.num_updates, 1))
+
+    def __next__(self) -> TransitionBatch:
+        drawn = self._ring.sample(self._rows, beta=self._beta)
+        self._index = drawn.index
+        return self._transform(drawn.batch, self._scale)
+
+    def learned(self, row_losses: Tensor) -> None:
+        """Sets priorities: the square root of a row's loss, which is |TD error| for a squared one."""
+        self._ring.update_priorities(self._index, row_losses.sqrt())
+
+    @property
+    def env_steps(self) -> int:
+        """Environment steps of all ranks so far, warm-up included."""
+        cadence = self._cadence
+        return cadence.warmup * cadence.num_envs + cadence.env_steps(self._step + cadence.updates)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns ring, environments and the number of the next optimizer step."""
+        parts = {"ring": self._ring.state_dict(), "env": self.rollout.state_dict()}
+        return {"step": self._step, "warm": self._warm, **parts}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues where a run was."""
+        self._step, self._warm = int(state["step"]), bool(state["warm"])
+        self._ring.load_state_dict(state["ring"])
+        self.rollout.load_state_dict(state["env"])

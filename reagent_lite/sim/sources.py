@@ -1,0 +1,138 @@
+"""Kernel sources: where they lie, which environments there are, and the text that is compiled.
+
+name or path ──find_environment──► file ┬─read_sources──────► every text it is built from, for the cache's key
+                                        └─compilation_unit──► the few lines that a compiler is given
+"""
+
+import difflib
+import math
+import os
+import re
+import sys
+from pathlib import Path
+
+import numpy
+
+from reagent_lite.errors import Problem, SimulationError
+
+_CHECKOUT = Path(__file__).resolve().parents[2] / "kernels"
+_INSTALLED = Path(sys.prefix).resolve() / "share" / "reagent-lite" / "kernels"
+KERNELS = _CHECKOUT if _CHECKOUT.is_dir() else _INSTALLED
+_MACHINERY = ("port.cuh", "philox.cuh", "env.cuh")  # and the folder core, which env.cuh includes
+_INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
+
+
+def known_environments() -> tuple[str, ...]:
+    """Returns the names of the environments that come with the package."""
+    return tuple(sorted(file.stem for file in KERNELS.glob("*.cuh") if file.name not in _MACHINERY))
+
+
+def find_environment(name_or_path: str) -> Path:
+    """Returns the file of an environment, named as one of ours or by the path of a `.cuh` file.
+
+    Raises:
+        SimulationError: there is none; names the known ones and the nearest.
+    """
+    if "/" in name_or_path or name_or_path.endswith(".cuh"):
+        file = Path(name_or_path).expanduser().resolve()
+        if file.is_file():
+            return file
+        raise SimulationError(
+            Problem("simulation.env", "a .cuh file", f"{name_or_path!r}, and there is no file {file}", "Check the path")
+        )
+    known = known_environments()
+    if name_or_path in known:
+        return KERNELS / f"{name_or_path}.cuh"
+    near = difflib.get_close_matches(_plain(name_or_path), known, n=1, cutoff=0.5)
+    hint = f"Did you mean {near[0]!r}? " if near else ""
+    raise SimulationError(
+        Problem(
+            "simulation.env",
+            f"one of {', '.join(known)}",
+            repr(name_or_path),
+            f"{hint}An environment of your own is named by the path of its .cuh file",
+        )
+    )
+
+
+def _plain(name: str) -> str:
+    """A name as ours are written: MountainCar-v0 -> mountain_car_v0, CartPole-v1 -> cartpole_v1."""
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().replace("-", "_")
+    return words.replace("cart_pole", "cartpole")
+
+
+def read_sources(environment: Path) -> dict[str, str]:
+    """Returns the text of every file that an environment is compiled from, by its place among ours or in its own folder.
+
+    Followed are `#include "..."` of files that lie beside the including file or among our kernels.
+
+    Raises:
+        SimulationError: a file cannot be read as text.
+    """
+    texts: dict[str, str] = {}
+    waiting = [KERNELS / "env.cuh", environment]
+    while waiting:
+        file = waiting.pop()
+        ours = file.is_relative_to(KERNELS)
+        name = str(file.relative_to(KERNELS)) if ours else f"./{os.path.relpath(file, environment.parent)}"
+        if name in texts:
+            continue
+        try:
+            texts[name] = file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise SimulationError(
+                Problem(str(file), "readable source text", str(error), "Check the file's permissions and encoding")
+            ) from error
+        for included in _INCLUDE.findall(texts[name]):
+            places = (file.parent / included, KERNELS / included)
+            waiting += [place.resolve() for place in places if place.is_file()][:1]
+    return texts
+
+
+def compilation_unit(environment: Path, parameters: dict[str, float]) -> str:
+    """Returns the source that a compiler is given: constants in force, and the environment's file.
+
+    Args:
+        environment: its file; KERNELS must be among the compiler's include folders.
+        parameters: constants of the dynamics that replace the file's own.
+
+    Raises:
+        SimulationError: a parameter is no finite float32.
+    """
+    lines = []
+    named = sorted((name, value) for name, value in parameters.items() if name.isidentifier())  # others are unknown
+    if named:
+        entries = "".join(f'{{"{name}", {_literal(name, value)}}}, ' for name, value in named)
+        lines.append(f"#define PARAMETER_OVERRIDES {entries}")
+    lines.append(f'#define ENVIRONMENT_FILE "{environment}"')
+    lines.append('#include "env.cuh"\n')
+    return "\n".join(lines)
+
+
+def _literal(name: str, value: float) -> str:
+    with numpy.errstate(over="ignore"):
+        number = float(numpy.float32(value))
+    if not math.isfinite(number):
+        raise SimulationError(Problem(f"simulation.env_parameters.{name}", "a finite number", str(value)))
+    return f"{number!r}f"
+
+
+def require_parameters(given: dict[str, float], known: dict[str, float], environment: str) -> None:
+    """Refuses parameters that the environment does not have.
+
+    Raises:
+        SimulationError: one per unknown name, with the known ones.
+    """
+    problems = []
+    for name in sorted(set(given) - set(known)):
+        near = difflib.get_close_matches(name, known, n=1)
+        problems.append(
+            Problem(
+                "simulation.env_parameters",
+                f"parameters of {environment}: {', '.join(known) or 'it has none'}",
+                repr(name),
+                f"Did you mean {near[0]!r}?" if near else "",
+            )
+        )
+    if problems:
+        raise SimulationError(problems)

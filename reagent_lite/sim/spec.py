@@ -1,0 +1,103 @@
+"""What a compiled environment says of itself."""
+
+import json
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A variable of an environment's state.
+
+    Attributes:
+        name: as in the kernel's STATE list.
+        kind: type of its 4-byte words.
+        size: words; above 1 for an array.
+    """
+
+    name: str
+    kind: Literal["float", "int", "unsigned"]
+    size: int
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """How torch reads the words; unsigned ones are read as signed."""
+        return torch.float32 if self.kind == "float" else torch.int32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvSpec:
+    """Shapes and names of an environment.
+
+    Attributes:
+        name: of the environment, the stem of its file.
+        num_actions: K, or the most candidates a step offers.
+        observation_size: S.
+        time_limit: steps until truncation where the config gives no other.
+        action_feature_size: F, features of a choice for parametric learning.
+        candidates: whether choices and their features differ from step to step.
+        masked: whether fixed actions may be forbidden in some states.
+        action_bytes: width of an action id, 1 or 4.
+        action_names: of fixed actions, in order.
+        parameters: constants of the dynamics in force.
+        fields: the state's variables in memory order.
+        action_features: [K][F] of fixed actions; empty with candidates.
+    """
+
+    name: str
+    num_actions: int
+    observation_size: int
+    time_limit: int
+    action_feature_size: int
+    candidates: bool
+    masked: bool
+    action_bytes: int
+    action_names: tuple[str, ...]
+    parameters: dict[str, float]
+    fields: tuple[Field, ...]
+    action_features: tuple[tuple[float, ...], ...]
+
+    @classmethod
+    def parse(cls, name: str, description: str) -> Self:
+        """Reads the JSON a compiled environment carries; parameters and action features may follow by `measured`."""
+        tree: dict[str, Any] = json.loads(description)
+        return cls(
+            name=name,
+            num_actions=tree["num_actions"],
+            observation_size=tree["observation_size"],
+            time_limit=tree["time_limit"],
+            action_feature_size=tree["action_feature_size"],
+            candidates=tree["candidates"],
+            masked=tree["masked"],
+            action_bytes=tree["action_bytes"],
+            action_names=tuple(tree["action_names"]) or tuple(map(str, range(tree["num_actions"]))),
+            parameters=dict.fromkeys(tree["parameters"], 0.0),
+            fields=tuple(Field(*field) for field in tree["state"]),
+            action_features=(),
+        )
+
+    def measured(self, parameters: list[float], action_features: list[float]) -> Self:
+        """Returns the spec with the numbers that the kernel computed: parameters in order, features [K * F]."""
+        size = self.action_feature_size
+        rows = () if self.candidates else tuple(
+            tuple(action_features[i * size : (i + 1) * size]) for i in range(self.num_actions)
+        )  # fmt: skip
+        named = dict(zip(self.parameters, parameters, strict=True))
+        return replace(self, parameters=named, action_features=rows)
+
+    @property
+    def state_words(self) -> int:
+        """4-byte words of one environment's state."""
+        return sum(field.size for field in self.fields)
+
+    @property
+    def action_dtype(self) -> torch.dtype:
+        """How action ids are stored."""
+        return torch.uint8 if self.action_bytes == 1 else torch.int32
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether some choices may be closed at some steps."""
+        return self.candidates or self.masked

@@ -1,0 +1,113 @@
+"""CartPole steps per second against Gymnasium's vectorised CartPole, EnvPool, and a memory copy.
+
+Rounds alternate; figures are medians. EnvPool lives in an environment of its own, made under outputs/ when it is absent.
+
+    python -m tests.benchmarks.simulation
+"""
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+import venv
+from collections.abc import Callable
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import torch
+
+from reagent_lite.sim.backend import open_backend
+from reagent_lite.sim.env import VectorEnv
+
+ROUNDS, SECONDS = 5, 0.5
+LARGE, SMALL = 262_144, 1024
+BYTES = 42  # state read and written, action, reward, how it ended, step count
+PEERS = Path("outputs/peers")
+
+ENVPOOL = f"""
+import time, warnings, numpy
+warnings.simplefilter("ignore")
+import envpool
+env = envpool.make("CartPole-v1", env_type="gymnasium", num_envs={SMALL}, num_threads={torch.get_num_threads()})
+env.reset()
+action = numpy.random.default_rng(0).integers(0, 2, {SMALL}).astype(numpy.int32)
+env.step(action)
+start, count = time.perf_counter(), 0
+while time.perf_counter() - start < {SECONDS}:
+    env.step(action)
+    count += {SMALL}
+print(count / (time.perf_counter() - start))
+"""
+
+
+def rate(work: Callable[[], object], units: int) -> float:
+    work()
+    start, count = time.perf_counter(), 0
+    while time.perf_counter() - start < SECONDS:
+        work()
+        count += units
+    return count / (time.perf_counter() - start)
+
+
+def ours(num: int) -> VectorEnv:
+    backend = open_backend("cartpole_v1", backend="cpu", device=torch.device("cpu"), parameters={}, math="exact")
+    env = VectorEnv(backend, num_envs=num)
+    env.reset()
+    env.act(None, epsilon=torch.ones(1))
+    return env
+
+
+def theirs(num: int) -> Callable[[], object]:
+    env = gymnasium.make_vec("CartPole-v1", num_envs=num, vectorization_mode="vector_entry_point")
+    env.reset(seed=0)
+    action = np.random.default_rng(0).integers(0, 2, num)
+    return lambda: env.step(action)
+
+
+def peers() -> str | None:
+    """The interpreter of an environment that has EnvPool, or None where it cannot be had."""
+    python = PEERS / "bin" / "python"
+    if not python.exists():
+        venv.create(PEERS, with_pip=True)
+        done = subprocess.run([python, "-m", "pip", "install", "--quiet", "envpool", "gymnasium"], check=False)
+        if done.returncode:
+            print("EnvPool could not be installed: left out", file=sys.stderr)
+            return None
+    return str(python)
+
+
+def main() -> None:
+    large, small, gym, python = ours(LARGE), ours(SMALL), theirs(LARGE), peers()
+    source = torch.zeros(BYTES * LARGE // 2, dtype=torch.uint8)
+    target = torch.zeros_like(source)
+    rounds: dict[str, list[float]] = {}
+
+    def note(name: str, value: float) -> None:
+        rounds.setdefault(name, []).append(value / 1e6)
+
+    for _ in range(ROUNDS):
+        note("dynamics", rate(large.advance, LARGE))
+        note("observed", rate(large.step, LARGE))
+        note("copy", rate(lambda: target.copy_(source), LARGE))
+        note("gymnasium", rate(gym, LARGE))
+        note("small_dynamics", rate(small.advance, SMALL))
+        note("small_observed", rate(small.step, SMALL))
+        if python:
+            done = subprocess.run([python, "-c", ENVPOOL], capture_output=True, text=True, check=True)
+            note("envpool", float(done.stdout.splitlines()[-1]))
+    median = {name: statistics.median(values) for name, values in rounds.items()}
+    result = {
+        "threads": torch.get_num_threads(),
+        "million_steps_per_second": {name: round(value, 2) for name, value in median.items()},
+        "observed_to_gymnasium": round(median["observed"] / median["gymnasium"], 1),
+        "dynamics_to_copy": round(median["dynamics"] / median["copy"], 3),
+    }
+    if python:
+        result["observed_to_envpool"] = round(median["small_observed"] / median["envpool"], 1)
+    print(json.dumps(result, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""Exported models whose values are a matrix product, so that NumPy can say what they choose."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from reagent_lite.export.content import BundleContent, SampleRows
+from reagent_lite.export.predictor import DiscretePredictor, ParametricPredictor
+from reagent_lite.export.tolerance import Tolerance
+from reagent_lite.export.writer import write_bundle
+from reagent_lite.models.preprocessor import Preprocessor
+from reagent_lite.types import FeatureSpec, FeatureType, NormalizationSpec
+
+Array = NDArray[np.float64]
+
+
+class Linear(nn.Module):
+    """q [N, K] = W state."""
+
+    def __init__(self, weight: Array) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(weight, dtype=torch.float32))
+
+    def forward(self, state: Tensor, mask: Tensor, features: Tensor | None) -> Tensor:
+        return nn.functional.linear(state, self.weight)
+
+
+class Bilinear(nn.Module):
+    """q [N, K] = features W state, one value a candidate."""
+
+    def __init__(self, weight: Array) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(weight, dtype=torch.float32))
+
+    def forward(self, state: Tensor, mask: Tensor, features: Tensor | None) -> Tensor:
+        assert features is not None
+        return (features * nn.functional.linear(state, self.weight).unsqueeze(1)).sum(2)
+
+
+def raw(ids: tuple[int, ...]) -> NormalizationSpec:
+    """Features as they are, in the order of ids: the first is CONTINUOUS with mean 0 and deviation 1."""
+    kinds = [FeatureType.CONTINUOUS] + [FeatureType.DO_NOT_PREPROCESS] * (len(ids) - 1)
+    return NormalizationSpec(
+        tuple(FeatureSpec(feature_id=i, feature_type=kind) for i, kind in zip(ids, kinds, strict=True))
+    )
+
+
+def linear_bundle(folder: Path, weight: Array, names: tuple[str, ...], ids: tuple[int, ...]) -> Path:
+    """Writes a model with q = weight [K, S] @ state, whose S columns are the features `ids`."""
+    predictor = DiscretePredictor(
+        Preprocessor(raw(ids)), Linear(weight), state_feature_ids=ids, action_names=names, temperature=1.0
+    )
+    return write_bundle(folder, predictor, content=content("dqn", SampleRows(values=sample(len(ids)))))
+
+
+def bilinear_bundle(folder: Path, weight: Array, ids: tuple[int, ...], action_ids: tuple[int, ...]) -> Path:
+    """Writes a model of candidates with q_k = features_k @ weight [F, S] @ state."""
+    predictor = ParametricPredictor(
+        Preprocessor(raw(ids)), Preprocessor(raw(action_ids)), Bilinear(weight),
+        state_feature_ids=ids, action_feature_ids=action_ids, temperature=1.0,
+    )  # fmt: skip
+    rows = SampleRows(
+        values=sample(len(ids)), candidates=np.ones((4, 2, len(action_ids)), np.float32), mask=np.ones((4, 2), bool)
+    )
+    return write_bundle(folder, predictor, content=content("parametric_dqn", rows))
+
+
+def sample(columns: int) -> NDArray[np.float32]:
+    return np.random.default_rng(0).normal(size=(4, columns)).astype(np.float32)
+
+
+def content(workflow: str, rows: SampleRows) -> BundleContent:
+    return BundleContent(
+        workflow=workflow, normalization={}, config={}, evaluation={}, steps=1, data_hash="d" * 64,
+        config_hash="c" * 64, versions={"torch": torch.__version__}, git_revision=None, epsilon=0.1,
+        softmax_policy=False, tolerance=Tolerance(atol=1e-6, rtol=5e-5, ratio_different=0.0), sample=rows,
+    )  # fmt: skip

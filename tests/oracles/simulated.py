@@ -1,0 +1,66 @@
+"""Simulated logs made in this process and read back as arrays."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reagent_lite.config import check
+from reagent_lite.config.simulate import SimulateConfig
+from workflows.simulating import Simulated, simulate
+
+Array = NDArray[np.float64]
+
+
+def made(folder: Path, **changes: Any) -> tuple[Simulated, "Log"]:
+    """Simulates in this process and reads the log back."""
+    tree = {"env": "cartpole_v0", "output_path": str(folder / "log.jsonl"), "format": "transitions", "use_gpu": False}
+    result = simulate(check(SimulateConfig, tree | changes))
+    return result, Log.read(Path(result.log))
+
+
+@dataclass(frozen=True)
+class Log:
+    """A log of JSON lines as arrays; `rows` are the lines."""
+
+    rows: list[dict[str, Any]]
+    state: Array
+    action: NDArray[np.str_]
+    propensity: NDArray[np.float32]
+    terminal: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+    episode: NDArray[np.int64]
+    position: NDArray[np.int64]
+
+    @classmethod
+    def read(cls, file: Path) -> "Log":
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        names: dict[str, int] = {}
+        return cls(
+            rows=rows,
+            state=dense(row["state_features"] for row in rows),
+            action=np.array([str(row["action"]) for row in rows]),
+            propensity=np.array([row["action_probability"] for row in rows], np.float32),
+            terminal=np.array([row["terminal"] for row in rows]),
+            truncated=np.array([row["truncated"] for row in rows]),
+            episode=np.array([names.setdefault(row["mdp_id"], len(names)) for row in rows]),
+            position=np.array([row["sequence_number"] for row in rows]),
+        )
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        return np.bincount(self.episode)
+
+    @property
+    def ids(self) -> list[tuple[int, int, int]]:
+        """(seed, environment, number) of each episode, in the file's order."""
+        seen = dict.fromkeys(row["mdp_id"] for row in self.rows)
+        return [tuple(int(part) for part in one.split("-")) for one in seen]  # type: ignore[misc]
+
+
+def dense(maps: Iterable[dict[str, float]]) -> Array:
+    return np.array([[one[str(i)] for i in range(len(one))] for one in maps])

@@ -1,0 +1,359 @@
+"""The CUDA build on a GPU: the CPU build is the truth, bit for bit."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import torch
+from torch import Tensor
+
+from reagent_lite.errors import KernelBuildError, SimulationError
+from reagent_lite.sim import cuda_build
+from reagent_lite.sim.backend import open_backend
+from reagent_lite.sim.cpu import CpuBackend
+from reagent_lite.sim.cuda import SYNCHRONIZE, CudaBackend, on_stream
+from reagent_lite.sim.cuda_build import build_cubin, cuda_problem, driver_problem, find_nvcc
+from reagent_lite.sim.env import VectorEnv
+from reagent_lite.sim.sources import find_environment, known_environments
+
+DEVICE = torch.device("cuda", 0)
+PROBLEM = driver_problem()
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(PROBLEM is not None, reason=str(PROBLEM))]
+Open = Callable[..., CudaBackend]
+
+
+@pytest.fixture
+def cuda() -> Open:
+    """Opens an environment on the GPU; skips where it is not compiled and there is no nvcc."""
+
+    def opened(name: str, block_size: int = 256) -> CudaBackend:
+        path = find_environment(name)
+        problem = cuda_problem(DEVICE, path)
+        if problem is not None:
+            pytest.skip(problem)
+        return CudaBackend(path, {}, "exact", DEVICE, block_size)
+
+    return opened
+
+
+def bits(env: VectorEnv) -> dict[str, bytes]:
+    return {name: tensor.cpu().numpy().tobytes() for name, tensor in env.state_dict().items()}
+
+
+def play(env: VectorEnv, steps: int, epsilon: float = 1.0, every: int = 100) -> list[dict[str, bytes]]:
+    """Plays at random; all buffers after every so many steps."""
+    share = torch.full((1,), epsilon, device=env.device)
+    env.reset()
+    seen = [bits(env)]
+    for step in range(steps):
+        env.act(None, epsilon=share)
+        env.step()
+        if (step + 1) % every == 0:
+            seen.append(bits(env))
+    env.check()
+    return seen
+
+
+def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs a program of its own: what it does to the context or at its end must not reach this one."""
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env=os.environ | environment,
+        cwd=Path(__file__).resolve().parents[2],
+        check=False,
+    )
+
+
+# -- The same bits ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", known_environments())
+def test_a_gpu_computes_the_bits_of_a_cpu(cuda: Open, name: str) -> None:
+    on_gpu = cuda(name)
+    on_cpu = CpuBackend(find_environment(name), {}, "exact")
+    assert on_gpu.spec == on_cpu.spec
+    settings = {"num_envs": 1000, "first_env": 12345, "seed": 7, "stream": 3, "time_limit": 150, "parametric": True}
+    ours, theirs = (play(VectorEnv(backend, **settings), 1000) for backend in (on_gpu, on_cpu))
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("block_size", [1, 32, 64, 100, 256])
+def test_block_size_and_count_do_not_matter(cuda: Open, block_size: int) -> None:
+    name = "recommend"
+    expected = play(VectorEnv(CpuBackend(find_environment(name), {}, "exact"), num_envs=777), 120)
+    assert play(VectorEnv(cuda(name, block_size), num_envs=777), 120) == expected
+    few = VectorEnv(cuda(name, block_size), num_envs=5, first_env=400)
+    play(few, 120)
+    many = VectorEnv(cuda(name, block_size), num_envs=777)
+    play(many, 120)
+    assert torch.equal(few.observation, many.observation[400:405])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.5])
+def test_policies_draw_the_same_actions(cuda: Open, temperature: float) -> None:
+    """Two of CartPole's observations serve as q: they are the same bits on both sides."""
+
+    def run(env: VectorEnv) -> list[bytes]:
+        epsilon = torch.full((1,), 0.1, device=env.device)
+        env.reset()
+        seen = []
+        for _ in range(300):
+            env.act(env.observation[:, 2:], epsilon=epsilon, temperature=temperature)  # not contiguous
+            env.step()
+            seen += [env.action.cpu().numpy().tobytes(), env.propensity.cpu().numpy().tobytes()]
+        env.check()
+        return seen
+
+    cpu = CpuBackend(find_environment("cartpole_v1"), {}, "exact")
+    assert run(VectorEnv(cuda("cartpole_v1"), num_envs=500)) == run(VectorEnv(cpu, num_envs=500))
+
+
+def test_state_moves_between_devices(cuda: Open) -> None:
+    on_gpu = VectorEnv(cuda("gridworld"), num_envs=300)
+    play(on_gpu, 40)
+    on_cpu = VectorEnv(CpuBackend(find_environment("gridworld"), {}, "exact"), num_envs=300)
+    on_cpu.load_state_dict(on_gpu.state_dict())
+    for env in (on_gpu, on_cpu):
+        epsilon = torch.ones(1, device=env.device)
+        for _ in range(40):
+            env.act(None, epsilon=epsilon)
+            env.step()
+    assert bits(on_gpu) == bits(on_cpu)
+
+
+# -- Streams and graphs -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["cartpole_v1", "recommend"])
+def test_a_captured_graph_computes_the_bits_of_eager_calls(cuda: Open, name: str) -> None:
+    env = VectorEnv(cuda(name), num_envs=1000, parametric=True)
+    epsilon = torch.ones(1, device=DEVICE)
+
+    def iteration() -> None:
+        env.act(None, epsilon=epsilon)
+        env.step()
+
+    with on_stream(DEVICE) as stream:
+        env.reset()
+        for _ in range(3):
+            iteration()
+        start = env.state_dict()
+        for _ in range(100):
+            iteration()
+        expected = bits(env)
+        env.load_state_dict(start)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            iteration()
+        assert bits(env) == {name: tensor.cpu().numpy().tobytes() for name, tensor in start.items()}
+        for _ in range(100):
+            graph.replay()
+        assert bits(env) == expected
+
+
+def test_a_graph_with_torch_work_captured_on_another_stream(cuda: Open) -> None:
+    """The stream that torch.cuda.graph takes of its own: launches fork from it and join it again."""
+    env = VectorEnv(cuda("cartpole_v1"), num_envs=1000)
+    epsilon = torch.zeros(1, device=DEVICE)
+    total = torch.zeros(1000, device=DEVICE)
+
+    def iteration() -> None:
+        env.act(env.observation[:, 2:] * 2.0, epsilon=epsilon)
+        env.step()
+        total.add_(env.reward)
+
+    env.reset()
+    for _ in range(3):
+        iteration()
+    start, total_at_start = env.state_dict(), total.clone()
+    for _ in range(50):
+        iteration()
+    expected, expected_total = bits(env), total.clone()
+    env.load_state_dict(start)
+    total.copy_(total_at_start)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        iteration()
+    for _ in range(50):
+        graph.replay()
+    torch.cuda.synchronize()
+    assert bits(env) == expected
+    assert torch.equal(total, expected_total)
+
+
+def test_launches_from_any_stream_are_in_order(cuda: Open) -> None:
+    """A kernel that takes long writes the actions; the step must come after it, and the reading after the step."""
+    env = VectorEnv(cuda("cartpole_v1"), num_envs=4096)
+    env.reset()
+    start = env.state_dict()
+    pushes = torch.arange(4096, device=DEVICE).remainder(2).to(torch.uint8)
+
+    def moved() -> Tensor:
+        env.load_state_dict(start)
+        torch.cuda._sleep(50_000_000)  # clock cycles, some 30 ms
+        env.action.copy_(pushes)
+        env.step()
+        return env.observation.clone()
+
+    results = [moved()]
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream(DEVICE)):
+        results.append(moved())
+        torch.cuda.synchronize()
+    with on_stream(DEVICE):
+        results.append(moved())
+        with on_stream(DEVICE):
+            results.append(moved())
+    on_cpu = VectorEnv(CpuBackend(find_environment("cartpole_v1"), {}, "exact"), num_envs=4096)
+    on_cpu.load_state_dict(start)
+    on_cpu.action.copy_(pushes)
+    on_cpu.step()
+    assert all(torch.equal(result.cpu(), on_cpu.observation) for result in results)
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_nothing_waits_for_the_device(cuda: Open, inside: bool) -> None:
+    env = VectorEnv(cuda("cartpole_v1"), num_envs=1000)
+    epsilon = torch.ones(1, device=DEVICE)
+    with on_stream(DEVICE if inside else torch.device("cpu")):
+        env.reset()
+        env.act(None, epsilon=epsilon)
+        env.step()
+        torch.cuda.synchronize()
+        torch.cuda._sleep(4_000_000_000)  # clock cycles, 2 s or so
+        begin = time.perf_counter()
+        for _ in range(10):
+            env.act(None, epsilon=epsilon)
+            env.step()
+        queued = time.perf_counter() - begin
+        torch.cuda.synchronize()
+        done = time.perf_counter() - begin
+    assert done > 0.5
+    assert queued < 0.2 * done
+
+
+# -- Errors -----------------------------------------------------------------------------------------------------------
+
+
+def test_more_than_the_memory_holds_is_refused(cuda: Open) -> None:
+    with pytest.raises(
+        SimulationError, match=r"GiB free on cuda:0, got 2147483647, which need \d+\.\d GiB. At most \d+"
+    ):
+        VectorEnv(cuda("recommend"), num_envs=2**31 - 1)
+
+
+def test_actions_that_do_not_exist_are_counted(cuda: Open) -> None:
+    env = VectorEnv(cuda("cartpole_v1"), num_envs=1000, first_env=70)
+    env.reset()
+    env.action.fill_(1)
+    env.action[[400, 20, 999]] = 9
+    env.step()
+    with pytest.raises(SimulationError, match="3 that are not, the first environment with one is 90"):
+        env.check()
+    env.check()
+
+
+def test_a_block_larger_than_the_kernels_allow(cuda: Open) -> None:
+    for block_size in (0, 257, 4096):
+        with pytest.raises(SimulationError, match=r"expected 1 to 256 threads \(env_\w+ takes \d+ registers each\)"):
+            cuda("cartpole_v1", block_size)
+
+
+def test_the_backend_is_chosen_by_the_device(cuda: Open) -> None:
+    cuda("cartpole_v1")
+
+    def chosen(backend: Literal["auto", "cuda", "cpu"], device: torch.device) -> type:
+        return type(open_backend("cartpole_v1", backend=backend, device=device, parameters={}, math="exact"))
+
+    cpu = torch.device("cpu")
+    assert [chosen("auto", DEVICE), chosen("cuda", DEVICE), chosen("cuda", torch.device("cuda"))] == [CudaBackend] * 3
+    assert [chosen("auto", cpu), chosen("cpu", cpu), chosen("cpu", DEVICE)] == [CpuBackend] * 3
+    with pytest.raises(KernelBuildError, match=r"expected a run on a GPU, got cuda on cpu\. Set use_gpu to true"):
+        chosen("cuda", cpu)
+
+
+def test_without_a_toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = find_environment("cartpole_v1")
+    monkeypatch.setenv("REAGENT_LITE_CACHE", str(tmp_path))
+    filled = None
+    if find_nvcc() is not None:
+        filled = build_cubin(path, {}, "exact", cuda_build.architecture(DEVICE))
+    monkeypatch.setattr(cuda_build, "find_nvcc", lambda: None)
+    if filled is not None:
+        play(VectorEnv(CudaBackend(path, {}, "exact", DEVICE), num_envs=10), 10)
+    with pytest.raises(KernelBuildError, match="Install the CUDA toolkit"):
+        CudaBackend(path, {"gravity": 1.62}, "exact", DEVICE)
+
+
+def test_an_unknown_parameter(cuda: Open) -> None:
+    cuda("cartpole_v1")
+    if find_nvcc() is None:
+        pytest.skip("no nvcc on this machine")
+    with pytest.raises(SimulationError, match="Did you mean 'gravity'"):
+        CudaBackend(find_environment("cartpole_v1"), {"gravitation": 1.0}, "exact", DEVICE)
+
+
+FAULTY = """
+import torch
+from reagent_lite.sim.cuda import CudaBackend
+from reagent_lite.sim.env import VectorEnv
+from reagent_lite.sim.sources import find_environment
+
+env = VectorEnv(CudaBackend(find_environment("cartpole_v1"), {}, "exact", torch.device("cuda")), num_envs=100)
+env.reset()
+env._call.observation = 8  # an address that is nobody's
+try:
+    env.step()
+    env.reset()
+    torch.cuda.synchronize()
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+def test_waiting_for_every_launch_names_the_faulty_kernel(cuda: Open) -> None:
+    cuda("cartpole_v1")
+    done = python(FAULTY, **{SYNCHRONIZE: "1"})
+    assert "SimulationError kernel env_step of cartpole_v1 on cuda:0: expected a launch without error" in done.stdout
+    assert "illegal memory access" in done.stdout
+
+
+THREADED = """
+import threading
+import torch
+from reagent_lite.sim.cuda import CudaBackend, on_stream
+from reagent_lite.sim.env import VectorEnv
+from reagent_lite.sim.sources import find_environment
+
+def run():
+    device = torch.device("cuda")
+    with on_stream(device):
+        env = VectorEnv(CudaBackend(find_environment("cartpole_v1"), {}, "exact", device), num_envs=100)
+        env.reset()
+        env.act(None, epsilon=torch.ones(1, device=device))
+        env.step()
+        env.check()
+
+threads = [threading.Thread(target=run) for _ in range(2)]
+for thread in threads:
+    thread.start()
+    thread.join()
+run() if FIRST else None
+print("end")
+"""
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_threads_and_the_process_end_in_peace(cuda: Open, first: bool) -> None:
+    """PyCUDA aborts a thread that ends with a context pushed, and complains of contexts that it finds gone."""
+    cuda("cartpole_v1")
+    done = python(THREADED.replace("FIRST", str(first)))
+    assert (done.returncode, done.stdout) == (0, "end\n"), done.stderr
+    assert "PyCUDA" not in done.stderr

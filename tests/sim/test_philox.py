@@ -1,0 +1,87 @@
+"""Random numbers of the kernels: the published answers, and draws of environments against an independent Philox."""
+
+import ctypes
+
+import numpy as np
+import pytest
+from oracles import philox as oracle
+from sim.conftest import CompileUnit, MakeEnv
+
+UNIT = """
+#include "philox.cuh"
+using namespace reagent_lite;
+extern "C" void block(const unsigned *in, unsigned *out) {
+  Words words = philox(Words{in[0], in[1], in[2], in[3]}, in[4], in[5]);
+  out[0] = words.x; out[1] = words.y; out[2] = words.z; out[3] = words.w;
+}
+extern "C" void sequence(int count, unsigned *out) {
+  Random random = random_for(1u, 2u, 3u, 4u, 5u, FOR_STEP, 5u << 8);
+  for (int i = 0; i < count; ++i) out[i] = draw(random);
+}
+extern "C" void numbers(int count, float *uniforms, float *ranged, int *integers, int *coins) {
+  Random a = random_for(7u, 0u, 0u, 0u, 0u, FOR_RESET, 0u), b = a, c = a, d = a;
+  for (int i = 0; i < count; ++i) {
+    uniforms[i] = uniform(a);
+    ranged[i] = uniform(b, -2.0f, 6.0f);
+    integers[i] = below(c, 10);
+    coins[i] = bernoulli(d, 0.25f);
+  }
+}
+"""
+# Random123's known answers of philox4x32-10: counter, key, result.
+ANSWERS = [
+    ("00000000 00000000 00000000 00000000", "00000000 00000000", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+    ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff", "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+    ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "d16cfe09 94fdcceb 5001e420 24126ea1"),
+]
+
+
+def words(text: str) -> list[int]:
+    return [int(word, 16) for word in text.split()]
+
+
+@pytest.fixture(scope="module", params=["-O0", "-O3"])
+def unit(compile_unit: CompileUnit, request: pytest.FixtureRequest) -> ctypes.CDLL:
+    return compile_unit(UNIT, request.param)
+
+
+@pytest.mark.parametrize(("counter", "key", "result"), ANSWERS)
+def test_known_answers(unit: ctypes.CDLL, counter: str, key: str, result: str) -> None:
+    out = (ctypes.c_uint32 * 4)()
+    unit.block((ctypes.c_uint32 * 6)(*words(counter), *words(key)), out)
+    assert list(out) == words(result)
+    a, b, c, d = words(counter)
+    assert oracle.philox((a, b, c, d), tuple(words(key))).tolist() == words(result)
+
+
+def test_a_sequence_goes_through_blocks_of_four_words(unit: ctypes.CDLL) -> None:
+    out = (ctypes.c_uint32 * 11)()
+    unit.sequence(11, out)
+    assert list(out) == oracle.draws(11, 3, 4, oracle.STEP, 5 << 8, (1, 2)).tolist()
+
+
+def test_numbers_made_of_words(unit: ctypes.CDLL) -> None:
+    count = 50_000
+    floats, ranged = (ctypes.c_float * count)(), (ctypes.c_float * count)()
+    integers, coins = (ctypes.c_int * count)(), (ctypes.c_int * count)()
+    unit.numbers(count, floats, ranged, integers, coins)
+    drawn = oracle.draws(count, 0, 0, oracle.RESET, 0, (7, 0))
+    uniforms = oracle.uniform(drawn)
+    assert np.array(floats).tolist() == uniforms.tolist()
+    assert uniforms.min() >= 0
+    assert uniforms.max() < 1
+    assert np.array(ranged).tolist() == (np.float32(-2) + uniforms.astype(np.float32) * np.float32(8)).tolist()
+    assert np.array(integers).tolist() == oracle.below(drawn, 10).tolist()
+    assert np.array(coins).tolist() == (uniforms < 0.25).tolist()
+
+
+def test_starts_are_drawn_by_global_id_and_episode(cartpole: MakeEnv) -> None:
+    env = cartpole(num_envs=3000, first_env=17, seed=5, stream=9, time_limit=2)
+    ids = np.arange(3000) + 17
+    for episode in range(3):
+        drawn = oracle.uniform(oracle.draws(4, ids, episode, oracle.RESET, 0, (5, 9))).astype(np.float32)
+        start = np.float32(-0.05)
+        assert np.array_equal(env.observation.numpy(), start + drawn * (np.float32(0.05) - start))
+        env.step()
+        env.step()
+        assert env.episode.tolist() == [episode + 1] * 3000  # truncated at 2 steps

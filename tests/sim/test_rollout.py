@@ -1,0 +1,161 @@
+"""Rollouts: what a policy saw, did and got reaches the ring; when environments step and how exploration falls."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from oracles import cartpole
+from torch import Tensor
+
+from reagent_lite.data.replay import ReplayRing, ReplaySettings
+from reagent_lite.sim.backend import open_backend
+from reagent_lite.sim.env import VectorEnv
+from reagent_lite.sim.rollout import Cadence, Exploration, Rollout, RolloutSource
+from reagent_lite.types import TransitionBatch
+
+CPU = torch.device("cpu")
+NUM = 16
+
+
+def environments(limit: int = 30, name: str = "cartpole_v1", parametric: bool = False) -> VectorEnv:
+    backend = open_backend(name, backend="cpu", device=CPU, parameters={}, math="exact")
+    return VectorEnv(backend, num_envs=NUM, seed=3, time_limit=limit, parametric=parametric)
+
+
+def ring(slots: int = 64, prioritized: bool = False) -> ReplayRing:
+    settings = ReplaySettings(
+        num_envs=NUM, observation_size=4, num_actions=2, slots=slots, gamma=0.9, prioritized=prioritized, seed=1
+    )
+    return ReplayRing(settings, CPU)
+
+
+def lean(observation: Tensor, mask: Tensor | None, features: Tensor | None) -> Tensor:
+    """Pushes towards where the pole leans."""
+    return torch.stack((-observation[:, 2], observation[:, 2]), 1)
+
+
+def scaled(batch: TransitionBatch, scale: float) -> TransitionBatch:
+    return replace(batch, weight=batch.weight * scale)
+
+
+def source(cadence: Cadence, *, prioritized: bool = False) -> RolloutSource:
+    kept = ring(prioritized=prioritized)
+    exploration = Exploration(start=1.0, end=0.2, decay_steps=320)
+    return RolloutSource(
+        Rollout(environments(), lean, kept, device=CPU), kept, exploration, cadence,
+        rows=32, scale=0.5, transform=scaled, device=CPU,
+    )  # fmt: skip
+
+
+CADENCE = Cadence(num_envs=NUM, warmup=10, steps=2, updates=4, minibatches=1, num_updates=80, beta=0.4)
+
+
+def test_stored_transitions_are_the_environments() -> None:
+    kept = ring()
+    rollout = Rollout(environments(), lean, kept, device=CPU)
+    rollout.explore(0.5)
+    rollout.run(60)
+    batch = kept.sample(2000).batch
+    after, fell = cartpole.step(batch.state.double().numpy(), batch.action.numpy())
+    torch.testing.assert_close(batch.next_state, torch.from_numpy(after).float(), atol=1e-5, rtol=1e-5)
+    # the limit of 30 steps truncates: such rows bootstrap, those that fell do not
+    assert torch.equal(batch.bootstrap == 0, torch.from_numpy(fell))
+    assert 0 < fell.sum() < 2000
+    greedy = batch.action == (batch.state[:, 2] > 0)
+    assert torch.equal(batch.propensity, torch.where(greedy, 0.75, 0.25))  # 1 - 0.5 + 0.5 / 2
+    assert greedy.double().mean() == pytest.approx(0.75, abs=0.06)  # 960 draws: 4 standard errors
+
+
+def test_the_warm_up_draws_uniformly() -> None:
+    kept = ring()
+    rollout = Rollout(environments(), lean, kept, device=CPU)
+    rollout.explore(0.0)
+    rollout.run(20, informed=False)
+    assert torch.equal(kept.sample(500).batch.propensity, torch.full((500,), 0.5))
+
+
+def test_finished_episodes_are_counted_once() -> None:
+    rollout = Rollout(environments(limit=7), lean, ring(), device=CPU)
+    rollout.explore(0.0)
+    rollout.run(21)  # leaning never falls within 7 steps, so every environment ends three episodes of 7
+    assert rollout.finished().tolist() == [3 * NUM, 21 * NUM, 21 * NUM]
+    assert rollout.finished().tolist() == [0, 0, 0]
+
+
+def test_epsilon_falls_linearly_and_stays() -> None:
+    exploration = Exploration(start=1.0, end=0.2, decay_steps=100)
+    assert [exploration.epsilon(steps) for steps in (0, 50, 100, 1000)] == pytest.approx([1.0, 0.6, 0.2, 0.2])
+
+
+def test_environments_step_as_the_cadence_says() -> None:
+    batches = source(CADENCE)
+    steps = []
+    for step in range(9):
+        batches.collect(step)
+        assert len(next(batches)) == 32
+        steps.append(batches.env_steps)
+    # 10 warm-up steps of 16, then 2 more of each before updates 0, 4 and 8
+    assert steps == [192] * 4 + [224] * 4 + [256]
+
+
+def test_weights_are_scaled_shares() -> None:
+    batches = source(CADENCE)
+    batches.collect(0)
+    assert float(next(batches).weight.sum()) == pytest.approx(0.5)
+
+
+def test_priorities_follow_the_losses() -> None:
+    batches = source(CADENCE, prioritized=True)
+    batches.collect(0)
+    for _ in range(40):  # until every row has been drawn
+        batch = next(batches)
+        # a large loss where the pole leans right
+        batches.learned(torch.where(batch.state[:, 2] > 0, 100.0, 1e-8))
+    assert float((next(batches).state[:, 2] > 0).double().mean()) > 0.9
+
+
+def test_a_saved_source_goes_on_as_it_would_have() -> None:
+    one = source(CADENCE)
+    for step in range(5):
+        one.collect(step)
+        next(one)
+    other = source(CADENCE)
+    other.load_state_dict({name: _copied(part) for name, part in one.state_dict().items()})
+    for step in range(5, 15):
+        one.collect(step)
+        other.collect(step)
+        expected, got = next(one), next(other)
+        assert torch.equal(expected.state, got.state)
+        assert torch.equal(expected.action, got.action)
+
+
+def _copied(part: object) -> object:
+    return {k: v.clone() for k, v in part.items()} if isinstance(part, dict) else part
+
+
+def test_masks_and_features_of_the_state_acted_in_are_stored() -> None:
+    env = environments(limit=50, name="recommend", parametric=True)
+    spec = env.spec
+    kept = ReplayRing(
+        ReplaySettings(num_envs=NUM, observation_size=spec.observation_size, num_actions=spec.num_actions, slots=40,
+                       gamma=0.9, candidates=True, action_feature_size=spec.action_feature_size, seed=1), CPU,
+    )  # fmt: skip
+    shown: dict[bytes, tuple[Tensor, Tensor]] = {}
+
+    def policy(observation: Tensor, mask: Tensor | None, features: Tensor | None) -> Tensor:
+        assert mask is not None
+        assert features is not None
+        for i in range(NUM):
+            shown[observation[i].numpy().tobytes()] = (mask[i].clone(), features[i].clone())
+        return features.sum(2)
+
+    rollout = Rollout(env, policy, kept, device=CPU)
+    rollout.explore(0.3)
+    rollout.run(30)
+    batch = kept.sample(200).batch
+    assert batch.actions.features is not None
+    for i in range(200):
+        mask, features = shown[batch.state[i].numpy().tobytes()]
+        assert torch.equal(batch.actions.mask[i], mask)
+        assert torch.equal(batch.actions.features[i][mask], features[mask])
+        assert mask[batch.action[i]]

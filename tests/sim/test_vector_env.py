@@ -1,0 +1,497 @@
+"""The contract of many environments, by transitions worked out by hand, and their policies by probabilities."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from oracles import philox
+from scipy import stats
+from sim.conftest import COUNTER, MASKED_COUNTER, MakeEnv
+from torch import Tensor
+
+from reagent_lite.errors import SimulationError
+from reagent_lite.sim import env as env_module
+from reagent_lite.sim.env import VectorEnv
+
+ONE = torch.ones(1)
+
+
+def take(env: VectorEnv, *actions: int) -> None:
+    env.action.copy_(torch.tensor(actions))
+    env.step()
+
+
+# -- Transitions --------------------------------------------------------------------------------------------------
+
+
+def test_before_the_first_step(counter: MakeEnv) -> None:
+    env = counter(num_envs=2)
+    assert env.observation.tolist() == [[0, -1], [0, -1]]
+    assert env.step_count.tolist() == env.episode.tolist() == [0, 0]
+    assert env.mask is None
+    assert env.features is None
+    assert env.spec.state_words == 4
+    assert [field.name for field in env.spec.fields] == ["count", "past", "lot"]
+    assert env.spec.parameters == {"goal": 4, "worth": 1}
+    assert env.spec.action_names == ("0", "1", "2")
+
+
+def test_a_step_inside_an_episode(counter: MakeEnv) -> None:
+    env = counter(num_envs=2)
+    take(env, 0, 2)
+    assert env.observation.tolist() == env.next_observation.tolist() == [[1, -1], [3, -1]]
+    assert env.reward.tolist() == [1, 3]
+    assert env.ended.tolist() == [0, 0]
+    assert env.step_count.tolist() == [1, 1]
+    assert env.episode_return.tolist() == [1, 3]
+    assert env.field("past").tolist() == [[0, 2], [-1, -1]]  # [2, N]: newest, older
+    assert env.field("count").tolist() == [1, 3]
+
+
+def test_a_terminated_episode_starts_anew_in_the_same_step(counter: MakeEnv) -> None:
+    env = counter(num_envs=2)
+    take(env, 0, 2)
+    take(env, 2, 0)  # 1 + 3 = 4 and 3 + 1 = 4: both arrive
+    assert env.next_observation.tolist() == [[4, 0], [4, 2]]  # where it led: the count, and the action before the last
+    assert env.observation.tolist() == [[0, -1], [0, -1]]  # what comes next
+    assert env.reward.tolist() == [4, 4]
+    assert env.terminated.tolist() == [True, True]
+    assert env.truncated.tolist() == [False, False]
+    assert env.last_return.tolist() == [1 + 4, 3 + 4]
+    assert env.last_length.tolist() == [2, 2]
+    assert env.step_count.tolist() == [0, 0]
+    assert env.episode.tolist() == [1, 1]
+    assert env.episode_return.tolist() == [0, 0]
+
+
+def test_statistics_stay_until_the_next_episode_ends(counter: MakeEnv) -> None:
+    env = counter(num_envs=2)
+    take(env, 2, 0)  # counts 3, 1
+    take(env, 2, 0)  # 6: ends; 2
+    assert env.last_return.tolist() == [3 + 6, 0]
+    assert env.ended.tolist() == [1, 0]
+    take(env, 0, 0)  # 1; 3
+    assert env.last_return.tolist() == [9, 0]
+    assert env.last_length.tolist() == [2, 0]
+    assert env.ended.tolist() == [0, 0]
+    take(env, 0, 0)  # 2; 4: ends
+    assert env.last_return.tolist() == [9, 1 + 2 + 3 + 4]
+    assert env.last_length.tolist() == [2, 4]
+    assert env.episode.tolist() == [1, 1]
+
+
+def test_a_time_limit_truncates(counter: MakeEnv) -> None:
+    env = counter(num_envs=2, time_limit=2)
+    take(env, 0, 0)
+    take(env, 0, 2)  # counts 2 and 4: cut off, and arrived in its last step
+    assert env.next_observation.tolist() == [[2, 0], [4, 0]]
+    assert env.ended.tolist() == [2, 1]  # one or the other: a true end wins over the limit
+    assert env.terminated.tolist() == [False, True]
+    assert env.truncated.tolist() == [True, False]
+    assert env.last_return.tolist() == [1 + 2, 1 + 4]
+    assert env.observation.tolist() == [[0, -1], [0, -1]]
+
+
+def test_a_time_limit_of_one(counter: MakeEnv) -> None:
+    env = counter(num_envs=1, time_limit=1)
+    for episode in range(3):
+        take(env, 1)
+        assert env.next_observation.tolist() == [[2, -1]]
+        assert env.observation.tolist() == [[0, -1]]
+        assert (env.ended.item(), env.step_count.item(), env.episode.item()) == (2, 0, episode + 1)
+        assert (env.last_return.item(), env.last_length.item()) == (2, 1)
+
+
+def test_ends_are_found_wherever_they_are(counter: MakeEnv) -> None:
+    num = 2500  # three blocks, the last one of no round number
+    env = counter(num_envs=num, parameters={"goal": 3.0})
+    ends = torch.zeros(num, dtype=torch.bool)
+    ends[[0, 1, 7, 8, 63, 64, 511, 1022, 1023, 1024, 1025, 2047, 2048, 2498, 2499]] = True
+    env.action.copy_(torch.where(ends, 2, 0))
+    env.step()
+    assert torch.equal(env.terminated, ends)
+    assert torch.equal(env.observation[:, 0] == 0, ends)
+    assert torch.equal(env.episode == 1, ends)
+    assert torch.equal(env.step_count == 0, ends)
+    assert torch.equal(env.next_observation[:, 0], torch.where(ends, 3.0, 1.0))
+
+
+def test_parameters_change_the_dynamics(counter: MakeEnv) -> None:
+    env = counter(num_envs=1, parameters={"goal": 2.0, "worth": -0.5})
+    take(env, 0)
+    assert (env.reward.item(), env.ended.item()) == (-0.5, 0)
+    take(env, 0)
+    assert (env.reward.item(), env.ended.item()) == (-1, 1)
+    assert env.spec.parameters == {"goal": 2, "worth": -0.5}
+
+
+def test_unsigned_words_and_draws_by_episode(counter: MakeEnv) -> None:
+    env = counter(num_envs=5, first_env=2, seed=1, stream=7, time_limit=1)
+    for episode in range(2):
+        drawn = philox.draws(1, np.arange(5) + 2, episode, philox.RESET, 0, (1, 7))[:, 0]
+        assert (env.field("lot").numpy().view(np.uint32) == drawn).all()
+        env.step()
+
+
+def test_a_state_written_from_outside(counter: MakeEnv) -> None:
+    env = counter(num_envs=3)
+    env.field("count").copy_(torch.tensor([1, 2, 3]))
+    env.field("past")[1] = 9
+    assert env.observation[:, 0].tolist() == [0, 0, 0]
+    env.observe()
+    assert env.observation.tolist() == [[1, 9], [2, 9], [3, 9]]
+    assert env.step_count.tolist() == [0, 0, 0]
+
+
+def test_reset_starts_over(counter: MakeEnv) -> None:
+    env = counter(num_envs=3, time_limit=2)
+    before = env.state_dict()
+    for _ in range(5):
+        take(env, 0, 1, 9)
+    env.reset()
+    after = env.state_dict()
+    assert all(torch.equal(after[name], before[name]) for name in before)
+
+
+def test_buffers_keep_their_place(counter: MakeEnv) -> None:
+    env = counter(num_envs=3)
+    tensors = {name: value for name, value in vars(env).items() if isinstance(value, Tensor)}
+    places = {name: tensor.data_ptr() for name, tensor in tensors.items()}
+    env.act(None, epsilon=ONE)
+    env.step()
+    env.load_state_dict(env.state_dict())
+    env.reset()
+    assert places == {name: getattr(env, name).data_ptr() for name in places}
+
+
+# -- Masks ----------------------------------------------------------------------------------------------------------
+
+
+def test_masks_follow_the_state(counter: MakeEnv) -> None:
+    env = counter(MASKED_COUNTER, num_envs=2)  # only actions above the count
+    assert env.mask is not None
+    assert env.next_mask is not None
+    assert env.mask.tolist() == [[False, True, True]] * 2
+    take(env, 1, 2)  # counts 2, 3: nothing is left
+    assert env.next_mask.tolist() == env.mask.tolist() == [[False, False, False]] * 2
+    env.check()
+    take(env, 0, 0)  # not allowed, and neither is anything else: action 0 is taken; counts 3 and 4
+    assert env.next_observation[:, 0].tolist() == [3, 4]
+    assert env.next_mask.tolist() == [[False, False, False]] * 2
+    assert env.mask.tolist() == [[False, False, False], [False, True, True]]  # the second has started anew
+    with pytest.raises(SimulationError, match="2 that are not, the first environment with one is 0"):
+        env.check()
+
+
+def test_a_forbidden_action_becomes_the_first_allowed(counter: MakeEnv) -> None:
+    env = counter(MASKED_COUNTER, num_envs=3, first_env=100)
+    take(env, 1, 0, 1)
+    assert env.next_observation[:, 0].tolist() == [2, 2, 2]  # action 0 became 1
+    with pytest.raises(SimulationError, match=r"counter: expected allowed actions, got 1 .* environment .* is 101"):
+        env.check()
+
+
+def test_features_of_fixed_actions(counter: MakeEnv) -> None:
+    env = counter(num_envs=2, parametric=True)
+    assert env.features is not None
+    assert env.features.tolist() == [np.eye(3).tolist()] * 2
+    own = "#define ACTION_FEATURE_SIZE 2\n" + COUNTER
+    own += "DEVICE void action_features(int action, float *f) { f[0] = float(action); f[1] = f[0] * f[0]; }\n"
+    env = counter(own, num_envs=2, parametric=True)
+    assert env.features is not None
+    assert env.features.tolist() == [[[0, 0], [1, 1], [2, 4]]] * 2
+    assert env.features.is_same_size(torch.empty(2, 3, 2))
+
+
+CANDIDATES = (
+    "#define CANDIDATES\n#define ACTION_FEATURE_SIZE 2\n"
+    + COUNTER.replace(
+        "DEVICE float step",
+        """DEVICE bool candidate(const State &s, int k, Random &random, float *features) {
+  features[0] = uniform(random);
+  features[1] = float(10 * s.count + k);
+  return k <= s.count;
+}
+DEVICE float step""",
+    ).replace("s.past[1] = s.past[0];", "float f[2]; candidate_of(s, action, random, f); s.past[1] = f[0];")
+)
+
+
+def test_candidates_are_drawn_by_step_and_slot(counter: MakeEnv) -> None:
+    env = counter(CANDIDATES, num_envs=2, first_env=5, seed=3, parametric=True)
+    assert env.spec.candidates
+    assert env.mask is not None
+    assert env.features is not None
+    assert env.next_features is not None
+
+    def drawn(env_id: int, episode: int, step: int, k: int) -> float:
+        word = philox.draws(1, env_id, episode, philox.CANDIDATES, (step * 3 + k) << 4, (3, 0))
+        return float(philox.uniform(word)[0])
+
+    assert env.mask.tolist() == [[True, False, False]] * 2
+    first = [[drawn(5 + i, 0, 0, 0), 0] for i in (0, 1)]
+    assert env.features.tolist() == [[row, [0, 0], [0, 0]] for row in first]  # closed slots are zeros
+    take(env, 0, 0)
+    assert env.mask.tolist() == [[True, True, False]] * 2
+    second = [[[drawn(5 + i, 0, 1, k), 10 + k] for k in (0, 1)] for i in (0, 1)]
+    assert env.features.tolist() == [[*rows, [0, 0]] for rows in second]
+    assert env.field("past")[1].tolist() == [row[0] for row in first]  # step() saw what was offered
+    take(env, 1, 0)  # counts 3, 2
+    assert env.field("past")[1].tolist() == [second[0][1][0], second[1][0][0]]
+    take(env, 0, 0)  # counts 4, 3: the first one ends
+    assert env.ended.tolist() == [1, 0]
+    assert env.next_features[0, 2].tolist() == [drawn(5, 0, 3, 2), 42]
+    assert env.features[0].tolist() == [[drawn(5, 1, 0, 0), 0], [0, 0], [0, 0]]
+    assert torch.equal(env.features[1], env.next_features[1])
+    env.check()
+
+
+def test_candidates_without_features(counter: MakeEnv) -> None:
+    env = counter(CANDIDATES, num_envs=2)
+    assert env.features is None
+    take(env, 0, 0)
+    assert env.mask is not None
+    assert env.mask.tolist() == [[True, True, False]] * 2
+
+
+# -- Policies ---------------------------------------------------------------------------------------------------------
+
+
+def play(counter: MakeEnv, q: list[float] | None, mask: list[bool] | None = None, **policy: float) -> VectorEnv:
+    """200 000 environments that draw one action each."""
+    env = counter(num_envs=200_000 if mask is None else 50_000)
+    if mask is not None:
+        env = counter(MASKED_COUNTER, num_envs=50_000)
+        assert env.mask is not None
+        env.mask.copy_(torch.tensor(mask).expand(50_000, -1))
+    values = None if q is None else torch.tensor(q).repeat(env.num_envs, 1)
+    env.act(values, epsilon=torch.tensor([policy.get("epsilon", 0.0)]), temperature=policy.get("temperature", 0.0))
+    return env
+
+
+def require_probabilities(env: VectorEnv, expected: list[float]) -> None:
+    """Actions are as frequent as they should be, and each propensity is its action's probability."""
+    counts = np.bincount(env.action.numpy(), minlength=3)
+    np.testing.assert_allclose(env.propensity.numpy(), np.array(expected)[env.action.numpy()], rtol=1e-6)
+    possible = np.array(expected) > 0
+    assert counts[~possible].sum() == 0
+    if possible.sum() > 1:
+        assert stats.chisquare(counts[possible], env.num_envs * np.array(expected)[possible]).pvalue > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("q", "epsilon", "expected"),
+    [
+        ([1.0, 3.0, 2.0], 0.3, [0.1, 0.8, 0.1]),  # 0.3 / 3 each, and 0.7 on the greatest
+        ([1.0, 3.0, 2.0], 0.0, [0, 1, 0]),
+        ([1.0, 3.0, 2.0], 1.0, [1 / 3, 1 / 3, 1 / 3]),
+        ([2.0, 1.0, 2.0], 0.3, [0.8, 0.1, 0.1]),  # the first of equals
+        ([float("nan"), -5.0, -6.0], 0.3, [0.1, 0.8, 0.1]),
+        ([float("nan")] * 3, 0.0, [1, 0, 0]),
+        ([float("-inf"), float("-inf"), -1e38], 0.0, [0, 0, 1]),
+        ([0.0, float("inf"), 1.0], 0.0, [0, 1, 0]),
+        (None, 0.0, [1 / 3, 1 / 3, 1 / 3]),
+    ],
+)
+def test_epsilon_greedy(counter: MakeEnv, q: list[float] | None, epsilon: float, expected: list[float]) -> None:
+    require_probabilities(play(counter, q, epsilon=epsilon), expected)
+
+
+@pytest.mark.parametrize(
+    ("q", "epsilon", "mask", "expected"),
+    [
+        ([1.0, 3.0, 2.0], 0.4, [True, False, True], [0.2, 0, 0.8]),  # 0.4 / 2 each, and 0.6 on the better
+        ([1.0, 3.0, 2.0], 0.4, [True, False, False], [1, 0, 0]),
+        ([float("nan"), 3.0, float("nan")], 0.0, [True, False, True], [1, 0, 0]),
+        (None, 0.0, [False, True, True], [0, 0.5, 0.5]),
+    ],
+)
+def test_epsilon_greedy_among_the_allowed(
+    counter: MakeEnv, q: list[float] | None, epsilon: float, mask: list[bool], expected: list[float]
+) -> None:
+    require_probabilities(play(counter, q, mask, epsilon=epsilon), expected)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 10.0])
+def test_softmax(counter: MakeEnv, temperature: float) -> None:
+    power = np.exp(np.array([1.0, 3.0, 2.0]) / temperature)
+    require_probabilities(play(counter, [1.0, 3.0, 2.0], temperature=temperature), list(power / power.sum()))
+    some = power * [1, 0, 1]
+    env = play(counter, [1.0, 3.0, 2.0], [True, False, True], temperature=temperature)
+    require_probabilities(env, list(some / some.sum()))
+
+
+@pytest.mark.parametrize(
+    ("q", "expected"),
+    [
+        ([3e38, -3e38, 0.0], [1, 0, 0]),
+        ([float("inf"), float("inf"), 0.0], [0.5, 0.5, 0]),
+        ([float("nan"), 0.0, 0.0], [0, 0.5, 0.5]),
+        ([float("nan")] * 3, [1 / 3, 1 / 3, 1 / 3]),
+        ([1e-30, 0.0, -1e-30], [1 / 3, 1 / 3, 1 / 3]),
+    ],
+)
+def test_softmax_of_extreme_values(counter: MakeEnv, q: list[float], expected: list[float]) -> None:
+    require_probabilities(play(counter, q, temperature=1.0), expected)
+
+
+def test_nothing_allowed(counter: MakeEnv) -> None:
+    env = play(counter, [1.0, 3.0, 2.0], [False, False, False], epsilon=0.5)
+    assert not env.action.any()
+    assert (env.propensity == 1).all()
+    with pytest.raises(SimulationError, match="50000 that are not, the first environment with one is 0"):
+        env.check()
+
+
+def test_the_draw_inverts_the_distribution_function(counter: MakeEnv) -> None:
+    env = counter(num_envs=1000, first_env=3, seed=8, stream=1)
+    env.step()
+    env.act(torch.tensor([[1.0, 3.0, 2.0]]).repeat(1000, 1), epsilon=torch.tensor([0.3]))
+    word = philox.draws(1, np.arange(1000) + 3, env.episode.numpy(), philox.ACT, env.step_count.numpy() << 8, (8, 1))
+    u = philox.uniform(word)[:, 0]
+    assert env.action.tolist() == (1 * (u >= 0.1) + 1 * (u >= 0.9)).tolist()
+
+
+def test_many_actions(counter: MakeEnv) -> None:
+    source = COUNTER.replace("NUM_ACTIONS 3", "NUM_ACTIONS 300")
+    env = counter(source, num_envs=1000)
+    assert env.action.dtype == torch.int32
+    q = torch.zeros(1000, 300)
+    q[:, 299] = 1
+    env.act(q, epsilon=torch.zeros(1))
+    assert (env.action == 299).all()
+    env.act(None, epsilon=ONE)
+    assert env.action.float().mean().item() == pytest.approx(149.5, abs=300 / 12**0.5 / 1000**0.5 * 5)
+    np.testing.assert_allclose(env.propensity.numpy(), 1 / 300, rtol=1e-6)
+    env.step()
+    assert env.reward.tolist() == (1 + env.action).float().tolist()
+    env.check()
+
+
+def test_values_of_another_type_or_layout(counter: MakeEnv) -> None:
+    env = counter(num_envs=4)
+    q = torch.tensor([[1.0, 2.0, 3.0], [3.0, 1.0, 2.0], [2.0, 3.0, 1.0], [1.0, 3.0, 2.0]])
+    for values in (q, q.double(), q.T.contiguous().T, torch.cat([q, q], 1)[:, :3], q.half()):
+        env.act(values, epsilon=torch.zeros(1))
+        assert env.action.tolist() == [2, 0, 1, 1]
+
+
+def test_values_of_another_shape_are_refused(counter: MakeEnv) -> None:
+    env = counter(num_envs=4)
+    for shape in ((4, 2), (3, 3), (12,)):
+        with pytest.raises(SimulationError, match=r"q.*\[4, 3\]"):
+            env.act(torch.zeros(shape), epsilon=ONE)
+
+
+# -- State and faults -------------------------------------------------------------------------------------------------
+
+
+def test_state_goes_round(counter: MakeEnv) -> None:
+    env = counter(num_envs=7, seed=1, time_limit=5)
+    for _ in range(8):
+        env.act(None, epsilon=ONE)
+        env.step()
+    saved = env.state_dict()
+    other = counter(num_envs=7, seed=1, time_limit=5)
+    other.load_state_dict(saved)
+    for _ in range(20):
+        for one in (env, other):
+            one.act(None, epsilon=ONE)
+            one.step()
+        assert torch.equal(env.observation, other.observation)
+        assert torch.equal(env.action, other.action)
+    assert not torch.equal(saved["episode"], env.episode)  # copies, not views
+
+
+@pytest.mark.parametrize("settings", [{"num_envs": 6}, {"num_envs": 7, "seed": 2}, {"num_envs": 7, "first_env": 1}])
+def test_state_of_other_environments_is_refused(counter: MakeEnv, settings: dict[str, int]) -> None:
+    saved = counter(num_envs=7).state_dict()
+    with pytest.raises(SimulationError, match="Resume with the settings"):
+        counter(**settings).load_state_dict(saved)
+
+
+def test_an_action_out_of_range_is_counted(counter: MakeEnv) -> None:
+    env = counter(num_envs=2000, first_env=50)
+    env.action[[7, 1500, 1999]] = 3
+    env.step()
+    assert env.next_observation[:, 0].tolist() == [1.0] * 2000  # action 0 was taken
+    with pytest.raises(SimulationError) as caught:
+        env.check()
+    text = str(caught.value)
+    assert "expected actions from 0 to 2, got 3 that are not" in text
+    assert "the first environment with one is 57" in text
+    env.check()  # counted once
+    take_again = env.action.zero_()
+    env.step()
+    env.check()
+    assert not take_again.any()
+
+
+def test_no_environments(counter: MakeEnv) -> None:
+    with pytest.raises(SimulationError, match="num_envs: expected at least 1 environment, got 0"):
+        counter(num_envs=0)
+
+
+def test_a_time_limit_below_one(counter: MakeEnv) -> None:
+    with pytest.raises(SimulationError, match="time_limit: expected at least 1 step, got 0"):
+        counter(num_envs=1, time_limit=0)
+
+
+def test_global_ids_are_32_bits(counter: MakeEnv) -> None:
+    env = counter(num_envs=2, first_env=2**32 - 2)
+    env.step()
+    with pytest.raises(SimulationError, match="global ids"):
+        counter(num_envs=2, first_env=2**32 - 1)
+
+
+def test_more_environments_than_memory(counter: MakeEnv, monkeypatch: pytest.MonkeyPatch) -> None:
+    # 4 words of state, 2 + 2 of observations, 7 more (step count, episode, return, last return and length, propensity,
+    # reward), action and ended: 4 * 15 + 2 = 62 bytes.
+    monkeypatch.setattr(env_module, "free_bytes", lambda device: 3 * 2**30)
+    with pytest.raises(SimulationError) as caught:
+        counter(num_envs=100_000_000)
+    text = str(caught.value)
+    assert "3.0 GiB free on cpu" in text
+    assert "100000000, which need 5.8 GiB" in text  # 6.2e9 / 2^30
+    assert f"At most {3 * 2**30 // 62} fit" in text
+
+
+def test_bytes_are_estimated_as_allocated(counter: MakeEnv) -> None:
+    for source, parametric in ((COUNTER, False), (MASKED_COUNTER, False), (CANDIDATES, True)):
+        env = counter(source, num_envs=1000, parametric=parametric)
+        tensors = {id(value): value for value in vars(env).values() if isinstance(value, Tensor)}
+        held = sum(value.numel() * value.element_size() for value in tensors.values()) - 8  # the error word
+        assert held == 1000 * env.bytes_per_env
+
+
+def test_free_memory_of_this_machine() -> None:
+    free = env_module.free_bytes(torch.device("cpu"))
+    assert 2**20 < free < 2**46
+
+
+def test_an_unknown_field(counter: MakeEnv) -> None:
+    with pytest.raises(SimulationError, match="one of count, past, lot, got 'speed'"):
+        counter(num_envs=1).field("speed")
+
+
+def test_spec_is_what_the_file_says(counter: MakeEnv) -> None:
+    spec = counter(MASKED_COUNTER, num_envs=1).spec
+    assert dataclasses.asdict(spec) == {
+        "name": "counter",
+        "num_actions": 3,
+        "observation_size": 2,
+        "time_limit": 100,
+        "action_feature_size": 3,
+        "candidates": False,
+        "masked": True,
+        "action_bytes": 1,
+        "action_names": ("0", "1", "2"),
+        "parameters": {"goal": 4.0, "worth": 1.0},
+        "fields": (
+            {"name": "count", "kind": "int", "size": 1},
+            {"name": "past", "kind": "float", "size": 2},
+            {"name": "lot", "kind": "unsigned", "size": 1},
+        ),
+        "action_features": ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)),
+    }

@@ -1,0 +1,71 @@
+"""The configs that ship run as they are, and reach the scores that the README claims."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from oracles.runs import ROOT, Runner
+
+from reagent_lite.config import DqnConfig, ParametricDqnConfig, load_config
+from reagent_lite.config.simulate import SimulateConfig
+
+CONFIGS = sorted((ROOT / "configs").rglob("*.json"))
+
+
+def tree(name: str) -> dict[str, Any]:
+    parsed: dict[str, Any] = json.loads((ROOT / "configs" / name).read_text())
+    return parsed
+
+
+@pytest.mark.parametrize("file", CONFIGS, ids=lambda file: str(file.relative_to(ROOT)))
+def test_every_config_is_accepted_by_one_workflow(file: Path) -> None:
+    kind = {"simulate": SimulateConfig, "simulate_candidates": SimulateConfig, "dqn": DqnConfig,
+            "online": ParametricDqnConfig if file.parent.name == "recommend" else DqnConfig}  # fmt: skip
+    load_config(kind.get(file.stem, ParametricDqnConfig), str(file))
+
+
+@pytest.mark.parametrize(
+    ("simulate", "workflow", "config"),
+    [
+        ("cartpole/simulate.json", "dqn", "cartpole/dqn.json"),
+        pytest.param("cartpole/simulate_candidates.json", "parametric_dqn", "cartpole/parametric_dqn.json",
+                     marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
+def test_cartpole_from_thirty_thousand_random_transitions(
+    run: Runner, simulate: str, workflow: str, config: str
+) -> None:
+    """learning.md's bar: 190 of 200 from random actions, which earn 22."""
+    assert run("simulate", tree(simulate)).code == 0
+    done = run(workflow, tree(config))
+    assert done.code == 0, done.err
+    scores = done.outcome["scores"]
+    assert scores["simulation/return/mean"] >= 190
+    assert scores["simulation/random_return/mean"] == pytest.approx(22.2, abs=4)
+
+
+@pytest.mark.parametrize(
+    ("workflow", "config", "seed"),
+    [("dqn", "cartpole/online.json", 0)]
+    + [pytest.param("dqn", "cartpole/online.json", seed, marks=pytest.mark.slow) for seed in (1, 2)]
+    + [
+        pytest.param("parametric_dqn", "cartpole/online_parametric.json", seed, marks=pytest.mark.slow)
+        for seed in (0, 1, 2)
+    ],
+)
+def test_cartpole_is_solved_online(run: Runner, workflow: str, config: str, seed: int) -> None:
+    """Gymnasium's threshold for CartPole-v1: 475 over 100 episodes, here on episodes that stopped nothing."""
+    done = run(workflow, tree(config), "--set", f"seed={seed}", timeout=500)
+    assert done.code == 0, done.err
+    assert done.outcome["scores"]["simulation/return/mean"] >= 475
+
+
+@pytest.mark.slow
+def test_a_planning_recommender_beats_a_greedy_one(run: Runner) -> None:
+    """The environment's point: who maximises the next click satiates the user."""
+    planner = run("parametric_dqn", tree("recommend/online.json"), timeout=500)
+    greedy = run("parametric_dqn", tree("recommend/online.json"), "--set", "rl.gamma=0", timeout=500)
+    assert planner.code == greedy.code == 0, planner.err + greedy.err
+    ours, theirs = planner.outcome["scores"], greedy.outcome["scores"]
+    assert ours["simulation/return/lower"] > theirs["simulation/return/upper"]

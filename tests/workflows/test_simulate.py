@@ -1,0 +1,249 @@
+"""Simulated logs: dynamics, episodes and the random policy against independent truth."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from oracles import cartpole, gridworld
+from oracles.runs import Runner
+from oracles.simulated import dense, made
+
+from reagent_lite.config import check
+from reagent_lite.config.simulate import SimulateConfig
+from reagent_lite.data.training_copy import prepare_training_copy
+from reagent_lite.sim.cuda_build import cuda_problem, driver_problem
+from reagent_lite.sim.sources import find_environment
+from workflows.simulating import simulate
+
+Array = NDArray[np.float64]
+NAMES = ("left", "right")
+
+
+def test_rows_obey_the_dynamics(tmp_path: Path) -> None:
+    result, log = made(tmp_path, rows=8000, num_envs=100)
+    after = dense(row["next_state_features"] for row in log.rows)
+    index = (log.action == "right").astype(int)
+    expected, fell = cartpole.step(log.state, index)
+    assert np.abs(after - expected).max() < 1e-5
+    np.testing.assert_array_equal(log.terminal, fell)
+    assert not log.truncated.any()
+    last = np.append(np.diff(log.episode) > 0, True)
+    np.testing.assert_array_equal(log.terminal, last)
+    np.testing.assert_array_equal(after[~last], log.state[1:][~last[:-1]])  # the same numbers, not only close
+    starts = log.state[log.position == 0]
+    assert np.abs(starts).max() <= 0.05
+    assert np.abs(starts).max() > 0.049
+    for row, ends, following in zip(log.rows, last, [*log.rows[1:], None], strict=True):
+        assert row["possible_actions"] == list(NAMES)
+        assert row["possible_next_actions"] == ([] if ends else list(NAMES))
+        assert row["next_action"] == (None if ends or following is None else following["action"])
+        assert (row["time_diff"], row["reward"]) == (1, 1)
+    assert (result.rows, result.episodes) == (len(log.rows), len(log.lengths))
+
+
+def test_the_limit_truncates_and_a_fall_terminates(tmp_path: Path) -> None:
+    result, log = made(tmp_path, episodes=300, time_limit=12)
+    after = dense(row["next_state_features"] for row in log.rows)
+    _, fell = cartpole.step(log.state, (log.action == "right").astype(int))
+    last = np.append(np.diff(log.episode) > 0, True)
+    np.testing.assert_array_equal(log.terminal, fell)
+    np.testing.assert_array_equal(log.truncated, (log.position == 11) & ~fell)
+    np.testing.assert_array_equal(log.terminal ^ log.truncated, last)
+    assert 0 < log.terminal.sum() < 300
+    assert next(row["possible_next_actions"] for row in log.rows if row["truncated"]) == list(NAMES)
+    assert np.abs(after[log.truncated]).max() > 0  # a truncated row says where it led
+    assert (result.episodes, log.lengths.max()) == (300, 12)
+
+
+def test_whole_episodes_in_the_order_of_their_starts(tmp_path: Path) -> None:
+    result, log = made(tmp_path, rows=3000, num_envs=16, seed=7)
+    lengths, ids = log.lengths, log.ids
+    assert result.rows == lengths.sum() >= 3000 > lengths[:-1].sum()
+    np.testing.assert_array_equal(log.position, np.concatenate([np.arange(n) for n in lengths]))
+    assert {seed for seed, _, _ in ids} == {7}
+    assert {env for _, env, _ in ids} == set(range(16))
+    # an environment's episodes follow each other without a gap, so each start is the sum of the lengths before
+    start, clock, number = [], np.zeros(16, int), np.zeros(16, int)
+    for (_, env, n), length in zip(ids, lengths, strict=True):
+        assert n == number[env]
+        start.append((clock[env], env))
+        clock[env] += length
+        number[env] += 1
+    assert start == sorted(start)
+
+
+def test_lengths_are_not_biased(tmp_path: Path) -> None:
+    """Few episodes from many environments, often: the mean is that of episodes played to their ends one by one."""
+    rng = np.random.default_rng(5)
+    truth = cartpole.play(lambda state: rng.integers(2, size=len(state)), 20_000)
+    lengths, first_to_end = [], []
+    for seed in range(60):
+        _, log = made(tmp_path, rows=1500, num_envs=32, seed=seed)
+        lengths.append(log.lengths)
+        clock, ends = np.zeros(32), []
+        for (_, env, _), length in zip(log.ids, log.lengths, strict=True):
+            clock[env] += length
+            ends.append((clock[env], env, length))
+        first_to_end += [length for _, _, length in sorted(ends)[:32]]
+    every = np.concatenate(lengths)
+    error = truth.std() * (1 / len(truth) + 1 / len(every)) ** 0.5
+    # the one episode of a run that crosses the line has E[L^2] / E[L] rows instead of E[L]
+    crossing = (np.square(truth).mean() / truth.mean() - truth.mean()) * len(lengths) / len(every)
+    assert abs(every.mean() - truth.mean()) < 4 * error + crossing
+    # this could tell: the same runs' first 32 episodes to end are shorter by far more
+    assert np.mean(first_to_end) < truth.mean() - 10 * (4 * error + crossing) / 4
+
+
+def test_the_mean_return_is_gymnasiums(tmp_path: Path) -> None:
+    result, _ = made(tmp_path, episodes=4000, num_envs=1000)
+    env = gymnasium.make("CartPole-v1", max_episode_steps=200)
+    env.action_space.seed(0)
+    returns = []
+    for episode in range(600):
+        env.reset(seed=episode)
+        total, over = 0.0, False
+        while not over:
+            _, reward, terminated, truncated, _ = env.step(env.action_space.sample())
+            total, over = total + float(reward), terminated or truncated
+        returns.append(total)
+    assert result.lower is not None
+    assert result.upper is not None
+    ours = (result.upper - result.lower) / 2 / 1.959964
+    assert abs(result.mean_return - np.mean(returns)) < 4 * (ours**2 + np.var(returns) / 600) ** 0.5
+    assert result.mean_return == pytest.approx(22.2, abs=0.8)
+
+
+def test_random_propensities(tmp_path: Path) -> None:
+    _, log = made(tmp_path, rows=20_000)
+    assert (log.propensity == 0.5).all()
+    share = (log.action == "right").mean()
+    assert abs(share - 0.5) < 4 * 0.5 / len(log.rows) ** 0.5
+
+
+def test_events_are_the_same_decisions(tmp_path: Path) -> None:
+    _, log = made(tmp_path, rows=500, num_envs=8)
+    _, events = made(tmp_path, rows=500, num_envs=8, format="events", ds="2026-01-01")
+    columns = {"mdp_id", "sequence_number", "state_features", "action", "reward", "possible_actions",
+               "action_probability", "terminal", "truncated"}  # fmt: skip
+    assert [row | {"ds": None} for row in events.rows] == [
+        {name: row[name] for name in columns} | {"ds": None} for row in log.rows
+    ]
+    assert {row["ds"] for row in events.rows} == {"2026-01-01"}
+
+
+def test_candidate_lists_of_fixed_actions(tmp_path: Path) -> None:
+    _, named = made(tmp_path, rows=300, num_envs=8)
+    _, log = made(tmp_path, rows=300, num_envs=8, parametric=True)
+    both = {"left": {"0": 1, "1": 0}, "right": {"0": 0, "1": 1}}
+    assert [row["action"] for row in log.rows] == [both[row["action"]] for row in named.rows]
+    assert log.rows[0]["possible_actions"] == list(both.values())
+    copy = prepare_training_copy(str(tmp_path / "log.jsonl"), actions=None, directory=str(tmp_path / "copy"))
+    assert (len(copy), copy.notes) == (len(log.rows), ())
+
+
+def test_candidates_of_recommendations(tmp_path: Path) -> None:
+    result, log = made(tmp_path, env="recommend", rows=2000, parametric=True)
+    counts = np.array([len(row["possible_actions"]) for row in log.rows])
+    assert set(counts) == set(range(5, 11))
+    np.testing.assert_allclose(log.propensity, 1 / counts, rtol=1e-6)
+    last = np.append(np.diff(log.episode) > 0, True)
+    for row, ends, following in zip(log.rows, last, [*log.rows[1:], {}], strict=True):
+        assert row["action"] in row["possible_actions"]
+        if not ends:  # what is offered next is what the next row chooses from
+            assert row["possible_next_actions"] == following["possible_actions"]
+    # satiation of the state after: q <- 0.8 q + f
+    after = dense(row["next_state_features"] for row in log.rows)
+    topics = dense(row["action"] for row in log.rows)[:, :8]
+    np.testing.assert_allclose(after[:, 8:16], 0.8 * log.state[:, 8:16] + topics, atol=1e-6)
+    copy = prepare_training_copy(result.log, actions=None, directory=str(tmp_path / "copy"))
+    assert (len(copy), copy.notes) == (result.rows, ())
+    assert copy.candidates.shape[1] == 9
+
+
+@pytest.mark.parametrize("suffix", [".jsonl.gz", ".jsonl.zst", ".parquet"])
+def test_every_format_is_read_as_the_plain_one(tmp_path: Path, suffix: str) -> None:
+    _, log = made(tmp_path, rows=2000)
+    plain = prepare_training_copy(str(tmp_path / "log.jsonl"), actions=NAMES, directory=str(tmp_path / "plain"))
+    tree = {"env": "cartpole_v0", "output_path": str(tmp_path / f"x{suffix}"), "format": "transitions", "rows": 2000}
+    simulate(check(SimulateConfig, tree | {"use_gpu": False}))
+    copy = prepare_training_copy(str(tmp_path / f"x{suffix}"), actions=NAMES, directory=str(tmp_path / "copy"))
+    assert copy.notes == plain.notes == ()
+    for name in ("state", "action", "reward", "bootstrap", "propensity", "next_index", "next_mask"):
+        np.testing.assert_array_equal(getattr(copy, name), getattr(plain, name))
+    assert len(copy) == len(log.rows)
+
+
+@pytest.mark.parametrize("parametric", [False, True])
+def test_the_log_trains(run: Runner, small: dict[str, Any], tmp_path: Path, parametric: bool) -> None:
+    made(tmp_path, rows=200, parametric=parametric)
+    small["training_data_path"] = str(tmp_path / "log.jsonl")
+    small["actions"] = list(NAMES)
+    if parametric:
+        del small["actions"]
+    done = run("parametric_dqn" if parametric else "dqn", small)
+    assert done.code == 0, done.err
+    assert "warning" not in done.err
+
+
+def test_the_same_seed_is_the_same_bytes(tmp_path: Path) -> None:
+    def log(**changes: Any) -> bytes:
+        made(tmp_path, **({"rows": 1000, "num_envs": 16} | changes))
+        return (tmp_path / "log.jsonl").read_bytes()
+
+    first = log()
+    assert log() == first
+    assert log(seed=1) != first
+    # an episode depends on seed, environment and number alone: first episodes are the same among more environments
+    assert log(rows=None, episodes=10, num_envs=10) == log(rows=None, episodes=10, num_envs=64)
+    assert log(env_parameters={"gravity": 5.0}) != first
+
+
+@pytest.mark.gpu
+def test_a_gpu_writes_the_same_bytes(tmp_path: Path) -> None:
+    problem = driver_problem() or cuda_problem(torch.device("cuda", 0), find_environment("cartpole_v0"))
+    if problem is not None:
+        pytest.skip(str(problem))
+    for backend in ("cpu", "cuda"):
+        made(tmp_path / backend, rows=5000, use_gpu=True, backend=backend)
+    one, other = (tmp_path / backend / "log.jsonl" for backend in ("cpu", "cuda"))
+    assert one.read_bytes() == other.read_bytes()
+
+
+def test_masked_actions_and_the_true_value_of_the_random_policy(tmp_path: Path) -> None:
+    truth = float(gridworld.policy_values(gridworld.random_policy())[gridworld.START])
+    assert truth == pytest.approx(0.332371, abs=5e-7)
+    wanted = {"kind": "random", "episodes": 4000, "gamma": 0.9, "confidence_level": 0.9999}
+    result, log = made(tmp_path, env="gridworld", rows=2000, value_of=wanted)
+    assert result.value_of is not None
+    assert result.value_of["discounted_return"]["lower"] < truth < result.value_of["discounted_return"]["upper"]
+    assert abs(result.value_of["discounted_return"]["mean"] - truth) < 0.1
+    # the path of a terminated episode pays 10 at its end, whatever its length
+    assert result.value_of["return"]["mean"] == pytest.approx(10 * result.value_of["terminated_share"])
+    assert json.loads((tmp_path / "log.jsonl.truth.json").read_text()) == result.value_of
+    cells, open_here = log.state.argmax(1), gridworld.allowed()
+    after = dense(row["next_state_features"] for row in log.rows).argmax(1)
+    chances = gridworld.transition_matrix()
+    for row, cell, following, propensity in zip(log.rows, cells, after, log.propensity, strict=True):
+        assert row["possible_actions"] == [gridworld.ACTIONS[k] for k in np.flatnonzero(open_here[cell])]
+        assert row["possible_next_actions"] == [gridworld.ACTIONS[k] for k in np.flatnonzero(open_here[following])]
+        assert propensity == np.float32(1 / open_here[cell].sum())
+        assert chances[cell, gridworld.ACTIONS.index(row["action"]), following] > 0
+
+
+def test_one_episode_has_no_interval(tmp_path: Path) -> None:
+    result, log = made(tmp_path, episodes=1)
+    assert (result.episodes, result.rows, result.mean_return) == (1, len(log.rows), len(log.rows))
+    assert result.lower is None
+    assert result.upper is None
+
+
+def test_as_a_user_runs_it(run: Runner, tmp_path: Path) -> None:
+    done = run("simulate", {"env": "cartpole_v1", "output_path": "logs/x.parquet", "episodes": 20, "use_gpu": False})
+    assert done.code == 0, done.err
+    assert done.outcome["episodes"] == 20
+    assert (tmp_path / "logs" / "x.parquet").exists()

@@ -1,0 +1,196 @@
+"""Policies of exported models in simulation: propensities, true values, and every error of the command line."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from oracles import gridworld
+from oracles.bundles import bilinear_bundle, linear_bundle
+from oracles.simulated import made
+
+from reagent_lite.config.simulate import SimulateConfig
+from workflows.command_line import main_alone
+from workflows.simulate import COMMAND
+from workflows.simulating import simulate
+
+Array = NDArray[np.float64]
+NAMES = ("left", "right")
+# values of a model that reads features 2 and 0, in this order: leans left of upright go left
+WEIGHT = np.array([[-8.0, -0.5], [8.0, 0.25]])
+IDS = (2, 0)
+
+
+@pytest.fixture(scope="module")
+def linear(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(linear_bundle(tmp_path_factory.mktemp("linear") / "model", WEIGHT, NAMES, IDS))
+
+
+@pytest.fixture(scope="module")
+def bilinear(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Candidates of two features, left (1, 0) and right (0, 1): the same values as `linear`."""
+    return str(bilinear_bundle(tmp_path_factory.mktemp("bilinear") / "model", WEIGHT, IDS, (0, 1)))
+
+
+def values(state: Array) -> Array:
+    result: Array = state[:, IDS] @ WEIGHT.T
+    return result
+
+
+def test_epsilon_greedy_propensities(tmp_path: Path, linear: str) -> None:
+    epsilon = 0.3
+    _, log = made(tmp_path, rows=20_000, policy={"kind": "epsilon_greedy", "model": linear, "epsilon": epsilon})
+    q = values(log.state)
+    clear = np.abs(q[:, 0] - q[:, 1]) > 1e-5
+    assert clear.mean() > 0.99
+    greedy = (q.argmax(1) == (log.action == "right"))[clear]
+    expected = np.where(greedy, np.float32(1 - epsilon + epsilon / 2), np.float32(epsilon / 2))
+    np.testing.assert_allclose(log.propensity[clear], expected, rtol=1e-7)
+    assert len(np.unique(log.propensity)) == 2
+    share, chance = greedy.mean(), 1 - epsilon / 2
+    assert abs(share - chance) < 4 * (chance * (1 - chance) / clear.sum()) ** 0.5
+
+
+def test_greedy_alone_is_certain(tmp_path: Path, linear: str) -> None:
+    _, log = made(tmp_path, episodes=3, policy={"kind": "epsilon_greedy", "model": linear, "epsilon": 0.0})
+    assert (log.propensity == 1).all()
+
+
+@pytest.mark.parametrize("parametric", [False, True])
+def test_softmax_propensities(tmp_path: Path, linear: str, bilinear: str, parametric: bool) -> None:
+    policy = {"kind": "softmax", "model": bilinear if parametric else linear, "temperature": 0.5}
+    _, log = made(tmp_path, rows=10_000, parametric=parametric, policy=policy)
+    scores = values(log.state) / 0.5
+    weights = np.exp(scores - scores.max(1, keepdims=True))
+    chances = weights / weights.sum(1, keepdims=True)
+    right = np.array(["'1': 1" in one for one in log.action]) if parametric else log.action == "right"
+    np.testing.assert_allclose(log.propensity, np.where(right, chances[:, 1], chances[:, 0]), rtol=2e-5)
+    # drawn as often as said: a sum of independent draws around its mean
+    spread = np.sqrt((chances[:, 0] * chances[:, 1]).sum())
+    assert abs(right.sum() - chances[:, 1].sum()) < 4 * spread
+
+
+def test_the_true_value_of_a_model(tmp_path: Path) -> None:
+    """A model that holds the optimal values, one column a cell: greedy is worth the optimum, epsilon-greedy less."""
+    model = linear_bundle(tmp_path / "model", gridworld.optimal_q().T, gridworld.ACTIONS, tuple(range(25)))
+    optimum = float(gridworld.optimal_values()[gridworld.START])
+    wanted = {"model": str(model), "episodes": 2000, "gamma": 0.9, "confidence_level": 0.9999}
+    greedy, _ = made(tmp_path, env="gridworld", episodes=1, value_of=wanted)
+    assert greedy.value_of is not None
+    assert greedy.value_of["discounted_return"]["lower"] < optimum < greedy.value_of["discounted_return"]["upper"]
+    best = gridworld.optimal_q()
+    mask = gridworld.allowed()
+    policy = 0.5 * gridworld.random_policy()
+    policy[np.arange(25), np.where(mask, best, -1).argmax(1)] += 0.5 * mask.any(1)
+    truth = float(gridworld.policy_values(policy)[gridworld.START])
+    noisy, log = made(
+        tmp_path, env="gridworld", episodes=50, value_of=wanted | {"kind": "epsilon_greedy", "epsilon": 0.5},
+        policy={"kind": "epsilon_greedy", "model": str(model), "epsilon": 0.5},
+    )  # fmt: skip
+    assert noisy.value_of is not None
+    assert noisy.value_of["discounted_return"]["lower"] < truth < noisy.value_of["discounted_return"]["upper"]
+    assert noisy.value_of["policy"] == {"kind": "epsilon_greedy", "model": str(model), "epsilon": 0.5, "temperature": 0}
+    index = [gridworld.ACTIONS.index(row["action"]) for row in log.rows]
+    np.testing.assert_allclose(log.propensity, policy[log.state.argmax(1), index], rtol=1e-6)
+
+
+def started(tmp_path: Path, tree: dict[str, Any], *arguments: str) -> int:
+    base = {"env": "cartpole_v0", "output_path": str(tmp_path / "out" / "log.jsonl"), "rows": 50, "use_gpu": False}
+    (tmp_path / "c.json").write_text(json.dumps(base | tree))
+    return main_alone(COMMAND, SimulateConfig, simulate, ["--config", str(tmp_path / "c.json"), *arguments])
+
+
+ERRORS: list[tuple[dict[str, Any], str]] = [
+    ({"env": "cartpole_v00"}, "cartpole_v0"),
+    ({"env": "nowhere/x.cuh"}, "nowhere/x.cuh"),
+    ({"env_parameters": {"gravty": 1.0}}, "gravity"),
+    ({"num_envs": 0}, "num_envs: expected greater than or equal to 1"),
+    ({"output_path": "FOLDER/file/x.jsonl"}, "output_path: expected a writable folder"),
+    ({"output_path": "FOLDER/folder.jsonl"}, "output_path: expected a file, got the folder"),
+    ({"output_path": "FOLDER/out/x.txt"}, "output_path: expected a file name that ends in .jsonl"),
+    ({"rows": 5, "episodes": 5}, "episodes: expected absent while rows is given"),
+    ({"policy": {"kind": "softmax", "model": "FOLDER/none"}}, "expected the folder of an exported model"),
+    ({"policy": {"kind": "softmax", "model": "FOLDER/altered"}}, "model.onnx"),
+    ({"policy": {"kind": "epsilon_greedy", "model": "LINEAR", "epsilon": 1.2}}, "policy.epsilon: expected less than"),
+    ({"policy": {"kind": "softmax", "model": "BILINEAR"}}, "expected a model of named actions (workflows.dqn)"),
+    ({"policy": {"kind": "softmax", "model": "LINEAR"}, "parametric": True}, "expected a model of candidates"),
+    ({"value_of": {"model": "BILINEAR"}}, "value_of.model"),
+    (
+        {"env": "gridworld", "policy": {"kind": "softmax", "model": "LINEAR"}},
+        "expected actions L, R, U, D of gridworld",
+    ),
+    (
+        {"env": "mountain_car", "policy": {"kind": "softmax", "model": "LINEAR"}},
+        "expected state features among 0 to 1 of mountain_car, got 2",
+    ),
+    ({"env": "recommend"}, "parametric: expected true with recommend"),
+]
+
+
+@pytest.mark.parametrize(("tree", "message"), ERRORS, ids=[str(i) for i in range(len(ERRORS))])
+def test_errors(
+    tmp_path: Path, linear: str, bilinear: str, capsys: pytest.CaptureFixture[str],
+    tree: dict[str, Any], message: str,
+) -> None:  # fmt: skip
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder.jsonl").mkdir()
+    (tmp_path / "altered").mkdir()
+    for file in Path(linear).iterdir():
+        data = bytearray(file.read_bytes())
+        data[len(data) // 2] ^= file.name == "model.onnx"
+        (tmp_path / "altered" / file.name).write_bytes(bytes(data))
+    names = {"FOLDER": str(tmp_path), "BILINEAR": bilinear, "LINEAR": linear}
+    text = json.dumps(tree)
+    for name, path in names.items():
+        text = text.replace(name, path)
+    before = sorted(tmp_path.rglob("*"))
+    assert started(tmp_path, json.loads(text)) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert "expected" in captured.err
+    assert captured.out == ""
+    assert [path for path in sorted(tmp_path.rglob("*")) if path not in before] == [tmp_path / "c.json"]
+
+
+def test_a_log_that_cannot_be_finished_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A pole of no length: its acceleration is infinite, and what follows is no number."""
+    assert started(tmp_path, {"env_parameters": {"half_length": 0.0}}) == 2
+    assert "expected finite numbers" in capsys.readouterr().err
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_the_last_line_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert started(tmp_path, {}, "--set", "value_of.kind=random", "--set", "value_of.episodes=50") == 0
+    captured = capsys.readouterr()
+    (line,) = captured.out.splitlines()
+    outcome = json.loads(line)
+    assert list(outcome) == ["log", "rows", "episodes", "mean_return", "lower", "upper", "rows_per_second", "seconds",
+                             "value_of"]  # fmt: skip
+    assert outcome["log"] == str(tmp_path / "out" / "log.jsonl")
+    assert outcome["rows"] == len((tmp_path / "out" / "log.jsonl").read_text().splitlines())
+    assert outcome["value_of"]["policy"]["kind"] == "random"
+    assert "simulating: " in captured.err
+    assert "true value of random over 50 episodes" in captured.err
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["log.jsonl", "log.jsonl.truth.json"]
+
+
+def test_a_dry_run_plays_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert started(tmp_path, {}, "--dry_run", "--set", "rows=7") == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == 7
+    assert not (tmp_path / "out").exists()
+
+
+def test_help_and_schema_teach(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main_alone(COMMAND, SimulateConfig, simulate, ["--help"])
+    text = capsys.readouterr().out
+    for word in ("--config", "--set", "--dry_run", "--print_schema", "exit codes", "examples", "rows_per_second"):
+        assert word in text
+    assert "--node_index" not in text
+    assert main_alone(COMMAND, SimulateConfig, simulate, ["--print_schema"]) == 0
+    schema = json.loads(capsys.readouterr().out)
+    for section in (schema, *schema["$defs"].values()):
+        for key, field in section["properties"].items():
+            assert "description" in field or "$ref" in field, key

@@ -1,0 +1,267 @@
+"""Training in simulation: alone, beside data, on several processes, for both workflows, and what goes wrong."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from oracles import gridworld
+from oracles.logs import write_lines
+from oracles.runs import Runner
+
+from reagent_lite.config import DqnConfig, ParametricDqnConfig, WorkflowConfig, check
+from reagent_lite.data.source import LoggedSource
+from reagent_lite.distributed.group import Group, Place
+from reagent_lite.export import load_bundle
+from reagent_lite.sim.rollout import RolloutSource
+from reagent_lite.training.loop import Report, fit
+from workflows.experience import build_judges, gather_experience, open_stream
+from workflows.judging import Judgement
+from workflows.learning import build_learner, build_optimization
+from workflows.simulation import open_simulation, with_actions
+
+Tree = dict[str, Any]
+
+
+def online(tmp_path: Path, env: str, **simulation: Any) -> Tree:
+    return {
+        "model_output_path": str(tmp_path / "out"),
+        "use_gpu": False,
+        "rl": {"gamma": 0.9, "target_update_rate": 0.1, "epsilon": 0.1, "temperature": 0.1},
+        "rainbow": {"dueling_architecture": False},
+        "training": {"layers": [-1, 32, -1], "activations": ["relu", "linear"], "minibatch_size": 128,
+                     "learning_rate": 0.005, "l2_decay": 0.0},
+        "evaluation": {"bootstrap_resamples": 200},
+        "simulation": {"env": env, "num_envs": 16, "total_steps": 8000, "warmup_steps": 2000, "num_evaluations": 2,
+                       "evaluation_episodes": 20, **simulation},
+    }  # fmt: skip
+
+
+def tags(tree: Tree) -> set[str]:
+    lines = (Path(tree["model_output_path"]) / "metrics.jsonl").read_text().splitlines()
+    return {name for line in lines for name in json.loads(line)}
+
+
+def test_gridworld_online_learns_the_exact_values(run: Runner, tmp_path: Path) -> None:
+    tree = online(tmp_path, "gridworld", total_steps=60_000, warmup_steps=20_000, epsilon_end=0.5,
+                  env_parameters={"random_start": 1}, evaluation_episodes=200)  # fmt: skip
+    tree["training"] |= {"layers": [-1, -1], "activations": ["linear"], "learning_rate": 0.02,
+                         "lr_policy": "exponential", "lr_decay": 0.2}  # fmt: skip
+    tree["simulation"] |= {"num_evaluations": 4, "updates_per_rollout": 2}
+    done = run("dqn", tree)
+    assert done.code == 0, done.err
+    bundle = load_bundle(done.outcome["model"])
+    assert bundle.action_names == ("L", "R", "U", "D")
+    q = bundle.predict(np.eye(25, dtype=np.float32)).q
+    allowed = gridworld.allowed()
+    exact = gridworld.optimal_q()
+    np.testing.assert_allclose(q[allowed], exact[allowed], rtol=0.03)
+
+
+def test_outputs_of_a_simulated_run(run: Runner, tmp_path: Path) -> None:
+    tree = online(tmp_path, "cartpole_v0", time_limit=50, pictures=True)
+    done = run("dqn", tree)
+    assert done.code == 0, done.err
+    out = Path(tree["model_output_path"])
+    # (8000 - 2000) / 16 rollouts, one update each; two evaluations of equal length: 374 steps of 128 rows
+    assert done.outcome["steps"] == 374
+    assert done.outcome["rows"] == 374 * 128
+    scores = done.outcome["scores"]
+    assert scores["simulation/return/lower"] <= scores["simulation/return/mean"] <= 50
+    assert {
+        "simulation/training_return/mean",
+        "simulation/env_steps",
+        "train/td_loss",
+        "simulation/return/mean",
+    } <= tags(tree)
+    evaluation = json.loads((out / "model" / "evaluation.json").read_text())
+    assert evaluation["simulation"]["episodes"] == 20
+    assert (out / "learning_curve.png").stat().st_size > 1000
+    assert (out / "rollout.gif").read_bytes()[:6] == b"GIF89a"
+    resolved = json.loads((out / "config.json").read_text())
+    assert resolved["actions"] == list(load_bundle(out / "model").action_names)
+
+
+def fitted(model: type[WorkflowConfig], tree: Tree) -> tuple[int, Judgement]:
+    """Learns and judges in this process, without the export; returns steps and the final judgement."""
+    group = Group(Place(), torch.device("cpu"))
+    config = check(model, tree)
+    simulation = open_simulation(config, group, parametric=model is ParametricDqnConfig)
+    config = with_actions(config, simulation)
+    experience = gather_experience(config, group, simulation)
+    learner = build_learner(config, experience.spec, group.device)
+    optimization = build_optimization(config, learner, captured=False)
+    stream = open_stream(config, experience, learner, group)
+    judges = build_judges(config, experience, learner, group)
+
+    def report(report: Report) -> None:
+        assert np.isfinite(report.metrics["td_loss"])
+        judges.figures(final=False)
+
+    steps = fit(learner, stream.source, optimization, group, stream.plan, report=report, stop=judges.satisfied,
+                before_step=stream.before_step)  # fmt: skip
+    assert stream.figures()["simulation/episodes"] > 0
+    return steps, judges.at_end()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rl": {"multi_steps": 3}},
+        {"rl": {"maxq_learning": False}},
+        {"rainbow": {"quantile": True, "num_atoms": 8}},
+        {"rainbow": {"categorical": True, "num_atoms": 8, "qmin": 0, "qmax": 10}},
+        {"rl": {"multi_steps": 3, "reward_boost": {"left": 0.5}}},
+        {"simulation": {"replay": {"prioritized": True, "capacity": 2000}}},
+        {"simulation": {"exploration": "softmax"}},
+        {"training": {"minibatches_per_step": 2}},
+        {"simulation": {"steps_per_rollout": 3, "updates_per_rollout": 2, "math": "fast"}},
+    ],
+    ids=str,
+)
+def test_every_option_trains(tmp_path: Path, change: Tree) -> None:
+    tree = online(tmp_path, "cartpole_v0", total_steps=3000, warmup_steps=1000)
+    for section, keys in change.items():
+        tree[section] = {**tree[section], **keys}
+    _, judgement = fitted(DqnConfig, tree)
+    assert judgement.scalars["simulation/return/mean"] >= 8  # falling at once takes so long
+
+
+@pytest.mark.parametrize("env", ["cartpole_v1", "pendulum", "gridworld"])
+def test_fixed_actions_are_candidates_too(tmp_path: Path, env: str) -> None:
+    tree = online(tmp_path, env, total_steps=3000, warmup_steps=1000, time_limit=40)
+    _, judgement = fitted(ParametricDqnConfig, tree)
+    assert np.isfinite(judgement.scalars["simulation/return/mean"])
+
+
+def test_the_run_stops_when_it_is_good_enough(tmp_path: Path) -> None:
+    tree = online(tmp_path, "cartpole_v0", total_steps=10_000, num_evaluations=10, stop_at_return=5)
+    steps, _ = fitted(DqnConfig, tree)
+    assert steps == 50  # a tenth of (10 000 - 2000) / 16
+
+
+def test_candidates_of_every_step_train_and_are_exported(run: Runner, tmp_path: Path) -> None:
+    tree = online(tmp_path, "recommend", total_steps=3000, warmup_steps=1000, time_limit=40)
+    done = run("parametric_dqn", tree)
+    assert done.code == 0, done.err
+    bundle = load_bundle(done.outcome["model"])
+    assert bundle.parametric
+    assert len(bundle.action_feature_ids) == 9
+
+
+def test_processes_share_environments_and_episodes(run: Runner, tmp_path: Path) -> None:
+    tree = online(tmp_path, "cartpole_v0", total_steps=3000, warmup_steps=1000)
+    one = run("dqn", tree, "--set", "data.global_minibatch_size=64", "--set", "training={}")
+    two = run("dqn", tree, "--set", "data.global_minibatch_size=64", "--set", "training={}", "--set",
+              "num_processes_per_node=2")  # fmt: skip
+    assert two.code == 0, two.err
+    assert two.outcome["rows"] == one.outcome["rows"]
+    # the same episodes of random actions, whoever plays them
+    for tag in ("simulation/random_return/mean", "simulation/random_return/upper"):
+        assert two.outcome["scores"][tag] == one.outcome["scores"][tag]
+
+
+def logged(tmp_path: Path) -> str:
+    """A log of the random policy on the gridworld, in the environment's own features and names."""
+    rng, rows, names = np.random.default_rng(0), [], gridworld.ACTIONS
+    matrix, allowed = gridworld.transition_matrix(), gridworld.allowed()
+    for episode in range(60):
+        state = gridworld.START
+        for t in range(300):
+            action = int(rng.choice(np.flatnonzero(allowed[state])))
+            after = int(rng.choice(25, p=matrix[state, action]))
+            over = after == gridworld.GOAL
+            rows.append(
+                {
+                    "mdp_id": str(episode), "sequence_number": t, "action": names[action],
+                    "state_features": {str(i): float(i == state) for i in range(25)},
+                    "next_state_features": {str(i): float(i == after) for i in range(25)},
+                    "reward": gridworld.REWARD * over, "action_probability": 1 / int(allowed[state].sum()),
+                    "possible_actions": [names[a] for a in np.flatnonzero(allowed[state])],
+                    "possible_next_actions": [] if over else [names[a] for a in np.flatnonzero(allowed[after])],
+                    "next_action": None, "terminal": over, "time_diff": 1,
+                }
+            )  # fmt: skip
+            state = after
+            if over:
+                break
+    return str(write_lines(tmp_path / "grid.jsonl", rows))
+
+
+def beside_data(tmp_path: Path, share: float) -> Tree:
+    tree = online(tmp_path, "gridworld", share=share)
+    for key in ("total_steps", "num_evaluations"):
+        del tree["simulation"][key]
+    tree |= {"training_data_path": logged(tmp_path), "actions": list(gridworld.ACTIONS), "epochs": 2}
+    tree["norm_params"] = {"feature_overrides": {str(i): "DO_NOT_PREPROCESS" for i in range(25)}}
+    tree["evaluation"]["calc_cpe_in_training"] = False
+    return tree
+
+
+def test_data_and_simulation_together(run: Runner, tmp_path: Path) -> None:
+    tree = beside_data(tmp_path, 0.25)
+    done = run("dqn", tree)
+    assert done.code == 0, done.err
+    assert {"simulation/return/mean", "td_loss/mean"} <= set(done.outcome["scores"])
+    assert "simulation/env_steps" in tags(tree)
+    assert "32 of them simulated" in done.err
+    evaluation = json.loads((Path(done.outcome["model"]) / "evaluation.json").read_text())
+    assert set(evaluation) == {"scores", "cpe", "simulation"}
+
+
+def test_a_simulation_that_is_all_or_nothing_beside_data(tmp_path: Path) -> None:
+    group = Group(Place(), torch.device("cpu"))
+    for share, kind in ((0.0, LoggedSource), (1.0, RolloutSource)):
+        config = check(DqnConfig, beside_data(tmp_path, share))
+        simulation = open_simulation(config, group, parametric=False)
+        experience = gather_experience(config, group, simulation)
+        learner = build_learner(config, experience.spec, group.device)
+        stream = open_stream(config, experience, learner, group)
+        assert isinstance(stream.source, kind)
+        # as many rows a step as the log alone would give, or full minibatches of simulated ones
+        assert stream.plan.rows_of_step(0) == 128
+        assert stream.figures() == {} if share == 0 else stream.figures()["simulation/episodes"] == 0
+
+
+@pytest.mark.parametrize(
+    ("workflow", "change", "says"),
+    [
+        ("dqn", {"env": "cartpole"}, "cartpole_v1"),
+        ("dqn", {"env": "recommend"}, "workflows.parametric_dqn"),
+        ("dqn", {"env_parameters": {"gravitation": 9.0}}, "gravity"),
+        ("dqn", {"num_envs": 1 << 30, "replay": {"capacity": 1 << 30}}, "GiB"),
+        ("dqn", {"replay": {"capacity": 1 << 40}}, "simulation.replay.capacity"),
+        ("dqn", {"backend": "cuda"}, "GPU"),
+    ],
+)
+def test_bad_simulations_end_with_a_sentence(
+    run: Runner, tmp_path: Path, workflow: str, change: Tree, says: str
+) -> None:
+    tree = online(tmp_path, "cartpole_v1")
+    tree["simulation"] |= change
+    done = run(workflow, tree)
+    assert done.code == 2, done.err
+    assert says in done.err
+    assert "Traceback" not in done.err
+    assert not (tmp_path / "out" / "model").exists()
+
+
+def test_another_number_of_actions_is_refused(run: Runner, tmp_path: Path) -> None:
+    done = run("dqn", online(tmp_path, "cartpole_v1") | {"actions": ["a", "b", "c"]})
+    assert done.code == 2
+    assert "2 names" in done.err
+
+
+def test_a_kernel_of_ones_own_that_does_not_compile(run: Runner, tmp_path: Path) -> None:
+    (tmp_path / "mine.cuh").write_text(
+        "#define NUM_ACTIONS 2\n#define OBSERVATION_SIZE 1\n#define TIME_LIMIT 5\n"
+        "#define STATE(FIELD, ARRAY) FIELD(float, x)\nDECLARE_ENVIRONMENT\n"
+        "DEVICE void reset(State &s, Random &random) { s.x = 0.0f; }\n"
+        "DEVICE void observe(const State &s, float *observation) { observation[0] = s.y; }\n"
+        "DEVICE float step(State &s, int action, Random &random, bool &terminated) { return 1.0f; }\n"
+    )
+    done = run("dqn", online(tmp_path, str(tmp_path / "mine.cuh")))
+    assert done.code == 2
+    assert "mine.cuh:7" in done.err

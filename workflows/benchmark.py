@@ -1,0 +1,225 @@
+"""Measure this machine: python -m workflows.benchmark --only simulation.
+
+simulation   environment steps per second by number of environments, against a memory copy of the same bytes
+training     environment steps and learned rows per second of an online run, everything included
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from reagent_lite.config import DqnConfig, check
+from reagent_lite.distributed.group import Group, Place
+from reagent_lite.errors import ConfigError, Problem, ReagentLiteError
+from reagent_lite.sim.backend import open_backend
+from reagent_lite.sim.cuda import on_stream
+from reagent_lite.sim.env import VectorEnv
+from workflows.training import train
+
+_ROUNDS = 5
+_ALL = tuple(2**power for power in range(0, 23, 2))
+
+_EPILOG = """\
+every figure is the median of five rounds that alternate with the copy it is held against; standard output ends with
+one JSON line, the table goes to standard error
+
+examples:
+  python -m workflows.benchmark --only simulation
+  python -m workflows.benchmark --only simulation --env pendulum --num_envs 1024 262144 --device cpu
+  python -m workflows.benchmark --only training --num_envs 65536
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """Millions of environment steps per second at one number of environments.
+
+    Attributes:
+        num_envs: side by side.
+        dynamics: actions given, rewards and ends written, no observations.
+        observed: the same with both observations.
+        acting: the same with an action drawn uniformly for each step.
+        copy_limit: a memory copy of the bytes that a step of the dynamics touches.
+        share_of_limit: dynamics / copy_limit.
+    """
+
+    num_envs: int
+    dynamics: float
+    observed: float
+    acting: float
+    copy_limit: float
+    share_of_limit: float
+
+
+def measure_simulation(env: str, sizes: tuple[int, ...], device: torch.device, seconds: float) -> list[Point]:
+    """Returns steps per second for each number of environments.
+
+    Args:
+        env: name or path.
+        sizes: numbers of environments.
+        device: where they run.
+        seconds: of each round.
+    """
+    backend = open_backend(env, backend="auto", device=device, parameters={}, math="exact")
+    points = []
+    for size in sizes:
+        envs = VectorEnv(backend, num_envs=size)
+        envs.reset()
+        # state read and written, action, reward, how it ended, step count: what any simulator must touch
+        touched = 8 * envs.spec.state_words + envs.spec.action_bytes + 4 + 1 + 4
+        source = torch.zeros(max(touched * size // 2, 1), dtype=torch.uint8, device=device)
+        target = torch.zeros_like(source)
+        uniform = torch.ones(1, device=device)
+
+        def act_and_step(envs: VectorEnv = envs, uniform: torch.Tensor = uniform) -> None:
+            envs.act(None, epsilon=uniform)
+            envs.step()
+
+        def copied(target: torch.Tensor = target, source: torch.Tensor = source) -> None:
+            target.copy_(source)
+
+        envs.act(None, epsilon=uniform)
+        rates = _alternate((envs.advance, envs.step, act_and_step, copied), size, seconds, device)
+        dynamics, observed, acting, limit = (round(rate / 1e6, 3) for rate in rates)
+        points.append(
+            Point(num_envs=size, dynamics=dynamics, observed=observed, acting=acting, copy_limit=limit,
+                  share_of_limit=round(rates[0] / rates[3], 3))
+        )  # fmt: skip
+        last = points[-1]
+        _note(f"{size:>9,} {last.dynamics:>12,.2f} {last.observed:>12,.2f} {last.acting:>12,.2f} "
+              f"{last.copy_limit:>12,.2f} {last.share_of_limit:>8.2f}")  # fmt: skip
+    return points
+
+
+def measure_training(env: str, num_envs: int, use_gpu: bool) -> dict[str, float]:
+    """Returns rates of double DQN trained online, from the first environment step to the last update.
+
+    Args:
+        env: name or path.
+        num_envs: side by side; each rollout is followed by one update on as many rows.
+        use_gpu: as in the config.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        config = check(
+            DqnConfig,
+            {
+                "model_output_path": folder,
+                "use_gpu": use_gpu,
+                "rainbow": {"dueling_architecture": False},
+                "training": {"layers": [-1, 128, 64, -1], "minibatch_size": min(num_envs, 65536)},
+                "simulation": {
+                    "env": env, "num_envs": num_envs, "warmup_steps": 4 * num_envs, "total_steps": 404 * num_envs,
+                    "num_evaluations": 2, "evaluation_episodes": 2,
+                    "replay": {"capacity": 64 * num_envs},
+                },
+            },
+        )  # fmt: skip
+        device = torch.device("cuda", 0) if use_gpu and torch.cuda.is_available() else torch.device("cpu")
+        outcome = train(config, Group(Place(), device))
+        lines = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
+    seconds = outcome.rows / outcome.rows_per_second
+    steps = max(line.get("simulation/env_steps", 0) for line in lines)
+    return {
+        "num_envs": num_envs,
+        "env_steps_per_second": round(steps / seconds),
+        "learned_rows_per_second": round(outcome.rows_per_second),
+    }
+
+
+def _alternate(
+    works: tuple[Callable[[], None], ...], size: int, seconds: float, device: torch.device
+) -> tuple[float, ...]:
+    """Returns units per second of each work, `size` units a call, as medians of rounds in turn."""
+    counts = [_count(work, seconds, device) for work in works]
+    rates: list[list[float]] = [[] for _ in works]
+    for _ in range(_ROUNDS):
+        for i, work in enumerate(works):
+            rates[i].append(counts[i] * size / _seconds(work, counts[i], device))
+    return tuple(statistics.median(rate) for rate in rates)
+
+
+def _count(work: Callable[[], None], seconds: float, device: torch.device) -> int:
+    """Returns how many calls take about so long."""
+    work()
+    count = 1
+    while (taken := _seconds(work, count, device)) < seconds / 4:
+        count *= 2
+    return max(round(count * seconds / taken), 1)
+
+
+def _seconds(work: Callable[[], None], count: int, device: torch.device) -> float:
+    _wait(device)
+    start = time.perf_counter()
+    for _ in range(count):
+        work()
+    _wait(device)
+    return time.perf_counter() - start
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _note(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measures what is asked for and returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m workflows.benchmark",
+        description="Measure what this machine does with this package.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--only", nargs="+", choices=("simulation", "training"), default=("simulation", "training"),
+                        help="what to measure; absent: everything")  # fmt: skip
+    parser.add_argument("--env", default="cartpole_v1", help="name of an environment, or the path of a .cuh file")
+    parser.add_argument("--num_envs", type=int, nargs="+", default=None, metavar="N",
+                        help="numbers of environments; absent: 1 to 4 194 304, for training 16 384")  # fmt: skip
+    parser.add_argument(
+        "--device", choices=("auto", "cuda", "cpu"), default="auto", help="auto: the GPU if there is one"
+    )
+    parser.add_argument("--seconds", type=float, default=0.2, help="of each round")
+    options = parser.parse_args(arguments)
+    try:
+        return _measure(options)
+    except ReagentLiteError as error:
+        _note(str(error))
+        return error.exit_code
+
+
+def _measure(options: argparse.Namespace) -> int:
+    gpu = torch.cuda.is_available() and options.device != "cpu"
+    if options.device == "cuda" and not gpu:
+        raise ConfigError(Problem("--device", "cpu on this machine", "cuda", "There is no GPU that torch can use"))
+    if any(size < 1 for size in options.num_envs or ()):
+        raise ConfigError(Problem("--num_envs", "at least 1", str(min(options.num_envs))))
+    device = torch.device("cuda", 0) if gpu else torch.device("cpu")
+    name = torch.cuda.get_device_name(0) if gpu else f"cpu, {torch.get_num_threads()} thread(s)"
+    _note(f"{options.env} on {name}, torch {torch.__version__}")
+    result: dict[str, object] = {"env": options.env, "device": name, "torch": torch.__version__}
+    if "simulation" in options.only:
+        _note("millions of environment steps per second")
+        _note(f"{'envs':>9} {'dynamics':>12} {'observed':>12} {'acting':>12} {'copy limit':>12} {'share':>8}")
+        with on_stream(device):
+            points = measure_simulation(options.env, tuple(options.num_envs or _ALL), device, options.seconds)
+        result["simulation"] = [asdict(point) for point in points]
+    if "training" in options.only:
+        result["training"] = [measure_training(options.env, size, gpu) for size in options.num_envs or (16384,)]
+    print(json.dumps(result), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,77 @@
+"""Pictures beside the model: how learning went, and one episode of what was learned."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from reagent_lite.algorithms.dqn import DQN
+from reagent_lite.evaluation.pictures import (
+    Trace,
+    curve_points,
+    write_learning_curve,
+    write_rollout,
+)
+from workflows.simulation import PICTURE, Reader, Simulation
+
+
+def draw_pictures(
+    folder: Path, simulation: Simulation, reader: Reader, learner: DQN, *, behaviour: float | None
+) -> list[Path]:
+    """Writes learning_curve.png and rollout.gif into the run's folder and returns their paths.
+
+    Args:
+        folder: of the run; holds its metrics.
+        simulation: the environment.
+        reader: its features to the network's.
+        learner: plays greedily.
+        behaviour: mean return of uniformly random actions, for comparison.
+    """
+    name = simulation.backend.spec.name
+    curve, rollout = folder / "learning_curve.png", folder / "rollout.gif"
+    write_learning_curve(
+        curve, curve_points(folder / "metrics.jsonl"), title=name, behaviour=behaviour, behaviour_name="random actions"
+    )
+    write_rollout(rollout, record(simulation, reader, learner))
+    return [curve, rollout]
+
+
+@torch.no_grad()
+def record(simulation: Simulation, reader: Reader, learner: DQN) -> Trace:
+    """Returns one episode of the greedy policy."""
+    env = simulation.envs(0, 1, stream=PICTURE)
+    spec = env.spec
+    policy = reader.policy(learner, env.device)
+    env.reset()
+    greedy = torch.zeros(1, device=env.device)
+    seen, actions, rewards, values, features = [_row(env.observation)], [], [], [], []
+    for _ in range(env.time_limit):
+        q = policy(env.observation, env.mask, env.features)
+        env.act(q, epsilon=greedy)
+        action = int(env.action[0])
+        closed = torch.zeros_like(q, dtype=torch.bool) if env.mask is None else ~env.mask
+        values.append(_row(q.masked_fill(closed, torch.nan)))
+        if env.features is not None:
+            features.append(_row(env.features[:, action]))
+        env.step()
+        actions.append(action)
+        rewards.append(float(env.reward[0]))
+        seen.append(_row(env.next_observation))
+        if int(env.ended[0]):
+            break
+    return Trace(
+        env=spec.name,
+        observation=np.stack(seen),
+        action=np.array(actions),
+        reward=np.array(rewards),
+        terminated=bool(env.terminated[0]),
+        truncated=bool(env.truncated[0]),
+        action_names=() if spec.candidates else spec.action_names,
+        features=np.stack(features) if features else None,
+        q=np.stack(values),
+        parameters=spec.parameters,
+    )
+
+
+def _row(tensor: torch.Tensor) -> np.ndarray:
+    return tensor[0].cpu().numpy().copy()

@@ -1,0 +1,18 @@
+"""Play a policy in an environment and write its log: python -m workflows.simulate --config x.json."""
+
+import sys
+
+from reagent_lite.config.simulate import SimulateConfig
+from workflows.command_line import Command, main_alone
+from workflows.simulating import simulate
+
+COMMAND = Command(
+    module="workflows.simulate",
+    model=SimulateConfig,
+    example="configs/cartpole/simulate.json",
+    settings="--set rows=1000000 --set output_path=log.parquet",
+    outcome="log, rows, episodes, mean_return, lower, upper, rows_per_second, seconds, value_of",
+)
+
+if __name__ == "__main__":
+    sys.exit(main_alone(COMMAND, SimulateConfig, simulate))

@@ -1,0 +1,266 @@
+"""The story of a simulated log: a policy plays, its episodes are written, and another policy's true value is computed.
+
+1 open     environment compiled, models loaded and fitted to it: everything that can be wrong is found here
+2 play     episodes in the order of their starts ─► blocks ─► log, under a temporary name
+3 value    another policy plays as many episodes as asked for ─► output_path.truth.json
+4 appear   the log gets its name
+"""
+
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from reagent_lite.config.simulate import PlayConfig, SimulateConfig, ValueOfConfig
+from reagent_lite.data.event_log import LogWriter, log_writer
+from reagent_lite.data.event_log_columns import EpisodeBlock, LogSchema
+from reagent_lite.errors import BundleError, ConfigError, Problem
+from reagent_lite.evaluation.returns import estimate, play
+from reagent_lite.export.bundle import Bundle, load_bundle
+from reagent_lite.files import require_writable, write_whole
+from reagent_lite.manifest import canonical
+from reagent_lite.sim.backend import Backend, open_backend
+from reagent_lite.sim.env import Policy, VectorEnv
+from reagent_lite.sim.episodes import Amount, Episodes, whole_episodes
+from reagent_lite.sim.spec import EnvSpec
+from reagent_lite.training.progress import progress
+
+LEVEL = 0.95  # of the interval of the log's mean return
+RESAMPLES = 2000
+# streams of random numbers beside those of training runs, which may have the same seed
+LOG, TRUTH = 16, 17
+
+Returns = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulated:
+    """What is left; printed as the last line of standard output.
+
+    Attributes:
+        log: path of the file.
+        rows, episodes: in it.
+        mean_return: undiscounted, of the log's episodes, with a 95 % interval by the central limit theorem; bounds are
+            None for a single episode.
+        rows_per_second: played and written.
+        seconds: in all.
+        value_of: what stands in the truth file; None where none was asked for.
+    """
+
+    log: str
+    rows: int
+    episodes: int
+    mean_return: float
+    lower: float | None
+    upper: float | None
+    rows_per_second: float
+    seconds: float
+    value_of: dict[str, Any] | None
+
+
+def simulate(config: SimulateConfig) -> Simulated:
+    """Writes the log and returns what is in it."""
+    start = time.monotonic()
+    target = Path(config.output_path).expanduser()
+    if target.is_dir():
+        raise ConfigError(Problem("output_path", "a file", f"the folder {target}", "Choose another name"))
+    backend = open_backend(
+        config.env, backend=config.backend, device=_device(config), parameters=config.env_parameters, math=config.math
+    )
+    spec = backend.spec
+    schema = _schema(config, spec)
+    policy = _policy(config.policy, "policy", spec, parametric=config.parametric)
+    judged = _policy(config.value_of, "value_of", spec, parametric=config.parametric)
+    require_writable(target.parent, "output_path")
+    with log_writer(target, schema) as writer:
+        playing = time.monotonic()
+        returns, rows = _write(config, backend, policy, writer)
+        seconds = time.monotonic() - playing
+        value = None if config.value_of is None else _value(config, config.value_of, backend, judged)
+        if value is not None:
+            write_whole(target.with_name(f"{target.name}.truth.json"), canonical(value))
+    mean, lower, upper = _interval(returns)
+    bounds = "" if lower is None else f" [{lower:.4g}, {upper:.4g}]"
+    _say(f"{target}: {rows:,} rows, {len(returns):,} episodes, mean return {mean:.4g}{bounds}")
+    return Simulated(
+        log=str(target),
+        rows=rows,
+        episodes=len(returns),
+        mean_return=mean,
+        lower=lower,
+        upper=upper,
+        rows_per_second=round(rows / seconds, 1),
+        seconds=round(time.monotonic() - start, 3),
+        value_of=value,
+    )
+
+
+def _write(config: SimulateConfig, backend: Backend, policy: Policy | None, writer: LogWriter) -> tuple[Returns, int]:
+    """Plays and writes; returns the returns of all episodes [E], and the number of rows."""
+    amount = Amount(rows=config.rows, episodes=config.episodes)
+    env = _envs(config, backend, min(config.num_envs, amount.most_envs), LOG)
+    _say(f"{env.spec.name}: {env.num_envs} environments on {env.device.type}, at most {env.time_limit} steps, "
+         f"policy {config.policy.kind}")  # fmt: skip
+    returns, rows = [], 0
+    with progress("simulating", "rows", enabled=True) as show:
+        for episodes in whole_episodes(env, policy, amount, **_drawing(config.policy)):
+            writer.write(_block(episodes, config.seed))
+            returns.append(episodes.returns)
+            rows += len(episodes.state)
+            show(rows, max(config.rows or 0, rows))
+        writer.finish()
+    return np.concatenate(returns), rows
+
+
+def _device(config: SimulateConfig) -> torch.device:
+    if not config.use_gpu or config.backend == "cpu":
+        return torch.device("cpu")
+    if config.backend == "auto" and not torch.cuda.is_available():
+        _say("use_gpu is true, but no GPU was found: playing on the CPU")
+        return torch.device("cpu")
+    return torch.device("cuda", 0)  # where the backend is cuda and there is none, opening it says what is missing
+
+
+def _schema(config: SimulateConfig, spec: EnvSpec) -> LogSchema:
+    """Returns what rows hold.
+
+    Raises:
+        ConfigError: actions as names in an environment whose candidates have none.
+    """
+    transitions = config.format == "transitions"
+    if not config.parametric:
+        if spec.candidates:
+            raise ConfigError(
+                Problem("parametric", f"true with {spec.name}, whose candidates differ from step to step", "false",
+                        "They have features but no names")
+            )  # fmt: skip
+        return LogSchema(transitions=transitions, action_names=spec.action_names, ds=config.ds)
+    features = None if spec.candidates else np.array(spec.action_features, np.float32)
+    return LogSchema(transitions=transitions, action_features=features, ds=config.ds)
+
+
+def _envs(config: SimulateConfig, backend: Backend, count: int, stream: int) -> VectorEnv:
+    return VectorEnv(
+        backend,
+        num_envs=count,
+        seed=config.seed,
+        stream=stream,
+        time_limit=config.time_limit,
+        parametric=config.parametric,
+    )
+
+
+class BundlePolicy:
+    """Values of choices by an exported model, through onnxruntime."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        self._bundle = bundle
+        self._columns, self._action_columns = list(bundle.state_feature_ids), list(bundle.action_feature_ids)
+
+    def __call__(self, observation: Tensor, mask: Tensor | None, features: Tensor | None) -> Tensor:
+        """Returns q [N, K] of observation [N, S], mask [N, K] and, for candidates, features [N, K, F]."""
+        values = observation[:, self._columns].cpu().numpy()
+        allowed = None if mask is None else mask.cpu().numpy()
+        candidates = None
+        if self._bundle.parametric and features is not None:
+            candidates = list(features[:, :, self._action_columns].cpu().numpy())
+        q = self._bundle.predict(values, mask=allowed, candidates=candidates).q
+        return torch.from_numpy(q).to(observation.device)
+
+
+def _policy(config: PlayConfig | None, where: str, spec: EnvSpec, *, parametric: bool) -> Policy | None:
+    """Returns a model's policy, or None for the random one and where none is wanted.
+
+    Raises:
+        BundleError: no model there, one that was altered, or one of other features or actions.
+    """
+    if config is None or config.model is None:
+        return None
+    path = Path(config.model).expanduser()
+    bundle = load_bundle(path)
+    problems = []
+    where = f"{where}.model {path}"
+    if bundle.parametric != parametric:
+        kinds = ("a model of named actions (workflows.dqn)", "a model of candidates (workflows.parametric_dqn)")
+        problems.append(Problem(where, kinds[parametric], kinds[bundle.parametric], "Or change `parametric`"))
+    elif not parametric and bundle.action_names != spec.action_names:
+        problems.append(Problem(where, f"actions {_listed(spec.action_names)} of {spec.name}",
+                                _listed(bundle.action_names), "Train with the environment's names"))  # fmt: skip
+    sizes = {"state": (bundle.state_feature_ids, spec.observation_size),
+             "action": (bundle.action_feature_ids, spec.action_feature_size)}  # fmt: skip
+    for name, (ids, size) in sizes.items():
+        unknown = [str(one) for one in ids if not 0 <= one < size]
+        if unknown:
+            problems.append(Problem(where, f"{name} features among 0 to {size - 1} of {spec.name}", ", ".join(unknown)))
+    if problems:
+        raise BundleError(problems)
+    return BundlePolicy(bundle)
+
+
+def _drawing(config: PlayConfig) -> dict[str, float]:
+    """Returns how actions are drawn from values; the random policy has none and reads neither."""
+    return {
+        "epsilon": config.epsilon if config.kind == "epsilon_greedy" else 0.0,
+        "temperature": config.temperature if config.kind == "softmax" else 0.0,
+    }
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return ", ".join(names)
+
+
+def _block(episodes: Episodes, seed: int) -> EpisodeBlock:
+    """Returns episodes as the writer takes them, under the names of seed, environment and number."""
+    names = [f"{seed}-{env}-{number}" for env, number in zip(episodes.env, episodes.number, strict=True)]
+    columns = {name: getattr(episodes, name) for name in EpisodeBlock.__dataclass_fields__ if name != "mdp_ids"}
+    return EpisodeBlock(mdp_ids=names, **columns)
+
+
+def _interval(returns: Returns) -> tuple[float, float | None, float | None]:
+    """Returns the mean of independent episodes with its interval by the central limit theorem."""
+    mean = float(returns.mean())
+    if len(returns) < 2:
+        return mean, None, None
+    half = NormalDist().inv_cdf((1 + LEVEL) / 2) * float(returns.std(ddof=1)) / len(returns) ** 0.5
+    return mean, mean - half, mean + half
+
+
+def _value(config: SimulateConfig, wanted: ValueOfConfig, backend: Backend, policy: Policy | None) -> dict[str, Any]:
+    """Returns the true value of a policy, as the truth file has it."""
+    env = _envs(config, backend, wanted.episodes, TRUTH)
+    with progress("valuing", "episodes", enabled=True) as show:
+        played = play(
+            env, policy, gamma=wanted.gamma, on_step=lambda ended: show(ended, env.num_envs), **_drawing(wanted)
+        )
+    both = {
+        name: asdict(estimate(samples, level=wanted.confidence_level, resamples=RESAMPLES, seed=config.seed))
+        for name, samples in (("return", played.total), ("discounted_return", played.discounted))
+    }
+    total, discounted = both["return"], both["discounted_return"]
+    _say(f"true value of {wanted.kind} over {wanted.episodes} episodes: "
+         f"return {total['mean']:.4g} [{total['lower']:.4g}, {total['upper']:.4g}], discounted by {wanted.gamma:g} "
+         f"{discounted['mean']:.4g} [{discounted['lower']:.4g}, {discounted['upper']:.4g}]")  # fmt: skip
+    return {
+        "env": config.env,
+        "env_parameters": {name: float(str(np.float32(one))) for name, one in backend.spec.parameters.items()},
+        "time_limit": env.time_limit,
+        "seed": config.seed,
+        "policy": {"kind": wanted.kind, "model": wanted.model, **_drawing(wanted)},
+        "episodes": wanted.episodes,
+        "gamma": wanted.gamma,
+        "confidence_level": wanted.confidence_level,
+        **both,
+        "mean_length": float(played.length.double().mean()),
+        "terminated_share": float(played.terminated.double().mean()),
+    }
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,477 @@
+"""Environments of a run: opened, fitted to the learner, learned from and judged in.
+
+1 open        the node's first process compiles, the others find the result in the cache
+2 fit         features of the environment to columns of the network
+3 learn       rollout ─► ring ─► RolloutSource, each rank its own environments by global number
+4 judge       the greedy policy's episodes, spread over ranks, with intervals
+"""
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from reagent_lite.algorithms.dqn import DQN
+from reagent_lite.config import WorkflowConfig
+from reagent_lite.config.simulation import SimulationConfig
+from reagent_lite.data.normalization import check_covers, read_normalization
+from reagent_lite.data.normalized import Reordered
+from reagent_lite.data.replay import ReplayRing, ReplaySettings
+from reagent_lite.distributed.group import Group
+from reagent_lite.errors import ConfigError, Problem
+from reagent_lite.evaluation.returns import Estimate, estimate, play
+from reagent_lite.export.content import SampleRows
+from reagent_lite.models.preprocessor import Preprocessor
+from reagent_lite.sim.backend import Backend, open_backend
+from reagent_lite.sim.cuda_build import cuda_problem
+from reagent_lite.sim.env import Policy, VectorEnv
+from reagent_lite.sim.rollout import Cadence, Exploration, Rollout, RolloutSource
+from reagent_lite.sim.sources import find_environment, read_sources
+from reagent_lite.training.capture import eager
+from reagent_lite.types import Actions, FeatureSpec, FeatureType, NormalizationSpec, SourceSpec, TransitionBatch
+from workflows.judging import Judgement
+from workflows.preparation import Normalization
+from workflows.reporting import say
+
+# streams of random numbers, so that what is judged was not trained on
+TRAINING, EPOCH, FINAL, PICTURE, SAMPLE = range(5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulation:
+    """An environment compiled for this process.
+
+    Attributes:
+        config: the run's simulation section.
+        backend: runs its kernels.
+        parametric: whether choices carry features.
+        seed: of all its random numbers.
+    """
+
+    config: SimulationConfig
+    backend: Backend
+    parametric: bool
+    seed: int
+
+    def part(self, count: int, group: Group) -> tuple[int, int]:
+        """Returns [first, stop) of this rank's environments among `count`."""
+        return count * group.rank // group.world_size, count * (group.rank + 1) // group.world_size
+
+    def envs(self, first: int, stop: int, *, stream: int) -> VectorEnv:
+        """Returns environments by global number."""
+        return VectorEnv(
+            self.backend, num_envs=stop - first, first_env=first, seed=self.seed, stream=stream,
+            time_limit=self.config.time_limit, parametric=self.parametric,
+        )  # fmt: skip
+
+    def identity(self) -> str:
+        """Returns the sha256 of the environment's sources and constants: what stands for the data's hash."""
+        texts = read_sources(find_environment(self.config.env))
+        settings = [self.config.env_parameters, self.config.time_limit, self.config.math]
+        return hashlib.sha256(json.dumps([settings, texts], sort_keys=True, default=str).encode()).hexdigest()
+
+
+def open_simulation(config: WorkflowConfig, group: Group, *, parametric: bool) -> Simulation:
+    """Compiles the environment, or finds it compiled.
+
+    Raises:
+        SimulationError: unknown environment or parameter.
+        KernelBuildError: it does not compile, or there is nothing to compile it with.
+        ConfigError: fewer environments than processes, or an environment of the other workflow.
+    """
+    settings = config.simulation
+    assert settings is not None
+    if settings.num_envs < group.world_size:
+        raise ConfigError(
+            Problem("simulation.num_envs", f"at least one for each of {group.world_size} processes",
+                    str(settings.num_envs))
+        )  # fmt: skip
+
+    def opened() -> Backend:
+        return open_backend(
+            settings.env, backend=settings.backend, device=group.device, parameters=settings.env_parameters,
+            math=settings.math,
+        )  # fmt: skip
+
+    backend = opened() if group.is_first_on_node else None
+    group.barrier()
+    backend = backend or opened()
+    if settings.backend == "auto" and group.device.type == "cuda" and backend.device.type == "cpu":
+        say(group, f"environments run on the CPU: {cuda_problem(group.device)}")
+    spec = backend.spec
+    if spec.candidates and not parametric:
+        raise ConfigError(
+            Problem("simulation.env", "an environment with fixed actions", f"{spec.name}, whose candidates differ from "
+                    "step to step", "Use workflows.parametric_dqn")
+        )  # fmt: skip
+    say(group, f"simulation: {spec.name}, {settings.num_envs} environments on {backend.device.type}, "
+               f"{spec.observation_size} features, {spec.num_actions} choices")  # fmt: skip
+    return Simulation(config=settings, backend=backend, parametric=parametric, seed=config.seed)
+
+
+def with_actions(config: WorkflowConfig, simulation: Simulation) -> WorkflowConfig:
+    """Returns the config with the environment's action names where it has none.
+
+    Raises:
+        ConfigError: another number of actions than the environment has.
+    """
+    names = simulation.backend.spec.action_names
+    if simulation.parametric:
+        return config
+    if not config.actions:
+        unknown = sorted(set(config.rl.reward_boost or {}) - set(names))
+        if unknown:
+            raise ConfigError([Problem(f"rl.reward_boost.{name}", f"one of {list(names)}", name) for name in unknown])
+        return config.model_copy(update={"actions": names})
+    if len(config.actions) != len(names):
+        raise ConfigError(
+            Problem("actions", f"{len(names)} names, for {', '.join(names)} of {simulation.backend.spec.name}",
+                    str(list(config.actions)))
+        )  # fmt: skip
+    return config
+
+
+def given_normalization(config: WorkflowConfig, simulation: Simulation) -> Normalization:
+    """Returns the normalization of a run without data: the given files, else features as they are."""
+    spec = simulation.backend.spec
+
+    def of(path: str | None, size: int) -> NormalizationSpec:
+        if path is not None:
+            return read_normalization(path)
+        kind = FeatureType.DO_NOT_PREPROCESS
+        return NormalizationSpec.ordered({i: FeatureSpec(feature_id=i, feature_type=kind) for i in range(size)})
+
+    action = of(config.action_norm_data_path, spec.action_feature_size) if simulation.parametric else None
+    return Normalization(state=of(config.state_norm_data_path, spec.observation_size), action=action)
+
+
+def check_features(simulation: Simulation, normalization: Normalization) -> None:
+    """Refuses a normalization that lacks features of the environment, or has others.
+
+    Raises:
+        ConfigError, DataError: naming the features.
+    """
+    spec = simulation.backend.spec
+    sides = [("state", normalization.state, spec.observation_size)]
+    if normalization.action is not None:
+        sides.append(("action", normalization.action, spec.action_feature_size))
+    for side, columns, size in sides:
+        check_covers(columns, range(size), where=f"normalization of {side} features, for simulation.env {spec.name}")
+        others = sorted(set(columns.feature_ids) - set(range(size)))
+        if others:
+            raise ConfigError(
+                Problem("simulation.env", f"an environment with the {side} features of the data",
+                        f"{spec.name}, which has 0 to {size - 1} but not {others[:10]}")
+            )  # fmt: skip
+
+
+class Reader:
+    """From what environments show to what the network reads.
+
+    Args:
+        simulation: whose features.
+        normalization: how they are normalized.
+        missing_as_zero: rl.set_missing_value_to_zero.
+        device: where the network is.
+    """
+
+    def __init__(
+        self, simulation: Simulation, normalization: Normalization, *, missing_as_zero: bool, device: torch.device
+    ) -> None:
+        spec = simulation.backend.spec
+
+        def transform(columns: NormalizationSpec, size: int) -> nn.Module | None:
+            ids = tuple(range(size))
+            kinds = {feature.feature_type for feature in columns.features}
+            if columns.feature_ids == ids and kinds == {FeatureType.DO_NOT_PREPROCESS}:
+                return None
+            return Reordered(ids, columns, Preprocessor(columns, missing_as_zero=missing_as_zero)).to(device)
+
+        self._state = transform(normalization.state, spec.observation_size)
+        self._action = (
+            None if normalization.action is None else transform(normalization.action, spec.action_feature_size)
+        )
+        self._num_actions, self._device = spec.num_actions, device
+
+    def state(self, raw: Tensor) -> Tensor:
+        """Returns [N, W] for observations [N, S]."""
+        raw = raw.to(self._device)
+        return raw if self._state is None else self._state(raw, torch.ones_like(raw, dtype=torch.bool))
+
+    def features(self, raw: Tensor | None) -> Tensor | None:
+        """Returns [N, K, W] for features of choices [N, K, F]."""
+        if raw is None:
+            return None
+        raw = raw.to(self._device)
+        if self._action is None:
+            return raw
+        flat = raw.flatten(0, 1)
+        return self._action(flat, torch.ones_like(flat, dtype=torch.bool)).view(*raw.shape[:2], -1)  # type: ignore[no-any-return]
+
+    def actions(self, choices: Actions) -> Actions:
+        """Returns the choices with features as the network reads them."""
+        return replace(choices, features=self.features(choices.features))
+
+    @torch.no_grad()
+    def batch(self, raw: TransitionBatch, scale: float) -> TransitionBatch:
+        """Returns a batch for the learner, its weights multiplied by `scale`."""
+        return replace(
+            raw,
+            state=self.state(raw.state),
+            next_state=self.state(raw.next_state),
+            actions=self.actions(raw.actions),
+            next_actions=self.actions(raw.next_actions),
+            weight=raw.weight * scale,
+        )
+
+    def policy(self, learner: DQN, home: torch.device) -> Policy:
+        """Returns the learner's values as a function of what environments on `home` show."""
+        scorer = learner.scorer
+        every = torch.ones(1, 1, dtype=torch.bool, device=self._device)
+
+        @torch.no_grad()
+        def values(observation: Tensor, mask: Tensor | None, features: Tensor | None) -> Tensor:
+            was_training = learner.q_network.training
+            learner.eval()
+            allowed = every.expand(len(observation), self._num_actions) if mask is None else mask.to(self._device)
+            q: Tensor = scorer(self.state(observation), allowed, self.features(features)).to(home)
+            learner.train(was_training)
+            return q
+
+        return values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedPlan:
+    """Steps of a run that only simulates; an "epoch" lies between two evaluations.
+
+    Attributes:
+        num_steps, steps_per_epoch, minibatches_per_step: see training.loop.StepPlan.
+        minibatch: rows over all ranks.
+    """
+
+    num_steps: int
+    steps_per_epoch: int
+    minibatch: int
+    minibatches_per_step: int
+
+    def rows_of_step(self, step: int) -> int:
+        """Returns the rows of every step over all ranks."""
+        return self.minibatch * self.minibatches_per_step
+
+
+def simulated_plan(config: WorkflowConfig, minibatch: int) -> SimulatedPlan:
+    """Returns the optimizer steps that the config's environment steps give, in equal parts between evaluations."""
+    settings = config.simulation
+    assert settings is not None
+    rollouts = max(
+        (settings.total_steps - settings.warmup_steps) // (settings.num_envs * settings.steps_per_rollout), 1
+    )
+    updates = rollouts * settings.updates_per_rollout
+    evaluations = min(settings.num_evaluations, updates)
+    return SimulatedPlan(
+        num_steps=updates // evaluations * evaluations,
+        steps_per_epoch=updates // evaluations,
+        minibatch=minibatch,
+        minibatches_per_step=config.training.minibatches_per_step,
+    )
+
+
+def build_source(
+    config: WorkflowConfig,
+    simulation: Simulation,
+    reader: Reader,
+    learner: DQN,
+    group: Group,
+    *,
+    minibatch: int,
+    num_steps: int,
+    capture: Callable[[Callable[[], None]], Callable[[], None]],
+) -> RolloutSource:
+    """Returns this rank's environments as a source of minibatches.
+
+    Args:
+        config: the run's config.
+        simulation: the environment.
+        reader: its features to the network's.
+        learner: acts.
+        group: ranks share environments and rows.
+        minibatch: simulated rows of one minibatch over all ranks.
+        num_steps: optimizer steps of the run.
+        capture: for rollouts, where environments run on the GPU.
+    """
+    settings, rl, world = simulation.config, config.rl, group.world_size
+    env = simulation.envs(*simulation.part(settings.num_envs, group), stream=TRAINING)
+    spec = env.spec
+    torch.manual_seed(config.seed + group.rank)
+    ring = ReplayRing(
+        ReplaySettings(
+            num_envs=env.num_envs,
+            observation_size=spec.observation_size,
+            num_actions=spec.num_actions,
+            action_feature_size=spec.action_feature_size if simulation.parametric else 0,
+            slots=max(settings.replay.capacity // settings.num_envs, (rl.multi_steps or 1) + 2),
+            n_step=rl.multi_steps or 1,
+            gamma=rl.gamma,
+            masked=spec.masked,
+            candidates=spec.candidates,
+            prioritized=settings.replay.prioritized,
+            alpha=settings.replay.alpha,
+            seed=None if group.device.type == "cuda" else config.seed + group.rank,
+            action_features=_fixed_features(simulation),
+            needs_next_action=not rl.maxq_learning,
+            boost=torch.tensor([rl.reward_boost.get(name, 0.0) for name in config.actions])
+            if rl.reward_boost
+            else None,
+        ),
+        group.device,
+    )
+    temperature = rl.temperature if settings.exploration == "softmax" else 0.0
+    rollout = Rollout(
+        env, reader.policy(learner, env.device), ring, device=group.device, temperature=temperature,
+        capture=capture if env.device.type == "cuda" else eager,
+    )  # fmt: skip
+    mps = config.training.minibatches_per_step
+    cadence = Cadence(
+        num_envs=settings.num_envs,
+        warmup=max(-(-settings.warmup_steps // settings.num_envs), (rl.multi_steps or 1) + 1),
+        steps=settings.steps_per_rollout,
+        updates=settings.updates_per_rollout,
+        minibatches=mps,
+        num_updates=num_steps,
+        beta=settings.replay.beta,
+    )
+    whole = cadence.env_steps(num_steps)
+    exploration = Exploration(
+        start=settings.epsilon_start,
+        end=rl.epsilon if settings.epsilon_end is None else settings.epsilon_end,
+        decay_steps=settings.epsilon_decay_steps or max(whole // 10, 1),
+        temperature=temperature,
+    )
+    first, stop = simulation.part(minibatch, group)
+    rows = max(stop - first, 1)
+    scale = rows * world / (minibatch * mps) if stop > first else 0.0
+    return RolloutSource(
+        rollout, ring, exploration, cadence, rows=rows, scale=scale, transform=reader.batch, device=group.device
+    )
+
+
+def _fixed_features(simulation: Simulation) -> Tensor | None:
+    spec = simulation.backend.spec
+    if not simulation.parametric or spec.candidates:
+        return None
+    return torch.tensor(spec.action_features, dtype=torch.float32)
+
+
+class SimulationJudge:
+    """Plays the greedy policy of the learner as it stands; every rank plays its part of the episodes.
+
+    Args:
+        config: the run's config.
+        simulation: the environment.
+        reader: its features to the network's.
+        learner: what is judged.
+        group: ranks share the episodes.
+    """
+
+    def __init__(
+        self, config: WorkflowConfig, simulation: Simulation, reader: Reader, learner: DQN, group: Group
+    ) -> None:
+        self._config, self._simulation, self._group = config, simulation, group
+        self._policy = reader.policy(learner, simulation.backend.device)
+        self._random: Estimate | None = None
+        self.latest = float("nan")
+
+    def evaluate(self, *, final: bool) -> Judgement:
+        """Returns the policy's return with its interval; the same on every rank.
+
+        Args:
+            final: on episodes that no earlier evaluation has used, and beside uniformly random actions.
+        """
+        greedy, discounted, length = self._play(self._policy, FINAL if final else EPOCH)
+        self.latest = greedy.mean
+        scalars = _scalars("simulation/return", greedy) | {"simulation/length/mean": length.mean}
+        if not final:
+            return Judgement(scalars=scalars, document={}, lines=())
+        random, _, _ = self._play(None, FINAL)
+        scalars |= _scalars("simulation/random_return", random) | _scalars("simulation/discounted_return", discounted)
+        level = f"{self._config.evaluation.confidence_level:.0%}"
+        name, episodes = self._simulation.backend.spec.name, self._simulation.config.evaluation_episodes
+        line = (
+            f"simulation: {name}: return {_text(greedy)} over {episodes} episodes, {level} interval; "
+            f"uniformly random actions {_text(random)}"
+        )
+        return Judgement(scalars=scalars, document={"episodes": episodes, **scalars}, lines=(line,))
+
+    def _play(self, policy: Policy | None, stream: int) -> tuple[Estimate, Estimate, Estimate]:
+        count = self._simulation.config.evaluation_episodes
+        first, stop = self._simulation.part(count, self._group)
+        table = torch.zeros(3, count, dtype=torch.float64)
+        if stop > first:
+            env = self._simulation.envs(first, stop, stream=stream)
+            result = play(env, policy, gamma=self._config.rl.gamma)
+            for row, values in zip(table, (result.total, result.discounted, result.length), strict=True):
+                row[first:stop] = values.cpu()
+        settings = self._config.evaluation
+        total, discounted, length = (
+            estimate(row, level=settings.confidence_level, resamples=settings.bootstrap_resamples,
+                     seed=self._config.seed)
+            for row in self._group.sum(table)
+        )  # fmt: skip
+        return total, discounted, length
+
+
+def training_scalars(source: RolloutSource, group: Group) -> dict[str, float]:
+    """Returns figures of the episodes that ended since the last call, over all ranks."""
+    episodes, returns, lengths = group.sum(source.rollout.finished().cpu()).tolist()
+    figures = {"simulation/env_steps": float(source.env_steps), "simulation/episodes": episodes}
+    if episodes:
+        figures |= {
+            "simulation/training_return/mean": returns / episodes,
+            "simulation/training_length/mean": lengths / episodes,
+        }
+    return figures
+
+
+def sample_rows(simulation: Simulation, normalization: Normalization, count: int) -> SampleRows:
+    """Returns raw observations of random play, in the model's column order, for the export's check."""
+    env = simulation.envs(0, count, stream=SAMPLE)
+    env.reset()
+    for step in range(count):  # environment i is looked at after i steps, so that states differ in age
+        if step == 0:
+            seen = [None if t is None else t.clone() for t in (env.observation, env.mask, env.features)]
+        for kept, now in zip(seen, (env.observation, env.mask, env.features), strict=True):
+            if kept is not None and now is not None:
+                kept[step] = now[step]
+        env.act(None, epsilon=torch.ones(1, device=env.device))
+        env.step()
+    state, mask, features = (None if t is None else t.cpu().numpy() for t in seen)
+    assert state is not None
+    values = state[:, list(normalization.state.feature_ids)]
+    if features is None or normalization.action is None:
+        return SampleRows(values=values, mask=mask)
+    candidates = np.ascontiguousarray(features[:, :, list(normalization.action.feature_ids)])
+    return SampleRows(
+        values=values, candidates=candidates, mask=np.ones(features.shape[:2], bool) if mask is None else mask
+    )
+
+
+def source_spec(config: WorkflowConfig, normalization: Normalization) -> SourceSpec:
+    """Returns what the network of a run without data must fit."""
+    return SourceSpec(
+        num_state_features=normalization.state.width,
+        num_action_features=normalization.action.width if normalization.action else 0,
+        action_names=config.actions,
+    )
+
+
+def _scalars(name: str, value: Estimate) -> dict[str, float]:
+    return {f"{name}/mean": value.mean, f"{name}/lower": value.lower, f"{name}/upper": value.upper}
+
+
+def _text(value: Estimate) -> str:
+    return f"{value.mean:.4g} [{value.lower:.4g}, {value.upper:.4g}]"
