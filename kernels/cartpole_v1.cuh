@@ -1,8 +1,8 @@
 // CartPole-v1: a pole hinged on a cart that is pushed left or right along a track.
 //
-// Source   Barto, Sutton and Anderson, "Neuronlike adaptive elements that can solve difficult learning control problems"
-//          (1983); equations of Florian, "Correct equations for the dynamics of the cart-pole system" (2007), without
-//          friction; constants, limits and starts as Gymnasium's CartPole-v1.
+// Source   Barto, Sutton and Anderson, "Neuronlike adaptive elements that can solve difficult learning control
+//          problems" (1983); equations of Florian, "Correct equations for the dynamics of the cart-pole system" (2007),
+//          without friction; constants, limits and starts as Gymnasium's CartPole-v1
 // State    x cart position (m), v cart speed (m/s), theta pole angle from upright (rad), omega its speed (rad/s)
 // Actions  0 push left, 1 push right, with `force` newton
 // Reward   1 for every step, the last one included

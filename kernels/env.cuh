@@ -1,4 +1,4 @@
-// Everything between one environment, which ENVIRONMENT_FILE defines as scalar code, and many of them on a CPU or a GPU.
+// Everything between one environment, which ENVIRONMENT_FILE defines as scalar code, and many on a CPU or a GPU.
 // README.md says what such a file defines. The order matters: the file is written with what language.cuh gives it, and
 // all the rest is written in terms of the file.
 //

@@ -2,7 +2,7 @@
 //
 // nvcc builds the sources for a GPU, g++ or clang (ziglang) for the CPU. All results are IEEE single precision from
 // +, -, *, /, square root and bit operations alone: no libm, no double, no contraction of a*b+c (the build flags turn
-// it off), so that g++ -O0, g++ -O3 with AVX-512, clang and nvcc agree in every bit. Only the payload of a NaN may differ.
+// it off), so that g++ -O0, g++ -O3 with AVX-512, clang and nvcc agree in every bit. Only a NaN's payload may differ.
 #pragma once
 
 // -- Compiler ---------------------------------------------------------------------------------------------------------
@@ -12,7 +12,7 @@
 #define UNROLL _Pragma("unroll")
 #else
 #define DEVICE static inline __attribute__((always_inline))
-// -fopenmp-simd honours this without an OpenMP runtime: torch brings its own, and two in one process fight for the cores.
+// -fopenmp-simd honours this without an OpenMP runtime: torch brings its own, and two in a process fight for the cores.
 #define VECTORIZE _Pragma("omp simd")
 #define UNROLL _Pragma("GCC unroll 16")
 #endif
@@ -107,8 +107,8 @@ constexpr float half_pi_2 = 4.837512969970703125e-4f;
 constexpr float half_pi_3 = 7.549790126404332e-8f;
 
 // Polynomials of least largest error on [-0.8, 0.8] (Lawson's iteration in double precision): relative error of the
-// sine 4.4e-9, absolute error of the cosine 1.2e-10, both below the rounding of a float. A little more than pi/4, for the
-// nearest multiple of pi/2 to a large x is found by rounding.
+// sine 4.4e-9, absolute error of the cosine 1.2e-10, both below a float's rounding. A little more than pi/4, for the
+// multiple of pi/2 that is nearest to a large x is found with a rounding error.
 DEVICE float sine_polynomial(float r) {
   float z = r * r;
   return r + r * z * (-0.16666653192244288f + z * (0.008332070883047948f + z * -0.0001950306858770727f));

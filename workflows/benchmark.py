@@ -45,8 +45,8 @@ class Point:
     Attributes:
         num_envs: side by side.
         dynamics: actions given, rewards and ends written, no observations.
-        observed: the same with both observations.
-        acting: the same with an action drawn uniformly for each step.
+        observed: the same with what the policy sees next.
+        acting: with both observations and an action drawn uniformly for each step.
         copy_limit: a memory copy of the bytes that a step of the dynamics touches.
         share_of_limit: dynamics / copy_limit.
     """
@@ -79,6 +79,9 @@ def measure_simulation(env: str, sizes: tuple[int, ...], device: torch.device, s
         target = torch.zeros_like(source)
         uniform = torch.ones(1, device=device)
 
+        def dynamics_only(envs: VectorEnv = envs) -> None:
+            envs.advance(observe=False)
+
         def act_and_step(envs: VectorEnv = envs, uniform: torch.Tensor = uniform) -> None:
             envs.act(None, epsilon=uniform)
             envs.step()
@@ -87,7 +90,7 @@ def measure_simulation(env: str, sizes: tuple[int, ...], device: torch.device, s
             target.copy_(source)
 
         envs.act(None, epsilon=uniform)
-        rates = _alternate((envs.advance, envs.step, act_and_step, copied), size, seconds, device)
+        rates = _alternate((dynamics_only, envs.advance, act_and_step, copied), size, seconds, device)
         dynamics, observed, acting, limit = (round(rate / 1e6, 3) for rate in rates)
         points.append(
             Point(num_envs=size, dynamics=dynamics, observed=observed, acting=acting, copy_limit=limit,

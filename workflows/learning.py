@@ -77,7 +77,7 @@ def build_optimization(config: WorkflowConfig, learner: DQN, *, captured: bool) 
     rate: float | torch.Tensor = training.learning_rate
     if captured:
         device = next(learner.q_network.parameters()).device
-        rate, fused = torch.tensor(rate, device=device), {"capturable": True}
+        rate, fused = torch.tensor(rate, device=device), fused | {"capturable": True}
     optimizer = kind(groups, lr=rate, **fused)
     schedule = None
     if training.lr_policy == "exponential":

@@ -28,10 +28,10 @@ constexpr int feature_width = ACTION_FEATURE_SIZE;  // F
 #else
 constexpr int feature_width = NUM_ACTIONS;
 #endif
-static_assert(num_choices >= 1, "NUM_ACTIONS must be at least 1");
-static_assert(observation_width >= 1, "OBSERVATION_SIZE must be at least 1");
-static_assert(feature_width >= 1, "ACTION_FEATURE_SIZE must be at least 1");
-static_assert(TIME_LIMIT >= 1, "TIME_LIMIT must be at least 1");
+static_assert(num_choices >= 1, "NUM_ACTIONS of an environment must be at least 1");
+static_assert(observation_width >= 1, "OBSERVATION_SIZE of an environment must be at least 1");
+static_assert(feature_width >= 1, "ACTION_FEATURE_SIZE of an environment must be at least 1");
+static_assert(TIME_LIMIT >= 1, "TIME_LIMIT of an environment must be at least 1");
 
 #ifdef CANDIDATES
 constexpr bool has_candidates = true;

@@ -143,16 +143,15 @@ static void start(Call c, const int *list, int count) {
 
 template <class T>
 static void copy_rows(T *to, const T *from, long begin, int count, int width) {
-  __builtin_memcpy(to + begin * width, from + begin * width, sizeof(T) * width * count);
+  VECTORIZE
+  for (long n = begin * width; n < (begin + count) * width; ++n) to[n] = from[n];
 }
 
 // What is seen next: where the transition led, but for the environments that just started.
 static void show_next(Call c, const int *started, int num_started, long begin, int count) {
   if (c.observation && c.next_observation) {
     copy_rows(c.observation, c.next_observation, begin, count, observation_width);
-    for (int j = 0; j < num_started; ++j) {
-      write_observation(c.observation, started[j], load(c.state, c.num, started[j]));
-    }
+    for (int j = 0; j < num_started; ++j) observe_one(c, c.observation, started[j]);
   } else if (c.observation) {
     observe_all(c, c.observation, begin, count);
   }

@@ -78,7 +78,8 @@ constexpr Description describe() {
   writer.separate = false;
 #ifdef ACTION_NAMES
   constexpr const char *names[] = ACTION_NAMES;
-  static_assert(sizeof(names) / sizeof(names[0]) == num_choices, "ACTION_NAMES must name every action");
+  static_assert(sizeof(names) / sizeof(names[0]) == num_choices,
+                "ACTION_NAMES of an environment must name every action");
   for (const char *name : names) writer.word(name);
 #endif
   writer.put("]}");

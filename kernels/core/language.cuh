@@ -3,14 +3,14 @@
 #include "../philox.cuh"
 #include "../port.cuh"
 
-// PROBE(NAME, (...)) expands NAME(...) if the file defined it; else it becomes PROBE_NAME(...), which says what is amiss.
-#define PROBE(name, arguments) PROBE_NOW(PROBE_, name arguments)
+// PROBE(NAME, (...)) expands NAME(...) if the file defined it; else it becomes PROBE_NAME(...), which may complain.
+#define PROBE(name, arguments) PROBE_NOW(name arguments)
 #define PROBE_NOW(...) PROBE_JOIN(__VA_ARGS__)
-#define PROBE_JOIN(left, ...) left##__VA_ARGS__
-#define PROBE_                       // NAME is defined and empty
-#define PROBE_constexpr constexpr    // NAME is defined and begins with a parameter
-#define PROBE_public public          // NAME is defined and begins with a field
-#define PROBE_PARAMETERS(P)          // there need be none
+#define PROBE_JOIN(...) PROBE_##__VA_ARGS__
+#define PROBE_                     // NAME is defined and empty
+#define PROBE_constexpr constexpr  // NAME is defined and begins with a parameter
+#define PROBE_public public        // NAME is defined and begins with a field
+#define PROBE_PARAMETERS(P)        // there need be none
 #define PROBE_STATE(FIELD, ARRAY) \
   static_assert(false, "an environment must define STATE(FIELD, ARRAY), the list of its variables");
 

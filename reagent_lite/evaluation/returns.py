@@ -75,7 +75,7 @@ def play(
     for step in range(env.time_limit):
         q = None if policy is None else policy(env.observation, env.mask, env.features)
         env.act(q, epsilon=exploration, temperature=temperature)
-        env.step()
+        env.advance()
         reward = env.reward.double() * running
         total += reward
         discounted += factor * reward

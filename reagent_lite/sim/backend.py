@@ -62,11 +62,9 @@ def open_backend(
         KernelBuildError: the compiler refuses it, or there is no compiler.
     """
     path = find_environment(env)
-    if backend == "cpu" or (backend == "auto" and device.type != "cuda"):
-        return CpuBackend(path, parameters, math)
-    from reagent_lite.sim.cuda import CudaBackend
-    from reagent_lite.sim.cuda_build import cuda_problem
-
-    if backend == "auto" and cuda_problem(device, path, parameters, math) is not None:
+    if backend == "auto":
+        is_possible = device.type == "cuda" and cuda_problem(device, path, parameters, math) is None
+        backend = "cuda" if is_possible else "cpu"
+    if backend == "cpu":
         return CpuBackend(path, parameters, math)
     return CudaBackend(path, parameters, math, device)

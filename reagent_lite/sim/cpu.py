@@ -3,6 +3,7 @@
 import ctypes
 import importlib.metadata
 import importlib.util
+import re
 import shutil
 import subprocess
 import sys
@@ -35,6 +36,8 @@ _FLAGS = (
 )
 # Loops over an array of the state or over candidates are unrolled whole, or g++ vectorizes nothing around them.
 _GNU_FLAGS = ("--param=max-completely-peeled-insns=1000",)
+# Lines by which compilers lead to the next error.
+_CONTEXT = re.compile(r"^(?:In file included|\S+: (?:In|At) |\d+ errors? generated)", re.MULTILINE)
 _CONTRACTION = {"exact": "-ffp-contract=off", "fast": "-ffp-contract=fast"}
 # With fewer words of state and observation another thread costs more (about 50 us) than it saves.
 _WORDS_PER_SLICE = 262144
@@ -155,9 +158,7 @@ class CpuBackend:
             return
         slices = min(self._threads, num // self._slice)
         size = -(-num // (slices * _ALIGNMENT)) * _ALIGNMENT
-        waiting = [
-            self._pool.submit(entry, address, begin, min(num, begin + size)) for begin in range(size, num, size)
-        ]
+        waiting = [self._pool.submit(entry, address, begin, min(num, begin + size)) for begin in range(size, num, size)]
         entry(address, 0, min(num, size))
         wait(waiting)
 
@@ -181,7 +182,8 @@ def _build(path: Path, parameters: dict[str, float], flags: tuple[str, ...], com
     # The unit names the file by its place, which does not matter: two checkouts share what they have in common.
     constants = unit.rpartition("#define ENVIRONMENT_FILE")[0]
     sources = [text for pair in sorted(read_sources(path).items()) for text in pair]
-    key = make_key((path.name, constants, *sources, *_FLAGS, *flags, *compiler.command[1:], compiler.version, machine()))
+    built_by = (*compiler.command[1:], compiler.version, machine())
+    key = make_key((path.name, constants, *sources, *_FLAGS, *flags, *built_by))
 
     def build(target: Path) -> None:
         source = target.with_suffix(".cpp")
@@ -190,8 +192,21 @@ def _build(path: Path, parameters: dict[str, float], flags: tuple[str, ...], com
         command = (*compiler.command, *flags, *_FLAGS, *folders, str(source), "-o", str(target))
         answer = subprocess.run(command, capture_output=True, text=True, check=False)
         if answer.returncode != 0:
+            message = _essence(answer.stderr)
             raise KernelBuildError(
-                Problem(str(path), "an environment that compiles", f"from the compiler:\n{answer.stderr.strip()}\n")
+                Problem(str(path), "an environment that compiles", f"from the compiler:\n{message}\n")
             )
 
     return cached(key, ".so", build)
+
+
+def _essence(message: str) -> str:
+    """Of a compiler's errors: what the machinery says is missing, else what is wrong outside it, else everything."""
+    errors = [
+        _CONTEXT.split(block)[0].rstrip()
+        for block in re.split(r"^(?=\S.*?:\d+:\d+: (?:fatal )?error: )", message, flags=re.MULTILINE)[1:]
+    ]
+    machinery = tuple(f"{KERNELS}/{part}" for part in ("core/", "env.cuh", "philox.cuh", "port.cuh"))
+    said = [error for error in errors if re.match(r".*(an environment |a state variable is )", error)]
+    own = [error for error in errors if not error.startswith(machinery)]
+    return "\n".join(said or own or [message.strip()])

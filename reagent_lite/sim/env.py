@@ -126,9 +126,13 @@ class VectorEnv:
         """Takes `action`; where an episode ends, the next one starts in the same step."""
         self._backend.step(self._call)
 
-    def advance(self) -> None:
-        """Takes `action` as `step` does, without refreshing observations, mask and features: the dynamics alone."""
-        self._backend.step(self._bare_call)
+    def advance(self, *, observe: bool = True) -> None:
+        """Takes `action` as `step` does, but does not write where the transition led: enough to play, not to learn.
+
+        Args:
+            observe: refresh observation, mask and features; false runs the dynamics alone.
+        """
+        self._backend.step(self._play_call if observe else self._bare_call)
 
     def observe(self) -> None:
         """Refreshes `observation`, `mask` and `features` after the state was written from outside."""
@@ -291,6 +295,13 @@ class VectorEnv:
         for name, *_ in ActCall._fields_:
             if name in outputs:
                 setattr(self._act_call, name, outputs[name].data_ptr())
-        self._bare_call = Call.from_buffer_copy(self._call)
-        for name in ("observation", "next_observation", "mask", "next_mask", "features", "next_features"):
-            setattr(self._bare_call, name, None)
+        self._play_call = _without(self._call, "next_observation", "next_mask", "next_features")
+        self._bare_call = _without(self._play_call, "observation", "mask", "features")
+
+
+def _without(call: Call, *outputs: str) -> Call:
+    """Returns the same call that leaves some outputs alone."""
+    other = Call.from_buffer_copy(call)
+    for name in outputs:
+        setattr(other, name, None)
+    return other

@@ -62,7 +62,7 @@ def _plain(name: str) -> str:
 
 
 def read_sources(environment: Path) -> dict[str, str]:
-    """Returns the text of every file that an environment is compiled from, by its place among ours or in its own folder.
+    """Returns the text of every file that an environment is compiled from, by its place among ours or in its folder.
 
     Followed are `#include "..."` of files that lie beside the including file or among our kernels.
 

@@ -131,7 +131,12 @@ def _flatten(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
                 tensors[f"{index}.{name}"] = value
             else:
                 numbers.setdefault(str(index), {})[name] = value
-    return _plain(tensors), {"class": type(optimizer).__name__, "groups": whole["param_groups"], "numbers": numbers}
+    # a learning rate that CUDA graphs read is a tensor
+    groups = [
+        {name: value.item() if isinstance(value, Tensor) else value for name, value in group.items()}
+        for group in whole["param_groups"]
+    ]
+    return _plain(tensors), {"class": type(optimizer).__name__, "groups": groups, "numbers": numbers}
 
 
 def _restore(optimizer: Optimizer, tensors: Mapping[str, Tensor], settings: dict[str, Any], path: str) -> None:

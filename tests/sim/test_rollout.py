@@ -159,3 +159,22 @@ def test_masks_and_features_of_the_state_acted_in_are_stored() -> None:
         assert torch.equal(batch.actions.mask[i], mask)
         assert torch.equal(batch.actions.features[i][mask], features[mask])
         assert mask[batch.action[i]]
+
+
+def test_playing_without_where_transitions_led_is_the_same_play() -> None:
+    whole, lean_one, bare = environments(), environments(), environments()
+    for env in (whole, lean_one, bare):
+        env.reset()
+    for _ in range(40):
+        for env in (whole, lean_one, bare):
+            env.act(None, epsilon=torch.ones(1))
+        whole.step()
+        lean_one.advance()
+        bare.advance(observe=False)
+        for env in (lean_one, bare):
+            assert torch.equal(env.ended, whole.ended)
+            assert torch.equal(env.field("x"), whole.field("x"))
+        assert torch.equal(lean_one.observation, whole.observation)
+    assert whole.next_observation.any()
+    assert not lean_one.next_observation.any()
+    assert not bare.next_observation.any()

@@ -16,7 +16,9 @@ NAMES = ("observation", "next_observation", "reward", "ended", "action", "propen
 Backend = Callable[[], CpuBackend]
 
 
-def backend(compiler: str = "g++", optimization: str = "-O3", threads: int = 1, name: str = "cartpole_v1") -> CpuBackend:
+def backend(
+    compiler: str = "g++", optimization: str = "-O3", threads: int = 1, name: str = "cartpole_v1"
+) -> CpuBackend:
     found = zig_compiler() if compiler == "zig" else find_compiler()
     path = find_environment(name)
     return CpuBackend(path, {}, "exact", threads=threads, optimization=optimization, compiler=found)

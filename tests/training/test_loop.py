@@ -174,6 +174,13 @@ def test_checkpoint_continues_bit_for_bit(tmp_path: Path) -> None:
     assert folder.name == "step_000005"
 
 
+def test_a_learning_rate_that_a_graph_reads_is_saved_as_a_number(tmp_path: Path) -> None:
+    made, _ = learner()
+    optimizer = torch.optim.Adam(made.q_network.parameters(), lr=torch.tensor(0.25))
+    folder = save_checkpoint(tmp_path, 1, made, optimizer, {})
+    assert json.loads((folder / "state.json").read_text())["optimizer"]["groups"][0]["lr"] == 0.25
+
+
 def test_an_altered_checkpoint_is_refused_and_an_older_run_makes_way(tmp_path: Path) -> None:
     made, optimizer = learner()
     save_checkpoint(tmp_path, 9, made, optimizer, {})

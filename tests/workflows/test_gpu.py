@@ -1,11 +1,12 @@
 """The same job on a GPU: runs where there is one."""
 
+import json
 from typing import Any
 
 import pytest
 import torch
 from oracles.logs import candidate_rows, write_lines
-from oracles.runs import Runner
+from oracles.runs import ROOT, Runner
 
 from reagent_lite.export import load_bundle
 
@@ -36,3 +37,17 @@ def test_all_gpus(run: Runner, small: dict[str, Any]) -> None:
     done = run("dqn", small, "--set", "use_gpu=true", "--set", "use_all_avail_gpus=true")
     assert done.code == 0, done.err
     assert f"= {torch.cuda.device_count()} process(es)" in done.err
+
+
+@pytest.mark.parametrize("graph", ["true", "false"], ids=["captured", "eager"])
+@pytest.mark.parametrize("prioritized", ["true", "false"], ids=["prioritized", "uniform"])
+def test_simulated_training_on_a_gpu(run: Runner, graph: str, prioritized: str) -> None:
+    """The sample config, shortened: environments, replay and updates all on the device, replayed as graphs or not."""
+    config = json.loads((ROOT / "configs/cartpole/online.json").read_text())
+    done = run(
+        "dqn", config, "--set", "simulation.total_steps=60000", "--set", "simulation.num_evaluations=3",
+        "--set", f"simulation.cuda_graph={graph}", "--set", f"simulation.replay.prioritized={prioritized}",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    assert "16 environments on cuda" in done.err
+    assert done.outcome["scores"]["simulation/return/mean"] > 100  # random actions: 22

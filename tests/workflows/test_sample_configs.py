@@ -61,11 +61,21 @@ def test_cartpole_is_solved_online(run: Runner, workflow: str, config: str, seed
     assert done.outcome["scores"]["simulation/return/mean"] >= 475
 
 
+def test_an_environment_of_ones_own(run: Runner) -> None:
+    """Always forward takes 9 / 0.8 steps on average: 0.99 - 0.01 * 10.25 = 0.8875, deviation 0.0168 an episode."""
+    own = tree("own_environment/online.json")
+    own["simulation"]["env"] = str(ROOT / own["simulation"]["env"])
+    done = run("dqn", own)
+    assert done.code == 0, done.err
+    assert done.outcome["scores"]["simulation/return/mean"] == pytest.approx(0.8875, abs=4 * 0.0168 / 200**0.5)
+
+
 @pytest.mark.slow
 def test_a_planning_recommender_beats_a_greedy_one(run: Runner) -> None:
     """The environment's point: who maximises the next click satiates the user."""
-    planner = run("parametric_dqn", tree("recommend/online.json"), timeout=500)
-    greedy = run("parametric_dqn", tree("recommend/online.json"), "--set", "rl.gamma=0", timeout=500)
+    config, many = tree("recommend/online.json"), "simulation.evaluation_episodes=5000"
+    planner = run("parametric_dqn", config, "--set", many, timeout=500)
+    greedy = run("parametric_dqn", config, "--set", many, "--set", "rl.gamma=0", timeout=500)
     assert planner.code == greedy.code == 0, planner.err + greedy.err
     ours, theirs = planner.outcome["scores"], greedy.outcome["scores"]
     assert ours["simulation/return/lower"] > theirs["simulation/return/upper"]

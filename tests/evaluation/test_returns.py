@@ -1,0 +1,93 @@
+"""Returns in simulation: by hand on episodes of known length, intervals by arithmetic, no bias to short episodes."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from reagent_lite.evaluation.returns import estimate, play
+from reagent_lite.sim.backend import open_backend
+from reagent_lite.sim.env import VectorEnv
+
+CPU = torch.device("cpu")
+
+# An episode lasts 2 or 8 steps, drawn at its start; each step pays 1. Action 1 ends it at once.
+COIN = """
+#define NUM_ACTIONS 2
+#define OBSERVATION_SIZE 1
+#define TIME_LIMIT 100
+#define STATE(FIELD, ARRAY) FIELD(int, left)
+DECLARE_ENVIRONMENT
+DEVICE void reset(State &s, Random &random) { s.left = bernoulli(random, 0.5f) ? 2 : 8; }
+DEVICE void observe(const State &s, float *observation) { observation[0] = float(s.left); }
+DEVICE float step(State &s, int action, Random &random, bool &terminated) {
+  s.left -= 1;
+  terminated = (s.left <= 0) | (action == 1);
+  return 1.0f;
+}
+"""
+
+
+def coins(folder: Path, num_envs: int, *, time_limit: int = 100) -> VectorEnv:
+    file = folder / "coin.cuh"
+    file.write_text(COIN)
+    backend = open_backend(str(file), backend="cpu", device=CPU, parameters={}, math="exact")
+    return VectorEnv(backend, num_envs=num_envs, seed=5, time_limit=time_limit)
+
+
+def stay(observation: Tensor, mask: Tensor | None, features: Tensor | None) -> Tensor:
+    return torch.tensor([1.0, 0.0]).expand(len(observation), 2)
+
+
+def test_each_environment_counts_once_with_its_first_episode(tmp_path: Path) -> None:
+    env = coins(tmp_path, 4000)
+    env.reset()
+    first = env.observation[:, 0].long().clone()
+    result = play(env, stay, gamma=0.5)
+    assert torch.equal(result.length, first)
+    assert torch.equal(result.total, first.double())
+    # 1 + 1/2, or 1 + ... + 1/128
+    assert torch.equal(result.discounted, torch.where(first == 2, 1.5, 2 - 2.0**-7).double())
+    assert result.terminated.all()
+    assert result.total.mean() == pytest.approx(5, abs=4 * 3 / 4000**0.5)  # not 3.2, as by episodes ended per step
+
+
+def test_a_time_limit_truncates(tmp_path: Path) -> None:
+    result = play(coins(tmp_path, 50, time_limit=5), stay, gamma=1.0)
+    assert torch.equal(result.total, torch.where(result.terminated, 2.0, 5.0).double())
+    assert 0 < result.terminated.sum() < 50
+
+
+def test_exploration_and_its_absence(tmp_path: Path) -> None:
+    env = coins(tmp_path, 20_000, time_limit=1)
+    assert play(env, stay, gamma=1.0).terminated.sum() == 0
+    # a quarter of the draws is uniform, half of those end the episode
+    share = play(env, stay, gamma=1.0, epsilon=0.25).terminated.double().mean()
+    assert float(share) == pytest.approx(0.125, abs=4 * (0.125 * 0.875 / 20_000) ** 0.5)
+    softmax = play(env, stay, gamma=1.0, temperature=0.5).terminated.double().mean()
+    chance = 1 / (1 + torch.e**2)
+    assert float(softmax) == pytest.approx(chance, abs=4 * (chance * (1 - chance) / 20_000) ** 0.5)
+    uniform = play(env, None, gamma=1.0).terminated.double().mean()
+    assert float(uniform) == pytest.approx(0.5, abs=4 * 0.5 / 20_000**0.5)
+
+
+def test_progress_is_told(tmp_path: Path) -> None:
+    told: list[int] = []
+    play(coins(tmp_path, 30), stay, gamma=1.0, on_step=told.append)
+    assert told[0] == 0
+    assert told[-1] == 30
+
+
+def test_the_interval_is_that_of_the_mean() -> None:
+    samples = torch.linspace(0, 10, 500, dtype=torch.float64)
+    result = estimate(samples, level=0.95, resamples=2000, seed=0)
+    half = 1.96 * float(samples.std()) / 500**0.5
+    assert result.mean == pytest.approx(5.0)
+    assert result.lower == pytest.approx(5 - half, abs=0.05)
+    assert result.upper == pytest.approx(5 + half, abs=0.05)
+
+
+def test_returns_that_never_differ_have_no_width() -> None:
+    result = estimate(torch.full((20,), 200.0), level=0.95, resamples=200, seed=0)
+    assert (result.mean, result.lower, result.upper) == (200.0, 200.0, 200.0)

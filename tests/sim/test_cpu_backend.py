@@ -1,0 +1,390 @@
+"""The CPU build: what it says when it cannot compile, its cache, and the sources it is made of."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from sim.conftest import COUNTER, MASKED_COUNTER
+
+from reagent_lite.errors import KernelBuildError, SimulationError
+from reagent_lite.sim import cache, cpu
+from reagent_lite.sim.backend import open_backend
+from reagent_lite.sim.cache import cache_folder, cached, make_key
+from reagent_lite.sim.cpu import CpuBackend, find_compiler, zig_compiler
+from reagent_lite.sim.env import VectorEnv
+from reagent_lite.sim.sources import KERNELS, compilation_unit, find_environment, known_environments, read_sources
+
+CPU = torch.device("cpu")
+
+
+def opened(env: str, **parameters: float) -> CpuBackend:
+    backend = open_backend(env, backend="auto", device=CPU, parameters=parameters, math="exact")
+    assert isinstance(backend, CpuBackend)
+    return backend
+
+
+@pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("REAGENT_LITE_CACHE", str(folder))
+    return folder
+
+
+def written(tmp_path: Path, text: str, name: str = "mine.cuh") -> Path:
+    file = tmp_path / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    return file
+
+
+# -- Names ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [("CartPole-v1", "cartpole_v1"), ("cartpol_v0", "cartpole_v0"), ("MountainCar-v0", "mountain_car")],
+)
+def test_an_unknown_environment_is_answered_with_the_known_ones(name: str, near: str) -> None:
+    with pytest.raises(SimulationError) as caught:
+        opened(name)
+    text = str(caught.value)
+    assert f"Did you mean {near!r}?" in text
+    assert all(known in text for known in known_environments())
+    assert repr(name) in text
+
+
+def test_machinery_is_no_environment() -> None:
+    assert not {"port", "philox", "env", "core"} & set(known_environments())
+    assert {"cartpole_v0", "cartpole_v1"} <= set(known_environments())
+
+
+def test_a_path_without_a_file(tmp_path: Path) -> None:
+    with pytest.raises(SimulationError, match=r"a \.cuh file, got .*missing\.cuh"):
+        opened(str(tmp_path / "missing.cuh"))
+
+
+def test_an_unknown_parameter_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(SimulationError) as caught:
+        opened("cartpole_v1", gravty=9.0, lenght=1.0)
+    assert len(caught.value.problems) == 2
+    text = str(caught.value)
+    assert "Did you mean 'gravity'?" in text
+    assert "half_length" in text
+    with pytest.raises(SimulationError, match="got 'half length\"'"):
+        CpuBackend(find_environment("cartpole_v1"), {'half length"': 1.0}, "exact")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e39])
+def test_a_parameter_that_is_no_float32(value: float) -> None:
+    with pytest.raises(SimulationError, match=r"env_parameters\.gravity: expected a finite number"):
+        opened("cartpole_v1", gravity=value)
+
+
+def test_parameters_reach_the_kernel_to_the_last_bit() -> None:
+    for value in (9.7, 1e-30, -3e38, 1.0, 16777217.0):
+        assert opened("cartpole_v1", gravity=value).spec.parameters["gravity"] == torch.tensor(value).item()
+
+
+# -- A user's own file ------------------------------------------------------------------------------------------------
+
+
+def test_an_own_file_by_any_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = written(tmp_path, COUNTER, "with space/mine.cuh")
+    monkeypatch.chdir(tmp_path / "with space")
+    for path in (str(file), "mine.cuh", "./mine.cuh", "../with space/mine.cuh"):
+        assert opened(path).spec.name == "mine"
+
+
+def test_an_own_file_may_build_on_ours_and_on_its_neighbours(tmp_path: Path) -> None:
+    written(tmp_path, "constexpr float reach = 3.0f;\n", "parts/numbers.cuh")
+    text = '#define TIME_LIMIT 7\n#include "parts/numbers.cuh"\n#include "cartpole_v1.cuh"\n'
+    file = written(tmp_path, text)
+    assert opened(str(file)).spec.time_limit == 7
+    names = set(read_sources(file))
+    assert {"./mine.cuh", "./parts/numbers.cuh", "cartpole_v1.cuh", "env.cuh", "core/cpu.cuh", "port.cuh"} <= names
+
+
+def test_a_mistake_is_shown_with_file_and_line(tmp_path: Path) -> None:
+    text = COUNTER.replace("s.count += 1 + action;", "s.cuont += 1 + action;")
+    line = text[: text.index("s.cuont")].count("\n") + 1
+    file = written(tmp_path, text)
+    with pytest.raises(KernelBuildError) as caught:
+        opened(str(file))
+    message = str(caught.value)
+    assert f"{file}:{line}:" in message
+    assert "cuont" in message
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("#define NUM_ACTIONS 3", "", "an environment must define NUM_ACTIONS"),
+        ("#define NUM_ACTIONS 3", "#define NUM_ACTIONS 0", "NUM_ACTIONS of an environment must be at least 1"),
+        ("#define OBSERVATION_SIZE 2", "", "an environment must define OBSERVATION_SIZE"),
+        ("#define TIME_LIMIT 100", "", "an environment must define TIME_LIMIT"),
+        ("#define TIME_LIMIT 100", "#define TIME_LIMIT 0", "TIME_LIMIT of an environment must be at least 1"),
+        ("#define STATE", "#define STAT", "an environment must define STATE(FIELD, ARRAY)"),
+        ("FIELD(int, count)", "FIELD(double, count)", "a state variable is a float, int or unsigned"),
+        ("DECLARE_ENVIRONMENT", "", "an environment must say DECLARE_ENVIRONMENT"),
+        ("void reset(", "void reest(", "DEVICE void reset(State &s, Random &random)"),
+        ("void observe(const", "void observe(int, const", "DEVICE void observe(const State &s, float *observation)"),
+        (
+            "int action, Random",
+            "int action, int more, Random",
+            "DEVICE float step(State &s, int action, Random &random",
+        ),
+        ("DECLARE", "#define MASKED\nDECLARE", "must define: DEVICE bool allowed(const State &s, int action)"),
+        ("DECLARE", "#define CANDIDATES\nDECLARE", "with CANDIDATES must define ACTION_FEATURE_SIZE"),
+        (
+            "DECLARE",
+            "#define CANDIDATES\n#define ACTION_FEATURE_SIZE 1\nDECLARE",
+            "must define: DEVICE bool candidate(const State &s, int k, Random &random, float *features)",
+        ),
+        (
+            "DECLARE",
+            "#define ACTION_FEATURE_SIZE 1\nDECLARE",
+            "must define: DEVICE void action_features(int action, float *features)",
+        ),
+        ("DECLARE", '#define ACTION_NAMES {"a"}\nDECLARE', "ACTION_NAMES of an environment must name every action"),
+    ],
+)
+@pytest.mark.parametrize("compiler", ["g++", "zig"])
+def test_what_is_missing_is_said_in_a_sentence(
+    tmp_path: Path, compiler: str, old: str, new: str, sentence: str
+) -> None:
+    file = written(tmp_path, COUNTER.replace(old, new, 1))
+    found = zig_compiler() if compiler == "zig" else find_compiler()
+    with pytest.raises(KernelBuildError) as caught:
+        CpuBackend(file, {}, "exact", compiler=found, optimization="-O0")
+    flat = " ".join(str(caught.value).replace('" "', "").split())
+    assert sentence in flat
+
+
+def test_parameters_and_names_are_optional(tmp_path: Path) -> None:
+    text = COUNTER.replace("#define PARAMETERS(P) P(goal, 4.0f) P(worth, 1.0f)", "")
+    text = text.replace("int(goal)", "4").replace("worth *", "")
+    assert opened(str(written(tmp_path, text))).spec.parameters == {}
+    text = COUNTER.replace("PARAMETERS(P) P(goal, 4.0f) P(worth, 1.0f)", "PARAMETERS(P)")
+    text = text.replace("int(goal)", "4").replace("worth *", "") + '#define ACTION_NAMES {"one", "two", "three"}\n'
+    spec = opened(str(written(tmp_path, text, "named.cuh"))).spec
+    assert spec.parameters == {}
+    assert spec.action_names == ("one", "two", "three")
+
+
+def test_names_of_the_c_library_are_free(tmp_path: Path) -> None:
+    text = COUNTER.replace("worth", "gamma").replace("count", "index").replace("past", "y1")
+    assert opened(str(written(tmp_path, text))).spec.parameters == {"goal": 4.0, "gamma": 1.0}
+
+
+def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+    file = tmp_path / "mine.cuh"
+    file.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(SimulationError, match="readable source text"):
+        opened(str(file))
+
+
+# -- Compilers --------------------------------------------------------------------------------------------------------
+
+
+def test_no_compiler_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "ziglang" else real(name))
+    with pytest.raises(KernelBuildError) as caught:
+        opened("cartpole_v1")
+    assert "pip install 'reagent-lite[compiler]'" in str(caught.value)
+    assert "Install g++" in str(caught.value)
+
+
+def test_the_wheels_compiler_is_taken_where_there_is_no_other(
+    monkeypatch: pytest.MonkeyPatch, empty_cache: Path
+) -> None:
+    expected = VectorEnv(opened("cartpole_v1"), num_envs=100)
+    monkeypatch.setenv("PATH", "")
+    assert find_compiler() == zig_compiler()
+    ours = VectorEnv(opened("cartpole_v1"), num_envs=100)
+    assert len(list(empty_cache.glob("*.so"))) == 2
+    for env in (expected, ours):
+        env.reset()
+    assert torch.equal(expected.observation, ours.observation)
+
+
+def test_a_compiler_that_does_not_start_is_passed_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    broken = written(tmp_path, "#!/bin/sh\nexit 1\n", "g++")
+    broken.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert find_compiler() == zig_compiler()
+
+
+def test_no_second_openmp_runtime_and_no_libraries() -> None:
+    opened("cartpole_v1")
+    library = max(cache_folder().glob("*.so"), key=lambda file: file.stat().st_atime)
+    answer = subprocess.run(["readelf", "-d", str(library)], capture_output=True, text=True, check=True)
+    assert "NEEDED" not in answer.stdout
+
+
+def test_threads_follow_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    assert opened("cartpole_v1")._threads == 3
+
+
+def test_small_batches_start_no_threads() -> None:
+    backend = CpuBackend(find_environment("cartpole_v1"), {}, "exact", threads=4)
+    env = VectorEnv(backend, num_envs=1000)
+    env.reset()
+    env.step()
+    assert backend._pool is not None
+    assert not backend._pool._threads
+    large = VectorEnv(backend, num_envs=4 * cpu._WORDS_PER_SLICE)
+    large.reset()
+    assert backend._pool._threads
+
+
+# -- Cache ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_second_opening_compiles_nothing(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened("cartpole_v1")
+    (file,) = empty_cache.iterdir()  # one library, nothing temporary
+    before = file.stat().st_mtime_ns
+    compiler = find_compiler()
+    monkeypatch.setattr(cpu, "find_compiler", lambda: compiler)
+    monkeypatch.setattr(subprocess, "run", None)
+    opened("cartpole_v1")
+    assert file.stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize("damage", ["short", "empty", "changed"])
+def test_a_damaged_file_is_built_anew(empty_cache: Path, damage: str) -> None:
+    opened("cartpole_v1")
+    (file,) = empty_cache.iterdir()
+    whole = file.read_bytes()
+    middle = len(whole) // 2
+    changed = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
+    file.unlink()  # not in place: the old file is open
+    file.write_bytes({"short": whole[:middle], "empty": b"", "changed": changed}[damage])
+    env = VectorEnv(opened("cartpole_v1"), num_envs=3)
+    env.reset()
+    assert env.observation.abs().max() <= 0.05
+    (again,) = empty_cache.iterdir()
+    assert again.read_bytes() == whole
+
+
+def test_everything_that_matters_is_in_the_key(
+    empty_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def count() -> int:
+        return len(list(empty_cache.glob("*.so")))
+
+    file = written(tmp_path, COUNTER + '#include "more.cuh"\n')
+    written(tmp_path, "", "more.cuh")
+    opened(str(file))
+    assert count() == 1
+    opened(str(file), goal=5.0)
+    assert count() == 2
+    written(tmp_path, "// a comment\n", "more.cuh")
+    opened(str(file))
+    assert count() == 3
+    CpuBackend(file, {}, "fast")
+    assert count() == 4
+    CpuBackend(file, {}, "exact", optimization="-O0")
+    assert count() == 5
+    CpuBackend(file, {}, "exact", compiler=zig_compiler())
+    assert count() == 6
+    monkeypatch.setattr(cpu, "machine", lambda: "another processor")
+    opened(str(file))
+    assert count() == 7
+    monkeypatch.undo()
+    monkeypatch.setenv("REAGENT_LITE_CACHE", str(empty_cache))
+    moved = written(tmp_path, file.read_text(), "elsewhere/mine.cuh")
+    written(tmp_path, "// a comment\n", "elsewhere/more.cuh")
+    opened(str(moved))
+    assert count() == 7  # the same texts in another folder
+
+
+def test_the_machine_is_told_apart_by_what_its_processor_can() -> None:
+    known = cache.machine()
+    if Path("/proc/cpuinfo").exists():
+        assert "flags" in known or "Features" in known
+        assert "MHz" not in known
+    assert cache.machine() == known
+
+
+def test_concurrent_builders_do_not_meet(empty_cache: Path, tmp_path: Path) -> None:
+    file = written(tmp_path, MASKED_COUNTER)
+    code = (
+        "import sys; from pathlib import Path; from reagent_lite.sim.cpu import CpuBackend\n"
+        "print(CpuBackend(Path(sys.argv[1]), {}, 'exact').spec.num_actions)"
+    )
+    with ThreadPoolExecutor() as pool:
+        runs = [
+            pool.submit(subprocess.run, [sys.executable, "-c", code, str(file)], capture_output=True, text=True)
+            for _ in range(4)
+        ]
+    assert [run.result().stdout for run in runs] == ["3\n"] * 4, runs[0].result().stderr
+    assert len(list(empty_cache.iterdir())) == 1
+
+
+def test_a_build_that_fails_leaves_nothing(empty_cache: Path, tmp_path: Path) -> None:
+    with pytest.raises(KernelBuildError):
+        opened(str(written(tmp_path, "nonsense")))
+    assert list(empty_cache.iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_cannot_be_written(empty_cache: Path) -> None:
+    empty_cache.mkdir(mode=0o500)
+    with pytest.raises(KernelBuildError, match="Set REAGENT_LITE_CACHE"):
+        opened("cartpole_v1")
+
+
+def test_a_folder_that_is_a_file(empty_cache: Path) -> None:
+    empty_cache.write_text("")
+    with pytest.raises(KernelBuildError, match="Set REAGENT_LITE_CACHE to another folder"):
+        opened("cartpole_v1")
+
+
+def test_where_the_cache_lies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REAGENT_LITE_CACHE", "/somewhere")
+    assert cache_folder() == Path("/somewhere")
+    monkeypatch.delenv("REAGENT_LITE_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
+    assert cache_folder() == Path("/caches/reagent-lite/kernels")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_folder() == Path.home() / ".cache" / "reagent-lite" / "kernels"
+
+
+def test_parts_of_a_key_do_not_run_into_each_other() -> None:
+    assert len({make_key(parts) for parts in (["ab", "c"], ["a", "bc"], ["abc"], ["abc", ""], ["a:bc"])}) == 5
+
+
+def test_any_build_step_may_use_the_cache(empty_cache: Path) -> None:
+    first = cached("key", ".bin", lambda target: target.write_bytes(b"1") and None)
+    assert cached("key", ".bin", lambda target: pytest.fail("built twice")) == first
+    assert first.read_bytes() == b"1"
+
+
+def test_the_unit_names_the_file_and_the_constants() -> None:
+    path = KERNELS / "cartpole_v1.cuh"
+    assert compilation_unit(path, {}) == f'#define ENVIRONMENT_FILE "{path}"\n#include "env.cuh"\n'
+    unit = compilation_unit(path, {"gravity": 10, "force": 0.1})
+    assert unit.startswith('#define PARAMETER_OVERRIDES {"force", 0.10000000149011612f}, {"gravity", 10.0f}, \n')
+
+
+def test_the_example_of_the_readme_runs(tmp_path: Path) -> None:
+    text = (KERNELS / "README.md").read_text()
+    example = text.split("```c++\n")[1].split("```")[0]
+    env = VectorEnv(opened(str(written(tmp_path, example, "walk.cuh")), slip=0.0), num_envs=3)
+    env.reset()
+    env.field("cell").fill_(3)
+    env.action.fill_(1)
+    env.step()
+    assert env.observation.tolist() == [[pytest.approx(4 / 5)]] * 3
+    env.step()
+    assert env.reward.tolist() == [1, 1, 1]
+    assert env.terminated.all()
