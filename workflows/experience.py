@@ -272,7 +272,9 @@ def logged_sample(data: Data, count: int) -> SampleRows:
     numbers = np.unique(np.linspace(0, len(copy) - 1, min(count, len(copy))).astype(int))
     values = _in_order(np.array(copy.state[numbers]), copy.state_ids, data.normalization.state.feature_ids)
     if data.normalization.action is None:
-        return SampleRows(values=values, mask=np.asarray(copy.mask[numbers], bool))
+        mask = np.array(copy.mask[numbers], bool)
+        copy.release()
+        return SampleRows(values=values, mask=mask)
     ids = data.normalization.action.feature_ids
     lists = np.asarray(copy.actions_list[numbers])
     starts, stops = copy.list_offsets[lists], copy.list_offsets[lists + 1]
@@ -281,6 +283,7 @@ def logged_sample(data: Data, count: int) -> SampleRows:
     mask = np.arange(longest) < (stops - starts)[:, None]
     for row, (begin, end) in enumerate(zip(starts, stops, strict=True)):
         candidates[row, : end - begin] = _in_order(np.array(copy.candidates[begin:end]), copy.action_ids, ids)
+    copy.release()
     return SampleRows(values=values, candidates=candidates, mask=mask)
 
 

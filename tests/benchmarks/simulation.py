@@ -1,6 +1,6 @@
 """CartPole steps per second against Gymnasium's vectorised CartPole, EnvPool, and a memory copy.
 
-Rounds alternate; figures are medians. EnvPool lives in an environment of its own, made under outputs/ when it is absent.
+Rounds alternate; figures are medians. EnvPool lives in an environment of its own, made under outputs/ if absent.
 
     python -m tests.benchmarks.simulation
 """

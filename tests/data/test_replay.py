@@ -278,7 +278,6 @@ def test_a_ring_shorter_than_one_window_is_refused() -> None:
     assert ring_of(num_envs=2, slots=5, n_step=5).capacity == 10
 
 
-
 class NothingWaits(TorchDispatchMode):
     """Refuses what would make the host wait for the device, or whose shape depends on values."""
 
