@@ -25,6 +25,7 @@ from reagent_lite.sim.env import VectorEnv
 from workflows.training import train
 
 _ROUNDS = 5
+_COPIED_BYTES = 1 << 29  # read and written; larger than any cache
 _ALL = tuple(2**power for power in range(0, 23, 2))
 
 _EPILOG = """\
@@ -47,8 +48,8 @@ class Point:
         dynamics: actions given, rewards and ends written, no observations.
         observed: the same with what the policy sees next.
         acting: with both observations and an action drawn uniformly for each step.
-        copy_limit: a memory copy of the bytes that a step of the dynamics touches.
-        share_of_limit: dynamics / copy_limit.
+        copy_limit: what copying from memory to memory leaves room for, by the bytes that a step reads and writes.
+        share_of_limit: dynamics / copy_limit; above 1 where all environments lie in a cache.
     """
 
     num_envs: int
@@ -69,14 +70,14 @@ def measure_simulation(env: str, sizes: tuple[int, ...], device: torch.device, s
         seconds: of each round.
     """
     backend = open_backend(env, backend="auto", device=device, parameters={}, math="exact")
+    source = torch.ones(_COPIED_BYTES // 2, dtype=torch.uint8, device=device)
+    target = torch.zeros_like(source)
     points = []
     for size in sizes:
         envs = VectorEnv(backend, num_envs=size)
         envs.reset()
         # state read and written, action, reward, how it ended, step count: what any simulator must touch
         touched = 8 * envs.spec.state_words + envs.spec.action_bytes + 4 + 1 + 4
-        source = torch.zeros(max(touched * size // 2, 1), dtype=torch.uint8, device=device)
-        target = torch.zeros_like(source)
         uniform = torch.ones(1, device=device)
 
         def dynamics_only(envs: VectorEnv = envs) -> None:
@@ -86,11 +87,10 @@ def measure_simulation(env: str, sizes: tuple[int, ...], device: torch.device, s
             envs.act(None, epsilon=uniform)
             envs.step()
 
-        def copied(target: torch.Tensor = target, source: torch.Tensor = source) -> None:
-            target.copy_(source)
-
         envs.act(None, epsilon=uniform)
-        rates = _alternate((dynamics_only, envs.advance, act_and_step, copied), size, seconds, device)
+        works: list[tuple[Callable[[], object], int]] = [(dynamics_only, size), (envs.advance, size), (act_and_step, size)]
+        works.append((lambda: target.copy_(source), _COPIED_BYTES // touched))
+        rates = _alternate(works, seconds, device)
         dynamics, observed, acting, limit = (round(rate / 1e6, 3) for rate in rates)
         points.append(
             Point(num_envs=size, dynamics=dynamics, observed=observed, acting=acting, copy_limit=limit,
@@ -138,18 +138,18 @@ def measure_training(env: str, num_envs: int, use_gpu: bool) -> dict[str, float]
 
 
 def _alternate(
-    works: tuple[Callable[[], None], ...], size: int, seconds: float, device: torch.device
+    works: list[tuple[Callable[[], object], int]], seconds: float, device: torch.device
 ) -> tuple[float, ...]:
-    """Returns units per second of each work, `size` units a call, as medians of rounds in turn."""
-    counts = [_count(work, seconds, device) for work in works]
+    """Returns units per second of each work, given with its units a call, as medians of rounds in turn."""
+    counts = [_count(work, seconds, device) for work, _ in works]
     rates: list[list[float]] = [[] for _ in works]
     for _ in range(_ROUNDS):
-        for i, work in enumerate(works):
-            rates[i].append(counts[i] * size / _seconds(work, counts[i], device))
+        for i, (work, units) in enumerate(works):
+            rates[i].append(counts[i] * units / _seconds(work, counts[i], device))
     return tuple(statistics.median(rate) for rate in rates)
 
 
-def _count(work: Callable[[], None], seconds: float, device: torch.device) -> int:
+def _count(work: Callable[[], object], seconds: float, device: torch.device) -> int:
     """Returns how many calls take about so long."""
     work()
     count = 1
@@ -158,7 +158,7 @@ def _count(work: Callable[[], None], seconds: float, device: torch.device) -> in
     return max(round(count * seconds / taken), 1)
 
 
-def _seconds(work: Callable[[], None], count: int, device: torch.device) -> float:
+def _seconds(work: Callable[[], object], count: int, device: torch.device) -> float:
     _wait(device)
     start = time.perf_counter()
     for _ in range(count):

@@ -23,7 +23,8 @@ from reagent_lite.sim.env import VectorEnv
 
 ROUNDS, SECONDS = 5, 0.5
 LARGE, SMALL = 262_144, 1024
-BYTES = 42  # state read and written, action, reward, how it ended, step count
+BYTES = 42  # of a step: state read and written, action, reward, how it ended, step count
+COPIED = 1 << 29  # bytes read and written by a copy from memory to memory
 PEERS = Path("outputs/peers")
 
 ENVPOOL = f"""
@@ -80,7 +81,7 @@ def peers() -> str | None:
 
 def main() -> None:
     large, small, gym, python = ours(LARGE), ours(SMALL), theirs(LARGE), peers()
-    source = torch.zeros(BYTES * LARGE // 2, dtype=torch.uint8)
+    source = torch.ones(COPIED // 2, dtype=torch.uint8)
     target = torch.zeros_like(source)
     rounds: dict[str, list[float]] = {}
 
@@ -91,7 +92,7 @@ def main() -> None:
         note("dynamics", rate(lambda: large.advance(observe=False), LARGE))
         note("observed", rate(large.advance, LARGE))
         note("both_observations", rate(large.step, LARGE))
-        note("copy", rate(lambda: target.copy_(source), LARGE))
+        note("copy", rate(lambda: target.copy_(source), COPIED // BYTES))
         note("gymnasium", rate(gym, LARGE))
         note("small_observed", rate(small.advance, SMALL))
         if python:
