@@ -30,7 +30,7 @@ lint: setup
 	$(BIN)/mypy
 
 tests: setup
-	$(BIN)/python -m pytest -m "not slow" --numprocesses auto --maxprocesses 4
+	$(BIN)/python -m pytest -m "not slow" --numprocesses auto --maxprocesses 4 --dist worksteal
 
 slow: setup
 	$(BIN)/python -m pytest -m slow

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from reagent_lite.config import DqnConfig, check
+from reagent_lite.config import DqnConfig, ParametricDqnConfig, check
 from reagent_lite.distributed.group import Group, Place
 from reagent_lite.errors import ConfigError, Problem, ReagentLiteError
 from reagent_lite.sim.backend import open_backend
@@ -88,7 +88,11 @@ def measure_simulation(env: str, sizes: tuple[int, ...], device: torch.device, s
             envs.step()
 
         envs.act(None, epsilon=uniform)
-        works: list[tuple[Callable[[], object], int]] = [(dynamics_only, size), (envs.advance, size), (act_and_step, size)]
+        works: list[tuple[Callable[[], object], int]] = [
+            (dynamics_only, size),
+            (envs.advance, size),
+            (act_and_step, size),
+        ]
         works.append((lambda: target.copy_(source), _COPIED_BYTES // touched))
         rates = _alternate(works, seconds, device)
         dynamics, observed, acting, limit = (round(rate / 1e6, 3) for rate in rates)
@@ -102,17 +106,18 @@ def measure_simulation(env: str, sizes: tuple[int, ...], device: torch.device, s
     return points
 
 
-def measure_training(env: str, num_envs: int, use_gpu: bool) -> dict[str, float]:
+def measure_training(env: str, num_envs: int, use_gpu: bool, *, candidates: bool) -> dict[str, float]:
     """Returns rates of double DQN trained online, from the first environment step to the last update.
 
     Args:
         env: name or path.
         num_envs: side by side; each rollout is followed by one update on as many rows.
         use_gpu: as in the config.
+        candidates: whether the environment needs the parametric workflow.
     """
     with tempfile.TemporaryDirectory() as folder:
         config = check(
-            DqnConfig,
+            ParametricDqnConfig if candidates else DqnConfig,
             {
                 "model_output_path": folder,
                 "use_gpu": use_gpu,
@@ -211,6 +216,8 @@ def _measure(options: argparse.Namespace) -> int:
     device = torch.device("cuda", 0) if gpu else torch.device("cpu")
     name = torch.cuda.get_device_name(0) if gpu else f"cpu, {torch.get_num_threads()} thread(s)"
     _note(f"{options.env} on {name}, torch {torch.__version__}")
+    backend = open_backend(options.env, backend="cpu", device=torch.device("cpu"), parameters={}, math="exact")
+    candidates = backend.spec.candidates
     result: dict[str, object] = {"env": options.env, "device": name, "torch": torch.__version__}
     if "simulation" in options.only:
         _note("millions of environment steps per second")
@@ -219,7 +226,9 @@ def _measure(options: argparse.Namespace) -> int:
             points = measure_simulation(options.env, tuple(options.num_envs or _ALL), device, options.seconds)
         result["simulation"] = [asdict(point) for point in points]
     if "training" in options.only:
-        result["training"] = [measure_training(options.env, size, gpu) for size in options.num_envs or (16384,)]
+        result["training"] = [
+            measure_training(options.env, size, gpu, candidates=candidates) for size in options.num_envs or (16384,)
+        ]
     print(json.dumps(result), flush=True)
     return 0
 

@@ -28,6 +28,7 @@ from reagent_lite.distributed.launcher import (
     report_failure,
 )
 from reagent_lite.errors import ConfigError, Problem, ReagentLiteError
+from reagent_lite.sim.sources import find_environment
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -218,6 +219,8 @@ def _parser(command: Command) -> argparse.ArgumentParser:
 
 
 def _describe(config: WorkflowConfig, processes: Processes) -> None:
+    if config.simulation is not None:
+        find_environment(config.simulation.env)
     _note(processes.note)
     per_process = config.training.minibatch_size
     rows = config.data.global_minibatch_size or per_process * processes.count

@@ -14,6 +14,8 @@ from reagent_lite.evaluation.pictures import (
 )
 from workflows.simulation import PICTURE, Reader, Simulation
 
+PICTURES = ("learning_curve.png", "rollout.gif")
+
 
 def draw_pictures(
     folder: Path, simulation: Simulation, reader: Reader, learner: DQN, *, behaviour: float | None
@@ -28,7 +30,7 @@ def draw_pictures(
         behaviour: mean return of uniformly random actions, for comparison.
     """
     name = simulation.backend.spec.name
-    curve, rollout = folder / "learning_curve.png", folder / "rollout.gif"
+    curve, rollout = (folder / name for name in PICTURES)
     write_learning_curve(
         curve, curve_points(folder / "metrics.jsonl"), title=name, behaviour=behaviour, behaviour_name="random actions"
     )

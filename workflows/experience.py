@@ -224,15 +224,16 @@ class Judges:
         """Returns what is known after an epoch; every rank calls it.
 
         Args:
-            final: whether the run ends here.
+            final: whether the run ends here; it also does where the simulation is satisfied.
         """
         scalars: dict[str, float] = {}
+        if self._play is not None:
+            scalars |= self._play.evaluate(final=False).scalars
+            final |= self.satisfied()
         if self._logs is not None:
             scalars |= self._logs.figures(final=final)
             if self._config.evaluation.calc_cpe_in_training and not final:
                 scalars |= self._logs.evaluate(final=False).scalars
-        if self._play is not None:
-            scalars |= self._play.evaluate(final=False).scalars
         return scalars
 
     def satisfied(self) -> bool:

@@ -6,9 +6,13 @@
 4 appear   the log gets its name
 """
 
+import hashlib
+import json
 import sys
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
@@ -18,10 +22,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from reagent_lite.config import resolved
 from reagent_lite.config.simulate import PlayConfig, SimulateConfig, ValueOfConfig
 from reagent_lite.data.event_log import LogWriter, log_writer
 from reagent_lite.data.event_log_columns import EpisodeBlock, LogSchema
-from reagent_lite.errors import BundleError, ConfigError, Problem
+from reagent_lite.errors import BundleError, ConfigError, Problem, SimulationError
 from reagent_lite.evaluation.returns import estimate, play
 from reagent_lite.export.bundle import Bundle, load_bundle
 from reagent_lite.files import require_writable, write_whole
@@ -71,9 +76,11 @@ def simulate(config: SimulateConfig) -> Simulated:
     target = Path(config.output_path).expanduser()
     if target.is_dir():
         raise ConfigError(Problem("output_path", "a file", f"the folder {target}", "Choose another name"))
-    backend = open_backend(
-        config.env, backend=config.backend, device=_device(config), parameters=config.env_parameters, math=config.math
-    )
+    with _own_keys():
+        backend = open_backend(
+            config.env, backend=config.backend, device=_device(config), parameters=config.env_parameters,
+            math=config.math,
+        )  # fmt: skip
     spec = backend.spec
     schema = _schema(config, spec)
     policy = _policy(config.policy, "policy", spec, parametric=config.parametric)
@@ -84,8 +91,10 @@ def simulate(config: SimulateConfig) -> Simulated:
         returns, rows = _write(config, backend, policy, writer)
         seconds = time.monotonic() - playing
         value = None if config.value_of is None else _value(config, config.value_of, backend, judged)
+        truth = target.with_name(f"{target.name}.truth.json")
+        truth.unlink(missing_ok=True)  # of an earlier log of this name
         if value is not None:
-            write_whole(target.with_name(f"{target.name}.truth.json"), canonical(value))
+            write_whole(truth, canonical(value))
     mean, lower, upper = _interval(returns)
     bounds = "" if lower is None else f" [{lower:.4g}, {upper:.4g}]"
     _say(f"{target}: {rows:,} rows, {len(returns):,} episodes, mean return {mean:.4g}{bounds}")
@@ -105,13 +114,14 @@ def simulate(config: SimulateConfig) -> Simulated:
 def _write(config: SimulateConfig, backend: Backend, policy: Policy | None, writer: LogWriter) -> tuple[Returns, int]:
     """Plays and writes; returns the returns of all episodes [E], and the number of rows."""
     amount = Amount(rows=config.rows, episodes=config.episodes)
-    env = _envs(config, backend, min(config.num_envs, amount.most_envs), LOG)
+    with _own_keys():
+        env = _envs(config, backend, min(config.num_envs, amount.most_envs), LOG)
     _say(f"{env.spec.name}: {env.num_envs} environments on {env.device.type}, at most {env.time_limit} steps, "
          f"policy {config.policy.kind}")  # fmt: skip
-    returns, rows = [], 0
+    returns, rows, prefix = [], 0, _prefix(config)
     with progress("simulating", "rows", enabled=True) as show:
         for episodes in whole_episodes(env, policy, amount, **_drawing(config.policy)):
-            writer.write(_block(episodes, config.seed))
+            writer.write(_block(episodes, prefix))
             returns.append(episodes.returns)
             rows += len(episodes.state)
             show(rows, max(config.rows or 0, rows))
@@ -216,9 +226,26 @@ def _listed(names: tuple[str, ...]) -> str:
     return ", ".join(names)
 
 
-def _block(episodes: Episodes, seed: int) -> EpisodeBlock:
-    """Returns episodes as the writer takes them, under the names of seed, environment and number."""
-    names = [f"{seed}-{env}-{number}" for env, number in zip(episodes.env, episodes.number, strict=True)]
+@contextmanager
+def _own_keys() -> Iterator[None]:
+    """Names keys as they stand in this workflow's config: without the section of the training workflows."""
+    try:
+        yield
+    except SimulationError as error:
+        own = [replace(problem, where=problem.where.removeprefix("simulation.")) for problem in error.problems]
+        raise SimulationError(own) from error
+
+
+def _prefix(config: SimulateConfig) -> str:
+    """Returns what the names of this log's episodes begin with: the same name is the same episode, in any log."""
+    keys = ("env", "env_parameters", "time_limit", "math", "seed", "policy")
+    playing = {key: value for key, value in resolved(config).items() if key in keys}
+    return hashlib.sha256(json.dumps(playing, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def _block(episodes: Episodes, prefix: str) -> EpisodeBlock:
+    """Returns episodes as the writer takes them, named by the log's prefix, environment and number."""
+    names = [f"{prefix}-{env}-{number}" for env, number in zip(episodes.env, episodes.number, strict=True)]
     columns = {name: getattr(episodes, name) for name in EpisodeBlock.__dataclass_fields__ if name != "mdp_ids"}
     return EpisodeBlock(mdp_ids=names, **columns)
 

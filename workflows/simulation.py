@@ -8,6 +8,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -85,11 +86,14 @@ def open_simulation(config: WorkflowConfig, group: Group, *, parametric: bool) -
     """
     settings = config.simulation
     assert settings is not None
-    if settings.num_envs < group.world_size:
+    if config.simulated_share and settings.num_envs < group.world_size:
         raise ConfigError(
             Problem("simulation.num_envs", f"at least one for each of {group.world_size} processes",
                     str(settings.num_envs))
         )  # fmt: skip
+
+    if "OMP_NUM_THREADS" not in os.environ:  # environments take as many threads as torch has when they are opened
+        torch.set_num_threads(max(len(os.sched_getaffinity(0)) // group.place.local_world_size, 1))
 
     def opened() -> Backend:
         return open_backend(
@@ -127,6 +131,11 @@ def with_actions(config: WorkflowConfig, simulation: Simulation) -> WorkflowConf
         if unknown:
             raise ConfigError([Problem(f"rl.reward_boost.{name}", f"one of {list(names)}", name) for name in unknown])
         return config.model_copy(update={"actions": names})
+    if config.actions != names and set(config.actions) == set(names):
+        raise ConfigError(
+            Problem("actions", f"{list(names)}, the order of {simulation.backend.spec.name}", str(list(config.actions)),
+                    "In another order a name would stand for another action")
+        )  # fmt: skip
     if len(config.actions) != len(names):
         raise ConfigError(
             Problem("actions", f"{len(names)} names, for {', '.join(names)} of {simulation.backend.spec.name}",
@@ -265,17 +274,14 @@ class SimulatedPlan:
 
 
 def simulated_plan(config: WorkflowConfig, minibatch: int) -> SimulatedPlan:
-    """Returns the optimizer steps that the config's environment steps give, in equal parts between evaluations."""
+    """Returns the optimizer steps that the config's environment steps give; the last evaluation may come earlier."""
     settings = config.simulation
     assert settings is not None
-    rollouts = max(
-        (settings.total_steps - settings.warmup_steps) // (settings.num_envs * settings.steps_per_rollout), 1
-    )
-    updates = rollouts * settings.updates_per_rollout
-    evaluations = min(settings.num_evaluations, updates)
+    learning = settings.total_steps - config.warmup_rounds * settings.num_envs
+    updates = learning // (settings.num_envs * settings.steps_per_rollout) * settings.updates_per_rollout
     return SimulatedPlan(
-        num_steps=updates // evaluations * evaluations,
-        steps_per_epoch=updates // evaluations,
+        num_steps=updates,
+        steps_per_epoch=-(-updates // settings.num_evaluations),
         minibatch=minibatch,
         minibatches_per_step=config.training.minibatches_per_step,
     )
@@ -314,7 +320,7 @@ def build_source(
             observation_size=spec.observation_size,
             num_actions=spec.num_actions,
             action_feature_size=spec.action_feature_size if simulation.parametric else 0,
-            slots=max(settings.replay.capacity // settings.num_envs, (rl.multi_steps or 1) + 2),
+            slots=settings.replay.capacity // settings.num_envs,
             n_step=rl.multi_steps or 1,
             gamma=rl.gamma,
             masked=spec.masked,
@@ -333,12 +339,12 @@ def build_source(
     temperature = rl.temperature if settings.exploration == "softmax" else 0.0
     rollout = Rollout(
         env, reader.policy(learner, env.device), ring, device=group.device, temperature=temperature,
-        capture=capture if env.device.type == "cuda" else eager,
+        capture=capture if env.device.type == "cuda" else eager, unit_reward=rl.q_network_loss == "bce_with_logits",
     )  # fmt: skip
     mps = config.training.minibatches_per_step
     cadence = Cadence(
         num_envs=settings.num_envs,
-        warmup=max(-(-settings.warmup_steps // settings.num_envs), (rl.multi_steps or 1) + 1),
+        warmup=config.warmup_rounds,
         steps=settings.steps_per_rollout,
         updates=settings.updates_per_rollout,
         minibatches=mps,

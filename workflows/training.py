@@ -28,7 +28,7 @@ from reagent_lite.training.loop import Report, fit
 from reagent_lite.training.metrics import MetricsWriter
 from reagent_lite.training.progress import Progress, progress
 from workflows.command_line import Outcome
-from workflows.drawing import draw_pictures
+from workflows.drawing import PICTURES, draw_pictures
 from workflows.experience import Experience, Judges, Stream, build_judges, gather_experience, open_stream
 from workflows.judging import Judgement
 from workflows.learning import build_learner, build_optimization, captures, choose_threads
@@ -160,6 +160,9 @@ def _preflight(config: WorkflowConfig, group: Group, folder: Path) -> None:
         )  # fmt: skip
     if config.simulation is not None and config.simulation.pictures:
         require_pictures()
+    if group.is_first:
+        for name in PICTURES:  # of an earlier run into this folder
+            (folder / name).unlink(missing_ok=True)
 
 
 def _save(

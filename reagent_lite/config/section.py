@@ -14,6 +14,13 @@ class Section(BaseModel):
         extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True, allow_inf_nan=False
     )
 
+    @property
+    def changed(self) -> tuple[str, ...]:
+        """Keys whose value is not their default; being given does not count, so that a resolved config reads back."""
+        return tuple(
+            name for name, field in type(self).model_fields.items() if getattr(self, name) != field.get_default()
+        )
+
     def problems(self, path: str) -> Iterator[Problem]:
         """Yields what is wrong beyond the type of a single key; `path` is where this section stands."""
         yield from ()

@@ -70,7 +70,7 @@ class SimulateConfig(Section):
     """Name of an environment that comes with this package, or the path of a .cuh file."""
     env_parameters: dict[str, float] = {}
     """Constants of the environment's dynamics, by name, instead of its own."""
-    time_limit: Annotated[int, Field(ge=1)] | None = None
+    time_limit: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     """Steps after which an episode is truncated; absent: the environment's own."""
     backend: Literal["auto", "cuda", "cpu"] = "auto"
     """Where environments run; auto: on the GPU where use_gpu finds one with PyCUDA and a toolkit, else on the CPU."""

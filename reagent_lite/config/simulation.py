@@ -31,7 +31,7 @@ class SimulationConfig(Section):
     """Name of an environment that comes with this package, or the path of a .cuh file."""
     env_parameters: dict[str, float] = {}
     """Constants of the environment's dynamics, by name, instead of its own."""
-    time_limit: Annotated[int, Field(ge=1)] | None = None
+    time_limit: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     """Steps after which an episode is truncated; absent: the environment's own."""
     backend: Literal["auto", "cuda", "cpu"] = "auto"
     """Where environments run; auto: on the GPU that trains, where PyCUDA and a toolkit are, else on the CPU."""
@@ -65,7 +65,10 @@ class SimulationConfig(Section):
     stop_at_return: float | None = None
     """End the run when an evaluation's mean return reaches this."""
     cuda_graph: bool = True
-    """On a GPU capture rollouts and updates as CUDA graphs; no effect on the CPU."""
+    """Replay rollouts and updates as CUDA graphs where all rows are simulated on one GPU.
+
+    Several processes, data beside the simulation, and optimizers without `capturable` run without graphs.
+    """
     pictures: bool = False
     """Write learning_curve.png and rollout.gif beside the model; needs the extra `pictures`."""
 
@@ -76,6 +79,22 @@ class SimulationConfig(Section):
         if self.epsilon_end is not None and self.epsilon_end > self.epsilon_start:
             yield Problem(f"{path}.epsilon_end", f"at most epsilon_start ({self.epsilon_start:g})",
                           f"{self.epsilon_end:g}")  # fmt: skip
-        if self.replay.capacity < self.num_envs:
-            yield Problem(f"{path}.replay.capacity", f"at least num_envs ({self.num_envs})",
-                          str(self.replay.capacity))  # fmt: skip
+        if self.exploration == "softmax":
+            for key in sorted({"epsilon_start", "epsilon_end", "epsilon_decay_steps"} & set(self.changed)):
+                yield _useless(f"{path}.{key}", getattr(self, key), "exploration is softmax")
+        if not self.replay.prioritized:
+            for key in sorted({"alpha", "beta"} & set(self.replay.changed)):
+                yield _useless(f"{path}.replay.{key}", getattr(self.replay, key), "replay.prioritized is false")
+
+    @property
+    def learning_only(self) -> tuple[str, ...]:
+        """Keys that say how to learn in simulation and are not at their default."""
+        judging = {
+            "env", "env_parameters", "time_limit", "backend", "math", "share", "evaluation_episodes", "stop_at_return",
+            "pictures",
+        }  # fmt: skip
+        return tuple(key for key in self.changed if key not in judging)
+
+
+def _useless(where: str, value: object, reason: str) -> Problem:
+    return Problem(where, f"its default while {reason}", repr(value), "It would have no effect")

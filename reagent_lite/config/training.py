@@ -32,7 +32,10 @@ class TrainingConfig(Section):
     activations: tuple[Activation, ...] = ("relu", "relu", "linear")
     """One fewer than layers."""
     lr_policy: Literal["fixed", "exponential"] = "fixed"
-    """exponential: the learning rate is multiplied by lr_decay after each epoch."""
+    """exponential: the learning rate is multiplied by lr_decay after each epoch.
+
+    Without data that is after each of simulation.num_evaluations.
+    """
     lr_decay: Annotated[float, Field(gt=0, le=1)] = 0.999
     """Used by lr_policy exponential."""
     dropout_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.0

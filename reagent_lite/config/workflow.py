@@ -79,7 +79,7 @@ class WorkflowConfig(Section):
             )
         if (self.node_index or 0) >= self.num_nodes:
             yield Problem("node_index", f"less than num_nodes ({self.num_nodes})", str(self.node_index))
-        if self.data.global_minibatch_size is not None and "minibatch_size" in self.training.model_fields_set:
+        if self.data.global_minibatch_size is not None and "minibatch_size" in self.training.changed:
             yield Problem(
                 "data.global_minibatch_size",
                 "absent while training.minibatch_size is given",
@@ -102,32 +102,74 @@ class WorkflowConfig(Section):
 
     def _source_problems(self) -> Iterator[Problem]:
         """Yields keys that ask for data where there is none, and contradictions of data and simulation."""
-        simulation, given = self.simulation, self.model_fields_set
+        simulation = self.simulation
         if simulation is None:
             return
         if self.training_data_path:
-            if simulation.share is None:
-                yield Problem("simulation.share", "a number from 0 to 1 beside training_data_path", "nothing",
-                              "0 trains on the data and plays in simulation, 1 trains on the simulation")  # fmt: skip
-            for key in sorted({"total_steps", "num_evaluations"} & simulation.model_fields_set):
-                yield Problem(f"simulation.{key}", "absent beside training_data_path", str(getattr(simulation, key)),
-                              "epochs says how long a run on data is; each ends with an evaluation")  # fmt: skip
+            yield from self._beside_data(simulation)
         else:
-            if "epochs" in given:
-                yield Problem("epochs", "absent without training_data_path", str(self.epochs),
-                              "simulation.total_steps says how long a simulated run is")  # fmt: skip
-            if self.eval_data_path is not None:
-                yield Problem("eval_data_path", "absent without training_data_path", repr(self.eval_data_path))
-            if simulation.share not in (None, 1.0):
-                yield Problem("simulation.share", "absent or 1 without training_data_path", f"{simulation.share:g}")
-            if simulation.total_steps < simulation.warmup_steps:
-                yield Problem("simulation.total_steps", f"at least warmup_steps ({simulation.warmup_steps})",
-                              str(simulation.total_steps))  # fmt: skip
+            yield from self._without_data(simulation)
         if not self.simulated_share:
             return
         if self.rl.use_seq_num_diff_as_time_diff:
             yield Problem("rl.use_seq_num_diff_as_time_diff", "false while a simulation is trained on", "true",
                           "A simulated transition is one step long")  # fmt: skip
+        if simulation.epsilon_end is None and simulation.epsilon_start < self.rl.epsilon:
+            yield Problem("simulation.epsilon_start", f"at least rl.epsilon ({self.rl.epsilon:g}), where it ends",
+                          f"{simulation.epsilon_start:g}", "Or give simulation.epsilon_end")  # fmt: skip
+        fewest = self.fewest_slots * simulation.num_envs
+        if simulation.replay.capacity < fewest:
+            yield Problem("simulation.replay.capacity", f"at least {fewest}, {self.fewest_slots} steps of num_envs",
+                          str(simulation.replay.capacity))  # fmt: skip
+
+    @property
+    def fewest_slots(self) -> int:
+        """Steps of every environment that replay must hold: one window of multi_steps, and what follows it."""
+        return (self.rl.multi_steps or 1) + 2
+
+    @property
+    def warmup_rounds(self) -> int:
+        """Steps of every environment before learning starts."""
+        assert self.simulation is not None
+        return max(-(-self.simulation.warmup_steps // self.simulation.num_envs), self.fewest_slots - 1)
+
+    def _beside_data(self, simulation: SimulationConfig) -> Iterator[Problem]:
+        if simulation.share is None:
+            yield Problem("simulation.share", "a number from 0 to 1 beside training_data_path", "nothing",
+                          "0 trains on the data and plays in simulation, 1 trains on the simulation")  # fmt: skip
+        for key in ("total_steps", "num_evaluations"):
+            if key in simulation.changed:
+                yield Problem(f"simulation.{key}", "absent beside training_data_path", str(getattr(simulation, key)),
+                              "epochs says how long a run on data is; each ends with an evaluation")  # fmt: skip
+        if simulation.share == 0:
+            for key in simulation.learning_only:
+                if key not in ("total_steps", "num_evaluations"):
+                    yield Problem(f"simulation.{key}", "its default while share is 0", str(getattr(simulation, key)),
+                                  "Nothing is learned in the simulation, so it would have no effect")  # fmt: skip
+
+    def _without_data(self, simulation: SimulationConfig) -> Iterator[Problem]:
+        advice = "It is about logged rows, and there are none"
+        if self.epochs != 1:
+            yield Problem("epochs", "absent without training_data_path", str(self.epochs),
+                          "simulation.total_steps says how long a simulated run is")  # fmt: skip
+        if self.eval_data_path is not None:
+            yield Problem("eval_data_path", "absent without training_data_path", repr(self.eval_data_path), advice)
+        if simulation.share not in (None, 1.0):
+            yield Problem("simulation.share", "absent or 1 without training_data_path", f"{simulation.share:g}")
+        used = {
+            "norm_params": (), "data": ("global_minibatch_size",),
+            "evaluation": ("confidence_level", "bootstrap_resamples", "calc_cpe_in_training"),
+        }  # fmt: skip
+        for name, keys in used.items():
+            section: Section = getattr(self, name)
+            for key in section.changed:
+                if key not in keys:
+                    yield Problem(f"{name}.{key}", "its default without training_data_path",
+                                  str(getattr(section, key)), advice)  # fmt: skip
+        least = (self.warmup_rounds + simulation.steps_per_rollout) * simulation.num_envs
+        if simulation.total_steps < least:
+            yield Problem("simulation.total_steps", f"at least {least}, for {simulation.num_envs} environments to warm "
+                          "up and step once", str(simulation.total_steps))  # fmt: skip
 
 
 class DqnConfig(WorkflowConfig):

@@ -67,8 +67,8 @@ class _Opened:
 def on_stream(device: torch.device) -> Iterator[torch.cuda.Stream | None]:
     """Makes the stream of simulation torch's current one, for a whole run; work before and after is waited for.
 
-    Gives the stream, to hand to `torch.cuda.graph(graph, stream=...)`; None on a CPU and without a working PyCUDA,
-    where the context does nothing: what learns from logs alone needs none.
+    Gives the stream, to hand to `torch.cuda.graph(graph, stream=...)`; None on a CPU, where the context does nothing.
+    Without a working PyCUDA it is a stream of torch's own: environments are on the CPU then, updates still captured.
     """
     stream = _shared_stream(device)
     if stream is None:
@@ -89,7 +89,7 @@ def _shared_stream(device: torch.device) -> torch.cuda.Stream | None:
     try:
         return _open(_index(device)).torch_stream
     except KernelBuildError:
-        return None
+        return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 class CudaBackend:

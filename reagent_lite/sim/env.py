@@ -227,10 +227,12 @@ class VectorEnv:
             raise SimulationError(Problem("simulation.num_envs", "at least 1 environment", str(self.num_envs)))
         if self.time_limit < 1:
             raise SimulationError(Problem("simulation.time_limit", "at least 1 step", str(self.time_limit)))
-        if not 0 <= self.first_env <= 2**32 - self.num_envs:
-            raise SimulationError(Problem("first_env", "global ids from 0 to 2^32 - 1", str(self.first_env)))
+        if self.time_limit >= 2**31:
+            raise SimulationError(Problem("simulation.time_limit", "fewer than 2^31 steps", str(self.time_limit)))
         if self.num_envs >= 2**31:
             raise SimulationError(Problem("simulation.num_envs", "fewer than 2^31 environments", str(self.num_envs)))
+        if not 0 <= self.first_env <= 2**32 - self.num_envs:
+            raise SimulationError(Problem("first_env", "global ids from 0 to 2^32 - 1", str(self.first_env)))
         need = self.num_envs * self.bytes_per_env
         free = free_bytes(self.device)
         if need > free:

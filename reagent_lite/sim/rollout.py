@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from reagent_lite.errors import Problem, SimulationError
 from reagent_lite.sim.env import Policy, VectorEnv
 from reagent_lite.types import TransitionBatch
 
@@ -101,6 +102,7 @@ class Rollout:
         device: of the ring; environments may run elsewhere.
         temperature: of the softmax policy; 0 for epsilon-greedy.
         capture: turns a step on fixed buffers into one that is replayed on the device.
+        unit_reward: refuse rewards outside [0, 1], of which a cross-entropy makes no sense.
     """
 
     def __init__(
@@ -112,8 +114,11 @@ class Rollout:
         device: torch.device,
         temperature: float = 0.0,
         capture: Callable[[Step], Step] = lambda step: step,
+        unit_reward: bool = False,
     ) -> None:
         self.env = env
+        self._unit_reward = unit_reward
+        self._strange_rewards = torch.zeros((), dtype=torch.int64, device=env.device)
         self._device = device
         self._policy, self._ring, self._temperature = policy, ring, temperature
         self._epsilon = torch.ones(1, device=env.device)
@@ -144,12 +149,27 @@ class Rollout:
         """Returns [3] float64 and starts anew: episodes ended, the sum of their returns, the sum of their lengths.
 
         Raises:
-            SimulationError: when an environment was given an action it does not have.
+            SimulationError: see `check`.
         """
-        self.env.check()
+        self.check()
         totals = self._finished.clone()
         self._finished.zero_()
         return totals
+
+    def check(self) -> None:
+        """Waits for the device and looks at what went wrong.
+
+        Raises:
+            SimulationError: an environment was given an action it does not have, or paid a reward that the loss cannot
+                take.
+        """
+        self.env.check()
+        strange = int(self._strange_rewards)
+        if strange:
+            raise SimulationError(
+                Problem(f"rewards of {self.env.spec.name}", "numbers from 0 to 1 for rl.q_network_loss bce_with_logits",
+                        f"{strange} others", "Use mse or huber")
+            )  # fmt: skip
 
     def state_dict(self) -> dict[str, Tensor]:
         """Returns the environments' state."""
@@ -192,6 +212,8 @@ class Rollout:
             features=None if features is None else home(features),
             next_features=home(env.next_features) if features is not None and env.next_features is not None else None,
         )
+        if self._unit_reward:
+            self._strange_rewards += (~((env.reward >= 0) & (env.reward <= 1))).sum()
         over = env.ended != 0
         self._finished += torch.stack(
             (over.sum().double(), (env.last_return * over).sum().double(), (env.last_length * over).sum().double())
@@ -263,6 +285,7 @@ class RolloutSource:
         cadence, self._step = self._cadence, step
         if not self._warm:
             self.rollout.run(cadence.warmup, informed=False)
+            self.rollout.check()
             self._warm = True
         if step % cadence.updates == 0:
             self.rollout.explore(self._exploration.epsilon(cadence.env_steps(step)))
@@ -276,7 +299,7 @@ class RolloutSource:
 
     def learned(self, row_losses: Tensor) -> None:
         """Sets priorities: the square root of a row's loss, which is |TD error| for a squared one."""
-        self._ring.update_priorities(self._index, row_losses.sqrt())
+        self._ring.update_priorities(self._index, row_losses.clamp(min=0).sqrt())
 
     @property
     def env_steps(self) -> int:

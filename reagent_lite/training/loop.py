@@ -140,15 +140,13 @@ def fit(
         rows += plan.rows_of_step(step)
         on_step(rows)
         done = step + 1
-        end_of_epoch = done % plan.steps_per_epoch == 0
+        end_of_epoch = done % plan.steps_per_epoch == 0 or done == plan.num_steps
         if end_of_epoch and optimization.schedule is not None:
             optimization.schedule.step()
         if end_of_epoch or (every_steps and done % every_steps == 0):
             figures = meter.means(group) | clock.seconds() | {"learning_rate": _learning_rate(optimization)}
-            report(
-                Report(step=done, epoch=done // plan.steps_per_epoch, end_of_epoch=end_of_epoch, rows=rows,
-                       metrics=figures)
-            )  # fmt: skip
+            epoch = -(-done // plan.steps_per_epoch) if end_of_epoch else done // plan.steps_per_epoch
+            report(Report(step=done, epoch=epoch, end_of_epoch=end_of_epoch, rows=rows, metrics=figures))
             if end_of_epoch and stop():
                 return done
     return plan.num_steps

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from reagent_lite.config import DqnConfig, ParametricDqnConfig, check
+from reagent_lite.config import DqnConfig, ParametricDqnConfig, check, resolved
 from reagent_lite.errors import ConfigError
 
 ALONE: dict[str, Any] = {"model_output_path": "out", "simulation": {"env": "cartpole_v1"}}
@@ -46,11 +46,21 @@ def test_beside_data_the_share_counts() -> None:
         (changed(ALONE, {"num_envs": 0}), "simulation.num_envs", "0 (integer)"),
         (changed(ALONE, {"epsilon_start": 0.1, "epsilon_end": 0.2}), "simulation.epsilon_end", "at most epsilon_start"),
         (changed(ALONE, {"epsilon_start": 1.5}), "simulation.epsilon_start", "less than or equal to 1"),
-        (changed(ALONE, {"num_envs": 100, "replay": {"capacity": 99}}), "simulation.replay.capacity", "num_envs (100)"),
+        (changed(ALONE, {"num_envs": 100, "replay": {"capacity": 299}}), "simulation.replay.capacity", "at least 300"),
         (changed(ALONE, {"replay": {"prioritised": True}}), "simulation.replay.prioritised", "'prioritized'"),
         (changed(ALONE, {"enviroment": "x"}), "simulation.enviroment", "unknown key"),
         (changed(ALONE, {"share": 0.5}), "simulation.share", "absent or 1"),
-        (changed(ALONE, {"total_steps": 100}), "simulation.total_steps", "warmup_steps (10000)"),
+        # 10 000 warm-up steps are 157 of each of 64 environments, and one more to learn from
+        (changed(ALONE, {"total_steps": 10_111}), "simulation.total_steps", "at least 10112"),
+        (changed(ALONE, {"time_limit": 2**31}), "simulation.time_limit", "less than 2147483648"),
+        (changed(ALONE, {"epsilon_start": 0.05}), "simulation.epsilon_start", "at least rl.epsilon (0.1)"),
+        (changed(ALONE, {"exploration": "softmax", "epsilon_end": 0.0}), "simulation.epsilon_end", "softmax"),
+        (changed(ALONE, {"replay": {"beta": 0.5}}), "simulation.replay.beta", "prioritized is false"),
+        (changed(ALONE, data={"residency": "host"}), "data.residency", "no"),
+        (changed(ALONE, norm_params={"num_samples": 5000}), "norm_params.num_samples", "logged rows"),
+        (changed(ALONE, evaluation={"max_episodes": 50}), "evaluation.max_episodes", "logged rows"),
+        (changed(BESIDE, {"share": 0, "num_envs": 128}), "simulation.num_envs", "share is 0"),
+        (changed(BESIDE, {"share": 0, "replay": {"prioritized": True}}), "simulation.replay", "share is 0"),
         (changed(ALONE, epochs=3), "epochs", "simulation.total_steps"),
         (changed(ALONE, eval_data_path="x"), "eval_data_path", "absent without training_data_path"),
         (changed(ALONE, {"evaluation_episodes": 1}), "simulation.evaluation_episodes", "greater than or equal to 2"),
@@ -64,6 +74,12 @@ def test_beside_data_the_share_counts() -> None:
 )  # fmt: skip
 def test_contradictions_are_named(tree: dict[str, Any], where: str, says: str) -> None:
     assert says in problems(tree)[where]
+
+
+@pytest.mark.parametrize("tree", [ALONE, BESIDE, changed(BESIDE, {"share": 0.0})], ids=["alone", "beside", "judge"])
+def test_a_resolved_config_reads_back_as_itself(tree: dict[str, Any]) -> None:
+    config = check(DqnConfig, tree)
+    assert check(DqnConfig, resolved(config)) == config
 
 
 def test_time_differences_are_fine_where_the_simulation_only_judges() -> None:

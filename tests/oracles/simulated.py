@@ -56,10 +56,10 @@ class Log:
         return np.bincount(self.episode)
 
     @property
-    def ids(self) -> list[tuple[int, int, int]]:
-        """(seed, environment, number) of each episode, in the file's order."""
-        seen = dict.fromkeys(row["mdp_id"] for row in self.rows)
-        return [tuple(int(part) for part in one.split("-")) for one in seen]  # type: ignore[misc]
+    def ids(self) -> list[tuple[str, int, int]]:
+        """(what was played, environment, number) of each episode, in the file's order."""
+        parts = [one.split("-") for one in dict.fromkeys(row["mdp_id"] for row in self.rows)]
+        return [(played, int(env), int(number)) for played, env, number in parts]
 
 
 def dense(maps: Iterable[dict[str, float]]) -> Array:

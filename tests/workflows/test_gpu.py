@@ -51,3 +51,15 @@ def test_simulated_training_on_a_gpu(run: Runner, graph: str, prioritized: str) 
     assert done.code == 0, done.err
     assert "16 environments on cuda" in done.err
     assert done.outcome["scores"]["simulation/return/mean"] > 100  # random actions: 22
+
+
+def test_environments_on_the_cpu_beside_a_learner_on_the_gpu(run: Runner) -> None:
+    """What happens without PyCUDA: updates are captured, environments step on the host."""
+    config = json.loads((ROOT / "configs/cartpole/online.json").read_text())
+    done = run(
+        "dqn", config, "--set", "simulation.total_steps=20000", "--set", "simulation.num_evaluations=2",
+        "--set", "simulation.backend=cpu",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    assert "16 environments on cpu" in done.err
+    assert "on cuda:0" in done.err

@@ -18,7 +18,7 @@ from reagent_lite.config.simulate import SimulateConfig
 from reagent_lite.data.training_copy import prepare_training_copy
 from reagent_lite.sim.cuda_build import cuda_problem, driver_problem
 from reagent_lite.sim.sources import find_environment
-from workflows.simulating import simulate
+from workflows.simulating import _prefix, simulate
 
 Array = NDArray[np.float64]
 NAMES = ("left", "right")
@@ -65,7 +65,7 @@ def test_whole_episodes_in_the_order_of_their_starts(tmp_path: Path) -> None:
     lengths, ids = log.lengths, log.ids
     assert result.rows == lengths.sum() >= 3000 > lengths[:-1].sum()
     np.testing.assert_array_equal(log.position, np.concatenate([np.arange(n) for n in lengths]))
-    assert {seed for seed, _, _ in ids} == {7}
+    assert len({prefix for prefix, _, _ in ids}) == 1
     assert {env for _, env, _ in ids} == set(range(16))
     # an environment's episodes follow each other without a gap, so each start is the sum of the lengths before
     start, clock, number = [], np.zeros(16, int), np.zeros(16, int)
@@ -247,3 +247,13 @@ def test_as_a_user_runs_it(run: Runner, tmp_path: Path) -> None:
     assert done.code == 0, done.err
     assert done.outcome["episodes"] == 20
     assert (tmp_path / "logs" / "x.parquet").exists()
+
+
+def test_logs_of_other_settings_share_no_episodes(tmp_path: Path) -> None:
+    def begins(**keys: Any) -> str:
+        return _prefix(check(SimulateConfig, {"env": "cartpole_v0", "output_path": str(tmp_path / "x.jsonl"), **keys}))
+
+    # the same episodes, seen or counted in another way
+    assert begins() == begins(format="transitions", output_path=str(tmp_path / "y.jsonl")) == begins(num_envs=8)
+    others = [begins(seed=1), begins(env="cartpole_v1"), begins(time_limit=9), begins(env_parameters={"gravity": 9.0})]
+    assert len({begins(), *others}) == 5

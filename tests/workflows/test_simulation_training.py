@@ -14,6 +14,7 @@ from oracles.runs import Runner
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, WorkflowConfig, check
 from reagent_lite.data.source import LoggedSource
 from reagent_lite.distributed.group import Group, Place
+from reagent_lite.errors import SimulationError
 from reagent_lite.export import load_bundle
 from reagent_lite.sim.rollout import RolloutSource
 from reagent_lite.training.loop import Report, fit
@@ -65,9 +66,9 @@ def test_outputs_of_a_simulated_run(run: Runner, tmp_path: Path) -> None:
     done = run("dqn", tree)
     assert done.code == 0, done.err
     out = Path(tree["model_output_path"])
-    # (8000 - 2000) / 16 rollouts, one update each; two evaluations of equal length: 374 steps of 128 rows
-    assert done.outcome["steps"] == 374
-    assert done.outcome["rows"] == 374 * 128
+    # (8000 - 2000) / 16 rollouts, one update each on 128 rows
+    assert done.outcome["steps"] == 375
+    assert done.outcome["rows"] == 375 * 128
     scores = done.outcome["scores"]
     assert scores["simulation/return/lower"] <= scores["simulation/return/mean"] <= 50
     assert {
@@ -192,7 +193,7 @@ def logged(tmp_path: Path) -> str:
 
 def beside_data(tmp_path: Path, share: float) -> Tree:
     tree = online(tmp_path, "gridworld", share=share)
-    for key in ("total_steps", "num_evaluations"):
+    for key in ("total_steps", "num_evaluations") + (("num_envs", "warmup_steps") if not share else ()):
         del tree["simulation"][key]
     tree |= {"training_data_path": logged(tmp_path), "actions": list(gridworld.ACTIONS), "epochs": 2}
     tree["norm_params"] = {"feature_overrides": {str(i): "DO_NOT_PREPROCESS" for i in range(25)}}
@@ -231,7 +232,7 @@ def test_a_simulation_that_is_all_or_nothing_beside_data(tmp_path: Path) -> None
         ("dqn", {"env": "cartpole"}, "cartpole_v1"),
         ("dqn", {"env": "recommend"}, "workflows.parametric_dqn"),
         ("dqn", {"env_parameters": {"gravitation": 9.0}}, "gravity"),
-        ("dqn", {"num_envs": 1 << 30, "replay": {"capacity": 1 << 30}}, "GiB"),
+        ("dqn", {"num_envs": 1 << 30, "replay": {"capacity": 1 << 40}, "total_steps": 1 << 40}, "GiB"),
         ("dqn", {"replay": {"capacity": 1 << 40}}, "simulation.replay.capacity"),
         ("dqn", {"backend": "cuda"}, "GPU"),
     ],
@@ -252,6 +253,29 @@ def test_another_number_of_actions_is_refused(run: Runner, tmp_path: Path) -> No
     done = run("dqn", online(tmp_path, "cartpole_v1") | {"actions": ["a", "b", "c"]})
     assert done.code == 2
     assert "2 names" in done.err
+
+
+def test_the_environments_actions_in_another_order_are_refused(run: Runner, tmp_path: Path) -> None:
+    done = run("dqn", online(tmp_path, "cartpole_v1") | {"actions": ["right", "left"]})
+    assert done.code == 2
+    assert "the order of cartpole_v1" in done.err
+
+
+def test_rewards_that_a_cross_entropy_cannot_take_are_refused(tmp_path: Path) -> None:
+    tree = online(tmp_path, "pendulum", total_steps=3000, warmup_steps=1000)
+    tree["rl"] |= {"gamma": 0, "q_network_loss": "bce_with_logits"}
+    with pytest.raises(SimulationError, match="rewards of pendulum: expected numbers from 0 to 1"):
+        fitted(DqnConfig, tree)
+    tree["simulation"]["env"] = "recommend"  # a click is 0 or 1
+    steps, _ = fitted(ParametricDqnConfig, tree)
+    assert steps == 124  # (3000 - 63 * 16) / 16: all that is left after the warm-up
+
+
+def test_a_dry_run_knows_the_environments(run: Runner, tmp_path: Path) -> None:
+    done = run("dqn", online(tmp_path, "cartpol"), "--dry_run")
+    assert done.code == 2
+    assert "Did you mean 'cartpole" in done.err
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_kernel_of_ones_own_that_does_not_compile(run: Runner, tmp_path: Path) -> None:
