@@ -109,6 +109,9 @@ class WorkflowConfig(Section):
             yield from self._beside_data(simulation)
         else:
             yield from self._without_data(simulation)
+        if simulation.backend == "cuda" and not self.use_gpu:
+            yield Problem("simulation.backend", "auto or cpu while use_gpu is false", '"cuda"',
+                          "Environments run on the GPU that trains")  # fmt: skip
         if not self.simulated_share:
             return
         if self.rl.use_seq_num_diff_as_time_diff:

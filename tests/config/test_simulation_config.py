@@ -64,6 +64,7 @@ def test_beside_data_the_share_counts() -> None:
         (changed(ALONE, epochs=3), "epochs", "simulation.total_steps"),
         (changed(ALONE, eval_data_path="x"), "eval_data_path", "absent without training_data_path"),
         (changed(ALONE, {"evaluation_episodes": 1}), "simulation.evaluation_episodes", "greater than or equal to 2"),
+        (changed(ALONE, {"backend": "cuda"}, use_gpu=False), "simulation.backend", "use_gpu is false"),
         (changed(BESIDE, {"share": None}), "simulation.share", "beside training_data_path"),
         (changed(BESIDE, {"total_steps": 50_000}), "simulation.total_steps", "absent beside training_data_path"),
         (changed(BESIDE, {"num_evaluations": 5}), "simulation.num_evaluations", "absent beside training_data_path"),

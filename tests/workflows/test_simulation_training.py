@@ -234,7 +234,7 @@ def test_a_simulation_that_is_all_or_nothing_beside_data(tmp_path: Path) -> None
         ("dqn", {"env_parameters": {"gravitation": 9.0}}, "gravity"),
         ("dqn", {"num_envs": 1 << 30, "replay": {"capacity": 1 << 40}, "total_steps": 1 << 40}, "GiB"),
         ("dqn", {"replay": {"capacity": 1 << 40}}, "simulation.replay.capacity"),
-        ("dqn", {"backend": "cuda"}, "GPU"),
+        ("dqn", {"backend": "cuda"}, "use_gpu is false"),
     ],
 )
 def test_bad_simulations_end_with_a_sentence(
@@ -289,3 +289,12 @@ def test_a_kernel_of_ones_own_that_does_not_compile(run: Runner, tmp_path: Path)
     done = run("dqn", online(tmp_path, str(tmp_path / "mine.cuh")))
     assert done.code == 2
     assert "mine.cuh:7" in done.err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_cuda_without_a_gpu_says_what_is_missing(run: Runner, tmp_path: Path) -> None:
+    tree = online(tmp_path, "cartpole_v1", backend="cuda") | {"use_gpu": True}
+    done = run("dqn", tree)
+    assert done.code == 2
+    assert "simulation on a GPU" in done.err
+    assert "Traceback" not in done.err
