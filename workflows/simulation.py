@@ -31,7 +31,7 @@ from reagent_lite.sim.backend import Backend, open_backend
 from reagent_lite.sim.cuda_build import cuda_problem
 from reagent_lite.sim.env import Policy, VectorEnv
 from reagent_lite.sim.rollout import Cadence, Exploration, Rollout, RolloutSource
-from reagent_lite.sim.sources import find_environment, read_sources
+from reagent_lite.sim.sources import built_from, find_environment
 from reagent_lite.training.capture import eager
 from reagent_lite.types import Actions, FeatureSpec, FeatureType, NormalizationSpec, SourceSpec, TransitionBatch
 from workflows.judging import Judgement
@@ -71,9 +71,9 @@ class Simulation:
 
     def identity(self) -> str:
         """Returns the sha256 of the environment's sources and constants: what stands for the data's hash."""
-        texts = read_sources(find_environment(self.config.env))
-        settings = [self.config.env_parameters, self.config.time_limit, self.config.math]
-        return hashlib.sha256(json.dumps([settings, texts], sort_keys=True, default=str).encode()).hexdigest()
+        parts = built_from(find_environment(self.config.env), self.config.env_parameters)
+        settings = [self.config.time_limit, self.config.math]
+        return hashlib.sha256(json.dumps([settings, parts]).encode()).hexdigest()
 
 
 def open_simulation(config: WorkflowConfig, group: Group, *, parametric: bool) -> Simulation:

@@ -18,7 +18,7 @@ import torch
 from reagent_lite.errors import KernelBuildError, Problem
 from reagent_lite.sim.cache import cached, machine, make_key
 from reagent_lite.sim.calls import ActCall, Call
-from reagent_lite.sim.sources import KERNELS, compilation_unit, read_sources, require_parameters
+from reagent_lite.sim.sources import KERNELS, built_from, compilation_unit, require_parameters
 from reagent_lite.sim.spec import EnvSpec
 
 _FLAGS = (
@@ -179,11 +179,8 @@ class CpuBackend:
 
 def _build(path: Path, parameters: dict[str, float], flags: tuple[str, ...], compiler: Compiler) -> Path:
     unit = compilation_unit(path, parameters)
-    # The unit names the file by its place, which does not matter: two checkouts share what they have in common.
-    constants = unit.rpartition("#define ENVIRONMENT_FILE")[0]
-    sources = [text for pair in sorted(read_sources(path).items()) for text in pair]
     built_by = (*compiler.command[1:], compiler.version, machine())
-    key = make_key((path.name, constants, *sources, *_FLAGS, *flags, *built_by))
+    key = make_key((*built_from(path, parameters), *_FLAGS, *flags, *built_by))
 
     def build(target: Path) -> None:
         source = target.with_suffix(".cpp")

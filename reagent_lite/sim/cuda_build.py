@@ -18,7 +18,7 @@ import torch
 
 from reagent_lite.errors import KernelBuildError, Problem
 from reagent_lite.sim.cache import cache_folder, cached, make_key
-from reagent_lite.sim.sources import KERNELS, compilation_unit, read_sources
+from reagent_lite.sim.sources import KERNELS, built_from, compilation_unit
 
 OLDEST = (7, 5)
 _FLAGS = (
@@ -61,7 +61,7 @@ def build_cubin(path: Path, parameters: dict[str, float], math: Literal["exact",
     """
     unit = compilation_unit(path, parameters)
     flags = compiler_flags(math, arch)
-    key = _key(path, unit, flags)
+    key = _key(path, parameters, flags)
     nvcc = find_nvcc()
 
     def build(target: Path) -> None:
@@ -108,7 +108,7 @@ def cuda_problem(
         problem = _no_nvcc()
         if path is not None:
             flags = compiler_flags(math, architecture(device))
-            key = _key(path, compilation_unit(path, parameters or {}), flags)
+            key = _key(path, parameters or {}, flags)
             problem = None if _files(key) else problem
     return None if problem is None else str(problem)
 
@@ -145,11 +145,8 @@ def architecture(device: torch.device) -> str:
     return "sm_{}{}".format(*torch.cuda.get_device_capability(device))
 
 
-def _key(path: Path, unit: str, flags: tuple[str, ...]) -> str:
-    # The unit names the file by its place, which does not matter: two checkouts share what they have in common.
-    constants = unit.rpartition("#define ENVIRONMENT_FILE")[0]
-    sources = [text for pair in sorted(read_sources(path).items()) for text in pair]
-    return make_key((path.name, constants, *sources, *flags))
+def _key(path: Path, parameters: dict[str, float], flags: tuple[str, ...]) -> str:
+    return make_key((*built_from(path, parameters), *flags))
 
 
 def _files(key: str) -> list[Path]:

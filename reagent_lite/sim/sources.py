@@ -109,6 +109,17 @@ def compilation_unit(environment: Path, parameters: dict[str, float]) -> str:
     return "\n".join(lines)
 
 
+def built_from(environment: Path, parameters: dict[str, float]) -> tuple[str, ...]:
+    """Returns every text that decides what an environment does, without its place: two checkouts share what is built.
+
+    Raises:
+        SimulationError: see `read_sources` and `compilation_unit`.
+    """
+    constants = compilation_unit(environment, parameters).rpartition("#define ENVIRONMENT_FILE")[0]
+    sources = (text for pair in sorted(read_sources(environment).items()) for text in pair)
+    return (environment.name, constants, *sources)
+
+
 def _literal(name: str, value: float) -> str:
     with numpy.errstate(over="ignore"):
         number = float(numpy.float32(value))
