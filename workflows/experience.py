@@ -201,7 +201,7 @@ def _announce(config: WorkflowConfig, plan: StepPlan, minibatch: int, simulated:
     world, mps = group.world_size, plan.minibatches_per_step
     accumulated = f", {mps} a step" if mps > 1 else ""
     mixed = f", {simulated} of them simulated" if 0 < simulated < minibatch else ""
-    parts = plan.num_steps // plan.steps_per_epoch
+    parts = -(-plan.num_steps // plan.steps_per_epoch)
     unit = "epochs" if config.training_data_path else "evaluations"
     say(group, f"global minibatch {minibatch} rows = {world} process(es) x {minibatch / world:g}{mixed}{accumulated}, "
                f"{plan.steps_per_epoch} steps/{unit[:-1]}, {parts} {unit}, "
