@@ -23,20 +23,11 @@ from reagent_lite.training.loop import StepPlan, Update
 from reagent_lite.types import BatchSource, SourceSpec
 from workflows.judging import Judge, Judgement
 from workflows.learning import captures
+from workflows.playing import SimulationJudge
 from workflows.preparation import Data, Normalization, data_hash, prepare
 from workflows.reporting import say
-from workflows.simulation import (
-    Reader,
-    Simulation,
-    SimulationJudge,
-    build_source,
-    check_features,
-    given_normalization,
-    sample_rows,
-    simulated_plan,
-    source_spec,
-    training_scalars,
-)
+from workflows.rollouts import build_source, simulated_plan, training_scalars
+from workflows.simulation import Reader, Simulation, check_features, given_normalization, sample_rows, source_spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,15 +1,14 @@
-"""Environments of a run: opened, fitted to the learner, learned from and judged in.
+"""Environments of a run: opened, and fitted to what the network reads.
 
 1 open        the node's first process compiles, the others find the result in the cache
 2 fit         features of the environment to columns of the network
-3 learn       rollout ─► ring ─► RolloutSource, each rank its own environments by global number
-4 judge       the greedy policy's episodes, spread over ranks, with intervals
+3 learn       rollouts.py
+4 judge       playing.py
 """
 
 import hashlib
 import json
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,20 +20,15 @@ from reagent_lite.config import WorkflowConfig
 from reagent_lite.config.simulation import SimulationConfig
 from reagent_lite.data.normalization import check_covers, read_normalization
 from reagent_lite.data.normalized import Reordered
-from reagent_lite.data.replay import ReplayRing, ReplaySettings
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import ConfigError, Problem
-from reagent_lite.evaluation.returns import Estimate, estimate, play
 from reagent_lite.export.content import SampleRows
 from reagent_lite.models.preprocessor import Preprocessor
 from reagent_lite.sim.backend import Backend, open_backend
 from reagent_lite.sim.cuda_build import cuda_problem
 from reagent_lite.sim.env import Policy, VectorEnv
-from reagent_lite.sim.rollout import Cadence, Exploration, Rollout, RolloutSource
 from reagent_lite.sim.sources import built_from, find_environment
-from reagent_lite.training.capture import eager
 from reagent_lite.types import Actions, FeatureSpec, FeatureType, NormalizationSpec, SourceSpec, TransitionBatch
-from workflows.judging import Judgement
 from workflows.preparation import Normalization
 from workflows.reporting import say
 
@@ -254,195 +248,6 @@ class Reader:
         return values
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SimulatedPlan:
-    """Steps of a run that only simulates; an "epoch" lies between two evaluations.
-
-    Attributes:
-        num_steps, steps_per_epoch, minibatches_per_step: see training.loop.StepPlan.
-        minibatch: rows over all ranks.
-    """
-
-    num_steps: int
-    steps_per_epoch: int
-    minibatch: int
-    minibatches_per_step: int
-
-    def rows_of_step(self, step: int) -> int:
-        """Returns the rows of every step over all ranks."""
-        return self.minibatch * self.minibatches_per_step
-
-
-def simulated_plan(config: WorkflowConfig, minibatch: int) -> SimulatedPlan:
-    """Returns the optimizer steps that the config's environment steps give; the last evaluation may come earlier."""
-    settings = config.simulation
-    assert settings is not None
-    learning = settings.total_steps - config.warmup_rounds * settings.num_envs
-    updates = learning // (settings.num_envs * settings.steps_per_rollout) * settings.updates_per_rollout
-    return SimulatedPlan(
-        num_steps=updates,
-        steps_per_epoch=-(-updates // settings.num_evaluations),
-        minibatch=minibatch,
-        minibatches_per_step=config.training.minibatches_per_step,
-    )
-
-
-def build_source(
-    config: WorkflowConfig,
-    simulation: Simulation,
-    reader: Reader,
-    learner: DQN,
-    group: Group,
-    *,
-    minibatch: int,
-    num_steps: int,
-    capture: Callable[[Callable[[], None]], Callable[[], None]],
-) -> RolloutSource:
-    """Returns this rank's environments as a source of minibatches.
-
-    Args:
-        config: the run's config.
-        simulation: the environment.
-        reader: its features to the network's.
-        learner: acts.
-        group: ranks share environments and rows.
-        minibatch: simulated rows of one minibatch over all ranks.
-        num_steps: optimizer steps of the run.
-        capture: for rollouts, where environments run on the GPU.
-    """
-    settings, rl, world = simulation.config, config.rl, group.world_size
-    env = simulation.envs(*simulation.part(settings.num_envs, group), stream=TRAINING)
-    spec = env.spec
-    torch.manual_seed(config.seed + group.rank)
-    ring = ReplayRing(
-        ReplaySettings(
-            num_envs=env.num_envs,
-            observation_size=spec.observation_size,
-            num_actions=spec.num_actions,
-            action_feature_size=spec.action_feature_size if simulation.parametric else 0,
-            slots=settings.replay.capacity // settings.num_envs,
-            n_step=rl.multi_steps or 1,
-            gamma=rl.gamma,
-            masked=spec.masked,
-            candidates=spec.candidates,
-            prioritized=settings.replay.prioritized,
-            alpha=settings.replay.alpha,
-            seed=None if group.device.type == "cuda" else config.seed + group.rank,
-            action_features=_fixed_features(simulation),
-            needs_next_action=not rl.maxq_learning,
-            boost=torch.tensor([rl.reward_boost.get(name, 0.0) for name in config.actions])
-            if rl.reward_boost
-            else None,
-        ),
-        group.device,
-    )
-    temperature = rl.temperature if settings.exploration == "softmax" else 0.0
-    rollout = Rollout(
-        env, reader.policy(learner, env.device), ring, device=group.device, temperature=temperature,
-        capture=capture if env.device.type == "cuda" else eager, unit_reward=rl.q_network_loss == "bce_with_logits",
-    )  # fmt: skip
-    mps = config.training.minibatches_per_step
-    cadence = Cadence(
-        num_envs=settings.num_envs,
-        warmup=config.warmup_rounds,
-        steps=settings.steps_per_rollout,
-        updates=settings.updates_per_rollout,
-        minibatches=mps,
-        num_updates=num_steps,
-        beta=settings.replay.beta,
-    )
-    whole = cadence.env_steps(num_steps)
-    exploration = Exploration(
-        start=settings.epsilon_start,
-        end=rl.epsilon if settings.epsilon_end is None else settings.epsilon_end,
-        decay_steps=settings.epsilon_decay_steps or max(whole // 10, 1),
-        temperature=temperature,
-    )
-    first, stop = simulation.part(minibatch, group)
-    rows = max(stop - first, 1)
-    scale = rows * world / (minibatch * mps) if stop > first else 0.0
-    return RolloutSource(
-        rollout, ring, exploration, cadence, rows=rows, scale=scale, transform=reader.batch, device=group.device
-    )
-
-
-def _fixed_features(simulation: Simulation) -> Tensor | None:
-    spec = simulation.backend.spec
-    if not simulation.parametric or spec.candidates:
-        return None
-    return torch.tensor(spec.action_features, dtype=torch.float32)
-
-
-class SimulationJudge:
-    """Plays the greedy policy of the learner as it stands; every rank plays its part of the episodes.
-
-    Args:
-        config: the run's config.
-        simulation: the environment.
-        reader: its features to the network's.
-        learner: what is judged.
-        group: ranks share the episodes.
-    """
-
-    def __init__(
-        self, config: WorkflowConfig, simulation: Simulation, reader: Reader, learner: DQN, group: Group
-    ) -> None:
-        self._config, self._simulation, self._group = config, simulation, group
-        self._policy = reader.policy(learner, simulation.backend.device)
-        self._random: Estimate | None = None
-        self.latest = float("nan")
-
-    def evaluate(self, *, final: bool) -> Judgement:
-        """Returns the policy's return with its interval; the same on every rank.
-
-        Args:
-            final: on episodes that no earlier evaluation has used, and beside uniformly random actions.
-        """
-        greedy, discounted, length = self._play(self._policy, FINAL if final else EPOCH)
-        self.latest = greedy.mean
-        scalars = _scalars("simulation/return", greedy) | {"simulation/length/mean": length.mean}
-        if not final:
-            return Judgement(scalars=scalars, document={}, lines=())
-        random, _, _ = self._play(None, FINAL)
-        scalars |= _scalars("simulation/random_return", random) | _scalars("simulation/discounted_return", discounted)
-        level = f"{self._config.evaluation.confidence_level:.0%}"
-        name, episodes = self._simulation.backend.spec.name, self._simulation.config.evaluation_episodes
-        line = (
-            f"simulation: {name}: return {_text(greedy)} over {episodes} episodes, {level} interval; "
-            f"uniformly random actions {_text(random)}"
-        )
-        return Judgement(scalars=scalars, document={"episodes": episodes, **scalars}, lines=(line,))
-
-    def _play(self, policy: Policy | None, stream: int) -> tuple[Estimate, Estimate, Estimate]:
-        count = self._simulation.config.evaluation_episodes
-        first, stop = self._simulation.part(count, self._group)
-        table = torch.zeros(3, count, dtype=torch.float64)
-        if stop > first:
-            env = self._simulation.envs(first, stop, stream=stream)
-            result = play(env, policy, gamma=self._config.rl.gamma)
-            for row, values in zip(table, (result.total, result.discounted, result.length), strict=True):
-                row[first:stop] = values.cpu()
-        settings = self._config.evaluation
-        total, discounted, length = (
-            estimate(row, level=settings.confidence_level, resamples=settings.bootstrap_resamples,
-                     seed=self._config.seed)
-            for row in self._group.sum(table)
-        )  # fmt: skip
-        return total, discounted, length
-
-
-def training_scalars(source: RolloutSource, group: Group) -> dict[str, float]:
-    """Returns figures of the episodes that ended since the last call, over all ranks."""
-    episodes, returns, lengths = group.sum(source.rollout.finished().cpu()).tolist()
-    figures = {"simulation/env_steps": float(source.env_steps), "simulation/episodes": episodes}
-    if episodes:
-        figures |= {
-            "simulation/training_return/mean": returns / episodes,
-            "simulation/training_length/mean": lengths / episodes,
-        }
-    return figures
-
-
 def sample_rows(simulation: Simulation, normalization: Normalization, count: int) -> SampleRows:
     """Returns raw observations of random play, in the model's column order, for the export's check."""
     env = simulation.envs(0, count, stream=SAMPLE)
@@ -473,11 +278,3 @@ def source_spec(config: WorkflowConfig, normalization: Normalization) -> SourceS
         num_action_features=normalization.action.width if normalization.action else 0,
         action_names=config.actions,
     )
-
-
-def _scalars(name: str, value: Estimate) -> dict[str, float]:
-    return {f"{name}/mean": value.mean, f"{name}/lower": value.lower, f"{name}/upper": value.upper}
-
-
-def _text(value: Estimate) -> str:
-    return f"{value.mean:.4g} [{value.lower:.4g}, {value.upper:.4g}]"

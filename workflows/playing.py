@@ -1,0 +1,77 @@
+"""Judging in simulation: the greedy policy's episodes, spread over ranks, with intervals."""
+
+import torch
+
+from reagent_lite.algorithms.dqn import DQN
+from reagent_lite.config import WorkflowConfig
+from reagent_lite.distributed.group import Group
+from reagent_lite.evaluation.returns import Estimate, estimate, play
+from reagent_lite.sim.env import Policy
+from workflows.judging import Judgement
+from workflows.simulation import EPOCH, FINAL, Reader, Simulation
+
+
+class SimulationJudge:
+    """Plays the greedy policy of the learner as it stands; every rank plays its part of the episodes.
+
+    Args:
+        config: the run's config.
+        simulation: the environment.
+        reader: its features to the network's.
+        learner: what is judged.
+        group: ranks share the episodes.
+    """
+
+    def __init__(
+        self, config: WorkflowConfig, simulation: Simulation, reader: Reader, learner: DQN, group: Group
+    ) -> None:
+        self._config, self._simulation, self._group = config, simulation, group
+        self._policy = reader.policy(learner, simulation.backend.device)
+        self._random: Estimate | None = None
+        self.latest = float("nan")
+
+    def evaluate(self, *, final: bool) -> Judgement:
+        """Returns the policy's return with its interval; the same on every rank.
+
+        Args:
+            final: on episodes that no earlier evaluation has used, and beside uniformly random actions.
+        """
+        greedy, discounted, length = self._play(self._policy, FINAL if final else EPOCH)
+        self.latest = greedy.mean
+        scalars = _scalars("simulation/return", greedy) | {"simulation/length/mean": length.mean}
+        if not final:
+            return Judgement(scalars=scalars, document={}, lines=())
+        random, _, _ = self._play(None, FINAL)
+        scalars |= _scalars("simulation/random_return", random) | _scalars("simulation/discounted_return", discounted)
+        level = f"{self._config.evaluation.confidence_level:.0%}"
+        name, episodes = self._simulation.backend.spec.name, self._simulation.config.evaluation_episodes
+        line = (
+            f"simulation: {name}: return {_text(greedy)} over {episodes} episodes, {level} interval; "
+            f"uniformly random actions {_text(random)}"
+        )
+        return Judgement(scalars=scalars, document={"episodes": episodes, **scalars}, lines=(line,))
+
+    def _play(self, policy: Policy | None, stream: int) -> tuple[Estimate, Estimate, Estimate]:
+        count = self._simulation.config.evaluation_episodes
+        first, stop = self._simulation.part(count, self._group)
+        table = torch.zeros(3, count, dtype=torch.float64)
+        if stop > first:
+            env = self._simulation.envs(first, stop, stream=stream)
+            result = play(env, policy, gamma=self._config.rl.gamma)
+            for row, values in zip(table, (result.total, result.discounted, result.length), strict=True):
+                row[first:stop] = values.cpu()
+        settings = self._config.evaluation
+        total, discounted, length = (
+            estimate(row, level=settings.confidence_level, resamples=settings.bootstrap_resamples,
+                     seed=self._config.seed)
+            for row in self._group.sum(table)
+        )  # fmt: skip
+        return total, discounted, length
+
+
+def _scalars(name: str, value: Estimate) -> dict[str, float]:
+    return {f"{name}/mean": value.mean, f"{name}/lower": value.lower, f"{name}/upper": value.upper}
+
+
+def _text(value: Estimate) -> str:
+    return f"{value.mean:.4g} [{value.lower:.4g}, {value.upper:.4g}]"
