@@ -19,7 +19,7 @@ import torch
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, check
 from reagent_lite.distributed.group import Group, Place
 from reagent_lite.errors import ConfigError, Problem, ReagentLiteError
-from reagent_lite.sim.backend import open_backend
+from reagent_lite.sim.backend import Backend, open_backend
 from reagent_lite.sim.cuda import on_stream
 from reagent_lite.sim.env import VectorEnv
 from workflows.training import train
@@ -60,16 +60,15 @@ class Point:
     share_of_limit: float
 
 
-def measure_simulation(env: str, sizes: tuple[int, ...], device: torch.device, seconds: float) -> list[Point]:
+def measure_simulation(backend: Backend, sizes: tuple[int, ...], seconds: float) -> list[Point]:
     """Returns steps per second for each number of environments.
 
     Args:
-        env: name or path.
+        backend: the environment.
         sizes: numbers of environments.
-        device: where they run.
         seconds: of each round.
     """
-    backend = open_backend(env, backend="auto", device=device, parameters={}, math="exact")
+    device = backend.device
     source = torch.ones(_COPIED_BYTES // 2, dtype=torch.uint8, device=device)
     target = torch.zeros_like(source)
     points = []
@@ -216,18 +215,18 @@ def _measure(options: argparse.Namespace) -> int:
     device = torch.device("cuda", 0) if gpu else torch.device("cpu")
     name = torch.cuda.get_device_name(0) if gpu else f"cpu, {torch.get_num_threads()} thread(s)"
     _note(f"{options.env} on {name}, torch {torch.__version__}")
-    backend = open_backend(options.env, backend="cpu", device=torch.device("cpu"), parameters={}, math="exact")
-    candidates = backend.spec.candidates
+    backend = open_backend(options.env, backend="auto", device=device, parameters={}, math="exact")
     result: dict[str, object] = {"env": options.env, "device": name, "torch": torch.__version__}
     if "simulation" in options.only:
         _note("millions of environment steps per second")
         _note(f"{'envs':>9} {'dynamics':>12} {'observed':>12} {'acting':>12} {'copy limit':>12} {'share':>8}")
         with on_stream(device):
-            points = measure_simulation(options.env, tuple(options.num_envs or _ALL), device, options.seconds)
+            points = measure_simulation(backend, tuple(options.num_envs or _ALL), options.seconds)
         result["simulation"] = [asdict(point) for point in points]
     if "training" in options.only:
         result["training"] = [
-            measure_training(options.env, size, gpu, candidates=candidates) for size in options.num_envs or (16384,)
+            measure_training(options.env, size, gpu, candidates=backend.spec.candidates)
+            for size in options.num_envs or (16384,)
         ]
     print(json.dumps(result), flush=True)
     return 0

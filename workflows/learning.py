@@ -26,8 +26,7 @@ def choose_threads(config: WorkflowConfig, spec: SourceSpec, group: Group) -> No
         return
     widths = (spec.num_state_features + spec.num_action_features, *config.training.layers[1:-1], 1)
     operations = 2 * config.training.minibatch_size * sum(a * b for a, b in pairwise(widths))
-    cores = len(os.sched_getaffinity(0)) // group.place.local_world_size
-    torch.set_num_threads(int(min(max(cores, 1), max(operations / _OPERATIONS_PER_THREAD, 1))))
+    torch.set_num_threads(int(min(group.cores, max(operations / _OPERATIONS_PER_THREAD, 1))))
 
 
 def build_learner(config: WorkflowConfig, spec: SourceSpec, device: torch.device) -> DQN:
@@ -35,9 +34,6 @@ def build_learner(config: WorkflowConfig, spec: SourceSpec, device: torch.device
     rl, rainbow = config.rl, config.rainbow
     torch.manual_seed(config.seed)
     head = _head(config)
-    boost = None
-    if rl.reward_boost:
-        boost = torch.tensor([rl.reward_boost.get(name, 0.0) for name in config.actions])
     imitator = build_q_network(spec, network_settings(config, outputs=1, dueling=False)) if rainbow.bcq else None
     learner = DQN(
         build_q_network(spec, network_settings(config, outputs=head.outputs, dueling=rainbow.dueling_architecture)),
@@ -50,10 +46,16 @@ def build_learner(config: WorkflowConfig, spec: SourceSpec, device: torch.device
             cql_alpha=rl.cql_alpha,
             drop_threshold=rainbow.bcq_drop_threshold,
         ),
-        reward_boost=boost,
+        reward_boost=reward_boost(config),
         imitator=imitator,
     )
     return learner.to(device)
+
+
+def reward_boost(config: WorkflowConfig) -> torch.Tensor | None:
+    """Returns what is added to rewards by action, [K], or None."""
+    boost = config.rl.reward_boost
+    return torch.tensor([boost.get(name, 0.0) for name in config.actions]) if boost else None
 
 
 def build_optimization(config: WorkflowConfig, learner: DQN, *, captured: bool) -> Optimization:

@@ -12,6 +12,7 @@ from reagent_lite.data.replay import ReplayRing, ReplaySettings
 from reagent_lite.distributed.group import Group
 from reagent_lite.sim.rollout import Cadence, Exploration, Rollout, RolloutSource
 from reagent_lite.training.capture import eager
+from workflows.learning import reward_boost
 from workflows.simulation import TRAINING, Reader, Simulation
 
 
@@ -91,9 +92,7 @@ def build_source(
             seed=None if group.device.type == "cuda" else config.seed + group.rank,
             action_features=_fixed_features(simulation),
             needs_next_action=not rl.maxq_learning,
-            boost=torch.tensor([rl.reward_boost.get(name, 0.0) for name in config.actions])
-            if rl.reward_boost
-            else None,
+            boost=reward_boost(config),
         ),
         group.device,
     )
@@ -108,7 +107,6 @@ def build_source(
         warmup=config.warmup_rounds,
         steps=settings.steps_per_rollout,
         updates=settings.updates_per_rollout,
-        minibatches=mps,
         num_updates=num_steps,
         beta=settings.replay.beta,
     )

@@ -87,7 +87,7 @@ def open_simulation(config: WorkflowConfig, group: Group, *, parametric: bool) -
         )  # fmt: skip
 
     if "OMP_NUM_THREADS" not in os.environ:  # environments take as many threads as torch has when they are opened
-        torch.set_num_threads(max(len(os.sched_getaffinity(0)) // group.place.local_world_size, 1))
+        torch.set_num_threads(group.cores)
 
     def opened() -> Backend:
         return open_backend(
@@ -252,14 +252,13 @@ def sample_rows(simulation: Simulation, normalization: Normalization, count: int
     """Returns raw observations of random play, in the model's column order, for the export's check."""
     env = simulation.envs(0, count, stream=SAMPLE)
     env.reset()
+    seen = [None if t is None else t.clone() for t in (env.observation, env.mask, env.features)]
     for step in range(count):  # environment i is looked at after i steps, so that states differ in age
-        if step == 0:
-            seen = [None if t is None else t.clone() for t in (env.observation, env.mask, env.features)]
         for kept, now in zip(seen, (env.observation, env.mask, env.features), strict=True):
             if kept is not None and now is not None:
                 kept[step] = now[step]
         env.act(None, epsilon=torch.ones(1, device=env.device))
-        env.step()
+        env.advance()
     state, mask, features = (None if t is None else t.cpu().numpy() for t in seen)
     assert state is not None
     values = state[:, list(normalization.state.feature_ids)]

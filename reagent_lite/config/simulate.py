@@ -5,10 +5,9 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, model_validator
 
+from reagent_lite.config.environment import EnvironmentConfig, Share
 from reagent_lite.config.section import Section
 from reagent_lite.errors import Problem
-
-Share = Annotated[float, Field(ge=0, le=1)]
 
 LOG_SUFFIXES: Final = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
 
@@ -37,9 +36,8 @@ class PlayConfig(Section):
         if self.kind != "random" and not self.model:
             yield Problem(f"{path}.model", f"the folder of an exported model for kind {self.kind}", "nothing")
         for key, kinds in _READ_BY.items():
-            value = getattr(self, key)
-            if self.kind not in kinds and value != type(self).model_fields[key].default:
-                yield Problem(f"{path}.{key}", f"absent with kind {self.kind}", repr(value),
+            if self.kind not in kinds and key in self.changed:
+                yield Problem(f"{path}.{key}", f"absent with kind {self.kind}", repr(getattr(self, key)),
                               f"It is of {' and '.join(kinds)}")  # fmt: skip
 
 
@@ -63,19 +61,9 @@ class ValueOfConfig(PlayConfig):
     """Of the intervals: percentile bootstrap over episodes."""
 
 
-class SimulateConfig(Section):
+class SimulateConfig(EnvironmentConfig):
     """`python -m workflows.simulate`: a policy plays an environment and writes its log, with true propensities."""
 
-    env: str = ""
-    """Name of an environment that comes with this package, or the path of a .cuh file."""
-    env_parameters: dict[str, float] = {}
-    """Constants of the environment's dynamics, by name, instead of its own."""
-    time_limit: Annotated[int, Field(ge=1, lt=2**31)] | None = None
-    """Steps after which an episode is truncated; absent: the environment's own."""
-    backend: Literal["auto", "cuda", "cpu"] = "auto"
-    """Where environments run; auto: on the GPU where use_gpu finds one with PyCUDA and a toolkit, else on the CPU."""
-    math: Literal["exact", "fast"] = "exact"
-    """exact: the same bits on every machine; fast: fused multiply-adds allowed."""
     num_envs: Annotated[int, Field(ge=1)] = 256
     """Environments side by side; no more are started than there are episodes to write."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
@@ -108,8 +96,7 @@ class SimulateConfig(Section):
 
     def problems(self, path: str = "") -> Iterator[Problem]:
         """Yields everything wrong beyond single keys, in this section and below."""
-        if not self.env:
-            yield Problem("env", "the name of an environment or the path of a .cuh file", "nothing")
+        yield from super().problems(path)
         if self.backend == "cuda" and not self.use_gpu:
             yield Problem("backend", "auto or cpu while use_gpu is false", "'cuda'")
         yield from self._output_problems()

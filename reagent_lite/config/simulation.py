@@ -5,10 +5,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from reagent_lite.config.environment import EnvironmentConfig, Share
 from reagent_lite.config.section import Section
 from reagent_lite.errors import Problem
-
-Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class ReplayConfig(Section):
@@ -24,19 +23,9 @@ class ReplayConfig(Section):
     """Exponent of the importance weights at the start; rises to 1 over the run."""
 
 
-class SimulationConfig(Section):
+class SimulationConfig(EnvironmentConfig):
     """Environments on the GPU or the CPU: training in them, evaluation in them, or both."""
 
-    env: str = ""
-    """Name of an environment that comes with this package, or the path of a .cuh file."""
-    env_parameters: dict[str, float] = {}
-    """Constants of the environment's dynamics, by name, instead of its own."""
-    time_limit: Annotated[int, Field(ge=1, lt=2**31)] | None = None
-    """Steps after which an episode is truncated; absent: the environment's own."""
-    backend: Literal["auto", "cuda", "cpu"] = "auto"
-    """Where environments run; auto: on the GPU that trains, where PyCUDA and a toolkit are, else on the CPU."""
-    math: Literal["exact", "fast"] = "exact"
-    """exact: the same bits on every machine; fast: fused multiply-adds allowed."""
     num_envs: Annotated[int, Field(ge=1)] = 64
     """Environments side by side, over all processes."""
     share: Share | None = None
@@ -74,8 +63,7 @@ class SimulationConfig(Section):
 
     def problems(self, path: str) -> Iterator[Problem]:
         """Yields what single keys cannot say."""
-        if not self.env:
-            yield Problem(f"{path}.env", "the name of an environment or the path of a .cuh file", "nothing")
+        yield from super().problems(path)
         if self.epsilon_end is not None and self.epsilon_end > self.epsilon_start:
             yield Problem(f"{path}.epsilon_end", f"at most epsilon_start ({self.epsilon_start:g})",
                           f"{self.epsilon_end:g}")  # fmt: skip

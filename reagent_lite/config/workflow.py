@@ -161,7 +161,7 @@ class WorkflowConfig(Section):
             yield Problem("simulation.share", "absent or 1 without training_data_path", f"{simulation.share:g}")
         used = {
             "norm_params": (), "data": ("global_minibatch_size",),
-            "evaluation": ("confidence_level", "bootstrap_resamples", "calc_cpe_in_training"),
+            "evaluation": ("confidence_level", "bootstrap_resamples"),
         }  # fmt: skip
         for name, keys in used.items():
             section: Section = getattr(self, name)

@@ -91,6 +91,11 @@ class Group:
         """Whether this process prepares what the node's processes share on its disk."""
         return self.place.local_rank == 0
 
+    @property
+    def cores(self) -> int:
+        """Processor cores for this process: its share of those that the machine gives to the run."""
+        return max(len(os.sched_getaffinity(0)) // self.place.local_world_size, 1)
+
     def sum(self, tensor: Tensor) -> Tensor:
         """Returns the tensor summed over ranks, in place."""
         if self.world_size > 1:

@@ -229,7 +229,6 @@ class Cadence:
         warmup: steps of every environment by uniform draws before learning.
         steps: of every environment in a rollout.
         updates: optimizer steps after each rollout.
-        minibatches: of an optimizer step.
         num_updates: optimizer steps of the run.
         beta: exponent of importance weights at the start; 1 at the end.
     """
@@ -238,7 +237,6 @@ class Cadence:
     warmup: int
     steps: int
     updates: int
-    minibatches: int
     num_updates: int
     beta: float
 

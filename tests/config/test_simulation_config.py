@@ -58,6 +58,7 @@ def test_beside_data_the_share_counts() -> None:
         (changed(ALONE, {"replay": {"beta": 0.5}}), "simulation.replay.beta", "prioritized is false"),
         (changed(ALONE, data={"residency": "host"}), "data.residency", "no"),
         (changed(ALONE, norm_params={"num_samples": 5000}), "norm_params.num_samples", "logged rows"),
+        (changed(ALONE, evaluation={"calc_cpe_in_training": False}), "evaluation.calc_cpe_in_training", "logged rows"),
         (changed(ALONE, evaluation={"max_episodes": 50}), "evaluation.max_episodes", "logged rows"),
         (changed(BESIDE, {"share": 0, "num_envs": 128}), "simulation.num_envs", "share is 0"),
         (changed(BESIDE, {"share": 0, "replay": {"prioritized": True}}), "simulation.replay", "share is 0"),

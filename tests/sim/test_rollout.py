@@ -47,7 +47,7 @@ def source(cadence: Cadence, *, prioritized: bool = False) -> RolloutSource:
     )  # fmt: skip
 
 
-CADENCE = Cadence(num_envs=NUM, warmup=10, steps=2, updates=4, minibatches=1, num_updates=80, beta=0.4)
+CADENCE = Cadence(num_envs=NUM, warmup=10, steps=2, updates=4, num_updates=80, beta=0.4)
 
 
 def test_stored_transitions_are_the_environments() -> None:

@@ -22,7 +22,9 @@ def tree(name: str) -> dict[str, Any]:
 def test_every_config_is_accepted_by_one_workflow(file: Path) -> None:
     kind = {"simulate": SimulateConfig, "simulate_candidates": SimulateConfig, "dqn": DqnConfig,
             "online": ParametricDqnConfig if file.parent.name == "recommend" else DqnConfig}  # fmt: skip
-    load_config(kind.get(file.stem, ParametricDqnConfig), str(file))
+    config = load_config(kind.get(file.stem, ParametricDqnConfig), str(file))
+    written = config.output_path if isinstance(config, SimulateConfig) else config.model_output_path
+    assert written.startswith("outputs/")  # which git ignores
 
 
 @pytest.mark.parametrize(
