@@ -14,5 +14,7 @@ class DataConfig(Section):
     """Folder for the memory-mapped copy; absent: beside the data, or the user's cache where that is not writable."""
     global_minibatch_size: Annotated[int, Field(ge=1)] | None = None
     """Rows per minibatch over all processes, instead of training.minibatch_size per process."""
+    layout: Literal["shards", "replicas"] = "shards"
+    """What each of several machines has at training_data_path: its own part of the rows, or all of them."""
     residency: Literal["auto", "device", "host"] = "auto"
     """device: all rows in device memory; host: gathered from the memory-mapped copy; auto: device if it fits."""

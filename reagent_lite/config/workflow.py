@@ -5,10 +5,12 @@ from typing import Annotated
 
 from pydantic import Field
 
+from reagent_lite.config.checkpoint import CheckpointConfig
 from reagent_lite.config.data import DataConfig
 from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.config.norm_params import NormParams
 from reagent_lite.config.rainbow import RainbowConfig
+from reagent_lite.config.rendezvous import RendezvousConfig
 from reagent_lite.config.rl import RLConfig
 from reagent_lite.config.section import Section
 from reagent_lite.config.simulation import SimulationConfig
@@ -54,6 +56,8 @@ class WorkflowConfig(Section):
     training: TrainingConfig = TrainingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     data: DataConfig = DataConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    rendezvous: RendezvousConfig = RendezvousConfig()
     simulation: SimulationConfig | None = None
     """Environments to learn from and to be judged in."""
     actions: tuple[str, ...] = ()
@@ -95,7 +99,8 @@ class WorkflowConfig(Section):
         if self.rainbow.bcq and not self.rl.maxq_learning:
             yield Problem("rainbow.bcq", "false while rl.maxq_learning is false", "true",
                           "SARSA takes the logged next action: there is nothing to restrict")  # fmt: skip
-        for name in ("norm_params", "rl", "rainbow", "training", "evaluation", "data", "simulation"):
+        for name in ("norm_params", "rl", "rainbow", "training", "evaluation", "data", "checkpoint", "rendezvous",
+                     "simulation"):  # fmt: skip
             section = getattr(self, name)
             if section is not None:
                 yield from section.problems(name)

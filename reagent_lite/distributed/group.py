@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import _set_pg_timeout  # the only way to change it; there since torch 2.1
 from torch.nn.parallel import DistributedDataParallel
 
 from reagent_lite.errors import Problem, RendezvousError
@@ -26,6 +27,8 @@ _BUFFERS_STAY_LOCAL: dict[str, Any] = (
     else {"broadcast_buffers": False}
 )
 
+_PART_BYTES = 1 << 26  # of one message
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -35,10 +38,14 @@ class Place:
     world_size: int = 1
     local_rank: int = 0
     local_world_size: int = 1
+    node: int = 0
+    num_nodes: int = 1
 
     @classmethod
     def read(cls, environment: Mapping[str, str] | None = None) -> "Place | None":
         """Returns the place a launcher gave this process, or None where none launched it.
+
+        A launcher that does not number its machines is taken to fill one after the other with equally many processes.
 
         Raises:
             RendezvousError: where the variables are incomplete or no integers.
@@ -56,7 +63,11 @@ class Place:
                             f"Set all of {', '.join(names)}, or none")
                 )  # fmt: skip
             values.append(int(text))
-        return cls(*values)
+        rank, world, _, local_world = values
+        node, nodes = environment.get("GROUP_RANK", ""), environment.get("GROUP_WORLD_SIZE", "")
+        if node.isdigit() and nodes.isdigit():
+            return cls(*values, int(node), int(nodes))
+        return cls(*values, rank // local_world, -(-world // local_world))
 
 
 class Group:
@@ -80,6 +91,16 @@ class Group:
     def world_size(self) -> int:
         """Count of processes."""
         return self.place.world_size
+
+    @property
+    def node(self) -> int:
+        """Number of this process's machine."""
+        return self.place.node
+
+    @property
+    def num_nodes(self) -> int:
+        """Count of machines."""
+        return self.place.num_nodes
 
     @property
     def is_first(self) -> bool:
@@ -106,16 +127,81 @@ class Group:
         """Waits until every rank has come here."""
         self.sum(torch.zeros(1))
 
+    def broadcast_bytes(self, data: bytes | None) -> bytes:
+        """Returns rank 0's bytes on every rank; what other ranks give is not looked at."""
+        if self.world_size == 1:
+            return data or b""
+        (size, *_) = self.each(len(data or b""))
+        block = _block(data or b"") if self.is_first else torch.empty(size, dtype=torch.uint8)
+        for part in torch.split(block, _PART_BYTES):
+            dist.broadcast(part, 0)
+        return block.numpy().tobytes()
+
     def broadcast_text(self, text: str | None) -> str:
         """Returns rank 0's text on every rank."""
-        data = (text or "").encode()
-        size = self.sum(torch.tensor([len(data) if self.is_first else 0]))
-        block = torch.zeros(int(size), dtype=torch.uint8)
+        return self.broadcast_bytes((text or "").encode()).decode()
+
+    def each(self, number: int) -> tuple[int, ...]:
+        """Returns the numbers of all ranks, in their order, on every rank."""
+        table = torch.zeros(self.world_size, dtype=torch.int64)
+        table[self.rank] = number
+        return tuple(self.sum(table).tolist())
+
+    def gather_text(self, text: str) -> list[str]:
+        """Returns the texts of all ranks, in their order, on every rank."""
+        sizes = self.each(len(text.encode()))
+        table = torch.zeros(sum(sizes), dtype=torch.uint8)
+        start = sum(sizes[: self.rank])
+        table[start : start + sizes[self.rank]] = _block(text.encode())
+        parts = torch.split(self.sum(table), list(sizes))
+        return [part.numpy().tobytes().decode() for part in parts]
+
+    def gather_bytes(self, data: bytes) -> Iterator[bytes]:
+        """Yields the bytes of all ranks, in their order, on rank 0, and nothing on the others.
+
+        One rank's bytes are in flight at a time, so rank 0 never holds more than the largest. Every rank must run it to
+        its end.
+        """
+        if self.world_size == 1:
+            yield data
+            return
+        sizes = self.each(len(data))
+        if not self.is_first:
+            for part in torch.split(_block(data), _PART_BYTES):
+                dist.send(part, 0)
+            return
+        yield data
+        for rank, size in enumerate(sizes[1:], start=1):
+            block = torch.empty(size, dtype=torch.uint8)
+            for part in torch.split(block, _PART_BYTES):
+                dist.recv(part, rank)
+            yield block.numpy().tobytes()
+
+    def scatter_bytes(self, parts: Iterator[bytes] | None) -> bytes:
+        """Returns this rank's part of what rank 0 gives; rank 0 reads them one at a time, own one first."""
         if self.is_first:
-            block = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else block
-        if self.world_size > 1 and len(block):
-            dist.broadcast(block, 0)
-        return bytes(block.numpy()).decode()
+            assert parts is not None
+            own = b""
+            for rank in range(self.world_size):
+                data = next(parts)
+                if rank == 0:
+                    own = data
+                    continue
+                dist.send(torch.tensor([len(data)]), rank)
+                for part in torch.split(_block(data), _PART_BYTES):
+                    dist.send(part, rank)
+            return own
+        size = torch.zeros(1, dtype=torch.int64)
+        dist.recv(size, 0)
+        block = torch.empty(int(size), dtype=torch.uint8)
+        for part in torch.split(block, _PART_BYTES):
+            dist.recv(part, 0)
+        return block.numpy().tobytes()
+
+    def wait_at_most(self, seconds: float) -> None:
+        """Sets how long a collective waits for its peers from here on: long while one rank works alone, else short."""
+        if self.world_size > 1:
+            _set_pg_timeout(timedelta(seconds=seconds))
 
     def wrap(self, learner: nn.Module) -> nn.Module:
         """Returns the learner with its gradients averaged over ranks and rank 0's values in every tensor."""
@@ -130,6 +216,10 @@ class Group:
         if last or not isinstance(wrapped, DistributedDataParallel):
             return nullcontext()
         return wrapped.no_sync()
+
+
+def _block(data: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
 
 
 @contextmanager

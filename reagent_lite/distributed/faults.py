@@ -1,0 +1,99 @@
+"""Faults on purpose, to see what a cluster survives: REAGENT_LITE_FAULT=fail:rank=1,step=20,kind=kill.
+
+kind   what the rank does before optimizer step `step`
+kill   ends by SIGKILL, as the system ends a process that takes too much memory
+stop   stops by SIGSTOP, as a machine that hangs
+exception   raises
+slow   sleeps `seconds`, 5 unless said otherwise, before this step and each after it
+Only the first start of a run is hit (attempt 0), unless `attempt=n` or `attempt=any` says otherwise.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from reagent_lite.distributed.group import Place
+from reagent_lite.errors import ConfigError, Problem
+
+VARIABLE = "REAGENT_LITE_FAULT"
+ATTEMPT_VARIABLE = "TORCHELASTIC_RESTART_COUNT"
+_KINDS = ("kill", "stop", "exception", "slow")
+_EXAMPLE = "fail:rank=1,step=20,kind=kill"
+
+
+class InjectedFaultError(RuntimeError):
+    """What kind=exception raises."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """What happens to one rank.
+
+    Attributes:
+        rank: whom.
+        step: before which optimizer step, numbered from 0.
+        kind: one of kill, stop, exception, slow.
+        seconds: how long a slow step is.
+        attempt: which start of the run, or None for every one.
+    """
+
+    rank: int
+    step: int
+    kind: str
+    seconds: float = 5.0
+    attempt: int | None = 0
+
+    @classmethod
+    def parse(cls, text: str) -> "Fault":
+        """Returns the fault that a text such as `fail:rank=1,step=20,kind=kill` describes.
+
+        Raises:
+            ConfigError: the text is no such description.
+        """
+        head, _, rest = text.partition(":")
+        given = dict(item.partition("=")[::2] for item in rest.split(",")) if head == "fail" else {}
+        known = {"rank", "step", "kind", "seconds", "attempt"}
+        try:
+            if given.keys() - known or given["kind"] not in _KINDS:
+                raise ValueError
+            attempt = given.get("attempt", "0")
+            return cls(
+                rank=int(given["rank"]),
+                step=int(given["step"]),
+                kind=given["kind"],
+                seconds=float(given.get("seconds", 5.0)),
+                attempt=None if attempt == "any" else int(attempt),
+            )
+        except (KeyError, ValueError) as error:
+            advice = f"kind is one of {', '.join(_KINDS)}; seconds and attempt may follow"
+            raise ConfigError(Problem(VARIABLE, f"text such as {_EXAMPLE}", repr(text), advice)) from error
+
+    def before_step(self, step: int) -> None:
+        """Strikes if this is the step."""
+        if self.kind == "slow" and step >= self.step:
+            time.sleep(self.seconds)
+        if step != self.step:
+            return
+        if self.kind == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif self.kind == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        elif self.kind == "exception":
+            raise InjectedFaultError(f"{VARIABLE} asked for an exception of rank {self.rank} before step {step}")
+
+
+def fault_here(place: Place, environment: Mapping[str, str] | None = None) -> Fault | None:
+    """Returns the fault that the environment asks of this process, or None.
+
+    Raises:
+        ConfigError: see Fault.parse.
+    """
+    environment = os.environ if environment is None else environment
+    text = environment.get(VARIABLE, "")
+    if not text:
+        return None
+    fault = Fault.parse(text)
+    attempt = int(environment.get(ATTEMPT_VARIABLE, "0") or 0)
+    return fault if fault.rank == place.rank and fault.attempt in (None, attempt) else None
