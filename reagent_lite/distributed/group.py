@@ -63,11 +63,11 @@ class Place:
                             f"Set all of {', '.join(names)}, or none")
                 )  # fmt: skip
             values.append(int(text))
-        rank, world, _, local_world = values
+        rank, world, local, local_world = values
         node, nodes = environment.get("GROUP_RANK", ""), environment.get("GROUP_WORLD_SIZE", "")
         if node.isdigit() and nodes.isdigit():
-            return cls(*values, int(node), int(nodes))
-        return cls(*values, rank // local_world, -(-world // local_world))
+            return cls(rank, world, local, local_world, int(node), int(nodes))
+        return cls(rank, world, local, local_world, rank // local_world, -(-world // local_world))
 
 
 class Group:

@@ -63,7 +63,9 @@ def test_more_gpu_processes_than_gpus_are_refused() -> None:
 
 def test_place_is_read_whole_or_refused() -> None:
     variables = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
-    assert Place.read(variables) == Place(3, 4, 1, 2)
+    assert Place.read(variables) == Place(3, 4, 1, 2, node=1, num_nodes=2)
+    named = {**variables, "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "3"}
+    assert Place.read(named) == Place(3, 4, 1, 2, node=0, num_nodes=3)
     assert Place.read({}) is None
     with pytest.raises(RendezvousError, match="LOCAL_WORLD_SIZE: expected an integer"):
         Place.read({**variables, "LOCAL_WORLD_SIZE": "two"})
