@@ -40,6 +40,10 @@ class DataError(ReagentLiteError):
     exit_code = 2
 
 
+class NoRowsError(DataError):
+    """The data can be read and has no rows; one machine of several may have none where the others have some."""
+
+
 class BundleError(ReagentLiteError):
     """An exported model or checkpoint is altered, incomplete, or fails its check."""
 
@@ -74,3 +78,19 @@ class PeerError(ReagentLiteError):
     """Another process of this run failed; `got` carries its reason."""
 
     exit_code = 4
+
+
+class CheckpointError(ReagentLiteError):
+    """The state at the end of training cannot be saved; the checkpoint before it stands."""
+
+    exit_code = 1
+
+
+class Preempted(ReagentLiteError):  # noqa: N818 # nothing is wrong: the run was asked to end
+    """A signal ended the run early; `standing` says what the same command continues from."""
+
+    exit_code = 75  # EX_TEMPFAIL of sysexits.h: try again later
+
+    def __init__(self, signal: str, standing: str) -> None:
+        super().__init__(())
+        self.args = (f"{signal or 'a signal to another process'}: {standing}",)

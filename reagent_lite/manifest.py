@@ -62,7 +62,7 @@ def opened(data: bytes, where: str) -> dict[str, Any]:
 
 def file_entries(folder: Path) -> dict[str, dict[str, Any]]:
     """Returns {name: {size in bytes, sha256}} of every file of the folder."""
-    return {path.name: _entry(path.read_bytes()) for path in sorted(folder.iterdir())}
+    return {path.name: _entry_of(path) for path in sorted(folder.iterdir())}
 
 
 def verified(folder: Path, keep: Collection[str]) -> tuple[dict[str, Any], dict[str, bytes]]:
@@ -89,14 +89,16 @@ def verified(folder: Path, keep: Collection[str]) -> tuple[dict[str, Any], dict[
     problems = [_problem(folder, name, "no such file in the manifest", "a file") for name in present - entries.keys()]
     for name, entry in entries.items():
         try:
-            data = (folder / name).read_bytes()
+            if name in keep:
+                kept[name] = (folder / name).read_bytes()
+                found = _entry(kept[name])
+            else:
+                found = _entry_of(folder / name)
         except OSError as error:
             problems.append(_problem(folder, name, _describe(entry), str(error)))
             continue
-        if _entry(data) != entry:
-            problems.append(_problem(folder, name, _describe(entry), _describe(_entry(data))))
-        if name in keep:
-            kept[name] = data
+        if found != entry:
+            problems.append(_problem(folder, name, _describe(entry), _describe(found)))
     problems += [_problem(folder, name, "a file", "none in the manifest") for name in set(keep) - entries.keys()]
     if problems:
         raise BundleError(problems[:_MOST_PROBLEMS])
@@ -105,6 +107,13 @@ def verified(folder: Path, keep: Collection[str]) -> tuple[dict[str, Any], dict[
 
 def _entry(data: bytes) -> dict[str, Any]:
     return {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def _entry_of(file: Path) -> dict[str, Any]:
+    """Returns the entry of a file that may be larger than memory."""
+    with file.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256")
+        return {"size": stream.tell(), "sha256": digest.hexdigest()}
 
 
 def _describe(entry: dict[str, Any]) -> str:

@@ -8,6 +8,7 @@ arguments ─► config, checked ─┬─► training: processes of this machin
 import argparse
 import contextlib
 import json
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -19,16 +20,12 @@ import torch
 from reagent_lite.config import WorkflowConfig, load_config, resolved
 from reagent_lite.config.section import Section
 from reagent_lite.distributed.group import Group, Place, joined
-from reagent_lite.distributed.launcher import (
-    Processes,
-    choose_processes,
-    end_with_parent,
-    is_worker,
-    launch,
-    report_failure,
-)
+from reagent_lite.distributed.launcher import LaunchError, Processes, choose_processes, launch
+from reagent_lite.distributed.nodes import find_node
+from reagent_lite.distributed.workers import end_with_parent, is_worker, report_failure
 from reagent_lite.errors import ConfigError, Problem, ReagentLiteError
-from reagent_lite.sim.sources import find_environment
+from workflows.launching import prepare_rendezvous, restarts
+from workflows.planning import look, plan
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -104,12 +101,16 @@ def main(
         example=example,
         settings="--set training.learning_rate=0.01 --set num_processes_per_node=2",
         outcome="model, steps, rows, rows_per_second, seconds, scores",
-        codes="0 done, 1 unexpected error or diverged, 2 config or data error, 3 rendezvous failed, 4 a peer failed",
+        codes="0 done, 1 unexpected error or diverged, 2 config or data error, 3 rendezvous failed, 4 a peer failed, "
+        "75 told to end, run again to continue",
     )
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = _parser(command)
     parser.add_argument("-ni", "--node-index", "--node_index", dest="node_index", type=int, metavar="N",
-                        help="number of this machine; wins over node_index in the JSON")  # fmt: skip
+                        help="number of this machine, from 0; wins over node_index in the JSON")  # fmt: skip
+    parser.add_argument(
+        "--force", action="store_true", help="end a live run that holds the file of init_method, and take its place"
+    )
     options = parser.parse_args(arguments)
     return _guarded(command, options, lambda: _run(module, model, train, options, arguments))
 
@@ -150,6 +151,9 @@ def _guarded(command: Command, options: argparse.Namespace, body: Callable[[], i
         return 0
     try:
         return body()
+    except LaunchError as error:
+        _note(str(error))
+        return error.exit_code
     except ReagentLiteError as error:
         _fail(error, f"{_title(error)}\n{error}")
         return error.exit_code
@@ -173,8 +177,10 @@ def _run(
     options: argparse.Namespace,
     arguments: list[str],
 ) -> int:
-    node_index = [] if options.node_index is None else [f"node_index={options.node_index}"]
-    config = _config(module, model, options, node_index)
+    config = _config(module, model, options, [])
+    index = config.node_index if options.node_index is None else options.node_index
+    node = find_node(index=index, count=config.num_nodes, environment=os.environ)
+    config = config.model_copy(update={"node_index": node.index, "num_nodes": node.count})
     processes = choose_processes(
         use_gpu=config.use_gpu,
         use_all=config.use_all_avail_gpus,
@@ -185,15 +191,16 @@ def _run(
         _describe(config, processes)
         return 0
     place = Place.read()
-    if place is None and processes.count > 1:
+    if place is None and processes.count * node.count > 1:
         _note(processes.note)
-        launch([sys.executable, "-m", module, *arguments], processes.count)
+        rendezvous = prepare_rendezvous(config, node, processes, force=options.force)
+        launch([sys.executable, "-m", module, *arguments], processes.count, rendezvous, restarts=restarts(config))
         return 0
     place = place or Place()
     _note(processes.note if place.rank == 0 and not is_worker() else "")
     with (
         contextlib.redirect_stdout(sys.stderr),
-        joined(place, processes.device(place.local_rank)) as group,
+        joined(place, processes.device(place.local_rank), config.rendezvous.startup_timeout_seconds) as group,
     ):
         outcome = train(config, group)
     if place.rank == 0:
@@ -219,12 +226,9 @@ def _parser(command: Command) -> argparse.ArgumentParser:
 
 
 def _describe(config: WorkflowConfig, processes: Processes) -> None:
-    if config.simulation is not None:
-        find_environment(config.simulation.env)
     _note(processes.note)
-    per_process = config.training.minibatch_size
-    rows = config.data.global_minibatch_size or per_process * processes.count
-    _note(f"{processes.count} {processes.device_type} process(es), {rows} rows a minibatch over all")
+    for line in plan(config, processes, look(config)):
+        _note(line)
     print(json.dumps(resolved(config), indent=2))
 
 

@@ -6,28 +6,35 @@ simulation ─► Simulation, Reader ─┘  (spec, columns)    └─► Judges
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from reagent_lite.algorithms.dqn import DQN
 from reagent_lite.config import WorkflowConfig
+from reagent_lite.data.facts import in_order
 from reagent_lite.data.mixture import MixedSource
 from reagent_lite.data.plan import ReadPlan
 from reagent_lite.data.source import LoggedSource
 from reagent_lite.distributed.group import Group
 from reagent_lite.export.content import SampleRows
-from reagent_lite.sim.rollout import RolloutSource
+from reagent_lite.sim.rollout import RolloutSource, regrouped
 from reagent_lite.training.capture import Captured, eager
 from reagent_lite.training.loop import StepPlan, Update
+from reagent_lite.training.resuming import ReadOrder
+from reagent_lite.training.tensors import Tree
 from reagent_lite.types import BatchSource, SourceSpec
 from workflows.judging import Judge, Judgement
 from workflows.learning import captures
 from workflows.playing import SimulationJudge
-from workflows.preparation import Data, Normalization, data_hash, prepare
+from workflows.preparation import Data, Normalization, prepare
 from workflows.reporting import say
 from workflows.rollouts import build_source, simulated_plan, training_scalars
 from workflows.simulation import Reader, Simulation, check_features, given_normalization, sample_rows, source_spec
+
+_SHARING = ("epochs", "shares", "reads")
+"""Parts of a read plan that say how long a run is, and which process reads what."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +57,7 @@ class Experience:
     def identity(self) -> str:
         """Returns the sha256 that says what was learned from: the data, else the environment."""
         if self.data is not None:
-            return data_hash(self.data.train)
+            return self.data.hash
         assert self.simulation is not None
         return self.simulation.identity()
 
@@ -95,6 +102,8 @@ class Stream:
         before_step: lets environments step.
         figures: of episodes that ended while learning; every rank calls it.
         capture: turns updates into CUDA graphs where buffers are fixed.
+        order: what a step number counts in.
+        regrouped: the source's state for a rank at a step, from the states of other ranks than there are now.
     """
 
     source: BatchSource
@@ -103,6 +112,8 @@ class Stream:
     before_step: Callable[[int], None]
     figures: Callable[[], dict[str, float]]
     capture: Callable[[Update], Update]
+    order: ReadOrder
+    regrouped: Callable[[Sequence[Tree], int, int], Tree]
 
 
 def open_stream(config: WorkflowConfig, experience: Experience, learner: DQN, group: Group) -> Stream:
@@ -117,14 +128,7 @@ def open_stream(config: WorkflowConfig, experience: Experience, learner: DQN, gr
         plan = simulated_plan(config, minibatch)
         rows = plan.num_steps * plan.rows_of_step(0)
     else:
-        logged = ReadPlan(
-            rows=data.train_rows.count,
-            minibatch=minibatch if simulated == minibatch else minibatch - simulated,
-            epochs=config.epochs,
-            seed=config.seed,
-            shares=(1,) * world,
-            minibatches_per_step=config.training.minibatches_per_step,
-        )
+        logged = logged_plan(config, data, minibatch if simulated == minibatch else minibatch - simulated)
         plan = _Joint(logged, simulated * logged.minibatches_per_step, alone=simulated == minibatch)
         rows = sum(plan.rows_of_step(step) for step in range(plan.steps_per_epoch)) * config.epochs
     _announce(config, plan, minibatch, simulated, group)
@@ -142,7 +146,7 @@ def open_stream(config: WorkflowConfig, experience: Experience, learner: DQN, gr
         assert rollouts is not None
         source = rollouts
     else:
-        source = LoggedSource(data.train_rows, logged, group.rank, group.device)
+        source = LoggedSource({data.shards.own: data.train_rows}, logged, group.rank, group.device)
         if rollouts is not None:
             part = simulated / minibatch
             source = MixedSource(((source, 1 - part), (rollouts, part)))
@@ -153,6 +157,49 @@ def open_stream(config: WorkflowConfig, experience: Experience, learner: DQN, gr
         before_step=_nothing if rollouts is None else rollouts.collect,
         figures=_figures(rollouts, group),
         capture=capture,
+        order=_read_order(plan),
+        regrouped=_regrouped(experience.simulation, group, logs=source is not rollouts, simulated=rollouts is not None),
+    )
+
+
+def _read_order(plan: StepPlan) -> ReadOrder:
+    """Returns what decides which rows a step reads; how processes share them is no part of it."""
+    order: dict[str, Any] = {}
+    if isinstance(plan, _Joint):
+        kept = {name: value for name, value in plan.logged.as_json().items() if name not in _SHARING}
+        order = {**kept, "simulated": plan.simulated, "alone": plan.alone}
+    rows = sum(plan.rows_of_step(step) for step in range(plan.steps_per_epoch))
+    return ReadOrder(order=order, steps=plan.steps_per_epoch, rows=rows)
+
+
+def _regrouped(
+    simulation: Simulation | None, group: Group, *, logs: bool, simulated: bool
+) -> Callable[[Sequence[Tree], int, int], Tree]:
+    """Returns how states of the source are dealt out anew: logged rows by step, environments by global number."""
+
+    def environments(states: Sequence[Tree], rank: int) -> Tree:
+        assert simulation is not None
+        of_rank = Group(replace(group.place, rank=rank), group.device)
+        return regrouped(states, rank, *simulation.part(simulation.config.num_envs, of_rank))
+
+    def deal(states: Sequence[Tree], rank: int, step: int) -> Tree:
+        if not simulated:
+            return {"step": step}
+        if not logs:
+            return environments(states, rank)
+        return {"0": {"step": step}, "1": environments([state["1"] for state in states], rank)}
+
+    return deal
+
+
+def logged_plan(config: WorkflowConfig, data: Data, minibatch: int) -> ReadPlan:
+    """Returns the plan by which all processes read the training rows, `minibatch` of them at a time."""
+    return data.shards.plan(
+        data.counts,
+        minibatch=minibatch,
+        epochs=config.epochs,
+        seed=config.seed,
+        minibatches_per_step=config.training.minibatches_per_step,
     )
 
 
@@ -211,6 +258,18 @@ class Judges:
     def __init__(self, config: WorkflowConfig, logs: Judge | None, play: SimulationJudge | None) -> None:
         self._config, self._logs, self._play = config, logs, play
 
+    def state_dict(self) -> Tree:
+        """Returns what was fitted and seen so far."""
+        parts = {"logs": self._logs, "play": self._play}
+        return {name: part.state_dict() for name, part in parts.items() if part is not None}
+
+    def load_state_dict(self, state: Tree) -> None:
+        """Goes on from there."""
+        if self._logs is not None:
+            self._logs.load_state_dict(state.get("logs", {}))
+        if self._play is not None:
+            self._play.load_state_dict(state["play"])
+
     def figures(self, *, final: bool) -> dict[str, float]:
         """Returns what is known after an epoch; every rank calls it.
 
@@ -259,10 +318,12 @@ def build_judges(config: WorkflowConfig, experience: Experience, learner: DQN, g
 
 
 def logged_sample(data: Data, count: int) -> SampleRows:
-    """Takes rows spread over the judged data, raw, in the model's column order."""
-    copy = data.held_out or data.train
+    """Takes rows spread over the judged data, raw, in the model's column order; where there are none, an absent one."""
+    copy = data.held_out or data.train  # one that is empty counts as none
+    if not len(copy):
+        return _absent_row(data)
     numbers = np.unique(np.linspace(0, len(copy) - 1, min(count, len(copy))).astype(int))
-    values = _in_order(np.array(copy.state[numbers]), copy.state_ids, data.normalization.state.feature_ids)
+    values = _raw(copy.state[numbers], copy.state_ids, data.normalization.state.feature_ids)
     if data.normalization.action is None:
         mask = np.array(copy.mask[numbers], bool)
         copy.release()
@@ -274,14 +335,20 @@ def logged_sample(data: Data, count: int) -> SampleRows:
     candidates = np.full((len(numbers), longest, len(ids)), np.nan, np.float32)
     mask = np.arange(longest) < (stops - starts)[:, None]
     for row, (begin, end) in enumerate(zip(starts, stops, strict=True)):
-        candidates[row, : end - begin] = _in_order(np.array(copy.candidates[begin:end]), copy.action_ids, ids)
+        candidates[row, : end - begin] = _raw(copy.candidates[begin:end], copy.action_ids, ids)
     copy.release()
     return SampleRows(values=values, candidates=candidates, mask=mask)
 
 
-def _in_order(values: np.ndarray, ids: Sequence[int], order: Sequence[int]) -> np.ndarray:
-    result = np.full((len(values), len(order)), np.nan, np.float32)
-    for column, feature in enumerate(order):
-        if feature in ids:
-            result[:, column] = values[:, ids.index(feature)]
-    return result
+def _raw(values: np.ndarray, ids: Sequence[int], order: Sequence[int]) -> np.ndarray:
+    return np.array(in_order(values, ids, order, absent=np.nan), np.float32)
+
+
+def _absent_row(data: Data) -> SampleRows:
+    """Returns one row without any feature, every choice of which is allowed."""
+    state, action = data.normalization.state.feature_ids, data.normalization.action
+    values = np.full((1, len(state)), np.nan, np.float32)
+    if action is None:
+        return SampleRows(values=values, mask=np.ones((1, len(data.spec.action_names)), np.bool_))
+    candidates = np.full((1, 1, len(action.feature_ids)), np.nan, np.float32)
+    return SampleRows(values=values, candidates=candidates, mask=np.ones((1, 1), np.bool_))

@@ -7,6 +7,7 @@ from reagent_lite.config import WorkflowConfig
 from reagent_lite.distributed.group import Group
 from reagent_lite.evaluation.returns import Estimate, estimate, play
 from reagent_lite.sim.env import Policy
+from reagent_lite.training.tensors import Tree
 from workflows.judging import Judgement
 from workflows.simulation import EPOCH, FINAL, Reader, Simulation
 
@@ -29,6 +30,14 @@ class SimulationJudge:
         self._policy = reader.policy(learner, simulation.backend.device)
         self._random: Estimate | None = None
         self.latest = float("nan")
+
+    def state_dict(self) -> Tree:
+        """Returns the last mean return, which may end the run."""
+        return {"latest": self.latest}
+
+    def load_state_dict(self, state: Tree) -> None:
+        """Goes on from there."""
+        self.latest = float(state["latest"])
 
     def evaluate(self, *, final: bool) -> Judgement:
         """Returns the policy's return with its interval; the same on every rank.

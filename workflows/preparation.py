@@ -1,41 +1,39 @@
 """From the config's paths to normalized rows: training copies, normalization, spans, columns.
 
 1 training copies   the node's first process writes them, the others wait and map them
-2 normalization     read, or fitted by rank 0 and sent to all
+  agreement         what all machines have together: ids, names, rows of each shard
+2 normalization     read, or fitted by rank 0 to samples of all shards and sent to all
 3 columns           normalized once by the node's first process, mapped by all
 4 rows              what the source gathers from
 """
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from reagent_lite.config import WorkflowConfig
-from reagent_lite.data.normalization import (
-    check_covers,
-    fit_normalization,
-    normalization_json,
-    parse_normalization,
-    read_normalization,
-    sample_rows,
-    write_normalization,
-)
+from reagent_lite.data.facts import Agreement, Facts
+from reagent_lite.data.normalization import check_covers, normalization_json, read_normalization
 from reagent_lite.data.normalized import Reordered, open_columns, prepare_columns
-from reagent_lite.data.source import Columns, LoggedRows, build_rows
+from reagent_lite.data.source import LoggedRows, build_rows, no_rows
 from reagent_lite.data.spans import Spans, learnable_rows, n_steps, single_steps, time_steps
 from reagent_lite.data.training_copy import TrainingCopy, give_back_memory, prepare_training_copy
+from reagent_lite.data.training_copy_empty import empty_training_copy
 from reagent_lite.distributed.group import Group
-from reagent_lite.errors import ConfigError, DataError, Problem
+from reagent_lite.errors import DataError, NoRowsError, Problem
 from reagent_lite.models.preprocessor import Preprocessor
 from reagent_lite.training.progress import progress
 from reagent_lite.types import NormalizationSpec, SourceSpec
+from workflows.fitting import given_or_fitted
 from workflows.reporting import say
+from workflows.shards import Shards
 
 _DEVICE_SHARE = 0.5  # of the free device memory; the rest is for the network, its gradients and batches
 
@@ -60,12 +58,20 @@ class Data:
     Attributes:
         spec: what the network must fit.
         normalization: of both.
-        train, held_out: training copies; held_out is None without eval_data_path.
+        shards: which process reads which rows.
+        counts: rows of each shard that may be learned from.
+        hash: sha256 that says what was learned from, on all machines: inputs, and the copies made of them.
+        content: sha256 of the rows alone.
+        train, held_out: this machine's training copies; held_out is None without eval_data_path.
         train_rows, held_out_rows: what sources gather from.
     """
 
     spec: SourceSpec
     normalization: Normalization
+    shards: Shards
+    counts: tuple[int, ...]
+    hash: str
+    content: str
     train: TrainingCopy
     held_out: TrainingCopy | None
     train_rows: LoggedRows
@@ -76,45 +82,53 @@ def prepare(config: WorkflowConfig, group: Group) -> Data:
     """Returns the run's data on every rank; rank 0 says what was found.
 
     Raises:
-        DataError: with file and line, see contract of the readers.
+        DataError: with file and line, see contract of the readers; what differs between machines, on every rank alike.
     """
+    shards = Shards.of(config, group)
     given = _given_normalization(config)
-    train = _copy(config, config.training_data_path, group, "training data")
-    held_out = None if config.eval_data_path is None else _copy(config, config.eval_data_path, group, "eval data")
-    normalization = _normalization(config, train, group, given)
+    train, agreement = _copy(config, config.training_data_path, shards, "training data", given)
+    held_out = None
+    if config.eval_data_path is not None:
+        held_out, _ = _copy(config, config.eval_data_path, shards, "eval data", {})
+    specs = given_or_fitted(config, train, agreement, shards, given)
+    normalization = Normalization(state=specs["state"], action=specs.get("action"))
     for copy in (train, held_out):
         if copy is not None:
-            where = config.state_norm_data_path or config.training_data_path
-            check_covers(normalization.state, copy.state_ids, where=f"{where}, for {copy.files[0]}")
-            if normalization.action is not None:
-                where = config.action_norm_data_path or config.training_data_path
-                check_covers(normalization.action, copy.action_ids, where=f"{where}, for {copy.files[0]}")
+            _check_covers(config, copy, normalization)
     spec = SourceSpec(
         num_state_features=normalization.state.width,
         num_action_features=normalization.action.width if normalization.action else 0,
         action_names=config.actions,
-        metric_names=train.metric_names,
+        metric_names=agreement.metric_names,
     )
-    train_rows = _rows(config, train, normalization, group, _spans(config, train))
-    if not train_rows.count:
+    train_rows = _rows(config, train, normalization, spec, group, partial(_spans, config))
+    counts = shards.counts(train_rows.count)
+    if not sum(counts):
         raise DataError(Problem(config.training_data_path, "rows with an action", "none"))
+    if shards.several:
+        say(group, f"shards: {' + '.join(f'{count:,}' for count in counts)} rows on {len(counts)} nodes, "
+                   "each minibatch takes its share of every one")  # fmt: skip
     held_out_rows = (
-        None if held_out is None else _rows(config, held_out, normalization, group, _spans(config, held_out))
+        None if held_out is None else _rows(config, held_out, normalization, spec, group, partial(_spans, config))
     )
-    return Data(spec=spec, normalization=normalization, train=train, held_out=held_out, train_rows=train_rows,
+    return Data(spec=spec, normalization=normalization, shards=shards, counts=counts, hash=agreement.hash,
+                content=agreement.content, train=train, held_out=held_out, train_rows=train_rows,
                 held_out_rows=held_out_rows)  # fmt: skip
 
 
-def data_hash(copy: TrainingCopy) -> str:
-    """Returns the sha256 of the training copy's manifest, which holds the hashes of its inputs and arrays."""
-    return hashlib.sha256((copy.folder / "manifest.json").read_bytes()).hexdigest()
+def _copy(
+    config: WorkflowConfig, path: str, shards: Shards, title: str, given: Mapping[str, NormalizationSpec]
+) -> tuple[TrainingCopy, Agreement]:
+    """Returns this machine's rows at a path, and what the rows of all machines there are together."""
+    group, actions = shards.group, config.actions or None
 
-
-def _copy(config: WorkflowConfig, path: str, group: Group, title: str) -> TrainingCopy:
     def prepared(show: Callable[[int, int], None] | None) -> TrainingCopy:
-        return prepare_training_copy(
-            path, actions=config.actions or None, directory=config.data.training_copy_dir, progress=show
-        )
+        try:
+            return prepare_training_copy(path, actions=actions, directory=config.data.training_copy_dir, progress=show)
+        except NoRowsError:
+            if not shards.several:
+                raise
+            return empty_training_copy(actions)
 
     if group.is_first_on_node:
         with progress(f"reading {title}", "bytes", enabled=group.is_first) as show:
@@ -122,11 +136,12 @@ def _copy(config: WorkflowConfig, path: str, group: Group, title: str) -> Traini
     group.barrier()
     if not group.is_first_on_node:
         copy = prepared(None)
-    counts = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in copy.counts.items() if count)
+    agreement = shards.agree(Facts.of(copy, group.node, given), path)
+    counts = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in agreement.counts.items() if count)
     say(group, f"{title}: {path}: {counts}")
-    for note in copy.notes:
+    for note in agreement.notes:
         say(group, f"warning: {title}: {note}")
-    return copy
+    return copy, agreement
 
 
 def _given_normalization(config: WorkflowConfig) -> dict[str, NormalizationSpec]:
@@ -135,81 +150,52 @@ def _given_normalization(config: WorkflowConfig) -> dict[str, NormalizationSpec]
     return {column: read_normalization(path) for column, path in paths.items() if path is not None}
 
 
-def _normalization(
-    config: WorkflowConfig, train: TrainingCopy, group: Group, given: dict[str, NormalizationSpec]
-) -> Normalization:
-    text = None
-    if group.is_first:
-        specs = dict(given)
-        columns = {"state": ("state_features", train.state[: len(train)], train.state_ids)}
-        if train.parametric:
-            columns["action"] = ("action", _seen_candidates(train, config), train.action_ids)
-        overrides = config.norm_params.feature_overrides
-        known = {feature for _, _, ids in columns.values() for feature in ids}
-        unknown = [key for key in overrides if int(key) not in known]
-        if unknown:
-            raise ConfigError(
-                [
-                    Problem(f"norm_params.feature_overrides.{key}", "a feature of the training data", key)
-                    for key in unknown
-                ]
-            )
-        folder = config.norm_params.output_dir or config.model_output_path
-        for name, (column, values, ids) in columns.items():
-            if name in specs:
-                continue
-            own = {key: kind for key, kind in overrides.items() if int(key) in ids}
-            specs[name], notes = fit_normalization(
-                values, ids, config.norm_params.model_copy(update={"feature_overrides": own}),
-                seed=config.seed, where=config.training_data_path,
-            )  # fmt: skip
-            file = Path(folder).expanduser() / f"{column}_norm.json"
-            write_normalization(str(file), specs[name])
-            say(group, f"normalization of {column}: fitted, written to {file}")
-            train.release()
-            for note in notes:
-                say(group, f"warning: normalization of {column}: {note}")
-        text = json.dumps({name: normalization_json(spec) for name, spec in specs.items()})
-    tree: dict[str, Any] = json.loads(group.broadcast_text(text))
-    specs = {name: parse_normalization(features, where=name) for name, features in tree.items()}
-    return Normalization(state=specs["state"], action=specs.get("action"))
+def _check_covers(config: WorkflowConfig, copy: TrainingCopy, normalization: Normalization) -> None:
+    """Checks that every feature of a copy has parameters."""
+    of = f", for {copy.files[0]}" if copy.files else ""
+    where = config.state_norm_data_path or config.training_data_path
+    check_covers(normalization.state, copy.state_ids, where=f"{where}{of}")
+    if normalization.action is not None:
+        where = config.action_norm_data_path or config.training_data_path
+        check_covers(normalization.action, copy.action_ids, where=f"{where}{of}")
 
 
 def single_step_rows(config: WorkflowConfig, copy: TrainingCopy, data: Data, group: Group) -> LoggedRows:
     """Returns the rows of a copy with one logged step each, as evaluation wants them, whatever the learner spans."""
     if config.rl.multi_steps is None:
         return data.train_rows if copy is data.train or data.held_out_rows is None else data.held_out_rows
-    return _rows(config, copy, data.normalization, group, single_steps(copy))
-
-
-def _seen_candidates(copy: TrainingCopy, config: WorkflowConfig) -> np.ndarray[Any, Any]:
-    """Returns features of candidates as often as rows list them, [n, F], from a sample of rows.
-
-    The copy stores equal lists once, so its table of candidates says nothing about how often each is seen.
-    """
-    rows = sample_rows(len(copy), config.norm_params.num_samples, config.seed)
-    lists = np.asarray(copy.actions_list)[rows]
-    starts, stops = copy.list_offsets[lists], copy.list_offsets[lists + 1]
-    counts = stops - starts
-    place = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    seen = np.repeat(starts, counts) + place
-    return np.asarray(copy.candidates[seen[sample_rows(len(seen), config.norm_params.num_samples, config.seed)]])
+    return _rows(config, copy, data.normalization, data.spec, group, single_steps)
 
 
 def _rows(
-    config: WorkflowConfig, copy: TrainingCopy, normalization: Normalization, group: Group, spans: Spans
+    config: WorkflowConfig,
+    copy: TrainingCopy,
+    normalization: Normalization,
+    spec: SourceSpec,
+    group: Group,
+    spans: Callable[[TrainingCopy], Spans],
 ) -> LoggedRows:
+    """Returns what sources gather from a copy; every rank calls it, those without rows too."""
+    columns = [("state", copy.state, copy.state_ids, normalization.state)]
+    if normalization.action is not None:
+        columns.append(("candidates", copy.candidates, copy.action_ids, normalization.action))
+    matrices = [_Matrix.of(config, copy, *column) for column in columns]
+    place = _place(config, group, sum(len(matrix.raw) * matrix.width * 4 for matrix in matrices))
+    if not len(copy):
+        group.barrier()  # where the others wait for their columns
+        return no_rows(spec, place)
+    spanned = spans(copy)
     usable, notes = learnable_rows(
-        copy, spans, maxq=config.rl.maxq_learning, unit_reward=config.rl.q_network_loss == "bce_with_logits"
+        copy, spanned, maxq=config.rl.maxq_learning, unit_reward=config.rl.q_network_loss == "bce_with_logits"
     )
     for note in notes:
         say(group, f"warning: {note}")
-    matrices = [("state", copy.state, copy.state_ids, normalization.state)]
-    if normalization.action is not None:
-        matrices.append(("candidates", copy.candidates, copy.action_ids, normalization.action))
-    place = _place(config, group, sum(len(m) * spec.width * 4 for _, m, _, spec in matrices))
-    columns = [_columns(config, copy, *matrix, group, place) for matrix in matrices]
-    rows = build_rows(copy, spans, usable, *columns)
+    if group.is_first_on_node:
+        for matrix in matrices:
+            prepare_columns(matrix.raw, matrix.transform, matrix.width, matrix.file)
+    group.barrier()
+    opened = [open_columns(matrix.raw, matrix.transform, matrix.width, matrix.file, place) for matrix in matrices]
+    rows = build_rows(copy, spanned, usable, *opened, metric_names=spec.metric_names)
     copy.release()
     give_back_memory()
     return rows
@@ -225,24 +211,33 @@ def _spans(config: WorkflowConfig, copy: TrainingCopy) -> Spans:
     return single_steps(copy)
 
 
-def _columns(
-    config: WorkflowConfig,
-    copy: TrainingCopy,
-    name: str,
-    matrix: np.ndarray[Any, Any],
-    ids: tuple[int, ...],
-    spec: NormalizationSpec,
-    group: Group,
-    place: torch.device,
-) -> Columns:
-    as_zero = config.rl.set_missing_value_to_zero
-    transform = Reordered(ids, spec, Preprocessor(spec, missing_as_zero=as_zero))
-    key = hashlib.sha256(json.dumps([normalization_json(spec), as_zero], sort_keys=True).encode()).hexdigest()[:16]
-    file = copy.folder / f"normalized_{name}_{key}.npy"
-    if group.is_first_on_node:
-        prepare_columns(matrix, transform, spec.width, file)
-    group.barrier()
-    return open_columns(matrix, transform, spec.width, file, place)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Matrix:
+    """Raw features of a copy and the way to their normalized columns, in the file that holds them."""
+
+    raw: NDArray[np.float32]
+    transform: Reordered
+    width: int
+    file: Path
+
+    @classmethod
+    def of(
+        cls,
+        config: WorkflowConfig,
+        copy: TrainingCopy,
+        name: str,
+        raw: NDArray[np.float32],
+        ids: tuple[int, ...],
+        spec: NormalizationSpec,
+    ) -> "_Matrix":
+        as_zero = config.rl.set_missing_value_to_zero
+        key = hashlib.sha256(json.dumps([normalization_json(spec), as_zero], sort_keys=True).encode()).hexdigest()[:16]
+        return cls(
+            raw=raw,
+            transform=Reordered(ids, spec, Preprocessor(spec, missing_as_zero=as_zero)),
+            width=spec.width,
+            file=copy.folder / f"normalized_{name}_{key}.npy",
+        )
 
 
 def _place(config: WorkflowConfig, group: Group, num_bytes: int) -> torch.device:

@@ -3,8 +3,10 @@
 import platform
 import subprocess
 import time
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,11 +25,15 @@ from reagent_lite.files import require_writable, write_whole
 from reagent_lite.manifest import canonical
 from reagent_lite.models.preprocessor import Preprocessor
 from reagent_lite.sim.cuda import on_stream
-from reagent_lite.training.checkpoint import save_checkpoint, warm_start
-from reagent_lite.training.loop import Report, fit
+from reagent_lite.training.checkpoint import Checkpoints, Running
+from reagent_lite.training.keeper import Keeper
+from reagent_lite.training.loop import Position, Report, fit
 from reagent_lite.training.metrics import MetricsWriter
-from reagent_lite.training.progress import Progress, progress
+from reagent_lite.training.progress import progress
+from reagent_lite.training.stop import StopSignal
+from reagent_lite.training.warm_start import warm_start
 from workflows.command_line import Outcome
+from workflows.continuing import History, long_waits, look_back, short_waits, times, with_fault
 from workflows.drawing import PICTURES, draw_pictures
 from workflows.experience import Experience, Judges, Stream, build_judges, gather_experience, open_stream
 from workflows.judging import Judgement
@@ -40,88 +46,158 @@ _SAMPLE_ROWS = 256
 
 
 def train(config: WorkflowConfig, group: Group) -> Outcome:
-    """Trains, judges and exports; called on every rank, and rank 0's outcome is the run's."""
+    """Trains, judges and exports, or continues to; called on every rank, and rank 0's outcome is the run's.
+
+    Raises:
+        Preempted: a signal ended the run; the same call goes on from the last checkpoint.
+    """
     start = time.monotonic()
     folder = Path(config.model_output_path).expanduser()
-    _preflight(config, group, folder)
-    with on_stream(group.device):
+    with StopSignal() as signal, on_stream(group.device):
+        _preflight(config, group, folder)
         simulation = None
         if config.simulation is not None:
             simulation = open_simulation(config, group, parametric=isinstance(config, ParametricDqnConfig))
             config = with_actions(config, simulation)
+        history = look_back(config, group, folder / "checkpoints")
         if group.is_first:
             write_whole(folder / "config.json", canonical(resolved(config)))
-        return _train(config, group, folder, simulation, start)
+        return _train(config, group, folder, simulation, history, signal, start)
 
 
-def _train(config: WorkflowConfig, group: Group, folder: Path, simulation: Simulation | None, start: float) -> Outcome:
+def _train(
+    config: WorkflowConfig,
+    group: Group,
+    folder: Path,
+    simulation: Simulation | None,
+    history: History,
+    signal: StopSignal,
+    start: float,
+) -> Outcome:
     experience = gather_experience(config, group, simulation)
-    choose_threads(config, experience.spec, group)
-    learner = build_learner(config, experience.spec, group.device)
-    optimization = build_optimization(config, learner, captured=captures(config, group))
-    if config.training.warm_start_model_path is not None:
-        optimizer = None if config.training.do_not_warm_start_optimizer else optimization.optimizer
-        say(group, warm_start(config.training.warm_start_model_path, learner, optimizer))
-    stream = open_stream(config, experience, learner, group)
-    torch.manual_seed(config.seed + group.rank)  # dropout differs between ranks, initial weights do not
-    judges = build_judges(config, experience, learner, group)
-    plan = stream.plan
-    with (
-        MetricsWriter(folder, enabled=group.is_first) as writer,
-        progress("training", "rows", enabled=group.is_first) as show,
-    ):
-        reporter = _Reporter(config, judges, stream, group, writer)
-        fitting = time.monotonic()
-        steps = fit(
-            learner, stream.source, optimization, group, plan,
-            report=reporter, every_steps=config.rl.tensorboard_logging_freq,
-            before_step=stream.before_step,
-            on_step=lambda rows: reporter.step(rows, show),
-            stop=judges.satisfied,
-            capture=stream.capture,
-        )  # fmt: skip
-        seconds = time.monotonic() - fitting
-        judgement = judges.at_end()
-        writer.write(steps, judgement.scalars)
+    history.require_same(experience)
+    with MetricsWriter(folder, enabled=group.is_first, lines=history.lines) as writer:
+        learned = learn(config, group, experience, history, signal, writer)
+        judgement = learned.judges.at_end()
+        writer.write(learned.position.step, judgement.scalars)
     for line in judgement.lines:
         say(group, line)
-    rows = reporter.rows
-    scores = {name: value if np.isfinite(value) else None for name, value in reporter.scores(judgement).items()}
+    scores = {name: value if np.isfinite(value) else None for name, value in learned.scores(judgement).items()}
     give_back_memory()
     if group.is_first:
-        _save(config, folder, steps, experience, learner, optimization.optimizer, judgement, scores)
-        if config.simulation is not None and config.simulation.pictures:
-            assert experience.reader is not None
-            assert simulation is not None
-            behaviour = judgement.scalars["simulation/random_return/mean"]
-            for file in draw_pictures(folder, simulation, experience.reader, learner, behaviour=behaviour):
-                say(group, f"picture: {file}")
+        _export(config, folder, learned, experience, judgement, scores)
+        _draw(config, folder, experience, learned.learner, judgement, group)
+        failure = learned.checkpoints.finish()
+        if failure:
+            say(group, f"warning: the model stands, but the run could not be marked as ended: {failure}")
     group.barrier()
     return Outcome(
         model=str(folder / "model"),
-        steps=steps,
-        rows=rows,
-        rows_per_second=round(rows / seconds, 1),
+        steps=learned.position.step,
+        rows=learned.position.rows,
+        rows_per_second=round(learned.rows_per_second, 1),
         seconds=round(time.monotonic() - start, 3),
         scores=scores,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learned:
+    """A learner at the end of its steps, saved, and not judged for good yet.
+
+    Attributes:
+        learner: what was trained.
+        judges: of it; they go on with what they have fitted.
+        position: steps and rows of the whole run.
+        checkpoints: the newest of which is of this moment.
+        rows_per_second: of this process and its peers, whatever earlier starts did.
+        latest: figures of the last epoch.
+    """
+
+    learner: DQN
+    judges: Judges
+    position: Position
+    checkpoints: Checkpoints
+    rows_per_second: float
+    latest: dict[str, float]
+
+    def scores(self, judgement: Judgement) -> dict[str, float]:
+        """Returns the run's scores: TD loss, returns in simulation, and estimates of the policy's value on logs."""
+        names = ("td_loss/mean", "value/model/mean")
+        estimates = (name for name in judgement.scalars if name.startswith("CPE/Reward/") and name.count("/") == 2)
+        simulated = (name for name in judgement.scalars if name.startswith("simulation/"))
+        ended = {name: judgement.scalars[name] for name in (*estimates, *simulated)}
+        return {name: self.latest[name] for name in names if name in self.latest} | ended
+
+
+def learn(
+    config: WorkflowConfig,
+    group: Group,
+    experience: Experience,
+    history: History,
+    signal: StopSignal,
+    writer: MetricsWriter,
+) -> Learned:
+    """Takes all optimizer steps that are left, with checkpoints on the way and one at the end.
+
+    Raises:
+        Preempted: a signal came; what can be saved is saved.
+    """
+    choose_threads(config, experience.spec, group)
+    learner = build_learner(config, experience.spec, group.device)
+    optimization = build_optimization(config, learner, captured=captures(config, group))
+    if config.training.warm_start_model_path is not None and history.state is None:
+        optimizer = None if config.training.do_not_warm_start_optimizer else optimization.optimizer
+        say(group, warm_start(config.training.warm_start_model_path, learner, optimizer, group))
+    stream = open_stream(config, experience, learner, group)
+    torch.manual_seed(config.seed + group.rank)  # dropout differs between ranks, initial weights do not
+    judges = build_judges(config, experience, learner, group)
+    position = history.position(stream)
+    writer.forget_after(position.step)
+    reporter = _Reporter(config, judges, stream, group, writer, history.figures)
+    running = Running(learner=learner, optimization=optimization, source=stream.source, judges=judges,
+                      position=position, told=reporter.told)  # fmt: skip
+    checkpoints = history.continue_in(running, stream, experience, _versions())
+    begin, start = position.rows, time.monotonic()
+    with (
+        progress("training", "rows", enabled=group.is_first, begin=begin) as show,
+        signal.deferred(),
+        short_waits(config, group),
+    ):
+        keeper = Keeper(config.checkpoint, times(config), group=group, checkpoints=checkpoints, learner=learner,
+                        position=position, signal=signal, note=lambda text: say(group, text))  # fmt: skip
+        fit(
+            learner, stream.source, optimization, group, stream.plan,
+            report=reporter, every_steps=config.rl.tensorboard_logging_freq,
+            before_step=with_fault(stream.before_step, group),
+            on_step=lambda rows: show(rows, stream.rows, reporter.note),
+            stop=judges.satisfied, capture=stream.capture, position=position, between=keeper,
+        )  # fmt: skip
+        keeper.at_end()
+    rate = (position.rows - begin) / (time.monotonic() - start)
+    return Learned(learner=learner, judges=judges, position=position, checkpoints=checkpoints, rows_per_second=rate,
+                   latest=reporter.latest)  # fmt: skip
 
 
 class _Reporter:
     """Figures at the end of each epoch, and training means whenever the loop reports."""
 
     def __init__(
-        self, config: WorkflowConfig, judges: Judges, stream: Stream, group: Group, writer: MetricsWriter
+        self,
+        config: WorkflowConfig,
+        judges: Judges,
+        stream: Stream,
+        group: Group,
+        writer: MetricsWriter,
+        latest: dict[str, float],
     ) -> None:
         self._config, self._judges, self._stream, self._group, self._writer = config, judges, stream, group, writer
-        self._latest: dict[str, float] = {}
+        self.latest = latest
         self.note = ""
-        self.rows = 0
 
-    def step(self, rows: int, show: Progress) -> None:
-        """Shows that so many rows are done."""
-        self.rows = rows
-        show(rows, self._stream.rows, self.note)
+    def told(self) -> dict[str, Any]:
+        """Returns what a checkpoint keeps of the reports: lines of metrics.jsonl, figures of the last epoch."""
+        return {"lines": self._writer.kept(), "figures": self.latest}
 
     def __call__(self, report: Report) -> None:
         scalars = {"epoch": float(report.epoch), "rows": float(report.rows)}
@@ -135,24 +211,18 @@ class _Reporter:
             )  # fmt: skip
         scalars |= self._stream.figures()
         if report.end_of_epoch:
-            self._latest = self._judges.figures(final=report.step == self._stream.plan.num_steps)
-            scalars |= self._latest
+            with long_waits(self._config, self._group):
+                self.latest = self._judges.figures(final=report.step == self._stream.plan.num_steps)
+            scalars |= self.latest
             if "simulation/return/mean" in scalars:
                 self.note += f", return {scalars['simulation/return/mean']:.4g}"
         self._writer.write(report.step, scalars)
 
-    def scores(self, judgement: Judgement) -> dict[str, float]:
-        """Returns the run's scores: TD loss, returns in simulation, and estimates of the policy's value on logs."""
-        names = ("td_loss/mean", "value/model/mean")
-        estimates = (name for name in judgement.scalars if name.startswith("CPE/Reward/") and name.count("/") == 2)
-        simulated = (name for name in judgement.scalars if name.startswith("simulation/"))
-        ended = {name: judgement.scalars[name] for name in (*estimates, *simulated)}
-        return {name: self._latest[name] for name in names if name in self._latest} | ended
-
 
 def _preflight(config: WorkflowConfig, group: Group, folder: Path) -> None:
     """Finds what would end the run late: an output that cannot be written, a combination that cannot be computed."""
-    require_writable(folder, "model_output_path")
+    if group.is_first:  # the only one that writes there; elsewhere it may be no folder at all
+        require_writable(folder, "model_output_path")
     if config.training.use_batch_norm and group.world_size > 1 and group.device.type == "cpu":
         raise ConfigError(
             Problem("training.use_batch_norm", "false with several CPU processes", "true",
@@ -165,26 +235,35 @@ def _preflight(config: WorkflowConfig, group: Group, folder: Path) -> None:
             (folder / name).unlink(missing_ok=True)
 
 
-def _save(
+def _draw(
+    config: WorkflowConfig, folder: Path, experience: Experience, learner: DQN, judgement: Judgement, group: Group
+) -> None:
+    if config.simulation is None or not config.simulation.pictures:
+        return
+    assert experience.reader is not None
+    assert experience.simulation is not None
+    behaviour = judgement.scalars["simulation/random_return/mean"]
+    for file in draw_pictures(folder, experience.simulation, experience.reader, learner, behaviour=behaviour):
+        say(group, f"picture: {file}")
+
+
+def _export(
     config: WorkflowConfig,
     folder: Path,
-    steps: int,
+    learned: Learned,
     experience: Experience,
-    learner: DQN,
-    optimizer: torch.optim.Optimizer,
     judgement: Judgement,
     scores: dict[str, float | None],
 ) -> None:
-    save_checkpoint(folder / "checkpoints", steps, learner, optimizer, {"config_hash": fingerprint(config)})
     write_bundle(
         folder / "model",
-        _predictor(config, experience.normalization, learner),
+        _predictor(config, experience.normalization, learned.learner),
         content=BundleContent(
             workflow="dqn" if config.actions else "parametric_dqn",
             normalization=experience.normalization.json(),
             config=resolved(config),
             evaluation={"scores": scores, **judgement.document},
-            steps=steps,
+            steps=learned.position.step,
             data_hash=experience.identity(),
             config_hash=fingerprint(config),
             versions=_versions(),

@@ -41,11 +41,11 @@ class WorkflowConfig(Section):
     num_processes_per_node: Annotated[int, Field(ge=1)] | None = None
     """Explicit count of processes; absent: the GPUs found with use_all_avail_gpus, else 1."""
     num_nodes: Annotated[int, Field(ge=1)] = 1
-    """Machines that train together; this version trains on one."""
+    """Machines that train together; 1 leaves the word to a scheduler's variables."""
     node_index: Annotated[int, Field(ge=0)] | None = None
-    """Number of this machine; --node_index wins over it."""
+    """Number of this machine, from 0; --node_index wins over it, and a scheduler's variable stands in for it."""
     init_method: str | None = None
-    """file:///share/run.rdzv where several machines meet; not used by one."""
+    """Where several machines meet: file:///share/run.rdzv, or tcp://host:port of node 0; not used by one."""
     epochs: Annotated[int, Field(ge=1)] = 1
     """Passes over the training data; simulation.total_steps is the length of a run without data."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
@@ -77,12 +77,6 @@ class WorkflowConfig(Section):
         if not self.training_data_path and self.simulation is None:
             yield Problem("training_data_path", "a path", "nothing", "Or give a simulation section to train in")
         yield from self._source_problems()
-        if self.num_nodes > 1:
-            yield Problem(
-                "num_nodes", "1", str(self.num_nodes), "This version trains on one machine; use num_processes_per_node"
-            )
-        if (self.node_index or 0) >= self.num_nodes:
-            yield Problem("node_index", f"less than num_nodes ({self.num_nodes})", str(self.node_index))
         if self.data.global_minibatch_size is not None and "minibatch_size" in self.training.changed:
             yield Problem(
                 "data.global_minibatch_size",

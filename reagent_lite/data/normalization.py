@@ -324,7 +324,10 @@ def fit_normalization(
             infinite one, or values its override's type cannot be fitted to.
     """
     _check_overrides(settings, ids, where)
-    sample = np.asarray(values[sample_rows(len(values), settings.num_samples, seed)])
+    rows = len(values)
+    sample = np.asarray(
+        values if rows <= settings.num_samples else values[sample_rows(rows, settings.num_samples, seed)]
+    )
     features: dict[int, FeatureSpec] = {}
     notes: list[str] = []
     problems: list[Problem] = []

@@ -1,13 +1,17 @@
 """The read plan: which rows a rank reads at a step, as a pure function.
 
-    rows ─(seed, epoch)─► permutation ─► steps of minibatch * minibatches_per_step rows, the last one shorter
-                                           └► minibatches of nearly equal size ─► one contiguous part per rank
+    rows of all shards ─► steps of minibatch * minibatches_per_step rows, the last one shorter
+                                └► minibatches of nearly equal size ─► of each shard its share of them
+    shard ─(seed, epoch, number)─► permutation ─► the shard's share of a minibatch ─► one contiguous part per rank
 
 The union over ranks is what one process reads, no row comes twice in an epoch, and the position is a step number.
+Shards of any sizes are used up together: what a node has read of its own is the same share everywhere.
 """
 
-from dataclasses import dataclass
+import heapq
+from dataclasses import asdict, dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,20 +21,27 @@ from numpy.typing import NDArray
 class ReadPlan:
     """Attributes.
 
-    rows: rows of the data.
+    shards: rows of each shard; one where every process has all rows.
     minibatch: rows of one minibatch over all ranks.
     epochs: passes over the rows.
     seed: of the row order.
-    shares: relative number of rows each rank reads; its length is the world size.
+    shares: relative number of rows each rank reads of a shard, among those that read it; its length is the world size.
+    reads: shards each rank reads; empty where every rank reads all of them.
     minibatches_per_step: gradient accumulation.
     """
 
-    rows: int
+    shards: tuple[int, ...]
     minibatch: int
     epochs: int
     seed: int = 0
     shares: tuple[int, ...] = (1,)
+    reads: tuple[tuple[int, ...], ...] = ()
     minibatches_per_step: int = 1
+
+    @property
+    def rows(self) -> int:
+        """Rows of all shards."""
+        return sum(self.shards)
 
     @property
     def rows_per_step(self) -> int:
@@ -47,23 +58,85 @@ class ReadPlan:
         """Optimizer steps of the run."""
         return self.epochs * self.steps_per_epoch
 
-    def permutation(self, epoch: int) -> NDArray[np.int32 | np.int64]:
-        """Returns the row order of an epoch, the same for every world size."""
-        order: NDArray[np.int32 | np.int64] = np.arange(self.rows, dtype=np.int32 if self.rows < 2**31 else np.int64)
-        np.random.default_rng([self.seed, epoch]).shuffle(order)
+    def as_json(self) -> dict[str, Any]:
+        """Returns the attributes as JSON has them; equal for equal plans."""
+        return {name: _listed(value) for name, value in asdict(self).items()}
+
+    def permutation(self, epoch: int, shard: int = 0) -> NDArray[np.int32 | np.int64]:
+        """Returns the row order of a shard in an epoch, the same for every world size.
+
+        Shards without rows are not counted: the others are read as if those were not there.
+        """
+        rows, number = self.shards[shard], sum(1 for before in self.shards[:shard] if before)
+        order: NDArray[np.int32 | np.int64] = np.arange(rows, dtype=np.int32 if rows < 2**31 else np.int64)
+        np.random.default_rng([self.seed, epoch, number]).shuffle(order)
         return order
 
     def rows_of_step(self, step: int) -> int:
         """Returns the rows of a step over all ranks: fewer than rows_per_step at the end of an epoch."""
-        start = step % self.steps_per_epoch * self.rows_per_step
-        return min(self.rows_per_step, self.rows - start)
+        return min(self.rows_per_step, self.rows - self.position(step)[1])
 
-    def parts(self, step: int, rank: int) -> list[tuple[int, int]]:
-        """Returns [start, stop) in the epoch's permutation for each minibatch of a step; a part may be empty."""
-        start = step % self.steps_per_epoch * self.rows_per_step
-        edges = start + np.arange(self.minibatches_per_step + 1) * self.rows_of_step(step) // self.minibatches_per_step
-        before, upto, total = sum(self.shares[:rank]), sum(self.shares[: rank + 1]), sum(self.shares)
+    def position(self, step: int) -> tuple[int, int]:
+        """Returns the epoch of a step and the rows that all ranks have read in it before the step."""
+        epoch, step_of_epoch = divmod(step, self.steps_per_epoch)
+        return epoch, step_of_epoch * self.rows_per_step
+
+    def shards_of(self, rank: int) -> tuple[int, ...]:
+        """Returns the numbers of the shards a rank reads."""
+        return self.reads[rank] if self.reads else tuple(range(len(self.shards)))
+
+    def parts(self, step: int, rank: int) -> list[list[tuple[int, int, int]]]:
+        """Returns what a rank reads for each minibatch of a step: a slice of each of its shards; some may be empty.
+
+        A slice is (shard, start, stop), of the shard's permutation of the epoch.
+        """
+        start, rows, count = self.position(step)[1], self.rows_of_step(step), self.minibatches_per_step
+        edges = [apportion(self.shards, start + rows * i // count) for i in range(count + 1)]
+        own = [(shard, *self._shares_of(shard, rank)) for shard in self.shards_of(rank)]
         return [
-            (int(low + (high - low) * before // total), int(low + (high - low) * upto // total))
+            [
+                (
+                    shard,
+                    low[shard] + (high[shard] - low[shard]) * before // total,
+                    low[shard] + (high[shard] - low[shard]) * upto // total,
+                )
+                for shard, before, upto, total in own
+            ]
             for low, high in pairwise(edges)
         ]
+
+    def _shares_of(self, shard: int, rank: int) -> tuple[int, int, int]:
+        """Returns the shares of a shard's readers before a rank, with it, and in all."""
+        shares = [share if shard in self.shards_of(reader) else 0 for reader, share in enumerate(self.shares)]
+        return sum(shares[:rank]), sum(shares[: rank + 1]), sum(shares)
+
+
+def apportion(shards: tuple[int, ...], count: int) -> list[int]:
+    """Returns how many rows of each shard are among the first `count`, in proportion to the shards' rows.
+
+    Row j of a shard of n rows comes at (j + 1/2) / n of the way; so the numbers sum to `count`, none falls as `count`
+    rises, and all shards end together. Integers throughout: every process gets the same. Source: Webster's method.
+
+    Args:
+        shards: rows of each.
+        count: at most the sum of them.
+    """
+    total, num = max(sum(shards), 1), len(shards)
+    # below (count - num / 2) / total of the way there are at least count - num rows, and at most count
+    taken = [max((rows * (2 * count - num) + total) // (2 * total), 0) for rows in shards]
+    waiting = [(_way(j, rows), shard) for shard, (j, rows) in enumerate(zip(taken, shards, strict=True)) if rows]
+    heapq.heapify(waiting)
+    for _ in range(count - sum(taken)):
+        shard = waiting[0][1]
+        taken[shard] += 1
+        heapq.heapreplace(waiting, (_way(taken[shard], shards[shard]), shard))
+    return taken
+
+
+def _way(j: int, rows: int) -> int:
+    """Returns how far on the way row j of a shard comes, in units so small that different rows stay different."""
+    return ((2 * j + 1) << 128) // rows
+
+
+def _listed(value: Any) -> Any:
+    return [_listed(one) for one in value] if isinstance(value, tuple) else value

@@ -18,7 +18,7 @@ import pyarrow as pa
 from reagent_lite.data.readers_input import InputFile, list_input
 from reagent_lite.data.readers_json import Block, Position, read_json_lines
 from reagent_lite.data.readers_parquet import read_parquet
-from reagent_lite.errors import DataError, Problem
+from reagent_lite.errors import NoRowsError, Problem
 
 T = TypeVar("T")
 Reader = Callable[[InputFile, int, Position], Iterator[Callable[[], Block]]]
@@ -70,7 +70,7 @@ def read_blocks(
         progress(total, total)
     if not rows:
         where = files[0].path if len(files) == 1 else os.path.dirname(files[0].path)
-        raise DataError(Problem(where, "rows of data", f"none in {len(files)} file(s), {total} bytes"))
+        raise NoRowsError(Problem(where, "rows of data", f"none in {len(files)} file(s), {total} bytes"))
 
 
 class _Pool(ThreadPoolExecutor):

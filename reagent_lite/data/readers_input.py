@@ -15,7 +15,7 @@ from typing import IO, Protocol
 
 import zstandard
 
-from reagent_lite.errors import DataError, Problem
+from reagent_lite.errors import DataError, NoRowsError, Problem
 
 ALLOWED_PROTOCOLS = ("file", "s3", "gs", "abfs", "memory")
 # A data folder may hold its own description beside the shards.
@@ -110,7 +110,8 @@ def list_input(path: str, extensions: tuple[str, ...]) -> tuple[InputFile, ...]:
     files = [file for file in found if _is_shard(file.name) and file.extension in extensions]
     if not files:
         got = f"no such file among {len(found)} entries" if found else "an empty folder"
-        raise DataError(Problem(resolved, f"a folder with data files ({', '.join(extensions)})", got))
+        kind = DataError if found else NoRowsError
+        raise kind(Problem(resolved, f"a folder with data files ({', '.join(extensions)})", got))
     return tuple(sorted(files, key=lambda file: file.name))
 
 

@@ -259,7 +259,7 @@ class ReplayRing:
         }
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Continues from a saved ring: the same rows, the same draws.
+        """Continues from a saved ring: the same rows, the same draws; without a saved generator, with its own draws.
 
         Raises:
             SimulationError: the saved ring has another shape or other columns.
@@ -280,7 +280,9 @@ class ReplayRing:
             self._priorities.refresh()
         self._head.copy_(state["head"])
         self._filled.copy_(state["filled"])
-        self.generator.set_state(state["generator"].cpu())
+        # one of another device type (a run that moved to a GPU) is of no use here
+        if "generator" in state and len(state["generator"]) == len(self.generator.get_state()):
+            self.generator.set_state(state["generator"].cpu())
 
     def _by_slot(self, priorities: Priorities) -> Tensor:
         return priorities.value.view(self._settings.slots, self._settings.num_envs)
@@ -365,10 +367,11 @@ def _generator(seed: int | None, device: torch.device) -> torch.Generator:
 
 
 def _alike(own: dict[str, Tensor], saved: dict[str, Tensor]) -> bool:
+    named = own.keys() - {"generator"}
     return (
-        own.keys() == saved.keys()
+        named == saved.keys() - {"generator"}
         and own["shape"].tolist() == saved["shape"].tolist()
-        and all(own[name].shape[1:] == saved[name].shape[1:] for name in own)
+        and all(own[name].shape[1:] == saved[name].shape[1:] for name in named)
     )
 
 

@@ -3,11 +3,13 @@
  training copy ─► normalized columns (once, memory-mapped beside it) ─► LoggedRows ─┐
                                                           read plan ─► row numbers ─┴► gather ─► TransitionBatch, …
 
+A process mostly reads one shard; one that reads several joins their rows to one batch.
+
 [m] gathering batch by batch costs about as much as a small network's forward pass; in blocks it disappears.
 """
 
 import mmap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,10 +18,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from reagent_lite.data.facts import in_order
+from reagent_lite.data.mixture import joined
 from reagent_lite.data.plan import ReadPlan
 from reagent_lite.data.spans import Spans
 from reagent_lite.data.training_copy import TrainingCopy
-from reagent_lite.types import Actions, TransitionBatch
+from reagent_lite.types import Actions, SourceSpec, TransitionBatch
+
+Order = NDArray[np.int32 | np.int64]
 
 _BLOCK_ROWS = 1 << 15
 _BLOCK_CANDIDATE_VALUES = 1 << 23  # 32 MiB of float32 a block, whatever the length of the lists
@@ -117,6 +123,12 @@ class LoggedRows:
         """Rows that may be learned from."""
         return len(self.scalars) if self.usable is None else len(self.usable)
 
+    def numbers(self, places: Tensor) -> Tensor:
+        """Returns row numbers by places [n] among the rows that may be learned from; row 0 where there are none."""
+        if not self.count:
+            return torch.zeros_like(places)
+        return places if self.usable is None else self.usable.index_select(0, places)
+
     def only(self, usable: np.ndarray[Any, Any]) -> "LoggedRows":
         """Returns the same rows, of which only some, [n] row numbers, may be learned from."""
         return replace(self, usable=torch.from_numpy(usable).to(self.scalars.device))
@@ -173,6 +185,8 @@ def build_rows(
     usable: np.ndarray[Any, Any],
     state: Columns,
     candidate_features: Columns | None = None,
+    *,
+    metric_names: Sequence[str] | None = None,
 ) -> LoggedRows:
     """Joins a training copy and its spans into what the gather needs.
 
@@ -182,7 +196,10 @@ def build_rows(
         usable: [n] row numbers that may be learned from, see spans.learnable_rows.
         state: columns over copy.state; the small columns go where these are.
         candidate_features: columns over copy.candidates for parametric rows.
+        metric_names: of the columns of metrics, 0 where the copy has none of that name; None for the copy's own.
     """
+    names = copy.metric_names if metric_names is None else metric_names
+    metrics = np.array(in_order(copy.metrics, copy.metric_names, names, absent=0.0), np.float32)
     last = spans.last if spans.last is not None else slice(None)
     bootstrap = np.asarray(copy.bootstrap)[last]
     scalars = np.stack((spans.reward, spans.steps, bootstrap, copy.propensity), axis=1).astype(np.float32, copy=False)
@@ -197,8 +214,30 @@ def build_rows(
         masks=_masks(copy, last, bootstrap, place) if candidate_features is None else None,
         candidates=None if candidate_features is None else _lists(copy, candidate_features, last, place),
         num_choices=0 if candidate_features is not None else copy.mask.shape[1],
-        metrics=torch.from_numpy(np.array(copy.metrics, np.float32)).to(place),
+        metrics=torch.from_numpy(metrics).to(place),
         usable=None if len(usable) == len(copy.action) else torch.from_numpy(usable).to(place),
+    )
+
+
+def no_rows(spec: SourceSpec, device: torch.device) -> LoggedRows:
+    """Returns the rows of a shard that has none: one row of zeros to gather as padding, and nothing to learn from."""
+    parametric, first = spec.parametric, torch.zeros(1, dtype=torch.int32, device=device)
+    candidates = Candidates(
+        features=Columns(values=torch.zeros(1, spec.num_action_features, device=device),
+                         width=spec.num_action_features),
+        offsets=torch.tensor([0, 1], device=device),
+        now=first.long(), after=first.long(), longest=1, width=spec.num_action_features,
+    )  # fmt: skip
+    return LoggedRows(
+        state=Columns(values=torch.zeros(1, spec.num_state_features, device=device), width=spec.num_state_features),
+        next_index=first,
+        scalars=torch.tensor([[0.0, 1.0, 0.0, 1.0]], device=device),
+        choices=first.view(1, 1).expand(1, 2),
+        masks=None,
+        candidates=candidates if parametric else None,
+        num_choices=len(spec.action_names),
+        metrics=torch.zeros(1, len(spec.metric_names), device=device),
+        usable=first[:0],
     )
 
 
@@ -206,14 +245,14 @@ class LoggedSource:
     """Batches of a rank, step by step; the position is the number of the next optimizer step.
 
     Args:
-        rows: what to read.
+        shards: what to read, by number of the shard; at least those that the plan gives the rank.
         plan: which rows when.
         rank: whose part.
         device: where batches go.
     """
 
-    def __init__(self, rows: LoggedRows, plan: ReadPlan, rank: int, device: torch.device) -> None:
-        self._rows = rows
+    def __init__(self, shards: Mapping[int, LoggedRows], plan: ReadPlan, rank: int, device: torch.device) -> None:
+        self._rows = [shards[shard] for shard in plan.shards_of(rank)]
         self._plan = plan
         self._rank = rank
         self._device = device
@@ -238,43 +277,47 @@ class LoggedSource:
     def _read(self) -> Iterator[TransitionBatch]:
         plan = self._plan
         epoch = -1
-        order: NDArray[np.int32 | np.int64] = np.empty(0, np.int64)
-        block_steps = max(self._rows.block_rows // plan.rows_per_step, 1)
+        orders: list[Order] = []
+        block_steps = max(min(rows.block_rows for rows in self._rows) // plan.rows_per_step, 1)
         step = self._step
         while step < plan.num_steps:
             if step // plan.steps_per_epoch != epoch:
                 epoch = step // plan.steps_per_epoch
-                order = plan.permutation(epoch)
+                orders = [plan.permutation(epoch, shard) for shard in plan.shards_of(self._rank)]
             end = min(step + block_steps, (epoch + 1) * plan.steps_per_epoch)
-            yield from self._block(order, range(step, end))
+            yield from self._block(orders, range(step, end))
             step = end
 
-    def _block(self, order: np.ndarray[Any, Any], steps: range) -> Iterator[TransitionBatch]:
+    def _block(self, orders: list[Order], steps: range) -> Iterator[TransitionBatch]:
         """Gathers the rank's rows of several steps at once and yields them minibatch by minibatch."""
         plan, world = self._plan, len(self._plan.shares)
         parts = [(step, part) for step in steps for part in plan.parts(step, self._rank)]
-        numbers, weights, sizes = [], [], []
-        for step, (start, stop) in parts:
-            # an empty part still takes part in the collectives of the step: one row of weight 0
-            numbers.append(order[start:stop] if stop > start else order[:1])
-            share = world / plan.rows_of_step(step) if stop > start else 0.0
-            weights.append(np.full(len(numbers[-1]), share, np.float32))
-            sizes.append(len(numbers[-1]))
-        index = torch.from_numpy(np.concatenate(numbers).astype(np.int64))
-        gathered = self._gather(index, torch.from_numpy(np.concatenate(weights)))
-        first = 0
-        for (step, _), size in zip(parts, sizes, strict=True):
+        shares = [world / plan.rows_of_step(step) for step, _ in parts]
+        blocks = [
+            self._gathered(rows, order, [part[i][1:] for _, part in parts], shares)
+            for i, (rows, order) in enumerate(zip(self._rows, orders, strict=True))
+        ]
+        for (step, _), *batches in zip(parts, *blocks, strict=True):
             # set before the last minibatch of a step is handed out, so that between steps it is the next one
             self._step = step + 1
-            yield gathered[first : first + size]
-            first += size
+            yield batches[0] if len(batches) == 1 else joined(batches, (1.0,) * len(batches))
 
-    def _gather(self, index: Tensor, weight: Tensor) -> TransitionBatch:
-        place = self._rows.scalars.device
-        index, weight = index.to(place), weight.to(place)
-        if self._rows.usable is not None:
-            index = self._rows.usable.index_select(0, index)
-        return self._rows.take(index, weight).to(self._device)
+    def _gathered(
+        self, rows: LoggedRows, order: Order, slices: list[tuple[int, int]], shares: list[float]
+    ) -> Iterator[TransitionBatch]:
+        """Gathers slices of a shard's order, [n] with the share of each row in the loss, and yields views of them."""
+        numbers, weights = [], []
+        for (start, stop), share in zip(slices, shares, strict=True):
+            # an empty slice still takes part in the collectives of the step: one row of weight 0
+            numbers.append(order[start:stop] if stop > start else np.zeros(1, order.dtype))
+            weights.append(np.full(len(numbers[-1]), share if stop > start else 0.0, np.float32))
+        place = rows.scalars.device
+        index = rows.numbers(torch.from_numpy(np.concatenate(numbers).astype(np.int64)).to(place))
+        gathered = rows.take(index, torch.from_numpy(np.concatenate(weights)).to(place)).to(self._device)
+        first = 0
+        for taken in numbers:
+            yield gathered[first : first + len(taken)]
+            first += len(taken)
 
 
 def rows_in_order(rows: LoggedRows, numbers: np.ndarray[Any, Any], device: torch.device) -> Iterator[TransitionBatch]:

@@ -95,5 +95,10 @@ def fault_here(place: Place, environment: Mapping[str, str] | None = None) -> Fa
     if not text:
         return None
     fault = Fault.parse(text)
-    attempt = int(environment.get(ATTEMPT_VARIABLE, "0") or 0)
-    return fault if fault.rank == place.rank and fault.attempt in (None, attempt) else None
+    return fault if fault.rank == place.rank and fault.attempt in (None, attempt_here(environment)) else None
+
+
+def attempt_here(environment: Mapping[str, str] | None = None) -> int:
+    """Returns how often the run was begun again before this start."""
+    environment = os.environ if environment is None else environment
+    return int(environment.get(ATTEMPT_VARIABLE, "0") or 0)

@@ -223,13 +223,16 @@ def _block(data: bytes) -> Tensor:
 
 
 @contextmanager
-def joined(place: Place, device: torch.device, timeout_seconds: float = 1800.0) -> Iterator[Group]:
+def joined(place: Place, device: torch.device, timeout_seconds: float = 7200.0) -> Iterator[Group]:
     """Joins the run's process group for the duration of the block.
 
     Args:
         place: from Place.read; a world of one joins nothing.
         device: a CUDA device adds NCCL beside gloo.
-        timeout_seconds: how long a collective waits for its peers.
+        timeout_seconds: how long a process waits for its peers; Group.wait_at_most changes it.
+
+    Raises:
+        RendezvousError: not all processes came; the absent ones are named.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -237,9 +240,30 @@ def joined(place: Place, device: torch.device, timeout_seconds: float = 1800.0) 
         yield Group(place, device)
         return
     backend = "cuda:nccl,cpu:gloo" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
+    timeout = timedelta(seconds=timeout_seconds)
+    store, *_ = next(dist.rendezvous("env://", timeout=timeout))  # type: ignore[attr-defined]
+    _arrive(store, place, timeout)
+    dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world_size, timeout=timeout)
+    group = Group(place, device)
+    total = int(group.sum(torch.ones(1)))
+    if total != place.world_size:
+        raise RendezvousError(Problem("first sum over all ranks", str(place.world_size), str(total)))
     try:
-        yield Group(place, device)
+        yield group
     finally:
         gc.collect()  # wrapped modules are cycles that hold the group
         dist.destroy_process_group()
+
+
+def _arrive(store: Any, place: Place, timeout: timedelta) -> None:
+    """Waits for all ranks by name: the process group's own wait would only say that somebody is missing."""
+    keys = [f"arrived/{rank}" for rank in range(place.world_size)]
+    store.set(keys[place.rank], "1")
+    try:
+        store.wait(keys, timeout)
+    except dist.DistError as error:
+        absent = [rank for rank, key in enumerate(keys) if not store.check([key])]
+        raise RendezvousError(
+            Problem(f"start of {place.world_size} processes", f"all of them within {timeout.total_seconds():g} s",
+                    f"no sign of rank {', '.join(map(str, absent))}", str(error).splitlines()[0])
+        ) from error  # fmt: skip

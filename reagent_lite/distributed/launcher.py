@@ -1,28 +1,30 @@
-"""Workers of one machine: start them, watch them, end all with the first one's reason.
+"""One machine's launcher: it outlives its workers, so that every end has a reason and another attempt can follow.
 
-The launcher owns the store the workers meet at (127.0.0.1 only) and gives them torchrun's variables, so that a worker
-cannot tell this launcher from torchrun.
+join ─► workers ─► watch ─┬─► all done ─► finish
+  ▲                       └─► failure here or abort from elsewhere ─► all workers ended ─► leave ─┐
+  └───────────────────────────────── restarts left, and a restart can help ◄──────────────────────┘
 """
 
-import ctypes
-import json
-import os
 import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 import torch
-import torch.distributed as dist
 
-from reagent_lite.errors import ConfigError, PeerError, Problem, ReagentLiteError
+from reagent_lite.distributed.membership import Abort, Membership
+from reagent_lite.distributed.rendezvous import Rendezvous
+from reagent_lite.distributed.workers import Failure, Workers
+from reagent_lite.errors import ConfigError, PeerError, Preempted, Problem
 
-_FAILURE_VARIABLE = "REAGENT_LITE_FAILURE_FILE"
-_GRACE_SECONDS = 5.0
+_WATCH_SECONDS = 0.05
+_CONSEQUENCE_SECONDS = 2.0
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,36 +70,8 @@ def choose_processes(*, use_gpu: bool, use_all: bool, explicit: int | None, gpus
     return Processes(count, "cuda")
 
 
-def launch(command: list[str], count: int) -> None:
-    """Runs `count` workers of a command and waits for all of them.
-
-    Only rank 0 keeps standard output; the others' goes to standard error.
-
-    Raises:
-        PeerError: a worker died or failed; the others have been ended and the reason is in the message.
-    """
-    listener = socket.socket()
-    listener.bind(("127.0.0.1", 0))
-    listener.listen()
-    port = listener.getsockname()[1]
-    _store = dist.TCPStore(  # type: ignore[attr-defined] # lives as long as this call: the workers are its clients
-        "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
-    )
-    with tempfile.TemporaryDirectory(prefix="reagent_lite_") as folder:
-        workers = [_start(command, rank, count, port, Path(folder)) for rank in range(count)]
-        try:
-            failed = _first_failure(workers)
-        except BaseException:
-            _end(workers)
-            raise
-        if failed is None:
-            return
-        _end(workers)
-        raise _reason(workers, Path(folder))
-
-
-class WorkerError(PeerError):
-    """A worker failed for a reason of its own; carries the exit code of that reason."""
+class LaunchError(PeerError):
+    """A run ended early; carries the exit code of the reason, which is printed as it stands."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(())
@@ -105,78 +79,104 @@ class WorkerError(PeerError):
         self.exit_code = exit_code
 
 
-def is_worker() -> bool:
-    """Whether our launcher started this process."""
-    return _FAILURE_VARIABLE in os.environ
+def launch(command: list[str], count: int, rendezvous: Rendezvous, *, restarts: int) -> None:
+    """Runs this machine's workers of a command until the run is done, beginning again where that can help.
+
+    Args:
+        command: of every worker.
+        count: how many this machine starts.
+        rendezvous: where it meets the others.
+        restarts: how often the run may begin again.
+
+    Raises:
+        LaunchError: the run failed, on whichever machine; every launcher raises the same reason.
+        RendezvousError: see Rendezvous.join.
+        Preempted: a signal came before training began.
+    """
+    with _told() as told:
+        rendezvous.interrupted = told.leave
+        used = 0
+        while True:
+            membership = rendezvous.join()
+            abort = _attempt(command, count, membership, rendezvous.settings.lost_after_seconds, told)
+            if abort is None:
+                membership.finish()
+                return
+            restart = abort.restart and used < restarts and not told.number
+            restart = membership.leave(restart=restart) and not told.number
+            if not restart:
+                tried = f"\nThe run had begun again {used} time(s)" if used else ""
+                raise LaunchError(abort.reason + tried, abort.exit_code)
+            used += 1
+            rendezvous.again(membership)
+            print(f"{abort.reason}\nbeginning again from the last checkpoint: restart {used} of at most {restarts}",
+                  file=sys.stderr, flush=True)  # fmt: skip
 
 
-def end_with_parent() -> None:
-    """Makes the kernel end this process when its launcher dies, so that none is left behind (Linux)."""
-    if is_worker() and sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)
+def _attempt(command: list[str], count: int, membership: Membership, lost_after: float, told: "_Told") -> Abort | None:
+    """Runs the workers once; returns why the attempt ended early, or None."""
+    with tempfile.TemporaryDirectory(prefix="reagent_lite_") as folder:
+        workers = Workers(command, count, membership, Path(folder), lost_after=lost_after)
+        try:
+            return _watch(workers, membership, lost_after, told)
+        finally:
+            workers.end()
 
 
-def report_failure(error: BaseException, message: str) -> None:
-    """Leaves the reason of this worker's failure for the launcher, who prints it once."""
-    code = error.exit_code if isinstance(error, ReagentLiteError) else PeerError.exit_code
-    record = {"at": time.monotonic(), "exit_code": code, "message": message}
-    path = Path(os.environ[_FAILURE_VARIABLE])
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(record))
-    temporary.replace(path)
-
-
-def _start(command: list[str], rank: int, count: int, port: int, folder: Path) -> subprocess.Popen[bytes]:
-    environment = {
-        **os.environ,
-        "RANK": str(rank),
-        "WORLD_SIZE": str(count),
-        "LOCAL_RANK": str(rank),
-        "LOCAL_WORLD_SIZE": str(count),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is ours: no worker opens one
-        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
-        _FAILURE_VARIABLE: str(folder / f"{rank}.json"),
-    }
-    return subprocess.Popen(command, env=environment, stdout=None if rank == 0 else sys.stderr.fileno())
-
-
-def _first_failure(workers: list[subprocess.Popen[bytes]]) -> int | None:
+def _watch(workers: Workers, membership: Membership, lost_after: float, told: "_Told") -> Abort | None:
+    passed_on = 0
     while True:
-        codes = [worker.poll() for worker in workers]
-        for rank, code in enumerate(codes):
-            if code:
-                return rank
-        if all(code == 0 for code in codes):
+        abort = membership.poll()
+        if abort is not None:
+            return abort
+        if told.number and not passed_on:
+            passed_on = told.number
+            workers.tell(signal.SIGTERM)
+        failure = workers.failure()
+        if failure is not None:
+            return _agreed(failure, membership, lost_after + _CONSEQUENCE_SECONDS)
+        if workers.done:
+            if workers.preempted:
+                reason = "told to end; the last checkpoint stands: run the same command again to continue"
+                return membership.abort(Abort(reason=reason, exit_code=Preempted.exit_code, restart=False))
             return None
-        time.sleep(0.02)
+        time.sleep(_WATCH_SECONDS)
 
 
-def _end(workers: list[subprocess.Popen[bytes]]) -> None:
-    """Lets peers notice by themselves for a moment, then asks, then insists."""
-    deadline = time.monotonic() + _GRACE_SECONDS
-    for ask in (None, subprocess.Popen.terminate, subprocess.Popen.kill):
-        for worker in workers:
-            if ask is not None and worker.poll() is None:
-                ask(worker)
-        limit = min(deadline, time.monotonic() + 1.0) if ask is None else time.monotonic() + _GRACE_SECONDS
-        while time.monotonic() < limit and any(worker.poll() is None for worker in workers):
-            time.sleep(0.02)
+def _agreed(failure: Failure, membership: Membership, seconds: float) -> Abort:
+    """Returns the run's reason: another machine's, if it comes out while this one's failure may only follow from it."""
+    deadline = time.monotonic() + (0.0 if failure.first_hand else seconds)
+    while time.monotonic() < deadline and len(membership.declarations) > 1:
+        abort = membership.poll()
+        if abort is not None:
+            return abort
+        time.sleep(_WATCH_SECONDS)
+    return membership.abort(Abort(reason=failure.message, exit_code=failure.exit_code, restart=failure.restart))
 
 
-def _reason(workers: list[subprocess.Popen[bytes]], folder: Path) -> ReagentLiteError:
-    """Returns the earliest failure: a worker that left no record was killed, and its peers failed after it."""
-    records = {}
-    for rank, worker in enumerate(workers):
-        file = folder / f"{rank}.json"
-        if file.exists():
-            records[rank] = json.loads(file.read_text())
-        elif worker.returncode not in (0, -signal.SIGTERM):
-            how = f"signal {-worker.returncode}" if worker.returncode < 0 else f"exit code {worker.returncode}"
-            return PeerError(
-                Problem(f"rank {rank} of {len(workers)}", "a worker that trains to the end", f"ended by {how}",
-                        "All other ranks were ended")
-            )  # fmt: skip
-    rank, first = min(records.items(), key=lambda item: float(item[1]["at"]))
-    return WorkerError(f"rank {rank} of {len(workers)}: {first['message']}", int(first["exit_code"]))
+class _Told:
+    """Whether a signal has told this launcher to end."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self.number and number == signal.SIGINT:
+            raise KeyboardInterrupt  # asked twice: workers are killed
+        self.number = number
+
+    def leave(self) -> None:
+        """Raises where nothing runs yet that could save."""
+        if self.number:
+            raise Preempted(signal.Signals(self.number).name, "training had not begun; run the same command again")
+
+
+@contextmanager
+def _told() -> Iterator[_Told]:
+    told = _Told()
+    before = {number: signal.signal(number, told) for number in _SIGNALS}
+    try:
+        yield told
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -6,7 +6,7 @@
 Every rank has its own environments, numbered through over all ranks, and its own ring.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -171,13 +171,15 @@ class Rollout:
                         f"{strange} others", "Use mse or huber")
             )  # fmt: skip
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Returns the environments' state."""
-        return self.env.state_dict()
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the environments' state, and what is not reported of it yet."""
+        return {"env": self.env.state_dict(), "finished": self._finished, "strange_rewards": self._strange_rewards}
 
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues in the middle of the saved episodes."""
-        self.env.load_state_dict(state)
+        self.env.load_state_dict(state["env"])
+        self._finished.copy_(state["finished"])
+        self._strange_rewards.copy_(state["strange_rewards"])
 
     def _choices(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
         env = self.env
@@ -307,11 +309,54 @@ class RolloutSource:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns ring, environments and the number of the next optimizer step."""
-        parts = {"ring": self._ring.state_dict(), "env": self.rollout.state_dict()}
+        parts = {"ring": self._ring.state_dict(), "rollout": self.rollout.state_dict()}
         return {"step": self._step, "warm": self._warm, **parts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues where a run was."""
         self._step, self._warm = int(state["step"]), bool(state["warm"])
         self._ring.load_state_dict(state["ring"])
-        self.rollout.load_state_dict(state["env"])
+        self.rollout.load_state_dict(state["rollout"])
+
+
+def regrouped(states: Sequence[dict[str, Any]], rank: int, first: int, stop: int) -> dict[str, Any]:
+    """Returns the state of a RolloutSource with other environments of the same run.
+
+    Args:
+        states: of all ranks that saved, whose environments follow each other by global number.
+        rank: for whom; it goes on with the draws of the rank of that number, if there was one.
+        first: global number of the first environment it has now.
+        stop: the number after its last one.
+    """
+    rings, rollouts = [state["ring"] for state in states], [state["rollout"] for state in states]
+    envs = [rollout["env"] for rollout in rollouts]
+    identity = torch.tensor([stop - first, first, *envs[0]["identity"][2:].tolist()])
+    names = envs[0].keys() - {"identity", "fault"}
+    env = {name: _slice([each[name] for each in envs], int(name == "state"), first, stop) for name in names}
+    ring = {name: _slice([each[name] for each in rings], 1, first, stop) for name in rings[0].keys() - _WHOLE_RING}
+    ring |= {name: rings[0][name] for name in ("head", "filled")}
+    ring["shape"] = torch.tensor([int(rings[0]["shape"][0]), stop - first])
+    if "largest_priority" in rings[0]:
+        ring["largest_priority"] = torch.stack([each["largest_priority"] for each in rings]).amax(0)
+    if rank < len(rings):
+        ring["generator"] = rings[rank]["generator"]
+    totals = {name: sum(rollout[name] for rollout in rollouts) for name in ("finished", "strange_rewards")}
+    if rank:  # they are summed over ranks
+        totals = {name: torch.zeros_like(total) for name, total in totals.items()}
+    rollout = {"env": {**env, "identity": identity, "fault": torch.zeros_like(envs[0]["fault"])}, **totals}
+    return {"step": states[0]["step"], "warm": states[0]["warm"], "ring": ring, "rollout": rollout}
+
+
+_WHOLE_RING = {"shape", "head", "filled", "generator", "largest_priority"}
+
+
+def _slice(parts: Sequence[Tensor], axis: int, first: int, stop: int) -> Tensor:
+    """Returns [first, stop) along an axis of the parts laid end to end, which are never all in memory twice."""
+    taken, begin = [], 0
+    for part in parts:
+        size = part.shape[axis]
+        low, high = max(first - begin, 0), min(stop - begin, size)
+        if high > low:
+            taken.append(part.narrow(axis, low, high - low))
+        begin += size
+    return torch.cat(taken, axis)

@@ -1,154 +1,190 @@
 """Checkpoints without pickle: tensors in safetensors, everything else JSON, sealed by a manifest, visible by rename.
 
-checkpoints/step_000210/  learner.safetensors  optimizer.safetensors  state.json  manifest.json
+ every rank                          rank 0, the only one that writes
+ own tensors ─► one rank at a time ─► checkpoints/step_000210/  rank_0000.safetensors, rank_0001.safetensors, …
+                                                                learner, optimizer, judge (.safetensors): alike on all
+                                                                state.json  manifest.json
+ space checked ─► temporary folder ─► written, synced, hashed ─► renamed ─► read back ─► older ones removed
+
+A failure on the way leaves the checkpoint before it, and a run that goes on.
 """
 
 import json
+import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from safetensors.torch import load, save
-from torch import Tensor, nn
-from torch.optim import Optimizer
+import torch
+from safetensors.torch import save
+from torch import nn
 
-from reagent_lite.errors import ConfigError, Problem
-from reagent_lite.files import appearing_folder
-from reagent_lite.manifest import FILE_NAME, SCHEMA_VERSION, file_entries, sealed, verified
+from reagent_lite.distributed.group import Group
+from reagent_lite.errors import BundleError
+from reagent_lite.training.checkpoint_shelf import JUDGES, LEARNER, OPTIMIZER, STATE, Shelf, rank_file
+from reagent_lite.training.loop import Optimization, Position
+from reagent_lite.training.tensors import Tree, flat, optimizer_state, plain
+from reagent_lite.types import BatchSource
 
-_KEY = "training.warm_start_model_path"
+_SPARE_BYTES = 1 << 20  # for state.json, the manifest and the folder itself
 
 
-def save_checkpoint(folder: Path, step: int, learner: nn.Module, optimizer: Optimizer, state: dict[str, Any]) -> Path:
-    """Writes a checkpoint folder, removes those of earlier runs once it stands, and returns its path.
+class Stateful(Protocol):
+    """What has a state between two steps."""
+
+    def state_dict(self) -> Tree:
+        """Returns nested dictionaries of tensors and numbers."""
+        ...
+
+    def load_state_dict(self, state: Tree) -> None:
+        """Continues from such a state."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """Everything of a run that changes while it learns.
+
+    Attributes:
+        learner: all its tensors, target networks and running statistics included.
+        optimization: moments, counts, learning rates.
+        source: where this rank reads on.
+        judges: what they have fitted so far, alike on all ranks.
+        position: steps and rows done, and sums since the last report.
+        told: what was reported so far, as JSON; asked when the checkpoint is written.
+    """
+
+    learner: nn.Module
+    optimization: Optimization
+    source: BatchSource
+    judges: Stateful
+    position: Position
+    told: Callable[[], dict[str, Any]] = dict
+
+    def own_state(self, group: Group) -> Tree:
+        """Returns what this rank alone knows."""
+        rng = {"cpu": torch.get_rng_state()}
+        if group.device.type == "cuda":
+            rng["cuda"] = torch.cuda.get_rng_state(group.device)
+        return {"rng": rng, "source": self.source.state_dict(), "meter": self.position.meter.state_dict()}
+
+
+class Checkpoints:
+    """Writes a run's checkpoints; every rank has one and calls it at the same steps.
 
     Args:
-        folder: the run's checkpoints folder.
-        step: optimizer steps done.
-        learner: all its tensors are saved, target networks and running statistics included.
-        optimizer: its tensors and settings are saved.
-        state: what else a later run may want to know, as JSON.
+        shelf: where they stand; only rank 0 looks at it.
+        group: the ranks.
+        running: what is saved.
+        document: what else each of them says, as JSON; `run` and `serial` among it.
+        keep: how many of this run stay.
+        since: name of the checkpoint this process continued from, or None.
     """
-    target = folder / f"step_{step:06d}"
-    tensors, settings = _flatten(optimizer)
-    with appearing_folder(target) as temporary:
-        (temporary / "learner.safetensors").write_bytes(save(_plain(learner.state_dict())))
-        (temporary / "optimizer.safetensors").write_bytes(save(tensors))
-        (temporary / "state.json").write_text(json.dumps({"optimizer": settings, **state}, indent=2))
-        document = {"schema_version": SCHEMA_VERSION, "kind": "checkpoint", "step": step}
-        (temporary / FILE_NAME).write_bytes(sealed({**document, "files": file_entries(temporary)}))
-    for older in folder.glob("step_*"):
-        if older != target:  # of an earlier run into this folder: its step count says nothing about this one
-            shutil.rmtree(older)
-    return target
+
+    def __init__(
+        self,
+        shelf: Shelf,
+        group: Group,
+        running: Running,
+        document: Mapping[str, Any],
+        *,
+        keep: int,
+        since: str | None = None,
+    ) -> None:
+        self._shelf, self._group, self._running, self._keep = shelf, group, running, keep
+        self._document = dict(document)
+        self._serial = int(document["serial"])
+        self._mine = [] if since is None else [*_older(shelf, since, group), since]
+        self._step = None if since is None else running.position.step
+
+    @property
+    def latest(self) -> str | None:
+        """Name of the newest checkpoint of this run, or None."""
+        return self._mine[-1] if self._mine else None
+
+    def save(self) -> str:
+        """Saves the run as it stands between two steps; every rank calls it.
+
+        Returns:
+            What went wrong, the same on every rank, or "".
+        """
+        if self._step == self._running.position.step:
+            return ""
+        data = save(flat(self._running.own_state(self._group)))
+        need = sum(self._group.each(len(data)))
+        name = f"step_{self._running.position.step:06d}"
+        parts = self._group.gather_bytes(data)
+        failure = self._write(name, need, parts) if self._group.is_first else ""
+        for _ in parts:  # every rank must run it to its end, whatever happened to the disk
+            pass
+        failure = self._group.broadcast_text(failure)
+        if not failure:
+            self._serial += 1
+            self._mine = [*[kept for kept in self._mine if kept != name][1 - self._keep :], name]
+            self._step = self._running.position.step
+            if self._group.is_first:
+                self._shelf.keep_only(self._mine)
+        return failure
+
+    def finish(self) -> str:
+        """Marks the newest checkpoint as the end of its run; rank 0 calls it once everything stands that it leads to.
+
+        Returns:
+            What went wrong, or "".
+        """
+        assert self.latest is not None
+        try:
+            self._shelf.finish(self.latest)
+        except (OSError, BundleError) as error:
+            return str(error)
+        return ""
+
+    def _write(self, name: str, need: int, parts: Iterator[bytes]) -> str:
+        """Writes all files and returns "", or leaves things as they were and returns the reason."""
+        try:
+            files = self._common()
+            need += sum(map(len, files.values())) + _SPARE_BYTES
+            self._shelf.folder.mkdir(parents=True, exist_ok=True)
+            free = shutil.disk_usage(self._shelf.folder).free
+            if free < need:
+                return f"it needs {need:,} bytes, and {free:,} are free in {self._shelf.folder}"
+            head = {"step": self._running.position.step, "serial": self._serial + 1}
+            with self._shelf.adding(name, head) as folder:
+                for file, data in files.items():
+                    (folder / file).write_bytes(data)
+                for rank, data in enumerate(parts):
+                    (folder / rank_file(rank)).write_bytes(data)
+        except OSError as error:
+            return f"{os.strerror(error.errno)} ({self._shelf.folder})" if error.errno else str(error)
+        except BundleError as error:
+            return str(error)
+        return ""
+
+    def _common(self) -> dict[str, bytes]:
+        """Returns the files whose content is the same on all ranks."""
+        running = self._running
+        tensors, settings = optimizer_state(running.optimization.optimizer)
+        state = {
+            **self._document,
+            "step": running.position.step,
+            "rows": running.position.rows,
+            "serial": self._serial + 1,
+            "parent": self.latest,
+            "finished": False,
+            "told": running.told(),
+            "optimizer": settings,
+            "schedule": running.optimization.progress(),
+        }
+        return {
+            LEARNER: save(plain(running.learner)),
+            OPTIMIZER: save(tensors),
+            JUDGES: save(flat(running.judges.state_dict())),
+            STATE: json.dumps(state, indent=2).encode(),
+        }
 
 
-def warm_start(path: str, learner: nn.Module, optimizer: Optimizer | None) -> str:
-    """Loads weights, and the optimizer's state where there is one, and returns a sentence that says what was loaded.
-
-    Args:
-        path: output folder, checkpoint or exported model of an earlier run.
-        learner: has `q_network` and `target_network`.
-        optimizer: None to start it anew.
-
-    Raises:
-        ConfigError: nothing loadable at the path, or another shape; every tensor that differs is named.
-        BundleError: a file there is altered.
-    """
-    found = _find(Path(path).expanduser())
-    if found.model:
-        _, kept = verified(found.folder, keep={"weights.safetensors"})
-        weights = load(kept["weights.safetensors"])
-        saved = {name.removeprefix("network."): value for name, value in weights.items() if name.startswith("network.")}
-        online = learner.get_submodule("q_network")
-        _assign(online, saved, path)
-        learner.get_submodule("target_network").load_state_dict(online.state_dict())
-        return f"warm start: weights of {found.folder}; the optimizer starts anew"
-    _, kept = verified(found.folder, keep={"learner.safetensors", "optimizer.safetensors", "state.json"})
-    _assign(learner, load(kept["learner.safetensors"]), path)
-    if optimizer is None:
-        return f"warm start: learner of {found.folder}; the optimizer starts anew"
-    _restore(optimizer, load(kept["optimizer.safetensors"]), json.loads(kept["state.json"])["optimizer"], path)
-    return f"warm start: learner and optimizer of {found.folder}"
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    folder: Path
-    model: bool
-
-
-def _find(path: Path) -> _Found:
-    """Accepts what an earlier run left, at any of its levels; the newest checkpoint where there are several."""
-    for folder in (path, path / "checkpoints"):
-        if (folder / "learner.safetensors").is_file():
-            return _Found(folder, model=False)
-        steps = sorted(folder.glob("step_*/manifest.json"), key=lambda file: int(file.parent.name.split("_")[1]))
-        if steps:
-            return _Found(steps[-1].parent, model=False)
-    for folder in (path, path / "model"):
-        if (folder / "weights.safetensors").is_file():
-            return _Found(folder, model=True)
-    got = "a file" if path.is_file() else "a folder without either" if path.is_dir() else "nothing"
-    advice = "Pickled models of the 2019 workflows are not read" if path.is_file() else ""
-    raise ConfigError(Problem(_KEY, f"an output folder, checkpoint or exported model at {path}", got, advice))
-
-
-def _assign(module: nn.Module, saved: Mapping[str, Tensor], path: str) -> None:
-    own = module.state_dict()
-    differs = [
-        f"{name} {_shape(saved.get(name))} instead of {_shape(own.get(name))}"
-        for name in sorted(own.keys() | saved.keys())
-        if _shape(saved.get(name)) != _shape(own.get(name))
-    ]
-    if differs:
-        shown = "; ".join(differs[:8]) + (f"; and {len(differs) - 8} more" if len(differs) > 8 else "")
-        raise ConfigError(
-            Problem(_KEY, "the same network", f"at {path}: {shown}",
-                    "Give training.layers, rainbow and the features of the earlier run, or start without it")
-        )  # fmt: skip
-    module.load_state_dict(dict(saved))
-
-
-def _shape(tensor: Tensor | None) -> str:
-    return "absent" if tensor is None else str(list(tensor.shape))
-
-
-def _plain(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: value.detach().cpu().contiguous().clone() for name, value in state.items()}
-
-
-def _flatten(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Splits an optimizer's state into tensors by "index.name" and the rest as JSON."""
-    whole = optimizer.state_dict()
-    tensors: dict[str, Tensor] = {}
-    numbers: dict[str, dict[str, Any]] = {}
-    for index, entries in whole["state"].items():
-        for name, value in entries.items():
-            if isinstance(value, Tensor):
-                tensors[f"{index}.{name}"] = value
-            else:
-                numbers.setdefault(str(index), {})[name] = value
-    # a learning rate that CUDA graphs read is a tensor
-    groups = [
-        {name: value.item() if isinstance(value, Tensor) else value for name, value in group.items()}
-        for group in whole["param_groups"]
-    ]
-    return _plain(tensors), {"class": type(optimizer).__name__, "groups": groups, "numbers": numbers}
-
-
-def _restore(optimizer: Optimizer, tensors: Mapping[str, Tensor], settings: dict[str, Any], path: str) -> None:
-    """Loads moments and counts; learning rate and decay stay those of the present config."""
-    if settings["class"] != type(optimizer).__name__:
-        raise ConfigError(
-            Problem(_KEY, f"the state of {type(optimizer).__name__}", f"that of {settings['class']} at {path}",
-                    "Set training.do_not_warm_start_optimizer to true, or the same training.optimizer")
-        )  # fmt: skip
-    state: dict[int, dict[str, Any]] = {int(index): dict(values) for index, values in settings["numbers"].items()}
-    for key, value in tensors.items():
-        index, _, name = key.partition(".")
-        state.setdefault(int(index), {})[name] = value
-    own = optimizer.state_dict()
-    optimizer.load_state_dict({"state": state, "param_groups": own["param_groups"]})
+def _older(shelf: Shelf, name: str, group: Group) -> list[str]:
+    """Returns the checkpoints before one, the oldest first; only rank 0 needs to know them."""
+    names = shelf.names() if group.is_first else [name]
+    return names[names.index(name) + 1 :][::-1]

@@ -2,8 +2,8 @@
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from reagent_lite.distributed.group import Group
+from reagent_lite.distributed.rehearsal import rehearse
 from reagent_lite.training.metrics import Meter
 from reagent_lite.types import BatchSource
 
@@ -59,6 +60,33 @@ class Optimization:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
+    def progress(self) -> dict[str, Any] | None:
+        """Returns how far the schedule is, as JSON; the rates themselves stand with the optimizer's settings."""
+        if self.schedule is None:
+            return None
+        return {"last_epoch": self.schedule.last_epoch, "_step_count": self.schedule._step_count}
+
+    def load_progress(self, saved: dict[str, Any] | None) -> None:
+        """Continues the schedule; call it once the rates are restored."""
+        if self.schedule is not None and saved is not None:
+            rates = [group["lr"] for group in self.optimizer.param_groups]
+            self.schedule.load_state_dict({**saved, "_last_lr": rates})
+
+
+@dataclass(slots=True, kw_only=True)
+class Position:
+    """How far a run is; the loop moves it, a checkpoint saves it.
+
+    Attributes:
+        step: optimizer steps done.
+        rows: rows read by all ranks.
+        meter: sums since the last report.
+    """
+
+    step: int = 0
+    rows: int = 0
+    meter: Meter = field(default_factory=Meter)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
@@ -95,8 +123,10 @@ def fit(
     on_step: Callable[[int], None] = lambda rows: None,
     stop: Callable[[], bool] = lambda: False,
     capture: Callable[[Update], Update] = lambda update: update,
+    position: Position | None = None,
+    between: Callable[[], None] = lambda: None,
 ) -> int:
-    """Trains from the source's first batch to the plan's last step and returns the number of steps.
+    """Trains from the position to the plan's last step and returns the number of steps done since the run began.
 
     Args:
         learner: forward(batch) -> (loss, metrics), row_losses and after_step().
@@ -108,48 +138,56 @@ def fit(
         every_steps: more reports, or None.
         before_step: called with the number of the step that follows; a simulation collects experience here.
         on_step: called after each step with the rows read by all ranks so far.
-        stop: asked after each epoch's report; every rank must answer alike.
+        stop: asked between two epochs; every rank must answer alike.
         capture: turns an update on fixed buffers into one that is replayed on the device.
+        position: where to begin, and kept up to date; None begins at the beginning.
+        between: called after each step and what is reported of it; checkpoints are saved here.
     """
+    at = Position() if position is None else position
     wrapped = group.wrap(learner)
     parameters = [p for p in learner.parameters() if p.requires_grad]
-    meter, clock = Meter(), Clock()
+    clock = Clock()
     learner.train()
+    rehearsed = False
 
     def update() -> None:
+        nonlocal rehearsed
         for minibatch in range(plan.minibatches_per_step):
-            with group.gradients_stay_local(wrapped, last=minibatch == plan.minibatches_per_step - 1):
-                with clock("time/gather"):
-                    batch = next(source)
-                with clock("time/learn"):
-                    loss, metrics = wrapped(batch)
-                    loss.backward()
+            with clock("time/gather"):
+                batch = next(source)
+            if not rehearsed:
+                rehearse(wrapped, lambda: wrapped(batch)[0])  # noqa: B023 # called at once
+                rehearsed = True
+            last = minibatch == plan.minibatches_per_step - 1
+            with group.gradients_stay_local(wrapped, last=last), clock("time/learn"):
+                loss, metrics = wrapped(batch)
+                loss.backward()
             source.learned(learner.row_losses)  # type: ignore[arg-type]
-            meter.add(metrics)
+            at.meter.add(metrics)
         with clock("time/step"):
             optimization.step(parameters)
             learner.after_step()  # type: ignore[operator]
 
     one_step = capture(update)
-    rows = 0
-    for step in range(plan.num_steps):
+    while at.step < plan.num_steps:
+        if at.step and at.step % plan.steps_per_epoch == 0 and stop():
+            break
         with clock("time/simulate"):
-            before_step(step)
+            before_step(at.step)
         one_step()
-        meter.step()
-        rows += plan.rows_of_step(step)
-        on_step(rows)
-        done = step + 1
-        end_of_epoch = done % plan.steps_per_epoch == 0 or done == plan.num_steps
+        at.meter.step()
+        at.rows += plan.rows_of_step(at.step)
+        at.step += 1
+        on_step(at.rows)
+        end_of_epoch = at.step % plan.steps_per_epoch == 0 or at.step == plan.num_steps
         if end_of_epoch and optimization.schedule is not None:
             optimization.schedule.step()
-        if end_of_epoch or (every_steps and done % every_steps == 0):
-            figures = meter.means(group) | clock.seconds() | {"learning_rate": _learning_rate(optimization)}
-            epoch = -(-done // plan.steps_per_epoch) if end_of_epoch else done // plan.steps_per_epoch
-            report(Report(step=done, epoch=epoch, end_of_epoch=end_of_epoch, rows=rows, metrics=figures))
-            if end_of_epoch and stop():
-                return done
-    return plan.num_steps
+        if end_of_epoch or (every_steps and at.step % every_steps == 0):
+            figures = at.meter.means(group) | clock.seconds() | {"learning_rate": _learning_rate(optimization)}
+            epoch = -(-at.step // plan.steps_per_epoch) if end_of_epoch else at.step // plan.steps_per_epoch
+            report(Report(step=at.step, epoch=epoch, end_of_epoch=end_of_epoch, rows=at.rows, metrics=figures))
+        between()
+    return at.step
 
 
 class Clock:

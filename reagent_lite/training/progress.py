@@ -18,23 +18,24 @@ class Progress(Protocol):
 
 
 @contextmanager
-def progress(title: str, unit: str, *, enabled: bool) -> Iterator[Progress]:
+def progress(title: str, unit: str, *, enabled: bool, begin: int = 0) -> Iterator[Progress]:
     """Shows the progress of the block's work with units per second and time left.
 
     Args:
         title: what is going on.
         unit: plural of what is counted, such as "rows".
         enabled: false on ranks that stay silent.
+        begin: units done before; they say nothing about the speed.
     """
     if not enabled:
         yield lambda done, total, note="": None
     elif sys.stderr.isatty():
-        yield from _bar(title, unit)
+        yield from _bar(title, unit, begin)
     else:
-        yield _lines(title, unit)
+        yield _lines(title, unit, begin)
 
 
-def _lines(title: str, unit: str) -> Progress:
+def _lines(title: str, unit: str, begin: int) -> Progress:
     start = last = time.monotonic()
     shown = -1
 
@@ -44,7 +45,7 @@ def _lines(title: str, unit: str) -> Progress:
         if done == shown or (now - last < _LINE_SECONDS and done < total):
             return
         last, shown = now, done
-        rate = done / max(now - start, 1e-9)
+        rate = (done - begin) / max(now - start, 1e-9)
         left = (total - done) / rate if rate else 0.0
         text = f"{title}: {done:,} of {total:,} {unit}, {rate:,.0f} {unit}/s, {left:.0f} s left  {note}"
         print(text.rstrip(), file=sys.stderr, flush=True)
@@ -52,7 +53,7 @@ def _lines(title: str, unit: str) -> Progress:
     return show
 
 
-def _bar(title: str, unit: str) -> Iterator[Progress]:
+def _bar(title: str, unit: str, begin: int) -> Iterator[Progress]:
     # imported here: a run without a terminal does not pay for it
     from rich.console import Console
     from rich.progress import BarColumn, ProgressColumn, Task, TextColumn, TimeRemainingColumn
@@ -66,5 +67,5 @@ def _bar(title: str, unit: str) -> Iterator[Progress]:
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"),
                Rate(), TimeRemainingColumn(), TextColumn("{task.fields[note]}"))  # fmt: skip
     with Bar(*columns, console=Console(stderr=True), refresh_per_second=4) as bar:
-        task = bar.add_task(title, total=None, note="")
+        task = bar.add_task(title, total=None, completed=begin, note="")
         yield lambda done, total, note="": bar.update(task, completed=done, total=total, note=note)

@@ -18,22 +18,29 @@ from reagent_lite.errors import ConfigError, RendezvousError
 WORKER = Path(__file__).parent / "worker.py"
 
 
+PROGRAM = """
+import sys
+from reagent_lite.config.rendezvous import RendezvousConfig
+from reagent_lite.distributed.launcher import LaunchError, launch
+from reagent_lite.distributed.nodes import Node
+from reagent_lite.distributed.rendezvous import Rendezvous
+from reagent_lite.distributed.verdict import Declaration
+count = int(sys.argv[1])
+alone = Declaration(node=0, host="here", pid=1, processes=count, device="cpu")
+rendezvous = Rendezvous(Node(), None, RendezvousConfig(), alone)
+try:
+    launch([sys.executable, *sys.argv[2:]], count, rendezvous, restarts=0)
+except LaunchError as error:
+    print(error, file=sys.stderr)
+    sys.exit(error.exit_code)
+"""
+ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{WORKER.parents[2]}:{WORKER.parents[1]}"}
+
+
 def launched(task: str, count: int, out: Path) -> subprocess.CompletedProcess[str]:
     """Runs worker.py's task in `count` processes, by a launcher in a process of its own."""
-    program = (
-        "import sys\n"
-        "from reagent_lite.distributed.launcher import launch\n"
-        "from reagent_lite.errors import PeerError\n"
-        "try:\n"
-        f"    launch([sys.executable, {str(WORKER)!r}, {task!r}, {str(out)!r}], {count})\n"
-        "except PeerError as error:\n"
-        "    print(error, file=sys.stderr)\n"
-        "    sys.exit(error.exit_code)\n"
-    )
-    environment = {**os.environ, "PYTHONPATH": f"{WORKER.parents[2]}:{WORKER.parents[1]}"}
-    return subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, env=environment, check=False
-    )
+    command = [sys.executable, "-c", PROGRAM, str(count), str(WORKER), task, str(out)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=ENVIRONMENT, check=False)
 
 
 @pytest.mark.parametrize(
@@ -103,9 +110,8 @@ def test_a_killed_worker_ends_all(tmp_path: Path) -> None:
 
 
 def test_workers_end_with_their_launcher(tmp_path: Path) -> None:
-    program = f"from reagent_lite.distributed.launcher import launch; import sys; launch([sys.executable, {str(WORKER)!r}, 'wait', {str(tmp_path)!r}], 2)"  # noqa: E501
-    environment = {**os.environ, "PYTHONPATH": f"{WORKER.parents[2]}:{WORKER.parents[1]}"}
-    launcher = subprocess.Popen([sys.executable, "-c", program], env=environment)
+    command = [sys.executable, "-c", PROGRAM, "2", str(WORKER), "wait", str(tmp_path)]
+    launcher = subprocess.Popen(command, env=ENVIRONMENT)
     deadline = time.monotonic() + 60
     while len(list(tmp_path.glob("pid_*"))) < 2 and time.monotonic() < deadline:
         time.sleep(0.05)

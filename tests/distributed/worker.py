@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from reagent_lite.algorithms.dqn import DQN, DQNSettings
 from reagent_lite.data.plan import ReadPlan
 from reagent_lite.distributed.group import Group, Place, joined
-from reagent_lite.distributed.launcher import end_with_parent, report_failure
+from reagent_lite.distributed.workers import end_with_parent, report_failure
 from reagent_lite.errors import DataError, Problem, ReagentLiteError
 from reagent_lite.models.q_networks import NetworkSettings, build_q_network
 from reagent_lite.models.value_heads import ScalarHead
@@ -37,7 +37,7 @@ class Source:
 
     def __next__(self) -> TransitionBatch:
         plan = self.plan
-        ((start, stop),) = plan.parts(self.step, self.rank)
+        (((_, start, stop),),) = plan.parts(self.step, self.rank)
         rows = torch.from_numpy(plan.permutation(self.step // plan.steps_per_epoch)[start:stop].astype(np.int64))
         share = len(plan.shares) / plan.rows_of_step(self.step)
         self.step += 1
@@ -46,7 +46,7 @@ class Source:
 
 
 def learn(task: str, group: Group, out: Path) -> None:
-    plan = ReadPlan(rows=203, minibatch=16, epochs=8, shares=SHARES[task])
+    plan = ReadPlan(shards=(203,), minibatch=16, epochs=8, shares=SHARES[task])
     torch.manual_seed(group.rank)  # initial weights differ: the first rank's count
     if group.world_size == 1:
         torch.manual_seed(0)

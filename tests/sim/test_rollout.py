@@ -130,7 +130,9 @@ def test_a_saved_source_goes_on_as_it_would_have() -> None:
 
 
 def _copied(part: object) -> object:
-    return {k: v.clone() for k, v in part.items()} if isinstance(part, dict) else part
+    if isinstance(part, dict):
+        return {name: _copied(inner) for name, inner in part.items()}
+    return part.clone() if isinstance(part, torch.Tensor) else part
 
 
 def test_masks_and_features_of_the_state_acted_in_are_stored() -> None:

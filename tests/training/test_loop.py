@@ -1,4 +1,4 @@
-"""Loop, meter, clipping, schedule, metrics files, checkpoint: by hand arithmetic and round trips."""
+"""Loop, meter, clipping, schedule, metrics files: by hand arithmetic and round trips."""
 
 import json
 from collections.abc import Callable
@@ -7,18 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from oracles.batches import random_batch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor, nn
 
-from reagent_lite.algorithms.dqn import DQN, DQNSettings
 from reagent_lite.data.plan import ReadPlan
 from reagent_lite.distributed.group import Group, Place
-from reagent_lite.errors import BundleError, ConfigError
 from reagent_lite.models.q_networks import NetworkSettings, build_q_network
-from reagent_lite.models.value_heads import ScalarHead
-from reagent_lite.training.checkpoint import save_checkpoint, warm_start
-from reagent_lite.training.loop import Optimization, Report, fit
+from reagent_lite.training.loop import Optimization, Position, Report, fit
 from reagent_lite.training.metrics import Meter, MetricsWriter
 from reagent_lite.types import SourceSpec
 
@@ -64,7 +59,7 @@ def run_line(plan: ReadPlan, source: Numbers, **other: object) -> tuple[Line, li
 
 
 def test_two_minibatches_make_one_step_and_the_rate_decays_by_epoch() -> None:
-    plan = ReadPlan(rows=4, minibatch=2, minibatches_per_step=2, epochs=2)
+    plan = ReadPlan(shards=(4,), minibatch=2, minibatches_per_step=2, epochs=2)
     line, reports = run_line(plan, Numbers([1.0, 2.0], [3.0], [4.0], [5.0]))
     assert line.w.item() == -(1 + 2 + 3) - 0.5 * (4 + 5)
     assert line.updates == 2
@@ -76,14 +71,14 @@ def test_two_minibatches_make_one_step_and_the_rate_decays_by_epoch() -> None:
 
 def test_sources_are_told_the_losses_of_their_rows() -> None:
     source = Numbers([1.0, 2.0], [3.0])
-    run_line(ReadPlan(rows=3, minibatch=2, epochs=1), source)
+    run_line(ReadPlan(shards=(3,), minibatch=2, epochs=1), source)
     assert source.told == [[1.0, 4.0], [9.0]]
 
 
 def test_a_run_may_prepare_steps_and_end_early() -> None:
     before: list[int] = []
     stops = iter([False, True])
-    plan = ReadPlan(rows=2, minibatch=1, epochs=9)
+    plan = ReadPlan(shards=(2,), minibatch=1, epochs=9)
     line, reports = run_line(
         plan, Numbers(*[[1.0]] * 18), before_step=before.append, stop=lambda: next(stops), every_steps=1
     )
@@ -102,13 +97,13 @@ def test_every_update_goes_through_what_captures_it() -> None:
 
         return replay
 
-    run_line(ReadPlan(rows=3, minibatch=1, epochs=1), Numbers([1.0], [1.0], [1.0]), capture=capture)
+    run_line(ReadPlan(shards=(3,), minibatch=1, epochs=1), Numbers([1.0], [1.0], [1.0]), capture=capture)
     assert calls == ["replay"] * 3
 
 
 def test_clipping_and_reports_between_epochs() -> None:
     seen: list[int] = []
-    plan = ReadPlan(rows=6, minibatch=2, epochs=1)
+    plan = ReadPlan(shards=(6,), minibatch=2, epochs=1)
     line, reports = run_line(plan, Numbers([3.0], [-4.0], [0.25]), clip=1.0, every_steps=2, on_step=seen.append)
     assert line.w.item() == pytest.approx(-1 + 1 - 0.25, abs=1e-5)
     assert [(r.step, r.end_of_epoch) for r in reports] == [(2, False), (3, True)]
@@ -138,75 +133,59 @@ def test_metrics_are_written_twice_and_nan_is_null(tmp_path: Path) -> None:
     assert events.Tags()["scalars"] == ["td_loss/mean"]
 
 
+def test_figures_continue_where_a_checkpoint_counted_them(tmp_path: Path) -> None:
+    with MetricsWriter(tmp_path, enabled=True) as writer:
+        writer.write(1, {"x": 1.0})
+        writer.write(2, {"x": 2.0})
+        assert writer.kept() == 2
+        writer.write(3, {"x": -3.0})  # after the checkpoint: to be done again
+    with MetricsWriter(tmp_path, enabled=True, lines=2) as writer:
+        writer.forget_after(2)
+        writer.write(3, {"x": 3.0})
+        assert writer.kept() == 3
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert lines == [{"step": 1, "x": 1.0}, {"step": 2, "x": 2.0}, {"step": 3, "x": 3.0}]
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(e.step, e.value) for e in events.Scalars("x")] == [(1, 1.0), (2, 2.0), (3, 3.0)]
+
+
+def test_a_meter_goes_on_from_its_state() -> None:
+    meter, other = Meter(), Meter()
+    for value in (1.0, 2.0):
+        meter.add({"x": torch.tensor(value)})
+        meter.step()
+    other.load_state_dict(meter.state_dict())
+    assert other.state_dict() == {"steps": 2, "sums": {"x": torch.tensor(3.0)}}
+    other.add({"x": torch.tensor(6.0)})
+    other.step()
+    assert other.means(ALONE) == {"x": 3.0}  # (1 + 2 + 6) / 3
+
+
+def test_a_loop_begins_at_its_position() -> None:
+    plan, between = ReadPlan(shards=(6,), minibatch=2, epochs=2), []
+    position = Position(step=4, rows=8)
+    line, reports = run_line(
+        plan,
+        Numbers([3.0], [5.0]),
+        position=position,
+        between=lambda: between.append(position.step),
+        stop=lambda: False,
+    )
+    assert line.updates == 2
+    assert between == [5, 6]
+    assert [(r.step, r.epoch, r.end_of_epoch, r.rows) for r in reports] == [(6, 2, True, 12)]
+    assert reports[0].metrics["td_loss"] == 4.0
+    at_end, _ = run_line(plan, Numbers(), position=Position(step=6, rows=12))
+    assert at_end.updates == 0
+    satisfied, _ = run_line(plan, Numbers(), position=Position(step=3, rows=6), stop=lambda: True)
+    assert satisfied.updates == 0  # the epoch before was good enough, and the run was ended between it and the model
+
+
 def test_other_ranks_write_nothing(tmp_path: Path) -> None:
     with MetricsWriter(tmp_path, enabled=False) as writer:
         writer.write(1, {"x": 1.0})
     assert list(tmp_path.iterdir()) == []
-
-
-def learner(hidden: int = 8) -> tuple[DQN, torch.optim.Optimizer]:
-    network = build_q_network(
-        SourceSpec(num_state_features=3, action_names=("a", "b")),
-        NetworkSettings(hidden=(hidden,), activations=("relu",)),
-    )
-    made = DQN(network, ScalarHead(), DQNSettings(gamma=0.9, target_update_rate=0.1))
-    return made, torch.optim.Adam(made.q_network.parameters(), lr=0.01)
-
-
-def step(made: DQN, optimizer: torch.optim.Optimizer, seed: int) -> None:
-    made(random_batch(8, 3, 2, seed))[0].backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    made.after_step()
-
-
-def test_checkpoint_continues_bit_for_bit(tmp_path: Path) -> None:
-    first, optimizer = learner()
-    for seed in range(5):
-        step(first, optimizer, seed)
-    folder = save_checkpoint(tmp_path, 5, first, optimizer, {})
-    second, other = learner()
-    assert "learner and optimizer" in warm_start(str(tmp_path), second, other)
-    for made, opt in ((first, optimizer), (second, other)):
-        step(made, opt, 99)
-    for name, tensor in first.state_dict().items():
-        assert torch.equal(tensor, second.state_dict()[name]), name
-    assert folder.name == "step_000005"
-
-
-def test_a_learning_rate_that_a_graph_reads_is_saved_as_a_number(tmp_path: Path) -> None:
-    made, _ = learner()
-    optimizer = torch.optim.Adam(made.q_network.parameters(), lr=torch.tensor(0.25))
-    folder = save_checkpoint(tmp_path, 1, made, optimizer, {})
-    assert json.loads((folder / "state.json").read_text())["optimizer"]["groups"][0]["lr"] == 0.25
-
-
-def test_an_altered_checkpoint_is_refused_and_an_older_run_makes_way(tmp_path: Path) -> None:
-    made, optimizer = learner()
-    save_checkpoint(tmp_path, 9, made, optimizer, {})
-    folder = save_checkpoint(tmp_path, 5, made, optimizer, {})
-    assert [path.name for path in tmp_path.iterdir()] == ["step_000005"]
-    file = folder / "learner.safetensors"
-    data = bytearray(file.read_bytes())
-    data[-1] ^= 1
-    file.write_bytes(bytes(data))
-    with pytest.raises(BundleError, match=r"learner\.safetensors"):
-        warm_start(str(folder), made, None)
-
-
-def test_a_warm_start_names_what_differs(tmp_path: Path) -> None:
-    made, optimizer = learner()
-    save_checkpoint(tmp_path, 1, made, optimizer, {})
-    wider, _ = learner(hidden=9)
-    with pytest.raises(ConfigError, match=r"layers\.0\.bias \[8\] instead of \[9\]"):
-        warm_start(str(tmp_path), wider, None)
-    with pytest.raises(ConfigError, match=r"expected the state of SGD, got that of Adam"):
-        warm_start(str(tmp_path), made, torch.optim.SGD(made.q_network.parameters(), lr=0.1))
-    with pytest.raises(ConfigError, match="got nothing"):
-        warm_start(str(tmp_path / "nowhere"), made, None)
-    (tmp_path / "model.pt").write_bytes(b"x")
-    with pytest.raises(ConfigError, match="Pickled models"):
-        warm_start(str(tmp_path / "model.pt"), made, None)
 
 
 def test_initial_weights_have_the_stated_spread() -> None:

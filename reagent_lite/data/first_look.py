@@ -1,0 +1,124 @@
+"""What can be known of logged data without reading all of it: files, rows by their own word, the first rows parsed."""
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+
+from reagent_lite.data.readers import READERS
+from reagent_lite.data.readers_input import InputFile, list_input, local_path
+from reagent_lite.data.readers_json import Block, Position
+from reagent_lite.data.schema import KNOWN_COLUMNS
+from reagent_lite.data.training_copy_place import Manifest, candidate_folders, read_manifest
+from reagent_lite.data.transitions import require_columns
+from reagent_lite.data.transitions_discrete import discrete_rows
+from reagent_lite.data.transitions_parametric import parametric_rows
+from reagent_lite.errors import DataError, Problem
+
+_PARQUET_ROWS = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstRows:
+    """The first rows of an input that could be read and have no fault.
+
+    Attributes:
+        file: they are from.
+        rows: how many.
+        state_ids, action_ids: features seen, ascending.
+    """
+
+    file: str
+    rows: int
+    state_ids: tuple[int, ...]
+    action_ids: tuple[int, ...]
+
+
+def input_files(path: str) -> tuple[InputFile, ...]:
+    """Returns the data files of a path; raises DataError, see readers_input.list_input."""
+    return list_input(path, tuple(READERS))
+
+
+def standing_copy(path: str, actions: tuple[str, ...] | None, directory: str | None) -> tuple[Path, Manifest] | None:
+    """Returns the training copy that a run would use again, by names, sizes and times of the files, or None.
+
+    Args:
+        path: of the data.
+        actions: names of discrete actions, None for parametric ones.
+        directory: data.training_copy_dir.
+    """
+    files = input_files(path)
+    present = [(file.name, file.size, file.modified_ns) for file in files]
+    for folder in candidate_folders(local_path(path), files, actions, directory):
+        manifest = read_manifest(folder)
+        if manifest is not None and [(one.name, one.size, one.modified_ns) for one in manifest.inputs] == present:
+            return folder, manifest
+    return None
+
+
+def rows_by_metadata(files: tuple[InputFile, ...]) -> int | None:
+    """Returns the rows of local Parquet files by their footers; None for other files, which must be counted.
+
+    Raises:
+        DataError: no Parquet file, or a damaged one.
+    """
+    if any(file.extension != ".parquet" or file.compression or file.remote for file in files):
+        return None
+    total = 0
+    for file in files:
+        with _parquet(file) as parquet:
+            total += int(parquet.metadata.num_rows)
+    return total
+
+
+def first_rows(path: str, actions: tuple[str, ...] | None) -> FirstRows:
+    """Reads and checks the first rows of the first file that has some.
+
+    Raises:
+        DataError: a file that cannot be read, or what is wrong in these rows, with file and line.
+    """
+    files = input_files(path)
+    for number, file in enumerate(files):
+        block = _first_block(file, number)
+        if block is None or not block.table.num_rows:
+            continue
+        require_columns(block)
+        rows = parametric_rows(block) if actions is None else discrete_rows(block, actions)
+        if rows.problems:
+            raise DataError(rows.problems)
+        seen = {*rows.state.ids, *rows.next_state.ids}
+        lists = [one for one in (rows.lists, rows.next_lists) if one is not None]
+        candidates = {feature for one in lists for feature in one.features.ids}
+        return FirstRows(
+            file=file.path, rows=len(rows), state_ids=tuple(sorted(seen)), action_ids=tuple(sorted(candidates))
+        )
+    return FirstRows(file=files[0].path, rows=0, state_ids=(), action_ids=())
+
+
+def _first_block(file: InputFile, number: int) -> Block | None:
+    if file.extension != ".parquet" or file.compression:
+        with closing(READERS[file.extension](file, number, Position())) as blocks:  # type: ignore[type-var]
+            parse = next(blocks, None)
+            return None if parse is None else parse()
+    # the reader of whole files takes their sha256 beside, which is as long as reading them
+    with _parquet(file) as parquet:
+        wanted = [name for name in parquet.schema_arrow.names if name in KNOWN_COLUMNS]
+        batch = next(parquet.iter_batches(_PARQUET_ROWS, columns=wanted), None)
+    if batch is None:
+        return None
+    table = pa.table(batch.columns, schema=batch.schema.remove_metadata())
+    return Block(file=file, file_number=number, table=table, lines=np.arange(1, batch.num_rows + 1))
+
+
+@contextmanager
+def _parquet(file: InputFile) -> Iterator[pa.parquet.ParquetFile]:
+    with file.open() as stream:
+        try:
+            yield pa.parquet.ParquetFile(stream, pre_buffer=False)
+        except (pa.ArrowException, OSError) as error:
+            got = "one that ends early or is damaged: " + str(error).strip().split("\n")[0]
+            raise DataError(Problem(file.path, "a complete Parquet file", got, "Copy the file again")) from error

@@ -1,0 +1,168 @@
+"""The file on the share: an address book with one entry, never a store.
+
+node 0   temporary file beside it ─► fsync ─► rename onto the path          its own entry is removed at the end
+others   list the folder ─► open ─► an entry is a hint: what counts is who answers at the address
+
+Measured on NFS: one failed look-up hides a new file for 30 s, after listing the folder it shows in 0.07 s.
+"""
+
+import os
+import socket
+import stat
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+from urllib.parse import unquote, urlsplit
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from reagent_lite.errors import ConfigError, Problem, RendezvousError
+from reagent_lite.files import sync
+
+_MOST_BYTES = 1 << 16
+
+
+class Record(BaseModel):
+    """Where node 0's store listens, and who it is.
+
+    Attributes:
+        nonce: of one attempt; the store knows it too.
+        run: of all attempts of one launcher.
+        attempt: 0, then one more for each restart.
+        address, interface: numeric address and its interface.
+        others: further addresses of that machine, for whoever debugs.
+        started: UTC, for people; nothing compares it.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    schema_version: Literal[1] = 1
+    nonce: str
+    run: str
+    attempt: int
+    address: str
+    interface: str
+    others: tuple[str, ...] = ()
+    port: int
+    num_nodes: int
+    host: str
+    pid: int
+    started: str
+    versions: dict[str, str] = {}
+
+    def __str__(self) -> str:
+        return f"run {self.run} of host {self.host}, pid {self.pid}, at {self.address}:{self.port} since {self.started}"
+
+
+@dataclass(frozen=True, slots=True)
+class MeetingFile:
+    """The path that init_method names; every method looks at the share anew."""
+
+    path: Path
+
+    @classmethod
+    def of(cls, init_method: str) -> "MeetingFile":
+        """Returns the file of `file:///share/run.rdzv`.
+
+        Raises:
+            ConfigError: the URL names a host, or no absolute path.
+        """
+        parts = urlsplit(init_method)
+        path = Path(unquote(parts.path))
+        if parts.netloc or not path.is_absolute() or path.name == "" or parts.query or parts.fragment:
+            advice = "Three slashes: file:// and an absolute path"
+            raise ConfigError(Problem("init_method", "file:///absolute/path/of/a/file", repr(init_method), advice))
+        return cls(path)
+
+    def read(self) -> Record | str:
+        """Returns the record, or a few words on why there is none."""
+        try:
+            if self.path.name not in os.listdir(self.path.parent):
+                return "no file"
+            with self.path.open("rb") as stream:
+                data = stream.read(_MOST_BYTES)
+        except OSError as error:  # ESTALE among them: the file was replaced under our hands
+            return f"{error.strerror or error}"
+        if not data.strip():
+            return "an empty file"
+        try:
+            return Record.model_validate_json(data)
+        except ValidationError:
+            return f"a file that is no record of ours ({len(data)} bytes)"
+
+    def publish(self, record: Record) -> None:
+        """Puts the record in the place of whatever stands there.
+
+        Raises:
+            RendezvousError: the share cannot be written.
+        """
+        temporary = self._temporary()
+        try:
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "wb") as stream:
+                stream.write(record.model_dump_json(indent=2).encode() + b"\n")
+                stream.flush()
+                os.fsync(stream.fileno())
+            temporary.rename(self.path)
+            self._settle()
+        except OSError as error:
+            raise self._unwritable(error) from error
+        finally:
+            _remove(temporary)
+
+    def require_usable(self, *, writable: bool) -> None:
+        """Finds out whether the folder is there and, on node 0, whether files can be written and renamed in it.
+
+        Raises:
+            RendezvousError: with the system's reason.
+        """
+        temporary, renamed = self._temporary(), self._temporary()
+        try:
+            if stat.S_ISDIR(self._mode()):
+                raise RendezvousError(Problem(f"init_method {self.path}", "a file, or none yet", "a folder"))
+            if not writable:
+                os.listdir(self.path.parent)
+                return
+            temporary.write_bytes(b"probe")
+            temporary.rename(renamed)
+        except OSError as error:
+            raise self._unwritable(error) from error
+        finally:
+            for file in (temporary, renamed):
+                _remove(file)
+
+    def remove(self, nonce: str) -> None:
+        """Removes the file if it still holds the record with this nonce; another run's is left alone."""
+        record = self.read()
+        if isinstance(record, Record) and record.nonce == nonce:
+            _remove(self.path)
+
+    def _mode(self) -> int:
+        try:
+            return self.path.stat().st_mode
+        except FileNotFoundError:
+            return 0
+
+    def _settle(self) -> None:
+        try:
+            sync(self.path.parent)
+        except OSError:  # some network filesystems refuse to sync a folder; the rename has reached the server
+            return
+
+    def _temporary(self) -> Path:
+        return self.path.with_name(f".{self.path.name}.{socket.gethostname()}.{os.getpid()}.{uuid.uuid4().hex[:8]}")
+
+    def _unwritable(self, error: OSError) -> RendezvousError:
+        return RendezvousError(
+            Problem(f"share {self.path.parent}", "a folder that every machine reaches and node 0 can write",
+                    f"{type(error).__name__}: {error.strerror or error}",
+                    "Mount the share, free space on it, or point init_method at another folder")
+        )  # fmt: skip
+
+
+def _remove(file: Path) -> None:
+    try:
+        file.unlink(missing_ok=True)
+    except OSError:  # a share that is gone: the next run replaces what is left
+        return

@@ -1,0 +1,238 @@
+"""One machine in one attempt of a run: signs of life, and the one reason why a run ends early.
+
+keys of the store
+nonce, record      who listens here                    node/i, info/i   machine i: who it is, what it declares
+go                 all declarations and the verdict    beat/i           a number that grows while machine i lives
+abort              the first reason, and no other      heard/i, done/i  machine i knows the reason; has finished
+after              what node 0 does after an abort: restart or end
+"""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+from pydantic import BaseModel, ConfigDict
+
+from reagent_lite.config.rendezvous import RendezvousConfig
+from reagent_lite.distributed.link import Link, LostError, Store, answer
+from reagent_lite.distributed.meeting_file import Record
+from reagent_lite.distributed.verdict import Declaration
+
+T = TypeVar("T")
+
+ROUND_SECONDS = 0.2
+"""Time between two looks at the store."""
+
+_PAUSE_SECONDS = 2.0
+_LINGER_SECONDS = 5.0
+_FINISH_SECONDS = 15.0
+
+
+class Abort(BaseModel):
+    """Why a run ended early.
+
+    Attributes:
+        reason: for people, with the first traceback.
+        exit_code: of every launcher.
+        restart: whether beginning again can help.
+        lost: whether this machine concluded it alone, without a word from node 0.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    reason: str
+    exit_code: int
+    restart: bool
+    lost: bool = False
+
+
+def peek(store: Store, key: str) -> str | None:
+    """Returns a key's text, or None; never waits for it."""
+    return store.get(key).decode() if store.check([key]) else None
+
+
+class Pulse:
+    """When each machine's number last grew, by this machine's clock.
+
+    Args:
+        nodes: whose.
+        lost_after: seconds of silence that count as a loss.
+    """
+
+    def __init__(self, nodes: list[int], lost_after: float) -> None:
+        now = time.monotonic()
+        self._seen: dict[int, tuple[str | None, float]] = {node: (None, now) for node in nodes}
+        self._lost_after, self._last = lost_after, now
+
+    def note(self, beats: dict[int, str | None]) -> None:
+        """Takes the numbers as they are now."""
+        now = time.monotonic()
+        paused = now - self._last > _PAUSE_SECONDS  # this launcher slept: the others' silence is its own fault
+        self._last = now
+        for node, beat in beats.items():
+            if paused or beat != self._seen[node][0]:
+                self._seen[node] = (beat, now)
+
+    def forget(self, node: int) -> None:
+        """Leaves out a machine that has finished."""
+        self._seen.pop(node, None)
+
+    @property
+    def watched(self) -> list[int]:
+        """Machines whose numbers should grow."""
+        return list(self._seen)
+
+    def lost(self) -> list[int]:
+        """Returns the machines that are silent for too long."""
+        now = time.monotonic()
+        return [node for node, (_, since) in self._seen.items() if now - since > self._lost_after]
+
+
+class Membership:
+    """This machine's part in a run that all machines have joined.
+
+    Args:
+        link: to node 0's store.
+        record: of this attempt.
+        node: this machine's number.
+        declarations: of all machines, in order.
+        settings: of heartbeats.
+        close: releases what node 0 holds open; nothing on other machines.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        record: Record,
+        node: int,
+        declarations: tuple[Declaration, ...],
+        settings: RendezvousConfig,
+        close: Callable[[], None],
+    ) -> None:
+        self.record, self.node, self.declarations = record, node, declarations
+        self._link, self._settings, self._close = link, settings, close
+        self._others = [one.node for one in declarations if one.node != node]
+        self._pulse = Pulse(self._others if node == 0 else [], settings.lost_after_seconds)
+        self._round: Future[Abort | None] | None = None
+        self._contact = self._polled = time.monotonic()
+        self._beat, self._beaten = 0, 0.0
+        self._abort: Abort | None = None
+
+    @property
+    def first_rank(self) -> int:
+        """Rank of this machine's first worker."""
+        return sum(one.processes for one in self.declarations[: self.node])
+
+    @property
+    def world_size(self) -> int:
+        """Workers of all machines."""
+        return sum(one.processes for one in self.declarations)
+
+    def ask(self, work: Callable[[Store], T], seconds: float) -> T:
+        """Returns the result of a call to node 0's store; see Link.ask."""
+        return self._link.ask(work, seconds)
+
+    def poll(self) -> Abort | None:
+        """Gives and takes signs of life; returns why the run is over, or None. Never waits."""
+        now = time.monotonic()
+        if self._abort is not None:
+            return self._abort
+        if now - self._polled > _PAUSE_SECONDS:
+            self._contact = now
+        self._polled = now
+        if self._round is None and now - self._contact >= ROUND_SECONDS:
+            self._round = self._link.send(self._look)
+        if self._round is not None and self._round.done():
+            try:
+                self._abort, self._contact = answer(self._round, 0), now
+            except LostError as error:
+                self._abort = self._lost(str(error))
+            self._round = None
+        if now - self._contact > self._settings.lost_after_seconds:
+            self._abort = self._lost(f"no answer for {now - self._contact:.0f} s")
+        return self._abort
+
+    def abort(self, reason: Abort) -> Abort:
+        """Says why this machine ends the run; returns the first reason anyone gave."""
+        if self._abort is None:
+            try:
+                self._abort = self._link.ask(lambda store: _first(store, reason), self._settings.lost_after_seconds)
+            except LostError:
+                self._abort = reason
+        return self._abort
+
+    def leave(self, *, restart: bool) -> bool:
+        """Ends this attempt after an abort and returns whether there will be another one.
+
+        Args:
+            restart: what this machine would do; node 0's word counts for all who hear it.
+        """
+        assert self._abort is not None
+        try:
+            if self.node == 0:
+                self._link.ask(lambda store: store.set("after", "restart" if restart else "end"), _LINGER_SECONDS)
+                self._linger(lambda store: [peek(store, f"heard/{i}") for i in self._others], _LINGER_SECONDS)
+            elif not self._abort.lost:
+                restart = self._wait_for_word(restart)
+        except LostError:
+            pass  # node 0 is gone as well: its next start, or its absence, decides
+        self._link.close()
+        self._close()
+        return restart
+
+    def finish(self) -> None:
+        """Says that this machine's workers are done; node 0 waits a moment for the others' word."""
+        try:
+            if self.node == 0:  # the model stands: whoever fails from here on has nothing to begin again for
+                self._link.ask(lambda store: store.set("after", "end"), self._settings.lost_after_seconds)
+            self._link.ask(lambda store: store.set(f"done/{self.node}", "1"), self._settings.lost_after_seconds)
+            if self.node == 0:
+                self._linger(lambda store: [peek(store, f"done/{i}") for i in self._others], _FINISH_SECONDS)
+        except LostError:
+            pass  # the model stands: whoever cannot hear it ends by itself
+        self._link.close()
+        self._close()
+
+    def _linger(self, words: Callable[[Store], list[str | None]], seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and not all(self._link.ask(words, seconds)):
+            time.sleep(ROUND_SECONDS / 4)
+
+    def _wait_for_word(self, restart: bool) -> bool:
+        deadline, word = time.monotonic() + _LINGER_SECONDS, None
+        while word is None and time.monotonic() < deadline:
+            word = self._link.ask(lambda store: peek(store, "after"), _LINGER_SECONDS)
+            time.sleep(0 if word else ROUND_SECONDS / 4)
+        self._link.ask(lambda store: store.set(f"heard/{self.node}", "1"), _LINGER_SECONDS)
+        return restart if word is None else word == "restart"
+
+    def _look(self, store: Store) -> Abort | None:
+        now = time.monotonic()
+        if now - self._beaten >= self._settings.heartbeat_seconds:
+            self._beat, self._beaten = self._beat + 1, now
+            store.set(f"beat/{self.node}", f"{self.record.nonce}.{self._beat}")
+            if self._others and self.node == 0:
+                self._listen(store)
+        text = peek(store, "abort")
+        return None if text is None else Abort.model_validate_json(text)
+
+    def _listen(self, store: Store) -> None:
+        for node in self._pulse.watched:
+            if store.check([f"done/{node}"]):
+                self._pulse.forget(node)
+        self._pulse.note({node: peek(store, f"beat/{node}") for node in self._pulse.watched})
+        lost = self._pulse.lost()
+        if lost:
+            names = ", ".join(self.declarations[node].name for node in lost)
+            silence = self._settings.lost_after_seconds
+            _first(store, Abort(reason=f"{names}: no sign of life for {silence:g} s", exit_code=4, restart=True))
+
+    def _lost(self, why: str) -> Abort:
+        return Abort(reason=f"lost node 0: {self.record}: {why}", exit_code=4, restart=True, lost=True)
+
+
+def _first(store: Store, reason: Abort) -> Abort:
+    """Puts the reason down unless there is one already; returns the one that stands."""
+    standing = store.compare_set("abort", "", reason.model_dump_json())
+    return Abort.model_validate_json(standing)

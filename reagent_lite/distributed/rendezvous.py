@@ -1,0 +1,340 @@
+"""From N machines and one shared file to one membership each.
+
+ node 0   a store on one interface ─► record in the file ─┐                     ┌─► all declared: verdict, go
+                                                          ├─► claim ─► declare ─┤
+ others   poll the file ─► who answers there? ────────────┘                     └─► deadline: who is missing, abort
+
+init_method   file:///share/run.rdzv   tcp://host:port (node 0 listens there)   nothing, for one machine
+Clocks of two machines are never compared, and that a file exists never decides anything: who answers does.
+"""
+
+import os
+import random
+import socket
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+import torch.distributed as dist
+
+from reagent_lite.config.rendezvous import RendezvousConfig
+from reagent_lite.distributed.entering import ANSWER_SECONDS, SAY_SECONDS, AgainError, Entry
+from reagent_lite.distributed.link import Link, LostError, Store, connect
+from reagent_lite.distributed.meeting_file import MeetingFile, Record
+from reagent_lite.distributed.membership import ROUND_SECONDS, Abort, Membership
+from reagent_lite.distributed.network import Address, addresses, answers, listening, own_address, resolved
+from reagent_lite.distributed.nodes import Node
+from reagent_lite.distributed.verdict import Declaration
+from reagent_lite.errors import ConfigError, Problem, RendezvousError
+
+_LONGEST_POLL = 2.0
+_SHARE_SECONDS = 20.0
+T = TypeVar("T")
+_LOOPBACK = Address("lo", "127.0.0.1")
+
+
+@dataclass(slots=True)
+class Rendezvous:
+    """Meets the other machines, as often as there are attempts.
+
+    Attributes:
+        node: this machine.
+        init_method: see above.
+        settings: times and places.
+        declaration: of this machine.
+        force: end a live run that holds the file.
+        interrupted: asked while waiting; raises to leave.
+        say: takes lines for the user.
+        attempt: of the next membership, on node 0.
+    """
+
+    node: Node
+    init_method: str | None
+    settings: RendezvousConfig
+    declaration: Declaration
+    force: bool = False
+    interrupted: Callable[[], None] = lambda: None
+    say: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True)
+    attempt: int = 0
+    _run: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+    _over: set[str] = field(default_factory=set)
+    _silent: dict[str, Link] = field(default_factory=dict)
+    _share: Link = field(default_factory=lambda: Link(_nothing))
+
+    def preflight(self) -> None:
+        """Finds what is wrong with the meeting place before anyone waits for it.
+
+        Raises:
+            ConfigError: several machines and no init_method, or one that is none.
+            RendezvousError: a share that cannot be used, an interface or host name that does not exist.
+        """
+        if self.node.count == 1:
+            return
+        if self._file is not None:
+            file, writes = self._file, self.node.index == 0
+            self._on_share(lambda: file.require_usable(writable=writes))
+            if self.node.index == 0:
+                own_address(self.settings.interface)
+        else:
+            self._meeting_point()
+
+    def join(self) -> Membership:
+        """Waits until all machines have come and returns this machine's part.
+
+        Raises:
+            RendezvousError: not all came within settings.join_timeout_seconds, another run holds the place, this number
+                is taken, or the machines do not fit together.
+        """
+        deadline = time.monotonic() + self.settings.join_timeout_seconds
+        while True:
+            if self.node.index == 0:
+                link, record, close = self._open()
+            else:
+                link, record, close = *self._find(deadline), _nothing
+            self.attempt = record.attempt
+            try:
+                return self._enter(link, record, close, deadline)
+            except (LostError, AgainError) as error:
+                self.say(f"rendezvous: {record}: {error}; looking again")
+                self._over.add(record.nonce)
+                close()
+            except BaseException:
+                close()
+                raise
+
+    def again(self, ended: Membership) -> None:
+        """Makes ready for another attempt after one ended."""
+        self._over.add(ended.record.nonce)
+        self.attempt += 1
+
+    @property
+    def _file(self) -> MeetingFile | None:
+        if self.init_method is None:
+            raise ConfigError(
+                Problem("init_method", f"file:///share/name.rdzv where {self.node.count} machines meet", "nothing",
+                        "Name a file on a folder that all machines share; it need not exist")
+            )  # fmt: skip
+        if self.init_method.startswith("file:"):
+            return MeetingFile.of(self.init_method)
+        return None
+
+    def _on_share(self, work: Callable[[], T]) -> T:
+        """Does something on the share, on a thread of its own: a server that is gone would hold this one for ever."""
+        try:
+            return self._share.ask(lambda _: work(), _SHARE_SECONDS)
+        except LostError as error:
+            if isinstance(error.__cause__, Exception) and not isinstance(error.__cause__, TimeoutError):
+                raise error.__cause__ from None
+            raise RendezvousError(
+                Problem(f"share of {self.init_method}", f"a file server that answers within {_SHARE_SECONDS:g} s",
+                        f"{error} (the share hangs)", "Look at the file server and at the mount on this machine")
+            ) from error  # fmt: skip
+
+    def _meeting_point(self) -> tuple[str, int]:
+        """Returns address and port of tcp://host:port."""
+        assert self.init_method is not None
+        parts = urlsplit(self.init_method)
+        try:
+            port = parts.port
+        except ValueError:
+            port = None
+        if parts.scheme != "tcp" or not parts.hostname or not port:
+            advice = "env:// is for torchrun and accelerate launch, which need no init_method"
+            raise ConfigError(Problem("init_method", "file:///share/name.rdzv or tcp://host:port",
+                                      repr(self.init_method), advice))  # fmt: skip
+        address = resolved(parts.hostname, port)
+        if self.node.index == 0 and address not in [one.address for one in addresses()]:
+            own = ", ".join(one.address for one in addresses())
+            raise RendezvousError(
+                Problem(f"init_method {self.init_method}", f"an address of node 0, which has {own}", address,
+                        "Name the machine that runs with --node_index=0")
+            )  # fmt: skip
+        return address, port
+
+    def _open(self) -> tuple[Link, Record, Callable[[], None]]:
+        """Opens node 0's store and makes it known."""
+        several = self.node.count > 1
+        file = self._file if several else None
+        own, port = _LOOPBACK, 0
+        if file is not None:
+            self._require_free(file)
+            own, port = own_address(self.settings.interface), self.settings.port
+        elif several:
+            address, port = self._meeting_point()
+            own = own_address(address)
+        server = listening(own.address, port)
+        record = Record(
+            nonce=uuid.uuid4().hex,
+            run=self._run,
+            attempt=self.attempt,
+            address=own.address,
+            interface=own.interface,
+            others=tuple(f"{one.interface} {one.address}" for one in addresses() if one != own and not one.is_loopback),
+            port=server.getsockname()[1],
+            num_nodes=self.node.count,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            started=datetime.now(UTC).isoformat(timespec="seconds"),
+            versions=self.declaration.versions,
+        )
+        store = _serve(server, record)
+        link = Link(lambda: store[0])
+        if file is not None:
+            try:
+                self._on_share(lambda: file.publish(record))
+            except BaseException:
+                store.clear()
+                raise
+        if several:
+            where = self.init_method if file is None else str(file.path)
+            self.say(f"rendezvous: node 0 of {self.node.count} listens at {record.address}:{record.port} "
+                     f"({record.interface}), found through {where}, attempt {record.attempt}")  # fmt: skip
+
+        def close() -> None:
+            link.close()
+            store.clear()  # the last reference: ends the server
+            if file is not None:
+                with suppress(RendezvousError):  # a share that hangs: the next run replaces what is left
+                    self._on_share(lambda: file.remove(record.nonce))
+
+        return link, record, close
+
+    def _require_free(self, file: MeetingFile) -> None:
+        """Makes sure that no live run holds the file; a stale record is simply replaced."""
+        found = self._on_share(file.read)
+        if not isinstance(found, Record) or found.run == self._run:
+            return
+        link = self._reach(found)
+        if link is None:
+            self.say(f"rendezvous: {file.path} is left from {found}, which does not answer: replaced")
+            return
+        if not self.force:
+            link.close()
+            raise RendezvousError(
+                Problem(str(file.path), "a file that no live run uses", str(found),
+                        "Give each job a file of its own; or end that run with --force")
+            )  # fmt: skip
+        reason = f"ended by --force from host {socket.gethostname()}, pid {os.getpid()}"
+        text = Abort(reason=reason, exit_code=4, restart=False).model_dump_json()
+        with suppress(LostError):
+            link.ask(lambda store: store.compare_set("abort", "", text), ANSWER_SECONDS)
+        link.close()
+        self.say(f"rendezvous: --force: ended {found}")
+        deadline = time.monotonic() + 30.0
+        while time.monotonic() < deadline and not answers(found.address, found.port, 1.0):
+            time.sleep(ROUND_SECONDS)
+
+    def _find(self, deadline: float) -> tuple[Link, Record]:
+        """Polls until node 0 answers."""
+        delay, said = 0.2, time.monotonic()
+        while True:
+            self.interrupted()
+            record = self._hint()
+            link = self._reach(record) if isinstance(record, Record) else None
+            if link is not None:
+                assert isinstance(record, Record)
+                self._require_same_count(record)
+                return link, record
+            state = f"{record}, which does not answer" if isinstance(record, Record) else record
+            now = time.monotonic()
+            if now > deadline:
+                raise RendezvousError(
+                    Problem(f"node {self.node.index} (host {socket.gethostname()}): {self.init_method}",
+                            f"node 0 within {self.settings.join_timeout_seconds:g} s", state,
+                            "Start the same command with --node_index=0; check that its address and port are reachable "
+                            "(workflows.doctor)")
+                )  # fmt: skip
+            if now - said > SAY_SECONDS:
+                said = now
+                self.say(f"rendezvous: node {self.node.index} waits for node 0 at {self.init_method}: {state}; "
+                         f"{deadline - now:.0f} s left")  # fmt: skip
+            time.sleep(delay * random.uniform(0.5, 1.0))
+            delay = min(delay * 1.5, _LONGEST_POLL)
+
+    def _hint(self) -> Record | str:
+        """Returns who might be node 0, or why nobody is."""
+        file = self._file
+        if file is not None:
+            try:
+                found = self._on_share(file.read)
+            except RendezvousError as error:
+                return error.problems[0].got
+            if isinstance(found, Record) and found.nonce in self._over:
+                return f"{found}, which has ended"
+            return found
+        address, port = self._meeting_point()
+        why = answers(address, port, _LONGEST_POLL)
+        if why:
+            return f"{address}:{port}: {why}"
+        link = Link(lambda: connect(address, port))
+        try:
+            record = Record.model_validate_json(link.ask(lambda store: store.get("record"), ANSWER_SECONDS))
+        except (LostError, ValueError) as error:
+            return f"{address}:{port} is no run of ours: {error}"
+        finally:
+            link.close()
+        return f"{record}, which has ended" if record.nonce in self._over else record
+
+    def _reach(self, record: Record) -> Link | None:
+        """Returns a link to the store that a record names if that very store answers there."""
+        if answers(record.address, record.port, _LONGEST_POLL):
+            return None
+        link = self._silent.pop(record.nonce, None) or Link(lambda: connect(record.address, record.port))
+        try:
+            nonce = link.ask(lambda store: store.get("nonce").decode(), ANSWER_SECONDS)
+        except LostError as error:
+            if isinstance(error.__cause__, TimeoutError):
+                self._silent[record.nonce] = link  # asked again later: another thread would hang as well
+            else:
+                link.close()
+            return None
+        if nonce != record.nonce:
+            link.close()
+            return None
+        return link
+
+    def _require_same_count(self, record: Record) -> None:
+        if record.num_nodes != self.node.count:
+            raise RendezvousError(
+                Problem("num_nodes", f"{record.num_nodes} as on node 0 (host {record.host}, pid {record.pid})",
+                        f"{self.node.count} on node {self.node.index} (host {socket.gethostname()})")
+            )  # fmt: skip
+
+    def _enter(self, link: Link, record: Record, close: Callable[[], None], deadline: float) -> Membership:
+        """Claims this machine's number, declares it, and waits for the verdict."""
+        entry = Entry(link, self.node, self.declaration, self._run, self.settings,
+                      interrupted=self.interrupted, say=self.say)  # fmt: skip
+        entry.claim()
+        entry.declare()
+        verdict = entry.wait(deadline)
+        for warning in verdict["warnings"]:
+            self.say(f"rendezvous: warning: {warning}")
+        if verdict["problems"]:
+            entry.linger()
+            error = RendezvousError([Problem(**problem) for problem in verdict["problems"]])
+            error.exit_code = verdict["exit_code"]
+            raise error
+        declarations = tuple(Declaration.model_validate(one) for one in verdict["declarations"])
+        return Membership(link, record, self.node.index, declarations, self.settings, close)
+
+
+def _serve(server: socket.socket, record: Record) -> list[Store]:
+    """Returns node 0's store, listening on the given socket only, as the one element of a list that owns it."""
+    address, port = server.getsockname()[:2]
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        address, port, is_master=True, wait_for_workers=False, master_listen_fd=server.detach(),
+        timeout=timedelta(seconds=ANSWER_SECONDS),
+    )  # fmt: skip
+    store.set("record", record.model_dump_json())
+    store.set("nonce", record.nonce)
+    return [store]
+
+
+def _nothing() -> None:
+    """Stands where there is nothing to close or to open."""

@@ -1,0 +1,102 @@
+"""What machines declare of themselves before a run, and whether that fits together."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from reagent_lite.errors import Problem
+
+LOCAL_KEYS = (
+    "node_index", "num_processes_per_node", "init_method", "data.training_copy_dir", "rendezvous.interface"
+)  # fmt: skip
+"""Config keys that may differ between machines."""
+
+_MOST_KEYS = 20
+
+
+class Declaration(BaseModel):
+    """What one machine says of itself.
+
+    Attributes:
+        node, host, pid: who.
+        processes: workers it will start.
+        device: "cuda" or "cpu".
+        versions: of what must fit together, such as torch and NCCL.
+        gpus: UUIDs of the GPUs it will use, where known.
+        config: the resolved config by dotted key, without LOCAL_KEYS.
+        problem: why this machine cannot take part, or "".
+        exit_code: that goes with the problem.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    node: int
+    host: str
+    pid: int
+    processes: int
+    device: str
+    versions: dict[str, str] = {}
+    gpus: tuple[str, ...] = ()
+    config: dict[str, Any] = {}
+    problem: str = ""
+    exit_code: int = 2
+
+    @property
+    def name(self) -> str:
+        """How messages call this machine."""
+        return f"node {self.node} (host {self.host}, pid {self.pid})"
+
+
+def flat(tree: dict[str, Any], path: str = "") -> dict[str, Any]:
+    """Returns a resolved config by dotted key, without the keys that may differ between machines."""
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            found |= flat(value, f"{path}{key}.")
+        else:
+            found[f"{path}{key}"] = value
+    return {key: value for key, value in found.items() if key not in LOCAL_KEYS}
+
+
+def compare(declarations: Sequence[Declaration]) -> tuple[list[Problem], list[str]]:
+    """Returns what keeps these machines from training together, and what is worth a warning."""
+    problems, warnings = [], []
+    first, *others = declarations
+    for other in others:
+        problems += _config_problems(first, other)
+        for name in sorted(first.versions.keys() | other.versions.keys()):
+            a, b = first.versions.get(name, "none"), other.versions.get(name, "none")
+            if _series(a) != _series(b):
+                problems.append(Problem(f"version of {name}", f"{a} as on {first.name}", f"{b} on {other.name}",
+                                        "Install the same release on every machine"))  # fmt: skip
+            elif a != b:
+                warnings.append(f"{name} is {a} on {first.name} and {b} on {other.name}")
+        if first.device != other.device:
+            problems.append(Problem("devices", f"{first.device} as on {first.name}", f"{other.device} on {other.name}",
+                                    "Set use_gpu to false, or find out why GPUs are missing there"))  # fmt: skip
+    owners: dict[str, Declaration] = {}
+    for one in declarations:
+        for gpu in one.gpus:
+            if gpu in owners:
+                problems.append(Problem(f"GPU {gpu}", f"used by {owners[gpu].name} alone", f"also by {one.name}",
+                                        "Set CUDA_VISIBLE_DEVICES so that each process group has its own"))  # fmt: skip
+            owners[gpu] = one
+    return problems, warnings
+
+
+def _config_problems(first: Declaration, other: Declaration) -> list[Problem]:
+    keys = first.config.keys() | other.config.keys()
+    differs = [key for key in sorted(keys) if first.config.get(key) != other.config.get(key)]
+    found = [
+        Problem(f"config key {key}", f"{first.config.get(key)!r} as on {first.name}",
+                f"{other.config.get(key)!r} on {other.name}")
+        for key in differs[:_MOST_KEYS]
+    ]  # fmt: skip
+    if len(differs) > _MOST_KEYS:
+        found.append(Problem("config", "the same keys", f"{len(differs) - _MOST_KEYS} more that differ"))
+    return found
+
+
+def _series(version: str) -> tuple[str, ...]:
+    return tuple(version.split("+")[0].split(".")[:2])

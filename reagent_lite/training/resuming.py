@@ -1,0 +1,191 @@
+"""From a checkpoint back to a run: found by rank 0, held against the present config, handed out to all ranks.
+
+newest whole, unfinished ─► same learning config? same data? ─► position in the present plan ─► tensors to every rank
+                              └ no: refused, with the keys       └ another plan: begin of the epoch
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from safetensors.torch import load, save
+
+from reagent_lite.distributed.group import Group
+from reagent_lite.errors import ConfigError, Problem
+from reagent_lite.manifest import verified
+from reagent_lite.training.checkpoint import Running
+from reagent_lite.training.checkpoint_shelf import JUDGES, LEARNER, OPTIMIZER, STATE, Found, Shelf, rank_file
+from reagent_lite.training.first_reads import first_reads
+from reagent_lite.training.tensors import Tree, flat, load_optimizer, load_rates, nested
+
+SAME_RESULT = (
+    "node_index", "num_nodes", "num_processes_per_node", "use_all_avail_gpus", "init_method", "use_gpu",
+    "model_output_path", "rendezvous", "checkpoint", "data.training_copy_dir", "data.residency",
+)  # fmt: skip
+"""Keys, and sections, that say where and how a run computes, not what it learns."""
+
+_ADVICE = "Give another model_output_path, or begin anew with --set checkpoint.resume=false"
+
+
+def look_for(shelf: Shelf, group: Group, note: Callable[[str], None], *, wanted: bool) -> dict[str, Any] | None:
+    """Returns state.json of the checkpoint to continue from, with its `name`, on every rank; None begins anew.
+
+    Args:
+        shelf: looked at, and tidied, by rank 0.
+        group: the ranks.
+        note: told what was damaged.
+        wanted: false removes what stands there.
+    """
+
+    def read() -> dict[str, bytes]:
+        shelf.tidy()
+        if not wanted:
+            shelf.clear()
+        found = shelf.unfinished(note)
+        return {} if found is None else {STATE: json.dumps({**found.state, "name": found.folder.name}).encode()}
+
+    files = first_reads(group, read)
+    state: dict[str, Any] | None = json.loads(files[STATE]) if files else None
+    return state
+
+
+def require_same_learning(
+    saved: Mapping[str, Any], now: Mapping[str, Any], name: str, *, growing: Sequence[str]
+) -> None:
+    """Refuses to continue a run as another one.
+
+    Args:
+        saved: resolved config of the checkpoint.
+        now: that of this run.
+        name: of the checkpoint.
+        growing: keys that may differ.
+
+    Raises:
+        ConfigError: naming every key that says something else about what is learned.
+    """
+    before, after = _leaves(saved), _leaves(now)
+    apart = (*SAME_RESULT, *growing)
+    keys = [key for key in {**after, **before} if not any(key == each or key.startswith(f"{each}.") for each in apart)]
+    problems = [
+        Problem(key, f"{_text(before, key)} as in the unfinished run of checkpoint {name}", _text(after, key), _ADVICE)
+        for key in keys
+        if before.get(key) != after.get(key)
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _leaves(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    leaves: dict[str, Any] = {}
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            leaves |= _leaves(value, f"{path}{name}.")
+        else:
+            leaves[f"{path}{name}"] = value
+    return leaves
+
+
+def _text(leaves: Mapping[str, Any], key: str) -> str:
+    return json.dumps(leaves[key]) if key in leaves else "nothing"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOrder:
+    """What a position counts in.
+
+    Attributes:
+        order: what decides which rows a step reads, as JSON; equal for equal orders.
+        steps: of an epoch.
+        rows: of an epoch, over all ranks.
+    """
+
+    order: dict[str, Any]
+    steps: int
+    rows: int
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns what a checkpoint says of it."""
+        return {"order": self.order, "steps_per_epoch": self.steps, "rows_per_epoch": self.rows}
+
+
+def position_in(state: Mapping[str, Any], now: ReadOrder) -> tuple[int, int, int]:
+    """Returns step and rows at which a run goes on, and how many rows it reads again.
+
+    With the same order that is where it stopped. With another one a step is other rows, so that only the beginnings of
+    epochs are the same place in both.
+    """
+    step, rows = int(state["step"]), int(state["rows"])
+    if state["order"] == now.order:
+        return step, rows, 0
+    epoch = step // int(state["steps_per_epoch"])
+    return epoch * now.steps, epoch * now.rows, rows - epoch * int(state["rows_per_epoch"])
+
+
+def restore(
+    state: Mapping[str, Any],
+    shelf: Shelf,
+    running: Running,
+    group: Group,
+    regrouped: Callable[[list[Tree], int], Tree] | None,
+) -> None:
+    """Loads a checkpoint into a run; every rank calls it.
+
+    Args:
+        state: from look_for.
+        shelf: read by rank 0.
+        running: takes everything but its position.
+        group: the ranks.
+        regrouped: makes the own state of a rank from those of all ranks that saved; None where they are the same.
+    """
+    folder = shelf.folder / state["name"]
+    files = first_reads(group, lambda: verified(folder, keep={LEARNER, OPTIMIZER, JUDGES})[1])
+    running.learner.load_state_dict(load(files[LEARNER]))
+    load_optimizer(running.optimization.optimizer, load(files[OPTIMIZER]), state["optimizer"])
+    load_rates(running.optimization.optimizer, state["optimizer"])
+    running.optimization.load_progress(state["schedule"])
+    running.judges.load_state_dict(nested(load(files[JUDGES])))
+    parts = None
+    if group.is_first:
+        parts = _parts(Found(folder=folder, state=dict(state)), group, regrouped)
+    own = nested(load(group.scatter_bytes(parts)))
+    running.source.load_state_dict(own["source"])
+    running.position.meter.load_state_dict(own["meter"])
+    rng = own.get("rng", {})
+    if "cpu" in rng:
+        torch.set_rng_state(rng["cpu"])
+    if "cuda" in rng and group.device.type == "cuda":
+        torch.cuda.set_rng_state(rng["cuda"], group.device)
+
+
+def _parts(found: Found, group: Group, regrouped: Callable[[list[Tree], int], Tree] | None) -> Iterator[bytes]:
+    """Yields the own states of this run's ranks; as saved, one is in memory at a time."""
+    count = int(found.state["world"]["processes"])
+    files = (found.folder / rank_file(rank) for rank in range(count))
+    if regrouped is None:
+        yield from (file.read_bytes() for file in files)
+        return
+    states = [nested(load(file.read_bytes())) for file in files]
+    for rank in range(group.world_size):
+        yield save(flat(regrouped(states, rank)))
+
+
+def regrouped_own(states: list[Tree], rank: int, source: Tree, *, between: bool) -> Tree:
+    """Returns what a rank goes on with when other ranks than now saved, or in another order.
+
+    Args:
+        states: own states of all ranks that saved.
+        rank: whose turn it is.
+        source: the source's part, made for this rank.
+        between: go on in the middle of a report; else its sums are dropped.
+    """
+    own: Tree = {"source": source, "meter": {"steps": 0}}
+    if between:
+        sums = [state["meter"].get("sums", {}) for state in states]
+        # each rank's share of a mean over ranks: the present number of ranks divides by itself again
+        mean = {name: sum(each[name] for each in sums) / len(sums) for name in sums[0]}
+        own["meter"] = {"steps": states[0]["meter"]["steps"], "sums": mean}
+    if rank < len(states):
+        own["rng"] = states[rank]["rng"]
+    return own

@@ -1,0 +1,235 @@
+"""A cluster on one machine: hosts with a network between them, a private disk each, and one shared folder.
+
+    test ── Hosts ─┬─ hub      machine that carries the bridge 10.83.0.254 and serves the shared folder
+                   ├─ node0    10.83.0.1, own <lab>/data (tmpfs), <lab>/share (mounted), no default route
+                   └─ node1    10.83.0.2, the same paths
+
+Every laboratory is a network of its own, so that any number can stand at once with the same addresses. Needs root.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from cluster.machine import COMMAND_SECONDS, Machine, Started
+from cluster.share import Fault, Gluster, OneMemory, Share
+
+HUB_ADDRESS = "10.83.0.254"
+Names = Literal["known", "loopback", "unknown"]
+INTERFACE = "eth0"  # the same on every host
+NOWHERE = "02:00:00:00:00:fe"  # a hardware address that nobody has
+
+
+class Host(Machine):
+    """One machine of the cluster.
+
+    Attributes:
+        index: 0, 1, ...; the host name is "node" and the index.
+        address: IPv4 address, reachable by the other hosts alone.
+        data: its private disk; the same path on every host.
+    """
+
+    def __init__(self, index: int, hub: Machine, lab: Path, data_size: str) -> None:
+        super().__init__(f"node{index}", mounts_of=hub)
+        self.index, self.address, self.data = index, _address(index), lab / "data"
+        self._hub, self._output = hub, lab / "output"
+        self._started: list[Started] = []
+        self._port = f"port{index}"
+        self.run("mount", "-t", "tmpfs", "-o", f"size={data_size}", "tmpfs", self.data)
+        self.run("mount", "-t", "tmpfs", "tmpfs", "/dev/shm")
+        peer = ["type", "veth", "peer", "name", self._port, "netns", str(hub.pid)]
+        hub.run("ip", "link", "add", "name", INTERFACE, "netns", str(self.pid), *peer)
+        self.run("ip", "address", "add", f"{self.address}/24", "dev", INTERFACE)
+        self.run("ip", "link", "set", INTERFACE, "up")
+        hub.run("ip", "link", "set", self._port, "up", "master", "bridge0")
+        self._lost: set[str] = set()
+        self._share: Share | None = None
+        self._needs_share = True
+
+    def learn_names(self, count: int, names: Names) -> None:
+        """Gives the host an /etc/hosts of its own: for `count` hosts, or for none."""
+        addresses = {f"node{index}": _address(index) for index in range(count if names != "unknown" else 0)}
+        if names == "loopback":
+            addresses[self.name] = "127.0.1.1"
+        file = self._output / f"{self.name}.hosts"
+        lines = ["127.0.0.1 localhost", *(f"{address} {name}" for name, address in addresses.items())]
+        file.write_text("\n".join(lines) + "\n")
+        self.run("mount", "--bind", file, "/etc/hosts")
+
+    def connect_share(self, share: Share) -> None:
+        """Mounts the shared folder, now and after each loss of power."""
+        share.mount(self)
+        self._share, self._needs_share = share, False
+
+    def start(
+        self, argv: Sequence[str | Path], env: Mapping[str, str] | None = None, cwd: Path | None = None
+    ) -> Started:
+        """Starts a command here; a host that lost power starts up first.
+
+        Args:
+            argv: program and arguments.
+            env: variables added to the test's own. TMPDIR is on the private disk.
+            cwd: folder it starts in, the private disk unless given.
+        """
+        if self._needs_share and self._share is not None:
+            self.heal()
+            self.connect_share(self._share)
+        output = self._output / f"{self.name}_{len(self._started)}"
+        environment = {**os.environ, "TMPDIR": str(self.data), **(env or {})}
+        command = self.command([str(word) for word in argv], cwd or self.data)
+        self._started.append(Started(command, environment, output))
+        return self._started[-1]
+
+    def close(self) -> None:
+        """Ends every process."""
+        super().close()
+        for started in self._started:
+            started.wait(COMMAND_SECONDS)
+
+    def write(self, path: str, content: bytes) -> None:
+        """Writes a file below `data`, with the folders that it needs."""
+        file = self.seen_from_here(self.data / path)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
+
+    def read(self, path: str) -> bytes:
+        """Returns a file below `data`."""
+        return self.seen_from_here(self.data / path).read_bytes()
+
+    def cut(self, how: Literal["link", "silent"] = "link") -> None:
+        """Takes the host off the network, shared folder included.
+
+        Args:
+            how: "link" takes the interface down, which the host notices; "silent" loses every packet in the switch.
+        """
+        if how == "link":
+            self.run("ip", "link", "set", INTERFACE, "down")
+        else:
+            self._hub.run("ip", "link", "set", self._port, "nomaster")
+
+    def lose_packets_to(self, other: "Host") -> None:
+        """Loses silently what this host sends to another; what the other sends arrives."""
+        entry = ["lladdr", NOWHERE, "dev", INTERFACE, "nud", "permanent"]
+        self.run("ip", "neighbour", "replace", other.address, *entry)
+        self._lost.add(other.address)
+
+    def heal(self) -> None:
+        """Ends `cut` and `lose_packets_to`."""
+        self.run("ip", "link", "set", INTERFACE, "up")
+        self._hub.run("ip", "link", "set", self._port, "up", "master", "bridge0")
+        while self._lost:
+            self.run("ip", "neighbour", "delete", self._lost.pop(), "dev", INTERFACE)
+
+    def kill_all(self, *, silent: bool = False) -> None:
+        """Ends every process at once with SIGKILL, the shared folder's client included, as a loss of power does.
+
+        The private disk keeps its files. The next `start` mounts the shared folder again.
+
+        Args:
+            silent: the peers hear nothing of it; else the kernel closes their connections, as after a crash of the run.
+        """
+        if silent:
+            self.cut("silent")
+        self.end_all()
+        self._needs_share = True
+
+    def freeze(self) -> None:
+        """Stops every process with SIGSTOP: the host answers pings and nothing else. Look at no shared file here."""
+        self.signal_all(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Lets every process go on."""
+        self.signal_all(signal.SIGCONT)
+
+
+def _address(index: int) -> str:
+    return f"10.83.0.{index + 1}"
+
+
+class Hosts:
+    """The cluster, from `with Hosts(2) as hosts` to the end of the block.
+
+    Attributes:
+        share: the shared folder; the same path on every host, and only there.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        share: Literal["gluster", "bind"] = "gluster",
+        data_size: str = "256m",
+        share_size: str = "256m",
+        names: Names = "unknown",
+    ) -> None:
+        """Describes a cluster.
+
+        Args:
+            count: of hosts, up to 250.
+            share: "gluster" caches as a network's file system does, "bind" is one memory.
+            data_size: of each private disk, as tmpfs takes it, such as "64m".
+            share_size: of the shared folder.
+            names: whether hosts find each other by name: "loopback" as well, but each finds itself at 127.0.1.1, as
+                Debian's installer leaves it.
+        """
+        self._count, self._kind, self._data_size, self._share_size = count, share, data_size, share_size
+        self._names: Names = names
+        self._hosts: list[Host] = []
+        self._closing = contextlib.ExitStack()
+
+    def __enter__(self) -> "Hosts":
+        """Builds the cluster, or leaves nothing of it behind."""
+        with contextlib.ExitStack() as stack:
+            lab = Path(tempfile.mkdtemp(prefix="cluster_"))
+            stack.callback(shutil.rmtree, lab, ignore_errors=True)
+            self.share = lab / "share"
+            for name in ("data", "share", "output"):
+                (lab / name).mkdir()
+            hub = Machine("hub")
+            stack.callback(hub.close)
+            hub.run("ip", "link", "add", "name", "bridge0", "type", "bridge")
+            hub.run("ip", "address", "add", f"{HUB_ADDRESS}/24", "dev", "bridge0")
+            hub.run("ip", "link", "set", "bridge0", "up")
+            self._service: Share = (
+                Gluster(hub, HUB_ADDRESS, self.share, self._share_size)
+                if self._kind == "gluster"
+                else OneMemory(hub, self.share, self._share_size)
+            )
+            self._service.serve()
+            for index in range(self._count):
+                host = Host(index, hub, lab, self._data_size)
+                stack.callback(host.close)
+                self._hosts.append(host)
+                host.learn_names(self._count, self._names)
+                host.connect_share(self._service)
+            self._closing = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ends every process of every host and removes all files."""
+        self._hosts.clear()
+        self._closing.close()
+
+    def __getitem__(self, index: int) -> Host:
+        """Returns one host."""
+        return self._hosts[index]
+
+    def __iter__(self) -> Iterator[Host]:
+        """Yields the hosts by index."""
+        return iter(self._hosts)
+
+    def __len__(self) -> int:
+        """Returns the count of hosts."""
+        return len(self._hosts)
+
+    def share_fault(self, fault: Fault) -> None:
+        """Makes the shared folder "readonly" or "full" for all hosts, or, GlusterFS only, makes it hang."""
+        self._service.fail(fault)
+
+    def share_heal(self) -> None:
+        """Ends all faults of the shared folder."""
+        self._service.heal()

@@ -1,0 +1,157 @@
+"""One machine of a laboratory: a network, mounts and a host name of its own, and the processes that run in them.
+
+Machines share the root file system, the kernel and the numbering of processes with the real machine.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+HOLDER = Path(__file__).with_name("machine.sh")
+COMMAND_SECONDS = 60
+
+
+class Started:
+    """A process that a test started on a machine.
+
+    Attributes:
+        pid: of the process itself, as every machine and the test see it.
+        stdout_path, stderr_path: the files its output goes to, on the real machine.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], output: Path) -> None:
+        self.stdout_path, self.stderr_path = output.with_suffix(".out"), output.with_suffix(".err")
+        with self.stdout_path.open("wb") as out, self.stderr_path.open("wb") as err:
+            self._popen = subprocess.Popen(
+                command, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
+            )
+        self.pid = self._popen.pid  # nsenter and env replace themselves by the command
+
+    @property
+    def stdout(self) -> str:
+        """What it has written to standard output so far."""
+        return self.stdout_path.read_text(errors="replace")
+
+    @property
+    def stderr(self) -> str:
+        """What it has written to standard error so far."""
+        return self.stderr_path.read_text(errors="replace")
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended yet; a stopped process runs."""
+        return self._popen.poll() is None
+
+    def wait(self, timeout: float) -> int:
+        """Returns the exit status, -n after signal n; still running after `timeout` seconds fails the test."""
+        try:
+            return self._popen.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(
+                f"process {self.pid} still runs after {timeout} s\n{self.stdout}\n{self.stderr}"
+            ) from None
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """Sends a signal to this process alone; nothing where it has ended."""
+        self._popen.send_signal(number)
+
+    def tree(self) -> list[int]:
+        """Returns the ids of its descendants, parents first."""
+        children = _children()
+        found = list(children.get(self.pid, ()))
+        for pid in found:  # grows while it is read
+            found += children.get(pid, ())
+        return found
+
+
+class Machine:
+    """Namespaces held open until `close`, with everything that runs in them.
+
+    Attributes:
+        name: host name inside.
+        pid: of the process that holds the namespaces.
+    """
+
+    def __init__(self, name: str, mounts_of: "Machine | None" = None) -> None:
+        """Starts a machine with a loopback interface; its mounts start as a copy of another machine's, or of ours."""
+        enter = [] if mounts_of is None else ["nsenter", "--target", str(mounts_of.pid), "--mount"]
+        self._holder = subprocess.Popen(
+            [*enter, "unshare", "--mount", "--net", "--uts", "sh", str(HOLDER), name],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True, text=True,
+        )  # fmt: skip
+        self.name = name
+        self.pid: int = self._holder.pid
+        assert self._holder.stdout is not None
+        said = self._holder.stdout.readline()
+        if said != "ready\n":
+            raise RuntimeError(f"machine {name} does not start: {said}{self._holder.stdout.read()}")
+
+    def command(self, argv: Sequence[str], cwd: Path = Path("/")) -> list[str]:
+        """Returns the command that runs `argv` on this machine."""
+        enter = ["nsenter", "--target", str(self.pid), "--mount", "--net", "--uts"]
+        return [*enter, "env", f"--chdir={cwd}", *argv]
+
+    def run(self, *argv: str | Path) -> str:
+        """Runs a short command on this machine and returns its output.
+
+        Raises:
+            RuntimeError: it fails; with its output.
+        """
+        done = subprocess.run(
+            self.command([str(word) for word in argv]), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True, timeout=COMMAND_SECONDS, check=False,
+        )  # fmt: skip
+        if done.returncode:
+            raise RuntimeError(f"{self.name}: {' '.join(map(str, argv))}: status {done.returncode}\n{done.stdout}")
+        return done.stdout
+
+    def seen_from_here(self, path: Path) -> Path:
+        """Returns the path under which the test itself sees a file of this machine."""
+        return Path(f"/proc/{self.pid}/root") / path.relative_to("/")
+
+    def processes(self) -> list[int]:
+        """Returns the ids of all living processes of this machine, but for the one that holds it."""
+        own = os.readlink(f"/proc/{self.pid}/ns/net")
+        found = []
+        for entry in os.listdir("/proc"):
+            with contextlib.suppress(OSError):  # it ended meanwhile, or is a zombie
+                if entry.isdigit() and os.readlink(f"/proc/{entry}/ns/net") == own:
+                    found.append(int(entry))
+        return [pid for pid in found if pid != self.pid]
+
+    def signal_all(self, number: int) -> None:
+        """Sends a signal to every process of this machine."""
+        for pid in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def end_all(self) -> None:
+        """SIGKILL to every process of this machine until none is left."""
+        while self.processes():
+            self.signal_all(signal.SIGKILL)
+            time.sleep(0.005)
+
+    def close(self) -> None:
+        """Ends every process; the namespaces and what is mounted only there end with the last one."""
+        assert self._holder.stdin is not None
+        assert self._holder.stdout is not None
+        self._holder.stdin.close()
+        try:
+            self._holder.wait(COMMAND_SECONDS)
+        finally:
+            self._holder.kill()
+            self._holder.stdout.close()
+
+
+def _children() -> dict[int, list[int]]:
+    table: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        with contextlib.suppress(OSError):
+            if entry.isdigit():
+                parent = int(Path(f"/proc/{entry}/stat").read_text().rsplit(")", 1)[1].split()[1])
+                table.setdefault(parent, []).append(int(entry))
+    return table

@@ -1,0 +1,97 @@
+"""Real NFSv4.2 between two machines: user-mode Linux with the kernel's own NFS client and server.
+
+    node 0  10.98.0.1   serves a tmpfs of 64 MB and mounts it over loopback      ─┐ one network,
+    node 1  10.98.0.2   mounts it                                                ─┘ of their own
+
+The real machine's files are visible read-only at their own paths, so that its Python and the checkout work inside.
+Needs root and the packages user-mode-linux and busybox-static. One laboratory at a time stands on a machine.
+"""
+
+import fcntl
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+MACHINES = Path(__file__).with_name("nfs_machines.sh")
+MODULES = Path("/usr/lib/uml/modules")
+LOCK = "reagent_lite_nfs_lab.lock"
+
+
+class Ended(NamedTuple):
+    """How the job ended on one machine: exit status and everything it printed."""
+
+    code: int
+    output: str
+
+
+def lacking() -> list[str]:
+    """Names the packages that this machine lacks."""
+    needed = {"linux.uml": "user-mode-linux", "busybox": "busybox-static"}
+    return [package for program, package in needed.items() if shutil.which(program) is None]
+
+
+def run_on_two_machines(
+    job: str, seconds: float, mount_options: str = "vers=4.2", memory: str = "1200M"
+) -> dict[int, Ended]:
+    """Boots both machines, runs a shell script on each, and returns how it ended, by node.
+
+    Args:
+        job: run by sh in the shared folder, at the same time on both, with NODE (0 or 1), SHARED (the folder), ADDRESS
+            (own), FIRST (node 0's), IF (network interface, for GLOO_SOCKET_IFNAME and tc) and OUT (a writable folder
+            of the real machine, the same for both).
+        seconds: for everything, booting included (3 s; `import torch` takes 4.4 s inside, a first C++ error 8 s).
+        mount_options: of the NFS clients.
+        memory: of each machine.
+
+    Raises:
+        AssertionError: a machine did not come to the job's end in time; with what it said.
+    """
+    with _one_at_a_time(seconds), tempfile.TemporaryDirectory(prefix="nfs_lab_") as folder:
+        lab = Path(folder)
+        (lab / "memory").mkdir()
+        (lab / "job.sh").write_text(job)
+        modules = max(MODULES.iterdir())
+        environment = {
+            "PATH": os.environ["PATH"], "LINUX": _program("linux.uml"), "BUSYBOX": _program("busybox"),
+            "MODULES": str(modules), "MEMORY": memory, "OPTIONS": mount_options,
+        }  # fmt: skip
+        apart = ["unshare", "--mount", "--net", "--pid", "--fork", "--kill-child"]
+        limit = ["timeout", "--signal=KILL", str(seconds)]  # holds even where the test itself is killed
+        subprocess.run([*limit, *apart, "sh", str(MACHINES), folder], env=environment, check=False)
+        return {node: _ended(lab, node) for node in (0, 1)}
+
+
+def _ended(lab: Path, node: int) -> Ended:
+    status = lab / f"{node}.status"
+    if not status.exists():
+        files = [lab / f"{node}.{name}" for name in ("console", "boot", "output")]
+        said = "".join(f"\n== {file.name}\n{file.read_text(errors='replace')}" for file in files if file.exists())
+        raise AssertionError(f"node {node} did not come to the job's end{said}")
+    return Ended(int(status.read_text()), (lab / f"{node}.output").read_text(errors="replace"))
+
+
+def _program(name: str) -> str:
+    found = shutil.which(name)
+    assert found is not None, f"{name} is missing: {lacking()}"
+    return found
+
+
+@contextmanager
+def _one_at_a_time(seconds: float) -> Iterator[None]:
+    """Waits until no other laboratory stands: two would measure each other, and want 5 GB."""
+    with (Path(tempfile.gettempdir()) / LOCK).open("w") as lock:
+        deadline = time.monotonic() + 5 * seconds
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                assert time.monotonic() < deadline, f"another laboratory holds {lock.name}"
+                time.sleep(0.5)
+        yield

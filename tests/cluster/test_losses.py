@@ -1,0 +1,188 @@
+"""What hosts lose: network, power, time, the share; launchers with small workers, so that seconds are the run's own."""
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster.hosts import Host, Hosts
+from cluster.machine import Started
+
+ROOT = Path(__file__).resolve().parents[2]
+MACHINE = ROOT / "tests" / "distributed" / "machine.py"
+LOST_AFTER = 4.0
+
+
+class Run:
+    """A run of two hosts whose launchers print on files of their own."""
+
+    def __init__(self, hosts: Hosts) -> None:
+        self.hosts = hosts
+        self.options: dict[str, Any] = {}
+        self.started: list[Started] = []
+
+    def start(self, host: Host, *wrapper: str, **options: Any) -> Started:
+        given = {
+            "index": host.index, "count": 2, "host": host.name, "out": str(host.data),
+            "init_method": f"file://{self.hosts.share}/run.rdzv",
+            "settings": {"interface": None, "lost_after_seconds": LOST_AFTER, "heartbeat_seconds": 0.5},
+            **self.options, **options,
+        }  # fmt: skip
+        environment = {
+            "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "TORCH_CPP_LOG_LEVEL": "ERROR", "OMP_NUM_THREADS": "1",
+        }  # fmt: skip
+        self.started.append(host.start([*wrapper, sys.executable, MACHINE, json.dumps(given)], env=environment))
+        return self.started[-1]
+
+    def both(self, **options: Any) -> list[Started]:
+        self.options = options
+        return [self.start(host) for host in self.hosts]
+
+    def under_way(self) -> None:
+        """Waits until both hosts' workers have summed."""
+        deadline = time.monotonic() + 40
+        for host in self.hosts:
+            while not host.seen_from_here(host.data / f"step_{host.index}").exists():
+                logs = "\n".join(machine.stderr for machine in self.started)
+                assert time.monotonic() < deadline, f"no step on {host.name}:\n{logs}"
+                time.sleep(0.05)
+
+
+@pytest.fixture
+def run(two_hosts: Hosts) -> Iterator[Run]:
+    for host in two_hosts:
+        host.heal()
+        for file in host.seen_from_here(host.data).iterdir():
+            file.unlink() if file.is_file() else None
+    here = Run(two_hosts)
+    yield here
+    two_hosts.share_heal()
+    for host in two_hosts:
+        host.thaw()
+        host.heal()
+    for machine in here.started:
+        for pid in (*machine.tree(), machine.pid) if machine.running else ():
+            os.kill(pid, signal.SIGKILL)
+
+
+def said(machines: list[Started], code: int, words: str, within: float) -> None:
+    """Every launcher ends with the code and the words, in time."""
+    deadline = time.monotonic() + within
+    for machine in machines:
+        assert machine.wait(max(deadline - time.monotonic(), 0.1)) == code, machine.stderr
+        assert words in machine.stderr
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize("how", ["silent", pytest.param("link", marks=SLOW)])
+def test_a_cut_network_ends_both_sides_with_the_reason(run: Run, how: str) -> None:
+    both = run.both(steps=2000)
+    run.under_way()
+    run.hosts[1].cut(how)  # type: ignore[arg-type]
+    said(both[:1], 4, f"node 1 (host node1, pid {both[1].pid}): no sign of life for 4 s", LOST_AFTER + 8)
+    said(both[1:], 4, "lost node 0: run ", LOST_AFTER + 8)
+
+
+@SLOW
+def test_a_short_cut_is_survived(run: Run) -> None:
+    both = run.both(steps=120, restarts=0)
+    run.under_way()
+    run.hosts[1].cut("silent")
+    time.sleep(LOST_AFTER / 2)
+    run.hosts[1].heal()
+    assert [machine.wait(60) for machine in both] == [0, 0], both[0].stderr + both[1].stderr
+
+
+def test_after_a_longer_cut_the_run_begins_again(run: Run) -> None:
+    both = run.both(steps=60, restarts=2)
+    run.under_way()
+    run.hosts[1].cut("silent")
+    time.sleep(LOST_AFTER + 3)
+    run.hosts[1].heal()
+    assert [machine.wait(90) for machine in both] == [0, 0], both[0].stderr + both[1].stderr
+    for machine in both:
+        assert "restart 1 of at most 2" in machine.stderr
+
+
+@pytest.mark.parametrize(
+    ("victim", "silent"),
+    [(0, False), (1, True), pytest.param(0, True, marks=SLOW), pytest.param(1, False, marks=SLOW)],
+)
+def test_a_host_without_power_is_named_and_may_come_back(run: Run, victim: int, silent: bool) -> None:
+    both = run.both(steps=60, restarts=1)
+    run.under_way()
+    host, other = run.hosts[victim], both[1 - victim]
+    host.kill_all(silent=silent)
+    again = run.start(host)
+    assert (again.wait(90), other.wait(90)) == (0, 0), again.stderr + other.stderr
+    words = "lost node 0: run " if victim == 0 else f"node 1 (host node1, pid {both[1].pid})"
+    assert words in other.stderr
+    assert (run.hosts[0].read("sum_0"), run.hosts[1].read("sum_1")[:1]) == (
+        b"3 attempt 1 node 0 of 2 local 0",
+        b"3",
+    ) or (victim == 0 and run.hosts[0].read("sum_0") == b"3 attempt 0 node 0 of 2 local 0")
+
+
+@pytest.mark.parametrize("victim", [1, pytest.param(0, marks=SLOW)])
+def test_a_frozen_host_is_lost_and_ends_when_it_thaws(run: Run, victim: int) -> None:
+    both = run.both(steps=2000)
+    run.under_way()
+    run.hosts[victim].freeze()
+    words = "lost node 0: run " if victim == 0 else "node 1 (host node1"
+    said([both[1 - victim]], 4, words, LOST_AFTER + 8)
+    run.hosts[victim].thaw()
+    said([both[victim]], 4, "", 20)
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("readonly", "expected a folder that every machine reaches and node 0 can write, got "),
+        ("full", "No space left on device"),
+        pytest.param("hangs", "(the share hangs)", marks=SLOW),
+    ],
+)
+def test_a_share_that_cannot_be_used(run: Run, fault: str, words: str) -> None:
+    run.hosts.share_fault(fault)  # type: ignore[arg-type]
+    machine = run.start(run.hosts[0])
+    deadline = time.monotonic() + 45
+    while words not in machine.stderr:
+        assert time.monotonic() < deadline, machine.stderr
+        time.sleep(0.1)
+    run.hosts.share_heal()  # a process ends when its last call to a share that hangs does: the kernel's rule
+    said([machine], 3, "share", 20)
+
+
+@SLOW
+def test_a_share_that_hangs_later_does_not_matter(run: Run) -> None:
+    both = run.both(steps=60)
+    run.under_way()
+    run.hosts.share_fault("hangs")
+    deadline = time.monotonic() + 60
+    while not run.hosts[0].seen_from_here(run.hosts[0].data / "sum_0").exists():
+        assert time.monotonic() < deadline, both[0].stderr
+        time.sleep(0.1)
+    run.hosts.share_heal()
+    assert [machine.wait(60) for machine in both] == [0, 0], both[0].stderr + both[1].stderr
+
+
+def test_a_clock_an_hour_off(run: Run, need_faketime: None) -> None:
+    other = run.start(run.hosts[1], "faketime", "-f", "+1h")
+    first = run.start(run.hosts[0])
+    assert (first.wait(60), other.wait(60)) == (0, 0), first.stderr + other.stderr
+
+
+@pytest.mark.parametrize("names", ["loopback", pytest.param("known", marks=SLOW)])
+def test_host_names_are_not_needed(need_gluster: None, names: str) -> None:
+    """Names that resolve, and Debian's own name as 127.0.1.1; in all other tests of this file names do not resolve."""
+    with Hosts(2, names=names) as hosts:  # type: ignore[arg-type]
+        both = Run(hosts).both()
+        assert [machine.wait(60) for machine in both] == [0, 0], both[0].stderr + both[1].stderr
+        assert hosts[0].read("sum_0") == b"3 attempt 0 node 0 of 2 local 0"

@@ -1,0 +1,63 @@
+"""Which machine this is: every scheduler's variables, and every contradiction."""
+
+import pytest
+
+from reagent_lite.distributed.nodes import Node, find_node
+from reagent_lite.errors import ConfigError
+
+SLURM = {"SLURM_NODEID": "1", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "2", "SLURM_LOCALID": "0"}
+TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1",
+            "GROUP_WORLD_SIZE": "2"}  # fmt: skip
+ACCELERATE = {key: value for key, value in TORCHRUN.items() if not key.startswith("GROUP")}
+
+
+@pytest.mark.parametrize(
+    ("index", "count", "environment", "expected"),
+    [
+        (None, 1, {}, Node(0, 1)),
+        (0, 1, {}, Node(0, 1)),
+        (2, 3, {}, Node(2, 3)),
+        (None, 1, SLURM, Node(1, 2)),
+        (None, 2, SLURM, Node(1, 2)),
+        (1, 2, SLURM, Node(1, 2)),
+        # an interactive shell in an allocation of two machines: no step, so one machine
+        (None, 1, {"SLURM_NODEID": "0", "SLURM_NNODES": "2", "SLURM_JOB_NUM_NODES": "2"}, Node(0, 1)),
+        (None, 4, {"JOB_COMPLETION_INDEX": "3"}, Node(3, 4)),
+        # an indexed job of runs that have nothing to do with each other
+        (None, 1, {"JOB_COMPLETION_INDEX": "3"}, Node(0, 1)),
+        (None, 1, {"PET_NODE_RANK": "1", "PET_NNODES": "2"}, Node(1, 2)),
+        (None, 1, {"PET_NODE_RANK": "1", "PET_NNODES": "2:2"}, Node(1, 2)),
+        (None, 1, {"SKYPILOT_NODE_RANK": "0", "SKYPILOT_NUM_NODES": "3"}, Node(0, 3)),
+        (None, 1, {**SLURM, "SKYPILOT_NODE_RANK": "1", "SKYPILOT_NUM_NODES": "2"}, Node(1, 2)),
+        (None, 1, TORCHRUN, Node(1, 2)),
+        (1, 2, TORCHRUN, Node(1, 2)),
+        (None, 1, ACCELERATE, Node(1, 2)),
+    ],
+)
+def test_who_says_what(index: int | None, count: int, environment: dict[str, str], expected: Node) -> None:
+    assert find_node(index=index, count=count, environment=environment) == expected
+
+
+@pytest.mark.parametrize(
+    ("index", "count", "environment", "words"),
+    [
+        (1, 1, {}, "node_index: expected 0 while num_nodes is 1, got 1"),
+        (3, 3, {}, "node_index: expected 0 to 2, as num_nodes is 3, got 3"),
+        (-1, 3, {}, "node_index: expected 0 to 2, as num_nodes is 3, got -1"),
+        (None, 2, {}, "node_index: expected 0 to 1, as num_nodes is 2, got nothing"),
+        (0, 2, SLURM, "node_index: expected 1, as SLURM_NODEID says, got 0"),
+        (None, 3, SLURM, "num_nodes: expected 2, as SLURM_STEP_NUM_NODES says, got 3"),
+        (None, 2, {**SLURM, "SLURM_LOCALID": "1"}, "srun --ntasks-per-node=1"),
+        (None, 4, {"JOB_COMPLETION_INDEX": "4"}, "JOB_COMPLETION_INDEX: expected 0 to 3, as num_nodes is 4, got 4"),
+        (None, 2, {"JOB_COMPLETION_INDEX": "one"}, "JOB_COMPLETION_INDEX: expected a fixed number, got 'one'"),
+        (None, 1, {"PET_NODE_RANK": "1", "PET_NNODES": "1:4"}, "PET_NNODES: expected a fixed number, got '1:4'"),
+        (None, 1, {**SLURM, "SKYPILOT_NODE_RANK": "0", "SKYPILOT_NUM_NODES": "2"},
+         "SLURM_NODEID: expected 0, as SKYPILOT_NODE_RANK says, got 1"),
+        (0, 1, TORCHRUN, "node_index: expected 1, as GROUP_RANK says, got 0"),
+        (None, 3, TORCHRUN, "num_nodes: expected 2, as GROUP_WORLD_SIZE says, got 3"),
+    ],
+)  # fmt: skip
+def test_contradictions_name_both_sides(index: int | None, count: int, environment: dict[str, str], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        find_node(index=index, count=count, environment=environment)
+    assert words in str(caught.value)

@@ -1,0 +1,348 @@
+"""Machines that meet through a file: who comes, who does not, who should not; real launchers on loopback."""
+
+import json
+import os
+import signal
+import socket
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from machines import Machine, appears, machines
+
+from reagent_lite.distributed.meeting_file import MeetingFile, Record
+from reagent_lite.errors import ConfigError
+
+Start = Callable[..., Machine]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    with machines(tmp_path) as starter:
+        yield starter
+
+
+def runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def record(**changes: object) -> str:
+    fields = {
+        "nonce": "0" * 32, "run": "old", "attempt": 0, "address": "127.0.0.1", "interface": "lo", "port": 1,
+        "num_nodes": 2, "host": "elsewhere", "pid": 77, "started": "2026-01-01T00:00:00+00:00",
+    }  # fmt: skip
+    return json.dumps({"schema_version": 1, **fields, **changes})
+
+
+@pytest.mark.parametrize("before", [None, "", "no record at all", record()])
+def test_machines_meet_whatever_the_file_was(tmp_path: Path, start: Start, before: str | None) -> None:
+    """No file, an empty one, rubbish, and a stale record whose port is dead; uneven processes: ranks by prefix sums."""
+    file = tmp_path / "run.rdzv"
+    if before is not None:
+        file.write_text(before)
+    last = start(1, processes=2)
+    time.sleep(0.5)
+    first = start(0, processes=1)  # node 0 last
+    assert (first.ended(), last.ended()) == (0, 0), first.log + last.log
+    assert first.output() == "6 attempt 0 node 0 of 2 local 0\n"  # ranks 1 + 2 + 3
+    assert last.output() == ""
+    assert (tmp_path / "out" / "sum_2").read_text() == "6 attempt 0 node 1 of 2 local 1"
+    assert not file.exists()
+    assert [entry.name for entry in tmp_path.iterdir() if entry.name.startswith(".")] == []
+    assert ("is left from run old of host elsewhere, pid 77" in first.log) == (before == record())
+
+
+def test_a_silent_server_where_the_old_store_was_is_no_store(tmp_path: Path, start: Start) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as foreign:
+        (tmp_path / "run.rdzv").write_text(record(port=foreign.getsockname()[1]))
+        other = start(1)
+        time.sleep(1.0)  # it has asked the silent one
+        first = start(0)
+        assert (first.ended(), other.ended()) == (0, 0), first.log + other.log
+
+
+def test_another_store_where_the_old_one_was_is_not_joined(tmp_path: Path, start: Start) -> None:
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5))
+    server.set("nonce", "another run's")
+    (tmp_path / "run.rdzv").write_text(record(port=server.port))
+    other, first = start(1), start(0)
+    assert (first.ended(), other.ended()) == (0, 0), first.log + other.log
+    assert not server.check(["node/1"])
+
+
+def test_the_file_is_private_and_names_who_listens(tmp_path: Path, start: Start) -> None:
+    first = start(0)
+    first.says("listens at")
+    file = tmp_path / "run.rdzv"
+    found = MeetingFile(file).read()
+    assert isinstance(found, Record)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert (found.address, found.interface, found.num_nodes, found.pid) == ("127.0.0.1", "lo", 2, first.process.pid)
+    listening = [line.split()[1] for line in Path("/proc/net/tcp").read_text().splitlines() if " 0A " in line]
+    assert f"0100007F:{found.port:04X}" in listening
+    assert f"00000000:{found.port:04X}" not in listening
+    first.process.send_signal(signal.SIGTERM)
+    assert first.ended() == 75
+    assert not file.exists()
+
+
+def test_a_missing_machine_is_named_by_all_who_came(start: Start) -> None:
+    came = [start(index, 3, settings={"join_timeout_seconds": 4}) for index in (0, 2)]
+    for machine in came:
+        assert machine.ended() == 3
+        assert "rendezvous of 3 machines: expected all of them within 4 s, got no sign of node 1" in machine.log
+
+
+def test_without_node_0_the_others_say_what_they_looked_for(tmp_path: Path, start: Start) -> None:
+    (tmp_path / "run.rdzv").write_text(record())
+    other = start(1, settings={"join_timeout_seconds": 2})
+    assert other.ended() == 3
+    assert "expected node 0 within 2 s, got run old of host elsewhere, pid 77, at 127.0.0.1:1 since " in other.log
+    assert "which does not answer" in other.log
+
+
+def test_two_machines_of_one_number(start: Start) -> None:
+    first = start(0, 3)
+    one = start(1, 3, host="alpha")
+    first.says("listens")
+    time.sleep(2.0)
+    two = start(1, 3, host="beta")
+    assert two.ended() == 3
+    assert f"taken by host alpha, pid {one.process.pid}; this is host beta, pid {two.process.pid}" in two.log
+    third = start(2, 3)  # the run is not disturbed
+    assert [machine.ended() for machine in (first, one, third)] == [0, 0, 0]
+
+
+def test_a_place_is_free_again_after_its_machine_went_away(start: Start) -> None:
+    first = start(0, 3)
+    gone = start(1, 3)
+    time.sleep(3.0)
+    gone.process.kill()
+    first.says("node 1 (host host1")
+    assert "went away before all had come; its place is free again" in first.log
+    others = [start(1, 3), start(2, 3)]
+    assert [machine.ended() for machine in (first, *others)] == [0, 0, 0]
+
+
+def test_two_jobs_on_one_file(start: Start, tmp_path: Path) -> None:
+    running = [start(index, work="sum", steps=2000) for index in (0, 1)]
+    appears(tmp_path / "out" / "step_1")
+    second = start(0)
+    assert second.ended() == 3
+    assert f"expected a file that no live run uses, got run " in second.log  # noqa: F541
+    assert f"pid {running[0].process.pid}, at 127.0.0.1:" in second.log
+    assert "--force" in second.log
+    forced = start(0, force=True)
+    for machine in running:
+        assert machine.ended() == 4
+        assert f"ended by --force from host {socket.gethostname()}, pid {forced.process.pid}" in machine.log
+    assert start(1).ended() == 0
+    assert forced.ended() == 0
+
+
+@pytest.mark.parametrize(
+    ("mine", "code", "words"),
+    [
+        ({"config": {"epochs": 2, "seed": 1}}, 3, "config key epochs: expected 1 as on node 0 (host host0, pid"),
+        ({"versions": {"torch": "2.12.0"}}, 3, "version of torch: expected 2.13.0+cpu as on node 0"),
+        ({"gpus": ["GPU-a"]}, 3, "GPU GPU-a: expected used by node 0"),
+        ({"problem": "data.json: expected rows, got none"}, 2, "data.json: expected rows, got none"),
+        ({"count": 3}, 3, "num_nodes: expected 2 as on node 0"),
+    ],
+)
+def test_machines_that_do_not_fit_together(start: Start, mine: dict[str, object], code: int, words: str) -> None:
+    base = {"config": {"epochs": 1, "seed": 1}, "versions": {"torch": "2.13.0+cpu"}, "gpus": ["GPU-a"]}
+    count = mine.pop("count", 2)
+    settings = {"join_timeout_seconds": 8}
+    first = start(0, 2, **base, settings=settings)
+    other = start(1, count, **{**base, "gpus": [], **mine}, settings=settings)
+    assert other.ended() == code
+    assert words in other.log
+    if count == 2:
+        assert first.ended() == code
+        assert words in first.log
+        assert "config key seed" not in first.log
+    assert first.ended() in (2, 3)
+
+
+def test_a_patch_version_is_a_warning(start: Start) -> None:
+    both = [start(index, versions={"torch": f"2.13.{index}"}) for index in (0, 1)]
+    assert [machine.ended() for machine in both] == [0, 0]
+    assert "warning: torch is 2.13.0 on node 0" in both[1].log
+
+
+@pytest.mark.parametrize(
+    ("work", "code", "words"),
+    [
+        ("kill", 4, "rank 1 of 2 (node 1, local rank 0): expected a worker that trains to the end, got ended by "
+                    "signal 9 (SIGKILL)"),
+        ("stop", 4, "rank 1 of 2 (node 1, local rank 0): expected a running worker, got stopped"),
+        ("raise", 2, "rank 1 of 2 (node 1, local rank 0): file.json:3: expected a number, got text"),
+        ("crash", 4, "ValueError('something unexpected')"),
+    ],
+)  # fmt: skip
+def test_every_launcher_says_why(start: Start, tmp_path: Path, work: str, code: int, words: str) -> None:
+    both = [start(index, work=work, steps=1000) for index in (0, 1)]
+    appears(tmp_path / "out" / "step_1")
+    failed = time.monotonic()
+    for machine in both:
+        assert machine.ended(30.0) == code
+        assert machine.log.count(words) == 1
+    assert time.monotonic() - failed < 15
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_launcher_that_is_killed_takes_its_workers_along_and_the_other_says_so(
+    start: Start, tmp_path: Path, victim: int
+) -> None:
+    both = [start(index, steps=1000) for index in (0, 1)]
+    appears(tmp_path / "out" / f"step_{victim}")
+    worker = int((tmp_path / "out" / f"pid_{victim}").read_text())
+    both[victim].process.kill()
+    other = both[1 - victim]
+    assert other.ended(30.0) == 4
+    words = "lost node 0: run " if victim == 0 else "node 1 (host host1, pid"
+    assert words in other.log
+    assert not runs(worker)
+
+
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_launcher_that_stops_is_lost(start: Start, tmp_path: Path, victim: int) -> None:
+    both = [start(index, steps=1000) for index in (0, 1)]
+    appears(tmp_path / "out" / f"step_{victim}")
+    time.sleep(0.5)
+    stopped = time.monotonic()
+    both[victim].process.send_signal(signal.SIGSTOP)
+    other = both[1 - victim]
+    assert other.ended(30.0) == 4
+    assert time.monotonic() - stopped < 15
+    words = "lost node 0: run " if victim == 0 else f"node 1 (host host1, pid {both[1].process.pid}): no sign of life"
+    assert words in other.log
+    both[victim].process.send_signal(signal.SIGCONT)
+    assert both[victim].ended(30.0) == 4
+
+
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_machine_that_is_started_again_joins_again(start: Start, tmp_path: Path, victim: int) -> None:
+    options = {"steps": 150, "restarts": 2}
+    both = [start(index, **options) for index in (0, 1)]
+    appears(tmp_path / "out" / f"step_{victim}")
+    both[victim].process.kill()
+    again = start(victim, **options)
+    other = both[1 - victim]
+    assert (again.ended(), other.ended()) == (0, 0), again.log + other.log
+    assert (tmp_path / "out" / "sum_1").exists()
+    assert "restart 1 of at most 2" in other.log
+
+
+def test_restarts_end(start: Start, tmp_path: Path) -> None:
+    """The victim is killed in the first attempt only, so that one restart is enough; with none the run ends."""
+    both = [start(index, work="kill", steps=20, restarts=1) for index in (0, 1)]
+    assert [machine.ended() for machine in both] == [0, 0], both[0].log
+    assert both[0].output() == "3 attempt 1 node 0 of 2 local 0\n"
+
+
+@pytest.mark.parametrize("victim", [1, pytest.param(0, marks=pytest.mark.slow)])
+def test_told_to_end(start: Start, tmp_path: Path, victim: int) -> None:
+    both = [start(index, steps=2000, restarts=3) for index in (0, 1)]
+    for rank in (0, 1):
+        appears(tmp_path / "out" / f"step_{rank}")
+    both[victim].process.send_signal(signal.SIGTERM)
+    assert [machine.ended(30.0) for machine in both] == [75, 75], both[0].log + both[1].log
+
+
+def test_by_address_without_a_file(start: Start) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    both = [start(index, init_method=f"tcp://localhost:{port}") for index in (1, 0)]
+    assert [machine.ended() for machine in both] == [0, 0], both[0].log + both[1].log
+
+
+@pytest.mark.parametrize(
+    ("init_method", "code", "words"),
+    [
+        ("tcp://no.such.host.invalid:3000", 3, "host name 'no.such.host.invalid': expected a name that this machine"),
+        ("tcp://192.0.2.200:3000", 3, "expected an address of node 0, which has "),
+        ("tcp://localhost", 2, "expected file:///share/name.rdzv or tcp://host:port, got 'tcp://localhost'"),
+        ("env://", 2, "env:// is for torchrun and accelerate launch"),
+        ("file://share/run", 2, "Three slashes"),
+        ("file:///no/such/folder/run", 3, "share /no/such/folder: expected a folder that every machine reaches"),
+        (None, 2, "init_method: expected file:///share/name.rdzv where 2 machines meet, got nothing"),
+    ],
+)
+def test_meeting_places_that_are_none(start: Start, init_method: str | None, code: int, words: str) -> None:
+    machine = start(0, init_method=init_method)
+    assert machine.ended() == code
+    assert words in machine.log
+
+
+def test_an_interface_that_is_not_there(start: Start) -> None:
+    machine = start(0, settings={"interface": "nosuch0"})
+    assert machine.ended() == 3
+    assert "rendezvous.interface: expected an interface or address of this machine: " in machine.log
+    assert "lo (127.0.0.1)" in machine.log
+
+
+def test_a_port_that_is_taken(start: Start) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        machine = start(0, settings={"port": holder.getsockname()[1]})
+        assert machine.ended() == 3
+    assert "Choose another rendezvous.port" in machine.log
+
+
+def test_a_share_that_cannot_be_written(start: Start, tmp_path: Path) -> None:
+    if os.getuid() == 0:
+        share = Path("/proc/self")  # where not even root can make a file
+    else:
+        share = tmp_path / "share"
+        share.mkdir(mode=0o500)
+    machine = start(0, init_method=f"file://{share}/run.rdzv")
+    assert machine.ended() == 3
+    assert f"share {share}: expected a folder that every machine reaches and node 0 can write" in machine.log
+
+
+def test_a_record_is_read_while_it_is_replaced(tmp_path: Path) -> None:
+    """A reader sees the old record or the new one, never a part."""
+    file = MeetingFile(tmp_path / "run.rdzv")
+    records = [Record.model_validate_json(record(port=port)) for port in (1, 2)]
+    file.publish(records[0])
+    stop = threading.Event()
+
+    def write() -> None:
+        while not stop.is_set():
+            for one in records:
+                file.publish(one)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        seen, deadline = [], time.monotonic() + 20
+        while time.monotonic() < deadline and len({str(one) for one in seen}) < 2:
+            seen += [file.read() for _ in range(300)]
+    finally:
+        stop.set()
+        writer.join()
+    assert {one.port for one in seen if isinstance(one, Record)} == {1, 2}
+    assert [one for one in seen if not isinstance(one, Record)] == []
+
+
+def test_only_its_own_record_is_removed(tmp_path: Path) -> None:
+    file = MeetingFile(tmp_path / "run.rdzv")
+    file.publish(Record.model_validate_json(record(nonce="mine")))
+    file.remove("another's")
+    assert file.path.exists()
+    file.remove("mine")
+    assert not file.path.exists()
+
+
+def test_a_url_with_a_relative_path_is_refused() -> None:
+    with pytest.raises(ConfigError, match="Three slashes"):
+        MeetingFile.of("file:run.rdzv")

@@ -1,0 +1,69 @@
+"""Signals: noted while learning, heeded at once elsewhere, and handed back afterwards."""
+
+import os
+import signal
+import threading
+
+import pytest
+
+from reagent_lite.errors import Preempted
+from reagent_lite.training.stop import SIGNALS, StopSignal
+
+
+def send(number: signal.Signals) -> None:
+    os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_elsewhere_a_signal_ends_the_work_at_once(number: signal.Signals) -> None:
+    with StopSignal() as stop, pytest.raises(Preempted, match=f"{number.name}: nothing was saved yet") as error:
+        send(number)
+    assert error.value.exit_code == 75
+    assert stop.wanted
+
+
+def learn(stop: StopSignal, *numbers: signal.Signals) -> None:
+    with stop.deferred():
+        assert not stop.wanted
+        for number in numbers:
+            send(number)
+        assert stop.wanted
+        stop.standing = "checkpoint 7 stands"
+    raise AssertionError("the signal was lost where nobody asked")
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_while_learning_a_signal_waits_to_be_asked(number: signal.Signals) -> None:
+    with StopSignal() as stop, pytest.raises(Preempted, match=f"{number.name}: checkpoint 7 stands"):
+        learn(stop, number)
+
+
+def test_a_second_interrupt_does_not_wait() -> None:
+    with StopSignal() as stop, pytest.raises(KeyboardInterrupt):
+        learn(stop, signal.SIGINT, signal.SIGINT)
+
+
+def test_a_second_termination_waits() -> None:
+    with StopSignal() as stop, pytest.raises(Preempted):
+        learn(stop, signal.SIGTERM, signal.SIGTERM)
+
+
+def test_handlers_are_handed_back() -> None:
+    before = [signal.getsignal(number) for number in SIGNALS]
+    with StopSignal():
+        assert all(signal.getsignal(number) not in before for number in SIGNALS)
+    assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+def test_other_threads_listen_to_nothing() -> None:
+    seen = []
+
+    def work() -> None:
+        with StopSignal() as stop, stop.deferred():
+            seen.append(signal.getsignal(signal.SIGTERM))
+
+    before = signal.getsignal(signal.SIGTERM)
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [before]

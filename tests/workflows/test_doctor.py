@@ -1,0 +1,399 @@
+"""The doctor: one fault at a time on this machine, then two machines as two processes on loopback."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from oracles.logs import candidate_rows, random_rows, write_lines
+from oracles.runs import ROOT
+
+from reagent_lite.config.rendezvous import RendezvousConfig
+from reagent_lite.distributed.inspection import Mount, find_mount, parse_gpus
+from reagent_lite.distributed.link import Link, connect
+from reagent_lite.distributed.meeting_file import Record
+from reagent_lite.distributed.membership import Membership
+from workflows.doctoring import main
+from workflows.doctoring_report import Row
+from workflows.doctoring_together import Talk, _reach, _share
+
+RECORD = {
+    "nonce": "0" * 32, "run": "old", "attempt": 0, "address": "127.0.0.1", "interface": "lo", "port": 1,
+    "num_nodes": 2, "host": "elsewhere", "pid": 77, "started": "2026-01-01T00:00:00+00:00",
+}  # fmt: skip
+LOOPBACK = {"rendezvous": {"interface": "lo"}}
+Examine = Callable[..., tuple[int, dict[str, list[dict[str, str]]]]]
+
+
+@pytest.fixture(autouse=True)
+def _places(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = tmp_path_factory.getbasetemp()
+    monkeypatch.setenv("REAGENT_LITE_CACHE", str(base / "kernels"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(base / "cache"))
+
+
+@pytest.fixture
+def examine(tmp_path: Path, small: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> Examine:
+    """examine({changed keys}, *arguments) -> exit code, rows by name; without training on other machines."""
+
+    def start(changes: dict[str, Any], *arguments: str) -> tuple[int, dict[str, list[dict[str, str]]]]:
+        tree = {key: value for key, value in (small | changes).items() if value is not None}
+        file = tmp_path / "config.json"
+        file.write_text(json.dumps(tree))
+        code = main(["--config", str(file), "--alone", *arguments])
+        captured = capsys.readouterr()
+        report = json.loads(captured.out)
+        rows: dict[str, list[dict[str, str]]] = {}
+        for row in report["rows"]:
+            rows.setdefault(row["name"], []).append(row)
+            assert row["name"] in captured.err
+        states = [row["state"] for row in report["rows"]]
+        assert report["counts"] == {name: states.count(name) for name in ("ok", "warning", "FAILED", "skipped")}
+        assert report["ok"] == (code == 0)
+        for row in report["rows"]:
+            assert (row["todo"] == "") == (row["state"] in ("ok", "skipped")), row
+        return code, rows
+
+    return start
+
+
+def failures(rows: dict[str, list[dict[str, str]]]) -> list[str]:
+    return sorted({row["name"] for several in rows.values() for row in several if row["state"] == "FAILED"})
+
+
+def test_a_machine_alone_that_can_train(examine: Examine, tmp_path: Path) -> None:
+    data = tmp_path / "data" / "log.jsonl"
+    eval_data = write_lines(tmp_path / "data" / "eval.jsonl", random_rows(50, seed=1))
+    code, rows = examine({"eval_data_path": str(eval_data)})
+    assert code == 0
+    # 200 rows of some 300 bytes lie within the first block of 2^18
+    assert rows["training data"][0]["found"].startswith(f"{data}: 1 file(s), ")
+    assert rows["training data"][0]["found"].endswith("the first 200 rows have no fault")
+    assert rows["eval data"][0]["found"].endswith("the first 50 rows have no fault")
+    assert rows["config"][0]["found"].endswith("is valid for workflows.dqn")
+    assert rows["machines"][0]["found"] == "one machine"
+    assert rows["share"][0]["state"] == rows["network"][0]["state"] == "skipped"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "data"]  # nothing is left behind
+    assert sorted(path.name for path in (tmp_path / "data").iterdir()) == ["eval.jsonl", "log.jsonl"]
+
+
+def test_all_errors_of_a_config_are_in_its_row(examine: Examine) -> None:
+    code, rows = examine({"epochs": "two", "trainin": {}}, "--set", "rl.gama=0.5")
+    assert code == 2
+    found = rows["config of workflows.dqn"][0]["found"]
+    for where in ("epochs", "trainin", "rl.gama"):
+        assert where in found
+    assert rows["all else"][0]["state"] == "skipped"
+
+
+def test_candidates_are_read_as_such(examine: Examine, tmp_path: Path) -> None:
+    """No actions are named, and there is data: a config of workflows.parametric_dqn."""
+    log = write_lines(tmp_path / "data" / "candidates.jsonl", candidate_rows(30))
+    code, rows = examine({"actions": None, "training_data_path": str(log)})
+    assert code == 0, failures(rows)
+    assert rows["config"][0]["found"].endswith("is valid for workflows.parametric_dqn")
+    assert rows["training data"][0]["found"].endswith("the first 30 rows have no fault")
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (lambda rows: None, "nothing at this path"),
+        (lambda rows: rows.__setitem__(6, rows[6] | {"action_probability": 1.5}), "log.jsonl:7"),
+        (lambda rows: [row.pop("reward") for row in rows], "a column 'reward'"),
+    ],
+    ids=["missing", "a row", "a column"],
+)
+def test_data_that_cannot_be_learned_from(examine: Examine, tmp_path: Path, edit: Any, words: str) -> None:
+    rows = random_rows(20)
+    edit(rows)
+    log = tmp_path / "bad" / "log.jsonl"
+    if words != "nothing at this path":
+        write_lines(log, rows)
+    code, found = examine({"training_data_path": str(log)})
+    assert code == 2
+    assert "training data" in failures(found)
+    assert words in found["training data"][0]["found"]
+
+
+def test_a_parquet_file_that_ends_early(examine: Examine, tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    whole = tmp_path / "rows.parquet"
+    pa.parquet.write_table(pa.Table.from_pylist(random_rows(40, missing=0.0)), whole)
+    code, rows = examine({"training_data_path": str(whole)})
+    assert code == 0, failures(rows)
+    assert rows["training data"][0]["found"].endswith("the first 40 rows have no fault")
+    whole.write_bytes(whole.read_bytes()[:-20])
+    code, rows = examine({"training_data_path": str(whole)})
+    assert code == 2
+    assert "a complete Parquet file" in rows["training data"][0]["found"]
+
+
+def test_a_normalization_file_that_lacks_a_feature(examine: Examine, tmp_path: Path) -> None:
+    file = tmp_path / "norm.json"
+    file.write_text(json.dumps({"0": {"feature_type": "CONTINUOUS", "mean": 0, "stddev": 1}}))
+    code, rows = examine({"state_norm_data_path": str(file)})
+    assert (code, failures(rows)) == (2, ["training data"])
+    assert "none for 2 of 3: 1, 2" in rows["training data"][1]["found"]
+
+
+def test_a_shard_without_rows_is_worth_a_warning_among_others(examine: Examine, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    changes = {"training_data_path": str(tmp_path / "empty")}
+    code, rows = examine(changes)
+    assert (code, rows["training data"][0]["state"]) == (2, "FAILED")
+    meeting = {"num_nodes": 2, "node_index": 1, "init_method": f"file://{tmp_path}/run.rdzv"} | LOOPBACK
+    _, rows = examine(changes | meeting)
+    assert rows["training data"][0]["state"] == "warning"
+
+
+@pytest.mark.parametrize(
+    ("section", "words"),
+    [({"env": "cartpole_v2"}, "Did you mean 'cartpole_v1'?"), ({"env": "./broken.cuh"}, "broken.cuh"), ({}, "")],
+    ids=["unknown", "does not compile", "whole"],
+)
+def test_environments(
+    examine: Examine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, section: dict[str, str], words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken.cuh").write_text("this is no environment\n")
+    simulation = {"env": "cartpole_v1", "share": 0} | section
+    code, rows = examine({"simulation": simulation})
+    assert code == (2 if words else 0)
+    row = rows["environment"][0]
+    assert words in row["found"] + row["todo"]
+    if not words:
+        assert row["found"] == "cartpole_v1 compiles for cpu: 4 features, 2 choices"
+
+
+def test_an_output_below_a_file(examine: Examine, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    code, rows = examine({"model_output_path": str(tmp_path / "file" / "out")})
+    assert (code, failures(rows)) == (2, ["model_output_path"])
+
+
+def test_who_this_machine_is_must_be_known(examine: Examine, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, rows = examine({"num_nodes": 2})
+    assert (code, failures(rows)) == (2, ["machines"])
+    monkeypatch.setenv("JOB_COMPLETION_INDEX", "1")
+    _, rows = examine({"num_nodes": 2})
+    assert rows["machines"][0]["found"] == "node 1 by the scheduler's variable, of 2 by the JSON"
+
+
+MEETINGS = {
+    "no init_method": (None, "share", "2 machines and no init_method"),
+    "a file in place of the folder": ("file://{0}/file/run.rdzv", "share", "/file is a file"),
+    "no folder": ("file:///no/such/folder/run.rdzv", "share", "/no/such/folder is not there"),
+    "two slashes": ("file://share/run.rdzv", "share", "file:///absolute/path"),
+    "a name without an address": ("tcp://no-such-host.invalid:29500", "network", "a name that this machine resolves"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("method", "name", "words"), MEETINGS.values(), ids=MEETINGS)
+def test_places_where_nobody_meets(examine: Examine, tmp_path: Path, method: str | None, name: str, words: str) -> None:
+    (tmp_path / "file").write_text("")
+    method = None if method is None else method.format(tmp_path)
+    code, rows = examine({"num_nodes": 2, "init_method": method} | LOOPBACK, "--node_index", "0")
+    assert code == 2
+    assert name in failures(rows)
+    assert words in rows[name][-1]["found"]
+
+
+def test_a_port_that_is_taken_and_a_share_that_cannot_be_written(examine: Examine) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        changes = {
+            "num_nodes": 2, "init_method": "file:///proc/self/run.rdzv",  # where not even root can make a file
+            "rendezvous": {"interface": "lo", "port": holder.getsockname()[1]},
+        }  # fmt: skip
+        code, rows = examine(changes, "--node_index", "0")
+        assert (code, failures(rows)[:1]) == (2, ["network"])
+        assert "Choose another rendezvous.port" in rows["network"][-1]["todo"]
+        assert rows["share: write and read"][0]["state"] == "FAILED"
+        _, rows = examine(changes, "--node_index", "1")
+        assert rows["share: write and read"][0]["state"] == "warning"
+
+
+def test_whose_record_is_in_the_file(examine: Examine, tmp_path: Path) -> None:
+    file = tmp_path / "run.rdzv"
+    changes = {"num_nodes": 2, "init_method": f"file://{file}"} | LOOPBACK
+    file.write_text(json.dumps({"schema_version": 1, **RECORD}))
+    code, rows = examine(changes, "--node_index", "0")
+    assert code == 0, failures(rows)
+    assert "is left from run old of host elsewhere, pid 77" in rows["share: file"][0]["found"]
+    with store() as server:
+        file.write_text(json.dumps({"schema_version": 1, **RECORD, "port": server.port}))
+        server.set("nonce", RECORD["nonce"])
+        _, rows = examine(changes, "--node_index", "0")
+        assert "is used by a live run old" in rows["share: file"][0]["found"]
+        assert rows["share: file"][0]["state"] == "warning"
+    assert file.exists()
+
+
+def test_mounts() -> None:
+    """Options as Linux shows them in /proc/mounts: nfs(5) for what they mean."""
+    hard = Mount("server:/export", "/share", "nfs4", ("rw", "relatime", "vers=4.2", "hard", "timeo=600"))
+    assert (hard.is_network, hard.warnings()) == (True, [])
+    soft = Mount("server:/export", "/share", "nfs", ("ro", "soft", "acregmax=300", "acdirmax=60"))
+    assert [found.split(":")[0] for found, _ in soft.warnings()] == [
+        "mounted read-only", "a soft mount", "acregmax=300"
+    ]  # fmt: skip
+    assert Mount("gluster:/volume", "/share", "fuse.glusterfs", ("rw",)).is_network
+    assert not Mount("/dev/vda", "/", "ext4", ("rw",)).is_network
+    found = find_mount(Path("/proc/self/no/such/file"))
+    assert found is not None
+    assert (found.folder, found.kind) == ("/proc", "proc")
+
+
+def test_lines_of_nvidia_smi() -> None:
+    one, other = parse_gpus(
+        "NVIDIA H100 80GB HBM3, GPU-1111, 550.54, 80000, 81559\nNVIDIA GB10, GPU-2222, 580.1, [N/A], [N/A]\n"
+    )
+    assert (one.name, one.uuid, one.driver) == ("NVIDIA H100 80GB HBM3", "GPU-1111", "550.54")
+    assert (one.free, one.total) == (80000 * 2**20, 81559 * 2**20)
+    assert (other.uuid, other.total) == ("GPU-2222", 0)
+
+
+@contextmanager
+def store() -> Iterator[Any]:
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5))
+    yield server
+
+
+def together(work: Callable[[Talk], list[Row]], seconds: float = 1.0) -> list[list[Row]]:
+    """Runs the work of two machines in two threads that share a store, and returns the rows of each."""
+    with store() as server:
+        rows: list[list[Row]] = [[], []]
+
+        def run(node: int) -> None:
+            link = Link(lambda: connect("127.0.0.1", server.port))
+            record = Record(**RECORD)  # type: ignore[arg-type]
+            member = Membership(link, record, node, (), RendezvousConfig(), lambda: None)
+            rows[node] = work(Talk(member, 2, seconds))
+            link.close()
+
+        threads = [threading.Thread(target=run, args=(node,)) for node in (0, 1)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        return rows
+
+
+def test_two_folders_that_are_not_one_share(tmp_path: Path) -> None:
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder in folders:
+        folder.mkdir()
+    for rows in together(lambda talk: _share(talk, folders[talk.node])):
+        assert {row.state for row in rows} == {"FAILED"}
+        assert "node 1 does not see the file that node 0 wrote in" in rows[0].found + rows[1].found
+    assert [list(folder.iterdir()) for folder in folders] == [[], []]
+
+
+def test_a_share_that_one_machine_cannot_write(tmp_path: Path) -> None:
+    folders = [tmp_path, Path("/proc/self")]
+    for rows in together(lambda talk: _share(talk, folders[talk.node])):
+        words = [row.found for row in rows if row.state == "warning"]
+        assert len(words) == 2  # for new files, and for replaced ones
+        assert words[0].startswith("node 1 cannot write in")
+
+
+def test_a_pair_that_is_cut_is_named_with_both_addresses() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as good, socket.create_server(("127.0.0.1", 0)) as gone:
+        facts = [
+            {"address": "127.0.0.1", "interface": "lo", "port": server.getsockname()[1]} for server in (good, gone)
+        ]
+        facts[1]["address"] = "127.0.0.2"  # nothing listens there
+        for rows in together(lambda talk: _reach(talk, facts)):
+            assert [row.state for row in rows] == ["FAILED"]
+            words = "node 0 (127.0.0.1, lo) does not reach node 1 (127.0.0.2, lo): Connection refused"
+            assert rows[0].found == words
+
+
+class Doctors:
+    """Doctors of several machines, as processes."""
+
+    def __init__(self, folder: Path, tree: dict[str, Any]) -> None:
+        self._folder, self._running = folder, []
+        (folder / "config.json").write_text(json.dumps(tree))
+
+    def start(self, node: int, *arguments: str) -> None:
+        command = [sys.executable, "-m", "workflows.doctor", "--config", str(self._folder / "config.json"),
+                   "--node_index", str(node), *arguments]  # fmt: skip
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        self._running.append(subprocess.Popen(
+            command, env=environment, cwd=self._folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ))  # fmt: skip
+
+    def ended(self) -> list[tuple[int, dict[str, list[dict[str, str]]]]]:
+        """Returns exit code and rows by name of each, in order of their starts."""
+        results = []
+        for process in self._running:
+            out, err = process.communicate(timeout=60)
+            rows: dict[str, list[dict[str, str]]] = {}
+            assert out, err
+            for row in json.loads(out)["rows"]:
+                rows.setdefault(row["name"], []).append(row)
+            results.append((process.returncode, rows))
+        return results
+
+
+@pytest.fixture
+def doctors(tmp_path: Path, small: dict[str, Any]) -> Doctors:
+    (tmp_path / "share").mkdir()
+    return Doctors(tmp_path, small | LOOPBACK | {"num_nodes": 2, "init_method": f"file://{tmp_path}/share/run.rdzv"})
+
+
+def test_two_machines_that_can_train_together(doctors: Doctors, tmp_path: Path) -> None:
+    doctors.start(1)
+    time.sleep(0.5)
+    doctors.start(0)
+    for code, rows in doctors.ended():
+        assert code == 0, failures(rows)
+        assert rows["machines meet"][0]["found"].startswith("all 2, at 127.0.0.1:")
+        assert rows["machines fit together"][0]["state"] == "ok"
+        assert rows["machines reach each other"][0]["found"].startswith("2 connections")
+        assert rows["share: new files"][0]["state"] == rows["share: replaced files"][0]["state"] == "ok"
+        assert rows["clocks"][0]["state"] == "ok"  # one clock for both
+        assert rows["share: mount"][0]["state"] == "warning" or "tmpfs" not in str(find_mount(tmp_path))
+    assert list((tmp_path / "share").iterdir()) == []
+
+
+def test_what_differs_between_machines_is_seen_by_all(doctors: Doctors) -> None:
+    doctors.start(0)
+    doctors.start(1, "--set", "rl.gamma=0.5", "--set", 'training_data_path="/no/such/data"')
+    (first, rows), (second, others) = doctors.ended()
+    assert (first, second) == (3, 3)
+    assert failures(others) == ["machines fit together", "training copy", "training data"]
+    assert failures(rows) == ["machines fit together", "the other machines"]
+    assert "training data" in rows["the other machines"][0]["found"]
+    found = [row["found"] for row in rows["machines fit together"]]
+    assert any(text.startswith("config key rl.gamma: expected 0.9 as on node 0") for text in found)
+    assert any(text.startswith("config key training_data_path") for text in found)
+    assert rows["machines fit together"] == others["machines fit together"]
+
+
+def test_machines_that_do_not_meet(doctors: Doctors, tmp_path: Path) -> None:
+    """Node 1 is here, but looks at another folder: each says whom it misses, and its own rows are all there."""
+    (tmp_path / "elsewhere").mkdir()
+    doctors.start(0, "--wait", "3")
+    doctors.start(1, "--wait", "3", "--set", f"init_method=file://{tmp_path}/elsewhere/run.rdzv")
+    (first, rows), (second, others) = doctors.ended()
+    assert (first, second) == (3, 3)
+    assert failures(rows) == failures(others) == ["machines meet"]
+    assert "no sign of node 1" in rows["machines meet"][0]["found"]
+    assert "expected node 0 within 3 s, got no file" in others["machines meet"][0]["found"]
+    assert "must be the same share everywhere" in others["machines meet"][0]["todo"]
+    assert rows["training data"][0]["state"] == others["training data"][0]["state"] == "ok"
+    assert list((tmp_path / "share").iterdir()) == []

@@ -1,0 +1,148 @@
+"""--dry_run: the plan for the declared world on standard error, by hand arithmetic; nothing is touched."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from oracles.logs import random_rows
+
+from reagent_lite.config import DqnConfig
+from reagent_lite.data.training_copy import prepare_training_copy
+from workflows.command_line import Outcome, main
+
+Plan = Callable[..., list[str]]
+
+
+@pytest.fixture
+def plan(tmp_path: Path, small: dict[str, Any], capsys: pytest.CaptureFixture[str],
+         monkeypatch: pytest.MonkeyPatch) -> Plan:  # fmt: skip
+    """plan({changed keys}, *arguments) -> lines; standard output is the resolved config and nothing else."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("REAGENT_LITE_CACHE", str(tmp_path / "kernels"))
+
+    def never(config: DqnConfig, group: Any) -> Outcome:
+        raise AssertionError("trains")
+
+    def start(changes: dict[str, Any], *arguments: str, code: int = 0) -> list[str]:
+        tree = {key: value for key, value in (small | changes).items() if value is not None}
+        file = tmp_path / "config.json"
+        file.write_text(json.dumps(tree))
+        before = sorted(tmp_path.rglob("*"))
+        given = ["--config", str(file), "--dry_run", *arguments]
+        assert main("workflows.dqn", DqnConfig, never, "x.json", given) == code
+        captured = capsys.readouterr()
+        assert sorted(tmp_path.rglob("*")) == before
+        if not code:
+            assert json.loads(captured.out)["model_output_path"] == str(tmp_path / "out")
+        return captured.err.splitlines()
+
+    return start
+
+
+def only(lines: list[str], start: str) -> str:
+    found = [line for line in lines if line.startswith(start)]
+    assert len(found) == 1, lines
+    return found[0]
+
+
+def parquet(tmp_path: Path, count: int) -> str:
+    file = tmp_path / "rows.parquet"
+    pa.parquet.write_table(pa.Table.from_pylist(random_rows(count, missing=0.0)), file)
+    return str(file)
+
+
+def test_one_process_over_a_file_that_must_be_counted(plan: Plan) -> None:
+    lines = plan({})
+    assert lines[0] == "1 cpu process(es), 32 rows a minibatch over all: 32 each"
+    assert only(lines, "rows:") == "rows: counted at the start, steps with them"
+    assert only(lines, "memory: the network").endswith("known when the data has been read")
+    assert [line for line in lines if line.startswith("warning")] == []
+
+
+def test_machines_processes_and_ranks(plan: Plan) -> None:
+    """Node 1 of 3 with 2 processes each: 6 ranks, its own are 2 and 3; a minibatch of 6 x 32 rows."""
+    changes = {
+        "num_nodes": 3, "num_processes_per_node": 2, "init_method": "file:///share/run.rdzv",
+        "rendezvous": {"interface": "eth1", "port": 29500}, "checkpoint": {"every_steps": 50, "every_minutes": 2.0},
+    }  # fmt: skip
+    lines = plan(changes, "--node_index", "1")
+    assert lines[0] == "6 cpu process(es), 192 rows a minibatch over all: 32 each"
+    assert "this is node 1, ranks 2 to 3; node 0 saves the model" in only(lines, "machines: 3 x 2 process(es)")
+    assert only(lines, "meeting:") == (
+        "meeting: file:///share/run.rdzv, all within 600 s; node 0 listens on eth1, 29500"
+    )
+    words = "checkpoints: every 50 steps and every 2 minutes, the newest 2 stay; begins again at most 3 time(s)"
+    assert only(lines, words)
+    assert "layout shards: each machine has its own part of the rows" in only(lines, "data:")
+
+
+def test_steps_by_the_metadata_of_parquet(plan: Plan, tmp_path: Path) -> None:
+    """100 rows in minibatches of 32 are 4 steps; two machines with as many, 64 rows of 200 a step, are 4 as well."""
+    data = {"training_data_path": parquet(tmp_path, 100)}
+    lines = plan(data)
+    assert only(lines, "rows:") == "rows: 100 here, by the files' metadata"
+    assert only(lines, "steps:") == "steps: 4 an epoch, 8 in all if all can be learned from"
+    both = data | {"num_nodes": 2, "node_index": 0, "init_method": "file:///share/run.rdzv"}
+    assert only(plan(both), "steps: 4 an epoch, 8 in all").endswith("if the other machines have as many rows")
+    # all 100 rows on both: 64 a step
+    replicas = both | {"data": {"layout": "replicas"}}
+    assert only(plan(replicas), "steps: 2 an epoch, 4 in all").endswith("if all can be learned from")
+
+
+def test_a_training_copy_tells_rows_and_widths(plan: Plan, small: dict[str, Any]) -> None:
+    """3 features, 8 hidden units, 2 actions: 3 x 8 + 8 + 8 x 2 + 2 = 50 parameters of 4 bytes, the target as many.
+
+    The gradient and Adam's two averages are 3 x 50 x 4 bytes.
+    """
+    copy = prepare_training_copy(small["training_data_path"], actions=("a", "b"))
+    lines = plan({"rainbow": {"dueling_architecture": False}})
+    assert only(lines, "rows:") == "rows: 200 here, by the training copy"
+    assert only(lines, "steps:").startswith("steps: 7 an epoch, 14 in all")  # 200 / 32 = 6.25
+    assert only(lines, "memory of a process: networks").startswith("memory of a process: networks 400 bytes = 50 ")
+    assert "optimizer 600 bytes = 50 parameters x 4 bytes x (1 gradient + 2 of Adam)" in "\n".join(lines)
+    assert only(lines, "memory of a process: 1000 bytes in all, ")
+    size = sum(file.stat().st_size for file in copy.folder.rglob("*.npy"))
+    assert f"training copy of {size / 1024:.1f} KiB is mapped" in only(lines, "memory: training copy")
+
+
+ONLINE = {"training_data_path": None, "actions": None, "epochs": None, "evaluation": None, "num_processes_per_node": 2}
+
+
+def test_steps_and_memory_of_a_simulation(plan: Plan) -> None:
+    """CartPole: 4 features before and after, reward and propensity in float32, action and end in a byte each.
+
+    4 x 4 + 4 x 4 + 2 x 4 + 2 = 42 bytes a row; 400 rows of 4 environments are 100 steps, a process has 2 x 100.
+    After 2 rounds of warm-up (one window and what follows it) 400 - 8 environment steps are 98 rounds of learning.
+    """
+    simulation = {
+        "env": "cartpole_v1", "num_envs": 4, "total_steps": 400, "warmup_steps": 1, "num_evaluations": 7,
+        "replay": {"capacity": 400},
+    }  # fmt: skip
+    lines = plan(ONLINE | {"simulation": simulation})
+    assert only(lines, "steps:") == "steps: 98 after 8 of 400 environment steps, evaluated every 14"
+    ring = only(lines, "memory of a process: replay ring")
+    assert (
+        ring == "memory of a process: replay ring 8.2 KiB = 100 steps x 2 of 4 environments x 42 bytes"
+    )  # 8400 / 1024
+    assert "environments" in only(lines, "memory of a process: environments")
+
+
+def test_a_ring_that_does_not_fit(plan: Plan) -> None:
+    simulation = {"env": "cartpole_v1", "num_envs": 4, "replay": {"capacity": 10**13}}
+    lines = plan(ONLINE | {"simulation": simulation})
+    # half of 10^13 rows of 42 bytes: 210 TB = 190.99 TiB
+    assert only(lines, "warning:") == "warning: memory does not suffice; most is for replay ring: 191.0 TiB"
+
+
+def test_what_cannot_be_found_out_is_a_warning(plan: Plan, tmp_path: Path) -> None:
+    lines = plan({"training_data_path": str(tmp_path / "later.jsonl")})
+    assert "later.jsonl: expected a data file or a folder of shards" in only(lines, "warning:")
+
+
+def test_an_unknown_environment_is_an_error(plan: Plan) -> None:
+    lines = plan(ONLINE | {"simulation": {"env": "cartpole_v2"}}, code=2)
+    assert any("Did you mean 'cartpole_v1'?" in line for line in lines)

@@ -1,0 +1,423 @@
+"""Stopping and going on: bit for bit after every step, after every kind of end, on other processes and full disks."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from oracles import cartpole
+from oracles.logs import candidate_rows, random_rows, write_lines
+from oracles.ranks import end_ranks, start_ranks
+from oracles.resuming import Laboratory, different, read
+from oracles.runs import ROOT, Run, Runner
+from safetensors.torch import load_file
+
+from reagent_lite.config import DqnConfig, ParametricDqnConfig
+from reagent_lite.distributed.group import Group, Place
+from reagent_lite.errors import CheckpointError, ConfigError
+
+Tree = dict[str, Any]
+ALONE = Group(Place(), torch.device("cpu"))
+WORKER = str(Path(__file__).with_name("resume_worker.py"))
+
+
+def logged(folder: Path, **sections: Tree) -> Tree:
+    """200 random rows, 7 steps an epoch; the policy is judged, and models of it are fitted, after each."""
+    tree: Tree = {
+        "training_data_path": str(write_lines(folder / "data" / "log.jsonl", random_rows(200))),
+        "use_gpu": False,
+        "actions": ["a", "b"],
+        "epochs": 3,
+        "training": {"layers": [-1, 8, -1], "activations": ["relu", "linear"], "minibatch_size": 32},
+        "evaluation": {"calc_cpe_in_training": True, "bootstrap_resamples": 100, "fit_passes": 1,
+                       "final_fit_passes": 1},
+    }  # fmt: skip
+    return merged(tree, sections)
+
+
+def simulated(folder: Path, **sections: Tree) -> Tree:
+    tree: Tree = {
+        "use_gpu": False,
+        "rl": {"gamma": 0.9, "target_update_rate": 0.1, "epsilon": 0.1},
+        "training": {"layers": [-1, 16, -1], "activations": ["relu", "linear"], "minibatch_size": 32},
+        "evaluation": {"bootstrap_resamples": 100},
+        "simulation": {"env": "cartpole_v0", "num_envs": 8, "total_steps": 300, "warmup_steps": 100,
+                       "num_evaluations": 2, "evaluation_episodes": 4},
+    }  # fmt: skip
+    return merged(tree, sections)
+
+
+def mixed(folder: Path, **sections: Tree) -> Tree:
+    """300 logged rows of cartpole beside its simulation."""
+    cartpole.write_log(folder / "cartpole.jsonl", 300)
+    simulation = {"env": "cartpole_v0", "num_envs": 8, "warmup_steps": 100, "evaluation_episodes": 4, "share": 0.25,
+                  "updates_per_rollout": 2, "replay": {"prioritized": True, "capacity": 200}}  # fmt: skip
+    names = {"training_data_path": str(folder / "cartpole.jsonl"), "actions": ["left", "right"]}
+    return merged(logged(folder) | names | {"simulation": simulation}, sections)
+
+
+def candidates(folder: Path, **sections: Tree) -> Tree:
+    tree = logged(folder, **sections)
+    del tree["actions"]
+    return tree | {"training_data_path": str(write_lines(folder / "candidates.jsonl", candidate_rows(200)))}
+
+
+def merged(tree: Tree, other: Tree) -> Tree:
+    return {**tree, **{k: {**tree.get(k, {}), **v} if isinstance(v, dict) else v for k, v in other.items()}}
+
+
+DROPOUT: Tree = {"training": {"dropout_ratio": 0.2, "lr_policy": "exponential", "lr_decay": 0.7},
+                 "rl": {"tensorboard_logging_freq": 5}}  # fmt: skip
+PARTS: Tree = {"rl": {"multi_steps": 3, "gamma": 0.9, "tensorboard_logging_freq": 2},
+               "training": {"minibatches_per_step": 2, "clip_grad_norm": 1.0}}  # fmt: skip
+PRIORITIZED: Tree = {"simulation": {"replay": {"prioritized": True, "capacity": 200}}, "rl": {"multi_steps": 2}}
+CASES: dict[str, tuple[Callable[..., Tree], Tree, list[int]]] = {
+    "plain": (logged, {}, [*range(1, 22)]),
+    "dropout, decay, in the middle of a report": (logged, DROPOUT, [*range(1, 22)]),
+    "n steps, two minibatches a step": (logged, PARTS, [*range(1, 12)]),
+    "bcq and conservative": (logged, {"rainbow": {"bcq": True}, "rl": {"cql_alpha": 0.5}}, [1, 6, 7, 20]),
+    "categorical": (logged, {"rainbow": {"categorical": True, "qmin": -5, "qmax": 5}}, [1, 6, 7, 20]),
+    "batch normalization": (logged, {"training": {"use_batch_norm": True}}, [1, 6, 7, 20]),
+    "sgd": (logged, {"training": {"optimizer": "SGD"}}, [1, 6, 7, 20]),
+    "candidates": (candidates, {}, [1, 6, 7, 20]),
+    "simulated": (simulated, {}, [1, 2, 12, 13, 24]),
+    "simulated, by priority": (simulated, PRIORITIZED, [1, 2, 12, 13, 24]),
+    "mixed": (mixed, {}, [1, 2, 12, 13]),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_process_stopped_after_any_step_equals_never_stopping(tmp_path: Path, case: str) -> None:
+    build, sections, steps = CASES[case]
+    model = ParametricDqnConfig if build is candidates else DqnConfig
+    laboratory = Laboratory(model, build(tmp_path, **sections), ALONE, tmp_path)
+    assert laboratory.differences(steps) == []
+
+
+def stopped_on_ranks(folder: Path, world: int, names: list[str], steps: dict[str, list[int]]) -> dict[str, list[str]]:
+    cases = {}
+    for name in names:
+        build, sections, every = CASES[name]
+        (folder / name).mkdir()
+        model = "parametric_dqn" if build is candidates else "dqn"
+        cases[name] = {"model": model, "tree": build(folder / name, **sections), "steps": steps.get(name, every)}
+    (folder / "cases.json").write_text(json.dumps(cases))
+    ranks = start_ranks(world, [WORKER, str(folder / "cases.json"), str(folder)], folder)
+    assert end_ranks(ranks, 500) == [0] * world, (folder / "err_0").read_text()[-3000:]
+    found: dict[str, list[str]] = json.loads((folder / "differences.json").read_text())
+    return found
+
+
+def test_several_processes_stopped_equal_never_stopping(tmp_path: Path) -> None:
+    """Three, for with two a sum has only one order."""
+    steps = {"plain": [1, 2], "mixed": [1, 2]}
+    assert stopped_on_ranks(tmp_path, 3, list(steps), steps) == {"plain": [], "mixed": []}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_several_processes_stopped_after_any_step_equal_never_stopping(tmp_path: Path, world: int) -> None:
+    names = [name for name in CASES if name != "batch normalization"]
+    assert stopped_on_ranks(tmp_path, world, names, {}) == {name: [] for name in names}
+
+
+# the command line, and what ends a process
+
+
+def start(folder: Path, tree: Tree, *settings: str, **environment: str) -> "subprocess.Popen[str]":
+    """Starts `python -m workflows.dqn` with a checkpoint every three steps."""
+    config = folder / "config.json"
+    checkpoint = {"every_steps": 3, **tree.get("checkpoint", {})}
+    config.write_text(json.dumps({"model_output_path": str(folder / "out"), **tree, "checkpoint": checkpoint}))
+    overrides = [part for setting in settings for part in ("--set", setting)]
+    command = [sys.executable, "-m", "workflows.dqn", "--config", str(config), *overrides]
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder / "cache"), **environment}
+    return subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def end(process: "subprocess.Popen[str]") -> Run:
+    try:
+        out, err = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    return Run(process.returncode, out, err)
+
+
+def checkpoints(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "out" / "checkpoints").glob("step_*"))
+
+
+def until(true: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def same_end(folder: Path, tree: Tree, root: Path) -> list[str]:
+    """Returns how a finished run differs from one that was never stopped."""
+    whole = Laboratory(DqnConfig, tree, ALONE, root).run("whole", every_steps=1, keep=1000)
+    tensors, lines = read(folder)
+    return different(whole, type(whole)(tensors, lines[: len(whole.lines)], whole.scores))
+
+
+def test_a_killed_run_goes_on_with_the_same_command(tmp_path: Path) -> None:
+    tree = logged(tmp_path)
+    killed = end(start(tmp_path, tree, REAGENT_LITE_FAULT="fail:rank=0,step=11,kind=kill"))
+    assert killed.code == -signal.SIGKILL
+    assert checkpoints(tmp_path) == ["step_000006", "step_000009"]
+    done = end(start(tmp_path, tree))
+    assert done.code == 0, done.err
+    assert "resuming from checkpoints/step_000009 (epoch 1, 264 rows)" in done.err  # 200 rows, and two steps of 32
+    assert (done.outcome["steps"], done.outcome["rows"]) == (21, 600)
+    assert same_end(tmp_path / "out", tree, tmp_path) == []
+    state = json.loads((tmp_path / "out" / "checkpoints" / "step_000021" / "state.json").read_text())
+    assert (state["finished"], state["parent"], state["rows"]) == (True, "step_000018", 600)
+    # the run has ended: the same command trains anew, and its checkpoints take the place of the old ones
+    again = end(start(tmp_path, tree, "epochs=1"))
+    assert again.code == 0, again.err
+    assert "resuming" not in again.err
+    assert checkpoints(tmp_path) == ["step_000006", "step_000007"]
+
+
+def test_signals_save_and_end_with_75_wherever_they_come(tmp_path: Path) -> None:
+    tree, slow = logged(tmp_path), "fail:rank=0,step=0,kind=slow,seconds=0.1"
+    metrics = tmp_path / "out" / "metrics.jsonl"
+    tree["checkpoint"] = {"every_steps": None}  # nothing is saved but when a signal asks for it, and at the end
+    done = 0
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
+        run = start(tmp_path, tree, REAGENT_LITE_FAULT=slow)
+        until(lambda done=done: metrics.exists() and metrics.read_text().count("\n") > done)  # type: ignore[misc]
+        run.send_signal(number)
+        ended = end(run)
+        assert ended.code == 75, ended.err
+        (*_, newest) = checkpoints(tmp_path)
+        assert f"{number.name}: checkpoint {newest} stands; run the same command again to go on" in ended.err
+        assert "Traceback" not in ended.err
+        done = metrics.read_text().count("\n")
+    finished = end(start(tmp_path, tree))
+    assert finished.code == 0, finished.err
+    assert (finished.outcome["steps"], finished.outcome["rows"]) == (21, 600)
+    assert same_end(tmp_path / "out", tree, tmp_path) == []
+
+
+def test_a_signal_before_learning_ends_with_75_too(tmp_path: Path) -> None:
+    tree = logged(tmp_path)
+    write_lines(tmp_path / "data" / "more.jsonl", random_rows(60_000))  # a while to read
+    run = start(tmp_path, tree | {"training_data_path": str(tmp_path / "data")})
+    until((tmp_path / "out" / "config.json").exists)
+    run.send_signal(signal.SIGTERM)
+    ended = end(run)
+    assert ended.code == 75, ended.err
+    assert "SIGTERM: nothing was saved yet; the same command begins anew" in ended.err
+
+
+@pytest.mark.slow
+def test_what_is_damaged_is_said_and_passed_over(tmp_path: Path) -> None:
+    tree = logged(tmp_path)
+    end(start(tmp_path, tree, REAGENT_LITE_FAULT="fail:rank=0,step=11,kind=kill"))
+    file = tmp_path / "out" / "checkpoints" / "step_000009" / "learner.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(bytes(data))
+    torn = tmp_path / "out" / "checkpoints" / ".step_000012.1.tmp"
+    torn.mkdir()
+    done = end(start(tmp_path, tree))
+    assert done.code == 0, done.err
+    assert "checkpoint step_000009 is damaged" in done.err
+    assert "set aside as quarantine_step_000009; continuing from step_000006" in done.err
+    assert not torn.exists()
+    assert same_end(tmp_path / "out", tree, tmp_path) == []
+
+
+@pytest.fixture
+def disk_of_200_files(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=64m,nr_inodes=200", "tmpfs", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False) if os.getuid() == 0 else None
+    if done is None or done.returncode:
+        pytest.skip(f"needs root that may mount: {done.stderr.strip() if done else 'not root'}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_disk_that_is_full_for_a_while_costs_a_checkpoint_not_the_run(
+    tmp_path: Path, disk_of_200_files: Path
+) -> None:
+    disk, tree = disk_of_200_files, logged(tmp_path) | {"model_output_path": str(disk_of_200_files)}
+    run = start(tmp_path, tree, "epochs=8", REAGENT_LITE_FAULT="fail:rank=0,step=0,kind=slow,seconds=0.06")
+    until((disk / "checkpoints" / "step_000003").exists)
+    fillers = []
+    while os.statvfs(disk).f_ffree > 3:
+        fillers.append(disk / f"filler_{len(fillers)}")
+        fillers[-1].touch()
+    assert run.stderr is not None
+    said = []
+    for line in run.stderr:
+        said.append(line)
+        if "warning: no checkpoint" in line:
+            break
+    for filler in fillers:
+        filler.unlink()
+    done = end(run)
+    assert done.code == 0, done.err
+    assert "No space left on device" in said[-1]
+    assert "stands; run the same command again to go on" in said[-1]
+    kept = sorted(path.name for path in (disk / "checkpoints").glob("step_*"))
+    assert kept == ["step_000054", "step_000056"]
+
+
+# what may change between two starts
+
+
+def unfinished(folder: Path, tree: Tree, step: int) -> Laboratory:
+    """A laboratory with a run in `again` that ended after a step."""
+    laboratory = Laboratory(DqnConfig, tree, ALONE, folder)
+    laboratory.run("whole", every_steps=1, keep=1000)
+    laboratory.copy("whole", "again", step)
+    return laboratory
+
+
+def test_another_learning_config_is_refused_until_told_otherwise(tmp_path: Path) -> None:
+    tree = logged(tmp_path)
+    unfinished(tmp_path, tree, 9)
+    other = merged(tree, {"training": {"learning_rate": 0.5}, "rl": {"gamma": 0.5}})
+    with pytest.raises(ConfigError) as error:
+        Laboratory(DqnConfig, other, ALONE, tmp_path).run("again")
+    assert [problem.where for problem in error.value.problems] == ["rl.gamma", "training.learning_rate"]
+    assert "checkpoint.resume=false" in str(error.value)
+    assert checkpoints_of(tmp_path / "again") == ["step_000009"]
+    Laboratory(DqnConfig, other, ALONE, tmp_path).run("again", resume=False)
+    assert checkpoints_of(tmp_path / "again") == ["step_000021"]
+
+
+def checkpoints_of(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "checkpoints").glob("step_*"))
+
+
+def test_other_data_is_refused(tmp_path: Path) -> None:
+    tree = logged(tmp_path)
+    unfinished(tmp_path, tree, 9)
+    write_lines(Path(tree["training_data_path"]), random_rows(199))
+    folder = tmp_path / "again"
+    (tmp_path / "config.json").write_text(json.dumps({**tree, "model_output_path": str(folder)}))
+    done = subprocess.run(
+        [sys.executable, "-m", "workflows.dqn", "--config", str(tmp_path / "config.json")],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert "training_data_path: expected what the unfinished run of checkpoint step_000009 has learned" in done.stderr
+
+
+def test_more_epochs_continue_and_fewer_than_done_do_not(tmp_path: Path) -> None:
+    tree = logged(tmp_path)
+    laboratory = unfinished(tmp_path, tree, 9)
+    longer = Laboratory(DqnConfig, tree | {"epochs": 5}, ALONE, tmp_path)
+    whole = longer.run("longer")
+    shutil.copytree(tmp_path / "again", tmp_path / "shorter")
+    assert different(whole, longer.run("again")) == []
+    with pytest.raises(ConfigError, match="epochs: expected at least 2"):
+        Laboratory(DqnConfig, tree | {"epochs": 1}, ALONE, tmp_path).run("shorter")
+    assert different(laboratory.run("third"), laboratory.run("shorter")) == []
+
+
+def test_a_disk_that_stays_full_is_an_error_at_the_end(tmp_path: Path, disk_of_200_files: Path) -> None:
+    laboratory = Laboratory(DqnConfig, logged(tmp_path), ALONE, tmp_path)
+    laboratory.run("first")
+    (disk_of_200_files / "metrics.jsonl").touch()
+    (disk_of_200_files / "tensorboard").mkdir()
+    while os.statvfs(disk_of_200_files).f_ffree > 5:
+        (disk_of_200_files / f"filler_{os.statvfs(disk_of_200_files).f_ffree}").touch()
+    with pytest.raises(CheckpointError, match="No space left on device"):
+        laboratory.run("disk")
+
+
+# other processes than before
+
+
+def ranks_of(folder: Path, tree: Tree, world: int, fault: str = "", *settings: str, nodes: int = 1) -> list[int]:
+    config = folder / "config.json"
+    config.write_text(json.dumps({"model_output_path": str(folder / "out"), **tree, "checkpoint": {"every_steps": 3}}))
+    overrides = [part for setting in settings for part in ("--set", setting)]
+    arguments = ["-m", "workflows.dqn", "--config", str(config), *overrides]
+    return end_ranks(start_ranks(world, arguments, folder, nodes=nodes, REAGENT_LITE_FAULT=fault))
+
+
+def test_two_processes_lost_and_one_goes_on(tmp_path: Path) -> None:
+    """With a global minibatch a step reads the same rows however many processes share them."""
+    tree = logged(tmp_path)
+    del tree["training"]["minibatch_size"]
+    tree["data"] = {"global_minibatch_size": 32}
+    codes = ranks_of(tmp_path, tree, 2, "fail:rank=1,step=11,kind=kill")
+    assert codes[1] == -signal.SIGKILL
+    assert codes[0] > 0
+    assert checkpoints(tmp_path) == ["step_000006", "step_000009"]
+    done = end(start(tmp_path, tree))
+    assert done.code == 0, done.err
+    assert "resuming from checkpoints/step_000009 (epoch 1, 264 rows)\n" in done.err
+    whole = Laboratory(DqnConfig, tree, ALONE, tmp_path).run("whole")
+    newest = tmp_path / "out" / "checkpoints" / "step_000021" / "learner.safetensors"
+    for name, tensor in load_file(newest).items():  # sums of two processes are rounded otherwise
+        torch.testing.assert_close(tensor, whole.tensors[f"learner.safetensors:{name}"], rtol=0, atol=1e-5)
+
+
+def test_another_minibatch_reads_the_epoch_again_and_says_so(tmp_path: Path) -> None:
+    """32 rows for each of two processes are 4 steps of an epoch of 200 rows; for one process they are 7."""
+    tree = logged(tmp_path)
+    ranks_of(tmp_path, tree, 2, "fail:rank=0,step=7,kind=kill")
+    assert checkpoints(tmp_path) == ["step_000003", "step_000006"]
+    done = end(start(tmp_path, tree))
+    assert done.code == 0, done.err
+    assert "resuming from checkpoints/step_000006 (epoch 1, 200 rows); 128 rows of an epoch are read again" in done.err
+    assert (done.outcome["steps"], done.outcome["rows"]) == (21, 600)
+
+
+def test_simulated_environments_move_to_one_process(tmp_path: Path) -> None:
+    tree = simulated(tmp_path, training={"minibatch_size": 16})
+    ranks_of(tmp_path, tree, 2, "fail:rank=1,step=14,kind=kill")
+    assert checkpoints(tmp_path) == ["step_000009", "step_000012"]
+    done = end(start(tmp_path, tree))
+    assert done.code == 0, done.err
+    assert "resuming from checkpoints/step_000012" in done.err
+    # 12 steps of 2 x 16 rows and, of the (300 - 104) // 8 = 24 steps, 12 of 16
+    assert (done.outcome["steps"], done.outcome["rows"]) == (24, 12 * 32 + 12 * 16)
+
+
+def test_only_node_zero_needs_the_output_folder(tmp_path: Path) -> None:
+    tree = logged(tmp_path)
+    tree["model_output_path"] = "out"  # each node has a place of its own for it
+    places = [tmp_path / f"node_{node}" for node in range(2)]
+    config = tmp_path / "config.json"
+    tree["data"] = {"layout": "replicas", "training_copy_dir": "copy"}
+    config.write_text(json.dumps({**tree, "checkpoint": {"every_steps": 3}}))
+    for fault, codes in (("fail:rank=1,step=5,kind=kill", {1, -signal.SIGKILL}), ("", {0})):
+        ranks = start_ranks(2, ["-m", "workflows.dqn", "--config", str(config)], tmp_path, nodes=2, places=places,
+                            REAGENT_LITE_FAULT=fault)  # fmt: skip
+        assert set(end_ranks(ranks)) == codes, (tmp_path / "err_0").read_text()
+    assert "resuming from checkpoints/step_000003" in (tmp_path / "err_0").read_text()
+    assert (places[0] / "out" / "model" / "manifest.json").is_file()
+    assert [path.name for path in places[1].iterdir()] == ["copy"]
+
+
+def test_a_warm_start_is_read_on_node_zero_only(run: Runner, tmp_path: Path) -> None:
+    tree = logged(tmp_path) | {"model_output_path": str(tmp_path / "first")}
+    assert run("dqn", tree).code == 0
+    places = [tmp_path / f"node_{node}" for node in range(2)]
+    places[0].mkdir()
+    (tmp_path / "first").rename(places[0] / "earlier")
+    tree["training"]["warm_start_model_path"] = "earlier"
+    tree |= {"model_output_path": "out", "data": {"layout": "replicas", "training_copy_dir": "copy"}}
+    (tmp_path / "config.json").write_text(json.dumps(tree))
+    arguments = ["-m", "workflows.dqn", "--config", str(tmp_path / "config.json")]
+    ranks = start_ranks(2, arguments, tmp_path, nodes=2, places=places)
+    assert end_ranks(ranks) == [0, 0], (tmp_path / "err_0").read_text()
+    assert "warm start: learner and optimizer of earlier/checkpoints/step_000021" in (tmp_path / "err_0").read_text()

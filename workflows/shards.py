@@ -1,0 +1,90 @@
+"""Which process reads which part of the data: its machine's shard, or, where machines hold the same, one shard for all.
+
+layout shards    node 0: ranks 0, 1 ─► shard 0     node 1: ranks 2, 3 ─► shard 1
+layout replicas  node 0: ranks 0, 1 ─► shard 0     node 1: ranks 2, 3 ─► shard 0, which is on both
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reagent_lite.config import WorkflowConfig
+from reagent_lite.data.facts import Agreement, Facts, agree
+from reagent_lite.data.plan import ReadPlan
+from reagent_lite.distributed.group import Group
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shards:
+    """How the rows are spread over processes. A machine alone has one shard.
+
+    Attributes:
+        group: all processes.
+        nodes: machine of each rank.
+        of_rank: number of the shard each rank reads.
+    """
+
+    group: Group
+    nodes: tuple[int, ...]
+    of_rank: tuple[int, ...]
+
+    @classmethod
+    def of(cls, config: WorkflowConfig, group: Group) -> "Shards":
+        """Returns how the config lays the rows out over the group; every rank calls it."""
+        nodes = group.each(group.node)
+        replicas = config.data.layout == "replicas"
+        return cls(group=group, nodes=nodes, of_rank=(0,) * len(nodes) if replicas else nodes)
+
+    @property
+    def own(self) -> int:
+        """Number of this process's shard."""
+        return self.of_rank[self.group.rank]
+
+    @property
+    def several(self) -> bool:
+        """Whether machines hold different rows."""
+        return max(self.of_rank) > 0
+
+    @property
+    def readers(self) -> tuple[int, ...]:
+        """Ranks that share this process's shard."""
+        return tuple(rank for rank, shard in enumerate(self.of_rank) if shard == self.own)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process speaks for its shard."""
+        return self.group.rank == self.readers[0]
+
+    def agree(self, facts: Facts, path: str) -> Agreement:
+        """Returns what the data at `path` is on all machines together; every rank calls it.
+
+        Raises:
+            DataError: on every rank alike, see agreement.agree.
+        """
+        told = [Facts.read(text) for text in self.group.gather_text(facts.json())]
+        by_node = [told[self.nodes.index(node)] for node in sorted(set(self.nodes))]
+        return agree(by_node, path=path, replicas=not self.several)
+
+    def counts(self, number: int) -> tuple[int, ...]:
+        """Returns each shard's number, as its first reader has it; every rank calls it."""
+        numbers = self.group.each(number)
+        return tuple(numbers[self.of_rank.index(shard)] for shard in range(max(self.of_rank) + 1))
+
+    def part(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns this process's part of numbers that all readers of its shard have."""
+        return np.array_split(numbers, len(self.readers))[self.readers.index(self.group.rank)]
+
+    def plan(
+        self, rows: tuple[int, ...], *, minibatch: int, epochs: int, seed: int, minibatches_per_step: int = 1
+    ) -> ReadPlan:
+        """Returns the plan by which the processes read so many rows of each shard together; see ReadPlan."""
+        return ReadPlan(
+            shards=rows,
+            minibatch=minibatch,
+            epochs=epochs,
+            seed=seed,
+            shares=(1,) * len(self.of_rank),
+            reads=tuple((shard,) for shard in self.of_rank),
+            minibatches_per_step=minibatches_per_step,
+        )
