@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from shutil import disk_usage
+from urllib.parse import urlsplit
 
 import torch
 
@@ -95,8 +96,21 @@ def network(config: WorkflowConfig, node: Node) -> Iterator[Row]:
         listening(own.address, settings.port).close()
         yield ok("port", f"{own.address}:{settings.port} is free")
     elif method.startswith("tcp:"):
-        host, _, port = method.removeprefix("tcp://").rpartition(":")
-        yield ok("port", f"{host} is {resolved(host.strip('[]'), int(port))}")
+        yield _meeting_point(method, node)
+
+
+def _meeting_point(method: str, node: Node) -> Row:
+    parts = urlsplit(method)
+    try:
+        port = parts.port
+    except ValueError:
+        port = None
+    if not parts.hostname or not port:
+        return failed("port", f"init_method {method}", "Write tcp://host:port, both of node 0")
+    address = resolved(parts.hostname, port)
+    if node.index == 0:
+        listening(address, port).close()
+    return ok("port", f"{parts.hostname} is {address}" + ("" if node.index else f", whose port {port} is free here"))
 
 
 def _host_name() -> Row:

@@ -158,9 +158,9 @@ def _examine(
             "declaration": declaration.model_dump(mode="json"),
         })  # fmt: skip
         yield _fit(facts)
-        yield _reach(talk, facts)
+        yield reach_others(talk, facts)
     if folder is not None:
-        yield _share(talk, folder)
+        yield watch_share(talk, folder)
     yield [_clocks(talk)]
     yield [_elsewhere(talk, facts)]
     talk.exchange("end", True)
@@ -197,7 +197,7 @@ class _Listener:
         self._server.close()
 
 
-def _reach(talk: Talk, facts: list[Any]) -> list[Row]:
+def reach_others(talk: Talk, facts: list[Any]) -> list[Row]:
     """Connects to every other machine; all learn of all pairs."""
     why = {i: answers(one["address"], one["port"], _CONNECT_SECONDS) for i, one in enumerate(facts) if i != talk.node}
     unreached = {str(i): text for i, text in why.items() if text}
@@ -214,7 +214,7 @@ def _reach(talk: Talk, facts: list[Any]) -> list[Row]:
     return rows or [ok("machines reach each other", f"{pairs} connections, each machine to each other")]
 
 
-def _share(talk: Talk, folder: Path) -> list[Row]:
+def watch_share(talk: Talk, folder: Path) -> list[Row]:
     """Measures how soon others' files show here: new ones, and ones put in the place of older ones."""
     file = folder / f".doctor.{uuid.uuid4().hex}"
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from cluster.hosts import Hosts
-from cluster.training import Job, alone, kill, learned, parts, rows_of_a_log
+from cluster.training import Job, alone, kill, learned, parts, rows_of_a_log, same
 
 from reagent_lite.export import load_bundle
 
@@ -41,17 +41,6 @@ def done(started: list[Any], work: Job, code: int = 0, within: float = 90) -> No
     deadline = time.monotonic() + within
     codes = [one.wait(max(deadline - time.monotonic(), 1)) for one in started]
     assert codes == [code] * len(codes), work.logs()
-
-
-def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], tolerance: float) -> None:
-    assert one.keys() == other.keys()
-    for name, value in one.items():
-        if tolerance:
-            torch.testing.assert_close(
-                value, other[name], rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
-            )
-        else:
-            assert torch.equal(value, other[name]), name
 
 
 def test_the_seven_steps(two_hosts: Hosts, lines: list[str], tmp_path: Path) -> None:

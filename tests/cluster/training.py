@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from cluster.hosts import Host, Hosts
 from cluster.machine import Started
 from oracles.cartpole import write_log
@@ -143,3 +144,14 @@ def alone(folder: Path, lines: Sequence[str], **changes: Any) -> dict[str, Tenso
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **ENVIRONMENT}, check=False)
     assert done.returncode == 0, done.stderr
     return learned(folder / "out")
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor], tolerance: float) -> None:
+    """Asserts that two runs learned the same, bit for bit where the tolerance is 0."""
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        if not tolerance:
+            assert torch.equal(value, other[name]), name
+            continue
+        difference = (value - other[name]).abs().max().item() if value.numel() else 0.0
+        assert torch.allclose(value, other[name], rtol=tolerance, atol=tolerance), f"{name}: {difference:.3g}"

@@ -75,7 +75,7 @@ def test_integers_are_not_taken_from_text_or_fractions() -> None:
         ({"rainbow": {"categorical": True, "quantile": True}}, "rainbow.quantile", "C51 or QR-DQN"),
         ({"rainbow": {"quantile": True}, "rl": {"q_network_loss": "huber"}}, "rl.q_network_loss", "own loss"),
         ({"rainbow": {"bcq": True}, "rl": {"maxq_learning": False}}, "rainbow.bcq", "nothing to restrict"),
-        ({"num_nodes": 2, "node_index": 2}, "node_index", "less than num_nodes (2)"),
+        ({"rendezvous": {"lost_after_seconds": 2.0}}, "rendezvous.lost_after_seconds", "at least three heartbeats (3)"),
         (
             {"data": {"global_minibatch_size": 8}, "training": {"minibatch_size": 8}},
             "data.global_minibatch_size",

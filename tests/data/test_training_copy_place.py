@@ -13,7 +13,7 @@ import fsspec
 import pytest
 
 from reagent_lite.data import training_copy as training_copy_module
-from reagent_lite.data.training_copy import open_training_copy, prepare_training_copy
+from reagent_lite.data.training_copy import TrainingCopy, open_training_copy, prepare_training_copy
 from reagent_lite.data.training_copy_build import build
 from reagent_lite.errors import DataError
 
@@ -39,6 +39,25 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
     monkeypatch.setattr(training_copy_module, "build", recorded)
     return folders
+
+
+def test_of_two_equal_builds_at_once_the_first_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Machines that share the folder build at the same time: what the first one reads from must not go away."""
+    path = written(tmp_path, row(), row())
+    opened: list[TrainingCopy] = []
+
+    def overtaken(*arguments: Any) -> Any:
+        monkeypatch.undo()
+        opened.append(prepare_training_copy(path, actions=ACTIONS))  # another machine is quicker
+        return build(*arguments)
+
+    monkeypatch.setattr(training_copy_module, "build", overtaken)
+    second = prepare_training_copy(path, actions=ACTIONS)
+    (first,) = opened
+    files = [str(copy.state.base.filename) for copy in (first, second)]  # type: ignore[union-attr]
+    assert files[0] == files[1]
+    assert Path(files[0]).exists()
+    assert len(list(first.folder.glob("build-*"))) == 1
 
 
 def test_a_copy_is_built_once_and_again_when_the_data_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,7 @@ def test_aliases_and_the_last_line(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_the_flag_wins_over_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = config_file(tmp_path, node_index=0)
     assert started(["--config", file, "--node_index", "3"]) == 2
-    assert "node_index: expected less than num_nodes (1), got 3" in capsys.readouterr().err
+    assert "node_index: expected 0 while num_nodes is 1, got 3" in capsys.readouterr().err
 
 
 def test_dry_run_prints_the_resolved_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -77,7 +77,7 @@ def test_slurm_script(tmp_path: Path) -> None:
     subprocess.run(["bash", "-n", script], check=True)
     options = re.findall(r"^#SBATCH (\S+)", script.read_text(), re.MULTILINE)
     assert "--ntasks-per-node=1" in options
-    assert "--signal=TERM@120" in options
+    assert "--signal=USR2@120" in options
     done = subprocess.run(["bash", script], capture_output=True, text=True, check=False,
                           env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)})  # fmt: skip
     assert done.returncode != 0

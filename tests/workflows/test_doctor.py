@@ -25,7 +25,7 @@ from reagent_lite.distributed.meeting_file import Record
 from reagent_lite.distributed.membership import Membership
 from workflows.doctoring import main
 from workflows.doctoring_report import Row
-from workflows.doctoring_together import Talk, _reach, _share
+from workflows.doctoring_together import Talk, reach_others, watch_share
 
 RECORD = {
     "nonce": "0" * 32, "run": "old", "attempt": 0, "address": "127.0.0.1", "interface": "lo", "port": 1,
@@ -197,6 +197,8 @@ MEETINGS = {
     "a file in place of the folder": ("file://{0}/file/run.rdzv", "share", "/file is a file"),
     "no folder": ("file:///no/such/folder/run.rdzv", "share", "/no/such/folder is not there"),
     "two slashes": ("file://share/run.rdzv", "share", "file:///absolute/path"),
+    "no port": ("tcp://localhost", "port", "init_method tcp://localhost"),
+    "another machine's address": ("tcp://192.0.2.77:29500", "network", "a free port on an address of this machine"),
     "a name without an address": ("tcp://no-such-host.invalid:29500", "network", "a name that this machine resolves"),
 }  # fmt: skip
 
@@ -291,11 +293,11 @@ def together(work: Callable[[Talk], list[Row]], seconds: float = 1.0) -> list[li
         return rows
 
 
-def test_two_folders_that_are_not_one_share(tmp_path: Path) -> None:
+def test_two_folders_that_are_not_onewatch_share(tmp_path: Path) -> None:
     folders = [tmp_path / "a", tmp_path / "b"]
     for folder in folders:
         folder.mkdir()
-    for rows in together(lambda talk: _share(talk, folders[talk.node])):
+    for rows in together(lambda talk: watch_share(talk, folders[talk.node])):
         assert {row.state for row in rows} == {"FAILED"}
         assert "node 1 does not see the file that node 0 wrote in" in rows[0].found + rows[1].found
     assert [list(folder.iterdir()) for folder in folders] == [[], []]
@@ -303,7 +305,7 @@ def test_two_folders_that_are_not_one_share(tmp_path: Path) -> None:
 
 def test_a_share_that_one_machine_cannot_write(tmp_path: Path) -> None:
     folders = [tmp_path, Path("/proc/self")]
-    for rows in together(lambda talk: _share(talk, folders[talk.node])):
+    for rows in together(lambda talk: watch_share(talk, folders[talk.node])):
         words = [row.found for row in rows if row.state == "warning"]
         assert len(words) == 2  # for new files, and for replaced ones
         assert words[0].startswith("node 1 cannot write in")
@@ -315,7 +317,7 @@ def test_a_pair_that_is_cut_is_named_with_both_addresses() -> None:
             {"address": "127.0.0.1", "interface": "lo", "port": server.getsockname()[1]} for server in (good, gone)
         ]
         facts[1]["address"] = "127.0.0.2"  # nothing listens there
-        for rows in together(lambda talk: _reach(talk, facts)):
+        for rows in together(lambda talk: reach_others(talk, facts)):
             assert [row.state for row in rows] == ["FAILED"]
             words = "node 0 (127.0.0.1, lo) does not reach node 1 (127.0.0.2, lo): Connection refused"
             assert rows[0].found == words

@@ -1,0 +1,173 @@
+"""What meeting, watching and losing cost: launchers on this machine's loopback, real workers, real training.
+
+    python -m tests.benchmarks.cluster [--repeats 5] [--only rendezvous,overhead,scaling,recovery]
+
+rendezvous   four launchers on one file: from the moment the last is ready to meet until all have met. Bar 1 s
+overhead     a step of 1 ms with a keeper, heartbeats and launcher, against the same loop without. Bar 1 % of a step
+scaling      two processes against one, beside two runs that know nothing of each other: what the machine can give
+recovery     from SIGKILL of a worker to the next optimizer step, without the start of Python and torch. Bar 10 s
+"""
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.oracles.cartpole import write_log
+
+ROOT = Path(__file__).resolve().parents[2]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1",
+               "TORCH_CPP_LOG_LEVEL": "ERROR"}  # fmt: skip
+MEET = """
+import json, sys, time
+from reagent_lite.config.rendezvous import RendezvousConfig
+from reagent_lite.distributed.nodes import Node
+from reagent_lite.distributed.rendezvous import Rendezvous
+from reagent_lite.distributed.verdict import Declaration
+index, file = int(sys.argv[1]), sys.argv[2]
+one = Declaration(node=index, host="h", pid=index, processes=1, device="cpu")
+rendezvous = Rendezvous(Node(index, 4), f"file://{file}", RendezvousConfig(interface="lo"), one)
+ready = time.monotonic()
+rendezvous.preflight()
+membership = rendezvous.join()
+print(json.dumps([ready, time.monotonic()]))
+membership.finish()
+"""
+
+
+def rendezvous() -> float:
+    """Seconds from the last launcher's readiness until all four have met."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-c", MEET]
+        started = [
+            subprocess.Popen([*command, str(i), f"{folder}/run.rdzv"], env=ENVIRONMENT, text=True,
+                             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+            for i in (1, 2, 3, 0)
+        ]  # fmt: skip
+        times = [json.loads(one.communicate(timeout=120)[0]) for one in started]
+    return max(met for _, met in times) - max(ready for ready, _ in times)
+
+
+def config(folder: Path, **changes: Any) -> Path:
+    tree = {
+        "training_data_path": str(folder / "log.jsonl"), "model_output_path": str(folder / "out"), "use_gpu": False,
+        "actions": ["0", "1"], "epochs": 40,
+        "training": {"layers": [-1, 128, 64, -1], "activations": ["relu", "relu", "linear"], "minibatch_size": 4096},
+        "rainbow": {"dueling_architecture": False},
+        "evaluation": {"calc_cpe_in_training": False, "bootstrap_resamples": 100, "final_fit_passes": 1},
+        **changes,
+    }  # fmt: skip
+    file = folder / "config.json"
+    file.write_text(json.dumps(tree))
+    return file
+
+
+def trained(file: Path, *settings: str, cores: set[int] | None = None) -> subprocess.Popen[str]:
+    more = [part for setting in settings for part in ("--set", setting)]
+    command = [sys.executable, "-m", "workflows.dqn", "--config", str(file), *more]
+    return subprocess.Popen(
+        command, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        preexec_fn=None if cores is None else lambda: os.sched_setaffinity(0, cores),
+    )  # fmt: skip
+
+
+def rate(process: "subprocess.Popen[str]") -> float:
+    out, err = process.communicate(timeout=600)
+    assert process.returncode == 0, err
+    return float(json.loads(out.splitlines()[-1])["rows_per_second"])
+
+
+def scaling(folder: Path) -> tuple[float, float]:
+    """Two processes of one run, and two runs that know nothing of each other, each against one run on one core."""
+    write_log(folder / "log.jsonl", 100_000)
+    file = config(folder)
+    rate(trained(file, "epochs=1"))  # makes the training copy
+    one = rate(trained(file, cores={0}))
+    two = rate(trained(file, "num_processes_per_node=2"))
+    apart = [trained(file, f"model_output_path={folder}/apart{core}", cores={core}) for core in (0, 1)]
+    return two / one, sum(rate(process) for process in apart) / one
+
+
+def overhead(folder: Path) -> tuple[float, float]:
+    """Milliseconds per step of two processes: plain launch, and with checks at their most frequent."""
+    write_log(folder / "log.jsonl", 20_000)
+    small = {"training": {"layers": [-1, 64, -1], "activations": ["relu", "linear"], "minibatch_size": 256}}
+    file = config(folder, epochs=60, **small)
+    rate(trained(file, "epochs=1"))
+    rare = ("rendezvous.heartbeat_seconds=1000", "rendezvous.lost_after_seconds=3000",
+            "rendezvous.checksum_every_steps=1000000000")  # fmt: skip
+    plain = rate(trained(file, "num_processes_per_node=2", *rare))
+    watched = rate(trained(file, "num_processes_per_node=2", "checkpoint.every_minutes=1000"))
+    return 512 / plain * 1e3, 512 / watched * 1e3
+
+
+def recovery(folder: Path) -> tuple[float, float]:
+    """Seconds from the kill to the next step after it, and those of a start up to the first step."""
+    write_log(folder / "log.jsonl", 20_000)
+    small = {"training": {"layers": [-1, 64, -1], "activations": ["relu", "linear"], "minibatch_size": 64}}
+    file = config(folder, epochs=2000, checkpoint={"every_steps": 20}, **small)
+    begun = time.monotonic()
+    process = trained(file, "num_processes_per_node=2")
+    checkpoints = folder / "out" / "checkpoints"
+    first = later_than(checkpoints, -1)
+    start = time.monotonic() - begun
+    victim = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[1])
+    os.kill(victim, signal.SIGKILL)
+    killed = time.monotonic()
+    time.sleep(0.5)  # what was being written is written
+    later_than(checkpoints, max(first, newest(checkpoints)))
+    seconds = time.monotonic() - killed
+    process.terminate()
+    process.wait(60)
+    return seconds, start
+
+
+def newest(folder: Path) -> int:
+    return max((int(file.parent.name[5:]) for file in folder.glob("step_*/manifest.json")), default=-1)
+
+
+def later_than(folder: Path, step: int) -> int:
+    deadline = time.monotonic() + 120
+    while newest(folder) <= step:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return newest(folder)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--only", default="rendezvous,overhead,scaling,recovery")
+    options = parser.parse_args()
+    chosen = options.only.split(",")
+    if "rendezvous" in chosen:
+        times = [rendezvous() for _ in range(options.repeats)]
+        shown = ", ".join(f"{t:.2f}" for t in times)
+        print(f"rendezvous of 4 launchers: median {statistics.median(times):.2f} s ({shown})", flush=True)
+    measures = {"overhead": overhead, "scaling": scaling, "recovery": recovery}
+    for name, measure in measures.items():
+        if name not in chosen:
+            continue
+        pairs = []
+        for _ in range(options.repeats):
+            with tempfile.TemporaryDirectory() as folder:
+                pairs.append(measure(Path(folder)))
+        first, second = (statistics.median(side) for side in zip(*pairs, strict=True))
+        shown = "; ".join(f"{a:.3f} and {b:.3f}" for a, b in pairs)
+        text = {
+            "overhead": f"step without and with checks: {first:.3f} and {second:.3f} ms, {second / first - 1:+.2%}",
+            "scaling": f"two processes {first:.2f} x one; two runs apart {second:.2f} x one",
+            "recovery": f"killed worker to next checkpointed step {first:.2f} s, a start from nothing {second:.2f} s",
+        }[name]
+        print(f"{text}  ({shown})", flush=True)
+
+
+if __name__ == "__main__":
+    main()
