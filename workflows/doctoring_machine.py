@@ -21,7 +21,7 @@ from reagent_lite.distributed.inspection import list_gpus, nearest_existing
 from reagent_lite.distributed.launcher import Processes, choose_processes
 from reagent_lite.distributed.network import addresses, listening, own_address, resolved
 from reagent_lite.distributed.nodes import Node
-from reagent_lite.errors import NoRowsError
+from reagent_lite.errors import DataError, NoRowsError
 from reagent_lite.sim.backend import open_backend
 from reagent_lite.sim.cuda_build import cuda_problem
 from workflows.doctoring_report import Row, failed, of_error, ok, size_text, skipped, warning
@@ -145,10 +145,13 @@ def model_folder(config: WorkflowConfig, node: Node, known: Known) -> Row:
 def copy_folder(config: WorkflowConfig, path: str) -> Row:
     """Looks at where the training copy of a path goes."""
     name, actions, directory = "training copy", config.actions or None, config.data.training_copy_dir
+    try:
+        files = input_files(path)
+    except DataError:
+        return skipped(name, "there is no data to copy")
     standing = standing_copy(path, actions, directory)
     if standing is not None:
         return ok(name, f"stands in {standing[0]}: {standing[1].rows:,} rows")
-    files = input_files(path)
     folders = candidate_folders(local_path(path), files, actions, directory)
     places = [folder for folder in folders if is_writable(folder)]
     todo = "Set data.training_copy_dir to a folder on a local disk of this machine with enough room"

@@ -3,7 +3,7 @@
 import platform
 import subprocess
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,8 @@ def train(config: WorkflowConfig, group: Group) -> Outcome:
         history = look_back(config, group, folder / "checkpoints")
         if group.is_first:
             write_whole(folder / "config.json", canonical(resolved(config)))
-        return _train(config, group, folder, simulation, history, signal, start)
+        outcome = _train(config, group, folder, simulation, history, signal)
+        return replace(outcome, seconds=round(time.monotonic() - start, 3))
 
 
 def _train(
@@ -72,7 +73,6 @@ def _train(
     simulation: Simulation | None,
     history: History,
     signal: StopSignal,
-    start: float,
 ) -> Outcome:
     experience = gather_experience(config, group, simulation)
     history.require_same(experience)
@@ -96,7 +96,7 @@ def _train(
         steps=learned.position.step,
         rows=learned.position.rows,
         rows_per_second=round(learned.rows_per_second, 1),
-        seconds=round(time.monotonic() - start, 3),
+        seconds=0.0,
         scores=scores,
     )
 

@@ -241,7 +241,10 @@ def joined(place: Place, device: torch.device, timeout_seconds: float = 7200.0) 
         return
     backend = "cuda:nccl,cpu:gloo" if device.type == "cuda" else "gloo"
     timeout = timedelta(seconds=timeout_seconds)
-    store, *_ = next(dist.rendezvous("env://", timeout=timeout))  # type: ignore[attr-defined]
+    try:
+        store, *_ = next(dist.rendezvous("env://", timeout=timeout))  # type: ignore[attr-defined]
+    except dist.DistError as error:
+        raise _absent(place, timeout, "not all", error) from error
     _arrive(store, place, timeout)
     dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world_size, timeout=timeout)
     group = Group(place, device)
@@ -262,8 +265,13 @@ def _arrive(store: Any, place: Place, timeout: timedelta) -> None:
     try:
         store.wait(keys, timeout)
     except dist.DistError as error:
-        absent = [rank for rank, key in enumerate(keys) if not store.check([key])]
-        raise RendezvousError(
-            Problem(f"start of {place.world_size} processes", f"all of them within {timeout.total_seconds():g} s",
-                    f"no sign of rank {', '.join(map(str, absent))}", str(error).splitlines()[0])
-        ) from error  # fmt: skip
+        ranks = ", ".join(str(rank) for rank, key in enumerate(keys) if not store.check([key]))
+        raise _absent(place, timeout, f"no sign of rank {ranks}", error) from error
+
+
+def _absent(place: Place, timeout: timedelta, got: str, error: Exception) -> RendezvousError:
+    seconds = f"{timeout.total_seconds():g} s"
+    return RendezvousError(
+        Problem(f"start of {place.world_size} processes", f"all of them within {seconds}", got,
+                str(error).splitlines()[0])
+    )  # fmt: skip

@@ -48,6 +48,7 @@ def find_node(*, index: int | None, count: int, environment: Mapping[str, str]) 
         "num_nodes", said, {key: _number(environment, key) for key in _COUNT if _is_said(environment, key)}
     )
     if total == 1:
+        _refuse_lone_process(environment)
         if index not in (None, 0):
             raise ConfigError(
                 Problem("node_index", "0 while num_nodes is 1", str(index), "Set num_nodes to the count of machines")
@@ -69,6 +70,20 @@ def find_node(*, index: int | None, count: int, environment: Mapping[str, str]) 
     if not 0 <= number < total:
         raise ConfigError(Problem(key, f"0 to {total - 1}, as {name} is {total}", str(number)))
     return Node(number, total)
+
+
+def _refuse_lone_process(environment: Mapping[str, str]) -> None:
+    """Refuses what would be one training on each machine, each taken for the whole.
+
+    accelerate 1.15 with --cpu starts one process a machine and tells it nothing of the others; it says MASTER_ADDR only
+    where it was asked for several.
+    """
+    if _is_said(environment, "ACCELERATE_USE_CPU") and _is_said(environment, "MASTER_ADDR"):
+        raise ConfigError(
+            Problem("accelerate launch", "RANK and WORLD_SIZE beside MASTER_ADDR", "MASTER_ADDR alone",
+                    "Replace --cpu by --multi_gpu, which numbers the processes, without GPUs too where use_gpu is "
+                    "false; or start the workflow itself")
+        )  # fmt: skip
 
 
 def _is_said(environment: Mapping[str, str], key: str) -> bool:

@@ -91,7 +91,8 @@ class Rendezvous:
             RendezvousError: not all came within settings.join_timeout_seconds, another run holds the place, this number
                 is taken, or the machines do not fit together.
         """
-        deadline = time.monotonic() + self.settings.join_timeout_seconds
+        begun = time.monotonic()
+        deadline = begun + self.settings.join_timeout_seconds
         while True:
             if self.node.index == 0:
                 link, record, close = self._open()
@@ -99,7 +100,7 @@ class Rendezvous:
                 link, record, close = *self._find(deadline), _nothing
             self.attempt = record.attempt
             try:
-                return self._enter(link, record, close, deadline)
+                membership = self._enter(link, record, close, deadline)
             except (LostError, AgainError) as error:
                 self.say(f"rendezvous: {record}: {error}; looking again")
                 self._over.add(record.nonce)
@@ -107,6 +108,10 @@ class Rendezvous:
             except BaseException:
                 close()
                 raise
+            if self.node.count > 1:
+                self.say(f"rendezvous: {self.node.count} machines met after {time.monotonic() - begun:.1f} s: "
+                         f"{membership.world_size} processes, attempt {record.attempt}")  # fmt: skip
+            return membership
 
     def again(self, ended: Membership) -> None:
         """Makes ready for another attempt after one ended."""

@@ -3,7 +3,7 @@
     python -m tests.benchmarks.cluster [--repeats 5] [--only rendezvous,overhead,scaling,recovery]
 
 rendezvous   four launchers on one file: from the moment the last is ready to meet until all have met. Bar 1 s
-overhead     a step of 1 ms with a keeper, heartbeats and launcher, against the same loop without. Bar 1 % of a step
+overhead     what agreement and checksums take of steps of 1 ms, and what the launcher takes of a core. Bar 1 % together
 scaling      two processes against one, beside two runs that know nothing of each other: what the machine can give
 recovery     from SIGKILL of a worker to the next optimizer step, without the start of Python and torch. Bar 10 s
 """
@@ -39,6 +39,46 @@ rendezvous.preflight()
 membership = rendezvous.join()
 print(json.dumps([ready, time.monotonic()]))
 membership.finish()
+"""
+
+LAUNCH = """
+import sys
+from reagent_lite.config.rendezvous import RendezvousConfig
+from reagent_lite.distributed.launcher import launch
+from reagent_lite.distributed.nodes import Node
+from reagent_lite.distributed.rendezvous import Rendezvous
+from reagent_lite.distributed.verdict import Declaration
+one = Declaration(node=0, host="h", pid=1, processes=2, device="cpu")
+launch(sys.argv[1:], 2, Rendezvous(Node(), None, RendezvousConfig(), one), restarts=0)
+"""
+STEPS = """
+import sys, time
+from pathlib import Path
+import torch
+from reagent_lite.config.rendezvous import RendezvousConfig
+from reagent_lite.distributed.agreement import Agreement
+from reagent_lite.distributed.group import Place, joined
+from reagent_lite.training.checksum import require_equal
+every = RendezvousConfig().checksum_every_steps
+with joined(Place.read(), torch.device("cpu")) as group:
+    learner, gradient = torch.nn.Sequential(torch.nn.Linear(4, 128), torch.nn.Linear(128, 64)), torch.zeros(9000)
+    torch.nn.utils.vector_to_parameters(torch.zeros(8896), learner.parameters())
+    agreement, spent, begun = Agreement(group), 0.0, time.perf_counter()
+    for step in range(1, 8001):
+        until = time.perf_counter() + 0.001
+        while time.perf_counter() < until:
+            pass
+        if step % 50 == 0:
+            group.sum(gradient)  # keeps ranks together, as gradients do; not counted
+        start = time.perf_counter()
+        agreement.after_step(step, stop=False, save=False)
+        if step % every == 0:
+            require_equal(learner, group, step)
+        spent += time.perf_counter() - start
+        if step == 100:
+            Path(sys.argv[1], "begun").touch()
+    if group.is_first:
+        print(spent / (time.perf_counter() - begun))
 """
 
 
@@ -96,16 +136,22 @@ def scaling(folder: Path) -> tuple[float, float]:
 
 
 def overhead(folder: Path) -> tuple[float, float]:
-    """Milliseconds per step of two processes: plain launch, and with checks at their most frequent."""
-    write_log(folder / "log.jsonl", 20_000)
-    small = {"training": {"layers": [-1, 64, -1], "activations": ["relu", "linear"], "minibatch_size": 256}}
-    file = config(folder, epochs=60, **small)
-    rate(trained(file, "epochs=1"))
-    rare = ("rendezvous.heartbeat_seconds=1000", "rendezvous.lost_after_seconds=3000",
-            "rendezvous.checksum_every_steps=1000000000")  # fmt: skip
-    plain = rate(trained(file, "num_processes_per_node=2", *rare))
-    watched = rate(trained(file, "num_processes_per_node=2", "checkpoint.every_minutes=1000"))
-    return 512 / plain * 1e3, 512 / watched * 1e3
+    """Shares of the time that two processes' checks take between steps of 1 ms, and of one core that launchers take."""
+    command = [sys.executable, "-c", LAUNCH, sys.executable, "-c", STEPS, str(folder)]
+    launcher = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
+    while not (folder / "begun").exists():
+        time.sleep(0.05)
+    ticks, begun = cpu_ticks(launcher.pid), time.monotonic()
+    time.sleep(5.0)
+    share = (cpu_ticks(launcher.pid) - ticks) / os.sysconf("SC_CLK_TCK") / (time.monotonic() - begun)
+    out, _ = launcher.communicate(timeout=300)
+    assert launcher.returncode == 0
+    return float(out.splitlines()[-1]), share
+
+
+def cpu_ticks(pid: int) -> int:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
 
 
 def recovery(folder: Path) -> tuple[float, float]:
@@ -162,7 +208,7 @@ def main() -> None:
         first, second = (statistics.median(side) for side in zip(*pairs, strict=True))
         shown = "; ".join(f"{a:.3f} and {b:.3f}" for a, b in pairs)
         text = {
-            "overhead": f"step without and with checks: {first:.3f} and {second:.3f} ms, {second / first - 1:+.2%}",
+            "overhead": f"checks {first:.2%} of steps of 1 ms; the launcher {second:.2%} of one core",
             "scaling": f"two processes {first:.2f} x one; two runs apart {second:.2f} x one",
             "recovery": f"killed worker to next checkpointed step {first:.2f} s, a start from nothing {second:.2f} s",
         }[name]

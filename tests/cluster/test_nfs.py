@@ -1,6 +1,7 @@
 """The user's steps on a real NFSv4.2: two machines with kernels of their own, run after run on one file."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -14,12 +15,13 @@ mkdir -p /run/job /run/results
 busybox mount -t hostfs none /run/results -o {results}
 cp {results}/train_$NODE.jsonl /run/job/train.jsonl
 cp {results}/x.json /run/job/x.json
-[ "$NODE" = 1 ] || : > $SHARED/run.rdzv   # step 3: an empty file
+[ "$NODE" = 1 ] || {first}
 export PYTHONPATH={root} OMP_NUM_THREADS=1
 cd /run/job
 for run in $(busybox seq {runs}); do
   before=$(busybox date +%s)
   {python} -m workflows.dqn --config /run/job/x.json --node_index=$NODE > out.json 2> log || {{ cat log; exit 1; }}
+  grep 'machines met' log
   echo "run $run: $(( $(busybox date +%s) - before )) s, files left on the share: $(busybox ls -A $SHARED)"
   [ "$NODE" = 1 ] || busybox sha256sum out/checkpoints/step_*/learner.safetensors
 done
@@ -27,7 +29,15 @@ done
 """
 
 
-def steps(tmp_path: Path, runs: int, seconds: float) -> None:
+def steps(tmp_path: Path, runs: int, seconds: float, first: str) -> list[float]:
+    """Runs the job on both machines; returns how long node 0 waited until both had met, run by run.
+
+    Args:
+        tmp_path: for the data and what comes back.
+        runs: how many, one after the other.
+        seconds: for all.
+        first: what node 0's shell does before its first run.
+    """
     lines = rows_of_a_log(tmp_path, 400)
     whole = {"data": {"global_minibatch_size": len(lines)}, "epochs": 10}
     for node, part in enumerate(parts(lines, 2)):
@@ -35,7 +45,7 @@ def steps(tmp_path: Path, runs: int, seconds: float) -> None:
     place = {"training_data_path": "/run/job/train.jsonl", "model_output_path": "/run/job/out", "num_nodes": 2,
              "init_method": "file:///mnt/share/run.rdzv"}  # fmt: skip
     (tmp_path / "x.json").write_text(json.dumps(merged(BASE, {**place, **whole})))
-    job = JOB.format(results=tmp_path, root=ROOT, runs=runs, python=sys.executable)
+    job = JOB.format(results=tmp_path, root=ROOT, runs=runs, first=first, python=sys.executable)
     ended = nfs_lab.run_on_two_machines(job, seconds, memory="2500M")
     for node in (0, 1):
         assert ended[node].code == 0, ended[node].output
@@ -44,13 +54,16 @@ def steps(tmp_path: Path, runs: int, seconds: float) -> None:
     assert len(hashes) == 1
     assert ended[0].output.count("learner.safetensors") == runs
     same(learned(tmp_path / "out"), alone(tmp_path / "alone", lines, **whole), 1e-5)
+    return [float(wait) for wait in re.findall(r"met after ([0-9.]+) s", ended[0].output)]
 
 
 @pytest.mark.nfs
 @pytest.mark.usefixtures("need_nfs")
 @pytest.mark.timeout(500)
 def test_the_seven_steps_on_nfs(tmp_path: Path) -> None:
-    steps(tmp_path, 1, 240)
+    """Node 0 comes 15 s after node 1, which has looked for the file in vain: a failed look-up can hide it for 30 s."""
+    (waited,) = steps(tmp_path, 1, 300, "sleep 15")
+    assert waited < 10
 
 
 @pytest.mark.nfs
@@ -58,4 +71,43 @@ def test_the_seven_steps_on_nfs(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("need_nfs")
 @pytest.mark.timeout(7200)
 def test_50_runs_in_a_row_on_nfs(tmp_path: Path) -> None:
-    steps(tmp_path, 50, 6000)
+    """An empty file to begin with, as users make one."""
+    assert len(steps(tmp_path, 50, 6000, ": > $SHARED/run.rdzv")) == 50
+
+
+REPLACED = """
+import sys, time
+from pathlib import Path
+from reagent_lite.distributed.meeting_file import MeetingFile, Record
+node, file = int(sys.argv[1]), MeetingFile(Path(sys.argv[2]))
+def record(port):
+    return Record(nonce="n", run="r", attempt=0, address="10.98.0.1", interface="vec0", port=port, num_nodes=2,
+                  host="h", pid=1, started="then", others=("x" * 3000,))
+if node == 0:
+    for port in range(1, 400):
+        file.publish(record(port))
+    file.publish(record(9999))
+    while not Path(sys.argv[2] + ".seen").exists():
+        time.sleep(0.1)
+else:
+    seen, odd = set(), set()
+    while 9999 not in seen:
+        found = file.read()
+        seen.add(found.port) if isinstance(found, Record) else odd.add(found)
+    print(len(seen), sorted(odd))
+    Path(sys.argv[2] + ".seen").touch()
+"""
+
+
+@pytest.mark.nfs
+@pytest.mark.usefixtures("need_nfs")
+def test_a_file_that_is_replaced_on_the_server_is_never_read_in_part(tmp_path: Path) -> None:
+    """What a client meets then, ESTALE among it, is a reason to look again."""
+    (tmp_path / "replaced.py").write_text(REPLACED)
+    job = f"PYTHONPATH={ROOT} {sys.executable} {tmp_path}/replaced.py $NODE $SHARED/run.rdzv"
+    ended = nfs_lab.run_on_two_machines(job, 120)
+    assert [ended[node].code for node in (0, 1)] == [0, 0], ended
+    seen, _, odd = ended[1].output.partition(" ")
+    assert int(seen) >= 2
+    for reason in odd.strip().strip("[]").split(", "):
+        assert reason in ("", "'no file'", "'Stale file handle'", "'No such file or directory'")

@@ -19,11 +19,11 @@ WORKER = str(Path(__file__).with_name("agreement_worker.py"))
 @pytest.mark.parametrize(
     ("step", "check", "steps"),
     [
-        (0.001, 0.001, 200),  # a check of 1 ms every 200 ms is half a percent
-        (0.001, 0.1, 1000),  # half a percent would be every 20 s: a second is prompter
+        (0.001, 0.0003, 100),  # 0.3 ms every 100 ms is 0.3 percent
+        (0.001, 0.1, 1000),  # that would be every 33 s: a second is prompter
         (2.0, 0.001, 1),
         (0.1, 0.0001, 1),
-        (0.1, 0.002, 4),
+        (0.1, 0.0012, 4),
     ],
 )
 def test_checks_are_cheap_and_prompt(step: float, check: float, steps: int) -> None:

@@ -9,6 +9,7 @@ SLURM = {"SLURM_NODEID": "1", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "2",
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1",
             "GROUP_WORLD_SIZE": "2"}  # fmt: skip
 ACCELERATE = {key: value for key, value in TORCHRUN.items() if not key.startswith("GROUP")}
+ACCELERATE_ON_CPU = {"ACCELERATE_USE_CPU": "True"}
 
 
 @pytest.mark.parametrize(
@@ -32,6 +33,8 @@ ACCELERATE = {key: value for key, value in TORCHRUN.items() if not key.startswit
         (None, 1, TORCHRUN, Node(1, 2)),
         (1, 2, TORCHRUN, Node(1, 2)),
         (None, 1, ACCELERATE, Node(1, 2)),
+        (None, 1, ACCELERATE_ON_CPU, Node(0, 1)),
+        (1, 2, {**ACCELERATE_ON_CPU, "MASTER_ADDR": "10.0.0.1"}, Node(1, 2)),
     ],
 )
 def test_who_says_what(index: int | None, count: int, environment: dict[str, str], expected: Node) -> None:
@@ -53,6 +56,7 @@ def test_who_says_what(index: int | None, count: int, environment: dict[str, str
         (None, 1, {"PET_NODE_RANK": "1", "PET_NNODES": "1:4"}, "PET_NNODES: expected a fixed number, got '1:4'"),
         (None, 1, {**SLURM, "SKYPILOT_NODE_RANK": "0", "SKYPILOT_NUM_NODES": "2"},
          "SLURM_NODEID: expected 0, as SKYPILOT_NODE_RANK says, got 1"),
+        (None, 1, {**ACCELERATE_ON_CPU, "MASTER_ADDR": "10.0.0.1"}, "Replace --cpu by --multi_gpu"),
         (0, 1, TORCHRUN, "node_index: expected 1, as GROUP_RANK says, got 0"),
         (None, 3, TORCHRUN, "num_nodes: expected 2, as GROUP_WORLD_SIZE says, got 3"),
     ],

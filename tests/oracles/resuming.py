@@ -1,12 +1,20 @@
 """A run that never stops, and the same run stopped after every step and started again: what differs between them."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from oracles import cartpole
+from oracles.logs import candidate_rows, random_rows, write_lines
+from oracles.runs import ROOT, Run
 from safetensors.torch import load_file
 
 from reagent_lite.config import ParametricDqnConfig, WorkflowConfig, check
@@ -24,8 +32,9 @@ Tree = dict[str, Any]
 
 @dataclass(frozen=True)
 class End:
-    """What a run came to; on rank 0, empty elsewhere."""
+    """What a run came to; but for the steps, empty on ranks other than 0."""
 
+    steps: int
     tensors: dict[str, torch.Tensor]
     lines: list[Tree]
     scores: dict[str, float]
@@ -57,7 +66,8 @@ class Laboratory:
         with StopSignal() as signal, MetricsWriter(folder, enabled=group.is_first, lines=history.lines) as writer:
             learned = learn(config, group, experience, history, signal, writer)
             scores = learned.scores(learned.judges.at_end())
-        return End(*read(folder), scores) if group.is_first else End({}, [], {})
+        steps = learned.position.step
+        return End(steps, *read(folder), scores) if group.is_first else End(steps, {}, [], {})
 
     def copy(self, name: str, to: str, step: int) -> None:
         """Makes the folder that a run leaves which was killed right after saving a step."""
@@ -72,7 +82,7 @@ class Laboratory:
     def differences(self, steps: list[int]) -> list[str]:
         """Returns what differs at the end of runs that were stopped after each of these steps."""
         whole, found = self.run("whole", every_steps=1, keep=1000), []
-        for step in steps:
+        for step in (step for step in steps if step <= whole.steps):
             self.copy("whole", "again", step)
             found += [f"stopped after {step}: {text}" for text in different(whole, self.run("again"))]
         return found
@@ -106,3 +116,78 @@ def different(whole: End, again: End) -> list[str]:
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().view(-1).view(torch.uint8)
+
+
+def logged(folder: Path, **sections: Tree) -> Tree:
+    """200 random rows, 7 steps an epoch; the policy is judged, and models of it are fitted, after each."""
+    tree: Tree = {
+        "training_data_path": str(write_lines(folder / "data" / "log.jsonl", random_rows(200))),
+        "use_gpu": False,
+        "actions": ["a", "b"],
+        "epochs": 3,
+        "training": {"layers": [-1, 8, -1], "activations": ["relu", "linear"], "minibatch_size": 32},
+        "evaluation": {"calc_cpe_in_training": True, "bootstrap_resamples": 100, "fit_passes": 1,
+                       "final_fit_passes": 1},
+    }  # fmt: skip
+    return merged(tree, sections)
+
+
+def simulated(folder: Path, **sections: Tree) -> Tree:
+    tree: Tree = {
+        "use_gpu": False,
+        "rl": {"gamma": 0.9, "target_update_rate": 0.1, "epsilon": 0.1},
+        "training": {"layers": [-1, 16, -1], "activations": ["relu", "linear"], "minibatch_size": 32},
+        "evaluation": {"bootstrap_resamples": 100},
+        "simulation": {"env": "cartpole_v0", "num_envs": 8, "total_steps": 300, "warmup_steps": 100,
+                       "num_evaluations": 2, "evaluation_episodes": 4},
+    }  # fmt: skip
+    return merged(tree, sections)
+
+
+def mixed(folder: Path, **sections: Tree) -> Tree:
+    """300 logged rows of cartpole beside its simulation."""
+    cartpole.write_log(folder / "cartpole.jsonl", 300)
+    simulation = {"env": "cartpole_v0", "num_envs": 8, "warmup_steps": 100, "evaluation_episodes": 4, "share": 0.25,
+                  "updates_per_rollout": 2, "replay": {"prioritized": True, "capacity": 200}}  # fmt: skip
+    names = {"training_data_path": str(folder / "cartpole.jsonl"), "actions": ["left", "right"]}
+    return merged(logged(folder) | names | {"simulation": simulation}, sections)
+
+
+def candidates(folder: Path, **sections: Tree) -> Tree:
+    tree = logged(folder, **sections)
+    del tree["actions"]
+    return tree | {"training_data_path": str(write_lines(folder / "candidates.jsonl", candidate_rows(200)))}
+
+
+def merged(tree: Tree, other: Tree) -> Tree:
+    return {**tree, **{k: {**tree.get(k, {}), **v} if isinstance(v, dict) else v for k, v in other.items()}}
+
+
+def start(folder: Path, tree: Tree, *settings: str, **environment: str) -> "subprocess.Popen[str]":
+    """Starts `python -m workflows.dqn` with a checkpoint every three steps."""
+    config = folder / "config.json"
+    checkpoint = {"every_steps": 3, **tree.get("checkpoint", {})}
+    config.write_text(json.dumps({"model_output_path": str(folder / "out"), **tree, "checkpoint": checkpoint}))
+    overrides = [part for setting in settings for part in ("--set", setting)]
+    command = [sys.executable, "-m", "workflows.dqn", "--config", str(config), *overrides]
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder / "cache"), **environment}
+    return subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def end(process: "subprocess.Popen[str]") -> Run:
+    try:
+        out, err = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    return Run(process.returncode, out, err)
+
+
+def checkpoints(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "out" / "checkpoints").glob("step_*"))
+
+
+def until(true: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

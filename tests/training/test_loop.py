@@ -1,6 +1,7 @@
 """Loop, meter, clipping, schedule, metrics files: by hand arithmetic and round trips."""
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -139,6 +140,7 @@ def test_figures_continue_where_a_checkpoint_counted_them(tmp_path: Path) -> Non
         writer.write(2, {"x": 2.0})
         assert writer.kept() == 2
         writer.write(3, {"x": -3.0})  # after the checkpoint: to be done again
+    time.sleep(1.1)  # readers take files in the order of their names, which begin with the second
     with MetricsWriter(tmp_path, enabled=True, lines=2) as writer:
         writer.forget_after(2)
         writer.write(3, {"x": 3.0})

@@ -6,19 +6,30 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from oracles import cartpole
-from oracles.logs import candidate_rows, random_rows, write_lines
+from oracles.logs import random_rows, write_lines
 from oracles.ranks import end_ranks, start_ranks
-from oracles.resuming import Laboratory, different, read
-from oracles.runs import ROOT, Run, Runner
-from safetensors.torch import load_file
+from oracles.resuming import (
+    End,
+    Laboratory,
+    candidates,
+    checkpoints,
+    different,
+    end,
+    logged,
+    merged,
+    mixed,
+    read,
+    simulated,
+    start,
+    until,
+)
+from oracles.runs import ROOT
 
 from reagent_lite.config import DqnConfig, ParametricDqnConfig
 from reagent_lite.distributed.group import Group, Place
@@ -27,51 +38,6 @@ from reagent_lite.errors import CheckpointError, ConfigError
 Tree = dict[str, Any]
 ALONE = Group(Place(), torch.device("cpu"))
 WORKER = str(Path(__file__).with_name("resume_worker.py"))
-
-
-def logged(folder: Path, **sections: Tree) -> Tree:
-    """200 random rows, 7 steps an epoch; the policy is judged, and models of it are fitted, after each."""
-    tree: Tree = {
-        "training_data_path": str(write_lines(folder / "data" / "log.jsonl", random_rows(200))),
-        "use_gpu": False,
-        "actions": ["a", "b"],
-        "epochs": 3,
-        "training": {"layers": [-1, 8, -1], "activations": ["relu", "linear"], "minibatch_size": 32},
-        "evaluation": {"calc_cpe_in_training": True, "bootstrap_resamples": 100, "fit_passes": 1,
-                       "final_fit_passes": 1},
-    }  # fmt: skip
-    return merged(tree, sections)
-
-
-def simulated(folder: Path, **sections: Tree) -> Tree:
-    tree: Tree = {
-        "use_gpu": False,
-        "rl": {"gamma": 0.9, "target_update_rate": 0.1, "epsilon": 0.1},
-        "training": {"layers": [-1, 16, -1], "activations": ["relu", "linear"], "minibatch_size": 32},
-        "evaluation": {"bootstrap_resamples": 100},
-        "simulation": {"env": "cartpole_v0", "num_envs": 8, "total_steps": 300, "warmup_steps": 100,
-                       "num_evaluations": 2, "evaluation_episodes": 4},
-    }  # fmt: skip
-    return merged(tree, sections)
-
-
-def mixed(folder: Path, **sections: Tree) -> Tree:
-    """300 logged rows of cartpole beside its simulation."""
-    cartpole.write_log(folder / "cartpole.jsonl", 300)
-    simulation = {"env": "cartpole_v0", "num_envs": 8, "warmup_steps": 100, "evaluation_episodes": 4, "share": 0.25,
-                  "updates_per_rollout": 2, "replay": {"prioritized": True, "capacity": 200}}  # fmt: skip
-    names = {"training_data_path": str(folder / "cartpole.jsonl"), "actions": ["left", "right"]}
-    return merged(logged(folder) | names | {"simulation": simulation}, sections)
-
-
-def candidates(folder: Path, **sections: Tree) -> Tree:
-    tree = logged(folder, **sections)
-    del tree["actions"]
-    return tree | {"training_data_path": str(write_lines(folder / "candidates.jsonl", candidate_rows(200)))}
-
-
-def merged(tree: Tree, other: Tree) -> Tree:
-    return {**tree, **{k: {**tree.get(k, {}), **v} if isinstance(v, dict) else v for k, v in other.items()}}
 
 
 DROPOUT: Tree = {"training": {"dropout_ratio": 0.2, "lr_policy": "exponential", "lr_decay": 0.7},
@@ -132,41 +98,11 @@ def test_several_processes_stopped_after_any_step_equal_never_stopping(tmp_path:
 # the command line, and what ends a process
 
 
-def start(folder: Path, tree: Tree, *settings: str, **environment: str) -> "subprocess.Popen[str]":
-    """Starts `python -m workflows.dqn` with a checkpoint every three steps."""
-    config = folder / "config.json"
-    checkpoint = {"every_steps": 3, **tree.get("checkpoint", {})}
-    config.write_text(json.dumps({"model_output_path": str(folder / "out"), **tree, "checkpoint": checkpoint}))
-    overrides = [part for setting in settings for part in ("--set", setting)]
-    command = [sys.executable, "-m", "workflows.dqn", "--config", str(config), *overrides]
-    variables = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder / "cache"), **environment}
-    return subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def end(process: "subprocess.Popen[str]") -> Run:
-    try:
-        out, err = process.communicate(timeout=120)
-    finally:
-        process.kill()
-    return Run(process.returncode, out, err)
-
-
-def checkpoints(folder: Path) -> list[str]:
-    return sorted(path.name for path in (folder / "out" / "checkpoints").glob("step_*"))
-
-
-def until(true: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def same_end(folder: Path, tree: Tree, root: Path) -> list[str]:
     """Returns how a finished run differs from one that was never stopped."""
     whole = Laboratory(DqnConfig, tree, ALONE, root).run("whole", every_steps=1, keep=1000)
     tensors, lines = read(folder)
-    return different(whole, type(whole)(tensors, lines[: len(whole.lines)], whole.scores))
+    return different(whole, End(whole.steps, tensors, lines[: len(whole.lines)], whole.scores))
 
 
 def test_a_killed_run_goes_on_with_the_same_command(tmp_path: Path) -> None:
@@ -339,85 +275,3 @@ def test_a_disk_that_stays_full_is_an_error_at_the_end(tmp_path: Path, disk_of_2
         (disk_of_200_files / f"filler_{os.statvfs(disk_of_200_files).f_ffree}").touch()
     with pytest.raises(CheckpointError, match="No space left on device"):
         laboratory.run("disk")
-
-
-# other processes than before
-
-
-def ranks_of(folder: Path, tree: Tree, world: int, fault: str = "", *settings: str, nodes: int = 1) -> list[int]:
-    config = folder / "config.json"
-    config.write_text(json.dumps({"model_output_path": str(folder / "out"), **tree, "checkpoint": {"every_steps": 3}}))
-    overrides = [part for setting in settings for part in ("--set", setting)]
-    arguments = ["-m", "workflows.dqn", "--config", str(config), *overrides]
-    return end_ranks(start_ranks(world, arguments, folder, nodes=nodes, REAGENT_LITE_FAULT=fault))
-
-
-def test_two_processes_lost_and_one_goes_on(tmp_path: Path) -> None:
-    """With a global minibatch a step reads the same rows however many processes share them."""
-    tree = logged(tmp_path)
-    del tree["training"]["minibatch_size"]
-    tree["data"] = {"global_minibatch_size": 32}
-    codes = ranks_of(tmp_path, tree, 2, "fail:rank=1,step=11,kind=kill")
-    assert codes[1] == -signal.SIGKILL
-    assert codes[0] > 0
-    assert checkpoints(tmp_path) == ["step_000006", "step_000009"]
-    done = end(start(tmp_path, tree))
-    assert done.code == 0, done.err
-    assert "resuming from checkpoints/step_000009 (epoch 1, 264 rows)\n" in done.err
-    whole = Laboratory(DqnConfig, tree, ALONE, tmp_path).run("whole")
-    newest = tmp_path / "out" / "checkpoints" / "step_000021" / "learner.safetensors"
-    for name, tensor in load_file(newest).items():  # sums of two processes are rounded otherwise
-        torch.testing.assert_close(tensor, whole.tensors[f"learner.safetensors:{name}"], rtol=0, atol=1e-5)
-
-
-def test_another_minibatch_reads_the_epoch_again_and_says_so(tmp_path: Path) -> None:
-    """32 rows for each of two processes are 4 steps of an epoch of 200 rows; for one process they are 7."""
-    tree = logged(tmp_path)
-    ranks_of(tmp_path, tree, 2, "fail:rank=0,step=7,kind=kill")
-    assert checkpoints(tmp_path) == ["step_000003", "step_000006"]
-    done = end(start(tmp_path, tree))
-    assert done.code == 0, done.err
-    assert "resuming from checkpoints/step_000006 (epoch 1, 200 rows); 128 rows of an epoch are read again" in done.err
-    assert (done.outcome["steps"], done.outcome["rows"]) == (21, 600)
-
-
-def test_simulated_environments_move_to_one_process(tmp_path: Path) -> None:
-    tree = simulated(tmp_path, training={"minibatch_size": 16})
-    ranks_of(tmp_path, tree, 2, "fail:rank=1,step=14,kind=kill")
-    assert checkpoints(tmp_path) == ["step_000009", "step_000012"]
-    done = end(start(tmp_path, tree))
-    assert done.code == 0, done.err
-    assert "resuming from checkpoints/step_000012" in done.err
-    # 12 steps of 2 x 16 rows and, of the (300 - 104) // 8 = 24 steps, 12 of 16
-    assert (done.outcome["steps"], done.outcome["rows"]) == (24, 12 * 32 + 12 * 16)
-
-
-def test_only_node_zero_needs_the_output_folder(tmp_path: Path) -> None:
-    tree = logged(tmp_path)
-    tree["model_output_path"] = "out"  # each node has a place of its own for it
-    places = [tmp_path / f"node_{node}" for node in range(2)]
-    config = tmp_path / "config.json"
-    tree["data"] = {"layout": "replicas", "training_copy_dir": "copy"}
-    config.write_text(json.dumps({**tree, "checkpoint": {"every_steps": 3}}))
-    for fault, codes in (("fail:rank=1,step=5,kind=kill", {1, -signal.SIGKILL}), ("", {0})):
-        ranks = start_ranks(2, ["-m", "workflows.dqn", "--config", str(config)], tmp_path, nodes=2, places=places,
-                            REAGENT_LITE_FAULT=fault)  # fmt: skip
-        assert set(end_ranks(ranks)) == codes, (tmp_path / "err_0").read_text()
-    assert "resuming from checkpoints/step_000003" in (tmp_path / "err_0").read_text()
-    assert (places[0] / "out" / "model" / "manifest.json").is_file()
-    assert [path.name for path in places[1].iterdir()] == ["copy"]
-
-
-def test_a_warm_start_is_read_on_node_zero_only(run: Runner, tmp_path: Path) -> None:
-    tree = logged(tmp_path) | {"model_output_path": str(tmp_path / "first")}
-    assert run("dqn", tree).code == 0
-    places = [tmp_path / f"node_{node}" for node in range(2)]
-    places[0].mkdir()
-    (tmp_path / "first").rename(places[0] / "earlier")
-    tree["training"]["warm_start_model_path"] = "earlier"
-    tree |= {"model_output_path": "out", "data": {"layout": "replicas", "training_copy_dir": "copy"}}
-    (tmp_path / "config.json").write_text(json.dumps(tree))
-    arguments = ["-m", "workflows.dqn", "--config", str(tmp_path / "config.json")]
-    ranks = start_ranks(2, arguments, tmp_path, nodes=2, places=places)
-    assert end_ranks(ranks) == [0, 0], (tmp_path / "err_0").read_text()
-    assert "warm start: learner and optimizer of earlier/checkpoints/step_000021" in (tmp_path / "err_0").read_text()

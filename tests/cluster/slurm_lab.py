@@ -1,0 +1,90 @@
+"""A Slurm over the hosts of a laboratory: munge and slurmd on each, slurmctld on node0, everything on private disks."""
+
+import shutil
+import time
+from pathlib import Path
+
+from cluster.hosts import Host, Hosts
+from cluster.machine import Started
+
+PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sinfo")
+READY_SECONDS = 30.0
+CONFIG = """\
+ClusterName=lab
+SlurmctldHost=node0({controller})
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.pid
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SwitchType=switch/none
+MpiDefault=none
+ReturnToService=2
+KillWait=5
+SlurmdParameters=config_overrides
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+{nodes}
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+class Slurm:
+    """Daemons of one cluster; they end with the hosts.
+
+    Attributes:
+        environment: what its commands need beside their arguments.
+    """
+
+    def __init__(self, hosts: Hosts) -> None:
+        """Starts the daemons and returns when every host takes tasks.
+
+        Raises:
+            RuntimeError: they do not within READY_SECONDS; with what they said.
+        """
+        self._hosts, self._folder = hosts, hosts[0].data / "slurm"
+        self.environment = {"SLURM_CONF": str(self._folder / "slurm.conf")}
+        # more processors than there may be: a test counts tasks, not cores
+        nodes = [f"NodeName={host.name} NodeAddr={host.address} CPUs=4 RealMemory=100" for host in hosts]
+        config = CONFIG.format(folder=self._folder, controller=hosts[0].address, nodes="\n".join(nodes))
+        self._daemons = [self._munge(host) for host in hosts]
+        for host in hosts:
+            host.write("slurm/slurm.conf", config.encode())
+            host.run("mkdir", self._folder / "state", self._folder / "spool")
+        self._daemons.append(hosts[0].start(["slurmctld", "-D", "-c"], env=self.environment))
+        self._daemons += [host.start(["slurmd", "-D", "-N", host.name], env=self.environment) for host in hosts]
+        self._wait()
+
+    def srun(self, *words: str | Path, env: dict[str, str] | None = None) -> Started:
+        """Starts `srun` with these arguments on node0."""
+        return self._hosts[0].start(["srun", *words], env={**self.environment, **(env or {})})
+
+    def _munge(self, host: Host) -> Started:
+        """Starts the service that vouches for who asks, with one key for all hosts."""
+        host.write("slurm/munge.key", b"a laboratory's key; it opens nothing else")
+        host.run("chmod", "0600", self._folder / "munge.key")
+        files = [f"--{name}-file={self._folder}/munge.{name}" for name in ("key", "log", "pid", "seed")]
+        # --force: the laboratory's folder is open to root alone
+        return host.start(["munged", "--foreground", "--force", f"--socket={self._folder}/munge.socket", *files])
+
+    def _wait(self) -> None:
+        deadline = time.monotonic() + READY_SECONDS
+        while True:
+            asked = self._hosts[0].start(["sinfo", "--noheader", "--format=%D %t"], env=self.environment)
+            asked.wait(READY_SECONDS)
+            if asked.stdout == f"{len(self._hosts)} idle\n":
+                return
+            if time.monotonic() > deadline:
+                said = "\n".join(daemon.stderr for daemon in self._daemons)
+                raise RuntimeError(f"Slurm is not ready: {asked.stdout}{asked.stderr}\n{said}")
+            time.sleep(0.2)
+
+
+def lacking() -> list[str]:
+    """Names the programs that are missing here."""
+    return [program for program in PROGRAMS if shutil.which(program) is None]

@@ -1,0 +1,151 @@
+"""Doctors of several machines: steps of their talk in two threads, whole ones as two processes on loopback."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from oracles.doctors import LOOPBACK, RECORD, Rows, by_name, failures, store
+from oracles.runs import ROOT
+
+from reagent_lite.config.rendezvous import RendezvousConfig
+from reagent_lite.distributed.inspection import find_mount
+from reagent_lite.distributed.link import Link, connect
+from reagent_lite.distributed.meeting_file import Record
+from reagent_lite.distributed.membership import Membership
+from workflows.doctoring_report import Row
+from workflows.doctoring_together import Talk, reach_others, watch_share
+
+
+def together(work: Callable[[Talk], list[Row]], seconds: float = 1.0) -> list[list[Row]]:
+    """Runs the work of two machines in two threads that share a store, and returns the rows of each."""
+    with store() as server:
+        rows: list[list[Row]] = [[], []]
+
+        def run(node: int) -> None:
+            link = Link(lambda: connect("127.0.0.1", server.port))
+            record = Record(**RECORD)  # type: ignore[arg-type]
+            member = Membership(link, record, node, (), RendezvousConfig(), lambda: None)
+            rows[node] = work(Talk(member, 2, seconds))
+            link.close()
+
+        threads = [threading.Thread(target=run, args=(node,)) for node in (0, 1)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        return rows
+
+
+def test_two_folders_that_are_not_one_share(tmp_path: Path) -> None:
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder in folders:
+        folder.mkdir()
+    for rows in together(lambda talk: watch_share(talk, folders[talk.node])):
+        assert {row.state for row in rows} == {"FAILED"}
+        assert "node 1 does not see the file that node 0 wrote in" in rows[0].found + rows[1].found
+    assert [list(folder.iterdir()) for folder in folders] == [[], []]
+
+
+def test_a_share_that_one_machine_cannot_write(tmp_path: Path) -> None:
+    folders = [tmp_path, Path("/proc/self")]
+    for rows in together(lambda talk: watch_share(talk, folders[talk.node])):
+        words = [row.found for row in rows if row.state == "warning"]
+        assert len(words) == 2  # for new files, and for replaced ones
+        assert words[0].startswith("node 1 cannot write in")
+
+
+def test_a_pair_that_is_cut_is_named_with_both_addresses() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as good, socket.create_server(("127.0.0.1", 0)) as gone:
+        facts = [
+            {"address": "127.0.0.1", "interface": "lo", "port": server.getsockname()[1]} for server in (good, gone)
+        ]
+        facts[1]["address"] = "127.0.0.2"  # nothing listens there
+        for rows in together(lambda talk: reach_others(talk, facts)):
+            assert [row.state for row in rows] == ["FAILED"]
+            words = "node 0 (127.0.0.1, lo) does not reach node 1 (127.0.0.2, lo): Connection refused"
+            assert rows[0].found == words
+
+
+class Doctors:
+    """Doctors of several machines, as processes."""
+
+    def __init__(self, folder: Path, tree: dict[str, Any]) -> None:
+        self._folder, self._running = folder, []
+        (folder / "config.json").write_text(json.dumps(tree))
+
+    def start(self, node: int, *arguments: str) -> None:
+        command = [sys.executable, "-m", "workflows.doctor", "--config", str(self._folder / "config.json"),
+                   "--node_index", str(node), *arguments]  # fmt: skip
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        self._running.append(subprocess.Popen(
+            command, env=environment, cwd=self._folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ))  # fmt: skip
+
+    def ended(self) -> list[tuple[int, Rows]]:
+        """Returns exit code and rows by name of each, in order of their starts."""
+        results = []
+        for process in self._running:
+            out, err = process.communicate(timeout=60)
+            assert out, err
+            results.append((process.returncode, by_name(json.loads(out))))
+        return results
+
+
+@pytest.fixture
+def doctors(tmp_path: Path, small: dict[str, Any]) -> Doctors:
+    (tmp_path / "share").mkdir()
+    return Doctors(tmp_path, small | LOOPBACK | {"num_nodes": 2, "init_method": f"file://{tmp_path}/share/run.rdzv"})
+
+
+def test_two_machines_that_can_train_together(doctors: Doctors, tmp_path: Path) -> None:
+    mount = find_mount(tmp_path)
+    doctors.start(1)
+    time.sleep(0.5)
+    doctors.start(0)
+    for code, rows in doctors.ended():
+        assert code == 0, failures(rows)
+        assert rows["machines meet"][0]["found"].startswith("all 2, at 127.0.0.1:")
+        assert rows["machines fit together"][0]["state"] == "ok"
+        assert rows["machines reach each other"][0]["found"].startswith("2 connections")
+        assert rows["share: new files"][0]["state"] == rows["share: replaced files"][0]["state"] == "ok"
+        assert rows["clocks"][0]["state"] == "ok"  # one clock for both
+        assert mount is not None
+        assert (rows["share: mount"][0]["state"] == "ok") == mount.is_network
+    assert list((tmp_path / "share").iterdir()) == []
+
+
+def test_what_differs_between_machines_is_seen_by_all(doctors: Doctors) -> None:
+    doctors.start(0)
+    doctors.start(1, "--set", "rl.gamma=0.5", "--set", 'training_data_path="/no/such/data"')
+    (first, rows), (second, others) = doctors.ended()
+    assert (first, second) == (3, 3)
+    assert failures(others) == ["machines fit together", "training data"]
+    assert failures(rows) == ["machines fit together", "the other machines"]
+    assert "training data" in rows["the other machines"][0]["found"]
+    found = [row["found"] for row in rows["machines fit together"]]
+    assert any(text.startswith("config key rl.gamma: expected 0.9 as on node 0") for text in found)
+    assert any(text.startswith("config key training_data_path") for text in found)
+    assert rows["machines fit together"] == others["machines fit together"]
+
+
+def test_machines_that_do_not_meet(doctors: Doctors, tmp_path: Path) -> None:
+    """Node 1 is here, but looks at another folder: each says whom it misses, and its own rows are all there."""
+    (tmp_path / "elsewhere").mkdir()
+    doctors.start(0, "--wait", "3")
+    doctors.start(1, "--wait", "3", "--set", f"init_method=file://{tmp_path}/elsewhere/run.rdzv")
+    (first, rows), (second, others) = doctors.ended()
+    assert (first, second) == (3, 3)
+    assert failures(rows) == failures(others) == ["machines meet"]
+    assert "no sign of node 1" in rows["machines meet"][0]["found"]
+    assert "expected node 0 within 3 s, got no file" in others["machines meet"][0]["found"]
+    assert "must be the same share everywhere" in others["machines meet"][0]["todo"]
+    assert rows["training data"][0]["state"] == others["training data"][0]["state"] == "ok"
+    assert list((tmp_path / "share").iterdir()) == []
