@@ -132,10 +132,11 @@ def _watch(workers: Workers, membership: Membership, lost_after: float, told: "_
         if told.number and not passed_on:
             passed_on = told.number
             workers.tell(signal.SIGTERM)
+        done = workers.done  # asked first: a worker that fails between the two questions is not done well
         failure = workers.failure()
         if failure is not None:
             return _agreed(failure, membership, lost_after + _CONSEQUENCE_SECONDS)
-        if workers.done:
+        if done:
             if workers.preempted:
                 reason = "told to end; the last checkpoint stands: run the same command again to continue"
                 return membership.abort(Abort(reason=reason, exit_code=Preempted.exit_code, restart=False))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster import nfs_lab
+from cluster import nfs_lab, slurm_lab
 from cluster.hosts import Hosts
 
 NAMESPACES = ["unshare", "--mount", "--net", "--uts", "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
@@ -58,3 +58,9 @@ def need_faketime() -> None:
 def need_nfs() -> None:
     """Skips where two machines with a kernel of their own cannot be started."""
     skip_without(lacking() or nfs_lab.lacking())
+
+
+@pytest.fixture(scope="session")
+def need_slurm() -> None:
+    """Skips where no Slurm can be started."""
+    skip_without(lacking(*slurm_lab.PROGRAMS))

@@ -1,7 +1,7 @@
 """A Slurm over the hosts of a laboratory: munge and slurmd on each, slurmctld on node0, everything on private disks."""
 
-import shutil
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from cluster.hosts import Host, Hosts
@@ -15,7 +15,7 @@ SlurmctldHost=node0({controller})
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket
+AuthInfo=socket={folder}/munge.socket,cred_expire=5
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool
 SlurmctldPidFile={folder}/slurmctld.pid
@@ -35,11 +35,7 @@ PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 
 class Slurm:
-    """Daemons of one cluster; they end with the hosts.
-
-    Attributes:
-        environment: what its commands need beside their arguments.
-    """
+    """Daemons of one cluster; they end with the hosts."""
 
     def __init__(self, hosts: Hosts) -> None:
         """Starts the daemons and returns when every host takes tasks.
@@ -48,21 +44,27 @@ class Slurm:
             RuntimeError: they do not within READY_SECONDS; with what they said.
         """
         self._hosts, self._folder = hosts, hosts[0].data / "slurm"
-        self.environment = {"SLURM_CONF": str(self._folder / "slurm.conf")}
+        self._environment = {"SLURM_CONF": str(self._folder / "slurm.conf")}
         # more processors than there may be: a test counts tasks, not cores
         nodes = [f"NodeName={host.name} NodeAddr={host.address} CPUs=4 RealMemory=100" for host in hosts]
         config = CONFIG.format(folder=self._folder, controller=hosts[0].address, nodes="\n".join(nodes))
-        self._daemons = [self._munge(host) for host in hosts]
         for host in hosts:
             host.write("slurm/slurm.conf", config.encode())
             host.run("mkdir", self._folder / "state", self._folder / "spool")
-        self._daemons.append(hosts[0].start(["slurmctld", "-D", "-c"], env=self.environment))
-        self._daemons += [host.start(["slurmd", "-D", "-N", host.name], env=self.environment) for host in hosts]
+        self._daemons = [self._munge(host) for host in hosts]
+        self._daemons.append(self.start("slurmctld", "-D", "-c"))
+        self._daemons += [host.start(["slurmd", "-D", "-N", host.name], env=self._environment) for host in hosts]
         self._wait()
 
-    def srun(self, *words: str | Path, env: dict[str, str] | None = None) -> Started:
-        """Starts `srun` with these arguments on node0."""
-        return self._hosts[0].start(["srun", *words], env={**self.environment, **(env or {})})
+    def start(self, *argv: str | Path, env: Mapping[str, str] | None = None) -> Started:
+        """Starts a command of Slurm on node0, with variables that its tasks see as well."""
+        return self._hosts[0].start(argv, env={**self._environment, **(env or {})})
+
+    def said(self, *argv: str | Path, env: Mapping[str, str] | None = None) -> str:
+        """Returns the output of a short command of Slurm on node0, whatever its exit status."""
+        started = self.start(*argv, env=env)
+        started.wait(READY_SECONDS)
+        return started.stdout + started.stderr
 
     def _munge(self, host: Host) -> Started:
         """Starts the service that vouches for who asks, with one key for all hosts."""
@@ -75,16 +77,10 @@ class Slurm:
     def _wait(self) -> None:
         deadline = time.monotonic() + READY_SECONDS
         while True:
-            asked = self._hosts[0].start(["sinfo", "--noheader", "--format=%D %t"], env=self.environment)
-            asked.wait(READY_SECONDS)
-            if asked.stdout == f"{len(self._hosts)} idle\n":
+            said = self.said("sinfo", "--noheader", "--format=%D %t")
+            if said == f"{len(self._hosts)} idle\n":
                 return
             if time.monotonic() > deadline:
-                said = "\n".join(daemon.stderr for daemon in self._daemons)
-                raise RuntimeError(f"Slurm is not ready: {asked.stdout}{asked.stderr}\n{said}")
+                reasons = "\n".join(daemon.stderr for daemon in self._daemons)
+                raise RuntimeError(f"Slurm is not ready: {said}\n{reasons}")
             time.sleep(0.2)
-
-
-def lacking() -> list[str]:
-    """Names the programs that are missing here."""
-    return [program for program in PROGRAMS if shutil.which(program) is None]

@@ -34,6 +34,18 @@ def runs(pid: int) -> bool:
         return False
 
 
+def declared(folder: Path, node: int) -> None:
+    """Waits until a machine is known to node 0's store."""
+    deadline = time.monotonic() + 40
+    while not isinstance(found := MeetingFile(folder / "run.rdzv").read(), Record):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    store = dist.TCPStore(found.address, found.port, is_master=False, wait_for_workers=False)
+    while not store.check([f"info/{node}"]):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 def record(**changes: object) -> str:
     fields = {
         "nonce": "0" * 32, "run": "old", "attempt": 0, "address": "127.0.0.1", "interface": "lo", "port": 1,
@@ -109,11 +121,10 @@ def test_without_node_0_the_others_say_what_they_looked_for(tmp_path: Path, star
     assert "which does not answer" in other.log
 
 
-def test_two_machines_of_one_number(start: Start) -> None:
+def test_two_machines_of_one_number(start: Start, tmp_path: Path) -> None:
     first = start(0, 3)
     one = start(1, 3, host="alpha")
-    first.says("listens")
-    time.sleep(2.0)
+    declared(tmp_path, 1)
     two = start(1, 3, host="beta")
     assert two.ended() == 3
     assert f"taken by host alpha, pid {one.process.pid}; this is host beta, pid {two.process.pid}" in two.log
@@ -121,10 +132,10 @@ def test_two_machines_of_one_number(start: Start) -> None:
     assert [machine.ended() for machine in (first, one, third)] == [0, 0, 0]
 
 
-def test_a_place_is_free_again_after_its_machine_went_away(start: Start) -> None:
+def test_a_place_is_free_again_after_its_machine_went_away(start: Start, tmp_path: Path) -> None:
     first = start(0, 3)
     gone = start(1, 3)
-    time.sleep(3.0)
+    declared(tmp_path, 1)
     gone.process.kill()
     first.says("node 1 (host host1")
     assert "went away before all had come; its place is free again" in first.log

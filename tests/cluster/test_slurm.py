@@ -1,0 +1,67 @@
+"""A real Slurm over two hosts: the step says who is which, and deploy/slurm/train.sbatch goes on after a signal."""
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster.hosts import Hosts
+from cluster.slurm_lab import Slurm
+from cluster.training import ENVIRONMENT, ROOT, Job, learned, parts, rows_of_a_log, same
+
+JOBS: list[Job] = []
+
+
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    return rows_of_a_log(tmp_path_factory.mktemp("log"), 700)
+
+
+@pytest.fixture(scope="module")
+def slurm(need_slurm: None, two_hosts: Hosts) -> Slurm:
+    return Slurm(two_hosts)
+
+
+@pytest.fixture(autouse=True)
+def _ended(slurm: Slurm) -> Iterator[None]:
+    yield
+    slurm.said("scancel", "--user=root")
+    while JOBS:
+        JOBS.pop().end()
+
+
+def job(hosts: Hosts, lines: list[str], **changes: Any) -> Job:
+    """Writes a config without num_nodes, which is its default of 1, and the rows of each host."""
+    JOBS.append(Job(hosts, parts(lines, 2), **{"num_nodes": 1, **changes}))
+    return JOBS[-1]
+
+
+def test_a_step_of_two_tasks_trains_one_model(slurm: Slurm, two_hosts: Hosts, lines: list[str]) -> None:
+    work = job(two_hosts, lines)
+    step = slurm.start("srun", "--nodes=2", "--ntasks-per-node=1", *command(work), env=ENVIRONMENT)
+    assert step.wait(90) == 0, step.stderr
+    outcome = json.loads(step.stdout)  # one line: of the two tasks, node 0's alone speaks
+    assert outcome["rows"] == 6 * len(lines)  # epochs, over both parts
+    assert "rendezvous: 2 machines met" in step.stderr
+    assert "global minibatch 64 rows = 2 process(es)" in step.stderr
+    assert (work.out(0) / "model/manifest.json").exists()
+    assert not work.out(1).exists()
+    assert list(two_hosts[0].seen_from_here(two_hosts.share).iterdir()) == []
+
+
+@pytest.mark.parametrize(("nodes", "tasks"), [(2, 4), (1, 2)])
+def test_several_tasks_a_machine_are_refused(
+    slurm: Slurm, two_hosts: Hosts, lines: list[str], nodes: int, tasks: int
+) -> None:
+    work = job(two_hosts, lines)
+    step = slurm.start("srun", f"--nodes={nodes}", f"--ntasks={tasks}", *command(work), env=ENVIRONMENT)
+    assert step.wait(60) == 2, step.stderr
+    assert step.stderr.count("Start with srun --ntasks-per-node=1") == tasks
+    assert not work.out(0).exists()
+
+
+def command(work: Job) -> list[str | Path]:
+    return [sys.executable, "-m", "workflows.dqn", "--config", work.hosts[0].data / "job/x.json"]
