@@ -43,6 +43,7 @@ def find_node(*, index: int | None, count: int, environment: Mapping[str, str]) 
         _agree("node_index", index, "GROUP_RANK", place.node)
         _agree("num_nodes", None if count == 1 else count, "GROUP_WORLD_SIZE", place.num_nodes)
         return Node(place.node, place.num_nodes)
+    _require_one_task_a_machine(environment)
     said = None if count == 1 else ("num_nodes", count)
     name, total = _one(
         "num_nodes", said, {key: _number(environment, key) for key in _COUNT if _is_said(environment, key)}
@@ -54,11 +55,6 @@ def find_node(*, index: int | None, count: int, environment: Mapping[str, str]) 
                 Problem("node_index", "0 while num_nodes is 1", str(index), "Set num_nodes to the count of machines")
             )
         return Node()
-    if environment.get("SLURM_LOCALID", "0") != "0" and _is_said(environment, "SLURM_NODEID"):
-        raise ConfigError(
-            Problem("SLURM_LOCALID", "0: one task a machine", environment["SLURM_LOCALID"],
-                    "Start with srun --ntasks-per-node=1; the workflow starts a process for each GPU itself")
-        )  # fmt: skip
     given = None if index is None else ("node_index", index)
     named = {key: _number(environment, key) for key in _INDEX if _is_said(environment, key)}
     if given is None and not named:
@@ -70,6 +66,17 @@ def find_node(*, index: int | None, count: int, environment: Mapping[str, str]) 
     if not 0 <= number < total:
         raise ConfigError(Problem(key, f"0 to {total - 1}, as {name} is {total}", str(number)))
     return Node(number, total)
+
+
+def _require_one_task_a_machine(environment: Mapping[str, str]) -> None:
+    # asked of the step, not of the task: where only second tasks refuse, first ones train on in a step that has failed
+    names = ("SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES")
+    tasks, machines = (_number(environment, name) if _is_said(environment, name) else 1 for name in names)
+    if tasks > machines:
+        raise ConfigError(
+            Problem(names[0], f"{machines}: one task a machine", str(tasks),
+                    "Start with srun --ntasks-per-node=1; the workflow starts a process for each GPU itself")
+        )  # fmt: skip
 
 
 def _refuse_lone_process(environment: Mapping[str, str]) -> None:

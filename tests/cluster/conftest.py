@@ -23,9 +23,9 @@ def lacking(*programs: str) -> list[str]:
     return missing
 
 
-def skip_without(missing: list[str]) -> None:
+def skip_without(missing: list[str], packages: str = ".ci/run names the packages") -> None:
     if missing:
-        pytest.skip(f"this machine lacks {', '.join(missing)}; .ci/run names the packages")
+        pytest.skip(f"this machine lacks {', '.join(missing)}; {packages}")
 
 
 @pytest.fixture(scope="session")
@@ -63,4 +63,4 @@ def need_nfs() -> None:
 @pytest.fixture(scope="session")
 def need_slurm() -> None:
     """Skips where no Slurm can be started."""
-    skip_without(lacking(*slurm_lab.PROGRAMS))
+    skip_without(lacking(*slurm_lab.PROGRAMS), f"Debian's packages: {slurm_lab.PACKAGES}")

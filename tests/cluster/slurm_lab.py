@@ -8,6 +8,7 @@ from cluster.hosts import Host, Hosts
 from cluster.machine import Started
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sinfo")
+PACKAGES = "slurmctld slurmd slurm-client munge"
 READY_SECONDS = 30.0
 CONFIG = """\
 ClusterName=lab

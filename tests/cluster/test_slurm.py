@@ -12,6 +12,7 @@ from cluster.hosts import Hosts
 from cluster.slurm_lab import Slurm
 from cluster.training import ENVIRONMENT, ROOT, Job, learned, parts, rows_of_a_log, same
 
+SLOWLY = "fail:rank=0,step=0,kind=slow,seconds=0.05,attempt=any"
 JOBS: list[Job] = []
 
 
@@ -52,7 +53,7 @@ def test_a_step_of_two_tasks_trains_one_model(slurm: Slurm, two_hosts: Hosts, li
     assert list(two_hosts[0].seen_from_here(two_hosts.share).iterdir()) == []
 
 
-@pytest.mark.parametrize(("nodes", "tasks"), [(2, 4), (1, 2)])
+@pytest.mark.parametrize(("nodes", "tasks"), [(2, 4), pytest.param(1, 2, marks=pytest.mark.slow)])
 def test_several_tasks_a_machine_are_refused(
     slurm: Slurm, two_hosts: Hosts, lines: list[str], nodes: int, tasks: int
 ) -> None:
@@ -61,6 +62,35 @@ def test_several_tasks_a_machine_are_refused(
     assert step.wait(60) == 2, step.stderr
     assert step.stderr.count("Start with srun --ntasks-per-node=1") == tasks
     assert not work.out(0).exists()
+
+
+@pytest.mark.slow
+def test_a_batch_job_is_told_to_end_and_continues(slurm: Slurm, two_hosts: Hosts, lines: list[str]) -> None:
+    """What the time limit's warning brings about: saved, 75, requeued, resumed, and the same model in the end."""
+    changes: dict[str, Any] = {"checkpoint": {"every_steps": 5}, "epochs": 12}
+    undisturbed = job(two_hosts, lines, num_nodes=2, **changes)
+    assert [one.wait(90) for one in undisturbed.start_all()] == [0, 0], undisturbed.logs()
+    expected = learned(undisturbed.out())
+    work = job(two_hosts, lines, **changes)
+    log = two_hosts[0].data / "batch.log"
+    number = slurm.said(
+        "sbatch", "--parsable", "--cpus-per-task=1", f"--output={log}", ROOT / "deploy/slurm/train.sbatch",
+        env={**ENVIRONMENT, "CONFIG": str(work.hosts[0].data / "job/x.json"), "PYTHON": sys.executable,
+             "HOME": str(two_hosts.share), "REAGENT_LITE_FAULT": SLOWLY},
+    ).strip()  # fmt: skip
+    work.reached(10, within=120)
+    slurm.said("scancel", "--signal=USR2", number)
+    deadline = time.monotonic() + 180
+    while "JobState=COMPLETED" not in (state := slurm.said("scontrol", "show", "job", "--oneliner", number)):
+        text = two_hosts[0].read("batch.log").decode()
+        assert "JobState=FAILED" not in state, text
+        assert time.monotonic() < deadline, state + text
+        time.sleep(0.5)
+    text = two_hosts[0].read("batch.log").decode()
+    assert " Restarts=1 " in state
+    assert "told to end (75): requeued" in text
+    assert "resuming from checkpoints/step_" in text
+    same(learned(work.out()), expected, 0)
 
 
 def command(work: Job) -> list[str | Path]:

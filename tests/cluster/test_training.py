@@ -160,9 +160,9 @@ def strike(work: Job, rng: random.Random) -> str:
     """Kills something: a worker, a launcher, or all of a host, which is then started again by the same command."""
     index = rng.randrange(2)
     host, launcher = work.hosts[index], work.started[index][-1]
-    what = rng.choice(["worker", "launcher", "host"])
     children = launcher.tree()
-    if what == "worker" and children:
+    what = rng.choice(["worker", "launcher", "host"] if children else ["launcher", "host"])
+    if what == "worker":
         kill(rng.choice(children))
     elif what == "launcher":
         kill(launcher.pid)
@@ -180,9 +180,9 @@ def killed_at_random(hosts: Hosts, lines: list[str], expected: dict[str, torch.T
     started = time.monotonic()
     work.start_all()
     time.sleep(rng.uniform(0, 9))
-    what = strike(work, rng)
+    what = f"{strike(work, rng)} after {time.monotonic() - started:.1f} s"
     done([all_[-1] for all_ in work.started], work, within=120)
-    print(f"seed {seed}: {what} killed, {time.monotonic() - started:.1f} s")
+    print(f"seed {seed}: {what} killed, done after {time.monotonic() - started:.1f} s", flush=True)
     same(learned(work.out()), expected, 0)
     assert (work.out() / "model/manifest.json").exists()
     work.end()
@@ -212,6 +212,6 @@ def test_50_runs_in_a_row(two_hosts: Hosts, lines: list[str]) -> None:
         order = work.hosts if number % 2 else list(work.hosts)[::-1]
         start = time.monotonic()
         done([work.start(host) for host in order], work, within=60)
-        print(f"run {number}: {time.monotonic() - start:.1f} s")
+        print(f"run {number}: {time.monotonic() - start:.1f} s", flush=True)
         first = first or learned(work.out())
         same(learned(work.out()), first, 0)

@@ -5,7 +5,7 @@ import pytest
 from reagent_lite.distributed.nodes import Node, find_node
 from reagent_lite.errors import ConfigError
 
-SLURM = {"SLURM_NODEID": "1", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "2", "SLURM_LOCALID": "0"}
+SLURM = {"SLURM_NODEID": "1", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "2"}
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1",
             "GROUP_WORLD_SIZE": "2"}  # fmt: skip
 ACCELERATE = {key: value for key, value in TORCHRUN.items() if not key.startswith("GROUP")}
@@ -50,7 +50,8 @@ def test_who_says_what(index: int | None, count: int, environment: dict[str, str
         (None, 2, {}, "node_index: expected 0 to 1, as num_nodes is 2, got nothing"),
         (0, 2, SLURM, "node_index: expected 1, as SLURM_NODEID says, got 0"),
         (None, 3, SLURM, "num_nodes: expected 2, as SLURM_STEP_NUM_NODES says, got 3"),
-        (None, 2, {**SLURM, "SLURM_LOCALID": "1"}, "srun --ntasks-per-node=1"),
+        (None, 2, {**SLURM, "SLURM_STEP_NUM_TASKS": "3"}, "NUM_TASKS: expected 2: one task a machine, got 3"),
+        (0, 1, {**SLURM, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "2"}, "srun --ntasks-per-node=1"),
         (None, 4, {"JOB_COMPLETION_INDEX": "4"}, "JOB_COMPLETION_INDEX: expected 0 to 3, as num_nodes is 4, got 4"),
         (None, 2, {"JOB_COMPLETION_INDEX": "one"}, "JOB_COMPLETION_INDEX: expected a fixed number, got 'one'"),
         (None, 1, {"PET_NODE_RANK": "1", "PET_NNODES": "1:4"}, "PET_NNODES: expected a fixed number, got '1:4'"),
