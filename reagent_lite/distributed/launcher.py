@@ -24,6 +24,7 @@ from reagent_lite.errors import ConfigError, PeerError, Preempted, Problem
 
 _WATCH_SECONDS = 0.05
 _CONSEQUENCE_SECONDS = 2.0
+_STANDING = "the last checkpoint stands: run the same command again to continue"
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 
 
@@ -91,7 +92,7 @@ def launch(command: list[str], count: int, rendezvous: Rendezvous, *, restarts: 
     Raises:
         LaunchError: the run failed, on whichever machine; every launcher raises the same reason.
         RendezvousError: see Rendezvous.join.
-        Preempted: a signal came before training began.
+        Preempted: a signal came before training began, or while it was to begin again.
     """
     with _told() as told:
         rendezvous.interrupted = told.leave
@@ -104,6 +105,8 @@ def launch(command: list[str], count: int, rendezvous: Rendezvous, *, restarts: 
                 return
             restart = abort.restart and used < restarts and not told.number
             restart = membership.leave(restart=restart) and not told.number
+            if told.number and abort.restart:
+                raise Preempted(signal.Signals(told.number).name, f"{abort.reason}\n{_STANDING}")
             if not restart:
                 tried = f"\nThe run had begun again {used} time(s)" if used else ""
                 raise LaunchError(abort.reason + tried, abort.exit_code)
@@ -138,7 +141,7 @@ def _watch(workers: Workers, membership: Membership, lost_after: float, told: "_
             return _agreed(failure, membership, lost_after + _CONSEQUENCE_SECONDS)
         if done:
             if workers.preempted:
-                reason = "told to end; the last checkpoint stands: run the same command again to continue"
+                reason = f"told to end; {_STANDING}"
                 return membership.abort(Abort(reason=reason, exit_code=Preempted.exit_code, restart=False))
             return None
         time.sleep(_WATCH_SECONDS)
