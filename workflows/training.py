@@ -15,6 +15,7 @@ from reagent_lite.algorithms.dqn import DQN
 from reagent_lite.config import ParametricDqnConfig, WorkflowConfig, fingerprint, resolved
 from reagent_lite.data.training_copy import give_back_memory
 from reagent_lite.distributed.group import Group
+from reagent_lite.distributed.workers import tell_model_stands
 from reagent_lite.errors import ConfigError, DivergenceError, Problem
 from reagent_lite.evaluation.pictures import require_pictures
 from reagent_lite.export.content import BundleContent
@@ -87,6 +88,7 @@ def _train(
     if group.is_first:
         _export(config, folder, learned, experience, judgement, scores)
         _draw(config, folder, experience, learned.learner, judgement, group)
+        tell_model_stands()
         failure = learned.checkpoints.finish()
         if failure:
             say(group, f"warning: the model stands, but the run could not be marked as ended: {failure}")

@@ -109,6 +109,9 @@ class Entry:
                 return verdict
             if abort is not None:
                 raise _ended(Abort.model_validate_json(abort))
+            if self._node.index in missing:  # node 0 gave the place up while this machine was silent
+                self.claim()
+                self.declare()
             now = time.monotonic()
             names = ", ".join(map(str, missing))
             if now > deadline:
@@ -142,18 +145,20 @@ class _Council:
 
     def __init__(self, count: int, settings: RendezvousConfig, say: Callable[[str], None]) -> None:
         self._count, self._say = count, say
-        self._pulse = Pulse(list(range(count)), settings.lost_after_seconds)
+        self._pulse = Pulse(list(range(count)), settings.lost_after_seconds, looked_at_every=ROUND_SECONDS)
 
     def sit(self, store: Store) -> None:
         """Runs on the link's thread."""
-        self._pulse.note({i: peek(store, f"beat/{i}") for i in range(self._count)})
+        holders = [peek(store, f"node/{i}") for i in range(self._count)]
+        # to take a number is a sign of life: whoever came late has not had the time for another one
+        self._pulse.note({i: f"{holder} {peek(store, f'beat/{i}')}" for i, holder in enumerate(holders)})
         for i in self._pulse.lost():
-            holder = peek(store, f"node/{i}")
+            holder = holders[i]
             if i and holder is not None:
                 other = json.loads(holder)
                 self._say(f"rendezvous: node {i} (host {other['host']}, pid {other['pid']}) went away before all had "
                           "come; its place is free again")  # fmt: skip
-                for key in ("info", "node"):
+                for key in ("node", "info"):
                     store.delete_key(f"{key}/{i}")
         texts = [peek(store, f"info/{i}") for i in range(self._count)]
         came = [Declaration.model_validate_json(text) for text in texts if text is not None]

@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
@@ -118,12 +118,20 @@ def launch(command: list[str], count: int, rendezvous: Rendezvous, *, restarts: 
 
 def _attempt(command: list[str], count: int, membership: Membership, lost_after: float, told: "_Told") -> Abort | None:
     """Runs the workers once; returns why the attempt ended early, or None."""
-    with tempfile.TemporaryDirectory(prefix="reagent_lite_") as folder:
-        workers = Workers(command, count, membership, Path(folder), lost_after=lost_after)
-        try:
-            return _watch(workers, membership, lost_after, told)
-        finally:
-            workers.end()
+    try:
+        with tempfile.TemporaryDirectory(prefix="reagent_lite_") as folder:
+            workers = Workers(command, count, membership, Path(folder), lost_after=lost_after)
+            try:
+                abort = _watch(workers, membership, lost_after, told)
+            finally:
+                workers.end()
+            if abort is None or not workers.model_stands:
+                return abort
+    except OSError as error:
+        problem = Problem(f"node {membership.node}", "a machine that can start its workers", str(error))
+        return membership.abort(Abort(reason=str(problem), exit_code=PeerError.exit_code, restart=True))
+    reason = f"{abort.reason}\nThe model had been saved before: it stands, and nothing begins again"
+    return abort.model_copy(update={"reason": reason, "exit_code": PeerError.exit_code, "restart": False})
 
 
 def _watch(workers: Workers, membership: Membership, lost_after: float, told: "_Told") -> Abort | None:
@@ -137,6 +145,9 @@ def _watch(workers: Workers, membership: Membership, lost_after: float, told: "_
             workers.tell(signal.SIGTERM)
         done = workers.done  # asked first: a worker that fails between the two questions is not done well
         failure = workers.failure()
+        if failure is not None and failure.restart and told.number:  # others would wait for this machine
+            failure = replace(failure, message=f"{failure.message}\ntold to end; {_STANDING}",
+                              exit_code=Preempted.exit_code, restart=False)  # fmt: skip
         if failure is not None:
             return _agreed(failure, membership, lost_after + _CONSEQUENCE_SECONDS)
         if done:

@@ -39,7 +39,8 @@ class Link:
     def __init__(self, open_store: Callable[[], Store]) -> None:
         self._calls: queue.SimpleQueue[tuple[Callable[[Store], Any], Future[Any]]] = queue.SimpleQueue()
         self._open = open_store
-        threading.Thread(target=self._work, name="store", daemon=True).start()
+        self._thread = threading.Thread(target=self._work, name="store", daemon=True)
+        self._thread.start()
 
     def send(self, work: Callable[[Store], T]) -> "Future[T]":
         """Queues a call; the future ends with its result, or with what went wrong."""
@@ -55,9 +56,10 @@ class Link:
         """
         return answer(self.send(work), seconds)
 
-    def close(self) -> None:
-        """Ends the thread after the calls that are queued; one that hangs is left behind."""
+    def close(self, seconds: float = 0.0) -> None:
+        """Ends the thread after the calls that are queued, and waits so long for it; one that hangs is left behind."""
         self._calls.put((_end, Future()))
+        self._thread.join(seconds)
 
     def _work(self) -> None:
         store, fault = None, None

@@ -58,17 +58,18 @@ class Pulse:
     Args:
         nodes: whose.
         lost_after: seconds of silence that count as a loss.
+        looked_at_every: seconds between two looks, when all is well here.
     """
 
-    def __init__(self, nodes: list[int], lost_after: float) -> None:
+    def __init__(self, nodes: list[int], lost_after: float, *, looked_at_every: float) -> None:
         now = time.monotonic()
         self._seen: dict[int, tuple[str | None, float]] = {node: (None, now) for node in nodes}
-        self._lost_after, self._last = lost_after, now
+        self._lost_after, self._pause, self._last = lost_after, looked_at_every + _PAUSE_SECONDS, now
 
     def note(self, beats: dict[int, str | None]) -> None:
         """Takes the numbers as they are now."""
         now = time.monotonic()
-        paused = now - self._last > _PAUSE_SECONDS  # this launcher slept: the others' silence is its own fault
+        paused = now - self._last > self._pause  # this launcher slept: the others' silence is its own fault
         self._last = now
         for node, beat in beats.items():
             if paused or beat != self._seen[node][0]:
@@ -113,7 +114,8 @@ class Membership:
         self.record, self.node, self.declarations = record, node, declarations
         self._link, self._settings, self._close = link, settings, close
         self._others = [one.node for one in declarations if one.node != node]
-        self._pulse = Pulse(self._others if node == 0 else [], settings.lost_after_seconds)
+        self._pulse = Pulse(self._others if node == 0 else [], settings.lost_after_seconds,
+                            looked_at_every=settings.heartbeat_seconds)  # fmt: skip
         self._round: Future[Abort | None] | None = None
         self._contact = self._polled = time.monotonic()
         self._beat, self._beaten = 0, 0.0
@@ -128,6 +130,11 @@ class Membership:
     def world_size(self) -> int:
         """Workers of all machines."""
         return sum(one.processes for one in self.declarations)
+
+    @property
+    def own_interface(self) -> str | None:
+        """Interface, or numeric address, that the config names for this machine; None leaves it to the routes."""
+        return self._settings.interface if self._others else None
 
     def ask(self, work: Callable[[Store], T], seconds: float) -> T:
         """Returns the result of a call to node 0's store; see Link.ask."""

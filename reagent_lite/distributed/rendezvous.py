@@ -76,11 +76,11 @@ class Rendezvous:
         """
         if self.node.count == 1:
             return
+        if self.settings.interface is not None or self.node.index == 0:
+            own_address(self.settings.interface)
         if self._file is not None:
             file, writes = self._file, self.node.index == 0
             self._on_share(lambda: file.require_usable(writable=writes))
-            if self.node.index == 0:
-                own_address(self.settings.interface)
         else:
             self._meeting_point()
 
@@ -97,14 +97,18 @@ class Rendezvous:
             if self.node.index == 0:
                 link, record, close = self._open()
             else:
-                link, record, close = *self._find(deadline), _nothing
+                link, record = self._find(deadline)
+                close = link.close
             self.attempt = record.attempt
             try:
                 membership = self._enter(link, record, close, deadline)
             except (LostError, AgainError) as error:
                 self.say(f"rendezvous: {record}: {error}; looking again")
-                self._over.add(record.nonce)
+                if isinstance(error, AgainError):  # one that was only out of reach may be entered after all
+                    self._over.add(record.nonce)
                 close()
+                time.sleep(ROUND_SECONDS)
+                continue
             except BaseException:
                 close()
                 raise
@@ -202,7 +206,9 @@ class Rendezvous:
                      f"({record.interface}), found through {where}, attempt {record.attempt}")  # fmt: skip
 
         def close() -> None:
-            link.close()
+            link.close(
+                ANSWER_SECONDS
+            )  # its thread holds the store as well, and the next attempt may want the same port
             store.clear()  # the last reference: ends the server
             if file is not None:
                 with suppress(RendezvousError):  # a share that hangs: the next run replaces what is left
@@ -242,12 +248,13 @@ class Rendezvous:
             self.interrupted()
             record = self._hint()
             link = self._reach(record) if isinstance(record, Record) else None
-            if link is not None:
+            now = time.monotonic()
+            if link is not None and now <= deadline:
                 assert isinstance(record, Record)
                 self._require_same_count(record)
                 return link, record
-            state = f"{record}, which does not answer" if isinstance(record, Record) else record
-            now = time.monotonic()
+            answers_now = "answers, but lost this machine before" if link else "does not answer"
+            state = f"{record}, which {answers_now}" if isinstance(record, Record) else record
             if now > deadline:
                 raise RendezvousError(
                     Problem(f"node {self.node.index} (host {socket.gethostname()}): {self.init_method}",

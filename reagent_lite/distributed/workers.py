@@ -13,10 +13,12 @@ from pathlib import Path
 
 from reagent_lite.distributed.faults import ATTEMPT_VARIABLE
 from reagent_lite.distributed.membership import Membership
-from reagent_lite.distributed.network import toward
+from reagent_lite.distributed.network import own_address, toward
 from reagent_lite.errors import PeerError, Preempted, Problem, ReagentLiteError
 
 _FAILURE_VARIABLE = "REAGENT_LITE_FAILURE_FILE"
+_LAUNCHER_VARIABLE = "REAGENT_LITE_LAUNCHER_PID"
+_STANDS = "model_stands"
 _CONSEQUENCE_SECONDS = 1.0
 _OF_A_PEER = re.compile(r"gloo|nccl|connection (closed|reset|refused)|broken pipe|socket|store", re.IGNORECASE)
 _STOPPED = "Tt"  # states of /proc/<pid>/stat
@@ -57,7 +59,13 @@ class Workers:
         self._node, self._folder, self._lost_after = membership.node, folder, lost_after
         self._stopped: dict[int, float] = {}
         variables = _shared_variables(membership, count)
-        self._running = [self._start(command, variables, local) for local in range(count)]
+        self._running: list[subprocess.Popen[bytes]] = []
+        try:
+            for local in range(count):
+                self._running.append(self._start(command, variables, local))
+        except OSError:
+            self.end()
+            raise
 
     def failure(self) -> Failure | None:
         """Returns the first cause once a worker has failed; being preempted is no failure."""
@@ -77,6 +85,11 @@ class Workers:
     def preempted(self) -> bool:
         """Whether a worker ended because it was told to, after saving."""
         return any(worker.poll() == Preempted.exit_code for worker in self._running)
+
+    @property
+    def model_stands(self) -> bool:
+        """Whether rank 0 is among them and has saved what the run leads to."""
+        return (self._folder / _STANDS).exists()
 
     def tell(self, number: int) -> None:
         """Sends a signal to all that run."""
@@ -100,6 +113,7 @@ class Workers:
             "RANK": str(rank),
             "LOCAL_RANK": str(local),
             _FAILURE_VARIABLE: str(self._folder / f"{local}.json"),
+            _LAUNCHER_VARIABLE: str(os.getpid()),
         }
         # only rank 0 keeps standard output
         return subprocess.Popen(command, env=environment, stdout=None if rank == 0 else sys.stderr.fileno())
@@ -158,6 +172,14 @@ def end_with_parent() -> None:
     """Makes the kernel end this process when its launcher dies, so that none is left behind (Linux)."""
     if is_worker() and sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)
+        if os.getppid() != int(os.environ[_LAUNCHER_VARIABLE]):  # it died while this process was still importing
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def tell_model_stands() -> None:
+    """Tells this worker's launcher that the model is saved: whatever fails from here on, nothing begins again."""
+    if is_worker():
+        (Path(os.environ[_FAILURE_VARIABLE]).parent / _STANDS).touch()
 
 
 def report_failure(error: BaseException, message: str) -> None:
@@ -184,7 +206,8 @@ def _shared_variables(membership: Membership, count: int) -> dict[str, str]:
         "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is node 0's launcher's: no worker opens one
         ATTEMPT_VARIABLE: str(record.attempt),
     }
-    reach = toward(record.address, record.port)
+    wanted = membership.own_interface
+    reach = own_address(wanted) if wanted else toward(record.address, record.port)
     if reach is not None and reach.interface:
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             variables[name] = os.environ.get(name, reach.interface)

@@ -39,7 +39,10 @@ def job(hosts: Hosts, shards: list[list[str]], **changes: Any) -> Job:
 
 def done(started: list[Any], work: Job, code: int = 0, within: float = 90) -> None:
     deadline = time.monotonic() + within
-    codes = [one.wait(max(deadline - time.monotonic(), 1)) for one in started]
+    while any(one.running for one in started):
+        assert time.monotonic() < deadline, f"still running after {within} s:\n{work.logs()}"
+        time.sleep(0.05)
+    codes = [one.wait(1) for one in started]
     assert codes == [code] * len(codes), work.logs()
 
 

@@ -19,7 +19,7 @@ from reagent_lite.distributed.launcher import LaunchError, launch
 from reagent_lite.distributed.nodes import Node
 from reagent_lite.distributed.rendezvous import Rendezvous
 from reagent_lite.distributed.verdict import Declaration
-from reagent_lite.distributed.workers import end_with_parent, is_worker, report_failure
+from reagent_lite.distributed.workers import end_with_parent, is_worker, report_failure, tell_model_stands
 from reagent_lite.errors import DataError, Problem, ReagentLiteError
 
 SETTINGS = {"interface": "lo", "heartbeat_seconds": 0.3, "lost_after_seconds": 3.0, "join_timeout_seconds": 60.0}
@@ -39,7 +39,7 @@ def main(options: dict[str, Any]) -> None:
         force=options.get("force", False),
     )  # fmt: skip
     rendezvous.preflight()
-    command = [sys.executable, __file__, json.dumps(options)]
+    command = [options.get("python", sys.executable), __file__, json.dumps(options)]
     launch(command, options.get("processes", 1), rendezvous, restarts=options.get("restarts", 0))
 
 
@@ -51,6 +51,8 @@ def work(options: dict[str, Any]) -> None:
     task, out = options.get("work", "sum"), Path(options["out"])
     attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     (out / f"pid_{place.rank}").write_text(str(os.getpid()))
+    if task == "late start" and place.rank == options.get("victim", 1):
+        time.sleep(60)
     with joined(place, torch.device("cpu"), timeout_seconds=60) as group:
         told: list[int] = []
         signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
@@ -66,6 +68,11 @@ def work(options: dict[str, Any]) -> None:
             (out / f"step_{place.rank}").write_text(str(step))
         line = f"{int(total[0])} attempt {attempt} node {place.node} of {place.num_nodes} local {place.local_rank}"
         (out / f"sum_{place.rank}").write_text(line)
+        if place.rank == 0:
+            tell_model_stands()
+        group.barrier()
+        if task == "late end" and place.rank == options.get("victim", 1):
+            fail("kill")
         group.barrier()
     if place.rank == 0:
         print(line)

@@ -124,6 +124,15 @@ def test_workers_end_with_their_launcher(tmp_path: Path) -> None:
     assert not any(alive(pid) for pid in pids)
 
 
+def test_a_worker_whose_launcher_died_while_it_imported_ends(tmp_path: Path) -> None:
+    program = "from reagent_lite.distributed.workers import end_with_parent; end_with_parent(); print('goes on')"
+    for launcher, code, said in ((os.getpid(), 0, "goes on\n"), (os.getppid(), -signal.SIGKILL, "")):
+        variables = {"REAGENT_LITE_FAILURE_FILE": str(tmp_path / "0.json"), "REAGENT_LITE_LAUNCHER_PID": str(launcher)}
+        done = subprocess.run([sys.executable, "-c", program], env={**ENVIRONMENT, **variables}, capture_output=True,
+                              text=True, check=False)  # fmt: skip
+        assert (done.returncode, done.stdout) == (code, said), done.stderr
+
+
 def alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"

@@ -143,6 +143,37 @@ def test_a_place_is_free_again_after_its_machine_went_away(start: Start, tmp_pat
     assert [machine.ended() for machine in (first, *others)] == [0, 0, 0]
 
 
+def test_a_machine_that_was_silent_while_waiting_is_taken_back(start: Start, tmp_path: Path) -> None:
+    first, silent = start(0, 3), start(1, 3)
+    declared(tmp_path, 1)
+    silent.process.send_signal(signal.SIGSTOP)
+    first.says("its place is free again")
+    silent.process.send_signal(signal.SIGCONT)
+    machines_ = (first, silent, start(2, 3))
+    assert [machine.ended(120.0) for machine in machines_] == [0, 0, 0], first.log + silent.log
+
+
+def test_node_0_is_silent_while_it_waits(start: Start, tmp_path: Path) -> None:
+    """What one machine took for lost answers again: it is entered after all, the run is the same."""
+    first, other = start(0, 3), start(1, 3)
+    declared(tmp_path, 1)
+    first.process.send_signal(signal.SIGSTOP)
+    other.says("looking again")
+    first.process.send_signal(signal.SIGCONT)
+    machines_ = (first, other, start(2, 3))
+    assert [machine.ended(120.0) for machine in machines_] == [0, 0, 0], first.log + other.log
+
+
+def test_node_0_is_killed_while_it_waits(start: Start, tmp_path: Path) -> None:
+    """Its record and the others' places go with it; what it publishes when started again is a new store."""
+    first, other = start(0, 3), start(1, 3)
+    declared(tmp_path, 1)
+    first.process.kill()
+    other.says("looking again")
+    machines_ = (start(0, 3), other, start(2, 3))
+    assert [machine.ended(120.0) for machine in machines_] == [0, 0, 0], machines_[0].log + other.log
+
+
 def test_two_jobs_on_one_file(start: Start, tmp_path: Path) -> None:
     running = [start(index, work="sum", steps=2000) for index in (0, 1)]
     appears(tmp_path / "out" / "step_1")
@@ -261,6 +292,34 @@ def test_restarts_end(start: Start, tmp_path: Path) -> None:
     assert both[0].output() == "3 attempt 1 node 0 of 2 local 0\n"
 
 
+def test_nothing_begins_again_once_the_model_stands(start: Start, tmp_path: Path) -> None:
+    """Rank 1 is killed between rank 0's word that the model is saved and the end of rank 0."""
+    both = [start(index, work="late end", restarts=3) for index in (0, 1)]
+    assert [machine.ended(120.0) for machine in both] == [4, 4]
+    assert "ended by signal 9 (SIGKILL)\nThe model had been saved before" in both[0].log
+    for machine in both:
+        assert "rank 1 of 2 (node 1, local rank 0): expected a worker that trains to the end" in machine.log
+        assert "restart 1" not in machine.log
+    assert (tmp_path / "out" / "sum_0").read_text().startswith("3 attempt 0 ")
+
+
+def test_told_to_end_before_workers_listen(start: Start, tmp_path: Path) -> None:
+    """A worker that dies of the signal is not begun again on the other machine, which would wait in vain."""
+    both = [start(index, work="late start", restarts=3) for index in (0, 1)]
+    appears(tmp_path / "out" / "pid_1")
+    both[1].process.send_signal(signal.SIGTERM)
+    assert [machine.ended(120.0) for machine in both] == [75, 75], both[0].log + both[1].log
+    assert "ended by signal 15 (SIGTERM)\ntold to end" in both[0].log
+
+
+def test_a_machine_that_cannot_start_workers_says_so_to_all(start: Start) -> None:
+    both = [start(0), start(1, python="/no/such/python")]
+    assert [machine.ended(120.0) for machine in both] == [4, 4]
+    for machine in both:
+        words = "node 1: expected a machine that can start its workers, got [Errno 2] No such file or directory"
+        assert words in machine.log
+
+
 @pytest.mark.parametrize("victim", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_told_to_end(start: Start, tmp_path: Path, victim: int) -> None:
     both = [start(index, steps=2000, restarts=3) for index in (0, 1)]
@@ -273,8 +332,10 @@ def test_told_to_end(start: Start, tmp_path: Path, victim: int) -> None:
 def test_by_address_without_a_file(start: Start) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    both = [start(index, init_method=f"tcp://localhost:{port}") for index in (1, 0)]
-    assert [machine.ended() for machine in both] == [0, 0], both[0].log + both[1].log
+    options = {"init_method": f"tcp://localhost:{port}", "work": "kill", "steps": 5, "restarts": 1}
+    both = [start(index, **options) for index in (1, 0)]
+    assert [machine.ended(120.0) for machine in both] == [0, 0], both[0].log + both[1].log
+    assert "restart 1 of at most 1" in both[1].log  # which listens at the same port again
 
 
 @pytest.mark.parametrize(
@@ -295,8 +356,9 @@ def test_meeting_places_that_are_none(start: Start, init_method: str | None, cod
     assert words in machine.log
 
 
-def test_an_interface_that_is_not_there(start: Start) -> None:
-    machine = start(0, settings={"interface": "nosuch0"})
+@pytest.mark.parametrize("index", [0, 1])
+def test_an_interface_that_is_not_there(start: Start, index: int) -> None:
+    machine = start(index, settings={"interface": "nosuch0"})
     assert machine.ended() == 3
     assert "rendezvous.interface: expected an interface or address of this machine: " in machine.log
     assert "lo (127.0.0.1)" in machine.log
