@@ -155,12 +155,12 @@ def _guarded(command: Command, options: argparse.Namespace, body: Callable[[], i
         _note(str(error))
         return error.exit_code
     except ReagentLiteError as error:
-        _fail(error, f"{_title(error)}\n{error}")
+        _fail(error)
         return error.exit_code
     except KeyboardInterrupt:
         return 130
     except Exception as error:
-        _fail(error, traceback.format_exc())
+        _fail(error)
         return 4 if is_worker() else 1
 
 
@@ -202,7 +202,12 @@ def _run(
         contextlib.redirect_stdout(sys.stderr),
         joined(place, processes.device(place.local_rank), config.rendezvous.startup_timeout_seconds) as group,
     ):
-        outcome = train(config, group)
+        try:
+            outcome = train(config, group)
+        except Exception as error:  # said before the process group is taken down, which may take long without peers
+            if is_worker():
+                _fail(error)
+            raise
     if place.rank == 0:
         print(json.dumps(asdict(outcome)), flush=True)
     return 0
@@ -237,7 +242,12 @@ def _title(error: ReagentLiteError) -> str:
     return f"{name} error" + (f" ({len(error.problems)})" if len(error.problems) > 1 else "") + ":"
 
 
-def _fail(error: BaseException, message: str) -> None:
+def _fail(error: BaseException) -> None:
+    message = (
+        f"{_title(error)}\n{error}"
+        if isinstance(error, ReagentLiteError)
+        else "".join(traceback.format_exception(error))
+    )
     if is_worker():
         report_failure(error, message)
     else:

@@ -20,6 +20,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from reagent_lite.errors import ConfigError, Problem, RendezvousError
 from reagent_lite.files import sync
 
+NO_FILE, EMPTY_FILE, NO_RECORD = "no file", "an empty file", "a file that is no record of ours"
+"""What `read` says where nobody's record is in the way; anything else is a share that cannot be read."""
+
 _MOST_BYTES = 1 << 16
 
 
@@ -79,17 +82,17 @@ class MeetingFile:
         """Returns the record, or a few words on why there is none."""
         try:
             if self.path.name not in os.listdir(self.path.parent):
-                return "no file"
+                return NO_FILE
             with self.path.open("rb") as stream:
                 data = stream.read(_MOST_BYTES)
         except OSError as error:  # ESTALE among them: the file was replaced under our hands
             return f"{error.strerror or error}"
         if not data.strip():
-            return "an empty file"
+            return EMPTY_FILE
         try:
             return Record.model_validate_json(data)
         except ValidationError:
-            return f"a file that is no record of ours ({len(data)} bytes)"
+            return f"{NO_RECORD} ({len(data)} bytes)"
 
     def publish(self, record: Record) -> None:
         """Puts the record in the place of whatever stands there.

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from reagent_lite.config.rendezvous import RendezvousConfig
 from reagent_lite.distributed.entering import ANSWER_SECONDS, SAY_SECONDS, AgainError, Entry
 from reagent_lite.distributed.link import Link, LostError, Store, connect
-from reagent_lite.distributed.meeting_file import MeetingFile, Record
+from reagent_lite.distributed.meeting_file import EMPTY_FILE, NO_FILE, NO_RECORD, MeetingFile, Record
 from reagent_lite.distributed.membership import ROUND_SECONDS, Abort, Membership
 from reagent_lite.distributed.network import Address, addresses, answers, listening, own_address, resolved
 from reagent_lite.distributed.nodes import Node
@@ -35,6 +35,7 @@ from reagent_lite.errors import ConfigError, Problem, RendezvousError
 
 _LONGEST_POLL = 2.0
 _SHARE_SECONDS = 20.0
+_READ_ATTEMPTS = 5
 T = TypeVar("T")
 _LOOPBACK = Address("lo", "127.0.0.1")
 
@@ -148,6 +149,11 @@ class Rendezvous:
     def _meeting_point(self) -> tuple[str, int]:
         """Returns address and port of tcp://host:port."""
         assert self.init_method is not None
+        if self.settings.port:
+            raise ConfigError(
+                Problem("rendezvous.port", "0 beside tcp://host:port", str(self.settings.port),
+                        "init_method says the port")
+            )  # fmt: skip
         parts = urlsplit(self.init_method)
         try:
             port = parts.port
@@ -219,6 +225,16 @@ class Rendezvous:
     def _require_free(self, file: MeetingFile) -> None:
         """Makes sure that no live run holds the file; a stale record is simply replaced."""
         found = self._on_share(file.read)
+        for _ in range(_READ_ATTEMPTS):
+            if isinstance(found, Record) or found.startswith((NO_FILE, EMPTY_FILE, NO_RECORD)):
+                break
+            time.sleep(1.0)  # such as a stale handle, while somebody replaces the file
+            found = self._on_share(file.read)
+        else:
+            raise RendezvousError(
+                Problem(str(file.path), "a file that can be read, or none", str(found),
+                        "A live run may hold it; look at the share, or choose another file")
+            )  # fmt: skip
         if not isinstance(found, Record) or found.run == self._run:
             return
         link = self._reach(found)
@@ -236,6 +252,7 @@ class Rendezvous:
         with suppress(LostError):
             link.ask(lambda store: store.compare_set("abort", "", text), ANSWER_SECONDS)
         link.close()
+        self.force = False  # once: a run that comes between two attempts is not meant
         self.say(f"rendezvous: --force: ended {found}")
         deadline = time.monotonic() + 30.0
         while time.monotonic() < deadline and not answers(found.address, found.port, 1.0):

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,7 @@ _FAILURE_VARIABLE = "REAGENT_LITE_FAILURE_FILE"
 _LAUNCHER_VARIABLE = "REAGENT_LITE_LAUNCHER_PID"
 _STANDS = "model_stands"
 _CONSEQUENCE_SECONDS = 1.0
+_END_SECONDS = 15.0
 _OF_A_PEER = re.compile(r"gloo|nccl|connection (closed|reset|refused)|broken pipe|socket|store", re.IGNORECASE)
 _STOPPED = "Tt"  # states of /proc/<pid>/stat
 
@@ -70,7 +72,8 @@ class Workers:
     def failure(self) -> Failure | None:
         """Returns the first cause once a worker has failed; being preempted is no failure."""
         codes = [worker.poll() for worker in self._running]
-        if any(code not in (None, 0, Preempted.exit_code) for code in codes):
+        reported = any(self._folder.glob("*.json"))  # its process may hang on its way out, in a library of the GPU's
+        if reported or any(code not in (None, 0, Preempted.exit_code) for code in codes):
             if Preempted.exit_code in codes:  # its peers lost their connection to it
                 return Failure("a process was told to end", Preempted.exit_code, restart=False)
             return self._cause()
@@ -103,7 +106,8 @@ class Workers:
             if worker.poll() is None:
                 worker.kill()
         for worker in self._running:
-            worker.wait()
+            with suppress(subprocess.TimeoutExpired):  # held by a disk or driver that does not answer
+                worker.wait(_END_SECONDS)
 
     def _start(self, command: list[str], variables: dict[str, str], local: int) -> "subprocess.Popen[bytes]":
         rank = self._first + local
@@ -183,11 +187,15 @@ def tell_model_stands() -> None:
 
 
 def report_failure(error: BaseException, message: str) -> None:
-    """Leaves the reason of this worker's failure for the launcher, who prints it once."""
+    """Leaves the reason of this worker's failure for the launcher, who prints it once; to be preempted is none."""
+    if isinstance(error, Preempted):
+        return
     code = error.exit_code if isinstance(error, ReagentLiteError) else PeerError.exit_code
     peer = isinstance(error, RuntimeError) and _OF_A_PEER.search(str(error)) is not None
     record = {"at": time.monotonic(), "exit_code": code, "message": message, "peer": peer}
     path = Path(os.environ[_FAILURE_VARIABLE])
+    if path.exists():  # the first word counts
+        return
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(record))
     temporary.replace(path)

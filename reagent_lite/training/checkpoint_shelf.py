@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reagent_lite.errors import BundleError
+from reagent_lite.errors import BundleError, Problem
 from reagent_lite.files import appearing_folder, sync, write_whole
 from reagent_lite.manifest import FILE_NAME, SCHEMA_VERSION, file_entries, opened, sealed, verified
 
@@ -72,6 +72,9 @@ class Shelf:
 
         Args:
             note: is told what was damaged and where it went.
+
+        Raises:
+            BundleError: there are checkpoints, and none that can be read is whole; all stay where they are.
         """
         ended, damaged = set(), []
         found = None
@@ -80,7 +83,7 @@ class Shelf:
             try:
                 _, kept = verified(folder, keep={STATE})
             except (BundleError, OSError) as error:
-                damaged.append((name, str(error).splitlines()[0], self._set_aside(folder)))
+                damaged.append((name, str(error).splitlines()[0]))
                 continue
             state = json.loads(kept[STATE])
             if state.get("finished", True):
@@ -88,8 +91,15 @@ class Shelf:
             elif state["run"] not in ended:
                 found = Found(folder=folder, state=state)
                 break
+        if damaged and not found and not ended:  # to begin anew would throw away what a person may still put right
+            raise BundleError([
+                Problem(str(self.folder / name), "a whole checkpoint of the unfinished run", reason,
+                        "Look at the disk, put a copy back, or begin anew with --set checkpoint.resume=false")
+                for name, reason in damaged
+            ])  # fmt: skip
         instead = f"continuing from {found.folder.name}" if found else "no other of an unfinished run stands"
-        for name, reason, aside in damaged:
+        for name, reason in damaged:
+            aside = self._set_aside(self.folder / name)
             note(f"warning: checkpoint {name} is damaged ({reason}): set aside as {aside}; {instead}")
         return found
 

@@ -85,6 +85,9 @@ def fail(task: str) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
     elif task == "raise":
         raise DataError(Problem("file.json:3", "a number", "text"))
+    elif task == "hang":  # on its way out, after it has said why
+        report_failure(DataError(()), "file.json:3: expected a number, got text")
+        time.sleep(100)
     elif task == "crash":
         raise ValueError("something unexpected")
 

@@ -15,8 +15,12 @@ import pytest
 import torch.distributed as dist
 from machines import Machine, appears, machines
 
+from reagent_lite.config.rendezvous import RendezvousConfig
 from reagent_lite.distributed.meeting_file import MeetingFile, Record
-from reagent_lite.errors import ConfigError
+from reagent_lite.distributed.nodes import Node
+from reagent_lite.distributed.rendezvous import Rendezvous
+from reagent_lite.distributed.verdict import Declaration
+from reagent_lite.errors import ConfigError, RendezvousError
 
 Start = Callable[..., Machine]
 
@@ -228,6 +232,7 @@ def test_a_patch_version_is_a_warning(start: Start) -> None:
                     "signal 9 (SIGKILL)"),
         ("stop", 4, "rank 1 of 2 (node 1, local rank 0): expected a running worker, got stopped"),
         ("raise", 2, "rank 1 of 2 (node 1, local rank 0): file.json:3: expected a number, got text"),
+        ("hang", 2, "rank 1 of 2 (node 1, local rank 0): file.json:3: expected a number, got text"),
         ("crash", 4, "ValueError('something unexpected')"),
     ],
 )  # fmt: skip
@@ -238,7 +243,7 @@ def test_every_launcher_says_why(start: Start, tmp_path: Path, work: str, code: 
     for machine in both:
         assert machine.ended(30.0) == code
         assert machine.log.count(words) == 1
-    assert time.monotonic() - failed < 15
+    assert time.monotonic() - failed < 25
 
 
 @pytest.mark.parametrize("victim", [0, 1])
@@ -344,6 +349,7 @@ def test_by_address_without_a_file(start: Start) -> None:
         ("tcp://no.such.host.invalid:3000", 3, "host name 'no.such.host.invalid': expected a name that this machine"),
         ("tcp://192.0.2.200:3000", 3, "expected an address of node 0, which has "),
         ("tcp://localhost", 2, "expected file:///share/name.rdzv or tcp://host:port, got 'tcp://localhost'"),
+        ("tcp://localhost:3000", 2, "rendezvous.port: expected 0 beside tcp://host:port, got 4000"),
         ("env://", 2, "env:// is for torchrun and accelerate launch"),
         ("file://share/run", 2, "Three slashes"),
         ("file:///no/such/folder/run", 3, "share /no/such/folder: expected a folder that every machine reaches"),
@@ -351,12 +357,23 @@ def test_by_address_without_a_file(start: Start) -> None:
     ],
 )
 def test_meeting_places_that_are_none(start: Start, init_method: str | None, code: int, words: str) -> None:
-    machine = start(0, init_method=init_method)
+    settings = {"port": 4000} if init_method == "tcp://localhost:3000" else {}
+    machine = start(0, init_method=init_method, settings=settings)
     assert machine.ended() == code
     assert words in machine.log
 
 
-@pytest.mark.parametrize("index", [0, 1])
+def test_a_file_that_cannot_be_read_may_be_a_live_run(tmp_path: Path) -> None:
+    """As a stale handle that stays: open fails, though the folder lists the file."""
+    file = MeetingFile(tmp_path / "run.rdzv")
+    file.path.symlink_to(file.path)
+    one = Declaration(node=0, host="here", pid=1, processes=1, device="cpu")
+    rendezvous = Rendezvous(Node(0, 2), f"file://{file.path}", RendezvousConfig(interface="lo"), one)
+    with pytest.raises(RendezvousError, match=r"run.rdzv: expected a file that can be read, or none, got Too many"):
+        rendezvous.join()
+    assert file.path.is_symlink()
+
+
 def test_an_interface_that_is_not_there(start: Start, index: int) -> None:
     machine = start(index, settings={"interface": "nosuch0"})
     assert machine.ended() == 3

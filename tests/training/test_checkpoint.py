@@ -233,8 +233,10 @@ def test_a_missing_file_and_an_empty_folder_are_damage_too(tmp_path: Path) -> No
     assert found.folder.name == "step_000005"
     assert len(notes) == 2
     (tmp_path / "step_000005" / "state.json").write_text("{}")
-    assert Shelf(tmp_path).unfinished(notes.append) is None
-    assert "no other of an unfinished run stands" in notes[-1]
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(BundleError, match=r"step_000005: expected a whole checkpoint of the unfinished run"):
+        Shelf(tmp_path).unfinished(notes.append)
+    assert sorted(tmp_path.iterdir()) == before  # a person may still put it right
 
 
 @pytest.fixture
