@@ -66,6 +66,7 @@ def test_the_seven_steps(two_hosts: Hosts, lines: list[str], tmp_path: Path) -> 
     same(learned(work.out()), alone(tmp_path / "alone", lines, **whole), 1e-5)
 
 
+@SLOW
 def test_replicas_read_what_one_process_reads(two_hosts: Hosts, lines: list[str], tmp_path: Path) -> None:
     work = job(two_hosts, [lines, lines], data={"layout": "replicas"})
     done(work.start_all(), work)
@@ -83,7 +84,7 @@ def test_three_processes_on_two_hosts_and_uneven_shards(two_hosts: Hosts, lines:
     same(learned(work.out()), alone(tmp_path / "alone", lines, **whole), 1e-5)
 
 
-@pytest.mark.parametrize("small", [0, 1])
+@pytest.mark.parametrize("small", [0, pytest.param(1, marks=SLOW)])
 def test_a_shard_of_few_rows(two_hosts: Hosts, lines: list[str], tmp_path: Path, small: int) -> None:
     whole = {"data": {"global_minibatch_size": len(lines) + 1}, "epochs": 5}
     cut = len(lines) - small
@@ -191,6 +192,7 @@ def killed_at_random(hosts: Hosts, lines: list[str], expected: dict[str, torch.T
     work.end()
 
 
+@SLOW
 @pytest.mark.parametrize("seed", [0])
 def test_killed_at_a_random_moment(two_hosts: Hosts, lines: list[str], seed: int) -> None:
     killed_at_random(two_hosts, lines, undisturbed(two_hosts, lines, epochs=12), seed)

@@ -58,7 +58,10 @@ def record(**changes: object) -> str:
     return json.dumps({"schema_version": 1, **fields, **changes})
 
 
-@pytest.mark.parametrize("before", [None, "", "no record at all", record()])
+@pytest.mark.parametrize(
+    "before",
+    [None, record(), *(pytest.param(text, marks=pytest.mark.slow) for text in ("", "no record at all"))],
+)
 def test_machines_meet_whatever_the_file_was(tmp_path: Path, start: Start, before: str | None) -> None:
     """No file, an empty one, rubbish, and a stale record whose port is dead; uneven processes: ranks by prefix sums."""
     file = tmp_path / "run.rdzv"
@@ -198,8 +201,13 @@ def test_two_jobs_on_one_file(start: Start, tmp_path: Path) -> None:
     ("mine", "code", "words"),
     [
         ({"config": {"epochs": 2, "seed": 1}}, 3, "config key epochs: expected 1 as on node 0 (host host0, pid"),
-        ({"versions": {"torch": "2.12.0"}}, 3, "version of torch: expected 2.13.0+cpu as on node 0"),
-        ({"gpus": ["GPU-a"]}, 3, "GPU GPU-a: expected used by node 0"),
+        pytest.param(
+            {"versions": {"torch": "2.12.0"}},
+            3,
+            "version of torch: expected 2.13.0+cpu as on node 0",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param({"gpus": ["GPU-a"]}, 3, "GPU GPU-a: expected used by node 0", marks=pytest.mark.slow),
         ({"problem": "data.json: expected rows, got none"}, 2, "data.json: expected rows, got none"),
         ({"count": 3}, 3, "num_nodes: expected 2 as on node 0"),
     ],
@@ -219,6 +227,7 @@ def test_machines_that_do_not_fit_together(start: Start, mine: dict[str, object]
     assert first.ended() in (2, 3)
 
 
+@pytest.mark.slow
 def test_a_patch_version_is_a_warning(start: Start) -> None:
     both = [start(index, versions={"torch": f"2.13.{index}"}) for index in (0, 1)]
     assert [machine.ended() for machine in both] == [0, 0]
@@ -233,7 +242,7 @@ def test_a_patch_version_is_a_warning(start: Start) -> None:
         ("stop", 4, "rank 1 of 2 (node 1, local rank 0): expected a running worker, got stopped"),
         ("raise", 2, "rank 1 of 2 (node 1, local rank 0): file.json:3: expected a number, got text"),
         ("hang", 2, "rank 1 of 2 (node 1, local rank 0): file.json:3: expected a number, got text"),
-        ("crash", 4, "ValueError('something unexpected')"),
+        pytest.param("crash", 4, "ValueError('something unexpected')", marks=pytest.mark.slow),
     ],
 )  # fmt: skip
 def test_every_launcher_says_why(start: Start, tmp_path: Path, work: str, code: int, words: str) -> None:
@@ -246,7 +255,7 @@ def test_every_launcher_says_why(start: Start, tmp_path: Path, work: str, code: 
     assert time.monotonic() - failed < 25
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_launcher_that_is_killed_takes_its_workers_along_and_the_other_says_so(
     start: Start, tmp_path: Path, victim: int
 ) -> None:
@@ -290,6 +299,7 @@ def test_a_machine_that_is_started_again_joins_again(start: Start, tmp_path: Pat
     assert "restart 1 of at most 2" in other.log
 
 
+@pytest.mark.slow
 def test_restarts_end(start: Start, tmp_path: Path) -> None:
     """The victim is killed in the first attempt only, so that one restart is enough; with none the run ends."""
     both = [start(index, work="kill", steps=20, restarts=1) for index in (0, 1)]

@@ -105,6 +105,7 @@ def same_end(folder: Path, tree: Tree, root: Path) -> list[str]:
     return different(whole, End(whole.steps, tensors, lines[: len(whole.lines)], whole.scores))
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_with_the_same_command(tmp_path: Path) -> None:
     tree = logged(tmp_path)
     killed = end(start(tmp_path, tree, REAGENT_LITE_FAULT="fail:rank=0,step=11,kind=kill"))

@@ -5,6 +5,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from oracles.ranks import end_ranks, start_ranks
 from oracles.resuming import Laboratory, checkpoints, end, logged, simulated, start
@@ -44,6 +45,7 @@ def test_two_processes_lost_and_one_goes_on(tmp_path: Path) -> None:
         torch.testing.assert_close(tensor, whole.tensors[f"learner.safetensors:{name}"], rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_another_minibatch_reads_the_epoch_again_and_says_so(tmp_path: Path) -> None:
     """32 rows for each of two processes are 4 steps of an epoch of 200 rows; for one process they are 7."""
     tree = logged(tmp_path)
@@ -55,6 +57,7 @@ def test_another_minibatch_reads_the_epoch_again_and_says_so(tmp_path: Path) -> 
     assert (done.outcome["steps"], done.outcome["rows"]) == (21, 600)
 
 
+@pytest.mark.slow
 def test_simulated_environments_move_to_one_process(tmp_path: Path) -> None:
     tree = simulated(tmp_path, training={"minibatch_size": 16})
     ranks_of(tmp_path, tree, 2, "fail:rank=1,step=14,kind=kill")

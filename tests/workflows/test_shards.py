@@ -142,6 +142,7 @@ def same_normalization(one: Path, other: Path) -> None:
             assert parameters[name] == pytest.approx(theirs[key][name], rel=1e-12, abs=1e-12)
 
 
+@pytest.mark.slow
 def test_candidates_of_two_nodes_that_have_other_features_and_metrics(tmp_path: Path) -> None:
     """Node 1 has 31 rows, a state feature and a metric that node 0 lacks; node 0 has a candidate's feature more."""
     first = named(candidate_rows(70), "0")
@@ -183,7 +184,10 @@ def test_replicas_train_the_model_of_one_process(tmp_path: Path) -> None:
     assert norms[0].read_bytes() == norms[1].read_bytes()
 
 
-@pytest.mark.parametrize(("empty", "workflow"), [(0, "dqn"), (0, "parametric_dqn"), (1, "dqn")])
+@pytest.mark.parametrize(
+    ("empty", "workflow"),
+    [(0, "dqn"), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((0, "parametric_dqn"), (1, "dqn")))],
+)
 def test_a_node_without_rows_leaves_the_model_of_the_others(tmp_path: Path, empty: int, workflow: str) -> None:
     """Node 0's folder is empty, node 1's file has blank lines only; the rows of the other are all there is."""
     rows = random_rows(45) if workflow == "dqn" else candidate_rows(45)
@@ -246,6 +250,7 @@ def test_scored_episodes_are_node_0s_and_fitted_nowhere(tmp_path: Path) -> None:
     assert f"evaluation: the {len(scored)} episodes of node 0's shard are scored; other nodes fit only" in first.err
 
 
+@pytest.mark.slow
 def test_eval_episodes_that_another_node_trains_on_are_scored_by_share_only(tmp_path: Path) -> None:
     """Node 0 judges on episodes 0 to 19: 0 to 9 are its own training data, 10 to 14 are node 1's, the rest are new."""
     rows = random_rows(200)
