@@ -84,7 +84,7 @@ def record(port):
     return Record(nonce="n", run="r", attempt=0, address="10.98.0.1", interface="vec0", port=port, num_nodes=2,
                   host="h", pid=1, started="then", others=("x" * 3000,))
 if node == 0:
-    for port in range(1, 400):
+    for port in range(1, 120):
         file.publish(record(port))
     file.publish(record(9999))
     while not Path(sys.argv[2] + ".seen").exists():

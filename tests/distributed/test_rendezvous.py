@@ -384,6 +384,7 @@ def test_a_file_that_cannot_be_read_may_be_a_live_run(tmp_path: Path) -> None:
     assert file.path.is_symlink()
 
 
+@pytest.mark.parametrize("index", [0, 1])
 def test_an_interface_that_is_not_there(start: Start, index: int) -> None:
     machine = start(index, settings={"interface": "nosuch0"})
     assert machine.ended() == 3

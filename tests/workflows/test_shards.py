@@ -168,6 +168,7 @@ def test_candidates_of_two_nodes_that_have_other_features_and_metrics(tmp_path: 
     same_weights(folders[0] / WEIGHTS, union(tmp_path / "union", tree, folders, norms))
 
 
+@pytest.mark.slow
 def test_replicas_train_the_model_of_one_process(tmp_path: Path) -> None:
     """Node 1 has the rows in another order; the copies are sorted by episode, so that row numbers agree."""
     rows = random_rows(83)
