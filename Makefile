@@ -40,6 +40,7 @@ benchmark: setup
 	$(BIN)/python -m tests.benchmarks.reading
 	$(BIN)/python -m tests.benchmarks.memory
 	$(BIN)/python -m tests.benchmarks.simulation
+	$(BIN)/python -m tests.benchmarks.cluster
 	$(BIN)/python -m workflows.benchmark
 
 clean:

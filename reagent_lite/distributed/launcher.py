@@ -22,7 +22,7 @@ from reagent_lite.distributed.rendezvous import Rendezvous
 from reagent_lite.distributed.workers import Failure, Workers
 from reagent_lite.errors import ConfigError, PeerError, Preempted, Problem
 
-_WATCH_SECONDS = 0.05
+_WATCH_SECONDS = 0.1
 _CONSEQUENCE_SECONDS = 2.0
 _STANDING = "the last checkpoint stands: run the same command again to continue"
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
