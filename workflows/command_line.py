@@ -222,12 +222,24 @@ def _parser(command: Command) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("-p", "--parameters", "--config", dest="config", metavar="FILE", help="the JSON config")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE",
-                        help="override one key, as in the examples; may be given several times")  # fmt: skip
+    add_config(parser)
     parser.add_argument("--dry_run", action="store_true", help="check the config, print it resolved, and stop")
     parser.add_argument("--print_schema", action="store_true", help="print the JSON Schema of the config and stop")
     return parser
+
+
+def add_config(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
+    """Adds the flags that name a config and override its keys."""
+    parser.add_argument("-p", "--parameters", "--config", dest="config", metavar="FILE", required=required,
+                        help="the JSON config")  # fmt: skip
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE",
+                        help="override one key, as in the examples; may be given several times")  # fmt: skip
+
+
+def add_node_index(parser: argparse.ArgumentParser) -> None:
+    """Adds the flag that numbers this machine."""
+    parser.add_argument("-ni", "--node-index", "--node_index", dest="node_index", type=int, metavar="N",
+                        help="number of this machine, from 0; wins over node_index in the JSON")  # fmt: skip
 
 
 def _describe(config: WorkflowConfig, processes: Processes) -> None:

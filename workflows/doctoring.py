@@ -18,6 +18,7 @@ from reagent_lite.distributed.launcher import Processes
 from reagent_lite.distributed.nodes import Node, find_node
 from reagent_lite.errors import ConfigError, ReagentLiteError
 from workflows import doctoring_machine as machine
+from workflows.command_line import add_config, add_node_index
 from workflows.doctoring_report import Row, checked, of_error, ok, show, skipped, summary
 from workflows.doctoring_share import share
 from workflows.doctoring_together import Here, meet
@@ -147,11 +148,8 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("-p", "--parameters", "--config", dest="config", metavar="FILE", required=True,
-                        help="the JSON config of either training workflow")  # fmt: skip
-    parser.add_argument("-ni", "--node-index", "--node_index", dest="node_index", type=int, metavar="N",
-                        help="number of this machine, from 0; wins over node_index in the JSON")  # fmt: skip
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override one key")
+    add_config(parser, required=True)
+    add_node_index(parser)
     parser.add_argument("--wait", type=float, default=60.0, metavar="SECONDS",
                         help="for the other machines to come, and for a file of theirs to show")  # fmt: skip
     parser.add_argument("--alone", action="store_true", help="look at this machine only")

@@ -167,36 +167,25 @@ class Group:
             return
         sizes = self.each(len(data))
         if not self.is_first:
-            for part in torch.split(_block(data), _PART_BYTES):
-                dist.send(part, 0)
+            _send(data, 0)
             return
         yield data
         for rank, size in enumerate(sizes[1:], start=1):
-            block = torch.empty(size, dtype=torch.uint8)
-            for part in torch.split(block, _PART_BYTES):
-                dist.recv(part, rank)
-            yield block.numpy().tobytes()
+            yield _received(size, rank)
 
     def scatter_bytes(self, parts: Iterator[bytes] | None) -> bytes:
         """Returns this rank's part of what rank 0 gives; rank 0 reads them one at a time, own one first."""
-        if self.is_first:
-            assert parts is not None
-            own = b""
-            for rank in range(self.world_size):
-                data = next(parts)
-                if rank == 0:
-                    own = data
-                    continue
-                dist.send(torch.tensor([len(data)]), rank)
-                for part in torch.split(_block(data), _PART_BYTES):
-                    dist.send(part, rank)
-            return own
-        size = torch.zeros(1, dtype=torch.int64)
-        dist.recv(size, 0)
-        block = torch.empty(int(size), dtype=torch.uint8)
-        for part in torch.split(block, _PART_BYTES):
-            dist.recv(part, 0)
-        return block.numpy().tobytes()
+        if not self.is_first:
+            size = torch.zeros(1, dtype=torch.int64)
+            dist.recv(size, 0)
+            return _received(int(size), 0)
+        assert parts is not None
+        own = next(parts)
+        for rank in range(1, self.world_size):
+            data = next(parts)
+            dist.send(torch.tensor([len(data)]), rank)
+            _send(data, rank)
+        return own
 
     def wait_at_most(self, seconds: float) -> None:
         """Sets how long a collective waits for its peers from here on: long while one rank works alone, else short."""
@@ -220,6 +209,18 @@ class Group:
 
 def _block(data: bytes) -> Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+
+
+def _send(data: bytes, rank: int) -> None:
+    for part in torch.split(_block(data), _PART_BYTES):
+        dist.send(part, rank)
+
+
+def _received(size: int, rank: int) -> bytes:
+    block = torch.empty(size, dtype=torch.uint8)
+    for part in torch.split(block, _PART_BYTES):
+        dist.recv(part, rank)
+    return block.numpy().tobytes()
 
 
 @contextmanager

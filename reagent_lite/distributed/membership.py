@@ -18,6 +18,7 @@ from reagent_lite.config.rendezvous import RendezvousConfig
 from reagent_lite.distributed.link import Link, LostError, Store, answer
 from reagent_lite.distributed.meeting_file import Record
 from reagent_lite.distributed.verdict import Declaration
+from reagent_lite.errors import PeerError
 
 T = TypeVar("T")
 
@@ -233,10 +234,12 @@ class Membership:
         if lost:
             names = ", ".join(self.declarations[node].name for node in lost)
             silence = self._settings.lost_after_seconds
-            _first(store, Abort(reason=f"{names}: no sign of life for {silence:g} s", exit_code=4, restart=True))
+            reason = f"{names}: no sign of life for {silence:g} s"
+            _first(store, Abort(reason=reason, exit_code=PeerError.exit_code, restart=True))
 
     def _lost(self, why: str) -> Abort:
-        return Abort(reason=f"lost node 0: {self.record}: {why}", exit_code=4, restart=True, lost=True)
+        reason = f"lost node 0: {self.record}: {why}"
+        return Abort(reason=reason, exit_code=PeerError.exit_code, restart=True, lost=True)
 
 
 def _first(store: Store, reason: Abort) -> Abort:

@@ -31,7 +31,7 @@ from reagent_lite.distributed.membership import ROUND_SECONDS, Abort, Membership
 from reagent_lite.distributed.network import Address, addresses, answers, listening, own_address, resolved
 from reagent_lite.distributed.nodes import Node
 from reagent_lite.distributed.verdict import Declaration
-from reagent_lite.errors import ConfigError, Problem, RendezvousError
+from reagent_lite.errors import ConfigError, PeerError, Problem, RendezvousError
 
 _LONGEST_POLL = 2.0
 _SHARE_SECONDS = 20.0
@@ -212,9 +212,8 @@ class Rendezvous:
                      f"({record.interface}), found through {where}, attempt {record.attempt}")  # fmt: skip
 
         def close() -> None:
-            link.close(
-                ANSWER_SECONDS
-            )  # its thread holds the store as well, and the next attempt may want the same port
+            # the link's thread holds the store as well, and the next attempt may want the same port
+            link.close(ANSWER_SECONDS)
             store.clear()  # the last reference: ends the server
             if file is not None:
                 with suppress(RendezvousError):  # a share that hangs: the next run replaces what is left
@@ -248,7 +247,7 @@ class Rendezvous:
                         "Give each job a file of its own; or end that run with --force")
             )  # fmt: skip
         reason = f"ended by --force from host {socket.gethostname()}, pid {os.getpid()}"
-        text = Abort(reason=reason, exit_code=4, restart=False).model_dump_json()
+        text = Abort(reason=reason, exit_code=PeerError.exit_code, restart=False).model_dump_json()
         with suppress(LostError):
             link.ask(lambda store: store.compare_set("abort", "", text), ANSWER_SECONDS)
         link.close()

@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from oracles.batches import random_batch
+from oracles.disks import small_disk
 from torch import nn
 
 from reagent_lite.algorithms.dqn import DQN, DQNSettings
@@ -240,46 +240,39 @@ def test_a_missing_file_and_an_empty_folder_are_damage_too(tmp_path: Path) -> No
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Four MiB and 64 files of their own."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=4m,nr_inodes=64", "tmpfs", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False) if os.getuid() == 0 else None
-    if done is None or done.returncode:
-        pytest.skip(f"needs root that may mount: {done.stderr.strip() if done else 'not root'}")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+def disk_of_64_files(tmp_path: Path) -> Iterator[Path]:
+    with small_disk(tmp_path / "disk", size="4m", files=64) as disk:
+        yield disk
 
 
-def test_a_disk_without_room_keeps_what_stands(small_disk: Path) -> None:
+def test_a_disk_without_room_keeps_what_stands(disk_of_64_files: Path) -> None:
     run = running()
-    made = checkpoints(small_disk / "c", run)
+    made = checkpoints(disk_of_64_files / "c", run)
     assert made.save() == ""
-    filler = small_disk / "filler"
+    filler = disk_of_64_files / "filler"
     filler.write_bytes(bytes(3 << 20))
     steps(run, 1)
     said = made.save()
     assert "it needs 1," in said  # the spare MiB is most of it
     assert "are free in" in said
     assert made.latest == "step_000000"
-    assert names(small_disk / "c") == ["LATEST", "step_000000"]
+    assert names(disk_of_64_files / "c") == ["LATEST", "step_000000"]
     filler.unlink()
     steps(run, 2)
     assert made.save() == ""
     assert made.latest == "step_000002"
 
 
-def test_a_disk_that_fills_up_while_writing_keeps_what_stands(small_disk: Path) -> None:
+def test_a_disk_that_fills_up_while_writing_keeps_what_stands(disk_of_64_files: Path) -> None:
     run = running()
-    made = checkpoints(small_disk / "c", run)
+    made = checkpoints(disk_of_64_files / "c", run)
     assert made.save() == ""
-    while os.statvfs(small_disk).f_ffree > 3:  # a checkpoint is a folder and six files
-        (small_disk / f"filler_{os.statvfs(small_disk).f_ffree}").touch()
+    while os.statvfs(disk_of_64_files).f_ffree > 3:  # a checkpoint is a folder and six files
+        (disk_of_64_files / f"filler_{os.statvfs(disk_of_64_files).f_ffree}").touch()
     steps(run, 1)
     assert made.save().startswith(os.strerror(errno.ENOSPC))
-    assert names(small_disk / "c") == ["LATEST", "step_000000"]
-    found = Shelf(small_disk / "c").unfinished(print)
+    assert names(disk_of_64_files / "c") == ["LATEST", "step_000000"]
+    found = Shelf(disk_of_64_files / "c").unfinished(print)
     assert found is not None
     assert found.folder.name == "step_000000"
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from oracles.disks import small_disk
 from oracles.logs import random_rows, write_lines
 from oracles.ranks import end_ranks, start_ranks
 from oracles.resuming import (
@@ -177,14 +178,8 @@ def test_what_is_damaged_is_said_and_passed_over(tmp_path: Path) -> None:
 
 @pytest.fixture
 def disk_of_200_files(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=64m,nr_inodes=200", "tmpfs", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False) if os.getuid() == 0 else None
-    if done is None or done.returncode:
-        pytest.skip(f"needs root that may mount: {done.stderr.strip() if done else 'not root'}")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    with small_disk(tmp_path / "disk", size="64m", files=200) as disk:
+        yield disk
 
 
 def test_a_disk_that_is_full_for_a_while_costs_a_checkpoint_not_the_run(
