@@ -10,9 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from reagent_lite.data.readers import READERS
-from reagent_lite.data.readers_input import InputFile, list_input, local_path
+from reagent_lite.data.readers_input import InputFile, local_path
 from reagent_lite.data.readers_json import Block, Position
 from reagent_lite.data.schema import KNOWN_COLUMNS
+from reagent_lite.data.stage import data_files
 from reagent_lite.data.training_copy_place import Manifest, candidate_folders, read_manifest
 from reagent_lite.data.transitions import require_columns
 from reagent_lite.data.transitions_discrete import discrete_rows
@@ -39,8 +40,8 @@ class FirstRows:
 
 
 def input_files(path: str) -> tuple[InputFile, ...]:
-    """Returns the data files of a path; raises DataError, see readers_input.list_input."""
-    return list_input(path, tuple(READERS))
+    """Returns the data files of a path; raises DataError, see stage.data_files."""
+    return data_files(path)
 
 
 def standing_copy(path: str, actions: tuple[str, ...] | None, directory: str | None) -> tuple[Path, Manifest] | None:

@@ -18,7 +18,7 @@ import pyarrow as pa
 from reagent_lite.data.readers_input import InputFile, list_input
 from reagent_lite.data.readers_json import Block, Position, read_json_lines
 from reagent_lite.data.readers_parquet import read_parquet
-from reagent_lite.errors import NoRowsError, Problem
+from reagent_lite.errors import DataError, NoRowsError, Problem
 
 T = TypeVar("T")
 Reader = Callable[[InputFile, int, Position], Iterator[Callable[[], Block]]]
@@ -63,6 +63,7 @@ def read_blocks(
                 if len(pending) > num_threads():
                     rows += pending[0].result()[0]
                     yield pending.popleft().result()[1]
+            _require_hash(file, positions[number])
         for future in pending:
             rows += future.result()[0]
             yield future.result()[1]
@@ -71,6 +72,13 @@ def read_blocks(
     if not rows:
         where = files[0].path if len(files) == 1 else os.path.dirname(files[0].path)
         raise NoRowsError(Problem(where, "rows of data", f"none in {len(files)} file(s), {total} bytes"))
+
+
+def _require_hash(file: InputFile, position: Position) -> None:
+    """Compares a file that has been read with what the manifest of its folder says."""
+    if file.sha256 and position.sha256 != file.sha256:
+        todo = "Copy the folder again, or let the stage that made it make it again"
+        raise DataError(Problem(file.path, f"bytes with sha256 {file.sha256}", f"sha256 {position.sha256}", todo))
 
 
 class _Pool(ThreadPoolExecutor):

@@ -35,6 +35,7 @@ class InputFile:
         compression: ".gz", ".bz2", ".zst" or "" for none.
         size: bytes as stored.
         modified_ns: local modification time; 0 where the storage tells none.
+        sha256: what a manifest says of the stored bytes, which readers compare; "" where none does.
     """
 
     path: str
@@ -43,6 +44,7 @@ class InputFile:
     compression: str
     size: int
     modified_ns: int
+    sha256: str = ""
 
     @property
     def remote(self) -> bool:

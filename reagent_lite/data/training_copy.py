@@ -21,12 +21,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from reagent_lite.data.readers import READERS
-from reagent_lite.data.readers_input import InputFile, list_input, local_path
+from reagent_lite.data.input_state import states_of, unchanged
+from reagent_lite.data.readers_input import InputFile, local_path
+from reagent_lite.data.stage import data_files
 from reagent_lite.data.training_copy_build import build
 from reagent_lite.data.training_copy_place import (
     SCHEMA_VERSION,
-    InputState,
     Manifest,
     candidate_folders,
     is_writable,
@@ -35,7 +35,6 @@ from reagent_lite.data.training_copy_place import (
     read_manifest,
     remember_times,
     seal,
-    unchanged,
 )
 from reagent_lite.errors import DataError, Problem
 
@@ -212,11 +211,11 @@ def prepare_training_copy(
         DataError: what is wrong in the data with file and line, up to 20 faults and how many there are in all; no
             folder that can be written.
     """
-    files = list_input(path, tuple(READERS))
+    files = data_files(path)
     folders = candidate_folders(local_path(path), files, actions, directory)
     for folder in folders:
         manifest = read_manifest(folder)
-        if manifest is not None and unchanged(manifest, files):
+        if manifest is not None and unchanged(manifest.inputs, files):
             remember_times(folder, manifest, files)
             return open_training_copy(folder)
     writable = [folder for folder in folders if is_writable(folder)]
@@ -236,15 +235,11 @@ def _build(
 ) -> None:
     with new_build(folder) as temporary:
         built = build(files, actions, temporary, progress)
-        inputs = (
-            InputState(file.name, file.size, file.modified_ns, sha256)
-            for file, sha256 in zip(files, built.hashes, strict=True)
-        )
         manifest = Manifest(
             schema_version=SCHEMA_VERSION,
             build=f"build-{uuid.uuid4().hex}",
             rows=built.rows,
-            inputs=tuple(inputs),
+            inputs=states_of(files, built.hashes),
             files=seal(temporary),
             paths=tuple(file.path for file in files),
             actions=actions,

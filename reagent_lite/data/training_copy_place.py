@@ -22,24 +22,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from reagent_lite.data.input_state import InputState, with_times
 from reagent_lite.data.readers_input import InputFile
-from reagent_lite.data.readers_parquet import sha256_of
 from reagent_lite.files import sync
 
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
 FOLDER = ".reagent_lite"
 ABANDONED_AFTER_SECONDS = 86_400.0
-
-
-@dataclass(frozen=True, slots=True)
-class InputState:
-    """What a copy was made from: one file's name, size in bytes, modification time and sha256."""
-
-    name: str
-    size: int
-    modified_ns: int
-    sha256: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,20 +111,9 @@ def read_manifest(folder: Path) -> Manifest | None:
         return None
 
 
-def unchanged(manifest: Manifest, files: tuple[InputFile, ...]) -> bool:
-    """Whether the inputs are those of the copy: by names, sizes and times, else by sha256."""
-    known = manifest.inputs
-    if [(one.name, one.size) for one in known] != [(file.name, file.size) for file in files]:
-        return False
-    if all(file.modified_ns and one.modified_ns == file.modified_ns for one, file in zip(known, files, strict=True)):
-        return True
-    with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(sha256_of, files)) == [one.sha256 for one in known]
-
-
 def remember_times(folder: Path, manifest: Manifest, files: tuple[InputFile, ...]) -> None:
     """Notes new modification times of unchanged inputs, so that they are not hashed every time."""
-    inputs = tuple(replace(one, modified_ns=file.modified_ns) for one, file in zip(manifest.inputs, files, strict=True))
+    inputs = with_times(manifest.inputs, files)
     if inputs != manifest.inputs and is_writable(folder):
         replace_manifest(folder, replace(manifest, inputs=inputs))
 

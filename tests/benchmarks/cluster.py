@@ -1,6 +1,7 @@
 """What meeting, watching and losing cost: launchers on this machine's loopback, real workers, real training.
 
     python -m tests.benchmarks.cluster [--repeats 5] [--only rendezvous,overhead,scaling,recovery]
+                                       [--minibatch 4096] [--layers 128,64]
 
 rendezvous   four launchers on one file: from the moment the last is ready to meet until all have met. Bar 1 s
 overhead     what agreement and checksums take of steps of 1 ms, and what the launcher takes of a core. Bar 1 % together
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +101,7 @@ def config(folder: Path, **changes: Any) -> Path:
     tree = {
         "training_data_path": str(folder / "log.jsonl"), "model_output_path": str(folder / "out"), "use_gpu": False,
         "actions": ["0", "1"], "epochs": 40,
-        "training": {"layers": [-1, 128, 64, -1], "activations": ["relu", "relu", "linear"], "minibatch_size": 4096},
+        "training": {"layers": [-1, 64, -1], "activations": ["relu", "linear"], "minibatch_size": 64},
         "rainbow": {"dueling_architecture": False},
         "evaluation": {"calc_cpe_in_training": False, "bootstrap_resamples": 100, "final_fit_passes": 1},
         **changes,
@@ -124,10 +126,12 @@ def rate(process: "subprocess.Popen[str]") -> float:
     return float(json.loads(out.splitlines()[-1])["rows_per_second"])
 
 
-def scaling(folder: Path) -> tuple[float, float]:
+def scaling(folder: Path, minibatch: int, layers: list[int]) -> tuple[float, float]:
     """Two processes of one run, and two runs that know nothing of each other, each against one run on one core."""
     write_log(folder / "log.jsonl", 100_000)
-    file = config(folder)
+    activations = ["relu"] * len(layers) + ["linear"]
+    training = {"layers": [-1, *layers, -1], "activations": activations, "minibatch_size": minibatch}
+    file = config(folder, training=training)
     rate(trained(file, "epochs=1"))  # makes the training copy
     one = rate(trained(file, cores={0}))
     two = rate(trained(file, "num_processes_per_node=2"))
@@ -157,8 +161,7 @@ def cpu_ticks(pid: int) -> int:
 def recovery(folder: Path) -> tuple[float, float]:
     """Seconds from the kill to the next step after it, and those of a start up to the first step."""
     write_log(folder / "log.jsonl", 20_000)
-    small = {"training": {"layers": [-1, 64, -1], "activations": ["relu", "linear"], "minibatch_size": 64}}
-    file = config(folder, epochs=2000, checkpoint={"every_steps": 20}, **small)
+    file = config(folder, epochs=2000, checkpoint={"every_steps": 20})
     begun = time.monotonic()
     process = trained(file, "num_processes_per_node=2")
     checkpoints = folder / "out" / "checkpoints"
@@ -191,13 +194,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--only", default="rendezvous,overhead,scaling,recovery")
+    parser.add_argument("--minibatch", type=int, default=4096, help="rows per process of scaling")
+    parser.add_argument("--layers", default="128,64", help="widths of the network of scaling")
     options = parser.parse_args()
     chosen = options.only.split(",")
     if "rendezvous" in chosen:
         times = [rendezvous() for _ in range(options.repeats)]
         shown = ", ".join(f"{t:.2f}" for t in times)
         print(f"rendezvous of 4 launchers: median {statistics.median(times):.2f} s ({shown})", flush=True)
-    measures = {"overhead": overhead, "scaling": scaling, "recovery": recovery}
+    layers = [int(width) for width in options.layers.split(",")]
+    measures = {
+        "overhead": overhead,
+        "scaling": partial(scaling, minibatch=options.minibatch, layers=layers),
+        "recovery": recovery,
+    }
     for name, measure in measures.items():
         if name not in chosen:
             continue

@@ -1,0 +1,160 @@
+"""`timeline` and `query`: from logged decisions to transitions; the whole JSON of `workflows.timeline`."""
+
+from collections.abc import Iterator
+from datetime import date
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from reagent_lite.config.section import Section
+from reagent_lite.errors import Problem
+
+RESERVED_COLUMNS = frozenset({
+    "mdp_id", "sequence_number", "sequence_number_ordinal", "time_since_first", "time_diff", "step", "ds",
+    "state_features", "action", "action_probability", "possible_actions", "next_state_features", "next_action",
+    "possible_next_actions", "terminal", "truncated",
+})  # fmt: skip
+"""Columns a timeline makes itself; they are no reward and no extra columns."""
+
+
+class TimelineSection(Section):
+    """Which events become which transitions. Keys in camelCase are those of 2019."""
+
+    inputTableName: str = ""
+    """Events: a file or a folder of files, local or a URL."""
+    outputTableName: str = ""
+    """Folder the transitions to train on go to; it appears whole."""
+    evalTableName: str | None = None
+    """Folder of the transitions to be judged on, of other episodes; absent: all episodes are trained on."""
+    eval_percent: Annotated[float, Field(gt=0, lt=100)] = 10.0
+    """Percent of the episodes, by hash of mdp_id, that go to evalTableName."""
+    startDs: str | None = None
+    """First date partition `ds` that is read; absent: from the first on."""
+    endDs: str | None = None
+    """Last date partition `ds` that is read; absent: up to the last."""
+    actionDiscrete: bool = True
+    """Actions are names; false: maps of features, for parametric DQN."""
+    addTerminalStateRow: bool = False
+    """Keep the last row of an episode that does not say how it ended, as a true end; false: leave it out."""
+    numOutputShards: Annotated[int, Field(ge=1, le=10_000)] = 1
+    """Files of each output; an episode is in one of them."""
+    outlierEpisodeLengthPercentile: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Leave out episodes with more rows than this share of the episodes has at most."""
+    percentileFunction: Literal["percentile", "percentile_approx"] = "percentile_approx"
+    """percentile interpolates between lengths; percentile_approx takes a length that occurs. Both are exact here."""
+    timeWindowLimit: Annotated[int, Field(ge=0)] | None = None
+    """Leave out rows that are more than so much time after their episode's first; what follows a row stays."""
+    includePossibleActions: bool = True
+    """Write possible_actions and possible_next_actions."""
+    rewardColumns: tuple[str, ...] = ("reward", "metrics")
+    """Columns that a span of several steps sums up with its discount; reward is always among them."""
+    extraFeatureColumns: tuple[str, ...] = ()
+    """Further columns c that are carried along, each with next_c of the row that follows."""
+    steps: Annotated[int, Field(ge=1, le=100)] = 1
+    """Rows that a transition spans at most; what is left of the episode where that is less."""
+    gamma: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Discount per row inside a span of several steps; required when steps is more than 1."""
+    on_refused: Literal["error", "drop_episode"] = "error"
+    """Rows that break a rule: end with an error that names them, or leave out their episodes and count."""
+
+    def problems(self, path: str) -> Iterator[Problem]:
+        """Yields what is wrong beyond single keys."""
+        for key in ("inputTableName", "outputTableName"):
+            if not getattr(self, key):
+                yield Problem(f"{path}.{key}", "a path", "nothing")
+        if self.evalTableName is None and "eval_percent" in self.changed:
+            yield Problem(f"{path}.eval_percent", "absent without evalTableName", f"{self.eval_percent:g}",
+                          "Give evalTableName, the folder of the episodes set apart")  # fmt: skip
+        if self.evalTableName is not None and self.evalTableName.rstrip("/") == self.outputTableName.rstrip("/"):
+            yield Problem(f"{path}.evalTableName", "another folder than outputTableName", repr(self.evalTableName))
+        for key in ("outputTableName", "evalTableName"):
+            if "://" in (getattr(self, key) or ""):
+                yield Problem(f"{path}.{key}", "a local path", repr(getattr(self, key)),
+                              "workflows.shard brings it to a bucket")  # fmt: skip
+        yield from self._date_problems(path)
+        yield from self._column_problems(path)
+        if self.steps > 1 and self.gamma is None:
+            yield Problem(f"{path}.gamma", f"the discount per row, as steps is {self.steps}", "nothing")
+        if self.steps == 1 and self.gamma is not None:
+            yield Problem(f"{path}.gamma", "absent while steps is 1", f"{self.gamma:g}",
+                          "Nothing is summed up: rl.gamma is the discount in training")  # fmt: skip
+
+    def _date_problems(self, path: str) -> Iterator[Problem]:
+        dates = {}
+        for key in ("startDs", "endDs"):
+            text = getattr(self, key)
+            if text is None:
+                continue
+            try:
+                dates[key] = date.fromisoformat(text)
+            except ValueError:
+                yield Problem(f"{path}.{key}", "a date such as 2026-01-31", repr(text))
+        if len(dates) == 2 and dates["startDs"] > dates["endDs"]:
+            yield Problem(f"{path}.endDs", f"a date not before startDs ({self.startDs})", repr(self.endDs))
+
+    def _column_problems(self, path: str) -> Iterator[Problem]:
+        if "reward" not in self.rewardColumns:
+            yield Problem(f"{path}.rewardColumns", "reward among them", str(list(self.rewardColumns)))
+        for key, own in (("rewardColumns", set()), ("extraFeatureColumns", {"reward", "metrics"})):
+            columns = getattr(self, key)
+            for column in sorted(set(columns) & (RESERVED_COLUMNS | own)):
+                yield Problem(f"{path}.{key}", "columns that a timeline does not make itself", repr(column))
+            for column in sorted({column for column in columns if columns.count(column) > 1 or not column}):
+                yield Problem(f"{path}.{key}", "every name once", repr(column))
+        both = sorted(set(self.rewardColumns) & set(self.extraFeatureColumns))
+        if both:
+            yield Problem(f"{path}.extraFeatureColumns", "no column of rewardColumns", ", ".join(map(repr, both)))
+
+
+class QuerySection(Section):
+    """Which episodes are taken, and which actions they may hold."""
+
+    tableSample: Annotated[float, Field(gt=0, le=100)] = 100.0
+    """Percent of the episodes, by hash of mdp_id."""
+    actions: tuple[str, ...] = ()
+    """Names of the actions, in the order of the network's outputs; absent: whatever the events name."""
+
+    def problems(self, path: str) -> Iterator[Problem]:
+        """Yields names given twice."""
+        for name in sorted({name for name in self.actions if self.actions.count(name) > 1}):
+            yield Problem(f"{path}.actions", "every name once", f"{name!r} {self.actions.count(name)} times")
+
+
+class EngineKeys(Section):
+    """What does the work: DuckDB in this process, or a Spark that is there."""
+
+    engine: Literal["duckdb", "spark"] = "duckdb"
+    """duckdb works on this machine's cores and disk; spark needs reagent-lite[spark] and Java 17 or newer."""
+    master: str | None = None
+    """Of Spark: spark://host:7077, local[4], yarn, k8s://..., or sc://host:15002 for Spark Connect."""
+    memory_limit_mb: Annotated[int, Field(ge=100)] | None = None
+    """Of DuckDB: memory it may take before it uses the disk; absent: 60 % of what is free."""
+    temporary_directory: str | None = None
+    """Local disk for what does not fit into memory; absent: beside the output."""
+
+    def problems(self, path: str) -> Iterator[Problem]:
+        """Yields keys of the other engine."""
+        where = f"{path}." if path else ""
+        if self.engine == "duckdb" and self.master is not None:
+            yield Problem(f"{where}master", "absent with engine duckdb", repr(self.master), 'Set engine to "spark"')
+        if self.engine == "spark" and self.master is None:
+            yield Problem(f"{where}master", "a Spark master such as local[4], or sc://host of Spark Connect", "nothing")
+        if self.engine == "spark" and self.memory_limit_mb is not None:
+            yield Problem(f"{where}memory_limit_mb", "absent with engine spark", str(self.memory_limit_mb),
+                          "Spark's own settings say what it may take")  # fmt: skip
+
+
+class TimelineConfig(EngineKeys):
+    """`python -m workflows.timeline`: logged decisions become transitions, paired by episode."""
+
+    timeline: TimelineSection = TimelineSection()
+    query: QuerySection = QuerySection()
+
+    def problems(self, path: str = "") -> Iterator[Problem]:
+        """Yields everything wrong beyond single keys."""
+        yield from super().problems(path)
+        yield from self.timeline.problems("timeline")
+        yield from self.query.problems("query")
+        if not self.timeline.actionDiscrete and self.query.actions:
+            yield Problem("query.actions", "absent with actionDiscrete false", str(list(self.query.actions)),
+                          "Candidates have features, not names")  # fmt: skip
