@@ -9,7 +9,7 @@ from reagent_lite.config.environment import EnvironmentConfig, Share
 from reagent_lite.config.section import Section
 from reagent_lite.errors import Problem
 
-LOG_SUFFIXES: Final = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
+LOG_SUFFIXES: Final = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet", ".arrow", ".csv")
 
 
 _READ_BY: Final = {
@@ -71,13 +71,15 @@ class SimulateConfig(EnvironmentConfig):
     use_gpu: bool = True
     """Play on a GPU; with none, one warning and then the CPU."""
     output_path: str = ""
-    """The log: .jsonl, .jsonl.gz, .jsonl.zst or .parquet; replaced if it is there, and whole or not there at all."""
+    """The log: .jsonl, .jsonl.gz, .jsonl.zst, .parquet, .arrow or .csv; replaced if it is there, and whole or not there
+    at all."""
     rows: Annotated[int, Field(ge=1)] | None = 30_000
     """At least so many rows: whole episodes in the order of their starts until there are enough."""
     episodes: Annotated[int, Field(ge=1)] | None = None
     """Exactly so many episodes, instead of rows."""
     format: Literal["events", "transitions"] = "events"
-    """events: logged decisions, for a timeline; transitions: rows with next states, which training reads."""
+    """events: logged decisions, for a timeline, and where a limit cut an episode the state behind it; transitions: rows
+    with next states, which training reads."""
     ds: str | None = None
     """Date partition of events; absent: no such column."""
     parametric: bool = False

@@ -1,4 +1,4 @@
-"""Writing logs: whole episodes as JSON lines or Parquet, as logged decisions or as transitions.
+"""Writing logs: whole episodes as JSON lines, Parquet, Arrow IPC or CSV, as logged decisions or as transitions.
 
     blocks of episodes ─► columns and bytes, in threads ─► appended in order under a temporary name ─► fsync ─► renamed
     (numpy)               event_log_columns.py
@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -25,6 +26,7 @@ import pyarrow.parquet
 import zstandard
 
 from reagent_lite.data.event_log_columns import EpisodeBlock, LogSchema, json_lines, require_finite, table
+from reagent_lite.data.log_text import csv_header, csv_records, json_lines_of
 from reagent_lite.data.readers import num_threads
 from reagent_lite.errors import DataError, Problem
 from reagent_lite.files import appearing_file
@@ -32,11 +34,46 @@ from reagent_lite.files import appearing_file
 _GZIP_LEVEL = 4
 
 
-class Sink(Protocol):
-    """How blocks become a file's bytes."""
+class Rows(Protocol):
+    """Rows that can be written, in both of their forms."""
 
-    def encode(self, block: EpisodeBlock) -> Any:
-        """Returns a block as `append` takes it; called in threads."""
+    def table(self) -> pa.Table:
+        """Returns them as Arrow columns."""
+        ...
+
+    def json_lines(self) -> memoryview:
+        """Returns them as JSON objects, a line each."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Episodes:
+    block: EpisodeBlock
+    schema: LogSchema
+
+    def table(self) -> pa.Table:
+        return table(self.block, self.schema)
+
+    def json_lines(self) -> memoryview:
+        return json_lines(self.block, self.schema)
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    rows: pa.Table
+
+    def table(self) -> pa.Table:
+        return self.rows
+
+    def json_lines(self) -> memoryview:
+        return json_lines_of(self.rows)
+
+
+class Sink(Protocol):
+    """How rows become a file's bytes."""
+
+    def encode(self, rows: Rows) -> Any:
+        """Returns rows as `append` takes them; called in threads."""
         ...
 
     def append(self, encoded: Any) -> None:
@@ -51,12 +88,12 @@ class Sink(Protocol):
 class JsonLinesSink:
     """One JSON object a line; each block is compressed by itself, which gzip and zstandard readers take as one file."""
 
-    def __init__(self, stream: IO[bytes], schema: LogSchema, compress: Callable[[Any], Any]) -> None:
-        self._stream, self._schema, self._compress = stream, schema, compress
+    def __init__(self, stream: IO[bytes], compress: Callable[[Any], Any]) -> None:
+        self._stream, self._compress = stream, compress
 
-    def encode(self, block: EpisodeBlock) -> Any:
+    def encode(self, rows: Rows) -> Any:
         """Returns the block's bytes."""
-        return self._compress(json_lines(block, self._schema))
+        return self._compress(rows.json_lines())
 
     def append(self, encoded: Any) -> None:
         """Adds bytes."""
@@ -66,21 +103,44 @@ class JsonLinesSink:
         """Does nothing: the last line ends the file."""
 
 
-class ParquetSink:
-    """A row group a block."""
+class CsvSink:
+    """A header, then a record a row; maps and lists are JSON in cells."""
 
-    def __init__(self, stream: IO[bytes], schema: LogSchema) -> None:
-        self._stream, self._schema = stream, schema
-        self._writer: pa.parquet.ParquetWriter | None = None
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream, self._has_header = stream, False
 
-    def encode(self, block: EpisodeBlock) -> Any:
+    def encode(self, rows: Rows) -> Any:
+        """Returns (names of columns, the block's records)."""
+        columns = rows.table()
+        return columns.column_names, csv_records(columns)
+
+    def append(self, encoded: Any) -> None:
+        """Adds records, the first of them under the header."""
+        names, records = encoded
+        if not self._has_header:
+            self._stream.write(csv_header(names))
+            self._has_header = True
+        self._stream.write(records)
+
+    def close(self) -> None:
+        """Does nothing: the last record ends the file."""
+
+
+class ArrowSink:
+    """Arrow's own writers: a row group (Parquet) or record batch (IPC) a block."""
+
+    def __init__(self, stream: IO[bytes], writer: Callable[[IO[bytes], pa.Schema], Any]) -> None:
+        self._stream, self._make = stream, writer
+        self._writer: Any = None
+
+    def encode(self, rows: Rows) -> Any:
         """Returns the block's Arrow table."""
-        return table(block, self._schema)
+        return rows.table()
 
     def append(self, encoded: Any) -> None:
         """Adds a table's rows."""
         if self._writer is None:
-            self._writer = pa.parquet.ParquetWriter(self._stream, encoded.schema, compression="zstd")
+            self._writer = self._make(self._stream, encoded.schema)
         self._writer.write_table(encoded)
 
     def close(self) -> None:
@@ -89,12 +149,30 @@ class ParquetSink:
             self._writer.close()
 
 
-class LogWriter:
-    """Takes blocks and writes them in order; `log_writer` makes it."""
+class _Writer:
+    """Encodes rows in threads and appends them in order."""
 
     def __init__(self, sink: Sink, pool: ThreadPoolExecutor) -> None:
         self._sink, self._pool = sink, pool
         self._pending: deque[Future[Any]] = deque()
+
+    def _add(self, rows: Rows) -> None:
+        self._pending.append(self._pool.submit(self._sink.encode, rows))
+        while len(self._pending) > num_threads():
+            self._sink.append(self._pending.popleft().result())
+
+    def finish(self) -> None:
+        """Writes what is still being encoded."""
+        while self._pending:
+            self._sink.append(self._pending.popleft().result())
+
+
+class LogWriter(_Writer):
+    """Takes blocks and writes them in order; `log_writer` makes it."""
+
+    def __init__(self, sink: Sink, pool: ThreadPoolExecutor, schema: LogSchema) -> None:
+        super().__init__(sink, pool)
+        self._schema = schema
 
     def write(self, block: EpisodeBlock) -> None:
         """Adds whole episodes to the log.
@@ -103,14 +181,15 @@ class LogWriter:
             DataError: a number of the block is NaN or infinite.
         """
         require_finite(block)
-        self._pending.append(self._pool.submit(self._sink.encode, block))
-        while len(self._pending) > num_threads():
-            self._sink.append(self._pending.popleft().result())
+        self._add(_Episodes(block, self._schema))
 
-    def finish(self) -> None:
-        """Writes what is still being encoded."""
-        while self._pending:
-            self._sink.append(self._pending.popleft().result())
+
+class TableWriter(_Writer):
+    """Takes settled tables (log_tables.py) and writes them in order; `table_writer` makes it."""
+
+    def write(self, rows: pa.Table) -> None:
+        """Adds rows; but for JSON lines all tables have the same columns."""
+        self._add(_Table(rows))
 
 
 @contextmanager
@@ -124,18 +203,33 @@ def log_writer(target: Path, schema: LogSchema) -> Iterator[LogWriter]:
     Raises:
         DataError: an unknown suffix, or a file that cannot be written.
     """
+    with _appearing(target) as (sink, pool):
+        writer = LogWriter(sink, pool, schema)
+        yield writer
+        writer.finish()
+
+
+@contextmanager
+def table_writer(target: Path) -> Iterator[TableWriter]:
+    """Likewise for rows that are settled tables."""
+    with _appearing(target) as (sink, pool):
+        writer = TableWriter(sink, pool)
+        yield writer
+        writer.finish()
+
+
+@contextmanager
+def _appearing(target: Path) -> Iterator[tuple[Sink, ThreadPoolExecutor]]:
     suffix = next((suffix for suffix in SINKS if target.name.endswith(suffix)), None)
     if suffix is None:
         raise DataError(Problem(str(target), f"a name that ends in {', '.join(SINKS)}", repr(target.name)))
     try:
         with (
             appearing_file(target) as stream,
-            closing(SINKS[suffix](stream, schema)) as sink,
+            closing(SINKS[suffix](stream)) as sink,
             ThreadPoolExecutor(num_threads(), thread_name_prefix="write") as pool,
         ):
-            writer = LogWriter(sink, pool)
-            yield writer
-            writer.finish()
+            yield sink, pool
     except OSError as error:
         raise DataError(Problem(str(target), "a file that can be written", error.strerror or str(error))) from error
 
@@ -148,9 +242,19 @@ def _zstd(text: Any) -> bytes:
     return zstandard.ZstdCompressor().compress(text)
 
 
-SINKS: dict[str, Callable[[IO[bytes], LogSchema], Sink]] = {
-    ".jsonl": lambda stream, schema: JsonLinesSink(stream, schema, lambda text: text),
-    ".jsonl.gz": lambda stream, schema: JsonLinesSink(stream, schema, _gzip),
-    ".jsonl.zst": lambda stream, schema: JsonLinesSink(stream, schema, _zstd),
-    ".parquet": ParquetSink,
+def _parquet(stream: IO[bytes], schema: pa.Schema) -> Any:
+    return pa.parquet.ParquetWriter(stream, schema, compression="zstd")
+
+
+def _ipc(stream: IO[bytes], schema: pa.Schema) -> Any:
+    return pa.ipc.new_file(stream, schema, options=pa.ipc.IpcWriteOptions(compression="zstd"))
+
+
+SINKS: dict[str, Callable[[IO[bytes]], Sink]] = {
+    ".jsonl": lambda stream: JsonLinesSink(stream, lambda text: text),
+    ".jsonl.gz": lambda stream: JsonLinesSink(stream, _gzip),
+    ".jsonl.zst": lambda stream: JsonLinesSink(stream, _zstd),
+    ".parquet": lambda stream: ArrowSink(stream, _parquet),
+    ".arrow": lambda stream: ArrowSink(stream, _ipc),
+    ".csv": CsvSink,
 }

@@ -28,7 +28,8 @@ class LogSchema:
     """What the rows of a log hold.
 
     Attributes:
-        transitions: next state, next action and its choices in each row, as training reads them; else events.
+        transitions: next state, next action and its choices in each row, as training reads them; else events, with the
+            next state and its choices in the last row of an episode that was cut.
         action_names: of fixed actions that are written as names; empty for parametric logs.
         action_features: [K, F] of fixed actions that are written as feature maps; None where candidates differ from row
             to row, and for names.
@@ -159,16 +160,24 @@ def _columns(block: EpisodeBlock, schema: LogSchema, form: _Form) -> dict[str, p
         "possible_actions": possible,
         "action_probability": form.numbers(block.propensity),
     }  # fmt: skip
+    last_mask = np.ones((num_episodes, mask.shape[1]), bool) if block.last_mask is None else block.last_mask
+    _, last_possible = _choices(None, last_mask & ~block.terminal[:, None], block.last_features, schema, form)
+    last_state = form.maps(block.last_state)
     if schema.transitions:
         # the row after, and behind all rows the ends of the episodes
         after = np.where(last, num_rows + episode, np.arange(num_rows) + 1)
-        last_mask = np.ones((num_episodes, mask.shape[1]), bool) if block.last_mask is None else block.last_mask
-        _, last_possible = _choices(None, last_mask & ~block.terminal[:, None], block.last_features, schema, form)
         columns |= {
-            "next_state_features": _take(pa.concat_arrays([state, form.maps(block.last_state)]), after),
+            "next_state_features": _take(pa.concat_arrays([state, last_state]), after),
             "next_action": _take(pa.concat_arrays([action, form.none(action)]), np.where(last, num_rows, after)),
             "possible_next_actions": _take(pa.concat_arrays([possible, last_possible]), after),
             "time_diff": _take(form.integers(np.ones(1, np.int64)), every_row),
+        }
+    else:
+        # only where a limit cut the episode: no row follows that would say where it led
+        cut = np.where(last & ~block.terminal[episode], episode, num_episodes)
+        columns |= {
+            "next_state_features": _take(pa.concat_arrays([last_state, form.none(last_state)]), cut),
+            "possible_next_actions": _take(pa.concat_arrays([last_possible, form.none(last_possible)]), cut),
         }
     terminal = last & block.terminal[episode]
     return columns | {"terminal": form.flags(terminal), "truncated": form.flags(last & ~terminal)}

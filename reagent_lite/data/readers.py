@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 import pyarrow as pa
 
-from reagent_lite.data.readers_input import InputFile, list_input
+from reagent_lite.data.minari_log import read_minari
+from reagent_lite.data.readers_csv import read_csv
+from reagent_lite.data.readers_input import MINARI, InputFile, list_input
+from reagent_lite.data.readers_ipc import read_ipc
 from reagent_lite.data.readers_json import Block, Position, read_json_lines
 from reagent_lite.data.readers_parquet import read_parquet
 from reagent_lite.errors import DataError, NoRowsError, Problem
@@ -37,6 +41,7 @@ def read_blocks(
     transform: Callable[[Block], T],
     positions: list[Position],
     progress: Callable[[int, int], None] | None = None,
+    readers: Mapping[str, Reader] | None = None,
 ) -> Iterator[T]:
     """Yields `transform` of every block in order; parsing and transforming run in threads.
 
@@ -45,10 +50,12 @@ def read_blocks(
         transform: called in a thread, once per block.
         positions: one per file; its sha256 is set when the file has been read.
         progress: called with (stored bytes read, stored bytes in all) after each block.
+        readers: by extension; None takes READERS, whose columns are those that training knows.
 
     Raises:
         DataError: a file that cannot be read, with file and line; no rows in any file.
     """
+    readers = READERS if readers is None else readers
     total = sum(file.size for file in files)
     for position in positions:
         position.bytes_in_all = total
@@ -56,7 +63,7 @@ def read_blocks(
     rows = 0
     with _Pool() as pool:
         for number, file in enumerate(files):
-            for parse in READERS[file.extension](file, number, positions[number]):
+            for parse in readers[file.extension](file, number, positions[number]):
                 pending.append(pool.submit(_work, parse, transform))
                 if progress is not None:
                     progress(sum(position.bytes_read for position in positions), total)
@@ -121,4 +128,17 @@ READERS: dict[str, Reader] = {
     ".jsonl": read_json_lines,
     ".ndjson": read_json_lines,
     ".parquet": read_parquet,
+    ".arrow": read_ipc,
+    ".feather": read_ipc,
+    ".ipc": read_ipc,
+    ".csv": read_csv,
+    MINARI: read_minari,
 }
+ALL_COLUMNS: dict[str, Reader] = READERS | {
+    ".parquet": partial(read_parquet, columns=None),
+    ".arrow": partial(read_ipc, columns=None),
+    ".feather": partial(read_ipc, columns=None),
+    ".ipc": partial(read_ipc, columns=None),
+    ".csv": partial(read_csv, columns=None),
+}
+"""Readers that leave no column out, for copies of logs."""

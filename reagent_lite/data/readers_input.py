@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import difflib
 import hashlib
+import json
 import os
 import re
 import zlib
@@ -22,6 +23,9 @@ ALLOWED_PROTOCOLS = ("file", "s3", "gs", "abfs", "memory")
 NOT_DATA = ("manifest.json", ".truth.json")  # written beside data: hashes, and what a policy earns in truth
 # Small enough that a thousandfold compressed block stays below 300 MB.
 RAW_CHUNK_BYTES = 1 << 18
+MINARI = ".minari"
+"""Extension that stands for the files of a Minari dataset, which is a folder with a description of its own."""
+MINARI_DESCRIPTION = "metadata.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +93,8 @@ def _refused(path: str, got: str) -> Problem:
 def list_input(path: str, extensions: tuple[str, ...]) -> tuple[InputFile, ...]:
     """Lists the data files that `path` means: itself, or the shards of a folder in order of their names.
 
-    In a folder, names that start with "." or "_", `manifest.json` and files of other formats are left out; folders
+    A Minari dataset (a folder with data/metadata.json) is one input, its files those of the dataset. In any other
+    folder, names that start with "." or "_", `manifest.json` and files of other formats are left out; folders
     inside it are not entered.
 
     Args:
@@ -101,20 +106,42 @@ def list_input(path: str, extensions: tuple[str, ...]) -> tuple[InputFile, ...]:
     """
     resolved = local_path(path)
     remote = "://" in resolved
+    if MINARI in extensions and not remote and (dataset := _minari_files(resolved)):
+        return dataset
     found, is_folder = _list_remote(resolved) if remote else _list_local(resolved)
+    known = ", ".join(one for one in extensions if one != MINARI)
     if not is_folder:
         extension, _ = split_extension(found[0].name)
-        if extension not in extensions:
-            known = ", ".join(extensions)
+        if extension not in extensions or extension == MINARI:
             got = f"extension {extension!r}"
-            raise DataError(Problem(resolved, f"a data file ({known}; .gz, .bz2, .zst of JSON)", got))
+            raise DataError(Problem(resolved, f"a data file ({known}; .gz, .bz2, .zst of JSON and CSV)", got))
         return tuple(found)
     files = [file for file in found if _is_shard(file.name) and file.extension in extensions]
     if not files:
         got = f"no such file among {len(found)} entries" if found else "an empty folder"
         kind = DataError if found else NoRowsError
-        raise kind(Problem(resolved, f"a folder with data files ({', '.join(extensions)})", got))
+        raise kind(Problem(resolved, f"a folder with data files ({known}), or of a Minari dataset", got))
     return tuple(sorted(files, key=lambda file: file.name))
+
+
+def _minari_files(folder: str) -> tuple[InputFile, ...]:
+    """Returns the files of a Minari dataset, its description first; none where the folder is none."""
+    data = next((one for one in (Path(folder, "data"), Path(folder)) if (one / MINARI_DESCRIPTION).is_file()), None)
+    try:
+        description = None if data is None else json.loads((data / MINARI_DESCRIPTION).read_bytes())
+    except (OSError, ValueError):
+        return ()
+    if data is None or not isinstance(description, dict) or "data_format" not in description:
+        return ()
+    files = sorted((file for file in data.rglob("*") if file.is_file()), key=lambda file: (file.name, file.parent))
+    files.sort(key=lambda file: file != data / MINARI_DESCRIPTION)
+    stats = [file.stat() for file in files]
+    return tuple(
+        InputFile(
+            path=str(file), name=str(file.relative_to(data)), extension=MINARI, compression="", size=stat.st_size,
+            modified_ns=stat.st_mtime_ns,
+        ) for file, stat in zip(files, stats, strict=True)
+    )  # fmt: skip
 
 
 def _is_shard(name: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -21,13 +21,16 @@ BLOCK_VALUES = 1 << 19
 HASH_CHUNK_BYTES = 1 << 20
 
 
-def read_parquet(file: InputFile, number: int, position: Position) -> Iterator[Callable[[], Block]]:
-    """Yields the rows of a Parquet file in blocks; columns that no log has are not read, only named.
+def read_parquet(
+    file: InputFile, number: int, position: Position, columns: Collection[str] | None = KNOWN_COLUMNS
+) -> Iterator[Callable[[], Block]]:
+    """Yields the rows of a Parquet file in blocks.
 
     Args:
         file: the Parquet file.
         number: the file's place in the input.
         position: kept up to date with what has been read.
+        columns: those that are read; others are only named. None reads all.
 
     Raises:
         DataError: no Parquet file, or one that ends early.
@@ -35,10 +38,11 @@ def read_parquet(file: InputFile, number: int, position: Position) -> Iterator[C
     if file.compression:
         raise DataError(Problem(file.path, "a Parquet file as it is", f"one packed as {file.compression}", "Unpack it"))
     with file.open() as stream, ThreadPoolExecutor(1) as pool:
-        digest = pool.submit(sha256_of, file)
+        # memory:// has one place to read at for all who opened a file
+        digest = None if file.remote else pool.submit(sha256_of, file)
         try:
             parquet = pa.parquet.ParquetFile(stream, pre_buffer=False)
-            wanted = [name for name in parquet.schema_arrow.names if name in KNOWN_COLUMNS]
+            wanted = [name for name in parquet.schema_arrow.names if columns is None or name in columns]
             total, row = parquet.metadata.num_rows, 0
             for batch in parquet.iter_batches(_batch_rows(parquet.metadata), columns=wanted):
                 row += batch.num_rows
@@ -47,7 +51,7 @@ def read_parquet(file: InputFile, number: int, position: Position) -> Iterator[C
         except (pa.ArrowException, OSError) as error:
             got = "one that ends early or is damaged: " + str(error).strip().split("\n")[0]
             raise DataError(Problem(file.path, "a complete Parquet file", got, "Copy the file again")) from error
-        position.sha256 = digest.result()
+        position.sha256 = sha256_of(file) if digest is None else digest.result()
     position.bytes_read = file.size
 
 
@@ -61,7 +65,7 @@ def _with_ignored(batch: pa.RecordBatch, names: list[str]) -> pa.Table:
     """Keeps the names of columns that were not read, as columns without values."""
     table = pa.table(batch.columns, schema=batch.schema.remove_metadata())
     for name in names:
-        if name not in KNOWN_COLUMNS:
+        if name not in batch.schema.names:
             table = table.append_column(name, pa.nulls(batch.num_rows))
     return table
 

@@ -37,7 +37,7 @@ def test_every_suffix_has_a_writer() -> None:
     [
         ({"env": ""}, "env", "nothing"),
         ({"output_path": ""}, "output_path", "a path"),
-        ({"output_path": "log.csv"}, "output_path", ".jsonl.gz"),
+        ({"output_path": "log.tsv"}, "output_path", ".jsonl.gz"),
         ({"output_path": "out/.parquet"}, "output_path", ".parquet"),
         ({"output_path": "s3://bucket/log.jsonl"}, "output_path", "a local path"),
         ({"rows": 10, "episodes": 3}, "episodes", "rows 10, episodes 3"),

@@ -90,15 +90,38 @@ def test_events_by_hand(tmp_path: Path) -> None:
         written(tmp_path / "x.jsonl", LogSchema(transitions=False, action_names=NAMES, ds="d1"), two_episodes())
     )
     both = ["left", "right"]
+    # a's end leads nowhere; b was cut, and what came then is in no other row
+    nothing = {"next_state_features": None, "possible_next_actions": None}
+    after = {"next_state_features": {"0": 6, "1": 7}, "possible_next_actions": both}
     assert rows == [
         {"ds": "d1", "mdp_id": "a", "sequence_number": 0, "state_features": {"0": 1, "1": 0.1}, "action": "left",
-         "reward": 0.5, "possible_actions": both, "action_probability": 0.95, "terminal": False, "truncated": False},
+         "reward": 0.5, "possible_actions": both, "action_probability": 0.95, "terminal": False, "truncated": False,
+         **nothing},
         {"ds": "d1", "mdp_id": "a", "sequence_number": 1, "state_features": {"0": 2, "1": 0}, "action": "right",
-         "reward": 1, "possible_actions": both, "action_probability": 0.05, "terminal": True, "truncated": False},
+         "reward": 1, "possible_actions": both, "action_probability": 0.05, "terminal": True, "truncated": False,
+         **nothing},
         {"ds": "d1", "mdp_id": "b", "sequence_number": 0, "state_features": {"0": 3, "1": 1e-20}, "action": "right",
-         "reward": -2, "possible_actions": both, "action_probability": 1, "terminal": False, "truncated": True},
+         "reward": -2, "possible_actions": both, "action_probability": 1, "terminal": False, "truncated": True,
+         **after},
     ]  # fmt: skip
     assert list(rows[0])[:4] == ["ds", "mdp_id", "sequence_number", "state_features"]
+
+
+def test_events_of_episodes_that_were_cut_by_hand(tmp_path: Path) -> None:
+    """Their last rows alone say what could be done next: of a, which came to its end, nothing is said."""
+    block = two_episodes(mask=np.ones((3, 2), bool), last_mask=np.array([[1, 1], [1, 0]], bool))
+    rows = lines(written(tmp_path / "x.jsonl", LogSchema(transitions=False, action_names=NAMES), block))
+    assert [row["possible_next_actions"] for row in rows] == [None, None, ["left"]]
+    differ = two_episodes(
+        mask=np.ones((3, 1), bool), action=np.zeros(3, np.int64), features=floats([[[1]], [[2]], [[3]]]),
+        last_mask=np.ones((2, 2), bool), last_features=floats([[[4], [5]], [[6], [7]]]),
+    )  # fmt: skip
+    file = written(tmp_path / "x.parquet", LogSchema(transitions=False), differ)
+    table = pq.read_table(file)
+    assert table["possible_next_actions"].to_pylist() == [None, None, [[(0, 6.0)], [(0, 7.0)]]]
+    assert table["next_state_features"].to_pylist() == [None, None, [(0, 6.0), (1, 7.0)]]
+    rows = lines(written(tmp_path / "y.jsonl", LogSchema(transitions=False), differ))
+    assert [row["possible_next_actions"] for row in rows] == [None, None, [{"0": 6}, {"0": 7}]]
 
 
 def test_transitions_by_hand_where_choices_close(tmp_path: Path) -> None:
@@ -313,7 +336,7 @@ def test_candidates_are_numbers_where_they_are_there(tmp_path: Path) -> None:
 
 def test_where_nothing_can_be_written(tmp_path: Path) -> None:
     schema = LogSchema(transitions=False, action_names=NAMES)
-    with pytest.raises(DataError, match=r"a name that ends in .jsonl, "), log_writer(tmp_path / "x.csv", schema):
+    with pytest.raises(DataError, match=r"a name that ends in .jsonl, "), log_writer(tmp_path / "x.tsv", schema):
         pass
     (tmp_path / "file").touch()
     with (

@@ -143,9 +143,9 @@ def test_a_missing_file_names_its_nearest_sibling(tmp_path: Path) -> None:
 
 
 def test_what_is_no_data_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("a,b\n")
-    with pytest.raises(DataError, match=r"a\.csv: expected a data file \(\.json.* got extension '\.csv'"):
-        rows_of(tmp_path / "a.csv")
+    (tmp_path / "a.tsv").write_text("a\tb\n")
+    with pytest.raises(DataError, match=r"a\.tsv: expected a data file \(\.json.* got extension '\.tsv'"):
+        rows_of(tmp_path / "a.tsv")
     with pytest.raises(DataError, match=r"expected a folder with data files .* got no such file among 1 entries"):
         rows_of(tmp_path)
     (tmp_path / "none").mkdir()

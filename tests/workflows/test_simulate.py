@@ -126,13 +126,18 @@ def test_random_propensities(tmp_path: Path) -> None:
 
 
 def test_events_are_the_same_decisions(tmp_path: Path) -> None:
-    _, log = made(tmp_path, rows=500, num_envs=8)
-    _, events = made(tmp_path, rows=500, num_envs=8, format="events", ds="2026-01-01")
+    _, log = made(tmp_path, rows=500, num_envs=8, time_limit=25)
+    _, events = made(tmp_path, rows=500, num_envs=8, time_limit=25, format="events", ds="2026-01-01")
     columns = {"mdp_id", "sequence_number", "state_features", "action", "reward", "possible_actions",
                "action_probability", "terminal", "truncated"}  # fmt: skip
-    assert [row | {"ds": None} for row in events.rows] == [
-        {name: row[name] for name in columns} | {"ds": None} for row in log.rows
+    assert [{name: row[name] for name in columns} for row in events.rows] == [
+        {name: row[name] for name in columns} for row in log.rows
     ]
+    # where the limit cut an episode, and there alone, its last row says what came then
+    after = ("next_state_features", "possible_next_actions")
+    assert {row["truncated"] for row in log.rows} == {True, False}
+    for row, transition in zip(events.rows, log.rows, strict=True):
+        assert [row[name] for name in after] == [transition[name] if row["truncated"] else None for name in after]
     assert {row["ds"] for row in events.rows} == {"2026-01-01"}
 
 

@@ -1,0 +1,294 @@
+"""workflows.convert: any format to any other and back are the same rows; what cannot be kept is said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from oracles.disks import small_disk
+from oracles.runs import Runner
+
+from reagent_lite.config import check
+from reagent_lite.config.convert import ConvertConfig
+from reagent_lite.data import readers_json
+from reagent_lite.data.training_copy import prepare_training_copy
+from reagent_lite.errors import ConfigError, DataError
+from workflows.converting import Converted, convert
+
+Row = dict[str, Any]
+SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet", ".arrow", ".csv")
+LEFT, RIGHT = {"1": 1.0, "2": -0.5}, {"1": 0.0, "2": 0.25}
+
+
+def short(number: float) -> float:
+    return float(str(np.float32(number)))
+
+
+def events(kind: str) -> list[Row]:
+    """60 episodes of 1 to 5 rows; features are the shortest texts of float32; what is absent in a row is absent."""
+    rng, rows = np.random.default_rng(0), []
+    names: dict[str, list[Any]] = {"names": ["left", "right"], "indices": [0, 1], "maps": [LEFT, RIGHT]}
+    left, right = names[kind]
+    for episode in range(60):
+        length = episode % 5 + 1
+        for step in range(length):
+            row: Row = {
+                "ds": "2026-01-01", "site": 'a "quoted", one\nin two lines', "mdp_id": f"{episode:03d}",
+                "sequence_number": step * 3,
+                "state_features": {"0": short(rng.normal()), "17": -0.0} if step % 2 else {"17": 1e-20},
+                "action": right if rng.random() < 0.5 else left, "reward": float(rng.normal()),
+                "possible_actions": [1, 0] if kind == "indices" else [left, right],
+            }  # fmt: skip
+            if step:
+                row |= {"action_probability": 0.25, "metrics": {"clicks": 1.5, 'odd "name"': float(step)}}
+            if step == length - 1:
+                cut = episode % 3 == 0
+                row |= {"terminal": not cut, "truncated": cut}
+                row |= {"next_state_features": {"0": 0.5, "17": 2.0}} if cut else {}
+            rows.append(row)
+    return rows
+
+
+def written(file: Path, rows: list[Row]) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def run_here(source: Path | str, target: Path, **options: Any) -> Converted:
+    return convert(check(ConvertConfig, {"input_path": str(source), "output_path": str(target), **options}))
+
+
+def present(file: Path) -> list[Row]:
+    """Rows of JSON lines without what is null."""
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    return [{name: value for name, value in row.items() if value is not None} for row in rows]
+
+
+@pytest.mark.parametrize("kind", ["names", "maps", "indices"])
+@pytest.mark.parametrize("source", SUFFIXES)
+def test_every_pair_of_formats_there_and_back(
+    tmp_path: Path, source: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readers_json, "FIRST_BLOCK_BYTES", 2000)
+    monkeypatch.setattr(readers_json, "BLOCK_BYTES", 9000)
+    rows = events(kind)
+    log = written(tmp_path / "log.jsonl", rows)
+    first = tmp_path / f"first{source}"
+    assert run_here(log, first).rows == len(rows)
+    if kind == "indices" and source == ".csv":
+        rows = [row | {"action": str(row["action"])} for row in rows]
+    for target in SUFFIXES:
+        second, back = tmp_path / f"second{target}", tmp_path / "back.jsonl"
+        run_here(first, second)
+        run_here(second, back)
+        wanted = rows if (kind, target) != ("indices", ".csv") else [r | {"action": str(r["action"])} for r in rows]
+        assert present(back) == wanted, target
+
+
+def test_training_reads_what_was_converted(tmp_path: Path) -> None:
+    rows = [row | {"next_state_features": row["state_features"], "terminal": True} for row in events("names")]
+    log = written(tmp_path / "log.jsonl", rows)
+    run_here(log, tmp_path / "log.csv")
+    one, other = (
+        prepare_training_copy(str(tmp_path / name), actions=("left", "right"), directory=str(tmp_path / "copies"))
+        for name in ("log.jsonl", "log.csv")
+    )
+    for name in ("state", "action", "reward", "propensity", "mask", "metrics", "episode", "sequence"):
+        np.testing.assert_array_equal(getattr(one, name), getattr(other, name), err_msg=name)
+
+
+@pytest.mark.parametrize("kind", ["names", "maps"])
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_minari_and_back(tmp_path: Path, kind: str, suffix: str) -> None:
+    """Every row comes back with its id, but for what Minari has no place for; steps are numbered anew."""
+    rows = events(kind)
+    run_here(written(tmp_path / "made.jsonl", rows), tmp_path / f"log{suffix}")
+    options = {"actions": ["left", "right"]} if kind == "names" else {}
+    done = run_here(tmp_path / f"log{suffix}", tmp_path / "log.minari", **options)
+    assert (done.rows, done.episodes, done.dropped_rows) == (len(rows), 60, 0)
+    assert set(done.left_out) == {"ds", "site", "possible_actions", "action_probability", "metrics"}
+    run_here(tmp_path / "log.minari", tmp_path / f"again{suffix}")
+    run_here(tmp_path / f"again{suffix}", tmp_path / "back.jsonl")
+    kept = ("mdp_id", "state_features", "action", "reward", "next_state_features")
+    ends = {"terminal": False, "truncated": False}
+    wanted = [
+        {name: row[name] for name in kept if name in row}
+        | {name: row.get(name, default) for name, default in ends.items()}
+        | {"sequence_number": row["sequence_number"] // 3}
+        for row in rows
+    ]
+    assert present(tmp_path / "back.jsonl") == wanted
+
+
+def test_types_of_the_written_columns(tmp_path: Path) -> None:
+    """One schema for the whole file, also where columns come late or are of the narrower type first."""
+    rows: list[Row] = [{"state_features": {}, "action": None, "reward": 1, "possible_actions": []} for _ in range(40)]
+    rows += [{"state_features": {"3": 1}, "action": LEFT, "reward": 0.5, "possible_actions": [LEFT], "n": 1}]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(readers_json, "FIRST_BLOCK_BYTES", 500)
+        patch.setattr(readers_json, "BLOCK_BYTES", 500)
+        run_here(written(tmp_path / "log.jsonl", rows), tmp_path / "log.parquet")
+    schema, maps = pq.read_schema(tmp_path / "log.parquet"), pa.map_(pa.int32(), pa.float32())
+    assert {one.name: one.type for one in schema if one.name != "possible_actions"} == {
+        "state_features": maps, "action": maps, "reward": pa.float64(), "n": pa.int64(),
+    }  # fmt: skip
+    assert schema.field("possible_actions").type.value_type == maps
+    assert pq.read_table(tmp_path / "log.parquet")["action"].to_pylist() == [None] * 40 + [[(1, 1.0), (2, -0.5)]]
+
+
+def test_columns_that_no_log_has_stay_what_they_are(tmp_path: Path) -> None:
+    table = pa.table({
+        "state_features": pa.array([{"0": 1.0}, {"0": 2.0}]), "action": ["a", "b"], "reward": [1.0, 2.0],
+        "when": pa.array([1, 2], pa.timestamp("s")), "nested": pa.array([{"x": [1, 2]}, None]), "count": [7, 8],
+    })  # fmt: skip
+    pq.write_table(table, tmp_path / "log.parquet")
+    run_here(tmp_path / "log.parquet", tmp_path / "log.arrow")
+    run_here(tmp_path / "log.arrow", tmp_path / "again.parquet")
+    again = pq.read_table(tmp_path / "again.parquet")
+    for name in ("when", "nested", "count"):
+        assert again[name].to_pylist() == table[name].to_pylist()
+    run_here(tmp_path / "log.parquet", tmp_path / "log.jsonl")
+    assert present(tmp_path / "log.jsonl")[0]["nested"] == {"x": [1, 2]}
+
+
+def test_from_a_bucket(tmp_path: Path) -> None:
+    rows = events("names")
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    fsspec.filesystem("memory").pipe("/convert/shards/a.jsonl", text.encode())
+    run_here("memory://convert/shards", tmp_path / "log.arrow")
+    run_here(tmp_path / "log.arrow", tmp_path / "back.jsonl")
+    assert present(tmp_path / "back.jsonl") == rows
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"action": 1}, ":4: expected a name as before in action, got 1. Write actions of one kind"),
+        ({"action": LEFT}, ":4: expected a name as before in action"),
+        ({"reward": "much"}, ":4: expected a number in reward"),
+        ({"sequence_number": 0.5}, ":4: expected an integer in sequence_number, got 0.5"),
+        ({"state_features": {"a": 1.0}}, ":4: expected integers as feature ids, got 'a'"),
+        ({"state_features": {"0": 1e39}}, ":4: expected finite numbers in state_features"),
+        ({"possible_actions": [0, 2]}, "0 or 1"),
+        ({"terminal": 2}, ":4: expected true or false in terminal"),
+    ],
+)
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet", ".csv"])
+def test_what_is_wrong_has_its_line_and_leaves_nothing(tmp_path: Path, suffix: str, row: Row, words: str) -> None:
+    good = {"state_features": {"0": 1.0}, "action": "left", "reward": 1.0, "sequence_number": 1}
+    if "possible_actions" in row:
+        good["possible_actions"] = [0, 1]
+    written(tmp_path / "log.jsonl", [good] * 3 + [good | row])
+    with pytest.raises(DataError) as caught:
+        run_here(tmp_path / "log.jsonl", tmp_path / f"out{suffix}")
+    assert words in str(caught.value)
+    assert [file.name for file in tmp_path.iterdir()] == ["log.jsonl"]
+
+
+def test_kinds_that_differ_between_files(tmp_path: Path) -> None:
+    row = {"state_features": {"0": 1.0}, "reward": 1.0}
+    written(tmp_path / "logs" / "a.jsonl", [row | {"action": "left"}])
+    written(tmp_path / "logs" / "b.jsonl", [row | {"action": 1}])
+    with pytest.raises(DataError, match=r"b\.jsonl:1: expected string in action, as in the rows before, got int64"):
+        run_here(tmp_path / "logs", tmp_path / "log.parquet")
+
+
+@pytest.mark.parametrize("value", ["", "{x"])
+def test_strings_that_csv_cannot_hold(tmp_path: Path, value: str) -> None:
+    written(tmp_path / "log.jsonl", [{"state_features": {}, "action": value, "reward": 1.0}])
+    with pytest.raises(DataError, match=r"column action: expected (strings|names) that CSV can hold"):
+        run_here(tmp_path / "log.jsonl", tmp_path / "log.csv")
+
+
+def test_targets_that_would_hurt(tmp_path: Path) -> None:
+    log = written(tmp_path / "logs" / "a.jsonl", events("names"))
+    written(tmp_path / "logs" / "b.jsonl", events("names"))
+    (tmp_path / "mine.minari").mkdir()
+    (tmp_path / "mine.minari" / "thesis.txt").write_text("irreplaceable")
+    (tmp_path / "folder.csv").mkdir()
+    before = log.read_bytes()
+    for source, target, words in [
+        (log, log, "a path outside the input"),
+        (tmp_path / "logs", tmp_path / "logs" / "all.parquet", "a path outside the input"),
+        (log, tmp_path / "mine.minari", "a folder that is new or a Minari dataset"),
+        (log, tmp_path / "folder.csv", "expected a file"),
+    ]:
+        with pytest.raises(ConfigError, match=words):
+            run_here(source, target, **({"actions": ["left", "right"]} if target.suffix == ".minari" else {}))
+    assert log.read_bytes() == before
+    assert (tmp_path / "mine.minari" / "thesis.txt").read_text() == "irreplaceable"
+    (tmp_path / "logs" / "b.jsonl").unlink()
+    with pytest.raises(ConfigError, match="a path outside the input"):
+        run_here(tmp_path / "logs", tmp_path / "logs" / "all.parquet")
+    # a file beside its source is another file, a dataset that stands is replaced
+    run_here(log, tmp_path / "logs" / "c.parquet")
+    for _ in range(2):
+        assert run_here(log, tmp_path / "new.minari", actions=["left", "right"]).episodes == 60
+    with pytest.raises(ConfigError, match="a path outside the input"):
+        run_here(tmp_path / "new.minari", tmp_path / "new.minari", actions=["left", "right"])
+
+
+@pytest.mark.parametrize("suffix", [*SUFFIXES, ".minari"])
+def test_a_full_disk_leaves_nothing(tmp_path: Path, suffix: str) -> None:
+    rows = [row | {"mdp_id": f"{copy}-{row['mdp_id']}"} for copy in range(30) for row in events("names")]
+    log = written(tmp_path / "log.jsonl", rows)
+    options = {"actions": ["left", "right"]} if suffix == ".minari" else {}
+    with small_disk(tmp_path / "disk", size="16k", files=40) as disk:
+        with pytest.raises(DataError, match="No space left"):
+            run_here(log, disk / f"log{suffix}", **options)
+        assert list(disk.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("tree", "where"),
+    [
+        ({"input_path": ""}, "input_path"),
+        ({"output_path": ""}, "output_path"),
+        ({"output_path": "x.tsv"}, "output_path"),
+        ({"output_path": "a/.csv"}, "output_path"),
+        ({"output_path": "s3://bucket/x.csv"}, "output_path"),
+        ({"actions": ["a"]}, "actions"),
+        ({"env_id": "CartPole-v1"}, "env_id"),
+        ({"output_path": "x.minari", "actions": ["a", "a"]}, "actions"),
+        ({"output_path": "x.minari", "dataset_id": "x y"}, "dataset_id"),
+        ({"inputpath": "x"}, "inputpath"),
+    ],
+)
+def test_the_config_is_checked(tree: Row, where: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check(ConvertConfig, {"input_path": "a.jsonl", "output_path": "b.csv"} | tree)
+    assert [problem.where for problem in caught.value.problems] == [where]
+
+
+def test_names_of_datasets() -> None:
+    for path, wanted in [("out/My log.minari", "My-log-v0"), ("x.minari/", "x-v0")]:
+        assert check(ConvertConfig, {"input_path": "a.csv", "output_path": path}).minari_id == wanted
+
+
+def test_actions_have_to_be_named_for_minari(tmp_path: Path) -> None:
+    log = written(tmp_path / "log.jsonl", events("names"))
+    maps = written(tmp_path / "maps.jsonl", events("maps"))
+    with pytest.raises(ConfigError, match="actions: expected the names of all actions, for a Minari dataset"):
+        run_here(log, tmp_path / "x.minari")
+    with pytest.raises(ConfigError, match="actions: expected none, where actions are feature maps"):
+        run_here(maps, tmp_path / "x.minari", actions=["left"])
+
+
+def test_the_command_line(run: Runner, tmp_path: Path) -> None:
+    rows = events("indices")
+    written(tmp_path / "log.jsonl", rows)
+    done = run("convert", {"input_path": str(tmp_path / "log.jsonl"), "output_path": "out/log.csv"})
+    assert done.code == 0, done.err
+    assert (done.outcome["rows"], done.outcome["log"]) == (len(rows), str(tmp_path / "out" / "log.csv"))
+    assert "actions are indices; CSV has them as text" in done.err
+    refused = run("convert", {"input_path": str(tmp_path / "log.tsv"), "output_path": "log.csv"})
+    assert refused.code == 2
+    assert "log.tsv" in refused.err
+    assert not (tmp_path / "log.csv").exists()
