@@ -87,11 +87,11 @@ def parse_normalization(document: Mapping[str, object], *, where: str) -> Normal
         if feature.feature_id in features:
             problems.append(Problem(place, "one entry per feature id", f"{feature.feature_id} a second time"))
         features[feature.feature_id] = feature
-    _raise_any(problems)
+    raise_any(problems)
     return NormalizationSpec.ordered(features)
 
 
-def _raise_any(problems: Sequence[Problem]) -> None:
+def raise_any(problems: Sequence[Problem]) -> None:
     """Raises the first problems, if any, and says how many more there are."""
     if len(problems) > MAX_PROBLEMS:
         more = Problem(problems[0].where, "no further problem", f"{len(problems) - MAX_PROBLEMS} more")
@@ -158,7 +158,7 @@ def _feature(key: str, entry: object, where: str) -> FeatureSpec:
         if name != "feature_type"
     }
     feature = FeatureSpec(feature_id=int(key), feature_type=FeatureType(str(given["feature_type"])), **known)
-    _raise_any([*_absent(feature, given, where), *_wrong_values(feature, given, where)])
+    raise_any([*_absent(feature, given, where), *_wrong_values(feature, given, where)])
     return feature
 
 
@@ -288,14 +288,15 @@ def sample_rows(num_rows: int, num_samples: int, seed: int) -> npt.NDArray[np.in
     kept, hashes = np.empty(0, np.int64), np.empty(0, np.uint64)
     for start in range(0, num_rows, SAMPLE_BLOCK_ROWS):
         rows = np.arange(start, min(start + SAMPLE_BLOCK_ROWS, num_rows), dtype=np.int64)
-        kept, hashes = np.concatenate([kept, rows]), np.concatenate([hashes, _mix(rows.astype(np.uint64) + offset)])
+        kept, hashes = np.concatenate([kept, rows]), np.concatenate([hashes, mix(rows.astype(np.uint64) + offset)])
         if len(kept) > num_samples:
             least = np.argpartition(hashes, num_samples - 1)[:num_samples]
             kept, hashes = kept[least], hashes[least]
     return np.sort(kept)
 
 
-def _mix(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+def mix(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Returns SplitMix64 of 64-bit numbers: different numbers have different hashes."""
     z = (z + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -323,7 +324,7 @@ def fit_normalization(
         DataError: an override for a feature that is not in `ids`; a feature with fewer than 20 present values, an
             infinite one, or values its override's type cannot be fitted to.
     """
-    _check_overrides(settings, ids, where)
+    check_overrides(settings, ids, where)
     rows = len(values)
     sample = np.asarray(
         values if rows <= settings.num_samples else values[sample_rows(rows, settings.num_samples, seed)]
@@ -340,13 +341,14 @@ def fit_normalization(
             continue
         features[feature_id] = feature
         notes.extend(note)
-    _raise_any(problems)
+    raise_any(problems)
     return NormalizationSpec.ordered(features), tuple(notes)
 
 
-def _check_overrides(settings: NormParams, ids: Sequence[int], where: str) -> None:
+def check_overrides(settings: NormParams, ids: Sequence[int], where: str) -> None:
+    """Raises DataError for overrides of features that are not in `ids`, with the nearest that is."""
     known = [str(feature_id) for feature_id in ids]
-    _raise_any(
+    raise_any(
         [
             Problem(f"norm_params.feature_overrides.{key}", f"a feature of {where}", key, _nearest(key, known))
             for key in settings.feature_overrides

@@ -128,28 +128,59 @@ def identify(values: Floats, settings: NormParams) -> FeatureType:
         return FeatureType.ENUM
     if is_constant(values):
         return FeatureType.CONTINUOUS
-    k2 = k_squared(values)
-    if not settings.skip_box_cox and _box_cox_helps(values, k2, settings.quantile_k2_threshold):
-        return FeatureType.BOXCOX
-    if not settings.skip_quantiles and k2 > settings.quantile_k2_threshold:
-        return FeatureType.QUANTILE
-    return FeatureType.CONTINUOUS
+    return judge_shape(values, settings, lowest=float(values.min())).feature_type
 
 
-def _box_cox_helps(values: Floats, k2: float, k2_threshold: float) -> bool:
-    """Whether the Box-Cox candidate bends the values (λ not near 1), well towards normal, without exploding."""
-    shift = 0.0 - float(values.min())
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """How far values are from normal, and the type that follows.
+
+    Attributes:
+        feature_type: CONTINUOUS, BOXCOX or QUANTILE.
+        k_squared: of the values; NaN where they are constant.
+        exponent: Box-Cox λ of greatest likelihood; NaN where there is none or it was not looked for.
+        box_cox_k_squared: of the values transformed by it; NaN where it is too near 1, or the transform explodes.
+    """
+
+    feature_type: FeatureType
+    k_squared: float
+    exponent: float
+    box_cox_k_squared: float
+
+
+def judge_shape(values: Floats, settings: NormParams, *, lowest: float) -> Shape:
+    """Returns whether values [N >= 20] are normal enough, made so by Box-Cox, or want quantiles.
+
+    Args:
+        values: a sample of a feature that is no constant.
+        settings: thresholds, and what is never chosen.
+        lowest: of all values, of which these may be a sample; the shift is −lowest.
+    """
+    k2, exponent, bent = k_squared(values), float("nan"), float("nan")
+    if not settings.skip_box_cox:
+        exponent, bent = _box_cox_candidate(values, lowest)
+    if k2 > 10 * bent and bent <= settings.quantile_k2_threshold:  # false for NaN
+        kind = FeatureType.BOXCOX
+    elif not settings.skip_quantiles and k2 > settings.quantile_k2_threshold:
+        kind = FeatureType.QUANTILE
+    else:
+        kind = FeatureType.CONTINUOUS
+    return Shape(feature_type=kind, k_squared=k2, exponent=exponent, box_cox_k_squared=bent)
+
+
+def _box_cox_candidate(values: Floats, lowest: float) -> tuple[float, float]:
+    """Returns (λ, K² of the candidate): the latter NaN unless it bends the values (λ not near 1) without exploding."""
+    shift = 0.0 - lowest
     exponent = box_cox_exponent(np.maximum(values + shift, IDENTIFICATION_FLOOR))
     if not np.isfinite(exponent) or 0.9 <= exponent <= 1.1:
-        return False
+        return exponent, float("nan")
     candidate = box_cox(values, exponent, shift, IDENTIFICATION_FLOOR)
     if not np.isfinite(candidate).all():
-        return False
+        return exponent, float("nan")
     stddev = Moments.of(candidate).stddev
     if not np.isfinite(stddev) or stddev >= 1e8 or np.isclose(stddev, 0):
-        return False
-    candidate_k2 = k_squared(candidate)
-    return k2 > 10 * candidate_k2 and candidate_k2 <= k2_threshold
+        return exponent, float("nan")
+    return exponent, k_squared(candidate)
 
 
 def fit_feature(feature_id: int, feature_type: FeatureType, values: Floats, settings: NormParams) -> FeatureSpec:
@@ -181,8 +212,17 @@ def fit_continuous(spec: FeatureSpec, values: Floats, settings: NormParams) -> F
 
 def fit_box_cox(spec: FeatureSpec, values: Floats, settings: NormParams) -> FeatureSpec:
     """Returns shift = −min, λ of greatest likelihood, and mean and stddev of the transformed values."""
-    shift = 0.0 - float(values.min())
-    exponent = box_cox_exponent(np.maximum(values + shift, IDENTIFICATION_FLOOR))
+    exponent = box_cox_exponent(np.maximum(values - spec.min_value, IDENTIFICATION_FLOOR))
+    return with_box_cox(spec, values, exponent)
+
+
+def with_box_cox(spec: FeatureSpec, values: Floats, exponent: float) -> FeatureSpec:
+    """Returns shift = −min and a known λ, with mean and stddev of the transformed values [N].
+
+    Raises:
+        ValueError: the transform has no finite, positive standard deviation.
+    """
+    shift = 0.0 - spec.min_value
     moments = Moments.of(box_cox(values, exponent, shift, TRANSFORM_FLOOR))
     if not SMALLEST_STDDEV <= moments.stddev < np.inf:  # false for NaN too
         raise ValueError("values without a Box-Cox transform of finite, positive standard deviation")

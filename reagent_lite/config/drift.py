@@ -1,0 +1,39 @@
+"""`drift`: from where on the distributions of two data sets count as different."""
+
+from collections.abc import Iterator
+from typing import Annotated, Final
+
+from pydantic import Field
+
+from reagent_lite.config.section import Section
+from reagent_lite.errors import Problem
+
+Positive = Annotated[float, Field(gt=0)]
+Measure = Annotated[float, Field(gt=0, le=1)]
+_PAIRS: Final = ("psi", "ks", "present")
+
+
+class DriftConfig(Section):
+    """Thresholds: a feature is moderate or large as soon as one of its three figures is."""
+
+    num_bins: Annotated[int, Field(ge=2, le=100)] = 10
+    """Bins of the population stability index, at equal shares of the reference."""
+    psi_moderate: Positive = 0.1
+    """Population stability index; 0.1 and 0.25 are the customary limits (Siddiqi, Credit Risk Scorecards, 2006)."""
+    psi_large: Positive = 0.25
+    """Population stability index from which the shift is large."""
+    ks_moderate: Measure = 0.1
+    """Two-sample Kolmogorov-Smirnov statistic: the largest distance between the two distribution functions."""
+    ks_large: Measure = 0.2
+    """Kolmogorov-Smirnov statistic from which the shift is large."""
+    present_moderate: Measure = 0.05
+    """Difference between the shares of rows in which the feature is present."""
+    present_large: Measure = 0.2
+    """Difference of these shares from which the shift is large."""
+
+    def problems(self, path: str) -> Iterator[Problem]:
+        """Yields limits that are not below each other."""
+        for name in _PAIRS:
+            moderate, large = getattr(self, f"{name}_moderate"), getattr(self, f"{name}_large")
+            if moderate >= large:
+                yield Problem(f"{path}.{name}_moderate", f"a number below {name}_large ({large:g})", f"{moderate:g}")
