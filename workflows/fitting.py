@@ -4,8 +4,11 @@ shard 0 ─► sample of its share ─┐
 shard 1 ─► sample of its share ─┴► rank 0: fit in float64 ─► file ─► sent to all
 """
 
+import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,8 @@ from reagent_lite.data.normalization import (
 from reagent_lite.data.plan import apportion
 from reagent_lite.data.training_copy import TrainingCopy
 from reagent_lite.errors import ConfigError, Problem
+from reagent_lite.files import write_whole
+from reagent_lite.manifest import canonical
 from reagent_lite.types import NormalizationSpec
 from workflows.reporting import say
 from workflows.shards import Shards
@@ -57,10 +62,17 @@ def given_or_fitted(
     for name in ids:
         if name in given:
             continue
+        kept = _Kept.of(config, train, agreement, name)
+        if before := shards.group.broadcast_text(kept.read() if shards.group.is_first else None):
+            specs[name] = parse_normalization(json.loads(before), where=name)
+            if shards.group.is_first:
+                _write(config, shards, name, specs[name], "fitted to the same rows before")
+            continue
         values = _of_all(shards, _SAMPLES[name](config, train, agreement, shards), ids[name])
         train.release()
         if values is not None:
             specs[name] = _fit(config, shards, name, values, ids[name])
+            kept.write(specs[name])
     text = json.dumps({name: normalization_json(spec) for name, spec in specs.items()})
     tree: dict[str, Any] = json.loads(shards.group.broadcast_text(text if shards.group.is_first else None))
     return {name: parse_normalization(features, where=name) for name, features in tree.items()}
@@ -97,6 +109,7 @@ def _candidates(
     return in_order(sample, train.action_ids, agreement.action_ids, absent=np.nan)
 
 
+_COLUMNS = {"state": "state_features", "action": "action"}
 _SAMPLES = {"state": _states, "action": _candidates}
 
 
@@ -131,16 +144,49 @@ def _fit(
     config: WorkflowConfig, shards: Shards, name: str, values: NDArray[np.float32], ids: tuple[int, ...]
 ) -> NormalizationSpec:
     """Returns what was fitted to a sample, written beside the model or where the config wants it."""
-    column = {"state": "state_features", "action": "action"}[name]
+    column = _COLUMNS[name]
     own = {key: kind for key, kind in config.norm_params.feature_overrides.items() if int(key) in ids}
     spec, notes = fit_normalization(
         values, ids, config.norm_params.model_copy(update={"feature_overrides": own}),
         seed=config.seed, where=config.training_data_path,
     )  # fmt: skip
-    folder = config.norm_params.output_dir or config.model_output_path
-    file = Path(folder).expanduser() / f"{column}_norm.json"
-    write_normalization(str(file), spec)
-    say(shards.group, f"normalization of {column}: fitted, written to {file}")
+    _write(config, shards, name, spec, "fitted")
     for note in notes:
         say(shards.group, f"warning: normalization of {column}: {note}")
     return spec
+
+
+def _write(config: WorkflowConfig, shards: Shards, name: str, spec: NormalizationSpec, how: str) -> None:
+    """Writes a file beside the model, or where the config wants it."""
+    folder = config.norm_params.output_dir or config.model_output_path
+    file = Path(folder).expanduser() / f"{_COLUMNS[name]}_norm.json"
+    write_normalization(str(file), spec)
+    say(shards.group, f"normalization of {_COLUMNS[name]}: {how}, written to {file}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """What was fitted before to the same rows in the same way, beside rank 0's training copy."""
+
+    file: Path | None
+
+    @classmethod
+    def of(cls, config: WorkflowConfig, train: TrainingCopy, agreement: Agreement, name: str) -> "_Kept":
+        if not len(train):
+            return cls(None)
+        settings = config.norm_params.model_dump(mode="json", exclude={"output_dir", "cols_to_norm"})
+        key = json.dumps([agreement.content, name, config.seed, settings], sort_keys=True)
+        return cls(train.folder / f"fitted_{name}_{hashlib.sha256(key.encode()).hexdigest()[:16]}.json")
+
+    def read(self) -> str:
+        """Returns the file's text, "" where there is none."""
+        try:
+            return "" if self.file is None else self.file.read_text(encoding="utf-8")
+        except OSError:
+            return ""
+
+    def write(self, spec: NormalizationSpec) -> None:
+        """Keeps what was fitted, where that can be written."""
+        if self.file is not None:
+            with suppress(OSError):
+                write_whole(self.file, canonical(normalization_json(spec)))

@@ -63,6 +63,8 @@ def restarts(config: WorkflowConfig) -> int:
 
 
 def _find_data(config: WorkflowConfig) -> None:
+    if config.data.shards_path is not None and config.node_index:
+        return  # node 0 divides the data; nobody else need see it
     for path in (config.training_data_path, config.eval_data_path):
         if path:
             list_input(path, tuple(READERS))

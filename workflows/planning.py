@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from reagent_lite.config import ParametricDqnConfig, WorkflowConfig
-from reagent_lite.data.first_look import input_files, rows_by_metadata, standing_copy
+from reagent_lite.data.first_look import holds_events, input_files, rows_by_metadata, standing_copy
 from reagent_lite.data.normalization import read_normalization
 from reagent_lite.data.training_copy_place import Manifest
 from reagent_lite.distributed.group import Place
@@ -32,6 +32,7 @@ class Known:
     Attributes:
         files, bytes: of the training data on this machine.
         rows: of it; None where they must be counted.
+        events: the rows are events, of which transitions are made first.
         copy: description of its training copy that stands, or None.
         env: one environment, or None without a simulation.
         spec: what the network must fit, or None where only reading the data tells.
@@ -41,6 +42,7 @@ class Known:
     files: int = 0
     bytes: int = 0
     rows: int | None = None
+    events: bool = False
     copy: Manifest | None = None
     env: VectorEnv | None = None
     spec: SourceSpec | None = None
@@ -71,7 +73,9 @@ def _look_at_data(config: WorkflowConfig, known: Known) -> Known:
     standing = standing_copy(config.training_data_path, config.actions or None, config.data.training_copy_dir)
     copy = None if standing is None else standing[1]
     rows = rows_by_metadata(files) if copy is None else copy.rows
-    return replace(known, files=len(files), bytes=sum(file.size for file in files), rows=rows, copy=copy)
+    events = config.timeline is not None or (copy is None and holds_events(config.training_data_path))
+    size = sum(file.size for file in files)
+    return replace(known, files=len(files), bytes=size, rows=None if events else rows, events=events, copy=copy)
 
 
 def _look_at_simulation(config: WorkflowConfig, known: Known) -> Known:
@@ -154,6 +158,11 @@ def _experience(config: WorkflowConfig, world: World, known: Known) -> Iterator[
     own = {"shards": "its own part of the rows", "replicas": "all rows"}[config.data.layout]
     where = f"; layout {config.data.layout}: each machine has {own}" if several else ""
     yield f"data: {config.training_data_path}: {known.files} file(s), {size_text(known.bytes)} here{where}"
+    if known.events:
+        yield "stages: transitions are made of the events first, unless they stand"
+    if config.data.shards_path is not None:
+        yield (f"stages: node 0 divides the rows at {config.data.shards_path} by layout {config.data.layout}, each "
+               "machine fetches its part to its own disk")  # fmt: skip
     if known.rows is None:
         yield "rows: counted at the start, steps with them"
         return

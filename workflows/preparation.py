@@ -1,5 +1,6 @@
 """From the config's paths to normalized rows: training copies, normalization, spans, columns.
 
+0 stages          events become transitions, rows are divided among machines, where that is asked for
 1 training copies   the node's first process writes them, the others wait and map them
   agreement         what all machines have together: ids, names, rows of each shard
 2 normalization     read, or fitted by rank 0 to samples of all shards and sent to all
@@ -34,6 +35,7 @@ from reagent_lite.types import NormalizationSpec, SourceSpec
 from workflows.fitting import given_or_fitted
 from workflows.reporting import say
 from workflows.shards import Shards
+from workflows.stages import staged
 
 _DEVICE_SHARE = 0.5  # of the free device memory; the rest is for the network, its gradients and batches
 
@@ -84,6 +86,7 @@ def prepare(config: WorkflowConfig, group: Group) -> Data:
     Raises:
         DataError: with file and line, see contract of the readers; what differs between machines, on every rank alike.
     """
+    config = staged(config, group)
     shards = Shards.of(config, group)
     given = _given_normalization(config)
     train, agreement = _copy(config, config.training_data_path, shards, "training data", given)

@@ -12,9 +12,9 @@ from reagent_lite.errors import Problem
 RESERVED_COLUMNS = frozenset({
     "mdp_id", "sequence_number", "sequence_number_ordinal", "time_since_first", "time_diff", "step", "ds",
     "state_features", "action", "action_probability", "possible_actions", "next_state_features", "next_action",
-    "possible_next_actions", "terminal", "truncated",
+    "possible_next_actions", "terminal", "truncated", "fault", "broken", "seen", "part", "source_file", "source_line",
 })  # fmt: skip
-"""Columns a timeline makes itself; they are no reward and no extra columns."""
+"""Columns a timeline makes itself, some of them on the way; they are no reward and no extra columns."""
 
 
 class TimelineSection(Section):
@@ -62,6 +62,12 @@ class TimelineSection(Section):
         for key in ("inputTableName", "outputTableName"):
             if not getattr(self, key):
                 yield Problem(f"{path}.{key}", "a path", "nothing")
+        if self.steps > 1 and self.gamma is None:
+            yield Problem(f"{path}.gamma", f"the discount per row, as steps is {self.steps}", "nothing")
+        yield from self.rule_problems(path)
+
+    def rule_problems(self, path: str) -> Iterator[Problem]:
+        """Yields what is wrong where paths and gamma come from elsewhere, as in a training config."""
         if self.evalTableName is None and "eval_percent" in self.changed:
             yield Problem(f"{path}.eval_percent", "absent without evalTableName", f"{self.eval_percent:g}",
                           "Give evalTableName, the folder of the episodes set apart")  # fmt: skip
@@ -73,8 +79,6 @@ class TimelineSection(Section):
                               "workflows.shard brings it to a bucket")  # fmt: skip
         yield from self._date_problems(path)
         yield from self._column_problems(path)
-        if self.steps > 1 and self.gamma is None:
-            yield Problem(f"{path}.gamma", f"the discount per row, as steps is {self.steps}", "nothing")
         if self.steps == 1 and self.gamma is not None:
             yield Problem(f"{path}.gamma", "absent while steps is 1", f"{self.gamma:g}",
                           "Nothing is summed up: rl.gamma is the discount in training")  # fmt: skip

@@ -1,9 +1,9 @@
 """The whole JSON of the two training workflows."""
 
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from reagent_lite.config.checkpoint import CheckpointConfig
 from reagent_lite.config.data import DataConfig
@@ -14,6 +14,7 @@ from reagent_lite.config.rendezvous import RendezvousConfig
 from reagent_lite.config.rl import RLConfig
 from reagent_lite.config.section import Section
 from reagent_lite.config.simulation import SimulationConfig
+from reagent_lite.config.timeline import QuerySection, TimelineSection
 from reagent_lite.config.training import TrainingConfig
 from reagent_lite.errors import Problem
 
@@ -22,7 +23,8 @@ class WorkflowConfig(Section):
     """Keys shared by `workflows.dqn` and `workflows.parametric_dqn`."""
 
     training_data_path: str = ""
-    """JSON lines (plain, .gz, .bz2, .zst), a Parquet file, or a folder of them; same local path on every node.
+    """JSON lines (plain, .gz, .bz2, .zst), Parquet, Arrow IPC, CSV, Minari, or a folder of files; same local path on
+    every node. Transitions, or events, of which transitions are made first.
 
     May be absent where a simulation is trained on.
     """
@@ -50,6 +52,10 @@ class WorkflowConfig(Section):
     """Passes over the training data; simulation.total_steps is the length of a run without data."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     """Of initial weights, row order and resampling."""
+    timeline: TimelineSection | None = None
+    """How transitions are made of events at training_data_path and eval_data_path; absent: by its defaults."""
+    query: QuerySection = QuerySection()
+    """Which episodes of the events are taken; actions are those of this config."""
     norm_params: NormParams = NormParams()
     rl: RLConfig = RLConfig()
     rainbow: RainbowConfig = RainbowConfig()
@@ -62,6 +68,13 @@ class WorkflowConfig(Section):
     """Environments to learn from and to be judged in."""
     actions: tuple[str, ...] = ()
     """Action names; their order is the order of the network's outputs. Absent with a simulation: the environment's."""
+
+    @model_validator(mode="after")
+    def _events_of_the_timeline(self) -> Self:
+        """Lets the timeline's input stand for the path of the data, as one file for both workflows has it."""
+        if self.training_data_path or self.timeline is None or not self.timeline.inputTableName:
+            return self
+        return self.model_copy(update={"training_data_path": self.timeline.inputTableName})
 
     @property
     def simulated_share(self) -> float:
@@ -77,6 +90,7 @@ class WorkflowConfig(Section):
         if not self.training_data_path and self.simulation is None:
             yield Problem("training_data_path", "a path", "nothing", "Or give a simulation section to train in")
         yield from self._source_problems()
+        yield from self._stage_problems()
         if self.data.global_minibatch_size is not None and "minibatch_size" in self.training.changed:
             yield Problem(
                 "data.global_minibatch_size",
@@ -98,6 +112,33 @@ class WorkflowConfig(Section):
             section = getattr(self, name)
             if section is not None:
                 yield from section.problems(name)
+
+    def _stage_problems(self) -> Iterator[Problem]:
+        """Yields contradictions of the stages before training with each other and with training."""
+        if self.query.actions:
+            yield Problem("query.actions", "absent beside actions", str(list(self.query.actions)), "They are the same")
+        yield from self.query.problems("query")
+        if self.timeline is None:
+            return
+        timeline = self.timeline
+        yield from timeline.rule_problems("timeline")
+        source = timeline.inputTableName
+        if source and self.training_data_path not in (source, timeline.outputTableName):
+            yield Problem("timeline.inputTableName", "the events of training_data_path, or absent", repr(source),
+                          "One of them says where the events are")  # fmt: skip
+        if not self.training_data_path:
+            yield Problem("timeline", "absent without training_data_path", "a timeline", "There are no events")
+        if timeline.evalTableName is not None and self.eval_data_path not in (None, timeline.evalTableName):
+            yield Problem("timeline.evalTableName", "absent beside eval_data_path", repr(timeline.evalTableName))
+        if timeline.steps == 1:
+            return
+        if timeline.gamma not in (None, self.rl.gamma):
+            yield Problem("timeline.gamma", f"rl.gamma ({self.rl.gamma:g}), or absent", f"{timeline.gamma:g}")
+        for key, wrong in (("multi_steps", self.rl.multi_steps not in (None, 1)),
+                           ("use_seq_num_diff_as_time_diff", self.rl.use_seq_num_diff_as_time_diff)):  # fmt: skip
+            if wrong:
+                yield Problem(f"rl.{key}", f"its default, as timeline.steps is {timeline.steps}",
+                              str(getattr(self.rl, key)), "Rows span several steps already")  # fmt: skip
 
     def _source_problems(self) -> Iterator[Problem]:
         """Yields keys that ask for data where there is none, and contradictions of data and simulation."""
@@ -179,6 +220,8 @@ class DqnConfig(WorkflowConfig):
 
     def problems(self, path: str = "") -> Iterator[Problem]:
         """Adds the rules of named actions."""
+        if self.timeline is not None and not self.timeline.actionDiscrete:
+            yield Problem("timeline.actionDiscrete", "true", "false", "Candidates are workflows.parametric_dqn's")
         if len(self.actions) < 2 and (self.simulation is None or self.actions or self.training_data_path):
             yield Problem("actions", "at least two action names", str(list(self.actions)))
         for name in sorted({name for name in self.actions if self.actions.count(name) > 1}):

@@ -9,10 +9,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
+from reagent_lite.data.events import EventReader
 from reagent_lite.data.readers import READERS
+from reagent_lite.data.readers_columns import Faults, column_of, flags
 from reagent_lite.data.readers_input import InputFile, local_path
 from reagent_lite.data.readers_json import Block, Position
-from reagent_lite.data.schema import KNOWN_COLUMNS
+from reagent_lite.data.schema import KNOWN_COLUMNS, MAX_PROBLEMS
 from reagent_lite.data.stage import data_files
 from reagent_lite.data.training_copy_place import Manifest, candidate_folders, read_manifest
 from reagent_lite.data.transitions import require_columns
@@ -28,11 +30,13 @@ class FirstRows:
     """The first rows of an input that could be read and have no fault.
 
     Attributes:
+        events: they are events, of which transitions are made first.
         file: they are from.
         rows: how many.
         state_ids, action_ids: features seen, ascending.
     """
 
+    events: bool = False
     file: str
     rows: int
     state_ids: tuple[int, ...]
@@ -87,6 +91,8 @@ def first_rows(path: str, actions: tuple[str, ...] | None) -> FirstRows:
         block = _first_block(file, number)
         if block is None or not block.table.num_rows:
             continue
+        if _are_events(block):
+            return _first_events(block, discrete=actions is not None)
         require_columns(block)
         rows = parametric_rows(block) if actions is None else discrete_rows(block, actions)
         if rows.problems:
@@ -98,6 +104,43 @@ def first_rows(path: str, actions: tuple[str, ...] | None) -> FirstRows:
             file=file.path, rows=len(rows), state_ids=tuple(sorted(seen)), action_ids=tuple(sorted(candidates))
         )
     return FirstRows(file=files[0].path, rows=0, state_ids=(), action_ids=())
+
+
+def holds_events(path: str) -> bool:
+    """Whether the rows at a path are events and not transitions, by the first of them.
+
+    Events say nothing of what follows them but where a limit cut the episode: they have mdp_id and sequence_number, and
+    neither next_action nor time_diff, nor next_state_features in a row that is not truncated.
+    """
+    for number, file in enumerate(input_files(path)):
+        block = _first_block(file, number)
+        if block is not None and block.table.num_rows:
+            return _are_events(block)
+    return False
+
+
+def _are_events(block: Block) -> bool:
+    names = set(block.table.column_names)
+    if not {"mdp_id", "sequence_number"} <= names or names & {"next_action", "time_diff"}:
+        return False
+    faults = Faults(block)
+    cut = flags(column_of(block, "truncated"), faults) == 1
+    return not (column_of(block, "next_state_features").present & ~cut).any()
+
+
+def _first_events(block: Block, *, discrete: bool) -> FirstRows:
+    table = EventReader(discrete, ()).read(block)
+    faults = [(row, text) for row, text in enumerate(table.column("fault").to_pylist()) if text is not None]
+    if faults:
+        problems = []
+        for row, text in faults[:MAX_PROBLEMS]:
+            expected, _, got = text.removeprefix("expected ").partition(", got ")
+            problems.append(Problem(block.where(row), expected, got))
+        raise DataError(problems)
+    columns = ["state_features"] if discrete else ["state_features", "action"]
+    ids = [{key for row in table.column(name).to_pylist() for key, _ in row or ()} for name in columns]
+    return FirstRows(events=True, file=block.file.path, rows=table.num_rows, state_ids=tuple(sorted(ids[0])),
+                     action_ids=tuple(sorted(ids[-1])) if not discrete else ())  # fmt: skip
 
 
 def _first_block(file: InputFile, number: int) -> Block | None:

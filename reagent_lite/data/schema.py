@@ -29,10 +29,14 @@ KNOWN_COLUMNS = (
     "action_probability",
     "reward",
     "time_diff",
+    "step",
     "metrics",
     "terminal",
     "truncated",
 )
+
+TIMELINE_COLUMNS = ("ds", "sequence_number_ordinal", "time_since_first")
+"""Columns that a timeline adds for people and other tools; training has no use for them and says nothing of them."""
 
 
 def is_text(field: pa.Field) -> bool:

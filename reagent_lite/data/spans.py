@@ -29,16 +29,17 @@ class Spans:
 
 
 def single_steps(copy: TrainingCopy) -> Spans:
-    """Returns rows that span one step each."""
-    return Spans(reward=copy.reward, steps=np.ones(len(copy.reward), np.float32))
+    """Returns rows as they are: of one step each, or of as many as a timeline has summed up."""
+    return Spans(reward=copy.reward, steps=np.asarray(copy.step).astype(np.float32))
 
 
 def time_steps(copy: TrainingCopy, unit_length: float) -> Spans:
     """Returns rows that span time_diff / unit_length steps each.
 
     Raises:
-        DataError: a row that goes on has no positive time_diff.
+        DataError: a row that goes on has no positive time_diff, or spans several rows already.
     """
+    _refuse_summed(copy, "rl.use_seq_num_diff_as_time_diff is true", "set use_seq_num_diff_as_time_diff to false")
     wrong = (copy.time_diff <= 0) & (copy.bootstrap > 0)
     _refuse(copy, wrong, "a time_diff above 0, as rl.use_seq_num_diff_as_time_diff is true",
             f"{copy.time_diff[int(wrong.argmax())]:g}",
@@ -56,8 +57,12 @@ def n_steps(copy: TrainingCopy, count: int, gamma: float, boost: NDArray[np.floa
         gamma: discount per row.
         boost: [K] reward added by action; the first action's is left to the learner, which knows it for every source.
 
+    Raises:
+        DataError: a row spans several rows already.
+
     Source: Sutton & Barto (2018), eq. 7.1.
     """
+    _refuse_summed(copy, f"rl.multi_steps is {count}", "leave rl.multi_steps out")
     rows = len(copy.reward)
     last = np.arange(rows)
     reward = copy.reward.astype(np.float64)
@@ -104,6 +109,13 @@ def learnable_rows(
         _refuse(copy, wrong, "a reward in [0, 1], as rl.q_network_loss is bce_with_logits",
                 f"{copy.reward[int(wrong.argmax())]:g}", "Rescale the reward, or choose another loss")  # fmt: skip
     return np.flatnonzero(usable), tuple(notes)
+
+
+def _refuse_summed(copy: TrainingCopy, reason: str, todo: str) -> None:
+    several = np.asarray(copy.step) > 1
+    if several.any():
+        got = f"step {copy.step[int(several.argmax())]}"
+        _refuse(copy, several, f"rows of one step, as {reason}", got, f"Make the timeline with steps 1, or {todo}")
 
 
 def _refuse(copy: TrainingCopy, wrong: NDArray[np.bool_], expected: str, got: str, todo: str) -> None:

@@ -70,11 +70,12 @@ def write_manifest(folder: Path, manifest: StageManifest) -> StageManifest:
 
     Args:
         folder: holds the data files, and nothing else.
-        manifest: its `files` say {name: {"rows": rows}}; sizes and sha256 are added.
+        manifest: its `files` say {name: {"rows": rows}}; sizes and sha256 are added. An entry that has both is that of a
+            file whose writer hashed it on the way and brought it to the disk.
     """
     names = sorted(manifest.files)
     with ThreadPoolExecutor(4) as pool:
-        entries = pool.map(lambda name: _entry(folder / name), names)
+        entries = pool.map(lambda name: {} if "sha256" in manifest.files[name] else _entry(folder / name), names)
         whole = {name: {**manifest.files[name], **entry} for name, entry in zip(names, entries, strict=True)}
     manifest = replace(manifest, files=whole)
     document = {"schema_version": SCHEMA_VERSION, **asdict(manifest)}
@@ -103,7 +104,7 @@ def read_manifest(folder: str) -> StageManifest | None:
     where = f"{local_path(folder).rstrip('/')}/{FILE_NAME}"
     try:
         data = _bytes_at(where)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ImportError, ValueError) as error:
         raise DataError(Problem(where, "a readable file", f"{type(error).__name__}: {error}")) from error

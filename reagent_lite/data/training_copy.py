@@ -63,6 +63,7 @@ class TrainingCopy:
         next_action: [R] int32, likewise at the next state; -1 none.
         reward: [R] float32.
         time_diff: [R] float32, 1 where the log has none.
+        step: [R] uint8, rows of the log that the transition spans, 1 where it does not say.
         propensity: [R] float32 in (0, 1], 1 where the log has none.
         bootstrap: [R] float32, 0 after a true end, else 1.
         truncated: [R] uint8, whether the log says that a limit cut the episode here.
@@ -96,6 +97,7 @@ class TrainingCopy:
     next_action: NDArray[np.int32]
     reward: NDArray[np.float32]
     time_diff: NDArray[np.float32]
+    step: NDArray[np.uint8]
     propensity: NDArray[np.float32]
     bootstrap: NDArray[np.float32]
     truncated: NDArray[np.uint8]

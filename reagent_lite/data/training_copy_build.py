@@ -19,7 +19,7 @@ from numpy.typing import DTypeLike, NDArray
 from reagent_lite.data.readers import read_blocks
 from reagent_lite.data.readers_input import InputFile
 from reagent_lite.data.readers_json import Block, Position
-from reagent_lite.data.schema import KNOWN_COLUMNS, MAX_PROBLEMS, any_true, from_indices, to_numpy
+from reagent_lite.data.schema import KNOWN_COLUMNS, MAX_PROBLEMS, TIMELINE_COLUMNS, any_true, from_indices, to_numpy
 from reagent_lite.data.training_copy_lists import ListSpool, mix, share, write_candidates
 from reagent_lite.data.training_copy_spool import ColumnSpool, K, Keys, MatrixReader, MatrixSpool, NpyWriter, chunks
 from reagent_lite.data.transitions import Rows, require_columns
@@ -32,12 +32,13 @@ COLUMNS: dict[str, DTypeLike] = {
     "next_action": np.int32,
     "reward": np.float32,
     "time_diff": np.float32,
+    "step": np.uint8,
     "propensity": np.float32,
     "bootstrap": np.float32,
     "truncated": np.uint8,
     "sequence": np.int64,
 }
-LOGGED_COLUMNS = ("reward", "time_diff", "propensity", "sequence")
+LOGGED_COLUMNS = ("reward", "time_diff", "step", "propensity", "sequence")
 LIST_COLUMNS: dict[str, DTypeLike] = {"start": np.int64, "length": np.int64, "first": np.uint64, "second": np.uint64}
 NEEDED_FOR_ENDS = ("terminal", "possible_next_actions", "next_action")
 
@@ -386,6 +387,6 @@ def notes(counts: Counter[str], columns: set[str]) -> tuple[str, ...]:
         found.append(f"{impossible} rows have a next_action that is not among their possible_next_actions")
     if counts["rows_without_mdp_id"]:
         found.append(f"{counts['rows_without_mdp_id']} rows have no mdp_id; each counts as an episode of its own")
-    if ignored := sorted(columns - set(KNOWN_COLUMNS)):
+    if ignored := sorted(columns - {*KNOWN_COLUMNS, *TIMELINE_COLUMNS}):
         found.append(f"columns that are not used: {', '.join(ignored)}")
     return tuple(found)

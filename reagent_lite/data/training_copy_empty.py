@@ -30,6 +30,7 @@ def empty_training_copy(actions: tuple[str, ...] | None) -> TrainingCopy:
         next_action=whole,
         reward=real,
         time_diff=real,
+        step=np.zeros(0, np.uint8),
         propensity=real,
         bootstrap=real,
         truncated=np.zeros(0, np.uint8),

@@ -26,7 +26,7 @@ from reagent_lite.data.input_state import InputState, with_times
 from reagent_lite.data.readers_input import InputFile
 from reagent_lite.files import sync
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MANIFEST = "manifest.json"
 FOLDER = ".reagent_lite"
 ABANDONED_AFTER_SECONDS = 86_400.0

@@ -34,6 +34,8 @@ from reagent_lite.data.schema import REQUIRED_COLUMNS, any_true, nearest
 from reagent_lite.errors import DataError, Problem
 
 NONE = -1
+MOST_STEPS = 255
+"""Rows that a transition may span: what fits into a byte of the training copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,7 @@ class Logged:
 
     reward: NDArray[np.float32]
     time_diff: NDArray[np.float32]
+    step: NDArray[np.uint8]
     propensity: NDArray[np.float32]
     num_without_propensity: int
     metrics: Named
@@ -207,6 +210,7 @@ def _logged(block: Block, faults: Faults) -> Logged:
     return Logged(
         reward=np.nan_to_num(reward, nan=0.0),
         time_diff=np.nan_to_num(_finite(column_of(block, "time_diff"), faults), nan=1.0),
+        step=_steps(column_of(block, "step"), faults),
         propensity=propensity,
         num_without_propensity=int(absent.sum()),
         metrics=named_numbers(column_of(block, "metrics"), faults, nan_is_absent=False),
@@ -234,6 +238,14 @@ def _finite(column: Column, faults: Faults) -> NDArray[np.float32]:
         wrong |= column.present & np.isnan(single)
     faults.add(wrong, f"a finite number in {column.name}", lambda row: values[row])
     return np.where(wrong, np.float32(0), single)
+
+
+def _steps(column: Column, faults: Faults) -> NDArray[np.uint8]:
+    """[n] rows that each transition spans, 1 where null."""
+    steps = np.where(column.present, integers(column, faults), 1)
+    wrong = (steps < 1) | (steps > MOST_STEPS)
+    faults.add(wrong, f"an integer from 1 to {MOST_STEPS} in step", lambda row: steps[row])
+    return np.where(wrong, 1, steps).astype(np.uint8)
 
 
 def _propensity(block: Block, faults: Faults) -> tuple[NDArray[np.float32], Mask]:

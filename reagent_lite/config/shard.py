@@ -1,0 +1,49 @@
+"""The whole JSON of `workflows.shard`: an input, how many machines share it, and where their parts go."""
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from reagent_lite.config.section import Section
+from reagent_lite.errors import Problem
+
+
+class ShardConfig(Section):
+    """`python -m workflows.shard`: one part of the rows, or one copy, for each machine; and the fetch of one."""
+
+    training_data_path: str = ""
+    """A timeline's folder, or any file or folder of rows in a format that training reads."""
+    shards_path: str = ""
+    """Folder that all machines see, or URL of a bucket (s3://, gs://, abfs://); older shards there are replaced."""
+    local_path: str = ""
+    """Folder on this machine's own disk that becomes the fetched shard; training reads it from there."""
+    layout: Literal["shards", "replicas"] = "shards"
+    """shards: each machine gets its own whole episodes; replicas: each gets all of them, in an order of its own."""
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    """Draws which episodes go where, or the order of each copy."""
+    num_nodes: Annotated[int, Field(ge=1, le=10_000)] = 1
+    """Machines, as in the training config."""
+    node_index: Annotated[int, Field(ge=0)] | None = None
+    """Fetch the shard of this machine; absent: make the shards of all machines, and fetch none."""
+    wait_seconds: Annotated[float, Field(gt=0)] = 3600.0
+    """How long the other machines wait until machine 0 has made the shards."""
+
+    def problems(self, path: str = "") -> Iterator[Problem]:
+        """Yields missing paths, paths that are in each other's way, and a number without a machine."""
+        for key in ("training_data_path", "shards_path"):
+            if not getattr(self, key):
+                yield Problem(key, "a path", "nothing")
+        if self.node_index is not None:
+            if not self.local_path:
+                yield Problem("local_path", "a folder on this machine's disk, with node_index", "nothing")
+            if self.node_index >= self.num_nodes:
+                yield Problem("node_index", f"0 to {self.num_nodes - 1}, as num_nodes is {self.num_nodes}",
+                              str(self.node_index))  # fmt: skip
+        if "://" in self.local_path:
+            yield Problem("local_path", "a local path", repr(self.local_path))
+        places = [key for key in ("training_data_path", "shards_path", "local_path") if getattr(self, key)]
+        for number, key in enumerate(places):
+            for other in places[:number]:
+                if getattr(self, key).rstrip("/") == getattr(self, other).rstrip("/"):
+                    yield Problem(key, f"another place than {other}", repr(getattr(self, key)))

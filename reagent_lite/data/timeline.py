@@ -1,0 +1,319 @@
+"""From logged decisions to transitions: what is read, what is refused, how rows pair up, and what is written.
+
+1 load      files ─► relation events                      engine_*.py, events.py
+2 take      date partitions, sample of episodes           timeline_pairs.py
+3 check     rules row by row: an error, or episodes left out    timeline_rules.py
+4 single    one row per (mdp_id, sequence_number), no outliers
+5 pair      each row with what follows it, up to `steps` rows
+6 write     folders of Parquet that appear whole, each with the report in its manifest
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet
+
+from reagent_lite.config.timeline import TimelineConfig
+from reagent_lite.data.engine import Engine, EventColumns
+from reagent_lite.data.input_state import InputState, hashes_of, states_of
+from reagent_lite.data.readers_input import InputFile
+from reagent_lite.data.schema import MAX_PROBLEMS
+from reagent_lite.data.stage import StageManifest, read_manifest, write_manifest
+from reagent_lite.data.timeline_pairs import FIGURES, Pairing
+from reagent_lite.data.timeline_rules import Rule, count_broken, first_broken, ruled, rules
+from reagent_lite.errors import DataError, NoRowsError, Problem
+from reagent_lite.files import appearing_folder
+
+KIND = "timeline"
+VERSION = 1
+"""Of the transformation: folders made by another version are made again."""
+
+Say = Callable[[str], None]
+Show = Callable[[int, int], None]
+Progress = Callable[[str, str], AbstractContextManager[Show]]
+"""Given a title and a unit, a context whose value takes (units done, units in all)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Features:
+    """Keys of the maps in the events.
+
+    Attributes:
+        state: feature ids of states, {id: rows that have it}.
+        action_ids, metric_names: of candidates and of metrics, ascending.
+        nan: {id: rows whose value is NaN, which counts as absent}.
+    """
+
+    state: dict[int, int]
+    action_ids: tuple[int, ...]
+    metric_names: tuple[str, ...]
+    nan: dict[int, int]
+
+
+def settings_of(config: TimelineConfig) -> dict[str, Any]:
+    """Returns what a timeline's rows depend on beside the events: not who makes them, and not where they go."""
+    timeline = config.timeline.model_dump(mode="json")
+    for key in ("inputTableName", "outputTableName"):
+        del timeline[key]
+    timeline["evalTableName"] = config.timeline.evalTableName is not None
+    return {"version": VERSION, "timeline": timeline, "query": config.query.model_dump(mode="json")}
+
+
+def output_folders(config: TimelineConfig) -> tuple[Path, ...]:
+    """Returns the folders a timeline makes: to train on, and to be judged on where that is asked for."""
+    paths = (config.timeline.outputTableName, config.timeline.evalTableName)
+    return tuple(Path(path).expanduser().absolute() for path in paths if path is not None)
+
+
+def make_timeline(
+    config: TimelineConfig, engine: Engine, files: tuple[InputFile, ...], *, say: Say, progress: Progress
+) -> tuple[StageManifest, ...]:
+    """Makes the folders of a timeline, and returns their manifests.
+
+    Args:
+        config: what to make.
+        engine: that does it.
+        files: the events.
+        say: takes sentences on what was found.
+        progress: shows how far the work has come.
+
+    Raises:
+        DataError: files that cannot be read, rows that break a rule (up to 20 of them, and how many there are), no
+            rows, a disk without room; no folder has changed then.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        hashes = None if any(file.remote for file in files) else pool.submit(hashes_of, files)
+        with progress("reading events", "bytes") as show:
+            columns = engine.load(files, discrete=config.timeline.actionDiscrete, extra=_further(config), show=show)
+        work = _Work(config, engine, columns, say)
+        relation, report = work.checked()
+        features = work.features(relation)
+        known = engine.hashes or tuple(hashes.result() if hashes else hashes_of(files))
+    pairing = work.pairing(features.metric_names)
+    with ExitStack() as stack:
+        targets = output_folders(config)
+        folders = [stack.enter_context(appearing_folder(target)) for target in targets]
+        query, count = pairing.result(relation), config.timeline.numOutputShards
+        with progress("pairing and writing transitions", "percent") as show:
+            written = engine.write(query, folders, count, report["complete_rows"], show)
+        report = _finished(report, written, features)
+        manifests = _describe(config, folders, written, (states_of(files, known), features, report))
+    return manifests
+
+
+def _further(config: TimelineConfig) -> tuple[str, ...]:
+    timeline = config.timeline
+    rewards = [name for name in timeline.rewardColumns if name not in ("reward", "metrics")]
+    return (*rewards, *timeline.extraFeatureColumns)
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """The relations of one timeline, made one after the other."""
+
+    config: TimelineConfig
+    engine: Engine
+    columns: EventColumns
+    say: Say
+
+    def pairing(self, metric_names: tuple[str, ...] = ()) -> Pairing:
+        return Pairing(dialect=self.engine.dialect, columns=self.columns, timeline=self.config.timeline,
+                       query=self.config.query, metric_names=metric_names)  # fmt: skip
+
+    def checked(self) -> tuple[str, dict[str, Any]]:
+        """Returns the relation whose rows are paired, and the report so far."""
+        pairing, report = self.pairing(), dict[str, Any]()
+        self._require_dates()
+        self.engine.name("taken", pairing.taken("events"))
+        found = self._rules()
+        self.engine.name("ruled", ruled(found, "taken"))
+        report["rows_in_files"] = self.engine.rows("SELECT COUNT(*) FROM events")[0][0]
+        report["refused"] = self._refused(found)
+        self.engine.name("sound", pairing.unbroken("ruled", any_broken=bool(report["refused"])))
+        figures, relation = self._figures("sound"), "sound"
+        self._require_rows(figures, report)
+        report["rows"], report["duplicate_rows"] = figures["rows"], figures["duplicate_rows"]
+        if figures["duplicate_rows"]:
+            self._say_duplicates(figures["duplicate_rows"])
+            self.engine.name("single", pairing.unique("sound"))
+            relation = "single"
+        relation, report["outliers"] = self._without_outliers(relation)
+        if relation != "sound":
+            figures = self._figures(relation)
+        report |= {name: figures[name] for name in FIGURES if name not in ("rows", "duplicate_rows")}
+        report["paired_rows"] = figures["rows"]
+        incomplete = 0 if self.config.timeline.addTerminalStateRow else figures["last_rows_without_an_end"]
+        report["complete_rows"] = figures["rows"] - incomplete - figures["truncated_rows_without_next_state"]
+        self._say_figures(figures)
+        return relation, report
+
+    def features(self, relation: str) -> Features:
+        """Returns the keys of all maps."""
+        dialect, has = self.engine.dialect, self.columns.optional
+        count = "SELECT k, COUNT(*), SUM(CASE WHEN ISNAN(v) THEN 1 ELSE 0 END) FROM ({}) entries GROUP BY k ORDER BY k"
+        state = self.engine.rows(count.format(dialect.entries("state_features", relation)))
+        after: list[tuple[Any, ...]] = []
+        if "next_state_features" in has:
+            after = self.engine.rows(count.format(dialect.entries("next_state_features", relation)))
+        actions = set() if self.columns.discrete else self._keys(dialect.entries("action", relation))
+        if not self.columns.discrete and "possible_actions" in has:
+            elements = dialect.elements("possible_actions", relation)
+            actions |= self._keys(dialect.entries("e", f"({elements}) elements"))
+        metrics = self._keys(dialect.entries("metrics", relation)) if "metrics" in has else set()
+        return Features(
+            state={key: 0 for key, _, _ in after} | {key: rows for key, rows, _ in state},
+            action_ids=tuple(sorted(actions)),
+            metric_names=tuple(sorted(metrics)),
+            nan={key: int(rows) for key, _, rows in state if rows},
+        )
+
+    def _keys(self, entries: str) -> set[Any]:
+        return {key for (key,) in self.engine.rows(f"SELECT DISTINCT k FROM ({entries}) entries")}
+
+    def _rules(self) -> tuple[Rule, ...]:
+        rewards = tuple(name for name in self.config.timeline.rewardColumns if name not in ("reward", "metrics"))
+        return rules(self.engine.dialect, self.columns, self.config.query.actions, rewards)
+
+    def _require_dates(self) -> None:
+        timeline = self.config.timeline
+        if "ds" not in self.columns.optional and (timeline.startDs or timeline.endDs):
+            raise DataError(
+                Problem(timeline.inputTableName, "a column 'ds', as timeline.startDs or endDs is given", "none")
+            )
+
+    def _require_rows(self, figures: dict[str, int], report: dict[str, Any]) -> None:
+        if figures["rows"]:
+            return
+        timeline = self.config.timeline
+        if timeline.startDs or timeline.endDs:
+            ((first, last),) = self.engine.rows("SELECT MIN(ds), MAX(ds) FROM events")
+            expected = f"events with ds from {timeline.startDs or 'the first'} to {timeline.endDs or 'the last'}"
+            raise NoRowsError(Problem(timeline.inputTableName, expected, f"events from {first} to {last}"))
+        got = f"none of {report['rows_in_files']} rows"
+        raise NoRowsError(Problem(timeline.inputTableName, "events to pair", got, "query.tableSample may be too small"))
+
+    def _refused(self, found: tuple[Rule, ...]) -> list[dict[str, Any]]:
+        """Returns what was refused by rule, or raises it."""
+        counts = self.engine.rows(count_broken("ruled"))
+        if not counts:
+            return []
+        first = self.engine.rows(first_broken(found, "ruled", MAX_PROBLEMS))
+        problems = [_problem(found[rule], file, line, got) for file, line, rule, got in first]
+        if self.config.timeline.on_refused == "error":
+            total = sum(rows for _, rows, _ in counts)
+            by_rule = ", ".join(f"{rows:,} {found[rule].name}" for rule, rows, _ in counts)
+            todo = 'Correct the log, or set timeline.on_refused to "drop_episode" to leave their episodes out'
+            summary = Problem(self.config.timeline.inputTableName, "rows that keep the rules",
+                              f"{total:,} that do not: {by_rule}", todo)  # fmt: skip
+            raise DataError([*problems, summary])
+        places: dict[int, str] = {}
+        for (_, _, rule, _), problem in zip(first, problems, strict=True):
+            places.setdefault(rule, str(problem))
+        for rule, rows, episodes in counts:
+            self.say(f"warning: {rows:,} rows of {episodes:,} episodes refused ({found[rule].name}), their episodes "
+                     f"are left out; {places.get(rule, '')}")  # fmt: skip
+        return [
+            {"rule": found[rule].name, "rows": rows, "episodes": episodes, "first": places.get(rule, "")}
+            for rule, rows, episodes in counts
+        ]
+
+    def _figures(self, relation: str) -> dict[str, int]:
+        return dict(zip(FIGURES, self.engine.sums(self.pairing().figures(relation)), strict=True))
+
+    def _say_duplicates(self, count: int) -> None:
+        first = self.engine.rows(self.pairing().duplicates("sound", 3))
+        places = ", ".join(_place(file, line) for file, line in first)
+        self.say(f"warning: {count:,} rows have the mdp_id and sequence_number of another; the first of each is kept. "
+                 f"Left out: {places}{', ...' if count > len(first) else ''}")  # fmt: skip
+
+    def _without_outliers(self, relation: str) -> tuple[str, dict[str, Any]]:
+        share = self.config.timeline.outlierEpisodeLengthPercentile
+        if share is None:
+            return relation, {}
+        pairing = self.pairing()
+        longest = float(self.engine.rows(pairing.longest(relation))[0][0])
+        ((episodes, rows),) = self.engine.rows(pairing.longer(relation, longest))
+        ((total,),) = self.engine.rows(f"SELECT COUNT(DISTINCT mdp_id) FROM {relation}")
+        self.say(f"episodes of more than {longest:g} rows: {episodes:,} of {total:,}, left out with {rows:,} rows")
+        if abs(episodes / total - (1 - share)) > 0.1:
+            self.say(f"warning: outlierEpisodeLengthPercentile {share:g} leaves out {episodes / total:.1%} of the "
+                     f"episodes, not {1 - share:.1%}: many have the same length")  # fmt: skip
+        self.engine.name("usual", pairing.not_longer(relation, longest))
+        return "usual", {"longest_rows": longest, "episodes": int(episodes), "rows": int(rows)}
+
+    def _say_figures(self, figures: dict[str, int]) -> None:
+        self.say(f"{figures['rows']:,} rows in {figures['episodes']:,} episodes, {figures['terminal_rows']:,} true "
+                 f"ends, {figures['truncated_rows']:,} cut by a limit, {figures['gaps']:,} gaps")  # fmt: skip
+        last = figures["last_rows_without_an_end"]
+        if last and self.config.timeline.addTerminalStateRow:
+            self.say(f"{last:,} last rows do not say how they end: true ends, as addTerminalStateRow says")
+        elif last:
+            self.say(f"warning: {last:,} last rows do not say how they end: left out, for nobody knows where they led. "
+                     "Log terminal or truncated, or set addTerminalStateRow")  # fmt: skip
+        if cut := figures["truncated_rows_without_next_state"]:
+            self.say(f"warning: {cut:,} truncated rows have no next_state_features: left out, for a value behind the "
+                     "limit cannot be counted on. Log what was seen there")  # fmt: skip
+        if after := figures["rows_after_an_end"]:
+            self.say(f"warning: {after:,} rows follow an end inside their mdp_id; nothing is paired across it. "
+                     "Give each episode an mdp_id of its own")  # fmt: skip
+
+
+def _place(file: str, line: int | None) -> str:
+    return file if line is None else f"{file}:{line}"
+
+
+def _problem(rule: Rule, file: str, line: int | None, got: str) -> Problem:
+    if rule.expected:
+        return Problem(_place(file, line), rule.expected, got, rule.todo)
+    expected, _, instead = got.removeprefix("expected ").partition(", got ")
+    return Problem(_place(file, line), expected, instead)
+
+
+def _finished(report: dict[str, Any], written: Sequence[Sequence[int]], features: Features) -> dict[str, Any]:
+    """Returns the report with what was written."""
+    rows = [sum(folder) for folder in written]
+    beyond = report["complete_rows"] - sum(rows)
+    return {
+        **report,
+        "rows_beyond_time_window": beyond,
+        "train_rows": rows[0],
+        "eval_rows": sum(rows[1:]),
+        "state_features": {str(key): count for key, count in sorted(features.state.items())},
+        "nan_features": {str(key): count for key, count in sorted(features.nan.items())},
+    }
+
+
+def _describe(
+    config: TimelineConfig,
+    folders: Sequence[Path],
+    written: Sequence[Sequence[int]],
+    made: tuple[tuple[InputState, ...], Features, dict[str, Any]],
+) -> tuple[StageManifest, ...]:
+    """Writes the manifest of each folder, which makes it whole."""
+    inputs, features, report = made
+    above = read_manifest(config.timeline.inputTableName)
+    manifests = []
+    for folder, rows, use in zip(folders, written, ("train", "eval"), strict=False):
+        names = [f"part-{number:05}.parquet" for number in range(len(rows))]
+        columns = pyarrow.parquet.read_schema(folder / names[0])
+        manifest = StageManifest(
+            kind=KIND,
+            rows=sum(rows),
+            columns={one.name: str(one.type) for one in columns},
+            state_ids=tuple(sorted(features.state)),
+            action_ids=features.action_ids,
+            metric_names=features.metric_names,
+            settings={**settings_of(config), "use": use},
+            inputs=inputs,
+            parent=above.digest if above else "",
+            report=report,
+            files={name: {"rows": count} for name, count in zip(names, rows, strict=True)},
+        )
+        manifests.append(write_manifest(folder, manifest))
+    return tuple(manifests)

@@ -1,0 +1,441 @@
+"""Timelines by DuckDB: pairs, ends, spans of several rows, what is left out, what is refused."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from oracles.disks import small_disk
+from oracles.events import event, make, read, report
+from oracles.logs import write_lines
+from oracles.runs import Runner
+
+from reagent_lite.data.training_copy import TrainingCopy, prepare_training_copy
+from reagent_lite.errors import ConfigError, DataError, NoRowsError
+
+LOG_2019 = Path(__file__).resolve().parents[2].parent / "shared/data/reagent2019/cartpole_training.json.bz2"
+# states 0, 1, 4, 5 with rewards of the same size, in steps of 1, 3 and 1
+FOUR = [event("a", number, number, number) for number in (0, 1, 4, 5)]
+
+
+def values(rows: list[dict[str, Any]], key: str) -> list[Any]:
+    return [row[key] for row in rows]
+
+
+def test_rows_pair_with_what_follows_them(tmp_path: Path) -> None:
+    outcome = make(tmp_path, FOUR)
+    rows = read(tmp_path / "train")
+    assert (outcome.train_rows, outcome.eval, outcome.episodes, outcome.made) == (3, None, 1, True)
+    assert values(rows, "sequence_number") == [0, 1, 4]
+    assert values(rows, "sequence_number_ordinal") == [1, 2, 3]
+    assert values(rows, "time_since_first") == [0, 1, 4]
+    assert values(rows, "time_diff") == [1, 3, 1]
+    assert values(rows, "next_state_features") == [{0: 1.0}, {0: 4.0}, {0: 5.0}]
+    assert values(rows, "next_action") == ["l", "l", "l"]
+    assert values(rows, "possible_next_actions") == [["l", "r"]] * 3
+    assert values(rows, "terminal") == [False] * 3
+
+
+def test_the_last_row_is_a_true_end_where_that_is_asked_for(tmp_path: Path) -> None:
+    make(tmp_path, FOUR, addTerminalStateRow=True)
+    last = read(tmp_path / "train")[-1]
+    assert (last["sequence_number"], last["time_diff"], last["terminal"]) == (5, 0, True)
+    assert (last["next_state_features"], last["next_action"], last["possible_next_actions"]) == (None, None, [])
+
+
+def test_spans_of_two_rows(tmp_path: Path) -> None:
+    """The figures of the contract: γ 0.9, rewards 0, 1, 4, 5 → 0 + 0.9·1, 1 + 0.9·4, 4 + 0.9·5, 5."""
+    make(tmp_path, FOUR, addTerminalStateRow=True, steps=2, gamma=0.9)
+    rows = read(tmp_path / "train")
+    assert values(rows, "reward") == pytest.approx([0.9, 4.6, 8.5, 5.0])
+    assert values(rows, "step") == [2, 2, 2, 1]
+    assert [not row["terminal"] for row in rows] == [True, True, False, False]
+    assert values(rows, "next_state_features") == [{0: 4.0}, {0: 5.0}, None, None]
+    assert values(rows, "time_diff") == [4, 4, 0, 0]
+
+
+def test_a_span_ends_before_a_row_of_which_nobody_knows_where_it_led(tmp_path: Path) -> None:
+    """Without an end the fourth row is no transition: the third spans itself alone, the second itself and the third."""
+    make(tmp_path, FOUR, steps=3, gamma=0.5)
+    rows = read(tmp_path / "train")
+    assert values(rows, "step") == [3, 2, 1]
+    assert values(rows, "reward") == pytest.approx([0 + 0.5 * 1 + 0.25 * 4, 1 + 0.5 * 4, 4])
+    assert values(rows, "next_state_features") == [{0: 5.0}] * 3
+
+
+def test_spans_stop_at_ends_inside_an_mdp_id(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [event("a", n, n, 1, terminal=n in (1, 3), metrics={"m": float(n)}) for n in range(4)]
+    make(tmp_path, rows, steps=3, gamma=1.0)
+    found = read(tmp_path / "train")
+    assert values(found, "step") == [2, 1, 2, 1]
+    assert values(found, "terminal") == [True] * 4
+    assert values(found, "metrics") == [{"m": 1.0}, {"m": 1.0}, {"m": 5.0}, {"m": 3.0}]
+    assert "1 rows follow an end inside their mdp_id" in capsys.readouterr().err
+
+
+def test_terminal_and_truncated_rows_are_kept(tmp_path: Path) -> None:
+    rows = [
+        event("ended", 0, 0.0), event("ended", 1, 1.0, terminal=True),
+        event("cut", 0, 2.0), event("cut", 7, 3.0, truncated=True, next_state_features={"0": 9.0},
+                                    possible_next_actions=["r"]),
+        event("lost", 0, 4.0), event("lost", 1, 5.0, truncated=True),
+    ]  # fmt: skip
+    make(tmp_path, rows)
+    found = {(row["mdp_id"], row["sequence_number"]): row for row in read(tmp_path / "train")}
+    assert sorted(found) == [("cut", 0), ("cut", 7), ("ended", 0), ("ended", 1), ("lost", 0)]
+    assert (found["ended", 1]["terminal"], found["ended", 1]["next_state_features"]) == (True, None)
+    cut = found["cut", 7]
+    assert (cut["terminal"], cut["truncated"], cut["next_state_features"]) == (False, True, {0: 9.0})
+    assert (cut["next_action"], cut["possible_next_actions"], cut["time_diff"]) == (None, ["r"], 1)
+    assert report(tmp_path / "train")["truncated_rows_without_next_state"] == 1
+    copy = prepare_training_copy(str(tmp_path / "train"), actions=("l", "r"))
+    assert sorted(zip(copy.state[: len(copy), 0].tolist(), copy.bootstrap.tolist(), strict=True)) == [
+        (0.0, 1.0), (1.0, 0.0), (2.0, 1.0), (3.0, 1.0), (4.0, 1.0),
+    ]  # fmt: skip
+    assert copy.state[copy.next_index[copy.state[: len(copy), 0] == 3.0], 0].tolist() == [9.0]
+
+
+def test_several_rows_of_a_log_reach_the_learner_with_their_steps(tmp_path: Path) -> None:
+    make(tmp_path, FOUR, addTerminalStateRow=True, steps=2, gamma=0.9)
+    copy = prepare_training_copy(str(tmp_path / "train"), actions=("l", "r"))
+    assert copy.step.tolist() == [2, 2, 2, 1]
+
+
+def test_parametric_actions(tmp_path: Path) -> None:
+    one, other = {"0": 1.0, "4": 0.5}, {"0": 2.0}
+    rows = [event("a", 0, 0.0, action=one, possible_actions=[one, other]),
+            event("a", 1, 1.0, action=other, possible_actions=[other], terminal=True)]  # fmt: skip
+    make(tmp_path, rows, actionDiscrete=False)
+    first, last = read(tmp_path / "train")
+    assert (first["action"], first["next_action"]) == ({0: 1.0, 4: 0.5}, {0: 2.0})
+    assert (first["possible_actions"], first["possible_next_actions"]) == ([{0: 1.0, 4: 0.5}, {0: 2.0}], [{0: 2.0}])
+    assert (last["next_action"], last["possible_next_actions"]) == (None, [])
+    assert json.loads((tmp_path / "train/manifest.json").read_text())["action_ids"] == [0, 4]
+    copy = prepare_training_copy(str(tmp_path / "train"), actions=None)
+    assert copy.action.tolist() == [0, 0]
+    assert copy.bootstrap.tolist() == [1, 0]
+
+
+def test_episodes_are_apart_and_none_is_lost(tmp_path: Path) -> None:
+    rows = [event(f"e{n}", k, k, terminal=k == 2) for n in range(400) for k in range(3)]
+    outcome = make(tmp_path, rows, evalTableName=str(tmp_path / "eval"), eval_percent=25.0, numOutputShards=3)
+    train, judged = ({row["mdp_id"] for row in read(tmp_path / name)} for name in ("train", "eval"))
+    assert train & judged == set()
+    assert len(train) + len(judged) == 400
+    assert 70 <= len(judged) <= 130  # 100 expected, sd 8.7
+    assert (outcome.train_rows, outcome.eval_rows) == (3 * len(train), 3 * len(judged))
+    files = [set(pq.read_table(file, columns=["mdp_id"]).column(0).to_pylist())
+             for file in sorted((tmp_path / "train").glob("*.parquet"))]  # fmt: skip
+    assert len(files) == 3
+    assert sum(map(len, files)) == len(train)  # no episode in two files
+    assert min(map(len, files)) > 60
+
+
+def test_a_sample_is_of_whole_episodes_and_the_same_again(tmp_path: Path) -> None:
+    rows = [event(f"e{n}", k, k, terminal=k == 1) for n in range(400) for k in range(2)]
+    for name in ("one", "two"):
+        make(tmp_path / name, rows, {"query": {"tableSample": 30}})
+    one, two = (values(read(tmp_path / name / "train"), "mdp_id") for name in ("one", "two"))
+    assert one == two
+    assert 75 <= len(set(one)) <= 165  # 120 expected, sd 9.2
+    assert len(one) == 2 * len(set(one))
+
+
+def test_dates(tmp_path: Path) -> None:
+    rows = [event("a", n, n, ds=f"2026-01-0{n + 1}") for n in range(5)]
+    make(tmp_path, rows, startDs="2026-01-02", endDs="2026-01-04")
+    assert values(read(tmp_path / "train"), "sequence_number") == [1, 2]  # row 3 is the last of the range
+    with pytest.raises(NoRowsError, match="expected events with ds from 2027-01-01 to the last, got events from "
+                                          "2026-01-01 to 2026-01-05"):  # fmt: skip
+        make(tmp_path, rows, startDs="2027-01-01")
+    with pytest.raises(DataError, match=r"expected a column 'ds', as timeline.startDs or endDs is given"):
+        make(tmp_path, FOUR, startDs="2026-01-01")
+    with pytest.raises(ConfigError, match=r"timeline.endDs: expected a date not before startDs \(2026-02-01\)"):
+        make(tmp_path, rows, startDs="2026-02-01", endDs="2026-01-01")
+    with pytest.raises(ConfigError, match=r"timeline.startDs: expected a date such as 2026-01-31, got 'yesterday'"):
+        make(tmp_path, rows, startDs="yesterday")
+
+
+def test_outlier_episodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Lengths 1 to 10: the 0.8 percentile that occurs is 8, the interpolated one 1 + 0.8 · 9 = 8.2."""
+    rows = [event(f"e{n}", k, k, terminal=k == n) for n in range(10) for k in range(n + 1)]
+    for function, longest in (("percentile_approx", 8.0), ("percentile", 8.2)):
+        make(tmp_path / function, rows, outlierEpisodeLengthPercentile=0.8, percentileFunction=function)
+        kept = read(tmp_path / function / "train")
+        assert {row["mdp_id"] for row in kept} == {f"e{n}" for n in range(8)}
+        expected = {"longest_rows": pytest.approx(longest), "episodes": 2, "rows": 9 + 10}
+        assert report(tmp_path / function / "train")["outliers"] == expected
+    assert "warning: outlier" not in capsys.readouterr().err
+    same = [event(f"e{n}", k, k, terminal=k == 1) for n in range(10) for k in range(2)]
+    make(tmp_path / "same", same, outlierEpisodeLengthPercentile=0.5)
+    assert "leaves out 0.0% of the episodes, not 50.0%" in capsys.readouterr().err
+
+
+def test_the_time_window_cuts_after_pairing(tmp_path: Path) -> None:
+    make(tmp_path, FOUR, timeWindowLimit=1)
+    rows = read(tmp_path / "train")
+    assert values(rows, "sequence_number") == [0, 1]
+    assert rows[1]["next_state_features"] == {0: 4.0}
+    assert report(tmp_path / "train")["rows_beyond_time_window"] == 1
+
+
+def test_further_columns(tmp_path: Path) -> None:
+    rows = [event("a", n, n, 1, clicks=n, where=f"p{n}", **{'we"; DROP--': n / 2}) for n in range(3)]
+    rows[-1]["terminal"] = True
+    make(tmp_path, rows, rewardColumns=["reward", "clicks"], extraFeatureColumns=["where", 'we"; DROP--'],
+         steps=2, gamma=0.5, includePossibleActions=False)  # fmt: skip
+    found = read(tmp_path / "train")
+    assert values(found, "clicks") == [0 + 0.5, 1 + 0.5 * 2, 2]
+    assert values(found, "where") == ["p0", "p1", "p2"]
+    assert values(found, "next_where") == ["p2", None, None]
+    assert values(found, 'next_we"; DROP--') == [1.0, None, None]
+    assert "possible_actions" not in found[0]
+    with pytest.raises(
+        DataError, match=r"events.jsonl:1: expected a column 'wher', got columns .*Nearest column: 'where'"
+    ):
+        make(tmp_path, rows, extraFeatureColumns=["wher"])
+    with pytest.raises(DataError, match=r"events.jsonl:1: expected a finite number in where, got p0"):
+        make(tmp_path, rows, rewardColumns=["reward", "where"])
+    with pytest.raises(ConfigError, match="expected columns that a timeline does not make itself"):
+        make(tmp_path, rows, extraFeatureColumns=["next_action"])
+
+
+def test_duplicates_leave_the_first_and_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [event("a", 0, 0.0), event("a", 1, 1.0), event("a", 1, 7.0), event("a", 2, 2.0), event("b", 1, 3.0)]
+    make(tmp_path, rows)
+    assert values(read(tmp_path / "train"), "next_state_features") == [{0: 1.0}, {0: 2.0}]
+    counts = report(tmp_path / "train")
+    assert [counts[name] for name in ("rows", "duplicate_rows", "paired_rows", "one_row_episodes")] == [5, 1, 4, 1]
+    assert f"1 rows have the mdp_id and sequence_number of another; the first of each is kept. Left out: {tmp_path}/" \
+           "events.jsonl:3" in capsys.readouterr().err  # fmt: skip
+
+
+BROKEN: list[tuple[dict[str, Any], str, str]] = [
+    ({"mdp_id": None}, "expected an mdp_id, got null", "mdp_id_absent"),
+    ({"sequence_number": None}, "expected a sequence_number, got null", "sequence_number_absent"),
+    ({"sequence_number": 1.5}, "expected an integer in sequence_number, got 1.5", "unreadable"),
+    ({"state_features": None}, "expected state_features, got null", "state_features_absent"),
+    ({"state_features": {"0": 1e39}}, "expected finite numbers in state_features, got inf for '0'", "unreadable"),
+    ({"state_features": {"0": "x"}}, "expected an object {id: number} in state_features", "unreadable"),
+    ({"reward": None}, "expected a finite reward, got null", "reward_not_finite"),
+    ({"reward": "x"}, "expected a number in reward, got \"x\"", "unreadable"),
+    ({"action_probability": 0.0}, "expected an action_probability above 0 .*, got 0.0", "propensity_outside"),
+    ({"action_probability": 1.5}, "expected an action_probability .* at most 1, got 1.5", "propensity_outside"),
+    ({"action": "x"}, r"expected one of query.actions \(l, r\), got x", "action_unknown"),
+    ({"possible_actions": ["r"]}, "expected an action among possible_actions, got l", "action_not_possible"),
+    ({"action": 3}, "expected the name of an action, as in other rows, got 3", "unreadable"),
+    ({"action": {"0": 1.0}}, "expected the name of an action, as in other rows, got", "unreadable"),
+    ({"possible_actions": [1, 0]}, "expected a list of action names in possible_actions, got", "unreadable"),
+    ({"terminal": True, "truncated": True}, "expected terminal or truncated, not both, got both",
+     "terminal_and_truncated"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "message", "rule"), BROKEN, ids=[f"{rule}-{n}" for n, (_, _, rule) in enumerate(BROKEN)]
+)
+def test_a_broken_row_is_named_or_its_episode_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: dict[str, Any], message: str, rule: str
+) -> None:
+    rows = [event("good", 0, 0.0, terminal=False, truncated=False), event("good", 1, 1.0),
+            event("bad", 0, 2.0), event("bad", 1, 3.0, **change), event("bad", 2, 4.0)]  # fmt: skip
+    top = {"query": {"actions": ["l", "r"]}}
+    with pytest.raises(DataError, match=rf"events.jsonl:4: {message}") as caught:
+        make(tmp_path, rows, top)
+    assert f"1 that do not: 1 {rule}" in str(caught.value)
+    assert not (tmp_path / "train").exists()
+    make(tmp_path, rows, top, on_refused="drop_episode")
+    kept = {row["mdp_id"] for row in read(tmp_path / "train")}
+    counted = report(tmp_path / "train")["refused"]
+    assert [(one["rule"], one["rows"]) for one in counted] == [(rule, 1)]
+    assert "events.jsonl:4" in counted[0]["first"]
+    assert kept == ({"good", "bad"} if rule == "mdp_id_absent" else {"good"})  # nobody knows whose row it was
+    assert "their episodes are left out" in capsys.readouterr().err
+    assert list(tmp_path.glob(".*")) == []  # nothing temporary stays
+
+
+def test_an_id_that_is_no_integer_and_files_that_end_early(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"events.jsonl:5: expected integers as feature ids, got 'speed'"):
+        make(tmp_path, [*FOUR, event("b", 0, 0.0, state_features={"speed": 1.0})])
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text(json.dumps(FOUR[0]) + "\n" + '{"mdp_id": "a", "sequ')
+    with pytest.raises(DataError, match=r"broken.jsonl:2: expected one JSON object in the line"):
+        make(tmp_path, broken)
+    whole = pq_maps(tmp_path / "short.parquet", FOUR)
+    whole.write_bytes(whole.read_bytes()[:-20])
+    with pytest.raises(DataError, match=r"short.parquet: expected a complete Parquet file, got one that ends early"):
+        make(tmp_path, whole)
+    empty = tmp_path / "empty.jsonl"
+    empty.touch()
+    with pytest.raises(NoRowsError, match=r"expected rows of data"):
+        make(tmp_path, empty)
+
+
+def pq_maps(file: Path, rows: list[dict[str, Any]], key: pa.DataType | None = None) -> Path:
+    """The rows as Parquet with maps, as engines write them."""
+    features = pa.map_(key or pa.int32(), pa.float32())
+    states = [[(int(k), v) for k, v in row["state_features"].items()] for row in rows]
+    columns = {name: [row.get(name) for row in rows] for name in ("mdp_id", "sequence_number", "action", "reward",
+                                                                 "possible_actions", "action_probability")}  # fmt: skip
+    table = pa.table({**columns, "reward": pa.array(map(float, columns["reward"])), "state_features":
+                      pa.array(states, features)})  # fmt: skip
+    pq.write_table(table, file)
+    return file
+
+
+def test_the_same_transitions_from_maps_structs_and_lines(tmp_path: Path) -> None:
+    rows = [event(f"e{n}", k, 10 * n + k, k, terminal=None) for n in range(20) for k in range(4)]
+    make(tmp_path / "lines", rows)
+    (tmp_path / "maps").mkdir()
+    pq_maps(tmp_path / "maps/one.parquet", rows[:37])
+    pq_maps(tmp_path / "maps/two.parquet", rows[37:], pa.int64())
+    make(tmp_path / "of_maps", tmp_path / "maps")
+    frame = tmp_path / "frame.parquet"
+    pd.DataFrame(rows).to_parquet(frame)
+    make(tmp_path / "of_frame", frame)
+    expected = read(tmp_path / "lines/train")
+    assert len(expected) == 60
+    assert read(tmp_path / "of_maps/train") == expected
+    assert read(tmp_path / "of_frame/train") == expected
+
+
+def test_files_of_different_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "events").mkdir()
+    pq_maps(tmp_path / "events/one.parquet", FOUR[:2])
+    table = pq.read_table(tmp_path / "events/one.parquet")
+    later = pq.read_table(pq_maps(tmp_path / "two.parquet", FOUR[2:]))
+    pq.write_table(later.drop_columns(["action_probability"]), tmp_path / "events/two.parquet")
+    make(tmp_path, tmp_path / "events")
+    assert values(read(tmp_path / "train"), "action_probability") == [0.5, 0.5, None]
+    wrong = table.set_column(table.schema.get_field_index("reward"), "reward", pa.array(["1", "none"]))
+    pq.write_table(wrong, tmp_path / "events/two.parquet")
+    with pytest.raises(DataError, match=r"events/two.parquet:1: expected a number in reward, got"):
+        make(tmp_path, tmp_path / "events")
+    pq.write_table(table.drop_columns(["action"]), tmp_path / "events/two.parquet")
+    with pytest.raises(DataError, match=r"events/two.parquet.*: expected a column 'action', got columns"):
+        make(tmp_path, tmp_path / "events")
+
+
+def test_what_stands_is_kept_and_the_same_events_give_the_same_bytes(tmp_path: Path) -> None:
+    rows = [event(f"e{n}", k, n + k, terminal=k == 2) for n in range(300) for k in range(3)]
+    assert make(tmp_path / "one", rows).made
+    stamps = {file: file.stat().st_mtime_ns for file in (tmp_path / "one/train").iterdir()}
+    again = make(tmp_path / "one", rows)
+    assert not again.made
+    assert (again.train_rows, again.episodes) == (900, 300)
+    assert stamps == {file: file.stat().st_mtime_ns for file in (tmp_path / "one/train").iterdir()}
+    order = np.random.default_rng(0).permutation(len(rows))
+    make(tmp_path / "two", [rows[i] for i in order])
+    one, two = ((tmp_path / name / "train/part-00000.parquet").read_bytes() for name in ("one", "two"))
+    assert one == two
+    assert make(tmp_path / "one", rows, steps=2, gamma=0.5).made  # other settings
+    assert make(tmp_path / "one", [*rows, event("new", 0, 0.0)], steps=2, gamma=0.5).made  # other events
+    os.truncate(tmp_path / "one/train/part-00000.parquet", 100)
+    assert make(tmp_path / "one", [*rows, event("new", 0, 0.0)], steps=2, gamma=0.5).made
+
+
+def test_an_altered_folder_is_not_trained_on(tmp_path: Path) -> None:
+    make(tmp_path, FOUR)
+    file = tmp_path / "train/part-00000.parquet"
+    data = bytearray(file.read_bytes())
+    data[40] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(DataError, match=r"part-00000.parquet: expected"):
+        prepare_training_copy(str(tmp_path / "train"), actions=("l", "r"))
+
+
+def test_little_memory_gives_the_same_bytes(tmp_path: Path) -> None:
+    """Forty features of 30 000 rows are more than the least memory takes at once: they are paired in parts."""
+    rng = np.random.default_rng(0)
+    features = pa.map_(pa.int64(), pa.float32())
+    count = 60_000
+    states = pa.MapArray.from_arrays(
+        pa.array(np.arange(count + 1, dtype=np.int32) * 40), pa.array(np.tile(np.arange(40), count)),
+        pa.array(rng.normal(size=count * 40).astype(np.float32)), type=features,
+    )  # fmt: skip
+    table = pa.table({
+        "mdp_id": [str(n // 20) for n in range(count)], "sequence_number": pa.array(np.arange(count) % 20),
+        "state_features": states, "action": ["l"] * count, "reward": pa.array(rng.normal(size=count)),
+    })  # fmt: skip
+    pq.write_table(table, tmp_path / "events.parquet")
+    for memory in (100, 2000):
+        make(tmp_path / str(memory), tmp_path / "events.parquet", {"memory_limit_mb": memory}, numOutputShards=2)
+    little, much = (
+        [file.read_bytes() for file in sorted((tmp_path / name / "train").glob("*.parquet"))]
+        for name in ("100", "2000")
+    )
+    assert little == much
+    assert report(tmp_path / "100/train")["episodes"] == 3000
+
+
+def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    rows = [event(f"e{n}", k, 0.0, state_features={str(i): float(x) for i, x in enumerate(rng.normal(size=20))})
+            for n in range(2000) for k in range(5)]  # fmt: skip
+    source = write_lines(tmp_path / "events.jsonl", rows)
+    with small_disk(tmp_path / "disk", size="1500k", files=64) as disk:
+        with pytest.raises(DataError, match=r"No space left on device"):
+            make(disk, source)
+        assert list(disk.iterdir()) == []
+
+
+def test_an_output_that_holds_the_events_is_refused(tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "train/events.jsonl", FOUR)
+    with pytest.raises(ConfigError, match=r"timeline.outputTableName: expected a folder without the events"):
+        make(tmp_path, source)
+
+
+def test_the_command_line(run: Runner, tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "events.jsonl", FOUR)
+    tree = {"timeline": {"inputTableName": str(source), "outputTableName": str(tmp_path / "out")}}
+    done = run("timeline", tree)
+    assert done.code == 0, done.err
+    assert done.outcome["train_rows"] == 3
+    assert "4 rows in 1 episodes, 0 true ends" in done.err
+    assert "warning: 1 last rows do not say how they end: left out" in done.err
+    bad = run("timeline", {"timeline": {"inputTable": "x"}, "engine": "spark", "query": {"actions": ["a", "a"]}})
+    assert bad.code == 2
+    for words in ("timeline.inputTable: expected a known key", "Did you mean 'inputTableName'",
+                  "timeline.outputTableName: expected a path", "master: expected a Spark master",
+                  "query.actions: expected every name once"):  # fmt: skip
+        assert words in bad.err
+
+
+def arrays(copy: TrainingCopy) -> dict[str, Any]:
+    """What a copy says of each row, next states resolved."""
+    names = ("action", "next_action", "reward", "bootstrap", "propensity", "mask", "next_mask", "time_diff")
+    state = np.asarray(copy.state)
+    ends = np.asarray(copy.bootstrap) == 0
+    after = np.where(ends[:, None], 0, state[copy.next_index])
+    found = {name: np.asarray(getattr(copy, name)) for name in names}
+    return {**found, "state": state[: len(copy)], "after": after, "episode": np.asarray(copy.episode)}
+
+
+@pytest.mark.skipif(not LOG_2019.exists(), reason="the log of 2019 is not beside this checkout")
+def test_the_log_of_2019_comes_back_from_its_own_events(tmp_path: Path) -> None:
+    import bz2
+
+    rows = [json.loads(line) for line in bz2.decompress(LOG_2019.read_bytes()).splitlines()]
+    events = [
+        {"mdp_id": row["mdp_id"], "sequence_number": row["sequence_number"], "state_features": row["state_features"],
+         "action": str(row["action"]), "reward": row["reward"], "action_probability": row["propensity"],
+         "metrics": row["metrics"],
+         "possible_actions": [str(n) for n, one in enumerate(row["possible_actions"]) if one]}
+        for row in rows
+    ]  # fmt: skip
+    make(tmp_path, events, {"query": {"actions": ["0", "1"]}}, addTerminalStateRow=True, numOutputShards=2)
+    original = arrays(prepare_training_copy(str(LOG_2019), actions=("0", "1"), directory=str(tmp_path / "copies")))
+    rebuilt = arrays(prepare_training_copy(str(tmp_path / "train"), actions=("0", "1")))
+    assert len(rebuilt["action"]) == 3470
+    ends = original["bootstrap"] == 0
+    assert int(ends.sum()) == 29
+    for name, values_ in original.items():
+        if name in ("next_action", "time_diff"):  # of terminal rows the log of 2019 says something that nobody reads
+            np.testing.assert_array_equal(rebuilt[name][~ends], values_[~ends], err_msg=name)
+        else:
+            np.testing.assert_array_equal(rebuilt[name], values_, err_msg=name)

@@ -1,0 +1,146 @@
+"""The stages before training that a run goes through by itself: from what it was given to rows on this machine's disk.
+
+    events at training_data_path ─► transitions ───────┬─────────────────────────────────────► this machine's rows
+    data.shards_path given:   node 0: transitions ─► shards there ─► each machine: its shard ─► this machine's rows
+
+The first process of a machine does the work, the others wait. What stands from before, made of the same input in the
+same way, is not made again.
+"""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+from reagent_lite.config import DqnConfig, WorkflowConfig
+from reagent_lite.config.shard import ShardConfig
+from reagent_lite.config.timeline import QuerySection, TimelineConfig, TimelineSection
+from reagent_lite.data.first_look import holds_events
+from reagent_lite.data.readers_input import local_path
+from reagent_lite.data.training_copy_place import FOLDER, is_writable
+from reagent_lite.distributed.group import Group
+from reagent_lite.errors import ConfigError, NoRowsError, Problem
+from workflows.reporting import say
+from workflows.sharding import shard
+from workflows.timelines import run_timeline
+
+Paths = dict[str, str | None]
+"""training_data_path and eval_data_path."""
+
+
+def staged(config: WorkflowConfig, group: Group) -> WorkflowConfig:
+    """Returns the config with paths to this machine's transitions, made first where they are not there.
+
+    Raises:
+        ConfigError: keys of a timeline, but no events.
+        DataError: what is wrong with the events, the shards or their places.
+    """
+    paths: Paths = {"training_data_path": config.training_data_path, "eval_data_path": config.eval_data_path}
+    if config.data.shards_path is None:
+        if group.is_first_on_node:
+            paths = _transitions(config, group, paths)
+        return _of_this_machine(config, paths, group)
+    if group.is_first:
+        paths = _transitions(config, group, paths)
+        _shards(config, paths, group, node_index=None)
+    paths = json.loads(group.broadcast_text(json.dumps(paths) if group.is_first else None))
+    if group.is_first_on_node:
+        paths = _shards(config, paths, group, node_index=group.node)
+    return _of_this_machine(config, paths, group)
+
+
+def _of_this_machine(config: WorkflowConfig, paths: Paths, group: Group) -> WorkflowConfig:
+    """Returns the config with the paths that the first process of each machine has."""
+    texts = group.gather_text(json.dumps([group.is_first_on_node, group.node, paths]))
+    own = next(found for first, node, found in map(json.loads, texts) if first and node == group.node)
+    return config.model_copy(update=own)
+
+
+def _transitions(config: WorkflowConfig, group: Group, paths: Paths) -> Paths:
+    """Returns paths of transitions: those given, or of what was made of the events there."""
+    found = dict(paths)
+    for key, path in paths.items():
+        if path is None:
+            continue
+        first = key == "training_data_path"
+        if not (config.timeline is not None and first) and not _has_events(path):
+            if first and config.query.changed:
+                raise ConfigError(
+                    Problem("query", f"absent, as {path} holds transitions", str(config.query.changed),
+                            "A timeline takes a sample of events")
+                )  # fmt: skip
+            continue
+        made = run_timeline(_timeline(config, group, path, first=first))
+        found[key] = made.train
+        if first and made.eval is not None:
+            found["eval_data_path"] = made.eval
+    return found
+
+
+def _has_events(path: str) -> bool:
+    try:
+        return holds_events(path)
+    except NoRowsError:
+        return False  # a machine without rows beside others; who reads the path says what that means
+
+
+def _timeline(config: WorkflowConfig, group: Group, path: str, *, first: bool) -> TimelineConfig:
+    """Returns the timeline of the events at a path."""
+    section = config.timeline or TimelineSection()
+    output = section.outputTableName if first else ""
+    changes = {
+        "inputTableName": path,
+        "outputTableName": output or str(_place(config, group, f"timeline of {path}", near=path) / "transitions"),
+        "evalTableName": section.evalTableName if first else None,
+        "actionDiscrete": isinstance(config, DqnConfig),
+        "gamma": config.rl.gamma if section.steps > 1 else None,
+    }
+    if section.evalTableName is None or not first:
+        changes["eval_percent"] = TimelineSection().eval_percent
+    query = QuerySection(tableSample=config.query.tableSample if first else 100.0, actions=config.actions)
+    return TimelineConfig(timeline=section.model_copy(update=changes), query=query)
+
+
+def _shards(config: WorkflowConfig, paths: Paths, group: Group, *, node_index: int | None) -> Paths:
+    """Makes the parts of all machines where they do not stand, and with node_index fetches one; returns its paths."""
+    assert config.data.shards_path is not None
+    found = dict(paths)
+    for key, path in paths.items():
+        if path is None:
+            continue
+        name = key.removesuffix("_data_path")
+        folder = (
+            _place(config, group, f"{config.data.shards_path} {name} {group.node} of {group.num_nodes}", near=None)
+            / name
+        )
+        outcome = shard(
+            ShardConfig(
+                training_data_path=path, shards_path=f"{config.data.shards_path.rstrip('/')}/{name}",
+                local_path=str(folder), layout=config.data.layout, seed=config.seed, num_nodes=group.num_nodes,
+                node_index=node_index,
+            )
+        )  # fmt: skip
+        if node_index is None:
+            say(group, f"{name} rows of each machine: {', '.join(f'{rows:,}' for rows in outcome.rows)}")
+        found[key] = outcome.local
+    return found
+
+
+def _place(config: WorkflowConfig, group: Group, name: str, *, near: str | None) -> Path:
+    """Returns a folder of this machine for what a stage makes: where the user says, beside the data, or in the cache.
+
+    Several machines may share what lies beside the data, and their home folders: the number of the machine keeps them
+    apart.
+    """
+    key = hashlib.sha256(f"{name} {config.model_dump_json(include={'timeline', 'query', 'actions'})}".encode())
+    folder = f"stage-{key.hexdigest()[:16]}"
+    if group.num_nodes > 1:
+        folder += f"-node-{group.node}"
+    if config.data.training_copy_dir is not None:
+        return Path(config.data.training_copy_dir).expanduser().absolute() / folder
+    if near is not None and "://" not in near:
+        beside = Path(local_path(near)).parent / FOLDER / folder
+        if is_writable(beside):
+            return beside
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "reagent_lite" / folder

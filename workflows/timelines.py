@@ -1,0 +1,136 @@
+"""The story of a timeline: the folders that stand are kept; else an engine is opened, and makes them."""
+
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from reagent_lite.config.timeline import TimelineConfig
+from reagent_lite.data.engine import Engine
+from reagent_lite.data.engine_duckdb import MEMORY_SHARE, DuckDBEngine
+from reagent_lite.data.engine_spark import SparkEngine
+from reagent_lite.data.readers_input import InputFile
+from reagent_lite.data.stage import StageManifest, data_files, standing
+from reagent_lite.data.timeline import KIND, make_timeline, output_folders, settings_of
+from reagent_lite.errors import ConfigError, Problem
+from reagent_lite.files import require_writable
+from reagent_lite.memory import free_bytes
+from reagent_lite.training.progress import progress
+
+_ABANDONED_AFTER_SECONDS = 86_400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimelineOutcome:
+    """What is left; printed as the last line of standard output.
+
+    Attributes:
+        train, eval: folders of transitions; eval is None where none was asked for.
+        train_rows, eval_rows: in them.
+        episodes: that were paired.
+        refused_rows: rows that broke a rule; their episodes were left out.
+        made: false where the folders stood already, made of the same events in the same way.
+        seconds: in all.
+    """
+
+    train: str
+    eval: str | None
+    train_rows: int
+    eval_rows: int
+    episodes: int
+    refused_rows: int
+    made: bool
+    seconds: float
+
+
+def run_timeline(config: TimelineConfig) -> TimelineOutcome:
+    """Makes the folders that the config asks for, unless they stand, and returns what is in them.
+
+    Raises:
+        ConfigError: an output in the place of the events, or that cannot be written.
+        DataError: what is wrong with the events, see data/timeline.py.
+    """
+    start = time.monotonic()
+    files = data_files(config.timeline.inputTableName)
+    folders = output_folders(config)
+    _require_apart(files, folders)
+    found = [
+        standing(folder, KIND, {**settings_of(config), "use": use}, files)
+        for folder, use in zip(folders, ("train", "eval"), strict=False)
+    ]
+    manifests = tuple(manifest for manifest in found if manifest is not None)
+    made = len(manifests) < len(folders)
+    if made:
+        manifests = _made(config, files, folders)
+    else:
+        _say(f"{', '.join(map(str, folders))}: made of these events before, nothing to do")
+    report = manifests[0].report
+    for folder, manifest in zip(folders, manifests, strict=True):
+        _say(f"{folder}: {manifest.rows:,} transitions in {len(manifest.files)} files")
+    return TimelineOutcome(
+        train=str(folders[0]),
+        eval=str(folders[1]) if len(folders) > 1 else None,
+        train_rows=report["train_rows"],
+        eval_rows=report["eval_rows"],
+        episodes=report["episodes"],
+        refused_rows=sum(one["rows"] for one in report["refused"]),
+        made=made,
+        seconds=round(time.monotonic() - start, 3),
+    )
+
+
+def _made(config: TimelineConfig, files: tuple[InputFile, ...], folders: tuple[Path, ...]) -> tuple[StageManifest, ...]:
+    for folder, key in zip(folders, ("outputTableName", "evalTableName"), strict=False):
+        require_writable(folder.parent, f"timeline.{key}")
+    with _work_folder(config, folders[0]) as work, _engine(config, work, files) as engine:
+        return make_timeline(config, engine, files, say=_say, progress=partial(progress, enabled=True))
+
+
+@contextmanager
+def _work_folder(config: TimelineConfig, target: Path) -> Iterator[Path]:
+    """Gives a folder on a local disk for what does not fit into memory."""
+    parent = Path(config.temporary_directory).expanduser() if config.temporary_directory else target.parent
+    require_writable(parent, "temporary_directory")
+    for left in parent.glob(f".{target.name}.*.work"):
+        if time.time() - left.stat().st_mtime > _ABANDONED_AFTER_SECONDS:
+            shutil.rmtree(left, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".work", dir=parent))
+    try:
+        yield folder.absolute()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _engine(config: TimelineConfig, work: Path, files: tuple[InputFile, ...]) -> Iterator[Engine]:
+    engine: Engine
+    if config.engine == "spark":
+        engine = SparkEngine(config.master or "", work)
+    else:
+        limit = config.memory_limit_mb
+        memory = limit * 1_000_000 if limit else int(MEMORY_SHARE * free_bytes(torch.device("cpu")))
+        inputs = sorted({str(Path(file.path).parent) for file in files if not file.remote})
+        engine = DuckDBEngine(work, inputs, memory)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def _require_apart(files: tuple[InputFile, ...], folders: tuple[Path, ...]) -> None:
+    """Checks that no output takes the place of an input."""
+    for folder, key in zip(folders, ("outputTableName", "evalTableName"), strict=False):
+        for file in files:
+            if not file.remote and folder in (Path(file.path), *Path(file.path).parents):
+                raise ConfigError(Problem(f"timeline.{key}", "a folder without the events", str(folder)))
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
