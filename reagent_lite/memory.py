@@ -1,8 +1,12 @@
 """How much memory may still be taken, asked before it is."""
 
-from pathlib import Path
+from __future__ import annotations
 
-import torch
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # what only reads configs and data need not wait for torch
+    import torch
 
 _UNKNOWN = 2**62
 _CGROUP = Path("/sys/fs/cgroup")
@@ -14,7 +18,14 @@ def free_bytes(device: torch.device) -> int:
     On a CPU the least of what the machine has available and what a container's limit leaves.
     """
     if device.type == "cuda":
+        import torch
+
         return int(torch.cuda.mem_get_info(device)[0])
+    return free_host_bytes()
+
+
+def free_host_bytes() -> int:
+    """Returns the bytes that may still be allocated on the machine: what it has available and a container leaves."""
     return min(_machine(), _container())
 
 

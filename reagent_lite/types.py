@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:  # what only reads configs and data need not wait for torch
+    import torch
+    from torch import Tensor
 
 MISSING_VALUE = -1337.1337
 """How dense data of the 2019 workflows marks an absent feature; inside it is NaN."""

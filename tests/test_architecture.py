@@ -1,6 +1,8 @@
 """The house and its rooms: imports go downwards only, siblings never import each other."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -73,3 +75,10 @@ def test_folders_have_a_readme() -> None:
         f"reagent_lite/{path.name}" for path in (ROOT / "reagent_lite").iterdir() if (path / "__init__.py").exists()
     ]
     assert [name for name in folders if not (ROOT / name / "README.md").is_file()] == []
+
+
+@pytest.mark.parametrize("workflow", ["timeline", "normalize", "shard", "convert"])
+def test_what_prepares_data_does_without_torch(workflow: str) -> None:
+    """Torch takes 1.3 s and 180 MB, which a stage that is skipped or bounded in memory need not."""
+    code = f"import sys, workflows.{workflow}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

@@ -3,7 +3,7 @@
 import sys
 
 from reagent_lite.config import ParametricDqnConfig
-from workflows.command_line import main
+from workflows.command_line_training import main
 from workflows.training import train
 
 if __name__ == "__main__":

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from reagent_lite.config.timeline import TimelineConfig
 from reagent_lite.data.engine import Engine
 from reagent_lite.data.engine_duckdb import MEMORY_SHARE, DuckDBEngine
@@ -21,7 +19,7 @@ from reagent_lite.data.stage import StageManifest, data_files, standing
 from reagent_lite.data.timeline import KIND, make_timeline, output_folders, settings_of
 from reagent_lite.errors import ConfigError, Problem
 from reagent_lite.files import require_writable
-from reagent_lite.memory import free_bytes
+from reagent_lite.memory import free_host_bytes
 from reagent_lite.training.progress import progress
 
 _ABANDONED_AFTER_SECONDS = 86_400.0
@@ -115,7 +113,7 @@ def _engine(config: TimelineConfig, work: Path, files: tuple[InputFile, ...]) ->
         engine = SparkEngine(config.master or "", work)
     else:
         limit = config.memory_limit_mb
-        memory = limit * 1_000_000 if limit else int(MEMORY_SHARE * free_bytes(torch.device("cpu")))
+        memory = limit * 1_000_000 if limit else int(MEMORY_SHARE * free_host_bytes())
         inputs = sorted({str(Path(file.path).parent) for file in files if not file.remote})
         engine = DuckDBEngine(work, inputs, memory)
     try:

@@ -33,7 +33,7 @@ from reagent_lite.training.metrics import MetricsWriter
 from reagent_lite.training.progress import progress
 from reagent_lite.training.stop import StopSignal
 from reagent_lite.training.warm_start import warm_start
-from workflows.command_line import Outcome
+from workflows.command_line_training import Outcome
 from workflows.continuing import History, long_waits, look_back, short_waits, times, with_fault
 from workflows.drawing import PICTURES, draw_pictures
 from workflows.experience import Experience, Judges, Stream, build_judges, gather_experience, open_stream
@@ -288,12 +288,12 @@ def _predictor(config: WorkflowConfig, normalization: Normalization, learner: DQ
     if normalization.action is None:
         return DiscretePredictor(
             state, learner.scorer, state_feature_ids=normalization.state.feature_ids,
-            action_names=config.actions, temperature=config.rl.temperature,
+            action_names=config.actions, temperature=config.rl.temperature, restriction=learner.restriction,
         )  # fmt: skip
     return ParametricPredictor(
         state, Preprocessor(normalization.action, missing_as_zero=as_zero), learner.scorer,
         state_feature_ids=normalization.state.feature_ids, action_feature_ids=normalization.action.feature_ids,
-        temperature=config.rl.temperature,
+        temperature=config.rl.temperature, restriction=learner.restriction,
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from oracles.logs import random_rows, write_lines
 from oracles.runs import ROOT, Runner
 
 from reagent_lite.config import DqnConfig, ParametricDqnConfig
-from workflows.command_line import Outcome, main
+from workflows.command_line_training import Outcome, main
 
 
 def never(config: Any, group: Any) -> Outcome:
