@@ -36,8 +36,9 @@ class TimelineSection(Section):
     """Actions are names; false: maps of features, for parametric DQN."""
     addTerminalStateRow: bool = False
     """Keep the last row of an episode that does not say how it ended, as a true end; false: leave it out."""
-    numOutputShards: Annotated[int, Field(ge=1, le=10_000)] = 1
-    """Files of each output; an episode is in one of them."""
+    numOutputShards: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    """Files of each output, an episode in one of them; absent: one for each 300,000 rows, so that machines can share
+    them whole."""
     outlierEpisodeLengthPercentile: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Leave out episodes with more rows than this share of the episodes has at most."""
     percentileFunction: Literal["percentile", "percentile_approx"] = "percentile_approx"

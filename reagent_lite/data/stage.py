@@ -70,8 +70,8 @@ def write_manifest(folder: Path, manifest: StageManifest) -> StageManifest:
 
     Args:
         folder: holds the data files, and nothing else.
-        manifest: its `files` say {name: {"rows": rows}}; sizes and sha256 are added. An entry that has both is that of a
-            file whose writer hashed it on the way and brought it to the disk.
+        manifest: its `files` say {name: {"rows": rows}}; sizes and sha256 are added. An entry that has both is that of
+            a file whose writer hashed it on the way and brought it to the disk.
     """
     names = sorted(manifest.files)
     with ThreadPoolExecutor(4) as pool:
@@ -104,7 +104,7 @@ def read_manifest(folder: str) -> StageManifest | None:
     where = f"{local_path(folder).rstrip('/')}/{FILE_NAME}"
     try:
         data = _bytes_at(where)
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, FileExistsError):  # the last as fsspec says it of a file's child
         return None
     except (OSError, ImportError, ValueError) as error:
         raise DataError(Problem(where, "a readable file", f"{type(error).__name__}: {error}")) from error

@@ -31,6 +31,7 @@ from reagent_lite.errors import DataError, NoRowsError, Problem
 from reagent_lite.files import appearing_folder
 
 KIND = "timeline"
+ROWS_PER_FILE = 300_000
 VERSION = 1
 """Of the transformation: folders made by another version are made again."""
 
@@ -99,7 +100,8 @@ def make_timeline(
     with ExitStack() as stack:
         targets = output_folders(config)
         folders = [stack.enter_context(appearing_folder(target)) for target in targets]
-        query, count = pairing.result(relation), config.timeline.numOutputShards
+        query = pairing.result(relation)
+        count = config.timeline.numOutputShards or -(-report["complete_rows"] // ROWS_PER_FILE) or 1
         with progress("pairing and writing transitions", "percent") as show:
             written = engine.write(query, folders, count, report["complete_rows"], show)
         report = _finished(report, written, features)

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, check, fingerprint, load_config, resolved
+from reagent_lite.config.convert import ConvertConfig
+from reagent_lite.config.normalize import NormalizeConfig
 from reagent_lite.config.simulate import SimulateConfig
 from reagent_lite.errors import ConfigError
 
@@ -143,6 +145,12 @@ def test_fingerprint_does_not_depend_on_the_node() -> None:
 def test_sample_configs_are_valid(file: Path) -> None:
     if file.name.startswith("simulate"):
         assert load_config(SimulateConfig, str(file)).output_path.startswith("outputs/")
+        return
+    if file.name.startswith("convert"):
+        assert load_config(ConvertConfig, str(file)).output_path.startswith("outputs/")
+        return
+    if file.name.startswith("normalize"):
+        assert str(load_config(NormalizeConfig, str(file)).norm_params.output_dir).startswith("outputs/")
         return
     model = ParametricDqnConfig if "parametric" in file.name else DqnConfig
     assert load_config(model, str(file)).model_output_path.startswith("outputs/")

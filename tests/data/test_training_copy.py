@@ -214,12 +214,12 @@ def test_large_sequence_numbers_are_exact(tmp_path: Path) -> None:
 
 def test_ignored_columns_and_either_propensity_are_reported(tmp_path: Path) -> None:
     copy = discrete(
-        tmp_path, row(action_probability=0.5, ds="2019-01-01"), row(propensity=0.25, action_probability=0.25)
+        tmp_path, row(action_probability=0.5, shoe_size="42"), row(propensity=0.25, action_probability=0.25)
     )
     assert copy.propensity.tolist() == [0.5, 0.25]
     assert copy.notes == (
         "2 rows have no mdp_id; each counts as an episode of its own",
-        "columns that are not used: ds",
+        "columns that are not used: shoe_size",
     )
 
 

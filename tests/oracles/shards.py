@@ -1,0 +1,77 @@
+"""Logs of episodes of given lengths, and what shards of them hold."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from reagent_lite.data.stage import data_files
+from reagent_lite.errors import NoRowsError
+
+
+def table(lengths: Sequence[int], *, first: int = 0, seed: int = 0) -> pa.Table:
+    """Transitions of episodes named e<first>, e<first + 1>, ..., one after the other."""
+    rows = sum(lengths)
+    rng = np.random.default_rng([seed, first])
+    episode = np.repeat(np.arange(len(lengths)), lengths)
+    place = np.concatenate([np.arange(n) for n in lengths] or [np.zeros(0, int)])
+    over = place == np.array(lengths, int)[episode] - 1
+    values = rng.normal(size=(rows + 1, 2)).astype(np.float32)
+    offsets = pa.array(np.arange(rows + 1) * 2, pa.int32())
+
+    def maps(of: Any) -> pa.Array:
+        keys = pa.array(np.tile([0, 1], rows), pa.int32())
+        return pa.MapArray.from_arrays(offsets, keys, pa.array(of.reshape(-1), pa.float32()))
+
+    return pa.table(
+        {
+            "mdp_id": pa.array([f"e{first + number}" for number in episode], pa.string()),
+            "sequence_number": pa.array(place, pa.int64()),
+            "state_features": maps(values[:-1]),
+            "action": pa.array(rng.choice(["a", "b"], rows), pa.string()),
+            "reward": pa.array(rng.normal(size=rows).astype(np.float32), pa.float32()),
+            "possible_actions": pa.array([["a", "b"]] * rows, pa.list_(pa.string())),
+            "next_state_features": maps(values[1:]),
+            "next_action": pa.array([None if end else "a" for end in over], pa.string()),
+            "possible_next_actions": pa.array([[] if end else ["a", "b"] for end in over], pa.list_(pa.string())),
+            "of_our_own": pa.array(np.arange(rows) + 1000 * first, pa.int64()),
+        }
+    )
+
+
+def write(file: Path, rows: pa.Table, group: int = 7) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(rows, file, row_group_size=group)
+    return file
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    """Rows of a folder's data files, in the order of their names; maps as dictionaries."""
+    try:
+        files = data_files(str(folder))
+    except NoRowsError:
+        return []
+    tables = [pq.ParquetFile(file.path).read() for file in files]
+    return [plain(row, one.schema) for one in tables for row in one.to_pylist()]
+
+
+def plain(row: dict[str, Any], schema: pa.Schema) -> dict[str, Any]:
+    return {
+        name: {str(key): inner for key, inner in value}
+        if value is not None and pa.types.is_map(schema.field(name).type) else value
+        for name, value in row.items()
+    }  # fmt: skip
+
+
+def multiset(rows: Sequence[dict[str, Any]]) -> list[str]:
+    return sorted(json.dumps(row, sort_keys=True) for row in rows)
+
+
+def names(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """mdp_ids in order, neighbours of one name once."""
+    ids = [row["mdp_id"] for row in rows]
+    return [one for number, one in enumerate(ids) if not number or ids[number - 1] != one]

@@ -1,0 +1,254 @@
+"""workflows.shard as users run it: made once, fetched by each, killed and run again, and every bad input."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from oracles.disks import small_disk
+from oracles.logs import random_rows, write_lines
+from oracles.runs import ROOT
+from oracles.shards import multiset, plain, rows_of, table, write
+
+from reagent_lite.config.shard import ShardConfig
+from reagent_lite.data.stage import read_manifest
+from workflows.command_line import main_alone
+from workflows.shard import COMMAND
+from workflows.sharding import shard
+
+ROWS = table([4, 3, 5, 2, 6, 4] * 10)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished command."""
+
+    code: int
+    outcome: dict[str, Any]
+    err: str
+
+
+Runner = Callable[..., Run]
+
+
+@pytest.fixture
+def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Runner:
+    """run(config tree, *arguments): the whole command line, without a process of its own."""
+
+    def start(tree: dict[str, Any], *arguments: str) -> Run:
+        config = tmp_path / "config.json"
+        config.write_text(json.dumps(tree))
+        code = main_alone(COMMAND, ShardConfig, shard, ["--config", str(config), *arguments])
+        captured = capsys.readouterr()
+        return Run(code, json.loads(captured.out) if code == 0 else {}, captured.err)
+
+    return start
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> dict[str, Any]:
+    """Ten files of whole episodes, 24 rows each; two machines."""
+    for number in range(10):
+        write(tmp_path / "in" / f"{number}.parquet", ROWS.slice(24 * number, 24))
+    return {
+        "training_data_path": str(tmp_path / "in"),
+        "shards_path": str(tmp_path / "share"),
+        "local_path": str(tmp_path / "disk" / "shard"),
+        "num_nodes": 2,
+    }
+
+
+def started(tree: dict[str, Any], config: Path, *arguments: str) -> "subprocess.Popen[str]":
+    config.write_text(json.dumps(tree))
+    command = [sys.executable, "-m", "workflows.shard", "--config", str(config), *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+
+
+def ended(process: "subprocess.Popen[str]", seconds: float = 120) -> tuple[int, dict[str, Any], str]:
+    out, err = process.communicate(timeout=seconds)
+    return process.returncode, json.loads(out.splitlines()[-1]) if process.returncode == 0 else {}, err
+
+
+def times(folder: Path) -> dict[str, tuple[int, int]]:
+    return {str(one): (one.stat().st_ino, one.stat().st_mtime_ns) for one in [folder, *folder.rglob("*")]}
+
+
+def test_made_fetched_and_not_made_again(run: Runner, tree: dict[str, Any], tmp_path: Path) -> None:
+    made = run(tree, "--num_nodes", "3")
+    assert made.code == 0, made.err
+    assert made.outcome["made"]
+    assert made.outcome["local"] is None
+    assert sum(made.outcome["rows"]) == 240
+    assert max(abs(rows - 80) for rows in made.outcome["rows"]) <= 6
+    found = []
+    for node in range(3):
+        place = f"local_path={tmp_path / f'node{node}' / 'shard'}"
+        fetched = run(tree, "--num_nodes=3", f"--node_index={node}", "--set", place)
+        assert fetched.code == 0, fetched.err
+        assert not fetched.outcome["made"]
+        found += rows_of(tmp_path / f"node{node}" / "shard")
+    assert multiset(found) == multiset([plain(row, ROWS.schema) for row in ROWS.to_pylist()])
+    before = times(tmp_path / "share") | times(tmp_path / "node0")
+    again = run(tree, "--num_nodes=3", "--node_index=0", "--set", f"local_path={tmp_path / 'node0' / 'shard'}")
+    assert (again.outcome["made"], again.outcome["fetched"]) == (False, 0)
+    assert times(tmp_path / "share") | times(tmp_path / "node0") == before
+    # touched, not changed
+    os.utime(tmp_path / "in" / "0.parquet")
+    assert not run(tree, "--num_nodes=3").outcome["made"]
+
+
+def test_a_changed_input_is_sharded_anew(run: Runner, tree: dict[str, Any], tmp_path: Path) -> None:
+    first = run(tree, "--node_index=0")
+    write(tmp_path / "in" / "9.parquet", table([5, 5], first=500))
+    second = run(tree, "--node_index=0")
+    assert second.outcome["made"]
+    assert "made anew, as the shards there were made from" in second.err
+    assert "9.parquet" not in first.err
+    assert second.outcome["generation"] != first.outcome["generation"]
+    manifest = read_manifest(tree["local_path"])
+    assert manifest is not None
+    assert manifest.rows == second.outcome["rows"][0]
+    other = run(tree, "--num_nodes=5")
+    assert "the shards there are for layout shards, num_nodes 2, seed 0, and this config says" in other.err
+    assert len(other.outcome["rows"]) == 5
+
+
+def test_others_wait_for_machine_0(tree: dict[str, Any], tmp_path: Path) -> None:
+    """Two processes on one machine fetch to one place as well: one of them fetches."""
+    waiting = [
+        started({**tree, "training_data_path": "/not/here"}, tmp_path / f"c{number}.json", "--node_index", "1")
+        for number in range(2)
+    ]
+    time.sleep(4)
+    assert all(process.poll() is None for process in waiting)
+    first = started({**tree, "local_path": str(tmp_path / "disk0" / "shard")}, tmp_path / "c.json", "--node_index=0")
+    assert ended(first)[0] == 0
+    results = [ended(process) for process in waiting]
+    assert [code for code, _, _ in results] == [0, 0], results
+    assert all("waiting for machine 0 to make the shards" in err for _, _, err in results)
+    counts = sorted(outcome["fetched"] for _, outcome, _ in results)
+    assert counts[0] == 0 < counts[1]
+    both = rows_of(tmp_path / "disk0" / "shard") + rows_of(tmp_path / "disk" / "shard")
+    assert multiset(both) == multiset([plain(row, ROWS.schema) for row in ROWS.to_pylist()])
+
+
+def test_waiting_ends(run: Runner, tree: dict[str, Any]) -> None:
+    assert run(tree, "--num_nodes=3").code == 0
+    late = run(tree, "--node_index=1", "--set", "wait_seconds=0.5")
+    assert late.code == 2
+    assert "expected shards within 0.5 s, got none that fit: the shards there are for layout shards, num_nodes 3" in (
+        late.err
+    )
+    assert "num_nodes 2" in late.err
+    none = run({**tree, "shards_path": tree["shards_path"] + "2"}, "--node_index=1", "--set", "wait_seconds=1")
+    assert none.code == 2
+    assert "there is no shards.json yet" in none.err
+    assert not Path(tree["local_path"]).exists()
+
+
+def killed_when(process: "subprocess.Popen[str]", ripe: Callable[[], bool], seconds: float = 60) -> bool:
+    """Kills by SIGKILL as soon as something is so; returns whether it came to that."""
+    end = time.monotonic() + seconds
+    while process.poll() is None and time.monotonic() < end:
+        if ripe():
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
+            return process.returncode == -signal.SIGKILL
+    process.communicate()
+    return False
+
+
+def test_killed_while_making(tree: dict[str, Any], tmp_path: Path) -> None:
+    rows = random_rows(300) * 200  # row by row, for a second or two
+    for number, row in enumerate(rows):
+        rows[number] = {**row, "mdp_id": str(number // 10)}
+    tree["training_data_path"] = str(write_lines(tmp_path / "log.jsonl", rows))
+    share = tmp_path / "share"
+    process = started(tree, tmp_path / "c.json")
+    assert killed_when(process, lambda: any(share.glob(".making-*/shard-*/part-*")))
+    assert [one.name[:8] for one in share.iterdir()] == [".making-"]
+    late = started({**tree, "wait_seconds": 0.5}, tmp_path / "late.json", "--node_index=1")
+    assert ended(late)[0] == 2  # nothing there looks whole
+    code, outcome, err = ended(started(tree, tmp_path / "c.json"))
+    assert code == 0, err
+    assert outcome["rows"] == [30_000, 30_000]
+    assert sorted(one.name for one in share.iterdir()) == sorted([outcome["generation"], "shards.json"])
+
+
+def test_killed_while_fetching(tree: dict[str, Any], tmp_path: Path) -> None:
+    for number in range(60):  # some 60 MB in files of 1 MB
+        write(tmp_path / "in" / f"{number}.parquet", table([100] * 200, first=1000 * number), group=5000)
+    code, outcome, err = ended(started({**tree, "num_nodes": 1}, tmp_path / "c.json"))
+    assert code == 0, err
+    target, fetching = tmp_path / "disk" / "shard", tmp_path / "disk" / ".shard.fetching"
+    for _ in range(5):
+        process = started({**tree, "num_nodes": 1}, tmp_path / "c.json", "--node_index=0")
+        if killed_when(process, lambda: len(list(fetching.glob("*.parquet"))) >= 3):
+            break
+    assert not target.exists()
+    complete = {file.name: file.stat().st_mtime_ns for file in fetching.iterdir() if file.suffix != ".part"}
+    assert 3 <= len(complete) < 61
+    code, outcome, err = ended(started({**tree, "num_nodes": 1}, tmp_path / "c.json", "--node_index=0"))
+    assert code == 0, err
+    assert outcome["fetched"] == 61 - len(complete)  # 60 files and the manifest
+    assert {name: (target / name).stat().st_mtime_ns for name in complete} == complete
+    assert sorted(one.name for one in (tmp_path / "disk").iterdir()) == [".shard.lock", "shard"]
+
+
+FAULTS: list[tuple[dict[str, Any], tuple[str, ...], str]] = [
+    ({}, ("--num_nodes=0",), "num_nodes: expected greater than or equal to 1"),
+    ({}, ("--node_index=2",), "node_index: expected 0 to 1, as num_nodes is 2, got 2"),
+    ({}, ("--node_index=-1",), "node_index: expected greater than or equal to 0"),
+    ({"local_path": ""}, ("--node_index=0",), "local_path: expected a folder on this machine's disk"),
+    ({"local_path": "s3://bucket/x"}, ("--node_index=0",), "local_path: expected a local path"),
+    ({"shards_path": ""}, (), "shards_path: expected a path, got nothing"),
+    ({"shards_path": "http://host/x"}, (), "expected a local path or a URL with one of file://"),
+    ({"training_data_path": "nowhere"}, (), "expected a data file or a folder of shards, got nothing at this path"),
+    ({"layout": "parts"}, (), "layout: expected 'shards' or 'replicas'"),
+    ({"numnodes": 2}, (), "Did you mean 'num_nodes'?"),
+]
+
+
+@pytest.mark.parametrize(("changes", "arguments", "message"), FAULTS)
+def test_bad_input(
+    run: Runner, tree: dict[str, Any], tmp_path: Path, changes: dict[str, Any], arguments: tuple[str, ...], message: str
+) -> None:
+    done = run({**tree, **changes}, *arguments)
+    assert done.code == 2
+    assert message in done.err
+    assert "Traceback" not in done.err
+    assert not (tmp_path / "share" / "shards.json").exists()
+    assert not (tmp_path / "disk").exists()
+
+
+def test_one_place_for_two_things(run: Runner, tree: dict[str, Any]) -> None:
+    done = run({**tree, "shards_path": tree["training_data_path"] + "/"})
+    assert done.code == 2
+    assert "shards_path: expected another place than training_data_path" in done.err
+
+
+@pytest.mark.parametrize("what", ["full", "readonly"])
+def test_a_share_that_takes_nothing(run: Runner, tree: dict[str, Any], tmp_path: Path, what: str) -> None:
+    with small_disk(tmp_path / "small", size="64k", files=40) as disk:
+        if what == "readonly":
+            subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        done = run({**tree, "shards_path": str(disk / "shards")})
+        assert done.code == 2, done.err
+        assert ("No space left on device" if what == "full" else "Read-only file system") in done.err
+        assert "Traceback" not in done.err
+        assert not [one for one in (disk / "shards").glob("*")]
+
+
+def test_the_help_says_who_makes_and_who_waits() -> None:
+    command = [sys.executable, "-m", "workflows.shard", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
+    assert "--num_nodes" in done.stdout
+    assert "--node_index" in done.stdout
+    assert "machine 0 makes the shards unless they stand, the others wait" in done.stdout

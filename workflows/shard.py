@@ -1,0 +1,25 @@
+"""Make a shard of the rows for each machine, and fetch one: python -m workflows.shard --config x.json --num_nodes N."""
+
+import sys
+
+from reagent_lite.config.shard import ShardConfig
+from workflows.command_line import Command, main_alone
+from workflows.sharding import shard
+
+COMMAND = Command(
+    module="workflows.shard",
+    model=ShardConfig,
+    example="configs/cluster/shard.json",
+    settings="--num_nodes 2 --node_index 0",
+    outcome="shards, generation, rows, made, local, fetched, seconds",
+    flags={"num_nodes": "machines", "node_index": "number of this machine, from 0: its shard is fetched to local_path"},
+    story="""\
+without --node_index: makes the shards of all machines at shards_path, unless they stand
+with --node_index, the same command on every machine, in any order:
+  machine 0 makes the shards unless they stand, the others wait for them up to wait_seconds and say so every 10 s;
+  then each fetches its own to local_path, verified by sha256. What is there already and right is not made or
+  fetched again. A machine that does not see training_data_path takes the shards that fit its other keys.""",
+)
+
+if __name__ == "__main__":
+    sys.exit(main_alone(COMMAND, ShardConfig, shard))

@@ -1,0 +1,174 @@
+"""The story of shards: made once for all machines, then fetched by each.
+
+1 stand?   shards.json fits the config, and the input is what it was
+2 make     machine 0, or whoever gives no node_index: shards ─► a new generation ─► shards.json
+3 wait     the other machines, until shards.json fits
+4 fetch    one shard ─► local_path, every byte verified
+"""
+
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reagent_lite.config.shard import ShardConfig
+from reagent_lite.data.input_state import unchanged
+from reagent_lite.data.readers_input import InputFile
+from reagent_lite.data.shard_fetch import Fetched, fetch_shard
+from reagent_lite.data.shard_store import POINTER, Pointer, Store, is_whole, open_store, publish, read_pointer, told
+from reagent_lite.data.sharding import Layout, make_shards
+from reagent_lite.data.stage import data_files
+from reagent_lite.errors import DataError, NoRowsError, Problem
+from reagent_lite.training.progress import progress
+
+_POLL_SECONDS = 0.5
+_MESSAGE_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharded:
+    """What is there now; printed as the last line of standard output.
+
+    Attributes:
+        shards: where they lie.
+        generation: name of their folder there.
+        rows: of each shard.
+        made: whether this run made them.
+        local: the fetched shard; None where none was asked for.
+        fetched: its files that this run fetched.
+        seconds: in all.
+    """
+
+    shards: str
+    generation: str
+    rows: list[int]
+    made: bool
+    local: str | None
+    fetched: int
+    seconds: float
+
+
+def shard(config: ShardConfig) -> Sharded:
+    """Makes the shards where they do not stand, fetches one where that is asked for, and says what is there."""
+    start = time.monotonic()
+    store = open_store(config.shards_path)
+    layout = Layout(layout=config.layout, num_nodes=config.num_nodes, seed=config.seed)
+    pointer, made = _made(config, store, layout) if not config.node_index else (_awaited(config, store, layout), False)
+    fetched = _fetched(config, store, layout, pointer) if config.node_index is not None else None
+    return Sharded(
+        shards=store.where,
+        generation=pointer.generation,
+        rows=[one.rows for one in pointer.shards],
+        made=made,
+        local=None if fetched is None else str(_local(config)),
+        fetched=0 if fetched is None else len(fetched.new) + len(fetched.altered),
+        seconds=round(time.monotonic() - start, 3),
+    )
+
+
+def _local(config: ShardConfig) -> Path:
+    return Path(config.local_path).expanduser().absolute()
+
+
+def _made(config: ShardConfig, store: Store, layout: Layout) -> tuple[Pointer, bool]:
+    """Returns the shards that fit, and whether they had to be made."""
+    pointer = read_pointer(store)
+    files = _input(config, pointer)
+    why = _misfit(pointer, layout, files)
+    if pointer is not None and not why and not is_whole(store, pointer):
+        why = "files of the shards are missing or have other sizes"
+    if pointer is not None and not why:
+        _say(f"{store.where}: {_described(pointer)}, nothing to make")
+        return pointer, False
+    if pointer is not None:
+        _say(f"{store.where}: made anew, as {why}")
+    with told(store.where, "a place for the shards that can be written"), store.building() as folder:
+        with progress("sharding", "bytes", enabled=True) as show:
+            manifests = make_shards(config.training_data_path, layout, folder, show)
+        pointer = publish(store, folder, manifests, layout.settings())
+    _say(f"{store.where}: {_described(pointer)}, moved as {manifests[0].report['moved_as']}")
+    return pointer, True
+
+
+def _described(pointer: Pointer) -> str:
+    rows = ", ".join(f"{one.rows:,}" for one in pointer.shards[:8]) + (", ..." if len(pointer.shards) > 8 else "")
+    return f"{len(pointer.shards)} {pointer.settings['layout']} of {rows} rows"
+
+
+def _input(config: ShardConfig, pointer: Pointer | None) -> tuple[InputFile, ...] | None:
+    """Returns the input's files, or None on a machine that does not see it and finds shards."""
+    try:
+        return data_files(config.training_data_path)
+    except NoRowsError:
+        raise
+    except DataError:
+        if pointer is None and not config.node_index:
+            raise
+        return None
+
+
+def _misfit(pointer: Pointer | None, layout: Layout, files: tuple[InputFile, ...] | None) -> str:
+    """Returns why shards are not those that are wanted, or "" where they are."""
+    if pointer is None:
+        return f"there is no {POINTER} yet"
+    if pointer.settings != layout.settings():
+        return f"the shards there are for {_keys(pointer.settings)}, and this config says {_keys(layout.settings())}"
+    if files is not None and not unchanged(pointer.inputs, files):
+        before = ", ".join(f"{one.name} ({one.size} bytes)" for one in pointer.inputs[:3])
+        now = ", ".join(f"{one.name} ({one.size} bytes)" for one in files[:3])
+        return f"the shards there were made from {before}, and training_data_path holds {now}, with other content"
+    return ""
+
+
+def _keys(settings: dict[str, Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in sorted(settings.items()))
+
+
+def _awaited(config: ShardConfig, store: Store, layout: Layout) -> Pointer:
+    """Returns the shards when they fit.
+
+    Raises:
+        DataError: they do not within wait_seconds, with what is there instead.
+    """
+    begin = said = time.monotonic()
+    while True:
+        pointer = read_pointer(store)
+        why = _misfit(pointer, layout, _input(config, pointer))
+        if pointer is not None and not why:
+            return pointer
+        now = time.monotonic()
+        if now - begin >= config.wait_seconds:
+            todo = "Run the same command with --node_index 0 on machine 0, or without it anywhere"
+            raise DataError(
+                Problem(store.where, f"shards within {config.wait_seconds:g} s", f"none that fit: {why}", todo)
+            )
+        if now - said >= _MESSAGE_SECONDS or said == begin:
+            _say(f"{store.where}: waiting for machine 0 to make the shards, {now - begin:.0f} s of "
+                 f"{config.wait_seconds:g} s; {why}")  # fmt: skip
+            said = now
+        time.sleep(min(_POLL_SECONDS, config.wait_seconds))
+
+
+def _fetched(config: ShardConfig, store: Store, layout: Layout, pointer: Pointer) -> Fetched:
+    """Fetches this machine's shard; where it was replaced meanwhile, the one that took its place."""
+    target, number = _local(config), config.node_index or 0
+    while True:
+        try:
+            with progress("fetching", "bytes", enabled=True) as show:
+                fetched = fetch_shard(store, pointer.shards[number], target, show)
+            break
+        except DataError:
+            newer = read_pointer(store)
+            if newer is None or newer == pointer or _misfit(newer, layout, None):
+                raise
+            pointer = newer
+    for name in fetched.altered:
+        _say(f"{target / name}: was altered, and fetched again")
+    count = len(fetched.new) + len(fetched.altered)
+    _say(f"{target}: shard {number}, {pointer.shards[number].rows:,} rows, {count} files fetched")
+    return fetched
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
