@@ -17,7 +17,7 @@ class RainbowConfig(Section):
     dueling_architecture: bool = True
     """Q = V(s) + A(s, a) - mean of A over the allowed actions."""
     bcq: bool = False
-    """Keep only next actions that an imitator of the log finds likely enough."""
+    """Take only actions that an imitator of the log finds likely enough: in targets, evaluation, play and export."""
     bcq_drop_threshold: Annotated[float, Field(ge=0, le=1)] = 0.1
     """Keep next actions whose imitated probability is at least this share of the largest."""
     categorical: bool = False

@@ -52,10 +52,6 @@ class WorkflowConfig(Section):
     """Passes over the training data; simulation.total_steps is the length of a run without data."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     """Of initial weights, row order and resampling."""
-    timeline: TimelineSection | None = None
-    """How transitions are made of events at training_data_path and eval_data_path; absent: by its defaults."""
-    query: QuerySection = QuerySection()
-    """Which episodes of the events are taken; actions are those of this config."""
     norm_params: NormParams = NormParams()
     rl: RLConfig = RLConfig()
     rainbow: RainbowConfig = RainbowConfig()
@@ -64,6 +60,10 @@ class WorkflowConfig(Section):
     data: DataConfig = DataConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     rendezvous: RendezvousConfig = RendezvousConfig()
+    timeline: TimelineSection | None = None
+    """How transitions are made of events at training_data_path and eval_data_path; absent: by its defaults."""
+    query: QuerySection = QuerySection()
+    """Which episodes of the events are taken; actions are those of this config."""
     simulation: SimulationConfig | None = None
     """Environments to learn from and to be judged in."""
     actions: tuple[str, ...] = ()

@@ -137,20 +137,3 @@ def test_resolved_config_reads_back_as_itself() -> None:
 def test_fingerprint_does_not_depend_on_the_node() -> None:
     assert fingerprint(check(DqnConfig, {**GOOD, "node_index": 0})) == fingerprint(check(DqnConfig, GOOD))
     assert fingerprint(check(DqnConfig, {**GOOD, "epochs": 2})) != fingerprint(check(DqnConfig, GOOD))
-
-
-@pytest.mark.parametrize(
-    "file", sorted((Path(__file__).resolve().parents[2] / "configs").rglob("*.json")), ids=lambda f: f.name
-)
-def test_sample_configs_are_valid(file: Path) -> None:
-    if file.name.startswith("simulate"):
-        assert load_config(SimulateConfig, str(file)).output_path.startswith("outputs/")
-        return
-    if file.name.startswith("convert"):
-        assert load_config(ConvertConfig, str(file)).output_path.startswith("outputs/")
-        return
-    if file.name.startswith("normalize"):
-        assert str(load_config(NormalizeConfig, str(file)).norm_params.output_dir).startswith("outputs/")
-        return
-    model = ParametricDqnConfig if "parametric" in file.name else DqnConfig
-    assert load_config(model, str(file)).model_output_path.startswith("outputs/")

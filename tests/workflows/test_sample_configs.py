@@ -12,6 +12,7 @@ from reagent_lite.config.convert import ConvertConfig
 from reagent_lite.config.normalize import NormalizeConfig
 from reagent_lite.config.shard import ShardConfig
 from reagent_lite.config.simulate import SimulateConfig
+from reagent_lite.config.timeline import TimelineConfig
 
 CONFIGS = sorted((ROOT / "configs").rglob("*.json"))
 
@@ -24,7 +25,7 @@ def tree(name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("file", CONFIGS, ids=lambda file: str(file.relative_to(ROOT)))
 def test_every_config_is_accepted_by_one_workflow(file: Path) -> None:
     kind = {"simulate": SimulateConfig, "simulate_candidates": SimulateConfig, "dqn": DqnConfig,
-            "normalize": NormalizeConfig, "convert": ConvertConfig, "shard": ShardConfig,
+            "normalize": NormalizeConfig, "convert": ConvertConfig, "shard": ShardConfig, "timeline": TimelineConfig,
             "online": ParametricDqnConfig if file.parent.name == "recommend" else DqnConfig}  # fmt: skip
     config = load_config(kind.get(file.stem, ParametricDqnConfig), str(file))
     if isinstance(config, ShardConfig):
@@ -32,6 +33,8 @@ def test_every_config_is_accepted_by_one_workflow(file: Path) -> None:
     written: str | None
     if isinstance(config, SimulateConfig | ConvertConfig):
         written = config.output_path
+    elif isinstance(config, TimelineConfig):
+        written = config.timeline.outputTableName
     elif isinstance(config, NormalizeConfig):
         written = config.norm_params.output_dir
     else:
