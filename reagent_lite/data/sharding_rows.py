@@ -34,7 +34,7 @@ from reagent_lite.data.schema import from_indices, is_text, merge_fields
 from reagent_lite.data.sharding_episodes import Episodes, ids_of
 from reagent_lite.errors import NoRowsError, Problem
 
-PART_BYTES = 1 << 25
+PART_BYTES = 1 << 24
 """Of Arrow's form of a part: a thread holds three times as much while it sorts one."""
 _BATCH_BYTES = 1 << 22
 _GROUP_ROWS = 1 << 15

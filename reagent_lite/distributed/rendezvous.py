@@ -35,6 +35,7 @@ from reagent_lite.errors import ConfigError, PeerError, Problem, RendezvousError
 
 _LONGEST_POLL = 2.0
 _SHARE_SECONDS = 20.0
+_GUARD_SECONDS = 1.0
 _READ_ATTEMPTS = 5
 T = TypeVar("T")
 _LOOPBACK = Address("lo", "127.0.0.1")
@@ -337,7 +338,7 @@ class Rendezvous:
     def _enter(self, link: Link, record: Record, close: Callable[[], None], deadline: float) -> Membership:
         """Claims this machine's number, declares it, and waits for the verdict."""
         entry = Entry(link, self.node, self.declaration, self._run, self.settings,
-                      interrupted=self.interrupted, say=self.say)  # fmt: skip
+                      interrupted=self._guarding(record), say=self.say)  # fmt: skip
         entry.claim()
         entry.declare()
         verdict = entry.wait(deadline)
@@ -350,6 +351,41 @@ class Rendezvous:
             raise error
         declarations = tuple(Declaration.model_validate(one) for one in verdict["declarations"])
         return Membership(link, record, self.node.index, declarations, self.settings, close)
+
+    def _guarding(self, record: Record) -> Callable[[], None]:
+        """Returns what is asked while node 0 waits: whether the file is still its own; on other machines less."""
+        file = self._file if self.node.index == 0 and self.node.count > 1 else None
+        if file is None:
+            return self.interrupted
+        looked = time.monotonic()
+
+        def look() -> None:
+            nonlocal looked
+            self.interrupted()
+            if time.monotonic() - looked > _GUARD_SECONDS:
+                self._keep(file, record)
+                looked = time.monotonic()
+
+        return look
+
+    def _keep(self, file: MeetingFile, record: Record) -> None:
+        """Makes sure that the others find this run: two jobs may have begun in one instant, or the file was removed."""
+        try:
+            found = self._on_share(file.read)
+            if isinstance(found, str) and found.startswith((NO_FILE, EMPTY_FILE)):
+                self.say(f"rendezvous: {file.path} is gone while machines meet: written again")
+                self._on_share(lambda: file.publish(record))
+        except RendezvousError:
+            return  # a share that is gone for the moment: who looks at it sees no file either
+        if not isinstance(found, Record) or found.nonce == record.nonce:
+            return
+        link = self._reach(found)
+        if link is not None:
+            link.close()
+            raise RendezvousError(
+                Problem(str(file.path), "a file that no other job uses", f"{found}, which took it meanwhile",
+                        "Give each job a file of its own")
+            )  # fmt: skip
 
 
 def _serve(server: socket.socket, record: Record) -> list[Store]:

@@ -91,6 +91,35 @@ def test_a_cut_network_ends_both_sides_with_the_reason(run: Run, how: str) -> No
 
 
 @SLOW
+@pytest.mark.parametrize("heals", [True, False])
+def test_a_network_that_is_cut_while_machines_meet(run: Run, heals: bool) -> None:
+    """Healed they meet; else both say what is missing. The share is behind the same network: the kernel lets a process
+    that waits for it end only when it answers, which the reason does not wait for."""
+    settings = {"interface": None, "lost_after_seconds": LOST_AFTER, "heartbeat_seconds": 0.5,
+                "join_timeout_seconds": 60 if heals else 15}  # fmt: skip
+    run.options = {"settings": settings}
+    first = run.start(run.hosts[0])
+    deadline = time.monotonic() + 30
+    while "listens at" not in first.stderr:
+        assert time.monotonic() < deadline, first.stderr
+        time.sleep(0.05)
+    run.hosts[1].cut("silent")
+    second = run.start(run.hosts[1])
+    time.sleep(6)
+    if heals:
+        run.hosts[1].heal()
+        assert [machine.wait(90) for machine in (first, second)] == [0, 0], first.stderr + second.stderr
+        return
+    said([first], 3, "got no sign of node 1", 40)
+    deadline = time.monotonic() + 60
+    while "got no answer for 20 s (the share hangs)" not in second.stderr:
+        assert time.monotonic() < deadline, second.stderr
+        time.sleep(0.2)
+    run.hosts[1].heal()
+    assert second.wait(60) == 3
+
+
+@SLOW
 def test_a_short_cut_is_survived(run: Run) -> None:
     both = run.both(steps=120, restarts=0)
     run.under_way()

@@ -39,6 +39,9 @@ def main(options: dict[str, Any]) -> None:
         force=options.get("force", False),
     )  # fmt: skip
     rendezvous.preflight()
+    if "publish_after" in options:
+        print("about to join", file=sys.stderr, flush=True)
+        time.sleep(options["publish_after"])
     command = [options.get("python", sys.executable), __file__, json.dumps(options)]
     launch(command, options.get("processes", 1), rendezvous, restarts=options.get("restarts", 0))
 

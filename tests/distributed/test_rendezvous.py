@@ -1,5 +1,6 @@
 """Machines that meet through a file: who comes, who does not, who should not; real launchers on loopback."""
 
+import errno
 import json
 import os
 import signal
@@ -195,6 +196,65 @@ def test_two_jobs_on_one_file(start: Start, tmp_path: Path) -> None:
         assert f"ended by --force from host {socket.gethostname()}, pid {forced.process.pid}" in machine.log
     assert start(1).ended() == 0
     assert forced.ended() == 0
+
+
+def test_two_jobs_that_start_in_the_same_instant(start: Start, tmp_path: Path) -> None:
+    """Both find no file and publish; the one whose record was replaced ends, the other meets its machines."""
+    jobs = [start(0), start(0)]
+    deadline = time.monotonic() + 60
+    while all(job.process.poll() is None for job in jobs):
+        assert time.monotonic() < deadline, jobs[0].log + jobs[1].log
+        time.sleep(0.05)
+    loser = next(job for job in jobs if job.process.poll() is not None)
+    winner = next(job for job in jobs if job is not loser)
+    assert loser.ended() == 3
+    assert f"pid {winner.process.pid}" in loser.log
+    assert "Give each job a file of its own" in loser.log
+    assert start(1).ended() == 0
+    assert winner.ended() == 0
+
+
+def test_node_0_is_killed_before_it_publishes(start: Start, tmp_path: Path) -> None:
+    first = start(0, publish_after=30.0)
+    other = start(1)
+    first.says("about to join")
+    first.process.kill()
+    assert not (tmp_path / "run.rdzv").exists()
+    again = start(0)
+    assert [again.ended(), other.ended()] == [0, 0], again.log + other.log
+
+
+def test_a_meeting_file_that_is_removed_while_machines_meet_is_written_again(start: Start, tmp_path: Path) -> None:
+    first = start(0)
+    appears(tmp_path / "run.rdzv")
+    (tmp_path / "run.rdzv").unlink()
+    first.says("is gone while machines meet: written again")
+    assert [start(1).ended(), first.ended()] == [0, 0]
+
+
+def test_a_handle_that_went_stale_is_looked_at_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NFS answers ESTALE where a file was replaced between its name's lookup and its opening."""
+    file = MeetingFile(tmp_path / "run.rdzv")
+    file.path.write_text(record())
+    opened, times = Path.open, []
+
+    def stale_once(self: Path, *args: object, **kwargs: object) -> object:
+        if self == file.path and not times:
+            times.append(1)
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return opened(self, *args, **kwargs)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(Path, "open", stale_once)
+    assert file.read() == os.strerror(errno.ESTALE)
+    assert isinstance(file.read(), Record)
+    times.clear()
+    one = Declaration(node=0, host="h", pid=1, processes=1, device="cpu")
+    said: list[str] = []
+    settings = RendezvousConfig(interface="lo", join_timeout_seconds=1)
+    node_0 = Rendezvous(Node(0, 2), f"file://{file.path}", settings, one, say=said.append)
+    with pytest.raises(RendezvousError, match="no sign of node 1"):  # it got past the stale handle, and waited
+        node_0.join()
+    assert any("does not answer: replaced" in line for line in said)
 
 
 @pytest.mark.parametrize(
