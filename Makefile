@@ -41,6 +41,9 @@ benchmark: setup
 	$(BIN)/python -m tests.benchmarks.memory
 	$(BIN)/python -m tests.benchmarks.simulation
 	$(BIN)/python -m tests.benchmarks.cluster
+	$(BIN)/python -m tests.benchmarks.timeline
+	$(BIN)/python -m tests.benchmarks.normalization
+	$(BIN)/python -m tests.benchmarks.sharding
 	$(BIN)/python -m workflows.benchmark
 
 clean:
