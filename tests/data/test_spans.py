@@ -95,3 +95,18 @@ def test_cross_entropy_needs_rewards_in_the_unit_interval(tmp_path: Path) -> Non
     copy = timeline(tmp_path)
     with pytest.raises(DataError, match=r"log\.jsonl:3: expected a reward in \[0, 1\].*got 4 \(2 such rows\)"):
         learnable_rows(copy, single_steps(copy), maxq=True, unit_reward=True)
+
+
+def test_rows_that_span_several_already_keep_their_steps(tmp_path: Path) -> None:
+    copy = timeline(tmp_path, step=2)
+    assert single_steps(copy).steps.tolist() == [1, 1, 1, 2]
+    with pytest.raises(DataError, match=r"log.jsonl:4: expected rows of one step, as rl.multi_steps is 3, got step 2"):
+        n_steps(copy, 3, 0.9)
+    with pytest.raises(DataError, match="as rl.use_seq_num_diff_as_time_diff is true, got step 2"):
+        time_steps(copy, 1.0)
+
+
+@pytest.mark.parametrize(("step", "got"), [(0, "0"), (256, "256"), (1.5, "1.5")])
+def test_steps_that_are_none(tmp_path: Path, step: float, got: str) -> None:
+    with pytest.raises(DataError, match=f"log.jsonl:4: expected an integer .*in step, got {got}"):
+        timeline(tmp_path, step=step)
