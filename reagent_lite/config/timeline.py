@@ -102,11 +102,15 @@ class TimelineSection(Section):
             yield Problem(f"{path}.rewardColumns", "reward among them", str(list(self.rewardColumns)))
         for key, own in (("rewardColumns", set()), ("extraFeatureColumns", {"reward", "metrics"})):
             columns = getattr(self, key)
-            for column in sorted(set(columns) & (RESERVED_COLUMNS | own)):
-                yield Problem(f"{path}.{key}", "columns that a timeline does not make itself", repr(column))
-            for column in sorted({column for column in columns if columns.count(column) > 1 or not column}):
-                yield Problem(f"{path}.{key}", "every name once", repr(column))
-        both = sorted(set(self.rewardColumns) & set(self.extraFeatureColumns))
+            names = [column.lower() for column in columns]  # as engines compare them
+            for column, name in zip(columns, names, strict=True):
+                if (name in RESERVED_COLUMNS | own) or (name != column and name in ("reward", "metrics")):
+                    yield Problem(f"{path}.{key}", "columns that a timeline does not make itself", repr(column))
+                if names.count(name) > 1 or not name:
+                    yield Problem(f"{path}.{key}", "every name once, upper and lower case alike", repr(column))
+        both = sorted(
+            {name.lower() for name in self.rewardColumns} & {name.lower() for name in self.extraFeatureColumns}
+        )
         if both:
             yield Problem(f"{path}.extraFeatureColumns", "no column of rewardColumns", ", ".join(map(repr, both)))
 
@@ -135,7 +139,8 @@ class EngineKeys(Section):
     memory_limit_mb: Annotated[int, Field(ge=100)] | None = None
     """Of DuckDB: memory it may take before it uses the disk; absent: 60 % of what is free."""
     temporary_directory: str | None = None
-    """Local disk for what does not fit into memory; absent: beside the output."""
+    """Disk for what does not fit into memory, local for DuckDB, one that all its machines see for Spark; absent: beside
+    the output."""
 
     def problems(self, path: str) -> Iterator[Problem]:
         """Yields keys of the other engine."""

@@ -77,7 +77,11 @@ class Dialect(Protocol):
         ...
 
     def holds(self, names: str, name: str) -> str:
-        """Returns SQL that says whether a list has a value."""
+        """Returns SQL that says whether a list of names has a name."""
+        ...
+
+    def holds_features(self, candidates: str, features: str) -> str:
+        """Returns SQL that says whether a list of maps has a map with the same entries, in whatever order."""
         ...
 
     def infinite(self, number: str) -> str:

@@ -74,6 +74,12 @@ class DuckDBDialect:
         """Returns SQL for membership."""
         return f"LIST_CONTAINS({names}, {name})"
 
+    def holds_features(self, candidates: str, features: str) -> str:
+        """Returns SQL for membership; to DuckDB maps are equal whose entries stand in the same order."""
+        entries = "LIST_SORT(MAP_ENTRIES({}))".format
+        sorted_too = f"LIST_CONTAINS(LIST_TRANSFORM({candidates}, LAMBDA c: {entries('c')}), {entries(features)})"
+        return f"LIST_CONTAINS({candidates}, {features}) OR {sorted_too}"
+
     def infinite(self, number: str) -> str:
         """Returns SQL for not finite."""
         return f"NOT ISFINITE({number})"
@@ -306,6 +312,8 @@ def _native_schema(file: InputFile, discrete: bool) -> pa.Schema | None:
     except (pa.ArrowException, OSError) as error:
         got = "one that ends early or is damaged: " + _first_line(error)
         raise DataError(Problem(file.path, "a complete Parquet file", got, "Copy the file again")) from error
+    if len({name.lower() for name in found.names}) < len(found.names):
+        return None  # names that only their case tells apart are one name to DuckDB
     checks = _native_types(discrete)
     return found if all(checks[one.name](one.type) for one in found if one.name in checks) else None
 

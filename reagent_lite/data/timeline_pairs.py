@@ -151,6 +151,10 @@ class Pairing:
         return self._has("possible_actions") and self.timeline.includePossibleActions
 
     @property
+    def _next_possible(self) -> bool:
+        return self._has("possible_next_actions") and self.timeline.includePossibleActions
+
+    @property
     def _summed(self) -> dict[str, str]:
         """Columns of numbers that a span sums up, by the names they have in between: a user's may be any."""
         names = [name for name in self.timeline.rewardColumns if name != "metrics"]
@@ -177,7 +181,7 @@ class Pairing:
             ends = {"terminal": self._terminal, "truncated": self._truncated}
             if next_state:
                 ends["own_next_state"] = "next_state_features"
-            if self._has("possible_next_actions") and self._possible:
+            if self._next_possible:
                 ends["own_next_possible"] = "possible_next_actions"
             if k < steps:
                 found += [_lead(expression, k, f"{name}_{k}") for name, expression in ends.items()]
@@ -238,10 +242,13 @@ class Pairing:
         found.append(("next_state_features", self._after("state_features", own)))
         found.append(("next_action", self._after("action", nothing)))
         if self._possible:
-            own = [f"own_next_possible_{k}" for k in ks] if self._has("possible_next_actions") else nothing
+            own = [f"own_next_possible_{k}" for k in ks] if self._next_possible else nothing
             empty = self.dialect.empty("possible_actions")
             found.append(("possible_actions", "possible_actions"))
             found.append(("possible_next_actions", self._after("possible_actions", own, empty)))
+        elif self._next_possible:
+            cut = [f"(CASE WHEN truncated_{k} AND (NOT {self._last(k)}) THEN own_next_possible_{k} END)" for k in ks]
+            found.append(("possible_next_actions", self._at_end(cut)))
         for alias, name in self._extra.items():
             found += [(name, alias), (f"next_{name}", self._after(alias, nothing))]
         ends = [self._last(k) for k in ks]

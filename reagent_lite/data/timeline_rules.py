@@ -52,6 +52,8 @@ def rules(
         Rule(name="sequence_number_absent", broken="sequence_number IS NULL", expected="a sequence_number",
              got="'null'", todo="It says in which order the rows of an episode happened"),
         Rule(name="state_features_absent", broken="state_features IS NULL", expected="state_features", got="'null'"),
+        Rule(name="state_features_empty", broken="CARDINALITY(state_features) = 0", got="'none'",
+             expected="at least one feature in state_features", todo="A state of which nothing is known leads nowhere"),
         Rule(name="state_features_infinite", broken=dialect.any_infinite("state_features"),
              expected="finite numbers in state_features", got=shown("state_features")),
         Rule(name="reward_not_finite", broken=f"(reward IS NULL) OR ({dialect.infinite('reward')})",
@@ -84,7 +86,8 @@ def rules(
                  expected="finite numbers in action", got=shown("action"))
         )  # fmt: skip
     if "possible_actions" in columns.optional:
-        inside = dialect.holds("possible_actions", "action")
+        holds = dialect.holds if columns.discrete else dialect.holds_features
+        inside = holds("possible_actions", "action")
         found.append(
             Rule(name="action_not_possible", got=shown("action"), expected="an action among possible_actions",
                  broken=f"(action IS NOT NULL) AND (possible_actions IS NOT NULL) AND (NOT ({inside}))")

@@ -220,6 +220,7 @@ BROKEN: list[tuple[dict[str, Any], str, str]] = [
     ({"sequence_number": None}, "expected a sequence_number, got null", "sequence_number_absent"),
     ({"sequence_number": 1.5}, "expected an integer in sequence_number, got 1.5", "unreadable"),
     ({"state_features": None}, "expected state_features, got null", "state_features_absent"),
+    ({"state_features": {}}, "expected at least one feature in state_features, got none", "state_features_empty"),
     ({"state_features": {"0": 1e39}}, "expected finite numbers in state_features, got inf for '0'", "unreadable"),
     ({"state_features": {"0": "x"}}, "expected an object {id: number} in state_features", "unreadable"),
     ({"reward": None}, "expected a finite reward, got null", "reward_not_finite"),
@@ -257,6 +258,17 @@ def test_a_broken_row_is_named_or_its_episode_left_out(
     assert kept == ({"good", "bad"} if rule == "mdp_id_absent" else {"good"})  # nobody knows whose row it was
     assert "their episodes are left out" in capsys.readouterr().err
     assert list(tmp_path.glob(".*")) == []  # nothing temporary stays
+
+
+def test_what_a_limit_left_open_is_kept_without_other_lists(tmp_path: Path) -> None:
+    rows = [event("a", 0, 0.0, possible_actions=None),
+            event("a", 1, 1.0, possible_actions=None, truncated=True, next_state_features={"0": 2.0},
+                  possible_next_actions=["r"])]  # fmt: skip
+    make(tmp_path, rows)
+    first, last = read(tmp_path / "train")
+    assert (first["possible_next_actions"], last["possible_next_actions"]) == (None, ["r"])
+    copy = prepare_training_copy(str(tmp_path / "train"), actions=("l", "r"))
+    assert copy.next_mask.tolist() == [[1, 1], [0, 1]]
 
 
 def test_an_id_that_is_no_integer_and_files_that_end_early(tmp_path: Path) -> None:

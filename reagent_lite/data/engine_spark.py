@@ -1,0 +1,265 @@
+"""The distributed engine: a Spark that is there, on this machine, behind a master, or behind Spark Connect.
+
+    Parquet ─► read in place, any of the forms that feature maps have ────────┐
+    JSON lines ─► parsed once, kept as Parquet in a folder that all see ──────┴─► relation events
+
+Everything is SQL, so that executors need no Python. Output goes to a folder that driver and executors both see, one
+task per file, and is moved to its place with its rows counted on both sides.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet
+
+from reagent_lite.data.engine import EventColumns, Show
+from reagent_lite.data.engine_spark_json import json_events, uri
+from reagent_lite.data.engine_spark_parquet import parquet_events
+from reagent_lite.data.engine_spark_session import SparkPlace, opened, problems_of_spark
+from reagent_lite.data.engine_spark_sql import literal, quote
+from reagent_lite.data.input_state import hashes_of
+from reagent_lite.data.readers_input import InputFile
+from reagent_lite.data.schema import MAX_PROBLEMS
+from reagent_lite.errors import DataError, Problem
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_JSON = (".json", ".jsonl", ".ndjson")
+_NOT_SEEN = ("_", ".")
+"""Spark reads nothing from files whose names start so."""
+
+
+class SparkDialect:
+    """Spark's words."""
+
+    types = {
+        "text": "STRING", "integer": "BIGINT", "number": "DOUBLE", "single": "FLOAT", "flag": "BOOLEAN",
+        "features": "MAP<BIGINT, FLOAT>", "named": "MAP<STRING, DOUBLE>", "names": "ARRAY<STRING>",
+        "candidates": "ARRAY<MAP<BIGINT, FLOAT>>",
+    }  # fmt: skip
+
+    def quote(self, name: str) -> str:
+        """Returns a quoted identifier."""
+        return quote(name)
+
+    def literal(self, value: str | float) -> str:
+        """Returns a text or a number as SQL."""
+        return literal(value) if isinstance(value, str) else f"CAST('{value!r}' AS DOUBLE)"
+
+    def hash32(self, text: str, number: int) -> str:
+        """Returns SQL for four bytes of md5(text)."""
+        return f"CAST(CONV(SUBSTR(MD5(CAST({text} AS BINARY)), {8 * number + 1}, 8), 16, 10) AS BIGINT)"
+
+    def entries(self, column: str, relation: str) -> str:
+        """Returns a query for (k, v)."""
+        return f"SELECT EXPLODE({column}) AS (k, v) FROM {relation}"
+
+    def elements(self, column: str, relation: str) -> str:
+        """Returns a query for e."""
+        return f"SELECT EXPLODE({column}) AS e FROM {relation}"
+
+    def holds(self, names: str, name: str) -> str:
+        """Returns SQL for membership."""
+        return f"ARRAY_CONTAINS({names}, {name})"
+
+    def holds_features(self, candidates: str, features: str) -> str:
+        """Returns SQL for membership; Spark does not compare maps."""
+        entries = "ARRAY_SORT(MAP_ENTRIES({}))".format
+        return f"ARRAY_CONTAINS(TRANSFORM({candidates}, c -> {entries('c')}), {entries(features)})"
+
+    def infinite(self, number: str) -> str:
+        """Returns SQL for not finite."""
+        return f"(ISNAN({number}) OR ABS({number}) = CAST('Infinity' AS DOUBLE))"
+
+    def any_infinite(self, features: str) -> str:
+        """Returns SQL for an infinite value in a map."""
+        return f"EXISTS(MAP_VALUES({features}), v -> ABS(v) = CAST('Infinity' AS FLOAT))"
+
+    def empty(self, like: str) -> str:
+        """Returns SQL for an empty list of a column's type."""
+        return f"SLICE({like}, 1, 0)"
+
+    def value_of(self, named: str, key: str) -> str:
+        """Returns SQL for a value of a map."""
+        return f"TRY_ELEMENT_AT({named}, {literal(key)})"
+
+    def map_of(self, values: dict[str, str]) -> str:
+        """Returns SQL for a map without nulls."""
+        entries = ", ".join(f"NAMED_STRUCT('k', {literal(name)}, 'v', {value})" for name, value in values.items())
+        kept = f"FILTER(ARRAY({entries}), e -> e.v IS NOT NULL)"
+        return f"CASE WHEN SIZE({kept}) > 0 THEN MAP_FROM_ENTRIES({kept}) END" if values else "NULL"
+
+    def in_doubt(self) -> str:
+        """Returns SQL that orders rows by file and line."""
+        return "source_file, source_line"
+
+
+class SparkEngine:
+    """Runs queries on Spark.
+
+    Args of the constructor:
+        master: spark://host:7077, local[4], yarn, ..., or sc://host:15002 for Spark Connect. A session that this
+            process has already is used whatever its master, left as it was and not stopped.
+        folder: temporary folder of its own; executors see it under the same path.
+
+    Raises:
+        ConfigError: no pyspark, no Java, nobody at the address.
+    """
+
+    dialect = SparkDialect()
+
+    def __init__(self, master: str, folder: Path) -> None:
+        self._folder = folder
+        self._place: SparkPlace = opened(master, folder)
+        self._session = self._place.session
+
+    @property
+    def hashes(self) -> None:
+        """Spark reads splits of files: nobody sees all bytes of one."""
+        return
+
+    def load(self, files: Sequence[InputFile], *, discrete: bool, extra: tuple[str, ...], show: Show) -> EventColumns:
+        """Makes relation `events` of the files; see Engine."""
+        _require_files_of_spark(files)
+        _require_hashes([file for file in files if file.sha256])
+        total = sum(file.size for file in files)
+        show(0, total)
+        with problems_of_spark():
+            if files[0].extension in _JSON:
+                query, columns = json_events(self._session, files, discrete, extra, self._spooled)
+            else:
+                query, columns = parquet_events(self._session, files, discrete, extra)
+        self.name("events", query)
+        show(total, total)
+        return columns
+
+    def name(self, relation: str, query: str) -> None:
+        """Makes a view of this session."""
+        with problems_of_spark():
+            self._session.sql(f"CREATE OR REPLACE TEMPORARY VIEW {quote(relation)} AS {query}")
+
+    def rows(self, query: str) -> list[tuple[Any, ...]]:
+        """Runs a query of few rows."""
+        with problems_of_spark():
+            return [tuple(row) for row in self._session.sql(query).collect()]
+
+    def sums(self, query: str) -> tuple[int, ...]:
+        """Runs a query of one row of counts."""
+        (counts,) = self.rows(query)
+        return tuple(int(count) for count in counts)
+
+    def write(self, query: str, folders: Sequence[Path], files: int, rows: int, show: Show) -> list[list[int]]:
+        """Writes each file as one task; see Engine."""
+        show(0, 100)  # Spark's own page knows more
+        number = f"CAST(folder * {files} + SHIFTRIGHT(place * {files}, 32) AS INT)"
+        columns = f"* EXCEPT (folder, place), {number} AS file_number, place"
+        # by number and not by range: a range would be sampled first, which runs the query twice
+        ordered = (
+            f"SELECT * EXCEPT (place) FROM (SELECT /*+ REPARTITION({len(folders) * files}, file_number) */ {columns} "
+            f"FROM ({query}) result) placed SORT BY file_number, place, mdp_id, sequence_number"
+        )
+        together = folders[0] / "spark.tmp"  # where the output will be, so that files move by their names alone
+        with problems_of_spark():
+            self._saved(self._session.sql(ordered), together, "file_number")
+        found = {int(one.parent.name.removeprefix("file_number=")): one for one in _parts(together)}
+        columns_of_files = pa.parquet.read_schema(next(iter(found.values()))) if found else self._columns_of(query)
+        counts = []
+        for at, folder in enumerate(folders):
+            counts.append([0] * files)
+            for part in range(files):
+                target, one = folder / f"part-{part:05}.parquet", found.get(at * files + part)
+                if one is None:
+                    pa.parquet.write_table(columns_of_files.remove_metadata().empty_table(), target)
+                else:
+                    counts[at][part] = pa.parquet.read_metadata(one).num_rows
+                    shutil.move(one, target)
+        shutil.rmtree(together)
+        show(100, 100)
+        return counts
+
+    def close(self) -> None:
+        """Leaves a session that was there before, and stops one of ours."""
+        self._place.close()
+
+    def _columns_of(self, query: str) -> pa.Schema:
+        """Returns the columns of files without rows."""
+        empty = self._folder / "empty"
+        with problems_of_spark():
+            self._session.sql(f"SELECT * EXCEPT (folder, place) FROM ({query}) result LIMIT 0").coalesce(1) \
+                .write.parquet(f"file://{empty}")  # fmt: skip
+        return pa.parquet.read_schema(next(iter(_parts(empty))))
+
+    def _spooled(self, query: str) -> str:
+        """Runs a query once, and returns one for its rows where they are kept."""
+        folder = self._folder / "events"
+        self._saved(self._session.sql(query), folder, None)
+        return f"SELECT * FROM parquet.{quote(uri(str(folder)))}"
+
+    def _saved(self, frame: DataFrame, folder: Path, by: str | None) -> None:
+        """Writes Parquet, one folder for each value of a column, and counts what arrived here.
+
+        Raises:
+            DataError: executors write somewhere else than this process reads.
+        """
+        observed, counting = self._place.observe(frame)
+        writer = counting.write.option("compression", "zstd").option("maxRecordsPerFile", 0)
+        (writer.partitionBy(by) if by else writer).parquet(f"file://{folder}")  # Spark decodes nothing: no as_uri()
+        rows = sum(pa.parquet.read_metadata(one).num_rows for one in _parts(folder))
+        if rows != (wanted := observed()):
+            todo = "Give outputs, and temporary_directory where it is set, on a folder that all machines share"
+            raise DataError(
+                Problem(str(folder), f"{wanted:,} rows that Spark's executors wrote", f"{rows:,} here", todo)
+            )
+
+
+def _parts(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("part-*.parquet"))
+
+
+def _require_files_of_spark(files: Sequence[InputFile]) -> None:
+    """Checks that Spark can read the files in place.
+
+    Raises:
+        DataError: naming each file that it cannot.
+    """
+    convert = "Run workflows.convert first, or let engine duckdb read it"
+    first, problems = files[0].extension, []
+    for file in files[:MAX_PROBLEMS]:
+        if file.remote:
+            problems.append(Problem(file.path, "a path that this machine and Spark's executors see alike", "a URL",
+                                    "Copy it to a shared folder first"))  # fmt: skip
+        elif file.extension != ".parquet" and file.extension not in _JSON:
+            problems.append(
+                Problem(file.path, "JSON lines or Parquet, which Spark reads", repr(file.extension), convert)
+            )
+        elif (file.extension in _JSON) != (first in _JSON):
+            problems.append(Problem(file.path, f"files of one format, as {files[0].path}", file.extension, convert))
+        elif file.extension == ".parquet" and file.compression:
+            problems.append(Problem(file.path, "Parquet as it was written", f"compressed as {file.compression}"))
+        elif Path(file.path).name.startswith(_NOT_SEEN):
+            got = "one that Spark takes for its own and leaves out"
+            problems.append(Problem(file.path, "a name that starts otherwise", got, "Rename the file"))
+    if problems:
+        raise DataError(problems)
+
+
+def _require_hashes(files: Sequence[InputFile]) -> None:
+    """Compares files with what the manifest of their folder says.
+
+    Raises:
+        DataError: naming each file that was altered.
+    """
+    todo = "Copy the folder again, or let the stage that made it make it again"
+    problems = [
+        Problem(file.path, f"bytes with sha256 {file.sha256}", f"sha256 {digest}", todo)
+        for file, digest in zip(files, hashes_of(files), strict=True)
+        if digest != file.sha256
+    ]
+    if problems:
+        raise DataError(problems[:MAX_PROBLEMS])
