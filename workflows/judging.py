@@ -61,7 +61,7 @@ class Judge:
 
     def __init__(self, config: WorkflowConfig, data: Data, learner: DQN, group: Group) -> None:
         self._config, self._data, self._learner, self._group = config, data, learner, group
-        self._scorer = learner.scorer
+        self._scorer, self._restriction = learner.scorer, learner.restriction
         self._judged = data.train_rows if data.held_out_rows is None else data.held_out_rows
         self._heads: CPEHeads | None = None
         self._passes = 0
@@ -220,7 +220,8 @@ class Judge:
     @torch.no_grad()
     def _policy(self, state: Tensor, actions: Actions) -> Tensor:
         q = self._scorer(state, actions.mask, actions.features)
-        return softmax_policy(q, actions.mask, self._config.rl.temperature)
+        taken = self._restriction(state, actions.mask, actions.features)
+        return softmax_policy(q, taken, self._config.rl.temperature)
 
     def _page(self) -> EvaluationPage:
         assert self._heads is not None
@@ -250,6 +251,7 @@ def scored_rows(data: Data, share: float) -> NDArray[np.int64]:
     They are whole episodes, disjoint from those fitted on: of eval data every episode that is not in the training data
     of any machine; of those that are, and of the training data where there is no eval data, about `share` by hash.
     Episodes with an unknown action are left out whole: without one row the weights of all later ones are wrong.
+    Likewise those with a row that sums up several: what was done inside is not known.
     """
     scored, group = data.train if data.held_out is None else data.held_out, data.shards.group
     hashes = _of_first(group, np.asarray(scored.episode_hash))
@@ -258,6 +260,11 @@ def scored_rows(data: Data, share: float) -> NDArray[np.int64]:
     if not group.is_first:
         return np.empty(0, np.int64)
     chosen[np.unique(scored.episode[np.asarray(scored.action) < 0])] = False
+    summed = np.unique(scored.episode[np.asarray(scored.step) > 1])
+    if chosen[summed].any():
+        say(group, f"warning: evaluation: {int(chosen[summed].sum()):,} episodes have rows that span several steps and "
+                   "cannot be scored; give eval_data_path of a timeline with steps 1")  # fmt: skip
+        chosen[summed] = False
     return np.flatnonzero(chosen[scored.episode])
 
 

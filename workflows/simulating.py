@@ -175,13 +175,17 @@ class BundlePolicy:
         self._columns, self._action_columns = list(bundle.state_feature_ids), list(bundle.action_feature_ids)
 
     def __call__(self, observation: Tensor, mask: Tensor | None, features: Tensor | None) -> Tensor:
-        """Returns q [N, K] of observation [N, S], mask [N, K] and, for candidates, features [N, K, F]."""
+        """Returns q [N, K] of observation [N, S], mask [N, K] and, for candidates, features [N, K, F].
+
+        A choice that the model does not take has -inf.
+        """
         values = observation[:, self._columns].cpu().numpy()
         allowed = None if mask is None else mask.cpu().numpy()
         candidates = None
         if self._bundle.parametric and features is not None:
             candidates = list(features[:, :, self._action_columns].cpu().numpy())
-        q = self._bundle.predict(values, mask=allowed, candidates=candidates).q
+        prediction = self._bundle.predict(values, mask=allowed, candidates=candidates)
+        q = np.where(prediction.mask, prediction.q, np.float32(-np.inf))
         return torch.from_numpy(q).to(observation.device)
 
 

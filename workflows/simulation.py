@@ -232,8 +232,11 @@ class Reader:
         )
 
     def policy(self, learner: DQN, home: torch.device) -> Policy:
-        """Returns the learner's values as a function of what environments on `home` show."""
-        scorer = learner.scorer
+        """Returns the learner's values as a function of what environments on `home` show.
+
+        A choice that the learner's restriction excludes has -inf.
+        """
+        scorer, restriction = learner.scorer, learner.restriction
         every = torch.ones(1, 1, dtype=torch.bool, device=self._device)
 
         @torch.no_grad()
@@ -241,7 +244,9 @@ class Reader:
             was_training = learner.q_network.training
             learner.eval()
             allowed = every.expand(len(observation), self._num_actions) if mask is None else mask.to(self._device)
-            q: Tensor = scorer(self.state(observation), allowed, self.features(features)).to(home)
+            state, read = self.state(observation), self.features(features)
+            taken = restriction(state, allowed, read)
+            q: Tensor = scorer(state, allowed, read).masked_fill(~taken, -torch.inf).to(home)
             learner.train(was_training)
             return q
 

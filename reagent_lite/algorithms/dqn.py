@@ -14,9 +14,9 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from reagent_lite.models.restrictions import LikelyInTheLog, Unrestricted
 from reagent_lite.models.value_heads import Scorer
 from reagent_lite.rl.losses import conservative_loss, imitation_loss
-from reagent_lite.rl.policies import likely_enough
 from reagent_lite.rl.td import chosen, discount, greedy_choice, taken_value
 from reagent_lite.types import Actions, TransitionBatch
 
@@ -88,6 +88,13 @@ class DQN(nn.Module):
         """State and choices to values, by the online network."""
         return Scorer(self.q_network, self.head)
 
+    @property
+    def restriction(self) -> nn.Module:
+        """Which open choices the policy takes: what is learned from, judged, played and exported obeys it."""
+        if self.imitator is None:
+            return Unrestricted()
+        return LikelyInTheLog(self.imitator, self.settings.drop_threshold)
+
     def forward(self, batch: TransitionBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns the loss, a sum weighted by `batch.weight`, and its parts."""
         s = self.settings
@@ -106,10 +113,11 @@ class DQN(nn.Module):
         return loss, metrics
 
     @torch.no_grad()
-    def judge(self, batch: TransitionBatch) -> tuple[Tensor, Tensor]:
-        """Returns values [B, K] and the TD loss, a sum weighted by `batch.weight`, without gradients."""
+    def judge(self, batch: TransitionBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns values [B, K], choices the policy takes [B, K] bool and the TD loss, weighted by `batch.weight`."""
+        choices = self.restriction(batch.state, batch.actions.mask, batch.actions.features)
         outputs = self.q_network(batch.state, batch.actions.mask, batch.actions.features)
-        return self.head(outputs), batch.weight.dot(self._td_losses(batch, chosen(outputs, batch.action)))
+        return self.head(outputs), choices, batch.weight.dot(self._td_losses(batch, chosen(outputs, batch.action)))
 
     def after_step(self) -> None:
         """Soft update: target <- rate * online + (1 - rate) * target, running statistics included."""
@@ -130,8 +138,7 @@ class DQN(nn.Module):
             return batch.next_actions
         mask, features = batch.next_actions.mask, batch.next_actions.features
         with _evaluating(self.imitator, self._draws):
-            logits = self.imitator(batch.next_state, mask, features).squeeze(2)
-        return Actions(mask=likely_enough(logits, mask, self.settings.drop_threshold), features=features)
+            return Actions(mask=self.restriction(batch.next_state, mask, features), features=features)
 
     def _td_losses(self, batch: TransitionBatch, taken: Tensor) -> Tensor:
         reward = batch.reward if self.reward_boost is None else batch.reward + self.reward_boost[batch.action]

@@ -19,7 +19,7 @@ class RainbowConfig(Section):
     bcq: bool = False
     """Take only actions that an imitator of the log finds likely enough: in targets, evaluation, play and export."""
     bcq_drop_threshold: Annotated[float, Field(ge=0, le=1)] = 0.1
-    """Keep next actions whose imitated probability is at least this share of the largest."""
+    """Keep actions whose imitated probability is at least this share of the largest."""
     categorical: bool = False
     """C51: a distribution over num_atoms fixed returns between qmin and qmax."""
     num_atoms: Annotated[int, Field(ge=2)] = 51

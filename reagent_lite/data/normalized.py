@@ -81,9 +81,20 @@ def open_columns(
     if _once(matrix, width):
         # copy-on-write, because torch warns of read-only memory; nothing writes to it
         return _columns(np.load(file, mmap_mode="c"), width, place, None)
+    return _columns(_writable(matrix), width, place, transform.to(place))
+
+
+def raw_columns(matrix: np.ndarray[Any, Any]) -> Columns:
+    """Returns the columns of a training copy's matrix as they are, NaN where absent, memory-mapped."""
+    return _columns(_writable(matrix), matrix.shape[1], torch.device("cpu"), None)
+
+
+def _writable(matrix: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Returns a matrix that torch does not warn of, for it is mapped copy-on-write; nothing writes to it."""
     mapped = _mapped(matrix)
-    raw = matrix if mapped is None else np.memmap(str(mapped.filename), np.float32, "c", mapped.offset, mapped.shape)
-    return _columns(raw, width, place, transform.to(place))
+    if mapped is None:
+        return matrix
+    return np.memmap(str(mapped.filename), np.float32, "c", mapped.offset, mapped.shape)
 
 
 def _columns(matrix: np.ndarray[Any, Any], width: int, place: torch.device, transform: nn.Module | None) -> Columns:

@@ -15,8 +15,8 @@ from reagent_lite.types import TransitionBatch
 class Judged(Protocol):
     """A learner that can be looked at without being trained."""
 
-    def judge(self, batch: TransitionBatch) -> tuple[Tensor, Tensor]:
-        """Returns values [B, K] and the TD loss, a sum weighted by `batch.weight`."""
+    def judge(self, batch: TransitionBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns values [B, K], choices the policy takes [B, K] bool and the TD loss, weighted by `batch.weight`."""
         ...
 
     def train(self, mode: bool = True) -> object:
@@ -57,8 +57,8 @@ def figures(
 
 
 def _sums(batch: TransitionBatch, learner: Judged, count: int, temperature: float) -> Tensor:
-    q, td_loss = learner.judge(batch)
-    greedy = greedy_choice(q, batch.actions.mask)
+    q, choices, td_loss = learner.judge(batch)
+    greedy = greedy_choice(q, choices)
     scalars = torch.stack(
         (
             batch.weight.sum(),
@@ -74,7 +74,7 @@ def _sums(batch: TransitionBatch, learner: Judged, count: int, temperature: floa
     shares = (
         torch.bincount(batch.action, minlength=count),
         torch.bincount(greedy, minlength=count),
-        softmax_policy(q, batch.actions.mask, temperature).sum(0),
+        softmax_policy(q, choices, temperature).sum(0),
         q.sum(0),
     )
     return torch.cat((scalars, *(share.double() for share in shares)))

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from reagent_lite.errors import BundleError, Problem
 from reagent_lite.export.dense import FeatureMap, flags, from_maps, numbers, padded, refuse_infinity
-from reagent_lite.export.tolerance import Tolerance
+from reagent_lite.export.tolerance import Tolerance, compare_choices
 from reagent_lite.manifest import verified
 
 MODEL_FILE: Final = "model.onnx"
@@ -34,7 +34,7 @@ class Prediction:
         q: [N, K] float32 of every choice, allowed or not; NaN where a row has fewer than K candidates.
         greedy: [N] int64, the lowest index of the largest allowed q; -1 where none is allowed.
         propensities: [N, K] float32, softmax of q over the allowed at the bundle's temperature; zeros where none is.
-        mask: [N, K] bool, the choices that exist and are allowed.
+        mask: [N, K] bool, the choices that exist, are allowed and, with BCQ, likely enough in the log.
     """
 
     q: NDArray[np.float32]
@@ -127,11 +127,11 @@ class Bundle:
             raise BundleError(Problem("candidates", "none: this model's actions are fixed", type(candidates).__name__))
         allowed = exists if mask is None else exists & flags("mask", mask, exists.shape)
         names = [entry.name for entry in self._session.get_inputs()]
-        q, greedy, propensities = self._session.run(
-            ["q", "greedy", "propensities"], dict(zip(names, [*feed, allowed], strict=True))
+        q, greedy, propensities, choices = self._session.run(
+            ["q", "greedy", "propensities", "choices"], dict(zip(names, [*feed, allowed], strict=True))
         )
         q = np.where(exists, q, np.float32(np.nan))
-        return Prediction(q=q, greedy=greedy, propensities=propensities, mask=allowed)
+        return Prediction(q=q, greedy=greedy, propensities=propensities, mask=choices)
 
     def predict_rows(
         self,
@@ -185,13 +185,17 @@ class Bundle:
         """Repeats the recorded predictions on this machine; returns the largest difference of a q.
 
         Raises:
-            BundleError: when q differ by more than the tolerance recorded with them.
+            BundleError: when q differ by more than the tolerance recorded with them, or other choices are left.
         """
         feed = {entry.name: _recorded(self._golden["inputs"][entry.name]) for entry in self._session.get_inputs()}
-        (q,) = self._session.run(["q"], feed)
+        q, choices = self._session.run(["q", "choices"], feed)
         tolerance = Tolerance(**self._golden["tolerance"])
-        live = _recorded(self._golden["outputs"]["q"])
-        return tolerance.compare(f"{MODEL_FILE} on {GOLDEN_FILE}", live, q, "Try another release of onnxruntime")
+        where, live = (
+            f"{MODEL_FILE} on {GOLDEN_FILE}",
+            {name: _recorded(x) for name, x in self._golden["outputs"].items()},
+        )
+        compare_choices(where, live["choices"], choices)
+        return tolerance.compare(where, live["q"], q, "Try another release of onnxruntime")
 
     def _features(
         self, where: str, values: NDArray[np.float32], presence: ArrayLike | None

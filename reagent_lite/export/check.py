@@ -73,12 +73,19 @@ def check_batches(inputs: Inputs, rng: np.random.Generator) -> Iterator[Inputs]:
 
 @torch.inference_mode()
 def check_live(predictor: Predictor, batches: list[Inputs]) -> None:
-    """Raises BundleError when the live predictor gives a q that is no finite number."""
-    finite = torch.cat([predictor(*inputs)[0].flatten() for inputs in batches]).isfinite()
+    """Raises BundleError when the live predictor gives a q that is no finite number, or leaves a row no choice."""
+    outputs = [predictor(*inputs) for inputs in batches]
+    finite = torch.cat([q.flatten() for q, *_ in outputs]).isfinite()
     if not finite.all():
         got = f"{int((~finite).sum())} of {finite.numel()} are not"
         advice = "The training diverged, or a sample row holds infinity: lower the learning rate or look at the data"
         raise BundleError(Problem("q of the live network", "finite numbers", got, advice))
+    without = sum(int((inputs[-1].any(1) & ~choices.any(1)).sum())
+                  for inputs, (*_, choices) in zip(batches, outputs, strict=True))  # fmt: skip
+    if without:
+        got = f"none in {without} rows"
+        advice = "The imitator of the log diverged: lower the learning rate or look at the data"
+        raise BundleError(Problem("choices of the live network", "one at least of those allowed", got, advice))
 
 
 @torch.inference_mode()

@@ -27,7 +27,8 @@ from torch import Tensor
 
 from reagent_lite.errors import BundleError, Problem
 from reagent_lite.export.predictor import DiscretePredictor, ParametricPredictor, Predictor
-from reagent_lite.export.torchscript import DiscreteModule, ParametricModule, needs_candidate_list
+from reagent_lite.export.tolerance import compare_choices
+from reagent_lite.export.torchscript import EXCLUDED, DiscreteModule, ParametricModule, needs_candidate_list
 
 Inputs = tuple[Tensor, ...]
 Pair = tuple[NDArray[np.float32], NDArray[np.float32]]
@@ -99,9 +100,11 @@ def replay_onnx(predictor: Predictor, path: Path) -> Replay:
 
     def replay(inputs: Inputs) -> Pair:
         feed = {name: tensor.numpy() for name, tensor in zip(predictor.input_names, inputs, strict=True)}
-        q, greedy, propensities = session.run(list(predictor.output_names), feed)
-        _check_decision(path.name, q, greedy, propensities, inputs[-1].numpy(), predictor.temperature)
-        return _live(predictor, inputs), q
+        q, greedy, propensities, choices = session.run(list(predictor.output_names), feed)
+        _check_decision(path.name, q, greedy, propensities, choices, predictor.temperature)
+        live = predictor(*inputs)
+        compare_choices(path.name, live[3].numpy(), choices)
+        return live[0].numpy(), q
 
     return replay
 
@@ -133,7 +136,8 @@ def replay_torchscript(predictor: Predictor, path: Path) -> Replay:
         names, q = module((values, presence))
         if tuple(names) != predictor.action_names:
             raise BundleError(Problem(path.name, f"action names {predictor.action_names}", f"{names}"))
-        return _live(predictor, (values, presence, torch.ones_like(mask))), q.numpy()
+        live, _, _, choices = predictor(values, presence, torch.ones_like(mask))
+        return _kept(path.name, live, choices, q)
 
     def parametric(inputs: Inputs) -> Pair:
         values, presence, candidates, candidate_presence, mask = inputs
@@ -143,24 +147,34 @@ def replay_torchscript(predictor: Predictor, path: Path) -> Replay:
             row = part[row]
             pairs = (candidates[row, place], candidate_presence[row, place])
             q[row, place] = module((values[row], presence[row]), pairs)[1].squeeze(1)
-        return _live(predictor, inputs)[mask.numpy()], q[mask].numpy()
+        live, _, _, choices = predictor(*inputs)
+        return _kept(path.name, live[mask], choices[mask], q[mask])
 
     return parametric if predictor.parametric else discrete
 
 
 def write_safetensors(predictor: Predictor, path: Path) -> None:
-    """Writes the scorer's parameters and buffers under the names of its `state_dict`."""
-    weights = {name: tensor.clone().contiguous() for name, tensor in predictor.scorer.state_dict().items()}
+    """Writes parameters and buffers of scorer and restriction: `network.*`, `head.*` and with BCQ `imitator.*`."""
+    weights = {name: tensor.clone().contiguous() for name, tensor in _weights(predictor).items()}
     path.write_bytes(save(weights))  # safetensors' own save_file makes a file that only its owner can read
 
 
 def replay_safetensors(predictor: Predictor, path: Path) -> Replay:
-    """Puts the file's weights into a scorer whose own are zeroed."""
+    """Puts the file's weights in the place of a copy's own, all of them."""
     restored = copy.deepcopy(predictor)
-    for tensor in restored.scorer.state_dict().values():
-        tensor.zero_()
-    restored.scorer.load_state_dict(load_file(path))
-    return lambda inputs: (_live(predictor, inputs), _live(restored, inputs))
+    saved, own = load_file(path), _weights(restored)
+    if saved.keys() != own.keys():
+        raise BundleError(Problem(path.name, f"tensors {sorted(own)}", f"{sorted(saved)}"))
+    for name, tensor in own.items():
+        tensor.copy_(saved[name])
+
+    def replay(inputs: Inputs) -> Pair:
+        q, _, _, choices = predictor(*inputs)
+        back, _, _, left = restored(*inputs)
+        compare_choices(path.name, choices.numpy(), left.numpy())
+        return q.numpy(), back.numpy()
+
+    return replay
 
 
 def write_pt2(predictor: Predictor, path: Path) -> None:
@@ -181,16 +195,28 @@ def replay_pt2(predictor: Predictor, path: Path) -> Replay:
         module = torch.export.load(path).module()
 
     def replay(inputs: Inputs) -> Pair:
-        q, greedy, propensities = (tensor.numpy() for tensor in module(*inputs))
-        _check_decision(path.name, q, greedy, propensities, inputs[-1].numpy(), predictor.temperature)
-        return _live(predictor, inputs), q
+        q, greedy, propensities, choices = (tensor.numpy() for tensor in module(*inputs))
+        _check_decision(path.name, q, greedy, propensities, choices, predictor.temperature)
+        live = predictor(*inputs)
+        compare_choices(path.name, live[3].numpy(), choices)
+        return live[0].numpy(), q
 
     return replay
 
 
-def _live(predictor: Predictor, inputs: Inputs) -> NDArray[np.float32]:
-    q: NDArray[np.float32] = predictor(*inputs)[0].numpy()
-    return q
+def _weights(predictor: Predictor) -> dict[str, Tensor]:
+    return {**predictor.scorer.state_dict(), **predictor.restriction.state_dict()}
+
+
+def _kept(file: str, live: Tensor, choices: Tensor, served: Tensor) -> Pair:
+    """Returns q of the live predictor and q of the file, both 0 where one of them excludes the choice.
+
+    The file's is lowered by EXCLUDED there.
+    """
+    left = ~(served < live - EXCLUDED / 2)  # NaN is left, and found
+    compare_choices(file, choices.numpy(), left.numpy())
+    both = left & choices
+    return live.where(both, 0.0).numpy(), served.where(both, 0.0).numpy()
 
 
 def _absent(*shape: int) -> Inputs:

@@ -52,8 +52,18 @@ def _choices(predictor: Predictor) -> str:
 
 def _acting(predictor: Predictor, content: BundleContent) -> str:
     if content.softmax_policy:
-        return f"Softmax of q at temperature {predictor.temperature} over the allowed choices."
-    return f"The largest allowed q, and with probability {content.epsilon} a uniform draw from the allowed choices."
+        drawn = f"Softmax of q at temperature {predictor.temperature} over the allowed choices."
+    else:
+        drawn = (
+            f"The largest allowed q, and with probability {content.epsilon} a uniform draw from the allowed choices."
+        )
+    if predictor.threshold is None:
+        return drawn
+    return (
+        f"{drawn} Allowed are, of the choices that are open, those that a model of the log finds at least "
+        f"{predictor.threshold:g} times as likely as the likeliest of them (BCQ): `choices` of `model.onnx`. q of the "
+        "others is given but was not learned for use; `model.torchscript` lowers it by 1e10."
+    )
 
 
 def _features(ids: tuple[int, ...], parameters: dict[str, str]) -> str:

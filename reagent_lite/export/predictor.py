@@ -1,7 +1,7 @@
 """What is exported: preprocessor, network and decision in one module, from raw features to q, choice and propensities.
 
-    values, presence ─► preprocessor ─► scorer ─► q ─► greedy, propensities         DiscretePredictor
-    candidates       ─► preprocessor ──────┘                                        ParametricPredictor
+    values, presence ─► preprocessor ─► scorer ──────► q ───────► greedy, propensities         DiscretePredictor
+    candidates       ─► preprocessor ─► restriction ─► choices ─┘                              ParametricPredictor
 
 NaN is a missing feature. Infinity in a present feature is refused; a graph cannot raise, so here the row's q is NaN,
 its choice -1 and its propensities 0. The readers of the exported files raise instead.
@@ -13,9 +13,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from reagent_lite.models.restrictions import LikelyInTheLog, Unrestricted
 from reagent_lite.rl.policies import softmax_policy
 
-Outputs = tuple[Tensor, Tensor, Tensor]
+Outputs = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class Predictor(nn.Module):
@@ -28,13 +29,19 @@ class Predictor(nn.Module):
         action_feature_ids: ids of a raw candidate's columns; empty where actions are fixed.
         action_names: names of the fixed actions in output order; empty where choices are candidates.
         temperature: of the softmax that gives the propensities.
+        restriction: forward as of scorer -> choices [N, K] bool, those of the mask that the policy takes.
     """
 
     input_names: ClassVar[tuple[str, ...]]
-    output_names: ClassVar[tuple[str, ...]] = ("q", "greedy", "propensities")
+    output_names: ClassVar[tuple[str, ...]] = ("q", "greedy", "propensities", "choices")
 
     def __init__(
-        self, state_preprocessor: nn.Module, scorer: nn.Module, state_feature_ids: Sequence[int], temperature: float
+        self,
+        state_preprocessor: nn.Module,
+        scorer: nn.Module,
+        state_feature_ids: Sequence[int],
+        temperature: float,
+        restriction: nn.Module | None,
     ) -> None:
         super().__init__()
         self.state_preprocessor = state_preprocessor
@@ -43,6 +50,12 @@ class Predictor(nn.Module):
         self.action_feature_ids: tuple[int, ...] = ()
         self.action_names: tuple[str, ...] = ()
         self.temperature = temperature
+        self.restriction = restriction or Unrestricted()
+
+    @property
+    def threshold(self) -> float | None:
+        """Share of the largest imitated probability that a choice needs; None where every open one may be taken."""
+        return self.restriction.threshold if isinstance(self.restriction, LikelyInTheLog) else None
 
     @property
     def parametric(self) -> bool:
@@ -63,8 +76,9 @@ class DiscretePredictor(Predictor):
         state_feature_ids: Sequence[int],
         action_names: Sequence[str],
         temperature: float,
+        restriction: nn.Module | None = None,
     ) -> None:
-        super().__init__(state_preprocessor, scorer, state_feature_ids, temperature)
+        super().__init__(state_preprocessor, scorer, state_feature_ids, temperature, restriction)
         self.action_names = tuple(action_names)
 
     def forward(self, values: Tensor, presence: Tensor, action_mask: Tensor) -> Outputs:
@@ -76,12 +90,14 @@ class DiscretePredictor(Predictor):
             action_mask: [N, A] bool, true where the action is allowed.
 
         Returns:
-            q [N, A] of all actions, allowed or not; greedy [N] int64, the lowest index of the largest allowed q, -1
-            where none is allowed; propensities [N, A], softmax(q / temperature) over the allowed.
+            q [N, A] of all actions, allowed or not; greedy [N] int64, the lowest index of the largest q among the
+            choices, -1 where there is none; propensities [N, A], softmax(q / temperature) over the choices; choices
+            [N, A] bool, the allowed actions that the restriction leaves, none where a row is refused.
         """
-        q = self.scorer(self.state_preprocessor(values, presence), action_mask, None)
+        state = self.state_preprocessor(values, presence)
+        q = self.scorer(state, action_mask, None)
         refused = infinite(values, presence).any(1)
-        return decide(q, action_mask, refused, self.temperature)
+        return decide(q, self.restriction(state, action_mask, None), refused, self.temperature)
 
 
 class ParametricPredictor(Predictor):
@@ -98,8 +114,9 @@ class ParametricPredictor(Predictor):
         state_feature_ids: Sequence[int],
         action_feature_ids: Sequence[int],
         temperature: float,
+        restriction: nn.Module | None = None,
     ) -> None:
-        super().__init__(state_preprocessor, scorer, state_feature_ids, temperature)
+        super().__init__(state_preprocessor, scorer, state_feature_ids, temperature, restriction)
         self.action_preprocessor = action_preprocessor
         self.action_feature_ids = tuple(action_feature_ids)
 
@@ -121,7 +138,8 @@ class ParametricPredictor(Predictor):
             action_mask: [N, K] bool, false for forbidden candidates and for padding.
 
         Returns:
-            q [N, K], greedy [N] and propensities [N, K] as of `DiscretePredictor`; q of padding is meaningless.
+            q [N, K], greedy [N], propensities [N, K] and choices [N, K] as of `DiscretePredictor`; q of padding is
+            meaningless.
         """
         infinite_features = infinite(action_values, action_presence)
         in_candidates = (infinite_features & action_mask.unsqueeze(2)).flatten(1).any(1)
@@ -132,7 +150,8 @@ class ParametricPredictor(Predictor):
         flat = self.action_preprocessor(action_values.flatten(0, 1), known.flatten(0, 1))
         features = flat.reshape(action_values.shape[0], action_values.shape[1], flat.shape[1])
         q = self.scorer(state, action_mask, features)
-        return decide(q, action_mask, in_state | in_candidates, self.temperature)
+        choices = self.restriction(state, action_mask, features)
+        return decide(q, choices, in_state | in_candidates, self.temperature)
 
 
 def infinite(values: Tensor, presence: Tensor) -> Tensor:
@@ -141,11 +160,11 @@ def infinite(values: Tensor, presence: Tensor) -> Tensor:
 
 
 def decide(q: Tensor, mask: Tensor, refused: Tensor, temperature: float) -> Outputs:
-    """Returns q, the greedy choice and softmax propensities over the allowed; see `DiscretePredictor.forward`.
+    """Returns q, the greedy choice, softmax propensities and choices; see `DiscretePredictor.forward`.
 
     Args:
         q: [N, K].
-        mask: [N, K] bool.
+        mask: [N, K] bool, what may be chosen.
         refused: [N] bool, rows without an answer.
         temperature: of the softmax.
     """
@@ -154,4 +173,4 @@ def decide(q: Tensor, mask: Tensor, refused: Tensor, temperature: float) -> Outp
     greedy = torch.where(usable.any(1), allowed.argmax(1), -1)
     # the difference of two near values is exact; their quotients by a temperature of 0.01 are not
     propensities = softmax_policy(q - allowed.amax(1, keepdim=True), usable, temperature)
-    return q.masked_fill(refused.unsqueeze(1), torch.nan), greedy, propensities
+    return q.masked_fill(refused.unsqueeze(1), torch.nan), greedy, propensities, usable

@@ -47,3 +47,18 @@ class Tolerance:
                 Problem(where, expected, f"{num_different} of {live.size}, the furthest by {largest:.3g}", todo)
             )
         return largest
+
+
+def compare_choices(where: str, live: NDArray[np.bool_], other: NDArray[np.bool_]) -> None:
+    """Compares which choices are left, arrays of one shape.
+
+    Float noise may move a choice over the restriction's threshold: one choice, or one in a thousand, may differ.
+
+    Raises:
+        BundleError: when more differ.
+    """
+    num_different = int((other != live).sum())
+    if num_different > max(1, live.size // 1000):
+        raise BundleError(
+            Problem(f"{where}, choices", "those of the live predictor", f"{num_different} of {live.size} others")
+        )

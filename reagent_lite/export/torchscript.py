@@ -3,6 +3,9 @@
     discrete    module((values [N, F], presence [N, F])) -> (action names, q [N, A])
     parametric  module((state values, presence), (action values, presence)) -> (["Q"], q [N, 1]), one row per pair
 
+With BCQ a choice that the log hardly takes has q - 1e10, as in 2019, so that the largest q of the file is what the
+policy takes; which those are depends on all choices of the state.
+
 The scorer is traced, so it may be any Python; the preprocessor and what the contract asks for beyond tensors (tuples,
 names, the refusal of infinity, lists of candidates) are scripted.
 """
@@ -17,6 +20,8 @@ from reagent_lite.export.predictor import DiscretePredictor, ParametricPredictor
 FeaturesWithPresence = tuple[Tensor, Tensor]
 _EXAMPLE_ROWS: Final = 3
 _EXAMPLE_CANDIDATES: Final = 2
+EXCLUDED: Final = 1e10
+"""What q of an excluded choice is lowered by; float32 keeps nothing of q itself then."""
 
 
 class DiscreteModule(nn.Module):
@@ -32,10 +37,10 @@ class DiscreteModule(nn.Module):
         self.state_preprocessor = predictor.state_preprocessor
         state = _normalized(predictor.state_preprocessor, len(self.state_ids))
         mask = torch.ones(_EXAMPLE_ROWS, len(self.action_names), dtype=torch.bool)
-        self.scorer = _traced(_StateScorer(predictor.scorer), (state, mask))
+        self.scorer = _traced(_StateScorer(_served(predictor)), (state, mask))
 
     def forward(self, state_with_presence: tuple[Tensor, Tensor]) -> tuple[list[str], Tensor]:
-        """Returns the action names and q [N, A] with every action allowed."""
+        """Returns the action names and q [N, A] with every action open."""
         values, presence = state_with_presence
         state = self.state_preprocessor(values, _present(values, presence))
         mask = torch.ones((values.shape[0], len(self.action_names)), dtype=torch.bool, device=values.device)
@@ -56,7 +61,7 @@ class DiscreteModule(nn.Module):
 class ParametricModule(nn.Module):
     """Parametric call contract around a predictor's parts.
 
-    Rows whose preprocessed states are equal are the candidates of one state, as far as the scorer asks for lists.
+    Rows whose preprocessed states are equal are the candidates of one state, as far as their q asks for lists.
     """
 
     state_ids: list[int]
@@ -74,7 +79,7 @@ class ParametricModule(nn.Module):
         action = _normalized(predictor.action_preprocessor, len(self.action_ids))
         features = action.unsqueeze(1).expand(-1, _EXAMPLE_CANDIDATES, -1).contiguous()
         example = (state, torch.ones(features.shape[:2], dtype=torch.bool), features)
-        self.scorer = _traced(predictor.scorer, example)
+        self.scorer = _traced(_served(predictor), example)
 
     def forward(
         self, state_with_presence: tuple[Tensor, Tensor], action_with_presence: tuple[Tensor, Tensor]
@@ -105,7 +110,7 @@ class ParametricModule(nn.Module):
 
 def needs_candidate_list(predictor: Predictor) -> bool:
     """Returns whether the q of a candidate depends on the other candidates of its state."""
-    return bool(getattr(predictor.scorer, "needs_candidate_list", False))
+    return predictor.threshold is not None or bool(getattr(predictor.scorer, "needs_candidate_list", False))
 
 
 def candidate_lists(state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -130,6 +135,19 @@ def candidate_lists(state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tens
     return states, features, mask, group, place
 
 
+class _Restricted(nn.Module):
+    """A scorer whose q says what the restriction excludes."""
+
+    def __init__(self, scorer: nn.Module, restriction: nn.Module) -> None:
+        super().__init__()
+        self.scorer = scorer
+        self.restriction = restriction
+
+    def forward(self, state: Tensor, mask: Tensor, features: Tensor | None) -> Tensor:
+        q: Tensor = self.scorer(state, mask, features)
+        return torch.where(self.restriction(state, mask, features), q, q - EXCLUDED)
+
+
 class _StateScorer(nn.Module):
     """A trace has no None: this binds it."""
 
@@ -139,6 +157,12 @@ class _StateScorer(nn.Module):
 
     def forward(self, state: Tensor, mask: Tensor) -> Tensor:
         return self.scorer(state, mask, None)  # type: ignore[no-any-return]
+
+
+def _served(predictor: Predictor) -> nn.Module:
+    if predictor.threshold is None:
+        return predictor.scorer
+    return _Restricted(predictor.scorer, predictor.restriction)
 
 
 def _normalized(preprocessor: nn.Module, num_features: int) -> Tensor:

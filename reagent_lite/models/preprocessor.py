@@ -6,6 +6,7 @@ Features of one type are neighbours (column order), so that each type is a slice
 many features it has. The module gives the same numbers eagerly, under `torch.jit.script` and in ONNX.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from typing import Final
@@ -91,20 +92,49 @@ class BoxCox(nn.Module):
 
 
 class OneHot(nn.Module):
-    """One column per possible value, in the file's order; a value that is not among them gives zeros."""
+    """One column per possible value, in the file's order; NaN and a value that is not among them give zeros.
+
+    A value's rank among all values of all features is searched, then the column of its feature with that rank:
+    [m] 1024 rows of one feature with 713 values in 0.1 ms, 3.3 ms if each is compared. ONNX has no such search, and two
+    values that are one number in float32 have two columns: there each is compared.
+    """
 
     column: Tensor
     possible_value: Tensor
+    ascending: Tensor
+    first_key: Tensor
+    key: Tensor
+    place: Tensor
+    distinct: Final[bool]
 
     def __init__(self, features: Sequence[FeatureSpec]) -> None:
         super().__init__()
         columns = [column for column, feature in enumerate(features) for _ in feature.possible_values]
         self.register_buffer("column", torch.tensor(columns, dtype=torch.int64))
         self.register_buffer("possible_value", _float32(v for f in features for v in f.possible_values))
+        ascending: Tensor = torch.unique(self.possible_value)
+        key, place = (self.column * len(ascending) + torch.searchsorted(ascending, self.possible_value)).sort()
+        self.distinct = bool((key.diff() > 0).all())
+        self.register_buffer("ascending", ascending)
+        self.register_buffer("first_key", torch.arange(len(features)) * len(ascending))
+        self.register_buffer("key", key)
+        self.register_buffer("place", place)
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns [N, W] for raw x [N, F], W the number of possible values of all features together."""
-        return (x.index_select(1, self.column) == self.possible_value).to(x.dtype)
+        searched = self.distinct
+        if not torch.jit.is_scripting():  # type: ignore[attr-defined]
+            searched = searched and not torch.compiler.is_exporting()
+        if not searched:
+            return (x.index_select(1, self.column) == self.possible_value).to(x.dtype)
+        x = x.contiguous()
+        rank = torch.searchsorted(self.ascending, x).clamp(max=self.ascending.shape[0] - 1)
+        wanted = self.first_key + rank
+        found = torch.searchsorted(self.key, wanted).clamp(max=self.key.shape[0] - 1)
+        hit = (self.ascending[rank] == x) & (self.key[found] == wanted)
+        zeros = torch.zeros((x.shape[0], self.place.shape[0]), dtype=x.dtype, device=x.device)
+        # what is not found adds 0 somewhere, be it another feature's column
+        return zeros.scatter_add_(1, self.place[found], hit.to(x.dtype))
 
 
 class Quantile(nn.Module):
@@ -196,16 +226,17 @@ class Preprocessor(nn.Module):
 
     missing_value: Final[float] = MISSING_VALUE
 
-    output_column: Tensor
+    absent: Tensor
     starts: list[int]
     stops: list[int]
+    one_hot: list[bool]
 
     def __init__(self, spec: NormalizationSpec, *, missing_as_zero: bool = False) -> None:
         super().__init__()
         if spec != NormalizationSpec.ordered({f.feature_id: f for f in spec.features}):
             raise ValueError("features must be in column order: NormalizationSpec.ordered gives it")
         self.missing_as_zero = missing_as_zero
-        self.starts, self.stops = [], []
+        self.starts, self.stops, self.one_hot = [], [], []
         self.transforms = nn.ModuleList()
         stop = 0
         for feature_type, group in groupby(spec.features, key=lambda feature: feature.feature_type):
@@ -214,10 +245,11 @@ class Preprocessor(nn.Module):
             if any(feature.width for feature in features):
                 self.starts.append(start)
                 self.stops.append(stop)
+                self.one_hot.append(feature_type is FeatureType.ENUM)
                 self.transforms.append(TRANSFORMS[feature_type](features))
-        self.expands = any(feature.width != 1 for feature in spec.features)
-        columns = [column for column, feature in enumerate(spec.features) for _ in range(feature.width)]
-        self.register_buffer("output_column", torch.tensor(columns, dtype=torch.int64))
+        # NaN is no possible value, so that one-hot columns need not be cleared one by one
+        enums = [f.feature_type is FeatureType.ENUM and not missing_as_zero for f in spec.features]
+        self.register_buffer("absent", torch.tensor([math.nan if enum else 0.0 for enum in enums]))
 
     def forward(self, values: Tensor, presence: Tensor) -> Tensor:
         """Returns [N, W] float32.
@@ -227,18 +259,17 @@ class Preprocessor(nn.Module):
             presence: [N, F] bool, false where the value is absent.
         """
         known = presence & ~torch.isnan(values) & (values != self.missing_value)
-        x = torch.where(known, values, 0.0)
+        x = torch.where(known, values, self.absent)
         outputs: list[Tensor] = []
         for i, transform in enumerate(self.transforms):
-            outputs.append(transform(x[:, self.starts[i] : self.stops[i]]))
+            start, stop = self.starts[i], self.stops[i]
+            normalized = transform(x[:, start:stop])
+            if not (self.missing_as_zero or self.one_hot[i]):
+                normalized = torch.where(known[:, start:stop], normalized, 0.0)
+            outputs.append(normalized)
         if len(outputs) == 0:
             return x[:, :0]
-        normalized = torch.cat(outputs, dim=1)
-        if self.missing_as_zero:
-            return normalized
-        if self.expands:
-            known = known.index_select(1, self.output_column)
-        return torch.where(known, normalized, 0.0)
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
     @torch.jit.export
     def dense(self, values: Tensor) -> Tensor:

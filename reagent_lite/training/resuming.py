@@ -23,6 +23,7 @@ from reagent_lite.training.tensors import Tree, flat, load_optimizer, load_rates
 SAME_RESULT = (
     "node_index", "num_nodes", "num_processes_per_node", "use_all_avail_gpus", "init_method", "use_gpu",
     "model_output_path", "rendezvous", "checkpoint", "data.training_copy_dir", "data.residency",
+    "publish_if",
 )  # fmt: skip
 """Keys, and sections, that say where and how a run computes, not what it learns."""
 

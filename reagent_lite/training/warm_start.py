@@ -25,7 +25,7 @@ def warm_start(path: str, learner: nn.Module, optimizer: Optimizer | None, group
 
     Args:
         path: output folder, checkpoint or exported model of an earlier run; on rank 0's disk.
-        learner: has `q_network` and `target_network`.
+        learner: has `q_network`, `target_network` and `imitator`, which may be None.
         optimizer: None to start it anew.
         group: rank 0 reads, all load.
 
@@ -36,12 +36,7 @@ def warm_start(path: str, learner: nn.Module, optimizer: Optimizer | None, group
     files = first_reads(group, lambda: _read(Path(path).expanduser()))
     folder = files[_FOLDER].decode()
     if _WEIGHTS in files:
-        weights = load(files[_WEIGHTS])
-        saved = {name.removeprefix("network."): value for name, value in weights.items() if name.startswith("network.")}
-        online = learner.get_submodule("q_network")
-        _assign(online, saved, path)
-        learner.get_submodule("target_network").load_state_dict(online.state_dict())
-        return f"warm start: weights of {folder}; the optimizer starts anew"
+        return f"warm start: weights of {folder}; {_of_model(learner, load(files[_WEIGHTS]), path)}"
     _assign(learner, load(files[LEARNER]), path)
     if optimizer is None:
         return f"warm start: learner of {folder}; the optimizer starts anew"
@@ -49,6 +44,24 @@ def warm_start(path: str, learner: nn.Module, optimizer: Optimizer | None, group
     _require_class(optimizer, settings, path)
     load_optimizer(optimizer, load(files[OPTIMIZER]), settings)
     return f"warm start: learner and optimizer of {folder}"
+
+
+def _of_model(learner: nn.Module, weights: Mapping[str, Tensor], path: str) -> str:
+    """Loads an exported model's weights and returns what starts anew, in words."""
+    online = learner.get_submodule("q_network")
+    _assign(online, _under("network.", weights), path)
+    learner.get_submodule("target_network").load_state_dict(online.state_dict())
+    imitator, saved = getattr(learner, "imitator", None), _under("imitator.", weights)
+    if imitator is None:
+        return "the optimizer starts anew"
+    if not saved:  # a model trained without BCQ
+        return "the optimizer and the imitator of the log start anew"
+    _assign(imitator, saved, path)
+    return "the optimizer starts anew"
+
+
+def _under(prefix: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
 
 
 def _read(path: Path) -> Files:

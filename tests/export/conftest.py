@@ -4,8 +4,11 @@ The discrete one reads features 7 (BINARY, b) and 4 (CONTINUOUS, z = (x - 1) / 2
     q = (b + z, 2 z, 1 - b)     for actions "left", "right", "stay", at temperature 2.
 The parametric one reads state feature 3 (s) and candidate feature 9 (f), both DO_NOT_PREPROCESS, and gives
     q_k = s + f_k - mean of f over the allowed candidates, at temperature 2.
+The restricted ones are these, for a log that takes the actions with 0.5, 0.04 and 0.46 in every state, and a candidate
+as often as e^f; a choice needs 0.1 times the largest probability.
 """
 
+import copy
 import json
 import shutil
 from collections.abc import Callable
@@ -15,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from oracles.bundles import Habit, Taste
 from torch import Tensor, nn
 
 from reagent_lite.export.content import BundleContent, SampleRows
@@ -22,6 +26,7 @@ from reagent_lite.export.predictor import DiscretePredictor, ParametricPredictor
 from reagent_lite.export.tolerance import Tolerance
 from reagent_lite.export.writer import write_bundle
 from reagent_lite.models.preprocessor import Preprocessor
+from reagent_lite.models.restrictions import LikelyInTheLog
 from reagent_lite.types import FeatureSpec, FeatureType, NormalizationSpec
 
 NAN = float("nan")
@@ -131,6 +136,26 @@ def parametric_folder(
 ) -> Path:
     folder = tmp_path_factory.mktemp("parametric") / "model"
     return write_bundle(folder, parametric_predictor, content=parametric_content)
+
+
+@pytest.fixture(scope="session")
+def restricted_folder(
+    tmp_path_factory: pytest.TempPathFactory, discrete_predictor: DiscretePredictor, discrete_content: BundleContent
+) -> Path:
+    restricted = copy.deepcopy(discrete_predictor)
+    restricted.restriction = LikelyInTheLog(Habit([0.5, 0.04, 0.46]), 0.1)
+    return write_bundle(tmp_path_factory.mktemp("restricted") / "model", restricted, content=discrete_content)
+
+
+@pytest.fixture(scope="session")
+def restricted_parametric_folder(
+    tmp_path_factory: pytest.TempPathFactory,
+    parametric_predictor: ParametricPredictor,
+    parametric_content: BundleContent,
+) -> Path:
+    restricted = copy.deepcopy(parametric_predictor)
+    restricted.restriction = LikelyInTheLog(Taste(), 0.1)
+    return write_bundle(tmp_path_factory.mktemp("tasteful") / "model", restricted, content=parametric_content)
 
 
 @pytest.fixture

@@ -272,6 +272,29 @@ def test_parametric_acting(parametric: Bundle) -> None:
     assert actions[1] == 0
 
 
+def test_a_restricted_model_neither_takes_nor_explores_what_the_log_hardly_takes(restricted_folder: Path) -> None:
+    """q = (3, 4, 0) and action 1 excluded: greedy is 0; epsilon 0.3 over two choices gives 0.85 and 0.15."""
+    bundle = load_bundle(restricted_folder)
+    prediction = bundle.predict([[1, 5], [1, 5]], mask=[[True] * 3, [False, True, False]])
+    assert prediction.q.tolist() == [[3, 4, 0]] * 2
+    # where nothing else is open, action 1 is the likeliest of those that are
+    assert prediction.mask.tolist() == [[True, False, True], [False, True, False]]
+    assert prediction.greedy.tolist() == [0, 1]
+    np.testing.assert_allclose(bundle.policy(prediction), [[0.85, 0, 0.15], [0, 1, 0]])
+
+
+def test_golden_choices_are_repeated(restricted_folder: Path, copied: Callable[[Path], Path]) -> None:
+    folder = copied(restricted_folder)
+    golden = json.loads((folder / "golden.json").read_text())
+    # every second row has its first action forbidden
+    assert golden["outputs"]["choices"] == [[True, False, True], [False, False, True]] * 2 + [[True, False, True]]
+    bundle = load_bundle(folder)
+    assert bundle.check_golden() < 1e-5
+    golden["outputs"]["choices"] = [[True] * 3] * 5
+    with pytest.raises(BundleError, match=r"golden.json, choices: expected those of the live predictor, got 7 of 15"):
+        Bundle(bundle.manifest, bundle._session, golden).check_golden()
+
+
 def test_epsilon_greedy_by_hand() -> None:
     mask = np.array([[True, True, True], [True, False, True], [False, False, False]])
     probabilities = epsilon_greedy(np.array([1, 2, -1]), mask, 0.3)

@@ -17,6 +17,7 @@ from reagent_lite.export.predictor import DiscretePredictor, ParametricPredictor
 from reagent_lite.export.tolerance import Tolerance
 from reagent_lite.models.preprocessor import Preprocessor
 from reagent_lite.models.q_networks import NetworkSettings, build_q_network
+from reagent_lite.models.restrictions import LikelyInTheLog
 from reagent_lite.types import FeatureSpec, FeatureType, NormalizationSpec, SourceSpec
 
 TIGHT = Tolerance(atol=1e-5, rtol=0.0, ratio_different=0.0)
@@ -73,6 +74,21 @@ def parametric() -> Predictor:
     )
 
 
+def restricted_discrete() -> Predictor:
+    return restricted(discrete(), action_names=("a", "b", "c"))
+
+
+def restricted_parametric() -> Predictor:
+    return restricted(parametric(), num_action_features=SPEC.width)
+
+
+def restricted(predictor: Predictor, **source: object) -> Predictor:
+    spec = SourceSpec(num_state_features=SPEC.width, **source)  # type: ignore[arg-type]
+    imitator = build_q_network(spec, NetworkSettings(hidden=(16,), activations=("relu",), batch_norm=True))
+    predictor.restriction = LikelyInTheLog(imitator, 0.4)
+    return predictor
+
+
 def raw(rng: np.random.Generator, *shape: int) -> np.ndarray:
     values = rng.uniform(-1, 2, size=(*shape, len(FEATURES))).astype(np.float32)
     values[..., 0] = rng.integers(0, 2, size=shape)
@@ -82,7 +98,7 @@ def raw(rng: np.random.Generator, *shape: int) -> np.ndarray:
     return values
 
 
-@pytest.fixture(scope="module", params=[discrete, parametric])
+@pytest.fixture(scope="module", params=[discrete, parametric, restricted_discrete, restricted_parametric])
 def exported(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Predictor, Path, SampleRows]:
@@ -106,6 +122,16 @@ def test_every_format_equals_the_live_network(name: str, exported: tuple[Predict
     assert [len(batch[0]) for batch in batches] == [40, 1, 1000]
     entry = FORMATS[name]
     assert check_file(entry.file, entry.replay(predictor, folder / entry.file), batches, TIGHT) <= 1e-5
+
+
+def test_what_is_restricted_is_restricted_somewhere_and_not_everywhere(
+    exported: tuple[Predictor, Path, SampleRows],
+) -> None:
+    predictor, _, sample = exported
+    inputs = graph_inputs(predictor, sample)
+    excluded = inputs[-1] & ~predictor(*inputs)[3]
+    assert excluded.any() == (predictor.threshold is not None)
+    assert not excluded.all(1).any()
 
 
 def test_no_file_holds_a_path_of_this_machine(exported: tuple[Predictor, Path, SampleRows]) -> None:

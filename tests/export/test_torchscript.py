@@ -60,6 +60,20 @@ def test_pairs_with_equal_states_are_one_list(parametric_folder: Path) -> None:
     assert module.action_sorted_features() == [9]
 
 
+def test_what_the_log_hardly_takes_is_served_as_in_2019(restricted_folder: Path) -> None:
+    """0.04 / 0.5 is below 0.1: action 1, of q 4 and 0, is lowered by 1e10, to float32's nearest."""
+    names, q = load(restricted_folder)(features([[1, 5], [NAN, 1]]))
+    assert names == ["left", "right", "stay"]
+    assert q.tolist() == [[3, -1e10, 0], [0, -1e10, 1]]
+
+
+def test_rare_candidates_of_one_state_are_lowered(restricted_parametric_folder: Path) -> None:
+    """State 5 has 1, 2, 6: e^-4 and e^-5 are below 0.1; state 0 has 4 and 5: e^-1 is not; one alone is likeliest."""
+    module = load(restricted_parametric_folder)
+    _, q = module(features([[5], [0], [5], [0], [5], [9]]), features([[1], [4], [2], [5], [6], [-8]]))
+    assert q.tolist() == [[-1e10], [-0.5], [-1e10], [0.5], [8], [9]]
+
+
 def test_no_pairs(parametric_folder: Path) -> None:
     empty = (torch.zeros(0, 1), torch.zeros(0, 1, dtype=torch.bool))
     assert load(parametric_folder)(empty, empty)[1].shape == (0, 1)

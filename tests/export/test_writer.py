@@ -1,5 +1,6 @@
 """Writing a bundle: it appears whole and checked, or not at all."""
 
+import copy
 import json
 import os
 import shutil
@@ -11,14 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from oracles.bundles import Habit
+from safetensors.torch import load_file
 
 from reagent_lite.errors import BundleError
 from reagent_lite.export import load_bundle, writer
+from reagent_lite.export.check import check_file, graph_inputs
 from reagent_lite.export.content import BundleContent, SampleRows
 from reagent_lite.export.formats import FORMATS
 from reagent_lite.export.predictor import DiscretePredictor
 from reagent_lite.export.tolerance import Tolerance
 from reagent_lite.export.writer import write_bundle
+from reagent_lite.models.restrictions import LikelyInTheLog
 
 STRICT = Tolerance(atol=0.0, rtol=5e-5, ratio_different=0.0)
 Make = Callable[..., Path]
@@ -220,6 +225,35 @@ def test_model_card_says_what_the_model_is(discrete_folder: Path, parametric_fol
         assert f"\n{line}\n" in card
     assert "with probability 0.3 a uniform draw" in card
     assert "with the features 9." in (parametric_folder / "MODEL_CARD.md").read_text()
+
+
+def test_the_card_says_that_the_policy_is_restricted(restricted_folder: Path, discrete_folder: Path) -> None:
+    said = "those that a model of the log finds at least 0.1 times as likely as the likeliest"
+    assert said in (restricted_folder / "MODEL_CARD.md").read_text()
+    assert "BCQ" not in (discrete_folder / "MODEL_CARD.md").read_text()
+
+
+def test_weights_of_the_imitator_are_written(restricted_folder: Path, discrete_folder: Path) -> None:
+    weights = load_file(restricted_folder / "weights.safetensors")
+    torch.testing.assert_close(weights["imitator.logits"].exp(), torch.tensor([0.5, 0.04, 0.46]))
+    assert weights.keys() - load_file(discrete_folder / "weights.safetensors").keys() == {"imitator.logits"}
+
+
+def test_another_imitator_is_found(restricted_folder: Path, discrete_predictor: DiscretePredictor) -> None:
+    """Every file of the first against a second that finds action 1 likely and action 2 not."""
+    other = copy.deepcopy(discrete_predictor).eval().requires_grad_(False)
+    other.restriction = LikelyInTheLog(Habit([0.5, 0.46, 0.04]).requires_grad_(False), 0.1)
+    batches = [graph_inputs(other, SampleRows(values=np.ones((5, 2), np.float32)))]
+    for entry in (FORMATS[name] for name in ("onnx", "torchscript", "safetensors")):
+        with pytest.raises(BundleError, match=r"choices: expected those of the live predictor, got 10 of 15 others"):
+            check_file(entry.file, entry.replay(other, restricted_folder / entry.file), batches, STRICT)
+
+
+def test_an_imitator_that_diverged_is_not_exported(make: Make, discrete_predictor: DiscretePredictor) -> None:
+    diverged = copy.deepcopy(discrete_predictor)
+    diverged.restriction = LikelyInTheLog(Habit([float("nan")] * 3), 0.1)
+    with pytest.raises(BundleError, match="choices of the live network: expected one at least of those allowed"):
+        make(diverged)
 
 
 def test_the_card_s_code_runs(discrete_folder: Path, parametric_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,7 +60,7 @@ def oracle(f: FeatureSpec, x: Floats) -> Floats:
             z = np.log(z) if f.boxcox_lambda == 0 else (z**f.boxcox_lambda - 1) / f.boxcox_lambda
             y = np.clip((z - f.mean) / f.stddev, -11.513, 11.513)
         case FeatureType.ENUM:
-            return np.stack([np.where(x == v, 1.0, 0.0) for v in f.possible_values], axis=1)
+            return (x[:, None] == np.array(f.possible_values)).astype(np.float64)
         case FeatureType.QUANTILE:
             y = np.interp(x, f.quantiles, np.linspace(0, 1, len(f.quantiles)))
         case FeatureType.CONTINUOUS_ACTION:
@@ -203,6 +203,39 @@ def test_zero_width_enum_and_absent_types() -> None:
     assert Preprocessor(mixed).dense(torch.tensor([[9.0, 3.0, 7.0]])).tolist() == [[1.0, 1.0]]
     assert Preprocessor(NormalizationSpec(())).dense(torch.zeros(4, 0)).shape == (4, 0)
     assert Preprocessor(spec_of(feature(1, "ENUM"))).dense(torch.zeros(4, 1)).shape == (4, 0)
+
+
+def test_wide_enum_searched_and_compared_alike() -> None:
+    """Search is what training uses, comparison what is exported; NumPy compares in float64."""
+    rng = np.random.default_rng(0)
+    wide = tuple(rng.permutation(713).astype(float) - 100)
+    spec = spec_of(
+        feature(9, "BINARY"),
+        feature(1, "ENUM", possible_values=wide),
+        feature(3, "ENUM"),
+        feature(2, "ENUM", possible_values=(2.5, -7.0, 0.0)),
+        feature(4, "ENUM", possible_values=(5.0,)),
+    )
+    raw = rng.integers(-110, 700, (1024, 5)).astype(np.float32)
+    raw[:, 2:] = rng.choice([2.5, -7.0, 0.0, -0.0, 5.0, 1.0, 1e30], (1024, 3))
+    odd = rng.random(raw.shape) < 0.1
+    raw[odd] = rng.choice([NAN, -1337.1337, math.inf, -math.inf, 0.5], odd.sum())
+    values, presence = torch.from_numpy(raw), torch.from_numpy(rng.random(raw.shape) < 0.9)
+    for missing_as_zero in (False, True):
+        module = Preprocessor(spec, missing_as_zero=missing_as_zero)
+        want = expected(spec, values, presence, missing_as_zero=missing_as_zero)
+        np.testing.assert_array_equal(module(values, presence).numpy(), want)
+        program = torch.export.export(module, (values, presence))
+        assert "searchsorted" not in str(program.graph)
+        np.testing.assert_array_equal(program.module()(values, presence).numpy(), want)
+        np.testing.assert_array_equal(scripted(module)(values, presence).numpy(), want)
+
+
+def test_possible_values_that_are_one_number_in_float32_have_two_columns() -> None:
+    """2^24 + 1 is rounded to 2^24."""
+    assert one(feature(1, "ENUM", possible_values=(2.0**24, 3.0, 2.0**24 + 1)), 2.0**24, 3.0, 4.0) == [
+        [1, 0, 1], [0, 1, 0], [0, 0, 0],
+    ]  # fmt: skip
 
 
 def test_spec_out_of_column_order_is_refused() -> None:

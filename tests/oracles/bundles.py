@@ -1,5 +1,6 @@
 """Exported models whose values are a matrix product, so that NumPy can say what they choose."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -7,11 +8,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from reagent_lite.data.normalization import normalization_json
 from reagent_lite.export.content import BundleContent, SampleRows
 from reagent_lite.export.predictor import DiscretePredictor, ParametricPredictor
 from reagent_lite.export.tolerance import Tolerance
 from reagent_lite.export.writer import write_bundle
 from reagent_lite.models.preprocessor import Preprocessor
+from reagent_lite.models.restrictions import LikelyInTheLog
 from reagent_lite.types import FeatureSpec, FeatureType, NormalizationSpec
 
 Array = NDArray[np.float64]
@@ -40,6 +43,29 @@ class Bilinear(nn.Module):
         return (features * nn.functional.linear(state, self.weight).unsqueeze(1)).sum(2)
 
 
+class Habit(nn.Module):
+    """Logits [N, K, 1] of a log that takes its choices with the same probabilities in every state."""
+
+    def __init__(self, probabilities: Sequence[float]) -> None:
+        super().__init__()
+        self.logits = nn.Parameter(torch.tensor(probabilities).log())
+
+    def forward(self, state: Tensor, mask: Tensor, features: Tensor | None = None) -> Tensor:
+        return self.logits.expand(mask.shape).unsqueeze(2)
+
+
+class Taste(nn.Module):
+    """Logits [N, K, 1] of a log that takes a candidate as often as e to its first feature."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, state: Tensor, mask: Tensor, features: Tensor | None = None) -> Tensor:
+        assert features is not None
+        return features[:, :, :1] * self.scale
+
+
 def raw(ids: tuple[int, ...]) -> NormalizationSpec:
     """Features as they are, in the order of ids: the first is CONTINUOUS with mean 0 and deviation 1."""
     kinds = [FeatureType.CONTINUOUS] + [FeatureType.DO_NOT_PREPROCESS] * (len(ids) - 1)
@@ -48,12 +74,16 @@ def raw(ids: tuple[int, ...]) -> NormalizationSpec:
     )
 
 
-def linear_bundle(folder: Path, weight: Array, names: tuple[str, ...], ids: tuple[int, ...]) -> Path:
+def linear_bundle(
+    folder: Path, weight: Array, names: tuple[str, ...], ids: tuple[int, ...], restriction: LikelyInTheLog | None = None
+) -> Path:
     """Writes a model with q = weight [K, S] @ state, whose S columns are the features `ids`."""
     predictor = DiscretePredictor(
-        Preprocessor(raw(ids)), Linear(weight), state_feature_ids=ids, action_names=names, temperature=1.0
-    )
-    return write_bundle(folder, predictor, content=content("dqn", SampleRows(values=sample(len(ids)))))
+        Preprocessor(raw(ids)), Linear(weight), state_feature_ids=ids, action_names=names, temperature=1.0,
+        restriction=restriction,
+    )  # fmt: skip
+    rows = SampleRows(values=sample(len(ids)))
+    return write_bundle(folder, predictor, content=content("dqn", rows, state=ids))
 
 
 def bilinear_bundle(folder: Path, weight: Array, ids: tuple[int, ...], action_ids: tuple[int, ...]) -> Path:
@@ -65,16 +95,17 @@ def bilinear_bundle(folder: Path, weight: Array, ids: tuple[int, ...], action_id
     rows = SampleRows(
         values=sample(len(ids)), candidates=np.ones((4, 2, len(action_ids)), np.float32), mask=np.ones((4, 2), bool)
     )
-    return write_bundle(folder, predictor, content=content("parametric_dqn", rows))
+    return write_bundle(folder, predictor, content=content("parametric_dqn", rows, state=ids, action=action_ids))
 
 
 def sample(columns: int) -> NDArray[np.float32]:
     return np.random.default_rng(0).normal(size=(4, columns)).astype(np.float32)
 
 
-def content(workflow: str, rows: SampleRows) -> BundleContent:
+def content(workflow: str, rows: SampleRows, **columns: tuple[int, ...]) -> BundleContent:
+    normalization = {name: normalization_json(raw(ids)) for name, ids in columns.items()}
     return BundleContent(
-        workflow=workflow, normalization={}, config={}, evaluation={}, steps=1, data_hash="d" * 64,
+        workflow=workflow, normalization=normalization, config={}, evaluation={}, steps=1, data_hash="d" * 64,
         config_hash="c" * 64, versions={"torch": torch.__version__}, git_revision=None, epsilon=0.1,
         softmax_policy=False, tolerance=Tolerance(atol=1e-6, rtol=5e-5, ratio_different=0.0), sample=rows,
     )  # fmt: skip

@@ -219,8 +219,10 @@ def test_a_file_smaller_than_a_batch_trains_and_one_row_does_too(
 
 
 def test_warm_start(run: Runner, small: dict[str, Any], tmp_path: Path) -> None:
+    small["rainbow"] = {"bcq": True}
     first = run("dqn", small)
     before = weights(first.outcome["model"])
+    assert {name.split(".")[0] for name in before} == {"network", "imitator"}
     small["training"] |= {"warm_start_model_path": str(tmp_path / "out"), "learning_rate": 1e-12, "l2_decay": 0.0}
     small["model_output_path"] = str(tmp_path / "second")
     second = run("dqn", small)
@@ -229,7 +231,10 @@ def test_warm_start(run: Runner, small: dict[str, Any], tmp_path: Path) -> None:
         torch.testing.assert_close(tensor, before[name], rtol=0, atol=1e-6)
     # from the exported model the optimizer starts anew
     small["training"]["warm_start_model_path"] = first.outcome["model"]
-    assert "the optimizer starts anew" in run("dqn", small).err
+    anew = run("dqn", small)
+    assert "; the optimizer starts anew" in anew.err
+    for name, tensor in weights(anew.outcome["model"]).items():
+        torch.testing.assert_close(tensor, before[name], rtol=0, atol=1e-6)
     small["training"]["layers"] = [-1, 9, -1]
     small["model_output_path"] = str(tmp_path / "third")
     third = run("dqn", small)

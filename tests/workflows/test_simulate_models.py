@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from oracles import gridworld
-from oracles.bundles import bilinear_bundle, linear_bundle
+from oracles.bundles import Habit, bilinear_bundle, linear_bundle
 from oracles.simulated import made
 
 from reagent_lite.config.simulate import SimulateConfig
+from reagent_lite.models.restrictions import LikelyInTheLog
 from workflows.command_line import main_alone
 from workflows.simulate import COMMAND
 from workflows.simulating import simulate
@@ -51,6 +52,19 @@ def test_epsilon_greedy_propensities(tmp_path: Path, linear: str) -> None:
     assert len(np.unique(log.propensity)) == 2
     share, chance = greedy.mean(), 1 - epsilon / 2
     assert abs(share - chance) < 4 * (chance * (1 - chance) / clear.sum()) ** 0.5
+
+
+@pytest.mark.parametrize(
+    "policy", [{"kind": "epsilon_greedy", "epsilon": 0.0}, {"kind": "softmax", "temperature": 9.0}]
+)
+def test_a_restricted_model_plays_what_its_log_takes(tmp_path: Path, policy: dict[str, Any]) -> None:
+    """Right is taken with 0.05 of what left is: never played, whatever its value."""
+    habit = LikelyInTheLog(Habit([0.95, 0.0475]), 0.1)
+    model = str(linear_bundle(tmp_path / "model", WEIGHT, NAMES, IDS, restriction=habit))
+    _, log = made(tmp_path, rows=500, policy={**policy, "model": model})
+    assert (values(log.state).argmax(1) == 1).any()
+    assert set(log.action) == {"left"}
+    assert (log.propensity == 1).all()
 
 
 def test_greedy_alone_is_certain(tmp_path: Path, linear: str) -> None:

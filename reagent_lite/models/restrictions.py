@@ -1,0 +1,31 @@
+"""Which of the open choices a policy may take: all of them, or those that a model of the log finds likely enough."""
+
+from torch import Tensor, nn
+
+from reagent_lite.rl.policies import likely_enough
+
+
+class Unrestricted(nn.Module):
+    """Every open choice."""
+
+    def forward(self, state: Tensor, mask: Tensor, features: Tensor | None = None) -> Tensor:
+        """Returns mask [B, K] as it is."""
+        return mask
+
+
+class LikelyInTheLog(nn.Module):
+    """BCQ's restriction; Fujimoto et al. (2019), Benchmarking Batch Deep RL, eq. 10.
+
+    Args:
+        imitator: forward(state, mask, features) -> logits [B, K, 1] of the logged choice.
+        threshold: share of the largest probability that a choice needs.
+    """
+
+    def __init__(self, imitator: nn.Module, threshold: float) -> None:
+        super().__init__()
+        self.imitator = imitator
+        self.threshold = threshold
+
+    def forward(self, state: Tensor, mask: Tensor, features: Tensor | None = None) -> Tensor:
+        """Returns [B, K] bool for state [B, S], mask [B, K] and features [B, K, F]; at least one where any is open."""
+        return likely_enough(self.imitator(state, mask, features).squeeze(2), mask, self.threshold)

@@ -1,0 +1,55 @@
+"""Figures of two rows by hand, of a learner that may take any action and of one that is restricted."""
+
+import math
+
+import pytest
+import torch
+from oracles.batches import make_batch
+from oracles.bundles import Habit
+from torch import Tensor, nn
+
+from reagent_lite.algorithms.dqn import DQN, DQNSettings
+from reagent_lite.distributed.group import Group, Place
+from reagent_lite.evaluation.figures import figures
+from reagent_lite.models.value_heads import ScalarHead
+
+ALONE = Group(Place(), torch.device("cpu"))
+# Q(s, .) is the state itself; rewards 0 and 1 end both episodes
+ROWS = make_batch([[3.0, 4.0], [4.0, 2.0]], [[0.0, 0.0]] * 2, [0, 1], [0.0, 1.0], bootstrap=torch.zeros(2),
+                  weight=torch.ones(2))  # fmt: skip
+
+
+class Table(nn.Module):
+    needs_candidate_list = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, state: Tensor, mask: Tensor, features: Tensor | None = None) -> Tensor:
+        return (state * self.scale).unsqueeze(2)
+
+
+def found(imitator: nn.Module | None) -> dict[str, float]:
+    learner = DQN(Table(), ScalarHead(), DQNSettings(gamma=0.9, target_update_rate=0.1), imitator=imitator)
+    return figures([ROWS], learner, ALONE, action_names=("a", "b"), temperature=1.0)
+
+
+def test_any_action() -> None:
+    result = found(None)
+    # errors 3 - 0 and 2 - 1
+    assert result["td_loss/mean"] == pytest.approx((9 + 1) / 2)
+    assert (result["actions/model/a"], result["actions/model/b"]) == (0.5, 0.5)
+    assert result["value/model/mean"] == 4
+    a = (1 / (1 + math.e) + math.e**2 / (1 + math.e**2)) / 2
+    assert result["propensities/model/a/mean"] == pytest.approx(a)
+
+
+def test_a_restricted_policy_is_judged_as_it_plays() -> None:
+    """b is taken with 0.04 / 0.96 of a: below 0.1, so that a is all there is, of value 3 and 4."""
+    result = found(Habit([0.96, 0.04]))
+    assert (result["actions/model/a"], result["actions/model/b"]) == (1, 0)
+    assert (result["propensities/model/a/mean"], result["propensities/model/b/mean"]) == (1, 0)
+    assert result["value/model/mean"] == 3.5
+    # what the log did and what the network says of each action is as before
+    assert (result["actions/logged/b"], result["value/model/b/mean"]) == (0.5, 3)

@@ -1,0 +1,176 @@
+"""From the clinicians' log of ICU-Sepsis to a better policy, whose exact value is known; see oracles/icu_sepsis.py."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+from oracles import icu_sepsis
+from oracles.icu_sepsis import ACTIONS, DEATH, NUM_EPISODES, NUM_LIVING, SURVIVAL, exact_value, sepsis
+from oracles.runs import ROOT, Run, Runner
+
+from reagent_lite.export import load_bundle
+
+
+@pytest.fixture(scope="module")
+def clinicians() -> icu_sepsis.Log:
+    return icu_sepsis.draw_log(sepsis().clinicians, NUM_EPISODES, np.random.default_rng(0))
+
+
+def test_values_and_lengths_are_the_published_ones() -> None:
+    """learning.md's three values; the package's README: 9.45, 9.22 and 10.99 rows an episode, averages of its runs."""
+    optimal = icu_sepsis.optimal_policy()
+    policies = (icu_sepsis.uniform_policy(), sepsis().clinicians, optimal)
+    assert [exact_value(policy) for policy in policies] == pytest.approx([0.78007, 0.78184, 0.87514], abs=5e-6)
+    assert [icu_sepsis.mean_length(policy) for policy in policies] == pytest.approx([9.45, 9.22, 10.99], abs=0.02)
+
+
+def test_inadmissible_actions_are_the_mean_of_admissible_ones() -> None:
+    """So uniform over the admissible is worth what uniform over all is, and the clinicians take both kinds."""
+    admissible = sepsis().admissible
+    uniform = admissible / admissible.sum(1, keepdims=True)
+    assert exact_value(uniform) == pytest.approx(exact_value(icu_sepsis.uniform_policy()), abs=1e-12)
+    assert ((sepsis().clinicians > 0) & ~admissible).any()
+
+
+def test_log_returns_what_the_policy_is_worth(clinicians: icu_sepsis.Log) -> None:
+    """An episode pays 0 or 1: the mean of n deviates by sqrt(p (1 - p) / n), 0.0028 here; four of it are allowed."""
+    assert clinicians.lengths.sum() == len(clinicians.state) == pytest.approx(200_000, rel=0.01)
+    worth = exact_value(sepsis().clinicians)
+    deviation = (worth * (1 - worth) / NUM_EPISODES) ** 0.5
+    assert clinicians.reward.sum() / NUM_EPISODES == pytest.approx(worth, abs=4 * deviation)
+
+
+def test_logged_actions_and_states_are_as_often_as_they_are_likely(clinicians: icu_sepsis.Log) -> None:
+    """A count of n draws of probability p deviates by sqrt(n p (1 - p)); five of it are allowed, none where p is 0."""
+    first = np.concatenate(([0], clinicians.lengths.cumsum()[:-1]))
+    begun = np.bincount(clinicians.state[first], minlength=NUM_LIVING)
+    assert _as_likely(begun, sepsis().initial[:NUM_LIVING])
+    state = int(np.bincount(clinicians.state).argmax())
+    here = clinicians.state == state
+    assert _as_likely(np.bincount(clinicians.action[here], minlength=25), sepsis().clinicians[state])
+    action = int(np.bincount(clinicians.action[here]).argmax())
+    following = clinicians.next_state[here & (clinicians.action == action)]
+    assert _as_likely(np.bincount(following, minlength=716), sepsis().transition[state, action])
+
+
+def _as_likely(counts: np.ndarray, probabilities: np.ndarray) -> bool:
+    expected = counts.sum() * probabilities
+    # rare ones are not normal: three more than expected are allowed
+    near = np.abs(counts - expected) <= 5 * np.sqrt(expected * (1 - probabilities)) + 3
+    return bool(near.all() and not counts[probabilities == 0].any())
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_events_say_what_was_drawn(suffix: str, tmp_path: Path) -> None:
+    log = icu_sepsis.draw_log(sepsis().clinicians, 200, np.random.default_rng(1))
+    file = icu_sepsis.write_events(tmp_path / f"events.{suffix}", log)
+    if suffix == "jsonl":
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+    else:
+        rows = pyarrow.parquet.read_table(file).to_pylist()
+    ends = log.lengths.cumsum() - 1
+    states = [int(dict(row["state_features"]).get(0, dict(row["state_features"]).get("0"))) for row in rows]
+    actions = [ACTIONS.index(row["action"]) for row in rows]
+    assert (states, actions) == (log.state.tolist(), log.action.tolist())
+    assert [row["action_probability"] for row in rows] == pytest.approx(sepsis().clinicians[states, actions], rel=1e-6)
+    assert [row["sequence_number"] for row in rows] == [step for length in log.lengths for step in range(length)]
+    assert len({row["mdp_id"] for row in rows}) == 200
+    assert [number for number, row in enumerate(rows) if row["terminal"]] == ends.tolist()
+    assert not any(row["truncated"] for row in rows)
+    assert {state for state in log.next_state[ends]} == {DEATH, SURVIVAL}
+    assert [row["reward"] for row in rows] == [float(state == SURVIVAL) for state in log.next_state]
+    assert all(tuple(row["possible_actions"]) == ACTIONS for row in rows)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_bcq_finds_a_policy_better_than_the_clinicians(seed: int, run: Runner, tmp_path: Path) -> None:
+    """learning.md's bar: at least 0.81, where the log's own policy has 0.782 and the constraint makes the difference.
+
+    What is judged is the policy that the exported model would follow, in all 713 states and with every action open.
+    """
+    paired = run("timeline", with_events(tmp_path, seed))
+    assert paired.code == 0, paired.err
+    fetched = run("shard", config("shard"), "--num_nodes", "1", "--node_index", "0")
+    assert (fetched.code, fetched.outcome["rows"]) == (0, [paired.outcome["train_rows"]]), fetched.err
+    done = run("dqn", config("dqn") | {"seed": seed}, timeout=500)
+    assert done.code == 0, done.err
+    value, unrestricted = worth(tmp_path)
+    assert value >= 0.81
+    assert value > unrestricted  # the largest q of all actions, likely in the log or not
+
+
+@pytest.mark.slow
+def test_two_machines_with_half_of_the_log_each_do_too(run: Runner, tmp_path: Path) -> None:
+    """Launchers as on two machines: each in a folder of its own for a disk, one folder that both see for the share."""
+    share = tmp_path / "share"
+    share.mkdir()
+    tree = with_events(tmp_path, 0)
+    tree["timeline"] |= {"outputTableName": str(share / "train"), "evalTableName": str(share / "eval")}
+    paired = run("timeline", tree)
+    assert paired.code == 0, paired.err
+    disks = [tmp_path / f"machine_{node}" for node in range(2)]
+    parts = {"training_data_path": str(share / "train"), "shards_path": str(share / "shards")}
+    rows = [one.outcome["rows"] for one in on_machines(disks, "shard", config("shard") | parts)]
+    assert rows[0] == rows[1]
+    assert sum(rows[0]) == paired.outcome["train_rows"]
+    meeting = {"eval_data_path": str(share / "eval"), "num_nodes": 2, "init_method": f"file://{share}/run.rdzv",
+               "rendezvous": {"interface": "lo"}}  # fmt: skip
+    first, _ = on_machines(disks, "dqn", config("dqn") | meeting)
+    assert f"shards: {rows[0][0]} + {rows[0][1]} rows on 2 nodes".replace(",", "") in first.err.replace(",", "")
+    assert "global minibatch 1024 rows = 2 process(es) x 512" in first.err
+    assert worth(disks[0])[0] >= 0.81
+    assert not (disks[1] / "outputs" / "icu_sepsis" / "model").exists()
+
+
+def config(name: str) -> dict[str, Any]:
+    tree: dict[str, Any] = json.loads((ROOT / "configs" / "icu_sepsis" / f"{name}.json").read_text())
+    return tree
+
+
+def with_events(folder: Path, seed: int) -> dict[str, Any]:
+    """Draws a log where configs/icu_sepsis/timeline.json reads it, and returns that."""
+    tree = config("timeline")
+    log = icu_sepsis.draw_log(sepsis().clinicians, NUM_EPISODES, np.random.default_rng(seed))
+    icu_sepsis.write_events(folder / tree["timeline"]["inputTableName"], log)
+    return tree
+
+
+def worth(folder: Path) -> tuple[float, float]:
+    """Returns the exact value of the exported model's greedy choice, and of the largest q without its restriction."""
+    bundle = load_bundle(folder / "outputs" / "icu_sepsis" / "model")
+    prediction = bundle.predict(np.arange(NUM_LIVING, dtype=np.float32)[:, None])
+    policies = (prediction.greedy, prediction.q.argmax(1))
+    value, unrestricted = (exact_value(icu_sepsis.greedy_policy(actions)) for actions in policies)
+    return value, unrestricted
+
+
+def on_machines(disks: list[Path], workflow: str, tree: dict[str, Any]) -> list[Run]:
+    """Runs the same command on every machine at once, with its number and on its own disk; all must end well."""
+    started = []
+    for node, disk in enumerate(disks):
+        disk.mkdir(exist_ok=True)
+        (disk / f"{workflow}.json").write_text(json.dumps(tree))
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(disk)}
+        command = [
+            sys.executable,
+            "-m",
+            f"workflows.{workflow}",
+            "--config",
+            f"{workflow}.json",
+            f"--node_index={node}",
+        ]
+        started.append(
+            subprocess.Popen(command, cwd=disk, env=environment, text=True, stdout=subprocess.PIPE,
+                             stderr=subprocess.PIPE)
+        )  # fmt: skip
+    ended = [(process, *process.communicate(timeout=500)) for process in started]
+    runs = [Run(process.returncode, out, err) for process, out, err in ended]
+    assert [one.code for one in runs] == [0] * len(disks), "\n".join(one.err for one in runs)
+    return runs
