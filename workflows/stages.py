@@ -21,7 +21,7 @@ from reagent_lite.data.training_copy_place import FOLDER, is_writable
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import ConfigError, NoRowsError, Problem
 from workflows.reporting import say
-from workflows.sharding import shard
+from workflows.sharding import fetch, shard
 from workflows.timelines import run_timeline
 
 Paths = dict[str, str | None]
@@ -40,12 +40,11 @@ def staged(config: WorkflowConfig, group: Group) -> WorkflowConfig:
         if group.is_first_on_node:
             paths = _transitions(config, group, paths)
         return _of_this_machine(config, paths, group)
-    if group.is_first:
-        paths = _transitions(config, group, paths)
-        _shards(config, paths, group, node_index=None)
-    paths = json.loads(group.broadcast_text(json.dumps(paths) if group.is_first else None))
+    made = json.dumps(_made_shards(config, _transitions(config, group, paths), group)) if group.is_first else None
+    generations = json.loads(group.broadcast_text(made))
+    paths = dict.fromkeys(paths)
     if group.is_first_on_node:
-        paths = _shards(config, paths, group, node_index=group.node)
+        paths |= _fetched_shards(config, generations, group)
     return _of_this_machine(config, paths, group)
 
 
@@ -63,18 +62,32 @@ def _transitions(config: WorkflowConfig, group: Group, paths: Paths) -> Paths:
         if path is None:
             continue
         first = key == "training_data_path"
-        if not (config.timeline is not None and first) and not _has_events(path):
-            if first and config.query.changed:
-                raise ConfigError(
-                    Problem("query", f"absent, as {path} holds transitions", str(config.query.changed),
-                            "A timeline takes a sample of events")
-                )  # fmt: skip
+        source = path
+        if first and config.timeline is not None and path == config.timeline.outputTableName:
+            source = config.timeline.inputTableName or path
+        if not _has_events(source):
+            if first:
+                _require_no_timeline(config, path)
             continue
-        made = run_timeline(_timeline(config, group, path, first=first))
+        made = run_timeline(_timeline(config, group, source, first=first))
         found[key] = made.train
         if first and made.eval is not None:
             found["eval_data_path"] = made.eval
     return found
+
+
+def _require_no_timeline(config: WorkflowConfig, path: str) -> None:
+    """Checks that nothing asks for a timeline of rows that are transitions already: they would be paired twice.
+
+    Raises:
+        ConfigError: naming the section.
+    """
+    for key, given in (("timeline", config.timeline is not None), ("query", bool(config.query.changed))):
+        if given:
+            raise ConfigError(
+                Problem(key, f"absent, as {path} holds transitions", "given",
+                        "A timeline is made of events, rows that do not say what follows them")
+            )  # fmt: skip
 
 
 def _has_events(path: str) -> bool:
@@ -101,29 +114,41 @@ def _timeline(config: WorkflowConfig, group: Group, path: str, *, first: bool) -
     return TimelineConfig(timeline=section.model_copy(update=changes), query=query)
 
 
-def _shards(config: WorkflowConfig, paths: Paths, group: Group, *, node_index: int | None) -> Paths:
-    """Makes the parts of all machines where they do not stand, and with node_index fetches one; returns its paths."""
-    assert config.data.shards_path is not None
-    found = dict(paths)
+def _made_shards(config: WorkflowConfig, paths: Paths, group: Group) -> dict[str, str]:
+    """Makes the parts of all machines where they do not stand, and returns their generations by the keys of the paths.
+
+    What the first machine made counts, whatever the others see at training_data_path: nothing, or rows of their own.
+    """
+    found = {}
     for key, path in paths.items():
-        if path is None:
-            continue
-        name = key.removesuffix("_data_path")
-        folder = (
-            _place(config, group, f"{config.data.shards_path} {name} {group.node} of {group.num_nodes}", near=None)
-            / name
-        )
-        outcome = shard(
-            ShardConfig(
-                training_data_path=path, shards_path=f"{config.data.shards_path.rstrip('/')}/{name}",
-                local_path=str(folder), layout=config.data.layout, seed=config.seed, num_nodes=group.num_nodes,
-                node_index=node_index,
-            )
-        )  # fmt: skip
-        if node_index is None:
-            say(group, f"{name} rows of each machine: {', '.join(f'{rows:,}' for rows in outcome.rows)}")
-        found[key] = outcome.local
+        if path is not None:
+            outcome = shard(_sharding(config, group, key, {"training_data_path": path}))
+            rows = ", ".join(f"{one:,}" for one in outcome.rows)
+            say(group, f"{_set_of(key)} rows of each machine: {rows}")
+            found[key] = outcome.generation
     return found
+
+
+def _fetched_shards(config: WorkflowConfig, generations: dict[str, str], group: Group) -> Paths:
+    """Fetches this machine's part of each generation, and returns their paths."""
+    found: Paths = {}
+    for key, generation in generations.items():
+        place = f"{config.data.shards_path} {_set_of(key)} {group.node} of {group.num_nodes}"
+        folder = _place(config, group, place, near=None) / _set_of(key)
+        own = {"local_path": str(folder), "node_index": group.node}
+        found[key] = fetch(_sharding(config, group, key, own), generation).local
+    return found
+
+
+def _sharding(config: WorkflowConfig, group: Group, key: str, own: dict[str, str | int]) -> ShardConfig:
+    assert config.data.shards_path is not None
+    path = f"{config.data.shards_path.rstrip('/')}/{_set_of(key)}"
+    common = {"shards_path": path, "layout": config.data.layout, "seed": config.seed, "num_nodes": group.num_nodes}
+    return ShardConfig.model_validate(common | own)
+
+
+def _set_of(key: str) -> str:
+    return key.removesuffix("_data_path")
 
 
 def _place(config: WorkflowConfig, group: Group, name: str, *, near: str | None) -> Path:

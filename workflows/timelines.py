@@ -15,10 +15,11 @@ from reagent_lite.data.engine import Engine
 from reagent_lite.data.engine_duckdb import MEMORY_SHARE, DuckDBEngine
 from reagent_lite.data.engine_spark import SparkEngine
 from reagent_lite.data.readers_input import InputFile
-from reagent_lite.data.stage import StageManifest, data_files, standing
+from reagent_lite.data.stage import StageManifest, data_files, read_manifest, standing
 from reagent_lite.data.timeline import KIND, make_timeline, output_folders, settings_of
 from reagent_lite.errors import ConfigError, Problem
 from reagent_lite.files import require_writable
+from reagent_lite.manifest import FILE_NAME
 from reagent_lite.memory import free_host_bytes
 from reagent_lite.training.progress import progress
 
@@ -58,7 +59,8 @@ def run_timeline(config: TimelineConfig) -> TimelineOutcome:
     start = time.monotonic()
     files = data_files(config.timeline.inputTableName)
     folders = output_folders(config)
-    _require_apart(files, folders)
+    _require_events(config)
+    _require_apart(config, files, folders)
     found = [
         standing(folder, KIND, {**settings_of(config), "use": use}, files)
         for folder, use in zip(folders, ("train", "eval"), strict=False)
@@ -66,12 +68,15 @@ def run_timeline(config: TimelineConfig) -> TimelineOutcome:
     manifests = tuple(manifest for manifest in found if manifest is not None)
     made = len(manifests) < len(folders)
     if made:
+        _require_ours(folders)
         manifests = _made(config, files, folders)
     else:
         _say(f"{', '.join(map(str, folders))}: made of these events before, nothing to do")
     report = manifests[0].report
     for folder, manifest in zip(folders, manifests, strict=True):
         _say(f"{folder}: {manifest.rows:,} transitions in {len(manifest.files)} files")
+        if not manifest.rows:
+            _say(f"warning: {folder} has no transitions: there are too few episodes for eval_percent, or none is whole")
     return TimelineOutcome(
         train=str(folders[0]),
         eval=str(folders[1]) if len(folders) > 1 else None,
@@ -122,12 +127,56 @@ def _engine(config: TimelineConfig, work: Path, files: tuple[InputFile, ...]) ->
         engine.close()
 
 
-def _require_apart(files: tuple[InputFile, ...], folders: tuple[Path, ...]) -> None:
-    """Checks that no output takes the place of an input."""
+def _require_events(config: TimelineConfig) -> None:
+    """Checks that the input is no folder of transitions, which would be paired a second time."""
+    above = read_manifest(config.timeline.inputTableName)
+    if above is not None and "next_action" in above.columns:
+        raise ConfigError(
+            Problem("timeline.inputTableName", "events", f"transitions: {config.timeline.inputTableName} was made by "
+                    f"workflows.{above.kind}", "Train on them as they are")
+        )  # fmt: skip
+
+
+def _require_apart(config: TimelineConfig, files: tuple[InputFile, ...], folders: tuple[Path, ...]) -> None:
+    """Checks that no output takes the place of an input or of another output, wherever links lead.
+
+    Raises:
+        ConfigError: naming both.
+    """
+    inputs = {Path(file.path).resolve() for file in files if not file.remote}
+    source = config.timeline.inputTableName
+    if "://" not in source and Path(source).expanduser().is_dir():
+        inputs.add(Path(source).expanduser().resolve())
+    taken = {path: "the events" for path in inputs}
     for folder, key in zip(folders, ("outputTableName", "evalTableName"), strict=False):
-        for file in files:
-            if not file.remote and folder in (Path(file.path), *Path(file.path).parents):
-                raise ConfigError(Problem(f"timeline.{key}", "a folder without the events", str(folder)))
+        own = folder.resolve()
+        for path, what in taken.items():
+            if own == path or own in path.parents or path in own.parents:
+                raise ConfigError(
+                    Problem(f"timeline.{key}", f"a folder apart from {what} in {path}", str(folder),
+                            "It is replaced as a whole, so nothing else may be in it")
+                )  # fmt: skip
+        taken[own] = "outputTableName"
+
+
+def _require_ours(folders: tuple[Path, ...]) -> None:
+    """Checks that what an output replaces is a timeline of before, and nobody's own files.
+
+    Raises:
+        ConfigError: naming what is there.
+    """
+    for folder, key in zip(folders, ("outputTableName", "evalTableName"), strict=False):
+        if not folder.exists():
+            continue
+        names = {entry.name for entry in folder.iterdir()} if folder.is_dir() else {folder.name}
+        before = read_manifest(str(folder)) if folder.is_dir() else None
+        ours = {FILE_NAME, *before.files} if before is not None and before.kind == KIND else set()
+        if names - ours:
+            found = ", ".join(sorted(names - ours)[:3])
+            raise ConfigError(
+                Problem(f"timeline.{key}", "a folder that is not there, is empty, or holds a timeline alone",
+                        f"{folder} with {found}", "It would be replaced; choose another name")
+            )  # fmt: skip
 
 
 def _say(text: str) -> None:

@@ -12,7 +12,8 @@ from reagent_lite.errors import Problem
 RESERVED_COLUMNS = frozenset({
     "mdp_id", "sequence_number", "sequence_number_ordinal", "time_since_first", "time_diff", "step", "ds",
     "state_features", "action", "action_probability", "possible_actions", "next_state_features", "next_action",
-    "possible_next_actions", "terminal", "truncated", "fault", "broken", "seen", "part", "source_file", "source_line",
+    "possible_next_actions", "terminal", "truncated", "fault", "broken", "seen", "folder", "place", "file_row_number",
+    "source_file", "source_line",
 })  # fmt: skip
 """Columns a timeline makes itself, some of them on the way; they are no reward and no extra columns."""
 
@@ -92,6 +93,8 @@ class TimelineSection(Section):
                 continue
             try:
                 dates[key] = date.fromisoformat(text)
+                if dates[key].isoformat() != text:  # such as 20260131, which no partition is called
+                    raise ValueError
             except ValueError:
                 yield Problem(f"{path}.{key}", "a date such as 2026-01-31", repr(text))
         if len(dates) == 2 and dates["startDs"] > dates["endDs"]:
@@ -108,6 +111,9 @@ class TimelineSection(Section):
                     yield Problem(f"{path}.{key}", "columns that a timeline does not make itself", repr(column))
                 if names.count(name) > 1 or not name:
                     yield Problem(f"{path}.{key}", "every name once, upper and lower case alike", repr(column))
+        made = {f"next_{name.lower()}" for name in self.extraFeatureColumns}
+        for name in sorted(made & {name.lower() for name in (*self.rewardColumns, *self.extraFeatureColumns)}):
+            yield Problem(f"{path}.extraFeatureColumns", "no column that another one's next_ column is called", name)
         both = sorted(
             {name.lower() for name in self.rewardColumns} & {name.lower() for name in self.extraFeatureColumns}
         )

@@ -92,6 +92,10 @@ class Dialect(Protocol):
         """Returns SQL that says whether a map has an infinite value; NaN counts as absent."""
         ...
 
+    def any_not_finite(self, numbers: str) -> str:
+        """Returns SQL that says whether a map has a value that is NaN or infinite."""
+        ...
+
     def empty(self, like: str) -> str:
         """Returns SQL for an empty list of a column's type; null where the column is."""
         ...

@@ -9,7 +9,9 @@ without the sort, which makes the same input the same bytes, 8.0.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
 MEMORY_SHARE = 0.6
+_READ = "read_parquet({}, file_row_number = true, hive_partitioning = false)"
+"""Columns are those of the file: what names of folders say is not among them."""
 _PROBE_ROWS = 10_000
 _WATCH_SECONDS = 0.5
 _TIMES_ROWS = 12.0
@@ -88,6 +92,10 @@ class DuckDBDialect:
         """Returns SQL for an infinite value in a map."""
         return f"LEN(LIST_FILTER(MAP_VALUES({features}), LAMBDA v: ISINF(v))) > 0"
 
+    def any_not_finite(self, numbers: str) -> str:
+        """Returns SQL for NaN or an infinite value in a map."""
+        return f"LEN(LIST_FILTER(MAP_VALUES({numbers}), LAMBDA v: NOT ISFINITE(v))) > 0"
+
     def empty(self, like: str) -> str:
         """Returns SQL for an empty list of a column's type."""
         return f"{like}[1:0]"
@@ -133,7 +141,8 @@ class DuckDBEngine:
             "autoload_known_extensions": False,
         }
         self._connection: DuckDBPyConnection = duckdb.connect(":memory:", config=settings)
-        folders = ", ".join(self.dialect.literal(path) for path in (str(folder), *inputs))
+        allowed = {form for path in (str(folder), *inputs) for form in (path, _verbatim(path))}
+        folders = ", ".join(self.dialect.literal(path) for path in sorted(allowed))
         self._connection.execute(f"SET allowed_directories = [{folders}]")
         self._connection.execute("SET enable_progress_bar = true")  # or it does not count
         self._connection.execute("SET enable_progress_bar_print = false")
@@ -170,10 +179,10 @@ class DuckDBEngine:
             columns = [_native_column(self.dialect, field, one, exact) for field in schema(discrete=discrete, extra=())
                        if field.name not in ("fault", "source_file", "source_line")]  # fmt: skip
             columns += [self.dialect.quote(name) for name in extra]
-            path = self.dialect.literal(file.path)
+            path, pattern = self.dialect.literal(file.path), self.dialect.literal(_verbatim(file.path))
             columns += ["CAST(NULL AS VARCHAR) AS fault", f"{path} AS source_file",
                         "file_row_number + 1 AS source_line"]  # fmt: skip
-            selects.append(f"SELECT {', '.join(columns)} FROM read_parquet({path}, file_row_number = true)")
+            selects.append(f"SELECT {', '.join(columns)} FROM {_READ.format(pattern)}")
         self._loaded(" UNION ALL ".join(selects))
         present |= {"action_probability"} if "propensity" in present else set()
         return EventColumns(discrete=discrete, optional=frozenset(OPTIONAL_COLUMNS) & present, extra=extra)
@@ -192,7 +201,7 @@ class DuckDBEngine:
         for name in extra:
             kind = self.dialect.types[type_of(reader.kinds.get(name, set()))]
             columns.append(f"CAST({self.dialect.quote(name)} AS {kind}) AS {self.dialect.quote(name)}")
-        self._loaded(f"SELECT {', '.join(columns)} FROM read_parquet({self.dialect.literal(str(spool))})")
+        self._loaded(f"SELECT {', '.join(columns)} FROM {_READ.format(self.dialect.literal(_verbatim(str(spool))))}")
         optional = frozenset(name for name in OPTIONAL_COLUMNS if name in reader.seen)
         return EventColumns(discrete=discrete, optional=optional, extra=extra)
 
@@ -236,8 +245,9 @@ class DuckDBEngine:
         """Writes the rows sorted by place, episode and number in it; see Engine."""
         ordered = f"SELECT * FROM ({query}) result ORDER BY place, mdp_id, sequence_number"
         outputs: list[PartFiles] = []
+        waiting: deque[Future[None]] = deque()
         done = 0
-        with _problems_of_data(), ExitStack() as stack:
+        with _problems_of_data(), ExitStack() as stack, ThreadPoolExecutor(1, thread_name_prefix="write") as pool:
             for part in range(self._parts):
                 self._take(part, self._parts)
                 with self._watched(partial(self._show_part, show, part)):
@@ -246,10 +256,14 @@ class DuckDBEngine:
                     stack.enter_context(PartFiles(folder, files, reader.schema)) for folder in folders
                 ]
                 for batch in reader:
-                    for number, output in enumerate(outputs):
-                        output.write(batch.filter(pc.equal(batch.column("folder"), number)))
+                    # the database makes the next rows while these are written
+                    waiting.append(pool.submit(_distribute, batch, outputs))
+                    if len(waiting) > 1:
+                        waiting.popleft().result()
                     done += batch.num_rows
                     show(min(99, 100 * done // max(rows, 1)), 100)
+            for one in waiting:
+                one.result()
             self._take(0, 1)
             show(100, 100)
         return [output.rows for output in outputs]
@@ -279,6 +293,11 @@ class DuckDBEngine:
         self._connection.close()
 
 
+def _distribute(batch: pa.RecordBatch, outputs: Sequence[PartFiles]) -> None:
+    for number, output in enumerate(outputs):
+        output.write(batch.filter(pc.equal(batch.column("folder"), number)))
+
+
 @contextmanager
 def _problems_of_data() -> Iterator[None]:
     """Turns what DuckDB finds wrong with files, disks and memory into errors of ours."""
@@ -295,8 +314,13 @@ def _problems_of_data() -> Iterator[None]:
         got = _first_line(error)
         todo = "Raise memory_limit_mb, or free disk in temporary_directory" if "emory" in got else ""
         raise DataError(Problem("DuckDB", "memory and disk for the work", got, todo)) from error
-    except duckdb.ConversionException as error:
-        raise DataError(Problem("the events", "values of their columns' types", _first_line(error))) from error
+    except duckdb.Error as error:
+        raise DataError(Problem("the events", "values that DuckDB can work with", _first_line(error))) from error
+
+
+def _verbatim(path: str) -> str:
+    """Returns a path as a pattern that means it alone: DuckDB reads patterns."""
+    return "".join(f"[{one}]" if one in "*?[" else one for one in path)
 
 
 def _first_line(error: Exception) -> str:
@@ -312,8 +336,9 @@ def _native_schema(file: InputFile, discrete: bool) -> pa.Schema | None:
     except (pa.ArrowException, OSError) as error:
         got = "one that ends early or is damaged: " + _first_line(error)
         raise DataError(Problem(file.path, "a complete Parquet file", got, "Copy the file again")) from error
-    if len({name.lower() for name in found.names}) < len(found.names):
-        return None  # names that only their case tells apart are one name to DuckDB
+    lower = {name.lower() for name in found.names}
+    if len(lower) < len(found.names) or "file_row_number" in lower or set(PROPENSITIES) <= lower:
+        return None  # names that only their case tells apart are one to DuckDB; two propensities must be alike
     checks = _native_types(discrete)
     return found if all(checks[one.name](one.type) for one in found if one.name in checks) else None
 

@@ -81,6 +81,10 @@ class SparkDialect:
         """Returns SQL for an infinite value in a map."""
         return f"EXISTS(MAP_VALUES({features}), v -> ABS(v) = CAST('Infinity' AS FLOAT))"
 
+    def any_not_finite(self, numbers: str) -> str:
+        """Returns SQL for NaN or an infinite value in a map."""
+        return f"EXISTS(MAP_VALUES({numbers}), v -> ISNAN(v) OR ABS(v) = CAST('Infinity' AS DOUBLE))"
+
     def empty(self, like: str) -> str:
         """Returns SQL for an empty list of a column's type."""
         return f"SLICE({like}, 1, 0)"

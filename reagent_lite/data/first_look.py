@@ -110,7 +110,7 @@ def holds_events(path: str) -> bool:
     """Whether the rows at a path are events and not transitions, by the first of them.
 
     Events say nothing of what follows them but where a limit cut the episode: they have mdp_id and sequence_number, and
-    neither next_action nor time_diff, nor next_state_features in a row that is not truncated.
+    neither next_action, nor next_state_features in a row that is not truncated.
     """
     for number, file in enumerate(input_files(path)):
         block = _first_block(file, number)
@@ -121,7 +121,7 @@ def holds_events(path: str) -> bool:
 
 def _are_events(block: Block) -> bool:
     names = set(block.table.column_names)
-    if not {"mdp_id", "sequence_number"} <= names or names & {"next_action", "time_diff"}:
+    if not {"mdp_id", "sequence_number"} <= names or "next_action" in names:
         return False
     faults = Faults(block)
     cut = flags(column_of(block, "truncated"), faults) == 1

@@ -87,7 +87,7 @@ class PartFiles:
         # a stream of our own: after an error nothing keeps the disk busy
         self._stream = (self._folder / f"part-{self._number:05}.parquet").open("wb")
         return pa.parquet.ParquetWriter(
-            self._stream, self._columns, compression="zstd", compression_level=3, use_dictionary=distinct
+            self._stream, self._columns, compression="zstd", compression_level=1, use_dictionary=distinct
         )
 
     def _flush(self, *, whole_groups: bool) -> None:

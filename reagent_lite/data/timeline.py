@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
@@ -46,7 +47,7 @@ class Features:
     """Keys of the maps in the events.
 
     Attributes:
-        state: feature ids of states, {id: rows that have it}.
+        state: feature ids of states, {id: rows that have a value}; those without any value are left out.
         action_ids, metric_names: of candidates and of metrics, ascending.
         nan: {id: rows whose value is NaN, which counts as absent}.
     """
@@ -88,14 +89,14 @@ def make_timeline(
         DataError: files that cannot be read, rows that break a rule (up to 20 of them, and how many there are), no
             rows, a disk without room; no folder has changed then.
     """
+    with progress("reading events", "bytes") as show:
+        columns = engine.load(files, discrete=config.timeline.actionDiscrete, extra=_further(config), show=show)
     with ThreadPoolExecutor(1) as pool:
-        hashes = None if any(file.remote for file in files) else pool.submit(hashes_of, files)
-        with progress("reading events", "bytes") as show:
-            columns = engine.load(files, discrete=config.timeline.actionDiscrete, extra=_further(config), show=show)
+        hashes = pool.submit(hashes_of, files) if engine.hashes is None else None
         work = _Work(config, engine, columns, say)
         relation, report = work.checked()
         features = work.features(relation)
-        known = engine.hashes or tuple(hashes.result() if hashes else hashes_of(files))
+        known = tuple(hashes.result()) if hashes is not None else engine.hashes or ()
     pairing = work.pairing(features.metric_names)
     with ExitStack() as stack:
         targets = output_folders(config)
@@ -104,7 +105,8 @@ def make_timeline(
         count = config.timeline.numOutputShards or -(-report["complete_rows"] // ROWS_PER_FILE) or 1
         with progress("pairing and writing transitions", "percent") as show:
             written = engine.write(query, folders, count, report["complete_rows"], show)
-        report = _finished(report, written, features)
+        report = _finished(config, report, written, features)
+        _require_unchanged(files)
         manifests = _describe(config, folders, written, (states_of(files, known), features, report))
     return manifests
 
@@ -158,7 +160,7 @@ class _Work:
     def features(self, relation: str) -> Features:
         """Returns the keys of all maps."""
         dialect, has = self.engine.dialect, self.columns.optional
-        count = "SELECT k, COUNT(*), SUM(CASE WHEN ISNAN(v) THEN 1 ELSE 0 END) FROM ({}) entries GROUP BY k ORDER BY k"
+        count = "SELECT k, COUNT(v), SUM(CASE WHEN ISNAN(v) THEN 1 ELSE 0 END) FROM ({}) entries GROUP BY k ORDER BY k"
         state = self.engine.rows(count.format(dialect.entries("state_features", relation)))
         after: list[tuple[Any, ...]] = []
         if "next_state_features" in has:
@@ -169,7 +171,8 @@ class _Work:
             actions |= self._keys(dialect.entries("e", f"({elements}) elements"))
         metrics = self._keys(dialect.entries("metrics", relation)) if "metrics" in has else set()
         return Features(
-            state={key: 0 for key, _, _ in after} | {key: rows for key, rows, _ in state},
+            state={key: 0 for key, rows, nan in after if rows > nan}
+            | {key: rows - nan for key, rows, nan in state if rows > nan},
             action_ids=tuple(sorted(actions)),
             metric_names=tuple(sorted(metrics)),
             nan={key: int(rows) for key, _, rows in state if rows},
@@ -180,7 +183,8 @@ class _Work:
 
     def _rules(self) -> tuple[Rule, ...]:
         rewards = tuple(name for name in self.config.timeline.rewardColumns if name not in ("reward", "metrics"))
-        return rules(self.engine.dialect, self.columns, self.config.query.actions, rewards)
+        dated = bool(self.config.timeline.startDs or self.config.timeline.endDs)
+        return rules(self.engine.dialect, self.columns, self.config.query.actions, rewards, dated=dated)
 
     def _require_dates(self) -> None:
         timeline = self.config.timeline
@@ -277,10 +281,37 @@ def _problem(rule: Rule, file: str, line: int | None, got: str) -> Problem:
     return Problem(_place(file, line), expected, instead)
 
 
-def _finished(report: dict[str, Any], written: Sequence[Sequence[int]], features: Features) -> dict[str, Any]:
-    """Returns the report with what was written."""
+def _require_unchanged(files: Sequence[InputFile]) -> None:
+    """Checks that the events are still those that were read and hashed."""
+    for file in files:
+        if file.remote:
+            continue
+        try:
+            now = os.stat(file.path)
+            same = (now.st_size, now.st_mtime_ns) == (file.size, file.modified_ns)
+        except OSError:
+            same = False
+        if not same:
+            raise DataError(
+                Problem(file.path, "a file that stays as it is while it is read", "one that changed", "Run again")
+            )
+
+
+def _finished(
+    config: TimelineConfig, report: dict[str, Any], written: Sequence[Sequence[int]], features: Features
+) -> dict[str, Any]:
+    """Returns the report with what was written.
+
+    Raises:
+        DataError: rows are missing that nothing has left out.
+    """
     rows = [sum(folder) for folder in written]
     beyond = report["complete_rows"] - sum(rows)
+    if beyond < 0 or (beyond and config.timeline.timeWindowLimit is None):
+        raise DataError(
+            Problem(config.timeline.inputTableName, f"{report['complete_rows']} transitions", f"{sum(rows)} written",
+                    "The events may have changed while they were read; if not, please report this")
+        )  # fmt: skip
     return {
         **report,
         "rows_beyond_time_window": beyond,

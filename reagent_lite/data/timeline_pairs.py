@@ -49,10 +49,10 @@ class Pairing:
     def taken(self, relation: str) -> str:
         """Returns a query for the events of the date partitions and episodes that are asked for."""
         conditions = []
-        if self.timeline.startDs is not None:
-            conditions.append(f"ds >= {self.dialect.literal(self.timeline.startDs)}")
-        if self.timeline.endDs is not None:
-            conditions.append(f"ds <= {self.dialect.literal(self.timeline.endDs)}")
+        # a row that cannot be placed is reported, not passed over
+        for bound, than in ((self.timeline.startDs, ">="), (self.timeline.endDs, "<=")):
+            if bound is not None:
+                conditions.append(f"(fault IS NOT NULL OR ds IS NULL OR ds {than} {self.dialect.literal(bound)})")
         if self.query.tableSample < 100:
             limit = round(self.query.tableSample / 100 * _ALL)
             # a row without mdp_id is reported, not sampled

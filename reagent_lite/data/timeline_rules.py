@@ -30,7 +30,12 @@ class Rule:
 
 
 def rules(
-    dialect: Dialect, columns: EventColumns, actions: tuple[str, ...], rewards: tuple[str, ...] = ()
+    dialect: Dialect,
+    columns: EventColumns,
+    actions: tuple[str, ...],
+    rewards: tuple[str, ...] = (),
+    *,
+    dated: bool = False,
 ) -> tuple[Rule, ...]:
     """Returns the rules for the columns that are there, the ones that others rest on first.
 
@@ -39,6 +44,7 @@ def rules(
         columns: of the events.
         actions: the names that actions may have; empty for any.
         rewards: further columns that must hold finite numbers, or nothing.
+        dated: whether date partitions are asked for.
     """
     text = dialect.types["text"]
 
@@ -59,6 +65,13 @@ def rules(
         Rule(name="reward_not_finite", broken=f"(reward IS NULL) OR ({dialect.infinite('reward')})",
              expected="a finite reward", got=shown("reward")),
     ]  # fmt: skip
+    if dated:
+        found.append(Rule(name="ds_absent", broken="ds IS NULL", expected="a date in ds", got="'null'"))
+    if "metrics" in columns.optional:
+        found.append(
+            Rule(name="metrics_not_finite", broken=f"(metrics IS NOT NULL) AND ({dialect.any_not_finite('metrics')})",
+                 expected="finite numbers in metrics", got=shown("metrics"))
+        )  # fmt: skip
     for name in rewards:
         number = f"TRY_CAST({dialect.quote(name)} AS {dialect.types['number']})"
         found.append(

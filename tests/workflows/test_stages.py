@@ -55,7 +55,7 @@ def test_events_are_told_from_transitions(tmp_path: Path) -> None:
     assert told(truncated=True, next_state_features={"0": 1.0}, possible_next_actions=["l"])
     assert not told(next_state_features={"0": 1.0})
     assert not told(next_action="l")
-    assert not told(time_diff=1)
+    assert told(time_diff=1)  # a column of the user
     assert not told(sequence_number=None)
 
 
@@ -155,6 +155,9 @@ def test_a_sample_of_transitions_is_refused(run: Runner, small: dict[str, Any]) 
     assert done.code == 2
     assert "query: expected absent, as" in done.err
     assert "holds transitions" in done.err
+    again = run("dqn", {**small, "timeline": {"steps": 2}})
+    assert again.code == 2
+    assert "timeline: expected absent, as" in again.err
 
 
 def test_two_machines_share_events_that_only_one_of_them_has(run: Runner, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from oracles.events import event, make, read, report
 from oracles.logs import write_lines
 from oracles.runs import Runner
 
+from reagent_lite.data.part_files import PartFiles
 from reagent_lite.data.training_copy import TrainingCopy, prepare_training_copy
 from reagent_lite.errors import ConfigError, DataError, NoRowsError
 
@@ -398,8 +399,108 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
 
 def test_an_output_that_holds_the_events_is_refused(tmp_path: Path) -> None:
     source = write_lines(tmp_path / "train/events.jsonl", FOUR)
-    with pytest.raises(ConfigError, match=r"timeline.outputTableName: expected a folder without the events"):
+    with pytest.raises(ConfigError, match=r"timeline.outputTableName: expected a folder apart from the events"):
         make(tmp_path, source)
+
+
+def test_nobodys_files_are_replaced(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train/thesis.tex").write_text("forty pages")
+    with pytest.raises(ConfigError, match=r"expected a folder that is not there, .* got .*/train with thesis.tex"):
+        make(tmp_path, FOUR)
+    assert (tmp_path / "train/thesis.tex").read_text() == "forty pages"
+    (tmp_path / "train/thesis.tex").unlink()
+    make(tmp_path, FOUR)
+    make(tmp_path, FOUR, addTerminalStateRow=True)  # its own of before
+    (tmp_path / "train/notes.txt").touch()
+    with pytest.raises(ConfigError, match=r"with notes.txt"):
+        make(tmp_path, FOUR)
+
+
+def test_outputs_are_apart_from_each_other_and_from_the_events(tmp_path: Path) -> None:
+    for inside in ("train/eval", "train/../train", "."):
+        with pytest.raises(ConfigError, match=r"timeline.evalTableName: expected a folder apart from"):
+            make(tmp_path, FOUR, evalTableName=str(tmp_path / inside))
+    write_lines(tmp_path / "real/events.jsonl", FOUR)
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    for output in ("real", "real/inside"):
+        with pytest.raises(ConfigError, match=r"timeline.outputTableName: expected a folder apart from the events"):
+            make(tmp_path, tmp_path / "link", outputTableName=str(tmp_path / output))
+
+
+def test_an_output_behind_a_link_goes_where_it_leads(tmp_path: Path) -> None:
+    (tmp_path / "big_disk").mkdir()
+    (tmp_path / "train").symlink_to(tmp_path / "big_disk")
+    make(tmp_path, FOUR)
+    assert (tmp_path / "train").is_symlink()
+    assert len(read(tmp_path / "big_disk")) == 3
+
+
+@pytest.mark.parametrize("place", ["reward=7/mdp_id=z/ds=2026-01-02", "g[1]", "a*b", "w?", "it's"])
+def test_names_of_folders_and_files_mean_themselves(tmp_path: Path, place: str) -> None:
+    (tmp_path / place).mkdir(parents=True)
+    pq_maps(tmp_path / place / "part[1].parquet", FOUR)
+    pq_maps(tmp_path / place / "part1.parquet", [event("other", 0, 0.0), event("other", 1, 1.0)])
+    make(tmp_path, tmp_path / place / "part[1].parquet")
+    assert values(read(tmp_path / "train"), "reward") == [0.0, 1.0, 4.0]
+
+
+def test_columns_that_only_their_case_tells_apart(tmp_path: Path) -> None:
+    table = pq.read_table(pq_maps(tmp_path / "events.parquet", FOUR))
+    table = table.add_column(0, "Reward", pa.array([999.0] * 4))
+    pq.write_table(table, tmp_path / "events.parquet")
+    make(tmp_path, tmp_path / "events.parquet")
+    assert values(read(tmp_path / "train"), "reward") == [0.0, 1.0, 4.0]
+    for wrong in (["REWARD"], ["Action"], ["folder"], ["place"], ["x", "X"], ["x", "next_x"]):
+        with pytest.raises(ConfigError, match=r"timeline.extraFeatureColumns"):
+            make(tmp_path, tmp_path / "events.parquet", extraFeatureColumns=wrong)
+
+
+def test_transitions_are_not_paired_again(tmp_path: Path) -> None:
+    make(tmp_path, FOUR)
+    with pytest.raises(ConfigError, match=r"timeline.inputTableName: expected events, got transitions"):
+        make(tmp_path / "again", tmp_path / "train")
+
+
+def test_a_row_without_a_date_is_not_passed_over(tmp_path: Path) -> None:
+    rows = [event("a", n, n, ds=None if n == 1 else "2026-01-01") for n in range(3)]
+    make(tmp_path / "all", rows)
+    with pytest.raises(DataError, match=r"events.jsonl:2: expected a date in ds, got null"):
+        make(tmp_path, rows, startDs="2026-01-01")
+    with pytest.raises(ConfigError, match=r"timeline.endDs: expected a date such as 2026-01-31, got '20260131'"):
+        make(tmp_path, rows, endDs="20260131")
+
+
+def test_events_that_change_while_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = pq_maps(tmp_path / "events.parquet", FOUR)
+    done = PartFiles.write
+
+    def meanwhile(self: PartFiles, batch: pa.RecordBatch) -> None:
+        done(self, batch)
+        os.utime(source, ns=(1, 1))
+
+    monkeypatch.setattr(PartFiles, "write", meanwhile)
+    with pytest.raises(DataError, match=r"expected a file that stays as it is while it is read"):
+        make(tmp_path, source)
+    assert not (tmp_path / "train").exists()
+
+
+def test_maps_in_place_mean_what_lines_mean(tmp_path: Path) -> None:
+    """A feature without any value is none; metrics must be finite; two propensities must be alike."""
+    features, named = pa.map_(pa.int32(), pa.float32()), pa.map_(pa.string(), pa.float64())
+    table = pq.read_table(pq_maps(tmp_path / "events.parquet", FOUR))
+    states = pa.array([[(0, float(n)), (7, float("nan")), (9, None)] for n in range(4)], features)
+    table = table.set_column(table.schema.get_field_index("state_features"), "state_features", states)
+    pq.write_table(table, tmp_path / "events.parquet")
+    make(tmp_path, tmp_path / "events.parquet")
+    assert json.loads((tmp_path / "train/manifest.json").read_text())["state_ids"] == [0]
+    wrong = table.append_column("metrics", pa.array([[("m", 1.0)], [("m", float("nan"))], [], None], named))
+    pq.write_table(wrong, tmp_path / "events.parquet")
+    with pytest.raises(DataError, match=r"events.parquet:2: expected finite numbers in metrics"):
+        make(tmp_path, tmp_path / "events.parquet")
+    pq.write_table(table.append_column("propensity", pa.array([0.5, 0.25, 0.5, 0.5])), tmp_path / "events.parquet")
+    with pytest.raises(DataError, match=r"events.parquet:2: expected propensity and action_probability alike"):
+        make(tmp_path, tmp_path / "events.parquet")
 
 
 def test_the_command_line(run: Runner, tmp_path: Path) -> None:
