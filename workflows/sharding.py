@@ -2,7 +2,7 @@
 
 1 stand?   shards.json fits the config, and the input is what it was
 2 make     machine 0, or whoever gives no node_index: shards ─► a new generation ─► shards.json
-3 wait     the other machines, until shards.json fits
+3 wait     the other machines, until shards.json fits, or names the generation that machine 0 told them
 4 fetch    one shard ─► local_path, every byte verified
 """
 
@@ -14,16 +14,17 @@ from typing import Any
 
 from reagent_lite.config.shard import ShardConfig
 from reagent_lite.data.input_state import unchanged
-from reagent_lite.data.readers_input import InputFile
+from reagent_lite.data.readers_input import POINTER, InputFile
 from reagent_lite.data.shard_fetch import Fetched, fetch_shard
-from reagent_lite.data.shard_store import POINTER, Pointer, Store, is_whole, open_store, publish, read_pointer, told
+from reagent_lite.data.shard_store import Pointer, Store, is_whole, open_store, publish, read_pointer, told
 from reagent_lite.data.sharding import Layout, make_shards
 from reagent_lite.data.stage import data_files
-from reagent_lite.errors import DataError, NoRowsError, Problem
+from reagent_lite.errors import ConfigError, DataError, NoRowsError, Problem
 from reagent_lite.training.progress import progress
 
 _POLL_SECONDS = 0.5
 _MESSAGE_SECONDS = 10.0
+_SEEN_WITHIN_SECONDS = 120.0  # NFS shows a replaced file a minute late by default (acdirmax)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,12 +51,48 @@ class Sharded:
 
 
 def shard(config: ShardConfig) -> Sharded:
-    """Makes the shards where they do not stand, fetches one where that is asked for, and says what is there."""
+    """Makes the shards where they do not stand, fetches one where that is asked for, and says what is there.
+
+    Raises:
+        ConfigError: places that are in each other's way.
+        DataError: what is wrong with the input, or with a place.
+    """
+    if problems := list(config.problems()):
+        raise ConfigError(problems)
     start = time.monotonic()
     store = open_store(config.shards_path)
-    layout = Layout(layout=config.layout, num_nodes=config.num_nodes, seed=config.seed)
+    layout = _layout(config)
     pointer, made = _made(config, store, layout) if not config.node_index else (_awaited(config, store, layout), False)
-    fetched = _fetched(config, store, layout, pointer) if config.node_index is not None else None
+    fetched = _fetched(config, store, pointer, newer=True) if config.node_index is not None else None
+    return _outcome(config, store, pointer, start, made=made, fetched=fetched)
+
+
+def fetch(config: ShardConfig, generation: str) -> Sharded:
+    """Fetches the shard of node_index of a generation that another process has made; looks at no input.
+
+    Raises:
+        DataError: shards.json names another generation, or what is wrong with the shard or a place.
+    """
+    start = time.monotonic()
+    store = open_store(config.shards_path)
+    end = start + min(config.wait_seconds, _SEEN_WITHIN_SECONDS)
+    while (pointer := read_pointer(store)) is None or pointer.generation != generation:
+        if time.monotonic() >= end:
+            there = f"no {POINTER}" if pointer is None else f"generation {pointer.generation}"
+            todo = "Does every machine see the same place? Runs at the same time need a shards_path each"
+            raise DataError(Problem(store.where, f"generation {generation}, as machine 0 has it", there, todo))
+        time.sleep(_POLL_SECONDS)
+    fetched = _fetched(config, store, pointer, newer=False)
+    return _outcome(config, store, pointer, start, made=False, fetched=fetched)
+
+
+def _layout(config: ShardConfig) -> Layout:
+    return Layout(layout=config.layout, num_nodes=config.num_nodes, seed=config.seed)
+
+
+def _outcome(
+    config: ShardConfig, store: Store, pointer: Pointer, start: float, *, made: bool, fetched: Fetched | None
+) -> Sharded:
     return Sharded(
         shards=store.where,
         generation=pointer.generation,
@@ -150,8 +187,8 @@ def _awaited(config: ShardConfig, store: Store, layout: Layout) -> Pointer:
         time.sleep(min(_POLL_SECONDS, config.wait_seconds))
 
 
-def _fetched(config: ShardConfig, store: Store, layout: Layout, pointer: Pointer) -> Fetched:
-    """Fetches this machine's shard; where it was replaced meanwhile, the one that took its place."""
+def _fetched(config: ShardConfig, store: Store, pointer: Pointer, *, newer: bool) -> Fetched:
+    """Fetches this machine's shard; with `newer` the one that took its place, where it was replaced meanwhile."""
     target, number = _local(config), config.node_index or 0
     while True:
         try:
@@ -159,10 +196,12 @@ def _fetched(config: ShardConfig, store: Store, layout: Layout, pointer: Pointer
                 fetched = fetch_shard(store, pointer.shards[number], target, show)
             break
         except DataError:
-            newer = read_pointer(store)
-            if newer is None or newer == pointer or _misfit(newer, layout, None):
+            latest = read_pointer(store) if newer else None
+            if latest is None or latest == pointer or _misfit(latest, _layout(config), None):
                 raise
-            pointer = newer
+            pointer = latest
+    if fetched.replaced:
+        _say(f"{target}: held shards of another generation, replaced")
     for name in fetched.altered:
         _say(f"{target / name}: was altered, and fetched again")
     count = len(fetched.new) + len(fetched.altered)

@@ -135,8 +135,8 @@ def _fetched_shards(config: WorkflowConfig, generations: dict[str, str], group: 
     for key, generation in generations.items():
         place = f"{config.data.shards_path} {_set_of(key)} {group.node} of {group.num_nodes}"
         folder = _place(config, group, place, near=None) / _set_of(key)
-        own = {"local_path": str(folder), "node_index": group.node}
-        found[key] = fetch(_sharding(config, group, key, own), generation).local
+        wanted = _sharding(config, group, key, {"local_path": str(folder), "node_index": group.node})
+        found[key] = fetch(wanted, generation).local
     return found
 
 

@@ -1,6 +1,7 @@
 """The whole JSON of `workflows.shard`: an input, how many machines share it, and where their parts go."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -42,8 +43,20 @@ class ShardConfig(Section):
                               str(self.node_index))  # fmt: skip
         if "://" in self.local_path:
             yield Problem("local_path", "a local path", repr(self.local_path))
-        places = [key for key in ("training_data_path", "shards_path", "local_path") if getattr(self, key)]
-        for number, key in enumerate(places):
-            for other in places[:number]:
-                if getattr(self, key).rstrip("/") == getattr(self, other).rstrip("/"):
-                    yield Problem(key, f"another place than {other}", repr(getattr(self, key)))
+        yield from self._places_in_the_way()
+
+    def _places_in_the_way(self) -> Iterator[Problem]:
+        places = {key: getattr(self, key) for key in ("training_data_path", "shards_path", "local_path")}
+        given = [(key, path, _resolved(path)) for key, path in places.items() if path]
+        for number, (key, path, place) in enumerate(given):
+            for other, _, taken in given[:number]:
+                if place == taken:
+                    yield Problem(key, f"another place than {other}", repr(path))
+                elif isinstance(place, Path) and isinstance(taken, Path) and place.is_relative_to(taken):
+                    yield Problem(key, f"a place outside {other}", f"{path!r}, which is inside {taken}")
+
+
+def _resolved(path: str) -> Path | str:
+    """Returns where a local path leads, links followed, or a URL as it is."""
+    local = path.removeprefix("file://")
+    return path.rstrip("/") if "://" in local else Path(local).expanduser().resolve()

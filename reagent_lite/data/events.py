@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from datetime import date, time
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from reagent_lite.data.readers_columns import (
@@ -34,7 +36,7 @@ from reagent_lite.data.readers_columns import (
     strings,
 )
 from reagent_lite.data.readers_json import Block
-from reagent_lite.data.schema import nearest, valid_rows
+from reagent_lite.data.schema import filled, nearest, valid_rows
 from reagent_lite.data.transitions import feature_matrix
 from reagent_lite.errors import DataError, Problem
 
@@ -111,7 +113,7 @@ class EventReader:
     def _columns(self, block: Block, faults: Faults) -> dict[str, pa.Array]:
         action = _action_names if self.discrete else _action_features
         choices = _name_lists if self.discrete else _candidate_lists
-        found = {name: _texts(column_of(block, name), faults) for name in ("mdp_id", "ds")}
+        found = {"mdp_id": _texts(column_of(block, "mdp_id"), faults), "ds": _days(column_of(block, "ds"), faults)}
         sequence = column_of(block, "sequence_number")
         found["sequence_number"] = _masked(integers(sequence, faults), sequence.present)
         for name in ("state_features", "next_state_features"):
@@ -126,8 +128,8 @@ class EventReader:
             values = flags(column_of(block, name), faults)
             found[name] = _masked(values == 1, ~np.isnan(values))
         for name in self.extra:
-            found[name], kinds = _as_text(column_of(block, name))
-            self.kinds[name] = self.kinds.get(name, set()) | kinds
+            found[name], kinds = _as_text(column_of(block, name), faults)
+            self.kinds.setdefault(name, set()).update(kinds)  # by one call each, as threads share the sets
         return found
 
 
@@ -168,11 +170,42 @@ def _action_names(column: Column, faults: Faults) -> pa.Array:
         faults.add(column.present, "the name of an action", column.value, todo)
         return pa.nulls(len(column.array), pa.string())
     if column.text:  # values of several types: names among other things
-        names = [None if text is None else json.loads(text) for text in column.array.to_pylist()]
-        wrong = np.array([name is not None and not isinstance(name, str) for name in names], bool)
-        faults.add(wrong, "the name of an action, as in other rows", column.value, todo)
-        return pa.array([name if isinstance(name, str) else None for name in names], pa.string())
+        return _only_strings(column, faults, "the name of an action, as in other rows", todo)
     return _texts(column, faults)
+
+
+def _only_strings(column: Column, faults: Faults, expected: str, todo: str = "") -> pa.Array:
+    """Returns the strings among JSON texts, null where there is none; other things are faults."""
+    values = [None if text is None else json.loads(text) for text in column.array.to_pylist()]
+    wrong = np.array([value is not None and not isinstance(value, str) for value in values], bool)
+    faults.add(wrong, expected, column.value, todo)
+    return pa.array([value if isinstance(value, str) else None for value in values], pa.string())
+
+
+def _days(column: Column, faults: Faults) -> pa.Array:
+    """Returns ds as text: strings as they are, dates and times at midnight as 2026-01-31, as Hive and Spark type them.
+
+    A time with a zone is taken in its zone.
+    """
+    array, expected = _decoded(column.array), "a date such as 2026-01-31 in ds"
+    if column.text:
+        return _only_strings(column, faults, expected)
+    if is_string(array.type) or pa.types.is_null(array.type):
+        return _texts(column, faults)
+    if pa.types.is_timestamp(array.type):
+        local = array if array.type.tz is None else pc.local_timestamp(array)
+        days = local.cast(pa.date32(), safe=False)
+        midnight = pc.equal(days.cast(local.type), local)
+        faults.add(filled(midnight, 1) == 0, expected, column.value)
+        return days.cast(pa.string())
+    if pa.types.is_date(array.type):
+        return array.cast(pa.date32()).cast(pa.string())
+    faults.add(column.present, expected, column.value)
+    return pa.nulls(len(array), pa.string())
+
+
+def _decoded(array: pa.Array) -> pa.Array:
+    return array.cast(array.type.value_type) if pa.types.is_dictionary(array.type) else array
 
 
 def _action_features(column: Column, faults: Faults) -> pa.Array:
@@ -243,18 +276,38 @@ def _list(elements: pa.Array, lengths: NDArray[np.int64], present: Mask) -> pa.A
     return pa.ListArray.from_arrays(pa.array(offsets), elements, mask=pa.array(~present))
 
 
-def _as_text(column: Column) -> tuple[pa.Array, set[str]]:
-    """Returns a further column's values as text, and what kinds of values there are."""
-    array = column.array
-    if pa.types.is_dictionary(array.type):
-        array = array.cast(array.type.value_type)
+def _as_text(column: Column, faults: Faults) -> tuple[pa.Array, set[str]]:
+    """Returns a further column's values as text, and what kinds of values there are; bytes are faults."""
+    array = _decoded(column.array)
     if array.null_count == len(array):
         return pa.nulls(len(array), pa.string()), set()
     for test, kind in _KINDS:
         if test(array.type) and not column.text:
             return array.cast(pa.string()), {kind}
-    texts = array if column.text else pa.array([None if v is None else json.dumps(v) for v in array.to_pylist()])
-    return texts.cast(pa.string()), {JSON}
+    if column.text:
+        return array.cast(pa.string()), {JSON}
+    texts: list[str | None] = []
+    wrong = np.zeros(len(array), bool)
+    for row, value in enumerate(array.to_pylist()):
+        text: str | None = None
+        try:
+            text = None if value is None else json.dumps(value, default=_plain)
+        except _BytesError:
+            wrong[row] = True
+        texts.append(text)
+    faults.add(wrong, f"values that can be written as text in {column.name}", lambda _: "bytes")
+    return pa.array(texts, pa.string()), {JSON}
+
+
+class _BytesError(Exception):
+    """A value, or a part of one, is bytes."""
+
+
+def _plain(value: object) -> str:
+    """Returns a date or time by ISO 8601, and a decimal by its digits."""
+    if isinstance(value, bytes):
+        raise _BytesError
+    return value.isoformat() if isinstance(value, date | time) else str(value)
 
 
 def type_of(kinds: set[str]) -> str:
@@ -271,4 +324,8 @@ _KINDS = (
     (pa.types.is_integer, INTEGER),
     (pa.types.is_floating, NUMBER),
     (is_string, TEXT),
+    (pa.types.is_date, TEXT),
+    (pa.types.is_time, TEXT),
+    (pa.types.is_timestamp, TEXT),
+    (pa.types.is_decimal, TEXT),
 )

@@ -159,13 +159,18 @@ def scalar(column: Column, faults: Faults, expected: str) -> NDArray[np.float64]
     return np.asarray(table[codes])
 
 
-def integers(column: Column, faults: Faults) -> NDArray[np.int64]:
+def integers(column: Column, faults: Faults, expected: str = "an integer") -> NDArray[np.int64]:
     """Returns [n] int64 of a column of integers, 0 where null; rows with other things are faults."""
+    if pa.types.is_uint64(column.array.type):
+        whole = filled(column.array, 0)
+        large = whole >= np.uint64(2**63)
+        faults.add(large, f"an integer below 2^63 in {column.name}", column.value)
+        return np.where(large, 0, whole).astype(np.int64)
     if pa.types.is_integer(column.array.type):
         return filled(pc.cast(column.array, pa.int64(), safe=False), 0)
-    values = scalar(column, faults, "an integer")
+    values = scalar(column, faults, expected)
     wrong = ~np.isnan(values) & ((values != np.floor(values)) | (np.abs(values) >= 2.0**53))
-    faults.add(wrong, f"an integer in {column.name}", column.value)
+    faults.add(wrong, f"{expected} in {column.name}", column.value)
     return np.where(wrong | np.isnan(values), 0, values).astype(np.int64)
 
 
@@ -181,8 +186,8 @@ def strings(column: Column, faults: Faults) -> tuple[NDArray[np.int32], pa.Array
     array = column.array
     if pa.types.is_null(array.type):
         return np.full(len(array), -1, np.int32), pa.array([], pa.string())
-    if not column.text and not is_string(array.type):
-        whole = integers(column, faults)
+    if not column.text and not is_string(array.type) and not pa.types.is_integer(array.type):
+        whole = integers(column, faults, "a string or an integer")
         array = pa.array(whole, mask=~column.present)
     encoded = array.dictionary_encode()
     distinct = encoded.dictionary

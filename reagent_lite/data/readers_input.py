@@ -21,6 +21,8 @@ from reagent_lite.errors import DataError, NoRowsError, Problem
 ALLOWED_PROTOCOLS = ("file", "s3", "gs", "abfs", "memory")
 # A data folder may hold its own description beside the shards.
 NOT_DATA = ("manifest.json", ".truth.json")  # written beside data: hashes, and what a policy earns in truth
+POINTER = "shards.json"
+"""What names the shards that count, beside them."""
 # Small enough that a thousandfold compressed block stays below 300 MB.
 RAW_CHUNK_BYTES = 1 << 18
 MINARI = ".minari"
@@ -94,8 +96,8 @@ def list_input(path: str, extensions: tuple[str, ...]) -> tuple[InputFile, ...]:
     """Lists the data files that `path` means: itself, or the shards of a folder in order of their names.
 
     A Minari dataset (a folder with data/metadata.json) is one input, its files those of the dataset. In any other
-    folder, names that start with "." or "_", `manifest.json` and files of other formats are left out; folders
-    inside it are not entered.
+    folder, names that start with "." or "_", `manifest.json`, `shards.json` and files of other formats are left out;
+    folders inside it are not entered.
 
     Args:
         path: local file or folder (`~` is expanded) or URL of an allowed protocol.
@@ -145,7 +147,7 @@ def _minari_files(folder: str) -> tuple[InputFile, ...]:
 
 
 def _is_shard(name: str) -> bool:
-    return not name.startswith((".", "_")) and not name.endswith(NOT_DATA)
+    return not name.startswith((".", "_")) and not name.endswith(NOT_DATA) and name != POINTER
 
 
 def split_extension(name: str) -> tuple[str, str]:

@@ -32,10 +32,17 @@ _THREADS = 4  # buckets answer several requests faster than one
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetched:
-    """What a fetch took: names of the files that were not there, and of those that were there and altered."""
+    """What a fetch took: names of the files that were not there, and of those that were there and altered.
+
+    Attributes:
+        new: not there, or another shard's.
+        altered: files of this shard that had other bytes.
+        replaced: whether another shard, or this one as it was made before, stood there.
+    """
 
     new: tuple[str, ...]
     altered: tuple[str, ...]
+    replaced: bool = False
 
 
 def fetch_shard(
@@ -46,14 +53,16 @@ def fetch_shard(
     Args:
         store: where the shards lie.
         shard: which one.
-        target: a folder on this machine's disk; an older shard there is replaced.
+        target: a folder on this machine's disk; an older shard there is replaced. A link to a folder stays one.
         progress: called with (bytes fetched, bytes to fetch).
 
     Raises:
         DataError: a file that is missing or altered at the store, a disk that is full, or other things at `target`.
     """
-    with told(str(target), "a folder for the shard that can be written"), _alone(target):
-        return _fetch(store, shard, target, progress)
+    with told(str(target), "a folder for the shard that can be written"):
+        target = target.resolve()  # the folder that a link names is replaced, on its own disk, and not the link
+        with _alone(target):
+            return _fetch(store, shard, target, progress)
 
 
 @contextmanager
@@ -69,8 +78,9 @@ def _fetch(store: Store, shard: ShardEntry, target: Path, progress: Callable[[in
     shutil.rmtree(aside, ignore_errors=True)
     here = _right(target, shard)
     _require_ours(target, some_right=bool(here))
-    # where no file is right, another shard was fetched there before
-    altered = tuple(sorted(name for name in shard.files if here and name not in here and (target / name).exists()))
+    wrong = tuple(sorted(name for name in shard.files if name not in here and (target / name).exists()))
+    replaced = bool(wrong) and (not here or _is_another(target, here))
+    altered = () if replaced else wrong
     if len(here) == len(shard.files) and _names(target) == set(shard.files):
         return Fetched(new=(), altered=())
     fetching.mkdir(exist_ok=True)
@@ -90,7 +100,7 @@ def _fetch(store: Store, shard: ShardEntry, target: Path, progress: Callable[[in
     fetching.rename(target)
     sync(target.parent)
     shutil.rmtree(aside, ignore_errors=True)
-    return Fetched(new=tuple(name for name in missing if name not in altered), altered=altered)
+    return Fetched(new=tuple(name for name in missing if name not in altered), altered=altered, replaced=replaced)
 
 
 def _require_ours(target: Path, *, some_right: bool) -> None:
@@ -109,6 +119,14 @@ def _require_ours(target: Path, *, some_right: bool) -> None:
             Problem(str(target), "nothing, or a shard that was fetched before", "something else",
                     "Give local_path a folder of its own: it is replaced")
         )  # fmt: skip
+
+
+def _is_another(target: Path, here: set[str]) -> bool:
+    """Whether a folder holds another shard, or this one as it was made before: its own manifest is whole."""
+    try:
+        return FILE_NAME not in here and read_manifest(str(target)) is not None
+    except DataError:
+        return False
 
 
 def _names(folder: Path) -> set[str]:

@@ -26,14 +26,13 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from reagent_lite.data.input_state import InputState
-from reagent_lite.data.readers_input import local_path
+from reagent_lite.data.readers_input import POINTER, local_path
 from reagent_lite.data.sharding import folder_name
 from reagent_lite.data.stage import StageManifest
 from reagent_lite.errors import BundleError, DataError, Problem
 from reagent_lite.files import sync, write_whole
 from reagent_lite.manifest import FILE_NAME, SCHEMA_VERSION, opened, sealed
 
-POINTER = "shards.json"
 _MAKING = ".making-"
 _ABANDONED_AFTER_SECONDS = 86_400.0
 _GENERATION = re.compile(r"[0-9a-f]{16}")

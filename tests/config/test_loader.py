@@ -7,9 +7,6 @@ from typing import Any
 import pytest
 
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, check, fingerprint, load_config, resolved
-from reagent_lite.config.convert import ConvertConfig
-from reagent_lite.config.normalize import NormalizeConfig
-from reagent_lite.config.simulate import SimulateConfig
 from reagent_lite.errors import ConfigError
 
 GOOD: dict[str, Any] = {"training_data_path": "a.json", "model_output_path": "out", "actions": ["0", "1"]}

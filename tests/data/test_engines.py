@@ -301,7 +301,7 @@ def test_files_that_spark_cannot_read_are_refused_by_name(spark: Any, tmp_path: 
 
 
 def test_lines_are_numbered_across_blocks_of_a_file(spark: Any, tmp_path: Path) -> None:
-    rows = [{"mdp_id": "a", "sequence_number": i, "state_features": {}, "action": "left", "reward": 1.0}
+    rows = [{"mdp_id": "a", "sequence_number": i, "state_features": {"0": 1.0}, "action": "left", "reward": 1.0}
             for i in range(300)]  # fmt: skip
     rows[250]["reward"] = None
     texts = [json.dumps(row) for row in rows]

@@ -98,6 +98,12 @@ def test_a_folder_is_its_shards_in_order(tmp_path: Path) -> None:
     assert rows_of(tmp_path) == [{"name": "a.jsonl"}, {"name": "b.json"}]
 
 
+def test_what_shards_leave_beside_data_is_no_data(tmp_path: Path) -> None:
+    for name in ("shards.json", "manifest.json", "my-shards.json", "a.jsonl"):
+        (tmp_path / name).write_text("{}")
+    assert [file.name for file in list_input(str(tmp_path), (".json", ".jsonl"))] == ["a.jsonl", "my-shards.json"]
+
+
 def test_home_and_file_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "a.json").write_bytes(TEXT)

@@ -99,7 +99,9 @@ def test_what_is_right_is_not_fetched_again(tmp_path: Path, place: str) -> None:
     assert fetch_shard(store, shard, target) == Fetched(new=(), altered=())
     assert {file.name for file in target.iterdir()} == set(shard.files)
     # another shard takes its place
-    assert sorted(fetch_shard(store, other, target).new) == sorted(other.files)
+    taken = fetch_shard(store, other, target)
+    assert sorted(taken.new) == sorted(other.files)
+    assert taken.replaced
     assert {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in target.iterdir()} == {
         name: one["sha256"] for name, one in other.files.items()
     }
@@ -140,6 +142,32 @@ def test_files_that_are_missing_make_shards_not_whole(tmp_path: Path) -> None:
 def test_protocols_that_are_not_allowed(url: str) -> None:
     with pytest.raises(DataError, match="expected a local path or a URL with one of"):
         open_store(url)
+
+
+def test_a_shard_that_was_made_again_is_replaced_and_not_called_altered(tmp_path: Path) -> None:
+    """Whole files are moved by their bytes: of two generations of one shard some files may be the same."""
+    store = open_store(str(tmp_path / "share"))
+    layout = Layout(layout="shards", num_nodes=1, seed=0)
+    first, second = publish_shards(store, tmp_path, layout, 96), publish_shards(store, tmp_path, layout, 120)
+    same = {name for name, one in first.shards[0].files.items() if second.shards[0].files[name] == one}
+    assert same
+    fetch_shard(store, first.shards[0], tmp_path / "disk")
+    fetched = fetch_shard(store, second.shards[0], tmp_path / "disk")
+    assert fetched.replaced
+    assert fetched.altered == ()
+    assert set(fetched.new) == set(second.shards[0].files) - same
+
+
+def test_a_link_stays_and_its_folder_is_replaced_on_its_own_disk(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path / "share"))
+    target, disk = tmp_path / "shard", tmp_path / "big" / "disk"
+    disk.mkdir(parents=True)
+    target.symlink_to(disk)
+    for shard in publish_shards(store, tmp_path).shards:
+        fetch_shard(store, shard, target)
+        assert target.is_symlink()
+        assert {file.name for file in disk.iterdir()} == set(shard.files)
+        assert sorted(one.name for one in disk.parent.iterdir()) == [".disk.lock", "disk"]
 
 
 @pytest.mark.parametrize("what", ["file", "folder"])

@@ -102,7 +102,7 @@ def test_rows_that_span_several_already_keep_their_steps(tmp_path: Path) -> None
     assert single_steps(copy).steps.tolist() == [1, 1, 1, 2]
     with pytest.raises(DataError, match=r"log.jsonl:4: expected rows of one step, as rl.multi_steps is 3, got step 2"):
         n_steps(copy, 3, 0.9)
-    with pytest.raises(DataError, match="as rl.use_seq_num_diff_as_time_diff is true, got step 2"):
+    with pytest.raises(DataError, match=r"as rl.use_seq_num_diff_as_time_diff is true, got step 2"):
         time_steps(copy, 1.0)
 
 

@@ -19,9 +19,10 @@ from oracles.shards import multiset, plain, rows_of, table, write
 
 from reagent_lite.config.shard import ShardConfig
 from reagent_lite.data.stage import read_manifest
+from reagent_lite.errors import ConfigError, DataError
 from workflows.command_line import main_alone
 from workflows.shard import COMMAND
-from workflows.sharding import shard
+from workflows.sharding import fetch, shard
 
 ROWS = table([4, 3, 5, 2, 6, 4] * 10)
 
@@ -232,6 +233,48 @@ def test_one_place_for_two_things(run: Runner, tree: dict[str, Any]) -> None:
     done = run({**tree, "shards_path": tree["training_data_path"] + "/"})
     assert done.code == 2
     assert "shards_path: expected another place than training_data_path" in done.err
+
+
+def test_places_in_each_others_way(run: Runner, tree: dict[str, Any], tmp_path: Path) -> None:
+    """However they are spelled; a place beside another, whose name begins like it, is none of these."""
+    (tmp_path / "link").symlink_to(tmp_path / "in")
+    data = tree["training_data_path"]
+    for changes, message in (
+        ({"shards_path": f"{tmp_path}/./in"}, "shards_path: expected another place than training_data_path"),
+        ({"shards_path": f"file://{data}"}, "shards_path: expected another place than training_data_path"),
+        ({"shards_path": f"{tmp_path}/link"}, "shards_path: expected another place than training_data_path"),
+        ({"shards_path": f"{data}/shards"}, "shards_path: expected a place outside training_data_path"),
+        ({"local_path": f"{tmp_path}/link/x"}, "local_path: expected a place outside training_data_path"),
+        ({"local_path": f"{tree['shards_path']}/x"}, "local_path: expected a place outside shards_path"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            shard(ShardConfig(**{**tree, **changes}))
+        assert run({**tree, **changes}).code == 2
+    assert sorted(one.name for one in (tmp_path / "in").iterdir()) == [f"{number}.parquet" for number in range(10)]
+    assert run({**tree, "shards_path": f"{data}-shards"}).code == 0
+
+
+def test_the_generation_that_machine_0_told(tree: dict[str, Any], tmp_path: Path) -> None:
+    """Nobody looks at the input, here rows of its own; another generation than the one told is refused."""
+    made = shard(ShardConfig(**tree))
+    write(tmp_path / "own" / "0.parquet", table([3]))
+    own = {**tree, "training_data_path": str(tmp_path / "own"), "node_index": 1, "wait_seconds": 0.5}
+    fetched = fetch(ShardConfig(**own), made.generation)
+    assert fetched.generation == made.generation
+    assert fetched.local == tree["local_path"]
+    assert len(rows_of(Path(tree["local_path"]))) == made.rows[1]
+    with pytest.raises(DataError, match=f"expected generation 0000, .*got generation {made.generation}"):
+        fetch(ShardConfig(**own), "0000")
+
+
+def test_shards_made_again_are_fetched_as_such(run: Runner, tree: dict[str, Any]) -> None:
+    alone = {**tree, "num_nodes": 1}
+    assert run(alone, "--node_index=0").code == 0
+    write(Path(tree["training_data_path"]) / "9.parquet", table([5, 5], first=500))
+    again = run(alone, "--node_index=0")
+    assert again.code == 0, again.err
+    assert "held shards of another generation, replaced" in again.err
+    assert "altered" not in again.err
 
 
 @pytest.mark.parametrize("what", ["full", "readonly"])

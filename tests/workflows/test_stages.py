@@ -160,12 +160,15 @@ def test_a_sample_of_transitions_is_refused(run: Runner, small: dict[str, Any]) 
     assert "timeline: expected absent, as" in again.err
 
 
-def test_two_machines_share_events_that_only_one_of_them_has(run: Runner, tmp_path: Path) -> None:
+@pytest.mark.parametrize("there", ["nothing", "other_events"])
+def test_two_machines_share_the_events_of_the_first(run: Runner, tmp_path: Path, there: str) -> None:
     """All rows are one minibatch: the model is that of one process with all of them."""
     folders = [tmp_path / "0", tmp_path / "1"]
     for folder in folders:
         folder.mkdir()
     write_lines(folders[0] / "events.jsonl", events(40))
+    if there == "other_events":
+        write_lines(folders[1] / "events.jsonl", events(3, seed=5))
     tree = config(tmp_path, Path("events.jsonl"))
     tree["data"] = {"global_minibatch_size": 1000, "shards_path": str(tmp_path / "share/shards"),
                     "training_copy_dir": "copies"}  # fmt: skip
