@@ -46,6 +46,8 @@ class Command:
         outcome: keys of the last line of standard output.
         codes: exit codes with their meaning.
         flags: {key of the config: help} of whole numbers that have a flag of their own, which wins over the JSON.
+        texts: {key of the config: (flag, help)}, likewise of texts.
+        needs_config: whether the JSON must be given; else keys that are not given have their defaults.
         story: what else the help says.
     """
 
@@ -56,6 +58,8 @@ class Command:
     outcome: str
     codes: str = "0 done, 1 unexpected error, 2 config or data error"
     flags: dict[str, str] = field(default_factory=dict)
+    texts: dict[str, tuple[str, str]] = field(default_factory=dict)
+    needs_config: bool = True
     story: str = ""
 
 
@@ -76,9 +80,9 @@ def main_alone(
     options = parser_of(command).parse_args(arguments)
 
     def body() -> int:
-        own = {key: getattr(options, key) for key in command.flags}
-        overrides = [f"{key}={value}" for key, value in own.items() if value is not None]
-        config = config_of(command.module, model, options, overrides)
+        own = {key: getattr(options, key) for key in (*command.flags, *command.texts)}
+        overrides = [f"{key}={json.dumps(value)}" for key, value in own.items() if value is not None]
+        config = config_of(command.module, model, options, overrides, needed=command.needs_config)
         if options.dry_run:
             print(json.dumps(resolved(config), indent=2))
             return 0
@@ -107,9 +111,11 @@ def guarded(command: Command, options: argparse.Namespace, body: Callable[[], in
         return 1
 
 
-def config_of(module: str, model: type[AnyConfig], options: argparse.Namespace, overrides: list[str]) -> AnyConfig:
+def config_of(
+    module: str, model: type[AnyConfig], options: argparse.Namespace, overrides: list[str], *, needed: bool = True
+) -> AnyConfig:
     """Returns the config that the command line names, with its overrides and more of them."""
-    if options.config is None:
+    if options.config is None and needed:
         raise ConfigError(Problem("--config", "the path of a JSON file", "nothing", f"See python -m {module} --help"))
     return load_config(model, options.config, (*options.set, *overrides))
 
@@ -128,6 +134,8 @@ def parser_of(command: Command) -> argparse.ArgumentParser:
     for key, text in command.flags.items():
         names = dict.fromkeys((f"--{key.replace('_', '-')}", f"--{key}"))
         parser.add_argument(*names, dest=key, type=int, metavar="N", help=f"{text}; wins over {key} in the JSON")
+    for key, (flag, text) in command.texts.items():
+        parser.add_argument(flag, dest=key, metavar="PATH", help=f"{text}; wins over {key} in the JSON")
     parser.add_argument("--dry_run", action="store_true", help="check the config, print it resolved, and stop")
     parser.add_argument("--print_schema", action="store_true", help="print the JSON Schema of the config and stop")
     return parser

@@ -30,14 +30,31 @@ Config = TypeVar("Config", bound=WorkflowConfig)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a run leaves; printed as the last line of standard output."""
+    """What a run leaves; printed as the last line of standard output.
 
-    model: str
+    Attributes:
+        model: the exported folder; None where publish_if held it back.
+        steps, rows: of the whole run.
+        rows_per_second: of this start.
+        seconds: in all.
+        scores: of the policy.
+        not_published: why publish_if held the model back; printed only then.
+    """
+
+    model: str | None
     steps: int
     rows: int
     rows_per_second: float
     seconds: float
     scores: dict[str, float | None]
+    not_published: str | None = None
+
+    def line(self) -> str:
+        """Returns it as one line of JSON."""
+        tree = asdict(self)
+        if self.not_published is None:
+            del tree["not_published"]
+        return json.dumps(tree)
 
 
 def main(
@@ -62,7 +79,7 @@ def main(
         model=model,
         example=example,
         settings="--set training.learning_rate=0.01 --set num_processes_per_node=2",
-        outcome="model, steps, rows, rows_per_second, seconds, scores",
+        outcome="model, steps, rows, rows_per_second, seconds, scores; with publish_if, not_published",
         codes="0 done, 1 unexpected error or diverged, 2 config or data error, 3 rendezvous failed, 4 a peer failed, "
         "75 told to end, run again to continue",
     )
@@ -129,7 +146,7 @@ def _run(
                 report_failure(error, message_of(error))
             raise
     if place.rank == 0:
-        print(json.dumps(asdict(outcome)), flush=True)
+        print(outcome.line(), flush=True)
     return 0
 
 

@@ -2,6 +2,7 @@
 
 import inspect
 import os
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
@@ -25,8 +26,13 @@ def choose_threads(config: WorkflowConfig, spec: SourceSpec, group: Group) -> No
     if "OMP_NUM_THREADS" in os.environ:
         return
     widths = (spec.num_state_features + spec.num_action_features, *config.training.layers[1:-1], 1)
-    operations = 2 * config.training.minibatch_size * sum(a * b for a, b in pairwise(widths))
-    torch.set_num_threads(int(min(group.cores, max(operations / _OPERATIONS_PER_THREAD, 1))))
+    torch.set_num_threads(threads_for(widths, config.training.minibatch_size, group.cores))
+
+
+def threads_for(widths: Sequence[int], rows: int, cores: int) -> int:
+    """Returns how many threads, at most the cores, are worth a forward pass of rows through layers of such widths."""
+    operations = 2 * rows * sum(a * b for a, b in pairwise(widths))
+    return int(min(cores, max(operations / _OPERATIONS_PER_THREAD, 1)))
 
 
 def build_learner(config: WorkflowConfig, spec: SourceSpec, device: torch.device) -> DQN:

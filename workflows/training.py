@@ -39,7 +39,9 @@ from workflows.drawing import PICTURES, draw_pictures
 from workflows.experience import Experience, Judges, Stream, build_judges, gather_experience, open_stream
 from workflows.judging import Judgement
 from workflows.learning import build_learner, build_optimization, captures, choose_threads
+from workflows.pages import PAGE, Ended, write_page
 from workflows.preparation import Normalization
+from workflows.publishing import NOT_PUBLISHED, forget_reason, held_back, require_outcome, write_reason
 from workflows.reporting import say
 from workflows.simulation import Simulation, open_simulation, with_actions
 
@@ -76,6 +78,7 @@ def _train(
     signal: StopSignal,
 ) -> Outcome:
     experience = gather_experience(config, group, simulation)
+    require_outcome(config, experience)
     history.require_same(experience)
     with MetricsWriter(folder, enabled=group.is_first, lines=history.lines) as writer:
         learned = learn(config, group, experience, history, signal, writer)
@@ -85,21 +88,30 @@ def _train(
         say(group, line)
     scores = {name: value if np.isfinite(value) else None for name, value in learned.scores(judgement).items()}
     give_back_memory()
+    gate = None
     if group.is_first:
-        _export(config, folder, learned, experience, judgement, scores)
+        gate = held_back(config, experience, judgement)
+        if gate is None:
+            _export(config, folder, learned, experience, judgement, scores)
+            forget_reason(folder)
+        else:
+            write_reason(folder, gate)
+            say(group, f"not published: {gate.reason}; see {folder / NOT_PUBLISHED}")
         _draw(config, folder, experience, learned.learner, judgement, group)
+        say(group, _page(config, folder, learned, experience, judgement, "" if gate is None else gate.reason))
         tell_model_stands()
         failure = learned.checkpoints.finish()
         if failure:
             say(group, f"warning: the model stands, but the run could not be marked as ended: {failure}")
     group.barrier()
     return Outcome(
-        model=str(folder / "model"),
+        model=None if gate else str(folder / "model"),
         steps=learned.position.step,
         rows=learned.position.rows,
         rows_per_second=round(learned.rows_per_second, 1),
         seconds=0.0,
         scores=scores,
+        not_published=gate.reason if gate else None,
     )
 
 
@@ -233,7 +245,7 @@ def _preflight(config: WorkflowConfig, group: Group, folder: Path) -> None:
     if config.simulation is not None and config.simulation.pictures:
         require_pictures()
     if group.is_first:
-        for name in PICTURES:  # of an earlier run into this folder
+        for name in (*PICTURES, PAGE):  # of an earlier run into this folder
             (folder / name).unlink(missing_ok=True)
 
 
@@ -247,6 +259,24 @@ def _draw(
     behaviour = judgement.scalars["simulation/random_return/mean"]
     for file in draw_pictures(folder, experience.simulation, experience.reader, learner, behaviour=behaviour):
         say(group, f"picture: {file}")
+
+
+def _page(
+    config: WorkflowConfig,
+    folder: Path,
+    learned: Learned,
+    experience: Experience,
+    judgement: Judgement,
+    not_published: str,
+) -> str:
+    """Writes the report page and returns what to say of it; the model stands without it."""
+    ended = Ended(
+        config=config, document=judgement.document, steps=learned.position.step, rows=learned.position.rows,
+        normalization=experience.normalization.json(), data=experience.data, identity=experience.identity(),
+        notes=(f"No model was published: {not_published}.",) if not_published else (),
+    )  # fmt: skip
+    failure = write_page(folder, ended)
+    return f"warning: no {PAGE}: {failure}" if failure else f"report: {folder / PAGE}"
 
 
 def _export(

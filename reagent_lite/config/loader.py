@@ -18,23 +18,18 @@ from reagent_lite.errors import ConfigError, Problem
 Config = TypeVar("Config", bound=Section)
 
 
-def load_config(model: type[Config], path: str, overrides: tuple[str, ...] = ()) -> Config:
+def load_config(model: type[Config], path: str | None, overrides: tuple[str, ...] = ()) -> Config:
     """Reads, overrides and checks a config file.
 
     Args:
         model: the workflow's, such as DqnConfig.
-        path: the JSON file.
+        path: the JSON file; None stands for an empty object.
         overrides: `section.key=value` with a JSON value; text that is no JSON is taken as a string.
 
     Raises:
         ConfigError: with every fault found.
     """
-    file = Path(path).expanduser()
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(Problem(str(path), "a readable JSON file", _reason(error), _near(file))) from error
-    tree, problems = _parse(text, str(path))
+    tree, problems = ({}, []) if path is None else _read(path)
     for override in overrides:
         problems += _override(tree, override)
     return check(model, tree, problems)
@@ -78,6 +73,15 @@ def fingerprint(config: Section) -> str:
     tree = resolved(config)
     tree.pop("node_index", None)
     return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
+
+
+def _read(path: str) -> tuple[dict[str, Any], list[Problem]]:
+    file = Path(path).expanduser()
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(Problem(str(path), "a readable JSON file", _reason(error), _near(file))) from error
+    return _parse(text, str(path))
 
 
 def _parse(text: str, where: str) -> tuple[dict[str, Any], list[Problem]]:

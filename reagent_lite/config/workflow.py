@@ -9,6 +9,7 @@ from reagent_lite.config.checkpoint import CheckpointConfig
 from reagent_lite.config.data import DataConfig
 from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.config.norm_params import NormParams
+from reagent_lite.config.publish import PublishConfig
 from reagent_lite.config.rainbow import RainbowConfig
 from reagent_lite.config.rendezvous import RendezvousConfig
 from reagent_lite.config.rl import RLConfig
@@ -57,6 +58,8 @@ class WorkflowConfig(Section):
     rainbow: RainbowConfig = RainbowConfig()
     training: TrainingConfig = TrainingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    publish_if: PublishConfig | None = None
+    """What the evaluation must show before the model is exported; absent: it always is."""
     data: DataConfig = DataConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     rendezvous: RendezvousConfig = RendezvousConfig()
@@ -91,6 +94,9 @@ class WorkflowConfig(Section):
             yield Problem("training_data_path", "a path", "nothing", "Or give a simulation section to train in")
         yield from self._source_problems()
         yield from self._stage_problems()
+        if self.publish_if is not None and not self.training_data_path:
+            yield Problem("publish_if", "absent without training_data_path", "a condition",
+                          "It is about estimates from logged rows, and there are none")  # fmt: skip
         if self.data.global_minibatch_size is not None and "minibatch_size" in self.training.changed:
             yield Problem(
                 "data.global_minibatch_size",
@@ -108,7 +114,7 @@ class WorkflowConfig(Section):
             yield Problem("rainbow.bcq", "false while rl.maxq_learning is false", "true",
                           "SARSA takes the logged next action: there is nothing to restrict")  # fmt: skip
         for name in ("norm_params", "rl", "rainbow", "training", "evaluation", "data", "checkpoint", "rendezvous",
-                     "simulation"):  # fmt: skip
+                     "simulation", "publish_if"):  # fmt: skip
             section = getattr(self, name)
             if section is not None:
                 yield from section.problems(name)

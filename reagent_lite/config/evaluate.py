@@ -1,0 +1,83 @@
+"""The whole JSON of `workflows.evaluate`: an exported model, perhaps a second one, and the log they are judged on."""
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from reagent_lite.config.evaluation import EvaluationConfig
+from reagent_lite.config.section import Section
+from reagent_lite.config.timeline import QuerySection, TimelineSection
+from reagent_lite.errors import Problem
+
+_OF_TRAINING = ("calc_cpe_in_training", "figures_share", "fit_passes")
+
+
+class LogEvaluationConfig(EvaluationConfig):
+    """How a policy's value is estimated from a log that it need not have learned from."""
+
+    held_out_share: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """Share of the log's episodes that are scored; reward and value models are fitted to the others."""
+
+    def problems(self, path: str) -> Iterator[Problem]:
+        """Yields keys that only mean something while a model learns."""
+        for key in _OF_TRAINING:
+            if key in self.changed:
+                yield Problem(f"{path}.{key}", "its default", str(getattr(self, key)), "It is about epochs of training")
+
+
+class EvaluateConfig(Section):
+    """`python -m workflows.evaluate`: what an exported model's policy is worth, estimated from a log."""
+
+    model: str = ""
+    """Folder of an exported model."""
+    against: str | None = None
+    """Folder of another one; the difference of the two is estimated as well."""
+    data_path: str = ""
+    """The log: events, of which transitions are made first, or transitions, in any format that training reads."""
+    output_path: str = "outputs/evaluation.json"
+    """JSON file of all estimates, and beside it the same as a page, `.html`; replaced if they are there."""
+    policy: Literal["softmax", "greedy", "acting"] = "softmax"
+    """softmax: of the values, as training evaluates it; greedy: the largest value; acting: as the model's `act` draws,
+    by the epsilon and softmax_policy it was exported with."""
+    temperature: Annotated[float, Field(gt=0)] | None = None
+    """Of policy softmax; absent: the temperature that each model was exported with."""
+    gamma: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Discount per step of a return; absent: rl.gamma that `model` was trained with."""
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    """Of resamples, and of the models that are fitted."""
+    training_copy_dir: str | None = None
+    """Folder for the memory-mapped copy of the log, as data.training_copy_dir in training."""
+    timeline: TimelineSection | None = None
+    """How transitions are made of events; absent: by its defaults."""
+    query: QuerySection = QuerySection()
+    """Which episodes of the events are taken; actions are the model's."""
+    evaluation: LogEvaluationConfig = LogEvaluationConfig()
+
+    def problems(self, path: str = "") -> Iterator[Problem]:
+        """Yields everything wrong beyond single keys."""
+        for key, flag in (("model", "--model"), ("data_path", "--data")):
+            if not getattr(self, key):
+                yield Problem(key, "a path", "nothing", f"Or give {flag}")
+        if not self.output_path.endswith(".json") or "://" in self.output_path:
+            yield Problem("output_path", "a local file that ends in .json", repr(self.output_path))
+        if self.temperature is not None and self.policy != "softmax":
+            yield Problem("temperature", f"absent with policy {self.policy}", f"{self.temperature:g}",
+                          "It is of softmax")  # fmt: skip
+        if self.query.actions:
+            yield Problem("query.actions", "absent", str(list(self.query.actions)), "They are the model's")
+        yield from self.query.problems("query")
+        yield from self.evaluation.problems("evaluation")
+        if self.timeline is not None:
+            yield from self._timeline_problems(self.timeline)
+
+    def _timeline_problems(self, timeline: TimelineSection) -> Iterator[Problem]:
+        yield from timeline.rule_problems("timeline")
+        if timeline.steps > 1:
+            yield Problem("timeline.steps", "1", str(timeline.steps),
+                          "A row that sums up several decisions cannot be weighted by one of them")  # fmt: skip
+        if timeline.evalTableName is not None:
+            yield Problem("timeline.evalTableName", "absent", repr(timeline.evalTableName),
+                          "evaluation.held_out_share says which episodes are scored")  # fmt: skip
+        if timeline.inputTableName not in ("", self.data_path):
+            yield Problem("timeline.inputTableName", "data_path, or absent", repr(timeline.inputTableName))

@@ -1,0 +1,36 @@
+"""`publish_if`: what an estimate must show before a model is exported."""
+
+import difflib
+from collections.abc import Iterator
+from typing import Literal
+
+from reagent_lite.config.section import Section
+from reagent_lite.errors import Problem
+
+ESTIMATOR_NAMES = (
+    "Direct_Method_Reward", "IPS_Reward", "Self_Normalized_IPS_Reward", "Doubly_Robust_Reward",
+    "Self_Normalized_Doubly_Robust_Reward", "Switch_Doubly_Robust_Reward", "Shrunk_Doubly_Robust_Reward",
+    "Fitted_Q_Evaluation", "Per_Decision_Importance_Sampling", "Weighted_Per_Decision_Importance_Sampling",
+    "Sequential_Doubly_Robust", "Weighted_Sequential_Doubly_Robust", "MAGIC",
+)  # fmt: skip
+"""Keys of rl.estimators.ESTIMATORS, which imports torch; a test holds one against the other."""
+
+
+class PublishConfig(Section):
+    """The model is exported only if the lower bound of an estimate of its policy's value is high enough."""
+
+    estimator: str = "Sequential_Doubly_Robust"
+    """Whose estimate; one whose verdict is `do not use` holds the model back."""
+    outcome: str = "Reward"
+    """Reward, or the name of a metric."""
+    lower_bound_above: Literal["logged"] | float = "logged"
+    """A number: the lower bound of the estimate's interval lies above it. logged: the lower bound of the difference to
+    the logged policy, resampled in pairs, lies above 0."""
+
+    def problems(self, path: str) -> Iterator[Problem]:
+        """Yields an unknown estimator, with the nearest known one."""
+        if self.estimator not in ESTIMATOR_NAMES:
+            lower = {name.lower(): name for name in ESTIMATOR_NAMES}
+            near = difflib.get_close_matches(self.estimator.lower(), lower, n=1, cutoff=0.4)
+            advice = f"Did you mean {lower[near[0]]!r}?" if near else f"Known: {', '.join(ESTIMATOR_NAMES)}"
+            yield Problem(f"{path}.estimator", "an estimator", repr(self.estimator), advice)

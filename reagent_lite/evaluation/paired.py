@@ -1,0 +1,84 @@
+"""Two policies on one log: the difference of their values, resampled in pairs."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from reagent_lite.config.evaluation import EvaluationConfig
+from reagent_lite.evaluation.cpe import CPEResult, Estimate, limit
+from reagent_lite.evaluation.overlap import Figure
+from reagent_lite.evaluation.page import EvaluationPage, episodes_of
+from reagent_lite.evaluation.verdict import Verdict
+from reagent_lite.rl.bootstrap import percentile_interval, resample_counts
+from reagent_lite.rl.estimators import ESTIMATORS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One estimator's value of a policy minus that of another.
+
+    Attributes:
+        name: a key of rl.estimators.ESTIMATORS.
+        figure: difference and interval.
+        verdict, reason: the worse of both estimates' own; where both may be used, which policy is better.
+    """
+
+    name: str
+    figure: Figure
+    verdict: Verdict
+    reason: str
+
+
+def differences(
+    pages: tuple[EvaluationPage, EvaluationPage],
+    results: tuple[CPEResult, CPEResult],
+    *,
+    gamma: float,
+    config: EvaluationConfig,
+    seed: int,
+) -> dict[str, tuple[Difference, ...]]:
+    """Returns {outcome: differences}, the first page's policy minus the second's; {} where no rows were scored.
+
+    Each resample draws the same episodes for both: what they share cancels, and the interval is narrower than those of
+    the two values suggest.
+
+    Args:
+        pages: the same rows in the same order, for two policies.
+        results: what evaluate_page said of each; an estimate that is undefined there is undefined here.
+        gamma: discount per step.
+        config: as for evaluate_page.
+        seed: of the resamples.
+    """
+    # limit draws by the seed alone, so both keep the same episodes
+    one, other = (limit(page, config, torch.Generator().manual_seed(seed))[0] for page in pages)
+    if not len(one):
+        return {}
+    count = int(one.rank[-1]) + 1
+    generator = torch.Generator().manual_seed(seed)
+    counts = resample_counts(count, config.bootstrap_resamples if count > 1 else 0, generator)
+    found = {}
+    for target, name in enumerate(one.names):
+        tables = [episodes_of(page, target, gamma) for page in (one, other)]
+        own = [{estimate.name: estimate for estimate in result.outcomes[target].estimates} for result in results]
+        found[name] = tuple(
+            _difference(own[0][key], own[1][key], estimator(tables[0], counts) - estimator(tables[1], counts),
+                        config.confidence_level)
+            for key, estimator in ESTIMATORS.items()
+        )  # fmt: skip
+    return found
+
+
+def _difference(one: Estimate, other: Estimate, samples: torch.Tensor, level: float) -> Difference:
+    low, high = percentile_interval(samples[1:], level)
+    figure = Figure(value=float(samples[0]), low=low, high=high)
+    if not (math.isfinite(one.figure.value) and math.isfinite(other.figure.value)):
+        figure = Figure(value=math.nan, low=math.nan, high=math.nan)
+    for verdict in (Verdict.DO_NOT_USE, Verdict.WIDE):
+        for whose, estimate in (("model", one), ("against", other)):
+            if estimate.verdict is verdict:
+                return Difference(name=one.name, figure=figure, verdict=verdict, reason=f"{whose}: {estimate.reason}")
+    found = "the interval holds 0: not told apart"
+    if figure.excludes(0.0):
+        found = "model is better" if figure.value > 0 else "against is better"
+    return Difference(name=one.name, figure=figure, verdict=Verdict.TRUSTWORTHY, reason=found)

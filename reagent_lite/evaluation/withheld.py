@@ -1,0 +1,53 @@
+"""Estimates that a log, or what was fitted to it, cannot give: left out, each with the reason."""
+
+import math
+from dataclasses import replace
+from typing import Final
+
+from reagent_lite.evaluation.cpe import CPEResult, Estimate, Family
+from reagent_lite.evaluation.overlap import Figure
+from reagent_lite.evaluation.verdict import Verdict
+from reagent_lite.rl.estimators import ESTIMATORS
+
+MODEL_ALONE: Final = ("Direct_Method_Reward", "Fitted_Q_Evaluation")
+WEIGHTS_ALONE: Final = (
+    "IPS_Reward", "Self_Normalized_IPS_Reward",
+    "Per_Decision_Importance_Sampling", "Weighted_Per_Decision_Importance_Sampling",
+)  # fmt: skip
+WEIGHTED: Final = tuple(name for name in ESTIMATORS if name not in MODEL_ALONE)
+MODELLED: Final = tuple(name for name in ESTIMATORS if name not in WEIGHTS_ALONE)
+
+_UNDEFINED: Final = Figure(value=math.nan, low=math.nan, high=math.nan)
+
+
+def withhold(result: CPEResult, reasons: dict[str, str]) -> CPEResult:
+    """Returns the result with some estimates undefined and not to be used.
+
+    Where every estimate by weights is among them, a model's own estimate is at best wide: nothing checks it.
+
+    Args:
+        result: all estimates.
+        reasons: {name of an estimator: why it cannot be had}.
+    """
+    unchecked = set(WEIGHTED) <= set(reasons)
+
+    def of_estimate(estimate: Estimate) -> Estimate:
+        reason = reasons.get(estimate.name)
+        if reason is not None:
+            return replace(estimate, figure=_UNDEFINED, normalized=math.nan, difference=_UNDEFINED,
+                           verdict=Verdict.DO_NOT_USE, reason=reason)  # fmt: skip
+        if unchecked and math.isfinite(estimate.figure.low):
+            why = "the model cannot be checked against the log: there are no weighted estimates"
+            return replace(estimate, verdict=Verdict.WIDE, reason=why)
+        return estimate
+
+    def of_family(family: Family) -> Family:
+        estimates = tuple(map(of_estimate, family.estimates))
+        known = not unchecked and estimates[0].name not in reasons
+        return replace(family, estimates=estimates, disagreement=family.disagreement if known else _UNDEFINED)
+
+    outcomes = tuple(
+        replace(outcome, one_step=of_family(outcome.one_step), sequential=of_family(outcome.sequential))
+        for outcome in result.outcomes
+    )
+    return replace(result, outcomes=outcomes)

@@ -1,0 +1,111 @@
+"""A real browser, spoken to through its DevTools pipe: what a page shows, asks for and complains of.
+
+Protocol: https://chromedevtools.github.io/devtools-protocol/, messages on descriptors 3 and 4, each ended by a NUL.
+"""
+
+import base64
+import contextlib
+import fcntl
+import json
+import os
+import select
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROGRAM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+needs_browser = pytest.mark.skipif(PROGRAM is None, reason="there is no chromium here")
+FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+         "--disable-background-networking", "--disable-component-update", "--disable-sync",
+         "--disable-dev-shm-usage", "--remote-debugging-pipe", "--host-resolver-rules=MAP * ~NOTFOUND")  # fmt: skip
+
+
+class Browser:
+    """One tab. `events` are all that it told so far."""
+
+    def __init__(self, write: int, read: int) -> None:
+        self._write, self._read, self._rest, self._count = write, read, b"", 0
+        self.events: list[dict[str, Any]] = []
+        self._session: str | None = None
+        target = self.ask("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Network", "Log"):
+            self.ask(f"{domain}.enable")
+
+    def ask(self, method: str, **params: Any) -> dict[str, Any]:
+        """Returns the answer to a command."""
+        self._count += 1
+        message = {"id": self._count, "method": method, "params": params}
+        if self._session is not None:
+            message["sessionId"] = self._session
+        os.write(self._write, json.dumps(message).encode() + b"\0")
+        while (answer := self._next()).get("id") != self._count:
+            self.events.append(answer)
+        assert "error" not in answer, answer
+        result: dict[str, Any] = answer["result"]
+        return result
+
+    def open(self, file: Path, *, width: int, height: int = 900) -> None:
+        """Loads a file in a window so wide, as a phone or a desk has it."""
+        self.events.clear()
+        self.ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1,
+                 mobile=width < 600)  # fmt: skip
+        self.ask("Page.navigate", url=file.as_uri())
+        while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
+            self.events.append(self._next())
+
+    def value(self, script: str) -> Any:
+        """Returns what an expression gives in the page."""
+        return self.ask("Runtime.evaluate", expression=script, returnByValue=True)["result"].get("value")
+
+    def requests(self) -> list[str]:
+        """Returns the addresses that the page asked for."""
+        return [event["params"]["request"]["url"] for event in self._named("Network.requestWillBeSent")]
+
+    def complaints(self) -> list[str]:
+        """Returns script errors, console messages and the browser's own remarks on the page."""
+        methods = ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded")
+        return [json.dumps(event["params"]) for method in methods for event in self._named(method)]
+
+    def pdf(self) -> bytes:
+        """Returns the page in print, its headings as outline."""
+        printed = self.ask("Page.printToPDF", generateDocumentOutline=True, generateTaggedPDF=True)
+        return base64.b64decode(printed["data"])
+
+    def _named(self, method: str) -> list[dict[str, Any]]:
+        return [event for event in self.events if event.get("method") == method]
+
+    def _next(self) -> dict[str, Any]:
+        while b"\0" not in self._rest:
+            ready, _, _ = select.select([self._read], [], [], 60)
+            more = os.read(self._read, 1 << 16) if ready else b""
+            assert more, "the browser ended, or has said nothing for a minute"
+            self._rest += more
+        message, _, self._rest = self._rest.partition(b"\0")
+        parsed: dict[str, Any] = json.loads(message)
+        return parsed
+
+
+@contextlib.contextmanager
+def browsing(profile: Path) -> Iterator[Browser]:
+    """Starts a browser with a new profile, and ends it."""
+    assert PROGRAM is not None
+    (command_read, command_write), (answer_read, answer_write) = os.pipe(), os.pipe()
+    # out of the way of 3 and 4, where the protocol expects them and the shell puts them
+    theirs = [fcntl.fcntl(one, fcntl.F_DUPFD, 10) for one in (command_read, answer_write)]
+    start = f'exec "$@" 3<&{theirs[0]} 4>&{theirs[1]}'
+    process = subprocess.Popen(["bash", "-c", start, "bash", PROGRAM, *FLAGS, f"--user-data-dir={profile}"],
+                               pass_fds=theirs, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+    for one in (command_read, answer_write, *theirs):
+        os.close(one)
+    try:
+        yield Browser(command_write, answer_read)
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+        os.close(command_write)
+        os.close(answer_read)

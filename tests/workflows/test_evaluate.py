@@ -1,0 +1,489 @@
+"""Exported models on logs. Their policies are known by hand: state feature k is the logarithm of action k's share."""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from oracles import gridworld
+from oracles.bundles import bilinear_bundle, linear_bundle
+from oracles.logs import random_rows, write_lines
+from oracles.runs import Runner
+
+from reagent_lite.config import DqnConfig, check
+from reagent_lite.config.evaluate import EvaluateConfig
+from reagent_lite.distributed.group import Group, Place
+from reagent_lite.errors import BundleError, ConfigError, DataError
+from reagent_lite.evaluation.withheld import MODEL_ALONE, MODELLED, WEIGHTED, WEIGHTS_ALONE
+from reagent_lite.rl.estimators import ESTIMATORS
+from workflows.command_line import main_alone
+from workflows.evaluate import COMMAND
+from workflows.evaluating import Evaluated, evaluate
+from workflows.training import train
+
+AB = ("a", "b")
+ALL = 0.999999  # of the episodes are scored, but for the one of the largest hash, which is fitted to
+
+
+def row(name: str, shares: Sequence[float], action: int, reward: float, propensity: float | None, at: int = 0,
+        last: bool = True) -> dict[str, Any]:  # fmt: skip
+    """A row whose state says what softmax(q) of the bundle of `known` is."""
+    features = {str(k): math.log(share) for k, share in enumerate(shares)}
+    return {
+        "mdp_id": name, "sequence_number": at, "state_features": features, "action": "abc"[action],
+        "reward": reward, "action_probability": propensity, "possible_actions": [1] * len(shares),
+        "next_state_features": {} if last else features, "next_action": "" if last else "a",
+        "possible_next_actions": [0] * len(shares) if last else [1] * len(shares),
+    }  # fmt: skip
+
+
+def by_hash(episodes: Iterable[str]) -> list[str]:
+    """Names of episodes, that of the largest hash last: of a few it is the one that is fitted to."""
+
+    def key(name: str) -> int:
+        return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
+
+    return sorted(episodes, key=key)
+
+
+def names(count: int) -> list[str]:
+    return by_hash(f"episode {i}" for i in range(count))
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """q = state."""
+    return linear_bundle(tmp_path_factory.mktemp("bundles") / "known", np.eye(2), AB, (0, 1))
+
+
+def judged(log: Path, model: Path, **keys: Any) -> tuple[Evaluated, dict[str, Any]]:
+    tree: dict[str, Any] = {
+        "model": str(model), "data_path": str(log), "output_path": str(log.parent / "report" / "e.json"), "gamma": 0.9,
+        **keys,
+    }  # fmt: skip
+    fast = {"bootstrap_resamples": 200, "final_fit_passes": 1, "held_out_share": ALL}
+    tree["evaluation"] = fast | keys.get("evaluation", {})
+    outcome = evaluate(check(EvaluateConfig, tree))
+    return outcome, json.loads(Path(outcome.report).read_text())
+
+
+def estimates(report: dict[str, Any], key: str = "model") -> dict[str, dict[str, Any]]:
+    outcome = report[key]["cpe"]["outcomes"][0]
+    return {one["name"]: one for family in ("one_step", "sequential") for one in outcome[family]["estimates"]}
+
+
+def three_rows(tmp_path: Path) -> Path:
+    """learning.md: propensities .2, .5, .4; rewards 4, 5, 7; policy .4, .3, .7 of the logged action."""
+    a, b, c, other = names(4)
+    rows = [
+        row(a, (0.4, 0.6), 0, 4, 0.2), row(b, (0.7, 0.3), 1, 5, 0.5), row(c, (0.7, 0.3), 0, 7, 0.4),
+        row(other, (0.5, 0.5), 0, 100, 0.5),
+    ]  # fmt: skip
+    return write_lines(tmp_path / "log.jsonl", [{**one, "metrics": {"cost": -2 * one["reward"]}} for one in rows])
+
+
+def test_one_step_three_rows(known: Path, tmp_path: Path) -> None:
+    outcome, report = judged(three_rows(tmp_path), known)
+    assert (outcome.episodes, outcome.rows) == (3, 3)
+    # weights .4/.2 = 2, .3/.5 = .6, .7/.4 = 1.75: (8 + 3 + 12.25) / 3; and over their sum 4.35
+    assert outcome.scores["CPE/Reward/IPS_Reward"] == pytest.approx(7.75, abs=1e-5)
+    assert outcome.scores["CPE/Reward/Self_Normalized_IPS_Reward"] == pytest.approx(23.25 / 4.35, abs=1e-5)
+    assert outcome.scores["CPE/Reward/Per_Decision_Importance_Sampling"] == pytest.approx(7.75, abs=1e-5)
+    assert outcome.scores["CPE/Reward/Logged_Reward"] == pytest.approx(16 / 3)
+    assert outcome.scores["CPE/cost/IPS_Reward"] == pytest.approx(-15.5, abs=1e-5)
+    assert report["log"]["fitted_episodes"] == 1
+    assert report["model"]["actions"]["a"]["policy"] == pytest.approx((0.4 + 0.7 + 0.7) / 3)
+    assert report["model"]["actions"]["b"]["logged"] == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        # greedy takes b, a, a; it agrees with the log (a, b, a) in the third row: 7 / .4 / 3
+        ({"policy": "greedy"}, 7 / 0.4 / 3),
+        # the bundle acts with epsilon 0.1: .05 where it does not agree, .95 where it does
+        ({"policy": "acting"}, (0.05 / 0.2 * 4 + 0.05 / 0.5 * 5 + 0.95 / 0.4 * 7) / 3),
+        # at temperature .5 the shares are squared: .16 / .52, .09 / .58, .49 / .58
+        ({"temperature": 0.5}, (0.16 / 0.52 / 0.2 * 4 + 0.09 / 0.58 / 0.5 * 5 + 0.49 / 0.58 / 0.4 * 7) / 3),
+    ],
+)
+def test_which_policy(known: Path, tmp_path: Path, keys: dict[str, Any], expected: float) -> None:
+    outcome, _ = judged(three_rows(tmp_path), known, **keys)
+    assert outcome.scores["CPE/Reward/IPS_Reward"] == pytest.approx(expected, abs=1e-5)
+
+
+def unequal(tmp_path: Path, propensity: bool = True) -> tuple[Path, float, float]:
+    """A log of lengths 1 to 6 by a policy of its states, its mean reward and its mean return discounted by 0.9."""
+    rng = np.random.default_rng(3)
+    rows, rewards, returns = [], [], []
+    for i, name in enumerate(names(31)):
+        length = 1 + i % 6
+        earned = rng.normal(size=length)
+        for at in range(length):
+            share = float(rng.uniform(0.1, 0.9))
+            action = int(rng.random() > share)
+            logged = (share, 1 - share)[action]
+            rows.append(row(name, (share, 1 - share), action, float(earned[at]), logged if propensity else None, at,
+                            at == length - 1))  # fmt: skip
+        if i < 30:  # the last one is fitted to
+            rewards += list(earned)
+            returns.append(sum(0.9**at * earned[at] for at in range(length)))
+    return write_lines(tmp_path / "log.jsonl", rows), float(np.mean(rewards)), float(np.mean(returns))
+
+
+def test_the_logging_policy_scores_its_own_mean(known: Path, tmp_path: Path) -> None:
+    log, reward, ret = unequal(tmp_path)
+    outcome, report = judged(log, known)
+    for name in ("IPS_Reward", "Self_Normalized_IPS_Reward"):
+        assert outcome.scores[f"CPE/Reward/{name}"] == pytest.approx(reward, abs=1e-6)
+    for name in ("Per_Decision_Importance_Sampling", "Weighted_Per_Decision_Importance_Sampling"):
+        assert outcome.scores[f"CPE/Reward/{name}"] == pytest.approx(ret, abs=1e-6)
+        difference = estimates(report)[name]["difference"]
+        assert [difference[key] for key in ("value", "low", "high")] == pytest.approx([0, 0, 0], abs=1e-6)
+    assert report["model"]["cpe"]["overlap"]["mean_weight"]["value"] == pytest.approx(1, abs=1e-6)
+
+
+def bandit(tmp_path: Path, count: int = 400) -> Path:
+    """One step; a pays 1 and b pays 3, taken alike often; feature 0 is always 1, so that W is a policy's logits."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for i in range(count):
+        action = int(rng.integers(2))
+        rows.append(row(str(i), (math.e, 1.0), action, (1.0, 3.0)[action], 0.5))
+    return write_lines(tmp_path / "bandit.jsonl", rows)
+
+
+def constant(folder: Path, shares: Sequence[float], order: tuple[str, ...] = AB) -> Path:
+    """A model that takes its choices with the same shares in every state of `bandit`."""
+    return linear_bundle(folder, np.array([[math.log(share), 0] for share in shares]), order, (0, 1))
+
+
+def test_two_models_and_their_difference(tmp_path: Path) -> None:
+    """.2 * 1 + .8 * 3 = 2.6 against .8 * 1 + .2 * 3 = 1.4, whose actions stand in another order."""
+    model, against = constant(tmp_path / "one", (0.2, 0.8)), constant(tmp_path / "other", (0.2, 0.8), ("b", "a"))
+    outcome, report = judged(bandit(tmp_path), model, against=str(against),
+                             evaluation={"held_out_share": 0.5, "final_fit_passes": 300})  # fmt: skip
+    assert outcome.difference is not None
+    for name in ("Direct_Method_Reward", "Fitted_Q_Evaluation", "Doubly_Robust_Reward", "MAGIC"):
+        assert estimates(report)[name]["figure"]["value"] == pytest.approx(2.6, abs=0.02)
+        assert estimates(report, "against")[name]["figure"]["value"] == pytest.approx(1.4, abs=0.02)
+        value, low, high = outcome.difference[f"CPE/Reward/{name}"]
+        assert value == pytest.approx(1.2, abs=0.03)
+        assert low is not None
+        assert high is not None
+        assert 1 < low <= value + 1e-6 <= high + 2e-6
+    # self-normalized, of n_a and n_b rows: (.2 n_a + 2.4 n_b) / (.2 n_a + .8 n_b) and (.8 n_a + .6 n_b) / ...
+    share = report["model"]["actions"]["b"]["logged"]
+    one = (0.2 * (1 - share) + 2.4 * share) / (0.2 * (1 - share) + 0.8 * share)
+    other = (0.8 * (1 - share) + 0.6 * share) / (0.8 * (1 - share) + 0.2 * share)
+    snips = report["difference"]["Reward"]["Self_Normalized_IPS_Reward"]
+    assert snips["value"] == pytest.approx(one - other, abs=1e-5)
+    assert (snips["verdict"], snips["reason"]) == ("trustworthy", "model is better")
+
+
+def test_a_model_against_itself(known: Path, tmp_path: Path) -> None:
+    log, _, _ = unequal(tmp_path)
+    outcome, _ = judged(log, known, against=str(known))
+    assert outcome.difference is not None
+    assert len(outcome.difference) == len(ESTIMATORS)
+    assert all(one == [0.0, 0.0, 0.0] for one in outcome.difference.values())
+
+
+def test_the_same_policy_with_actions_in_another_order(known: Path, tmp_path: Path) -> None:
+    """Masks and probabilities go by name: nothing differs, also where only one action is possible."""
+    same = linear_bundle(tmp_path / "same", np.eye(2)[::-1].copy(), ("b", "a"), (0, 1))
+    rows = [row(name, (0.3, 0.7), i % 2, i, 0.5) for i, name in enumerate(names(31))]
+    for i in range(0, 31, 3):
+        rows[i] |= {"possible_actions": [1 - i % 2, i % 2], "action_probability": 1.0}
+    outcome, report = judged(write_lines(tmp_path / "log.jsonl", rows), known, against=str(same))
+    assert outcome.difference is not None
+    for name in WEIGHTS_ALONE:
+        assert outcome.difference[f"CPE/Reward/{name}"] == pytest.approx([0, 0, 0], abs=1e-6)
+    assert estimates(report)["IPS_Reward"]["figure"]["value"] == pytest.approx(
+        sum(i * (1 if i % 3 == 0 else (0.6, 1.4)[i % 2]) for i in range(30)) / 30, abs=1e-5
+    )
+
+
+def test_candidates(tmp_path: Path) -> None:
+    """q_k = f_k * s with one feature each, s = 1: softmax over the list's features, here logarithms of shares."""
+    model = bilinear_bundle(tmp_path / "model", np.ones((1, 1)), (0,), (7,))
+    lists = [(0.4, 0.6), (0.2, 0.3, 0.5), (0.7, 0.3), (1.0,)]
+    rows = []
+    logged = ((0, 0.2, 4.0), (1, 0.5, 5.0), (0, 0.4, 7.0), (0, 1.0, 9.0))
+    for name, shares, (action, propensity, reward) in zip(names(4), lists, logged, strict=True):
+        choices = [{"7": math.log(share)} for share in shares]
+        rows.append({
+            "mdp_id": name, "sequence_number": 0, "state_features": {"0": 1.0}, "action": choices[action],
+            "reward": reward, "action_probability": propensity, "possible_actions": choices,
+            "next_state_features": {}, "next_action": {}, "possible_next_actions": [],
+        })  # fmt: skip
+    outcome, report = judged(write_lines(tmp_path / "log.jsonl", rows), model)
+    assert outcome.scores["CPE/Reward/IPS_Reward"] == pytest.approx(7.75, abs=1e-5)
+    assert report["model"]["actions"] == {}
+
+
+def test_models_fitted_to_candidates(tmp_path: Path) -> None:
+    """Features 0 and log 4: shares .2 and .8. They pay 1 and 3, so 2.6; a list may have the second one alone, 3."""
+    model = bilinear_bundle(tmp_path / "model", np.ones((1, 1)), (0,), (7,))
+    one, other = {"7": 0.0}, {"7": math.log(4)}
+    rng, rows = np.random.default_rng(0), []
+    for i in range(400):
+        action = int(rng.integers(2)) if i % 2 else 1
+        rows.append({
+            "mdp_id": str(i), "sequence_number": 0, "state_features": {"0": 1.0}, "action": (one, other)[action],
+            "reward": (1.0, 3.0)[action], "action_probability": 0.5 if i % 2 else 1.0,
+            "possible_actions": [one, other] if i % 2 else [other],
+            "next_state_features": {}, "next_action": {}, "possible_next_actions": [],
+        })  # fmt: skip
+    log = write_lines(tmp_path / "log.jsonl", rows)
+    outcome, _ = judged(log, model, evaluation={"held_out_share": 0.5, "final_fit_passes": 300})
+    for name in ("Direct_Method_Reward", "Fitted_Q_Evaluation", "Doubly_Robust_Reward", "MAGIC"):
+        # half of some 200 scored rows have two candidates, give or take 3.5 % of them
+        assert outcome.scores[f"CPE/Reward/{name}"] == pytest.approx(2.8, abs=0.06)
+
+
+def gridworld_rows(log: gridworld.Log) -> list[dict[str, Any]]:
+    mask = gridworld.allowed()
+    rows = []
+    for i in range(len(log.state)):
+        after, end = int(log.next_state[i]), bool(log.terminal[i])
+        rows.append({
+            "mdp_id": str(log.episode[i]), "sequence_number": int(log.step[i]),
+            "state_features": {str(log.state[i]): 1}, "action": gridworld.ACTIONS[log.action[i]],
+            "reward": float(log.reward[i]), "action_probability": float(log.propensity[i]),
+            "possible_actions": mask[log.state[i]].astype(int).tolist(),
+            "next_state_features": {} if end else {str(after): 1}, "next_action": "",
+            "possible_next_actions": [0] * 4 if end else mask[after].astype(int).tolist(), "terminal": end,
+        })  # fmt: skip
+    return rows
+
+
+def test_gridworld(tmp_path: Path) -> None:
+    """epsilon 0.5 around the fixed policy, from a log of epsilon 0.8: exactly 2.588442 at the start."""
+    logged = gridworld.simulate(gridworld.epsilon_greedy(0.8), 1500, np.random.default_rng(1))
+    log = write_lines(tmp_path / "grid.jsonl", gridworld_rows(logged))
+    policy = gridworld.epsilon_greedy(0.5)
+    weight = np.log(np.where(policy > 0, policy, 1)).T
+    model = linear_bundle(tmp_path / "model", weight, gridworld.ACTIONS, tuple(range(25)))
+    _, report = judged(log, model, evaluation={"held_out_share": 0.6, "final_fit_passes": 20})
+    for name in ("Sequential_Doubly_Robust", "Weighted_Sequential_Doubly_Robust", "MAGIC",
+                 "Weighted_Per_Decision_Importance_Sampling"):  # fmt: skip
+        figure = estimates(report)[name]["figure"]
+        assert figure["low"] <= 2.588442 <= figure["high"], name
+    assert estimates(report)["Fitted_Q_Evaluation"]["figure"]["value"] == pytest.approx(2.588, abs=0.25)
+
+
+def test_without_propensities(known: Path, tmp_path: Path) -> None:
+    log, reward, ret = unequal(tmp_path, propensity=False)
+    outcome, report = judged(log, known, against=str(known))
+    found = estimates(report)
+    for name in WEIGHTED:
+        assert found[name]["figure"] == found[name]["difference"] == {"value": None, "low": None, "high": None}
+        assert found[name]["reason"].endswith("rows of the log have no propensity")
+        assert found[name]["verdict"] == "do not use"
+    for name in MODEL_ALONE:
+        assert found[name]["figure"]["value"] is not None
+        assert found[name]["verdict"] == "wide"
+    assert outcome.scores["CPE/Reward/Logged_Reward"] == pytest.approx(reward)
+    assert outcome.scores["CPE/Reward/Logged_Return"] == pytest.approx(ret)
+    overlap = report["model"]["cpe"]["overlap"]
+    assert overlap["mean_weight"] is None
+    assert overlap["num_episodes"] == 30
+    assert report["difference"]["Reward"]["IPS_Reward"]["value"] is None
+    assert any("no propensity" in warning for warning in outcome.warnings)
+
+
+def test_one_episode(known: Path, tmp_path: Path) -> None:
+    """It is scored; there is none to fit to, and no interval."""
+    rows = [row("only", (0.5, 0.5), 0, 2.0, 0.25, 0, last=False), row("only", (0.5, 0.5), 1, 1.0, 0.5, 1)]
+    outcome, report = judged(write_lines(tmp_path / "log.jsonl", rows), known)
+    found = estimates(report)
+    # weights 2 and 2 * 1: 2 * 2 + 0.9 * 2 * 1
+    assert found["Per_Decision_Importance_Sampling"]["figure"] == {
+        "value": pytest.approx(5.8, abs=1e-5), "low": None, "high": None,
+    }  # fmt: skip
+    assert all(one["verdict"] == "do not use" for one in found.values())
+    for name in MODELLED:
+        assert found[name]["figure"]["value"] is None
+        assert found[name]["reason"] == "no other episode is there to fit its model to"
+    assert (
+        found["IPS_Reward"]["reason"] == "one episode has no interval" or "effective" in found["IPS_Reward"]["reason"]
+    )
+    assert outcome.scores["CPE/Reward/Logged_Return"] == pytest.approx(2.9)
+
+
+def test_all_weights_zero(known: Path, tmp_path: Path) -> None:
+    """A greedy policy that never does what was logged."""
+    rows = [row(str(i), (0.9, 0.1), 1, 1.0, 0.5) for i in range(40)]
+    outcome, report = judged(write_lines(tmp_path / "log.jsonl", rows), known, policy="greedy")
+    found = estimates(report)
+    assert outcome.scores["CPE/Reward/IPS_Reward"] == 0
+    assert outcome.scores["CPE/Reward/Self_Normalized_IPS_Reward"] is None
+    assert outcome.scores["CPE/Reward/Weighted_Per_Decision_Importance_Sampling"] is None
+    assert {found[name]["verdict"] for name in WEIGHTED} == {"do not use"}
+    assert "the mean weight is 0" in found["IPS_Reward"]["reason"]
+    assert len(outcome.warnings) == 1
+    assert "takes 'a' in 100.0% of the scored rows, and no row of the log has it" in outcome.warnings[0]
+
+
+def test_an_action_that_the_model_does_not_know(known: Path, tmp_path: Path) -> None:
+    log = write_lines(tmp_path / "log.jsonl", [row("x", (0.5, 0.5), 2, 1.0, 0.5)])
+    with pytest.raises(DataError, match='expected one of the actions a, b, or an index below 2, got "c"'):
+        judged(log, known)
+
+
+def test_an_action_that_the_log_never_has(tmp_path: Path) -> None:
+    model = linear_bundle(tmp_path / "three", np.eye(3), ("a", "b", "c"), (0, 1, 2))
+    rows = [row(str(i), (0.3, 0.3, 0.4), i % 2, 1.0, 0.5) for i in range(60)]
+    outcome, report = judged(write_lines(tmp_path / "log.jsonl", rows), model)
+    assert [w for w in outcome.warnings if "no row" in w] == [
+        "model takes 'c' in 40.0% of the scored rows, and no row of the log has it: nothing there tells what it earns"
+    ]
+    # weights .3 / .5 everywhere
+    assert report["model"]["cpe"]["overlap"]["mean_weight"]["value"] == pytest.approx(0.6, abs=1e-6)
+    assert estimates(report)["IPS_Reward"]["verdict"] == "do not use"
+
+
+def test_not_a_number(known: Path, tmp_path: Path) -> None:
+    wrong = row("x", (0.5, 0.5), 0, 1.0, 0.5)
+    wrong["reward"] = "NaN"
+    log = write_lines(tmp_path / "log.jsonl", [row("y", (0.5, 0.5), 0, 1.0, 0.5), wrong])
+    with pytest.raises(DataError, match=r"log\.jsonl:2") as raised:
+        judged(log, known)
+    assert len(raised.value.problems) == 1
+
+
+def test_values_that_are_no_numbers(tmp_path: Path) -> None:
+    """10 times 3e38 is infinite as float32: no softmax is made of that."""
+    model = linear_bundle(tmp_path / "model", np.array([[0.0, 10.0], [0.0, 0.0]]), AB, (0, 1))
+    rows = [row(str(i), (0.5, 0.5), 0, 1.0, 0.5) for i in range(4)]
+    rows[2]["state_features"] = {"1": 3e38}
+    with pytest.raises(BundleError, match="probabilities of every logged choice, got values that are no numbers"):
+        judged(write_lines(tmp_path / "log.jsonl", rows), model)
+
+
+def test_some_rows_without_a_propensity(known: Path, tmp_path: Path) -> None:
+    """Which ones is not known any more: no weight can be trusted."""
+    rows = [row(name, (0.5, 0.5), 0, 1.0, 0.5) for name in names(20)]
+    rows[3]["action_probability"] = None
+    _, report = judged(write_lines(tmp_path / "log.jsonl", rows), known)
+    assert estimates(report)["MAGIC"]["reason"] == "1 of 20 rows of the log have no propensity"
+
+
+def test_a_model_of_the_other_workflow(tmp_path: Path, known: Path) -> None:
+    candidates = bilinear_bundle(tmp_path / "candidates", np.ones((1, 1)), (0,), (7,))
+    with pytest.raises(DataError, match="expected a log of candidates with features") as raised:
+        judged(bandit(tmp_path, 4), candidates)
+    assert len(raised.value.problems) > 1
+    with pytest.raises(BundleError, match=r"a model that decides as .*: a, b, got candidates with features"):
+        judged(bandit(tmp_path, 4), known, against=str(candidates))
+
+
+def test_other_features(tmp_path: Path) -> None:
+    """The log has 0 and 1."""
+    log = bandit(tmp_path, 40)
+    some = linear_bundle(tmp_path / "some", np.zeros((2, 3)), AB, (1, 5, 6))
+    outcome, _ = judged(log, some)
+    assert outcome.warnings == (
+        "model does not know 1 state features of the log, which are left out: 0",
+        "2 of 3 state features that model reads are missing in every row of the log: 5, 6",
+    )
+    assert outcome.scores["CPE/Reward/IPS_Reward"] == pytest.approx(outcome.scores["CPE/Reward/Logged_Reward"])
+    none = linear_bundle(tmp_path / "none", np.zeros((2, 2)), AB, (8, 9))
+    with pytest.raises(DataError, match="some of the state features 8, 9, got 0, 1"):
+        judged(log, none)
+
+
+def test_gamma_must_come_from_somewhere(known: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="gamma: expected a number"):
+        judged(bandit(tmp_path, 4), known, gamma=None)
+
+
+def test_a_model_on_the_log_that_it_learned_from(small: dict[str, Any], tmp_path: Path) -> None:
+    """Discount and network are those of its config; that it has seen the log is said."""
+    trained = train(check(DqnConfig, {**small, "rl": {"gamma": 0.25}}), Group(Place(), torch.device("cpu")))
+    assert trained.model is not None
+    log = Path(small["training_data_path"])
+    outcome, report = judged(log, Path(trained.model), gamma=None)
+    assert report["gamma"] == 0.25
+    assert outcome.warnings == ("model was trained on this very log: it has seen episodes that are scored",)
+    again, _ = judged(log, Path(trained.model), gamma=None)
+    assert again.scores == outcome.scores  # the same seed gives the same numbers
+
+
+def test_a_model_that_discounts_by_time(small: dict[str, Any], tmp_path: Path) -> None:
+    """Rows 2 units of time apart at 4 units a step: a return is discounted by sqrt(0.25) a row."""
+    rows = [{**one, "time_diff": 2} for one in random_rows(200)]
+    log = write_lines(tmp_path / "timed" / "log.jsonl", rows)
+    rl = {"gamma": 0.25, "use_seq_num_diff_as_time_diff": True, "time_diff_unit_length": 4.0}
+    config = check(DqnConfig, {**small, "training_data_path": str(log), "rl": rl})
+    trained = train(config, Group(Place(), torch.device("cpu")))
+    outcome, _ = judged(log, Path(str(trained.model)), gamma=None)
+    *_, fitted = by_hash({one["mdp_id"] for one in rows})
+    returns = [0.5 ** one["sequence_number"] * one["reward"] for one in rows if one["mdp_id"] != fitted]
+    assert outcome.scores["CPE/Reward/Logged_Return"] == pytest.approx(sum(returns) / 19, abs=1e-6)
+
+
+def test_every_estimator_has_its_kind() -> None:
+    assert set(WEIGHTED) | set(MODEL_ALONE) == set(MODELLED) | set(WEIGHTS_ALONE) == set(ESTIMATORS)
+
+
+def test_flags_without_a_config(capsys: pytest.CaptureFixture[str]) -> None:
+    """A path that looks like JSON is a path all the same."""
+    assert main_alone(COMMAND, EvaluateConfig, evaluate, ["--model", "null", "--data", "123", "--dry_run"]) == 0
+    tree = json.loads(capsys.readouterr().out)
+    assert (tree["model"], tree["data_path"], tree["evaluation"]["held_out_share"]) == ("null", "123", 0.5)
+    assert main_alone(COMMAND, EvaluateConfig, evaluate, []) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "model: expected a path, got nothing. Or give --model" in said.err
+    assert "data_path: expected a path, got nothing. Or give --data" in said.err
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"policy": "greedy", "temperature": 0.5}, "temperature: expected absent with policy greedy"),
+        ({"evaluation": {"calc_cpe_in_training": False}}, "evaluation.calc_cpe_in_training: expected its default"),
+        ({"timeline": {"steps": 2}}, "timeline.steps: expected 1"),
+        ({"timeline": {"evalTableName": "x"}}, "timeline.evalTableName: expected absent"),
+        ({"query": {"actions": ["a"]}}, "query.actions: expected absent"),
+        ({"output_path": "s3://bucket/e.json"}, "output_path: expected a local file that ends in .json"),
+    ],
+)
+def test_keys_that_contradict(keys: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        check(EvaluateConfig, {"model": "m", "data_path": "d", **keys})
+    assert said in str(raised.value)
+
+
+def test_the_command_line_alone(run: Runner, tmp_path: Path) -> None:
+    """Events; flags win over the config; the last line is JSON; a model that is not there is one message."""
+    rng = np.random.default_rng(0)
+    events = [
+        {"mdp_id": str(i // 4), "sequence_number": i % 4, "state_features": {"0": 1.0, "1": 0.0},
+         "action": AB[int(rng.integers(2))], "reward": 1.0, "action_probability": 0.5, "possible_actions": list(AB),
+         "terminal": i % 4 == 3}
+        for i in range(80)
+    ]  # fmt: skip
+    log = write_lines(tmp_path / "events.jsonl", events)
+    model = constant(tmp_path / "model", (0.5, 0.5))
+    tree = {"model": "nowhere", "gamma": 1.0, "evaluation": {"final_fit_passes": 1, "bootstrap_resamples": 100}}
+    done = run("evaluate", tree, "--model", str(model), "--data", str(log))
+    assert done.code == 0, done.err
+    assert done.outcome["scores"]["CPE/Reward/Per_Decision_Importance_Sampling"] == pytest.approx(4)
+    assert "Per_Decision_Importance_Sampling: 4 (4 to 4)" in done.err
+    report = json.loads((tmp_path / done.outcome["report"]).read_text())
+    page = (tmp_path / done.outcome["page"]).read_text()
+    assert "Evaluation of" in page
+    assert "<script" not in page
+    assert report["log"]["rows"] == 80
+    missing = run("evaluate", tree, "--data", str(log))
+    assert missing.code == 2
+    assert missing.out == ""
+    assert missing.err.startswith("bundle error:\nnowhere: expected the folder of an exported model")

@@ -1,0 +1,135 @@
+"""The export gate: what an evaluation must show before a model appears."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from oracles.runs import Runner
+
+from reagent_lite.config import DqnConfig, check
+from reagent_lite.config.publish import ESTIMATOR_NAMES, PublishConfig
+from reagent_lite.distributed.group import Group, Place
+from reagent_lite.errors import ConfigError
+from reagent_lite.evaluation.gate import decide
+from reagent_lite.rl.estimators import ESTIMATORS
+from reagent_lite.training.resuming import require_same_learning
+from workflows.training import train
+
+ALONE = Group(Place(), torch.device("cpu"))
+
+
+def figure(value: float, low: float | None, high: float | None) -> dict[str, float | None]:
+    return {"value": value, "low": low, "high": high}
+
+
+def evaluation(low: float | None = 1.0, difference: float | None = 0.5, verdict: str = "wide") -> dict[str, Any]:
+    """A document with one estimate: 2 against 1.5, with lower bounds as given."""
+    estimate = {
+        "name": "MAGIC", "figure": figure(2.0, low, 3.0), "difference": figure(0.5, difference, 0.9),
+        "verdict": verdict, "reason": "because",
+    }  # fmt: skip
+    one_step: dict[str, Any] = {"logged": figure(0.1, 0.0, 0.2), "estimates": []}
+    family = {"logged": figure(1.5, 1.0, 2.0), "estimates": [estimate]}
+    return {"outcomes": [{"name": "clicks", "one_step": one_step, "sequential": family}]}
+
+
+@pytest.mark.parametrize(
+    ("found", "above", "passed", "said"),
+    [
+        (evaluation(low=1.25), 1.0, True, "MAGIC of clicks is 2 and at least 1.25, above 1"),
+        (evaluation(low=1.0), 1.0, False, "MAGIC of clicks is 2 and at least 1, not above 1"),
+        (evaluation(difference=0.25), "logged", True, "to the logged policy is 0.5 and at least 0.25, above 0"),
+        (evaluation(difference=-0.25), "logged", False, "is 0.5 and at least -0.25, not above 0"),
+        (evaluation(low=None), 1.0, False, "MAGIC of clicks has no interval: because"),
+        (evaluation(verdict="do not use"), 1.0, False, "MAGIC of clicks is not to be used: because"),
+        ({"outcomes": []}, 1.0, False, "no held-out episodes could be scored"),
+    ],
+)  # fmt: skip
+def test_what_passes(found: dict[str, Any], above: Any, passed: bool, said: str) -> None:
+    condition = PublishConfig(estimator="MAGIC", outcome="clicks", lower_bound_above=above)
+    gate = decide(found, condition, rows_without_propensity=0)
+    assert gate.passed == passed
+    assert said in gate.reason
+    assert gate.document["reason"] == gate.reason
+    assert gate.document["bound"] == (None if not found["outcomes"] else 0.0 if above == "logged" else 1.0)
+    if found["outcomes"]:
+        assert gate.document["logged"]["value"] == 1.5
+        assert not decide(found, condition, rows_without_propensity=3).passed  # MAGIC weighs by propensities
+
+
+def test_names_are_those_of_the_registry() -> None:
+    assert tuple(ESTIMATORS) == ESTIMATOR_NAMES
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"publish_if": {"estimator": "sequential_doubly_robst"}}, "Did you mean 'Sequential_Doubly_Robust'?"),
+        ({"publish_if": {"estimator": "MAGICK"}}, "Did you mean 'MAGIC'?"),
+        ({"publish_if": {"lower_bound_above": "best"}}, "publish_if.lower_bound_above"),
+        ({"publish_if": {}, "training_data_path": "", "simulation": {"env": "cartpole_v0"}},
+         "publish_if: expected absent without training_data_path"),
+    ],
+)  # fmt: skip
+def test_conditions_that_cannot_be(changes: dict[str, Any], said: str) -> None:
+    tree = {"training_data_path": "x", "model_output_path": "y", "actions": ["a", "b"], **changes}
+    with pytest.raises(ConfigError) as raised:
+        check(DqnConfig, tree)
+    assert said in str(raised.value)
+
+
+def test_it_is_no_part_of_what_is_learned() -> None:
+    """An unfinished run goes on under another condition, and one of before the key existed too."""
+    for before in ({}, {"publish_if": None}, {"publish_if": {"outcome": "Reward"}}):
+        require_same_learning({"seed": 0, **before}, {"seed": 0, "publish_if": {"outcome": "x"}}, "1", growing=())
+
+
+def conditional(small: dict[str, Any], above: float) -> dict[str, Any]:
+    """At so high a temperature the policy is that of the log, and four episodes are enough to say so."""
+    settings = {"min_effective_episodes": 1, "final_fit_passes": 1}
+    condition = {"estimator": "Weighted_Per_Decision_Importance_Sampling", "lower_bound_above": above}
+    return {**small, "rl": {"temperature": 100.0}, "evaluation": {**small["evaluation"], **settings},
+            "publish_if": condition}  # fmt: skip
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def test_a_run_that_is_held_back(run: Runner, small: dict[str, Any], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = run("dqn", conditional(small, 1e6))
+    assert done.code == 0, done.err
+    assert done.outcome["model"] is None
+    assert not (out / "model").exists()
+    reason = done.outcome["not_published"]
+    assert f"not published: {reason}" in done.err
+    told = json.loads((out / "not_published.json").read_text())
+    assert (told["reason"], told["bound"], told["outcome"]) == (reason, 1e6, "Reward")
+    assert told["lower"] == told["estimate"]["low"] < told["estimate"]["value"] < told["estimate"]["high"] < 1e6
+    name = "CPE/Reward/Weighted_Per_Decision_Importance_Sampling"
+    assert told["estimate"]["value"] == done.outcome["scores"][name]
+    before = (out / "not_published.json").read_bytes()
+
+    again = train(check(DqnConfig, conditional(small, 1e6)), ALONE)
+    assert (again.model, again.not_published) == (None, reason)
+    assert (out / "not_published.json").read_bytes() == before
+
+    passing = train(check(DqnConfig, conditional(small, -1e6)), ALONE)
+    assert (passing.model, passing.not_published) == (str(out / "model"), None)
+    assert "not_published" not in json.loads(passing.line())
+    assert not (out / "not_published.json").exists()
+
+    model = files(out / "model")
+    assert train(check(DqnConfig, conditional(small, 1e6)), ALONE).model is None
+    assert files(out / "model") == model  # an older one stays as it was
+    assert (out / "not_published.json").read_bytes() == before
+
+
+def test_an_outcome_that_the_data_does_not_have(small: dict[str, Any], tmp_path: Path) -> None:
+    config = check(DqnConfig, {**small, "publish_if": {"outcome": "Rewards"}})
+    with pytest.raises(ConfigError, match=r"publish_if.outcome: expected one of Reward, got 'Rewards'. Did you mean"):
+        train(config, ALONE)
+    assert not (tmp_path / "out" / "checkpoints").exists()  # nothing was learned

@@ -1,0 +1,21 @@
+"""Evaluate an exported model on a log: python -m workflows.evaluate --model BUNDLE --data LOGS."""
+
+import sys
+
+from reagent_lite.config.evaluate import EvaluateConfig
+from workflows.command_line import Command, main_alone
+from workflows.evaluating import evaluate
+
+COMMAND = Command(
+    module="workflows.evaluate",
+    model=EvaluateConfig,
+    example="configs/cartpole/evaluate.json",
+    settings="--model outputs/new/model --set against=outputs/old/model",
+    outcome="report, page, episodes, rows, scores, difference, warnings, seconds",
+    texts={"model": ("--model", "folder of an exported model"), "data_path": ("--data", "the log")},
+    needs_config=False,
+    story="One process does the work, on the CPU. Without --config every key but the two paths has its default.",
+)
+
+if __name__ == "__main__":
+    sys.exit(main_alone(COMMAND, EvaluateConfig, evaluate))

@@ -1,0 +1,194 @@
+"""An exported model as what is evaluated: its probabilities of raw logged choices, and models fitted to its policy.
+
+raw rows ─┬─► the bundle, through onnxruntime ─────────────► probabilities
+          └─► the bundle's own normalization ─► networks ──► expected outcomes, values
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from reagent_lite.algorithms.cpe_heads import CPEHeads, build_cpe_heads
+from reagent_lite.config import check
+from reagent_lite.config.evaluate import EvaluateConfig
+from reagent_lite.config.training import TrainingConfig
+from reagent_lite.data.facts import in_order
+from reagent_lite.data.normalization import parse_normalization
+from reagent_lite.data.normalized import Reordered
+from reagent_lite.data.spans import Spans, single_steps, time_steps
+from reagent_lite.data.training_copy import TrainingCopy
+from reagent_lite.errors import BundleError, Problem
+from reagent_lite.export.bundle import Bundle, Prediction, load_bundle
+from reagent_lite.models.preprocessor import Preprocessor
+from reagent_lite.models.q_networks import NetworkSettings
+from reagent_lite.rl.policies import softmax_policy
+from reagent_lite.types import Actions, NormalizationSpec, SourceSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A model that is evaluated.
+
+    Attributes:
+        key: of the config that names it.
+        path: its folder.
+        bundle: loaded and verified.
+        config: what it was trained with, as JSON.
+        normalization: by column, "state" and for candidates "action".
+    """
+
+    key: str
+    path: Path
+    bundle: Bundle
+    config: dict[str, Any]
+    normalization: dict[str, NormalizationSpec]
+
+    @classmethod
+    def load(cls, key: str, path: str) -> "Candidate":
+        """Loads a bundle with what its folder says beside the model.
+
+        Raises:
+            BundleError: no model there, or one that was altered, or without its normalization.
+        """
+        folder = Path(path).expanduser()
+        bundle = load_bundle(folder)
+        config, encoded = (json.loads((folder / name).read_bytes()) for name in ("config.json", "normalization.json"))
+        columns = ("state", "action") if bundle.parametric else ("state",)
+        lacking = [name for name in columns if name not in encoded]
+        if lacking:
+            where, advice = str(folder / "normalization.json"), "Export the model again"
+            raise BundleError(Problem(where, f"parameters of {' and '.join(lacking)} features", "none", advice))
+        specs = {name: parse_normalization(encoded[name], where=f"{folder}: {name}") for name in columns}
+        return cls(key=key, path=folder, bundle=bundle, config=config, normalization=specs)
+
+    @property
+    def gamma(self) -> float | None:
+        """Discount it was trained with, None where its config does not say."""
+        value = self.config.get("rl", {}).get("gamma")
+        return None if value is None else float(value)
+
+    def spans(self, copy: TrainingCopy) -> Spans:
+        """Returns how rows of a log are discounted: by steps, or by time if it was trained so.
+
+        Raises:
+            DataError: rows that go on without a positive time_diff, where that is the discount.
+        """
+        rl = self.config.get("rl", {})
+        if rl.get("use_seq_num_diff_as_time_diff", False):
+            return time_steps(copy, float(rl.get("time_diff_unit_length", 1.0)))
+        return single_steps(copy)
+
+    @property
+    def training(self) -> TrainingConfig:
+        """Shape of its network, by default that of a config that does not say."""
+        return check(TrainingConfig, self.config.get("training", {}))
+
+    @property
+    def missing_as_zero(self) -> bool:
+        """How it was trained to read missing features."""
+        return bool(self.config.get("rl", {}).get("set_missing_value_to_zero", False))
+
+    def heads(self, copy: TrainingCopy, *, gamma: float, target_update_rate: float) -> CPEHeads:
+        """Returns models of its policy that read a log's raw columns, with networks as wide as its own."""
+        spec = SourceSpec(
+            num_state_features=self.normalization["state"].width,
+            num_action_features=self.normalization["action"].width if self.bundle.parametric else 0,
+            action_names=copy.action_names,
+            metric_names=copy.metric_names,
+        )
+        training = self.training
+        shape = NetworkSettings(
+            hidden=training.layers[1:-1], activations=training.activations[:-1], min_std=training.weight_init_min_std
+        )
+        heads = build_cpe_heads(spec, shape, gamma=gamma, target_update_rate=target_update_rate)
+        state = self._reader("state", copy.state_ids)
+        action = self._reader("action", copy.action_ids) if self.bundle.parametric else None
+        for name in ("reward_network", "value_network", "target_network"):
+            setattr(heads, name, FromRaw(state, action, getattr(heads, name)))
+        return heads
+
+    def _reader(self, column: str, ids: tuple[int, ...]) -> Reordered:
+        spec = self.normalization[column]
+        return Reordered(ids, spec, Preprocessor(spec, missing_as_zero=self.missing_as_zero))
+
+
+class FromRaw(nn.Module):
+    """A network behind the normalization of what it reads.
+
+    Args:
+        state: forward(values [N, S], presence [N, S]) -> [N, W].
+        action: likewise of candidates' features; None where actions are fixed.
+        network: forward(state, mask, features).
+    """
+
+    def __init__(self, state: nn.Module, action: nn.Module | None, network: nn.Module) -> None:
+        super().__init__()
+        self.state, self.action, self.network = state, action, network
+
+    def forward(self, state: Tensor, mask: Tensor, features: Tensor | None) -> Tensor:
+        """Returns what the network does, for raw state [B, S] and features [B, K, F], NaN where missing."""
+        if features is not None:
+            assert self.action is not None
+            flat = features.flatten(0, 1)
+            features = self.action(flat, ~flat.isnan()).view(*mask.shape, -1)
+        return self.network(self.state(state, ~state.isnan()), mask, features)  # type: ignore[no-any-return]
+
+
+class ExportedPolicy:
+    """Probabilities of a bundle's policy on raw columns of a log.
+
+    Args:
+        candidate: whose.
+        config: says which policy is made of its values.
+        copy: whose columns and actions, in their order.
+    """
+
+    def __init__(self, candidate: Candidate, config: EvaluateConfig, copy: TrainingCopy) -> None:
+        self._candidate, self._bundle, self._config = candidate, candidate.bundle, config
+        self._copy = copy
+        names = self._bundle.action_names
+        self._order = [names.index(name) for name in copy.action_names]  # of the log's actions among the bundle's
+
+    def __call__(self, state: Tensor, actions: Actions) -> Tensor:
+        """Returns probabilities [B, K] for raw state [B, S] and choices; a row that has none gives zeros.
+
+        Raises:
+            BundleError: the model gives a value that is no number.
+        """
+        mask = actions.mask.numpy()
+        values = in_order(state.numpy(), self._copy.state_ids, self._bundle.state_feature_ids, absent=np.nan)
+        if actions.features is None:
+            own = np.empty_like(mask)
+            own[:, self._order] = mask
+            probabilities = self._policy(self._bundle.predict(values, mask=own))[:, self._order]
+        else:
+            flat = actions.features.flatten(0, 1).numpy()
+            choices = in_order(flat, self._copy.action_ids, self._bundle.action_feature_ids, absent=np.nan)
+            lists = list(choices.reshape(*mask.shape, -1))
+            probabilities = self._policy(self._bundle.predict(values, mask=mask, candidates=lists))
+        if not np.isfinite(probabilities).all():
+            where = f"{self._candidate.key} {self._candidate.path}"
+            raise BundleError(Problem(where, "probabilities of every logged choice", "values that are no numbers",
+                                      "Train again: a model that diverged has no policy"))  # fmt: skip
+        return torch.from_numpy(np.ascontiguousarray(probabilities))
+
+    def _policy(self, prediction: Prediction) -> NDArray[Any]:
+        config = self._config
+        if config.policy == "acting":
+            return self._bundle.policy(prediction)
+        if config.policy == "greedy":
+            rows = np.flatnonzero(prediction.greedy >= 0)
+            chosen = np.zeros(prediction.q.shape)
+            chosen[rows, prediction.greedy[rows]] = 1.0
+            return np.where(prediction.mask & np.isnan(prediction.q), np.nan, chosen)
+        if config.temperature is None:
+            return prediction.propensities
+        mask = torch.from_numpy(prediction.mask)
+        q = torch.from_numpy(prediction.q).masked_fill(~mask, 0.0)
+        return softmax_policy(q, mask, config.temperature).numpy()
