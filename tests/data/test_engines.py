@@ -155,7 +155,9 @@ SCENARIOS: dict[str, tuple[bool, str, int, Row, Row]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", list(SCENARIOS))
+@pytest.mark.parametrize(
+    "name", [*list(SCENARIOS)[:1], *(pytest.param(name, marks=pytest.mark.slow) for name in list(SCENARIOS)[1:])]
+)
 def test_spark_makes_the_rows_that_duckdb_makes(spark: Any, tmp_path: Path, name: str) -> None:
     parametric, form, files, timeline, query = SCENARIOS[name]
     rows = events_of(parametric=parametric)
@@ -219,7 +221,10 @@ def broken_events(faults: list[Row]) -> list[Row]:
     return rows
 
 
-@pytest.mark.parametrize(("form", "faults"), [("map.parquet", BROKEN + INFINITE), ("jsonl", BROKEN + ODD)])
+@pytest.mark.parametrize(
+    ("form", "faults"),
+    [("map.parquet", BROKEN + INFINITE), pytest.param("jsonl", BROKEN + ODD, marks=pytest.mark.slow)],
+)
 def test_the_same_rules_broken_give_the_same_reports(spark: Any, tmp_path: Path, form: str, faults: list[Row]) -> None:
     events = write_events(broken_events(faults), tmp_path / "events", form)
     settings: Row = {"addTerminalStateRow": True, "rewardColumns": ["reward", "cost"]}
@@ -399,6 +404,7 @@ print("rows", made.report["train_rows"])
 """
 
 
+@pytest.mark.slow
 def test_spark_connect_makes_the_same_rows(connect_server: str, tmp_path: Path) -> None:
     """In a process of its own: a process with a classic session can have no other."""
     events = write_events(events_of(parametric=False), tmp_path / "events", "jsonl")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from oracles.event_files import FORMATS, OF_SPARK, write_events
@@ -174,12 +175,14 @@ MANY = settings(PROFILE, max_examples=2, suppress_health_check=list(HealthCheck)
 """A job takes a second: few examples, of more episodes."""
 
 
+@pytest.mark.slow
 @MANY
 @given(rows=logs(False, several), form=st.sampled_from(OF_SPARK), files=st.integers(1, 3), add=st.booleans())
 def test_spark_gives_discrete_ones(spark: Any, rows: list[Row], form: str, files: int, add: bool) -> None:
     check_timeline(lambda work, _: SparkEngine("local[2]", work), rows, form, files, parametric=False, add=add)
 
 
+@pytest.mark.slow
 @MANY
 @given(rows=logs(True, several), form=st.sampled_from(OF_SPARK), files=st.integers(1, 3), add=st.booleans())
 def test_spark_gives_parametric_ones(spark: Any, rows: list[Row], form: str, files: int, add: bool) -> None:

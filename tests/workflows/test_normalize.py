@@ -203,7 +203,7 @@ def test_refusals_leave_nothing(run: Runner, tmp_path: Path) -> None:
     write_lines(tmp_path / "bad.jsonl", rows)
     with pytest.raises(DataError, match=r"bad.jsonl:51: expected finite numbers in state_features, got inf for '1'"):
         normalized(tmp_path, training_data_path=str(tmp_path / "bad.jsonl"))
-    assert names(tmp_path) == {"log.jsonl", "bad.jsonl", "config.json", "cache"}
+    assert names(tmp_path) == {"log.jsonl", "bad.jsonl", "config.json"}
 
 
 def test_a_folder_with_other_things_is_not_replaced(tmp_path: Path) -> None:

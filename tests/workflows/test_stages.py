@@ -160,7 +160,7 @@ def test_a_sample_of_transitions_is_refused(run: Runner, small: dict[str, Any]) 
     assert "timeline: expected absent, as" in again.err
 
 
-@pytest.mark.parametrize("there", ["nothing", "other_events"])
+@pytest.mark.parametrize("there", [pytest.param("nothing", marks=pytest.mark.slow), "other_events"])
 def test_two_machines_share_the_events_of_the_first(run: Runner, tmp_path: Path, there: str) -> None:
     """All rows are one minibatch: the model is that of one process with all of them."""
     folders = [tmp_path / "0", tmp_path / "1"]
