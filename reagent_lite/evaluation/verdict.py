@@ -49,6 +49,8 @@ def judge_weighted(
         return Verdict.DO_NOT_USE, f"weights leave {effective:.1f} effective {unit}s, less than {min_effective:g}"
     if (unusable := _undefined(figure, overlap)) is not None:
         return unusable
+    if overlap.num_episodes < min_effective:
+        return Verdict.WIDE, f"{overlap.num_episodes} episodes: an interval over so few promises more than it holds"
     if largest > _MAX_LARGEST_SHARE:
         return Verdict.WIDE, f"one {unit} carries {largest:.0%} of the weight"
     return _by_width(figure, scale) or (

@@ -126,6 +126,15 @@ def test_few_effective_episodes_are_not_used():
     assert estimate(evaluate(bandit_page(rewards(3.0))), "IPS_Reward").verdict is Verdict.TRUSTWORTHY
 
 
+def test_many_rows_of_few_episodes_are_no_sound_interval():
+    values = rewards(3.0)
+    three = estimate(evaluate(bandit_page(values, episode=sorted([i % 3 for i in range(200)]))), "IPS_Reward")
+    assert three.verdict is Verdict.WIDE
+    assert three.reason.startswith("3 episodes: ")
+    many = estimate(evaluate(bandit_page(values)), "IPS_Reward")
+    assert many.verdict is Verdict.TRUSTWORTHY
+
+
 def test_a_wide_interval_is_called_wide():
     # 12 values of standard deviation 10 around 0: the interval is about as wide as their spread
     ips = estimate(evaluate(bandit_page([10.0 * v for v in rewards(0.0, 12)])), "IPS_Reward")
