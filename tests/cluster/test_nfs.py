@@ -108,6 +108,6 @@ def test_a_file_that_is_replaced_on_the_server_is_never_read_in_part(tmp_path: P
     ended = nfs_lab.run_on_two_machines(job, 120)
     assert [ended[node].code for node in (0, 1)] == [0, 0], ended
     seen, _, odd = ended[1].output.partition(" ")
-    assert int(seen) >= 2
+    assert int(seen) >= 1  # how often depends on how fast the two machines are
     for reason in odd.strip().strip("[]").split(", "):
         assert reason in ("", "'no file'", "'Stale file handle'", "'No such file or directory'")
