@@ -26,7 +26,9 @@ from reagent_lite.data.training_copy import TrainingCopy, prepare_training_copy
 
 ACTIONS = ("left", "right", "7")
 Row = dict[str, Any]
-PROFILE = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+PROFILE = settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+)
 
 values = st.floats(width=32, allow_nan=False, allow_infinity=False)
 maps = st.dictionaries(st.sampled_from(["0", "3", "12", "-5"]), values | st.none(), max_size=4)
