@@ -79,6 +79,9 @@ class TimelineSection(Section):
             if "://" in (getattr(self, key) or ""):
                 yield Problem(f"{path}.{key}", "a local path", repr(getattr(self, key)),
                               "workflows.shard brings it to a bucket")  # fmt: skip
+        if self.outlierEpisodeLengthPercentile is None and "percentileFunction" in self.changed:
+            yield Problem(f"{path}.percentileFunction", "absent without outlierEpisodeLengthPercentile",
+                          repr(self.percentileFunction))  # fmt: skip
         yield from self._date_problems(path)
         yield from self._column_problems(path)
         if self.steps == 1 and self.gamma is not None:

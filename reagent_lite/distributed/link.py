@@ -5,6 +5,7 @@ waiting for a key, not for an answer), so calls run on a thread of their own and
 """
 
 import queue
+import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -20,6 +21,20 @@ _CONNECT_SECONDS = 5.0
 
 class LostError(Exception):
     """The store does not answer any more; the text says why."""
+
+
+def serve(server: socket.socket, seconds: float) -> Store:
+    """Returns node 0's store, listening on the given socket only; it ends with the last reference to it.
+
+    Args:
+        server: a listening socket, which the store takes over.
+        seconds: that a call of node 0 itself may take.
+    """
+    address, port = server.getsockname()[:2]
+    return dist.TCPStore(  # type: ignore[attr-defined]
+        address, port, is_master=True, wait_for_workers=False, master_listen_fd=server.detach(),
+        timeout=timedelta(seconds=seconds),
+    )  # fmt: skip
 
 
 def connect(address: str, port: int) -> Store:

@@ -17,15 +17,13 @@ import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TypeVar
 from urllib.parse import urlsplit
 
-import torch.distributed as dist
-
 from reagent_lite.config.rendezvous import RendezvousConfig
 from reagent_lite.distributed.entering import ANSWER_SECONDS, SAY_SECONDS, AgainError, Entry
-from reagent_lite.distributed.link import Link, LostError, Store, connect
+from reagent_lite.distributed.link import Link, LostError, connect, serve
 from reagent_lite.distributed.meeting_file import EMPTY_FILE, NO_FILE, NO_RECORD, MeetingFile, Record
 from reagent_lite.distributed.membership import ROUND_SECONDS, Abort, Membership
 from reagent_lite.distributed.network import Address, addresses, answers, listening, own_address, resolved
@@ -199,7 +197,9 @@ class Rendezvous:
             started=datetime.now(UTC).isoformat(timespec="seconds"),
             versions=self.declaration.versions,
         )
-        store = _serve(server, record)
+        store = [serve(server, ANSWER_SECONDS)]  # owned by this list alone
+        store[0].set("record", record.model_dump_json())
+        store[0].set("nonce", record.nonce)
         link = Link(lambda: store[0])
         if file is not None:
             try:
@@ -386,18 +386,6 @@ class Rendezvous:
                 Problem(str(file.path), "a file that no other job uses", f"{found}, which took it meanwhile",
                         "Give each job a file of its own")
             )  # fmt: skip
-
-
-def _serve(server: socket.socket, record: Record) -> list[Store]:
-    """Returns node 0's store, listening on the given socket only, as the one element of a list that owns it."""
-    address, port = server.getsockname()[:2]
-    store = dist.TCPStore(  # type: ignore[attr-defined]
-        address, port, is_master=True, wait_for_workers=False, master_listen_fd=server.detach(),
-        timeout=timedelta(seconds=ANSWER_SECONDS),
-    )  # fmt: skip
-    store.set("record", record.model_dump_json())
-    store.set("nonce", record.nonce)
-    return [store]
 
 
 def _nothing() -> None:

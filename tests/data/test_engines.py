@@ -25,8 +25,9 @@ from oracles.event_files import write_events
 
 from reagent_lite.config import check
 from reagent_lite.config.timeline import TimelineConfig
-from reagent_lite.data.engine_duckdb import DuckDBDialect, DuckDBEngine
-from reagent_lite.data.engine_spark import SparkDialect, SparkEngine
+from reagent_lite.data.dialects import DuckDBDialect, SparkDialect
+from reagent_lite.data.engine_duckdb import DuckDBEngine
+from reagent_lite.data.engine_spark import SparkEngine
 from reagent_lite.data.stage import data_files
 from reagent_lite.data.timeline import make_timeline
 from reagent_lite.errors import ConfigError, DataError
