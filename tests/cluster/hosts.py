@@ -12,12 +12,13 @@ import os
 import shutil
 import signal
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
 from cluster.machine import COMMAND_SECONDS, Machine, Started
-from cluster.share import Fault, Gluster, OneMemory, Share
+from cluster.share import READY_SECONDS, Fault, Gluster, OneMemory, Share
 
 HUB_ADDRESS = "10.83.0.254"
 Names = Literal["known", "loopback", "unknown"]
@@ -231,5 +232,17 @@ class Hosts:
         self._service.fail(fault)
 
     def share_heal(self) -> None:
-        """Ends all faults of the shared folder."""
+        """Ends all faults of the shared folder; returns when the first host can write again.
+
+        GlusterFS looks at its disk's free space every 5 s and refuses writes until it has seen that there is some.
+        """
         self._service.heal()
+        probe, deadline = self.share / "healed", time.monotonic() + READY_SECONDS
+        while True:
+            try:
+                self[0].run("sh", "-c", f"echo healed > {probe} && rm {probe}")
+                return
+            except RuntimeError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
