@@ -3,8 +3,8 @@
     1 files ─► episode of every row ─► 2 which rows go where ─► 3 parts, written beside each other ─► 4 manifests
 
 Parquet whose episodes stand in one piece moves as row groups, in an order that the seed draws; only the groups that a
-shard's end cuts are decoded (sharding_groups.py). Everything else, and copies in an order of episodes of their own,
-goes row by row (sharding_rows.py).
+shard's end cuts are decoded (sharding_plan.py, sharding_groups.py). Everything else, and copies in an order of episodes
+of their own, goes row by row (sharding_rows.py).
 """
 
 from __future__ import annotations
@@ -20,12 +20,15 @@ from reagent_lite.data.input_state import states_of
 from reagent_lite.data.readers import num_threads
 from reagent_lite.data.readers_input import InputFile, list_input
 from reagent_lite.data.readers_parquet import sha256_of
-from reagent_lite.data.sharding_groups import cut_by_groups, group_plan, in_groups
+from reagent_lite.data.sharding_groups import cut_by_groups
+from reagent_lite.data.sharding_plan import file_plan, group_plan, in_groups
 from reagent_lite.data.sharding_rows import Made, cut_by_rows
 from reagent_lite.data.stage import StageManifest, data_files, read_manifest, write_manifest
 from reagent_lite.errors import DataError, Problem
 
 KIND = "shard"
+_FILES_OF_WHOLE_EPISODES = ("timeline",)
+"""Kinds of stages in whose folders no two files share an episode."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +103,8 @@ def make_shards(
     with ThreadPoolExecutor(num_threads()) as pool:
         if layout.layout == "shards" and in_groups(files):
             hashes = [pool.submit(sha256_of, file) for file in files] if parent is not None else []
-            plan = group_plan(files, layout.num_nodes, layout.seed)
+            planned = file_plan if parent is not None and parent.kind in _FILES_OF_WHOLE_EPISODES else group_plan
+            plan = planned(files, layout.num_nodes, layout.seed)
             made = None if plan is None else cut_by_groups(plan, folders, steps, hashes)
         else:
             made = None

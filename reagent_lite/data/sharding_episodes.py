@@ -61,7 +61,7 @@ class Episodes:
     def key(self, row: int, seed: int) -> int:
         """Returns what orders the row's episode among all."""
         code = int(self.codes[row])
-        return _key(f"row {row}" if code < 0 else f"id {self.names[code].as_py()}", seed)
+        return order_key(f"row {row}" if code < 0 else f"id {self.names[code].as_py()}", seed)
 
     def ranked(self, *seed: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """Returns ([R] rank of the row's episode in the order of its key, [E] rows of the episode of each rank)."""
@@ -69,9 +69,9 @@ class Episodes:
         num_named, num_all = len(self.names), len(self.names) + len(alone)
         keys = np.empty(num_all, np.uint64)
         for start, stop in chunks(num_named, _CHUNK_NAMES):
-            keys[start:stop] = [_key(f"id {name}", *seed) for name in self.names[start:stop].to_pylist()]
+            keys[start:stop] = [order_key(f"id {name}", *seed) for name in self.names[start:stop].to_pylist()]
         for start, stop in chunks(len(alone), _CHUNK_NAMES):
-            named = [_key(f"row {row}", *seed) for row in alone[start:stop].tolist()]
+            named = [order_key(f"row {row}", *seed) for row in alone[start:stop].tolist()]
             keys[num_named + start : num_named + stop] = named
         order = np.argsort(keys, kind="stable")
         rank = np.empty(num_all, np.int32)
@@ -83,7 +83,8 @@ class Episodes:
         return own, sizes
 
 
-def _key(name: str, *seed: int) -> int:
+def order_key(name: str, *seed: int) -> int:
+    """Returns a number that puts a name at a place among others that the seed draws."""
     return int.from_bytes(hashlib.md5(f"{seed} {name}".encode(), usedforsecurity=False).digest()[:8])
 
 

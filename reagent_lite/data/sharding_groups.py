@@ -1,14 +1,8 @@
-"""Shards of Parquet in row groups: which group goes where, and the moving.
-
-groups      0 | 1 | 2 | 3 | 4 ...        groups that share an episode are tied
-chains      [0] [1 2] [3] [4]            laid out in the order of md5(seed, first episode)
-laid out    [3] [0] | [1 2] [4]          cut at the episode's end nearest to each N-th of the rows
-"""
+"""Row groups of Parquet files to shards, as planned: whole files are copied, whole groups moved, pieces decoded."""
 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,10 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
-from numpy.typing import NDArray
 
 from reagent_lite.data.parquet_groups import (
     Footer,
@@ -29,131 +21,15 @@ from reagent_lite.data.parquet_groups import (
     footer_of,
     is_whole,
     moved_bytes,
-    open_groups,
 )
 from reagent_lite.data.readers import num_threads
 from reagent_lite.data.readers_input import InputFile
 from reagent_lite.data.readers_parquet import sha256_of
-from reagent_lite.data.sharding_episodes import Episodes, parquet_ids
-from reagent_lite.data.sharding_rows import Made, columns_of, no_rows, part_name
+from reagent_lite.data.sharding_plan import GroupPlan, Slice
+from reagent_lite.data.sharding_rows import Made, columns_of, part_name
 
 _BATCH_VALUES = 1 << 19
 _COMPRESSION = "zstd"
-
-
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """Rows [start, stop) of a row group of a file."""
-
-    file: int
-    group: int
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupPlan:
-    """What goes where.
-
-    Attributes:
-        files: the input.
-        shards: slices of each shard, in the order of its rows.
-        rows, episodes: of the input.
-    """
-
-    files: tuple[GroupedFile, ...]
-    shards: tuple[tuple[Slice, ...], ...]
-    rows: int
-    episodes: int
-
-
-def in_groups(files: Sequence[InputFile]) -> bool:
-    """Whether all files have row groups."""
-    return all(file.extension == ".parquet" and not file.compression for file in files)
-
-
-def group_plan(files: Sequence[InputFile], num_shards: int, seed: int) -> GroupPlan | None:
-    """Returns how row groups of Parquet files make shards, or None where some episode does not stand in one piece.
-
-    Raises:
-        DataError: a file that cannot be read.
-        NoRowsError: files without rows.
-    """
-    with ThreadPoolExecutor(num_threads()) as pool:
-        opened = tuple(pool.map(open_groups, files))
-        episodes = Episodes.of([chunk for chunks in pool.map(parquet_ids, files) for chunk in chunks])
-    if not len(episodes.codes):
-        raise no_rows(files)
-    starts = episodes.starts()
-    if starts is None:
-        return None
-    bounds = np.cumsum([0, *(rows for one in opened for rows in one.rows)])
-    whole = bounds[np.cumsum([0, *(len(one.rows) for one in opened)])] if len(files) >= num_shards else bounds
-    chains = _chains(whole, starts)
-    order = sorted(range(len(chains)), key=lambda number: episodes.key(chains[number][0], seed))
-    laid = [chains[number] for number in order]
-    places = [(file, number) for file, one in enumerate(opened) for number in range(len(one.rows))]
-    shards = tuple(
-        tuple(
-            Slice(*places[group], start - int(bounds[group]), stop - int(bounds[group]))
-            for group, start, stop in _by_group(rows, bounds)
-        )
-        for rows in _cut(laid, starts, num_shards)
-    )
-    return GroupPlan(files=opened, shards=shards, rows=int(bounds[-1]), episodes=len(starts))
-
-
-def _chains(bounds: NDArray[np.int64], starts: NDArray[np.int64]) -> list[tuple[int, int]]:
-    """Returns the ranges of rows between bounds of groups or files at which an episode starts."""
-    inner = np.unique(bounds[bounds < bounds[-1]])
-    free = inner[starts[np.searchsorted(starts, inner, "right") - 1] == inner]
-    return list(zip(free.tolist(), [*free[1:].tolist(), int(bounds[-1])], strict=True))
-
-
-def _cut(laid: list[tuple[int, int]], starts: NDArray[np.int64], num_shards: int) -> list[list[tuple[int, int]]]:
-    """Returns the ranges of rows of each shard.
-
-    Args:
-        laid: ranges of rows, in their order.
-        starts: first row of each episode, ascending.
-        num_shards: how many.
-    """
-    ends = np.cumsum([stop - start for start, stop in laid])
-    total = int(ends[-1]) if len(ends) else 0
-    cuts = [0]
-    for number in range(1, num_shards):
-        wanted = total * number / num_shards
-        chain = min(int(np.searchsorted(ends, wanted, "right")), len(laid) - 1)
-        first, last = laid[chain]
-        offset = int(ends[chain]) - (last - first)
-        row = first + wanted - offset
-        after = int(np.searchsorted(starts, row, "right"))
-        near = (int(starts[after - 1]), min(last, int(starts[after])) if after < len(starts) else last)
-        cuts.append(offset + min(near, key=lambda one: abs(one - row)) - first)
-    cuts.append(total)
-    shards = []
-    for begin, end in itertools.pairwise(cuts):
-        ranges = []
-        for (first, last), stop in zip(laid, ends.tolist(), strict=True):
-            offset = stop - (last - first)
-            low, high = max(begin, offset), min(end, stop)
-            if low < high:
-                ranges.append((first + low - offset, first + high - offset))
-        shards.append(ranges)
-    return shards
-
-
-def _by_group(ranges: list[tuple[int, int]], bounds: NDArray[np.int64]) -> list[tuple[int, int, int]]:
-    """Returns (group, first row, end) of ranges of rows."""
-    found = []
-    for start, stop in ranges:
-        group = int(np.searchsorted(bounds, start, "right")) - 1
-        while start < stop:
-            end = min(stop, int(bounds[group + 1]))
-            if end > start:
-                found.append((group, start, end))
-            start, group = end, group + 1
-    return found
 
 
 def cut_by_groups(

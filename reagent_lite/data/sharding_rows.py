@@ -48,7 +48,8 @@ class Made:
         parts: of each shard, {file name: {"rows": rows}}, with "size" and "sha256" where these are known.
         columns: {name: type} of the rows.
         hashes: sha256 of the input files.
-        rows, episodes: of the input.
+        rows: of the input.
+        episodes: of the input; None where they were not counted.
         moved_as: "row groups" or "rows".
     """
 
@@ -56,7 +57,7 @@ class Made:
     columns: dict[str, str]
     hashes: tuple[str, ...]
     rows: int
-    episodes: int
+    episodes: int | None
     moved_as: str
 
 

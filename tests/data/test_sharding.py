@@ -19,10 +19,11 @@ from oracles.logs import random_rows, write_lines
 from oracles.runs import ROOT
 from oracles.shards import multiset, names, plain, rows_of, table, write
 
-from reagent_lite.data import sharding_rows
+from reagent_lite.data import sharding_plan, sharding_rows
 from reagent_lite.data.parquet_groups import footer_of, moved_bytes, open_groups
-from reagent_lite.data.readers_input import list_input
+from reagent_lite.data.readers_input import InputFile, list_input
 from reagent_lite.data.sharding import Layout, make_shards
+from reagent_lite.data.sharding_episodes import parquet_ids
 from reagent_lite.data.stage import StageManifest, data_files, read_manifest, write_manifest
 from reagent_lite.data.training_copy import prepare_training_copy
 from reagent_lite.errors import DataError, NoRowsError
@@ -150,10 +151,11 @@ EPISODES = st.lists(st.integers(1, 12), min_size=1, max_size=15)
     seed=st.integers(0, 3),
     spread=st.booleans(),
     unnamed=st.booleans(),
+    timeline=st.booleans(),
 )
 def test_any_episodes_in_any_groups(
     tmp_path_factory: pytest.TempPathFactory, files: list[list[int]], group: int, num_nodes: int, seed: int,
-    spread: bool, unnamed: bool,
+    spread: bool, unnamed: bool, timeline: bool,
 ) -> None:  # fmt: skip
     folder = tmp_path_factory.mktemp("any")
     tables = []
@@ -166,6 +168,9 @@ def test_any_episodes_in_any_groups(
             rows = rows.take(pa.array(np.argsort(rows["sequence_number"].to_numpy(), kind="stable")))
         write(folder / "in" / f"{number}.parquet", rows, group)
         tables.append(rows)
+    if timeline:  # whose files never share an episode, so that most of them are not looked into
+        entries = {f"{number}.parquet": {"rows": one.num_rows} for number, one in enumerate(tables)}
+        write_manifest(folder / "in", _manifest(entries))
     whole = pa.concat_tables(tables)
     expected = [plain(row, whole.schema) for row in whole.to_pylist()]
     shards, _ = made(folder / "in", folder / "out", num_nodes, seed=seed)
@@ -262,11 +267,34 @@ def test_more_machines_than_episodes(tmp_path: Path) -> None:
                 data_files(str(folder))
 
 
+def _manifest(files: dict[str, dict[str, Any]]) -> StageManifest:
+    return StageManifest(kind="timeline", rows=sum(one["rows"] for one in files.values()), columns={},
+                         state_ids=(0, 1), action_ids=(), metric_names=("m",), settings={}, inputs=(), report={},
+                         files=files)  # fmt: skip
+
+
 def stage(folder: Path) -> StageManifest:
     files = {file.name: {"rows": pq.read_metadata(file).num_rows} for file in many_files(folder).iterdir()}
-    manifest = StageManifest(kind="timeline", rows=61, columns={}, state_ids=(0, 1), action_ids=(), metric_names=("m",),
-                             settings={}, inputs=(), report={}, files=files)  # fmt: skip
-    return write_manifest(folder, manifest)
+    return write_manifest(folder, _manifest(files))
+
+
+def test_of_a_timeline_only_files_with_a_cut_are_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six files of 4, 13, 21, 8, 2 and 13 rows: a half of 61 lies inside one of them, or at no file's end."""
+    stage(tmp_path / "in")
+    looked: list[str] = []
+
+    def noted(file: InputFile) -> list[pa.Array]:
+        looked.append(file.name)
+        return parquet_ids(file)
+
+    monkeypatch.setattr(sharding_plan, "parquet_ids", noted)
+    for seed in range(6):
+        looked.clear()
+        shards, manifests = made(tmp_path / "in", tmp_path / f"out{seed}", 2, seed=seed)
+        assert len(looked) == 1  # 30.5 rows: no sum of sizes of files
+        require_fair(shards, [row for shard in shards for row in shard])
+        assert len(shards[0]) + len(shards[1]) == 61
+        assert manifests[0].report["episodes_of_input"] is None
 
 
 def test_shards_of_a_stage_know_their_parent_and_hold_its_files(tmp_path: Path) -> None:
