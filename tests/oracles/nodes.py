@@ -4,10 +4,10 @@ other files on every node, as one absolute path does on machines with disks of t
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from oracles.interpreters import Interpreter
 from oracles.runs import ROOT, Run
 
 
@@ -39,10 +39,7 @@ def run_nodes(
             place = {"RANK": len(started), "LOCAL_RANK": local, "LOCAL_WORLD_SIZE": count, "GROUP_RANK": node}
             environment = common | {name: str(value) for name, value in place.items()}
             environment["XDG_CACHE_HOME"] = str(folder / "cache")
-            started.append(
-                subprocess.Popen([sys.executable, *arguments], cwd=folder, env=environment, text=True,
-                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-            )  # fmt: skip
+            started.append(Interpreter(arguments, cwd=folder, env=environment))
     ended = []
     for process in started:
         try:

@@ -2,9 +2,9 @@
 
 import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
+
+from oracles.interpreters import Interpreter
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -17,7 +17,7 @@ def start_ranks(
     nodes: int = 1,
     places: list[Path] | None = None,
     **environment: str,
-) -> list[subprocess.Popen[bytes]]:
+) -> list[Interpreter]:
     """Starts python with the arguments once for each rank; what they print goes to folder/err_<rank>.
 
     Args:
@@ -41,17 +41,17 @@ def start_ranks(
         }  # fmt: skip
         variables = {
             **os.environ, **kernels, **{name: str(value) for name, value in numbers.items()}, "OMP_NUM_THREADS": "1",
-            "MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(ROOT), **environment,
+            "TORCH_CPP_LOG_LEVEL": "ERROR", "MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo",
+            "PYTHONPATH": str(ROOT), **environment,
         }  # fmt: skip
-        with (folder / f"err_{rank}").open("wb") as stream, (folder / f"out_{rank}").open("wb") as out:
-            command = [sys.executable, *arguments]
-            place = folder if places is None else places[rank // local]
-            place.mkdir(exist_ok=True)
-            processes.append(subprocess.Popen(command, env=variables, stderr=stream, stdout=out, cwd=place))
+        place = folder if places is None else places[rank // local]
+        place.mkdir(exist_ok=True)
+        outputs = (folder / f"out_{rank}", folder / f"err_{rank}")
+        processes.append(Interpreter(arguments, env=variables, cwd=place, outputs=outputs))
     return processes
 
 
-def end_ranks(processes: list[subprocess.Popen[bytes]], seconds: float = 120) -> list[int]:
+def end_ranks(processes: list[Interpreter], seconds: float = 120) -> list[int]:
     """Returns their exit codes; ends those that take longer."""
     try:
         return [process.wait(seconds) for process in processes]

@@ -3,8 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +11,7 @@ from typing import Any
 
 import torch
 from oracles import cartpole
+from oracles.interpreters import Interpreter
 from oracles.logs import candidate_rows, random_rows, write_lines
 from oracles.runs import ROOT, Run
 from safetensors.torch import load_file
@@ -163,18 +162,18 @@ def merged(tree: Tree, other: Tree) -> Tree:
     return {**tree, **{k: {**tree.get(k, {}), **v} if isinstance(v, dict) else v for k, v in other.items()}}
 
 
-def start(folder: Path, tree: Tree, *settings: str, **environment: str) -> "subprocess.Popen[str]":
+def start(folder: Path, tree: Tree, *settings: str, **environment: str) -> Interpreter:
     """Starts `python -m workflows.dqn` with a checkpoint every three steps."""
     config = folder / "config.json"
     checkpoint = {"every_steps": 3, **tree.get("checkpoint", {})}
     config.write_text(json.dumps({"model_output_path": str(folder / "out"), **tree, "checkpoint": checkpoint}))
     overrides = [part for setting in settings for part in ("--set", setting)]
-    command = [sys.executable, "-m", "workflows.dqn", "--config", str(config), *overrides]
+    command = ["-m", "workflows.dqn", "--config", str(config), *overrides]
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder / "cache"), **environment}
-    return subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return Interpreter(command, env=variables)
 
 
-def end(process: "subprocess.Popen[str]") -> Run:
+def end(process: Interpreter) -> Run:
     try:
         out, err = process.communicate(timeout=120)
     finally:

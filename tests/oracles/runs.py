@@ -2,14 +2,13 @@
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from oracles.interpreters import Interpreter
 from oracles.logs import random_rows, write_lines
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,13 +40,15 @@ def run(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Runner:
     def start(workflow: str, tree: dict[str, Any], *arguments: str, timeout: float = 240) -> Run:
         config = tmp_path / "config.json"
         config.write_text(json.dumps(tree))
-        command = [sys.executable, "-m", f"workflows.{workflow}", "--config", str(config), *arguments]
+        command = ["-m", f"workflows.{workflow}", "--config", str(config), *arguments]
         environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT),
                        "REAGENT_LITE_CACHE": str(kernels)}  # fmt: skip
-        done = subprocess.run(
-            command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=timeout, check=False
-        )
-        return Run(done.returncode, done.stdout, done.stderr)
+        started = Interpreter(command, cwd=tmp_path, env=environment)
+        try:
+            out, err = started.communicate(timeout)
+        finally:
+            started.kill()
+        return Run(started.wait(), out, err)
 
     return start
 

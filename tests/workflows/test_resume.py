@@ -192,18 +192,14 @@ def test_a_disk_that_is_full_for_a_while_costs_a_checkpoint_not_the_run(
     while os.statvfs(disk).f_ffree > 3:
         fillers.append(disk / f"filler_{len(fillers)}")
         fillers[-1].touch()
-    assert run.stderr is not None
-    said = []
-    for line in run.stderr:
-        said.append(line)
-        if "warning: no checkpoint" in line:
-            break
+    until(lambda: "warning: no checkpoint" in run.said)
     for filler in fillers:
         filler.unlink()
     done = end(run)
     assert done.code == 0, done.err
-    assert "No space left on device" in said[-1]
-    assert "stands; run the same command again to go on" in said[-1]
+    said = next(line for line in done.err.splitlines() if "warning: no checkpoint" in line)
+    assert "No space left on device" in said
+    assert "stands; run the same command again to go on" in said
     kept = sorted(path.name for path in (disk / "checkpoints").glob("step_*"))
     assert kept == ["step_000054", "step_000056"]
 

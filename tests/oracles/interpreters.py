@@ -1,0 +1,199 @@
+"""Python processes that begin with torch and its exporter imported: each is a fork of one interpreter that waits.
+
+    test ── socket ──► waiting interpreter ── fork ──► keeper ── fork ──► runs `-m workflows.dqn …` as python would
+
+[m] A run of a moment takes 8.0 s of processor time from the command line, 4.5 s forked, on a busy machine: imports of
+libraries. The product's own modules are imported by each run itself. What libraries read from the environment when they
+are loaded is fixed, so that there is one waiting interpreter for each value of those variables.
+"""
+
+import itertools
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+READ_WHEN_LOADED = ("OMP_NUM_THREADS", "TORCH_CPP_LOG_LEVEL")
+_waiting: dict[tuple[str | None, ...], "_Waiting"] = {}
+_numbers = itertools.count()
+_folder = tempfile.TemporaryDirectory(prefix="interpreters_")
+
+
+class Interpreter:
+    """A started process, with the part of subprocess.Popen that tests use; its output goes to files.
+
+    Args of the constructor:
+        arguments: as after `python`: -m and a module, -c and a program, or a file; and its own.
+        cwd: working folder.
+        env: all environment variables.
+        outputs: files that standard output and standard error are written to; without them `communicate` has both.
+    """
+
+    def __init__(
+        self, arguments: Sequence[str], *, cwd: Path | None = None, env: Mapping[str, str],
+        outputs: tuple[Path, Path] | None = None,
+    ) -> None:  # fmt: skip
+        folder = Path(_folder.name) / f"{next(_numbers)}"
+        self._files = outputs or (folder.with_suffix(".out"), folder.with_suffix(".err"))
+        self._connection = _for(env).connect()
+        request = {"arguments": list(arguments), "cwd": str(cwd or Path.cwd()), "env": dict(env),
+                   "outputs": list(map(str, self._files))}  # fmt: skip
+        self._connection.sendall(json.dumps(request).encode() + b"\n")
+        self.pid = int(self._answer())
+        self.returncode: int | None = None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Returns the exit status, -n after signal n.
+
+        Raises:
+            subprocess.TimeoutExpired: it still runs.
+        """
+        if self.returncode is None:
+            if not select.select([self._connection], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired("interpreter", timeout or 0)
+            self.returncode = int(self._answer())
+            self._connection.close()
+        return self.returncode
+
+    def _answer(self) -> str:
+        """A line of a few bytes comes in one piece."""
+        return self._connection.recv(64).decode()
+
+    def poll(self) -> int | None:
+        """Returns the exit status, or None while it runs."""
+        try:
+            return self.wait(0)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """Waits, and returns what it wrote to standard output and standard error."""
+        self.wait(timeout)
+        out, err = (file.read_text(errors="replace") for file in self._files)
+        return out, err
+
+    @property
+    def said(self) -> str:
+        """What it has written to standard error so far."""
+        return self._files[1].read_text(errors="replace")
+
+    def send_signal(self, number: int) -> None:
+        """Sends a signal; nothing where it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Ends it at once, if it has not ended."""
+        self.send_signal(signal.SIGKILL)
+        self.wait()
+
+
+class _Waiting:
+    """An interpreter that waits, and ends with the process that started it."""
+
+    def __init__(self, values: Sequence[str | None]) -> None:
+        self._path = str(Path(_folder.name) / f"socket_{next(_numbers)}")
+        listening = socket.socket(socket.AF_UNIX)
+        listening.bind(self._path)
+        listening.listen(64)
+        fixed = {name: value for name, value in zip(READ_WHEN_LOADED, values, strict=True) if value is not None}
+        environment = {name: value for name, value in os.environ.items() if name not in READ_WHEN_LOADED} | fixed
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, str(listening.fileno())], env=environment, stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL, pass_fds=[listening.fileno()],
+        )  # fmt: skip
+        listening.close()
+
+    def connect(self) -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(self._path)
+        return connection
+
+
+def _for(env: Mapping[str, str]) -> _Waiting:
+    values = tuple(env.get(name) for name in READ_WHEN_LOADED)
+    if values not in _waiting:
+        _waiting[values] = _Waiting(values)
+    return _waiting[values]
+
+
+def _wait_for_requests(listening: socket.socket) -> dict[str, Any]:
+    """Returns the request in the process that is to be it; the waiting process ends when its parent has ended."""
+    import selectors
+
+    selector = selectors.DefaultSelector()
+    selector.register(listening, selectors.EVENT_READ)
+    selector.register(sys.stdin, selectors.EVENT_READ)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers that have ended go away by themselves
+    while True:
+        for key, _ in selector.select():
+            if key.fileobj is sys.stdin:
+                os._exit(0)
+            connection, _ = listening.accept()
+            if os.fork():
+                connection.close()
+                continue
+            selector.close()
+            listening.close()
+            return _kept(connection)
+
+
+def _kept(connection: socket.socket) -> dict[str, Any]:
+    """Returns in a child; the keeper tells how that ends."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    request: dict[str, Any] = json.loads(connection.makefile("r").readline())
+    pid = os.fork()
+    if not pid:
+        connection.close()
+        return request
+    connection.sendall(f"{pid}\n".encode())
+    _, status = os.waitpid(pid, 0)
+    connection.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
+    os._exit(0)
+
+
+def _become(request: dict[str, Any]) -> None:
+    """Turns this process into what `python <arguments>` would be."""
+    for number, name in ((1, request["outputs"][0]), (2, request["outputs"][1])):
+        opened = os.open(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_TRUNC, 0o644)
+        os.dup2(opened, number)
+        os.close(opened)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.environ.clear()
+    os.environ.update(request["env"])
+    os.chdir(request["cwd"])
+    first, *others = request["arguments"]
+    added = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    sys.path[0:1] = [request["cwd"] if first.startswith("-") else str(Path(first).parent), *added]
+    sys.argv = request["arguments"] if first[0] != "-" else [first, *others[1:]]
+    if first == "-m":
+        runpy.run_module(others[0], run_name="__main__", alter_sys=True)
+    elif first == "-c":
+        exec(compile(others[0], "<string>", "exec"), {"__name__": "__main__"})
+    else:
+        runpy.run_path(first, run_name="__main__")
+
+
+def _import_libraries() -> None:
+    """Imports what takes long and starts no thread of its own, as onnxruntime does: threads do not survive a fork."""
+    import onnxscript.function_libs.torch_lib.ops  # noqa: F401
+    import pandas  # noqa: F401
+    import torch
+    import torch._dynamo  # an optimizer imports it
+    import torch.onnx._internal.exporter._core  # as the export does
+    import torch.utils.tensorboard  # noqa: F401
+
+
+if __name__ == "__main__":
+    _import_libraries()
+    _become(_wait_for_requests(socket.socket(fileno=int(sys.argv[1]))))
