@@ -79,10 +79,14 @@ class Candidate:
         Raises:
             DataError: rows that go on without a positive time_diff, where that is the discount.
         """
-        rl = self.config.get("rl", {})
-        if rl.get("use_seq_num_diff_as_time_diff", False):
-            return time_steps(copy, float(rl.get("time_diff_unit_length", 1.0)))
+        if self.by_time:
+            return time_steps(copy, float(self.config["rl"].get("time_diff_unit_length", 1.0)))
         return single_steps(copy)
+
+    @property
+    def by_time(self) -> bool:
+        """Whether it was trained to discount by the time between rows, not by steps."""
+        return bool(self.config.get("rl", {}).get("use_seq_num_diff_as_time_diff", False))
 
     @property
     def training(self) -> TrainingConfig:
@@ -166,29 +170,52 @@ class ExportedPolicy:
         if actions.features is None:
             own = np.empty_like(mask)
             own[:, self._order] = mask
-            probabilities = self._policy(self._bundle.predict(values, mask=own))[:, self._order]
+            probabilities = self._of(self._bundle.predict(values, mask=own), mask)[:, self._order]
         else:
             flat = actions.features.flatten(0, 1).numpy()
             choices = in_order(flat, self._copy.action_ids, self._bundle.action_feature_ids, absent=np.nan)
             lists = list(choices.reshape(*mask.shape, -1))
-            probabilities = self._policy(self._bundle.predict(values, mask=mask, candidates=lists))
-        if not np.isfinite(probabilities).all():
-            where = f"{self._candidate.key} {self._candidate.path}"
-            raise BundleError(Problem(where, "probabilities of every logged choice", "values that are no numbers",
-                                      "Train again: a model that diverged has no policy"))  # fmt: skip
+            probabilities = self._of(self._bundle.predict(values, mask=mask, candidates=lists), mask)
         return torch.from_numpy(np.ascontiguousarray(probabilities))
 
-    def _policy(self, prediction: Prediction) -> NDArray[Any]:
-        config = self._config
-        if config.policy == "acting":
-            return self._bundle.policy(prediction)
-        if config.policy == "greedy":
-            rows = np.flatnonzero(prediction.greedy >= 0)
-            chosen = np.zeros(prediction.q.shape)
-            chosen[rows, prediction.greedy[rows]] = 1.0
-            return np.where(prediction.mask & np.isnan(prediction.q), np.nan, chosen)
-        if config.temperature is None:
-            return prediction.propensities
-        mask = torch.from_numpy(prediction.mask)
-        q = torch.from_numpy(prediction.q).masked_fill(~mask, 0.0)
-        return softmax_policy(q, mask, config.temperature).numpy()
+    def _of(self, prediction: Prediction, mask: NDArray[np.bool_]) -> NDArray[Any]:
+        return probabilities_of(self._candidate, prediction, self._config, decides=mask.max(1, initial=False))
+
+
+def probabilities_of(
+    candidate: Candidate, prediction: Prediction, config: EvaluateConfig, *, decides: NDArray[np.bool_]
+) -> NDArray[Any]:
+    """Returns the probabilities [N, K] with which the policy that the config names takes its choices.
+
+    Args:
+        candidate: whose policy.
+        prediction: of its model.
+        config: says which policy is made of values.
+        decides: [N] rows that have a choice; others give zeros.
+
+    Raises:
+        BundleError: the model gives a value that is no finite number.
+    """
+    probabilities = _probabilities(candidate, prediction, config)
+    unknown = ~np.isfinite(prediction.q) & prediction.mask
+    lost = decides & (probabilities.sum(1) == 0)  # a restriction that is no number leaves no choice
+    if not np.isfinite(probabilities).all() or unknown.any() or lost.any():
+        where = f"{candidate.key} {candidate.path}"
+        raise BundleError(Problem(where, "probabilities of every choice", "values that are no numbers",
+                                  "Train again: a model that diverged has no policy"))  # fmt: skip
+    return probabilities
+
+
+def _probabilities(candidate: Candidate, prediction: Prediction, config: EvaluateConfig) -> NDArray[Any]:
+    if config.policy == "acting":
+        return candidate.bundle.policy(prediction)
+    if config.policy == "greedy":
+        rows = np.flatnonzero(prediction.greedy >= 0)
+        chosen = np.zeros(prediction.q.shape)
+        chosen[rows, prediction.greedy[rows]] = 1.0
+        return chosen
+    if config.temperature is None:
+        return prediction.propensities
+    mask = torch.from_numpy(prediction.mask)
+    q = torch.from_numpy(prediction.q).masked_fill(~mask, 0.0)
+    return softmax_policy(q, mask, config.temperature).numpy()

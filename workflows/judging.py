@@ -3,7 +3,8 @@
 fitting rows   training episodes that are not scored ─► reward and value models of the policy as it is now
 scored rows    eval episodes (or a share of the training episodes, by hash of mdp_id) ─► page ─► estimators
 
-Every machine's rows are fitted to; the scored ones are those that rank 0 has.
+Every machine's rows are fitted to and scored. Each process builds its part of the page; rank 0 puts them together,
+estimates, and is the only one that writes. It holds the rows of at most max_episodes episodes, the others their part.
 """
 
 from collections.abc import Iterator
@@ -28,16 +29,18 @@ from reagent_lite.distributed.rehearsal import rehearse
 from reagent_lite.evaluation import report
 from reagent_lite.evaluation.cpe import evaluate_page
 from reagent_lite.evaluation.figures import figures
-from reagent_lite.evaluation.page import EvaluationPage, build_page, held_out
+from reagent_lite.evaluation.page import EvaluationPage, build_page
 from reagent_lite.rl.policies import softmax_policy
 from reagent_lite.training.tensors import Tree, load_optimizer, optimizer_state, plain
 from reagent_lite.types import Actions, TransitionBatch
+from workflows.judging_candidates import candidate_choices
+from workflows.judging_episodes import episode_hashes, scored_episodes
+from workflows.judging_page import gather_page
 from workflows.learning import network_settings
 from workflows.preparation import Data, single_step_rows
-from workflows.reporting import say
 
 _FEWEST_FIGURE_ROWS = 256
-_EPOCH_RESAMPLES = 100  # [m] 2000 cost a second an epoch, most of it MAGIC's; an epoch's interval is to look at
+_EPOCH_RESAMPLES = 100  # [m] 2000 cost 0.3 s an epoch for 10 000 episodes; an epoch's interval is to look at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,10 +131,12 @@ class Judge:
             self._prepare()
         losses = self._fit(settings.final_fit_passes if final else settings.fit_passes)
         self._fit_rows.release()
-        if not self._group.is_first:
-            return Judgement(scalars={}, document={}, lines=())
-        page = self._page()
+        part, order = self._part()
+        choices = self._choices(part, order) if final else {}
+        page = self._gathered(part, order)
         self._scored_rows.release()
+        if page is None:
+            return Judgement(scalars={}, document={}, lines=())
         generator = torch.Generator().manual_seed(self._config.seed)
         result = evaluate_page(page, gamma=self._config.rl.gamma, config=settings, generator=generator)
         scalars = {"reward_loss/mean": losses["reward_loss"]} if losses else {}
@@ -139,27 +144,23 @@ class Judge:
             scalars |= report.reward_model_scalars(page, self._data.spec.action_names)
         return Judgement(
             scalars=scalars | report.scalars(result),
-            document=report.as_json(result),
+            document=report.as_json(result) | choices,
             lines=tuple(report.lines(result)),
         )
 
     def _prepare(self) -> None:
         config, data = self._config, self._data
-        scored = data.train if data.held_out is None else data.held_out
-        self._scored_rows, self._scored = single_step_rows(config, scored, data, self._group), scored
+        self._scored_copy = copy = data.train if data.held_out is None else data.held_out
+        self._scored_rows = single_step_rows(config, copy, data, self._group)
         self._fit_rows = (
-            self._scored_rows if scored is data.train else single_step_rows(config, data.train, data, self._group)
+            self._scored_rows if copy is data.train else single_step_rows(config, data.train, data, self._group)
         )
-        self._score_numbers = self._at_most(scored_rows(data, config.evaluation.held_out_share))
-        scored_episodes = np.unique(scored.episode[self._score_numbers])
-        if data.shards.several:
-            say(self._group, f"evaluation: the {len(scored_episodes):,} episodes of node 0's shard are scored; other "
-                             "nodes fit only")  # fmt: skip
-        scored_hashes = _of_first(self._group, np.asarray(scored.episode_hash)[scored_episodes])
-        apart = ~np.isin(np.asarray(data.train.episode_hash), scored_hashes)
+        self._scored = scored_episodes(data, config.evaluation, config.seed)
+        apart = ~np.isin(episode_hashes(data.train, data.shards.own), self._scored.hashes)
         fit_numbers = np.flatnonzero(apart[data.train.episode] & (data.train.action >= 0))
         self._fit_rows = self._fit_rows.only(fit_numbers.astype(np.int32 if len(data.train) < 2**31 else np.int64))
         self._fit_counts = data.shards.counts(self._fit_rows.count)
+        copy.release()
         data.train.release()
         data.train_rows.release()
         give_back_memory()
@@ -182,16 +183,6 @@ class Judge:
         if self._saved:
             self._heads.load_state_dict(self._saved["heads"])
             load_optimizer(self._optimizer, self._saved.get("moments", {}), {"numbers": {}})
-
-    def _at_most(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Draws max_episodes of the episodes to be scored before any of them is in memory, and says so."""
-        episodes = np.unique(self._scored.episode[numbers])
-        most = self._config.evaluation.max_episodes
-        if len(episodes) <= most:
-            return numbers
-        say(self._group, f"evaluation: {most:,} of {len(episodes):,} episodes are scored (evaluation.max_episodes)")
-        kept = np.random.default_rng(self._config.seed).choice(episodes, most, replace=False)
-        return numbers[np.isin(self._scored.episode[numbers], kept)]
 
     def _fit_batches(self, first_pass: int, passes: int) -> Iterator[TransitionBatch]:
         plan = self._data.shards.plan(
@@ -223,18 +214,32 @@ class Judge:
         taken = self._restriction(state, actions.mask, actions.features)
         return softmax_policy(q, taken, self._config.rl.temperature)
 
-    def _page(self) -> EvaluationPage:
+    def _part(self) -> tuple[EvaluationPage, NDArray[np.int64]]:
+        """Returns the page of this rank's scored rows, and the order [R] of the rows in it."""
         assert self._heads is not None
         self._learner.eval()
-        page = build_page(
-            rows_in_order(self._scored_rows, self._score_numbers, self._group.device),
-            np.asarray(self._scored.episode[self._score_numbers], np.int64),
+        scored = self._scored
+        part = build_page(
+            rows_in_order(self._scored_rows, scored.numbers, self._group.device),
+            scored.episode,
             policy=self._policy,
             models=self._heads,
             metric_names=self._data.spec.metric_names,
         )
         self._learner.train()
-        return page
+        return part, np.argsort(scored.episode, kind="stable")
+
+    def _gathered(self, part: EvaluationPage, order: NDArray[np.int64]) -> EvaluationPage | None:
+        """Returns the page of all ranks' scored rows on rank 0, and None on the others; every rank calls it."""
+        return gather_page(part, torch.from_numpy(self._scored.sequence[order]), self._group)
+
+    def _choices(self, part: EvaluationPage, order: NDArray[np.int64]) -> dict[str, Any]:
+        """Returns what the policy chooses among candidates, which have no tags of their own; every rank calls it."""
+        normalization = self._data.normalization.action
+        if normalization is None:
+            return {}
+        ids, numbers = normalization.feature_ids, self._scored.numbers[order]
+        return {"candidates": candidate_choices(part, self._scored_copy, numbers, ids, self._group)}
 
 
 @contextmanager
@@ -243,31 +248,3 @@ def _own_seed(seed: int, device: torch.device) -> Iterator[None]:
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield
-
-
-def scored_rows(data: Data, share: float) -> NDArray[np.int64]:
-    """Returns the numbers of rank 0's rows to be scored, in order; none on the other ranks, which all call it too.
-
-    They are whole episodes, disjoint from those fitted on: of eval data every episode that is not in the training data
-    of any machine; of those that are, and of the training data where there is no eval data, about `share` by hash.
-    Episodes with an unknown action are left out whole: without one row the weights of all later ones are wrong.
-    Likewise those with a row that sums up several: what was done inside is not known.
-    """
-    scored, group = data.train if data.held_out is None else data.held_out, data.shards.group
-    hashes = _of_first(group, np.asarray(scored.episode_hash))
-    trained_on = torch.from_numpy(np.isin(hashes, np.asarray(data.train.episode_hash)).astype(np.int32))
-    chosen = (group.sum(trained_on).numpy() == 0) | held_out(hashes, share)
-    if not group.is_first:
-        return np.empty(0, np.int64)
-    chosen[np.unique(scored.episode[np.asarray(scored.action) < 0])] = False
-    summed = np.unique(scored.episode[np.asarray(scored.step) > 1])
-    if chosen[summed].any():
-        say(group, f"warning: evaluation: {int(chosen[summed].sum()):,} episodes have rows that span several steps and "
-                   "cannot be scored; give eval_data_path of a timeline with steps 1")  # fmt: skip
-        chosen[summed] = False
-    return np.flatnonzero(chosen[scored.episode])
-
-
-def _of_first(group: Group, hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Returns rank 0's hashes on every rank."""
-    return np.frombuffer(group.broadcast_bytes(hashes.tobytes() if group.is_first else None), np.uint64)

@@ -14,10 +14,12 @@ from typing import Any
 
 from reagent_lite.config import WorkflowConfig, fingerprint, resolved
 from reagent_lite.evaluation.webpage import render
+from reagent_lite.evaluation.webpage_candidates import chosen_candidates
 from reagent_lite.evaluation.webpage_content import (
     ActionShare,
     Interval,
     Report,
+    Simulated,
     compared,
     number,
     unscored,
@@ -25,16 +27,12 @@ from reagent_lite.evaluation.webpage_content import (
 )
 from reagent_lite.files import write_whole
 from workflows.pages_curves import Series, curves_of, read_series
-from workflows.pages_data import SAMPLE, features_of, lineage_of, shifts_of
+from workflows.pages_data import SAMPLE, Shares, features_of, lineage_of, shifts_of
 from workflows.preparation import Data
 
 PAGE = "report.html"
 
-_SIMULATED = {
-    "simulation/return": "The learned policy, greedy",
-    "simulation/random_return": "Random actions",
-    "simulation/discounted_return": "The learned policy, discounted",
-}
+_BESIDE = "model/evaluation.json and metrics.jsonl"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +45,7 @@ class Ended:
         steps, rows: optimizer steps, and rows learned from.
         normalization: of state features and of candidates' features, in the 2019 encoding.
         data: what was learned from, or None.
+        present: how often each feature is there, by column and id; see present_shares.
         identity: sha256 of it, or of the environment.
         notes: sentences to stand at the top, such as why no model was published.
     """
@@ -58,6 +57,7 @@ class Ended:
     normalization: Mapping[str, Mapping[str, str]]
     data: Data | None
     identity: str
+    present: Mapping[str, Shares]
     notes: tuple[str, ...] = ()
 
 
@@ -88,12 +88,14 @@ def collect(folder: Path, ended: Ended) -> Report:
         simulated_note=_simulated_note(ended) if simulated else "",
         curves=curves_of(series),
         actions=_actions(config.actions, series),
-        features=features_of(ended.normalization, ended.data),
+        candidates=chosen_candidates(cpe.get("candidates")) if cpe else None,
+        features=features_of(ended.normalization, ended.present),
         features_note=f"Present: in at most {SAMPLE:,} rows spread over the training data." if ended.data else "",
         shifts=shifts_of(config),
         lineage=lineage_of(config, ended.data),
         config=resolved(config),
         notes=(*ended.notes, *(unscored(cpe) if cpe else ())),
+        beside=_BESIDE,
     )
 
 
@@ -121,20 +123,24 @@ def _environment(config: WorkflowConfig) -> str:
     return "" if config.simulation is None else config.simulation.env
 
 
-def _simulated(document: Mapping[str, Any]) -> tuple[tuple[str, Interval], ...]:
-    return tuple(
-        (name, Interval(value=document[f"{tag}/mean"], low=document[f"{tag}/lower"], high=document[f"{tag}/upper"]))
-        for tag, name in _SIMULATED.items()
-        if f"{tag}/mean" in document
-    )
+def _simulated(document: Mapping[str, Any]) -> tuple[Simulated, ...]:
+    def figure(tag: str) -> Interval | None:
+        if f"simulation/{tag}/mean" not in document:
+            return None
+        ends = (document[f"simulation/{tag}/{end}"] for end in ("mean", "lower", "upper"))
+        return Interval(**dict(zip(("value", "low", "high"), ends, strict=True)))
+
+    learned, random = figure("return"), figure("random_return")
+    if learned is None:
+        return ()
+    first = Simulated(name="The learned policy, greedy", returns=learned, discounted=figure("discounted_return"),
+                      length=document.get("simulation/length/mean"))  # fmt: skip
+    return (first,) if random is None else (first, Simulated(name="Random actions", returns=random))
 
 
 def _simulated_note(ended: Ended) -> str:
     document = ended.document["simulation"]
-    return (
-        f"{document['episodes']} episodes of {_environment(ended.config)}, mean length "
-        f"{number(document.get('simulation/length/mean'))} steps."
-    )
+    return f"{document['episodes']:,} episodes of {_environment(ended.config)}."
 
 
 def _actions(names: tuple[str, ...], series: Series) -> tuple[ActionShare, ...]:

@@ -5,7 +5,8 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from reagent_lite.evaluation.webpage_content import Curves, Line, thinned
+from reagent_lite.evaluation.charts import thinned
+from reagent_lite.evaluation.webpage_content import Curves, Line
 
 MOST_POINTS = 500  # of a curve: more than a screen has columns for it
 _HELD_POINTS = 5000  # of a tag while reading: a run that reports every step would not fit
@@ -23,11 +24,13 @@ _DRAWN = {
     "td_loss/mean": "judged rows",
     "value/logged/mean": "logged choices",
     "value/model/mean": "learned policy's choices",
+    "reward_loss/mean": "while fitting it",
 }
 _TOGETHER = {
     "Return in simulation": ("return", ("simulation/return/mean", "simulation/training_return/mean")),
     "TD loss": ("loss", ("train/td_loss", "td_loss/mean")),
     "Value": ("mean q", ("value/logged/mean", "value/model/mean")),
+    "Loss of the reward model": ("loss", ("reward_loss/mean",)),
 }
 
 
@@ -61,6 +64,9 @@ def curves_of(series: Series) -> tuple[Curves, ...]:
         mark = _mark("random actions", series.get("simulation/random_return/mean")) if unit == "return" else None
         charts.append(Curves(title=title, x=_STEPS, y=unit, lines=lines, mark=mark))
     charts.append(_by_name("Learned policy's actions", "share of judged rows", "actions/model/", curved))
+    charts.append(_by_name("Value by action", "mean q", "value/model/", _by_action(curved)))
+    reward = _mark("logged rewards", series.get("reward/logged/mean"))
+    charts.append(_by_name("Reward model by action", "mean reward", "reward/model/", _by_action(curved), reward))
     estimates = {
         tag: points
         for tag, points in curved.items()
@@ -81,8 +87,13 @@ def curves_of(series: Series) -> tuple[Curves, ...]:
 def _by_name(title: str, unit: str, prefix: str, curved: Series, mark: tuple[float, str] | None = None) -> Curves:
     """Returns a chart of all tags that begin so, the largest at the end first."""
     tags = sorted((tag for tag in curved if tag.startswith(prefix)), key=lambda tag: -curved[tag][-1][1])
-    lines = tuple(_line(tag.removeprefix(prefix), tag, curved) for tag in tags)
+    lines = tuple(_line(tag.removeprefix(prefix).removesuffix("/mean"), tag, curved) for tag in tags)
     return Curves(title=title, x=_STEPS, y=unit, lines=lines, mark=mark)
+
+
+def _by_action(curved: Series) -> Series:
+    """Returns the tags `.../{action}/mean`; an action's name may hold any letters."""
+    return {tag: points for tag, points in curved.items() if tag.endswith("/mean") and tag.count("/") > 2}
 
 
 def _line(name: str, tag: str, curved: Series) -> Line:

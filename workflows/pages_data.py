@@ -6,14 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from reagent_lite.config import WorkflowConfig
+from reagent_lite.data.facts import Agreement, in_order
+from reagent_lite.data.plan import apportion
 from reagent_lite.data.stage import StageManifest, read_manifest
 from reagent_lite.data.training_copy import TrainingCopy
 from reagent_lite.data.training_copy_place import read_manifest as read_copy_manifest
 from reagent_lite.evaluation.webpage_content import Feature, FeatureShift, Table
 from workflows.preparation import Data
+from workflows.shards import Shards
 
 SAMPLE = 4096  # rows that say how often a feature is present: to 0.8 % at worst, whatever the size of the log
 _MOST_FILES = 50
@@ -22,13 +26,34 @@ _MOST_LETTERS = 400
 Shares = dict[int, float]
 
 
-def features_of(normalization: Mapping[str, Mapping[str, str]], data: Data | None) -> tuple[Feature, ...]:
-    """Returns type and statistics of every feature of states, then of candidates."""
-    present: dict[str, Shares] = {}
-    if data is not None:
-        present["state"] = _present(data.train.state[: len(data.train)], data.train.state_ids)
-        present["action"] = _present(data.train.candidates, data.train.action_ids)
-        data.train.release()
+def present_shares(data: Data) -> dict[str, Shares]:
+    """Returns in which share of the training rows each feature is, by column and id; of candidates, of all listed.
+
+    Each shard gives its part of a sample of at most SAMPLE rows. Every rank calls it, and has the result.
+    """
+    train, found = data.train, data.found
+    shares = {
+        "state": _present(data.shards, train.state[: len(train)], train.state_ids, found.state_ids),
+        "action": _present(data.shards, train.candidates, train.action_ids, found.action_ids),
+    }
+    train.release()
+    return shares
+
+
+def _present(shards: Shards, values: NDArray[np.float32], ids: tuple[int, ...], wanted: tuple[int, ...]) -> Shares:
+    if not wanted:
+        return {}
+    counts = shards.counts(len(values))
+    own = apportion(counts, min(SAMPLE, sum(counts)))[shards.own] if shards.is_first else 0
+    numbers = np.unique(np.linspace(0, len(values) - 1, own).astype(np.int64)) if own else np.zeros(0, np.int64)
+    sample = in_order(np.asarray(values[numbers]), ids, wanted, absent=np.nan)
+    present = torch.from_numpy((~np.isnan(sample)).sum(0).astype(np.float64))
+    rows = max(sum(shards.group.each(len(numbers))), 1)
+    return dict(zip(wanted, (shards.group.sum(present) / rows).tolist(), strict=True))
+
+
+def features_of(normalization: Mapping[str, Mapping[str, str]], present: Mapping[str, Shares]) -> tuple[Feature, ...]:
+    """Returns type and statistics of every feature of states, then of candidates; `present` is of present_shares."""
     found = []
     for column, parameters in normalization.items():
         for name, text in parameters.items():
@@ -37,14 +62,6 @@ def features_of(normalization: Mapping[str, Mapping[str, str]], data: Data | Non
             found.append(Feature(name=name, column=column, type=one["feature_type"], present=share,
                                  mean=one.get("mean"), stddev=one.get("stddev")))  # fmt: skip
     return tuple(found)
-
-
-def _present(values: NDArray[np.float32], ids: tuple[int, ...]) -> Shares:
-    if not len(values) or not ids:
-        return {}
-    numbers = np.unique(np.linspace(0, len(values) - 1, min(SAMPLE, len(values))).astype(np.int64))
-    shares = 1 - np.isnan(values[numbers]).mean(0)
-    return dict(zip(ids, shares.tolist(), strict=True))
 
 
 def shifts_of(config: WorkflowConfig) -> tuple[FeatureShift, ...]:
@@ -66,18 +83,22 @@ def _shifts(document: Mapping[str, Any]) -> Iterator[FeatureShift]:
 
 
 def lineage_of(config: WorkflowConfig, data: Data | None) -> tuple[Table, ...]:
-    """Returns what was read, with hashes, and what the stages before kept and refused; of rank 0's machine."""
+    """Returns what was read on all machines, and files, hashes and stages of rank 0's machine."""
     if data is None:
         return ()
     copies = {"training data": data.train} | ({} if data.held_out is None else {"eval data": data.held_out})
+    found = {"training data": data.found, "eval data": data.held_out_found}
     asked = {"training data": config.training_data_path, "eval data": config.eval_data_path}
     counts = tuple(
-        (use, asked[use] or "by the timeline", f"{len(copy):,}", _counted(copy)) for use, copy in copies.items()
+        (use, asked[use] or "by the timeline", f"{sum(one.rows):,}", _counted(one))
+        for use, one in found.items()
+        if one is not None
     )
     tables = [
         Table(title="Data that was asked for, and what was found", head=("Use", "Path", "Rows", "Counts"), rows=counts)
     ]
     for use, copy in copies.items():
+        use = f"{use} on node 0" if data.shards.several else use
         tables.append(_files(use, copy))
         for folder in dict.fromkeys(str(Path(file).parent) for file in copy.files if "://" not in file):
             manifest = read_manifest(folder)
@@ -86,8 +107,8 @@ def lineage_of(config: WorkflowConfig, data: Data | None) -> tuple[Table, ...]:
     return tuple(tables)
 
 
-def _counted(copy: TrainingCopy) -> str:
-    return ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in copy.counts.items() if count)
+def _counted(found: Agreement) -> str:
+    return ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in found.counts.items() if count)
 
 
 def _files(use: str, copy: TrainingCopy) -> Table:

@@ -21,7 +21,15 @@ from reagent_lite.sim.sources import find_environment
 from reagent_lite.types import SourceSpec
 from workflows.doctoring_report import size_text
 from workflows.launching import restarts, used_gpus
-from workflows.planning_memory import Need, World, environment, free_here, network_needs, simulation_needs
+from workflows.planning_memory import (
+    Need,
+    World,
+    environment,
+    free_here,
+    network_needs,
+    page_need,
+    simulation_needs,
+)
 from workflows.rollouts import simulated_plan
 
 
@@ -184,6 +192,9 @@ def _memory(config: WorkflowConfig, world: World, known: Known) -> Iterator[str]
         size = sum(int(one["size"]) for one in known.copy.files.values())
         state = int(known.copy.files.get("state.npy", {}).get("size", 0))
         yield f"memory: training copy of {size_text(size)} is mapped from disk, not counted"
+        page = page_need(config, known.copy)
+        if page is not None:
+            yield f"memory of rank 0, not counted: {page.name} {size_text(page.bytes)} = {page.formula}"
         if world.device_type == "cuda" and config.data.residency == "device":
             needs.append(Need(name="rows on the GPU", bytes=state, formula="at least the states of this machine"))
     for need in needs:

@@ -10,6 +10,7 @@ import torch
 
 from reagent_lite.config import ParametricDqnConfig, WorkflowConfig
 from reagent_lite.data.replay import ReplaySettings
+from reagent_lite.data.training_copy_place import Manifest
 from reagent_lite.distributed.inspection import Gpu
 from reagent_lite.distributed.launcher import Processes
 from reagent_lite.memory import free_bytes
@@ -117,6 +118,27 @@ def simulation_needs(config: WorkflowConfig, env: VectorEnv, world: World) -> li
         Need(name="environments", bytes=own * env.bytes_per_env,
              formula=f"{own:,} environments x {env.bytes_per_env:,} bytes"),
     ]  # fmt: skip
+
+
+def page_need(config: WorkflowConfig, copy: Manifest) -> Need | None:
+    """Returns what the evaluation takes on rank 0: scored rows of all machines, and as much again for the estimates.
+
+    None where only reading tells: eval data, or lists of candidates.
+
+    Args:
+        config: of the run.
+        copy: of the training data on this machine; other machines with shards are taken to have as many rows.
+    """
+    episodes = copy.counts.get("episodes", 0) * (config.num_nodes if config.data.layout == "shards" else 1)
+    if config.eval_data_path is not None or not copy.actions or not episodes:
+        return None
+    settings, choices, outcomes = config.evaluation, len(copy.actions), 1 + len(copy.metric_names)
+    scored = min(round(episodes * settings.held_out_share), settings.max_episodes)
+    length = copy.rows / copy.counts["episodes"]
+    # columns of EvaluationPage; the mask has 1 byte each
+    row = 8 * (5 + choices + outcomes + 2 * choices * outcomes) + choices
+    return Need(name="evaluation", bytes=round(2 * scored * length * row),
+                formula=f"2 x {scored:,} episodes x {length:g} rows x {row:,} bytes")  # fmt: skip
 
 
 def free_here(world: World, gpus: tuple[Gpu, ...]) -> tuple[int, str] | None:

@@ -1,4 +1,9 @@
-"""Judging in simulation: the greedy policy's episodes, spread over ranks, with intervals."""
+"""Judging in simulation: the greedy policy's episodes, spread over ranks, with intervals.
+
+What plays is the live network, on all ranks and their GPUs, before a gate may hold the export back. What is exported
+decides alike: the export's check compares every format with the network on observations of this very environment, and
+a test plays an exported model through the same episodes. To play an exported model: workflows.evaluate.
+"""
 
 import torch
 

@@ -65,6 +65,7 @@ class Data:
         hash: sha256 that says what was learned from, on all machines: inputs, and the copies made of them.
         content: sha256 of the rows alone.
         train, held_out: this machine's training copies; held_out is None without eval_data_path.
+        found, held_out_found: what the rows of all machines are together, of each.
         train_rows, held_out_rows: what sources gather from.
     """
 
@@ -76,6 +77,8 @@ class Data:
     content: str
     train: TrainingCopy
     held_out: TrainingCopy | None
+    found: Agreement
+    held_out_found: Agreement | None
     train_rows: LoggedRows
     held_out_rows: LoggedRows | None
 
@@ -90,9 +93,9 @@ def prepare(config: WorkflowConfig, group: Group) -> Data:
     shards = Shards.of(config, group)
     given = _given_normalization(config)
     train, agreement = _copy(config, config.training_data_path, shards, "training data", given)
-    held_out = None
+    held_out = held_out_found = None
     if config.eval_data_path is not None:
-        held_out, _ = _copy(config, config.eval_data_path, shards, "eval data", {})
+        held_out, held_out_found = _copy(config, config.eval_data_path, shards, "eval data", {})
     specs = given_or_fitted(config, train, agreement, shards, given)
     normalization = Normalization(state=specs["state"], action=specs.get("action"))
     for copy in (train, held_out):
@@ -115,8 +118,8 @@ def prepare(config: WorkflowConfig, group: Group) -> Data:
         None if held_out is None else _rows(config, held_out, normalization, spec, group, partial(_spans, config))
     )
     return Data(spec=spec, normalization=normalization, shards=shards, counts=counts, hash=agreement.hash,
-                content=agreement.content, train=train, held_out=held_out, train_rows=train_rows,
-                held_out_rows=held_out_rows)  # fmt: skip
+                content=agreement.content, train=train, held_out=held_out, found=agreement,
+                held_out_found=held_out_found, train_rows=train_rows, held_out_rows=held_out_rows)  # fmt: skip
 
 
 def _copy(

@@ -35,7 +35,7 @@ def held_back(config: WorkflowConfig, experience: Experience, judgement: Judgeme
     if config.publish_if is None:
         return None
     assert experience.data is not None  # the config is refused without
-    scored = experience.data.held_out or experience.data.train
+    scored = experience.data.held_out_found or experience.data.found
     absent = scored.counts.get("propensity_absent_rows", 0)
     gate = decide(judgement.document["cpe"], config.publish_if, rows_without_propensity=absent)
     return None if gate.passed else gate

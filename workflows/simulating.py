@@ -36,6 +36,7 @@ from reagent_lite.sim.env import Policy, VectorEnv
 from reagent_lite.sim.episodes import Amount, Episodes, whole_episodes
 from reagent_lite.sim.spec import EnvSpec
 from reagent_lite.training.progress import progress
+from workflows.simulated_choices import ChoicesInSimulation, kind_of, misfits
 
 LEVEL = 0.95  # of the interval of the log's mean return
 RESAMPLES = 2000
@@ -170,21 +171,15 @@ def _envs(config: SimulateConfig, backend: Backend, count: int, stream: int) -> 
 class BundlePolicy:
     """Values of choices by an exported model, through onnxruntime."""
 
-    def __init__(self, bundle: Bundle) -> None:
-        self._bundle = bundle
-        self._columns, self._action_columns = list(bundle.state_feature_ids), list(bundle.action_feature_ids)
+    def __init__(self, bundle: Bundle, spec: EnvSpec) -> None:
+        self._choices = ChoicesInSimulation(bundle, spec)
 
     def __call__(self, observation: Tensor, mask: Tensor | None, features: Tensor | None) -> Tensor:
         """Returns q [N, K] of observation [N, S], mask [N, K] and, for candidates, features [N, K, F].
 
         A choice that the model does not take has -inf.
         """
-        values = observation[:, self._columns].cpu().numpy()
-        allowed = None if mask is None else mask.cpu().numpy()
-        candidates = None
-        if self._bundle.parametric and features is not None:
-            candidates = list(features[:, :, self._action_columns].cpu().numpy())
-        prediction = self._bundle.predict(values, mask=allowed, candidates=candidates)
+        prediction = self._choices(observation, mask, features)
         q = np.where(prediction.mask, prediction.q, np.float32(-np.inf))
         return torch.from_numpy(q).to(observation.device)
 
@@ -199,23 +194,14 @@ def _policy(config: PlayConfig | None, where: str, spec: EnvSpec, *, parametric:
         return None
     path = Path(config.model).expanduser()
     bundle = load_bundle(path)
-    problems = []
     where = f"{where}.model {path}"
+    problems = misfits(bundle, spec, where)
     if bundle.parametric != parametric:
-        kinds = ("a model of named actions (workflows.dqn)", "a model of candidates (workflows.parametric_dqn)")
-        problems.append(Problem(where, kinds[parametric], kinds[bundle.parametric], "Or change `parametric`"))
-    elif not parametric and bundle.action_names != spec.action_names:
-        problems.append(Problem(where, f"actions {_listed(spec.action_names)} of {spec.name}",
-                                _listed(bundle.action_names), "Train with the environment's names"))  # fmt: skip
-    sizes = {"state": (bundle.state_feature_ids, spec.observation_size),
-             "action": (bundle.action_feature_ids, spec.action_feature_size)}  # fmt: skip
-    for name, (ids, size) in sizes.items():
-        unknown = [str(one) for one in ids if not 0 <= one < size]
-        if unknown:
-            problems.append(Problem(where, f"{name} features among 0 to {size - 1} of {spec.name}", ", ".join(unknown)))
+        expected, got = kind_of(parametric=parametric), kind_of(parametric=bundle.parametric)
+        problems = [Problem(where, expected, got, "Or change `parametric`")]
     if problems:
         raise BundleError(problems)
-    return BundlePolicy(bundle)
+    return BundlePolicy(bundle, spec)
 
 
 def _drawing(config: PlayConfig) -> dict[str, float]:
@@ -224,10 +210,6 @@ def _drawing(config: PlayConfig) -> dict[str, float]:
         "epsilon": config.epsilon if config.kind == "epsilon_greedy" else 0.0,
         "temperature": config.temperature if config.kind == "softmax" else 0.0,
     }
-
-
-def _listed(names: tuple[str, ...]) -> str:
-    return ", ".join(names)
 
 
 @contextmanager

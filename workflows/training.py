@@ -17,6 +17,7 @@ from reagent_lite.data.training_copy import give_back_memory
 from reagent_lite.distributed.group import Group
 from reagent_lite.distributed.workers import tell_model_stands
 from reagent_lite.errors import ConfigError, DivergenceError, Problem
+from reagent_lite.evaluation.gate import Gate
 from reagent_lite.evaluation.pictures import require_pictures
 from reagent_lite.export.content import BundleContent
 from reagent_lite.export.predictor import DiscretePredictor, ParametricPredictor, Predictor
@@ -40,6 +41,7 @@ from workflows.experience import Experience, Judges, Stream, build_judges, gathe
 from workflows.judging import Judgement
 from workflows.learning import build_learner, build_optimization, captures, choose_threads
 from workflows.pages import PAGE, Ended, write_page
+from workflows.pages_data import Shares, present_shares
 from workflows.preparation import Normalization
 from workflows.publishing import NOT_PUBLISHED, forget_reason, held_back, require_outcome, write_reason
 from workflows.reporting import say
@@ -88,6 +90,7 @@ def _train(
         say(group, line)
     scores = {name: value if np.isfinite(value) else None for name, value in learned.scores(judgement).items()}
     give_back_memory()
+    present = {} if experience.data is None else present_shares(experience.data)
     gate = None
     if group.is_first:
         gate = held_back(config, experience, judgement)
@@ -98,7 +101,7 @@ def _train(
             write_reason(folder, gate)
             say(group, f"not published: {gate.reason}; see {folder / NOT_PUBLISHED}")
         _draw(config, folder, experience, learned.learner, judgement, group)
-        say(group, _page(config, folder, learned, experience, judgement, "" if gate is None else gate.reason))
+        say(group, _page(folder, _ended(config, learned, experience, judgement, present, gate)))
         tell_model_stands()
         failure = learned.checkpoints.finish()
         if failure:
@@ -261,20 +264,24 @@ def _draw(
         say(group, f"picture: {file}")
 
 
-def _page(
+def _ended(
     config: WorkflowConfig,
-    folder: Path,
     learned: Learned,
     experience: Experience,
     judgement: Judgement,
-    not_published: str,
-) -> str:
-    """Writes the report page and returns what to say of it; the model stands without it."""
-    ended = Ended(
+    present: dict[str, Shares],
+    gate: Gate | None,
+) -> Ended:
+    return Ended(
         config=config, document=judgement.document, steps=learned.position.step, rows=learned.position.rows,
-        normalization=experience.normalization.json(), data=experience.data, identity=experience.identity(),
-        notes=(f"No model was published: {not_published}.",) if not_published else (),
+        normalization=experience.normalization.json(), data=experience.data, present=present,
+        identity=experience.identity(),
+        notes=(f"No model was published: {gate.reason}.",) if gate else (),
     )  # fmt: skip
+
+
+def _page(folder: Path, ended: Ended) -> str:
+    """Writes the report page and returns what to say of it; the model stands without it."""
     failure = write_page(folder, ended)
     return f"warning: no {PAGE}: {failure}" if failure else f"report: {folder / PAGE}"
 

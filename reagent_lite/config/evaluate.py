@@ -1,16 +1,22 @@
-"""The whole JSON of `workflows.evaluate`: an exported model, perhaps a second one, and the log they are judged on."""
+"""The whole JSON of `workflows.evaluate`: an exported model, perhaps a second one, and what they are judged on.
+
+That is a log, an environment in which they play, or both.
+"""
 
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field
 
+from reagent_lite.config.environment import EnvironmentConfig
 from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.config.section import Section
 from reagent_lite.config.timeline import QuerySection, TimelineSection
 from reagent_lite.errors import Problem
 
 _OF_TRAINING = ("calc_cpe_in_training", "figures_share", "fit_passes")
+_OF_INTERVALS = ("confidence_level", "bootstrap_resamples")
+"""What of `evaluation` is read without a log as well."""
 
 
 class LogEvaluationConfig(EvaluationConfig):
@@ -26,15 +32,27 @@ class LogEvaluationConfig(EvaluationConfig):
                 yield Problem(f"{path}.{key}", "its default", str(getattr(self, key)), "It is about epochs of training")
 
 
+class PlayedEnvironmentConfig(EnvironmentConfig):
+    """An environment in which the exported models play; its constants are named as in training."""
+
+    backend: Literal["auto", "cuda", "cpu"] = "auto"
+    """Where the environment runs; auto: on the CPU, where exported models decide."""
+    evaluation_episodes: Annotated[int, Field(ge=2, le=10_000)] = 1000
+    """Episodes of each policy, side by side; every policy meets the same starts and the same luck."""
+
+
 class EvaluateConfig(Section):
-    """`python -m workflows.evaluate`: what an exported model's policy is worth, estimated from a log."""
+    """`python -m workflows.evaluate`: what an exported model's policy is worth, by a log, by playing, or by both."""
 
     model: str = ""
     """Folder of an exported model."""
     against: str | None = None
     """Folder of another one; the difference of the two is estimated as well."""
     data_path: str = ""
-    """The log: events, of which transitions are made first, or transitions, in any format that training reads."""
+    """The log: events, of which transitions are made first, or transitions, in any format that training reads; absent:
+    only `simulation` tells."""
+    simulation: PlayedEnvironmentConfig | None = None
+    """An environment to play in; absent: only the log tells."""
     output_path: str = "outputs/evaluation.json"
     """JSON file of all estimates, and beside it the same as a page, `.html`; replaced if they are there."""
     policy: Literal["softmax", "greedy", "acting"] = "softmax"
@@ -45,7 +63,7 @@ class EvaluateConfig(Section):
     gamma: Annotated[float, Field(ge=0, le=1)] | None = None
     """Discount per step of a return; absent: rl.gamma that `model` was trained with."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
-    """Of resamples, and of the models that are fitted."""
+    """Of resamples, of the models that are fitted, and of simulated episodes, which no training run has seen."""
     training_copy_dir: str | None = None
     """Folder for the memory-mapped copy of the log, as data.training_copy_dir in training."""
     timeline: TimelineSection | None = None
@@ -56,9 +74,12 @@ class EvaluateConfig(Section):
 
     def problems(self, path: str = "") -> Iterator[Problem]:
         """Yields everything wrong beyond single keys."""
-        for key, flag in (("model", "--model"), ("data_path", "--data")):
-            if not getattr(self, key):
-                yield Problem(key, "a path", "nothing", f"Or give {flag}")
+        if not self.model:
+            yield Problem("model", "a path", "nothing", "Or give --model")
+        if self.simulation is not None:
+            yield from self.simulation.problems("simulation")
+        if not self.data_path:
+            yield from self._problems_without_log()
         if not self.output_path.endswith(".json") or "://" in self.output_path:
             yield Problem("output_path", "a local file that ends in .json", repr(self.output_path))
         if self.temperature is not None and self.policy != "softmax":
@@ -70,6 +91,16 @@ class EvaluateConfig(Section):
         yield from self.evaluation.problems("evaluation")
         if self.timeline is not None:
             yield from self._timeline_problems(self.timeline)
+
+    def _problems_without_log(self) -> Iterator[Problem]:
+        if self.simulation is None:
+            yield Problem("data_path", "a log here, an environment in `simulation`, or both", "neither",
+                          "Or give --data, --env")  # fmt: skip
+            return
+        unread = [key for key in self.changed if key in ("training_copy_dir", "timeline", "query")]
+        unread += [f"evaluation.{key}" for key in self.evaluation.changed if key not in (*_OF_INTERVALS, *_OF_TRAINING)]
+        for key in unread:
+            yield Problem(key, "its default without data_path", "another value", "It is about the log")
 
     def _timeline_problems(self, timeline: TimelineSection) -> Iterator[Problem]:
         yield from timeline.rule_problems("timeline")

@@ -21,7 +21,7 @@ class EvaluationConfig(Section):
     bootstrap_resamples: Annotated[int, Field(ge=100)] = 2000
     """Resamples of episodes behind every interval."""
     max_episodes: Annotated[int, Field(ge=2)] = 10_000
-    """Episodes scored: a random draw when there are more."""
+    """Episodes scored, of all machines together: when there are more, a draw by seed and mdp_id."""
     max_horizon: Annotated[int, Field(ge=1)] = 1000
     """Rows of an episode that are scored, from its start; the report counts what lies beyond."""
     min_effective_episodes: Annotated[float, Field(ge=1)] = 10.0

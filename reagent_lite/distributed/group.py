@@ -5,6 +5,7 @@ Nothing here pickles: tensors are reduced, text travels as bytes.
 
 import gc
 import inspect
+import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -127,14 +128,14 @@ class Group:
         """Waits until every rank has come here."""
         self.sum(torch.zeros(1))
 
-    def broadcast_bytes(self, data: bytes | None) -> bytes:
-        """Returns rank 0's bytes on every rank; what other ranks give is not looked at."""
+    def broadcast_bytes(self, data: bytes | None, source: int = 0) -> bytes:
+        """Returns the bytes of rank `source` on every rank; what other ranks give is not looked at."""
         if self.world_size == 1:
             return data or b""
-        (size, *_) = self.each(len(data or b""))
-        block = _block(data or b"") if self.is_first else torch.empty(size, dtype=torch.uint8)
+        size = self.each(len(data or b""))[source]
+        block = _block(data or b"") if self.rank == source else torch.empty(size, dtype=torch.uint8)
         for part in torch.split(block, _PART_BYTES):
-            dist.broadcast(part, 0)
+            dist.broadcast(part, source)
         return block.numpy().tobytes()
 
     def broadcast_text(self, text: str | None) -> str:
@@ -167,24 +168,40 @@ class Group:
             return
         sizes = self.each(len(data))
         if not self.is_first:
-            _send(data, 0)
+            _send(_block(data), 0)
             return
         yield data
         for rank, size in enumerate(sizes[1:], start=1):
-            yield _received(size, rank)
+            yield _received(size, rank).numpy().tobytes()
+
+    def gather(self, tensor: Tensor) -> Iterator[Tensor]:
+        """Yields the tensors of all ranks, in their order, on rank 0, and nothing on the others.
+
+        Tensors live on the CPU whatever the device is, and so does what moves them. Type and number of dimensions are
+        those of every rank; the sizes of dimensions may differ. One rank's tensor is in flight at a time. Every rank
+        must run it to its end.
+        """
+        shapes = list(zip(*(self.each(size) for size in tensor.shape), strict=True))
+        if not self.is_first:
+            # the stride of a dimension of one may be anything, which a view as bytes does not take
+            _send(tensor.contiguous().as_strided((tensor.numel(),), (1,)).view(torch.uint8), 0)
+            return
+        yield tensor
+        for rank, shape in enumerate(shapes[1:], start=1):
+            yield _received(math.prod(shape) * tensor.element_size(), rank).view(tensor.dtype).view(shape)
 
     def scatter_bytes(self, parts: Iterator[bytes] | None) -> bytes:
         """Returns this rank's part of what rank 0 gives; rank 0 reads them one at a time, own one first."""
         if not self.is_first:
             size = torch.zeros(1, dtype=torch.int64)
             dist.recv(size, 0)
-            return _received(int(size), 0)
+            return _received(int(size), 0).numpy().tobytes()
         assert parts is not None
         own = next(parts)
         for rank in range(1, self.world_size):
             data = next(parts)
             dist.send(torch.tensor([len(data)]), rank)
-            _send(data, rank)
+            _send(_block(data), rank)
         return own
 
     def wait_at_most(self, seconds: float) -> None:
@@ -211,16 +228,16 @@ def _block(data: bytes) -> Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
 
 
-def _send(data: bytes, rank: int) -> None:
-    for part in torch.split(_block(data), _PART_BYTES):
+def _send(block: Tensor, rank: int) -> None:
+    for part in torch.split(block, _PART_BYTES):
         dist.send(part, rank)
 
 
-def _received(size: int, rank: int) -> bytes:
+def _received(size: int, rank: int) -> Tensor:
     block = torch.empty(size, dtype=torch.uint8)
     for part in torch.split(block, _PART_BYTES):
         dist.recv(part, rank)
-    return block.numpy().tobytes()
+    return block
 
 
 @contextmanager

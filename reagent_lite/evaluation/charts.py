@@ -23,6 +23,9 @@ _ROW = 44  # height of an estimator's row: words above, whisker below
 _BAR = 10
 _LOGARITHMIC_FROM = 200.0  # largest over smallest, from where a linear axis hides the small half of a curve
 _TICKS = 5
+_ROUNDING = 1e-9  # of their size, by which values that differ less are one
+_ABOVE = 4  # the first words' ascent on a phone
+_LETTER = 9.6  # width of a wide font's letters on a phone, [m] of digits of DejaVu Sans
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +46,8 @@ class Axis:
 
 def ticks(low: float, high: float, most: int = _TICKS) -> tuple[float, ...]:
     """Returns round numbers 1, 2 or 5 x 10^n apart; the first is at most `low`, the last at least `high`."""
-    span = high - low or abs(high) or 1.0
+    size = max(abs(low), abs(high))
+    span = high - low if high - low > _ROUNDING * size else size or 1.0
     rough = span / most
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1.0, 2.0, 5.0, 10.0) if factor * power >= rough * (1 - 1e-9))
@@ -51,22 +55,52 @@ def ticks(low: float, high: float, most: int = _TICKS) -> tuple[float, ...]:
     return tuple(float(f"{i * step:.12g}") for i in range(first, max(last, first + 1) + 1))
 
 
+def thinned(points: Sequence[tuple[float, float]], most: int) -> tuple[tuple[float, float], ...]:
+    """Returns at most so many (x, y): the ends, and of equal stretches of x the lowest and the highest.
+
+    Points may be added and thinned again: every part of x stays as fine as the others.
+
+    Args:
+        points: ascending in x, no x twice.
+        most: at least 4.
+    """
+    if len(points) <= most:
+        return tuple(points)
+    first, *inner, last = points
+    stretches = (most - 2) // 2
+    lowest: dict[int, tuple[float, float]] = {}
+    highest: dict[int, tuple[float, float]] = {}
+    for point in inner:
+        stretch = int((point[0] - first[0]) / (last[0] - first[0]) * stretches)
+        if stretch not in lowest or point[1] < lowest[stretch][1]:
+            lowest[stretch] = point
+        if stretch not in highest or point[1] > highest[stretch][1]:
+            highest[stretch] = point
+    return tuple(sorted({first, *lowest.values(), *highest.values(), last}))
+
+
 def curve_chart(curves: Curves) -> str:
     """Returns curves over common axes as SVG; at most MOST_LINES of them, and a line at the mark."""
     lines = curves.lines[:MOST_LINES]
     x, y, x_ticks, y_ticks = _axes(lines, curves.mark)
     parts = [_grid(x, y, x_ticks, y_ticks)]
+    parts += [_curve(line, x, y, place) for place, line in enumerate(lines)]
     if curves.mark is not None:
-        value, name = curves.mark
-        parts.append(f'<line class="mark" x1="{LEFT}" x2="{RIGHT}" y1="{_n(y.at(value))}" y2="{_n(y.at(value))}"/>')
-        parts.append(_text(RIGHT, y.at(value) - 4, name, anchor="end"))
-    for place, line in enumerate(lines):
-        parts.append(_curve(line, x, y, place))
-    parts.append(_text((LEFT + RIGHT) / 2, BOTTOM + 34, curves.x, anchor="middle"))
+        parts.append(_horizontal(*curves.mark, lines, y))
+    parts.append(_centred((LEFT + RIGHT) / 2, BOTTOM + 34, curves.x))
     parts.append(_text(2, 12, curves.y))
     says = "; ".join(f"{line.name} ends at {number(line.points[-1][1])}" for line in lines)
     scale = ", logarithmic axis" if y.logarithmic else ""
     return _svg(curves.title, f"{curves.y} over {curves.x}{scale}. {says}", BOTTOM + 40, parts)
+
+
+def _horizontal(value: float, name: str, lines: Sequence[Line], y: Axis) -> str:
+    """Returns the line at a value, its name at the end from which the curves are farther away."""
+    at = y.at(value)
+    left, right = (min(abs(y.at(line.points[end][1]) - at) for line in lines) for end in (0, -1))
+    place, anchor = (LEFT + 4, "start") if left > right else (RIGHT, "end")
+    mark = f'<line class="mark" x1="{LEFT}" x2="{RIGHT}" y1="{_n(at)}" y2="{_n(at)}"/>'
+    return mark + _text(place, at - 4, name, anchor=anchor)
 
 
 def swatch(place: int) -> str:
@@ -84,18 +118,14 @@ def whisker_chart(comparison: Comparison) -> str:
     """
     rows, reference = comparison.rows, comparison.reference
     axis, axis_ticks = _whisker_axis(comparison)
-    bottom = 24 + _ROW * len(rows)
-    parts = []
-    if reference.low is not None and reference.high is not None and reference.value is not None:
-        low, high, value = (axis.at(one) for one in (reference.low, reference.high, reference.value))
-        parts.append(
-            f'<rect class="band" x="{_n(low)}" y="18" width="{_n(max(high - low, 0.5))}" height="{bottom - 18}"/>'
-        )
-        parts.append(f'<line class="mark" x1="{_n(value)}" x2="{_n(value)}" y1="18" y2="{bottom}"/>')
-        parts.append(_text(min(max(value, 80), 400), 12, f"{comparison.reference_name} {number(reference.value)}",
-                           anchor="middle"))  # fmt: skip
+    names = [("mark", comparison.reference_name, reference)]
+    if comparison.simulated is not None:
+        names.append(("mark simulated", "in simulation", comparison.simulated))
+    start = 10 + 14 * len(names)  # below the names
+    bottom = start + _ROW * len(rows)
+    parts = [_vertical(*one, axis, 12 + 14 * place, bottom) for place, one in enumerate(names)]
     for place, row in enumerate(rows):
-        top = 24 + _ROW * place
+        top = start + _ROW * place
         parts.append(_text(_EDGE_LEFT, top + 14, row.name.replace("_", " ")))
         parts.append(_text(_EDGE_RIGHT, top + 14, row.verdict.value, anchor="end", kind=_VERDICT_CLASS[row.verdict]))
         parts.append(_whisker(row.figure, row.verdict, axis, top + 28))
@@ -104,10 +134,24 @@ def whisker_chart(comparison: Comparison) -> str:
         at = axis.at(tick)
         if _EDGE_LEFT <= at <= _EDGE_RIGHT:
             parts.append(f'<line class="axis" x1="{_n(at)}" x2="{_n(at)}" y1="{bottom}" y2="{bottom + 4}"/>')
-            parts.append(_text(at, bottom + 17, number(tick), anchor="middle", kind="tick"))
+            parts.append(_centred(at, bottom + 17, number(tick), kind="tick"))
     says = "; ".join(f"{row.name} {number(row.figure.value)}, {row.verdict.value}" for row in rows)
-    says = f"{comparison.reference_name} {number(reference.value)}; {says}"
+    beside = "; ".join(f"{name} {number(figure.value)}" for _, name, figure in names)
+    says = f"{beside}; {says}"
     return _svg(f"{comparison.outcome}, {comparison.unit}", says, bottom + 24, parts)
+
+
+def _vertical(kind: str, name: str, figure: Interval, axis: Axis, top: int, bottom: int) -> str:
+    """Returns the line and band of what estimates are compared with, from below its name."""
+    if figure.low is None or figure.high is None or figure.value is None:
+        return ""
+    low, high, value = (axis.at(one) for one in (figure.low, figure.high, figure.value))
+    return (
+        f'<rect class="{kind.replace("mark", "band")}" x="{_n(low)}" y="{top + 6}" width="{_n(max(high - low, 0.5))}" '
+        f'height="{bottom - top - 6}"/>'
+        f'<line class="{kind}" x1="{_n(value)}" x2="{_n(value)}" y1="{top + 6}" y2="{bottom}"/>'
+        + _centred(value, top, f"{name} {number(figure.value)}")
+    )
 
 
 def bar_chart(actions: Sequence[ActionShare]) -> str:
@@ -163,7 +207,7 @@ def _grid(x: Axis, y: Axis, x_ticks: Sequence[float], y_ticks: Sequence[float]) 
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{RIGHT}" y1="{_n(at)}" y2="{_n(at)}"/>')
         parts.append(_text(LEFT - 6, at + 4, _short(tick), anchor="end", kind="tick"))
     for tick in x_ticks:
-        parts.append(_text(x.at(tick), BOTTOM + 16, _short(tick), anchor="middle", kind="tick"))
+        parts.append(_centred(x.at(tick), BOTTOM + 16, _short(tick), kind="tick"))
     return "".join(parts)
 
 
@@ -202,7 +246,8 @@ def _whisker_axis(comparison: Comparison) -> tuple[Axis, tuple[float, ...]]:
     """Returns an axis over the reference and all usable intervals; unusable ones widen it by that width at most."""
     usable = [row.figure for row in comparison.rows if row.verdict is not Verdict.DO_NOT_USE]
     others = [row.figure for row in comparison.rows if row.verdict is Verdict.DO_NOT_USE]
-    core = _finite([comparison.reference, *usable]) or _finite(others) or [0.0]
+    simulated = [] if comparison.simulated is None else [comparison.simulated]
+    core = _finite([comparison.reference, *simulated, *usable]) or _finite(others) or [0.0]
     low, high = min(core), max(core)
     width = high - low or abs(high) * 0.1 or 1.0
     every = [*core, *_finite(others)]
@@ -242,13 +287,19 @@ def _whisker(figure: Interval, verdict: Verdict, axis: Axis, y: float) -> str:
 def _svg(title: str, says: str, height: float, parts: Sequence[str]) -> str:
     label = escape(f"{title}: {says}")
     return (
-        f'<svg class="chart" role="img" aria-label="{label}" viewBox="0 0 {WIDTH} {_n(height)}">'
+        f'<svg class="chart" role="img" aria-label="{label}" viewBox="0 {-_ABOVE} {WIDTH} {_n(height + _ABOVE)}">'
         f"<title>{escape(title)}</title>{''.join(parts)}</svg>"
     )
 
 
 def _text(x: float, y: float, words: str, *, anchor: str = "start", kind: str = "label") -> str:
     return f'<text class="{kind}" x="{_n(x)}" y="{_n(y)}" text-anchor="{anchor}">{escape(words)}</text>'
+
+
+def _centred(x: float, y: float, words: str, *, kind: str = "label") -> str:
+    """Returns words around a place, or as near to it as the drawing's edges let a phone's letters come."""
+    half = len(words) * _LETTER / 2
+    return _text(min(max(x, half), WIDTH - half), y, words, anchor="middle", kind=kind)
 
 
 def _cut(name: str) -> str:

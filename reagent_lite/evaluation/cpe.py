@@ -1,6 +1,6 @@
 """Counterfactual policy evaluation: every estimator on one page, with interval, diagnostics and verdict.
 
-page ─► first rows of at most so many episodes ─► Episodes per outcome ─► estimators on all resamples ─► CPEResult
+page ─► limit: rows ─► what each episode adds (rl.sums) ─► sums of all resamples ─► estimators ─► CPEResult
 """
 
 from dataclasses import dataclass
@@ -10,17 +10,17 @@ from torch import Tensor
 
 from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.evaluation.overlap import Figure, Overlap, measure_overlap
-from reagent_lite.evaluation.page import EvaluationPage, episodes_of
+from reagent_lite.evaluation.page import EvaluationPage, episode_groups, tables_of
 from reagent_lite.evaluation.verdict import Judgement, Verdict, judge_model, judge_weighted
-from reagent_lite.rl.bootstrap import percentile_interval, resample_counts
+from reagent_lite.rl.bootstrap import percentile_interval, resamples
 from reagent_lite.rl.estimators import (
     ONE_STEP_ESTIMATORS,
     SEQUENTIAL_ESTIMATORS,
-    Episodes,
     Estimator,
     mean_return,
     mean_reward,
 )
+from reagent_lite.rl.sums import Sums, Table, episode_returns, sample_sums, table_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,53 +95,62 @@ def evaluate_page(
 ) -> CPEResult:
     """Evaluates the page's policy for the reward and every metric.
 
+    Beside the page it needs, for T outcomes, 8 (1 + 2 T) bytes a row and 8 (3 + 10 T) an episode, a few numbers a row
+    for a while, and a constant below 70 MB. With ten choices that is less than a page of 60 MB or more.
+
     Args:
         page: held-out rows; models and policy have not seen these episodes where the caller split them (held_out).
         gamma: discount per step.
         config: limits, level and number of resamples.
         generator: of the resamples, and of the draw of episodes where there are too many; on the CPU.
     """
-    scored, left_out, beyond = limit(page, config, generator)
-    if not len(scored):
-        return CPEResult(
-            outcomes=(), overlap=None, level=config.confidence_level,
-            num_episodes_left_out=left_out, num_rows_beyond_horizon=beyond,
+    rows, left_out, beyond = limit(page, config, generator)
+    outcomes: tuple[OutcomeResult, ...] = ()
+    overlap = None
+    if len(rows):
+        table = table_of_rows(page, rows, gamma)
+        # resamples of one episode are all alike: no interval rather than one of width 0
+        count = config.bootstrap_resamples if table.num_episodes > 1 else 0
+        sums = sample_sums(table, resamples(table.num_episodes, count, generator).blocks())
+        overlap = measure_overlap(
+            page, rows, table, sums[0],
+            level=config.confidence_level, min_effective_episodes=config.min_effective_episodes,
         )  # fmt: skip
-    tables = [episodes_of(scored, target, gamma) for target in range(len(scored.names))]
-    num_episodes = len(tables[0].reward)
-    # resamples of one episode are all alike: no interval rather than one of width 0
-    counts = resample_counts(num_episodes, config.bootstrap_resamples if num_episodes > 1 else 0, generator)
-    overlap = measure_overlap(
-        scored, tables[0], counts,
-        level=config.confidence_level, min_effective_episodes=config.min_effective_episodes,
-    )  # fmt: skip
-    outcomes = tuple(
-        OutcomeResult(
-            name=name,
-            one_step=_family(_ONE_STEP, table, counts, overlap, config),
-            sequential=_family(_SEQUENTIAL, table, counts, overlap, config),
+        outcomes = tuple(
+            OutcomeResult(
+                name=name,
+                one_step=_family(_ONE_STEP, sums[target], overlap, _spread(page.outcomes[rows, target]), config),
+                sequential=_family(_SEQUENTIAL, sums[target], overlap, _spread(episode_returns(table, target)), config),
+            )
+            for target, name in enumerate(page.names)
         )
-        for name, table in zip(scored.names, tables, strict=True)
-    )
     return CPEResult(
         outcomes=outcomes, overlap=overlap, level=config.confidence_level,
         num_episodes_left_out=left_out, num_rows_beyond_horizon=beyond,
     )  # fmt: skip
 
 
-def limit(
-    page: EvaluationPage, config: EvaluationConfig, generator: torch.Generator
-) -> tuple[EvaluationPage, int, int]:
-    """Returns at most so many whole episodes, up to so many rows of each; and what was left out: episodes and rows."""
+def limit(page: EvaluationPage, config: EvaluationConfig, generator: torch.Generator) -> tuple[Tensor, int, int]:
+    """Chooses at most so many whole episodes, up to so many rows of each.
+
+    Returns:
+        The rows' numbers, ascending, and what was left out: episodes and rows.
+    """
     within = page.position < config.max_horizon
     beyond = int((~within).sum())
-    page = page.rows(within)
-    num_episodes = int(page.rank[-1]) + 1 if len(page) else 0
-    if num_episodes <= config.max_episodes:
-        return page, 0, beyond
-    kept = torch.zeros(num_episodes, dtype=torch.bool)
-    kept[torch.randperm(num_episodes, generator=generator)[: config.max_episodes]] = True
-    return page.rows(kept[page.rank]), num_episodes - config.max_episodes, beyond
+    rank = page.rank
+    num_episodes = int(rank[-1]) + 1 if len(page) else 0
+    if num_episodes > config.max_episodes:
+        kept = torch.zeros(num_episodes, dtype=torch.bool)
+        kept[torch.randperm(num_episodes, generator=generator)[: config.max_episodes]] = True
+        within &= kept[rank]
+    return within.nonzero().squeeze(1), max(0, num_episodes - config.max_episodes), beyond
+
+
+def table_of_rows(page: EvaluationPage, rows: Tensor, gamma: float) -> Table:
+    """Returns what the episodes of some rows of a page add; `rows` are numbers, an episode's in order of time."""
+    groups = episode_groups(page.episode[rows])
+    return table_of(tables_of(page.rows(rows[group]), gamma) for group in groups)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,13 +180,13 @@ _SEQUENTIAL = _Kind(
 )
 
 
-def _family(kind: _Kind, table: Episodes, counts: Tensor, overlap: Overlap, config: EvaluationConfig) -> Family:
+def _family(kind: _Kind, sums: Sums, overlap: Overlap, spread: float, config: EvaluationConfig) -> Family:
     level = config.confidence_level
-    base = kind.logged(table, counts)
+    base = kind.logged.of(sums)
     logged = _figure(base, level)
-    samples = {name: estimator(table, counts) for name, estimator in kind.estimators.items()}
+    samples = {name: estimator.of(sums) for name, estimator in kind.estimators.items()}
     figures = {name: _figure(values, level) for name, values in samples.items()}
-    judgements = _judgements(kind, figures, overlap, max(abs(logged.value), _spread(kind, table)), config)
+    judgements = _judgements(kind, figures, overlap, max(abs(logged.value), spread), config)
     estimates = tuple(
         Estimate(
             name=name,
@@ -206,13 +215,8 @@ def _judgements(
         )
         for name, figure in figures.items()
     }
-    model = figures[kind.model]
     judged[kind.model] = judge_model(
-        model,
-        overlap,
-        scale=max(abs(model.value), size),
-        check=figures[kind.check],
-        check_verdict=judged[kind.check][0],
+        figures[kind.model], overlap, check=figures[kind.check], check_verdict=judged[kind.check][0]
     )
     return judged
 
@@ -222,7 +226,6 @@ def _figure(samples: Tensor, level: float) -> Figure:
     return Figure(value=float(samples[0]), low=low, high=high)
 
 
-def _spread(kind: _Kind, table: Episodes) -> float:
+def _spread(values: Tensor) -> float:
     """Standard deviation of what is averaged: a size that does not vanish where the mean does."""
-    returns = (table.discount * table.reward).sum(1)
-    return float((returns if kind.sequential else table.reward[table.running > 0]).std(correction=0))
+    return float(values.std(correction=0))

@@ -1,13 +1,13 @@
 """How far the log tells anything about the evaluated policy: sizes of importance weights and support."""
 
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import torch
 
 from reagent_lite.evaluation.page import EvaluationPage
 from reagent_lite.rl.bootstrap import effective_sample_size, percentile_interval
-from reagent_lite.rl.estimators import Episodes
-from reagent_lite.rl.weights import log_cumulative_weights, relative_weights
+from reagent_lite.rl.sums import Sums, Table, effective_by_step, relative_at
 
 # Discounted time that may lie beyond the step at which weights of whole episodes are judged.
 _TAIL = 0.05
@@ -42,7 +42,7 @@ class Overlap:
         horizon_reached: leading steps at which at least the asked number of effective episodes remains.
         judged_step: the step by which 95 % of discounted time has passed; the four figures below are of rho there.
         effective_episodes: (sum rho)^2 / sum rho^2.
-        mean_episode_weight: mean rho, should be 1.
+        mean_episode_weight: mean rho, should be 1; its interval is the normal one, which needs no resamples.
         largest_episode_share: of the largest rho in their sum.
         effective_episodes_by_step: [horizon].
         mean_weight_by_step: [horizon] mean rho_t.
@@ -60,7 +60,7 @@ class Overlap:
     horizon_reached: int
     judged_step: int
     effective_episodes: float
-    mean_episode_weight: float
+    mean_episode_weight: Figure
     largest_episode_share: float
     effective_episodes_by_step: tuple[float, ...]
     mean_weight_by_step: tuple[float, ...]
@@ -68,23 +68,24 @@ class Overlap:
 
 
 def measure_overlap(
-    page: EvaluationPage, episodes: Episodes, counts: torch.Tensor, *, level: float, min_effective_episodes: float
+    page: EvaluationPage, rows: torch.Tensor, table: Table, sums: Sums, *, level: float, min_effective_episodes: float
 ) -> Overlap:
-    """Returns the diagnostics of a page, of its episodes and of counts [1 + R, n] of resampled episodes."""
-    weight = page.weight
-    log_rho = log_cumulative_weights(episodes.weight)
-    relative = relative_weights(log_rho)
-    by_step = effective_sample_size(relative)
-    mean_by_step = log_rho.clamp(max=600).exp().mean(0)
-    judged = _judged_step(episodes)
-    means = counts @ (episodes.weight * episodes.running).sum(1) / (counts @ episodes.running.sum(1))
+    """Returns the diagnostics of rows of a page, of what their episodes add, and of its sums in each sample."""
+    taken, propensity = page.of_taken(page.model_propensities)[rows], page.propensity[rows]
+    weight = taken / propensity
+    by_step = effective_by_step(table)
+    # of weights that are at most e^600, so that means stay finite
+    mean_by_step = table.log_largest.clamp(max=600).exp() * table.weights / table.num_episodes
+    judged = _judged_step(table)
+    relative = relative_at(table, judged)
+    means = sums.weight / sums.rows
     low, high = percentile_interval(means[1:], level)
-    taken = page.of_taken(page.model_propensities)
-    unsupported = (page.propensity >= 1 - _CERTAIN) & (taken < 1 - _CERTAIN)
-    last = torch.cat((page.episode[1:] != page.episode[:-1], torch.ones(1, dtype=torch.bool)))
+    unsupported = (propensity >= 1 - _CERTAIN) & (taken < 1 - _CERTAIN)
+    episode = page.episode[rows]
+    last = rows[torch.cat((episode[1:] != episode[:-1], torch.ones(1, dtype=torch.bool)))]
     enough = by_step >= min_effective_episodes
     return Overlap(
-        num_rows=len(page),
+        num_rows=len(rows),
         num_episodes=len(relative),
         effective_rows=float(effective_sample_size(weight)),
         mean_weight=Figure(value=float(means[0]), low=low, high=high),
@@ -94,17 +95,30 @@ def measure_overlap(
         horizon_reached=int(enough.long().cumprod(0).sum()),
         judged_step=judged,
         effective_episodes=float(by_step[judged]),
-        mean_episode_weight=float(mean_by_step[judged]),
-        largest_episode_share=_largest_share(relative[:, judged]),
+        mean_episode_weight=_mean(float(mean_by_step[judged]), relative, level),
+        largest_episode_share=_largest_share(relative),
         effective_episodes_by_step=tuple(by_step.tolist()),
         mean_weight_by_step=tuple(mean_by_step.tolist()),
         cut_share=float((page.bootstrap[last] > 0).double().mean()),
     )
 
 
-def _judged_step(episodes: Episodes) -> int:
+def _mean(mean: float, relative: torch.Tensor, level: float) -> Figure:
+    """Returns a mean of weights with its normal interval; only ratios of the weights need be representable, [n]."""
+    if len(relative) < 2:
+        return Figure(value=mean, low=float("nan"), high=float("nan"))
+    share = float(relative.mean())
+    error = mean * float(relative.std()) / (share * len(relative) ** 0.5) if share > 0 else 0.0
+    half = NormalDist().inv_cdf((1 + level) / 2) * error
+    return Figure(value=mean, low=mean - half, high=mean + half)
+
+
+def _judged_step(table: Table) -> int:
     # far steps of a discounted return hardly count, and weights there say little about the estimate
-    passed = episodes.discount.sum(0).cumsum(0)
+    discount = torch.zeros_like(table.weights)
+    for part in table.parts:
+        discount[: len(part.discount)] += part.discount
+    passed = discount.cumsum(0)
     return int((passed < (1 - _TAIL) * passed[-1]).sum())
 
 

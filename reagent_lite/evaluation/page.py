@@ -1,6 +1,6 @@
 """The evaluation page: held-out logged rows beside what the evaluated policy and its models say of them.
 
-batches ─► build_page ─► EvaluationPage [N, K] ─► episodes_of ─► rl.estimators.Episodes [n, L]
+batches ─► build_page ─► EvaluationPage [N, K] ─► episode_groups ─► tables_of ─► rl.episodes.Episodes [n, L] per outcome
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from reagent_lite.rl.estimators import Episodes
+from reagent_lite.rl.episodes import Episodes
 from reagent_lite.rl.td import chosen, expected_value
 from reagent_lite.types import Actions, TransitionBatch
 
@@ -68,7 +68,9 @@ class EvaluationPage:
 
     def rows(self, index: Tensor) -> EvaluationPage:
         """Returns the page of some rows, given as a bool mask [N] or as indices."""
-        tensors = {f.name: getattr(self, f.name)[index] for f in fields(self) if f.name != "names"}
+        places = index.nonzero().squeeze(1) if index.dtype == torch.bool else index
+        # half the time of values[places]
+        tensors = {f.name: getattr(self, f.name).index_select(0, places) for f in fields(self) if f.name != "names"}
         return EvaluationPage(names=self.names, **tensors)
 
     @property
@@ -132,27 +134,37 @@ def episodes_of(page: EvaluationPage, target: int, gamma: float) -> Episodes:
 
     A row is discounted by gamma to the power of the steps that rows before it in the episode span.
     """
-    rank, position = page.rank, page.position
-    shape = (int(rank[-1]) + 1, int(position.max()) + 1)
-    pi = page.model_propensities
+    return _tables_of(page, gamma, range(target, target + 1))[0]
 
-    def table(values: Tensor, fill: float = 0.0) -> Tensor:
-        return torch.full(shape, fill, dtype=torch.float64).index_put_((rank, position), values)
 
-    steps = table(page.steps)
-    running = table(torch.ones(len(page), dtype=torch.float64))
-    elapsed = steps.cumsum(1) - steps
-    reward_model, q = page.reward_model[:, :, target], page.q_values[:, :, target]
-    return Episodes(
-        running=running,
-        weight=table(page.weight, 1.0),
-        discount=torch.pow(gamma, elapsed) * running,
-        reward=table(page.outcomes[:, target]),
-        reward_taken=table(page.of_taken(reward_model)),
-        reward_expected=table(expected_value(reward_model, pi)),
-        value_taken=table(page.of_taken(q)),
-        value_expected=table(expected_value(q, pi)),
-    )
+def tables_of(page: EvaluationPage, gamma: float) -> tuple[Episodes, ...]:
+    """Lays the rows of a page out by episode, for every outcome; what outcomes share is one tensor."""
+    return _tables_of(page, gamma, range(len(page.names)))
+
+
+def episode_groups(episode: Tensor, max_cells: int = 2**17, max_episodes: int = 4096) -> list[Tensor]:
+    """Returns rows of whole episodes, group by group, so that those of one group are about as long.
+
+    Laid out beside each other a group is at most `max_cells` large, padding included, or one episode.
+
+    Args:
+        episode: [N] a code per row; an episode's rows lie together.
+        max_cells: episodes of the group times rows of its longest.
+        max_episodes: of a group.
+    """
+    lengths = _runs(episode)[1]
+    order = lengths.argsort(stable=True)
+    starts, lengths = (lengths.cumsum(0) - lengths)[order], lengths[order]
+    groups, start = [], 0
+    while start < len(lengths):
+        ahead = lengths[start : start + max_episodes]
+        cells = torch.arange(1, len(ahead) + 1) * ahead
+        stop = start + max(1, int((cells <= max_cells).sum()))
+        own = lengths[start:stop]
+        first = (own.cumsum(0) - own).repeat_interleave(own)
+        groups.append(starts[start:stop].repeat_interleave(own) + torch.arange(len(first)) - first)
+        start = stop
+    return groups
 
 
 def held_out(episode_hash: NDArray[np.uint64], share: float) -> NDArray[np.bool_]:
@@ -167,6 +179,34 @@ def held_out(episode_hash: NDArray[np.uint64], share: float) -> NDArray[np.bool_
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     z = z ^ (z >> np.uint64(31))
     return np.asarray((z >> np.uint64(11)).astype(np.float64) < share * 2.0**53)
+
+
+def _tables_of(page: EvaluationPage, gamma: float, targets: range) -> tuple[Episodes, ...]:
+    rank, position = page.rank, page.position
+    shape = (int(rank[-1]) + 1, int(position.max()) + 1)
+
+    def table(values: Tensor, fill: float = 0.0) -> Tensor:
+        return torch.full(shape, fill, dtype=torch.float64).index_put_((rank, position), values)
+
+    steps = table(page.steps)
+    running = table(torch.ones(len(page), dtype=torch.float64))
+    weight = table(page.weight, 1.0)
+    discount = torch.pow(gamma, steps.cumsum(1) - steps) * running
+
+    def of(target: int) -> Episodes:
+        reward_model, q, pi = page.reward_model[:, :, target], page.q_values[:, :, target], page.model_propensities
+        return Episodes(
+            running=running,
+            weight=weight,
+            discount=discount,
+            reward=table(page.outcomes[:, target]),
+            reward_taken=table(page.of_taken(reward_model)),
+            reward_expected=table(expected_value(reward_model, pi)),
+            value_taken=table(page.of_taken(q)),
+            value_expected=table(expected_value(q, pi)),
+        )
+
+    return tuple(map(of, targets))
 
 
 def _page_of(batch: TransitionBatch, policy: Policy, models: OutcomeModels, names: tuple[str, ...]) -> EvaluationPage:

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 import torch
 
 from reagent_lite.config.evaluation import EvaluationConfig
-from reagent_lite.evaluation.cpe import CPEResult, Estimate, limit
+from reagent_lite.evaluation.cpe import CPEResult, Estimate, limit, table_of_rows
 from reagent_lite.evaluation.overlap import Figure
-from reagent_lite.evaluation.page import EvaluationPage, episodes_of
+from reagent_lite.evaluation.page import EvaluationPage
 from reagent_lite.evaluation.verdict import Verdict
-from reagent_lite.rl.bootstrap import percentile_interval, resample_counts
+from reagent_lite.rl.bootstrap import percentile_interval, resamples
 from reagent_lite.rl.estimators import ESTIMATORS
+from reagent_lite.rl.sums import Sums, sample_sums
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,22 +52,28 @@ def differences(
         seed: of the resamples.
     """
     # limit draws by the seed alone, so both keep the same episodes
-    one, other = (limit(page, config, torch.Generator().manual_seed(seed))[0] for page in pages)
-    if not len(one):
+    chosen = [limit(page, config, torch.Generator().manual_seed(seed))[0] for page in pages]
+    if not len(chosen[0]):
         return {}
-    count = int(one.rank[-1]) + 1
-    generator = torch.Generator().manual_seed(seed)
-    counts = resample_counts(count, config.bootstrap_resamples if count > 1 else 0, generator)
+    sums = [_sums(page, rows, gamma=gamma, config=config, seed=seed) for page, rows in zip(pages, chosen, strict=True)]
     found = {}
-    for target, name in enumerate(one.names):
-        tables = [episodes_of(page, target, gamma) for page in (one, other)]
+    for target, name in enumerate(pages[0].names):
         own = [{estimate.name: estimate for estimate in result.outcomes[target].estimates} for result in results]
+        samples = [{key: estimator.of(each[target]) for key, estimator in ESTIMATORS.items()} for each in sums]
         found[name] = tuple(
-            _difference(own[0][key], own[1][key], estimator(tables[0], counts) - estimator(tables[1], counts),
-                        config.confidence_level)
-            for key, estimator in ESTIMATORS.items()
-        )  # fmt: skip
+            _difference(own[0][key], own[1][key], samples[0][key] - samples[1][key], config.confidence_level)
+            for key in ESTIMATORS
+        )
     return found
+
+
+def _sums(
+    page: EvaluationPage, rows: torch.Tensor, *, gamma: float, config: EvaluationConfig, seed: int
+) -> tuple[Sums, ...]:
+    table = table_of_rows(page, rows, gamma)
+    count = config.bootstrap_resamples if table.num_episodes > 1 else 0
+    drawn = resamples(table.num_episodes, count, torch.Generator().manual_seed(seed))
+    return sample_sums(table, drawn.blocks())
 
 
 def _difference(one: Estimate, other: Estimate, samples: torch.Tensor, level: float) -> Difference:

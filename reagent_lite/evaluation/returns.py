@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from reagent_lite.rl.bootstrap import percentile_interval, resample_counts
+from reagent_lite.rl.bootstrap import percentile_interval
+from reagent_lite.rl.bootstrap import resamples as draw_resamples
 from reagent_lite.sim.env import Policy, VectorEnv
 
 _STEPS_BETWEEN_LOOKS = 16  # asking the device whether all episodes are over waits for it
@@ -71,9 +72,9 @@ def play(
     length = torch.zeros(count, dtype=torch.int64, device=device)
     terminated, running = torch.zeros_like(length, dtype=torch.bool), torch.ones_like(length, dtype=torch.bool)
     exploration = torch.tensor([epsilon], device=device)
-    factor = 1.0
+    factor, asked = 1.0, torch.arange(count, device=device)
     for step in range(env.time_limit):
-        q = None if policy is None else policy(env.observation, env.mask, env.features)
+        q = None if policy is None else _values(env, policy, asked)
         env.act(q, epsilon=exploration, temperature=temperature)
         env.advance()
         reward = env.reward.double() * running
@@ -88,18 +89,43 @@ def play(
             on_step(count - left)
             if not left:
                 break
+            if 2 * left < len(asked):  # few long episodes are left: the policy takes the time
+                asked = running.nonzero()[:, 0]
     env.check()
     on_step(count)
     return Returns(total=total, discounted=discounted, length=length, terminated=terminated)
 
 
-def estimate(samples: Tensor, *, level: float, resamples: int, seed: int) -> Estimate:
-    """Returns the mean of episodes' results [E] with its percentile bootstrap interval.
+def _values(env: VectorEnv, policy: Policy, asked: Tensor) -> Tensor:
+    """Returns q [N, K], 0 in environments that are not asked for [n]."""
+    if len(asked) == env.num_envs:
+        return policy(env.observation, env.mask, env.features)
+    shown = (None if one is None else one[asked] for one in (env.observation, env.mask, env.features))
+    observation, mask, features = shown
+    assert observation is not None
+    values = policy(observation, mask, features)
+    return values.new_zeros(env.num_envs, values.shape[1]).index_copy_(0, asked, values)
 
+
+def estimate(samples: Tensor, *, level: float, resamples: int, seed: int) -> Estimate:
+    """Returns the mean of episodes' results [E] with its percentile bootstrap interval; see `estimates`."""
+    (found,) = estimates(samples.unsqueeze(1), level=level, resamples=resamples, seed=seed)
+    return found
+
+
+def estimates(samples: Tensor, *, level: float, resamples: int, seed: int) -> tuple[Estimate, ...]:
+    """Returns the means of the columns of episodes' results [E, C], all on the same resamples of episodes.
+
+    Intervals by the percentile bootstrap: they reach no further than what episodes earn, and ask for no normal returns.
     Efron & Tibshirani (1993), An Introduction to the Bootstrap, section 13.3.
     """
-    generator = torch.Generator().manual_seed(seed)
     values = samples.double().cpu()
-    means = resample_counts(len(values), resamples, generator) @ values / len(values)
-    lower, upper = percentile_interval(means[1:], level)
-    return Estimate(mean=float(means[0]), lower=lower, upper=upper)
+    first = values[:1]  # sums of differences from it: equal values have no width, whatever their digits
+    drawn = draw_resamples(len(values), resamples, torch.Generator().manual_seed(seed))
+    sums = torch.cat([counts.double() @ (values - first) for counts in drawn.blocks()])
+    means = first + sums / len(values)
+    bounds = (percentile_interval(column, level) for column in means[1:].T)
+    return tuple(
+        Estimate(mean=mean, lower=lower, upper=upper)
+        for mean, (lower, upper) in zip(means[0].tolist(), bounds, strict=True)
+    )

@@ -9,6 +9,10 @@ from reagent_lite.evaluation.overlap import Figure, Overlap
 _WIDE_SHARE = 0.5
 # The mean of correct weights is 1; a tenth off, and significantly so, is a fault of propensities or support.
 _MEAN_WEIGHT_TOLERANCE = 0.1
+# Of whole episodes too little is the usual fault: those that the policy makes likely are missing from the log, while
+# the effective number looks fine. [m] gridworld, 10 effective episodes and more: below 0.7 the 95 % intervals of PDIS
+# missed in 21 of 23 logs, from 0.7 to 0.9 in 12 of 45, whether or not the mean's own interval held 1.
+_EPISODES_MISSING, _EPISODES_SCARCE, _EPISODES_TOO_HEAVY = 0.7, 0.85, 2.0
 _MAX_UNSUPPORTED_SHARE = 0.01
 _MAX_LARGEST_SHARE = 0.25
 
@@ -45,6 +49,9 @@ def judge_weighted(
             f"the mean weight is {mean.value:.3g} and should be 1: logged propensities are wrong, or the policy "
             "chooses what was not logged"
         )
+    episodes = _episode_weight(overlap) if sequential else None
+    if episodes is not None and episodes[0] is Verdict.DO_NOT_USE:
+        return episodes
     if effective < min_effective:
         return Verdict.DO_NOT_USE, f"weights leave {effective:.1f} effective {unit}s, less than {min_effective:g}"
     if (unusable := _undefined(figure, overlap)) is not None:
@@ -53,16 +60,14 @@ def judge_weighted(
         return Verdict.WIDE, f"{overlap.num_episodes} episodes: an interval over so few promises more than it holds"
     if largest > _MAX_LARGEST_SHARE:
         return Verdict.WIDE, f"one {unit} carries {largest:.0%} of the weight"
-    return _by_width(figure, scale) or (
-        Verdict.TRUSTWORTHY,
-        f"{effective:.0f} effective {unit}s, mean weight {mean.value:.3g}",
-    )
+    trusted = (Verdict.TRUSTWORTHY, f"{effective:.0f} effective {unit}s, mean weight {mean.value:.3g}")
+    return episodes or _by_width(figure, scale) or trusted
 
 
-def judge_model(figure: Figure, overlap: Overlap, *, scale: float, check: Figure, check_verdict: Verdict) -> Judgement:
+def judge_model(figure: Figure, overlap: Overlap, *, check: Figure, check_verdict: Verdict) -> Judgement:
     """Judges an estimate that rests on a fitted model alone, by a weighted estimate of the same quantity.
 
-    Resampling episodes does not show a model's error, so an interval alone is no reason to trust it.
+    Resampling episodes does not show a model's error, so its interval, however narrow, is never called trustworthy.
     """
     if (unusable := _undefined(figure, overlap)) is not None:
         return unusable
@@ -76,7 +81,30 @@ def judge_model(figure: Figure, overlap: Overlap, *, scale: float, check: Figure
         )
     if check_verdict is Verdict.WIDE:
         return Verdict.WIDE, "agrees with the weighted estimate, which is wide itself"
-    return _by_width(figure, scale) or (Verdict.TRUSTWORTHY, "agrees with the weighted estimate")
+    return Verdict.WIDE, (
+        f"agrees with the weighted estimate, {check.low:.4g} to {check.high:.4g}; its own interval leaves out the "
+        "model's error"
+    )
+
+
+def _episode_weight(overlap: Overlap) -> Judgement | None:
+    """Judges the mean of whole episodes' weights, None where it may be 1."""
+    mean = overlap.mean_episode_weight
+    apart = abs(mean.value - 1) > _MEAN_WEIGHT_TOLERANCE and mean.excludes(1.0)
+    if not apart and mean.value >= _EPISODES_SCARCE:
+        return None
+    said = f"the mean weight of an episode up to step {overlap.judged_step} is {_size(mean.value)} and should be 1"
+    left = f"{overlap.effective_episodes:.1f} effective episodes"
+    if mean.value < 1:
+        unusable = apart and mean.value < _EPISODES_MISSING
+        verdict = Verdict.DO_NOT_USE if unusable else Verdict.WIDE
+        return verdict, f"{said}: episodes that the policy makes likely are missing from the log, {left}"
+    verdict = Verdict.DO_NOT_USE if mean.value > _EPISODES_TOO_HEAVY else Verdict.WIDE
+    return verdict, f"{said}: logged propensities are too small, {left}"
+
+
+def _size(weight: float) -> str:
+    return f"{weight:.3g}" if weight > 0 else "0, or too small for a number,"
 
 
 def _undefined(figure: Figure, overlap: Overlap) -> Judgement | None:

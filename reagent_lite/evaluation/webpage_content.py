@@ -1,11 +1,12 @@
 """What a report page says, as plain data; None stands for a figure that is undefined."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from reagent_lite.evaluation.verdict import Verdict
+from reagent_lite.evaluation.webpage_candidates import Candidates
 
 State = Literal["good", "unclear", "bad"]
 
@@ -55,6 +56,7 @@ class Comparison:
         reference_name: such as "logged policy".
         reference: its value.
         rows: estimates.
+        simulated: what the estimates aim at, from simulation; None where it was not played or is another quantity.
     """
 
     outcome: str
@@ -63,6 +65,28 @@ class Comparison:
     reference_name: str
     reference: Interval
     rows: tuple[Estimated, ...]
+    simulated: Interval | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulated:
+    """Returns of one policy in simulation.
+
+    Attributes:
+        name: of the policy.
+        returns: mean sum of an episode's rewards.
+        discounted: mean discounted sum; None where it was not counted.
+        length: mean steps of an episode; None where unknown.
+        cut_share: share of episodes that the time limit ended; None where unknown.
+        difference: returns of the page's first policy minus this one's, paired; None where they were not.
+    """
+
+    name: str
+    returns: Interval
+    discounted: Interval | None = None
+    length: float | None = None
+    cut_share: float | None = None
+    difference: Interval | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,15 +218,17 @@ class Report:
         comparisons: estimates, see compared().
         level: of all intervals.
         weights: see weighed().
-        simulated: (name, return with interval) in simulation, the learned policy first.
+        simulated: returns in simulation, the judged policy first; the second is what it is held against.
         simulated_note: how it was simulated.
         curves: of learning.
-        actions: logged against learned.
+        actions: logged against learned, where they have names.
+        candidates: logged against learned, where they have features.
         features, shifts: statistics and drift.
         features_note: what the shares of rows are of.
         lineage: where the data came from.
         config: resolved, JSON.
         notes: sentences a reader must know, such as what was not scored.
+        beside: the file that has what the page leaves out.
     """
 
     title: str
@@ -210,16 +236,18 @@ class Report:
     comparisons: tuple[Comparison, ...] = ()
     level: float = 0.95
     weights: Weights | None = None
-    simulated: tuple[tuple[str, Interval], ...] = ()
+    simulated: tuple[Simulated, ...] = ()
     simulated_note: str = ""
     curves: tuple[Curves, ...] = ()
     actions: tuple[ActionShare, ...] = ()
+    candidates: Candidates | None = None
     features: tuple[Feature, ...] = ()
     features_note: str = ""
     shifts: tuple[FeatureShift, ...] = ()
     lineage: tuple[Table, ...] = ()
     config: Mapping[str, Any] | None = None
     notes: tuple[str, ...] = ()
+    beside: str = "evaluation.json"
 
 
 _UNITS = (
@@ -269,13 +297,13 @@ def weighed(cpe: Mapping[str, Any], *, enough: float | None) -> Weights | None:
     overlap = cpe["overlap"]
     if overlap is None:
         return None
-    mean = interval(overlap["mean_weight"])
     facts = (
         ("Episodes scored", f"{overlap['num_episodes']:,}"),
         ("Rows scored", f"{overlap['num_rows']:,}"),
         ("Effective rows", number(overlap["effective_rows"])),
         (f"Effective episodes at step {overlap['judged_step']}", number(overlap["effective_episodes"])),
-        ("Mean weight of a row, should be 1", spread(mean)),
+        ("Mean weight of a row, should be 1", spread(interval(overlap["mean_weight"]))),
+        ("Mean weight of an episode there, should be 1", spread(interval(overlap["mean_episode_weight"]))),
         ("Largest share of one row", percent(overlap["largest_row_share"])),
         ("Largest share of one episode", percent(overlap["largest_episode_share"])),
         ("Rows logged as certain where the policy may differ", percent(overlap["unsupported_share"])),
@@ -318,27 +346,3 @@ def percent(share: float | None) -> str:
 def spread(figure: Interval) -> str:
     """Returns a figure with its interval in words."""
     return f"{number(figure.value)} ({number(figure.low)} to {number(figure.high)})"
-
-
-def thinned(points: Sequence[tuple[float, float]], most: int) -> tuple[tuple[float, float], ...]:
-    """Returns at most so many (x, y): the ends, and of equal stretches of x the lowest and the highest.
-
-    Points may be added and thinned again: every part of x stays as fine as the others.
-
-    Args:
-        points: ascending in x, no x twice.
-        most: at least 4.
-    """
-    if len(points) <= most:
-        return tuple(points)
-    first, *inner, last = points
-    stretches = (most - 2) // 2
-    lowest: dict[int, tuple[float, float]] = {}
-    highest: dict[int, tuple[float, float]] = {}
-    for point in inner:
-        stretch = int((point[0] - first[0]) / (last[0] - first[0]) * stretches)
-        if stretch not in lowest or point[1] < lowest[stretch][1]:
-            lowest[stretch] = point
-        if stretch not in highest or point[1] > highest[stretch][1]:
-            highest[stretch] = point
-    return tuple(sorted({first, *lowest.values(), *highest.values(), last}))

@@ -5,7 +5,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from reagent_lite.evaluation.verdict import Verdict
-from reagent_lite.evaluation.webpage_content import Comparison, Estimated, Interval, Report, State, number, spread
+from reagent_lite.evaluation.webpage_content import (
+    Comparison,
+    Estimated,
+    Interval,
+    Report,
+    Simulated,
+    State,
+    number,
+    spread,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +54,7 @@ def _from_log(comparison: Comparison) -> Headline:
         return Headline(source="From the log", state="unclear",
                         sentence=f"The log does not tell whether this policy beats the {reference}.",
                         because=(f"No estimate is trustworthy: {_reasons(rows)}.", what))  # fmt: skip
-    signs = {_sign(row) for row in trusted}
+    signs = {_side(row.difference) for row in trusted if row.difference}
     if signs == {1}:
         state: State = "good"
         sentence = f"Better than the {reference}."
@@ -60,29 +69,43 @@ def _from_log(comparison: Comparison) -> Headline:
                     because=(count + "; ".join(map(_difference, trusted)) + ".", what))  # fmt: skip
 
 
-def _from_simulation(simulated: Sequence[tuple[str, Interval]], note: str) -> Headline:
-    (name, figure), *others = simulated
-    because = (f"{name}: {spread(figure)}.", *(f"{other}: {spread(one)}." for other, one in others), note)
+def _from_simulation(simulated: Sequence[Simulated], note: str) -> Headline:
+    first, *others = simulated
+    because = [f"{one.name}: {spread(one.returns)}{_more_by(one)}." for one in simulated]
     state: State = "unclear"
-    sentence = f"Returns {number(figure.value)} in simulation."
-    if others and figure.defined and others[0][1].defined:
-        other, one = others[0]
-        assert figure.low is not None and figure.high is not None and one.low is not None and one.high is not None  # noqa: PT018
-        if figure.low > one.high:
-            state, sentence = "good", f"Better than {other.lower()} in simulation."
-        elif figure.high < one.low:
-            state, sentence = "bad", f"Worse than {other.lower()} in simulation."
+    sentence = f"Returns {number(first.returns.value)} in simulation."
+    if others and (sign := _apart(first, others[0])) is not None:
+        other = f"{others[0].name[0].lower()}{others[0].name[1:]}"
+        if sign:
+            state = "good" if sign > 0 else "bad"
+            sentence = f"{'Better' if sign > 0 else 'Worse'} than {other} in simulation."
         else:
-            sentence = f"No difference from {other.lower()} is shown in simulation."
+            sentence = f"No difference from {other} is shown in simulation."
     return Headline(source="In simulation", state=state, sentence=sentence,
-                    because=tuple(one for one in because if one))  # fmt: skip
+                    because=tuple(one for one in (*because, note) if one))  # fmt: skip
 
 
-def _sign(row: Estimated) -> int:
-    """Returns 1 or -1 where the whole interval of the difference lies on one side of 0, else 0."""
-    assert row.difference is not None
-    low, high = row.difference.low, row.difference.high
-    return int(low is not None and low > 0) - int(high is not None and high < 0)
+def _more_by(one: Simulated) -> str:
+    return "" if one.difference is None else f", by which the first has more: {spread(one.difference)}"
+
+
+def _apart(first: Simulated, other: Simulated) -> int | None:
+    """Returns 1 or -1 where the first is shown to return more or less, 0 where neither, None where it is undefined.
+
+    A paired difference decides; without one, intervals that do not meet.
+    """
+    if other.difference is not None:
+        return _side(other.difference) if other.difference.defined else None
+    one, two = first.returns, other.returns
+    if not (one.defined and two.defined):
+        return None
+    assert one.low is not None and one.high is not None and two.low is not None and two.high is not None  # noqa: PT018
+    return int(one.low > two.high) - int(one.high < two.low)
+
+
+def _side(figure: Interval) -> int:
+    """Returns 1 or -1 where the whole interval lies on one side of 0, else 0."""
+    return int(figure.low is not None and figure.low > 0) - int(figure.high is not None and figure.high < 0)
 
 
 def _difference(row: Estimated) -> str:

@@ -1,21 +1,32 @@
 """The blend of MAGIC: least estimated squared error over the simplex. Thomas & Brunskill (2016)."""
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
 from reagent_lite.rl.bootstrap import percentile_interval
 
-# A bias up to the interval's half width goes unseen, so the interval is narrow. Measured on the gridworld with value
-# models off by 0.1 to 0.5: MAGIC's own 95 % intervals cover 0.82 to 0.95 with level 0.1, and 0.57 to 0.78 with 0.9.
+# A bias up to the interval's half width goes unseen, so the interval is narrow. Measured on the gridworld, squared
+# error over that of the better of DM and WDR, geometric mean of 90 cases and the worst of them: 0.93 and 1.25 with
+# level 0.1, 0.92 and 1.28 with 0.3, 1.27 and 2.6 with 0.9.
 _INTERVAL_LEVEL = 0.1
 _RIDGE = 1e-9
+# 2 MB of 32 x 32 matrices: memory stays small, and what is computed of them in the processor's cache.
+_PROBLEMS_AT_ONCE = 256
 
 
-def covariance(contributions: Tensor) -> Tensor:
-    """Returns Omega = n Cov of per-episode contributions, [m, m] for [n, m]; Thomas & Brunskill (2016)."""
-    n = len(contributions)
-    centred = contributions - contributions.mean(0)
-    return n * centred.T @ centred / max(n - 1, 1)
+def covariance(contributions: Iterable[Tensor], mean: Tensor) -> Tensor:
+    """Returns Omega = n Cov of per-episode contributions, [m, m]; Thomas & Brunskill (2016).
+
+    The contributions come in groups, [n_k, m] each, with their mean [m] over all groups.
+    """
+    n, scatter = 0, mean.new_zeros(len(mean), len(mean))
+    for part in contributions:
+        centred = part - mean
+        scatter += centred.T @ centred
+        n += len(part)
+    return n * scatter / max(n - 1, 1)
 
 
 def blend(returns: Tensor, omega: Tensor) -> Tensor:
@@ -24,10 +35,15 @@ def blend(returns: Tensor, omega: Tensor) -> Tensor:
     Row 0 is the sample itself, the others are its resamples.
     """
     bias = interval_distance(returns, _INTERVAL_LEVEL)
+    shares = [_least_error(omega, some) for some in torch.split(bias, _PROBLEMS_AT_ONCE)]
+    return (torch.cat(shares) * returns).sum(1)
+
+
+def _least_error(omega: Tensor, bias: Tensor) -> Tensor:
     error = omega + bias.unsqueeze(2) * bias.unsqueeze(1)
     scale = error.diagonal(dim1=1, dim2=2).mean(1).clamp(min=torch.finfo(error.dtype).tiny)
     ridge = _RIDGE * torch.eye(len(omega), dtype=error.dtype)
-    return (minimize_on_simplex(error / scale.view(-1, 1, 1) + ridge) * returns).sum(1)
+    return minimize_on_simplex(error / scale.view(-1, 1, 1) + ridge)
 
 
 def interval_distance(returns: Tensor, level: float) -> Tensor:
@@ -46,14 +62,24 @@ def minimize_on_simplex(matrix: Tensor) -> Tensor:
     """Returns argmin of x' A x over x >= 0, sum x = 1, [R, m], for positive definite A [R, m, m].
 
     Wolfe (1976), Finding the nearest point in a polytope: an active set that ends at the exact optimum after finitely
-    many steps. All R problems advance together; each step solves for the current set, and either adds the choice that
+    many steps. The first problem is solved alone and all others start from its solution: resamples are alike.
+    """
+    start = matrix[:1].diagonal(dim1=1, dim2=2).argmin(1, keepdim=True)
+    x = _descend(matrix[:1], matrix.new_zeros(1, matrix.shape[1]).scatter_(1, start, 1.0))
+    return torch.cat((x, _descend(matrix[1:], x.expand(len(matrix) - 1, -1))))
+
+
+def _descend(matrix: Tensor, x: Tensor) -> Tensor:
+    """Returns the optimum of each problem, [R, m], from a point x [R, m] of the simplex.
+
+    All problems advance together until each is done. A step solves for the current set, and either adds the choice that
     violates optimality most or walks back to the first bound.
     """
-    problems, m = matrix.shape[0], matrix.shape[1]
-    start = matrix.diagonal(dim1=1, dim2=2).argmin(1, keepdim=True)
-    x = torch.zeros(problems, m, dtype=matrix.dtype).scatter_(1, start, 1.0)
+    found, left = x.clone(), torch.arange(len(x))
     active = x > 0
-    for _ in range(10 * m + 10):
+    for _ in range(10 * matrix.shape[1] + 10):
+        if not len(left):
+            break
         y = _solve_active(matrix, active)
         blocked = active & (y < 0)
         inside = ~blocked.any(1, keepdim=True)
@@ -66,16 +92,21 @@ def minimize_on_simplex(matrix: Tensor) -> Tensor:
         violation = torch.where(active, 0, (x * gradient).sum(1, keepdim=True) - gradient)
         worst = violation.amax(1, keepdim=True)
         grow = inside & (worst > 1e-10 * gradient.abs().amax(1, keepdim=True))
-        if not bool(grow.any() | ~inside.all()):
-            break
         newest = violation.argmax(1, keepdim=True)
         active = active.scatter(1, newest, grow | active.gather(1, newest))
-    return x / x.sum(1, keepdim=True)
+        found[left] = x
+        more = (grow | ~inside).squeeze(1)
+        left, matrix, x, active = left[more], matrix[more], x[more], active[more]
+    return found / found.sum(1, keepdim=True)
 
 
 def _solve_active(matrix: Tensor, active: Tensor) -> Tensor:
     """Minimizes over the affine hull of the active choices: A_SS y = 1, scaled to sum 1."""
-    both = active.unsqueeze(1) & active.unsqueeze(2)
-    identity = torch.eye(matrix.shape[1], dtype=matrix.dtype)
-    y: Tensor = torch.linalg.solve(torch.where(both, matrix, identity), active.to(matrix.dtype))
-    return y / y.sum(1, keepdim=True)
+    # the active choices first: few of many, so that small systems are solved
+    order = active.byte().argsort(dim=1, descending=True, stable=True)[:, : int(active.sum(1).max())]
+    chosen = active.gather(1, order)
+    own = matrix[torch.arange(len(matrix)).view(-1, 1, 1), order.unsqueeze(2), order.unsqueeze(1)]
+    identity = torch.eye(order.shape[1], dtype=matrix.dtype)
+    both = chosen.unsqueeze(1) & chosen.unsqueeze(2)
+    y = torch.linalg.solve(torch.where(both, own, identity), chosen.to(matrix.dtype))
+    return torch.zeros_like(matrix[:, 0]).scatter_(1, order, y / y.sum(1, keepdim=True))

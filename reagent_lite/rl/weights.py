@@ -13,21 +13,18 @@ def log_cumulative_weights(weight: Tensor) -> Tensor:
     return weight.log().cumsum(1)
 
 
-def relative_weights(log_weights: Tensor) -> Tensor:
-    """Returns rho_t divided by the largest rho_t of any episode, [n, L]; 0 where none has weight.
+def relative_weights(log_weights: Tensor, log_reference: Tensor) -> Tensor:
+    """Returns rho_t divided by its reference of the same step, for logarithms [n, L] and [L].
 
-    Ratios rho^i / rho^j are kept exactly, which is all that self-normalized estimators use.
+    With the largest rho_t of any episode as reference, ratios rho^i / rho^j are kept exactly, which is all that
+    self-normalized estimators use. Where that reference is 0, no episode has weight and all are 0.
     """
-    largest = log_weights.amax(0)
-    return (log_weights - torch.where(largest.isfinite(), largest, 0)).exp()
+    return (log_weights - finite_or_zero(log_reference)).exp()
 
 
-def weighted_sums(relative: Tensor, values: Tensor, counts: Tensor) -> Tensor:
-    """Returns sum_i omega_t^i x_t^i in each sample, [R, L], for weights and values [n, L] and counts [R, n].
-
-    omega is normalized over all episodes of the sample, ended ones too; where none has weight the sum is 0.
-    """
-    return safe_divide(counts @ (relative * values), counts @ relative)
+def finite_or_zero(log_weights: Tensor) -> Tensor:
+    """Returns logarithms, and 0 for those of weights 0."""
+    return torch.where(log_weights.isfinite(), log_weights, 0)
 
 
 def safe_divide(numerator: Tensor, denominator: Tensor) -> Tensor:

@@ -82,6 +82,7 @@ def test_a_world_of_one_does_nothing() -> None:
     group = Group(Place(), torch.device("cpu"))
     assert group.sum(torch.tensor([2.0])).tolist() == [2.0]
     assert group.broadcast_text("naïve") == "naïve"
+    assert [one.tolist() for one in group.gather(torch.tensor([[1], [2]]))] == [[[1], [2]]]
     module = torch.nn.Linear(1, 1)
     assert group.wrap(module) is module
     group.barrier()
@@ -90,7 +91,7 @@ def test_a_world_of_one_does_nothing() -> None:
 def test_workers_sum_and_send_text(tmp_path: Path) -> None:
     done = launched("talk", 3, tmp_path)
     assert done.returncode == 0, done.stderr
-    assert sorted(file.read_text() for file in tmp_path.iterdir()) == ["6 héllo", "6 héllo", "6 héllo"]
+    assert sorted(file.read_text() for file in tmp_path.iterdir()) == ["6 héllo 2"] * 3
     assert done.stdout == "rank 0\n"
 
 

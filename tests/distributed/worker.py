@@ -63,6 +63,11 @@ def learn(task: str, group: Group, out: Path) -> None:
     save_file(learner.state_dict(), out / f"rank{group.rank}.safetensors")
 
 
+def talked(kind: type) -> list[object]:
+    """Returns what three ranks give: [2, rank, 3 - rank] of their number, or whether that is 1."""
+    return [[[[kind(rank == 1 if kind is bool else rank)] * (3 - rank)] * rank] * 2 for rank in range(3)]
+
+
 def main(task: str, out: Path) -> None:
     end_with_parent()
     place = Place.read()
@@ -77,7 +82,11 @@ def main(task: str, out: Path) -> None:
         elif task == "talk":
             total = int(group.sum(torch.tensor([place.rank + 1])))
             text = group.broadcast_text("héllo" if group.is_first else None)
-            (out / str(place.rank)).write_text(f"{total} {text}")
+            last = group.broadcast_bytes(bytes([place.rank]), place.world_size - 1)[0]
+            (out / str(place.rank)).write_text(f"{total} {text} {last}")
+            own = torch.full((place.rank, 2, 3 - place.rank), place.rank).transpose(0, 1)  # none, and not contiguous
+            gathered = [[one.tolist() for one in group.gather(column)] for column in (own, own == 1, own.double())]
+            assert gathered == ([talked(kind) for kind in (int, bool, float)] if group.is_first else [[], [], []])
             print("rank 0") if place.rank == 0 else print("not on standard output")
         elif place.rank == 1 and task == "raise":
             raise DataError(Problem("file.json:3", "a number", "text"))

@@ -151,11 +151,15 @@ def test_a_model_that_disagrees_with_the_log_is_not_used():
     assert result.outcomes[0].one_step.disagreement.high < 0
 
 
-def test_a_model_that_agrees_is_trusted_and_one_that_cannot_be_checked_is_not():
+def test_a_model_that_agrees_says_so_and_is_not_trusted_by_its_own_interval():
     page = bandit_page(rewards(3.0))
     right = torch.full_like(page.q_values, float(page.outcomes.mean()))
     page = dataclasses.replace(page, q_values=right, reward_model=right)
-    assert estimate(evaluate(page), "Fitted_Q_Evaluation").verdict is Verdict.TRUSTWORTHY
+    agreed = estimate(evaluate(page), "Fitted_Q_Evaluation")
+    assert agreed.figure.high - agreed.figure.low < 1e-9  # a constant has no spread, however wrong it is
+    assert agreed.verdict is Verdict.WIDE
+    assert agreed.reason.startswith("agrees with the weighted estimate, ")
+    assert agreed.reason.endswith("; its own interval leaves out the model's error")
     unchecked = dataclasses.replace(page, propensity=torch.ones_like(page.propensity))
     fqe = estimate(evaluate(unchecked), "Fitted_Q_Evaluation")
     assert fqe.verdict is Verdict.WIDE
@@ -196,7 +200,8 @@ def test_order_of_episodes_changes_nothing():
 def test_limits_leave_out_whole_episodes_and_late_rows():
     page = bandit_page([1.0] * 12, episode=[0] * 3 + [1] * 4 + [2] * 5)
     config = EvaluationConfig(max_episodes=2, max_horizon=3)
-    scored, left_out, beyond = limit(page, config, torch.Generator().manual_seed(0))
+    rows, left_out, beyond = limit(page, config, torch.Generator().manual_seed(0))
+    scored = page.rows(rows)
     assert (left_out, beyond) == (1, 3)  # rows 4 of episode 1, and 4 and 5 of episode 2
     assert len(scored) == 6
     assert int(scored.rank[-1]) == 1

@@ -9,7 +9,7 @@ from oracles.batches import make_batch, random_batch
 from oracles.pages import bandit_page
 from torch import Tensor
 
-from reagent_lite.evaluation.page import build_page, episodes_of, held_out
+from reagent_lite.evaluation.page import build_page, episode_groups, episodes_of, held_out, tables_of
 from reagent_lite.types import Actions
 
 
@@ -107,6 +107,25 @@ def test_weights_past_the_end_of_an_episode_are_one():
 
 def test_gamma_zero_counts_the_first_row_only():
     assert episodes_of(bandit_page([3.0, 4.0], episode=[0, 0]), 0, 0.0).discount.tolist() == [[1, 0]]
+
+
+def test_outcomes_of_a_page_are_laid_out_together():
+    page = bandit_page([3.0, 4.0, 5.0], episode=[0, 0, 1], metric=[1.0, 2.0, 6.0])
+    reward, metric = tables_of(page, 0.5)
+    assert reward.reward.tolist() == [[3, 4], [5, 0]]
+    assert metric.reward.tolist() == [[1, 2], [6, 0]]
+    assert metric.discount is reward.discount
+
+
+def test_groups_hold_whole_episodes_of_like_length():
+    # lengths 3, 1, 2, 1: by length the episodes are 1, 3, 2, 0; four cells hold two of one row, or one of two or three
+    episode = torch.tensor([5, 5, 5, 6, 7, 7, 9])
+    assert [group.tolist() for group in episode_groups(episode, max_cells=4)] == [[3, 6], [4, 5], [0, 1, 2]]
+    # 6 cells: 3 episodes of up to 2 rows; the longest alone, though larger than 2 cells
+    assert [group.tolist() for group in episode_groups(episode, max_cells=6)] == [[3, 6, 4, 5], [0, 1, 2]]
+    assert [len(group) for group in episode_groups(episode, max_cells=2)] == [2, 2, 3]
+    assert [group.tolist() for group in episode_groups(episode, max_episodes=3)] == [[3, 6, 4, 5], [0, 1, 2]]
+    assert episode_groups(episode[:0]) == []
 
 
 HASHES = np.random.default_rng(0).integers(0, 2**64, 20_000, dtype=np.uint64)

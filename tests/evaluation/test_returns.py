@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from oracles import gridworld
 from torch import Tensor
 
-from reagent_lite.evaluation.returns import estimate, play
+from reagent_lite.evaluation.returns import Returns, estimate, estimates, play
 from reagent_lite.sim.backend import open_backend
 from reagent_lite.sim.env import VectorEnv
 
@@ -72,6 +73,31 @@ def test_exploration_and_its_absence(tmp_path: Path) -> None:
     assert float(uniform) == pytest.approx(0.5, abs=4 * 0.5 / 20_000**0.5)
 
 
+def test_episodes_that_are_over_are_not_decided_any_more() -> None:
+    """The policy is asked for fewer and fewer; each episode is that which its environment plays alone."""
+    backend = open_backend("gridworld", backend="cpu", device=CPU, parameters={}, math="exact")
+    weight, asked = torch.from_numpy(gridworld.optimal_q()).float(), []
+
+    def values(observation: Tensor, mask: Tensor | None, features: Tensor | None) -> Tensor:
+        assert mask is not None
+        assert len(mask) == len(observation)
+        asked.append(len(observation))
+        return observation @ weight
+
+    def episode(first: int, count: int) -> Returns:
+        return play(VectorEnv(backend, num_envs=count, first_env=first, seed=3), values, gamma=0.9, epsilon=0.8)
+
+    together = episode(0, 400)
+    assert asked[0] == 400
+    assert min(asked) < 50
+    assert together.terminated.all()
+    for number in together.length.argsort()[[0, 100, 200, 300, 390, 395, 399]].tolist():
+        alone = episode(number, 1)
+        assert int(alone.length) == int(together.length[number])
+        assert float(alone.discounted) == pytest.approx(10 * 0.9 ** (int(alone.length) - 1))
+        assert float(alone.discounted) == float(together.discounted[number])
+
+
 def test_progress_is_told(tmp_path: Path) -> None:
     told: list[int] = []
     play(coins(tmp_path, 30), stay, gamma=1.0, on_step=told.append)
@@ -91,3 +117,21 @@ def test_the_interval_is_that_of_the_mean() -> None:
 def test_returns_that_never_differ_have_no_width() -> None:
     result = estimate(torch.full((20,), 200.0), level=0.95, resamples=200, seed=0)
     assert (result.mean, result.lower, result.upper) == (200.0, 200.0, 200.0)
+
+
+def test_columns_are_resampled_together() -> None:
+    """A difference of two columns has the interval of their difference, which is 0 here for all but one episode."""
+    one = torch.linspace(0, 10, 50, dtype=torch.float64)
+    other = one.clone()
+    other[7] += 5.0
+    first, second, third = estimates(torch.stack((one, other, other - one), 1), level=0.9, resamples=500, seed=1)
+    assert first == estimate(one, level=0.9, resamples=500, seed=1)
+    assert second.mean == pytest.approx(5.1)
+    # that episode is drawn 0 to 3 times or so, Poisson with mean 1: 0 to 3 times 5 / 50
+    assert (third.mean, third.lower) == (pytest.approx(0.1), 0.0)
+    assert third.upper == pytest.approx(0.3)
+
+
+def test_equal_returns_of_many_digits_have_no_width() -> None:
+    result = estimate(torch.full((1000,), 86.60203251420378, dtype=torch.float64), level=0.95, resamples=300, seed=0)
+    assert result.lower == result.mean == result.upper == 86.60203251420378

@@ -6,9 +6,10 @@ from html.parser import HTMLParser
 
 import pytest
 
-from reagent_lite.evaluation.charts import Axis, bar_chart, curve_chart, ticks, whisker_chart
+from reagent_lite.evaluation.charts import Axis, bar_chart, curve_chart, thinned, ticks, whisker_chart
 from reagent_lite.evaluation.verdict import Verdict
 from reagent_lite.evaluation.webpage import render
+from reagent_lite.evaluation.webpage_candidates import CandidateFeature, Candidates, PropensityBin
 from reagent_lite.evaluation.webpage_content import (
     ActionShare,
     Comparison,
@@ -19,14 +20,15 @@ from reagent_lite.evaluation.webpage_content import (
     Interval,
     Line,
     Report,
+    Simulated,
     Table,
     Weights,
     compared,
     number,
-    thinned,
     weighed,
 )
 from reagent_lite.evaluation.webpage_headline import headlines
+from reagent_lite.evaluation.webpage_table import breakable, table
 
 NASTY = "<script>alert(1)</script>\"'&"
 VOID = {"meta", "link", "wbr"}
@@ -79,13 +81,19 @@ def full(name: str) -> Report:
     """A report with every section, all of whose words are `name`."""
     line = Line(name=name, points=((0.0, 1.0), (10.0, 3.0)), band=((0.5, 1.5), (2.0, 4.0)))
     return Report(
-        title=name, facts=((name, name),), notes=(name,), simulated=((name, Interval(value=5.0, low=4.0, high=6.0)),),
+        title=name, facts=((name, name),), notes=(name,),
+        simulated=(Simulated(name=name, returns=Interval(value=5.0, low=4.0, high=6.0)),),
         simulated_note=name,
         comparisons=(comparison(replace(estimated("IPS", 12.0, 1.0), name=name, reason=name)),),
         weights=Weights(facts=((name, name),), effective_episodes=(9.0, 4.0), mean_weight=(1.0, 0.5), enough=5.0,
                         judged_step=1),
         curves=(Curves(title=name, x=name, y=name, lines=(line,), mark=(2.0, name)),),
         actions=(ActionShare(name=name, logged=0.75, greedy=0.25, propensity=0.5),),
+        candidates=Candidates(
+            rows=3, same=0.5, propensity=0.25, policy=0.75, lengths=((name, 1.0),),
+            bins=(PropensityBin(low=0.0, high=0.1, rows=1.0, propensity=0.05, policy=0.125),),
+            features=(CandidateFeature(name=name, logged=(1.5, 2.5), policy=(3.5, 4.5), difference=0.625),),
+        ),
         features=(Feature(name=name, column=name, type=name, present=0.5, mean=1.25, stddev=None),),
         shifts=(FeatureShift(name=name, column=name, verdict=name, psi=0.125, ks=None, present=(0.5, 1.0),
                              mean=(2.0, 3.0)),),
@@ -124,7 +132,7 @@ def test_an_empty_report_has_no_section_and_says_so() -> None:
     ("part", "section"),
     [
         ("comparisons", "Estimates"), ("simulated", "Returns in simulation"), ("weights", "Weights and overlap"),
-        ("curves", "Learning curves"), ("actions", "Actions"), ("features", "Features"), ("shifts", "Drift"),
+        ("curves", "Learning curves"), ("features", "Features"), ("shifts", "Drift"),
         ("lineage", "Data lineage"), ("config", "Config"),
     ],
 )  # fmt: skip
@@ -156,7 +164,7 @@ def test_an_axis_is_linear_between_its_ends_or_in_powers() -> None:
     [
         (0.0, 10.0, (0, 2, 4, 6, 8, 10)), (0.3, 0.94, (0.2, 0.4, 0.6, 0.8, 1.0)),
         (-7.0, 3.0, (-8, -6, -4, -2, 0, 2, 4)),
-        (5.0, 5.0, (5, 6)), (0.0, 0.0, (0.0, 0.2)),
+        (5.0, 5.0, (5, 6)), (0.0, 0.0, (0.0, 0.2)), (1.0, 1.0 + 2e-16, (1.0, 1.2)), (-2.0, -2.0, (-2.0, -1.5)),
     ],
 )  # fmt: skip
 def test_ticks_are_round(low: float, high: float, expected: tuple[float, ...]) -> None:
@@ -240,13 +248,93 @@ def test_the_verdict_rests_on_trustworthy_differences(rows: list[Estimated], sta
     assert (found.state, found.sentence) == (state, sentence)
 
 
+def interval_at(value: float, half: float) -> Interval:
+    return Interval(value=value, low=value - half, high=value + half)
+
+
+def simulated_state(*policies: Simulated) -> tuple[str, str]:
+    (found,) = headlines(Report(title="t", simulated=policies))
+    return found.state, found.sentence
+
+
 def test_simulation_is_judged_by_intervals_that_do_not_meet() -> None:
-    ours, random = Interval(value=5.0, low=4.0, high=6.0), Interval(value=2.0, low=1.0, high=3.0)
-    states = [
-        headlines(Report(title="t", simulated=(("The policy", one), ("Random actions", other))))[0].state
+    ours, random = interval_at(5.0, 1.0), interval_at(2.0, 1.0)
+    found = [
+        simulated_state(Simulated(name="The policy", returns=one), Simulated(name="Random actions", returns=other))
         for one, other in ((ours, random), (random, ours), (ours, ours))
     ]
-    assert states == ["good", "bad", "unclear"]
+    assert found == [("good", "Better than random actions in simulation."),
+                     ("bad", "Worse than random actions in simulation."),
+                     ("unclear", "No difference from random actions is shown in simulation.")]  # fmt: skip
+    alone = simulated_state(Simulated(name="The policy", returns=ours))
+    assert alone == ("unclear", "Returns 5 in simulation.")
+
+
+@pytest.mark.parametrize(("difference", "state"), [(0.5, "good"), (-0.5, "bad"), (0.1, "unclear")])
+def test_a_paired_difference_decides_where_intervals_meet(difference: float, state: str) -> None:
+    one = Simulated(name="The model", returns=interval_at(5.0, 3.0))
+    other = Simulated(name="The other", returns=interval_at(4.5, 3.0), difference=interval_at(difference, 0.25))
+    assert simulated_state(one, other)[0] == state
+
+
+def test_a_simulated_value_stands_beside_the_estimates() -> None:
+    beside = replace(comparison(estimated("IPS", 12.0, 1.0)), simulated=interval_at(12.0, 2.0))
+    text = render(Report(title="t", comparisons=(beside,)))
+    page = Page(text)
+    assert page.text["td"][5:10] == ["12 (10 to 14)", "", "", "", "the value that estimates aim at"]
+    assert "in simulation 12" in page.text["svg"][0]
+    # 9 to 14 in ticks of 1 over 14..466, 90.4 a unit: 12 lies at 285.2; a second name moves the first row down by 14
+    assert '<line class="mark simulated" x1="285.2" x2="285.2" y1="32"' in text
+    assert '<line class="whisker good" x1="194.8" x2="375.6" y1="66" y2="66"/>' in text  # 11 to 13
+    assert "dotted line" in text
+
+
+def test_returns_in_simulation_have_only_the_columns_that_are_known() -> None:
+    first = Simulated(name="one", returns=interval_at(5.0, 1.0), discounted=interval_at(3.0, 1.0), cut_share=0.25)
+    other = Simulated(name="two", returns=interval_at(4.0, 1.0), difference=interval_at(1.0, 0.5))
+    page = Page(render(Report(title="t", simulated=(first, other))))
+    assert page.text["thead"] == ["PolicyReturn of an episodeDiscounted returnone, more byCut by the time limit"]
+    assert page.text["td"] == ["5 (4 to 6)", "3 (2 to 4)", "–", "25.00%", "4 (3 to 5)", "–", "1 (0.5 to 1.5)", "–"]
+
+
+def test_candidates_are_told_by_their_features() -> None:
+    page = Page(render(Report(title="t", candidates=full("one").candidates)))
+    assert page.text["h2"] == ["Actions"]
+    assert page.text["dd"] == ["3", "50.00%", "25.00%", "75.00%"]
+    assert page.text["td"] == ["1.5 (2.5)", "3.5 (4.5)", "0.625", "100.00%", "5.00%", "12.50%", "100.00%"]
+    assert page.text["caption"][0] == "Features of chosen candidates, largest difference first"
+
+
+def test_unknown_propensities_of_candidates_are_not_shown() -> None:
+    known = full("one").candidates
+    assert known is not None
+    page = Page(render(Report(title="t", candidates=replace(known, propensity=None, bins=()))))
+    assert page.text["dd"] == ["3", "50.00%", "75.00%"]
+    assert len(page.text["caption"]) == 2
+
+
+def test_paths_break_behind_their_marks_and_names_behind_underscores() -> None:
+    assert breakable("../data/my_log-1.json.bz2") == (
+        "../data/<wbr>my_<wbr>log-<wbr>1.<wbr>json.<wbr>bz2"
+    )  # fmt: skip
+    assert breakable("Fitted_Q_Evaluation at -1.5 <b>") == "Fitted_<wbr>Q_<wbr>Evaluation at -1.5 &lt;b&gt;"
+    assert breakable("") == ""
+
+
+def test_long_tables_unfold() -> None:
+    rows = [(f"row {n}", f"{n}") for n in range(31)]
+    page = Page(table("t", ("Name", "Figure"), rows))
+    assert page.text["summary"] == ["11 more rows"]
+    assert page.text["td"] == [f"{n}" for n in range(31)]
+    assert page.text["caption"] == ["t", "t, the other rows"]
+    assert "summary" not in Page(table("t", ("Name", "Figure"), rows[:30])).text
+
+
+def test_a_page_says_where_the_rest_stands() -> None:
+    many = tuple(replace(comparison(estimated("IPS", 12.0, 1.0)), outcome=f"m{n}") for n in range(15))
+    shares = tuple(ActionShare(name=f"a{n}", logged=0.01, greedy=0.01, propensity=0.01) for n in range(205))
+    page = Page(render(Report(title="t", comparisons=many, actions=shares, beside="found.json")))
+    assert {"3 more comparisons in found.json.", "5 more actions in found.json."} <= set(page.text["p"])
 
 
 def test_an_evaluation_becomes_comparisons_and_weights() -> None:
@@ -263,7 +351,7 @@ def test_an_evaluation_becomes_comparisons_and_weights() -> None:
     overlap = {
         "num_rows": 1200, "num_episodes": 30, "effective_rows": 400.0, "mean_weight": figure,
         "largest_row_share": 0.25, "unsupported_share": 0.0, "horizon": 40, "horizon_reached": 7, "judged_step": 3,
-        "effective_episodes": 12.5, "mean_episode_weight": 1.0, "largest_episode_share": 0.5,
+        "effective_episodes": 12.5, "mean_episode_weight": figure, "largest_episode_share": 0.5,
         "effective_episodes_by_step": [30.0, None], "mean_weight_by_step": [1.0, None], "cut_share": 0.125,
     }  # fmt: skip
     outcomes = [{"name": name, "one_step": family, "sequential": family} for name in ("Reward", "reward")]
@@ -274,6 +362,7 @@ def test_an_evaluation_becomes_comparisons_and_weights() -> None:
     assert sequential.rows[0].figure == Interval(value=2.0, low=1.0, high=3.0)
     weights = weighed(cpe, enough=10.0)
     assert weights is not None
+    assert dict(weights.facts)["Mean weight of an episode there, should be 1"] == "2 (1 to 3)"
     assert dict(weights.facts)["Rows scored"] == "1,200"
     assert dict(weights.facts)["Effective episodes at step 3"] == "12.5"
     assert dict(weights.facts)["Episodes cut before their end"] == "12.50%"

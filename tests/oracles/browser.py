@@ -11,6 +11,7 @@ import os
 import select
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,48 @@ class Browser:
         """Returns what an expression gives in the page."""
         return self.ask("Runtime.evaluate", expression=script, returnByValue=True)["result"].get("value")
 
+    def media(self, name: str = "", **features: str) -> None:
+        """Shows the page from here on as a medium has it, such as print, or a reader who prefers-color-scheme: dark."""
+        wanted = [{"name": key.replace("_", "-"), "value": value} for key, value in features.items()]
+        self.ask("Emulation.setEmulatedMedia", media=name, features=wanted)
+
+    def press(self, key: str) -> None:
+        """Presses a key and lets it go."""
+        about: dict[str, Any] = {"key": key, "code": key, "windowsVirtualKeyCode": {"Tab": 9, "Enter": 13}[key]}
+        self.ask("Input.dispatchKeyEvent", type="keyDown", **about, **({"text": "\r"} if key == "Enter" else {}))
+        self.ask("Input.dispatchKeyEvent", type="keyUp", **about)
+
+    def unfold(self) -> None:
+        """Opens all that is folded."""
+        self.value("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+
+    def overflowing(self) -> list[str]:
+        """Returns elements whose content is wider than they are: it scrolls sideways, or is cut."""
+        found: list[str] = json.loads(self.value(_OVERFLOWING))
+        return found
+
+    def broken_words(self) -> list[str]:
+        """Returns words that a line ends in the middle of; what is marked as long may be broken, and code."""
+        found: list[str] = json.loads(self.value(_BROKEN))
+        return found
+
+    def colliding(self) -> list[str]:
+        """Returns pairs of words in one drawing that lie on each other."""
+        found: list[str] = json.loads(self.value(_COLLIDING))
+        return found
+
+    def roles(self) -> dict[str, int]:
+        """Returns how many things of each kind the page has for who cannot see it."""
+        nodes = self.ask("Accessibility.getFullAXTree")["nodes"]
+        return dict(Counter(node["role"]["value"] for node in nodes if not node["ignored"]))
+
+    def picture(self) -> bytes:
+        """Returns the whole page as PNG."""
+        size = self.ask("Page.getLayoutMetrics")["cssContentSize"]
+        clip = {**size, "width": self.value("innerWidth"), "scale": 1}  # the scroll bar's place too
+        shot = self.ask("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)
+        return base64.b64decode(shot["data"])
+
     def requests(self) -> list[str]:
         """Returns the addresses that the page asked for."""
         return [event["params"]["request"]["url"] for event in self._named("Network.requestWillBeSent")]
@@ -88,6 +131,52 @@ class Browser:
         message, _, self._rest = self._rest.partition(b"\0")
         parsed: dict[str, Any] = json.loads(message)
         return parsed
+
+
+# a heading that only a screen reader has is one pixel wide
+_OVERFLOWING = """(() => {
+  const name = e => `${e.tagName} ${e.className} ${e.textContent.slice(0, 60)}`, found = [];
+  for (const e of document.querySelectorAll('html, body, body *:not(svg, svg *)'))
+    if (e.clientWidth > 1 && e.scrollWidth > e.clientWidth + 1 && !e.closest('.stacked thead'))
+      found.push(`${name(e)}: ${e.scrollWidth} in ${e.clientWidth}`);
+  for (const e of document.querySelectorAll('svg.chart text')) {
+    const inner = e.getBoundingClientRect(), outer = e.ownerSVGElement.getBoundingClientRect();
+    if (outer.width && (inner.left < outer.left - 1 || inner.right > outer.right + 1 || inner.top < outer.top - 1 ||
+        inner.bottom > outer.bottom + 1)) found.push(`${name(e)}: outside of its drawing`);
+  }
+  return JSON.stringify(found);
+})()"""
+
+_BROKEN = """(() => {
+  const found = [], texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT), range = new Range();
+  while (texts.nextNode()) {
+    const node = texts.currentNode, text = node.data;
+    if (node.parentElement.closest('svg, pre, .long:is(td, th)')) continue;
+    let line = null;
+    for (let i = 0; i < text.length; i++) {
+      range.setStart(node, i); range.setEnd(node, i + 1);
+      const box = range.getBoundingClientRect();
+      if (!box.height) continue;
+      const may = /[\\s-]/.test(text[i - 1]) && !/\\de-$/.test(text.slice(0, i));
+      if (line !== null && box.top > line + 2 && !may) found.push(text);
+      line = box.top;
+    }
+  }
+  return JSON.stringify(found);
+})()"""
+
+_COLLIDING = """(() => {
+  const found = [];
+  for (const chart of document.querySelectorAll('svg.chart')) {
+    const words = [...chart.querySelectorAll('text')].map(e => [e.textContent, e.getBoundingClientRect()]);
+    words.forEach(([one, a], i) => words.slice(i + 1).forEach(([other, b]) => {
+      const wide = Math.min(a.right, b.right) - Math.max(a.left, b.left);
+      const high = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+      if (wide > 1 && high > 4) found.push(`${one} | ${other}`);
+    }));
+  }
+  return JSON.stringify(found);
+})()"""
 
 
 @contextlib.contextmanager

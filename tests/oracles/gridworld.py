@@ -133,10 +133,32 @@ class Log:
     propensity: Array
 
 
-def simulate(policy: Array, num_episodes: int, rng: np.random.Generator, *, max_steps: int = 200) -> Log:
-    """Episodes from the start under a policy; all episodes advance together, one draw per row."""
+def fixed_start() -> Array:
+    """[25] one-hot of START."""
+    return np.asarray(np.arange(NUM_STATES) == START, dtype=np.float64)
+
+
+def any_start() -> Array:
+    """[25] uniform over the states where an action is allowed."""
+    free = allowed().any(1)
+    return free / free.sum()
+
+
+def row_shares(policy: Array, start: Array) -> Array:
+    """[25] share of a policy's rows in each state: expected visits, by solving (I - P') d = start, over their sum."""
+    p = np.einsum("sa,sat->st", policy, transition_matrix())
+    visits = np.linalg.solve(np.eye(NUM_STATES) - p.T, start) * allowed().any(1)
+    return np.asarray(visits / visits.sum())
+
+
+def simulate(
+    policy: Array, num_episodes: int, rng: np.random.Generator, *, start: Array | None = None, max_steps: int = 200
+) -> Log:
+    """Episodes under a policy, from START or drawn from `start`; all advance together, one draw per row."""
     action_cdf, next_cdf = policy.cumsum(1), transition_matrix().cumsum(2)
     state, alive = np.full(num_episodes, START), np.arange(num_episodes)
+    if start is not None:
+        state = draw(np.tile(start.cumsum(), (num_episodes, 1)), rng)
     rows = []
     for step in range(max_steps):
         here = state[alive]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from reagent_lite.rl.bootstrap import effective_sample_size, percentile_interval, resample_counts
+from reagent_lite.rl.bootstrap import Resamples, effective_sample_size, percentile_interval, resample_counts
 
 
 def test_counts_draw_whole_samples():
@@ -21,6 +21,38 @@ def test_counts_repeat_with_the_generators_seed():
     first, again = (resample_counts(9, 20, torch.Generator().manual_seed(5)) for _ in range(2))
     assert torch.equal(first, again)
     assert not torch.equal(first, resample_counts(9, 20, torch.Generator().manual_seed(6)))
+
+
+@pytest.mark.parametrize("num_episodes", [1, 2, 255, 300, 9000, 70_000])
+def test_counts_do_not_depend_on_blocks_or_threads(num_episodes: int):
+    drawn = Resamples(num_episodes=num_episodes, num_resamples=60, seed=3)
+    whole = torch.cat(list(drawn.blocks()))
+    assert whole.shape == (61, num_episodes)
+    assert whole[0].tolist() == [1] * num_episodes
+    assert whole.long().sum(1).tolist() == [num_episodes] * 61
+    threads = torch.get_num_threads()
+    try:
+        for count, samples, size in ((1, 7, 2**25), (3, 256, 200_000), (2, 1, 1)):
+            torch.set_num_threads(count)
+            assert torch.equal(torch.cat(list(drawn.blocks(samples, size))), whole)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_blocks_stay_below_their_size():
+    sizes = [block.nbytes for block in Resamples(num_episodes=70_000, num_resamples=20, seed=0).blocks(256, 300_000)]
+    # a stream has 3 samples of 70 000 bytes, so that a block has no more
+    assert sizes == [70_000, *[210_000] * 6, 140_000]
+
+
+def test_how_often_an_episode_is_drawn_is_binomial():
+    # Binomial(n, 1 / n): mean 1, variance 1 - 1 / n, P(0) = (1 - 1 / n)^n; 400 000 counts, so within 0.01
+    counts = torch.cat(list(Resamples(num_episodes=200, num_resamples=2000, seed=0).blocks()))[1:].double()
+    assert float(counts.var()) == pytest.approx(1 - 1 / 200, abs=0.01)
+    assert float((counts == 0).double().mean()) == pytest.approx((1 - 1 / 200) ** 200, abs=0.005)
+    # nor does an episode's count depend on that of its neighbour, beyond -1 / (n - 1)
+    beside = torch.corrcoef(torch.stack((counts[:, :-1].flatten(), counts[:, 1:].flatten())))[0, 1]
+    assert float(beside) == pytest.approx(-1 / 199, abs=0.008)
 
 
 def test_interval_of_a_mean_has_the_width_of_theory():

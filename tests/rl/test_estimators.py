@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from reagent_lite.rl import estimators as est
-from reagent_lite.rl.estimators import ESTIMATORS, Episodes
+from reagent_lite.rl.episodes import Episodes
+from reagent_lite.rl.estimators import ESTIMATORS
+from reagent_lite.rl.sums import Settings, sample_sums, step_contributions, table_of
 
 LENGTHS = (3, 1, 5, 2)
 GAMMA = 0.9
@@ -76,18 +78,22 @@ def test_three_rows_of_a_stochastic_policy_by_hand():
 def test_switch_leaves_out_weights_above_the_threshold():
     e = one_step([2, 0.5], [4, 6], [1, 4], [3, 5])
     # rows 3 + 2 * 3 and 5 + .5 * 2; with threshold 1 the first is 3 alone
-    assert float(est.switch_doubly_robust(e, sample(2), threshold=2.0)[0]) == pytest.approx((9 + 6) / 2)
-    assert float(est.switch_doubly_robust(e, sample(2), threshold=1.0)[0]) == pytest.approx((3 + 6) / 2)
+    assert float(est.switch_doubly_robust(e, sample(2), Settings(switch_threshold=2.0))[0]) == pytest.approx(
+        (9 + 6) / 2
+    )
+    assert float(est.switch_doubly_robust(e, sample(2), Settings(switch_threshold=1.0))[0]) == pytest.approx(
+        (3 + 6) / 2
+    )
 
 
 def test_shrinkage_by_hand_and_at_its_ends():
     e = one_step([2, 0.5], [4, 6], [1, 4], [3, 5])
     # lambda 4: 4 * 2 / (4 + 4) = 1 and 4 * .5 / (.25 + 4) = 2 / 4.25
     expected = (3 + 1 * 3 + 5 + 2 / 4.25 * 2) / 2
-    assert float(est.shrunk_doubly_robust(e, sample(2), strength=4.0)[0]) == pytest.approx(expected)
+    assert float(est.shrunk_doubly_robust(e, sample(2), Settings(shrinkage=4.0))[0]) == pytest.approx(expected)
     dm, dr = value("Direct_Method_Reward", e), value("Doubly_Robust_Reward", e)
-    assert float(est.shrunk_doubly_robust(e, sample(2), strength=0.0)[0]) == pytest.approx(dm)
-    assert float(est.shrunk_doubly_robust(e, sample(2), strength=1e12)[0]) == pytest.approx(dr)
+    assert float(est.shrunk_doubly_robust(e, sample(2), Settings(shrinkage=0.0))[0]) == pytest.approx(dm)
+    assert float(est.shrunk_doubly_robust(e, sample(2), Settings(shrinkage=1e12))[0]) == pytest.approx(dr)
 
 
 TWO_EPISODES = Episodes(
@@ -120,11 +126,13 @@ def test_two_step_table_by_hand():
 
 
 def test_step_returns_by_hand():
-    returns = est.step_returns(TWO_EPISODES, sample(2))[0]
+    table = table_of([[TWO_EPISODES]])
+    returns = sample_sums(table, [sample(2)])[0].step_returns[0]
     # g_-1 = DM; g_0 adds the first correction and the value after it; g_1 the second correction
     g0 = 5 + 2 / 5 * (1 - 2) + 3 / 5 * (2 - 1) + 0.5 * 2 / 5 * 5
     torch.testing.assert_close(returns, torch.tensor([5.0, g0, g0 + 0.5 * 1 / 4], dtype=torch.float64))
-    torch.testing.assert_close(est.step_contributions(TWO_EPISODES).sum(0), returns)
+    contributions = torch.cat(list(step_contributions(table, 0, torch.arange(3))))
+    torch.testing.assert_close(contributions.sum(0), returns)
 
 
 IMPORTANCE = (

@@ -94,10 +94,11 @@ def judged(path: str) -> None:
         data = prepare(config, group)
         judge = Judge(config, data, build_learner(config, data.spec, CPU), group)
         judge._prepare()
-        scored = judge._scored.episode[judge._score_numbers]
         fitted = data.train.episode[judge._fit_rows.usable.numpy()]  # type: ignore[union-attr]
         hashes = {
-            "scored": np.unique(judge._scored.episode_hash[scored]).tolist(),
+            "scored": np.unique(judge._scored.episode.view(np.uint64)).tolist(),
+            "scored_rows": len(judge._scored.numbers),
+            "of_all": judge._scored.hashes.tolist(),
             "fitted": np.unique(data.train.episode_hash[fitted]).tolist(),
             "rows": len(fitted),
         }

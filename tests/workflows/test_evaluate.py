@@ -13,6 +13,7 @@ import torch
 from oracles import gridworld
 from oracles.bundles import bilinear_bundle, linear_bundle
 from oracles.logs import random_rows, write_lines
+from oracles.played import gridworld_log
 from oracles.runs import Runner
 
 from reagent_lite.config import DqnConfig, check
@@ -225,6 +226,20 @@ def test_candidates(tmp_path: Path) -> None:
     outcome, report = judged(write_lines(tmp_path / "log.jsonl", rows), model)
     assert outcome.scores["CPE/Reward/IPS_Reward"] == pytest.approx(7.75, abs=1e-5)
     assert report["model"]["actions"] == {}
+    # of the three rows that are scored, the last one's likeliest candidate is the logged one
+    found = report["model"]["candidates"]
+    assert (found["rows"], found["candidates"]) == (3, {"2": pytest.approx(2 / 3), "3": pytest.approx(1 / 3)})
+    assert found["same"] == pytest.approx(1 / 3)
+    assert found["propensity"] == pytest.approx((0.2 + 0.5 + 0.4) / 3)
+    assert found["probability"] == pytest.approx((0.4 + 0.3 + 0.7) / 3, abs=1e-5)
+    feature = found["features"]["7"]
+    assert feature["logged"]["mean"] == pytest.approx(sum(map(math.log, (0.4, 0.3, 0.7))) / 3, abs=1e-5)
+    of_policy = sum(share * math.log(share) for shares in lists[:3] for share in shares) / 3
+    assert feature["policy"]["mean"] == pytest.approx(of_policy, abs=1e-5)
+    assert feature["difference"] > 0  # -0.771 under the policy, -0.826 in the log
+    page = Path(outcome.page).read_text()
+    assert "Features of chosen candidates" in page
+    assert f"{of_policy:.4g}" in page
 
 
 def test_models_fitted_to_candidates(tmp_path: Path) -> None:
@@ -247,26 +262,10 @@ def test_models_fitted_to_candidates(tmp_path: Path) -> None:
         assert outcome.scores[f"CPE/Reward/{name}"] == pytest.approx(2.8, abs=0.06)
 
 
-def gridworld_rows(log: gridworld.Log) -> list[dict[str, Any]]:
-    mask = gridworld.allowed()
-    rows = []
-    for i in range(len(log.state)):
-        after, end = int(log.next_state[i]), bool(log.terminal[i])
-        rows.append({
-            "mdp_id": str(log.episode[i]), "sequence_number": int(log.step[i]),
-            "state_features": {str(log.state[i]): 1}, "action": gridworld.ACTIONS[log.action[i]],
-            "reward": float(log.reward[i]), "action_probability": float(log.propensity[i]),
-            "possible_actions": mask[log.state[i]].astype(int).tolist(),
-            "next_state_features": {} if end else {str(after): 1}, "next_action": "",
-            "possible_next_actions": [0] * 4 if end else mask[after].astype(int).tolist(), "terminal": end,
-        })  # fmt: skip
-    return rows
-
-
 def test_gridworld(tmp_path: Path) -> None:
     """epsilon 0.5 around the fixed policy, from a log of epsilon 0.8: exactly 2.588442 at the start."""
     logged = gridworld.simulate(gridworld.epsilon_greedy(0.8), 1500, np.random.default_rng(1))
-    log = write_lines(tmp_path / "grid.jsonl", gridworld_rows(logged))
+    log = write_lines(tmp_path / "grid.jsonl", gridworld_log(logged))
     policy = gridworld.epsilon_greedy(0.5)
     weight = np.log(np.where(policy > 0, policy, 1)).T
     model = linear_bundle(tmp_path / "model", weight, gridworld.ACTIONS, tuple(range(25)))
@@ -363,7 +362,7 @@ def test_values_that_are_no_numbers(tmp_path: Path) -> None:
     model = linear_bundle(tmp_path / "model", np.array([[0.0, 10.0], [0.0, 0.0]]), AB, (0, 1))
     rows = [row(str(i), (0.5, 0.5), 0, 1.0, 0.5) for i in range(4)]
     rows[2]["state_features"] = {"1": 3e38}
-    with pytest.raises(BundleError, match="probabilities of every logged choice, got values that are no numbers"):
+    with pytest.raises(BundleError, match="probabilities of every choice, got values that are no numbers"):
         judged(write_lines(tmp_path / "log.jsonl", rows), model)
 
 
@@ -442,7 +441,7 @@ def test_flags_without_a_config(capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr()
     assert said.out == ""
     assert "model: expected a path, got nothing. Or give --model" in said.err
-    assert "data_path: expected a path, got nothing. Or give --data" in said.err
+    assert "data_path: expected a log here, an environment in `simulation`, or both, got neither" in said.err
 
 
 @pytest.mark.parametrize(

@@ -3,19 +3,34 @@
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from oracles.browser import Browser, browsing, needs_browser
 from oracles.events import event
 from oracles.logs import write_lines
 from oracles.runs import Runner
 
+from reagent_lite.evaluation.verdict import Verdict
 from reagent_lite.evaluation.webpage import render
-from reagent_lite.evaluation.webpage_content import Report
+from reagent_lite.evaluation.webpage_candidates import CandidateFeature, Candidates
+from reagent_lite.evaluation.webpage_content import (
+    ActionShare,
+    Comparison,
+    Estimated,
+    Feature,
+    FeatureShift,
+    Interval,
+    Report,
+    Table,
+)
+from reagent_lite.rl.estimators import ONE_STEP_ESTIMATORS, SEQUENTIAL_ESTIMATORS
 from workflows import pages
 from workflows.pages_curves import curves_of, read_series
 from workflows.pages_data import shifts_of
@@ -59,9 +74,13 @@ def browser(tmp_path: Path) -> Iterator[Browser]:
 
 @needs_browser
 def test_a_run_s_page_in_a_browser(page: Path, browser: Browser) -> None:
-    for width in (390, 1200):
+    for width in (360, 768, 1000, 1440):
         browser.open(page, width=width)
+        browser.unfold()
         assert browser.value("document.documentElement.scrollWidth") <= width
+        assert browser.overflowing() == []
+        assert browser.broken_words() == []
+        assert browser.colliding() == []
         assert browser.requests() == [page.as_uri()]
         assert browser.complaints() == []
     assert browser.value("document.title") == "DQN run: out"
@@ -79,7 +98,7 @@ def test_a_run_s_page_in_a_browser(page: Path, browser: Browser) -> None:
     assert NASTY in tables
 
     # letters of drawings, on the screen of a phone, in CSS pixels
-    browser.open(page, width=390)
+    browser.open(page, width=360)
     sizes = """[...document.querySelectorAll('svg.chart text')].map(t => parseFloat(getComputedStyle(t).fontSize)
       * t.ownerSVGElement.getBoundingClientRect().width / 480)"""
     assert browser.value(f"Math.min(...{sizes})") >= 9
@@ -95,7 +114,7 @@ def test_light_and_dark_have_enough_contrast(tmp_path: Path, browser: Browser) -
     browser.open(page, width=1200)
     grounds = []
     for scheme in ("light", "dark"):
-        browser.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        browser.media(prefers_color_scheme=scheme)
         colours = json.loads(browser.value(_COLOURS))
         grounds.append(colours["--ground"])
         for name in ("ink", "soft", "good", "unclear", "bad", *(f"c{i}" for i in range(8))):
@@ -103,6 +122,11 @@ def test_light_and_dark_have_enough_contrast(tmp_path: Path, browser: Browser) -
             least = 3.0 if re.fullmatch(r"c\d", name) else 4.5
             for under in ("--ground", "--card"):
                 assert contrast(colours[f"--{name}"], colours[under]) >= least, (scheme, name, under)
+        for name, sight in SIGHTS.items():
+            seen = {key: cielab(sight @ linear(colours[f"--{key}"])) for key in (*SERIES, *VERDICTS)}
+            for family in (SERIES, VERDICTS):
+                for one, other in combinations(family, 2):
+                    assert np.linalg.norm(seen[one] - seen[other]) >= 20, (scheme, name, one, other)
     assert len(set(grounds)) == 2
 
 
@@ -118,9 +142,45 @@ def contrast(one: str, other: str) -> float:
 
 
 def luminance(colour: str) -> float:
-    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-    return float(np.dot(linear, [0.2126, 0.7152, 0.0722]))
+    return float(np.dot(linear(colour), [0.2126, 0.7152, 0.0722]))
+
+
+def linear(colour: str) -> NDArray[np.float64]:
+    """Linear sRGB."""
+    parts = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+    return np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+
+
+def cielab(rgb: NDArray[np.float64]) -> NDArray[np.float64]:
+    """CIE 1976 L*a*b* under D65 of linear sRGB; a distance of 2.3 is just noticeable."""
+    to_xyz = np.array([[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.0721750],
+                       [0.0193339, 0.1191920, 0.9503041]])  # fmt: skip
+    share = to_xyz @ np.clip(rgb, 0, 1) / (0.95047, 1.0, 1.08883)
+    x, y, z = np.where(share > 216 / 24389, np.cbrt(share), (24389 / 27 * share + 16) / 116)
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+# Machado, Oliveira & Fernandes (2009), A physiologically-based model for simulation of color vision deficiency,
+# severity 1.0, of linear sRGB
+SIGHTS = {
+    "all cones": np.eye(3),
+    "protanopia": np.array([[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216],
+                            [-0.003882, -0.048116, 1.051998]]),
+    "deuteranopia": np.array([[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413],
+                              [-0.011820, 0.042940, 0.968881]]),
+    "tritanopia": np.array([[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602],
+                            [0.004733, 0.691367, 0.303900]]),
+}  # fmt: skip
+SERIES, VERDICTS = tuple(f"c{i}" for i in range(8)), ("good", "unclear", "bad")
+
+
+def test_distances_of_colours() -> None:
+    # white is L* 100 and black 0 on the grey axis; who lacks the red cones sees red much darker
+    assert cielab(linear("#ffffff")) == pytest.approx([100, 0, 0], abs=0.02)
+    assert cielab(linear("#000000")) == pytest.approx([0, 0, 0], abs=0.02)
+    assert cielab(linear("#ff0000")) == pytest.approx([53.24, 80.09, 67.20], abs=0.05)  # table value of sRGB red
+    assert all(sight.sum(1) == pytest.approx(1.0, abs=1e-5) for sight in SIGHTS.values())  # white stays white
+    assert cielab(SIGHTS["protanopia"] @ linear("#ff0000"))[0] < 50
 
 
 def test_contrast_of_black_on_white_is_21() -> None:
@@ -200,3 +260,52 @@ def test_a_long_run_s_page_stays_small(tmp_path: Path) -> None:
     assert len(early) >= 200  # the first half is as fine as the second, though it was thinned more often
     report = Report(title="t", curves=curves_of(series))
     assert len(render(report)) < 500_000
+
+
+def test_a_large_run_s_page_is_bounded_and_says_what_it_leaves_out(tmp_path: Path) -> None:
+    """1000 features of states and of candidates, 100 actions, 200 epochs, 100 metrics: 1.55 MB, however much more."""
+    rng, names = np.random.default_rng(0), [f"action {i}" for i in range(100)]
+    with (tmp_path / "metrics.jsonl").open("w") as file:
+        for report_number in range(1000):  # five an epoch
+            tags = [f"{kind}/{name}" for kind in ("actions/logged", "actions/model") for name in names]
+            tags += [f"train/{i}" for i in range(40)] + [f"time/{i}" for i in range(20)]
+            tags += [f"CPE/Reward/{name}" for name in (*SEQUENTIAL_ESTIMATORS, *ONE_STEP_ESTIMATORS)]
+            values = rng.normal(size=len(tags)).tolist()
+            file.write(json.dumps({"step": report_number * 200, **dict(zip(tags, values, strict=True))}) + "\n")
+    figure = Interval(value=0.123456, low=0.0123456, high=1.23456)
+    rows = tuple(
+        Estimated(name=name, figure=figure, difference=figure, ratio=0.5, verdict=Verdict.WIDE, reason="w" * 80)
+        for name in (*SEQUENTIAL_ESTIMATORS, *ONE_STEP_ESTIMATORS)
+    )
+    features = tuple(
+        Feature(name=str(i), column=column, type="CONTINUOUS", present=0.5, mean=0.123456, stddev=0.123456)
+        for column in ("state", "action") for i in range(1000)
+    )  # fmt: skip
+    chosen = tuple(
+        CandidateFeature(name=str(i), logged=(0.1, 0.2), policy=(0.3, 0.4), difference=0.5) for i in range(1000)
+    )
+    report = Report(
+        title="t",
+        comparisons=tuple(
+            Comparison(outcome=f"Metric {i}", unit="return of an episode", decides=i == 0, reference_name="logged",
+                       reference=figure, rows=rows) for i in range(100)
+        ),
+        curves=curves_of(read_series(tmp_path / "metrics.jsonl")),
+        actions=tuple(ActionShare(name=name, logged=0.01, greedy=0.01, propensity=0.01) for name in names),
+        candidates=Candidates(rows=1, same=0.5, propensity=0.5, policy=0.5, bins=(), lengths=(), features=chosen),
+        features=features,
+        shifts=tuple(FeatureShift(name=str(i), column="state", verdict="stable", psi=0.1, ks=0.1, present=(0.5, 0.5),
+                                  mean=(0.1, 0.1)) for i in range(1000)),
+        lineage=tuple(Table(title="t", head=("File", "Bytes", "SHA-256"), rows=(("f" * 99, "1", "0" * 64),) * 50)
+                      for _ in range(100)),
+        config={"norm_params": {"feature_overrides": {str(i): "CONTINUOUS" for i in range(20_000)}}},
+    )  # fmt: skip
+    page = render(report)
+    assert len(page.encode()) < 1_600_000
+    for sentence in ("88 more comparisons in evaluation.json.", "900 more features in evaluation.json.",
+                     "1,500 more features in normalization.json.", "500 more features in drift.json.",
+                     "more curves in metrics.jsonl.",
+                     "80 more tables in the manifests of the stages.", "more letters in config.json."):  # fmt: skip
+        assert sentence in page
+    twice = replace(report, features=features * 10, comparisons=report.comparisons * 10, lineage=report.lineage * 10)
+    assert len(render(twice).encode()) < len(page.encode()) + 100

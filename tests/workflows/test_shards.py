@@ -116,6 +116,12 @@ def test_shards_train_the_model_of_one_process_with_all_rows(tmp_path: Path) -> 
     assert "global minibatch 16 rows = 3 process(es) x 5.33333, 2 a step, 3 steps/epoch" in runs[0].err
     assert "training data: data: 85 rows" in runs[0].err
     assert not (folders[1] / WEIGHTS).exists()
+    judged = json.loads((folders[0] / "out" / "model" / "evaluation.json").read_text())["cpe"]["overlap"]
+    every = [int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
+             for name in {row["mdp_id"] for rows in shards for row in rows}]  # fmt: skip
+    scored = int(held_out(np.array(every, np.uint64), 0.2).sum())
+    assert judged["num_episodes"] == scored
+    assert f"evaluation: {scored} episodes of 2 machines are scored" in runs[0].err
     norms = {"state_norm_data_path": "state_features_norm.json"}
     same_weights(folders[0] / WEIGHTS, union(tmp_path / "union", tree, folders, norms))
     figures = [json.loads(line) for line in (folders[0] / "out" / "metrics.jsonl").read_text().splitlines()]
@@ -232,8 +238,8 @@ def test_differences_end_every_process_alike(
         assert (said or "data: expected rows of data on at least one node, got none on any of 2") in run.err
 
 
-def test_scored_episodes_are_node_0s_and_fitted_nowhere(tmp_path: Path) -> None:
-    """Both nodes have rows of the same 20 episodes, as where each machine logged its own part of them."""
+def test_scored_episodes_are_fitted_nowhere(tmp_path: Path) -> None:
+    """Both nodes have rows of the same 20 episodes, as where each machine logged its own part of them: 5 rows each."""
     rows = random_rows(200)
     folders = [node(tmp_path / "0", rows[::2]), node(tmp_path / "1", rows[1::2])]
     tree = settings(evaluation={**settings()["evaluation"], "held_out_share": 0.3})
@@ -244,16 +250,20 @@ def test_scored_episodes_are_node_0s_and_fitted_nowhere(tmp_path: Path) -> None:
     chosen = held_out(np.array(every, np.uint64), 0.3)
     scored = sorted(one for one, is_scored in zip(every, chosen, strict=True) if is_scored)
     assert 0 < len(scored) < 20
-    assert (first.outcome["scored"], second.outcome["scored"]) == (scored, [])
     for run in (first, second):
+        assert run.outcome["scored"] == run.outcome["of_all"] == scored
+        assert run.outcome["scored_rows"] == 5 * len(scored)
         assert run.outcome["fitted"] == sorted(set(every) - set(scored))
         assert run.outcome["rows"] == 5 * (20 - len(scored))
-    assert f"evaluation: the {len(scored)} episodes of node 0's shard are scored; other nodes fit only" in first.err
+    assert f"evaluation: {len(scored)} episodes of 2 machines are scored" in first.err
 
 
 @pytest.mark.slow
 def test_eval_episodes_that_another_node_trains_on_are_scored_by_share_only(tmp_path: Path) -> None:
-    """Node 0 judges on episodes 0 to 19: 0 to 9 are its own training data, 10 to 14 are node 1's, the rest are new."""
+    """Both judge on episodes 0 to 19: 0 to 9 are node 0's training data, 10 to 14 are node 1's, the rest are new.
+
+    Node 0 scores them all, for node 1 has the same rows of each.
+    """
     rows = random_rows(200)
     folders = [node(tmp_path / "0", rows[:100]), node(tmp_path / "1", rows[100:150])]
     for folder in folders:
@@ -264,7 +274,8 @@ def test_eval_episodes_that_another_node_trains_on_are_scored_by_share_only(tmp_
     every = [int.from_bytes(hashlib.blake2b(str(i).encode(), digest_size=8).digest(), "little") for i in range(20)]
     chosen = held_out(np.array(every, np.uint64), 0.3)
     scored = {one for i, one in enumerate(every) if chosen[i] or i >= 15}
-    assert first.outcome["scored"] == sorted(scored)
+    assert (first.outcome["scored"], second.outcome["scored"]) == (sorted(scored), [])
+    assert first.outcome["of_all"] == second.outcome["of_all"] == sorted(scored)
     assert first.outcome["fitted"] == sorted(set(every[:10]) - scored)
     assert second.outcome["fitted"] == sorted(set(every[10:15]) - scored)
 

@@ -1,0 +1,123 @@
+"""What is chosen among candidates, by hand arithmetic."""
+
+import math
+
+import pytest
+import torch
+from oracles.pages import bandit_page
+
+from reagent_lite.distributed.group import Group, Place
+from reagent_lite.evaluation.candidates import CandidateTally
+from reagent_lite.evaluation.page import EvaluationPage
+from reagent_lite.evaluation.webpage_candidates import chosen_candidates
+
+ALONE = Group(Place(), torch.device("cpu"))
+NAN = math.nan
+
+
+def page_of(propensities: list[list[float]], action: list[int], propensity: list[float]) -> EvaluationPage:
+    """A page whose lists end where a probability is NaN."""
+    table = torch.tensor(propensities, dtype=torch.float64)
+    plain = bandit_page([1.0] * len(action))
+    columns = {name: getattr(plain, name) for name in ("names", "episode", "steps", "bootstrap", "outcomes")}
+    return EvaluationPage(
+        **columns, action=torch.tensor(action), mask=~table.isnan(), model_propensities=table.nan_to_num(0.0),
+        propensity=torch.tensor(propensity, dtype=torch.float64), reward_model=torch.zeros(*table.shape, 1),
+        q_values=torch.zeros(*table.shape, 1),
+    )  # fmt: skip
+
+
+# lists of 3, 2 and 2; the log takes candidates 0, 1, 1
+PAGE = page_of([[0.25, 0.5, 0.25], [0.5, 0.5, NAN], [0.25, 0.75, NAN]], [0, 1, 1], [0.05, 0.5, 0.5])
+# feature 7 is there always, feature 8 is absent in the candidate that row 1 logged; what lies behind a list is not read
+FEATURES = torch.tensor([
+    [[1.0, 10.0], [2.0, 20.0], [3.0, 30.0]],
+    [[0.0, 40.0], [4.0, NAN], [99.0, 99.0]],
+    [[2.0, 50.0], [6.0, 70.0], [99.0, 99.0]],
+])  # fmt: skip
+
+
+def tallied(*slices: slice) -> dict:
+    tally = CandidateTally((7, 8))
+    for rows in slices:
+        tally.add(PAGE.rows(torch.arange(3)[rows]), FEATURES[rows])
+    return tally.document(ALONE, propensities_known=True)
+
+
+def test_shares_and_probabilities() -> None:
+    found = tallied(slice(0, 3))
+    assert found["rows"] == 3
+    # likeliest: candidate 1; of the tie the first; candidate 1. Logged: 0, 1, 1
+    assert found["same"] == pytest.approx(1 / 3)
+    assert found["probability"] == pytest.approx((0.25 + 0.5 + 0.75) / 3)
+    assert found["propensity"] == pytest.approx((0.05 + 0.5 + 0.5) / 3)
+    assert found["candidates"] == pytest.approx({"2": 2 / 3, "3": 1 / 3})
+    first, second = found["by_propensity"]
+    assert first == pytest.approx({"low": 0.0, "high": 0.1, "rows": 1 / 3, "propensity": 0.05, "policy": 0.25})
+    assert second == pytest.approx({"low": 0.4, "high": 0.5, "rows": 2 / 3, "propensity": 0.5, "policy": 0.625})
+
+
+def test_features_of_what_is_chosen() -> None:
+    features = tallied(slice(0, 3))["features"]
+    # feature 7, logged: 1, 4, 6
+    logged, variance = 11 / 3, (1 + 16 + 36) / 3 - (11 / 3) ** 2
+    assert features["7"]["logged"] == pytest.approx({"mean": logged, "stddev": math.sqrt(variance)})
+    # policy: .25 of 1, .5 of 2, .25 of 3; .5 of 0, .5 of 4; .25 of 2, .75 of 6; of 3 rows
+    policy = (0.25 + 1 + 0.75 + 2 + 0.5 + 4.5) / 3
+    other = (0.25 + 2 + 2.25 + 8 + 1 + 27) / 3 - policy**2
+    assert features["7"]["policy"] == pytest.approx({"mean": policy, "stddev": math.sqrt(other)})
+    assert features["7"]["difference"] == pytest.approx((policy - logged) / math.sqrt((variance + other) / 2))
+    # feature 8, logged: 10 and 70; policy: .25 of 10, .5 of 20, .25 of 30, .5 of 40, .25 of 50, .75 of 70: of 2.5
+    assert features["8"]["logged"] == pytest.approx({"mean": 40, "stddev": 30})
+    assert features["8"]["policy"]["mean"] == pytest.approx((2.5 + 10 + 7.5 + 20 + 12.5 + 52.5) / 2.5)
+
+
+def test_chunks_change_nothing() -> None:
+    whole, parts = tallied(slice(0, 3)), tallied(slice(0, 1), slice(1, 1), slice(1, 3))
+    for name, one in whole["features"].items():
+        for side in ("logged", "policy"):
+            assert parts["features"][name][side] == pytest.approx(one[side], rel=1e-12)
+    assert {k: v for k, v in parts.items() if k != "features"} == {k: v for k, v in whole.items() if k != "features"}
+
+
+def test_large_numbers_keep_their_spread() -> None:
+    # seconds since 1970 in float64: sums of squares would leave nothing of a spread of 1
+    tally, page = CandidateTally((1,)), page_of([[0.5, 0.5]] * 2, [0, 0], [0.5, 0.5])
+    times = torch.tensor([[[1.7e9], [1.7e9]], [[1.7e9 + 2], [1.7e9 + 2]]], dtype=torch.float64)
+    for row in range(2):
+        tally.add(page.rows(torch.tensor([row])), times[row : row + 1])
+    logged = tally.document(ALONE, propensities_known=True)["features"]["1"]["logged"]
+    assert logged == {"mean": 1.7e9 + 1, "stddev": 1.0}
+
+
+def test_what_is_unknown_is_null() -> None:
+    nothing = CandidateTally((7,)).document(ALONE, propensities_known=True)
+    assert nothing["same"] is None
+    assert nothing["features"]["7"] == {"logged": {"mean": None, "stddev": None},
+                                        "policy": {"mean": None, "stddev": None}, "difference": None}  # fmt: skip
+    assert chosen_candidates(nothing) is None
+    assert chosen_candidates(None) is None
+    tally = CandidateTally((7, 8))
+    tally.add(PAGE, FEATURES)
+    unknown = tally.document(ALONE, propensities_known=False)
+    assert (unknown["propensity"], unknown["by_propensity"]) == (None, [])
+    assert unknown["probability"] == pytest.approx(0.5)
+
+
+def test_long_lists_are_counted_together() -> None:
+    tally = CandidateTally(())
+    for length in (16, 17, 32, 33):
+        row = page_of([[1 / length] * length], [0], [1 / length])
+        tally.add(row, torch.zeros(1, length, 0))
+    found = tally.document(ALONE, propensities_known=True)["candidates"]
+    assert found == {"16": 0.25, "17 to 32": 0.5, "33 to 64": 0.25}
+
+
+def test_the_page_shows_large_differences_first() -> None:
+    shown = chosen_candidates(tallied(slice(0, 3)))
+    assert shown is not None
+    assert [one.name for one in shown.features] == sorted(
+        ("7", "8"), key=lambda name: -abs(tallied(slice(0, 3))["features"][name]["difference"])
+    )
+    assert shown.lengths == (("2", pytest.approx(2 / 3)), ("3", pytest.approx(1 / 3)))
+    assert [(one.low, one.high) for one in shown.bins] == [(0.0, 0.1), (0.4, 0.5)]

@@ -1,0 +1,82 @@
+"""Do intervals hold the truth as often as they say? Nominal 95 % intervals of 500 logs whose exact value is known.
+
+With a coverage of 0.95 the share among 500 has a standard deviation of 0.0097, so that 0.92 to 0.98 is three of them.
+"""
+
+import numpy as np
+import pytest
+from oracles import gridworld
+from oracles.repeated import Study, repetitions
+from torch import Generator
+
+from reagent_lite.rl.bootstrap import percentile_interval, resample_counts
+from reagent_lite.rl.estimators import ESTIMATORS, ONE_STEP_ESTIMATORS, Estimator, mean_return, mean_reward
+
+# Resamples show what another log would have said, never what the model has wrong in every log alike.
+MODEL_ALONE = ("Direct_Method_Reward", "Fitted_Q_Evaluation")
+WEIGHTED = tuple(name for name in ESTIMATORS if name not in MODEL_ALONE)
+SEQUENTIAL_WITHOUT_BLEND = tuple(name for name in WEIGHTED if name not in ONE_STEP_ESTIMATORS and name != "MAGIC")
+# DRos takes 1 % off the largest weights, towards the reward model: a bias, and 1 % of all where the model says 0.
+SHRUNK_TO_NOTHING = ("no model", "Shrunk_Doubly_Robust_Reward")
+REPETITIONS = 500
+# a constant model has an interval without width, which rounding must not empty
+ROUNDING = 1e-9
+
+
+def study(start: gridworld.Array, model_error: float | None) -> Study:
+    """300 episodes, epsilon 0.5, for a policy of epsilon 0.3: weights of rows 0.6 to 1.2, 160 effective episodes."""
+    return Study(behaviour=0.5, evaluated=0.3, num_episodes=300, start=start, model_error=model_error)
+
+
+def coverage(of: Study, names: tuple[str, ...], resamples: int) -> dict[str, float]:
+    """Share of intervals that hold the exact value, for estimators and for the logging policy's own means."""
+    logging = Study(
+        behaviour=of.behaviour, evaluated=of.behaviour, num_episodes=of.num_episodes, start=of.start, model_error=None
+    )
+    cases: dict[str, tuple[Estimator, float]] = {
+        name: (ESTIMATORS[name], of.mean_reward if name in ONE_STEP_ESTIMATORS else of.mean_return) for name in names
+    }
+    cases |= {"logged row": (mean_reward, logging.mean_reward), "logged episode": (mean_return, logging.mean_return)}
+    rng, generator = np.random.default_rng(0), Generator().manual_seed(0)
+    hits = dict.fromkeys(cases, 0)
+    for episodes in repetitions(of, REPETITIONS, rng):
+        counts = resample_counts(of.num_episodes, resamples, generator)
+        for name, (estimator, truth) in cases.items():
+            low, high = percentile_interval(estimator(episodes, counts)[1:], 0.95)
+            hits[name] += low - ROUNDING <= truth <= high + ROUNDING
+    return {name: count / REPETITIONS for name, count in hits.items()}
+
+
+def holds(share: float) -> bool:
+    return 0.92 <= share <= 0.98
+
+
+def test_intervals_of_weighted_returns() -> None:
+    shares = coverage(study(gridworld.fixed_start(), 0.5), SEQUENTIAL_WITHOUT_BLEND, resamples=400)
+    assert all(map(holds, shares.values())), shares
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_intervals_of_every_estimator() -> None:
+    """Prints the table of RESULTS.md (pytest -s)."""
+    fixed, drawn = gridworld.fixed_start(), gridworld.any_start()
+    tables = {
+        "no model": coverage(study(fixed, None), tuple(ESTIMATORS), resamples=500),
+        "off by 1": coverage(study(fixed, 1.0), tuple(ESTIMATORS), resamples=500),
+        "off by 0.5": coverage(study(fixed, 0.5), tuple(ESTIMATORS), resamples=500),
+        "off by 0.1": coverage(study(fixed, 0.1), tuple(ESTIMATORS), resamples=500),
+        "exact, drawn starts": coverage(study(drawn, 0.0), tuple(ESTIMATORS), resamples=500),
+    }
+    print("\n| estimator | " + " | ".join(tables) + " |\n|" + "---|" * (1 + len(tables)))
+    for name in tables["no model"]:
+        print(f"| {name} | " + " | ".join(f"{table[name]:.3f}" for table in tables.values()) + " |")
+    for title, table in tables.items():
+        for name, share in table.items():
+            if name not in MODEL_ALONE and (title, name) != SHRUNK_TO_NOTHING:
+                assert holds(share), (title, name, share)
+    # a model alone is as good as the model
+    for name in MODEL_ALONE:
+        assert holds(tables["exact, drawn starts"][name])
+        for title in ("no model", "off by 1", "off by 0.5"):
+            assert tables[title][name] < 0.5, (title, name)

@@ -1,0 +1,76 @@
+"""What an evaluation needs beside its page: no padding, no matrix of all resamples, and the same on any threads."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from oracles.pages import bandit_page
+
+from reagent_lite.config.evaluation import EvaluationConfig
+from reagent_lite.evaluation.cpe import CPEResult, evaluate_page, table_of_rows
+from reagent_lite.evaluation.page import EvaluationPage, episodes_of
+from reagent_lite.rl.estimators import ESTIMATORS
+from reagent_lite.rl.sums import sample_sums
+
+ROOT = Path(__file__).parents[2]
+
+
+def random_page(lengths: list[int], seed: int = 0) -> EvaluationPage:
+    """Rows of two choices logged evenly; rewards, models and policy at random."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = sum(lengths)
+    page = bandit_page(
+        [0.0] * rows, episode=torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths)).tolist()
+    )
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    return dataclasses.replace(
+        page, outcomes=normal(rows, 1), reward_model=normal(rows, 2, 1), q_values=normal(rows, 2, 1) + 5,
+        model_propensities=(0.2 * normal(rows, 2)).softmax(1),
+    )  # fmt: skip
+
+
+def test_one_long_episode_does_not_pad_the_others():
+    page = random_page([1] * 1500 + [500] + [2] * 1000)
+    table = table_of_rows(page, torch.arange(len(page)), 0.9)
+    # stored are three numbers a row and 13 an episode; a table of 2501 x 500 would be 3.7 million
+    assert sum(part.columns.numel() for part in table.parts) < 1.25 * (3 * len(page) + 13 * 2501)
+    sums = sample_sums(table, [torch.ones(1, 2501)])[0]
+    padded = episodes_of(page, 0, 0.9)
+    for name, estimator in ESTIMATORS.items():
+        expected = float(estimator(padded, torch.ones(1, 2501))[0])
+        assert float(estimator.of(sums)[0]) == pytest.approx(expected, rel=1e-9), name
+
+
+def test_results_do_not_depend_on_threads():
+    page = random_page([1, 3, 2, 7, 4, 4, 9, 1] * 40)
+
+    def evaluate() -> CPEResult:
+        config = EvaluationConfig(bootstrap_resamples=300)
+        return evaluate_page(page, gamma=0.9, config=config, generator=torch.Generator().manual_seed(0))
+
+    threads = torch.get_num_threads()
+    try:
+        results = []
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            results.append(evaluate())
+    finally:
+        torch.set_num_threads(threads)
+    for one, other in zip(*(result.outcomes[0].estimates for result in results), strict=True):
+        assert dataclasses.astuple(one.figure) == pytest.approx(dataclasses.astuple(other.figure), rel=1e-12)
+
+
+def test_memory_beyond_the_page_is_less_than_the_page():
+    # 12 500 episodes, 75 MB; counts of 2000 resamples at once would be 200 MB
+    command = [sys.executable, "-m", "tests.benchmarks.estimators", "--peak_of", "250000,39,1", "--threads", "2"]
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    found = json.loads(done.stdout)
+    assert found["page_megabytes"] == 74
+    assert found["times_page"] < 2, found

@@ -1,0 +1,74 @@
+"""Many logs of the same gridworld policy, each with a model that is wrong in its own way: for shares and mean errors.
+
+All logs are simulated at once, which is faster than one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+import torch
+from oracles import gridworld
+from oracles.pages import gridworld_page
+
+from reagent_lite.evaluation.page import episodes_of
+from reagent_lite.rl.estimators import Episodes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """What is repeated.
+
+    Attributes:
+        behaviour, evaluated: epsilon of the logging and of the evaluated policy.
+        num_episodes: of each log.
+        start: [25] probabilities of the first state.
+        model_error: standard deviation of the errors of q and of the reward model, drawn anew for each table entry and
+            each repetition; None for a model that says 0 everywhere.
+    """
+
+    behaviour: float
+    evaluated: float
+    num_episodes: int
+    start: gridworld.Array
+    model_error: float | None
+
+    @property
+    def policy(self) -> gridworld.Array:
+        """[25, 4] the evaluated policy."""
+        return gridworld.epsilon_greedy(self.evaluated)
+
+    @property
+    def mean_return(self) -> float:
+        """Exact: what sequential forms estimate."""
+        return float(self.start @ gridworld.policy_values(self.policy))
+
+    @property
+    def mean_reward(self) -> float:
+        """Exact: what one-step forms estimate, the evaluated policy's reward in the states of the log's rows."""
+        shares = gridworld.row_shares(gridworld.epsilon_greedy(self.behaviour), self.start)
+        return float(shares @ (self.policy * gridworld.rewards()).sum(1))
+
+
+def repetitions(study: Study, count: int, rng: np.random.Generator) -> Iterator[Episodes]:
+    """Yields `count` logs with their models."""
+    n, policy = study.num_episodes, study.policy
+    behaviour = gridworld.epsilon_greedy(study.behaviour)
+    log = gridworld.simulate(behaviour, n * count, rng, start=study.start)
+    starts = np.searchsorted(log.episode, np.arange(0, n * count + 1, n))
+    for first, end in pairwise(starts):
+        part = gridworld.Log(**{name: getattr(log, name)[first:end] for name in gridworld.Log.__slots__})
+        reward = _wrong(gridworld.rewards(), study.model_error, rng)
+        value = _wrong(gridworld.policy_q(policy), study.model_error, rng)
+        page = gridworld_page(part, policy, value)
+        page = replace(page, reward_model=torch.from_numpy(reward[part.state]).unsqueeze(2))
+        yield episodes_of(page, 0, gridworld.GAMMA)
+
+
+def _wrong(exact: gridworld.Array, size: float | None, rng: np.random.Generator) -> gridworld.Array:
+    if size is None:
+        return np.zeros_like(exact)
+    return np.asarray(exact + size * rng.standard_normal(exact.shape) * gridworld.allowed())

@@ -1,0 +1,87 @@
+"""What test_judging_machines.py runs in every process; arguments: the task, then folders in the working folder.
+
+evaluate NAME…   judges an untrained policy on each folder's rows; rank 0 leaves the evaluation and the page there
+broken NAME      the same, and the fault that REAGENT_LITE_FAULT asks for strikes at the first row that is scored
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from reagent_lite.config import DqnConfig, ParametricDqnConfig, load_config
+from reagent_lite.distributed.faults import fault_here
+from reagent_lite.distributed.group import Group, Place, joined
+from reagent_lite.distributed.workers import end_with_parent, report_failure
+from workflows.experience import Experience
+from workflows.judging import Judge, Judgement
+from workflows.learning import build_learner
+from workflows.pages_data import lineage_of, present_shares
+from workflows.preparation import prepare
+from workflows.publishing import held_back
+
+CPU = torch.device("cpu")
+
+
+def judge_of(name: str, group: Group) -> Judge:
+    """Returns the judge of a policy whose weights are those it begins with, the same in every process."""
+    tree = json.loads(Path(name, "config.json").read_text())
+    config = load_config(DqnConfig if "actions" in tree else ParametricDqnConfig, f"{name}/config.json")
+    data = prepare(config, group)
+    torch.manual_seed(0)
+    return Judge(config, data, build_learner(config, data.spec, CPU), group)
+
+
+def evaluate(name: str, group: Group) -> None:
+    judge = judge_of(name, group)
+    judgement = judge.evaluate(final=True)
+    page = judge._gathered(*judge._part())
+    said = {"present": present_shares(judge._data), "found": lineage_of(judge._config, judge._data)[0].rows[0][2]}
+    print(json.dumps({"name": name, "rows": len(judge._scored.numbers), **said}))
+    if page is None:
+        assert (judgement.document, judgement.scalars, judgement.lines) == ({}, {}, ())
+        return
+    data = judge._data
+    experience = Experience(spec=data.spec, normalization=data.normalization, data=data, simulation=None, reader=None)
+    gate = held_back(judge._config, experience, Judgement(scalars={}, document={"cpe": judgement.document}, lines=()))
+    Path(name, "gate.txt").write_text("" if gate is None else gate.reason)
+    Path(name, "evaluation.json").write_text(json.dumps(judgement.document))
+    columns = {column: getattr(page, column) for column in page.__slots__ if column != "names"}
+    save_file({column: value.contiguous() for column, value in columns.items()}, Path(name, "page.safetensors"))
+
+
+def broken(name: str, group: Group, place: Place) -> None:
+    judge, fault = judge_of(name, group), fault_here(place)
+    judge._prepare()
+    assert judge._heads is not None
+
+    def strike(*_: Any) -> None:
+        if fault is not None and not torch.is_grad_enabled():  # rows are scored without gradients, fitted to with
+            fault.before_step(0)
+
+    judge._heads.reward_network.register_forward_pre_hook(strike)
+    judge.evaluate(final=True)
+    group.barrier()
+
+
+def main(task: str, *names: str) -> None:
+    end_with_parent()
+    place = Place.read()
+    assert place is not None
+    with joined(place, CPU, timeout_seconds=120) as group:
+        for name in names:
+            if task == "evaluate":
+                evaluate(name, group)
+                continue
+            try:
+                broken(name, group, place)
+            except Exception as error:
+                report_failure(error, f"{type(error).__name__}: {error}")
+                raise
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

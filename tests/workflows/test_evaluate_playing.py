@@ -1,0 +1,201 @@
+"""Playing as a user meets it: environments of their own, flags, the page, and every fault of models and configs."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from oracles.browser import browsing, needs_browser
+from oracles.bundles import linear_bundle
+from oracles.played import played
+from oracles.runs import Runner
+
+from reagent_lite.config import check
+from reagent_lite.config.evaluate import EvaluateConfig
+from reagent_lite.errors import BundleError, ConfigError, ReagentLiteError
+from reagent_lite.sim.cuda_build import cuda_problem, driver_problem
+from reagent_lite.sim.sources import find_environment
+from workflows.command_line import main_alone
+from workflows.evaluate import COMMAND
+from workflows.evaluating import evaluate
+
+LOUD = """
+#define NUM_ACTIONS 2
+#define OBSERVATION_SIZE 2
+#define TIME_LIMIT 3
+#define PARAMETERS(P) P(shown, 1.0f) P(paid, 1.0f)
+#define STATE(FIELD, ARRAY) FIELD(int, left)
+DECLARE_ENVIRONMENT
+DEVICE void reset(State &s, Random &random) { s.left = 3; }
+DEVICE void observe(const State &s, float *observation) {
+  observation[0] = observation[1] = shown * float(s.left) * 1e30f;
+}
+DEVICE float step(State &s, int action, Random &random, bool &terminated) {
+  s.left -= 1;
+  terminated = false;
+  return paid * 1e30f * (action == 1 ? 1e-30f : 2e-30f);
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def loud(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment of one's own, whose actions have no names: 0 pays 2, 1 pays 1; what it shows is huge."""
+    file = tmp_path_factory.mktemp("own") / "loud.cuh"
+    file.write_text(LOUD)
+    return file
+
+
+def test_an_environment_of_one_s_own(tmp_path: Path, loud: Path) -> None:
+    """Action 1 leads by 1e30 times a positive state, and always is what a softmax takes."""
+    model = linear_bundle(tmp_path / "model", np.array([[0.0, 0.0], [1.0, 0.0]]), ("0", "1"), (0, 1))
+    _, report = played(tmp_path, model, str(loud), 10)
+    assert report["model"]["simulated"]["return"]["value"] == 3
+    assert report["simulation"]["env"] == "loud"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "said"),
+    [
+        # 10 times 3e38 is infinite
+        ({"shown": 1e8}, "probabilities of every choice, got values that are no numbers"),
+        ({"shown": 1e20}, "observations of loud: expected finite numbers"),
+        ({"paid": 1e30}, "rewards of loud: expected finite numbers"),
+    ],
+)
+@pytest.mark.parametrize("policy", ["softmax", "greedy", "acting"])
+def test_values_that_are_no_numbers(
+    tmp_path: Path, loud: Path, policy: str, parameters: dict[str, float], said: str
+) -> None:
+    scale = 10.0 if said.startswith("prob") else 1e-30
+    weight = scale * np.array([[1.0, -1.0], [1.0, -1.0]])
+    model = linear_bundle(tmp_path / "model", weight, ("0", "1"), (0, 1))
+    with pytest.raises(ReagentLiteError, match=said):
+        played(tmp_path, model, str(loud), 10, policy=policy, simulation={"env_parameters": parameters})
+
+
+@pytest.fixture(scope="module")
+def cart(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pushes right where the pole leans right."""
+    weight = np.array([[0.0, 0.0, -8.0, -2.0], [0.0, 0.0, 8.0, 2.0]])
+    return linear_bundle(tmp_path_factory.mktemp("cart") / "model", weight, ("left", "right"), (0, 1, 2, 3))
+
+
+@pytest.mark.parametrize(
+    ("env", "settings", "said"),
+    [
+        ("cartpole_v7", {}, r"simulation\.env: expected one of acrobot, cartpole_v0, .* got 'cartpole_v7'"),
+        ("no/such.cuh", {}, r"simulation\.env: expected a \.cuh file"),
+        ("cartpole_v0", {"env_parameters": {"gravty": 1}}, r"simulation\.env_parameters: .* Did you mean 'gravity'"),
+        ("gridworld", {}, "model .*: expected actions L, R, U, D of gridworld, got left, right. Train with"),
+        ("mountain_car", {}, "expected state features among 0 to 1 of mountain_car, got 2, 3. Play where"),
+        ("recommend", {}, r"expected a model of candidates \(workflows.parametric_dqn\), for recommend has candidates"),
+        ("cartpole_v0", {"backend": "cuda"}, "."),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit(tmp_path: Path, cart: Path, env: str, settings: dict[str, Any], said: str) -> None:
+    if settings.get("backend") == "cuda" and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(ReagentLiteError, match=said) as raised:
+        played(tmp_path, cart, env, simulation=settings)
+    assert raised.value.exit_code == 2
+    assert not (tmp_path / "report" / "e.json").exists()
+
+
+def test_the_other_model_does_not_fit(tmp_path: Path, cart: Path) -> None:
+    more = linear_bundle(tmp_path / "more", np.zeros((2, 5)), ("right", "left"), (0, 1, 2, 3, 4))
+    with pytest.raises(
+        BundleError, match=r"against .*more: expected state features among 0 to 3 of cartpole_v0, got 4"
+    ):
+        played(tmp_path, cart, "cartpole_v0", against=str(more))
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({}, "data_path: expected a log here, an environment in `simulation`, or both, got neither"),
+        ({"simulation": {}}, "simulation.env: expected the name of an environment"),
+        ({"simulation": {"env": "x", "evaluation_episodes": 0}}, "simulation.evaluation_episodes: expected greater"),
+        ({"simulation": {"env": "x", "episodes": 5}}, "unknown key 'episodes'. Did you mean 'evaluation_episodes'?"),
+        ({"simulation": {"env": "x"}, "training_copy_dir": "y"}, "training_copy_dir: expected its default without"),
+        ({"simulation": {"env": "x"}, "timeline": {}}, "timeline: expected its default without data_path"),
+        ({"simulation": {"env": "x"}, "query": {"tableSample": 5}}, "query: expected its default without data_path"),
+        (
+            {"simulation": {"env": "x"}, "evaluation": {"max_horizon": 5}},
+            "evaluation.max_horizon: expected its default",
+        ),
+    ],
+)
+def test_keys_that_contradict(keys: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        check(EvaluateConfig, {"model": "m", **keys})
+    assert said in str(raised.value)
+    assert len(raised.value.problems) == 1
+
+
+def test_what_intervals_are_made_of_is_no_matter_of_the_log() -> None:
+    settings = {"confidence_level": 0.9, "bootstrap_resamples": 500}
+    check(EvaluateConfig, {"model": "m", "simulation": {"env": "x"}, "evaluation": settings})
+
+
+@pytest.mark.parametrize("flags", [("--env", "cartpole_v0"), ("--set", "simulation.env=cartpole_v0")])
+def test_flags_alone(cart: Path, flags: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main_alone(COMMAND, EvaluateConfig, evaluate, ["--model", str(cart), *flags, "--dry_run"]) == 0
+    tree = json.loads(capsys.readouterr().out)
+    assert (tree["simulation"]["env"], tree["simulation"]["evaluation_episodes"]) == ("cartpole_v0", 1000)
+    assert tree["data_path"] == ""
+
+
+def test_the_same_seed_is_the_same_game(tmp_path: Path, cart: Path) -> None:
+    def scores(**keys: Any) -> dict[str, float | None]:
+        return played(tmp_path, cart, "cartpole_v0", 50, **keys)[0].scores
+
+    assert scores() == scores()
+    assert scores() != scores(seed=1)
+
+
+@pytest.mark.gpu
+def test_a_gpu_plays_the_same_episodes(tmp_path: Path, cart: Path) -> None:
+    problem = driver_problem() or cuda_problem(torch.device("cuda", 0), find_environment("cartpole_v0"))
+    if problem is not None:
+        pytest.skip(str(problem))
+    one, other = (played(tmp_path, cart, "cartpole_v0", 100, simulation={"backend": name})[0].scores
+                  for name in ("cpu", "cuda"))  # fmt: skip
+    assert one == pytest.approx(other)
+
+
+def test_as_a_user_runs_it(run: Runner, tmp_path: Path, cart: Path) -> None:
+    done = run("evaluate", {"gamma": 0.99}, "--model", str(cart), "--env", "cartpole_v0",
+               "--set", "simulation.evaluation_episodes=200")  # fmt: skip
+    assert done.code == 0, done.err
+    assert len(done.out.splitlines()) == 1
+    assert done.outcome["scores"]["simulation/return/lower"] > 22
+    assert "simulation of cartpole_v0: 200 episodes of each policy, softmax, of at most 200 steps" in done.err
+    assert "uniformly random actions: return" in done.err
+    assert "playing model: 200 of 200 episodes" in done.err
+
+
+@needs_browser
+def test_the_page_in_a_browser(tmp_path: Path, cart: Path) -> None:
+    """Two models without a log: one verdict, one section, and no estimates."""
+    idle = linear_bundle(tmp_path / "idle", np.zeros((2, 4)), ("left", "right"), (0, 1, 2, 3))
+    outcome, report = played(tmp_path, cart, "cartpole_v0", 200, against=str(idle), gamma=0.99)
+    page = Path(outcome.page)
+    with browsing(tmp_path / "profile") as browser:
+        for width in (390, 1200):
+            browser.open(page, width=width)
+            assert browser.value("document.documentElement.scrollWidth") <= width
+            assert browser.requests() == [page.as_uri()]
+            assert browser.complaints() == []
+        headings = browser.value("JSON.stringify([...document.querySelectorAll('h2')].map(h => h.innerText))")
+        assert json.loads(headings) == ["Returns in simulation", "Data lineage", "Config"]
+        shown = browser.value("document.querySelector('section').innerText.replace(/\\s+/g, ' ')")
+        verdict = browser.value("[...document.querySelectorAll('.verdict')].map(v => v.innerText).join('|')")
+    assert "Better than the other model in simulation." in verdict
+    assert "200 episodes of cartpole_v0 for each policy, with the same starts, of at most 200 steps" in shown
+    for name in ("The model, softmax", "The other model", "Random actions"):
+        assert name in shown
+    figure = report["simulation"]["difference"]["return"]
+    assert "{value:.4g} ({low:.4g} to {high:.4g})".format(**figure) in shown

@@ -1,0 +1,174 @@
+"""Exported models that play: exact values of the gridworld, Gymnasium's CartPole, a recommender in NumPy."""
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from oracles import gridworld, recommend
+from oracles.bundles import Habit, bilinear_bundle, linear_bundle
+from oracles.played import around, played, world
+
+from reagent_lite.models.restrictions import LikelyInTheLog
+
+Array = NDArray[np.float64]
+# learning.md: value at the start of the fixed policy, taken with 1 - epsilon
+EXACT = {1.0: 0.332371, 0.8: 1.028097, 0.5: 2.588442, 0.2: 4.003114, 0.05: 4.552028, 0.0: 4.711349}
+
+
+@pytest.fixture(scope="module")
+def worlds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("worlds")
+
+
+@pytest.mark.parametrize(("epsilon", "truth"), EXACT.items())
+def test_exact_values_are_inside_the_intervals(tmp_path: Path, worlds: Path, epsilon: float, truth: float) -> None:
+    _, report = played(tmp_path, world(worlds, epsilon), "gridworld", 4000,
+                       evaluation={"confidence_level": 0.99})  # fmt: skip
+    earned, random = report["model"]["simulated"], report["simulation"]["random"]
+    assert around(earned["discounted_return"], truth, 0.25)
+    assert around(random["discounted_return"], EXACT[1.0], 0.1)
+    # 10 on entering the goal, which nothing but the limit of 1000 steps keeps anyone from
+    assert earned["return"]["value"] == pytest.approx(10 * (1 - earned["truncated_share"]))
+    assert report["simulation"]["time_limit"] == 1000
+    if epsilon == 0:
+        assert earned["mean_length"] < 8.5  # 8 steps, but for slips
+
+
+@pytest.mark.parametrize(
+    ("keys", "epsilon"),
+    [
+        ({"policy": "greedy"}, 0.0),
+        ({"policy": "acting"}, 0.1),  # the bundles of oracles/bundles.py are exported with it
+        ({"temperature": 2.0}, None),
+    ],
+)
+def test_which_policy_plays(tmp_path: Path, worlds: Path, keys: dict[str, Any], epsilon: float | None) -> None:
+    """From values log(pi): greedy and epsilon-greedy around their largest, or softmax at twice the temperature."""
+    model = world(worlds, 0.2)
+    rooted = np.sqrt(gridworld.epsilon_greedy(0.2))
+    flat = rooted / np.maximum(rooted.sum(1, keepdims=True), 1e-30)
+    policy = flat if epsilon is None else gridworld.epsilon_greedy(epsilon)
+    truth = float(gridworld.policy_values(policy)[gridworld.START])
+    _, report = played(tmp_path, model, "gridworld", 4000, evaluation={"confidence_level": 0.99}, **keys)
+    assert around(report["model"]["simulated"]["discounted_return"], truth, 0.25)
+
+
+def test_what_a_restriction_excludes_is_not_played(tmp_path: Path) -> None:
+    """Right is worth most, and taken with 0.05 of what left is: pushed to the left alone the pole falls in 8 to 10."""
+    weight = np.array([[0.0] * 4, [1.0] * 4])
+    habit = LikelyInTheLog(Habit([0.95, 0.0475]), 0.1)
+    model = linear_bundle(tmp_path / "model", weight, ("left", "right"), (0, 1, 2, 3), restriction=habit)
+    _, report = played(tmp_path, model, "cartpole_v0", 200)
+    assert 8 < report["model"]["simulated"]["mean_length"] < 10.5
+
+
+def test_a_limit_and_a_discount_by_hand(tmp_path: Path) -> None:
+    """No pole falls within 5 steps: 1 + .5 + .25 + .125 + .0625, always, at a constant that does not matter."""
+    model = linear_bundle(tmp_path / "model", np.zeros((2, 1)), ("left", "right"), (2,))
+    settings = {"time_limit": 5, "env_parameters": {"gravity": 9.5}}
+    outcome, report = played(tmp_path, model, "cartpole_v0", 50, gamma=0.5, simulation=settings)
+    assert report["model"]["simulated"] == {
+        "return": {"value": 5, "low": 5, "high": 5},
+        "discounted_return": {"value": 1.9375, "low": 1.9375, "high": 1.9375},
+        "mean_length": 5, "truncated_share": 1,
+    }  # fmt: skip
+    assert report["simulation"]["env_parameters"]["gravity"] == 9.5
+    assert (outcome.episodes, outcome.rows, outcome.difference) == (0, 0, None)
+    assert outcome.scores["simulation/return/mean"] == 5
+    assert outcome.scores["simulation/discounted_return/upper"] == 1.9375
+    assert {"log", "difference"}.isdisjoint(report)
+    assert {"cpe", "actions"}.isdisjoint(report["model"])
+
+
+def test_random_actions_earn_what_gymnasium_s_earn(tmp_path: Path) -> None:
+    """A model without an opinion, as softmax, and the reference that is always played."""
+    model = linear_bundle(tmp_path / "model", np.zeros((2, 4)), ("left", "right"), (0, 1, 2, 3))
+    _, report = played(tmp_path, model, "cartpole_v0", 4000)
+    env = gymnasium.make("CartPole-v1", max_episode_steps=200)
+    env.action_space.seed(0)
+    returns = []
+    for episode in range(600):
+        env.reset(seed=episode)
+        total, over = 0.0, False
+        while not over:
+            _, reward, terminated, truncated, _ = env.step(env.action_space.sample())
+            total, over = total + float(reward), terminated or truncated
+        returns.append(total)
+    for earned in (report["model"]["simulated"], report["simulation"]["random"]):
+        ours = (earned["return"]["high"] - earned["return"]["low"]) / 2 / 1.96
+        assert abs(earned["return"]["value"] - np.mean(returns)) < 4 * (ours**2 + np.var(returns) / 600) ** 0.5
+        assert earned["return"]["value"] == pytest.approx(earned["mean_length"])
+
+
+def taste() -> Array:
+    """Weights [9, 17] of a model that values an item by how much its topics are the user's interest."""
+    weight = np.zeros((9, 17))
+    weight[np.arange(8), np.arange(8)] = 1.0
+    return weight
+
+
+def test_candidates_of_every_step(tmp_path: Path) -> None:
+    """The item nearest to the user's interest, played in float64 NumPy with other luck."""
+    model = bilinear_bundle(tmp_path / "model", taste(), tuple(range(17)), tuple(range(9)))
+    _, report = played(tmp_path, model, "recommend", 1000, policy="greedy", gamma=0.97)
+    rng, count = np.random.default_rng(5), 4000
+
+    def words(*shape: int) -> NDArray[np.uint64]:
+        return rng.integers(2**32, size=shape, dtype=np.uint64)
+
+    users = recommend.start(words(count, recommend.START_WORDS))
+    total, discounted, running = np.zeros(count), np.zeros(count), np.ones(count, bool)
+    for t in range(recommend.LENGTH):
+        items = recommend.items(words(count, recommend.SLOTS, recommend.ITEM_WORDS))
+        liked = (items[:, :, :8] * users.interest[:, None]).sum(2)
+        liked[np.arange(recommend.SLOTS) >= users.offered[:, None]] = -np.inf
+        item = items[np.arange(count), liked.argmax(1)]
+        clicked = rng.random(count) < recommend.click_probability(users, item)
+        total += clicked * running
+        discounted += 0.97**t * clicked * running
+        users, ended = recommend.step(users, item, clicked, words(count, recommend.STEP_WORDS))
+        running &= ~ended
+    for name, truth in (("return", total), ("discounted_return", discounted)):
+        figure = report["model"]["simulated"][name]
+        ours = (figure["high"] - figure["low"]) / 2 / 1.96
+        assert abs(figure["value"] - truth.mean()) < 4 * (ours**2 + truth.var() / count) ** 0.5, name
+    assert report["simulation"]["difference_to_random"]["return"]["value"] != 0
+
+
+def test_fixed_actions_are_candidates_too(tmp_path: Path) -> None:
+    """CartPole's actions as features (1, 0) and (0, 1): the same decisions as by name, the same luck and return."""
+    weight = np.array([[-8.0, -0.5], [8.0, 0.25]])
+    named = linear_bundle(tmp_path / "named", weight, ("left", "right"), (2, 0))
+    listed = bilinear_bundle(tmp_path / "listed", weight, (2, 0), (0, 1))
+    one, other = (played(tmp_path, model, "cartpole_v0", 300)[1]["model"]["simulated"] for model in (named, listed))
+    assert one["return"]["value"] > 22
+    assert other["return"]["value"] == pytest.approx(one["return"]["value"], rel=1e-3)
+
+
+def test_the_difference_of_two_models(tmp_path: Path, worlds: Path) -> None:
+    """4.003114 - 1.028097; that of near policies is far narrower than two intervals apart from each other."""
+    settings: dict[str, Any] = {"evaluation": {"confidence_level": 0.99}}
+    one, other, near = (world(worlds, epsilon) for epsilon in (0.2, 0.8, 0.22))
+    outcome, report = played(tmp_path, one, "gridworld", 4000, against=str(other), **settings)
+    assert around(report["simulation"]["difference"]["discounted_return"], 4.003114 - 1.028097, 0.25)
+    assert around(report["against"]["simulated"]["discounted_return"], 1.028097, 0.2)
+    assert outcome.difference is not None
+    assert set(outcome.difference) == {"simulation/return", "simulation/discounted_return"}
+    figure = report["simulation"]["difference"]["discounted_return"]
+    assert outcome.difference["simulation/discounted_return"] == [figure["value"], figure["low"], figure["high"]]
+    _, report = played(tmp_path, one, "gridworld", 4000, against=str(near), **settings)
+    exact = 4.003114 - float(gridworld.policy_values(gridworld.epsilon_greedy(0.22))[gridworld.START])
+    difference = report["simulation"]["difference"]["discounted_return"]
+    assert around(difference, exact, 0.1)
+    alone = report["model"]["simulated"]["discounted_return"]
+    assert difference["high"] - difference["low"] < 0.6 * 2**0.5 * (alone["high"] - alone["low"])
+
+
+def test_a_model_against_itself_with_actions_in_another_order(tmp_path: Path, worlds: Path) -> None:
+    model, same = world(worlds, 0.5), world(worlds, 0.5, ("D", "R", "L", "U"))
+    outcome, report = played(tmp_path, model, "gridworld", 500, against=str(same))
+    assert outcome.difference == {"simulation/return": [0, 0, 0], "simulation/discounted_return": [0, 0, 0]}
+    assert report["against"]["simulated"] == report["model"]["simulated"]

@@ -1,0 +1,256 @@
+"""Evaluation over several machines: whoever holds the rows, the estimates are those of one process with all of them."""
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from oracles.logs import candidate_rows, random_rows, write_lines
+from oracles.nodes import run_nodes
+from oracles.runs import ROOT, Run
+from safetensors.torch import load_file
+from torch.testing import assert_close
+
+from reagent_lite.evaluation.page import held_out
+from workflows.judging_episodes import _first
+
+WORKER = str(Path(__file__).parent / "judging_worker.py")
+Rows = list[dict[str, Any]]
+
+
+def named(rows: Rows, prefix: str) -> Rows:
+    """Returns rows with other names of episodes, and a metric."""
+    return [{**row, "mdp_id": f"{prefix}{row['mdp_id']}", "metrics": {"m": row["reward"] ** 2}} for row in rows]
+
+
+def episodes(rows: Rows, *numbers: int) -> Rows:
+    """Returns the rows of some episodes, which have ten each."""
+    return [row for number in numbers for row in rows[10 * number : 10 * number + 10]]
+
+
+def settings(name: str, **other: Any) -> dict[str, Any]:
+    """A config of one minibatch a pass, so that the order of rows has no part in what is fitted."""
+    evaluation = {"bootstrap_resamples": 100, "final_fit_passes": 5, "held_out_share": 0.4, "min_effective_episodes": 1}
+    return {
+        "training_data_path": f"{name}/data",
+        "model_output_path": f"{name}/out",
+        "use_gpu": False,
+        "actions": ["a", "b"],
+        "rl": {"temperature": 2.0},
+        "training": {"layers": [-1, 8, -1], "activations": ["relu", "linear"]},
+        **other,
+        "evaluation": evaluation | other.get("evaluation", {}),
+    }
+
+
+LEFT, RIGHT, NEW = named(random_rows(130), "left"), named(random_rows(57, 1), "right"), named(random_rows(80, 2), "new")
+NAMELESS = [[{key: value for key, value in row.items() if key != "mdp_id"} for row in rows] for rows in (NEW, RIGHT)]
+FEW, MUCH = named(candidate_rows(80, most=3), "few"), named(candidate_rows(40, 1, most=6), "much")
+
+
+def cases() -> dict[str, tuple[dict[str, Any], list[dict[str, Rows]]]]:
+    """Returns config and rows of node 0, node 1 and one machine that has all, by name."""
+
+    def of(name: str, left: dict[str, Rows], right: dict[str, Rows], union: dict[str, Rows], **other: Any) -> Any:
+        return settings(name, **({"eval_data_path": f"{name}/eval"} if "eval" in union else {}), **other), [
+            left, right, union,
+        ]  # fmt: skip
+
+    shares = ({"data": LEFT}, {"data": RIGHT}, {"data": LEFT + RIGHT})
+    lists = of("lists", {"data": FEW}, {"data": MUCH}, {"data": FEW + MUCH})
+    del lists[0]["actions"]
+    # right's episode 2 is in the eval data of both, 3 in parts; both train on episodes of the other's eval data
+    known = {"left": LEFT + episodes(RIGHT, 4), "right": episodes(RIGHT, 0, 1, 2)}
+    odd = [row for number, row in enumerate(episodes(NEW, 6)) if number % 2]
+    even = [row for number, row in enumerate(episodes(NEW, 6)) if not number % 2]
+    eval_left = episodes(NEW, 0, 1, 2) + episodes(RIGHT, 0, 1, 2) + odd
+    eval_right = episodes(NEW, 2, 3, 4, 5) + episodes(LEFT, 0, 1, 2, 3) + episodes(RIGHT, 4) + even
+    eval_all = episodes(NEW, *range(7)) + episodes(RIGHT, 0, 1, 2, 4) + episodes(LEFT, 0, 1, 2, 3)
+    unknown = [{**RIGHT[0], "action_probability": None}, *RIGHT[1:]]
+    return {
+        "shares": of("shares", *shares, publish_if={"lower_bound_above": -1e9}),
+        "unknown": of("unknown", {"data": LEFT}, {"data": unknown}, {"data": LEFT + unknown},
+                      publish_if={"lower_bound_above": -1e9}),
+        "lists": lists,
+        "most": of("most", *shares, evaluation={"max_episodes": 5}),
+        "eval": of("eval", {"data": known["left"], "eval": eval_left}, {"data": known["right"], "eval": eval_right},
+                   {"data": known["left"] + known["right"], "eval": eval_all}),
+        "none_here": of("none_here", {"data": LEFT}, {"data": RIGHT, "eval": NEW}, {"data": LEFT + RIGHT, "eval": NEW}),
+        "nameless": of("nameless", {"data": LEFT, "eval": NAMELESS[0]}, {"data": RIGHT, "eval": NAMELESS[1]},
+                       {"data": LEFT + RIGHT, "eval": NAMELESS[0] + NAMELESS[1]}),
+        "replicas": of("replicas", {"data": LEFT}, {"data": LEFT[::-1]}, {"data": LEFT}, data={"layout": "replicas"}),
+    }  # fmt: skip
+
+
+def laid_out(folder: Path) -> list[Path]:
+    """Writes all cases and returns the working folders of node 0, node 1 and the machine that has all rows."""
+    places = [folder / name for name in ("left", "right", "union")]
+    for name, (tree, logs) in cases().items():
+        for place, log in zip(places, logs, strict=True):
+            for use in ("data", "eval"):
+                (place / name / use).mkdir(parents=True)
+            for use, rows in log.items():
+                write_lines(place / name / use / "log.jsonl", rows)
+            (place / name / "config.json").write_text(json.dumps(tree))
+    return places
+
+
+def evaluated(folders: list[Path], processes: list[int], names: list[str]) -> list[Run]:
+    runs = run_nodes(folders, [WORKER, "evaluate", *names], processes=processes)
+    assert [run.code for run in runs] == [0] * len(runs), "\n".join(run.err for run in runs)
+    return runs
+
+
+@pytest.fixture(scope="module")
+def union(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The working folder of one process that has evaluated all rows of every case."""
+    place = laid_out(tmp_path_factory.mktemp("union"))[2]
+    evaluated([place], [1], sorted(cases()))
+    return place
+
+
+def code(mdp_id: str) -> int:
+    """Returns the first 8 bytes of BLAKE2b, as an episode is known by on every machine."""
+    return int.from_bytes(hashlib.blake2b(mdp_id.encode(), digest_size=8).digest(), "little")
+
+
+def names(rows: Rows) -> set[str]:
+    return {row["mdp_id"] for row in rows}
+
+
+def expected(name: str) -> set[int]:
+    """Returns the codes of the episodes that a case scores, from its rows: new ones, and of the others those chosen."""
+    log = cases()[name][1][2]
+    known = names(log["data"])
+    codes = {one: code(one) for one in names(log.get("eval", log["data"]))}
+    chosen = held_out(np.array(list(codes.values()), np.uint64), 0.4)
+    return {
+        number for (one, number), by_share in zip(codes.items(), chosen, strict=True) if by_share or one not in known
+    }
+
+
+def same(mine: Any, theirs: Any) -> None:
+    """Holds two documents equal: numbers to 1e-6, words but for the numbers in them."""
+    if isinstance(mine, dict):
+        assert mine.keys() == theirs.keys()
+        for key in mine:
+            same(mine[key], theirs[key])
+    elif isinstance(mine, list):
+        assert len(mine) == len(theirs)
+        for one, other in zip(mine, theirs, strict=True):
+            same(one, other)
+    elif isinstance(mine, str):
+        assert re.sub(r"[0-9.e-]+", "0", mine) == re.sub(r"[0-9.e-]+", "0", theirs)
+    else:
+        assert mine == (theirs if theirs is None else pytest.approx(theirs, rel=1e-5, abs=1e-6))
+
+
+LOGGED = ("episode", "action", "mask", "steps", "bootstrap", "propensity", "outcomes")
+
+
+@pytest.mark.parametrize(
+    "processes", [[2, 1], *(pytest.param(one, marks=pytest.mark.slow) for one in ([1, 1], [2, 2]))], ids=str
+)
+def test_machines_score_what_one_process_with_all_rows_scores(
+    tmp_path: Path, union: Path, processes: list[int]
+) -> None:
+    """Uneven shards, lists of other lengths, a cap, eval data that overlap, none on one machine, replicas, no names.
+
+    One propensity that node 1's log lacks holds the model back on node 0.
+    """
+    folders = laid_out(tmp_path)[:2]
+    runs = evaluated(folders, processes, sorted(cases()))
+    for name in cases():
+        mine, theirs = (load_file(place / name / "page.safetensors") for place in (folders[0], union))
+        parts = [line for run in runs for line in map(json.loads, run.out.splitlines()) if line["name"] == name]
+        assert sum(part["rows"] for part in parts) == len(theirs["action"])  # no row twice
+        assert name == "none_here" or min(part["rows"] for part in parts) > 0
+        document, of_one = (json.loads((at / name / "evaluation.json").read_text()) for at in (folders[0], union))
+        assert not (folders[1] / name / "evaluation.json").exists()
+        assert document["overlap"]["num_rows"] == len(theirs["action"])
+        for part in parts:
+            assert part["present"]["state"] == pytest.approx(present(name), abs=1e-12)
+            assert part["found"] == str(len(cases()[name][1][2]["data"]))
+        if name == "nameless":  # known by their numbers, which the union counts on: the same rows in another order
+            assert document["overlap"]["num_episodes"] == 80 + 57
+            same(logged_values(document), logged_values(of_one))
+            continue
+        found = set(theirs["episode"].numpy().view(np.uint64).tolist())
+        assert (len(found) == 5 and found < expected("shares")) if name == "most" else found == expected(name)
+        for column, values in theirs.items():
+            tolerance = 0 if column in LOGGED else 1e-6
+            assert_close(mine[column], values, atol=tolerance, rtol=tolerance)
+        assert document["overlap"]["num_episodes"] == len(found)
+        same(document, of_one)
+    reason = "Sequential_Doubly_Robust of Reward cannot be had: 1 rows of the log have no propensity"
+    assert [(folders[0] / name / "gate.txt").read_text() for name in ("shares", "unknown")] == ["", reason]
+    assert "evaluation: 5 of 9 episodes are scored (evaluation.max_episodes)" in runs[0].err
+    assert "evaluation: 8 episodes of 2 machines are scored" in runs[0].err
+    assert not any("evaluation:" in run.err for run in runs[1:])
+
+
+def present(name: str) -> dict[str, float]:
+    """Returns the share of the training rows of all machines that have each state feature."""
+    rows = cases()[name][1][2]["data"]
+    return {key: float(np.mean([key in row["state_features"] for row in rows])) for key in ("0", "1", "2")}
+
+
+def logged_values(document: dict[str, Any]) -> list[float]:
+    """Returns the logged means of every outcome."""
+    return [outcome[family]["logged"]["value"] for outcome in document["outcomes"]
+            for family in ("one_step", "sequential")]  # fmt: skip
+
+
+def test_cases_are_what_their_names_say() -> None:
+    """What the other tests rest on: some episodes are scored and some are not, lists differ in length."""
+    assert (len(expected("shares")), len(expected("lists")), len(expected("none_here"))) == (9, 6, 8)
+    for rows, longest in ((FEW, 3), (MUCH, 6)):
+        scored = [row for row in rows if code(row["mdp_id"]) in expected("lists")]
+        assert max(len(row["possible_actions"]) for row in scored) == longest
+    trained = names(cases()["eval"][1][2]["data"])
+    known = {code(one) for one in trained}
+    assert len(expected("eval") - known) == 7
+    assert 0 < len(expected("eval") & known) < 8
+
+
+LAUNCHER = """
+import sys
+from reagent_lite.config.rendezvous import RendezvousConfig
+from reagent_lite.distributed.launcher import LaunchError, launch
+from reagent_lite.distributed.nodes import Node
+from reagent_lite.distributed.rendezvous import Rendezvous
+from reagent_lite.distributed.verdict import Declaration
+alone = Declaration(node=0, host="here", pid=1, processes=2, device="cpu")
+try:
+    launch([sys.executable, *sys.argv[1:]], 2, Rendezvous(Node(), None, RendezvousConfig(), alone), restarts=0)
+except LaunchError as error:
+    print(error, file=sys.stderr)
+    sys.exit(error.exit_code)
+"""
+
+
+def test_a_process_that_fails_while_it_scores_ends_all_with_the_reason(tmp_path: Path) -> None:
+    laid_out(tmp_path)
+    said = "rank 1 of 2: InjectedFaultError: REAGENT_LITE_FAULT asked for an exception of rank 1 before step 0"
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1",
+                   "REAGENT_LITE_FAULT": "fail:rank=1,step=0,kind=exception"}  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", LAUNCHER, WORKER, "broken", "shares"], cwd=tmp_path / "union",
+                          env=environment, capture_output=True, text=True, timeout=120, check=False)  # fmt: skip
+    assert done.returncode == 4, done.stderr
+    assert done.stderr.splitlines()[-1] == said
+    assert not (tmp_path / "union" / "shares" / "evaluation.json").exists()
+
+
+def test_the_draw_of_episodes_gives_each_the_same_chance() -> None:
+    """5 of 20 over 400 seeds: each is drawn 100 times on average, standard deviation sqrt(400 * 0.25 * 0.75) = 8.7."""
+    hashes = np.array([code(str(number)) for number in range(20)], np.uint64)
+    drawn = np.concatenate([_first(hashes, 5, seed) for seed in range(400)])
+    times = [int((drawn == one).sum()) for one in hashes]
+    assert sum(times) == 400 * 5
+    assert all(abs(number - 100) < 4 * 8.7 for number in times)

@@ -1,0 +1,120 @@
+"""The 2019 config's report page beside its TensorBoard tags: what dashboards show is what the page says."""
+
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from oracles.runs import Runner
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+REAL = Path(__file__).resolve().parents[2].parent / "shared/data/reagent2019"
+ESTIMATORS = ("Direct_Method_Reward", "IPS_Reward", "Doubly_Robust_Reward", "Sequential_Doubly_Robust",
+              "Weighted_Sequential_Doubly_Robust", "MAGIC")  # fmt: skip
+FIGURES = ("td_loss/mean", "reward_loss/mean", "reward/logged/mean", "propensities/logged/mean")
+BY_ACTION = ("actions/logged/{}", "actions/model/{}", "propensities/model/{}/mean", "value/model/{}/mean",
+             "reward/model/{}/mean")  # fmt: skip
+
+pytestmark = pytest.mark.skipif(not REAL.is_dir(), reason=f"there is no {REAL}")
+
+Rows = list[list[str]]
+
+
+class Tables(HTMLParser):
+    """The rows of every table of a page, by its caption."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.rows: dict[str, Rows] = {}
+        self._text: list[str] | None = None
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        if tag in ("caption", "th", "td"):
+            self._text = []
+        elif tag == "tr":
+            self._rows.append([])
+
+    def handle_data(self, data: str) -> None:
+        if self._text is not None:
+            self._text.append(data)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in ("caption", "th", "td") or self._text is None:
+            return
+        text, self._text = "".join(self._text), None
+        if tag == "caption":
+            self._rows = self.rows.setdefault(text.removesuffix(", the other rows"), [])
+        else:
+            self._rows[-1].append(text)
+
+    def row(self, caption: str, name: str) -> list[str]:
+        """The last row of that name: of a curve's table its end."""
+        return [row for row in self.rows[caption] if row[0] == name][-1]
+
+
+def shown(cell: str) -> float:
+    """A figure's number, the first in its cell."""
+    text = cell.split(" ")[0].replace(",", "")
+    return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+
+
+def test_the_2019_run_s_page_and_evaluation_say_what_its_tags_say(run: Runner, tmp_path: Path) -> None:
+    tree: dict[str, Any] = json.loads((REAL / "dqn.json").read_text())
+    for key in ("training_data_path", "eval_data_path", "state_norm_data_path"):
+        tree[key] = str(REAL / Path(tree[key]).name)
+    out = tmp_path / "out"
+    tree |= {"model_output_path": str(out), "use_gpu": False, "use_all_avail_gpus": False}
+    done = run("dqn", tree)
+    assert done.code == 0, done.err
+
+    events = EventAccumulator(str(out / "tensorboard"), size_guidance={"scalars": 0})
+    events.Reload()
+    latest = {tag: events.Scalars(tag)[-1] for tag in events.Tags()["scalars"]}
+    wanted = [*FIGURES, *(tag.format(action) for tag in BY_ACTION for action in ("0", "1"))]
+    wanted += [f"CPE/{metric}/{name}" for metric in ("Reward", "reward") for name in ESTIMATORS]
+    assert [tag for tag in wanted if tag not in latest] == []
+    assert {latest[tag].step for tag in wanted} == {done.outcome["steps"]}
+    tags = {tag: one.value for tag, one in latest.items()}
+    document = json.loads((out / "model/evaluation.json").read_text())
+    tables = Tables((out / "report.html").read_text())
+
+    # evaluation.json: every estimate and the ends of its interval; event files hold float32
+    for outcome in document["cpe"]["outcomes"]:
+        for family in ("one_step", "sequential"):
+            for one in outcome[family]["estimates"]:
+                for key, end in {"value": "", "low": "/low", "high": "/high"}.items():
+                    tag = f"CPE/{outcome['name']}/{one['name']}{end}"
+                    assert tags[tag] == pytest.approx(one["figure"][key], rel=1e-6), tag
+    overlap = document["cpe"]["overlap"]
+    assert tags["CPE/overlap/mean_weight"] == pytest.approx(overlap["mean_weight"]["value"], rel=1e-6)
+
+    # the page shows four digits
+    units = {"Reward": ("Reward: return of an episode", "Reward: reward of a row"),
+             "reward": ("Metric reward: discounted sum over an episode", "Metric reward: mean of a row")}  # fmt: skip
+    for metric, captions in units.items():
+        for name in ESTIMATORS:
+            caption = f"{captions[name.endswith('_Reward')]}, beside the logged policy"
+            assert shown(tables.row(caption, name)[1]) == pytest.approx(tags[f"CPE/{metric}/{name}"], rel=1e-3), name
+    for action in ("0", "1"):
+        shares = tables.row("Shares of actions on judged rows", action)[1:]
+        for cell, tag in zip(shares, BY_ACTION[:3], strict=True):
+            assert shown(cell) == pytest.approx(tags[tag.format(action)], abs=5.1e-5)  # percent to two digits
+        for title, tag in (("Value by action", BY_ACTION[3]), ("Reward model by action", BY_ACTION[4])):
+            end = tables.row(f"{title}, some points", action)
+            assert shown(end[1]) == done.outcome["steps"]
+            assert shown(end[2]) == pytest.approx(tags[tag.format(action)], rel=1e-3)
+    ends = {
+        "TD loss": ("judged rows", "td_loss/mean"),
+        "Loss of the reward model": ("while fitting it", "reward_loss/mean"),
+    }
+    for title, (name, tag) in ends.items():
+        assert shown(tables.row(f"{title}, some points", name)[2]) == pytest.approx(tags[tag], rel=1e-3)
+
+    # and what the log itself says: every reward is 1, 1750 of 3470 actions are 0, propensity .95 x 3299 and .05 x 171
+    assert tags["reward/logged/mean"] == 1
+    assert tags["actions/logged/0"] == pytest.approx(1750 / 3470, rel=1e-6)
+    assert tags["propensities/logged/mean"] == pytest.approx((0.95 * 3299 + 0.05 * 171) / 3470, rel=1e-6)
+    assert tags["actions/model/0"] + tags["actions/model/1"] == pytest.approx(1)

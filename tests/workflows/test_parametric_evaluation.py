@@ -1,0 +1,33 @@
+"""Training on candidate lists ends with estimates; in the system of 2019 they were never reached."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from oracles.logs import candidate_rows, write_lines
+from oracles.runs import Runner
+
+from reagent_lite.rl.estimators import ESTIMATORS
+
+
+def test_a_run_on_candidates_scores_its_logging_policy(run: Runner, small: dict[str, Any], tmp_path: Path) -> None:
+    """So hot a softmax is uniform over each list, as the log is: every weight is 1 and importance sampling the mean."""
+    rows = candidate_rows(400)
+    for row in rows:
+        row["action_probability"] = 1 / len(row["possible_actions"])
+    del small["actions"]
+    small["training_data_path"] = str(write_lines(tmp_path / "candidates.jsonl", rows))
+    done = run("parametric_dqn", small, "--set", "rl.temperature=1e9")
+    assert done.code == 0, done.err
+    cpe = json.loads((Path(done.outcome["model"]) / "evaluation.json").read_text())["cpe"]
+    (outcome,) = cpe["outcomes"]
+    families = outcome["one_step"], outcome["sequential"]
+    found = {one["name"]: one["figure"]["value"] for family in families for one in family["estimates"]}
+    assert found.keys() == ESTIMATORS.keys()
+    assert cpe["overlap"]["num_rows"] == 10 * cpe["overlap"]["num_episodes"] > 0
+    assert cpe["overlap"]["mean_weight"]["value"] == pytest.approx(1, abs=1e-6)
+    for name in ("IPS_Reward", "Self_Normalized_IPS_Reward"):
+        assert found[name] == pytest.approx(outcome["one_step"]["logged"]["value"], abs=1e-6)
+    for name in ("Per_Decision_Importance_Sampling", "Weighted_Per_Decision_Importance_Sampling"):
+        assert found[name] == pytest.approx(outcome["sequential"]["logged"]["value"], abs=1e-6)

@@ -1,0 +1,89 @@
+"""What was earned in simulation: as JSON, as text, and as figures by the tags of training."""
+
+from typing import Any
+
+from reagent_lite.config.evaluate import EvaluateConfig
+from reagent_lite.evaluation.returns import Estimate
+from workflows.evaluating_beside import Beside
+from workflows.evaluating_simulation import RANDOM, Played, PlayedPolicy
+
+AGAINST = "against"
+DIFFERENCES = {AGAINST: "difference", RANDOM: "difference_to_random"}
+AIM = "what estimates of the reward's return of an episode aim at, if the log is this environment's"
+
+
+def played_document(policy: PlayedPolicy) -> dict[str, Any]:
+    """Returns a policy's part of the report file."""
+    return {
+        "return": _figure(policy.total),
+        "discounted_return": _figure(policy.discounted),
+        "mean_length": policy.length,
+        "truncated_share": policy.cut_share,
+    }
+
+
+def simulation_document(played: Played, beside: Beside | None) -> dict[str, Any]:
+    """Returns what is of no single model: environment, random actions, difference, whether a log is comparable."""
+    document: dict[str, Any] = {
+        "env": played.env,
+        "env_parameters": played.parameters,
+        "time_limit": played.time_limit,
+        "episodes": played.episodes,
+        "random": played_document(played.of(RANDOM)),
+    }
+    for key, (total, discounted) in played.differences.items():
+        document[DIFFERENCES[key]] = {"return": _figure(total), "discounted_return": _figure(discounted)}
+    if beside is not None:
+        document |= {"comparable": not beside.apart, "remarks": [*beside.apart, *beside.remarks]}
+    return document
+
+
+def simulation_lines(played: Played, beside: Beside | None, config: EvaluateConfig, gamma: float) -> list[str]:
+    """Returns the simulation as text."""
+    text = [f"simulation of {played.env}: {played.episodes:,} episodes of each policy, {config.policy}, of at most "
+            f"{played.time_limit:,} steps; intervals at {config.evaluation.confidence_level:.0%}"]  # fmt: skip
+    for one in played.policies:
+        name = "uniformly random actions" if one.key == RANDOM else f"{one.key} {getattr(config, one.key)}"
+        text.append(f"  {name}: return {_interval(one.total)}, discounted by {gamma:g} {_interval(one.discounted)}; "
+                    f"{one.length:.4g} steps, {one.cut_share:.1%} end by the limit")  # fmt: skip
+    for key, (total, discounted) in played.differences.items():
+        text.append(f"  model minus {key}, on the same starts: return {_interval(total)}, "
+                    f"discounted {_interval(discounted)}")  # fmt: skip
+    if beside is not None:
+        text += [f"  {sentence}" for sentence in (*beside.apart, *beside.remarks)]
+    return text
+
+
+def beside_line(policy: PlayedPolicy, beside: Beside) -> str:
+    """Returns the line that stands with a model's estimates."""
+    what = "not comparable, see below" if beside.apart else AIM
+    return f"in simulation, discounted: {_interval(policy.discounted)}; {what}"
+
+
+def simulation_scores(played: Played) -> dict[str, float | None]:
+    """Returns the model's figures, and the return of random actions, by the tags of training."""
+    model, random = played.of("model"), played.of(RANDOM)
+    scores: dict[str, float | None] = {}
+    for name, one in (
+        ("return", model.total),
+        ("discounted_return", model.discounted),
+        ("random_return", random.total),
+    ):
+        scores |= {f"simulation/{name}/{key}": getattr(one, key) for key in ("mean", "lower", "upper")}
+    return scores | {"simulation/length/mean": model.length, "simulation/truncated_share": model.cut_share}
+
+
+def simulation_differences(played: Played) -> dict[str, list[float | None]]:
+    """Returns {tag: [estimate, lower, upper]} of model minus against, empty for one model."""
+    if AGAINST not in played.differences:
+        return {}
+    names = ("simulation/return", "simulation/discounted_return")
+    return {name: list(_figure(one).values()) for name, one in zip(names, played.differences[AGAINST], strict=True)}
+
+
+def _figure(one: Estimate) -> dict[str, float | None]:
+    return {"value": one.mean, "low": one.lower, "high": one.upper}
+
+
+def _interval(one: Estimate) -> str:
+    return f"{one.mean:.4g} ({one.lower:.4g} to {one.upper:.4g})"

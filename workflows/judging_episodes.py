@@ -1,0 +1,218 @@
+"""Which episodes are scored, agreed on by all machines: the same ones however many machines hold the rows.
+
+1 candidates   own eval episodes; without eval data, the own training episodes that the share by hash chooses
+2 questions    each shard's candidates go to all: who trains on them, who cannot score them, who has them too?
+3 draw         of those that are left the first max_episodes, in an order that depends on seed and mdp_id alone
+4 rows         own rows of the drawn episodes, a part for each process of the machine
+
+Only hashes of names and digests travel, 16 bytes an episode; rows are read when the draw is over.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from reagent_lite.config.evaluation import EvaluationConfig
+from reagent_lite.data.training_copy import TrainingCopy
+from reagent_lite.data.training_copy_lists import mix
+from reagent_lite.evaluation.page import held_out
+from workflows.preparation import Data
+from workflows.reporting import say
+from workflows.shards import Shards
+
+Hashes = NDArray[np.uint64]
+
+_DIGEST_ROWS = 1 << 20  # at once: some 50 MB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    """What is scored, and this process's part of it.
+
+    Attributes:
+        hashes: [n] of the episodes that are scored, of all machines; ascending, on every rank.
+        numbers: [R] row numbers in `copy` that this process scores, in its order.
+        episode: [R] int64, a code per row, the same for an episode on every machine.
+        sequence: [R] int64, the row's place in its episode among all machines' rows of it.
+    """
+
+    hashes: Hashes
+    numbers: NDArray[np.int64]
+    episode: NDArray[np.int64]
+    sequence: NDArray[np.int64]
+
+
+def scored_episodes(data: Data, settings: EvaluationConfig, seed: int) -> Scored:
+    """Agrees on the episodes to be scored, and divides their rows; every rank calls it, and rank 0 says what comes out.
+
+    They are whole episodes, disjoint from those fitted on: of eval data every episode that is not in the training data
+    of any machine; of those that are, and of the training data where there is no eval data, about held_out_share by
+    hash. Episodes with an unknown action are left out whole: without one row the weights of all later ones are wrong.
+    Likewise those with a row that sums up several: what was done inside is not known. An episode that several machines
+    have is scored once; where each has rows of its own of it, all of them are.
+
+    Args:
+        data: training and held-out rows.
+        settings: of the evaluation.
+        seed: of the draw where there are more than max_episodes.
+    """
+    shards = data.shards
+    copy = data.train if data.held_out is None else data.held_out
+    own = _Candidates.of(copy, shards, settings.held_out_share if data.held_out is None else 1.0)
+    trained_on = np.unique(episode_hashes(data.train, shards.own))
+    asked = _ask_all(own, trained_on, shards)
+    left = ~asked.trained_on | held_out(own.hashes, settings.held_out_share)
+    _say_summed(own, asked, left, shards)
+    left &= ~asked.faulty
+    chosen = _draw(own.hashes[left & ~asked.elsewhere], settings.max_episodes, seed, shards)
+    mine = np.zeros(len(copy.episode_hash), np.bool_)
+    mine[own.numbers] = np.isin(own.hashes, chosen) & ~asked.copied
+    numbers = shards.part(np.flatnonzero(mine[copy.episode]))
+    codes = episode_hashes(copy, shards.own).view(np.int64)
+    return Scored(
+        hashes=chosen,
+        numbers=numbers,
+        episode=codes[copy.episode[numbers]],
+        sequence=np.asarray(copy.sequence[numbers], np.int64),
+    )
+
+
+def episode_hashes(copy: TrainingCopy, shard: int) -> Hashes:
+    """Returns the hash of each episode of a shard's copy, [episodes]: that of its mdp_id.
+
+    A row without mdp_id is an episode of its own, whose hash is that of its number; here also of the number of the
+    shard, for row 7 of another machine is another row.
+    """
+    hashes = np.array(copy.episode_hash, np.uint64)
+    nameless = copy.counts.get("rows_without_mdp_id", 0)
+    if nameless and shard:
+        hashes[-nameless:] = mix(hashes[-nameless:] ^ np.uint64(shard))  # they come last in a copy
+    return hashes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Candidates:
+    """A shard's episodes that may be scored, by ascending hash.
+
+    Attributes:
+        numbers: [E] in its copy.
+        hashes: [E].
+        digest: [E] uint64, equal for equal rows; 0 where there is one shard only.
+        unknown: [E] whether a row has no action.
+        summed: [E] whether a row spans several steps.
+    """
+
+    numbers: NDArray[np.int64]
+    hashes: Hashes
+    digest: Hashes
+    unknown: NDArray[np.bool_]
+    summed: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, copy: TrainingCopy, shards: Shards, share: float) -> "_Candidates":
+        hashes = episode_hashes(copy, shards.own)
+        count = len(hashes)
+        unknown, summed = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
+        unknown[copy.episode[np.asarray(copy.action) < 0]] = True
+        summed[copy.episode[np.asarray(copy.step) > 1]] = True
+        digest = _digests(copy, count) if shards.several else np.zeros(count, np.uint64)
+        numbers = np.argsort(hashes)
+        if share < 1:
+            numbers = numbers[held_out(hashes[numbers], share)]
+        return cls(numbers=numbers, hashes=hashes[numbers], digest=digest[numbers], unknown=unknown[numbers],
+                   summed=summed[numbers])  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answers:
+    """What all machines say of a shard's candidates, [E] bool each.
+
+    Attributes:
+        trained_on: some machine has the episode in its training data.
+        faulty: some machine has a row of it that cannot be scored.
+        elsewhere: an earlier shard has the episode too, and counts it.
+        copied: that shard has the same rows of it, and scores them.
+    """
+
+    trained_on: NDArray[np.bool_]
+    faulty: NDArray[np.bool_]
+    elsewhere: NDArray[np.bool_]
+    copied: NDArray[np.bool_]
+
+
+def _ask_all(own: _Candidates, trained_on: Hashes, shards: Shards) -> _Answers:
+    """Returns the answers to this shard's candidates; one shard asks at a time, and one process of each answers."""
+    group, found = shards.group, None
+    for shard in range(max(shards.of_rank) + 1):
+        asks = group.rank == shards.of_rank.index(shard)
+        question = np.stack((own.hashes, own.digest)).tobytes() if asks else None
+        told = np.frombuffer(group.broadcast_bytes(question, shards.of_rank.index(shard)), np.uint64).reshape(2, -1)
+        answers = np.zeros((4, told.shape[1]), np.int32)
+        if shards.is_first:
+            place = _find(own.hashes, told[0])
+            known, before = place >= 0, shards.own < shard
+            answers[0] = _find(trained_on, told[0]) >= 0
+            if known.any():
+                answers[1] = known & (own.unknown | own.summed)[place]
+                answers[2] = known & before
+                answers[3] = known & before & (own.digest[place] == told[1])
+        said = group.sum(torch.from_numpy(answers)).numpy() > 0
+        if shard == shards.own:
+            found = _Answers(trained_on=said[0], faulty=said[1], elsewhere=said[2], copied=said[3])
+    assert found is not None
+    return found
+
+
+def _find(ascending: Hashes, hashes: Hashes) -> NDArray[np.int64]:
+    """Returns the place of each hash, [n], among ascending ones; -1 where it is none of them."""
+    if not len(ascending):
+        return np.full(len(hashes), -1, np.int64)
+    places = np.searchsorted(ascending, hashes).clip(max=len(ascending) - 1)
+    return np.where(ascending[places] == hashes, places, -1)
+
+
+def _draw(hashes: Hashes, most: int, seed: int, shards: Shards) -> Hashes:
+    """Returns at most so many of all shards' hashes, ascending: the first ones in an order that the seed mixes.
+
+    The first of all are among the first of each shard, so that no more than these travel.
+    """
+    group = shards.group
+    count = sum(shards.counts(len(hashes)))
+    proposed = _first(hashes, most, seed).tobytes()
+    every = [group.broadcast_bytes(proposed if group.rank == rank else None, rank) for rank in _first_readers(shards)]
+    if count > most:
+        say(group, f"evaluation: {most:,} of {count:,} episodes are scored (evaluation.max_episodes)")
+    elif shards.several:
+        say(group, f"evaluation: {count:,} episodes of {len(every)} machines are scored")
+    return np.sort(_first(np.frombuffer(b"".join(every), np.uint64), most, seed))
+
+
+def _first(hashes: Hashes, most: int, seed: int) -> Hashes:
+    if len(hashes) <= most:
+        return hashes
+    return hashes[np.argsort(mix(hashes ^ mix(np.array([seed], np.uint64))), kind="stable")[:most]]
+
+
+def _first_readers(shards: Shards) -> list[int]:
+    return [shards.of_rank.index(shard) for shard in range(max(shards.of_rank) + 1)]
+
+
+def _say_summed(own: _Candidates, asked: _Answers, left: NDArray[np.bool_], shards: Shards) -> None:
+    summed = sum(shards.counts(int((left & own.summed & ~asked.elsewhere).sum())))
+    if summed:
+        say(shards.group, f"warning: evaluation: {summed:,} episodes have rows that span several steps and cannot be "
+                          "scored; give eval_data_path of a timeline with steps 1")  # fmt: skip
+
+
+def _digests(copy: TrainingCopy, count: int) -> Hashes:
+    """Returns a number per episode, [count], that tells its rows from others; their order does not matter."""
+    digests = np.zeros(count, np.uint64)
+    for start in range(0, len(copy), _DIGEST_ROWS):
+        rows = slice(start, start + _DIGEST_ROWS)
+        row = mix(np.asarray(copy.sequence[rows], np.int64).view(np.uint64))
+        for column in (copy.action[rows], copy.reward[rows]):
+            row = mix(row ^ np.ascontiguousarray(column).view(np.uint32).astype(np.uint64))
+        np.add.at(digests, copy.episode[rows], row)
+    return digests
