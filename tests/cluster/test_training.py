@@ -73,6 +73,7 @@ def test_replicas_read_what_one_process_reads(two_hosts: Hosts, lines: list[str]
     same(learned(work.out()), alone(tmp_path / "alone", lines), 1e-5)
 
 
+@SLOW
 def test_three_processes_on_two_hosts_and_uneven_shards(two_hosts: Hosts, lines: list[str], tmp_path: Path) -> None:
     """One process beside two, one third of the rows beside two thirds."""
     thirds = parts(lines, 3)
@@ -84,7 +85,8 @@ def test_three_processes_on_two_hosts_and_uneven_shards(two_hosts: Hosts, lines:
     same(learned(work.out()), alone(tmp_path / "alone", lines, **whole), 1e-5)
 
 
-@pytest.mark.parametrize("small", [0, pytest.param(1, marks=SLOW)])
+@SLOW
+@pytest.mark.parametrize("small", [0, 1])
 def test_a_shard_of_few_rows(two_hosts: Hosts, lines: list[str], tmp_path: Path, small: int) -> None:
     whole = {"data": {"global_minibatch_size": len(lines) + 1}, "epochs": 5}
     cut = len(lines) - small

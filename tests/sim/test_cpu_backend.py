@@ -324,9 +324,9 @@ def test_concurrent_builders_do_not_meet(empty_cache: Path, tmp_path: Path) -> N
     with ThreadPoolExecutor() as pool:
         runs = [
             pool.submit(subprocess.run, [sys.executable, "-c", code, str(file)], capture_output=True, text=True)
-            for _ in range(4)
+            for _ in range(3)
         ]
-    assert [run.result().stdout for run in runs] == ["3\n"] * 4, runs[0].result().stderr
+    assert [run.result().stdout for run in runs] == ["3\n"] * 3, runs[0].result().stderr
     assert len(list(empty_cache.iterdir())) == 1
 
 
