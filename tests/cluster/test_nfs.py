@@ -99,6 +99,7 @@ else:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.nfs
 @pytest.mark.usefixtures("need_nfs")
 def test_a_file_that_is_replaced_on_the_server_is_never_read_in_part(tmp_path: Path) -> None:

@@ -147,7 +147,8 @@ def test_missing_data_on_one_host_is_said_by_both_before_training(two_hosts: Hos
         assert "train.jsonl" in one.stderr
 
 
-@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=SLOW)])
+@SLOW
+@pytest.mark.parametrize("victim", [0, 1])
 def test_told_to_end_and_started_again(two_hosts: Hosts, lines: list[str], victim: int) -> None:
     expected = undisturbed(two_hosts, lines, epochs=12)
     work = job(two_hosts, parts(lines, 2), **STEPS, epochs=12)

@@ -178,8 +178,15 @@ def test_rows_that_all_list_the_same_candidates(run: Runner, small: dict[str, An
     assert bundle.predict_rows([{"0": 0.1}] * 3, [cartpole.CANDIDATES] * 3).q.shape == (3, 2)
 
 
-@pytest.mark.parametrize("sarsa", [False, True], ids=["maxq", "sarsa"])
-@pytest.mark.parametrize("workflow", ["dqn", "parametric_dqn"])
+@pytest.mark.parametrize(
+    ("workflow", "sarsa"),
+    [
+        pytest.param("dqn", False, id="dqn-maxq"),
+        pytest.param("dqn", True, id="dqn-sarsa", marks=pytest.mark.slow),
+        pytest.param("parametric_dqn", False, id="parametric_dqn-maxq", marks=pytest.mark.slow),
+        pytest.param("parametric_dqn", True, id="parametric_dqn-sarsa"),
+    ],
+)
 def test_gridworld_values_within_one_percent(run: Runner, tmp_path: Path, workflow: str, sarsa: bool) -> None:
     parametric = workflow == "parametric_dqn"
     log = write_lines(tmp_path / "grid.jsonl", gridworld_rows(sarsa=sarsa, parametric=parametric))
@@ -270,6 +277,7 @@ def test_a_flipped_byte_is_refused(run: Runner, small: dict[str, Any]) -> None:
     assert load_bundle(folder).check_golden() < 1e-5
 
 
+@pytest.mark.slow  # tests/algorithms/test_dqn.py shows it of the learner alone
 def test_constant_reward_is_worth_twenty(run: Runner, small: dict[str, Any], tmp_path: Path) -> None:
     rows = [
         row | {"reward": 1.0, "possible_next_actions": [1, 1], "next_action": "a", "terminal": False,

@@ -1,5 +1,6 @@
 """Estimates of a log beside simulated returns: the same truth, side by side, and what keeps the two apart."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -89,10 +90,31 @@ def test_a_limit_below_the_log_s_lengths() -> None:
 
 
 def test_cut_episodes() -> None:
-    found = judged(cut=0.25, cut_share=0.125)  # 0.99^200 = 0.134
+    found = judged(cut=0.25, cut_share=0.125, longest=150)  # 0.99^200 = 0.134
     assert found.apart == ()
     played_ones, logged_ones = found.remarks
     assert played_ones.startswith("The time limit ends 25.0% of the simulated episodes at step 200, where a reward "
                                   "still counts 0.13: ")  # fmt: skip
     assert logged_ones.startswith("12.5% of the scored episodes were cut before their end")
     assert judged(cut=0.25, gamma=0.9).remarks == ()
+
+
+def test_a_log_that_was_cut_before_simulated_episodes_end() -> None:
+    """Returns of 100 steps are no returns of 150: 0.99^100 = 0.37."""
+    (sentence,) = judged(cut_share=0.125).apart
+    assert sentence == ("12.5% of the scored episodes were cut, none after more than 100 steps; simulated episodes have "
+                        "up to 150.")  # fmt: skip
+    assert judged(cut_share=0.125, gamma=0.9).apart == ()
+    assert judged(cut_share=0.005).apart == ()  # the last episode of each file, as where logging just ends
+
+
+def test_a_cut_log_is_not_held_against_whole_episodes(tmp_path: Path, grid_log: Path) -> None:
+    """Nobody is at the goal within 6 steps: a log cut there says 0, and the policy is worth 2.588442."""
+    rows = [row for row in map(json.loads, grid_log.read_text().splitlines()) if row["sequence_number"] < 6]
+    _, report = both(tmp_path, world(grid_log.parent, 0.5), write_lines(tmp_path / "cut.jsonl", rows))
+    estimates = {one["name"]: one for one in report["model"]["cpe"]["outcomes"][0]["sequential"]["estimates"]}
+    assert estimates["Weighted_Per_Decision_Importance_Sampling"]["figure"]["value"] == 0
+    assert report["simulation"]["comparable"] is False
+    assert report["simulation"]["remarks"][0].startswith(
+        "100.0% of the scored episodes were cut, none after more than 6"
+    )
