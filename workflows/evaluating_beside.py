@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from workflows.evaluating_simulation import RANDOM, Played
 
-_NEGLIGIBLE = 0.01  # what a step counts, against the first
+_NEGLIGIBLE = 0.01  # what a step counts, against the first; and a share of episodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +54,13 @@ def _apart(counted: Counted, played: Played) -> Iterator[str]:
     limit = played.time_limit
     if counted.longest > limit and counted.gamma**limit > _NEGLIGIBLE:
         yield f"Logged episodes have up to {counted.longest:,} steps, simulated ones end at {limit:,}."
+    if (
+        counted.cut_share > _NEGLIGIBLE
+        and counted.longest < min(played.longest, counted.horizon)
+        and counted.gamma**counted.longest > _NEGLIGIBLE
+    ):
+        yield (f"{counted.cut_share:.1%} of the scored episodes were cut, none after more than {counted.longest:,} "
+               f"steps; simulated episodes have up to {played.longest:,}.")  # fmt: skip
 
 
 def _remarks(counted: Counted, played: Played) -> Iterator[str]:

@@ -18,6 +18,7 @@ from reagent_lite.errors import DataError, Problem
 from reagent_lite.evaluation.page import held_out
 from reagent_lite.training.progress import progress
 from workflows.evaluating_policy import Candidate
+from workflows.judging_episodes import drawn
 from workflows.stages import staged
 
 _MOST_NAMED = 10
@@ -160,8 +161,7 @@ def _split(
     chosen, most = np.flatnonzero(scored), config.evaluation.max_episodes
     if len(chosen) > most:
         notes.append(f"{most:,} of {len(chosen):,} episodes are scored (evaluation.max_episodes)")
-        scored[:] = False
-        scored[np.random.default_rng(config.seed).choice(chosen, most, replace=False)] = True
+        scored &= np.isin(hashes, drawn(hashes[chosen], most, config.seed))
     counts = {"episodes": len(hashes), "fitted_episodes": int(fitted.sum()), "scored_episodes": int(scored.sum())}
     known = np.asarray(copy.action) >= 0
     return np.flatnonzero(fitted[episode] & known), np.flatnonzero(scored[episode]), counts, notes

@@ -156,7 +156,7 @@ class Judge:
             self._scored_rows if copy is data.train else single_step_rows(config, data.train, data, self._group)
         )
         self._scored = scored_episodes(data, config.evaluation, config.seed)
-        apart = ~np.isin(episode_hashes(data.train, data.shards.own), self._scored.hashes)
+        apart = ~np.isin(episode_hashes(data, data.train), self._scored.hashes)
         fit_numbers = np.flatnonzero(apart[data.train.episode] & (data.train.action >= 0))
         self._fit_rows = self._fit_rows.only(fit_numbers.astype(np.int32 if len(data.train) < 2**31 else np.int64))
         self._fit_counts = data.shards.counts(self._fit_rows.count)

@@ -5,7 +5,7 @@
 3 draw         of those that are left the first max_episodes, in an order that depends on seed and mdp_id alone
 4 rows         own rows of the drawn episodes, a part for each process of the machine
 
-Only hashes of names and digests travel, 16 bytes an episode; rows are read when the draw is over.
+Hashes of names, digests and answers travel, 32 bytes an episode; rows are read when the draw is over.
 """
 
 from dataclasses import dataclass
@@ -25,6 +25,7 @@ from workflows.shards import Shards
 Hashes = NDArray[np.uint64]
 
 _DIGEST_ROWS = 1 << 20  # at once: some 50 MB
+_EVAL_DATA = 1 << 32  # no number of a shard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,17 +61,18 @@ def scored_episodes(data: Data, settings: EvaluationConfig, seed: int) -> Scored
     """
     shards = data.shards
     copy = data.train if data.held_out is None else data.held_out
-    own = _Candidates.of(copy, shards, settings.held_out_share if data.held_out is None else 1.0)
-    trained_on = np.unique(episode_hashes(data.train, shards.own))
+    own = _Candidates.of(data, settings.held_out_share if data.held_out is None else 1.0)
+    trained_on = np.unique(episode_hashes(data, data.train))
     asked = _ask_all(own, trained_on, shards)
     left = ~asked.trained_on | held_out(own.hashes, settings.held_out_share)
     _say_summed(own, asked, left, shards)
     left &= ~asked.faulty
+    _say_shared(asked, left, shards)
     chosen = _draw(own.hashes[left & ~asked.elsewhere], settings.max_episodes, seed, shards)
     mine = np.zeros(len(copy.episode_hash), np.bool_)
     mine[own.numbers] = np.isin(own.hashes, chosen) & ~asked.copied
     numbers = shards.part(np.flatnonzero(mine[copy.episode]))
-    codes = episode_hashes(copy, shards.own).view(np.int64)
+    codes = episode_hashes(data, copy).view(np.int64)
     return Scored(
         hashes=chosen,
         numbers=numbers,
@@ -79,16 +81,19 @@ def scored_episodes(data: Data, settings: EvaluationConfig, seed: int) -> Scored
     )
 
 
-def episode_hashes(copy: TrainingCopy, shard: int) -> Hashes:
-    """Returns the hash of each episode of a shard's copy, [episodes]: that of its mdp_id.
+def episode_hashes(data: Data, copy: TrainingCopy) -> Hashes:
+    """Returns the hash of each episode of this shard's training or eval data, [episodes]: that of its mdp_id.
 
     A row without mdp_id is an episode of its own, whose hash is that of its number; here also of the number of the
-    shard, for row 7 of another machine is another row.
+    shard, for row 7 of another machine is another row, as is row 7 of eval data that are not the training data.
     """
+    place, known = data.shards.own, data.held_out_found
+    if copy is data.held_out and known is not None and known.content != data.found.content:
+        place += _EVAL_DATA
     hashes = np.array(copy.episode_hash, np.uint64)
     nameless = copy.counts.get("rows_without_mdp_id", 0)
-    if nameless and shard:
-        hashes[-nameless:] = mix(hashes[-nameless:] ^ np.uint64(shard))  # they come last in a copy
+    if nameless and place:
+        hashes[-nameless:] = mix(hashes[-nameless:] ^ np.uint64(place))  # they come last in a copy
     return hashes
 
 
@@ -111,13 +116,14 @@ class _Candidates:
     summed: NDArray[np.bool_]
 
     @classmethod
-    def of(cls, copy: TrainingCopy, shards: Shards, share: float) -> "_Candidates":
-        hashes = episode_hashes(copy, shards.own)
+    def of(cls, data: Data, share: float) -> "_Candidates":
+        copy = data.train if data.held_out is None else data.held_out
+        hashes = episode_hashes(data, copy)
         count = len(hashes)
         unknown, summed = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
         unknown[copy.episode[np.asarray(copy.action) < 0]] = True
         summed[copy.episode[np.asarray(copy.step) > 1]] = True
-        digest = _digests(copy, count) if shards.several else np.zeros(count, np.uint64)
+        digest = _digests(copy, count) if data.shards.several else np.zeros(count, np.uint64)
         numbers = np.argsort(hashes)
         if share < 1:
             numbers = numbers[held_out(hashes[numbers], share)]
@@ -180,16 +186,17 @@ def _draw(hashes: Hashes, most: int, seed: int, shards: Shards) -> Hashes:
     """
     group = shards.group
     count = sum(shards.counts(len(hashes)))
-    proposed = _first(hashes, most, seed).tobytes()
+    proposed = drawn(hashes, most, seed).tobytes()
     every = [group.broadcast_bytes(proposed if group.rank == rank else None, rank) for rank in _first_readers(shards)]
     if count > most:
         say(group, f"evaluation: {most:,} of {count:,} episodes are scored (evaluation.max_episodes)")
     elif shards.several:
         say(group, f"evaluation: {count:,} episodes of {len(every)} machines are scored")
-    return np.sort(_first(np.frombuffer(b"".join(every), np.uint64), most, seed))
+    return np.sort(drawn(np.frombuffer(b"".join(every), np.uint64), most, seed))
 
 
-def _first(hashes: Hashes, most: int, seed: int) -> Hashes:
+def drawn(hashes: Hashes, most: int, seed: int) -> Hashes:
+    """Returns at most so many hashes: of more the first ones in an order that the seed mixes."""
     if len(hashes) <= most:
         return hashes
     return hashes[np.argsort(mix(hashes ^ mix(np.array([seed], np.uint64))), kind="stable")[:most]]
@@ -204,6 +211,13 @@ def _say_summed(own: _Candidates, asked: _Answers, left: NDArray[np.bool_], shar
     if summed:
         say(shards.group, f"warning: evaluation: {summed:,} episodes have rows that span several steps and cannot be "
                           "scored; give eval_data_path of a timeline with steps 1")  # fmt: skip
+
+
+def _say_shared(asked: _Answers, left: NDArray[np.bool_], shards: Shards) -> None:
+    shared = sum(shards.counts(int((left & asked.elsewhere).sum())))
+    if shared:
+        say(shards.group, f"evaluation: {shared:,} times a machine has rows of an episode that an earlier one has too; "
+                          "each episode counts once")  # fmt: skip
 
 
 def _digests(copy: TrainingCopy, count: int) -> Hashes:

@@ -29,12 +29,10 @@ def misfits(bundle: Bundle, spec: EnvSpec, where: str) -> list[Problem]:
     """
     problems = []
     advice = f"Play where it was trained, or train in {spec.name}"
-    if bundle.parametric:
-        pass
-    elif spec.candidates:
+    if spec.candidates and not bundle.parametric:
         expected = f"{kind_of(parametric=True)}, for {spec.name} has candidates that differ from step to step"
         problems.append(Problem(where, expected, kind_of(parametric=False), advice))
-    elif set(bundle.action_names) != set(spec.action_names):
+    elif not bundle.parametric and set(bundle.action_names) != set(spec.action_names):
         problems.append(Problem(where, f"actions {', '.join(spec.action_names)} of {spec.name}",
                                 ", ".join(bundle.action_names), "Train with the environment's names"))  # fmt: skip
     sizes = {"state": (bundle.state_feature_ids, spec.observation_size),

@@ -230,6 +230,7 @@ class _Reporter:
         if report.end_of_epoch:
             with long_waits(self._config, self._group):
                 self.latest = self._judges.figures(final=report.step == self._stream.plan.num_steps)
+                self._group.barrier()  # rank 0 estimates while the others have nothing left to do
             scalars |= self.latest
             if "simulation/return/mean" in scalars:
                 self.note += f", return {scalars['simulation/return/mean']:.4g}"

@@ -1,6 +1,6 @@
 """This process among its peers. A world of one is an ordinary value: its collectives do nothing.
 
-Nothing here pickles: tensors are reduced, text travels as bytes.
+Nothing here pickles: tensors are reduced, or travel as bytes like text.
 """
 
 import gc

@@ -22,6 +22,9 @@ from reagent_lite.rl.estimators import (
 )
 from reagent_lite.rl.sums import Sums, Table, episode_returns, sample_sums, table_of
 
+# Of episodes that are laid out together, padding included; one that is longer stands alone.
+_GROUP_ROWS, _GROUP_BYTES = 2**17, 2**24
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
@@ -96,7 +99,8 @@ def evaluate_page(
     """Evaluates the page's policy for the reward and every metric.
 
     Beside the page it needs, for T outcomes, 8 (1 + 2 T) bytes a row and 8 (3 + 10 T) an episode, a few numbers a row
-    for a while, and a constant below 70 MB. With ten choices that is less than a page of 60 MB or more.
+    for a while, and a constant below 70 MB, whatever the lengths of episodes. With ten choices that is less than a page
+    of 75 MB or more.
 
     Args:
         page: held-out rows; models and policy have not seen these episodes where the caller split them (held_out).
@@ -149,7 +153,8 @@ def limit(page: EvaluationPage, config: EvaluationConfig, generator: torch.Gener
 
 def table_of_rows(page: EvaluationPage, rows: Tensor, gamma: float) -> Table:
     """Returns what the episodes of some rows of a page add; `rows` are numbers, an episode's in order of time."""
-    groups = episode_groups(page.episode[rows])
+    # a group's rows are copied: with many choices or outcomes as many as were the page again
+    groups = episode_groups(page.episode[rows], max_cells=min(_GROUP_ROWS, max(1, _GROUP_BYTES // page.row_bytes)))
     return table_of(tables_of(page.rows(rows[group]), gamma) for group in groups)
 
 

@@ -74,6 +74,12 @@ class EvaluationPage:
         return EvaluationPage(names=self.names, **tensors)
 
     @property
+    def row_bytes(self) -> int:
+        """Memory of a row in all columns."""
+        columns = (getattr(self, f.name) for f in fields(self) if f.name != "names")
+        return sum(column[:1].nbytes for column in columns)
+
+    @property
     def rank(self) -> Tensor:
         """[N] number of the row's episode, 0 ... n - 1."""
         return _runs(self.episode)[0]

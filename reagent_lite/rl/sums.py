@@ -6,6 +6,7 @@ What an episode adds to each sum is computed once; the sums of a block of sample
 of episodes of about the same length hardly hold padding. Notation as in rl.estimators.
 """
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,8 @@ from torch import Tensor
 from reagent_lite.rl.episodes import Episodes
 from reagent_lite.rl.magic import covariance
 from reagent_lite.rl.weights import finite_or_zero, log_cumulative_weights, relative_weights, safe_divide
+
+_NUMBERS_AT_ONCE = 2**19  # sums by step of the samples that are worked on together: 4 MB, held a few times
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,6 +183,8 @@ def _by_step(e: Episodes, relative: Tensor) -> tuple[Tensor, Tensor]:
 def sample_sums(table: Table, blocks: Iterable[Tensor], settings: Settings | None = None) -> tuple[Sums, ...]:
     """Returns the sums of each outcome in every sample.
 
+    Of a block so many samples are worked on together that memory does not grow with steps or outcomes.
+
     Args:
         table: of the log.
         blocks: counts [r, n] of any type, block after block: how often each episode is in each sample.
@@ -188,7 +193,8 @@ def sample_sums(table: Table, blocks: Iterable[Tensor], settings: Settings | Non
     lengths = _lengths(len(table.log_largest), (settings or Settings()).max_lengths)
     outcomes = range(table.num_outcomes)
     found: list[list[Tensor]] = [[] for _ in outcomes]
-    for counts in blocks:
+    together = max(1, _NUMBERS_AT_ONCE // ((1 + 2 * len(outcomes)) * len(table.weights)))
+    for counts in itertools.chain.from_iterable(torch.split(block, together) for block in blocks):
         once, steps = _totals(table, counts)
         for outcome in outcomes:
             found[outcome].append(_figures(once, steps, outcome, lengths))
@@ -264,7 +270,10 @@ def episode_returns(table: Table, outcome: int) -> Tensor:
 def relative_at(table: Table, step: int) -> Tensor:
     """Returns rho_t of every episode divided by the largest, [n]; the episodes' order is the table's."""
     return torch.cat(
-        [_held(part.steps[:, 0].T, step + 1)[step] * part.scale(table.log_largest)[step] for part in table.parts]
+        [
+            part.steps[:, 0, min(step, len(part.log_largest) - 1)] * part.scale(table.log_largest)[step]
+            for part in table.parts
+        ]
     )
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from reagent_lite.rl import sums
 from reagent_lite.rl.bootstrap import Resamples
 from reagent_lite.rl.episodes import Episodes
 from reagent_lite.rl.estimators import ESTIMATORS, Estimator, mean_return, mean_reward
@@ -57,6 +58,15 @@ def test_groups_of_episodes_change_nothing(cuts: tuple[int, ...], zeros: float, 
     one, several = estimates([e], counts), estimates(groups, counts)
     for name, values in one.items():
         torch.testing.assert_close(several[name], values, rtol=1e-9, atol=1e-9, equal_nan=True, msg=name)
+
+
+def test_samples_that_are_worked_on_one_by_one_change_nothing(monkeypatch: pytest.MonkeyPatch):
+    e = random_table(LENGTHS, seed=0)
+    counts = list(Resamples(num_episodes=len(LENGTHS), num_resamples=50, seed=1).blocks())
+    together = estimates([e], counts)
+    monkeypatch.setattr(sums, "_NUMBERS_AT_ONCE", 1)
+    for name, values in estimates([e], counts).items():
+        torch.testing.assert_close(values, together[name], rtol=1e-12, atol=1e-12, equal_nan=True, msg=name)
 
 
 def test_blocks_of_samples_change_nothing():

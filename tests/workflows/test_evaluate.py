@@ -486,3 +486,20 @@ def test_the_command_line_alone(run: Runner, tmp_path: Path) -> None:
     assert missing.code == 2
     assert missing.out == ""
     assert missing.err.startswith("bundle error:\nnowhere: expected the folder of an exported model")
+
+
+def test_of_too_many_episodes_a_draw_by_seed_and_name_is_scored(tmp_path: Path, known: Path) -> None:
+    """Rewards 2^k tell which episodes are scored: another episode in the log changes at most one of the four."""
+
+    def scored(count: int, seed: int) -> float:
+        rows = [row(str(k), (0.5, 0.5), 0, 2.0**k, 0.5) for k in range(count)]
+        log = write_lines(tmp_path / f"{count}_{seed}" / "log.jsonl", rows)
+        outcome, _ = judged(log, known, seed=seed, evaluation={"max_episodes": 4})
+        assert outcome.episodes == 4
+        return round(4 * (outcome.scores["CPE/Reward/Logged_Reward"] or 0))
+
+    sums = [scored(20, seed) for seed in range(3)]
+    assert [bin(one).count("1") for one in sums] == [4, 4, 4]
+    assert len(set(sums)) == 3
+    # another episode pushes out one of the four, or none
+    assert all(bin(one & scored(21, seed)).count("1") >= 3 for seed, one in enumerate(sums))

@@ -102,8 +102,8 @@ def test_cut_episodes() -> None:
 def test_a_log_that_was_cut_before_simulated_episodes_end() -> None:
     """Returns of 100 steps are no returns of 150: 0.99^100 = 0.37."""
     (sentence,) = judged(cut_share=0.125).apart
-    assert sentence == ("12.5% of the scored episodes were cut, none after more than 100 steps; simulated episodes have "
-                        "up to 150.")  # fmt: skip
+    assert sentence == ("12.5% of the scored episodes were cut, none after more than 100 steps; simulated episodes "
+                        "have up to 150.")  # fmt: skip
     assert judged(cut_share=0.125, gamma=0.9).apart == ()
     assert judged(cut_share=0.005).apart == ()  # the last episode of each file, as where logging just ends
 

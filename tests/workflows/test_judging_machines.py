@@ -11,14 +11,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from oracles.logs import candidate_rows, random_rows, write_lines
 from oracles.nodes import run_nodes
 from oracles.runs import ROOT, Run
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
+from reagent_lite.config import DqnConfig, check
+from reagent_lite.distributed.group import Group, Place
 from reagent_lite.evaluation.page import held_out
-from workflows.judging_episodes import _first
+from workflows.judging_episodes import drawn, episode_hashes, scored_episodes
+from workflows.preparation import prepare
 
 WORKER = str(Path(__file__).parent / "judging_worker.py")
 Rows = list[dict[str, Any]]
@@ -192,6 +196,8 @@ def test_machines_score_what_one_process_with_all_rows_scores(
     assert [(folders[0] / name / "gate.txt").read_text() for name in ("shares", "unknown")] == ["", reason]
     assert "evaluation: 5 of 9 episodes are scored (evaluation.max_episodes)" in runs[0].err
     assert "evaluation: 8 episodes of 2 machines are scored" in runs[0].err
+    # episodes 2 and 6 of the new ones, in case eval
+    assert "evaluation: 2 times a machine has rows of an episode that an earlier one has too" in runs[0].err
     assert not any("evaluation:" in run.err for run in runs[1:])
 
 
@@ -250,7 +256,25 @@ def test_a_process_that_fails_while_it_scores_ends_all_with_the_reason(tmp_path:
 def test_the_draw_of_episodes_gives_each_the_same_chance() -> None:
     """5 of 20 over 400 seeds: each is drawn 100 times on average, standard deviation sqrt(400 * 0.25 * 0.75) = 8.7."""
     hashes = np.array([code(str(number)) for number in range(20)], np.uint64)
-    drawn = np.concatenate([_first(hashes, 5, seed) for seed in range(400)])
-    times = [int((drawn == one).sum()) for one in hashes]
+    chosen = np.concatenate([drawn(hashes, 5, seed) for seed in range(400)])
+    times = [int((chosen == one).sum()) for one in hashes]
     assert sum(times) == 400 * 5
     assert all(abs(number - 100) < 4 * 8.7 for number in times)
+
+
+@pytest.mark.parametrize("same", [False, True])
+def test_rows_without_names_are_new_unless_eval_data_is_the_training_data(tmp_path: Path, same: bool) -> None:
+    """Row 7 of eval data is not row 7 of the training data: all 57 are scored, and nothing is kept from fitting."""
+    train, other = ([{**row, "terminal": True} for row in rows] for rows in NAMELESS)
+    for use, rows in (("data", train), ("eval", train if same else other)):
+        write_lines(tmp_path / use / "log.jsonl", rows)
+    config = check(DqnConfig, settings(str(tmp_path), eval_data_path=str(tmp_path / "eval")))
+    data = prepare(config, Group(Place(), torch.device("cpu")))
+    scored, trained = scored_episodes(data, config.evaluation, 0).hashes, episode_hashes(data, data.train)
+    assert len(np.unique(trained)) == 80
+    if same:  # each has been trained on, so that the share by hash decides, and takes it from fitting
+        assert 0 < len(scored) < 80
+        assert np.isin(scored, trained).all()
+    else:
+        assert len(scored) == 57
+        assert not np.isin(scored, trained).any()
