@@ -22,6 +22,7 @@ from workflows.learning import threads_for
 
 CPU = torch.device("cpu")
 _TAKEN = 1e-6  # share of rows; a softmax gives less than that to what it would not do
+_NAMED = 8  # actions that have a sentence each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,12 +130,16 @@ def _reasons(log: Log) -> dict[str, str]:
 
 
 def _never_logged(candidate: Candidate, page: EvaluationPage, log: Log) -> list[str]:
-    """Returns a sentence for each named action that the policy takes and no row of the log does."""
-    share = page.model_propensities.mean(0).tolist()
+    """Returns sentences on named actions that the policy takes and no row of the log does, the likeliest first."""
+    share = page.model_propensities.mean(0).numpy()[: len(log.copy.action_names)]  # none of candidates
     logged = np.bincount(np.maximum(log.copy.action, 0), minlength=len(share))
-    return [
-        f"{candidate.key} takes {name!r} in {share[number]:.1%} of the scored rows, and no row of the log has it: "
-        "nothing there tells what it earns"
-        for number, name in enumerate(log.copy.action_names)
-        if share[number] > _TAKEN and not logged[number]
+    taken = [number for number in np.argsort(-share, kind="stable") if share[number] > _TAKEN and not logged[number]]
+    sentences = [
+        f"{candidate.key} takes {log.copy.action_names[number]!r} in {share[number]:.1%} of the scored rows, and no "
+        "row of the log has it: nothing there tells what it earns"
+        for number in taken[:_NAMED]
     ]
+    if more := taken[_NAMED:]:
+        sentences.append(f"{candidate.key} takes {len(more)} more actions that no row of the log has, together in "
+                         f"{share[more].sum():.1%} of the scored rows")  # fmt: skip
+    return sentences

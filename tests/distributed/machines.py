@@ -3,12 +3,13 @@
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from oracles.interpreters import Interpreter
 
 MACHINE = Path(__file__).parent / "machine.py"
 
@@ -28,15 +29,14 @@ class Machine:
         }
         self.index = index
         self.started = time.monotonic()
-        self._log = (folder / f"log_{index}_{time.monotonic_ns()}").open("w+")
-        self.process = subprocess.Popen(
-            [sys.executable, str(MACHINE), json.dumps(given)], env=environment, stdout=subprocess.PIPE,
-            stderr=self._log, text=True,
-        )  # fmt: skip
+        name = f"{index}_{time.monotonic_ns()}"
+        self._out, self._log = folder / f"out_{name}", folder / f"log_{name}"
+        self._log.touch()
+        self.process = Interpreter([str(MACHINE), json.dumps(given)], env=environment, outputs=(self._out, self._log))
 
     @property
     def log(self) -> str:
-        return Path(self._log.name).read_text()
+        return self._log.read_text()
 
     def ended(self, within: float = 60.0) -> int:
         """Returns the exit code."""
@@ -46,8 +46,7 @@ class Machine:
             raise AssertionError(f"machine {self.index} still runs after {within} s:\n{self.log}") from None
 
     def output(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.read()
+        return self._out.read_text()
 
     def says(self, words: str, within: float = 30.0) -> None:
         """Waits until the log has these words."""
@@ -70,12 +69,7 @@ def machines(folder: Path) -> Iterator[Any]:
         yield start
     finally:
         for one in started:
-            if one.process.poll() is None:
-                one.process.kill()
-            one.process.wait()
-            if one.process.stdout is not None:
-                one.process.stdout.close()
-            one._log.close()
+            one.process.kill()
 
 
 def appears(file: Path, within: float = 40.0) -> None:

@@ -36,7 +36,7 @@ def row(name: str, shares: Sequence[float], action: int, reward: float, propensi
     """A row whose state says what softmax(q) of the bundle of `known` is."""
     features = {str(k): math.log(share) for k, share in enumerate(shares)}
     return {
-        "mdp_id": name, "sequence_number": at, "state_features": features, "action": "abc"[action],
+        "mdp_id": name, "sequence_number": at, "state_features": features, "action": "abcdefghijkl"[action],
         "reward": reward, "action_probability": propensity, "possible_actions": [1] * len(shares),
         "next_state_features": {} if last else features, "next_action": "" if last else "a",
         "possible_next_actions": [0] * len(shares) if last else [1] * len(shares),
@@ -346,6 +346,18 @@ def test_an_action_that_the_log_never_has(tmp_path: Path) -> None:
     # weights .3 / .5 everywhere
     assert report["model"]["cpe"]["overlap"]["mean_weight"]["value"] == pytest.approx(0.6, abs=1e-6)
     assert estimates(report)["IPS_Reward"]["verdict"] == "do not use"
+
+
+def test_many_actions_that_the_log_never_has_are_counted(tmp_path: Path) -> None:
+    """a and b are logged; c has a share of 0.2, d to l share 0.4: eight are named, the likeliest first."""
+    model = linear_bundle(tmp_path / "twelve", np.eye(12), tuple("abcdefghijkl"), tuple(range(12)))
+    rows = [row(str(i), (0.2, 0.2, 0.2, *[0.4 / 9] * 9), i % 2, 1.0, 0.5) for i in range(60)]
+    outcome, _ = judged(write_lines(tmp_path / "log.jsonl", rows), model)
+    found = [w for w in outcome.warnings if "no row" in w]
+    assert len(found) == 9
+    assert found[0].startswith("model takes 'c' in 20.0% of the scored rows")
+    assert all("in 4.4% of the scored rows" in sentence for sentence in found[1:8])
+    assert found[8] == "model takes 2 more actions that no row of the log has, together in 8.9% of the scored rows"
 
 
 def test_not_a_number(known: Path, tmp_path: Path) -> None:
