@@ -11,12 +11,9 @@ from dataclasses import fields
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from reagent_lite.distributed.group import Group
-from reagent_lite.evaluation.page import EvaluationPage
-
-_BY_CHOICE = frozenset({"mask", "model_propensities", "reward_model", "q_values"})  # [N, K] and [N, K, T]
+from reagent_lite.evaluation.page import BY_CHOICE, EvaluationPage, padded
 
 
 def gather_page(part: EvaluationPage, sequence: Tensor, group: Group) -> EvaluationPage | None:
@@ -40,8 +37,8 @@ def gather_page(part: EvaluationPage, sequence: Tensor, group: Group) -> Evaluat
         if field.name == "names":
             continue
         column = getattr(part, field.name)
-        padded = _padded(column, num_choices) if field.name in _BY_CHOICE else column
-        whole = _joined(group.gather(padded), places, sum(sizes))
+        alike = padded(column, num_choices) if field.name in BY_CHOICE else column
+        whole = _joined(group.gather(alike), places, sum(sizes))
         if whole is not None:
             columns[field.name] = whole
     return EvaluationPage(names=part.names, **columns) if group.is_first else None
@@ -51,11 +48,6 @@ def _places(sequence: Tensor, episode: Tensor) -> Tensor:
     """Returns the number of each row, [N], in the order of (episode, sequence)."""
     order = torch.from_numpy(np.lexsort((sequence.numpy(), episode.numpy())))
     return torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
-
-
-def _padded(column: Tensor, num_choices: int) -> Tensor:
-    missing = num_choices - column.shape[1]
-    return functional.pad(column, (*(0, 0) * (column.dim() - 2), 0, missing)) if missing else column  # else a copy
 
 
 def _joined(parts: Iterator[Tensor], places: Sequence[Tensor], num_rows: int) -> Tensor | None:

@@ -20,6 +20,8 @@ from reagent_lite.rl.td import chosen, expected_value
 from reagent_lite.types import Actions, TransitionBatch
 
 REWARD_NAME = "Reward"
+BY_CHOICE = frozenset({"mask", "model_propensities", "reward_model", "q_values"})
+"""Columns of a page that are [N, K] or [N, K, T]."""
 
 Policy = Callable[[Tensor, Actions], Tensor]
 """From states [B, S] and choices to probabilities [B, K], 0 where not allowed."""
@@ -133,6 +135,12 @@ def build_page(
     columns["episode"] = torch.from_numpy(np.ascontiguousarray(episodes, dtype=np.int64))
     page = EvaluationPage(names=names, **columns)
     return page.rows(torch.argsort(page.episode, stable=True))
+
+
+def padded(column: Tensor, num_choices: int) -> Tensor:
+    """Returns one of the columns BY_CHOICE with more choices, of zeros: [N, num_choices, ...]."""
+    missing = num_choices - column.shape[1]
+    return F.pad(column, (*(0, 0) * (column.dim() - 2), 0, missing)) if missing else column  # else a copy
 
 
 def episodes_of(page: EvaluationPage, target: int, gamma: float) -> Episodes:
@@ -268,10 +276,6 @@ def _allowed_only(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def _pad_choices(page: EvaluationPage, num_choices: int) -> EvaluationPage:
-    missing = num_choices - page.mask.shape[1]
     columns = {f.name: getattr(page, f.name) for f in fields(page)}
-    for name in ("mask", "model_propensities"):
-        columns[name] = F.pad(columns[name], (0, missing))
-    for name in ("reward_model", "q_values"):
-        columns[name] = F.pad(columns[name], (0, 0, 0, missing))
+    columns |= {name: padded(columns[name], num_choices) for name in BY_CHOICE}
     return EvaluationPage(**columns)

@@ -3,12 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from oracles import gridworld, recommend
 from oracles.bundles import Habit, bilinear_bundle, linear_bundle
+from oracles.episodes import random_cartpole_returns
 from oracles.played import around, played, world
 
 from reagent_lite.models.restrictions import LikelyInTheLog
@@ -87,16 +87,7 @@ def test_random_actions_earn_what_gymnasium_s_earn(tmp_path: Path) -> None:
     """A model without an opinion, as softmax, and the reference that is always played."""
     model = linear_bundle(tmp_path / "model", np.zeros((2, 4)), ("left", "right"), (0, 1, 2, 3))
     _, report = played(tmp_path, model, "cartpole_v0", 4000)
-    env = gymnasium.make("CartPole-v1", max_episode_steps=200)
-    env.action_space.seed(0)
-    returns = []
-    for episode in range(600):
-        env.reset(seed=episode)
-        total, over = 0.0, False
-        while not over:
-            _, reward, terminated, truncated, _ = env.step(env.action_space.sample())
-            total, over = total + float(reward), terminated or truncated
-        returns.append(total)
+    returns = random_cartpole_returns(600)
     for earned in (report["model"]["simulated"], report["simulation"]["random"]):
         ours = (earned["return"]["high"] - earned["return"]["low"]) / 2 / 1.96
         assert abs(earned["return"]["value"] - np.mean(returns)) < 4 * (ours**2 + np.var(returns) / 600) ** 0.5

@@ -4,12 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 from oracles import cartpole, gridworld
+from oracles.episodes import random_cartpole_returns
 from oracles.runs import Runner
 from oracles.simulated import dense, made
 
@@ -101,16 +101,7 @@ def test_lengths_are_not_biased(tmp_path: Path) -> None:
 
 def test_the_mean_return_is_gymnasiums(tmp_path: Path) -> None:
     result, _ = made(tmp_path, episodes=4000, num_envs=1000)
-    env = gymnasium.make("CartPole-v1", max_episode_steps=200)
-    env.action_space.seed(0)
-    returns = []
-    for episode in range(600):
-        env.reset(seed=episode)
-        total, over = 0.0, False
-        while not over:
-            _, reward, terminated, truncated, _ = env.step(env.action_space.sample())
-            total, over = total + float(reward), terminated or truncated
-        returns.append(total)
+    returns = random_cartpole_returns(600)
     assert result.lower is not None
     assert result.upper is not None
     ours = (result.upper - result.lower) / 2 / 1.959964
