@@ -11,6 +11,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
+from reagent_lite.models.dense import runs_apply, runs_in
 from reagent_lite.types import SourceSpec
 
 _GAINS: Final = {"elu": 2**0.5, "gelu": 2**0.5, "silu": 2**0.5}
@@ -69,6 +70,15 @@ class MLP(nn.Sequential):
             if settings.dropout and i < len(activations) - 1:
                 layers.append(nn.Dropout(settings.dropout))
         super().__init__(*layers)
+        self._runs = runs_in(layers)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Returns [N, outputs] for [N, inputs]."""
+        if not runs_apply(input):
+            return super().forward(input)  # type: ignore[no-any-return, no-untyped-call]
+        for part in self._runs:
+            input = part(input)
+        return input
 
 
 class BatchNorm(nn.BatchNorm1d):
