@@ -77,10 +77,28 @@ DEVICE void raise_to(unsigned *word, unsigned value) {
 }
 
 // -- Mathematics ------------------------------------------------------------------------------------------------------
+// A value that the compiler of a GPU may assume nothing of. nvcc 13 makes `x < 0.0f ? x : 0.0f` a min, for which -0 is
+// less than 0, so that -0 comes out where C++ says 0. It does so only where it knows the last operand to be no NaN.
+DEVICE float opaque(float x) {
+#ifdef __CUDACC__
+  unsigned bits = bits_of(x);
+  asm("" : "+r"(bits));
+  return float_of(bits);
+#else
+  return x;
+#endif
+}
+
 // Plain comparisons, not fminf/fmaxf: those treat NaN and -0 differently on different machines. A NaN x stays NaN.
 DEVICE float absolute(float x) { return float_of(bits_of(x) & 0x7fffffffu); }
-DEVICE float minimum(float a, float b) { return b < a ? b : a; }
-DEVICE float maximum(float a, float b) { return b > a ? b : a; }
+DEVICE float minimum(float a, float b) {
+  float otherwise = opaque(a);
+  return b < otherwise ? b : otherwise;
+}
+DEVICE float maximum(float a, float b) {
+  float otherwise = opaque(a);
+  return b > otherwise ? b : otherwise;
+}
 DEVICE int minimum(int a, int b) { return b < a ? b : a; }
 DEVICE int maximum(int a, int b) { return b > a ? b : a; }
 DEVICE float clamp(float x, float low, float high) { return x < low ? low : (x > high ? high : x); }
@@ -90,7 +108,16 @@ DEVICE int clamp(int x, int low, int high) { return x < low ? low : (x > high ? 
 // does not vectorize.
 DEVICE float select(bool condition, float a, float b) {
   unsigned mask = 0u - unsigned(condition);
-  return float_of((bits_of(a) & mask) | (bits_of(b) & ~mask));
+  return float_of((bits_of(a) & mask) | (bits_of(opaque(b)) & ~mask));
+}
+
+// x without its fraction; beyond 2^31 the nearest end, 2147483520, and 0 for NaN. Use it instead of int(x) where x is
+// not known when compiling: beyond int's range C++ leaves int(x) open, and g++ makes float(int(x)) one instruction that
+// gives -0 for -0.5 (with -fno-trapping-math; 12.2), where other compilers give 0.
+DEVICE int whole_of(float x) {
+  float size = x == x ? minimum(2147483520.0f, absolute(x)) : 0.0f;
+  int whole = int(size);
+  return x < 0.0f ? -whole : whole;
 }
 
 constexpr float pi = 3.14159265f;

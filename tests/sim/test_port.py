@@ -10,11 +10,23 @@ from sim.conftest import CompileUnit
 
 Floats = NDArray[np.float32]
 Function = Callable[[Floats], Floats]
-NAMES = ["sine", "cosine", "exponential", "logistic", "wrap_angle", "absolute", "floor_of", "square_root", "clamped"]
+NAMES = [
+    "sine",
+    "cosine",
+    "exponential",
+    "logistic",
+    "wrap_angle",
+    "absolute",
+    "floor_of",
+    "square_root",
+    "clamped",
+    "whole",
+]
 UNIT = """
 #include "port.cuh"
 using namespace reagent_lite;
 static inline float clamped(float x) { return clamp(x, -1.0f, 2.0f); }
+static inline float whole(float x) { return float(whole_of(x)); }
 #define MAP(function)                                                   \\
   extern "C" void map_##function(const float *x, float *y, int count) { \\
     VECTORIZE                                                           \\
@@ -106,6 +118,13 @@ def test_the_rest_is_exact(functions: dict[str, Function]) -> None:
     assert np.array_equal(functions["square_root"](np.abs(x)), np.sqrt(np.abs(x)))
     assert np.array_equal(functions["clamped"](x), np.clip(x, -1, 2))
     assert np.isnan(functions["clamped"](np.float32([np.nan]))).all()
+    assert np.array_equal(functions["whole"](x), np.trunc(x))
+
+
+def test_whole_numbers_have_one_zero_and_an_end(functions: dict[str, Function]) -> None:
+    x = np.float32([0.5, -0.5, -0.0, -1.5, np.nan, 3e9, -np.inf])
+    expected = np.float32([0, 0, 0, -1, 0, 2147483520, -2147483520])  # the last float before 2^31
+    assert functions["whole"](x).tobytes() == expected.tobytes()
 
 
 @pytest.mark.parametrize("name", NAMES)

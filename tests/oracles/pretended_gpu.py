@@ -1,0 +1,259 @@
+"""A GPU that is not there, for `CudaBackend` as it is: what nvcc makes for it runs in oracles/ptx_machine.py.
+
+PyCUDA's driver and a few functions of torch.cuda have stand-ins. Tensors "on cuda:0" lie in host memory, and nothing
+else may be touched by a kernel. A launch gets the grid, the block and the bytes of arguments that a GPU would get. What
+it does not show: ptxas, the driver, the asynchrony of streams, graphs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.machinery
+import struct
+import subprocess
+import sys
+import tempfile
+import types
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from oracles.ptx_machine import IllegalAccess, Machine, Region
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from reagent_lite.sim import cuda
+from reagent_lite.sim.cuda_build import build_cubin, compiler_flags, find_nvcc
+from reagent_lite.sim.sources import KERNELS, compilation_unit
+
+GPU = torch.device("cuda", 0)
+LARGEST_BLOCK = 256  # `__launch_bounds__` of the kernels, `.maxntid` in the PTX
+
+
+@functools.cache
+def machine(environment: Path, constants: tuple[tuple[str, float], ...], math: str, architecture: str) -> Machine:
+    """What nvcc makes of an environment before the assembler, by the flags of the cubin; made once per process."""
+    with tempfile.TemporaryDirectory() as name:
+        source, target = Path(name) / "unit.cu", Path(name) / "unit.ptx"
+        source.write_text(compilation_unit(environment, dict(constants)))
+        flags = compiler_flags(math, architecture)  # type: ignore[arg-type]
+        folders = (f"-I{KERNELS}", f"-I{environment.parent}")
+        subprocess.run([str(find_nvcc()), "-ptx", *flags, *folders, str(source), "-o", str(target)], check=True)
+        return Machine(target.read_text(), Path(name))
+
+
+# -- Memory -----------------------------------------------------------------------------------------------------------
+
+
+class DeviceMemory(TorchFunctionMode):
+    """Tensors that are asked for on cuda:0, and what is computed from them; they say that they lie there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._held: dict[int, tuple[weakref.ref[Tensor], int, int]] = {}
+
+    def regions(self) -> list[Region]:
+        """The memory of all such tensors that still live."""
+        places = {(address, size) for _, address, size in self._held.values() if size}
+        return [Region(name="a tensor", address=address, size=size) for address, size in sorted(places)]
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is torch.device:
+            return func(*args, **kwargs)
+        if func == Tensor.device.__get__:
+            return GPU if self._holds(args[0]) else func(*args)
+        was_on = any(self._holds(value) for value in _flat((*args, *kwargs.values())))
+        wanted = [value for value in (*args, kwargs.get("device")) if _is_device(value)]
+        args = tuple(_host(value) for value in args)
+        if "device" in kwargs:
+            kwargs["device"] = _host(kwargs["device"])
+        result = func(*args, **kwargs)
+        is_on = any(torch.device(value).type == "cuda" for value in wanted) if wanted else was_on
+        if func is Tensor.cpu or (was_on and not is_on):
+            return result.clone()  # a copy lies elsewhere, also where torch sees no need for one
+        if is_on and func is not Tensor.numpy:
+            for value in _flat((result,)):
+                self._hold(value)
+        return result
+
+    def _holds(self, value: object) -> bool:
+        return isinstance(value, Tensor) and id(value) in self._held
+
+    def _hold(self, value: object) -> None:
+        if isinstance(value, Tensor):
+            key, storage = id(value), value.untyped_storage()
+            forget = functools.partial(self._forget, key)
+            self._held[key] = (weakref.ref(value, forget), storage.data_ptr(), storage.nbytes())
+
+    def _forget(self, key: int, _: object) -> None:
+        self._held.pop(key, None)
+
+
+def _is_device(value: object) -> bool:
+    return isinstance(value, torch.device) or (isinstance(value, str) and value.split(":")[0] in ("cpu", "cuda"))
+
+
+def _host(value: object) -> object:
+    return torch.device("cpu") if _is_device(value) else value
+
+
+def _flat(values: tuple[object, ...]) -> Iterator[object]:
+    for value in values:
+        if isinstance(value, tuple | list):
+            yield from _flat(tuple(value))
+        else:
+            yield value
+
+
+# -- PyCUDA -----------------------------------------------------------------------------------------------------------
+
+
+class DriverError(Exception):
+    """pycuda.driver.Error."""
+
+
+@dataclass
+class Stream:
+    """A stream of either library; what is asked of one is noted."""
+
+    name: str
+    notes: list[tuple[object, ...]]
+    handle: int = 0x5EED
+
+    def wait_stream(self, other: Stream) -> None:
+        self.notes.append((self.name, "waits for", other.name))
+
+
+@dataclass
+class Context:
+    """The primary context: a launch needs it pushed."""
+
+    depth: int = 0
+
+    def push(self) -> None:
+        self.depth += 1
+
+    def pop(self) -> None:
+        self.depth -= 1
+
+    def detach(self) -> None:
+        """At the process's end."""
+
+
+@dataclass
+class Function:
+    """A kernel. PyCUDA packs arguments with `struct.pack` by the letters given to `prepare`."""
+
+    gpu: PretendedGpu
+    machine: Machine
+    name: str
+    format: str = ""
+    num_regs: int = 32
+    max_threads_per_block: int = LARGEST_BLOCK
+
+    def prepare(self, types: Any) -> None:
+        self.format = "".join(types)
+
+    def prepared_async_call(
+        self, grid: tuple[int, int], block: tuple[int, int, int], stream: Stream, *given: Any
+    ) -> None:
+        gpu = self.gpu
+        if gpu.context.depth < 1 or stream is not gpu.stream:
+            raise DriverError("cuLaunchKernel failed: invalid device context")
+        assert (len(grid), len(block), grid[1], block[1:]) == (2, 3, 1, (1, 1)), (grid, block)
+        assert grid[0] >= 1
+        assert 1 <= block[0] <= self.max_threads_per_block
+        gpu.notes.append((stream.name, self.name, grid[0], block[0]))
+        arguments = struct.pack(self.format, *given)
+        try:
+            self.machine.launch(
+                self.name, (grid[0], block[0]), arguments, gpu.memory.regions(), backwards=gpu.backwards
+            )
+        except IllegalAccess as error:
+            raise DriverError(f"cuLaunchKernel failed: {error}") from error
+
+
+@dataclass
+class PretendedGpu:
+    """What a test may look at and set.
+
+    Attributes:
+        memory: of the device.
+        notes: launches (stream, kernel, blocks, threads of a block) and waiting, as they came.
+        backwards: run the threads of a launch from the last to the first.
+    """
+
+    memory: DeviceMemory = field(default_factory=DeviceMemory)
+    context: Context = field(default_factory=Context)
+    notes: list[tuple[object, ...]] = field(default_factory=list)
+    backwards: bool = False
+
+    def __post_init__(self) -> None:
+        self.stream = Stream("PyCUDA's", self.notes)
+        self.outside = Stream("torch's", self.notes)
+        self._built: dict[Path, tuple[Path, dict[str, float], str, str]] = {}
+
+    def build(self, path: Path, parameters: dict[str, float], math: Any, arch: str) -> Path:
+        """`build_cubin`, and what it was asked for: a cubin's source is not to be had from itself."""
+        cubin = build_cubin(path, parameters, math, arch)
+        self._built[cubin] = (path, parameters, math, arch)
+        return cubin
+
+    def module_from_file(self, name: str) -> object:
+        path, parameters, math, arch = self._built[Path(name)]
+        found = machine(path, tuple(parameters.items()), math, arch)
+        return types.SimpleNamespace(get_function=lambda kernel: Function(self, found, kernel))
+
+    def driver(self) -> types.ModuleType:
+        """The module pycuda.driver."""
+        module = types.ModuleType("pycuda.driver")
+        module.__dict__.update(
+            init=lambda: None,
+            Error=DriverError,
+            Device=lambda index: types.SimpleNamespace(retain_primary_context=lambda: self.context),
+            Stream=lambda flags: self.stream,
+            Context=types.SimpleNamespace(synchronize=lambda: self.notes.append(("waited",))),
+            module_from_file=self.module_from_file,
+        )
+        return module
+
+
+@contextmanager
+def pretended_gpu(capability: tuple[int, int] = (9, 0)) -> Iterator[PretendedGpu]:
+    """Makes torch and PyCUDA find a GPU; CudaBackend then computes on the CPU what nvcc makes for it."""
+    gpu = PretendedGpu()
+    package = types.ModuleType("pycuda")
+    package.__spec__ = importlib.machinery.ModuleSpec("pycuda", None)
+    package.driver = gpu.driver()  # type: ignore[attr-defined]
+    open_library = ctypes.CDLL
+    stand_ins = {
+        "is_available": lambda: True,
+        "current_device": lambda: 0,
+        "get_device_capability": lambda device=None: capability,
+        "get_device_name": lambda device=None: "none",
+        "mem_get_info": lambda device=None: (2**34, 2**34),
+        "is_current_stream_capturing": lambda: False,
+        "current_stream": lambda device=None: gpu.outside,
+        "ExternalStream": lambda handle, device: gpu.stream,
+    }
+    with pytest.MonkeyPatch.context() as patch, gpu.memory:
+        for name, value in stand_ins.items():
+            patch.setattr(torch.cuda, name, value)
+        patch.setattr(torch.version, "cuda", "13.0")
+        patch.setitem(sys.modules, "pycuda", package)
+        patch.setitem(sys.modules, "pycuda.driver", package.driver)
+        patch.setattr(cuda, "build_cubin", gpu.build)
+        patch.setattr(cuda.atexit, "register", lambda function: function)
+        patch.setattr(
+            ctypes, "CDLL", lambda name, **mode: None if name == "libcuda.so.1" else open_library(name, **mode)
+        )
+        for opened in ("_open", "_load"):  # what a real GPU has open stays so
+            patch.setattr(cuda, opened, functools.cache(getattr(cuda, opened).__wrapped__))
+        yield gpu

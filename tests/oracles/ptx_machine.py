@@ -1,0 +1,128 @@
+"""Runs PTX on the CPU, a thread after another, and holds every load and store to the memory that a launch was given.
+
+What this does not show: what ptxas and the GPU make of the PTX, threads that run at once, streams, the driver.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from oracles.ptx import Module, read, translate
+from torch import Tensor
+
+from reagent_lite.sim.cpu import find_compiler
+
+# No contraction of a * b + c: `fma` is written where PTX has one. Integers wrap around, as those of PTX do.
+# -O1 takes up to three times as long to compile and saves less.
+FLAGS = ("-std=c++17", "-Og", "-ffp-contract=off", "-fno-math-errno", "-fwrapv", "-fPIC", "-shared", "-w")
+REFUSALS = {1: "reads", 2: "writes", 3: "divides by zero"}
+
+
+class IllegalAccess(Exception):  # noqa: N818
+    """A thread touched memory that its launch was not given, or divided by zero."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Region:
+    """Memory that kernels may touch."""
+
+    name: str
+    address: int
+    size: int
+    writable: bool = True
+
+
+class _Region(ctypes.Structure):
+    _fields_ = [("begin", ctypes.c_uint64), ("end", ctypes.c_uint64), ("writable", ctypes.c_uint64)]
+
+
+class _Launch(ctypes.Structure):
+    _words = ("num_regions", "grid", "block", "backwards", "refusal", "line", "ctaid", "tid", "size", "reserved")
+    _fields_ = [
+        ("regions", ctypes.POINTER(_Region)),
+        *((name, ctypes.c_uint32) for name in _words),
+        ("address", ctypes.c_uint64),
+    ]
+
+
+def regions(tensors: Mapping[str, Tensor | None], *, writable: bool = True) -> list[Region]:
+    """The memory of tensors that lie whole in it; None has none."""
+    return [
+        Region(name=name, address=tensor.data_ptr(), size=tensor.numel() * tensor.element_size(), writable=writable)
+        for name, tensor in tensors.items()
+        if tensor is not None
+    ]
+
+
+class Machine:
+    """A PTX text, ready to run.
+
+    Attributes:
+        module: what the text declares.
+    """
+
+    def __init__(self, text: str, folder: Path) -> None:
+        """Translates and compiles it in a folder; raises PtxError where it holds something unknown."""
+        self.module: Module = read(text)
+        self._lines = text.split("\n")
+        source, library = folder / "machine.cpp", folder / "machine.so"
+        source.write_text(translate(self.module))
+        command = (*find_compiler().command, *FLAGS, f"-I{Path(__file__).parent}", str(source), "-o", str(library))
+        subprocess.run(command, check=True)
+        self._library = ctypes.CDLL(str(library))
+
+    def data(self, name: str) -> bytes:
+        """What a variable of the module holds now."""
+        variable = self.module.variables[name]
+        return ctypes.string_at(self._address(name), len(variable.data))
+
+    def launch(
+        self,
+        name: str,
+        shape: tuple[int, int],
+        arguments: bytes,
+        memory: Sequence[Region],
+        *,
+        backwards: bool = False,
+    ) -> None:
+        """Runs a kernel in a grid of `shape` = (blocks, threads of a block), all one-dimensional.
+
+        Raises:
+            IllegalAccess: a thread read or wrote outside of `memory`, or at an address that is no multiple of the size.
+        """
+        entry = self.module.entries[name]
+        if len(arguments) != entry.parameter_bytes:
+            raise ValueError(f"{name} takes {entry.parameter_bytes} bytes, not {len(arguments)}")
+        known = [*memory, *self._variables()]
+        table = (_Region * len(known))(*((r.address, r.address + r.size, r.writable) for r in known))
+        block = (ctypes.c_uint64 * (-(-len(arguments) // 8)))()  # aligned, as a GPU's are
+        ctypes.memmove(block, arguments, len(arguments))
+        launch = _Launch(regions=table, num_regions=len(known), grid=shape[0], block=shape[1], backwards=int(backwards))
+        if self._library[f"launch_{name}"](block, ctypes.byref(launch)):
+            raise IllegalAccess(self._complaint(name, launch, known))
+
+    def _address(self, name: str) -> int:
+        return ctypes.addressof(ctypes.c_char.in_dll(self._library, name))
+
+    def _variables(self) -> Iterable[Region]:
+        for variable in self.module.variables.values():
+            size = len(variable.data)
+            yield Region(
+                name=variable.name, address=self._address(variable.name), size=size, writable=variable.writable
+            )
+
+    def _complaint(self, name: str, launch: _Launch, known: list[Region]) -> str:
+        line = " ".join(self._lines[launch.line - 1].split())
+        thread = f"{name}, block {launch.ctaid}, thread {launch.tid}, line {launch.line} `{line}`"
+        if launch.refusal == 3:
+            return f"{thread} {REFUSALS[3]}"
+        before = [region for region in known if region.address <= launch.address]
+        nearest = max(before, key=lambda region: region.address, default=None)
+        place = f"address {launch.address:#x}"
+        if nearest is not None:
+            place = f"byte {launch.address - nearest.address} of {nearest.name}, which has {nearest.size}"
+        return f"{thread} {REFUSALS[launch.refusal]} {launch.size} bytes at {place}"

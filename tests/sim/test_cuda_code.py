@@ -1,0 +1,171 @@
+"""What nvcc makes of our kernels, run on the CPU, gives the bits of the CPU build.
+
+The PTX that nvcc makes before the assembler is executed by oracles/ptx_machine.py, which also holds every load and
+store to the tensors handed in. `CudaBackend` and `VectorEnv` are the product's own; oracles/pretended_gpu.py stands in
+for PyCUDA's driver and torch.cuda (test_cuda_host.py). Not shown: ptxas, the GPU, its driver, streams that run on their
+own, graphs; all that is in test_cuda_gpu.py.
+
+Two architectures, for nvcc compiles them with two generations of its optimizer: sm_90 with NVVM 7, sm_100 with NVVM 20.
+"""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+import torch
+from oracles.pretended_gpu import GPU, pretended_gpu
+from oracles.same_bits import CORNERS, backends, play, require_same, step
+
+from reagent_lite.errors import SimulationError
+from reagent_lite.sim.cpu import CpuBackend
+from reagent_lite.sim.cuda import CudaBackend
+from reagent_lite.sim.cuda_build import find_nvcc
+from reagent_lite.sim.env import VectorEnv
+from reagent_lite.sim.sources import find_environment, known_environments
+
+pytestmark = pytest.mark.skipif(find_nvcc() is None, reason="no nvcc on this machine")
+HOPPER, BLACKWELL = (9, 0), (10, 0)
+NEWER = ("gridworld",)
+CASES = [
+    *((name, HOPPER) for name in known_environments()),
+    *((name, BLACKWELL) for name in NEWER),
+    *(pytest.param(name, BLACKWELL, marks=pytest.mark.slow) for name in known_environments() if name not in NEWER),
+]
+
+
+@pytest.fixture
+def corners(tmp_path: Path) -> Path:
+    file = tmp_path / "corners.cuh"
+    file.write_text(CORNERS)
+    return file
+
+
+# -- The same bits ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "capability"), CASES)
+def test_every_buffer_is_that_of_the_cpu_build(name: str, capability: tuple[int, int]) -> None:
+    path = find_environment(name)
+    with pretended_gpu(capability) as gpu:
+        on_gpu, on_cpu = backends(path)
+        assert on_gpu.spec == on_cpu.spec  # env_describe
+        settings = {"num_envs": 257, "first_env": 12345, "seed": 7, "stream": 3, "time_limit": 60, "parametric": True}
+        envs = [VectorEnv(backend, **settings) for backend in (on_gpu, on_cpu)]
+        assert [env.device.type for env in envs] == ["cuda", "cpu"]
+        play(envs, 300)
+        assert envs[0].episode.sum() > 4 * 257
+        for env in envs:
+            env.observation.zero_()
+            env.observe()
+            env.advance(observe=False)
+            env.advance()
+        require_same(envs, "observe")
+        assert {note[1:] for note in gpu.notes if str(note[1]).startswith("env_")} == {
+            ("env_describe", 1, 1),
+            *((kernel, 2, 256) for kernel in ("env_reset", "env_act", "env_step", "env_observe")),
+        }
+
+
+@pytest.mark.parametrize("capability", [HOPPER, BLACKWELL])
+def test_corners_of_arithmetic(corners: Path, capability: tuple[int, int]) -> None:
+    """-0, NaN, infinities, subnormals, shifts, division, indexed arrays, compared after every step."""
+    with pretended_gpu(capability):
+        envs = [VectorEnv(backend, num_envs=700, seed=1, parametric=True) for backend in backends(corners)]
+        play(envs, 60, every=1)
+        assert envs[0].observation.isnan().any()
+        assert (envs[0].observation.cpu().view(torch.int32) == -(2**31)).any()
+        assert envs[0].episode.sum() > 700
+
+
+@pytest.mark.parametrize("block_size", [1, 32, 100, 256])
+def test_blocks_and_the_order_of_threads_do_not_matter(block_size: int) -> None:
+    with pretended_gpu() as gpu:
+        gpu.backwards = block_size == 32
+        envs = [VectorEnv(backend, num_envs=333) for backend in backends(find_environment("recommend"), block_size)]
+        play(envs, 60)
+        assert gpu.notes[-2][1:] == ("env_step", -(-333 // block_size), block_size)
+
+
+def test_environments_split_at_an_odd_place() -> None:
+    with pretended_gpu():
+        on_gpu, on_cpu = backends(find_environment("gridworld"))
+        whole = VectorEnv(on_cpu, num_envs=257, seed=3)
+        parts = [VectorEnv(on_gpu, num_envs=n, first_env=first, seed=3) for first, n in ((0, 101), (101, 156))]
+        for env in (whole, *parts):
+            env.reset()
+        for number in range(200):
+            q = torch.randn(257, 4, generator=torch.Generator().manual_seed(number))
+            step(whole, number, q)
+            for env in parts:
+                step(env, number, q[env.first_env : env.first_env + env.num_envs])
+        for name in ("observation", "next_observation", "action", "propensity", "reward", "ended", "episode", "mask"):
+            joined = torch.cat([getattr(env, name).cpu() for env in parts])
+            assert torch.equal(joined, getattr(whole, name)), name
+        assert whole.episode.sum() > 100
+
+
+@pytest.mark.parametrize("name", ["cartpole_v1", "gridworld", "recommend"])
+def test_actions_that_do_not_exist_are_counted_alike(name: str) -> None:
+    with pretended_gpu():
+        envs = [VectorEnv(backend, num_envs=300, first_env=70) for backend in backends(find_environment(name))]
+        for env in envs:
+            env.reset()
+            env.act(None, epsilon=torch.ones(1, device=env.device))
+            env.action[[200, 20, 299]] = 255
+            env.step()
+        require_same(envs, "faults")
+        for env in envs:
+            with pytest.raises(SimulationError, match="3 that are not, the first environment with one is 90"):
+                env.check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [HOPPER, BLACKWELL])
+def test_ten_thousand_steps_of_a_thousand_environments(capability: tuple[int, int]) -> None:
+    with pretended_gpu(capability):
+        digests = []
+        for backend in backends(find_environment("cartpole_v1")):
+            env, digest = VectorEnv(backend, num_envs=1000, seed=11, stream=3), hashlib.sha256()
+            epsilon = torch.ones(1, device=env.device)
+            env.reset()
+            for _ in range(10_000):
+                env.act(None, epsilon=epsilon)
+                env.step()
+                for tensor in (
+                    env.observation,
+                    env.next_observation,
+                    env.reward,
+                    env.ended,
+                    env.action,
+                    env.last_return,
+                ):
+                    digest.update(tensor.cpu().numpy().data)
+            digests.append(digest.hexdigest())
+        assert digests[0] == digests[1]
+
+
+# -- Fast mathematics -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["cartpole_v1", "acrobot", pytest.param("pendulum", marks=pytest.mark.slow)])
+def test_fused_arithmetic_differs_by_roundings_only(name: str) -> None:
+    """One step from the same states; that bits differ shows that the comparisons above would notice."""
+    with pretended_gpu():
+        path = find_environment(name)
+        fast = VectorEnv(CudaBackend(path, {}, "fast", GPU), num_envs=2000)
+        exact = VectorEnv(CpuBackend(path, {}, "exact"), num_envs=2000)
+        exact.reset()
+        for _ in range(5):
+            exact.act(None, epsilon=torch.ones(1))
+            exact.step()
+        start = exact.state_dict()
+        exact.act(None, epsilon=torch.ones(1))
+        fast.load_state_dict(start | {"action": exact.action})
+        for env in (fast, exact):
+            env.step()
+        ours, theirs = fast.next_observation.cpu(), exact.next_observation
+        scale = theirs.abs().amax(0).clamp(min=1.0)
+        differences = ((ours - theirs) / scale).abs()
+        assert 0 < differences.max() < 2e-6  # some 16 roundings of 2^-24
+        assert (differences > 0).float().mean() > 0.01
+        torch.testing.assert_close(fast.reward.cpu(), exact.reward, atol=1e-5, rtol=1e-5)

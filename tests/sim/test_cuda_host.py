@@ -1,0 +1,169 @@
+"""`CudaBackend` calls what nvcc makes of our kernels rightly: arguments, memory, blocks, streams, contexts.
+
+The product's own `CudaBackend`, `VectorEnv` and `Rollout`; oracles/pretended_gpu.py stands in for PyCUDA's driver and
+torch.cuda and executes the PTX. What that does not show is in its first lines and tested on a GPU by test_cuda_gpu.py.
+"""
+
+import ctypes
+import re
+
+import pytest
+import torch
+from oracles.pretended_gpu import GPU, machine, pretended_gpu
+from oracles.ptx import Entry
+from oracles.same_bits import backends, play
+from torch import Tensor
+
+from reagent_lite.data.replay import ReplayRing, ReplaySettings
+from reagent_lite.errors import SimulationError
+from reagent_lite.sim.calls import ActCall, Call
+from reagent_lite.sim.cpu import CpuBackend
+from reagent_lite.sim.cuda import SYNCHRONIZE, CudaBackend, on_stream
+from reagent_lite.sim.cuda_build import find_nvcc
+from reagent_lite.sim.env import VectorEnv
+from reagent_lite.sim.rollout import Rollout
+from reagent_lite.sim.sources import find_environment
+
+pytestmark = pytest.mark.skipif(find_nvcc() is None, reason="no nvcc on this machine")
+
+
+# -- Memory -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_environment_too_many_reads_beyond_the_tensors() -> None:
+    """The memory of every other test here is checked likewise."""
+    with pretended_gpu():
+        env = VectorEnv(CudaBackend(find_environment("cartpole_v1"), {}, "exact", GPU), num_envs=100)
+        env.reset()
+        for call in (env._call, env._act_call, env._play_call, env._bare_call):
+            call.num = 101
+        where = (
+            r"block 0, thread \d+, line \d+ `(ld|st)\.global\.\w+ .*` (reads|writes) \d bytes at byte \d+ of a tensor"
+        )
+        for kernel, run in (
+            ("env_step", env.step),
+            ("env_reset", env.reset),
+            ("env_observe", env.observe),
+            ("env_act", lambda: env.act(None, epsilon=torch.ones(1, device=GPU))),
+        ):
+            with pytest.raises(
+                SimulationError, match=rf"kernel {kernel} of cartpole_v1 on cuda:0: .*{kernel}, {where}"
+            ):
+                run()
+
+
+def test_a_tensor_of_the_host_is_no_memory_of_the_device() -> None:
+    with pretended_gpu():
+        env = VectorEnv(CudaBackend(find_environment("cartpole_v1"), {}, "exact", GPU), num_envs=100)
+        env.reset()
+        elsewhere = torch.zeros(100, 4)
+        env._call.observation = elsewhere.data_ptr()
+        with pytest.raises(SimulationError, match=r"`st.global.f32 .*` writes 4 bytes"):
+            env.step()
+
+
+# -- The host's side --------------------------------------------------------------------------------------------------
+
+
+def reads(entry: Entry) -> set[tuple[int, int]]:
+    """Offset and bytes of all loads of parameters, followed through the registers that hold their address."""
+    base = {name: offset for name, (offset, _) in entry.parameters.items()}
+    found = set()
+    for instruction in entry.body:
+        match instruction.opcode.split("."):
+            case ["mov", _] if instruction.operands[1] in base:
+                base[instruction.operands[0]] = base[instruction.operands[1]]
+            case ["add", "s64"] if instruction.operands[1] in base:
+                base[instruction.operands[0]] = base[instruction.operands[1]] + int(instruction.operands[2])
+            case ["ld", "param", *vector, kind]:
+                place = re.fullmatch(r"\[([\w%$]+)(?:\+(-?\d+))?\]", instruction.operands[1])
+                assert place is not None
+                size = int(kind[1:]) // 8
+                start = base[place[1]] + int(place[2] or 0)
+                found |= {(start + size * k, size) for k in range(int(vector[0][1:]) if vector else 1)}
+    return found
+
+
+@pytest.mark.parametrize("capability", [(9, 0), (10, 0)])
+def test_arguments_lie_where_the_kernels_read_them(capability: tuple[int, int]) -> None:
+    entries = [
+        machine(find_environment(name), (), "exact", "sm_{}{}".format(*capability)).module.entries
+        for name in ("gridworld", *(["recommend"] if capability == (9, 0) else []))
+    ]
+    for structure, kernels in ((Call, ("env_reset", "env_step", "env_observe")), (ActCall, ("env_act",))):
+        fields = {name: getattr(structure, name) for name, *_ in structure._fields_}
+        places = {(field.offset, field.size): name for name, field in fields.items()}
+        used = set()
+        for kernel in kernels:
+            for entry in (found[kernel] for found in entries):
+                assert entry.parameter_bytes == ctypes.sizeof(structure)
+                used |= {places[place] for place in reads(entry)}  # each load is of one field, whole
+        features = {"features", "next_features"} if capability == (10, 0) and structure is Call else set()
+        assert used >= set(fields) - {"reserved"} - features
+
+
+def test_launches_are_ordered_and_leave_no_context_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pretended_gpu() as gpu:
+        env = VectorEnv(CudaBackend(find_environment("cartpole_v1"), {}, "exact", GPU), num_envs=600)
+        before = ("PyCUDA's", "waits for", "torch's")
+        after = ("torch's", "waits for", "PyCUDA's")
+        gpu.notes.clear()
+        env.reset()
+        assert gpu.notes == [before, ("PyCUDA's", "env_reset", 3, 256), after]
+        gpu.notes.clear()
+        with monkeypatch.context() as inside:  # as inside on_stream
+            inside.setattr(torch.cuda, "current_stream", lambda device=None: gpu.stream)
+            env.step()
+        assert gpu.notes == [("PyCUDA's", "env_step", 3, 256)]
+        monkeypatch.setenv(SYNCHRONIZE, "1")
+        patient = VectorEnv(CudaBackend(find_environment("cartpole_v1"), {}, "exact", GPU), num_envs=5)
+        gpu.notes.clear()
+        patient.reset()
+        assert gpu.notes == [before, ("PyCUDA's", "env_reset", 1, 5), ("waited",), after]
+        assert gpu.context.depth == 0
+    with on_stream(torch.device("cpu")) as stream:  # nothing of it is left
+        assert stream is None
+
+
+def test_a_block_larger_than_the_kernels_allow() -> None:
+    with pretended_gpu():
+        for block_size in (0, 257):
+            with pytest.raises(
+                SimulationError, match=r"expected 1 to 256 threads \(env_\w+ takes \d+ registers each\)"
+            ):
+                CudaBackend(find_environment("cartpole_v1"), {}, "exact", GPU, block_size)
+
+
+def test_parameters_reach_the_dynamics() -> None:
+    with pretended_gpu():
+        path = find_environment("cartpole_v1")
+        moon: dict[str, float] = {"gravity": 1.62}
+        envs = [
+            VectorEnv(backend, num_envs=65)
+            for backend in (CudaBackend(path, moon, "exact", GPU), CpuBackend(path, moon, "exact"))
+        ]
+        assert envs[0].spec.parameters == envs[1].spec.parameters
+        assert envs[0].spec.parameters["gravity"] == pytest.approx(1.62)
+        play(envs, 50)
+
+
+def test_a_rollout_fills_the_same_replay() -> None:
+    """Environments on a GPU, the ring on the host: what is learned from is the same."""
+
+    def lean(observation: Tensor, mask: Tensor | None, features: Tensor | None) -> Tensor:
+        return torch.stack((-observation[:, 2], observation[:, 2]), 1)
+
+    names = ("state", "action", "reward", "next_state", "propensity", "bootstrap")
+    host = torch.device("cpu")
+    drawn = []
+    with pretended_gpu():
+        for backend in backends(find_environment("cartpole_v1")):
+            settings = ReplaySettings(num_envs=33, observation_size=4, num_actions=2, slots=64, gamma=0.9, seed=1)
+            ring = ReplayRing(settings, host)
+            rollout = Rollout(VectorEnv(backend, num_envs=33, seed=5, time_limit=30), lean, ring, device=host)
+            rollout.explore(0.5)
+            rollout.run(60)
+            batch = ring.sample(500).batch
+            drawn.append({name: getattr(batch, name).numpy().tobytes() for name in names})
+            assert rollout.finished()[0] >= 66  # episodes of at most 30 steps, 33 environments, 60 steps
+    assert drawn[0] == drawn[1]
