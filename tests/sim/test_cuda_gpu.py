@@ -10,6 +10,8 @@ from typing import Literal
 
 import pytest
 import torch
+from oracles.same_bits import CORNERS
+from oracles.same_bits import play as same_play
 from torch import Tensor
 
 from reagent_lite.errors import KernelBuildError, SimulationError
@@ -82,6 +84,15 @@ def test_a_gpu_computes_the_bits_of_a_cpu(cuda: Open, name: str) -> None:
     settings = {"num_envs": 1000, "first_env": 12345, "seed": 7, "stream": 3, "time_limit": 150, "parametric": True}
     ours, theirs = (play(VectorEnv(backend, **settings), 1000) for backend in (on_gpu, on_cpu))
     assert ours == theirs
+
+
+def test_where_machines_differ_they_do_not(cuda: Open, tmp_path: Path) -> None:
+    """NaN, both zeros, numbers too small to be normal, integers that wrap around."""
+    path = tmp_path / "corners.cuh"
+    path.write_text(CORNERS)
+    cuda("gridworld")  # skips where nothing can be compiled
+    backends = CudaBackend(path, {}, "exact", DEVICE), CpuBackend(path, {}, "exact")
+    same_play([VectorEnv(backend, num_envs=257, parametric=True) for backend in backends], 120, every=1)
 
 
 @pytest.mark.parametrize("block_size", [1, 32, 64, 100, 256])
