@@ -1,11 +1,18 @@
-"""The 2019 config's report page beside its TensorBoard tags: what dashboards show is what the page says."""
+"""A run's report page beside its TensorBoard tags: what dashboards show is what the page says.
+
+Of the config and log of 2019, and of a log made here.
+"""
 
 import json
+from collections.abc import Callable
+from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from oracles.logs import random_rows, write_lines
 from oracles.runs import Runner
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -15,8 +22,6 @@ ESTIMATORS = ("Direct_Method_Reward", "IPS_Reward", "Doubly_Robust_Reward", "Seq
 FIGURES = ("td_loss/mean", "reward_loss/mean", "reward/logged/mean", "propensities/logged/mean")
 BY_ACTION = ("actions/logged/{}", "actions/model/{}", "propensities/model/{}/mean", "value/model/{}/mean",
              "reward/model/{}/mean")  # fmt: skip
-
-pytestmark = pytest.mark.skipif(not REAL.is_dir(), reason=f"there is no {REAL}")
 
 Rows = list[list[str]]
 
@@ -61,20 +66,75 @@ def shown(cell: str) -> float:
     return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
 
 
-def test_the_2019_run_s_page_and_evaluation_say_what_its_tags_say(run: Runner, tmp_path: Path) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A config without its output, names in it, and what the judged rows of its log say."""
+
+    tree: dict[str, Any]
+    actions: tuple[str, str]
+    metric: str
+    reward: float
+    first_action: float
+    propensity: float
+
+
+def recorded(folder: Path) -> Case:
+    """2019: every reward is 1, 1750 of 3470 actions are 0, propensity .95 x 3299 and .05 x 171."""
     tree: dict[str, Any] = json.loads((REAL / "dqn.json").read_text())
     for key in ("training_data_path", "eval_data_path", "state_norm_data_path"):
         tree[key] = str(REAL / Path(tree[key]).name)
-    out = tmp_path / "out"
-    tree |= {"model_output_path": str(out), "use_gpu": False, "use_all_avail_gpus": False}
-    done = run("dqn", tree)
+    return Case(
+        tree=tree, actions=("0", "1"), metric="reward", reward=1.0, first_action=1750 / 3470,
+        propensity=(0.95 * 3299 + 0.05 * 171) / 3470,
+    )  # fmt: skip
+
+
+def made(folder: Path) -> Case:
+    """300 rows in 30 episodes to fit to, and 200 in 20 others to judge on; the metric is negative."""
+    logs = {}
+    for use, count, seed in (("training", 300, 0), ("eval", 200, 1)):
+        rows = [{**row, "mdp_id": f"{use} {row['mdp_id']}", "metrics": {"cost": -1 - abs(row["reward"])},
+                 "action_probability": 0.6 if row["action"] == "left" else 0.4}
+                for row in renamed(random_rows(count, seed, missing=0.0))]  # fmt: skip
+        write_lines(folder / use / "log.jsonl", rows)
+        logs[use] = rows
+    tree: dict[str, Any] = {
+        **{f"{use}_data_path": str(folder / use) for use in logs},
+        "actions": ["left", "right"],
+        "epochs": 2,
+        "rl": {"temperature": 1.0},
+        "training": {"layers": [-1, 8, -1], "activations": ["relu", "linear"], "minibatch_size": 32},
+        "evaluation": {"bootstrap_resamples": 100, "min_effective_episodes": 1, "fit_passes": 2, "final_fit_passes": 2},
+    }
+    judged, left = logs["eval"], [row["action"] == "left" for row in logs["eval"]]
+    return Case(
+        tree=tree, actions=("left", "right"), metric="cost", reward=float(np.mean([row["reward"] for row in judged])),
+        first_action=float(np.mean(left)), propensity=float(np.mean(np.where(left, 0.6, 0.4))),
+    )  # fmt: skip
+
+
+def renamed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns rows whose actions are left and right, not a and b."""
+    names = {"a": "left", "b": "right", "": ""}
+    return [{**row, **{key: names[row[key]] for key in ("action", "next_action")}} for row in rows]
+
+
+without_2019 = pytest.mark.skipif(not REAL.is_dir(), reason=f"there is no {REAL.parent.name}/{REAL.name} beside it")
+
+
+@pytest.mark.parametrize("build", [made, pytest.param(recorded, marks=without_2019)])
+def test_a_run_s_page_and_evaluation_say_what_its_tags_say(
+    run: Runner, tmp_path: Path, build: Callable[[Path], Case]
+) -> None:
+    case, out = build(tmp_path), tmp_path / "out"
+    done = run("dqn", case.tree | {"model_output_path": str(out), "use_gpu": False, "use_all_avail_gpus": False})
     assert done.code == 0, done.err
 
     events = EventAccumulator(str(out / "tensorboard"), size_guidance={"scalars": 0})
     events.Reload()
     latest = {tag: events.Scalars(tag)[-1] for tag in events.Tags()["scalars"]}
-    wanted = [*FIGURES, *(tag.format(action) for tag in BY_ACTION for action in ("0", "1"))]
-    wanted += [f"CPE/{metric}/{name}" for metric in ("Reward", "reward") for name in ESTIMATORS]
+    wanted = [*FIGURES, *(tag.format(action) for tag in BY_ACTION for action in case.actions)]
+    wanted += [f"CPE/{metric}/{name}" for metric in ("Reward", case.metric) for name in ESTIMATORS]
     assert [tag for tag in wanted if tag not in latest] == []
     assert {latest[tag].step for tag in wanted} == {done.outcome["steps"]}
     tags = {tag: one.value for tag, one in latest.items()}
@@ -93,12 +153,13 @@ def test_the_2019_run_s_page_and_evaluation_say_what_its_tags_say(run: Runner, t
 
     # the page shows four digits
     units = {"Reward": ("Reward: return of an episode", "Reward: reward of a row"),
-             "reward": ("Metric reward: discounted sum over an episode", "Metric reward: mean of a row")}  # fmt: skip
+             case.metric: (f"Metric {case.metric}: discounted sum over an episode",
+                           f"Metric {case.metric}: mean of a row")}  # fmt: skip
     for metric, captions in units.items():
         for name in ESTIMATORS:
             caption = f"{captions[name.endswith('_Reward')]}, beside the logged policy"
             assert shown(tables.row(caption, name)[1]) == pytest.approx(tags[f"CPE/{metric}/{name}"], rel=1e-3), name
-    for action in ("0", "1"):
+    for action in case.actions:
         shares = tables.row("Shares of actions on judged rows", action)[1:]
         for cell, tag in zip(shares, BY_ACTION[:3], strict=True):
             assert shown(cell) == pytest.approx(tags[tag.format(action)], abs=5.1e-5)  # percent to two digits
@@ -113,8 +174,9 @@ def test_the_2019_run_s_page_and_evaluation_say_what_its_tags_say(run: Runner, t
     for title, (name, tag) in ends.items():
         assert shown(tables.row(f"{title}, some points", name)[2]) == pytest.approx(tags[tag], rel=1e-3)
 
-    # and what the log itself says: every reward is 1, 1750 of 3470 actions are 0, propensity .95 x 3299 and .05 x 171
-    assert tags["reward/logged/mean"] == 1
-    assert tags["actions/logged/0"] == pytest.approx(1750 / 3470, rel=1e-6)
-    assert tags["propensities/logged/mean"] == pytest.approx((0.95 * 3299 + 0.05 * 171) / 3470, rel=1e-6)
-    assert tags["actions/model/0"] + tags["actions/model/1"] == pytest.approx(1)
+    # and what the log itself says
+    first, second = case.actions
+    assert tags["reward/logged/mean"] == pytest.approx(case.reward, rel=1e-6)
+    assert tags[f"actions/logged/{first}"] == pytest.approx(case.first_action, rel=1e-6)
+    assert tags["propensities/logged/mean"] == pytest.approx(case.propensity, rel=1e-6)
+    assert tags[f"actions/model/{first}"] + tags[f"actions/model/{second}"] == pytest.approx(1)
