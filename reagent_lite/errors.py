@@ -18,6 +18,19 @@ class Problem:
         return f"{self.where}: expected {self.expected}, got {self.got}{advice}"
 
 
+def counted(number: int, one: str, many: str = "") -> str:
+    """Returns a number and what it counts, as in "1 row" and "3,470 rows".
+
+    Args:
+        number: of them.
+        one: what stands behind 1.
+        many: what stands behind all others; absent: `one` and an s, or es.
+    """
+    if number == 1:
+        return f"1 {one}"
+    return f"{number:,} {many or one + ('es' if one.endswith('s') else 's')}"
+
+
 class ReagentLiteError(Exception):
     """Base of all errors a user can cause or meet; `exit_code` is what the command line ends with."""
 

@@ -133,6 +133,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def unit(self) -> str:
+        """What `write` shows so and so many of, plural."""
+        ...
+
+    @property
     def hashes(self) -> tuple[str, ...] | None:
         """sha256 of each file where loading has read all bytes, else None."""
         ...
@@ -159,7 +164,7 @@ class Engine(Protocol):
             files: of each folder; one without rows is written as well. File f holds f / files <= place / 2^32 < (f + 1)
                 / files, so that an episode is in one of them.
             rows: how many there will be at most, for `show`.
-            show: called on the way with (percent done, 100).
+            show: called on the way with (done, all that are known) of `unit`.
 
         Returns:
             Rows of each file of each folder. They are in the order of place, mdp_id and sequence_number.

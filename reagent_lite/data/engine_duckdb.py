@@ -55,6 +55,7 @@ class DuckDBEngine:
     """
 
     dialect = DuckDBDialect()
+    unit = "percent"
 
     def __init__(self, folder: Path, inputs: Sequence[str], memory_bytes: int, threads: int | None = None) -> None:
         import duckdb  # 0.1 s that other engines need not pay

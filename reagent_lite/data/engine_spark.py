@@ -21,12 +21,13 @@ from reagent_lite.data.dialects import SparkDialect
 from reagent_lite.data.engine import EventColumns, Show
 from reagent_lite.data.engine_spark_json import json_events, uri
 from reagent_lite.data.engine_spark_parquet import parquet_events
+from reagent_lite.data.engine_spark_progress import share_of
 from reagent_lite.data.engine_spark_session import SparkPlace, opened, problems_of_spark
 from reagent_lite.data.engine_spark_sql import quote
 from reagent_lite.data.input_state import hashes_of
 from reagent_lite.data.readers_input import InputFile
 from reagent_lite.data.schema import MAX_PROBLEMS
-from reagent_lite.errors import DataError, Problem
+from reagent_lite.errors import DataError, Problem, counted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -49,6 +50,7 @@ class SparkEngine:
     """
 
     dialect = SparkDialect()
+    unit = "tasks"
 
     def __init__(self, master: str, folder: Path) -> None:
         self._folder = folder
@@ -66,7 +68,7 @@ class SparkEngine:
         _require_hashes([file for file in files if file.sha256])
         total = sum(file.size for file in files)
         show(0, total)
-        with problems_of_spark():
+        with problems_of_spark(), self._place.watched(share_of(total, show)):
             if files[0].extension in _JSON:
                 query, columns = json_events(self._session, files, discrete, extra, self._spooled)
             else:
@@ -92,7 +94,8 @@ class SparkEngine:
 
     def write(self, query: str, folders: Sequence[Path], files: int, rows: int, show: Show) -> list[list[int]]:
         """Writes each file as one task; see Engine."""
-        show(0, 100)  # Spark's own page knows more
+        tasks = len(folders) * files  # at least
+        show(0, tasks)
         number = f"CAST(folder * {files} + SHIFTRIGHT(place * {files}, 32) AS INT)"
         columns = f"* EXCEPT (folder, place), {number} AS file_number, place"
         # by number and not by range: a range would be sampled first, which runs the query twice
@@ -101,8 +104,21 @@ class SparkEngine:
             f"FROM ({query}) result) placed SORT BY file_number, place, mdp_id, sequence_number"
         )
         together = folders[0] / "spark.tmp"  # where the output will be, so that files move by their names alone
-        with problems_of_spark():
+
+        def tell(done: int, known: int) -> None:
+            nonlocal tasks
+            tasks = max(tasks, known)
+            if done < tasks:  # those that are known are not yet all
+                show(done, tasks)
+
+        with problems_of_spark(), self._place.watched(tell):
             self._saved(self._session.sql(ordered), together, "file_number")
+        counts = self._placed(together, folders, files, query)
+        show(tasks, tasks)
+        return counts
+
+    def _placed(self, together: Path, folders: Sequence[Path], files: int, query: str) -> list[list[int]]:
+        """Moves the files of a query to their folders, makes those without rows, and returns the rows of each."""
         found = {int(one.parent.name.removeprefix("file_number=")): one for one in _parts(together)}
         columns_of_files = pa.parquet.read_schema(next(iter(found.values()))) if found else self._columns_of(query)
         counts = []
@@ -116,7 +132,6 @@ class SparkEngine:
                     counts[at][part] = pa.parquet.read_metadata(one).num_rows
                     shutil.move(one, target)
         shutil.rmtree(together)
-        show(100, 100)
         return counts
 
     def close(self) -> None:
@@ -150,7 +165,7 @@ class SparkEngine:
         if rows != (wanted := observed()):
             todo = "Give outputs, and temporary_directory where it is set, on a folder that all machines share"
             raise DataError(
-                Problem(str(folder), f"{wanted:,} rows that Spark's executors wrote", f"{rows:,} here", todo)
+                Problem(str(folder), f"{counted(wanted, 'row')} that Spark's executors wrote", f"{rows:,} here", todo)
             )
 
 

@@ -29,7 +29,7 @@ from reagent_lite.data.engine_spark_sql import (
 )
 from reagent_lite.data.events import REQUIRED, require_event_columns
 from reagent_lite.data.readers_input import InputFile
-from reagent_lite.errors import DataError, NoRowsError, Problem
+from reagent_lite.errors import DataError, NoRowsError, Problem, counted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -188,11 +188,13 @@ def _flag(name: str, value: str) -> Cell:
 
 def _places(session: SparkSession, kept: str, files: Sequence[InputFile]) -> dict[tuple[str, int], int]:
     """Returns, by file and block, what is added to `at` of a line to give its number in the file."""
-    counted = f"SELECT source_file, block, MIN(at), COUNT(*), COUNT_IF(NOT blank) FROM ({kept}) kept GROUP BY 1, 2"
-    blocks = sorted(tuple(row) for row in session.sql(counted).collect())
+    counting = f"SELECT source_file, block, MIN(at), COUNT(*), COUNT_IF(NOT blank) FROM ({kept}) kept GROUP BY 1, 2"
+    blocks = sorted(tuple(row) for row in session.sql(counting).collect())
     if not sum(block[4] for block in blocks):
         size = sum(file.size for file in files)
-        raise NoRowsError(Problem(files[0].path, "rows of data", f"none in {len(files)} file(s), {size} bytes"))
+        raise NoRowsError(
+            Problem(files[0].path, "rows of data", f"none in {counted(len(files), 'file')}, {counted(size, 'byte')}")
+        )
     places = {}
     for _, of_file in groupby(blocks, key=lambda block: block[0]):
         before = 0

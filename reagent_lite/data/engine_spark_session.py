@@ -8,11 +8,13 @@ import shutil
 import socket
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from reagent_lite.data.engine_spark_progress import Tasks, classic_tasks, connect_tasks
 from reagent_lite.errors import ConfigError, DataError, Problem, ReagentLiteError
 
 if TYPE_CHECKING:
@@ -42,11 +44,13 @@ class SparkPlace:
     Attributes:
         session: to run SQL in.
         observe: of a frame: (a call that gives the rows that were written, once they are; the frame to write).
+        watched: tells inside its block how many tasks are done.
         close: leaves or stops the session.
     """
 
     session: SparkSession
     observe: Callable[[DataFrame], tuple[Callable[[], int], DataFrame]]
+    watched: Callable[[Tasks], AbstractContextManager[None]]
     close: Callable[[], None]
 
 
@@ -95,7 +99,7 @@ def _connected(master: str) -> SparkPlace:
         counting = frame.observe(observation, functions.count(functions.lit(1)).alias("rows"))
         return lambda: int(observation.get["rows"]), counting
 
-    return SparkPlace(session, observe, session.stop)
+    return SparkPlace(session, observe, partial(connect_tasks, session), session.stop)
 
 
 def _require_somebody(master: str) -> None:
@@ -131,7 +135,8 @@ def _classic(master: str, folder: Path) -> SparkPlace:
         counting = frame.observe(observation, functions.count(functions.lit(1)).alias("rows"))
         return lambda: int(observation.get["rows"]), counting
 
-    return SparkPlace(session, observe, session.stop if there is None else lambda: None)
+    watched = partial(classic_tasks, session.sparkContext)
+    return SparkPlace(session, observe, watched, session.stop if there is None else lambda: None)
 
 
 def _java() -> bool:

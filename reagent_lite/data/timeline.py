@@ -28,7 +28,7 @@ from reagent_lite.data.schema import MAX_PROBLEMS
 from reagent_lite.data.stage import StageManifest, read_manifest, write_manifest
 from reagent_lite.data.timeline_pairs import FIGURES, Pairing
 from reagent_lite.data.timeline_rules import Rule, count_broken, first_broken, ruled, rules
-from reagent_lite.errors import DataError, NoRowsError, Problem
+from reagent_lite.errors import DataError, NoRowsError, Problem, counted
 from reagent_lite.files import appearing_folder
 
 KIND = "timeline"
@@ -103,7 +103,7 @@ def make_timeline(
         folders = [stack.enter_context(appearing_folder(target)) for target in targets]
         query = pairing.result(relation)
         count = config.timeline.numOutputShards or -(-report["complete_rows"] // ROWS_PER_FILE) or 1
-        with progress("pairing and writing transitions", "percent") as show:
+        with progress("pairing and writing transitions", engine.unit) as show:
             written = engine.write(query, folders, count, report["complete_rows"], show)
         report = _finished(config, report, written, features)
         _require_unchanged(files)
@@ -201,7 +201,7 @@ class _Work:
             ((first, last),) = self.engine.rows("SELECT MIN(ds), MAX(ds) FROM events")
             expected = f"events with ds from {timeline.startDs or 'the first'} to {timeline.endDs or 'the last'}"
             raise NoRowsError(Problem(timeline.inputTableName, expected, f"events from {first} to {last}"))
-        got = f"none of {report['rows_in_files']} rows"
+        got = f"none of {counted(report['rows_in_files'], 'row')}"
         raise NoRowsError(Problem(timeline.inputTableName, "events to pair", got, "query.tableSample may be too small"))
 
     def _refused(self, found: tuple[Rule, ...]) -> list[dict[str, Any]]:
@@ -222,8 +222,8 @@ class _Work:
         for (_, _, rule, _), problem in zip(first, problems, strict=True):
             places.setdefault(rule, str(problem))
         for rule, rows, episodes in counts:
-            self.say(f"warning: {rows:,} rows of {episodes:,} episodes refused ({found[rule].name}), their episodes "
-                     f"are left out; {places.get(rule, '')}")  # fmt: skip
+            self.say(f"warning: {counted(rows, 'row')} of {counted(episodes, 'episode')} refused ({found[rule].name}), "
+                     f"their episodes are left out; {places.get(rule, '')}")  # fmt: skip
         return [
             {"rule": found[rule].name, "rows": rows, "episodes": episodes, "first": places.get(rule, "")}
             for rule, rows, episodes in counts
@@ -235,8 +235,8 @@ class _Work:
     def _say_duplicates(self, count: int) -> None:
         first = self.engine.rows(self.pairing().duplicates("sound", 3))
         places = ", ".join(_place(file, line) for file, line in first)
-        self.say(f"warning: {count:,} rows have the mdp_id and sequence_number of another; the first of each is kept. "
-                 f"Left out: {places}{', ...' if count > len(first) else ''}")  # fmt: skip
+        self.say(f"warning: {counted(count, 'row has', 'rows have')} the mdp_id and sequence_number of another; "
+                 f"the first of each is kept. Left out: {places}{', ...' if count > len(first) else ''}")  # fmt: skip
 
     def _without_outliers(self, relation: str) -> tuple[str, dict[str, Any]]:
         share = self.config.timeline.outlierEpisodeLengthPercentile
@@ -246,7 +246,8 @@ class _Work:
         longest = float(self.engine.rows(pairing.longest(relation))[0][0])
         ((episodes, rows),) = self.engine.rows(pairing.longer(relation, longest))
         ((total,),) = self.engine.rows(f"SELECT COUNT(DISTINCT mdp_id) FROM {relation}")
-        self.say(f"episodes of more than {longest:g} rows: {episodes:,} of {total:,}, left out with {rows:,} rows")
+        self.say(f"episodes of more than {longest:g} rows: {episodes:,} of {total:,}, left out with "
+                 f"{counted(rows, 'row')}")  # fmt: skip
         if abs(episodes / total - (1 - share)) > 0.1:
             self.say(f"warning: outlierEpisodeLengthPercentile {share:g} leaves out {episodes / total:.1%} of the "
                      f"episodes, not {1 - share:.1%}: many have the same length")  # fmt: skip
@@ -254,20 +255,22 @@ class _Work:
         return "usual", {"longest_rows": longest, "episodes": int(episodes), "rows": int(rows)}
 
     def _say_figures(self, figures: dict[str, int]) -> None:
-        self.say(f"{figures['rows']:,} rows in {figures['episodes']:,} episodes, {figures['terminal_rows']:,} true "
-                 f"ends, {figures['truncated_rows']:,} cut by a limit, {figures['gaps']:,} gaps")  # fmt: skip
+        self.say(f"{counted(figures['rows'], 'row')} in {counted(figures['episodes'], 'episode')}, "
+                 f"{counted(figures['terminal_rows'], 'true end')}, {figures['truncated_rows']:,} cut by a limit, "
+                 f"{counted(figures['gaps'], 'gap')}")  # fmt: skip
         last = figures["last_rows_without_an_end"]
+        said = counted(last, "last row does not say how it ends", "last rows do not say how they end")
         if last and self.config.timeline.addTerminalStateRow:
-            self.say(f"{last:,} last rows do not say how they end: true ends, as addTerminalStateRow says")
+            self.say(f"{said}: true ends, as addTerminalStateRow says")
         elif last:
-            self.say(f"warning: {last:,} last rows do not say how they end: left out, for nobody knows where they led. "
+            self.say(f"warning: {said}: left out, for nobody knows where they led. "
                      "Log terminal or truncated, or set addTerminalStateRow")  # fmt: skip
         if cut := figures["truncated_rows_without_next_state"]:
-            self.say(f"warning: {cut:,} truncated rows have no next_state_features: left out, for a value behind the "
-                     "limit cannot be counted on. Log what was seen there")  # fmt: skip
+            self.say(f"warning: {counted(cut, 'truncated row has', 'truncated rows have')} no next_state_features: "
+                     "left out: a value behind the limit cannot be counted on. Log what was seen there")  # fmt: skip
         if after := figures["rows_after_an_end"]:
-            self.say(f"warning: {after:,} rows follow an end inside their mdp_id; nothing is paired across it. "
-                     "Give each episode an mdp_id of its own")  # fmt: skip
+            self.say(f"warning: {counted(after, 'row follows', 'rows follow')} an end inside an mdp_id; "
+                     "nothing is paired across it. Give each episode an mdp_id of its own")  # fmt: skip
 
 
 def _place(file: str, line: int | None) -> str:
@@ -309,7 +312,8 @@ def _finished(
     beyond = report["complete_rows"] - sum(rows)
     if beyond < 0 or (beyond and config.timeline.timeWindowLimit is None):
         raise DataError(
-            Problem(config.timeline.inputTableName, f"{report['complete_rows']} transitions", f"{sum(rows)} written",
+            Problem(config.timeline.inputTableName, counted(report["complete_rows"], "transition"),
+                    f"{sum(rows):,} written",
                     "The events may have changed while they were read; if not, please report this")
         )  # fmt: skip
     return {

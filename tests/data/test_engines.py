@@ -25,6 +25,7 @@ from oracles.event_files import write_events
 
 from reagent_lite.config import check
 from reagent_lite.config.timeline import TimelineConfig
+from reagent_lite.data import engine_spark_progress
 from reagent_lite.data.dialects import DuckDBDialect, SparkDialect
 from reagent_lite.data.engine_duckdb import DuckDBEngine
 from reagent_lite.data.engine_spark import SparkEngine
@@ -179,6 +180,48 @@ def test_spark_makes_the_rows_that_duckdb_makes(spark: Any, tmp_path: Path, name
     # the user's session is as it was
     assert spark.range(3).count() == 3
     assert spark.catalog.listTables() == []
+
+
+def test_spark_shows_how_many_of_its_tasks_are_done(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked as often as can be: a query of so few rows is done within a second."""
+    monkeypatch.setattr(engine_spark_progress, "_SECONDS", 0.01)
+    told: dict[str, list[tuple[int, int]]] = {}
+
+    @contextmanager
+    def recorded(what: str, unit: str) -> Iterator[Callable[[int, int], None]]:
+        shown = told.setdefault(unit, [])
+        yield lambda done, total: shown.append((done, total))
+
+    monkeypatch.setitem(globals(), "quiet", recorded)
+    spark.sparkContext.setLocalProperty("spark.jobGroup.id", "the user's")
+    events = write_events(events_of(parametric=False), tmp_path / "events", "jsonl", 2)
+    make("spark", events, tmp_path / "out", numOutputShards=4)
+    assert spark.sparkContext.getLocalProperty("spark.jobGroup.id") == "the user's"
+    spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)
+    size = sum(file.stat().st_size for file in events.iterdir())
+    assert set(told) == {"bytes", "tasks"}
+    assert {total for _, total in told["bytes"]} == {size}
+    # 4 of the 4 files, after the tasks that pair the events
+    assert max(total for _, total in told["tasks"]) > 4
+    for unit, shown in told.items():
+        assert shown[0][0] == 0
+        assert shown[-1][0] == shown[-1][1]
+        assert [done for done, _ in shown] == sorted(done for done, _ in shown)
+        assert any(0 < done < total for done, total in shown), unit
+
+
+def test_tasks_of_other_jobs_do_not_count(spark: Any) -> None:
+    """8 tasks of 0.1 s on two processors, besides one job before."""
+    assert spark.range(0, 3, 1, 3).count() == 3
+    told: list[tuple[int, int]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_spark_progress, "_SECONDS", 0.05)
+        with engine_spark_progress.classic_tasks(spark.sparkContext, lambda *tasks: told.append(tasks)):
+            spark.range(0, 8, 1, 8).selectExpr("java_method('java.lang.Thread', 'sleep', 100L)").collect()
+    assert {known for _, known in told} == {8}
+    assert any(0 < done < 8 for done, _ in told)
 
 
 def types_of(columns: Any) -> Any:
@@ -378,6 +421,7 @@ def connect_server(tmp_path: Path) -> Iterator[str]:
         "spark.connect.grpc.binding.address": "127.0.0.1", "spark.connect.grpc.binding.port": str(port),
         "spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1", "spark.ui.enabled": "false",
         "spark.sql.shuffle.partitions": "2", "spark.sql.warehouse.dir": str(tmp_path / "warehouse"),
+        "spark.connect.progress.reportInterval": "50ms",
     }.items():  # fmt: skip
         command += ["--conf", f"{key}={value}"]
     server = subprocess.Popen([*command, "spark-internal"], cwd=tmp_path, stdout=subprocess.DEVNULL,
@@ -399,8 +443,18 @@ CONNECT_SCRIPT = """
 import sys
 from pathlib import Path
 sys.path[:0] = [sys.argv[1] + "/tests", sys.argv[1] + "/tests/data"]
+from contextlib import contextmanager
+import test_engines
 from test_engines import make
+told = {}
+@contextmanager
+def recorded(what, unit):
+    shown = told.setdefault(unit, [])
+    yield lambda done, total: shown.append((done, total))
+test_engines.quiet = recorded
 made = make("spark", Path(sys.argv[2]), Path(sys.argv[3]), master=sys.argv[4], numOutputShards=2)
+for unit, shown in told.items():
+    print(unit, any(0 < done < total for done, total in shown), shown[-1][0] == shown[-1][1])
 print("rows", made.report["train_rows"])
 """
 
@@ -415,5 +469,6 @@ def test_spark_connect_makes_the_same_rows(connect_server: str, tmp_path: Path) 
     script.write_text(CONNECT_SCRIPT)
     command = [sys.executable, str(script), str(root), str(events), str(tmp_path / "theirs"), connect_server]
     found = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=300, check=False)
-    assert found.stdout.splitlines()[-1:] == [f"rows {ours.report['train_rows']}"], found.stderr
+    said = ["bytes True True", "tasks True True", f"rows {ours.report['train_rows']}"]
+    assert found.stdout.splitlines()[-3:] == said, found.stderr
     assert [plain_rows(one) for one in sorted((tmp_path / "theirs" / "train").glob("part-*"))] == ours.files["train"]

@@ -1,0 +1,27 @@
+"""How messages count."""
+
+import pytest
+
+from reagent_lite.errors import counted
+from workflows.reporting import named_counts
+
+
+@pytest.mark.parametrize(
+    ("number", "forms", "said"),
+    [
+        (0, ("row",), "0 rows"),
+        (1, ("row",), "1 row"),
+        (3470, ("row",), "3,470 rows"),
+        (1, ("process",), "1 process"),
+        (2, ("process",), "2 processes"),
+        (1, ("row has", "rows have"), "1 row has"),
+        (1000, ("row has", "rows have"), "1,000 rows have"),
+    ],
+)
+def test_one_is_no_plural(number: int, forms: tuple[str, ...], said: str) -> None:
+    assert counted(number, *forms) == said
+
+
+def test_counts_are_named_by_their_keys() -> None:
+    counts = {"rows": 3470, "episodes": 1, "terminal_rows": 1, "rows_without_mdp_id": 1, "duplicate_rows": 0}
+    assert named_counts(counts) == "3,470 rows, 1 episode, 1 terminal row, 1 row without mdp id"
