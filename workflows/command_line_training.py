@@ -21,6 +21,7 @@ from reagent_lite.distributed.launcher import LaunchError, Processes, choose_pro
 from reagent_lite.distributed.nodes import find_node
 from reagent_lite.distributed.workers import end_with_parent, is_worker, report_failure
 from reagent_lite.errors import ReagentLiteError
+from reagent_lite.training.stop import outliving_terminal
 from workflows.command_line import Command, add_node_index, config_of, guarded, message_of, note, parser_of
 from workflows.launching import prepare_rendezvous, restarts
 from workflows.planning import look, plan
@@ -90,7 +91,8 @@ def main(
         "--force", action="store_true", help="end a live run that holds the file of init_method, and take its place"
     )
     options = parser.parse_args(arguments)
-    return guarded(command, options, lambda: _reported(lambda: _run(module, model, train, options, arguments)))
+    with outliving_terminal():
+        return guarded(command, options, lambda: _reported(lambda: _run(module, model, train, options, arguments)))
 
 
 def _reported(run: Callable[[], int]) -> int:

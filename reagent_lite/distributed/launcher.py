@@ -19,13 +19,13 @@ import torch
 
 from reagent_lite.distributed.membership import Abort, Membership
 from reagent_lite.distributed.rendezvous import Rendezvous
+from reagent_lite.distributed.signals import heeded
 from reagent_lite.distributed.workers import Failure, Workers
-from reagent_lite.errors import ConfigError, PeerError, Preempted, Problem
+from reagent_lite.errors import ConfigError, PeerError, Preempted, Problem, counted
 
 _WATCH_SECONDS = 0.1
 _CONSEQUENCE_SECONDS = 2.0
 _STANDING = "the last checkpoint stands: run the same command again to continue"
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def choose_processes(*, use_gpu: bool, use_all: bool, explicit: int | None, gpus
     count = explicit or (gpus if use_all else 1)
     if count > gpus:
         raise ConfigError(
-            Problem("num_processes_per_node", f"at most the {gpus} GPUs of this machine", str(count),
+            Problem("num_processes_per_node", f"at most the {counted(gpus, 'GPU')} of this machine", str(count),
                     "Lower it, or set use_gpu to false for CPU processes")
         )  # fmt: skip
     return Processes(count, "cuda")
@@ -108,7 +108,7 @@ def launch(command: list[str], count: int, rendezvous: Rendezvous, *, restarts: 
             if told.number and abort.restart:
                 raise Preempted(signal.Signals(told.number).name, f"{abort.reason}\n{_STANDING}")
             if not restart:
-                tried = f"\nThe run had begun again {used} time(s)" if used else ""
+                tried = f"\nThe run had begun again {counted(used, 'time')}" if used else ""
                 raise LaunchError(abort.reason + tried, abort.exit_code)
             used += 1
             rendezvous.again(membership)
@@ -189,7 +189,7 @@ class _Told:
 @contextmanager
 def _told() -> Iterator[_Told]:
     told = _Told()
-    before = {number: signal.signal(number, told) for number in _SIGNALS}
+    before = {number: signal.signal(number, told) for number in heeded()}
     try:
         yield told
     finally:

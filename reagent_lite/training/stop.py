@@ -1,16 +1,24 @@
-"""Signals that ask a run to end: heeded between two steps while it learns, at once in all its other work."""
+"""Signals that ask a run to end: heeded between two steps while it learns, at once in all its other work.
 
+Where the terminal goes, with or without a signal, what the run says is lost and the run is not.
+"""
+
+import errno
+import io
+import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self, TextIO
 
+from reagent_lite.distributed.signals import heeded
 from reagent_lite.errors import Preempted
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
-"""What Kubernetes and most schedulers send, the terminal's Ctrl-C, and what Slurm is told to send ahead of the end."""
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 
 class StopSignal:
@@ -52,7 +60,7 @@ class StopSignal:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            for number in SIGNALS:
+            for number in heeded():
                 self._before[number] = signal.signal(number, self._handle)
         return self
 
@@ -68,3 +76,41 @@ class StopSignal:
         self._name = signal.Signals(number).name
         if not self._deferred:
             raise self.preempted()
+
+
+@contextmanager
+def outliving_terminal() -> Iterator[None]:
+    """Makes standard output and standard error swallow what is written to a terminal, or a pipe, that is gone."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (_outliving(stream, number) for number, stream in enumerate(before, start=1))
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stdout, sys.stderr = before
+
+
+def _outliving(stream: TextIO, number: int) -> TextIO:
+    try:
+        if stream.fileno() != number:
+            return stream
+    except OSError:  # no file at all
+        return stream
+    stream.flush()
+    file = io.BufferedWriter(_Outliving(number, "wb", closefd=False))
+    return io.TextIOWrapper(file, encoding=stream.encoding, errors=stream.errors, line_buffering=True)
+
+
+class _Outliving(io.FileIO):
+    """A file whose descriptor leads nowhere once its reader is gone."""
+
+    def write(self, data: "ReadableBuffer", /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno not in (errno.EIO, errno.EPIPE):
+                raise
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.fileno())
+            os.close(nowhere)
+            return super().write(data)

@@ -2,12 +2,23 @@
 
 import os
 import signal
+import sys
 import threading
+from collections.abc import Iterator
 
 import pytest
 
+from reagent_lite.distributed.signals import SIGNALS
 from reagent_lite.errors import Preempted
-from reagent_lite.training.stop import SIGNALS, StopSignal
+from reagent_lite.training.stop import StopSignal, outliving_terminal
+
+
+@pytest.fixture(autouse=True)
+def terminal() -> Iterator[None]:
+    """The tests themselves may run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 def send(number: signal.Signals) -> None:
@@ -53,6 +64,35 @@ def test_handlers_are_handed_back() -> None:
     with StopSignal():
         assert all(signal.getsignal(number) not in before for number in SIGNALS)
     assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+def test_what_nohup_ignores_stays_ignored() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with StopSignal() as stop:
+        send(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        assert not stop.wanted
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+
+
+def test_what_is_said_to_nobody_is_lost_and_no_more() -> None:
+    """Standard error is a pipe whose reader goes, which a terminal that is closed comes down to."""
+    reader, writer = os.pipe()
+    kept = os.dup(2)
+    os.dup2(writer, 2)
+    os.close(writer)
+    stream, sys.stderr = sys.stderr, open(2, "w", closefd=False)  # noqa: SIM115 # of descriptor 2, as a process has it
+    try:
+        with outliving_terminal():
+            print("heard", file=sys.stderr)
+            assert os.read(reader, 100) == b"heard\n"
+            os.close(reader)
+            for _ in range(2):
+                print("not heard", file=sys.stderr, flush=True)
+    finally:
+        sys.stderr = stream
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def test_other_threads_listen_to_nothing() -> None:
