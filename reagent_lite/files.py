@@ -1,14 +1,21 @@
-"""Folders that appear whole or not at all: temporary name, fsync of every file, rename, fsync of the parent."""
+"""Folders that appear whole or not at all: temporary name, fsync of every file, rename, fsync of the parent.
+
+And folders that belong to one run at a time.
+"""
 
 import errno
+import fcntl
 import glob
 import itertools
+import json
 import os
 import shutil
+import socket
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
@@ -16,6 +23,10 @@ from reagent_lite.errors import ConfigError, Problem
 
 _ATTEMPTS = 10
 _ABANDONED_AFTER_SECONDS = 86_400.0
+_LOCK = ".lock"
+_ENDING_SECONDS = 5.0  # a process that was killed gives its memory back first, then its locks
+_LEASE_SECONDS = 120.0  # a server of NFSv4 keeps the locks of a machine that has died for 90 s
+_POLL_SECONDS = 0.2
 
 
 @contextmanager
@@ -114,3 +125,79 @@ def require_writable(folder: Path, key: str) -> None:
         raise ConfigError(
             Problem(key, "a writable folder", f"{folder}: {error.strerror or error}", "Choose another folder")
         ) from error
+
+
+@contextmanager
+def alone_in(folder: Path, key: str, say: Callable[[str], None], *, again: bool = False) -> Iterator[None]:
+    """Keeps others that ask for the same folder out of it inside the block; the system does, until the process ends.
+
+    Where the filesystem knows no locks the block runs all the same.
+
+    Args:
+        folder: where a file is left to be locked: if it were removed, two could each lock one of that name.
+        key: of the config that names the folder.
+        say: takes a warning, and why it takes a while.
+        again: whether an earlier start of this same run may hold the folder still, in a disk or driver that hangs.
+
+    Raises:
+        ConfigError: another process has the folder; with its host, its number, and since when.
+    """
+    try:
+        descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        say(_unlocked(folder, error))
+        yield
+        return
+    try:
+        _lock(descriptor, folder, key, say, _LEASE_SECONDS if again else _ENDING_SECONDS)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, folder: Path, key: str, say: Callable[[str], None], waits: float) -> None:
+    begun = time.monotonic()
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except OSError as error:
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                say(_unlocked(folder, error))
+                return
+        holder = _holder(folder)
+        if holder.get("host", socket.gethostname()) != socket.gethostname() and waits != _LEASE_SECONDS:
+            waits = _LEASE_SECONDS
+            say(f"{key}: {folder} is in use by {_named(holder)}; waiting {waits:g} s in case that machine has died")
+        if time.monotonic() - begun > waits:
+            raise ConfigError(
+                Problem(key, "a folder that no other run writes into", f"{folder}, in use by {_named(holder)}",
+                        "Wait for that run, or end it; or give another folder")
+            )  # fmt: skip
+        time.sleep(_POLL_SECONDS)
+    since = datetime.now(UTC).isoformat(timespec="seconds")
+    with suppress(OSError):  # a full disk: the lock counts, not what it says
+        os.ftruncate(descriptor, 0)
+        os.pwrite(
+            descriptor, json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "since": since}).encode(), 0
+        )
+        os.fsync(descriptor)
+
+
+def _holder(folder: Path) -> dict[str, object]:
+    try:
+        record = json.loads((folder / _LOCK).read_bytes())
+    except (OSError, ValueError):  # between the lock and its words
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def _named(holder: dict[str, object]) -> str:
+    if not holder.keys() >= {"host", "pid", "since"}:
+        return "another run"
+    return f"the run of host {holder['host']}, pid {holder['pid']}, since {holder['since']}"
+
+
+def _unlocked(folder: Path, error: OSError) -> str:
+    return (f"warning: {folder / _LOCK} cannot be locked ({error.strerror or error}): nothing keeps a second run from "
+            "writing into this folder too")  # fmt: skip

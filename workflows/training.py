@@ -3,6 +3,8 @@
 import platform
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -14,6 +16,7 @@ import torch
 from reagent_lite.algorithms.dqn import DQN
 from reagent_lite.config import ParametricDqnConfig, WorkflowConfig, fingerprint, resolved
 from reagent_lite.data.training_copy import give_back_memory
+from reagent_lite.distributed.faults import attempt_here
 from reagent_lite.distributed.group import Group
 from reagent_lite.distributed.workers import tell_model_stands
 from reagent_lite.errors import ConfigError, DivergenceError, Problem
@@ -23,7 +26,7 @@ from reagent_lite.export.content import BundleContent
 from reagent_lite.export.predictor import DiscretePredictor, ParametricPredictor, Predictor
 from reagent_lite.export.tolerance import Tolerance
 from reagent_lite.export.writer import write_bundle
-from reagent_lite.files import require_writable, write_whole
+from reagent_lite.files import alone_in, require_writable, write_whole
 from reagent_lite.manifest import canonical
 from reagent_lite.models.preprocessor import Preprocessor
 from reagent_lite.sim.cuda import on_stream
@@ -58,8 +61,8 @@ def train(config: WorkflowConfig, group: Group) -> Outcome:
     """
     start = time.monotonic()
     folder = Path(config.model_output_path).expanduser()
-    with StopSignal() as signal, on_stream(group.device):
-        _preflight(config, group, folder)
+    _preflight(config, group)
+    with StopSignal() as signal, on_stream(group.device), _output(group, folder):
         simulation = None
         if config.simulation is not None:
             simulation = open_simulation(config, group, parametric=isinstance(config, ParametricDqnConfig))
@@ -237,10 +240,21 @@ class _Reporter:
         self._writer.write(report.step, scalars)
 
 
-def _preflight(config: WorkflowConfig, group: Group, folder: Path) -> None:
-    """Finds what would end the run late: an output that cannot be written, a combination that cannot be computed."""
-    if group.is_first:  # the only one that writes there; elsewhere it may be no folder at all
-        require_writable(folder, "model_output_path")
+@contextmanager
+def _output(group: Group, folder: Path) -> Iterator[None]:
+    """Keeps the folder for this run inside the block; rank 0 alone writes there, elsewhere there may be none."""
+    if not group.is_first:
+        yield
+        return
+    require_writable(folder, "model_output_path")
+    with alone_in(folder, "model_output_path", lambda text: say(group, text), again=attempt_here() > 0):
+        for name in (*PICTURES, PAGE):  # of an earlier run into this folder
+            (folder / name).unlink(missing_ok=True)
+        yield
+
+
+def _preflight(config: WorkflowConfig, group: Group) -> None:
+    """Finds what would end the run late: a combination that cannot be computed."""
     if config.training.use_batch_norm and group.world_size > 1 and group.device.type == "cpu":
         raise ConfigError(
             Problem("training.use_batch_norm", "false with several CPU processes", "true",
@@ -248,9 +262,6 @@ def _preflight(config: WorkflowConfig, group: Group, folder: Path) -> None:
         )  # fmt: skip
     if config.simulation is not None and config.simulation.pictures:
         require_pictures()
-    if group.is_first:
-        for name in (*PICTURES, PAGE):  # of an earlier run into this folder
-            (folder / name).unlink(missing_ok=True)
 
 
 def _draw(

@@ -112,3 +112,51 @@ def test_a_file_that_is_replaced_on_the_server_is_never_read_in_part(tmp_path: P
     assert int(seen) >= 1  # how often depends on how fast the two machines are
     for reason in odd.strip().strip("[]").split(", "):
         assert reason in ("", "'no file'", "'Stale file handle'", "'No such file or directory'")
+
+
+HELD = """
+import os, signal, subprocess, sys, time
+from pathlib import Path
+from reagent_lite import files
+from reagent_lite.errors import ConfigError
+role, folder = sys.argv[1], Path(sys.argv[2])
+def until(name):
+    while name not in os.listdir(folder):
+        time.sleep(0.1)
+if role == "hold":
+    with files.alone_in(folder, "model_output_path", print):
+        (folder / "held").touch()
+        time.sleep(600)
+elif role == "0":
+    holder = subprocess.Popen([sys.executable, __file__, "hold", str(folder)])
+    until("tried")
+    holder.kill()
+    holder.wait()
+    (folder / "killed").touch()
+else:
+    until("held")
+    files._LEASE_SECONDS = 2.0
+    try:
+        with files.alone_in(folder, "model_output_path", print):
+            print("two have it")
+    except ConfigError as error:
+        print(error)
+    (folder / "tried").touch()
+    until("killed")
+    with files.alone_in(folder, "model_output_path", print):
+        print("has it")
+"""
+
+
+@pytest.mark.nfs
+@pytest.mark.usefixtures("need_nfs")
+def test_a_folder_on_nfs_is_one_run_s_at_a_time(tmp_path: Path) -> None:
+    """Until that run is killed: the server then has its lock back at once."""
+    (tmp_path / "held.py").write_text(HELD)
+    ended = nfs_lab.run_on_two_machines(f"PYTHONPATH={ROOT} {sys.executable} {tmp_path}/held.py $NODE $SHARED", 60)
+    assert [ended[node].code for node in (0, 1)] == [0, 0], ended
+    first, second, *others = ended[1].output.splitlines()
+    holder = r"in use by the run of host node0, pid \d+, since \S+"
+    assert re.search(holder + r"; waiting 2 s in case that machine has died$", first)
+    assert re.search(holder + r"\. Wait for that run, or end it; or give another folder$", second)
+    assert others == ["has it"]

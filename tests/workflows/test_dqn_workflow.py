@@ -70,7 +70,7 @@ def test_an_outcome_says_what_the_run_left(run: Runner, small: dict[str, Any], t
     assert len(done.out.splitlines()) == 1
     out = tmp_path / "out"
     assert sorted(path.name for path in out.iterdir()) == [
-        "checkpoints", "config.json", "metrics.jsonl", "model", "report.html", "state_features_norm.json",
+        ".lock", "checkpoints", "config.json", "metrics.jsonl", "model", "report.html", "state_features_norm.json",
         "tensorboard",
     ]  # fmt: skip
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]

@@ -1,0 +1,91 @@
+"""Two runs with one model_output_path: the second is refused, by name, until the first has ended, however it ends."""
+
+import fcntl
+import json
+import os
+import re
+import socket
+from pathlib import Path
+
+import pytest
+from oracles.resuming import Tree, checkpoints, end, logged, start, until
+from oracles.runs import Runner
+
+from reagent_lite.files import alone_in
+
+SLOW = "fail:rank=0,step=0,kind=slow,seconds=1"
+
+
+def test_a_second_run_is_refused_until_the_first_is_killed(tmp_path: Path) -> None:
+    """Then it has the folder, and goes on where the first one was."""
+    tree = logged(tmp_path)
+    first = start(tmp_path, tree, REAGENT_LITE_FAULT=SLOW)
+    until(lambda: len(checkpoints(tmp_path)) > 0)
+    second = end(start(tmp_path, tree))
+    assert second.code == 2, second.err
+    said = re.search(
+        r"model_output_path: expected a folder that no other run writes into, got (\S+), in use by the run of host "
+        r"(\S+), pid (\d+), since \d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00\. Wait for that run, or end it",
+        second.err,
+    )
+    assert said is not None, second.err
+    assert said.groups() == (str(tmp_path / "out"), socket.gethostname(), str(first.pid))
+    assert "Traceback" not in second.err
+    assert first.poll() is None
+    first.kill()
+    third = end(start(tmp_path, tree))
+    assert third.code == 0, third.err
+    assert "resuming from checkpoints/step_" in third.err
+    assert third.outcome["rows"] == 600
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_begun_again_has_its_folder(tmp_path: Path) -> None:
+    """And rank 1, which writes nothing, does not ask for it."""
+    tree: Tree = {**logged(tmp_path), "num_processes_per_node": 2}
+    done = end(start(tmp_path, tree, REAGENT_LITE_FAULT="fail:rank=0,step=5,kind=kill", OMP_NUM_THREADS="1"))
+    assert done.code == 0, done.err
+    assert "restart 1 of at most 3" in done.err
+    assert "resuming from checkpoints/step_000003" in done.err
+    assert "in use" not in done.err
+
+
+def test_a_dry_run_does_not_ask_for_the_folder(run: Runner, small: Tree, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    with alone_in(tmp_path / "out", "model_output_path", print):
+        assert run("dqn", small, "--dry_run").code == 0
+
+
+def test_a_machine_that_may_be_dead_is_waited_for(tmp_path: Path) -> None:
+    """Its lock is given back by the server, here by the other process, a moment after it has been said who has it."""
+    record = {"host": "elsewhere", "pid": 7, "since": "2026-11-22T00:00:00+00:00"}
+    (tmp_path / ".lock").write_text(json.dumps(record))
+    other = (tmp_path / ".lock").open("r+")
+    fcntl.flock(other, fcntl.LOCK_EX)
+    said: list[str] = []
+
+    def hear(text: str) -> None:
+        said.append(text)
+        other.close()
+
+    with alone_in(tmp_path, "model_output_path", hear):
+        assert json.loads((tmp_path / ".lock").read_text())["pid"] == os.getpid()
+    (text,) = said
+    assert f"{tmp_path} is in use by the run of host elsewhere, pid 7, since 2026-11-22T00:00:00+00:00; waiting" in text
+
+
+def test_what_cannot_be_locked_is_said_and_used(tmp_path: Path) -> None:
+    """A folder of the lock's name is what root, too, cannot open for writing."""
+    (tmp_path / ".lock").mkdir()
+    said: list[str] = []
+    with alone_in(tmp_path, "model_output_path", said.append):
+        (text,) = said
+    assert text.startswith(
+        f"warning: {tmp_path / '.lock'} cannot be locked (Is a directory): nothing keeps a second run"
+    )
+
+
+def test_the_folder_is_free_again_after_an_error(tmp_path: Path) -> None:
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError), alone_in(tmp_path, "model_output_path", print):
+            _ = 1 // 0  # refused, the second time would be a ConfigError
