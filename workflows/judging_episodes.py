@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 
 from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.data.training_copy import TrainingCopy
-from reagent_lite.data.training_copy_lists import mix
+from reagent_lite.data.training_copy_lists import list_hashes, mix
+from reagent_lite.data.transitions import FeatureMatrix, Lists
+from reagent_lite.errors import counted
 from reagent_lite.evaluation.page import held_out
 from workflows.preparation import Data
 from workflows.reporting import say
@@ -24,7 +26,7 @@ from workflows.shards import Shards
 
 Hashes = NDArray[np.uint64]
 
-_DIGEST_ROWS = 1 << 20  # at once: some 50 MB
+_DIGEST_ROWS, _DIGEST_VALUES = 1 << 16, 1 << 22  # most at once: some 30 MB; longer blocks are slower
 _EVAL_DATA = 1 << 32  # no number of a shard
 
 
@@ -104,7 +106,7 @@ class _Candidates:
     Attributes:
         numbers: [E] in its copy.
         hashes: [E].
-        digest: [E] uint64, equal for equal rows; 0 where there is one shard only.
+        digest: [E] uint64, equal for equal rows, states and candidates too; 0 where there is one shard only.
         unknown: [E] whether a row has no action.
         summed: [E] whether a row spans several steps.
     """
@@ -123,12 +125,13 @@ class _Candidates:
         unknown, summed = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
         unknown[copy.episode[np.asarray(copy.action) < 0]] = True
         summed[copy.episode[np.asarray(copy.step) > 1]] = True
-        digest = _digests(copy, count) if data.shards.several else np.zeros(count, np.uint64)
         numbers = np.argsort(hashes)
         if share < 1:
             numbers = numbers[held_out(hashes[numbers], share)]
-        return cls(numbers=numbers, hashes=hashes[numbers], digest=digest[numbers], unknown=unknown[numbers],
-                   summed=summed[numbers])  # fmt: skip
+        wanted = np.zeros(count, np.bool_)
+        wanted[numbers] = data.shards.several
+        return cls(numbers=numbers, hashes=hashes[numbers], digest=episode_digests(copy, wanted)[numbers],
+                   unknown=unknown[numbers], summed=summed[numbers])  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +194,8 @@ def _draw(hashes: Hashes, most: int, seed: int, shards: Shards) -> Hashes:
     if count > most:
         say(group, f"evaluation: {most:,} of {count:,} episodes are scored (evaluation.max_episodes)")
     elif shards.several:
-        say(group, f"evaluation: {count:,} episodes of {len(every)} machines are scored")
+        of = f"of {len(every)} machines"
+        say(group, f"evaluation: {counted(count, f'episode {of} is', f'episodes {of} are')} scored")
     return np.sort(drawn(np.frombuffer(b"".join(every), np.uint64), most, seed))
 
 
@@ -209,24 +213,60 @@ def _first_readers(shards: Shards) -> list[int]:
 def _say_summed(own: _Candidates, asked: _Answers, left: NDArray[np.bool_], shards: Shards) -> None:
     summed = sum(shards.counts(int((left & own.summed & ~asked.elsewhere).sum())))
     if summed:
-        say(shards.group, f"warning: evaluation: {summed:,} episodes have rows that span several steps and cannot be "
-                          "scored; give eval_data_path of a timeline with steps 1")  # fmt: skip
+        said = counted(summed, "episode has", "episodes have")
+        say(shards.group, f"warning: evaluation: {said} rows that span several steps and cannot be scored; give "
+                          "eval_data_path of a timeline with steps 1")  # fmt: skip
 
 
 def _say_shared(asked: _Answers, left: NDArray[np.bool_], shards: Shards) -> None:
     shared = sum(shards.counts(int((left & asked.elsewhere).sum())))
     if shared:
-        say(shards.group, f"evaluation: {shared:,} times a machine has rows of an episode that an earlier one has too; "
-                          "each episode counts once")  # fmt: skip
+        say(shards.group, f"evaluation: {counted(shared, 'time')} a machine has rows of an episode that an earlier one "
+                          "has too; each episode counts once")  # fmt: skip
 
 
-def _digests(copy: TrainingCopy, count: int) -> Hashes:
-    """Returns a number per episode, [count], that tells its rows from others; their order does not matter."""
-    digests = np.zeros(count, np.uint64)
-    for start in range(0, len(copy), _DIGEST_ROWS):
-        rows = slice(start, start + _DIGEST_ROWS)
-        row = mix(np.asarray(copy.sequence[rows], np.int64).view(np.uint64))
-        for column in (copy.action[rows], copy.reward[rows]):
+def episode_digests(copy: TrainingCopy, wanted: NDArray[np.bool_]) -> Hashes:
+    """Returns a number per episode, [episodes], that tells its rows from others: what was seen, done, possible, earned.
+
+    The order of rows, of features and of files does not matter, nor do features that no row of the episode has.
+
+    Args:
+        copy: training or eval data.
+        wanted: [episodes], whose number is asked for; the others' is 0.
+    """
+    digests = np.zeros(len(wanted), np.uint64)
+    if not wanted.any():
+        return digests
+    choices = _choices_hashes(copy)
+    size = min(_DIGEST_ROWS, max(_DIGEST_VALUES // max(len(copy.state_ids), 1), 1))
+    for start in range(0, len(copy), size):
+        rows = start + np.flatnonzero(wanted[copy.episode[start : start + size]])
+        row = _hashes(copy.state_ids, copy.state[rows], np.ones(len(rows), np.int64))
+        row = mix(row ^ np.asarray(copy.sequence[rows], np.int64).view(np.uint64))
+        for column in (copy.action[rows], copy.reward[rows], copy.propensity[rows]):
             row = mix(row ^ np.ascontiguousarray(column).view(np.uint32).astype(np.uint64))
+        if copy.parametric:
+            row = mix(row ^ choices[copy.actions_list[rows]])
         np.add.at(digests, copy.episode[rows], row)
+        copy.release()
     return digests
+
+
+def _choices_hashes(copy: TrainingCopy) -> Hashes:
+    """Returns a hash of each list of candidates, [L]."""
+    ends = copy.list_offsets[1:]
+    hashes = np.zeros(len(ends), np.uint64)
+    most = min(_DIGEST_ROWS, max(_DIGEST_VALUES // max(len(copy.action_ids), 1), 1))
+    begin = 0
+    while begin < len(ends):
+        first = int(copy.list_offsets[begin])
+        end = max(begin + 1, int(np.searchsorted(ends, first + most, side="right")))
+        lengths = np.diff(copy.list_offsets[begin : end + 1])
+        hashes[begin:end] = _hashes(copy.action_ids, copy.candidates[first : int(ends[end - 1])], lengths)
+        begin = end
+    return hashes
+
+
+def _hashes(ids: tuple[int, ...], values: NDArray[np.float32], lengths: NDArray[np.int64]) -> Hashes:
+    """Returns a hash of each run of rows, [n]: a state is a list of one."""
+    return list_hashes(Lists(lengths, FeatureMatrix(ids, values)))[0]

@@ -19,9 +19,11 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from reagent_lite.config import DqnConfig, check
+from reagent_lite.data.training_copy import prepare_training_copy
 from reagent_lite.distributed.group import Group, Place
 from reagent_lite.evaluation.page import held_out
-from workflows.judging_episodes import drawn, episode_hashes, scored_episodes
+from workflows import judging_episodes
+from workflows.judging_episodes import drawn, episode_digests, episode_hashes, scored_episodes
 from workflows.preparation import prepare
 
 WORKER = str(Path(__file__).parent / "judging_worker.py")
@@ -31,6 +33,15 @@ Rows = list[dict[str, Any]]
 def named(rows: Rows, prefix: str) -> Rows:
     """Returns rows with other names of episodes, and a metric."""
     return [{**row, "mdp_id": f"{prefix}{row['mdp_id']}", "metrics": {"m": row["reward"] ** 2}} for row in rows]
+
+
+def shifted(value: Any, *columns: str) -> Any:
+    """Returns rows whose columns of features, alone or in lists, have every value larger by 1."""
+    if isinstance(value, list):
+        return [shifted(one, *columns) for one in value]
+    if columns:
+        return {**value, **{column: shifted(value[column]) for column in columns}}
+    return {key: number + 1 for key, number in value.items()}
 
 
 def episodes(rows: Rows, *numbers: int) -> Rows:
@@ -56,6 +67,9 @@ def settings(name: str, **other: Any) -> dict[str, Any]:
 LEFT, RIGHT, NEW = named(random_rows(130), "left"), named(random_rows(57, 1), "right"), named(random_rows(80, 2), "new")
 NAMELESS = [[{key: value for key, value in row.items() if key != "mdp_id"} for row in rows] for rows in (NEW, RIGHT)]
 FEW, MUCH = named(candidate_rows(80, most=3), "few"), named(candidate_rows(40, 1, most=6), "much")
+# all else is as in LEFT, and as in FEW
+SEEN = shifted(LEFT, "state_features", "next_state_features")
+OFFERED = shifted(FEW, "action", "next_action", "possible_actions", "possible_next_actions")
 
 
 def cases() -> dict[str, tuple[dict[str, Any], list[dict[str, Rows]]]]:
@@ -68,7 +82,9 @@ def cases() -> dict[str, tuple[dict[str, Any], list[dict[str, Rows]]]]:
 
     shares = ({"data": LEFT}, {"data": RIGHT}, {"data": LEFT + RIGHT})
     lists = of("lists", {"data": FEW}, {"data": MUCH}, {"data": FEW + MUCH})
-    del lists[0]["actions"]
+    offered = of("offered", {"data": FEW}, {"data": OFFERED}, {"data": FEW + OFFERED})
+    for parametric in (lists, offered):
+        del parametric[0]["actions"]
     # right's episode 2 is in the eval data of both, 3 in parts; both train on episodes of the other's eval data
     known = {"left": LEFT + episodes(RIGHT, 4), "right": episodes(RIGHT, 0, 1, 2)}
     odd = [row for number, row in enumerate(episodes(NEW, 6)) if number % 2]
@@ -82,6 +98,8 @@ def cases() -> dict[str, tuple[dict[str, Any], list[dict[str, Rows]]]]:
         "unknown": of("unknown", {"data": LEFT}, {"data": unknown}, {"data": LEFT + unknown},
                       publish_if={"lower_bound_above": -1e9}),
         "lists": lists,
+        "seen": of("seen", {"data": LEFT}, {"data": SEEN}, {"data": LEFT + SEEN}),
+        "offered": offered,
         "most": of("most", *shares, evaluation={"max_episodes": 5}),
         "eval": of("eval", {"data": known["left"], "eval": eval_left}, {"data": known["right"], "eval": eval_right},
                    {"data": known["left"] + known["right"], "eval": eval_all}),
@@ -166,6 +184,8 @@ def test_machines_score_what_one_process_with_all_rows_scores(
 ) -> None:
     """Uneven shards, lists of other lengths, a cap, eval data that overlap, none on one machine, replicas, no names.
 
+    Names that two machines use for rows with other states, or other candidates, though all else is the same.
+
     One propensity that node 1's log lacks holds the model back on node 0.
     """
     folders = laid_out(tmp_path)[:2]
@@ -192,7 +212,7 @@ def test_machines_score_what_one_process_with_all_rows_scores(
             assert_close(mine[column], values, atol=tolerance, rtol=tolerance)
         assert document["overlap"]["num_episodes"] == len(found)
         same(document, of_one)
-    reason = "Sequential_Doubly_Robust of Reward cannot be had: 1 rows of the log have no propensity"
+    reason = "Sequential_Doubly_Robust of Reward cannot be had: 1 row of the log has no propensity"
     assert [(folders[0] / name / "gate.txt").read_text() for name in ("shares", "unknown")] == ["", reason]
     assert "evaluation: 5 of 9 episodes are scored (evaluation.max_episodes)" in runs[0].err
     assert "evaluation: 8 episodes of 2 machines are scored" in runs[0].err
@@ -223,6 +243,30 @@ def test_cases_are_what_their_names_say() -> None:
     known = {code(one) for one in trained}
     assert len(expected("eval") - known) == 7
     assert 0 < len(expected("eval") & known) < 8
+
+
+def digests(folder: Path, rows: Rows, actions: tuple[str, ...] | None) -> dict[int, int]:
+    """Returns the digest of each episode of a log, by the code of its name."""
+    copy = prepare_training_copy(str(write_lines(folder / "log.jsonl", rows)), actions=actions)
+    numbers = episode_digests(copy, np.ones(len(copy.episode_hash), np.bool_))
+    return dict(zip(copy.episode_hash.tolist(), numbers.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("actions", [("a", "b"), None], ids=["named", "candidates"])
+def test_equal_rows_have_equal_digests_wherever_they_stand(
+    tmp_path: Path, actions: tuple[str, ...] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In another order, beside rows with other features, in blocks of 7 rows; what one row has otherwise changes it."""
+    log, column = (LEFT, "state_features") if actions else (FEW, "possible_actions")
+    whole = digests(tmp_path / "whole", log, actions)
+    assert len(set(whole.values())) == len(names(log))
+    other = [{**row, "mdp_id": "new", "state_features": {"-3": 1.0, "1": 2.0}} for row in episodes(log, 0)]
+    monkeypatch.setattr(judging_episodes, "_DIGEST_ROWS", 7)
+    mixed = digests(tmp_path / "mixed", other + log[::-1], actions)
+    assert {number: mixed[number] for number in whole} == whole
+    altered = [*log[:34], shifted(log[34], column, *(() if actions else ("action",))), *log[35:]]
+    found = digests(tmp_path / "altered", altered, actions)
+    assert {number for number in whole if found[number] != whole[number]} == {code(log[34]["mdp_id"])}
 
 
 LAUNCHER = """
