@@ -18,7 +18,7 @@ import torch
 
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, check
 from reagent_lite.distributed.group import Group, Place
-from reagent_lite.errors import ConfigError, Problem, ReagentLiteError
+from reagent_lite.errors import ConfigError, Problem, ReagentLiteError, counted
 from reagent_lite.sim.backend import Backend, open_backend
 from reagent_lite.sim.cuda import on_stream
 from reagent_lite.sim.env import VectorEnv
@@ -213,7 +213,7 @@ def _measure(options: argparse.Namespace) -> int:
     if any(size < 1 for size in options.num_envs or ()):
         raise ConfigError(Problem("--num_envs", "at least 1", str(min(options.num_envs))))
     device = torch.device("cuda", 0) if gpu else torch.device("cpu")
-    name = torch.cuda.get_device_name(0) if gpu else f"cpu, {torch.get_num_threads()} thread(s)"
+    name = torch.cuda.get_device_name(0) if gpu else f"cpu, {counted(torch.get_num_threads(), 'thread')}"
     _note(f"{options.env} on {name}, torch {torch.__version__}")
     backend = open_backend(options.env, backend="auto", device=device, parameters={}, math="exact")
     result: dict[str, object] = {"env": options.env, "device": name, "torch": torch.__version__}

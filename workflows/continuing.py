@@ -15,7 +15,7 @@ from reagent_lite.config import WorkflowConfig, fingerprint, resolved
 from reagent_lite.distributed.agreement import patient
 from reagent_lite.distributed.faults import attempt_here, fault_here
 from reagent_lite.distributed.group import Group
-from reagent_lite.errors import ConfigError, Problem
+from reagent_lite.errors import ConfigError, Problem, counted
 from reagent_lite.training.checkpoint import Checkpoints, Running
 from reagent_lite.training.checkpoint_shelf import Shelf
 from reagent_lite.training.keeper import Times
@@ -101,11 +101,11 @@ class History:
                 Problem("epochs", f"at least {-(-step // stream.order.steps)}: so far is the unfinished run of "
                         f"checkpoint {self.state['name']}", str(self.config.epochs))
             )  # fmt: skip
-        note = (
-            f"; {again:,} rows of an epoch are read again, for the minibatches are others than before" if again else ""
-        )
+        said = counted(again, "row of an epoch is", "rows of an epoch are")
+        note = f"; {said} read again, for the minibatches are others than before" if again else ""
         epoch = step // stream.order.steps
-        say(self.group, f"resuming from {self.shelf.folder.name}/{self.state['name']} (epoch {epoch}, {rows:,} rows)"
+        say(self.group, f"resuming from {self.shelf.folder.name}/{self.state['name']} (epoch {epoch}, "
+                        f"{counted(rows, 'row')})"
                         f"{note}")  # fmt: skip
         return Position(step=step, rows=rows)
 

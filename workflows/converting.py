@@ -15,7 +15,7 @@ from reagent_lite.data.log_copy import Survey, copy_log, copy_to_minari, survey
 from reagent_lite.data.minari_write import MinariForm, left_out
 from reagent_lite.data.readers_input import MINARI_DESCRIPTION, InputFile
 from reagent_lite.data.stage import data_files
-from reagent_lite.errors import ConfigError, Problem
+from reagent_lite.errors import ConfigError, Problem, counted
 from reagent_lite.files import require_writable
 from reagent_lite.training.progress import progress
 
@@ -110,11 +110,12 @@ def _form(config: ConvertConfig, found: Survey) -> MinariForm:
 
 
 def _report(target: Path, rows: int, found: Survey | None, without: list[str], dropped: int) -> None:
-    lines = [f"{target}: {rows:,} rows"]
+    lines = [f"{target}: {counted(rows, 'row')}"]
     if without:
         lines.append(f"left out, since Minari has no place for it: {', '.join(without)}")
     if dropped:
-        lines.append(f"{dropped:,} episodes merely stop: the state of their last row is their last observation")
+        stops = counted(dropped, "episode merely stops", "episodes merely stop")
+        lines.append(f"{stops}: the state of the last row is the last observation")
     if found is not None and found.indexed and target.name.endswith(".csv"):
         lines.append("actions are indices; CSV has them as text, which is read as a name first where `actions` has it")
     for line in lines:

@@ -21,7 +21,7 @@ from reagent_lite.distributed.inspection import list_gpus, nearest_existing
 from reagent_lite.distributed.launcher import Processes, choose_processes
 from reagent_lite.distributed.network import addresses, listening, own_address, resolved
 from reagent_lite.distributed.nodes import Node
-from reagent_lite.errors import DataError, NoRowsError
+from reagent_lite.errors import DataError, NoRowsError, counted
 from reagent_lite.sim.backend import open_backend
 from reagent_lite.sim.cuda_build import cuda_problem
 from workflows.doctoring_report import Row, failed, of_error, ok, size_text, skipped, warning
@@ -54,7 +54,7 @@ def versions() -> Row:
 
 def devices(processes: Processes) -> Iterator[Row]:
     """Reports processes, and the GPUs they will use."""
-    count = f"{processes.count} {processes.device_type} process(es)"
+    count = counted(processes.count, f"{processes.device_type} process")
     if processes.note:
         todo = (
             "Set use_gpu to false if that is meant; else check nvidia-smi, CUDA_VISIBLE_DEVICES and torch's CUDA build"
@@ -151,7 +151,7 @@ def copy_folder(config: WorkflowConfig, path: str) -> Row:
         return skipped(name, "there is no data to copy")
     standing = standing_copy(path, actions, directory)
     if standing is not None:
-        return ok(name, f"stands in {standing[0]}: {standing[1].rows:,} rows")
+        return ok(name, f"stands in {standing[0]}: {counted(standing[1].rows, 'row')}")
     folders = candidate_folders(local_path(path), files, actions, directory)
     places = [folder for folder in folders if is_writable(folder)]
     todo = "Set data.training_copy_dir to a folder on a local disk of this machine with enough room"
@@ -179,7 +179,8 @@ def data(config: WorkflowConfig, node: Node, key: str, path: str) -> Iterator[Ro
             )
         return
     total = size_text(sum(file.size for file in files))
-    yield ok(key, f"{path}: {len(files)} file(s), {total}; the first {rows.rows:,} rows have no fault")
+    read = counted(rows.rows, "row has", "rows have")
+    yield ok(key, f"{path}: {counted(len(files), 'file')}, {total}; the first {read} no fault")
     yield from _normalization(config, rows)
 
 
@@ -190,7 +191,8 @@ def _normalization(config: WorkflowConfig, rows: FirstRows) -> Iterator[Row]:
         if path is not None:
             spec = read_normalization(path)
             check_covers(spec, ids, where=path)
-            yield ok(key, f"{path}: {len(spec.feature_ids)} features in {spec.width} columns; covers {rows.file}")
+            yield ok(key, f"{path}: {counted(len(spec.feature_ids), 'feature')} in {counted(spec.width, 'column')}; "
+                          f"covers {rows.file}")  # fmt: skip
 
 
 def simulation(config: WorkflowConfig, processes: Processes) -> Iterator[Row]:
@@ -214,7 +216,8 @@ def simulation(config: WorkflowConfig, processes: Processes) -> Iterator[Row]:
     )
     spec = backend.spec
     found = (
-        f"{spec.name} compiles for {backend.device.type}: {spec.observation_size} features, {spec.num_actions} choices"
+        f"{spec.name} compiles for {backend.device.type}: {counted(spec.observation_size, 'feature')}, "
+        f"{counted(spec.num_actions, 'choice')}"
     )
     if spec.candidates and not isinstance(config, ParametricDqnConfig):
         yield warning("environment", f"{found}, which differ from step to step", "Train with workflows.parametric_dqn")

@@ -10,6 +10,7 @@ from torch.nn.functional import pad
 from reagent_lite.algorithms.cpe_heads import CPEHeads, fit_heads
 from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.data.source import rows_in_order
+from reagent_lite.errors import counted
 from reagent_lite.evaluation.cpe import CPEResult, evaluate_page
 from reagent_lite.evaluation.page import EvaluationPage, Policy, build_page
 from reagent_lite.evaluation.paired import Difference, differences
@@ -124,7 +125,8 @@ def _reasons(log: Log) -> dict[str, str]:
     if not len(log.fitted):
         reasons = dict.fromkeys(MODELLED, "no other episode is there to fit its model to")
     if log.without_propensity:
-        why = f"{log.without_propensity:,} of {len(log.copy):,} rows of the log have no propensity"
+        rows = counted(len(log.copy), "row of the log has", "rows of the log have")
+        why = f"{log.without_propensity:,} of {rows} no propensity"
         reasons |= dict.fromkeys(WEIGHTED, why)
     return reasons
 
@@ -140,6 +142,6 @@ def _never_logged(candidate: Candidate, page: EvaluationPage, log: Log) -> list[
         for number in taken[:_NAMED]
     ]
     if more := taken[_NAMED:]:
-        sentences.append(f"{candidate.key} takes {len(more)} more actions that no row of the log has, together in "
-                         f"{share[more].sum():.1%} of the scored rows")  # fmt: skip
+        sentences.append(f"{candidate.key} takes {counted(len(more), 'more action')} that no row of the log has, "
+                         f"together in {share[more].sum():.1%} of the scored rows")  # fmt: skip
     return sentences

@@ -14,7 +14,7 @@ from reagent_lite.data.normalized import raw_columns
 from reagent_lite.data.source import LoggedRows, build_rows
 from reagent_lite.data.training_copy import TrainingCopy, prepare_training_copy
 from reagent_lite.distributed.group import Group
-from reagent_lite.errors import DataError, Problem
+from reagent_lite.errors import DataError, Problem, counted
 from reagent_lite.evaluation.page import held_out
 from reagent_lite.training.progress import progress
 from workflows.evaluating_policy import Candidate
@@ -125,8 +125,8 @@ def _feature_warnings(candidate: Candidate, copy: TrainingCopy) -> list[str]:
             where = f"{candidate.key} {candidate.path}"
             raise DataError(Problem(where, f"a log with some of the {side} features {_listed(reads)}", _listed(have)))
         if unknown:
-            warnings.append(f"{candidate.key} does not know {len(unknown)} {side} features of the log, which are left "
-                            f"out: {_listed(unknown)}")  # fmt: skip
+            warnings.append(f"{candidate.key} does not know {counted(len(unknown), f'{side} feature')} of the log, "
+                            f"left out: {_listed(unknown)}")  # fmt: skip
         if missing:
             warnings.append(f"{len(missing)} of {len(reads)} {side} features that {candidate.key} reads are missing in "
                             f"every row of the log: {_listed(missing)}")  # fmt: skip
@@ -150,7 +150,7 @@ def _split(
         wrong = np.unique(episode[rows])
         usable[wrong] = False
         if len(wrong):
-            notes.append(f"{len(wrong):,} episodes {reason} are not scored")
+            notes.append(f"not scored: {counted(len(wrong), 'episode')} {reason}")
     if not (scored & usable).any() and usable.any():  # few episodes: one of them is scored all the same
         scored[np.flatnonzero(usable)[hashes[usable].argmin()]] = True
     fitted = ~scored

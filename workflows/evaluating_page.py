@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from reagent_lite.errors import counted
 from reagent_lite.evaluation.verdict import Verdict
 from reagent_lite.evaluation.webpage_candidates import chosen_candidates
 from reagent_lite.evaluation.webpage_content import (
@@ -111,8 +112,8 @@ def _simulated_note(document: Mapping[str, Any]) -> str:
     if simulation is None:
         return ""
     sentences = [
-        f"{simulation['episodes']:,} episodes of {simulation['env']} for each policy, with the same starts, of at most "
-        f"{simulation['time_limit']:,} steps; discounted by {number(document['gamma'])} a step."
+        f"{counted(simulation['episodes'], 'episode')} of {simulation['env']} for each policy, with the same starts, "
+        f"of at most {counted(simulation['time_limit'], 'step')}; discounted by {number(document['gamma'])} a step."
     ]
     if simulation.get("comparable"):
         sentences.append(f"The discounted return is {AIM}.")

@@ -11,6 +11,7 @@ import torch
 from reagent_lite.config import resolved
 from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.distributed.group import Group, Place
+from reagent_lite.errors import counted
 from reagent_lite.evaluation import report
 from reagent_lite.evaluation.cpe import CPEResult
 from reagent_lite.evaluation.overlap import Figure
@@ -140,7 +141,8 @@ def _estimate_lines(findings: Findings, estimates: Estimates) -> list[str]:
         text.append(f"{candidate.key} {candidate.path}, discount {findings.gamma:g}:")
         own = report.lines(result)
         if estimates.log.without_propensity:  # the first line is about weights
-            own[0] = f"CPE on {estimates.log.counts['scored_episodes']} episodes, {len(estimates.log.scored)} rows"
+            own[0] = (f"CPE on {counted(estimates.log.counts['scored_episodes'], 'episode')}, "
+                      f"{counted(len(estimates.log.scored), 'row')}")  # fmt: skip
         text += [f"  {line}" for line in own]
         if findings.beside is not None and findings.played is not None:
             text.append(f"  {beside_line(findings.played.of(candidate.key), findings.beside)}")

@@ -3,6 +3,7 @@
 from typing import Any
 
 from reagent_lite.config.evaluate import EvaluateConfig
+from reagent_lite.errors import counted
 from reagent_lite.evaluation.returns import Estimate
 from workflows.evaluating_beside import Beside
 from workflows.evaluating_simulation import RANDOM, Played, PlayedPolicy
@@ -40,8 +41,9 @@ def simulation_document(played: Played, beside: Beside | None) -> dict[str, Any]
 
 def simulation_lines(played: Played, beside: Beside | None, config: EvaluateConfig, gamma: float) -> list[str]:
     """Returns the simulation as text."""
-    text = [f"simulation of {played.env}: {played.episodes:,} episodes of each policy, {config.policy}, of at most "
-            f"{played.time_limit:,} steps; intervals at {config.evaluation.confidence_level:.0%}"]  # fmt: skip
+    text = [f"simulation of {played.env}: {counted(played.episodes, 'episode')} of each policy, {config.policy}, "
+            f"of at most {counted(played.time_limit, 'step')}; "
+            f"intervals at {config.evaluation.confidence_level:.0%}"]  # fmt: skip
     for one in played.policies:
         name = "uniformly random actions" if one.key == RANDOM else f"{one.key} {getattr(config, one.key)}"
         text.append(f"  {name}: return {_interval(one.total)}, discounted by {gamma:g} {_interval(one.discounted)}; "

@@ -18,6 +18,7 @@ from reagent_lite.data.mixture import MixedSource
 from reagent_lite.data.plan import ReadPlan
 from reagent_lite.data.source import LoggedSource
 from reagent_lite.distributed.group import Group
+from reagent_lite.errors import counted
 from reagent_lite.export.content import SampleRows
 from reagent_lite.sim.rollout import RolloutSource, regrouped
 from reagent_lite.training.capture import Captured, eager
@@ -240,9 +241,9 @@ def _announce(config: WorkflowConfig, plan: StepPlan, minibatch: int, simulated:
     accumulated = f", {mps} a step" if mps > 1 else ""
     mixed = f", {simulated} of them simulated" if 0 < simulated < minibatch else ""
     parts = -(-plan.num_steps // plan.steps_per_epoch)
-    unit = "epochs" if config.training_data_path else "evaluations"
-    say(group, f"global minibatch {minibatch} rows = {world} process(es) x {minibatch / world:g}{mixed}{accumulated}, "
-               f"{plan.steps_per_epoch} steps/{unit[:-1]}, {parts} {unit}, "
+    unit = "epoch" if config.training_data_path else "evaluation"
+    say(group, f"global minibatch {minibatch} rows = {counted(world, 'process')} x {minibatch / world:g}{mixed}"
+               f"{accumulated}, {counted(plan.steps_per_epoch, 'step')}/{unit}, {counted(parts, unit)}, "
                f"learning rate {config.training.learning_rate:g} (not scaled), on {group.device}")  # fmt: skip
 
 

@@ -29,7 +29,7 @@ from reagent_lite.data.input_state import states_of
 from reagent_lite.data.normalization import check_overrides, write_normalization
 from reagent_lite.data.readers_input import InputFile
 from reagent_lite.data.stage import StageManifest, data_files, read_manifest, standing, write_manifest
-from reagent_lite.errors import ConfigError, DataError, Problem
+from reagent_lite.errors import ConfigError, DataError, Problem, counted
 from reagent_lite.files import appearing_folder, require_writable, write_whole
 from reagent_lite.manifest import FILE_NAME
 from reagent_lite.training.progress import progress
@@ -274,10 +274,10 @@ def _outcome(folder: Path, manifest: StageManifest, start: float, *, skipped: bo
 def _tell(config: NormalizeConfig, training: Summary, fitted: dict[str, Fitted], drifts: dict[str, Drift]) -> None:
     kind = "candidates with features" if training.parametric else "names"
     by = "by the action column" if config.parametric is None else "as parametric says"
-    _say(f"{config.training_data_path}: {training.rows:,} rows; actions are {kind}, {by}")
+    _say(f"{config.training_data_path}: {counted(training.rows, 'row')}; actions are {kind}, {by}")
     if training.rows_by_position:
-        _say(f"note: {training.rows_by_position:,} rows without mdp_id or sequence_number; which of them are in the "
-             "sample depends on their order")  # fmt: skip
+        _say(f"note: {counted(training.rows_by_position, 'row')} without mdp_id or sequence_number; which of them are "
+             "in the sample depends on their order")  # fmt: skip
     for name, fit in fitted.items():
         types = ", ".join(
             f"{count} {one}" for one, count in _counted(str(f.feature_type) for f in fit.spec.features).items()

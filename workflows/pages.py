@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from reagent_lite.config import WorkflowConfig, fingerprint, resolved
+from reagent_lite.errors import counted
 from reagent_lite.evaluation.webpage import render
 from reagent_lite.evaluation.webpage_candidates import chosen_candidates
 from reagent_lite.evaluation.webpage_content import (
@@ -140,7 +141,7 @@ def _simulated(document: Mapping[str, Any]) -> tuple[Simulated, ...]:
 
 def _simulated_note(ended: Ended) -> str:
     document = ended.document["simulation"]
-    return f"{document['episodes']:,} episodes of {_environment(ended.config)}."
+    return f"{counted(document['episodes'], 'episode')} of {_environment(ended.config)}."
 
 
 def _actions(names: tuple[str, ...], series: Series) -> tuple[ActionShare, ...]:

@@ -10,13 +10,14 @@ import torch
 from numpy.typing import NDArray
 
 from reagent_lite.config import WorkflowConfig
-from reagent_lite.data.facts import Agreement, in_order
+from reagent_lite.data.facts import in_order
 from reagent_lite.data.plan import apportion
 from reagent_lite.data.stage import StageManifest, read_manifest
 from reagent_lite.data.training_copy import TrainingCopy
 from reagent_lite.data.training_copy_place import read_manifest as read_copy_manifest
 from reagent_lite.evaluation.webpage_content import Feature, FeatureShift, Table
 from workflows.preparation import Data
+from workflows.reporting import named_counts
 from workflows.shards import Shards
 
 SAMPLE = 4096  # rows that say how often a feature is present: to 0.8 % at worst, whatever the size of the log
@@ -90,7 +91,7 @@ def lineage_of(config: WorkflowConfig, data: Data | None) -> tuple[Table, ...]:
     found = {"training data": data.found, "eval data": data.held_out_found}
     asked = {"training data": config.training_data_path, "eval data": config.eval_data_path}
     counts = tuple(
-        (use, asked[use] or "by the timeline", f"{sum(one.rows):,}", _counted(one))
+        (use, asked[use] or "by the timeline", f"{sum(one.rows):,}", named_counts(one.counts))
         for use, one in found.items()
         if one is not None
     )
@@ -105,10 +106,6 @@ def lineage_of(config: WorkflowConfig, data: Data | None) -> tuple[Table, ...]:
             if manifest is not None:
                 tables += _stage(use, folder, manifest)
     return tuple(tables)
-
-
-def _counted(found: Agreement) -> str:
-    return ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in found.counts.items() if count)
 
 
 def _files(use: str, copy: TrainingCopy) -> Table:

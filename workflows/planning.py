@@ -15,7 +15,7 @@ from reagent_lite.data.training_copy_place import Manifest
 from reagent_lite.distributed.group import Place
 from reagent_lite.distributed.inspection import list_gpus
 from reagent_lite.distributed.launcher import Processes
-from reagent_lite.errors import ReagentLiteError
+from reagent_lite.errors import ReagentLiteError, counted
 from reagent_lite.sim.env import VectorEnv
 from reagent_lite.sim.sources import find_environment
 from reagent_lite.types import SourceSpec
@@ -123,7 +123,7 @@ def plan(config: WorkflowConfig, processes: Processes, known: Known) -> Iterator
         + ([f"every {every.every_minutes:g} minutes"] if every.every_minutes else [])
     )
     yield (f"checkpoints: {cadence or 'one at the end'}, the newest {every.keep} stay; begins again at most "
-           f"{restarts(config)} time(s) after a failure")  # fmt: skip
+           f"{counted(restarts(config), 'time')} after a failure")  # fmt: skip
     yield from _memory(config, world, known)
     yield from (f"warning: {trouble}" for trouble in known.troubles)
 
@@ -131,7 +131,7 @@ def plan(config: WorkflowConfig, processes: Processes, known: Known) -> Iterator
 def _machines(config: WorkflowConfig, world: World, place: Place | None) -> Iterator[str]:
     per_process = config.training.minibatch_size
     rows = config.data.global_minibatch_size or per_process * world.size
-    yield (f"{world.size} {world.device_type} process(es), {rows} rows a minibatch over all: "
+    yield (f"{counted(world.size, f'{world.device_type} process')}, {rows} rows a minibatch over all: "
            f"{rows / world.size:g} each")  # fmt: skip
     if place is not None:
         yield f"machines: as the launcher of these processes has it; rank {place.rank} on node {place.node}"
@@ -139,8 +139,8 @@ def _machines(config: WorkflowConfig, world: World, place: Place | None) -> Iter
         node = config.node_index or 0
         first = node * world.here
         ranks = f"rank {first}" if world.here == 1 else f"ranks {first} to {first + world.here - 1}"
-        yield (f"machines: {config.num_nodes} x {world.here} process(es), if the others start as many as this one; "
-               f"this is node {node}, {ranks}; node 0 saves the model")  # fmt: skip
+        yield (f"machines: {config.num_nodes} x {counted(world.here, 'process')}, if the others start as many as this "
+               f"one; this is node {node}, {ranks}; node 0 saves the model")  # fmt: skip
         port = config.rendezvous.port or "a free port"
         by_file = (config.init_method or "").startswith("file:")
         yield (
@@ -165,7 +165,7 @@ def _experience(config: WorkflowConfig, world: World, known: Known) -> Iterator[
         return
     own = {"shards": "its own part of the rows", "replicas": "all rows"}[config.data.layout]
     where = f"; layout {config.data.layout}: each machine has {own}" if several else ""
-    yield f"data: {config.training_data_path}: {known.files} file(s), {size_text(known.bytes)} here{where}"
+    yield f"data: {config.training_data_path}: {counted(known.files, 'file')}, {size_text(known.bytes)} here{where}"
     if known.events:
         yield "stages: transitions are made of the events first, unless they stand"
     if config.data.shards_path is not None:

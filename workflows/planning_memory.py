@@ -13,6 +13,7 @@ from reagent_lite.data.replay import ReplaySettings
 from reagent_lite.data.training_copy_place import Manifest
 from reagent_lite.distributed.inspection import Gpu
 from reagent_lite.distributed.launcher import Processes
+from reagent_lite.errors import counted
 from reagent_lite.memory import free_bytes
 from reagent_lite.sim.cpu import CpuBackend
 from reagent_lite.sim.env import VectorEnv
@@ -149,7 +150,9 @@ def free_here(world: World, gpus: tuple[Gpu, ...]) -> tuple[int, str] | None:
         gpus: that this machine's processes will use, in order.
     """
     if world.device_type == "cpu":
-        return free_bytes(torch.device("cpu")) // world.here, f"this machine's free memory / {world.here} process(es)"
+        return free_bytes(torch.device("cpu")) // world.here, (
+            f"this machine's free memory / {counted(world.here, 'process')}"
+        )
     known = [gpu.free for gpu in gpus if gpu.total]
     return (min(known), "the fullest GPU's free memory") if known else None
 

@@ -10,6 +10,7 @@ import torch
 from reagent_lite.algorithms.dqn import DQN
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.distributed.group import Group
+from reagent_lite.errors import counted
 from reagent_lite.evaluation.returns import Estimate, estimate, play
 from reagent_lite.sim.env import Policy
 from reagent_lite.training.tensors import Tree
@@ -60,7 +61,7 @@ class SimulationJudge:
         level = f"{self._config.evaluation.confidence_level:.0%}"
         name, episodes = self._simulation.backend.spec.name, self._simulation.config.evaluation_episodes
         line = (
-            f"simulation: {name}: return {_text(greedy)} over {episodes} episodes, {level} interval; "
+            f"simulation: {name}: return {_text(greedy)} over {counted(episodes, 'episode')}, {level} interval; "
             f"uniformly random actions {_text(random)}"
         )
         return Judgement(scalars=scalars, document={"episodes": episodes, **scalars}, lines=(line,))

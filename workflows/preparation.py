@@ -33,7 +33,7 @@ from reagent_lite.models.preprocessor import Preprocessor
 from reagent_lite.training.progress import progress
 from reagent_lite.types import NormalizationSpec, SourceSpec
 from workflows.fitting import given_or_fitted
-from workflows.reporting import say
+from workflows.reporting import named_counts, say
 from workflows.shards import Shards
 from workflows.stages import staged
 
@@ -143,8 +143,7 @@ def _copy(
     if not group.is_first_on_node:
         copy = prepared(None)
     agreement = shards.agree(Facts.of(copy, group.node, given), path)
-    counts = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in agreement.counts.items() if count)
-    say(group, f"{title}: {path}: {counts}")
+    say(group, f"{title}: {path}: {named_counts(agreement.counts)}")
     for note in agreement.notes:
         say(group, f"warning: {title}: {note}")
     return copy, agreement

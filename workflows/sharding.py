@@ -19,7 +19,7 @@ from reagent_lite.data.shard_fetch import Fetched, fetch_shard
 from reagent_lite.data.shard_store import Pointer, Store, is_whole, open_store, publish, read_pointer, told
 from reagent_lite.data.sharding import Layout, make_shards
 from reagent_lite.data.stage import data_files
-from reagent_lite.errors import ConfigError, DataError, NoRowsError, Problem
+from reagent_lite.errors import ConfigError, DataError, NoRowsError, Problem, counted
 from reagent_lite.training.progress import progress
 
 _POLL_SECONDS = 0.5
@@ -205,7 +205,7 @@ def _fetched(config: ShardConfig, store: Store, pointer: Pointer, *, newer: bool
     for name in fetched.altered:
         _say(f"{target / name}: was altered, and fetched again")
     count = len(fetched.new) + len(fetched.altered)
-    _say(f"{target}: shard {number}, {pointer.shards[number].rows:,} rows, {count} files fetched")
+    _say(f"{target}: shard {number}, {counted(pointer.shards[number].rows, 'row')}, {counted(count, 'file')} fetched")
     return fetched
 
 

@@ -26,7 +26,7 @@ from reagent_lite.config import resolved
 from reagent_lite.config.simulate import PlayConfig, SimulateConfig, ValueOfConfig
 from reagent_lite.data.event_log import LogWriter, log_writer
 from reagent_lite.data.event_log_columns import EpisodeBlock, LogSchema
-from reagent_lite.errors import BundleError, ConfigError, Problem, SimulationError
+from reagent_lite.errors import BundleError, ConfigError, Problem, SimulationError, counted
 from reagent_lite.evaluation.returns import estimate, play
 from reagent_lite.export.bundle import Bundle, load_bundle
 from reagent_lite.files import require_writable, write_whole
@@ -98,7 +98,7 @@ def simulate(config: SimulateConfig) -> Simulated:
             write_whole(truth, canonical(value))
     mean, lower, upper = _interval(returns)
     bounds = "" if lower is None else f" [{lower:.4g}, {upper:.4g}]"
-    _say(f"{target}: {rows:,} rows, {len(returns):,} episodes, mean return {mean:.4g}{bounds}")
+    _say(f"{target}: {counted(rows, 'row')}, {counted(len(returns), 'episode')}, mean return {mean:.4g}{bounds}")
     return Simulated(
         log=str(target),
         rows=rows,
@@ -117,8 +117,8 @@ def _write(config: SimulateConfig, backend: Backend, policy: Policy | None, writ
     amount = Amount(rows=config.rows, episodes=config.episodes)
     with _own_keys():
         env = _envs(config, backend, min(config.num_envs, amount.most_envs), LOG)
-    _say(f"{env.spec.name}: {env.num_envs} environments on {env.device.type}, at most {env.time_limit} steps, "
-         f"policy {config.policy.kind}")  # fmt: skip
+    _say(f"{env.spec.name}: {counted(env.num_envs, 'environment')} on {env.device.type}, "
+         f"at most {counted(env.time_limit, 'step')}, policy {config.policy.kind}")  # fmt: skip
     returns, rows, prefix = [], 0, _prefix(config)
     with progress("simulating", "rows", enabled=True) as show:
         for episodes in whole_episodes(env, policy, amount, **_drawing(config.policy)):
@@ -257,7 +257,7 @@ def _value(config: SimulateConfig, wanted: ValueOfConfig, backend: Backend, poli
         for name, samples in (("return", played.total), ("discounted_return", played.discounted))
     }
     total, discounted = both["return"], both["discounted_return"]
-    _say(f"true value of {wanted.kind} over {wanted.episodes} episodes: "
+    _say(f"true value of {wanted.kind} over {counted(wanted.episodes, 'episode')}: "
          f"return {total['mean']:.4g} [{total['lower']:.4g}, {total['upper']:.4g}], discounted by {wanted.gamma:g} "
          f"{discounted['mean']:.4g} [{discounted['lower']:.4g}, {discounted['upper']:.4g}]")  # fmt: skip
     return {

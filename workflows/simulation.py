@@ -21,7 +21,7 @@ from reagent_lite.config.simulation import SimulationConfig
 from reagent_lite.data.normalization import check_covers, read_normalization
 from reagent_lite.data.normalized import Reordered
 from reagent_lite.distributed.group import Group
-from reagent_lite.errors import ConfigError, Problem
+from reagent_lite.errors import ConfigError, Problem, counted
 from reagent_lite.export.content import SampleRows
 from reagent_lite.models.preprocessor import Preprocessor
 from reagent_lite.sim.backend import Backend, open_backend
@@ -82,7 +82,7 @@ def open_simulation(config: WorkflowConfig, group: Group, *, parametric: bool) -
     assert settings is not None
     if config.simulated_share and settings.num_envs < group.world_size:
         raise ConfigError(
-            Problem("simulation.num_envs", f"at least one for each of {group.world_size} processes",
+            Problem("simulation.num_envs", f"at least one for each of {counted(group.world_size, 'process')}",
                     str(settings.num_envs))
         )  # fmt: skip
 
@@ -106,8 +106,8 @@ def open_simulation(config: WorkflowConfig, group: Group, *, parametric: bool) -
             Problem("simulation.env", "an environment with fixed actions", f"{spec.name}, whose candidates differ from "
                     "step to step", "Use workflows.parametric_dqn")
         )  # fmt: skip
-    say(group, f"simulation: {spec.name}, {settings.num_envs} environments on {backend.device.type}, "
-               f"{spec.observation_size} features, {spec.num_actions} choices")  # fmt: skip
+    say(group, f"simulation: {spec.name}, {counted(settings.num_envs, 'environment')} on {backend.device.type}, "
+               f"{counted(spec.observation_size, 'feature')}, {counted(spec.num_actions, 'choice')}")  # fmt: skip
     return Simulation(config=settings, backend=backend, parametric=parametric, seed=config.seed)
 
 
@@ -132,8 +132,8 @@ def with_actions(config: WorkflowConfig, simulation: Simulation) -> WorkflowConf
         )  # fmt: skip
     if len(config.actions) != len(names):
         raise ConfigError(
-            Problem("actions", f"{len(names)} names, for {', '.join(names)} of {simulation.backend.spec.name}",
-                    str(list(config.actions)))
+            Problem("actions", f"{counted(len(names), 'name')}, for {', '.join(names)} of "
+                    f"{simulation.backend.spec.name}", str(list(config.actions)))
         )  # fmt: skip
     return config
 

@@ -17,7 +17,7 @@ from reagent_lite.data.engine_spark import SparkEngine
 from reagent_lite.data.readers_input import InputFile
 from reagent_lite.data.stage import StageManifest, data_files, read_manifest, standing
 from reagent_lite.data.timeline import KIND, make_timeline, output_folders, settings_of
-from reagent_lite.errors import ConfigError, Problem
+from reagent_lite.errors import ConfigError, Problem, counted
 from reagent_lite.files import require_writable
 from reagent_lite.manifest import FILE_NAME
 from reagent_lite.memory import free_host_bytes
@@ -74,7 +74,7 @@ def run_timeline(config: TimelineConfig) -> TimelineOutcome:
         _say(f"{', '.join(map(str, folders))}: made of these events before, nothing to do")
     report = manifests[0].report
     for folder, manifest in zip(folders, manifests, strict=True):
-        _say(f"{folder}: {manifest.rows:,} transitions in {len(manifest.files)} files")
+        _say(f"{folder}: {counted(manifest.rows, 'transition')} in {counted(len(manifest.files), 'file')}")
         if not manifest.rows:
             _say(f"warning: {folder} has no transitions: there are too few episodes for eval_percent, or none is whole")
     return TimelineOutcome(

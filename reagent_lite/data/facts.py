@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from reagent_lite.data.normalization import normalization_json
 from reagent_lite.data.training_copy import TrainingCopy
 from reagent_lite.data.training_copy_place import MANIFEST, read_manifest
-from reagent_lite.errors import DataError, Problem
+from reagent_lite.errors import DataError, Problem, counted
 from reagent_lite.types import NormalizationSpec
 
 ORIGIN = ("origin_file.npy", "origin_line.npy")
@@ -152,9 +152,9 @@ def _differences(first: Facts, other: Facts, path: str, replicas: bool) -> list[
                         "Copy one file to every node")
             )  # fmt: skip
     if replicas and other.content != first.content:
-        got = f"{other.rows:,} rows" + (", others" if other.rows == first.rows else "")
+        got = counted(other.rows, "row") + (", others" if other.rows == first.rows else "")
         problems.append(
-            Problem(where, f"the {first.rows:,} rows of node {first.node}, as data.layout is replicas", got,
+            Problem(where, f"the {counted(first.rows, 'row')} of node {first.node}, as data.layout is replicas", got,
                     "Copy the same data to every node, or set data.layout to shards")
         )  # fmt: skip
     return problems

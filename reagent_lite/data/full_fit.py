@@ -27,7 +27,7 @@ from reagent_lite.data.statistics import (
     judge_shape,
     with_box_cox,
 )
-from reagent_lite.errors import DataError, Problem
+from reagent_lite.errors import DataError, Problem, counted
 from reagent_lite.types import FeatureSpec, FeatureType, NormalizationSpec
 
 SHOWN_QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
@@ -100,7 +100,13 @@ def fit_summary(column: ColumnSummary, settings: NormParams, *, where: str) -> F
             features, and how many more).
     """
     if not column.features:
-        raise DataError(Problem(where, "at least one feature", f"none in {column.rows} rows or candidates"))
+        raise DataError(
+            Problem(
+                where,
+                "at least one feature",
+                f"none in {counted(column.rows, 'row or candidate', 'rows or candidates')}",
+            )
+        )
     with ThreadPoolExecutor(num_threads()) as pool:
         results = list(pool.map(partial(_fitted, column, settings, where), column.features))
     raise_any([problem for one in results if isinstance(one, DataError) for problem in one.problems])
@@ -121,7 +127,7 @@ def _fitted(
     values: Floats = sampled[~np.isnan(sampled) & (sampled != MISSING)].astype(np.float64)
     override = {int(key): FeatureType(name) for key, name in settings.feature_overrides.items()}.get(feature_id)
     if summary.moments.count < MIN_PRESENT_VALUES and override not in UNFITTED:
-        got = f"{summary.moments.count} in {column.rows} rows or candidates"
+        got = f"{summary.moments.count:,} in {counted(column.rows, 'row or candidate', 'rows or candidates')}"
         todo = "Leave the feature out, or override it with DO_NOT_PREPROCESS"
         return DataError(Problem(place, f"at least {MIN_PRESENT_VALUES} present values", got, todo))
     judged = _judge(summary, values, settings)
@@ -236,6 +242,6 @@ def _notes(place: str, kind: FeatureType, summary: FeatureSummary, values: Float
         stddev = " with stddev 1" if kind is FeatureType.CONTINUOUS else ""
         return [f"{place}: every value is {summary.low:.9g}; a constant is {kind}{stddev}"]
     if len(values) < MIN_PRESENT_VALUES and kind is FeatureType.CONTINUOUS:
-        return [f"{place}: {len(values)} of its {summary.moments.count} values are in the sample, too few to see how "
+        return [f"{place}: {len(values):,} of its {summary.moments.count:,} values in the sample, too few to see how "
                 "far from normal it is; raise norm_params.num_samples"]  # fmt: skip
     return []

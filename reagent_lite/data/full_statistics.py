@@ -37,7 +37,7 @@ from reagent_lite.data.schema import MAX_PROBLEMS, nearest, valid_rows
 from reagent_lite.data.statistics import SMALLEST_STDDEV, Floats, Moments
 from reagent_lite.data.transitions import FeatureMatrix, feature_matrix
 from reagent_lite.data.transitions_parametric import aligned
-from reagent_lite.errors import DataError, Problem
+from reagent_lite.errors import DataError, Problem, counted
 
 STATE, ACTION = "state_features", "action"
 _COPIED_COLUMNS = 16
@@ -266,7 +266,9 @@ class _Reading:
         if not self._num_faults:
             return
         more = self._num_faults - len(self._problems)
-        total = Problem(where, "rows without fault", f"{self._num_faults} rows with one, {more} more than shown")
+        total = Problem(
+            where, "rows without fault", f"{counted(self._num_faults, 'row')} with one, {more:,} more than shown"
+        )
         raise DataError([*self._problems, *([total] if more else [])])
 
     def finish(self, hashes: tuple[str, ...]) -> Summary:

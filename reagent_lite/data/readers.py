@@ -22,7 +22,7 @@ from reagent_lite.data.readers_input import MINARI, InputFile, list_input
 from reagent_lite.data.readers_ipc import read_ipc
 from reagent_lite.data.readers_json import Block, Position, read_json_lines
 from reagent_lite.data.readers_parquet import read_parquet
-from reagent_lite.errors import DataError, NoRowsError, Problem
+from reagent_lite.errors import DataError, NoRowsError, Problem, counted
 
 T = TypeVar("T")
 Reader = Callable[[InputFile, int, Position], Iterator[Callable[[], Block]]]
@@ -78,7 +78,9 @@ def read_blocks(
         progress(total, total)
     if not rows:
         where = files[0].path if len(files) == 1 else os.path.dirname(files[0].path)
-        raise NoRowsError(Problem(where, "rows of data", f"none in {len(files)} file(s), {total} bytes"))
+        raise NoRowsError(
+            Problem(where, "rows of data", f"none in {counted(len(files), 'file')}, {counted(total, 'byte')}")
+        )
 
 
 def _require_hash(file: InputFile, position: Position) -> None:

@@ -32,7 +32,7 @@ from reagent_lite.data.readers_json import Block, Position
 from reagent_lite.data.readers_parquet import sha256_of
 from reagent_lite.data.schema import from_indices, is_text, merge_fields
 from reagent_lite.data.sharding_episodes import Episodes, ids_of
-from reagent_lite.errors import NoRowsError, Problem
+from reagent_lite.errors import NoRowsError, Problem, counted
 
 PART_BYTES = 1 << 24
 """Of Arrow's form of a part: a thread holds three times as much while it sorts one."""
@@ -74,7 +74,7 @@ def columns_of(schemas: Sequence[pa.Schema]) -> dict[str, str]:
 def no_rows(files: Sequence[InputFile]) -> NoRowsError:
     """Returns the error of files without rows."""
     where = files[0].path if len(files) == 1 else os.path.dirname(files[0].path)
-    return NoRowsError(Problem(where, "rows of data", f"none in {len(files)} file(s)"))
+    return NoRowsError(Problem(where, "rows of data", f"none in {counted(len(files), 'file')}"))
 
 
 def cut_by_rows(

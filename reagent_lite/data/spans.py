@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reagent_lite.data.training_copy import TrainingCopy
-from reagent_lite.errors import DataError, Problem
+from reagent_lite.errors import DataError, Problem, counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,7 @@ def learnable_rows(
     notes = []
     usable = np.asarray(copy.action) >= 0
     if not usable.all():
-        notes.append(f"{int((~usable).sum())} rows have no action; they are left out of the loss")
+        notes.append(f"{counted(int((~usable).sum()), 'row has', 'rows have')} no action and no part in the loss")
     if not maxq:
         last = spans.last if spans.last is not None else np.arange(len(copy))
         missing = (np.asarray(copy.next_action)[last] < 0) & (np.asarray(copy.bootstrap)[last] > 0)
@@ -102,7 +102,8 @@ def learnable_rows(
         _refuse(copy, missing & ~cut, "a next_action, as rl.maxq_learning is false", "none",
                 "Add next_action to rows that go on, or set rl.maxq_learning to true")  # fmt: skip
         if cut.any():
-            notes.append(f"{int(cut.sum())} rows end at a time limit without a next action; SARSA leaves them out")
+            ends = counted(int(cut.sum()), "row ends", "rows end")
+            notes.append(f"{ends} at a time limit without a next action; SARSA leaves that out")
         usable &= ~cut
     if unit_reward:
         wrong = (np.asarray(copy.reward) < 0) | (np.asarray(copy.reward) > 1)

@@ -25,7 +25,7 @@ from reagent_lite.data.training_copy_spool import ColumnSpool, K, Keys, MatrixRe
 from reagent_lite.data.transitions import Rows, require_columns
 from reagent_lite.data.transitions_discrete import discrete_rows
 from reagent_lite.data.transitions_parametric import parametric_rows
-from reagent_lite.errors import DataError, Problem
+from reagent_lite.errors import DataError, Problem, counted
 
 COLUMNS: dict[str, DTypeLike] = {
     "action": np.int32,
@@ -167,7 +167,9 @@ class Spool:
         """Raises the faults that were collected, and those of the log as a whole."""
         if self.num_faults:
             more = self.num_faults - len(self.problems)
-            summary = Problem(where, "rows without fault", f"{self.num_faults} rows with one, {more} more than shown")
+            summary = Problem(
+                where, "rows without fault", f"{counted(self.num_faults, 'row')} with one, {more:,} more than shown"
+            )
             raise DataError([*self.problems, *([summary] if more else [])])
         if self.has_sequence and self.first_without_sequence is not None:
             raise DataError(Problem(self.first_without_sequence, "a sequence_number, as other rows have one", "none"))
@@ -371,22 +373,24 @@ def equal_bits(one: NDArray[np.float32], other: NDArray[np.float32]) -> NDArray[
 
 def notes(counts: Counter[str], columns: set[str]) -> tuple[str, ...]:
     """Returns sentences about what a user should know of a log."""
-    rows = counts["rows"]
+    of_all = counted(counts["rows"], "row has", "rows have")
     found: list[str] = []
     if absent := counts["propensity_absent_rows"]:
-        found.append(
-            f"{absent} of {rows} rows have no propensity; it counts as 1, so importance weights are meaningless"
-        )
+        found.append(f"{absent:,} of {of_all} no propensity; it counts as 1, so importance weights are meaningless")
     if unknown := counts["unknown_action_rows"]:
-        found.append(f"{unknown} of {rows} rows have no action; they are not trained on")
+        found.append(f"{unknown:,} of {of_all} no action and no part in training")
     if duplicates := counts["duplicate_rows"]:
-        found.append(f"{duplicates} rows share mdp_id and sequence_number with another row")
+        found.append(f"{counted(duplicates, 'row shares', 'rows share')} mdp_id and sequence_number with another row")
     if lacking := counts["metrics_absent_values"]:
-        found.append(f"{lacking} metric values are absent and count as 0")
+        found.append(
+            f"{counted(lacking, 'metric value is absent and counts', 'metric values are absent and count')} as 0"
+        )
     if impossible := counts["next_action_not_possible_rows"]:
-        found.append(f"{impossible} rows have a next_action that is not among their possible_next_actions")
-    if counts["rows_without_mdp_id"]:
-        found.append(f"{counts['rows_without_mdp_id']} rows have no mdp_id; each counts as an episode of its own")
+        found.append(
+            f"{counted(impossible, 'row has', 'rows have')} a next_action that is not among possible_next_actions"
+        )
+    if nameless := counts["rows_without_mdp_id"]:
+        found.append(f"{counted(nameless, 'row has', 'rows have')} no mdp_id; each counts as an episode of its own")
     if ignored := sorted(columns - {*KNOWN_COLUMNS, *TIMELINE_COLUMNS}):
         found.append(f"columns that are not used: {', '.join(ignored)}")
     return tuple(found)

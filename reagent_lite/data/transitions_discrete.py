@@ -20,6 +20,7 @@ from reagent_lite.data.readers_columns import (
 from reagent_lite.data.readers_json import Block
 from reagent_lite.data.schema import any_true
 from reagent_lite.data.transitions import NONE, Choices, Rows, finish, read_common
+from reagent_lite.errors import counted
 
 WRONG = -2
 
@@ -135,7 +136,11 @@ def _fill_by_numbers(
         mask[:] = values.reshape(mask.shape)
         return
     odd = (lengths != num) & (lengths > 0)
-    faults.add(odd, f"{num} values, one per action, in {column.name}", lambda row: f"{lengths[row]} values")
+    faults.add(
+        odd,
+        f"{counted(num, 'value')}, one per action, in {column.name}",
+        lambda row: counted(int(lengths[row]), "value"),
+    )
     whole = lengths == num
     if not whole.all():
         values = values[np.repeat(whole, lengths)]

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.distributed_c10d import _set_pg_timeout  # the only way to change it; there since torch 2.1
 from torch.nn.parallel import DistributedDataParallel
 
-from reagent_lite.errors import Problem, RendezvousError
+from reagent_lite.errors import Problem, RendezvousError, counted
 
 # buffers are constants here, or statistics that are synchronized by themselves; torch 2.13 renamed the argument
 _BUFFERS_STAY_LOCAL: dict[str, Any] = (
@@ -290,6 +290,6 @@ def _arrive(store: Any, place: Place, timeout: timedelta) -> None:
 def _absent(place: Place, timeout: timedelta, got: str, error: Exception) -> RendezvousError:
     seconds = f"{timeout.total_seconds():g} s"
     return RendezvousError(
-        Problem(f"start of {place.world_size} processes", f"all of them within {seconds}", got,
+        Problem(f"start of {counted(place.world_size, 'process')}", f"all of them within {seconds}", got,
                 str(error).splitlines()[0])
     )  # fmt: skip

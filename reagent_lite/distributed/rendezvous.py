@@ -29,7 +29,7 @@ from reagent_lite.distributed.membership import ROUND_SECONDS, Abort, Membership
 from reagent_lite.distributed.network import Address, addresses, answers, listening, own_address, resolved
 from reagent_lite.distributed.nodes import Node
 from reagent_lite.distributed.verdict import Declaration
-from reagent_lite.errors import ConfigError, PeerError, Problem, RendezvousError
+from reagent_lite.errors import ConfigError, PeerError, Problem, RendezvousError, counted
 
 _LONGEST_POLL = 2.0
 _SHARE_SECONDS = 20.0
@@ -114,7 +114,7 @@ class Rendezvous:
                 raise
             if self.node.count > 1:
                 self.say(f"rendezvous: {self.node.count} machines met after {time.monotonic() - begun:.1f} s: "
-                         f"{membership.world_size} processes, attempt {record.attempt}")  # fmt: skip
+                         f"{counted(membership.world_size, 'process')}, attempt {record.attempt}")  # fmt: skip
             return membership
 
     def again(self, ended: Membership) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from reagent_lite.config.publish import PublishConfig
+from reagent_lite.errors import counted
 from reagent_lite.evaluation.verdict import Verdict
 from reagent_lite.evaluation.withheld import WEIGHTED
 
@@ -65,7 +66,8 @@ def _judged(
 ) -> tuple[bool, str]:
     name = f"{condition.estimator} of {condition.outcome}"
     if rows_without_propensity and condition.estimator in WEIGHTED:
-        return False, f"{name} cannot be had: {rows_without_propensity:,} rows of the log have no propensity"
+        rows = counted(rows_without_propensity, "row of the log has", "rows of the log have")
+        return False, f"{name} cannot be had: {rows} no propensity"
     if lower is None:
         return False, f"{name} has no interval: {estimate['reason']}"
     if estimate["verdict"] == Verdict.DO_NOT_USE:

@@ -4,6 +4,7 @@ import math
 from dataclasses import asdict
 from typing import Any
 
+from reagent_lite.errors import counted
 from reagent_lite.evaluation.cpe import CPEResult, Estimate, OutcomeResult
 from reagent_lite.evaluation.overlap import Figure
 from reagent_lite.evaluation.page import EvaluationPage
@@ -55,14 +56,15 @@ def lines(result: CPEResult) -> list[str]:
         return ["CPE: no held-out rows to evaluate on"]
     overlap = result.overlap
     text = [
-        f"CPE on {overlap.num_episodes} held-out episodes, {overlap.num_rows} rows: {overlap.effective_episodes:.1f} "
-        f"effective episodes at step {overlap.judged_step}, mean weight {overlap.mean_weight.value:.3g}, "
-        f"{overlap.horizon_reached} of {overlap.horizon} steps reached; intervals at {result.level:.0%}"
+        f"CPE on {counted(overlap.num_episodes, 'held-out episode')}, {counted(overlap.num_rows, 'row')}: "
+        f"{overlap.effective_episodes:.1f} effective episodes at step {overlap.judged_step}, "
+        f"mean weight {overlap.mean_weight.value:.3g}, {overlap.horizon_reached} of {overlap.horizon} steps reached; "
+        f"intervals at {result.level:.0%}"
     ]
     if result.num_episodes_left_out or result.num_rows_beyond_horizon:
         text.append(
-            f"  not scored: {result.num_episodes_left_out} episodes, "
-            f"{result.num_rows_beyond_horizon} rows beyond the horizon"
+            f"  not scored: {counted(result.num_episodes_left_out, 'episode')}, "
+            f"{counted(result.num_rows_beyond_horizon, 'row')} beyond the horizon"
         )
     for outcome in result.outcomes:
         text += _outcome_lines(outcome)

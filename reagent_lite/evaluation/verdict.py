@@ -3,6 +3,7 @@
 import math
 from enum import StrEnum
 
+from reagent_lite.errors import counted
 from reagent_lite.evaluation.overlap import Figure, Overlap
 
 # An interval wider than this share of the figure's own size does not tell policies apart.
@@ -57,7 +58,10 @@ def judge_weighted(
     if (unusable := _undefined(figure, overlap)) is not None:
         return unusable
     if overlap.num_episodes < min_effective:
-        return Verdict.WIDE, f"{overlap.num_episodes} episodes: an interval over so few promises more than it holds"
+        return (
+            Verdict.WIDE,
+            f"{counted(overlap.num_episodes, 'episode')}: an interval over so few promises more than it holds",
+        )
     if largest > _MAX_LARGEST_SHARE:
         return Verdict.WIDE, f"one {unit} carries {largest:.0%} of the weight"
     trusted = (Verdict.TRUSTWORTHY, f"{effective:.0f} effective {unit}s, mean weight {mean.value:.3g}")

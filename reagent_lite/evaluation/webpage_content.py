@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+from reagent_lite.errors import counted
 from reagent_lite.evaluation.verdict import Verdict
 from reagent_lite.evaluation.webpage_candidates import Candidates
 
@@ -326,7 +327,7 @@ def unscored(cpe: Mapping[str, Any]) -> tuple[str, ...]:
     episodes, rows = cpe["num_episodes_left_out"], cpe["num_rows_beyond_horizon"]
     if not episodes and not rows:
         return ()
-    return (f"Not scored: {episodes:,} episodes, and {rows:,} rows beyond the horizon.",)
+    return (f"Not scored: {counted(episodes, 'episode')}, and {counted(rows, 'row')} beyond the horizon.",)
 
 
 def number(value: float | None) -> str:

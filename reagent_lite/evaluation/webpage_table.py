@@ -8,6 +8,8 @@ import re
 from collections.abc import Sequence
 from html import escape
 
+from reagent_lite.errors import counted
+
 _MOST_ROWS = 30  # of a table that is open
 _OPEN_ROWS = 20  # of a longer one; the others unfold
 _STACKED_FROM = 4  # columns
@@ -70,7 +72,7 @@ def table(
     if len(rows) <= _MOST_ROWS:
         return _table(caption, head, rows, kinds)
     shown, folded = _table(caption, head, rows[:_OPEN_ROWS], kinds), rows[_OPEN_ROWS:]
-    more = f"<details><summary>{len(folded):,} more rows</summary>"
+    more = f"<details><summary>{counted(len(folded), 'more row')}</summary>"
     return f"{shown}{more}{_table(f'{caption}, the other rows', head, folded, kinds)}</details>"
 
 

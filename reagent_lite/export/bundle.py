@@ -17,7 +17,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import ArrayLike, NDArray
 
-from reagent_lite.errors import BundleError, Problem
+from reagent_lite.errors import BundleError, Problem, counted
 from reagent_lite.export.dense import FeatureMap, flags, from_maps, numbers, padded, refuse_infinity
 from reagent_lite.export.tolerance import Tolerance, compare_choices
 from reagent_lite.manifest import verified
@@ -209,7 +209,9 @@ class Bundle:
     ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
         got = "nothing" if candidates is None else f"{len(candidates)}"
         if candidates is None or len(candidates) != num_rows:
-            raise BundleError(Problem("candidates", f"{num_rows} lists of candidates, one per row of values", got))
+            raise BundleError(
+                Problem("candidates", f"{counted(num_rows, 'list')} of candidates, one per row of values", got)
+            )
         return padded("candidates", candidates, len(self.action_feature_ids))
 
 

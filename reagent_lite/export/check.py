@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from reagent_lite.errors import BundleError, Problem
+from reagent_lite.errors import BundleError, Problem, counted
 from reagent_lite.export.content import SampleRows
 from reagent_lite.export.formats import Inputs, Replay
 from reagent_lite.export.predictor import Predictor
@@ -83,7 +83,7 @@ def check_live(predictor: Predictor, batches: list[Inputs]) -> None:
     without = sum(int((inputs[-1].any(1) & ~choices.any(1)).sum())
                   for inputs, (*_, choices) in zip(batches, outputs, strict=True))  # fmt: skip
     if without:
-        got = f"none in {without} rows"
+        got = f"none in {counted(without, 'row')}"
         advice = "The imitator of the log diverged: lower the learning rate or look at the data"
         raise BundleError(Problem("choices of the live network", "one at least of those allowed", got, advice))
 

@@ -47,7 +47,7 @@ def test_a_step_of_two_tasks_trains_one_model(slurm: Slurm, two_hosts: Hosts, li
     outcome = json.loads(step.stdout)  # one line: of the two tasks, node 0's alone speaks
     assert outcome["rows"] == 6 * len(lines)  # epochs, over both parts
     assert "rendezvous: 2 machines met" in step.stderr
-    assert "global minibatch 64 rows = 2 process(es)" in step.stderr
+    assert "global minibatch 64 rows = 2 processes" in step.stderr
     assert (work.out(0) / "model/manifest.json").exists()
     assert not work.out(1).exists()
     assert list(two_hosts[0].seen_from_here(two_hosts.share).iterdir()) == []

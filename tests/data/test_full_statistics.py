@@ -288,7 +288,7 @@ def test_constants_and_sparse_features_say_so(tmp_path: Path) -> None:
     fit = fitted(file, num_samples=100)
     assert (feature(fit, 0).mean, feature(fit, 0).stddev) == (-2.5, 1.0)
     assert fit.notes[0] == "data: feature 0: every value is -2.5; a constant is CONTINUOUS with stddev 1"
-    assert fit.notes[1].startswith(f"data: feature 1: {fit.reports[1].sampled} of its 25 values are in the sample")
+    assert fit.notes[1].startswith(f"data: feature 1: {fit.reports[1].sampled} of its 25 values in the sample")
     assert fit.reports[1].sampled < 20
     # 0, 1/7, ..., 24/7: mean 12/7, sum of squares 2 (1 + 4 + ... + 144) / 49 = 1300/49, variance 1300/49/24
     assert feature(fit, 1).mean == pytest.approx(12 / 7, rel=1e-6)

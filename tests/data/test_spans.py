@@ -80,7 +80,7 @@ def test_sarsa_needs_a_next_action_but_not_at_a_time_limit(tmp_path: Path) -> No
     copy = timeline(tmp_path, next_action=None, terminal=False, truncated=True)
     usable, notes = learnable_rows(copy, single_steps(copy), maxq=False, unit_reward=False)
     assert usable.tolist() == [0, 1, 2]
-    assert notes == ("1 rows end at a time limit without a next action; SARSA leaves them out",)
+    assert notes == ("1 row ends at a time limit without a next action; SARSA leaves that out",)
     assert len(learnable_rows(copy, single_steps(copy), maxq=True, unit_reward=False)[0]) == 4
 
 
@@ -88,7 +88,7 @@ def test_unknown_actions_are_left_out_and_counted(tmp_path: Path) -> None:
     copy = timeline(tmp_path, action=None)
     usable, notes = learnable_rows(copy, single_steps(copy), maxq=True, unit_reward=False)
     assert usable.tolist() == [0, 1, 2]
-    assert notes == ("1 rows have no action; they are left out of the loss",)
+    assert notes == ("1 row has no action and no part in the loss",)
 
 
 def test_cross_entropy_needs_rewards_in_the_unit_interval(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ DISCRETE_FAULTS: list[tuple[dict[str, Any], str, str]] = [
     ({"next_action": -1}, "an index below 2 in next_action", "-1"),
     ({"possible_actions": [0, 1]}, "an action among possible_actions", "0"),
     ({"possible_actions": []}, "an action among possible_actions", "0"),
-    ({"possible_actions": [1]}, "2 values, one per action, in possible_actions", "1 values"),
+    ({"possible_actions": [1]}, "2 values, one per action, in possible_actions", "1 value"),
     ({"possible_actions": [1, 2]}, "only 0 and 1 in possible_actions", "[1, 2]"),
     ({"possible_actions": ["left", "up"]}, "0 or 1 per action, or names, in possible_actions", '["left", "up"]'),
     ({"possible_actions": {"0": 1}}, "in possible_actions", '{"0": 1}'),

@@ -209,7 +209,7 @@ def test_parametric_arrays_masks_and_empty_lists(parametric: Bundle) -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda b: b.predict([[1]]), "candidates: expected 1 lists of candidates, one per row of values, got nothing"),
+        (lambda b: b.predict([[1]]), "candidates: expected 1 list of candidates, one per row of values, got nothing"),
         (lambda b: b.predict([[1]], candidates=[[[1]], [[2]]]), "one per row of values, got 2"),
         (
             lambda b: b.predict([[1]], candidates=[[[1, 2]]]),

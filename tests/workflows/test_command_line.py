@@ -68,7 +68,7 @@ def test_dry_run_prints_the_resolved_config(tmp_path: Path, capsys: pytest.Captu
     printed = json.loads(captured.out)
     assert printed["rl"]["gamma"] == 0.5
     assert printed["training"]["minibatch_size"] == 4096
-    assert "2 cpu process(es), 8192 rows a minibatch over all" in captured.err
+    assert "2 cpu processes, 8192 rows a minibatch over all" in captured.err
     assert list(tmp_path.iterdir()) == [tmp_path / "c.json"]
 
 
@@ -220,4 +220,4 @@ def test_another_launcher_is_as_good(small: dict[str, Any], tmp_path: Path) -> N
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["steps"] == 2 * 4  # 200 rows in global minibatches of 64
-    assert "= 2 process(es) x 32" in done.stderr
+    assert "= 2 processes x 32" in done.stderr

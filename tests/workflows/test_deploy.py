@@ -37,7 +37,7 @@ def test_compose(node: int, capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     for name, value in service["environment"].items():
         monkeypatch.setenv(name, value)
     lines, config = planned([word.replace("/app/", f"{ROOT}/") for word in service["command"]], capsys)
-    assert lines[0].startswith("2 cpu process(es)")
+    assert lines[0].startswith("2 cpu processes")
     assert any(f"this is node {node}, rank {node};" in line for line in lines)
     assert (ROOT / service["build"]["dockerfile"]).is_file()
     mounted = {volume.split(":")[1]: volume.split(":")[0] for volume in service["volumes"]}

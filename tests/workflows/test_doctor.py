@@ -51,7 +51,7 @@ def test_a_machine_alone_that_can_train(examine: Examine, tmp_path: Path) -> Non
     code, rows = examine({"eval_data_path": str(eval_data)})
     assert code == 0
     # 200 rows of some 300 bytes lie within the first block of 2^18
-    assert rows["training data"][0]["found"].startswith(f"{data}: 1 file(s), ")
+    assert rows["training data"][0]["found"].startswith(f"{data}: 1 file, ")
     assert rows["training data"][0]["found"].endswith("the first 200 rows have no fault")
     assert rows["eval data"][0]["found"].endswith("the first 50 rows have no fault")
     assert rows["config"][0]["found"].endswith("is valid for workflows.dqn")

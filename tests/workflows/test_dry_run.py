@@ -57,7 +57,7 @@ def parquet(tmp_path: Path, count: int) -> str:
 
 def test_one_process_over_a_file_that_must_be_counted(plan: Plan) -> None:
     lines = plan({})
-    assert lines[0] == "1 cpu process(es), 32 rows a minibatch over all: 32 each"
+    assert lines[0] == "1 cpu process, 32 rows a minibatch over all: 32 each"
     assert only(lines, "rows:") == "rows: counted at the start, steps with them"
     assert only(lines, "memory: the network").endswith("known when the data has been read")
     assert [line for line in lines if line.startswith("warning")] == []
@@ -70,12 +70,12 @@ def test_machines_processes_and_ranks(plan: Plan) -> None:
         "rendezvous": {"interface": "eth1", "port": 29500}, "checkpoint": {"every_steps": 50, "every_minutes": 2.0},
     }  # fmt: skip
     lines = plan(changes, "--node_index", "1")
-    assert lines[0] == "6 cpu process(es), 192 rows a minibatch over all: 32 each"
-    assert "this is node 1, ranks 2 to 3; node 0 saves the model" in only(lines, "machines: 3 x 2 process(es)")
+    assert lines[0] == "6 cpu processes, 192 rows a minibatch over all: 32 each"
+    assert "this is node 1, ranks 2 to 3; node 0 saves the model" in only(lines, "machines: 3 x 2 processes")
     assert only(lines, "meeting:") == (
         "meeting: file:///share/run.rdzv, all within 600 s; node 0 listens on eth1, 29500"
     )
-    words = "checkpoints: every 50 steps and every 2 minutes, the newest 2 stay; begins again at most 3 time(s)"
+    words = "checkpoints: every 50 steps and every 2 minutes, the newest 2 stay; begins again at most 3 times"
     assert only(lines, words)
     assert "layout shards: each machine has its own part of the rows" in only(lines, "data:")
 

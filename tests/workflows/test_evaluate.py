@@ -401,7 +401,7 @@ def test_other_features(tmp_path: Path) -> None:
     some = linear_bundle(tmp_path / "some", np.zeros((2, 3)), AB, (1, 5, 6))
     outcome, _ = judged(log, some)
     assert outcome.warnings == (
-        "model does not know 1 state features of the log, which are left out: 0",
+        "model does not know 1 state feature of the log, left out: 0",
         "2 of 3 state features that model reads are missing in every row of the log: 5, 6",
     )
     assert outcome.scores["CPE/Reward/IPS_Reward"] == pytest.approx(outcome.scores["CPE/Reward/Logged_Reward"])

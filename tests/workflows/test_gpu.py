@@ -8,6 +8,7 @@ import torch
 from oracles.logs import candidate_rows, write_lines
 from oracles.runs import ROOT, Runner
 
+from reagent_lite.errors import counted
 from reagent_lite.export import load_bundle
 
 pytestmark = [
@@ -36,7 +37,7 @@ def test_a_gpu_run_equals_a_cpu_run(
 def test_all_gpus(run: Runner, small: dict[str, Any]) -> None:
     done = run("dqn", small, "--set", "use_gpu=true", "--set", "use_all_avail_gpus=true")
     assert done.code == 0, done.err
-    assert f"= {torch.cuda.device_count()} process(es)" in done.err
+    assert f"= {counted(torch.cuda.device_count(), 'process')} x" in done.err
 
 
 @pytest.mark.parametrize("graph", ["true", "false"], ids=["captured", "eager"])

@@ -124,7 +124,7 @@ def test_two_machines_with_half_of_the_log_each_do_too(run: Runner, tmp_path: Pa
                "rendezvous": {"interface": "lo"}}  # fmt: skip
     first, _ = on_machines(disks, "dqn", config("dqn") | meeting)
     assert f"shards: {rows[0][0]} + {rows[0][1]} rows on 2 nodes".replace(",", "") in first.err.replace(",", "")
-    assert "global minibatch 1024 rows = 2 process(es) x 512" in first.err
+    assert "global minibatch 1024 rows = 2 processes x 512" in first.err
     assert worth(disks[0])[0] >= 0.81
     assert not (disks[1] / "outputs" / "icu_sepsis" / "model").exists()
 

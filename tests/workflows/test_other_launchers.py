@@ -52,7 +52,7 @@ def test_torchrun_on_two_nodes(tmp_path: Path) -> None:
     ended = [node.communicate(timeout=120) for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], ended
     (outcome,) = [json.loads(line) for out, _ in ended for line in out.splitlines() if line.startswith("{")]
-    assert "global minibatch 64 rows = 2 process(es) x 32" in ended[1][1]
+    assert "global minibatch 64 rows = 2 processes x 32" in ended[1][1]
     command = [sys.executable, "-m", "workflows.dqn", "--config", str(config(tmp_path, "alone"))]
     subprocess.run(command, env=ENVIRONMENT, check=True, capture_output=True)
     one = learned(tmp_path / "alone")

@@ -113,7 +113,7 @@ def test_shards_train_the_model_of_one_process_with_all_rows(tmp_path: Path) -> 
     assert runs[0].outcome["rows"] == 3 * 85
     assert runs[0].outcome["steps"] == 3 * 3  # 85 rows, 32 a step
     assert "shards: 60 + 25 rows on 2 nodes" in runs[0].err
-    assert "global minibatch 16 rows = 3 process(es) x 5.33333, 2 a step, 3 steps/epoch" in runs[0].err
+    assert "global minibatch 16 rows = 3 processes x 5.33333, 2 a step, 3 steps/epoch" in runs[0].err
     assert "training data: data: 85 rows" in runs[0].err
     assert not (folders[1] / WEIGHTS).exists()
     judged = json.loads((folders[0] / "out" / "model" / "evaluation.json").read_text())["cpe"]["overlap"]
@@ -121,7 +121,8 @@ def test_shards_train_the_model_of_one_process_with_all_rows(tmp_path: Path) -> 
              for name in {row["mdp_id"] for rows in shards for row in rows}]  # fmt: skip
     scored = int(held_out(np.array(every, np.uint64), 0.2).sum())
     assert judged["num_episodes"] == scored
-    assert f"evaluation: {scored} episodes of 2 machines are scored" in runs[0].err
+    said = "1 episode of 2 machines is" if scored == 1 else f"{scored} episodes of 2 machines are"
+    assert f"evaluation: {said} scored" in runs[0].err
     norms = {"state_norm_data_path": "state_features_norm.json"}
     same_weights(folders[0] / WEIGHTS, union(tmp_path / "union", tree, folders, norms))
     figures = [json.loads(line) for line in (folders[0] / "out" / "metrics.jsonl").read_text().splitlines()]

@@ -76,7 +76,7 @@ def test_spans_stop_at_ends_inside_an_mdp_id(tmp_path: Path, capsys: pytest.Capt
     assert values(found, "step") == [2, 1, 2, 1]
     assert values(found, "terminal") == [True] * 4
     assert values(found, "metrics") == [{"m": 1.0}, {"m": 1.0}, {"m": 5.0}, {"m": 3.0}]
-    assert "1 rows follow an end inside their mdp_id" in capsys.readouterr().err
+    assert "1 row follows an end inside an mdp_id" in capsys.readouterr().err
 
 
 def test_terminal_and_truncated_rows_are_kept(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_duplicates_leave_the_first_and_are_counted(tmp_path: Path, capsys: pyte
     assert values(read(tmp_path / "train"), "next_state_features") == [{0: 1.0}, {0: 2.0}]
     counts = report(tmp_path / "train")
     assert [counts[name] for name in ("rows", "duplicate_rows", "paired_rows", "one_row_episodes")] == [5, 1, 4, 1]
-    assert f"1 rows have the mdp_id and sequence_number of another; the first of each is kept. Left out: {tmp_path}/" \
+    assert f"1 row has the mdp_id and sequence_number of another; the first of each is kept. Left out: {tmp_path}/" \
            "events.jsonl:3" in capsys.readouterr().err  # fmt: skip
 
 
@@ -509,8 +509,8 @@ def test_the_command_line(run: Runner, tmp_path: Path) -> None:
     done = run("timeline", tree)
     assert done.code == 0, done.err
     assert done.outcome["train_rows"] == 3
-    assert "4 rows in 1 episodes, 0 true ends" in done.err
-    assert "warning: 1 last rows do not say how they end: left out" in done.err
+    assert "4 rows in 1 episode, 0 true ends" in done.err
+    assert "warning: 1 last row does not say how it ends: left out" in done.err
     bad = run("timeline", {"timeline": {"inputTable": "x"}, "engine": "spark", "query": {"actions": ["a", "a"]}})
     assert bad.code == 2
     for words in ("timeline.inputTable: expected a known key", "Did you mean 'inputTableName'",
