@@ -40,6 +40,8 @@ slow: setup
 
 benchmark: setup
 	$(BIN)/python -m tests.benchmarks.learner
+	$(BIN)/python -m tests.benchmarks.steps
+	$(BIN)/python -m tests.benchmarks.start
 	$(BIN)/python -m tests.benchmarks.reading
 	$(BIN)/python -m tests.benchmarks.memory
 	$(BIN)/python -m tests.benchmarks.simulation
