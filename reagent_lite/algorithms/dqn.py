@@ -124,13 +124,18 @@ class DQN(nn.Module):
         rate = self.settings.target_update_rate
         with torch.no_grad():
             torch._foreach_lerp_(*self._moving, rate)
-            for old, new in zip(self.target_network.buffers(), self.q_network.buffers(), strict=True):
+            for old, new in self._statistics:
                 old.copy_(torch.lerp(old, new, rate) if old.is_floating_point() else new)
 
     @cached_property
     def _moving(self) -> tuple[list[Tensor], list[Tensor]]:
         """Target and online parameters; [m] walking through the modules takes longer than updating them."""
         return list(self.target_network.parameters()), list(self.q_network.parameters())
+
+    @cached_property
+    def _statistics(self) -> list[tuple[Tensor, Tensor]]:
+        """Running statistics of both networks, which change in place."""
+        return list(zip(self.target_network.buffers(), self.q_network.buffers(), strict=True))
 
     def allowed_next(self, batch: TransitionBatch) -> Actions:
         """Returns the next choices that may be taken: those of the log, less those BCQ finds unlikely."""

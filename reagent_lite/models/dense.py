@@ -28,20 +28,19 @@ class Run:
     """Linear layers of which each may be followed by a ReLU, as one function.
 
     Args:
-        layers: each with whether a ReLU follows.
+        layers: each with whether a ReLU follows; their parameters stay the same objects from here on.
     """
 
     def __init__(self, layers: Sequence[tuple[nn.Linear, bool]]) -> None:
-        self._linears = tuple(layer for layer, _ in layers)
+        self._parameters = tuple(p for layer, _ in layers for p in (layer.weight, layer.bias))
         self._relus = tuple(relu for _, relu in layers)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Returns [N, outputs] for float32 x [N, inputs] on a CPU."""
-        parameters = [p for layer in self._linears for p in (layer.weight, layer.bias)]
-        if torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in parameters)):
-            result: Tensor = _Dense.apply(x, self._relus, *parameters)  # type: ignore[no-untyped-call]
+        if torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in self._parameters)):
+            result: Tensor = _Dense.apply(x, self._relus, *self._parameters)  # type: ignore[no-untyped-call]
             return result
-        return _forward(x, self._relus, parameters)[-1]
+        return _forward(x, self._relus, self._parameters)[-1]
 
 
 def runs_in(layers: Sequence[nn.Module]) -> tuple[Run | nn.Module, ...]:
@@ -67,7 +66,6 @@ def runs_apply(x: Tensor) -> bool:
         and x.dtype == torch.float32
         and not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
         and not torch.compiler.is_compiling()
-        and not torch.compiler.is_exporting()
     )
 
 
