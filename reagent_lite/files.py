@@ -166,7 +166,7 @@ def _lock(descriptor: int, folder: Path, key: str, say: Callable[[str], None], w
                 say(_unlocked(folder, error))
                 return
         holder = _holder(folder)
-        if holder.get("host", socket.gethostname()) != socket.gethostname() and waits != _LEASE_SECONDS:
+        if holder and _machine(holder) != _machine(_own_record()) and waits != _LEASE_SECONDS:
             waits = _LEASE_SECONDS
             say(f"{key}: {folder} is in use by {_named(holder)}; waiting {waits:g} s in case that machine has died")
         if time.monotonic() - begun > waits:
@@ -175,13 +175,23 @@ def _lock(descriptor: int, folder: Path, key: str, say: Callable[[str], None], w
                         "Wait for that run, or end it; or give another folder")
             )  # fmt: skip
         time.sleep(_POLL_SECONDS)
-    since = datetime.now(UTC).isoformat(timespec="seconds")
     with suppress(OSError):  # a full disk: the lock counts, not what it says
         os.ftruncate(descriptor, 0)
-        os.pwrite(
-            descriptor, json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "since": since}).encode(), 0
-        )
+        os.pwrite(descriptor, json.dumps(_own_record()).encode(), 0)
         os.fsync(descriptor)
+
+
+def _own_record() -> dict[str, object]:
+    """Returns who locks; what takes a dead machine's place may have its name, as in Kubernetes, but not its boot."""
+    boot = ""
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    since = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"host": socket.gethostname(), "boot": boot, "pid": os.getpid(), "since": since}
+
+
+def _machine(record: dict[str, object]) -> tuple[object, object]:
+    return record.get("host"), record.get("boot")
 
 
 def _holder(folder: Path) -> dict[str, object]:

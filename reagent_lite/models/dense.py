@@ -43,18 +43,18 @@ class Run:
         return _forward(x, self._relus, self._parameters)[-1]
 
 
-def runs_in(layers: Sequence[nn.Module]) -> tuple[Run | nn.Module, ...]:
-    """Returns the layers with each stretch of linear layers and ReLUs joined to a run."""
-    joined: list[Run | nn.Module] = []
+def runs_in(layers: Sequence[nn.Module]) -> tuple[Run | int, ...]:
+    """Returns each stretch of linear layers and ReLUs as a run, and the place of any other layer: it may be replaced."""
+    joined: list[Run | int] = []
     stretch: list[tuple[nn.Linear, bool]] = []
-    for layer in layers:
+    for place, layer in enumerate(layers):
         if isinstance(layer, nn.Linear):
             stretch.append((layer, False))
         elif isinstance(layer, nn.ReLU) and stretch and not stretch[-1][1]:
             stretch[-1] = (stretch[-1][0], True)
         else:
             joined += [Run(stretch)] if stretch else []
-            joined.append(layer)
+            joined.append(place)
             stretch = []
     return (*joined, *([Run(stretch)] if stretch else []))
 
@@ -102,10 +102,10 @@ def _forward(x: Tensor, relus: tuple[bool, ...], parameters: Sequence[Tensor]) -
     for i, relu in enumerate(relus):
         weight, bias = parameters[2 * i], parameters[2 * i + 1]
         if _is_wide(x.shape[0], *weight.shape):
-            x = _ONEDNN(x, weight, bias, "relu" if relu else "none", [], "")
+            x = _ONEDNN(x, weight, bias, "none", [], "")
         else:
             x = torch.addmm(bias, x, weight.t())
-            x = x.relu_() if relu else x
+        x = x.relu_() if relu else x  # oneDNN's own ReLU makes 0 of NaN, and a broken network would train on
         outputs.append(x)
     return outputs
 

@@ -77,7 +77,7 @@ class MLP(nn.Sequential):
         if not runs_apply(input):
             return super().forward(input)  # type: ignore[no-any-return, no-untyped-call]
         for part in self._runs:
-            input = part(input)
+            input = self[part](input) if isinstance(part, int) else part(input)
         return input
 
 

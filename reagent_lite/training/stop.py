@@ -7,6 +7,7 @@ import errno
 import io
 import os
 import signal
+import stat
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -86,13 +87,15 @@ def outliving_terminal() -> Iterator[None]:
     try:
         yield
     finally:
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         sys.stdout, sys.stderr = before
 
 
 def _outliving(stream: TextIO, number: int) -> TextIO:
     try:
-        if stream.fileno() != number:
+        # None where the caller closed it; a disk that fails is no terminal that is gone
+        if stream is None or stream.fileno() != number or stat.S_ISREG(os.fstat(number).st_mode):
             return stream
     except OSError:  # no file at all
         return stream

@@ -91,8 +91,32 @@ def test_other_layers_stand_between_runs(changes: dict[str, object]) -> None:
 
 def test_layers_that_make_a_run() -> None:
     layers = [nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 3), nn.Tanh(), nn.ReLU(), nn.Linear(3, 1), nn.ReLU(), nn.ReLU()]
-    kinds = [type(part) for part in runs_in(layers)]
-    assert kinds == [Run, nn.Tanh, nn.ReLU, Run, nn.ReLU]
+    parts = runs_in(layers)
+    assert [part if isinstance(part, int) else type(part) for part in parts] == [Run, 3, 4, Run, 7]
+
+
+def test_a_layer_that_was_replaced_is_the_one_that_is_used() -> None:
+    """As the conversion to batch normalization over all processes replaces them."""
+    network = nn.SyncBatchNorm.convert_sync_batchnorm(mlp((4, 8, 2), batch_norm=True))
+    assert isinstance(network[0], nn.SyncBatchNorm)
+    network[0].running_mean += 3.0
+    network = copy.deepcopy(network).eval()
+    x = torch.randn(64, 4)
+    torch.testing.assert_close(network(x), nn.Sequential(*network)(x))
+
+
+@pytest.mark.parametrize("wide", [True, False], ids=["oneDNN", "MKL alone"])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("where", ["x", "0.weight", "0.bias", "2.weight", "4.bias"])
+def test_what_is_not_finite_is_not_lost(where: str, value: float, wide: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network that has broken must be seen to have."""
+    monkeypatch.setattr(dense, "_WIDE", wide and dense._ONEDNN is not None)
+    network, x = mlp((128, 256, 256, 64)), torch.randn(512, 128)
+    tensor = x if where == "x" else network.get_parameter(where).data
+    tensor.view(-1)[0] = value
+    plain = nn.Sequential(*copy.deepcopy(network))
+    assert not plain(x).isfinite().all()
+    assert torch.equal(network(x).isfinite(), plain(x).isfinite())
 
 
 def test_frozen_layers_get_no_gradient() -> None:

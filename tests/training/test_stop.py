@@ -5,6 +5,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -93,6 +94,34 @@ def test_what_is_said_to_nobody_is_lost_and_no_more() -> None:
         sys.stderr = stream
         os.dup2(kept, 2)
         os.close(kept)
+
+
+def test_a_file_that_cannot_be_written_is_an_error_still(tmp_path: Path) -> None:
+    kept = os.dup(1)
+    stream = sys.stdout
+    with (tmp_path / "outcome.json").open("w") as file:
+        os.dup2(file.fileno(), 1)
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 # of descriptor 1, as a process has it
+        try:
+            before = sys.stdout
+            with outliving_terminal():
+                assert sys.stdout is before
+        finally:
+            sys.stdout = stream
+            os.dup2(kept, 1)
+            os.close(kept)
+
+
+def test_without_standard_streams() -> None:
+    """As `>&- 2>&-` starts a process."""
+    before = sys.stdout, sys.stderr
+    sys.stdout = sys.stderr = None  # type: ignore[assignment]
+    try:
+        with outliving_terminal():
+            assert sys.stdout is None
+            assert sys.stderr is None
+    finally:
+        sys.stdout, sys.stderr = before
 
 
 def test_other_threads_listen_to_nothing() -> None:

@@ -56,9 +56,13 @@ def test_a_dry_run_does_not_ask_for_the_folder(run: Runner, small: Tree, tmp_pat
         assert run("dqn", small, "--dry_run").code == 0
 
 
-def test_a_machine_that_may_be_dead_is_waited_for(tmp_path: Path) -> None:
-    """Its lock is given back by the server, here by the other process, a moment after it has been said who has it."""
-    record = {"host": "elsewhere", "pid": 7, "since": "2026-11-22T00:00:00+00:00"}
+@pytest.mark.parametrize("machine", [{"host": "elsewhere"}, {"host": socket.gethostname(), "boot": "of before"}])
+def test_a_machine_that_may_be_dead_is_waited_for(tmp_path: Path, machine: dict[str, str]) -> None:
+    """Its lock is given back by the server, here by the other process, a moment after it has been said who has it.
+
+    The machine that takes its place may have the same name.
+    """
+    record = {**machine, "pid": 7, "since": "2026-11-22T00:00:00+00:00"}
     (tmp_path / ".lock").write_text(json.dumps(record))
     other = (tmp_path / ".lock").open("r+")
     fcntl.flock(other, fcntl.LOCK_EX)
@@ -71,7 +75,10 @@ def test_a_machine_that_may_be_dead_is_waited_for(tmp_path: Path) -> None:
     with alone_in(tmp_path, "model_output_path", hear):
         assert json.loads((tmp_path / ".lock").read_text())["pid"] == os.getpid()
     (text,) = said
-    assert f"{tmp_path} is in use by the run of host elsewhere, pid 7, since 2026-11-22T00:00:00+00:00; waiting" in text
+    assert (
+        f"{tmp_path} is in use by the run of host {machine['host']}, pid 7, since 2026-11-22T00:00:00+00:00; waiting"
+        in text
+    )
 
 
 def test_what_cannot_be_locked_is_said_and_used(tmp_path: Path) -> None:
