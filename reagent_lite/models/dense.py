@@ -44,7 +44,7 @@ class Run:
 
 
 def runs_in(layers: Sequence[nn.Module]) -> tuple[Run | int, ...]:
-    """Returns each stretch of linear layers and ReLUs as a run, and the place of any other layer: it may be replaced."""
+    """Returns stretches of linear layers and ReLUs as runs, and the place of any other layer, which may be replaced."""
     joined: list[Run | int] = []
     stretch: list[tuple[nn.Linear, bool]] = []
     for place, layer in enumerate(layers):
