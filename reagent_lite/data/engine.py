@@ -9,15 +9,35 @@ Identifiers are quoted by `Dialect.quote`; numbers and texts from outside become
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any, Protocol
 
 from reagent_lite.data.readers_input import InputFile
 
 Show = Callable[[int, int], None]
 """Called with (units done, units in all)."""
+
+
+@contextmanager
+def looking(seconds: float, look: Callable[[], None]) -> Iterator[None]:
+    """Calls `look` every so many seconds, from a thread of its own, until the block ends."""
+    ended = Event()
+
+    def work() -> None:
+        while not ended.wait(seconds):
+            look()
+
+    watcher = Thread(target=work, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watcher.join()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

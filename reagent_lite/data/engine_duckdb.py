@@ -15,7 +15,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -23,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet
 
 from reagent_lite.data.dialects import DuckDBDialect
-from reagent_lite.data.engine import OPTIONAL_COLUMNS, EventColumns, Show
+from reagent_lite.data.engine import OPTIONAL_COLUMNS, EventColumns, Show, looking
 from reagent_lite.data.events import PROPENSITIES, EventReader, require_event_columns, schema, type_of
 from reagent_lite.data.part_files import ROW_GROUP_ROWS, PartFiles
 from reagent_lite.data.readers import ALL_COLUMNS, num_threads, read_blocks
@@ -204,19 +203,8 @@ class DuckDBEngine:
     @contextmanager
     def _watched(self, show: Callable[[float], None]) -> Iterator[None]:
         """Shows how much of the block's query is done, as far as the database can tell."""
-        ended = Event()
-
-        def watch() -> None:
-            while not ended.wait(_WATCH_SECONDS):
-                show(max(0.0, self._connection.query_progress()) / 100)
-
-        watcher = Thread(target=watch, daemon=True)
-        watcher.start()
-        try:
+        with looking(_WATCH_SECONDS, lambda: show(max(0.0, self._connection.query_progress()) / 100)):
             yield
-        finally:
-            ended.set()
-            watcher.join()
 
     def close(self) -> None:
         """Closes the database."""

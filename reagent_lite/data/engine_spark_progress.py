@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from threading import Event, Thread
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
+
+from reagent_lite.data.engine import looking
 
 if TYPE_CHECKING:
     from pyspark import SparkContext, StatusTracker
@@ -38,26 +39,21 @@ def classic_tasks(context: SparkContext, tell: Tasks) -> Iterator[None]:
         context: of the session.
         tell: called from a thread of its own.
     """
-    group, before, ended = f"reagent-lite-{uuid.uuid4().hex}", context.getLocalProperty(_GROUP), Event()
+    group, before = f"reagent-lite-{uuid.uuid4().hex}", context.getLocalProperty(_GROUP)
     tracker = context.statusTracker()
 
-    def watch() -> None:
-        while not ended.wait(_SECONDS):
-            try:
-                done, known = _tasks(tracker, group)
-            except Exception:  # a Spark that is gone: the block's own call says so
-                return
-            if known:
-                tell(done, known)
+    def look() -> None:
+        done = known = 0
+        with suppress(Exception):  # a Spark that is gone: the block's own call says so
+            done, known = _tasks(tracker, group)
+        if known:
+            tell(done, known)
 
-    watcher = Thread(target=watch, daemon=True)
     context.setLocalProperty(_GROUP, group)
-    watcher.start()
     try:
-        yield
+        with looking(_SECONDS, look):
+            yield
     finally:
-        ended.set()
-        watcher.join()
         context.setLocalProperty(_GROUP, before)  # type: ignore[arg-type] # None takes it away
 
 
