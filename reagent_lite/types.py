@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 if TYPE_CHECKING:  # what only reads configs and data need not wait for torch
+    from collections.abc import Iterator
+
     import torch
     from torch import Tensor
 
@@ -34,8 +36,12 @@ class Actions:
         features = None if self.features is None else self.features.to(device, non_blocking=non_blocking)
         return Actions(mask=self.mask.to(device, non_blocking=non_blocking), features=features)
 
-    def __getitem__(self, rows: slice) -> Actions:
-        return Actions(mask=self.mask[rows], features=None if self.features is None else self.features[rows])
+    def split(self, counts: list[int]) -> Iterator[Actions]:
+        """Yields views of consecutive rows, so many at a time."""
+        if self.features is None:
+            return (Actions(mask=mask) for mask in self.mask.split_with_sizes(counts))
+        pairs = zip(self.mask.split_with_sizes(counts), self.features.split_with_sizes(counts), strict=True)
+        return (Actions(mask=mask, features=features) for mask, features in pairs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,25 +84,17 @@ class TransitionBatch:
 
     def to(self, device: torch.device, *, non_blocking: bool = False) -> TransitionBatch:
         """Returns the same rows on another device."""
-        moved = {f.name: getattr(self, f.name).to(device, non_blocking=non_blocking) for f in fields(self)}
+        moved = {name: getattr(self, name).to(device, non_blocking=non_blocking) for name in _COLUMNS}
         return TransitionBatch(**moved)
 
-    def __getitem__(self, rows: slice) -> TransitionBatch:
-        # written out: [m] twice as fast as going through fields(), and once a batch
-        return TransitionBatch(
-            state=self.state[rows],
-            actions=self.actions[rows],
-            action=self.action[rows],
-            reward=self.reward[rows],
-            steps=self.steps[rows],
-            bootstrap=self.bootstrap[rows],
-            next_state=self.next_state[rows],
-            next_actions=self.next_actions[rows],
-            next_action=self.next_action[rows],
-            propensity=self.propensity[rows],
-            metrics=self.metrics[rows],
-            weight=self.weight[rows],
-        )
+    def split(self, counts: list[int]) -> Iterator[TransitionBatch]:
+        """Yields views of consecutive rows, so many at a time; the counts sum to B."""
+        # by columns: [m] half the time of slicing every column of every part
+        columns = [getattr(self, name).split(counts) for name in _COLUMNS]
+        return (TransitionBatch(**dict(zip(_COLUMNS, part, strict=True))) for part in zip(*columns, strict=True))
+
+
+_COLUMNS: Final = tuple(one.name for one in fields(TransitionBatch))
 
 
 class FeatureType(StrEnum):

@@ -11,10 +11,13 @@ Shards of any sizes are used up together: what a node has read of its own is the
 import heapq
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+_SHUFFLED_WIDE: Final = 1 << 20
+"""Fewer rows are shuffled as int64, which numpy does faster: [m] 36 against 69 us for 3470; at 3 M both take 0.1 s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,9 +71,10 @@ class ReadPlan:
         Shards without rows are not counted: the others are read as if those were not there.
         """
         rows, number = self.shards[shard], sum(1 for before in self.shards[:shard] if before)
-        order: NDArray[np.int32 | np.int64] = np.arange(rows, dtype=np.int32 if rows < 2**31 else np.int64)
+        small = rows < _SHUFFLED_WIDE  # the order is the same for any type
+        order: NDArray[Any] = np.arange(rows, dtype=np.int32 if not small and rows < 2**31 else np.int64)
         np.random.default_rng([self.seed, epoch, number]).shuffle(order)
-        return order
+        return order.astype(np.int32) if small else order
 
     def rows_of_step(self, step: int) -> int:
         """Returns the rows of a step over all ranks: fewer than rows_per_step at the end of an epoch."""
@@ -121,6 +125,8 @@ def apportion(shards: tuple[int, ...], count: int) -> list[int]:
         shards: rows of each.
         count: at most the sum of them.
     """
+    if len(shards) == 1:
+        return [count]
     total, num = max(sum(shards), 1), len(shards)
     # below (count - num / 2) / total of the way there are at least count - num rows, and at most count
     taken = [max((rows * (2 * count - num) + total) // (2 * total), 0) for rows in shards]

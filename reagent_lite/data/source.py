@@ -257,6 +257,7 @@ class LoggedSource:
         self._rank = rank
         self._device = device
         self._step = 0
+        self._layout: _Layout | None = None
         self._batches = self._read()
 
     def __next__(self) -> TransitionBatch:
@@ -279,45 +280,82 @@ class LoggedSource:
         epoch = -1
         orders: list[Order] = []
         block_steps = max(min(rows.block_rows for rows in self._rows) // plan.rows_per_step, 1)
+        steps_per_epoch, num_steps = plan.steps_per_epoch, plan.num_steps
         step = self._step
-        while step < plan.num_steps:
-            if step // plan.steps_per_epoch != epoch:
-                epoch = step // plan.steps_per_epoch
+        while step < num_steps:
+            if step // steps_per_epoch != epoch:
+                epoch = step // steps_per_epoch
                 orders = [plan.permutation(epoch, shard) for shard in plan.shards_of(self._rank)]
-            end = min(step + block_steps, (epoch + 1) * plan.steps_per_epoch)
-            yield from self._block(orders, range(step, end))
-            step = end
+            first = step - epoch * steps_per_epoch
+            end = min(first + block_steps, steps_per_epoch)
+            yield from self._block(orders, range(first, end), epoch * steps_per_epoch)
+            step += end - first
 
-    def _block(self, orders: list[Order], steps: range) -> Iterator[TransitionBatch]:
-        """Gathers the rank's rows of several steps at once and yields them minibatch by minibatch."""
-        plan, world = self._plan, len(self._plan.shares)
-        parts = [(step, part) for step in steps for part in plan.parts(step, self._rank)]
-        shares = [world / plan.rows_of_step(step) for step, _ in parts]
+    def _block(self, orders: list[Order], steps: range, before: int) -> Iterator[TransitionBatch]:
+        """Gathers the rank's rows of several steps of an epoch at once and yields them minibatch by minibatch."""
+        if self._layout is None or self._layout.steps != steps:
+            self._layout = self._lay_out(steps)
         blocks = [
-            self._gathered(rows, order, [part[i][1:] for _, part in parts], shares)
-            for i, (rows, order) in enumerate(zip(self._rows, orders, strict=True))
+            rows.take(part.numbers(rows, order), part.weight).to(self._device).split(part.counts)
+            for rows, order, part in zip(self._rows, orders, self._layout.parts, strict=True)
         ]
-        for (step, _), *batches in zip(parts, *blocks, strict=True):
+        for step, *batches in zip(self._layout.step_of_minibatch, *blocks, strict=True):
             # set before the last minibatch of a step is handed out, so that between steps it is the next one
-            self._step = step + 1
+            self._step = before + step + 1
             yield batches[0] if len(batches) == 1 else joined(batches, (1.0,) * len(batches))
 
-    def _gathered(
-        self, rows: LoggedRows, order: Order, slices: list[tuple[int, int]], shares: list[float]
-    ) -> Iterator[TransitionBatch]:
-        """Gathers slices of a shard's order, [n] with the share of each row in the loss, and yields views of them."""
-        numbers, weights = [], []
-        for (start, stop), share in zip(slices, shares, strict=True):
-            # an empty slice still takes part in the collectives of the step: one row of weight 0
-            numbers.append(order[start:stop] if stop > start else np.zeros(1, order.dtype))
-            weights.append(np.full(len(numbers[-1]), share if stop > start else 0.0, np.float32))
-        place = rows.scalars.device
-        index = rows.numbers(torch.from_numpy(np.concatenate(numbers).astype(np.int64)).to(place))
-        gathered = rows.take(index, torch.from_numpy(np.concatenate(weights)).to(place)).to(self._device)
-        first = 0
-        for taken in numbers:
-            yield gathered[first : first + len(taken)]
-            first += len(taken)
+    def _lay_out(self, steps: range) -> "_Layout":
+        plan, world = self._plan, len(self._plan.shares)
+        minibatches = [(step, part) for step in steps for part in plan.parts(step, self._rank)]
+        shares = [world / plan.rows_of_step(step) for step, _ in minibatches]
+        parts = [
+            _part([part[i][1:] for _, part in minibatches], shares, rows.scalars.device)
+            for i, rows in enumerate(self._rows)
+        ]
+        return _Layout(steps=steps, step_of_minibatch=[step for step, _ in minibatches], parts=parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """A rank's rows of one shard in a block.
+
+    Attributes:
+        slices: of the shard's order of the epoch, one a minibatch.
+        counts: rows of each minibatch, at least 1: an empty slice still takes part in the collectives of the step.
+        weight: [n] shares in the loss, 0 in place of an empty slice.
+    """
+
+    slices: list[tuple[int, int]]
+    counts: list[int]
+    weight: Tensor
+
+    def numbers(self, rows: LoggedRows, order: Order) -> Tensor:
+        """Returns the row numbers, [n] int64, in an order of the epoch."""
+        none = np.zeros(1, order.dtype)
+        places = np.concatenate([order[start:stop] if stop > start else none for start, stop in self.slices])
+        return rows.numbers(torch.from_numpy(places.astype(np.int64)).to(self.weight.device))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Layout:
+    """What a block takes of every epoch's order: the same in each, so [m] computed once where a block is an epoch.
+
+    Attributes:
+        steps: of the epoch.
+        step_of_minibatch: the step each minibatch belongs to.
+        parts: one a shard.
+    """
+
+    steps: range
+    step_of_minibatch: list[int]
+    parts: list[_Part]
+
+
+def _part(slices: list[tuple[int, int]], shares: list[float], place: torch.device) -> _Part:
+    counts = [max(stop - start, 1) for start, stop in slices]
+    weights = [share if stop > start else 0.0 for (start, stop), share in zip(slices, shares, strict=True)]
+    weight = torch.from_numpy(np.repeat(np.array(weights, np.float32), counts)).to(place)
+    return _Part(slices=slices, counts=counts, weight=weight)
 
 
 def rows_in_order(rows: LoggedRows, numbers: np.ndarray[Any, Any], device: torch.device) -> Iterator[TransitionBatch]:

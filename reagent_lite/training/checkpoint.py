@@ -23,7 +23,8 @@ from torch import nn
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import BundleError
 from reagent_lite.training.checkpoint_shelf import JUDGES, LEARNER, OPTIMIZER, STATE, Shelf, rank_file
-from reagent_lite.training.loop import Optimization, Position
+from reagent_lite.training.loop import Position
+from reagent_lite.training.optimization import Optimization
 from reagent_lite.training.tensors import Tree, flat, optimizer_state, plain
 from reagent_lite.types import BatchSource
 

@@ -1,18 +1,17 @@
 """The loop: batch, loss, gradient, step, target. Nothing waits for the device between a batch and the optimizer."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from reagent_lite.distributed.group import Group
 from reagent_lite.distributed.rehearsal import rehearse
 from reagent_lite.training.metrics import Meter
+from reagent_lite.training.optimization import Optimization
 from reagent_lite.types import BatchSource
 
 
@@ -37,41 +36,6 @@ class StepPlan(Protocol):
     def rows_of_step(self, step: int) -> int:
         """Returns the rows of a step over all ranks."""
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Optimization:
-    """An optimizer and what surrounds its step.
-
-    Attributes:
-        optimizer: over the learner's trainable parameters.
-        schedule: stepped once an epoch, or None for a fixed learning rate.
-        clip_norm: largest norm of the whole gradient, or None.
-    """
-
-    optimizer: Optimizer
-    schedule: LRScheduler | None = None
-    clip_norm: float | None = None
-
-    def step(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Clips, moves the parameters and clears the gradients."""
-        if self.clip_norm is not None:
-            nn.utils.clip_grad_norm_(parameters, self.clip_norm)
-        self.optimizer.step()
-        for parameter in parameters:  # [m] a tenth of the time of optimizer.zero_grad
-            parameter.grad = None
-
-    def progress(self) -> dict[str, Any] | None:
-        """Returns how far the schedule is, as JSON; the rates themselves stand with the optimizer's settings."""
-        if self.schedule is None:
-            return None
-        return {"last_epoch": self.schedule.last_epoch, "_step_count": self.schedule._step_count}
-
-    def load_progress(self, saved: dict[str, Any] | None) -> None:
-        """Continues the schedule; call it once the rates are restored."""
-        if self.schedule is not None and saved is not None:
-            rates = [group["lr"] for group in self.optimizer.param_groups]
-            self.schedule.load_state_dict({**saved, "_last_lr": rates})
 
 
 @dataclass(slots=True, kw_only=True)

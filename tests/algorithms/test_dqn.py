@@ -9,6 +9,7 @@ from oracles.batches import make_batch, random_batch
 from torch import Tensor, nn
 
 from reagent_lite.algorithms.dqn import DQN, DQNSettings
+from reagent_lite.data.mixture import joined
 from reagent_lite.models.q_networks import NetworkSettings, build_q_network
 from reagent_lite.models.value_heads import CategoricalHead, QuantileHead, ScalarHead
 from reagent_lite.types import Actions, SourceSpec, TransitionBatch
@@ -140,10 +141,8 @@ def test_every_combination_has_finite_gradients_that_padding_does_not_change(
 
 def padded(batch: TransitionBatch) -> TransitionBatch:
     """The batch with its first row again, at weight 0."""
-    rows = torch.cat((torch.arange(len(batch)), torch.zeros(1, dtype=torch.int64)))
-    weight = torch.cat((batch.weight, torch.zeros(1)))
-    pick = {name: getattr(batch, name)[rows] for name in TransitionBatch.__dataclass_fields__}
-    return TransitionBatch(**(pick | {"weight": weight}))
+    first, _ = batch.split([1, len(batch) - 1])
+    return joined((batch, first), (1.0, 0.0))
 
 
 @pytest.mark.parametrize("dueling", [False, True])
@@ -166,8 +165,8 @@ def test_accumulated_minibatches_equal_one_batch() -> None:
     batch = random_batch(1024, 3, 2, seed=3)
     one, many = build("scalar", SPEC, dueling=True), build("scalar", SPEC, dueling=True)
     one(batch)[0].backward()
-    for start in range(0, 1024, 128):
-        many(batch[start : start + 128])[0].backward()
+    for part in batch.split([128] * 8):
+        many(part)[0].backward()
     for a, b in zip(one.q_network.parameters(), many.q_network.parameters(), strict=True):
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-6)
 

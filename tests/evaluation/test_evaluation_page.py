@@ -30,7 +30,7 @@ def uniform(state: Tensor, actions: Actions) -> Tensor:
 
 def test_rows_are_grouped_by_episode_in_order_of_time():
     batch = make_batch([[1.0], [2.0], [3.0], [4.0]], [[0.0]] * 4, [0, 1, 0, 1], [10.0, 20.0, 30.0, 40.0])
-    page = build_page([batch[:3], batch[3:]], np.array([7, 3, 7, 3]), policy=uniform, models=StateModels())
+    page = build_page(batch.split([3, len(batch) - 3]), np.array([7, 3, 7, 3]), policy=uniform, models=StateModels())
     assert page.episode.tolist() == [3, 3, 7, 7]
     assert page.outcomes[:, 0].tolist() == [20, 40, 10, 30]
     assert page.action.tolist() == [1, 1, 0, 0]

@@ -21,7 +21,8 @@ from reagent_lite.models.q_networks import NetworkSettings, build_q_network
 from reagent_lite.models.value_heads import ScalarHead
 from reagent_lite.training.checkpoint import Checkpoints, Running
 from reagent_lite.training.checkpoint_shelf import Shelf
-from reagent_lite.training.loop import Optimization, Position
+from reagent_lite.training.loop import Position
+from reagent_lite.training.optimization import Optimization
 from reagent_lite.training.resuming import look_for, restore
 from reagent_lite.training.warm_start import warm_start
 from reagent_lite.types import SourceSpec, TransitionBatch

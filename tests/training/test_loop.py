@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from reagent_lite.data.plan import ReadPlan
 from reagent_lite.distributed.group import Group, Place
 from reagent_lite.models.q_networks import NetworkSettings, build_q_network
-from reagent_lite.training.loop import Optimization, Position, Report, fit
+from reagent_lite.training.loop import Position, Report, fit
 from reagent_lite.training.metrics import Meter, MetricsWriter
+from reagent_lite.training.optimization import Optimization
 from reagent_lite.types import SourceSpec
 
 ALONE = Group(Place(), torch.device("cpu"))
