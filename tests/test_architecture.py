@@ -3,13 +3,14 @@
 import ast
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 LAYERS = {
-    "types": 0, "errors": 0, "config": 0, "files": 0, "manifest": 0, "memory": 0,
+    "types": 0, "errors": 0, "config": 0, "files": 0, "manifest": 0, "memory": 0, "native": 0,
     "distributed": 1,
     "rl": 2,
     "models": 3, "data": 3, "sim": 3,
@@ -75,6 +76,15 @@ def test_folders_have_a_readme() -> None:
         f"reagent_lite/{path.name}" for path in (ROOT / "reagent_lite").iterdir() if (path / "__init__.py").exists()
     ]
     assert [name for name in folders if not (ROOT / name / "README.md").is_file()] == []
+
+
+def test_every_kernel_source_is_in_the_wheel() -> None:
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["data-files"]
+    found = {file for patterns in listed.values() for pattern in patterns for file in ROOT.glob(pattern)}
+    sources = {file for file in (ROOT / "kernels").rglob("*") if file.is_file() and file.suffix != ".md"}
+    assert sources == found
+    places = {folder.removeprefix("share/reagent-lite/"): patterns for folder, patterns in listed.items()}
+    assert all(pattern.rpartition("/")[0] == folder for folder, patterns in places.items() for pattern in patterns)
 
 
 @pytest.mark.parametrize("workflow", ["timeline", "normalize", "shard", "convert"])

@@ -261,11 +261,12 @@ def _candidate_lists(column: Column, faults: Faults) -> pa.Array:
     if not column.present.any():
         return pa.nulls(len(column.array), pa.list_(FEATURES))
     taken = pieces(column, faults, "a list of objects {id: number}")
-    named = named_numbers(Column(column.name, taken.elements, taken.text), faults, rows=taken.rows)
+    rows = taken.rows
+    named = named_numbers(Column(column.name, taken.elements, taken.text), faults, rows=rows)
     wrong = np.zeros(len(column.array), bool)
-    wrong[taken.rows[~named.present]] = True
+    wrong[rows[~named.present]] = True
     faults.add(wrong, f"an object for every candidate in {column.name}", column.value)
-    candidates = _map(_ids(named, faults, taken.rows), named.values, named.present)
+    candidates = _map(_ids(named, faults, rows), named.values, named.present)
     return _list(candidates, taken.lengths, column.present)
 
 

@@ -336,11 +336,12 @@ def candidates(block: Block, faults: Faults) -> tuple[NDArray[np.int64], Feature
 
 def _of_lists(lists: Column, faults: Faults) -> tuple[NDArray[np.int64], FeatureMatrix]:
     taken = pieces(lists, faults, "a list of objects {id: number}")
+    rows = taken.rows
     empty: Mask = np.zeros(len(lists.array), bool)
-    empty[taken.rows[~valid_rows(taken.elements)]] = True
+    empty[rows[~valid_rows(taken.elements)]] = True
     faults.add(empty, f"an object for every candidate in {lists.name}", lambda _: "null")
-    named = named_numbers(Column(lists.name, taken.elements, taken.text), faults, rows=taken.rows)
-    return taken.rows, feature_matrix(named, faults, taken.rows)
+    named = named_numbers(Column(lists.name, taken.elements, taken.text), faults, rows=rows)
+    return rows, feature_matrix(named, faults, rows)
 
 
 def _joined(

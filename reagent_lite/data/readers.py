@@ -58,7 +58,7 @@ def read_blocks(
     readers = READERS if readers is None else readers
     total = sum(file.size for file in files)
     for position in positions:
-        position.bytes_in_all = total
+        position.bytes_in_all, position.threads = total, num_threads()
     pending: deque[Future[tuple[int, T]]] = deque()
     rows = 0
     with _Pool() as pool:

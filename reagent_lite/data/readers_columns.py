@@ -146,6 +146,8 @@ def scalar(column: Column, faults: Faults, expected: str) -> NDArray[np.float64]
     """Returns [n] float64 of a column of numbers, NaN where null; rows with other things are faults."""
     if is_number(column.array.type):
         return numbers(column.array)
+    if pa.types.is_null(column.array.type):
+        return np.full(len(column.array), np.nan)
     values: list[float] = []
 
     def decode(value: object) -> int:
@@ -207,14 +209,17 @@ class Pieces:
     Attributes:
         lengths: [n] int64, 0 where null.
         elements: all elements in order.
-        rows: [elements] int64, row of each.
         text: whether the elements are JSON texts.
     """
 
     lengths: NDArray[np.int64]
     elements: pa.Array
-    rows: NDArray[np.int64]
     text: bool
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """[elements] int64, row of each."""
+        return np.repeat(np.arange(len(self.lengths)), self.lengths)
 
 
 def pieces(column: Column, faults: Faults, expected: str) -> Pieces:
@@ -224,18 +229,16 @@ def pieces(column: Column, faults: Faults, expected: str) -> Pieces:
         return _text_pieces(column, faults, expected)
     if not _is_list(array.type):
         faults.add(column.present, f"{expected} in {column.name}", column.value)
-        return Pieces(np.zeros(num, np.int64), pa.nulls(0), np.zeros(0, np.int64), text=False)
+        return Pieces(np.zeros(num, np.int64), pa.nulls(0), text=False)
     if pa.types.is_fixed_size_list(array.type):
         array = array.cast(pa.list_(array.type.value_type))
     offsets = to_numpy(array.offsets).astype(np.int64)
     elements = array.values[int(offsets[0]) : int(offsets[-1])]
     lengths = np.diff(offsets)
-    rows = np.repeat(np.arange(num), lengths)
-    present = column.present
-    if lengths[~present].any():
-        kept = present[rows]
-        elements, rows, lengths = elements.filter(pa.array(kept)), rows[kept], np.where(present, lengths, 0)
-    return Pieces(lengths, elements, rows, text=False)
+    if array.null_count and lengths[~column.present].any():
+        kept = np.repeat(column.present, lengths)
+        elements, lengths = elements.filter(pa.array(kept)), np.where(column.present, lengths, 0)
+    return Pieces(lengths, elements, text=False)
 
 
 def _is_list(kind: pa.DataType) -> bool:
@@ -254,8 +257,7 @@ def _text_pieces(column: Column, faults: Faults, expected: str) -> Pieces:
     lists = [parsed[code] if code >= 0 else [] for code in codes.tolist()]
     lengths = np.array([len(one) for one in lists], np.int64)
     texts = [None if element is None else json.dumps(element) for one in lists for element in one]
-    rows = np.repeat(np.arange(len(lists)), lengths)
-    return Pieces(lengths, pa.array(texts, pa.string()), rows, text=True)
+    return Pieces(lengths, pa.array(texts, pa.string()), text=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,9 @@ import os
 import re
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -240,6 +242,10 @@ def _zstd() -> Decompressor:
 DECOMPRESSORS: dict[str, Callable[[], Decompressor]] = {".gz": _gzip, ".bz2": bz2.BZ2Decompressor, ".zst": _zstd}
 
 
+Fill = Callable[[memoryview], int]
+"""Puts the next bytes into a view and returns how many there are: at least one, 0 at the end."""
+
+
 class ByteStream:
     """The decompressed bytes of one file, piece by piece.
 
@@ -263,6 +269,21 @@ class ByteStream:
             plain = not self._file.compression
             raw = self._raw(stream, size if plain else RAW_CHUNK_BYTES)
             yield from raw if plain else self._decompressed(raw)
+
+    @contextmanager
+    def filling(self) -> Iterator[Fill]:
+        """Gives what puts decompressed bytes into memory; it raises as `pieces` does."""
+        if self._file.compression:
+            yield _Left(self.pieces(RAW_CHUNK_BYTES)).move
+            return
+        with self._file.open() as stream:
+            yield partial(self._read_into, stream)
+
+    def _read_into(self, stream: IO[bytes], view: memoryview) -> int:
+        found: int = stream.readinto(view)  # type: ignore[attr-defined]
+        self.position += found
+        self.digest.update(view[:found])
+        return found
 
     def _raw(self, stream: IO[bytes], size: int) -> Iterator[bytes]:
         while chunk := stream.read(size):
@@ -295,3 +316,22 @@ class ByteStream:
     def _damaged(self, got: str) -> Problem:
         kind = self._file.compression
         return Problem(self._file.path, f"a complete {kind} file", got, "Copy the file again")
+
+
+class _Left:
+    """What is left of pieces of any size."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces, self._piece = pieces, memoryview(b"")
+
+    def move(self, view: memoryview) -> int:
+        """Moves what fits into the view, and returns how many bytes that are."""
+        while not self._piece:
+            piece = next(self._pieces, None)
+            if piece is None:
+                return 0
+            self._piece = memoryview(piece)
+        found = min(len(self._piece), len(view))
+        view[:found] = self._piece[:found]
+        self._piece = self._piece[found:]
+        return found

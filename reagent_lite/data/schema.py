@@ -94,7 +94,7 @@ def to_numpy(array: pa.Array) -> NDArray[Any]:
     pyarrow's own `to_numpy`, `fill_null` and `scalar` import pandas, which takes 0.15 s.
     """
     if pa.types.is_boolean(array.type):
-        array = array.cast(pa.uint8())
+        return _bits(array.buffers()[1], array.offset, len(array))
     dtype = np.dtype(array.type.to_pandas_dtype())
     if not len(array):
         return np.empty(0, dtype)
@@ -105,7 +105,18 @@ def valid_rows(array: pa.Array) -> NDArray[np.bool_]:
     """Returns [n], whether each value is not null."""
     if array.null_count == 0:
         return np.ones(len(array), bool)
-    return to_numpy(array.is_valid()).astype(bool)
+    if array.null_count == len(array):
+        return np.zeros(len(array), bool)
+    return _bits(array.buffers()[0], array.offset, len(array)).view(bool)
+
+
+def _bits(bitmap: pa.Buffer | None, offset: int, num: int) -> NDArray[np.uint8]:
+    """Returns [num], 0 or 1, of one of Arrow's bitmaps; an array without values may have none."""
+    if not num or bitmap is None:
+        return np.empty(0, np.uint8)
+    first, begin = divmod(offset, 8)
+    packed = np.frombuffer(bitmap, np.uint8)[first:]
+    return np.unpackbits(packed, axis=0, count=begin + num, bitorder="little")[begin:].astype(np.uint8, copy=False)
 
 
 def filled(array: pa.Array, value: float) -> NDArray[Any]:

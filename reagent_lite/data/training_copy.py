@@ -37,6 +37,7 @@ from reagent_lite.data.training_copy_place import (
     seal,
 )
 from reagent_lite.errors import DataError, Problem
+from reagent_lite.files import sync
 
 OPEN_ATTEMPTS = 5
 
@@ -242,7 +243,7 @@ def _build(
             build=f"build-{uuid.uuid4().hex}",
             rows=built.rows,
             inputs=states_of(files, built.hashes),
-            files=seal(temporary),
+            files=built.files,
             paths=tuple(file.path for file in files),
             actions=actions,
             state_ids=built.state_ids,
@@ -251,6 +252,7 @@ def _build(
             counts=built.counts,
             notes=built.notes,
         )
+        sync(temporary)
         publish(folder, temporary, manifest)
 
 

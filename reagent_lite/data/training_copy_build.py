@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import DTypeLike, NDArray
 
 from reagent_lite.data.readers import read_blocks
 from reagent_lite.data.readers_input import InputFile
 from reagent_lite.data.readers_json import Block, Position
-from reagent_lite.data.schema import KNOWN_COLUMNS, MAX_PROBLEMS, TIMELINE_COLUMNS, any_true, from_indices, to_numpy
-from reagent_lite.data.training_copy_lists import ListSpool, mix, share, write_candidates
+from reagent_lite.data.schema import KNOWN_COLUMNS, MAX_PROBLEMS, TIMELINE_COLUMNS, any_true
+from reagent_lite.data.training_copy_lists import ListSpool, share, write_candidates
+from reagent_lite.data.training_copy_order import find_order
+from reagent_lite.data.training_copy_place import Seals
 from reagent_lite.data.training_copy_spool import ColumnSpool, K, Keys, MatrixReader, MatrixSpool, NpyWriter, chunks
 from reagent_lite.data.transitions import Rows, require_columns
 from reagent_lite.data.transitions_discrete import discrete_rows
@@ -45,10 +45,11 @@ NEEDED_FOR_ENDS = ("terminal", "possible_next_actions", "next_action")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Built:
-    """What a build says about itself; names as in TrainingCopy."""
+    """What a build says about itself; names as in TrainingCopy and its Manifest."""
 
     rows: int
     hashes: tuple[str, ...]
+    files: dict[str, dict[str, Any]]
     state_ids: tuple[int, ...]
     action_ids: tuple[int, ...]
     metric_names: tuple[str, ...]
@@ -90,7 +91,8 @@ def build(
             if rows is not None:
                 spool.append(rows)
         spool.check(files[0].path)
-        return Writer(spool, folder, actions).write(tuple(position.sha256 for position in positions))
+        with Seals() as seals:
+            return Writer(spool, folder, actions, seals).write(tuple(position.sha256 for position in positions))
 
 
 class Spool:
@@ -184,68 +186,13 @@ def _canonical(values: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.where(absent, np.float32(np.nan), values) if absent.any() else values
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
-    """The copy's order: row numbers in the order of the files, and of each row in the copy's order the rest.
-
-    Attributes:
-        rows: [R] int64.
-        episode: [R] int32 codes.
-        sequence: [R] int64.
-        hashes: [episodes] uint64.
-        duplicates: rows that share (mdp_id, sequence_number) with the row before.
-    """
-
-    rows: NDArray[np.int64]
-    episode: NDArray[np.int32]
-    sequence: NDArray[np.int64]
-    hashes: NDArray[np.uint64]
-    duplicates: int
-
-
-def find_order(spool: Spool) -> Order:
-    """Sorts by (mdp_id, sequence_number) where the log has both, else keeps the order of the files."""
-    slots = spool.episode.take()
-    code_of_slot, hashes = _code_mdp_ids(spool.mdp_ids)
-    alone = slots < 0
-    num_alone = int(alone.sum())
-    episode = np.empty(len(slots), np.int32)
-    episode[~alone] = code_of_slot[slots[~alone]]
-    episode[alone] = np.arange(len(hashes), len(hashes) + num_alone)
-    own_hashes = mix(np.flatnonzero(alone).astype(np.uint64))
-    sequence = spool.columns.pop("sequence").take()
-    if not spool.has_sequence:
-        sequence = np.arange(len(slots))
-    rows = np.arange(len(slots))
-    duplicates = 0
-    if spool.has_sequence and num_alone < len(slots):
-        rows = np.lexsort((sequence, episode))
-        episode, sequence = episode[rows], sequence[rows]
-        same = (np.diff(episode) == 0) & (np.diff(sequence) == 0)
-        duplicates = int(same.sum())
-    return Order(rows, episode, sequence, np.concatenate((hashes, own_hashes)), duplicates)
-
-
-def _code_mdp_ids(parts: list[pa.Array]) -> tuple[NDArray[np.int32], NDArray[np.uint64]]:
-    """Returns ([slots] code of each block's distinct ids in sorted order, [ids] their hashes)."""
-    encoded = pa.chunked_array(parts, pa.string()).combine_chunks().dictionary_encode()
-    ascending = to_numpy(pc.sort_indices(encoded.dictionary)).astype(np.int64)
-    rank = np.empty(len(ascending), np.int32)
-    rank[ascending] = np.arange(len(ascending), dtype=np.int32)
-    hashes = np.empty(len(ascending), np.uint64)
-    for start, stop in chunks(len(ascending), 1 << 16):
-        names = encoded.dictionary.take(from_indices(ascending[start:stop])).to_pylist()
-        digests = b"".join(hashlib.blake2b(name.encode(), digest_size=8).digest() for name in names)
-        hashes[start:stop] = np.frombuffer(digests, "<u8")
-    return rank[to_numpy(encoded.indices)], hashes
-
-
 class Writer:
     """Writes spooled rows in the copy's order."""
 
-    def __init__(self, spool: Spool, folder: Path, actions: tuple[str, ...] | None) -> None:
-        self.spool, self.folder, self.actions = spool, folder, actions
-        self.order = find_order(spool)
+    def __init__(self, spool: Spool, folder: Path, actions: tuple[str, ...] | None, seals: Seals) -> None:
+        self.spool, self.folder, self.actions, self.seals = spool, folder, actions, seals
+        sequence = spool.columns.pop("sequence").take()
+        self.order = find_order(spool.episode.take(), spool.mdp_ids, sequence if spool.has_sequence else None)
         self.counts: Counter[str] = Counter(spool.counts)
 
     def write(self, hashes: tuple[str, ...]) -> Built:
@@ -261,13 +208,14 @@ class Writer:
             columns.result()
         self.counts.update(
             rows=spool.num_rows,
-            episodes=len(order.hashes),
+            episodes=order.num_episodes,
             terminal_rows=int(terminal.sum()),
             duplicate_rows=order.duplicates,
         )
         return Built(
             rows=spool.num_rows,
             hashes=hashes,
+            files=self.seals.entries(),
             state_ids=spool.state_keys.ascending()[0],
             action_ids=spool.action_keys.ascending()[0],
             metric_names=spool.metric_keys.ascending()[0],
@@ -284,19 +232,25 @@ class Writer:
         self._write_column("origin_file", spool.origin_file)
         self._write_column("origin_line", spool.origin_line)
         self._save("episode", order.episode)
-        self._save("episode_hash", order.hashes)
         self._save("sequence", order.sequence)
+        self._save("episode_hash", order.episode_hashes())
 
     def _write_column(self, name: str, column: ColumnSpool) -> NDArray[Any]:
-        values = column.take()[self.order.rows]
+        values = np.take(column.take(), self.order.rows)
         self._save(name, values)
         return values
 
     def _save(self, name: str, values: NDArray[Any]) -> None:
-        np.save(self.folder / f"{name}.npy", values, allow_pickle=False)
+        file = self.folder / f"{name}.npy"
+        np.save(file, values, allow_pickle=False)
+        self.seals.add(file)
 
-    def _writer(self, name: str, row_shape: tuple[int, ...], dtype: DTypeLike) -> NpyWriter:
-        return NpyWriter(self.folder / f"{name}.npy", row_shape, dtype)
+    @contextmanager
+    def _writer(self, name: str, row_shape: tuple[int, ...], dtype: DTypeLike) -> Iterator[NpyWriter]:
+        file = self.folder / f"{name}.npy"
+        with NpyWriter(file, row_shape, dtype) as writer:
+            yield writer
+        self.seals.add(file)
 
     def _write_states(self, terminal: NDArray[np.bool_]) -> None:
         rows = self.order.rows

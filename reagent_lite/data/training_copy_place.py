@@ -16,7 +16,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -133,23 +133,41 @@ def new_build(folder: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+class Seals:
+    """Hashes files and brings them to the disk in threads, while others are still written."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, Future[dict[str, Any]]] = {}
+        self._pool = ThreadPoolExecutor(4, thread_name_prefix="seal")
+
+    def __enter__(self) -> Seals:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    def add(self, file: Path) -> None:
+        """Takes a file that nobody writes any more."""
+        self._entries[file.name] = self._pool.submit(_entry, file)
+
+    def entries(self) -> dict[str, dict[str, Any]]:
+        """Waits for the files, and returns {name: size and sha256}."""
+        return {name: self._entries[name].result() for name in sorted(self._entries)}
+
+
 def seal(build: Path) -> dict[str, dict[str, Any]]:
     """Brings the arrays of a build to the disk and returns {name: size and sha256}."""
-    with ThreadPoolExecutor(4) as pool:
-        files = sorted(build.iterdir())
-        entries = pool.map(_entry, files)
-        found = {file.name: entry for file, entry in zip(files, entries, strict=True)}
-    sync(build)
-    return found
+    with Seals() as seals:
+        for file in build.iterdir():
+            seals.add(file)
+        return seals.entries()
 
 
 def _entry(file: Path) -> dict[str, Any]:
-    digest = hashlib.sha256()
     with file.open("rb") as stream:
-        while chunk := stream.read(1 << 20):
-            digest.update(chunk)
+        digest = hashlib.file_digest(stream, "sha256")
         os.fsync(stream.fileno())
-    return {"size": file.stat().st_size, "sha256": digest.hexdigest()}
+        return {"size": stream.tell(), "sha256": digest.hexdigest()}
 
 
 def publish(folder: Path, temporary: Path, manifest: Manifest) -> None:

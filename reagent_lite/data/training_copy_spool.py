@@ -128,7 +128,8 @@ class MatrixReader:
         """Returns [rows, columns] in ascending order of the columns' keys."""
         width = len(self._order)
         if len(self._parts) == 1 and self._parts[0].shape[1] == width:
-            found = self._parts[0][rows]
+            # [m] 200 000 rows of 16 bytes: 0.2 ms, by indexing 1.7
+            found = np.take(self._parts[0], rows, axis=0)
         else:
             found = np.full((len(rows), width), self._absent, self._dtype)
             part_of = np.searchsorted(self._starts, rows, side="right") - 1

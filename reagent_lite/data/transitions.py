@@ -242,6 +242,8 @@ def _finite(column: Column, faults: Faults) -> NDArray[np.float32]:
 
 def _steps(column: Column, faults: Faults) -> NDArray[np.uint8]:
     """[n] rows that each transition spans, 1 where null."""
+    if column.array.null_count == len(column.array):
+        return np.ones(len(column.array), np.uint8)
     steps = np.where(column.present, integers(column, faults), 1)
     wrong = (steps < 1) | (steps > MOST_STEPS)
     faults.add(wrong, f"an integer from 1 to {MOST_STEPS} in step", lambda row: steps[row])

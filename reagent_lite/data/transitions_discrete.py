@@ -102,20 +102,20 @@ class _ActionRule:
 def _mask(column: Column, actions: tuple[str, ...], faults: Faults) -> tuple[NDArray[np.uint8], Mask]:
     """Returns ([n, A] possible actions, ones where the row has no list; [n] whether it has one)."""
     present = column.present
-    mask = np.ones((len(present), len(actions)), np.uint8)
     if not present.any():
-        return mask, present
+        return np.ones((len(present), len(actions)), np.uint8), present
     if column.text:
         return _text_mask(column, actions, faults), present
     taken = pieces(column, faults, "a list")
-    mask[present] = 0
+    if is_number(taken.elements.type):
+        return _mask_of_numbers(taken.lengths, numbers(taken.elements), len(actions), column, faults), present
+    mask = np.where(present[:, None], np.uint8(0), np.ones(len(actions), np.uint8))
     if is_string(taken.elements.type):
         index = {name: number for number, name in enumerate(actions)}
+        rows = taken.rows
         codes = per_distinct(Column("", taken.elements, text=False), lambda v: index.get(str(v), WRONG), WRONG)
-        _faults_of_elements(codes == WRONG, taken.rows, column, faults, "names of actions")
-        mask[taken.rows[codes >= 0], codes[codes >= 0]] = 1
-    elif is_number(taken.elements.type):
-        _fill_by_numbers(mask, taken.lengths, numbers(taken.elements), column, faults)
+        _faults_of_elements(codes == WRONG, rows, column, faults, "names of actions")
+        mask[rows[codes >= 0], codes[codes >= 0]] = 1
     elif len(taken.elements):
         todo = "Lists of maps are of workflows.parametric_dqn"
         faults.add(taken.lengths > 0, f"0 or 1 per action, or names, in {column.name}", column.value, todo)
@@ -128,13 +128,13 @@ def _faults_of_elements(wrong: Mask, rows: NDArray[np.int64], column: Column, fa
     faults.add(per_row, f"{expected} in {column.name}", column.value)
 
 
-def _fill_by_numbers(
-    mask: NDArray[np.uint8], lengths: NDArray[np.int64], values: NDArray[np.float64], column: Column, faults: Faults
-) -> None:
-    num = mask.shape[1]
-    if (lengths == num).all() and ((values == 0) | (values == 1)).all():
-        mask[:] = values.reshape(mask.shape)
-        return
+def _mask_of_numbers(
+    lengths: NDArray[np.int64], values: NDArray[np.float64], num: int, column: Column, faults: Faults
+) -> NDArray[np.uint8]:
+    ones: NDArray[np.uint8] = (values == 1).astype(np.uint8)
+    if (lengths == num).all() and (ones.view(bool) | (values == 0)).all():
+        return ones.reshape(-1, num)
+    mask = np.where(column.present[:, None], np.uint8(0), np.ones(num, np.uint8))
     odd = (lengths != num) & (lengths > 0)
     faults.add(
         odd,
@@ -149,6 +149,7 @@ def _fill_by_numbers(
     wrong[whole] = ~((table == 0) | (table == 1)).all(axis=1)
     faults.add(wrong, f"only 0 and 1 in {column.name}", column.value)
     mask[whole] = table == 1
+    return mask
 
 
 def _text_mask(column: Column, actions: tuple[str, ...], faults: Faults) -> NDArray[np.uint8]:

@@ -93,11 +93,12 @@ def _lists(block: Block, name: str, alone: FeatureMatrix, has_alone: Mask, fault
         return single, listed
     taken = pieces(column, faults, "a list of objects {id: number}")
     inner = Column(name, taken.elements, taken.text)
-    named = named_numbers(inner, faults, rows=taken.rows)
+    rows = taken.rows
+    named = named_numbers(inner, faults, rows=rows)
     empty = np.zeros(len(listed), bool)
-    empty[taken.rows[~valid_rows(taken.elements)]] = True
+    empty[rows[~valid_rows(taken.elements)]] = True
     faults.add(empty, f"an object for every candidate in {name}", lambda _: "null")
-    found = Lists(taken.lengths, feature_matrix(named, faults, taken.rows))
+    found = Lists(taken.lengths, feature_matrix(named, faults, rows))
     return (found if listed.all() else _joined(found, single, listed)), listed
 
 

@@ -1,6 +1,8 @@
-"""Fully connected layers on a CPU: forward and backward of a run of them written out, by the faster of two libraries.
+"""Fully connected layers on a CPU: forward and backward of a run of them written out.
 
     x ─► [linear ─► relu] ─► [linear ─► relu] ─► linear        one node of the gradient's graph instead of five
+
+Small layers on one core are computed by our kernel (dense_kernel.py), others by the faster of torch's two libraries.
 
 torch takes MKL for float32 products, which on AMD processors leaves AVX-512 unused; oneDNN, which is in torch as well,
 does not. [m] Zen 5, one thread, 512 rows 128 -> 64: 104 against 60 us; 5120 rows: 979 against 421; 256 -> 256: 2.1
@@ -16,6 +18,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+
+from reagent_lite.models.dense_kernel import DenseKernel, KernelLayers, kernel
 
 # What torch's own compiler calls for a linear layer; absent where torch is built without oneDNN.
 _ONEDNN: Final[Any] = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
@@ -34,11 +38,19 @@ class Run:
     def __init__(self, layers: Sequence[tuple[nn.Linear, bool]]) -> None:
         self._parameters = tuple(p for layer, _ in layers for p in (layer.weight, layer.bias))
         self._relus = tuple(relu for _, relu in layers)
+        self._kernel_layers = KernelLayers(self._parameters, self._relus)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Returns [N, outputs] for float32 x [N, inputs] on a CPU."""
-        if torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in self._parameters)):
-            result: Tensor = _Dense.apply(x, self._relus, *self._parameters)  # type: ignore[no-untyped-call]
+        with_gradient = torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in self._parameters))
+        result: Tensor
+        if torch.get_num_threads() == 1 and (own := kernel()) is not None and self._kernel_layers.check(own):
+            if with_gradient:
+                result = _ByKernel.apply(x, own, self._kernel_layers, *self._parameters)  # type: ignore[no-untyped-call]
+                return result
+            return own.forward(self._kernel_layers, x.contiguous(), every=False)[0]
+        if with_gradient:
+            result = _Dense.apply(x, self._relus, *self._parameters)  # type: ignore[no-untyped-call]
             return result
         return _forward(x, self._relus, self._parameters)[-1]
 
@@ -69,8 +81,30 @@ def runs_apply(x: Tensor) -> bool:
     )
 
 
+class _ByKernel(torch.autograd.Function):
+    """The run with its gradient, by our kernel."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, own: DenseKernel, layers: KernelLayers, *parameters: Tensor) -> Tensor:
+        x = x.contiguous()
+        outputs = own.forward(layers, x, every=True)
+        ctx.kernel, ctx.layers = own, layers
+        ctx.save_for_backward(x, *outputs, *parameters)  # parameters: one that is changed before backward is an error
+        return outputs[-1]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        if not ctx.layers.check(ctx.kernel):
+            raise RuntimeError("the layers were converted between their outputs and their gradients")
+        count, wanted = len(ctx.layers.shapes), ctx.needs_input_grad
+        x, *outputs = ctx.saved_tensors[: count + 1]
+        of_x, gradients = ctx.kernel.backward(ctx.layers, x, outputs, gradient.contiguous(), of_x=wanted[0])
+        return of_x, None, None, *(one if need else None for one, need in zip(gradients, wanted[3:], strict=True))
+
+
 class _Dense(torch.autograd.Function):
-    """The run with its gradient."""
+    """The run with its gradient, by torch's libraries."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, relus: tuple[bool, ...], *parameters: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ def greedy_choice(q: Tensor, mask: Tensor) -> Tensor:
 
     Ties go to the lowest index; a row with no allowed choice gives 0.
     """
-    return q.masked_fill(~mask, -torch.inf).argmax(1)
+    return torch.where(mask, q, -torch.inf).argmax(1)
 
 
 def chosen(q: Tensor, choice: Tensor) -> Tensor:

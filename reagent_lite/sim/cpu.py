@@ -1,41 +1,20 @@
-"""Environments on the CPU: compiled by g++, clang or ziglang, called through ctypes, sliced over threads."""
+"""Environments on the CPU: compiled, called through ctypes, sliced over threads."""
 
 import ctypes
-import importlib.metadata
-import importlib.util
 import re
-import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import torch
 
 from reagent_lite.errors import KernelBuildError, Problem
-from reagent_lite.sim.cache import cached, machine, make_key
+from reagent_lite.native.compiler import KERNELS, Compiler, build_library, find_compiler
 from reagent_lite.sim.calls import ActCall, Call
-from reagent_lite.sim.sources import KERNELS, built_from, compilation_unit, require_parameters
+from reagent_lite.sim.sources import built_from, compilation_unit, require_parameters
 from reagent_lite.sim.spec import EnvSpec
 
-_FLAGS = (
-    "-std=c++17",
-    "-march=native",
-    "-fno-math-errno",  # square roots in line; the value is the same
-    "-fno-trapping-math",  # nobody reads exception flags: both sides of a choice may be computed; values are the same
-    "-fopenmp-simd",  # `omp simd` without libgomp: torch has its own OpenMP, and two in a process fight for the cores
-    "-fno-exceptions",
-    "-fno-rtti",
-    "-fPIC",
-    "-shared",
-    "-nostdlib",  # nothing of it is used: the same object on any distribution
-    "-w",
-)
-# Loops over an array of the state or over candidates are unrolled whole, or g++ vectorizes nothing around them.
-_GNU_FLAGS = ("--param=max-completely-peeled-insns=1000",)
 # Lines by which compilers lead to the next error.
 _CONTEXT = re.compile(r"^(?:In file included|\S+: (?:In|At) |\d+ errors? generated)", re.MULTILINE)
 _CONTRACTION = {"exact": "-ffp-contract=off", "fast": "-ffp-contract=fast"}
@@ -44,49 +23,6 @@ _WORDS_PER_SLICE = 262144
 _ALIGNMENT = 512
 
 _Entry = Callable[[int, int, int], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Compiler:
-    """A C++ compiler.
-
-    Attributes:
-        command: to start it, before the flags.
-        version: what tells its releases apart.
-    """
-
-    command: tuple[str, ...]
-    version: str
-
-
-def find_compiler() -> Compiler:
-    """Returns g++, else clang++, else the ziglang wheel's.
-
-    Raises:
-        KernelBuildError: there is none.
-    """
-    for name, flags in (("g++", _GNU_FLAGS), ("clang++", ())):
-        path = shutil.which(name)
-        if path is not None:
-            answer = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
-            if answer.returncode == 0:
-                return Compiler((path, *flags), answer.stdout)
-    if importlib.util.find_spec("ziglang") is not None:
-        return zig_compiler()
-    raise KernelBuildError(
-        Problem(
-            "simulation on the CPU",
-            "a C++ compiler",
-            "neither g++ nor clang++ on the PATH, nor the Python package ziglang",
-            "Install g++, or run: pip install 'reagent-lite[compiler]'",
-        )
-    )
-
-
-def zig_compiler() -> Compiler:
-    """Returns the C++ compiler inside the ziglang wheel."""
-    command = (sys.executable, "-m", "ziglang", "c++", "-fno-sanitize=undefined")
-    return Compiler(command, f"ziglang {importlib.metadata.version('ziglang')}")
 
 
 class CpuBackend:
@@ -178,23 +114,19 @@ class CpuBackend:
 
 
 def _build(path: Path, parameters: dict[str, float], flags: tuple[str, ...], compiler: Compiler) -> Path:
-    unit = compilation_unit(path, parameters)
-    built_by = (*compiler.command[1:], compiler.version, machine())
-    key = make_key((*built_from(path, parameters), *_FLAGS, *flags, *built_by))
+    def explained(message: str) -> KernelBuildError:
+        return KernelBuildError(
+            Problem(str(path), "an environment that compiles", f"from the compiler:\n{_essence(message)}\n")
+        )
 
-    def build(target: Path) -> None:
-        source = target.with_suffix(".cpp")
-        source.write_text(unit, encoding="utf-8")
-        folders = (f"-I{KERNELS}", f"-I{path.parent}")
-        command = (*compiler.command, *flags, *_FLAGS, *folders, str(source), "-o", str(target))
-        answer = subprocess.run(command, capture_output=True, text=True, check=False)
-        if answer.returncode != 0:
-            message = _essence(answer.stderr)
-            raise KernelBuildError(
-                Problem(str(path), "an environment that compiles", f"from the compiler:\n{message}\n")
-            )
-
-    return cached(key, ".so", build)
+    return build_library(
+        compilation_unit(path, parameters),
+        built_from(path, parameters),
+        compiler=compiler,
+        flags=flags,
+        folders=(KERNELS, path.parent),
+        explained=explained,
+    )
 
 
 def _essence(message: str) -> str:

@@ -8,16 +8,13 @@ import difflib
 import math
 import os
 import re
-import sys
 from pathlib import Path
 
 import numpy
 
 from reagent_lite.errors import Problem, SimulationError
+from reagent_lite.native.compiler import KERNELS
 
-_CHECKOUT = Path(__file__).resolve().parents[2] / "kernels"
-_INSTALLED = Path(sys.prefix).resolve() / "share" / "reagent-lite" / "kernels"
-KERNELS = _CHECKOUT if _CHECKOUT.is_dir() else _INSTALLED
 _MACHINERY = ("port.cuh", "philox.cuh", "env.cuh")  # and the folder core, which env.cuh includes
 _INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 

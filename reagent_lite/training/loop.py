@@ -134,8 +134,9 @@ def fit(
             learner.after_step()  # type: ignore[operator]
 
     one_step = capture(update)
-    while at.step < plan.num_steps:
-        if at.step and at.step % plan.steps_per_epoch == 0 and stop():
+    num_steps, steps_per_epoch = plan.num_steps, plan.steps_per_epoch
+    while at.step < num_steps:
+        if at.step and at.step % steps_per_epoch == 0 and stop():
             break
         with clock("time/simulate"):
             before_step(at.step)
@@ -144,12 +145,12 @@ def fit(
         at.rows += plan.rows_of_step(at.step)
         at.step += 1
         on_step(at.rows)
-        end_of_epoch = at.step % plan.steps_per_epoch == 0 or at.step == plan.num_steps
+        end_of_epoch = at.step % steps_per_epoch == 0 or at.step == num_steps
         if end_of_epoch and optimization.schedule is not None:
             optimization.schedule.step()
         if end_of_epoch or (every_steps and at.step % every_steps == 0):
             figures = at.meter.means(group) | clock.seconds() | {"learning_rate": _learning_rate(optimization)}
-            epoch = -(-at.step // plan.steps_per_epoch) if end_of_epoch else at.step // plan.steps_per_epoch
+            epoch = -(-at.step // steps_per_epoch) if end_of_epoch else at.step // steps_per_epoch
             report(Report(step=at.step, epoch=epoch, end_of_epoch=end_of_epoch, rows=at.rows, metrics=figures))
         between()
     return at.step

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -22,7 +23,7 @@ from reagent_lite.data import readers_json
 from reagent_lite.data.readers import READERS, read_blocks, read_tables
 from reagent_lite.data.readers_fast import FastParser
 from reagent_lite.data.readers_input import list_input, local_path
-from reagent_lite.data.readers_json import Position, line_bounds, parse_with_arrow, parse_with_python, table_of
+from reagent_lite.data.readers_json import Position, parse_with_arrow, parse_with_python, table_of
 from reagent_lite.data.schema import TEXT_METADATA
 from reagent_lite.errors import DataError
 
@@ -231,8 +232,8 @@ def test_mixed_types_become_text() -> None:
 def fast_parse(known: list[str], lines: list[str]) -> pa.Table | None:
     parser = FastParser()
     parser.learn(table_of([json.loads(line) for line in known]))
-    text = "".join(line + "\n" for line in lines).encode()
-    return parser.parse(text, line_bounds(text))
+    texts = [line.encode() + b"\n" for line in lines]
+    return parser.parse(b"".join(texts), np.cumsum([0, *map(len, texts)]))
 
 
 KNOWN = ['{"m": "x", "r": 1, "s": {"0": 0.5}, "l": [1, 0], "c": [{"1": 2.0}], "n": null, "e": {}}']

@@ -9,10 +9,25 @@ from torch import Tensor, nn
 
 from reagent_lite.models import dense
 from reagent_lite.models.dense import Run, runs_in
+from reagent_lite.models.dense_kernel import kernel, missing
 from reagent_lite.models.q_networks import MLP, NetworkSettings
 
-# rows, widths: small products; large ones; few inputs (the gradient is computed transposed); one output
-SHAPES = [(1, (3, 2)), (7, (5, 6, 2)), (512, (4, 128, 64, 2)), (600, (96, 160, 80, 1)), (4096, (12, 64, 64, 33))]
+# rows, widths: small products; large ones; few inputs (the gradient is computed transposed); one output; no input
+SHAPES = [
+    (1, (3, 2)), (7, (5, 6, 2)), (512, (4, 128, 64, 2)), (600, (96, 160, 80, 1)), (4096, (12, 64, 64, 33)),
+    (53, (17, 31, 47, 79, 9)), (6, (0, 5, 1)),
+]  # fmt: skip
+
+
+@pytest.fixture(params=["kernel", "oneDNN", "MKL alone"])
+def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers are computed in each of the ways there are."""
+    if request.param == "kernel":
+        if kernel() is None:
+            pytest.skip(f"no kernel: {missing()}")
+    else:
+        monkeypatch.setattr(dense, "kernel", lambda: None)
+        monkeypatch.setattr(dense, "_WIDE", request.param == "oneDNN" and dense._ONEDNN is not None)
 
 
 def mlp(widths: tuple[int, ...], activation: str = "relu", last: str = "linear", **changes: object) -> MLP:
@@ -32,13 +47,11 @@ def exact(network: MLP, x: Tensor, weights: Tensor) -> list[Tensor]:
     return forward_and_gradients(copy.deepcopy(network).double(), x.double(), weights.double())
 
 
-@pytest.mark.parametrize("wide", [True, False], ids=["oneDNN", "MKL alone"])
+@pytest.mark.usefixtures("_way")
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")  # of a layer without inputs
 @pytest.mark.parametrize("last", ["linear", "relu"])
 @pytest.mark.parametrize(("rows", "widths"), SHAPES)
-def test_outputs_and_gradients_are_those_of_torchs_layers(
-    rows: int, widths: tuple[int, ...], last: str, wide: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(dense, "_WIDE", wide and dense._ONEDNN is not None)
+def test_outputs_and_gradients_are_those_of_torchs_layers(rows: int, widths: tuple[int, ...], last: str) -> None:
     torch.manual_seed(0)
     network = mlp(widths, last=last)
     for parameter in network.parameters():
@@ -48,11 +61,13 @@ def test_outputs_and_gradients_are_those_of_torchs_layers(
     for ours, truth in zip(found, exact(network, x, weights), strict=True):
         # sums of n products round to a relative error that grows like the root of n
         error = 4 * math.sqrt(max(rows, *widths)) * torch.finfo(torch.float32).eps
-        assert float((ours - truth).abs().max()) <= error * max(float(truth.abs().max()), 1.0)
+        largest = max([1.0, *truth.abs().flatten().tolist()])
+        assert bool(((ours - truth).abs() <= error * largest).all())
     with torch.no_grad():
         assert torch.equal(network(x), found[0])
 
 
+@pytest.mark.usefixtures("_way")
 def test_a_step_by_hand() -> None:
     """h = relu([1 -2; 3 1] x + [0, 1]) = relu([-3, 6]) = [0, 6]; y = [2 5] h + 1 = 31."""
     network = mlp((2, 2, 1))
@@ -105,12 +120,11 @@ def test_a_layer_that_was_replaced_is_the_one_that_is_used() -> None:
     torch.testing.assert_close(network(x), nn.Sequential(*network)(x))
 
 
-@pytest.mark.parametrize("wide", [True, False], ids=["oneDNN", "MKL alone"])
+@pytest.mark.usefixtures("_way")
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("where", ["x", "0.weight", "0.bias", "2.weight", "4.bias"])
-def test_what_is_not_finite_is_not_lost(where: str, value: float, wide: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_finite_is_not_lost(where: str, value: float) -> None:
     """A network that has broken must be seen to have."""
-    monkeypatch.setattr(dense, "_WIDE", wide and dense._ONEDNN is not None)
     network, x = mlp((128, 256, 256, 64)), torch.randn(512, 128)
     tensor = x if where == "x" else network.get_parameter(where).data
     tensor.view(-1)[0] = value
@@ -119,6 +133,7 @@ def test_what_is_not_finite_is_not_lost(where: str, value: float, wide: bool, mo
     assert torch.equal(network(x).isfinite(), plain(x).isfinite())
 
 
+@pytest.mark.usefixtures("_way")
 def test_frozen_layers_get_no_gradient() -> None:
     network = mlp((3, 4, 2))
     network[0].requires_grad_(False)
@@ -128,6 +143,7 @@ def test_frozen_layers_get_no_gradient() -> None:
     assert not network(torch.randn(5, 3)).requires_grad
 
 
+@pytest.mark.usefixtures("_way")
 def test_a_copy_has_runs_of_its_own() -> None:
     """The target network is a copy: what is learned must not move it."""
     network, x = mlp((3, 4, 2)), torch.randn(5, 3)
@@ -142,6 +158,49 @@ def test_a_copy_has_runs_of_its_own() -> None:
     assert list(network.state_dict()) == ["0.weight", "0.bias", "2.weight", "2.bias"]
 
 
+@pytest.mark.usefixtures("_way")
+def test_rows_that_are_not_contiguous() -> None:
+    torch.manual_seed(0)
+    network = mlp((6, 32, 3))
+    for x in (torch.randn(6, 50).t(), torch.randn(50, 12)[:, ::2], torch.randn(1, 6).expand(50, 6)):
+        weights = torch.randn(3, 50).t()
+        for ours, truth in zip(forward_and_gradients(network, x, weights), exact(network, x, weights), strict=True):
+            torch.testing.assert_close(ours.double(), truth, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.usefixtures("_way")
+def test_layers_that_were_converted_are_used_as_they_are_now() -> None:
+    network, x = mlp((3, 40, 2)), torch.randn(5, 3)
+    before = network(x)
+    network.double().float()
+    assert torch.equal(network(x), before)
+    for parameter in network.parameters():
+        parameter.data = torch.zeros_like(parameter)
+    assert not network(x).any()
+    network[0].weight.data = torch.ones(3, 40).t()  # of another layout
+    network[2].weight.data = torch.ones(2, 40)
+    torch.testing.assert_close(network(x)[:, 0], 40 * x.sum(1).relu())
+
+
+@pytest.mark.usefixtures("_way")
+def test_layers_that_change_before_their_gradients_are_an_error() -> None:
+    network = mlp((3, 4, 2))
+    output = network(torch.randn(5, 3))
+    with torch.no_grad():
+        network[2].weight += 1.0
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        output.sum().backward()
+
+
+@pytest.mark.usefixtures("_way")
+def test_layers_that_are_converted_before_their_gradients_are_an_error() -> None:
+    network = mlp((3, 4, 2))
+    output = network(torch.randn(5, 3))
+    network.double()
+    with pytest.raises(RuntimeError):
+        output.sum().backward()
+
+
 def test_a_recorded_graph_has_plain_layers() -> None:
     network, x = mlp((8, 256, 64, 2)), torch.randn(512, 8)
     with pytest.warns(DeprecationWarning, match="trace"):
@@ -154,6 +213,7 @@ def test_a_recorded_graph_has_plain_layers() -> None:
     torch.testing.assert_close(traced(x), network(x), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.usefixtures("_way")
 def test_no_rows() -> None:
     network = mlp((3, 4, 2))
     output = network(torch.zeros(0, 3))

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from reagent_lite.sim.cpu import CpuBackend, find_compiler
+from reagent_lite.native.compiler import KERNELS, find_compiler
+from reagent_lite.sim.cpu import CpuBackend
 from reagent_lite.sim.env import VectorEnv
-from reagent_lite.sim.sources import KERNELS, find_environment
+from reagent_lite.sim.sources import find_environment
 
 # Counts up by 1 + action from 0 and ends at `goal`: everything it does can be worked out in one's head.
 COUNTER = """

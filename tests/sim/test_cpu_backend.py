@@ -12,12 +12,15 @@ import torch
 from sim.conftest import COUNTER, MASKED_COUNTER
 
 from reagent_lite.errors import KernelBuildError, SimulationError
-from reagent_lite.sim import cache, cpu
+from reagent_lite.native import cache
+from reagent_lite.native import compiler as making
+from reagent_lite.native.cache import cache_folder, cached, make_key
+from reagent_lite.native.compiler import KERNELS, find_compiler, zig_compiler
+from reagent_lite.sim import cpu
 from reagent_lite.sim.backend import open_backend
-from reagent_lite.sim.cache import cache_folder, cached, make_key
-from reagent_lite.sim.cpu import CpuBackend, find_compiler, zig_compiler
+from reagent_lite.sim.cpu import CpuBackend
 from reagent_lite.sim.env import VectorEnv
-from reagent_lite.sim.sources import KERNELS, compilation_unit, find_environment, known_environments, read_sources
+from reagent_lite.sim.sources import compilation_unit, find_environment, known_environments, read_sources
 
 CPU = torch.device("cpu")
 
@@ -296,7 +299,7 @@ def test_everything_that_matters_is_in_the_key(
     assert count() == 5
     CpuBackend(file, {}, "exact", compiler=zig_compiler())
     assert count() == 6
-    monkeypatch.setattr(cpu, "machine", lambda: "another processor")
+    monkeypatch.setattr(making, "machine", lambda: "another processor")
     opened(str(file))
     assert count() == 7
     monkeypatch.undo()

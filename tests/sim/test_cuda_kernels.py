@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from reagent_lite.native.compiler import KERNELS, find_compiler
 from reagent_lite.sim.calls import ActCall, Call
-from reagent_lite.sim.cpu import CpuBackend, find_compiler
+from reagent_lite.sim.cpu import CpuBackend
 from reagent_lite.sim.env import VectorEnv
-from reagent_lite.sim.sources import KERNELS, compilation_unit, find_environment, known_environments
+from reagent_lite.sim.sources import compilation_unit, find_environment, known_environments
 from reagent_lite.sim.spec import EnvSpec
 
 CUDA = """

@@ -1,4 +1,4 @@
-"""Compiled environments on disk, found again by everything that went into them.
+"""Compiled code on disk, found again by everything that went into them.
 
 A file's name is `<key>-<digest of its bytes><suffix>`: one rename puts file and digest in place together, concurrent
 builders cannot mix them, and a file cut short by a full disk is noticed and built anew.
@@ -17,7 +17,7 @@ _DIGITS = 32
 
 
 def cache_folder() -> Path:
-    """Returns where compiled environments lie: $REAGENT_LITE_CACHE, or a folder of the user's cache."""
+    """Returns where compiled code lies: $REAGENT_LITE_CACHE, or a folder of the user's cache."""
     chosen = os.environ.get("REAGENT_LITE_CACHE")
     if chosen:
         return Path(chosen).expanduser()
@@ -68,7 +68,7 @@ def cached(key: str, suffix: str, build: Callable[[Path], None]) -> Path:
         raise KernelBuildError(
             Problem(
                 str(folder),
-                "a writable folder for compiled environments",
+                "a writable folder for compiled code",
                 error.strerror or str(error),
                 "Set REAGENT_LITE_CACHE to another folder",
             )

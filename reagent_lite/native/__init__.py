@@ -1,0 +1,1 @@
+"""Compiled code for this machine, found again once it is built."""
