@@ -26,7 +26,7 @@ static long widest(const Layer *layers, long count) {
 // Returns the floats of scratch memory that either function needs.
 extern "C" long dense_scratch(const Layer *layers, long count) {
   long size = 3 * ROWS * widest(layers, count);
-  for (long l = 0; l < count; ++l) size += padded(layers[l].inputs) * padded(layers[l].outputs) + padded(layers[l].outputs);
+  for (long l = 0; l < count; ++l) size += (padded(layers[l].inputs) + 1) * padded(layers[l].outputs);
   return size;
 }
 
@@ -67,8 +67,8 @@ static void pass(const float *gradient, const float *output, long count, float *
   for (; i < count; ++i) to[i] = output[i] <= 0.0f ? 0.0f : gradient[i];
 }
 
-// Writes the gradients of weights and biases, and of x [rows, inputs] where x_gradient is not null. Every layer's output
-// is given.
+// Writes the gradients of weights and biases, and of x [rows, inputs] where x_gradient is not null. Every layer's
+// output is given.
 extern "C" void dense_backward(const Layer *layers, long count, const float *x, long rows, const float *gradient,
                                float *x_gradient, float *scratch) {
   Right weights[MOST_LAYERS];
