@@ -77,10 +77,10 @@ class LineReader:
             self._take(most, left)
             starts, going = self._read(most)
             end = int(starts[-1]) if going else self._size
-            if not end:
-                return
-            if line == 1 and self._memory[: len(_MARK)].tobytes() == _MARK:
+            if line == 1 and self._memory[: self._size][: len(_MARK)].tobytes() == _MARK:
                 starts[0] = len(_MARK)
+            if starts[0] == end:
+                return
             left = self._memory[end : self._size].copy()
             bounds = np.append(starts, end) if starts[-1] < end else starts
             yield Lines(

@@ -90,7 +90,10 @@ def _sorted(episode: NDArray[np.int32], sequence: NDArray[np.int64]) -> NDArray[
     if (int(episode.max()) + 1) * span >= 1 << 63:
         return np.lexsort((sequence, episode))
     # [m] 200 000 rows, episodes of 22 in any order: 0.7 ms, by two keys 8 ms
-    return np.argsort(episode * np.int64(span) + (sequence - low), kind="stable")
+    both = episode * np.int64(span)
+    both += sequence
+    both -= low
+    return np.argsort(both, kind="stable")
 
 
 def _code_mdp_ids(parts: list[pa.Array]) -> tuple[NDArray[np.int32], pa.Array]:

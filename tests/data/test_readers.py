@@ -160,7 +160,7 @@ def test_what_is_no_data_is_refused(tmp_path: Path) -> None:
         rows_of(tmp_path / "none")
 
 
-@pytest.mark.parametrize("content", [b"", b"\n \n", gzip.compress(b"", mtime=0)])
+@pytest.mark.parametrize("content", [b"", b"\n \n", b"\xef\xbb\xbf", gzip.compress(b"", mtime=0)])
 def test_an_empty_file_is_refused(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / ("a.json.gz" if content[:2] == b"\x1f\x8b" else "a.json")
     file.write_bytes(content)
@@ -296,6 +296,19 @@ def test_the_fast_parser_reads_what_it_knows(line: str) -> None:
 )
 def test_the_fast_parser_refuses_what_it_may_lose(line: str) -> None:
     assert fast_parse(KNOWN, [KNOWN[0], line]) is None
+
+
+def test_the_fast_parser_goes_on_after_a_block_it_cannot_read() -> None:
+    parser = FastParser()
+    parser.learn(table_of([{"r": 1}, {"r": 2.5}]))
+    for text, rows in ((b'{"r": 3}\n', [3.0]), (b'{"r": 3\n', None), (b'{"r": "x"}\n', None), (b'{"r": 4}\n', [4.0])):
+        table = parser.parse(text, np.array([0, len(text)]))
+        assert (None if table is None else table.column("r").to_pylist()) == rows
+
+
+@pytest.mark.parametrize("line", ['{"r" : null}', '{"r":  null}', '{"r":\tnull}'])
+def test_the_fast_parser_is_not_sure_of_nulls_written_in_other_ways(line: str) -> None:
+    assert fast_parse(['{"m": "x", "r": 1}'], [line, '{"m": "x", "r": 1}']) is None
 
 
 def test_the_fast_parser_looks_for_nulls_where_a_value_is_lacking() -> None:

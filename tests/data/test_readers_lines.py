@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from reagent_lite.data import readers_json, readers_lines
@@ -64,6 +64,7 @@ def _taken(block: readers_lines.Lines) -> tuple[int, list[bytes]]:
 )
 def test_every_line_comes_once_and_in_order(whole: list[bytes], last: bytes, wanted: int, most: int, held: int) -> None:
     lines = [*whole, last] if last else whole
+    assume(not b"".join(lines).startswith(b"\xef\xbb\xbf"))
     first = 1
     found: list[bytes] = []
     for line, block in parsed(b"".join(lines), wanted, most, held=held):
