@@ -73,6 +73,8 @@ def _array(name: str, cells: list[Any], kind: str) -> pa.Array:
     if name in ("state_features", "next_state_features") or (name == "action" and _is_map(cells)):
         return pa.array([_entries(cell, kind) for cell in cells], features)
     if name in ("possible_actions", "possible_next_actions"):
+        if all(cell is None for cell in cells):
+            return pa.nulls(len(cells))
         if not any(_is_map(cell or []) for cell in cells):
             return pa.array(cells, pa.list_(pa.string()))
         return pa.array([None if cell is None else [_entries(one, kind) for one in cell] for cell in cells],
