@@ -44,7 +44,7 @@ class Run:
         """Returns [N, outputs] for float32 x [N, inputs] on a CPU."""
         with_gradient = torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in self._parameters))
         result: Tensor
-        if torch.get_num_threads() == 1 and (own := kernel()) is not None and self._kernel_layers.check(own):
+        if torch.get_num_threads() == 1 and (own := kernel()) is not None and self._kernel_layers.suit(x):
             if with_gradient:
                 result = _ByKernel.apply(x, own, self._kernel_layers, *self._parameters)  # type: ignore[no-untyped-call]
                 return result
@@ -95,7 +95,7 @@ class _ByKernel(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        if not ctx.layers.check(ctx.kernel):
+        if not ctx.layers.suit(ctx.saved_tensors[0]):
             raise RuntimeError("the layers were converted between their outputs and their gradients")
         count, wanted = len(ctx.layers.shapes), ctx.needs_input_grad
         x, *outputs = ctx.saved_tensors[: count + 1]
@@ -125,6 +125,7 @@ class _Dense(torch.autograd.Function):
                 gradient = torch.ops.aten.threshold_backward(gradient, outputs[i], 0)
             if ctx.needs_input_grad[2 + 2 * i]:
                 gradients[2 * i] = _of_weight(gradient, inputs[i])
+            if ctx.needs_input_grad[3 + 2 * i]:
                 gradients[2 * i + 1] = gradient.sum(0)
             if i or ctx.needs_input_grad[0]:
                 gradient = _product(gradient, weights[i].t())

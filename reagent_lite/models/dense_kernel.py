@@ -3,8 +3,8 @@
 The kernel takes a few dozen rows through all layers before the next ones, so that what lies between two layers stays in
 the nearest cache, and one call takes the place of ten. It uses one core.
 
-[m] Zen 5, a step of double DQN 4-128-64-2 with 512 rows inside a run: three quarters of the time it takes with torch's
-libraries, which alone in a loop are as fast from 256-128 on.
+[m] `python -m tests.benchmarks.steps` has it against torch's libraries. Few rows of many weights are left to those: the
+kernel copies weights into the order that it reads them in at every call, which takes some 0.6 ns a weight.
 """
 
 import ctypes
@@ -24,6 +24,8 @@ SWITCH = "REAGENT_LITE_LAYERS"
 _SOURCES = ("dense.cpp", "product.h", "vectors.h")
 _MOST_LAYERS = 32
 _MOST_WEIGHTS = 1 << 18  # of a layer; [m] 512 x 1024: torch's libraries are a tenth faster
+_FEW_WEIGHTS = 1 << 14  # of all layers; with so few the kernel is the faster one for any number of rows
+_WEIGHTS_PER_ROW = 1 << 10  # [m] 128-512-512-20: with 320 rows as fast as torch's libraries, with 64 half as fast
 
 _Address = ctypes.c_void_p
 _Long = ctypes.c_long
@@ -50,15 +52,15 @@ class DenseKernel:
         """Returns the last layer's output, or every layer's.
 
         Args:
-            layers: that check() has passed.
+            layers: that suit x.
             x: [N, inputs] float32 on the CPU, contiguous.
             every: whether gradients will be wanted.
         """
         rows, count = x.shape[0], len(layers.shapes)
         outputs = [x.new_empty(rows, shape[1]) for shape in (layers.shapes if every else layers.shapes[-1:])]
         places = [output.data_ptr() for output in outputs]
-        table = _table(layers.shapes, layers.addresses, [0] * (count - len(places)) + places, layers.nowhere)
-        scratch = x.new_empty(layers.scratch)
+        table = _table(layers.shapes, layers.addresses(), [0] * (count - len(places)) + places, layers.nowhere)
+        scratch = x.new_empty(layers.scratch(self))
         self._forward(table, count, x.data_ptr(), rows, scratch.data_ptr())
         return outputs
 
@@ -76,8 +78,8 @@ class DenseKernel:
         """
         gradients = [x.new_empty(shape) for shape in layers.parameter_shapes]
         places = [one.data_ptr() for one in gradients]
-        table = _table(layers.shapes, layers.addresses, [output.data_ptr() for output in outputs], places)
-        scratch, of_input = x.new_empty(layers.scratch), torch.empty_like(x) if of_x else None
+        table = _table(layers.shapes, layers.addresses(), [output.data_ptr() for output in outputs], places)
+        scratch, of_input = x.new_empty(layers.scratch(self)), torch.empty_like(x) if of_x else None
         self._backward(
             table, len(layers.shapes), x.data_ptr(), x.shape[0], gradient.data_ptr(),
             None if of_input is None else of_input.data_ptr(), scratch.data_ptr(),
@@ -94,7 +96,6 @@ class KernelLayers:
 
     Attributes:
         shapes: inputs, outputs and ReLU of each layer.
-        addresses: of the parameters; they move when a module is converted.
     """
 
     def __init__(self, parameters: Sequence[Tensor], relus: Sequence[bool]) -> None:
@@ -102,21 +103,33 @@ class KernelLayers:
         weights = parameters[::2]
         self.shapes = [(w.shape[1], w.shape[0], relu) for w, relu in zip(weights, relus, strict=True)]
         self.parameter_shapes = [p.shape for p in parameters]
-        self.addresses: list[int] = []
         self.nowhere = [0] * len(parameters)
-        self.scratch = 0
         self._small = len(relus) <= _MOST_LAYERS and all(w.numel() <= _MOST_WEIGHTS for w in weights)
+        every = sum(w.numel() for w in weights)
+        self._fewest_rows = 0 if every <= _FEW_WEIGHTS else every // _WEIGHTS_PER_ROW
+        self._scratch = 0
 
-    def check(self, kernel: DenseKernel) -> bool:
-        """Whether the kernel may and should compute these layers as they are now."""
-        if not self._small:
-            return False
-        addresses = [p.data_ptr() for p in self._parameters]
-        if addresses != self.addresses:  # elsewhere than at the last call, or never looked at
-            if not all(p.dtype == torch.float32 and p.is_cpu and p.is_contiguous() for p in self._parameters):
-                return False
-            self.addresses, self.scratch = addresses, kernel.scratch(self.shapes)
-        return True
+    def suit(self, x: Tensor) -> bool:
+        """Whether the kernel may and should compute these layers of x, as they are now: modules can be converted."""
+        return (
+            self._small
+            and x.dim() == 2
+            and x.shape[1] == self.shapes[0][0]
+            and x.shape[0] >= self._fewest_rows
+            and all(
+                p.shape == shape and p.dtype == torch.float32 and p.is_cpu and p.is_contiguous()
+                for p, shape in zip(self._parameters, self.parameter_shapes, strict=True)
+            )
+        )
+
+    def addresses(self) -> list[int]:
+        """Returns where the parameters are."""
+        return [p.data_ptr() for p in self._parameters]
+
+    def scratch(self, own: DenseKernel) -> int:
+        """Returns the floats of scratch memory that a call needs."""
+        self._scratch = self._scratch or own.scratch(self.shapes)
+        return self._scratch
 
 
 def kernel() -> DenseKernel | None:

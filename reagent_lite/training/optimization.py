@@ -73,7 +73,8 @@ class _Moments:
 class _FusedAdam:
     """The step of Adam and AdamW with lists that are gathered once instead of at every step.
 
-    The kernel and the numbers are those of torch's class. [m] a small network's step on a CPU: 30 us instead of 110.
+    The kernel and the numbers are those of torch's class. State is taken to be loaded as a whole.
+    [m] a small network's step on a CPU: 30 us instead of 110.
     """
 
     def __init__(self, optimizer: Optimizer, kernel: Callable[..., None]) -> None:
@@ -109,6 +110,8 @@ class _FusedAdam:
     @torch.no_grad()
     def step(self) -> bool:
         """Moves the parameters; False, and nothing done, where one has no gradient or state was loaded meanwhile."""
+        if len(self._groups) != len(self._optimizer.param_groups):
+            return False
         gradients = [[p.grad for p in group.parameters] for group in self._groups]
         for group, own in zip(self._groups, gradients, strict=True):
             if (

@@ -139,6 +139,9 @@ def test_frozen_layers_get_no_gradient() -> None:
     network[0].requires_grad_(False)
     network(torch.randn(5, 3)).sum().backward()
     assert [parameter.grad is None for parameter in network.parameters()] == [True, True, False, False]
+    network[2].weight.requires_grad_(False)
+    network(torch.randn(5, 3)).sum().backward()
+    assert network[2].bias.grad.tolist() == [10.0, 10.0]  # of five rows, twice
     network.requires_grad_(False)
     assert not network(torch.randn(5, 3)).requires_grad
 
@@ -166,6 +169,17 @@ def test_rows_that_are_not_contiguous() -> None:
         weights = torch.randn(3, 50).t()
         for ours, truth in zip(forward_and_gradients(network, x, weights), exact(network, x, weights), strict=True):
             torch.testing.assert_close(ours.double(), truth, rtol=1e-5, atol=1e-5)
+        with torch.no_grad():
+            assert torch.equal(network(x), network(x.contiguous()))
+
+
+@pytest.mark.usefixtures("_way")
+@pytest.mark.parametrize("shape", [(4,), (5, 3, 4), (6, 3), (6, 7), (0, 3)])
+def test_rows_of_another_width_are_an_error(shape: tuple[int, ...]) -> None:
+    network = mlp((4, 8, 2))
+    for x in (torch.zeros(shape), torch.zeros(shape, requires_grad=True)):
+        with pytest.raises(RuntimeError), torch.set_grad_enabled(x.requires_grad):
+            network(x)
 
 
 @pytest.mark.usefixtures("_way")
@@ -177,9 +191,15 @@ def test_layers_that_were_converted_are_used_as_they_are_now() -> None:
     for parameter in network.parameters():
         parameter.data = torch.zeros_like(parameter)
     assert not network(x).any()
-    network[0].weight.data = torch.ones(3, 40).t()  # of another layout
-    network[2].weight.data = torch.ones(2, 40)
-    torch.testing.assert_close(network(x)[:, 0], 40 * x.sum(1).relu())
+    plain = nn.Sequential(*network)
+    network[0].weight.data = torch.randn(3, 40).t()  # of another layout
+    network[2].weight.data = torch.randn(2, 40)
+    torch.testing.assert_close(network(x), plain(x))
+    square = mlp((5, 5, 5))
+    square[0].weight.data = square[0].weight.data.t()  # of another layout in the same place
+    torch.testing.assert_close(square(torch.ones(2, 5)), nn.Sequential(*square)(torch.ones(2, 5)))
+    square[2].weight.data, square[2].bias.data = square[2].weight.data[:3], square[2].bias.data[:3]  # fewer outputs
+    torch.testing.assert_close(square(torch.ones(2, 5)), nn.Sequential(*square)(torch.ones(2, 5)))
 
 
 @pytest.mark.usefixtures("_way")

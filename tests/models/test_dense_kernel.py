@@ -26,9 +26,9 @@ WIDTHS = [(4, 128, 64, 2), (1, 1), (17, 31, 47, 5), (16, 64, 130, 3), (33, 96, 1
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fno-exceptions", "-fno-rtti")
 
 
-def built(tmp_path: Path, *flags: str, zig: bool = False) -> DenseKernel:
-    """The kernel by another compiler or for other vectors than this machine's widest."""
-    compiler = zig_compiler() if zig else find_compiler()
+def built(tmp_path: Path, *flags: str) -> DenseKernel:
+    """The kernel for other vectors than this machine's widest."""
+    compiler = find_compiler()
     library = tmp_path / "dense.so"
     source = str(KERNELS / "dense" / "dense.cpp")
     subprocess.run([*compiler.command, *FLAGS, *flags, source, "-o", str(library)], check=True)
@@ -64,7 +64,7 @@ def truth(parameters: list[Tensor], x: Tensor, gradient: Tensor) -> tuple[Tensor
 def require_exact(own: DenseKernel, widths: tuple[int, ...], rows: int) -> None:
     parameters, x, gradient = numbers(widths, rows)
     layers = KernelLayers(parameters, [True] * (len(widths) - 2) + [False])
-    assert layers.check(own)
+    assert layers.suit(x)
     outputs = own.forward(layers, x, every=True)
     (last,) = own.forward(layers, x, every=False)
     of_x, gradients = own.backward(layers, x, outputs, gradient, of_x=True)
@@ -102,8 +102,13 @@ def test_vectors_of_every_width(tmp_path: Path, lanes: int) -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ziglang") is None, reason="the Python package ziglang is not installed")
-def test_clang_makes_it_too(tmp_path: Path) -> None:
-    own = built(tmp_path, "-march=native", "-ffp-contract=fast", zig=True)
+@pytest.mark.usefixtures("_afresh")
+def test_clang_makes_it_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("REAGENT_LITE_CACHE", str(tmp_path))
+    monkeypatch.setattr(dense_kernel, "find_compiler", lambda purpose: zig_compiler())
+    own = kernel()
+    assert own is not None, missing()
+    assert len(list(tmp_path.glob("*.so"))) == 1
     for widths in WIDTHS:
         require_exact(own, widths, 97)
 
@@ -111,7 +116,7 @@ def test_clang_makes_it_too(tmp_path: Path) -> None:
 def test_a_row_has_the_same_bits_in_any_batch(own: DenseKernel) -> None:
     parameters, x, _ = numbers((9, 70, 33, 5), 200)
     layers = KernelLayers(parameters, [True, True, False])
-    assert layers.check(own)
+    assert layers.suit(x)
     (whole,) = own.forward(layers, x, every=False)
     for begin, end in ((0, 1), (3, 9), (47, 49), (150, 200), (13, 200)):
         (part,) = own.forward(layers, x[begin:end].contiguous(), every=False)
@@ -251,4 +256,8 @@ def test_several_threads_and_large_layers_are_left_to_torchs_libraries(
     large = KernelLayers([torch.zeros(1024, 512), torch.zeros(1024)], [True])
     many = KernelLayers([torch.zeros(2, 2), torch.zeros(2)] * 33, [True] * 33)
     doubles = KernelLayers([torch.zeros(2, 2).double(), torch.zeros(2).double()], [True])
-    assert [layers.check(own) for layers in (large, many, doubles)] == [False, False, False]
+    assert [layers.suit(torch.zeros(4096, w)) for layers, w in ((large, 512), (many, 2), (doubles, 2))] == [False] * 3
+    wide = KernelLayers([torch.zeros(256, 256), torch.zeros(256)], [True])  # 64 rows pay for copying 65 536 weights
+    assert [wide.suit(torch.zeros(rows, 256)) for rows in (1, 63, 64, 65)] == [False, False, True, True]
+    few = KernelLayers([torch.zeros(64, 256), torch.zeros(64)], [True])
+    assert few.suit(torch.zeros(1, 256))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from reagent_lite.training.optimization import Optimization
+from reagent_lite.training.optimization import Optimization, _FusedAdam
 
 KINDS = {
     "adam": lambda groups: torch.optim.Adam(groups, lr=0.01, fused=True),
@@ -109,3 +109,24 @@ def test_state_that_is_loaded_is_gone_on_with() -> None:
     twins.step(6)
     twins.require_equal()
     assert int(twins.optimizer.state_dict()["state"][0]["step"]) == 5
+
+
+def test_a_group_that_is_added_is_moved() -> None:
+    twins = Twins("adam")
+    for number in range(3):
+        twins.step(number)
+    for every, optimizer in ((twins.ours, twins.optimizer), (twins.torchs, twins.reference)):
+        every.append(nn.Parameter(torch.ones(5)))
+        optimizer.add_param_group({"params": [every[-1]]})
+    for number in range(3, 6):
+        twins.step(number)
+        twins.require_equal()
+    assert not torch.equal(twins.ours[-1], torch.ones(5))
+
+
+def test_what_graphs_capture_is_left_to_torch() -> None:
+    twins = Twins("adam")
+    twins.step(0)
+    assert _FusedAdam.of(twins.optimizer) is not None
+    twins.optimizer.param_groups[1]["capturable"] = True
+    assert _FusedAdam.of(twins.optimizer) is None
