@@ -71,10 +71,10 @@ class ReadPlan:
         Shards without rows are not counted: the others are read as if those were not there.
         """
         rows, number = self.shards[shard], sum(1 for before in self.shards[:shard] if before)
-        small = rows < _SHUFFLED_WIDE  # the order is the same for any type
-        order: NDArray[Any] = np.arange(rows, dtype=np.int32 if not small and rows < 2**31 else np.int64)
+        kind = np.int32 if rows < 2**31 else np.int64
+        order = np.arange(rows, dtype=np.int64 if rows < _SHUFFLED_WIDE else kind)  # the order is the same for any type
         np.random.default_rng([self.seed, epoch, number]).shuffle(order)
-        return order.astype(np.int32) if small else order
+        return order.astype(kind, copy=False)
 
     def rows_of_step(self, step: int) -> int:
         """Returns the rows of a step over all ranks: fewer than rows_per_step at the end of an epoch."""

@@ -50,7 +50,7 @@ class Run:
                 return result
             return own.forward(self._kernel_layers, x.contiguous(), every=False)[0]
         if with_gradient:
-            result = _Dense.apply(x, self._relus, *self._parameters)  # type: ignore[no-untyped-call]
+            result = _ByLibraries.apply(x, self._relus, *self._parameters)  # type: ignore[no-untyped-call]
             return result
         return _forward(x, self._relus, self._parameters)[-1]
 
@@ -95,15 +95,15 @@ class _ByKernel(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        if not ctx.layers.suit(ctx.saved_tensors[0]):
-            raise RuntimeError("the layers were converted between their outputs and their gradients")
         count, wanted = len(ctx.layers.shapes), ctx.needs_input_grad
         x, *outputs = ctx.saved_tensors[: count + 1]
+        if not ctx.layers.suit(x):
+            raise RuntimeError("the layers were converted between their outputs and their gradients")
         of_x, gradients = ctx.kernel.backward(ctx.layers, x, outputs, gradient.contiguous(), of_x=wanted[0])
         return of_x, None, None, *(one if need else None for one, need in zip(gradients, wanted[3:], strict=True))
 
 
-class _Dense(torch.autograd.Function):
+class _ByLibraries(torch.autograd.Function):
     """The run with its gradient, by torch's libraries."""
 
     @staticmethod
