@@ -14,6 +14,8 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from reagent_lite.algorithms.fused_loss import FusedLoss
+from reagent_lite.models.q_loss_kernel import Rule
 from reagent_lite.models.restrictions import LikelyInTheLog, Unrestricted
 from reagent_lite.models.value_heads import Scorer
 from reagent_lite.rl.losses import conservative_loss, imitation_loss
@@ -83,6 +85,15 @@ class DQN(nn.Module):
             self.target_network.eval()
         return self
 
+    @cached_property
+    def _fused(self) -> FusedLoss | None:
+        """The whole loss by our kernel, where it is no other than that of Q alone."""
+        s = self.settings
+        if s.cql_alpha or self.imitator is not None:
+            return None
+        rule = (Rule.DOUBLE if s.double else Rule.GREEDY) if s.maxq else Rule.LOGGED
+        return FusedLoss.of(self.q_network, self.target_network, self.head, rule=rule, gamma=s.gamma)
+
     @property
     def scorer(self) -> Scorer:
         """State and choices to values, by the online network."""
@@ -98,6 +109,10 @@ class DQN(nn.Module):
     def forward(self, batch: TransitionBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns the loss, a sum weighted by `batch.weight`, and its parts."""
         s = self.settings
+        fused = self._fused(batch, self._reward(batch)) if self._fused is not None else None
+        if fused is not None:
+            loss, self.row_losses = fused
+            return loss, {"td_loss": loss.detach()}
         outputs, taken = self._taken(batch)
         rows = self._td_losses(batch, taken)
         self.row_losses = rows.detach()
@@ -146,11 +161,13 @@ class DQN(nn.Module):
             return Actions(mask=self.restriction(batch.next_state, mask, features), features=features)
 
     def _td_losses(self, batch: TransitionBatch, taken: Tensor) -> Tensor:
-        reward = batch.reward if self.reward_boost is None else batch.reward + self.reward_boost[batch.action]
         with torch.no_grad():
             next_taken = self._next_taken(batch)
             d = discount(self.settings.gamma, batch.steps, batch.bootstrap)
-        return self.head.loss(taken, next_taken, reward, d)  # type: ignore[operator,no-any-return]
+        return self.head.loss(taken, next_taken, self._reward(batch), d)  # type: ignore[operator,no-any-return]
+
+    def _reward(self, batch: TransitionBatch) -> Tensor:
+        return batch.reward if self.reward_boost is None else batch.reward + self.reward_boost[batch.action]
 
     def _taken(self, batch: TransitionBatch) -> tuple[Tensor, Tensor]:
         """Returns outputs [B, K, H], where the conservative term needs them, and those of the logged action [B, H]."""

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from reagent_lite.models.dense_kernel import DenseKernel, KernelLayers, kernel
+from reagent_lite.models.dense_kernel import DenseKernel, KernelLayers, kernel_now
 
 # What torch's own compiler calls for a linear layer; absent where torch is built without oneDNN.
 _ONEDNN: Final[Any] = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
@@ -33,26 +33,36 @@ class Run:
 
     Args:
         layers: each with whether a ReLU follows; their parameters stay the same objects from here on.
+
+    Attributes:
+        parameters: weight and bias of each layer in turn.
+        kernel_layers: the same as the kernel is told of them.
     """
 
     def __init__(self, layers: Sequence[tuple[nn.Linear, bool]]) -> None:
-        self._parameters = tuple(p for layer, _ in layers for p in (layer.weight, layer.bias))
+        self.parameters = tuple(p for layer, _ in layers for p in (layer.weight, layer.bias))
         self._relus = tuple(relu for _, relu in layers)
-        self._kernel_layers = KernelLayers(self._parameters, self._relus)
+        self.kernel_layers = KernelLayers(self.parameters, self._relus)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Returns [N, outputs] for float32 x [N, inputs] on a CPU."""
-        with_gradient = torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in self._parameters))
+        with_gradient = torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in self.parameters))
         result: Tensor
-        if torch.get_num_threads() == 1 and (own := kernel()) is not None and self._kernel_layers.suit(x):
+        own = self._kernel_for(x)
+        if own is not None:
             if with_gradient:
-                result = _ByKernel.apply(x, own, self._kernel_layers, *self._parameters)  # type: ignore[no-untyped-call]
+                result = _ByKernel.apply(x, own, self.kernel_layers, *self.parameters)  # type: ignore[no-untyped-call]
                 return result
-            return own.forward(self._kernel_layers, x.contiguous(), every=False)[0]
+            return own.forward(self.kernel_layers, x.contiguous(), every=False)[0]
         if with_gradient:
-            result = _ByLibraries.apply(x, self._relus, *self._parameters)  # type: ignore[no-untyped-call]
+            result = _ByLibraries.apply(x, self._relus, *self.parameters)  # type: ignore[no-untyped-call]
             return result
-        return _forward(x, self._relus, self._parameters)[-1]
+        return _forward(x, self._relus, self.parameters)[-1]
+
+    def _kernel_for(self, x: Tensor) -> DenseKernel | None:
+        """Returns our kernel where it may and should compute these layers of x, as they are now."""
+        own = kernel_now()
+        return own if own is not None and self.kernel_layers.suit(x) else None
 
 
 def runs_in(layers: Sequence[nn.Module]) -> tuple[Run | int, ...]:

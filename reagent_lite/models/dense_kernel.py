@@ -21,7 +21,10 @@ from reagent_lite.native.compiler import KERNELS, build_library, find_compiler
 SWITCH = "REAGENT_LITE_LAYERS"
 """Environment variable; with the value torch the kernel is not used."""
 
-_SOURCES = ("dense.cpp", "product.h", "vectors.h")
+UNITS = ("dense.cpp", "q_loss.cpp")
+"""What is compiled as one, in the folder kernels/dense."""
+
+_SOURCES = (*UNITS, "layers.h", "product.h", "vectors.h")
 _MOST_LAYERS = 32
 _MOST_WEIGHTS = 1 << 18  # of a layer; [m] 512 x 1024: torch's libraries are a tenth faster
 _FEW_WEIGHTS = 1 << 14  # of all layers; with so few the kernel is the faster one for any number of rows
@@ -32,9 +35,14 @@ _Long = ctypes.c_long
 
 
 class DenseKernel:
-    """The compiled functions. They run without Python's lock and keep nothing between two calls."""
+    """The compiled functions. They run without Python's lock and keep nothing between two calls.
+
+    Attributes:
+        library: q_loss_kernel.py has more of it.
+    """
 
     def __init__(self, library: ctypes.CDLL) -> None:
+        self.library = library
         self._scratch = library.dense_scratch
         self._scratch.argtypes, self._scratch.restype = (_Address, _Long), _Long
         self._forward = library.dense_forward
@@ -46,7 +54,7 @@ class DenseKernel:
     def scratch(self, shapes: Sequence[tuple[int, int, bool]]) -> int:
         """Returns the floats of scratch memory of a call."""
         none = [0] * (2 * len(shapes))
-        return int(self._scratch(_table(shapes, none, none[::2], none), len(shapes)))
+        return int(self._scratch(layer_table(shapes, none, none[::2], none), len(shapes)))
 
     def forward(self, layers: "KernelLayers", x: Tensor, *, every: bool) -> list[Tensor]:
         """Returns the last layer's output, or every layer's.
@@ -59,7 +67,7 @@ class DenseKernel:
         rows, count = x.shape[0], len(layers.shapes)
         outputs = [x.new_empty(rows, shape[1]) for shape in (layers.shapes if every else layers.shapes[-1:])]
         places = [output.data_ptr() for output in outputs]
-        table = _table(layers.shapes, layers.addresses(), [0] * (count - len(places)) + places, layers.nowhere)
+        table = layer_table(layers.shapes, layers.addresses(), [0] * (count - len(places)) + places, layers.nowhere)
         scratch = x.new_empty(layers.scratch(self))
         self._forward(table, count, x.data_ptr(), rows, scratch.data_ptr())
         return outputs
@@ -78,7 +86,7 @@ class DenseKernel:
         """
         gradients = [x.new_empty(shape) for shape in layers.parameter_shapes]
         places = [one.data_ptr() for one in gradients]
-        table = _table(layers.shapes, layers.addresses(), [output.data_ptr() for output in outputs], places)
+        table = layer_table(layers.shapes, layers.addresses(), [output.data_ptr() for output in outputs], places)
         scratch, of_input = x.new_empty(layers.scratch(self)), torch.empty_like(x) if of_x else None
         self._backward(
             table, len(layers.shapes), x.data_ptr(), x.shape[0], gradient.data_ptr(),
@@ -138,6 +146,11 @@ def kernel() -> DenseKernel | None:
     return loaded if isinstance(loaded, DenseKernel) else None
 
 
+def kernel_now() -> DenseKernel | None:
+    """Returns the kernel where torch has one thread, as the kernel has."""
+    return kernel() if torch.get_num_threads() == 1 else None
+
+
 def missing() -> str:
     """Returns why there is no kernel, or nothing where there is one."""
     loaded = _loaded()
@@ -152,7 +165,7 @@ def _loaded() -> DenseKernel | str:
     try:
         texts = [(folder / name).read_text(encoding="utf-8") for name in _SOURCES]
         library = build_library(
-            f'#include "{folder / _SOURCES[0]}"\n',
+            "".join(f'#include "{folder / unit}"\n' for unit in UNITS),
             texts,
             compiler=find_compiler("layers of small networks on the CPU"),
             flags=("-O3", "-ffp-contract=fast"),
@@ -168,13 +181,13 @@ def _refused(message: str) -> KernelBuildError:
     return KernelBuildError(Problem(str(KERNELS / "dense"), "sources that compile", f"from the compiler:\n{message}\n"))
 
 
-def _table(
+def layer_table(
     shapes: Sequence[tuple[int, int, bool]],
     parameters: Sequence[int],
     outputs: Sequence[int],
     gradients: Sequence[int],
 ) -> ctypes.Array[_Long]:
-    """Returns the layers as kernels/dense/dense.cpp declares them: eight words each."""
+    """Returns the layers as kernels/dense/layers.h declares them: eight words each."""
     words: list[int] = []
     for i, (shape, output) in enumerate(zip(shapes, outputs, strict=True)):
         words += (*shape, *parameters[2 * i : 2 * i + 2], output, *gradients[2 * i : 2 * i + 2])

@@ -11,7 +11,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from reagent_lite.models.dense import runs_apply, runs_in
+from reagent_lite.models.dense import Run, runs_apply, runs_in
 from reagent_lite.types import SourceSpec
 
 _GAINS: Final = {"elu": 2**0.5, "gelu": 2**0.5, "silu": 2**0.5}
@@ -79,6 +79,13 @@ class MLP(nn.Sequential):
         for part in self._runs:
             input = self[part](input) if isinstance(part, int) else part(input)
         return input
+
+    def as_run(self) -> Run | None:
+        """Returns all layers as one run, or None where there is another layer than linear ones and ReLUs."""
+        match self._runs:
+            case (Run() as only,):
+                return only
+        return None
 
 
 class BatchNorm(nn.BatchNorm1d):

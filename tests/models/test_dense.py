@@ -26,7 +26,7 @@ def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
         if kernel() is None:
             pytest.skip(f"no kernel: {missing()}")
     else:
-        monkeypatch.setattr(dense, "kernel", lambda: None)
+        monkeypatch.setattr(dense, "kernel_now", lambda: None)
         monkeypatch.setattr(dense, "_WIDE", request.param == "oneDNN" and dense._ONEDNN is not None)
 
 

@@ -1,8 +1,6 @@
 """The kernel of small layers: every compiler and vector width, its bounds, and what happens without it."""
 
-import ctypes
 import importlib.util
-import mmap
 import os
 import signal
 import subprocess
@@ -14,25 +12,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from oracles.native import LANES, Guarded, built
 from torch import Tensor, nn
 
 from reagent_lite.models import dense_kernel
-from reagent_lite.models.dense_kernel import SWITCH, DenseKernel, KernelLayers, _table, kernel, missing
+from reagent_lite.models.dense_kernel import SWITCH, DenseKernel, KernelLayers, kernel, layer_table, missing
 from reagent_lite.models.q_networks import MLP, NetworkSettings
-from reagent_lite.native.compiler import KERNELS, find_compiler, zig_compiler
+from reagent_lite.native.compiler import zig_compiler
 
 ROOT = Path(__file__).resolve().parents[2]
 WIDTHS = [(4, 128, 64, 2), (1, 1), (17, 31, 47, 5), (16, 64, 130, 3), (33, 96, 1)]
-FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fno-exceptions", "-fno-rtti")
-
-
-def built(tmp_path: Path, *flags: str) -> DenseKernel:
-    """The kernel for other vectors than this machine's widest."""
-    compiler = find_compiler()
-    library = tmp_path / "dense.so"
-    source = str(KERNELS / "dense" / "dense.cpp")
-    subprocess.run([*compiler.command, *FLAGS, *flags, source, "-o", str(library)], check=True)
-    return DenseKernel(ctypes.CDLL(str(library)))
 
 
 def numbers(widths: tuple[int, ...], rows: int) -> tuple[list[Tensor], Tensor, Tensor]:
@@ -91,11 +80,10 @@ def test_this_machines_kernel(own: DenseKernel, widths: tuple[int, ...], rows: i
     require_exact(own, widths, rows)
 
 
-@pytest.mark.parametrize("lanes", [4, 8, 16])
+@pytest.mark.parametrize("lanes", LANES)
 def test_vectors_of_every_width(tmp_path: Path, lanes: int) -> None:
     """As other processors have them: NEON four numbers, AVX eight, AVX-512 sixteen; compiled for this one."""
-    chosen = {4: ("-D__aarch64__",), 8: ("-U__AVX512F__",), 16: ("-D__AVX512F__",)}[lanes]
-    own = built(tmp_path, *chosen, "-Wno-psabi")
+    own = DenseKernel(built(tmp_path, *LANES[lanes]))
     for widths in WIDTHS:
         for rows in (1, 47, 97):
             require_exact(own, widths, rows)
@@ -123,31 +111,6 @@ def test_a_row_has_the_same_bits_in_any_batch(own: DenseKernel) -> None:
         assert torch.equal(part, whole[begin:end])
 
 
-class Guarded:
-    """Memory whose pages before and after may not be touched."""
-
-    def __init__(self, *, at_end: bool) -> None:
-        self._at_end = at_end
-        self._maps: list[mmap.mmap] = []
-        self._protect = ctypes.CDLL(None, use_errno=True).mprotect
-
-    def room(self, count: int) -> Tensor:
-        """`count` floats that end, or begin, where the pages do."""
-        page = mmap.PAGESIZE
-        size = -(-count * 4 // page) * page
-        pages = mmap.mmap(-1, size + 2 * page)
-        self._maps.append(pages)
-        start = ctypes.addressof(ctypes.c_char.from_buffer(pages))
-        for wall in (start, start + page + size):
-            assert self._protect(ctypes.c_void_p(wall), ctypes.c_size_t(page), 0) == 0
-        offset = page + (size - 4 * count if self._at_end else 0)
-        return torch.frombuffer(pages, dtype=torch.float32, count=count, offset=offset)
-
-    def copy(self, values: Tensor) -> Tensor:
-        place = self.room(max(values.numel(), 1))[: values.numel()].view(values.shape)
-        return place.copy_(values)
-
-
 def touch_only_what_is_handed_in(*, at_end: bool) -> None:
     """Ends by a signal where the kernel reads or writes a float too many; run in a process of its own."""
     own = kernel()
@@ -162,7 +125,7 @@ def touch_only_what_is_handed_in(*, at_end: bool) -> None:
             outputs = [guarded.room(rows * o) for _, o, _ in shapes]
             gradients = [guarded.room(p.numel()) for p in parameters]
             scratch, of_x = guarded.room(own.scratch(shapes)), guarded.room(x.numel())
-            table = _table(shapes, *([t.data_ptr() for t in tensors] for tensors in (places, outputs, gradients)))
+            table = layer_table(shapes, *([t.data_ptr() for t in tensors] for tensors in (places, outputs, gradients)))
             x, gradient = guarded.copy(x), guarded.copy(gradient)
             own._forward(table, count, x.data_ptr(), rows, scratch.data_ptr())
             own._backward(table, count, x.data_ptr(), rows, gradient.data_ptr(), of_x.data_ptr(), scratch.data_ptr())
@@ -174,15 +137,15 @@ def touch_only_what_is_handed_in(*, at_end: bool) -> None:
 @pytest.mark.usefixtures("own")
 def test_memory_that_was_not_handed_in_is_not_touched(at_end: bool) -> None:
     code = f"from test_dense_kernel import touch_only_what_is_handed_in as run; run(at_end={at_end})"
-    environment = os.environ | {"PYTHONPATH": f"{Path(__file__).parent}:{ROOT}"}
+    environment = os.environ | {"PYTHONPATH": f"{Path(__file__).parent}:{ROOT}:{ROOT / 'tests'}"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
 def test_the_guard_is_real() -> None:
-    code = "import ctypes; from test_dense_kernel import Guarded; room = Guarded(at_end=True).room(5); "
+    code = "import ctypes; from oracles.native import Guarded; room = Guarded(at_end=True).room(5); "
     past = "print(ctypes.c_float.from_address(room.data_ptr() + {}).value, flush=True)"
-    environment = os.environ | {"PYTHONPATH": f"{Path(__file__).parent}:{ROOT}"}
+    environment = os.environ | {"PYTHONPATH": f"{Path(__file__).parent}:{ROOT}:{ROOT / 'tests'}"}
     command = [sys.executable, "-c", code + past.format(16) + "; " + past.format(20)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert (done.stdout, done.returncode) == ("0.0\n", -signal.SIGSEGV)
