@@ -1,11 +1,13 @@
-"""Learner rows per second on the CPU: a whole run with its evaluation, against the network's matrix products alone.
+"""Learner rows per second on the CPU: a whole run with its evaluation, against its matrix products and d3rlpy.
 
-    python -m tests.benchmarks.learner [--epochs 300] [--repeats 5]
+    python -m tests.benchmarks.learner [--epochs 300] [--repeats 5] [--alone]
 
 Double DQN, network 4-128-64-2, batch 512, 3470 rows of CartPole: the shape of the 2019 example. Ours is the run's own
 rows_per_second (gather, loss, optimizer, soft update, TD error and policy figures each epoch, metrics on disk; without
 the counterfactual evaluation). The products are three forward passes (Q(s), Q(s'), target Q(s')) and one backward pass
-as bare matrix multiplications on one batch. Both use one thread and take turns; medians are printed.
+as bare matrix multiplications on one batch. d3rlpy's DoubleDQN has the same network, batch and rows, and samples them
+from its own buffer; it lives in an environment of its own, made under outputs/ if absent, and is left out with --alone.
+All use one thread and take turns; medians are printed.
 """
 
 import argparse
@@ -23,11 +25,30 @@ import torch
 
 from reagent_lite.config import DqnConfig, check
 from reagent_lite.distributed.group import Group, Place
+from tests.benchmarks.peers import interpreter, printed_number
 from tests.oracles.cartpole import write_log
 from workflows.training import train
 
-BATCH, WIDTHS = 512, (4, 128, 64, 2)
+BATCH, WIDTHS, ROWS = 512, (4, 128, 64, 2), 3470
 REAGENT_2019 = 5465  # rows/s of ReAgent's workflow end to end, read elsewhere on two EPYC cores
+
+D3RLPY = f"""
+import time, numpy, torch, d3rlpy
+torch.set_num_threads(1)
+random = numpy.random.default_rng(0)
+ends = numpy.zeros({ROWS}, numpy.float32)
+ends[119::120] = ends[-1] = 1
+data = d3rlpy.dataset.MDPDataset(random.normal(size=({ROWS}, {WIDTHS[0]})).astype(numpy.float32),
+                                 random.integers(0, {WIDTHS[-1]}, {ROWS}), numpy.ones({ROWS}, numpy.float32), ends)
+encoder = d3rlpy.models.VectorEncoderFactory({list(WIDTHS[1:-1])})
+learner = d3rlpy.algos.DoubleDQNConfig(batch_size={BATCH}, learning_rate=0.001, encoder_factory=encoder).create()
+settings = dict(n_steps_per_epoch=100, show_progress=False, save_interval=10**9,
+                logger_adapter=d3rlpy.logging.NoopAdapterFactory())
+learner.fit(data, n_steps=100, **settings)
+start = time.perf_counter()
+learner.fit(data, n_steps=1000, **settings)
+print({BATCH} * 1000 / (time.perf_counter() - start))
+"""
 
 
 def ours(folder: Path, epochs: int) -> float:
@@ -74,20 +95,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--epochs", type=int, default=300)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--alone", action="store_true", help="without d3rlpy")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    python = None if options.alone else interpreter("d3rlpy", f"torch=={torch.__version__.split('+')[0]}", "d3rlpy")
+    rounds: list[dict[str, float]] = []
     with tempfile.TemporaryDirectory() as name:
-        write_log(Path(name) / "log.jsonl", 3470)
+        write_log(Path(name) / "log.jsonl", ROWS)
         ours(Path(name), 1)
-        pairs = [(ours(Path(name), options.epochs), products()) for _ in range(options.repeats)]
-    rows, bare = (statistics.median(column) for column in zip(*pairs, strict=True))
-    ratio = statistics.median(a / b for a, b in pairs)
+        for _ in range(options.repeats):
+            rounds.append({"learner": ours(Path(name), options.epochs), "matrix_products": products()})
+            if python:
+                rounds[-1]["d3rlpy"] = printed_number(python, D3RLPY)
+    medians = {name: statistics.median(each[name] for each in rounds) for name in rounds[0]}
     result = {
-        "learner_rows_per_second": round(rows),
-        "matrix_products_rows_per_second": round(bare),
-        "ratio_to_matrix_products": round(ratio, 3),
-        "ratio_to_reagent_2019_read_elsewhere": round(rows / REAGENT_2019, 1),
-        "pairs": [[round(a), round(b)] for a, b in pairs],
+        "rows_per_second": {name: round(value) for name, value in medians.items()},
+        "ratio_to": {
+            name: round(statistics.median(each["learner"] / each[name] for each in rounds), 2)
+            for name in rounds[0]
+            if name != "learner"
+        },
+        "ratio_to_reagent_2019_read_elsewhere": round(medians["learner"] / REAGENT_2019, 1),
+        "rounds": [[round(value) for value in each.values()] for each in rounds],
     }
     json.dump(result, sys.stdout, indent=2)
     print()

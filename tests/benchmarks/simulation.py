@@ -7,12 +7,8 @@ Rounds alternate; figures are medians. EnvPool lives in an environment of its ow
 
 import json
 import statistics
-import subprocess
-import sys
 import time
-import venv
 from collections.abc import Callable
-from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -20,12 +16,12 @@ import torch
 
 from reagent_lite.sim.backend import open_backend
 from reagent_lite.sim.env import VectorEnv
+from tests.benchmarks.peers import interpreter, printed_number
 
 ROUNDS, SECONDS = 5, 0.5
 LARGE, SMALL = 262_144, 1024
 BYTES = 42  # of a step: state read and written, action, reward, how it ended, step count
 COPIED = 1 << 29  # bytes read and written by a copy from memory to memory
-PEERS = Path("outputs/peers")
 
 ENVPOOL = f"""
 import time, warnings, numpy
@@ -67,20 +63,8 @@ def theirs(num: int) -> Callable[[], object]:
     return lambda: env.step(action)
 
 
-def peers() -> str | None:
-    """The interpreter of an environment that has EnvPool, or None where it cannot be had."""
-    python = PEERS / "bin" / "python"
-    if not python.exists():
-        venv.create(PEERS, with_pip=True)
-        done = subprocess.run([python, "-m", "pip", "install", "--quiet", "envpool", "gymnasium"], check=False)
-        if done.returncode:
-            print("EnvPool could not be installed: left out", file=sys.stderr)
-            return None
-    return str(python)
-
-
 def main() -> None:
-    large, small, gym, python = ours(LARGE), ours(SMALL), theirs(LARGE), peers()
+    large, small, gym, python = ours(LARGE), ours(SMALL), theirs(LARGE), interpreter("envpool", "envpool", "gymnasium")
     source = torch.ones(COPIED // 2, dtype=torch.uint8)
     target = torch.zeros_like(source)
     rounds: dict[str, list[float]] = {}
@@ -96,8 +80,7 @@ def main() -> None:
         note("gymnasium", rate(gym, LARGE))
         note("small_observed", rate(small.advance, SMALL))
         if python:
-            done = subprocess.run([python, "-c", ENVPOOL], capture_output=True, text=True, check=True)
-            note("envpool", float(done.stdout.splitlines()[-1]))
+            note("envpool", printed_number(python, ENVPOOL))
     median = {name: statistics.median(values) for name, values in rounds.items()}
     result = {
         "threads": torch.get_num_threads(),
