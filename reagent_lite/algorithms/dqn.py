@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from reagent_lite.algorithms.fused_loss import FusedLoss
 from reagent_lite.models.q_loss_kernel import Rule
+from reagent_lite.models.q_networks import allowed_values
 from reagent_lite.models.restrictions import LikelyInTheLog, Unrestricted
 from reagent_lite.models.value_heads import Scorer
 from reagent_lite.rl.losses import conservative_loss, imitation_loss
@@ -122,16 +123,19 @@ class DQN(nn.Module):
             gap = batch.weight.dot(conservative_loss(self.head(outputs), batch.actions.mask, batch.action))
             loss, metrics["cql_gap"] = loss + s.cql_alpha * gap, gap.detach()
         if self.imitator is not None:
-            logits = self.imitator(batch.state, batch.actions.mask, batch.actions.features).squeeze(2)
+            logits = allowed_values(self.imitator, batch.state, batch.actions.mask, batch.actions.features).squeeze(2)
             imitation = batch.weight.dot(imitation_loss(logits, batch.actions.mask, batch.action))
             loss, metrics["imitation_loss"] = loss + imitation, imitation.detach()
         return loss, metrics
 
     @torch.no_grad()
     def judge(self, batch: TransitionBatch) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns values [B, K], choices the policy takes [B, K] bool and the TD loss, weighted by `batch.weight`."""
+        """Returns values [B, K], choices the policy takes [B, K] bool and the TD loss, weighted by `batch.weight`.
+
+        Values are of use where a choice is allowed.
+        """
         choices = self.restriction(batch.state, batch.actions.mask, batch.actions.features)
-        outputs = self.q_network(batch.state, batch.actions.mask, batch.actions.features)
+        outputs = allowed_values(self.q_network, batch.state, batch.actions.mask, batch.actions.features)
         return self.head(outputs), choices, batch.weight.dot(self._td_losses(batch, chosen(outputs, batch.action)))
 
     def after_step(self) -> None:
@@ -172,7 +176,7 @@ class DQN(nn.Module):
     def _taken(self, batch: TransitionBatch) -> tuple[Tensor, Tensor]:
         """Returns outputs [B, K, H], where the conservative term needs them, and those of the logged action [B, H]."""
         if self.settings.cql_alpha:
-            outputs = self.q_network(batch.state, batch.actions.mask, batch.actions.features)
+            outputs = allowed_values(self.q_network, batch.state, batch.actions.mask, batch.actions.features)
             return outputs, chosen(outputs, batch.action)
         taken = _outputs_of(self.q_network, batch.state, batch.actions, batch.action)
         return taken, taken
@@ -185,10 +189,10 @@ class DQN(nn.Module):
             )
         actions = self.allowed_next(batch)
         if not self.settings.double:
-            outputs = self.target_network(batch.next_state, batch.next_actions.mask, actions.features)
+            outputs = allowed_values(self.target_network, batch.next_state, batch.next_actions.mask, actions.features)
             return taken_value(outputs, greedy_choice(self.head(outputs), actions.mask), actions.mask)
         with _evaluating(self.q_network, self._draws):
-            q = self.head(self.q_network(batch.next_state, batch.next_actions.mask, actions.features))
+            q = self.head(allowed_values(self.q_network, batch.next_state, batch.next_actions.mask, actions.features))
         choice = greedy_choice(q, actions.mask)
         # a dueling mean runs over what the log allows, as at export; BCQ only restricts the choice
         outputs = _outputs_of(self.target_network, batch.next_state, batch.next_actions, choice)
@@ -198,7 +202,7 @@ class DQN(nn.Module):
 def _outputs_of(network: nn.Module, state: Tensor, actions: Actions, choice: Tensor) -> Tensor:
     """Returns outputs [B, H] of one choice per row; one candidate is scored instead of K where that is the same."""
     if actions.features is None or network.needs_candidate_list:
-        return chosen(network(state, actions.mask, actions.features), choice)
+        return chosen(allowed_values(network, state, actions.mask, actions.features), choice)
     mask = actions.mask.gather(1, choice.unsqueeze(1))
     return network(state, mask, chosen(actions.features, choice).unsqueeze(1)).squeeze(1)  # type: ignore[no-any-return]
 

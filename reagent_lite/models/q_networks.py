@@ -15,6 +15,7 @@ from reagent_lite.models.dense import Run, runs_apply, runs_in
 from reagent_lite.types import SourceSpec
 
 _GAINS: Final = {"elu": 2**0.5, "gelu": 2**0.5, "silu": 2**0.5}
+_MOSTLY_ALLOWED: Final = 0.8  # [m] share of candidates from which on leaving the others out costs more than it saves
 _ACTIVATIONS: Final[dict[str, type[nn.Module]]] = {
     "linear": nn.Identity,
     "relu": nn.ReLU,
@@ -154,15 +155,18 @@ class CandidateQNetwork(nn.Module):
 
     def __init__(self, spec: SourceSpec, settings: NetworkSettings) -> None:
         super().__init__()
-        self.batch_norm = settings.batch_norm
+        self.batch_norm = settings.batch_norm  # whose statistics must not see padding
         widths = (spec.num_state_features + spec.num_action_features, *settings.hidden, settings.outputs)
         self.layers = MLP(widths, (*settings.activations, "linear"), settings)
 
     def forward(self, state: Tensor, mask: Tensor, features: Tensor | None = None) -> Tensor:
         """Returns [B, K, H] for state [B, S], mask [B, K] and features [B, K, F]."""
         assert features is not None
-        rows = torch.cat((state.unsqueeze(1).expand(-1, features.shape[1], -1), features), 2)
-        return _per_candidate(self.layers, rows, mask, self.batch_norm and self.training)
+        return _per_candidate(self.layers, state, features, mask if self.batch_norm and self.training else None)
+
+    def allowed(self, state: Tensor, mask: Tensor, features: Tensor) -> Tensor:
+        """Returns the same for allowed candidates; others may be left out, and are 0 then."""
+        return _per_candidate(self.layers, state, features, mask)
 
 
 class DuelingCandidateQNetwork(nn.Module):
@@ -172,7 +176,7 @@ class DuelingCandidateQNetwork(nn.Module):
 
     def __init__(self, spec: SourceSpec, settings: NetworkSettings) -> None:
         super().__init__()
-        self.batch_norm = settings.batch_norm
+        self.batch_norm = settings.batch_norm  # whose statistics must not see padding
         self.trunk = _trunk(spec.num_state_features, settings)
         width = (spec.num_state_features, *settings.hidden)[-1]
         self.value = _stream(width, settings.outputs, settings)
@@ -182,10 +186,33 @@ class DuelingCandidateQNetwork(nn.Module):
     def forward(self, state: Tensor, mask: Tensor, features: Tensor | None = None) -> Tensor:
         """Returns [B, K, H] for state [B, S], mask [B, K] and features [B, K, F]."""
         assert features is not None
+        return self._joined(state, mask, features, mask if self.batch_norm and self.training else None)
+
+    def allowed(self, state: Tensor, mask: Tensor, features: Tensor) -> Tensor:
+        """Returns the same for allowed candidates; others may be left out, and have any value then."""
+        return self._joined(state, mask, features, mask)
+
+    def _joined(self, state: Tensor, mask: Tensor, features: Tensor, only: Tensor | None) -> Tensor:
         hidden = self.trunk(state)
-        rows = torch.cat((hidden.unsqueeze(1).expand(-1, features.shape[1], -1), features), 2)
-        advantage = _per_candidate(self.advantage, rows, mask, self.batch_norm and self.training)
+        advantage = _per_candidate(self.advantage, hidden, features, only)
         return self.join(self.value(hidden).unsqueeze(1), advantage, mask)  # type: ignore[no-any-return]
+
+
+def allowed_values(network: nn.Module, state: Tensor, mask: Tensor, features: Tensor | None) -> Tensor:
+    """Returns [B, K, H] of a network, of use where mask [B, K] is true.
+
+    Candidates that are not allowed are left out where that saves time: on a CPU, which need not wait for their number,
+    where lists differ in length.
+    """
+    if (
+        isinstance(network, CandidateQNetwork | DuelingCandidateQNetwork)
+        and features is not None
+        and features.shape[1] > 1
+        and features.device.type == "cpu"
+        and int(mask.sum()) < _MOSTLY_ALLOWED * mask.numel()
+    ):
+        return network.allowed(state, mask, features)
+    return network(state, mask, features)  # type: ignore[no-any-return]
 
 
 def build_q_network(spec: SourceSpec, settings: NetworkSettings) -> nn.Module:
@@ -208,12 +235,15 @@ def _stream(width: int, outputs: int, settings: NetworkSettings) -> MLP:
     return MLP((width, max(width // 2, 1), outputs), ("relu", "linear"), settings)
 
 
-def _per_candidate(layers: nn.Module, rows: Tensor, mask: Tensor, packed: bool) -> Tensor:
-    if not packed:
+def _per_candidate(layers: nn.Module, state: Tensor, features: Tensor, only: Tensor | None) -> Tensor:
+    """Returns [B, K, H] of layers over the concatenation of state [B, S] and features [B, K, F]; 0 but in `only`."""
+    lists, longest, _ = features.shape
+    if only is None:
+        rows = torch.cat((state.unsqueeze(1).expand(-1, longest, -1), features), 2)
         flat: Tensor = layers(rows.flatten(0, 1))
-        return flat.view(rows.shape[0], rows.shape[1], flat.shape[1])
-    # batch statistics must not see padding
-    values: Tensor = layers(rows[mask])
-    result = values.new_zeros(rows.shape[0], rows.shape[1], values.shape[1])
-    result[mask] = values
-    return result
+        return flat.view(lists, longest, flat.shape[1])
+    place = only.flatten().nonzero().squeeze(1)
+    of_list = state.index_select(0, place // longest)
+    values: Tensor = layers(torch.cat((of_list, features.flatten(0, 1).index_select(0, place)), 1))
+    result = values.new_zeros(lists * longest, values.shape[1]).index_copy(0, place, values)
+    return result.view(lists, longest, values.shape[1])

@@ -1,0 +1,102 @@
+"""Lists of candidates that differ in length: what is not there is not computed, and nothing else changes."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from reagent_lite.models.q_networks import NetworkSettings, allowed_values, build_q_network
+from reagent_lite.types import SourceSpec
+
+SPEC = SourceSpec(num_state_features=3, num_action_features=2)
+LENGTHS = [1, 7, 2, 0, 3, 1, 4, 2]
+
+
+def network(*, dueling: bool, batch_norm: bool = False) -> nn.Module:
+    torch.manual_seed(0)
+    settings = NetworkSettings(
+        hidden=(16, 8), activations=("relu", "relu"), dueling=dueling, outputs=2, batch_norm=batch_norm
+    )
+    return build_q_network(SPEC, settings)
+
+
+def lists(lengths: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+    """States, masks and features; padding is no zeros, to be seen where it counts."""
+    generator = torch.Generator().manual_seed(len(lengths))
+    mask = torch.arange(max(lengths)) < torch.tensor(lengths).unsqueeze(1)
+    features = torch.randn(*mask.shape, 2, generator=generator)
+    return torch.randn(len(lengths), 3, generator=generator), mask, features
+
+
+def rows_of(made: nn.Module) -> list[int]:
+    """Rows that the layers over candidates are given, from now on."""
+    rows: list[int] = []
+    part = made.advantage if hasattr(made, "advantage") else made.layers
+    part.register_forward_hook(lambda module, given, result: rows.append(len(given[0])))  # type: ignore[union-attr]
+    return rows
+
+
+@pytest.mark.parametrize("dueling", [False, True], ids=["plain", "dueling"])
+def test_padding_is_not_computed(dueling: bool) -> None:
+    made = network(dueling=dueling)
+    state, mask, features = lists(LENGTHS)
+    rows, found = rows_of(made), []
+    for outputs in (allowed_values(made, state, mask, features), made(state, mask, features)):
+        made.zero_grad()
+        assert outputs.shape == (8, 7, 2)
+        allowed = outputs[mask]
+        (allowed * torch.arange(1, allowed.numel() + 1).view_as(allowed)).sum().backward()
+        found.append((allowed.detach(), *(p.grad.clone() for p in made.parameters())))  # type: ignore[union-attr]
+    assert rows == [20, 56]
+    for one, two in zip(*found, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-5)
+
+
+def test_one_by_one_is_the_same() -> None:
+    made = network(dueling=False)
+    state, mask, features = lists(LENGTHS)
+    outputs = allowed_values(made, state, mask, features)
+    for row, length in enumerate(LENGTHS):
+        for k in range(length):
+            alone = made(state[row : row + 1], torch.ones(1, 1, dtype=torch.bool), features[row : row + 1, k : k + 1])
+            torch.testing.assert_close(outputs[row, k], alone[0, 0])
+
+
+@pytest.mark.parametrize(
+    ("lengths", "rows"),
+    [([5, 5, 5], 15), ([5, 4, 5, 5], 20), ([1, 1, 1], 3), ([0, 0, 1], 3), ([0, 0, 2], 2)],
+    ids=["all alike", "nearly", "one each", "one at most", "one list of two"],
+)
+def test_when_padding_is_left_out(lengths: list[int], rows: int) -> None:
+    """Where counting costs less: lists of several, of which less than four fifths are there."""
+    made = network(dueling=False)
+    seen = rows_of(made)
+    allowed_values(made, *lists(lengths))
+    assert seen == [rows]
+
+
+def test_no_candidate_at_all() -> None:
+    made = network(dueling=True)
+    state, _, features = lists([2, 2])
+    outputs = allowed_values(made, state, torch.zeros(2, 2, dtype=torch.bool), features)
+    assert outputs.isfinite().all()
+    outputs.sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in made.value.parameters())  # type: ignore[union-attr, operator]
+
+
+def test_batch_statistics_never_see_padding() -> None:
+    made = network(dueling=False, batch_norm=True)
+    seen = rows_of(made)
+    made(*lists([5, 4, 5, 5]))
+    assert seen == [19]
+    made.eval()
+    made(*lists([5, 4, 5, 5]))
+    assert seen == [19, 20]
+
+
+def test_a_network_by_itself_values_what_is_not_allowed_too() -> None:
+    """As the exported model does, whose callers may look at it."""
+    made = network(dueling=False)
+    state, _, features = lists([2, 2])
+    every, first = torch.ones(2, 2, dtype=torch.bool), torch.tensor([[True, False]] * 2)
+    assert torch.equal(made(state, first, features), made(state, every, features))
+    assert not torch.equal(allowed_values(made, state, first, features), made(state, every, features))
