@@ -75,6 +75,9 @@ def same_weights(one: Path, other: Path) -> None:
     mine, theirs = load_file(one), load_file(other)
     assert mine.keys() == theirs.keys()
     for name, value in mine.items():
+        if name == "network.advantage.2.bias" and value.numel() == 1:
+            # of candidates it cancels in Q = V + A - mean of A: its gradient is rounding, of which Adam makes steps
+            continue
         assert_close(value, theirs[name], atol=1e-5, rtol=0)
 
 
