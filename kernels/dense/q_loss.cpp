@@ -47,11 +47,11 @@ static bool allowed(Mask m, long row, long choice) { return m.values[row * m.row
 static void join(const float *value, const float *advantage, Mask mask, long begin, long num, long choices, float *q) {
   for (long r = 0; r < num; ++r, advantage += choices, q += choices) {
     float sum = 0.0f, count = 0.0f;
-    for (long k = 0; k < choices; ++k)
-      if (allowed(mask, begin + r, k)) {
-        sum += advantage[k];
-        count += 1.0f;
-      }
+    for (long k = 0; k < choices; ++k) {
+      const float counts = allowed(mask, begin + r, k) ? 1.0f : 0.0f;
+      sum += counts * advantage[k]; // what is not finite shows even where it is not allowed, as in q_networks.py
+      count += counts;
+    }
     const float base = value[r] - sum / (count < 1.0f ? 1.0f : count);
     for (long k = 0; k < choices; ++k) q[k] = base + advantage[k];
   }
@@ -67,8 +67,7 @@ static void part(float *gradient, Mask mask, long begin, long num, long choices,
     }
     of_value[r] = sum;
     const float share = sum / (count < 1.0f ? 1.0f : count);
-    for (long k = 0; k < choices; ++k)
-      if (allowed(mask, begin + r, k)) gradient[k] -= share;
+    for (long k = 0; k < choices; ++k) gradient[k] -= (allowed(mask, begin + r, k) ? 1.0f : 0.0f) * share;
   }
 }
 
@@ -127,6 +126,42 @@ static float loss_of(float error, bool huber, float &slope) {
   return size < 1.0f ? 0.5f * error * error : size - 0.5f;
 }
 
+// Writes what Q of `num` rows from `begin` on should be.
+static void targets(const Networks &n, const Forth *online, const Forth *target, const Transitions &t, long begin,
+                    long num, float *const *outputs, float *room, float *y) {
+  const long choices = n.online[count_of(n) - 1].outputs;
+  long next[ROWS];
+  if (t.rule == DOUBLE) {
+    const float *q = values(n, n.online, online, t.next_state, t.next_mask, begin, num, outputs, room);
+    for (long r = 0; r < num; ++r) next[r] = greedy(q + r * choices, t.next_mask, begin + r, choices);
+  }
+  const float *q = values(n, n.target, target, t.next_state, t.next_mask, begin, num, outputs, room);
+  for (long r = 0; r < num; ++r, q += choices) {
+    const long i = begin + r;
+    if (t.rule == GREEDY) next[r] = greedy(q, t.next_mask, i, choices);
+    if (t.rule == LOGGED) next[r] = t.next_action[i] < 0 ? 0 : t.next_action[i];
+    // a logged next action is allowed; a row with no allowed choice has value 0
+    const float counts = t.rule == LOGGED || allowed(t.next_mask, i, next[r]) ? 1.0f : 0.0f;
+    y[r] = t.reward[i] + t.discount[i] * (counts * q[next[r]]);
+  }
+}
+
+// Writes losses of `num` rows from `begin` on and the gradient of their q, which may lie in its place, and returns the
+// sum of losses by weight.
+static double losses(const Transitions &t, const float *q, const float *y, long begin, long num, long choices,
+                     float *gradient) {
+  double sum = 0;
+  for (long r = 0; r < num; ++r, q += choices, gradient += choices) {
+    const long i = begin + r;
+    float slope;
+    t.losses[i] = loss_of(q[t.action[i]] - y[r], t.huber != 0, slope);
+    sum += double(t.weight[i]) * t.losses[i];
+    for (long k = 0; k < choices; ++k) gradient[k] = 0.0f;
+    gradient[t.action[i]] = t.weight[i] * slope;
+  }
+  return sum;
+}
+
 // Writes losses, their sum, and the gradients of the online layers' weights and biases. Returns the first row whose
 // action, or next action where the log chooses, is none of the network's, or -1.
 extern "C" long q_loss(const Networks *networks, const Transitions *transitions, float *scratch) {
@@ -138,7 +173,7 @@ extern "C" long q_loss(const Networks *networks, const Transitions *transitions,
 
   Forth online[MOST_LAYERS], target[MOST_LAYERS];
   Right back[MOST_LAYERS];
-  float *outputs[MOST_LAYERS];
+  float *outputs[MOST_LAYERS], y[ROWS];
   scratch = pack_forth(n.online, count, online, scratch);
   scratch = pack_forth(n.target, count, target, scratch);
   scratch = pack_back(n.online, n.trunk, false, back, scratch);
@@ -153,32 +188,10 @@ extern "C" long q_loss(const Networks *networks, const Transitions *transitions,
   double sum = 0;
   for (long begin = 0; begin < t.rows; begin += ROWS) {
     const long num = t.rows - begin < ROWS ? t.rows - begin : ROWS;
-    long next[ROWS];
-    float y[ROWS];
-    if (t.rule == DOUBLE) {
-      const float *q = values(n, n.online, online, t.next_state, t.next_mask, begin, num, outputs, room);
-      for (long r = 0; r < num; ++r) next[r] = greedy(q + r * choices, t.next_mask, begin + r, choices);
-    }
-    const float *q = values(n, n.target, target, t.next_state, t.next_mask, begin, num, outputs, room);
-    for (long r = 0; r < num; ++r) {
-      const long i = begin + r;
-      if (t.rule == GREEDY) next[r] = greedy(q + r * choices, t.next_mask, i, choices);
-      if (t.rule == LOGGED) next[r] = t.next_action[i] < 0 ? 0 : t.next_action[i];
-      // a logged next action is allowed; a row with no allowed choice has value 0
-      const bool counts = t.rule == LOGGED || allowed(t.next_mask, i, next[r]);
-      y[r] = t.reward[i] + t.discount[i] * (counts ? q[r * choices + next[r]] : 0.0f);
-    }
-    q = values(n, n.online, online, t.state, t.mask, begin, num, outputs, room);
-    float *gradient = room; // of q, in its place where it is joined: read before it is written
-    for (long r = 0; r < num; ++r) {
-      const long i = begin + r;
-      float slope;
-      t.losses[i] = loss_of(q[r * choices + t.action[i]] - y[r], t.huber != 0, slope);
-      sum += double(t.weight[i]) * t.losses[i];
-      for (long k = 0; k < choices; ++k) gradient[r * choices + k] = 0.0f;
-      gradient[r * choices + t.action[i]] = t.weight[i] * slope;
-    }
-    learn(n, back, t.state, t.mask, begin, num, outputs, gradient, rooms, room_size);
+    targets(n, online, target, t, begin, num, outputs, room, y);
+    const float *q = values(n, n.online, online, t.state, t.mask, begin, num, outputs, room);
+    sum += losses(t, q, y, begin, num, choices, room);
+    learn(n, back, t.state, t.mask, begin, num, outputs, room, rooms, room_size);
   }
   *t.loss = float(sum);
   return -1;

@@ -48,6 +48,8 @@ class DQNSettings:
 class DQN(nn.Module):
     """Mnih et al. (2015) with double Q (van Hasselt 2016), BCQ (Fujimoto 2019) and CQL (Kumar 2020) where asked for.
 
+    Networks and their layers stay the same objects after the first call; their parameters may be converted and loaded.
+
     Args:
         q_network: forward(state, mask, features) -> [B, K, H].
         head: the meaning of the H outputs.

@@ -21,7 +21,9 @@ _LOSSES = ("mse", "huber")
 
 
 class FusedLoss:
-    """The loss by our kernel. Hooks on the networks' modules are not called.
+    """The loss by our kernel.
+
+    Hooks on the networks' modules are not called, and gradients can be had once: a second backward pass is an error.
 
     Args:
         online: layers of Q.
@@ -58,7 +60,7 @@ class FusedLoss:
             IndexError: an action is none of the network's.
         """
         own = q_loss_kernel()
-        if own is None or not self._suits(batch):
+        if own is None or not self._suits(batch, reward):
             return None
         loss, rows = _Fused.apply(self, own, batch, reward, *self._online.parameters)  # type: ignore[no-untyped-call]
         return loss, rows
@@ -78,10 +80,10 @@ class FusedLoss:
         )
         return own(self._online, self._target, rows, self._rule, huber=self._huber)
 
-    def _suits(self, batch: TransitionBatch) -> bool:
-        """Whether it is gradients of all parameters, and of nothing else, that are asked for, in the kernel's types."""
+    def _suits(self, batch: TransitionBatch, reward: Tensor) -> bool:
+        """Whether gradients of all parameters and of nothing else are asked for, in types that the kernel reads."""
         rows = batch.state.shape[:1]
-        floats = (batch.reward, batch.steps, batch.bootstrap, batch.weight)
+        floats = (reward, batch.steps, batch.bootstrap, batch.weight)
         integers = (batch.action, batch.next_action)
         masks = (batch.actions.mask, batch.next_actions.mask)
         return (
@@ -93,7 +95,8 @@ class FusedLoss:
             and all(x.dtype == torch.int64 and x.shape == rows for x in integers)
             and all(x.dtype == torch.bool and x.shape == (*rows, self._online.choices) for x in masks)
             and all(p.requires_grad for p in self._online.parameters)
-            and not batch.state.requires_grad
+            and not any(x.requires_grad for x in (batch.state, reward, batch.weight))
+            and all(x.is_cpu for x in (*floats, *integers, *masks))
         )
 
 

@@ -17,13 +17,15 @@ def rehearse(wrapped: nn.Module, loss: Callable[[], Tensor]) -> None:
 
     Args:
         wrapped: what Group.wrap returned, before its first step.
-        loss: computes a loss through `wrapped`; every rank's with the same graph.
+        loss: computes a loss through `wrapped`.
     """
     parameters = list(wrapped.parameters())
     # only gloo's sums are promised to be the same bits; a GPU's forward pass may have running statistics to spoil
     if not isinstance(wrapped, DistributedDataParallel) or parameters[0].device.type != "cpu":
         return
     with torch.random.fork_rng(devices=()):
-        loss().backward()  # type: ignore[no-untyped-call]
+        loss()  # which makes the wrapper expect gradients
+        # a graph of its own: the order of gradients must not depend on how a batch's loss is computed
+        torch.stack([p.sum() for p in parameters if p.requires_grad]).sum().backward()  # type: ignore[no-untyped-call]
     for parameter in parameters:
         parameter.grad = None

@@ -129,19 +129,78 @@ def test_equal_values_and_rows_without_a_choice(calls: list[int]) -> None:
     assert calls == [3]
 
 
+RULES = [DQNSettings(gamma=0.9, target_update_rate=0.1, **rule)
+         for rule in ({}, {"double": False}, {"maxq": False})]  # fmt: skip
+
+
+@pytest.mark.parametrize("dueling", [False, True], ids=["plain", "dueling"])
+@pytest.mark.parametrize("settings", RULES, ids=["double", "max-Q", "SARSA"])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("place", ["q_network", "target_network", "reward"])
-def test_what_is_not_finite_shows(place: str, value: float, calls: list[int]) -> None:
-    made = learner()
+def test_what_is_not_finite_shows(
+    place: str, value: float, settings: DQNSettings, dueling: bool, calls: list[int]
+) -> None:
+    """In the loss, in gradients, and in as many of them as by dqn.py; where the choice is not allowed too."""
+    made = learner(replace(SHAPE, dueling=dueling), settings)
     batch = drawn(100, 5, 3, seed=1)
-    batch.weight[:], batch.bootstrap[:], batch.next_actions.mask[:] = 0.01, 1, True
+    batch.next_actions.mask[:, 0] = False  # the first action's bias is what is spoilt
+    batch.actions.mask[:, 0] = False
     with torch.no_grad():
-        (batch.reward if place == "reward" else getattr(made, place).layers[-1].bias)[0] = value
+        if place == "reward":
+            batch.reward[0], batch.weight[0] = value, 0.5
+        else:
+            network = getattr(made, place)
+            (network.advantage if dueling else network.layers)[-1].bias[0] = value
+    exact = copy.deepcopy(made).double()
     loss, _ = made(batch)
     loss.backward()
-    assert not loss.isfinite()
-    assert not all(g.isfinite().all() for g in gradients(made))
+    wanted, _ = exact(doubled(batch))
+    wanted.backward()
     assert calls == [100]
+    torch.testing.assert_close(loss.double(), wanted, rtol=1e-5, atol=1e-6, equal_nan=True)
+    for one, two in zip(gradients(made), gradients(exact), strict=True):
+        torch.testing.assert_close(one.double(), two, rtol=1e-4, atol=1e-5, equal_nan=True)
+    if dueling or place == "reward":  # a plain network's first action is chosen in few rows, and by no one next
+        assert not loss.isfinite()
+
+
+@pytest.mark.parametrize("double", [True, False], ids=["double", "max-Q"])
+def test_the_first_value_that_is_not_a_number_is_chosen(double: bool, calls: list[int]) -> None:
+    """As torch's argmax does; a finite one beside it would hide it."""
+    made = learner(NetworkSettings(hidden=(), activations=()), DQNSettings(gamma=0.9, target_update_rate=0.1,
+                                                                         double=double), choices=4)  # fmt: skip
+    with torch.no_grad():
+        for p in made.parameters():
+            p.zero_()
+        chooser = made.q_network if double else made.target_network
+        chooser.layers[0].bias.copy_(torch.tensor([1.0, math.nan, 5.0, math.nan]))  # type: ignore[union-attr, index, operator]
+        if double:
+            made.target_network.layers[0].bias.copy_(torch.tensor([1.0, 10.0, 100.0, 1000.0]))  # type: ignore[union-attr, index, operator]
+    made(make_batch(torch.zeros(1, 5), torch.zeros(1, 5), [0], [0.0], next_actions=every(1, 4), actions=every(1, 4)))
+    if double:
+        assert made.row_losses.item() == pytest.approx((1 - 9) ** 2)
+    else:
+        assert made.row_losses.isnan().all()
+    assert calls == [1]
+
+
+def every(rows: int, choices: int) -> Actions:
+    return Actions(mask=torch.ones(rows, choices, dtype=torch.bool))
+
+
+def test_columns_in_any_layout(calls: list[int]) -> None:
+    made, batch = learner(), drawn(60, 5, 3, seed=3)
+    wide, long = torch.stack([batch.weight] * 2, 1), torch.stack([batch.action] * 2, 1).flatten()
+    odd = replace(
+        batch, state=batch.state.t().contiguous().t(), next_state=batch.next_state.repeat(1, 2)[:, :5],
+        reward=batch.reward[:1].expand(60), weight=wide[:, 1], action=long[::2],
+        next_action=batch.next_action[:1].expand(60),
+    )  # fmt: skip
+    columns = [getattr(odd, name) for name in ("state", "next_state", "reward", "weight", "action", "next_action")]
+    assert not any(column.is_contiguous() for column in columns)
+    plain = replace(batch, reward=odd.reward.contiguous(), next_action=odd.next_action.contiguous())
+    assert made(odd)[0].item() == made(plain)[0].item()
+    assert calls == [60, 60]
 
 
 def test_gradients_are_scaled_added_and_handed_out_once(calls: list[int]) -> None:
@@ -217,6 +276,22 @@ def test_what_is_left_to_the_loss_in_parts(kind: str, calls: list[int]) -> None:
     assert all(g.isfinite().all() for g in gradients(made))
 
 
+@pytest.mark.parametrize("dueling", [False, True], ids=["plain", "dueling"])
+def test_padding_is_not_computed(dueling: bool) -> None:
+    """By neither of the learner's networks: one of three candidates is there."""
+    made = learner(replace(SHAPE, dueling=dueling), features=2)
+    batch = random_batch(60, 5, 3, seed=3, num_features=2)
+    for actions in (batch.actions, batch.next_actions):
+        actions.mask[:, 1:] = False
+    rows = []
+    for network in (made.q_network, made.target_network):
+        part = network.advantage if hasattr(network, "advantage") else network.layers  # type: ignore[union-attr]
+        part.register_forward_hook(lambda module, given, result: rows.append(len(given[0])))  # type: ignore[union-attr]
+    made(batch)[0].backward()
+    made.judge(batch)
+    assert set(rows) == {60}
+
+
 def test_batches_that_are_left_to_the_loss_in_parts(calls: list[int]) -> None:
     made, batch = learner(), drawn(60, 5, 3, seed=3)
     wanted = made(batch)[0].item()
@@ -253,19 +328,44 @@ def test_columns_of_another_length_are_an_error_of_torchs(name: str, calls: list
     assert calls == []
 
 
-@pytest.mark.parametrize("name", ["reward", "weight"])
+@pytest.mark.parametrize("name", ["reward", "weight", "next_state", "boost"])
 def test_columns_of_another_type_are_left_to_torch(name: str, calls: list[int]) -> None:
+    """Which refuses them; read as the kernel's types they would be any numbers."""
+    made, batch = learner(), drawn(60, 5, 3, seed=3)
+    if name == "boost":
+        made = learner(reward_boost=torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))
+    else:
+        batch = replace(batch, **{name: getattr(batch, name).double()})
+    with pytest.raises(RuntimeError):
+        made(batch)
+    assert calls == []
+
+
+def test_columns_of_a_type_that_torch_takes(calls: list[int]) -> None:
     made, batch = learner(), drawn(60, 5, 3, seed=3)
     wanted = made(batch)[0].item()
-    if name == "reward":
-        wrong = replace(batch, reward=batch.reward.double())
-        with pytest.raises(RuntimeError):  # torch's: float and double in one product
-            made(wrong)
-    else:
-        with pytest.raises(RuntimeError):
-            made(replace(batch, weight=batch.weight.double()))
+    for name, kind in (("steps", torch.int64), ("bootstrap", torch.int64), ("action", torch.int32)):
+        assert made(replace(batch, **{name: getattr(batch, name).to(kind)}))[0].item() == pytest.approx(wanted)
     assert calls == [60]
-    assert made(batch)[0].item() == wanted
+
+
+@pytest.mark.parametrize("name", ["reward", "weight", "actions", "next_actions"])
+def test_columns_elsewhere_are_left_to_torch(name: str, calls: list[int]) -> None:
+    """Their addresses are nothing to read from."""
+    made, batch = learner(replace(SHAPE, dueling=True)), drawn(60, 5, 3, seed=3)
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        made(replace(batch, **{name: getattr(batch, name).to(torch.device("meta"))}))[0].item()
+    assert calls == []
+
+
+@pytest.mark.parametrize("name", ["reward", "weight"])
+def test_gradients_of_columns_are_left_to_torch(name: str, calls: list[int]) -> None:
+    made, batch = learner(), drawn(60, 5, 3, seed=3)
+    column = getattr(batch, name).clone().requires_grad_()
+    made(replace(batch, **{name: column}))[0].backward()
+    assert column.grad is not None
+    assert column.grad.abs().sum() > 0
+    assert calls == []
 
 
 def test_an_action_beyond_the_last_is_an_error(calls: list[int]) -> None:
