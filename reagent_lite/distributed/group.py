@@ -7,6 +7,7 @@ import gc
 import inspect
 import math
 import os
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -82,6 +83,7 @@ class Group:
     def __init__(self, place: Place, device: torch.device) -> None:
         self.place = place
         self.device = device
+        self._wrapped: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
     @property
     def rank(self) -> int:
@@ -215,13 +217,20 @@ class Group:
             return learner
         if self.device.type == "cuda":
             learner = nn.SyncBatchNorm.convert_sync_batchnorm(learner)  # type: ignore[no-untyped-call]
-        return DistributedDataParallel(learner, gradient_as_bucket_view=True, **_BUFFERS_STAY_LOCAL)
+        wrapped = DistributedDataParallel(learner, gradient_as_bucket_view=True, **_BUFFERS_STAY_LOCAL)
+        self._wrapped.add(wrapped)
+        return wrapped
 
     def gradients_stay_local(self, wrapped: nn.Module, *, last: bool) -> AbstractContextManager[None]:
         """Returns the context of one minibatch of a step: only the last one's backward pass averages over ranks."""
         if last or not isinstance(wrapped, DistributedDataParallel):
             return nullcontext()
         return wrapped.no_sync()
+
+
+# Process groups that a wrapped module outlives, in the frames of an error say. torch ends a group with its last owner;
+# a module that is the last holds Python's lock while it waits for a thread that may want the lock, and waits for ever.
+_OUTLIVED: list[Any] = []
 
 
 def _block(data: bytes) -> Tensor:
@@ -273,6 +282,8 @@ def joined(place: Place, device: torch.device, timeout_seconds: float = 7200.0) 
         yield group
     finally:
         gc.collect()  # wrapped modules are cycles that hold the group
+        if group._wrapped:
+            _OUTLIVED.append(dist.group.WORLD)
         dist.destroy_process_group()
 
 

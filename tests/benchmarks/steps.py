@@ -42,16 +42,25 @@ TURN_SECONDS = 0.25
 def step_of(
     rows: int, states: int, hidden: tuple[int, ...], choices: int, features: int, dueling: bool
 ) -> Callable[[], None]:
-    """Returns a function that takes one optimizer step."""
+    """Returns a function that takes one optimizer step on rows that allow every choice."""
+    every = torch.ones(rows, choices, dtype=torch.bool)
+    return step_on(every, states=states, hidden=hidden, features=features, dueling=dueling)
+
+
+def step_on(
+    mask: torch.Tensor, *, states: int, hidden: tuple[int, ...], features: int, dueling: bool
+) -> Callable[[], None]:
+    """Returns a function that takes one optimizer step on rows that allow what a mask [rows, choices] does."""
+    rows, choices = mask.shape
     names = () if features else tuple(map(str, range(choices)))
     spec = SourceSpec(num_state_features=states, num_action_features=features, action_names=names)
     shape = NetworkSettings(hidden=hidden, activations=("relu",) * len(hidden), dueling=dueling)
     network = build_q_network(spec, shape)
     learner = DQN(network, ScalarHead("mse"), DQNSettings(gamma=0.99, target_update_rate=0.1))
     candidates = torch.randn(rows, choices, features) if features else None
-    actions = Actions(mask=torch.ones(rows, choices, dtype=torch.bool), features=candidates)
+    actions = Actions(mask=mask, features=candidates)
     batch = TransitionBatch(
-        state=torch.randn(rows, states), actions=actions, action=torch.randint(0, choices, (rows,)),
+        state=torch.randn(rows, states), actions=actions, action=(torch.rand(rows) * mask.sum(1)).long(),
         reward=torch.ones(rows), steps=torch.ones(rows), bootstrap=torch.ones(rows),
         next_state=torch.randn(rows, states), next_actions=actions, next_action=torch.zeros(rows, dtype=torch.int64),
         propensity=torch.ones(rows), metrics=torch.zeros(rows, 0), weight=torch.full((rows,), 1 / rows),
