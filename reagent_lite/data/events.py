@@ -24,18 +24,17 @@ from reagent_lite.data.readers_columns import (
     Column,
     Faults,
     Mask,
-    Named,
     column_of,
     flags,
     integers,
     is_number,
     is_string,
-    named_numbers,
     pieces,
     scalar,
     strings,
 )
 from reagent_lite.data.readers_json import Block
+from reagent_lite.data.readers_named import Named, named_numbers
 from reagent_lite.data.schema import filled, nearest, valid_rows
 from reagent_lite.data.transitions import feature_matrix
 from reagent_lite.errors import DataError, Problem

@@ -28,11 +28,11 @@ from reagent_lite.data.readers_columns import (
     column_of,
     is_number,
     is_string,
-    named_numbers,
     pieces,
 )
 from reagent_lite.data.readers_input import InputFile
 from reagent_lite.data.readers_json import Block, Position
+from reagent_lite.data.readers_named import named_numbers
 from reagent_lite.data.schema import MAX_PROBLEMS, nearest, valid_rows
 from reagent_lite.data.statistics import SMALLEST_STDDEV, Floats, Moments
 from reagent_lite.data.transitions import FeatureMatrix, feature_matrix

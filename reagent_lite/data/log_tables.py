@@ -26,19 +26,18 @@ from reagent_lite.data.readers_columns import (
     Column,
     Faults,
     Mask,
-    Named,
     column_of,
     flags,
     integers,
     is_number,
     is_string,
-    named_numbers,
     numbers,
     pieces,
     scalar,
     strings,
 )
 from reagent_lite.data.readers_json import Block
+from reagent_lite.data.readers_named import Named, named_numbers
 from reagent_lite.data.schema import filled, from_indices, is_text, merge_fields, valid_rows
 from reagent_lite.errors import DataError, Problem
 

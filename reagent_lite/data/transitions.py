@@ -20,16 +20,15 @@ from reagent_lite.data.readers_columns import (
     Column,
     Faults,
     Mask,
-    Named,
     column_of,
     flags,
     integers,
     is_number,
-    named_numbers,
     scalar,
     strings,
 )
 from reagent_lite.data.readers_json import Block
+from reagent_lite.data.readers_named import Named, named_numbers
 from reagent_lite.data.schema import REQUIRED_COLUMNS, any_true, nearest
 from reagent_lite.errors import DataError, Problem
 

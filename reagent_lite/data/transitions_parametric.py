@@ -14,10 +14,10 @@ from reagent_lite.data.readers_columns import (
     column_of,
     is_number,
     is_string,
-    named_numbers,
     pieces,
 )
 from reagent_lite.data.readers_json import Block
+from reagent_lite.data.readers_named import named_numbers
 from reagent_lite.data.schema import any_true, valid_rows
 from reagent_lite.data.transitions import NONE, Choices, FeatureMatrix, Lists, Rows, feature_matrix, finish, read_common
 

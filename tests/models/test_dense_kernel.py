@@ -1,10 +1,7 @@
 """The kernel of small layers: every compiler and vector width, its bounds, and what happens without it."""
 
 import importlib.util
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -12,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from oracles.native import LANES, Guarded, built
+from oracles.native import LANES, Guarded, built, end_of_guarded, in_process
 from torch import Tensor, nn
 
 from reagent_lite.models import dense_kernel
@@ -136,18 +133,14 @@ def touch_only_what_is_handed_in(*, at_end: bool) -> None:
 @pytest.mark.parametrize("at_end", [True, False], ids=["ends", "begins"])
 @pytest.mark.usefixtures("own")
 def test_memory_that_was_not_handed_in_is_not_touched(at_end: bool) -> None:
-    code = f"from test_dense_kernel import touch_only_what_is_handed_in as run; run(at_end={at_end})"
-    environment = os.environ | {"PYTHONPATH": f"{Path(__file__).parent}:{ROOT}:{ROOT / 'tests'}"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    done = end_of_guarded("test_dense_kernel", at_end=at_end)
     assert done.returncode == 0, done.stderr
 
 
 def test_the_guard_is_real() -> None:
     code = "import ctypes; from oracles.native import Guarded; room = Guarded(at_end=True).room(5); "
     past = "print(ctypes.c_float.from_address(room.data_ptr() + {}).value, flush=True)"
-    environment = os.environ | {"PYTHONPATH": f"{Path(__file__).parent}:{ROOT}:{ROOT / 'tests'}"}
-    command = [sys.executable, "-c", code + past.format(16) + "; " + past.format(20)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = in_process(code + past.format(16) + "; " + past.format(20))
     assert (done.stdout, done.returncode) == ("0.0\n", -signal.SIGSEGV)
 
 

@@ -1,9 +1,6 @@
 """The kernel of a whole loss against numpy in float64: every vector width, clang, and its bounds."""
 
 import importlib.util
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -11,7 +8,7 @@ from unittest import mock
 
 import pytest
 import torch
-from oracles.native import LANES, Guarded, built
+from oracles.native import LANES, Guarded, built, end_of_guarded
 from oracles.q_losses import drawn, truth
 from torch import Tensor, nn
 
@@ -193,7 +190,5 @@ def touch_only_what_is_handed_in(*, at_end: bool) -> None:
 @pytest.mark.parametrize("at_end", [True, False], ids=["ends", "begins"])
 @pytest.mark.usefixtures("own")
 def test_memory_that_was_not_handed_in_is_not_touched(at_end: bool) -> None:
-    code = f"from test_q_loss_kernel import touch_only_what_is_handed_in as run; run(at_end={at_end})"
-    environment = os.environ | {"PYTHONPATH": f"{Path(__file__).parent}:{ROOT}:{ROOT / 'tests'}"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    done = end_of_guarded("test_q_loss_kernel", at_end=at_end)
     assert done.returncode == 0, done.stderr
