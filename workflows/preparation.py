@@ -197,7 +197,11 @@ def _rows(
         say(group, f"warning: {note}")
     if group.is_first_on_node:
         for matrix in matrices:
-            prepare_columns(matrix.raw, matrix.transform, matrix.width, matrix.file)
+            try:
+                prepare_columns(matrix.raw, matrix.transform, matrix.width, matrix.file)
+            except OSError as error:
+                say(group, f"{matrix.file.parent}: {error.strerror or error}: rows are normalized as they are read, "
+                           "which takes longer")  # fmt: skip
     group.barrier()
     opened = [open_columns(matrix.raw, matrix.transform, matrix.width, matrix.file, place) for matrix in matrices]
     rows = build_rows(copy, spanned, usable, *opened, metric_names=spec.metric_names)
@@ -241,7 +245,7 @@ class _Matrix:
             raw=raw,
             transform=Reordered(ids, spec, Preprocessor(spec, missing_as_zero=as_zero)),
             width=spec.width,
-            file=copy.folder / f"normalized_{name}_{key}.npy",
+            file=copy.build / f"normalized_{name}_{key}.npy",
         )
 
 

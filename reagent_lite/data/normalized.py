@@ -5,6 +5,7 @@ gathered instead: the same module either way.
 """
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,14 +50,19 @@ class Reordered(nn.Module):
 def prepare_columns(matrix: np.ndarray[Any, Any], transform: nn.Module, width: int, file: Path) -> None:
     """Writes the normalized matrix to `file`, if it is to be computed once and is not there yet.
 
+    The file belongs to the build whose matrix it was made from and lies in its folder. Those of other normalizations
+    are removed.
+
     Args:
         matrix: [N, F] float32 memory map of raw values, NaN = absent.
         transform: forward(values, presence) -> [N, width].
         width: columns after normalization.
-        file: .npy file whose name tells the normalization; appears by rename.
+        file: named <matrix>_<normalization>.npy; appears by rename.
     """
     if not _once(matrix, width) or file.exists():
         return
+    for other in file.parent.glob(f"{file.name.rpartition('_')[0]}_*.npy"):
+        other.unlink(missing_ok=True)
     temporary = file.with_suffix(f".{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as out:
@@ -77,8 +83,11 @@ def prepare_columns(matrix: np.ndarray[Any, Any], transform: nn.Module, width: i
 def open_columns(
     matrix: np.ndarray[Any, Any], transform: nn.Module, width: int, file: Path, place: torch.device
 ) -> Columns:
-    """Returns the columns that prepare_columns left, on a device or memory-mapped."""
-    if _once(matrix, width):
+    """Returns the columns that prepare_columns left, on a device or memory-mapped.
+
+    Where there are none, rows are normalized as they are gathered.
+    """
+    with suppress(FileNotFoundError):
         # copy-on-write, because torch warns of read-only memory; nothing writes to it
         return _columns(np.load(file, mmap_mode="c"), width, place, None)
     return _columns(_writable(matrix), width, place, transform.to(place))

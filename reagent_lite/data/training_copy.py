@@ -50,7 +50,8 @@ class TrainingCopy:
     all, F candidate features, M metrics, E side rows, I input files.
 
     Attributes:
-        folder: where the arrays lie.
+        folder: where the copy lies.
+        build: folder inside it that holds the arrays, never changed; a copy of other inputs has another.
         files: the I input files' paths.
         action_names: names of discrete actions; empty for parametric ones.
         state_ids: S feature ids, ascending: all seen in state_features or next_state_features.
@@ -86,6 +87,7 @@ class TrainingCopy:
     """
 
     folder: Path
+    build: Path
     files: tuple[str, ...]
     action_names: tuple[str, ...]
     state_ids: tuple[int, ...]
@@ -167,11 +169,12 @@ def open_training_copy(folder: Path, *, verify: bool = False) -> TrainingCopy:
 
 def _opened(folder: Path, manifest: Manifest, verify: bool) -> TrainingCopy:
     build = folder / manifest.build
-    if verify and (altered := [name for name, one in seal(build).items() if manifest.files.get(name) != one]):
+    if verify and (altered := [name for name, one in seal(build, manifest).items() if manifest.files[name] != one]):
         raise DataError(Problem(str(build), "the arrays the manifest describes", f"altered {', '.join(altered)}"))
     arrays = {name.removesuffix(".npy"): _array(build / name) for name in manifest.files}
     return TrainingCopy(
         folder=folder,
+        build=build,
         files=manifest.paths,
         action_names=manifest.actions or (),
         state_ids=manifest.state_ids,

@@ -18,6 +18,7 @@ def empty_training_copy(actions: tuple[str, ...] | None) -> TrainingCopy:
     real, whole = np.zeros(0, np.float32), np.zeros(0, np.int32)
     return TrainingCopy(
         folder=Path(),
+        build=Path(),
         files=(),
         action_names=actions or (),
         state_ids=(),

@@ -2,6 +2,7 @@
 
     <data>/.reagent_lite/<name>-<key>/manifest.json      names the build that counts; replaced by rename
                                       <build>/*.npy      never changed once named
+                                              normalized_*.npy   made of these arrays, see normalized.py
 
 Two processes that build the same copy write two builds; the manifest that is renamed last counts.
 """
@@ -155,11 +156,11 @@ class Seals:
         return {name: self._entries[name].result() for name in sorted(self._entries)}
 
 
-def seal(build: Path) -> dict[str, dict[str, Any]]:
-    """Brings the arrays of a build to the disk and returns {name: size and sha256}."""
+def seal(build: Path, manifest: Manifest) -> dict[str, dict[str, Any]]:
+    """Returns {name: size and sha256} of the arrays of a build as they are now."""
     with Seals() as seals:
-        for file in build.iterdir():
-            seals.add(file)
+        for name in manifest.files:
+            seals.add(build / name)
         return seals.entries()
 
 

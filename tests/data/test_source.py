@@ -273,3 +273,10 @@ def test_features_and_metrics_that_a_shard_lacks_are_absent_and_zero(tmp_path: P
                               ReadPlan(shards=(4,), minibatch=4, epochs=1), 0, CPU))  # fmt: skip
     assert batch.state[:, 3].tolist() == [0] * 4
     assert batch.metrics.tolist() == [[0, 2]] * 4
+
+
+def test_columns_that_cannot_be_kept_are_normalized_as_they_are_gathered(tmp_path: Path) -> None:
+    matrix = np.arange(6, dtype=np.float32).reshape(2, 3)
+    transform = Reordered((0, 1, 2), plain((2, 0)), Preprocessor(plain((2, 0))))
+    columns = open_columns(matrix, transform, 2, tmp_path / "state_none.npy", CPU)
+    assert columns.take(torch.tensor([1, 0])).tolist() == [[3, 5], [0, 2]]

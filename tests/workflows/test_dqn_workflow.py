@@ -13,8 +13,11 @@ from oracles.logs import candidate_rows, enum_normalization, gridworld_rows, ran
 from oracles.runs import Runner
 from safetensors.torch import load_file
 
+from reagent_lite.config import DqnConfig, check
+from reagent_lite.distributed.group import Group, Place
 from reagent_lite.errors import BundleError
 from reagent_lite.export import load_bundle
+from workflows.preparation import prepare
 
 # TorchScript is what users of 2019 load; torch calls it deprecated
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.load` is deprecated:DeprecationWarning")
@@ -308,3 +311,26 @@ def test_constant_reward_is_worth_twenty(run: Runner, small: dict[str, Any], tmp
     done = run("dqn", small)
     values = load_bundle(done.outcome["model"]).predict_rows([row["state_features"] for row in rows[:100]]).q
     assert np.abs(values - 20).max() < 0.2
+
+
+def test_a_log_that_changes_in_place_is_learned_with_its_own_features(small: dict[str, Any], tmp_path: Path) -> None:
+    def states(scale: int, mean: float = 0.0) -> list[float]:
+        log = random_rows(40, missing=0.0)
+        features = {"state_features", "next_state_features"}
+        log = [
+            {key: {i: scale for i in value} if key in features else value for key, value in row.items()} for row in log
+        ]
+        write_lines(Path(small["training_data_path"]), log)
+        parameters = {"feature_type": "CONTINUOUS", "mean": mean, "stddev": 1}
+        norm = tmp_path / "norm.json"
+        norm.write_text(json.dumps({str(i): parameters for i in range(3)}))
+        config = check(DqnConfig, {**small, "state_norm_data_path": str(norm)})
+        rows = prepare(config, Group(Place(), torch.device("cpu"))).train_rows
+        return rows.take(torch.arange(40), torch.ones(40)).state.unique().tolist()
+
+    assert states(1) == [1]
+    assert states(2) == [2]
+    (kept,) = tmp_path.rglob("normalized_state_*.npy")
+    assert kept.parent.name.startswith("build-")
+    assert states(2, mean=0.5) == [1.5]
+    assert len(list(tmp_path.rglob("normalized_state_*.npy"))) == 1
