@@ -132,7 +132,6 @@ def _local(patient: Patient, processes: Processes) -> Iterator[Row]:
     if config.training_data_path:
         yield from checked("training copy", lambda: machine.copy_folder(config, config.training_data_path))
     yield from checked("environment", lambda: machine.simulation(config, processes))
-    yield from checked("layers", lambda: machine.layers(processes))
     try:
         known = look(config)
     except ReagentLiteError:

@@ -22,7 +22,6 @@ from reagent_lite.distributed.launcher import Processes, choose_processes
 from reagent_lite.distributed.network import addresses, listening, own_address, resolved
 from reagent_lite.distributed.nodes import Node
 from reagent_lite.errors import DataError, NoRowsError, counted
-from reagent_lite.models.dense_kernel import missing
 from reagent_lite.sim.backend import open_backend
 from reagent_lite.sim.cuda_build import cuda_problem
 from workflows.doctoring_report import Row, failed, of_error, ok, size_text, skipped, warning
@@ -224,16 +223,6 @@ def simulation(config: WorkflowConfig, processes: Processes) -> Iterator[Row]:
         yield warning("environment", f"{found}, which differ from step to step", "Train with workflows.parametric_dqn")
     else:
         yield ok("environment", found)
-
-
-def layers(processes: Processes) -> Row:
-    """Compiles the kernel of small networks, which CPUs learn with."""
-    if processes.device(0).type != "cpu":
-        return skipped("layers", "computed on the GPU")
-    reason = missing()
-    if not reason:
-        return ok("layers", "the kernel of small networks compiles for cpu")
-    return warning("layers", reason, "Small networks learn more slowly until then, by torch's libraries")
 
 
 def memory(known: Known, lines: list[str]) -> Row:

@@ -10,7 +10,6 @@ import torch
 from reagent_lite.algorithms.dqn import DQN, DQNSettings
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.distributed.group import Group
-from reagent_lite.models.dense_kernel import missing
 from reagent_lite.models.q_networks import NetworkSettings, build_q_network
 from reagent_lite.models.value_heads import CategoricalHead, QuantileHead, ScalarHead
 from reagent_lite.training.optimization import Optimization
@@ -34,13 +33,6 @@ def threads_for(widths: Sequence[int], rows: int, cores: int) -> int:
     """Returns how many threads, at most the cores, are worth a forward pass of rows through layers of such widths."""
     operations = 2 * rows * sum(a * b for a, b in pairwise(widths))
     return int(min(cores, max(operations / _OPERATIONS_PER_THREAD, 1)))
-
-
-def layers_by_torch(group: Group) -> str:
-    """Returns why layers are left to torch where the kernel of small networks could do them, or nothing."""
-    if group.device.type != "cpu" or torch.get_num_threads() > 1:
-        return ""
-    return missing()
 
 
 def build_learner(config: WorkflowConfig, spec: SourceSpec, device: torch.device) -> DQN:

@@ -42,7 +42,7 @@ from workflows.continuing import History, long_waits, look_back, short_waits, ti
 from workflows.drawing import PICTURES, draw_pictures
 from workflows.experience import Experience, Judges, Stream, build_judges, gather_experience, open_stream
 from workflows.judging import Judgement
-from workflows.learning import build_learner, build_optimization, captures, choose_threads, layers_by_torch
+from workflows.learning import build_learner, build_optimization, captures, choose_threads
 from workflows.pages import PAGE, Ended, write_page
 from workflows.pages_data import Shares, present_shares
 from workflows.preparation import Normalization
@@ -164,8 +164,6 @@ def learn(
         Preempted: a signal came; what can be saved is saved.
     """
     choose_threads(config, experience.spec, group)
-    if reason := layers_by_torch(group):
-        say(group, f"layers by torch's libraries, which are slower for small networks: {reason}")
     learner = build_learner(config, experience.spec, group.device)
     optimization = build_optimization(config, learner, captured=captures(config, group))
     if config.training.warm_start_model_path is not None and history.state is None:

@@ -9,13 +9,10 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
-from reagent_lite.algorithms.fused_loss import FusedLoss
-from reagent_lite.models.q_loss_kernel import Rule
 from reagent_lite.models.q_networks import allowed_values
 from reagent_lite.models.restrictions import LikelyInTheLog, Unrestricted
 from reagent_lite.models.value_heads import Scorer
@@ -48,8 +45,6 @@ class DQNSettings:
 class DQN(nn.Module):
     """Mnih et al. (2015) with double Q (van Hasselt 2016), BCQ (Fujimoto 2019) and CQL (Kumar 2020) where asked for.
 
-    Networks and their layers stay the same objects after the first call; their parameters may be converted and loaded.
-
     Args:
         q_network: forward(state, mask, features) -> [B, K, H].
         head: the meaning of the H outputs.
@@ -79,23 +74,12 @@ class DQN(nn.Module):
         self.reward_boost: Tensor | None
         self.register_buffer("reward_boost", reward_boost)
         self.row_losses = torch.empty(0)
-        self._draws = any(isinstance(m, nn.Dropout | nn.modules.batchnorm._BatchNorm) for m in q_network.modules())
 
     def train(self, mode: bool = True) -> "DQN":
         """Sets the online networks' mode; the target network always evaluates."""
-        if self._draws:  # else nothing depends on the mode, and walking through the modules takes time
-            super().train(mode)
-            self.target_network.eval()
+        super().train(mode)
+        self.target_network.eval()
         return self
-
-    @cached_property
-    def _fused(self) -> FusedLoss | None:
-        """The whole loss by our kernel, where it is no other than that of Q alone."""
-        s = self.settings
-        if s.cql_alpha or self.imitator is not None:
-            return None
-        rule = (Rule.DOUBLE if s.double else Rule.GREEDY) if s.maxq else Rule.LOGGED
-        return FusedLoss.of(self.q_network, self.target_network, self.head, rule=rule, gamma=s.gamma)
 
     @property
     def scorer(self) -> Scorer:
@@ -112,10 +96,6 @@ class DQN(nn.Module):
     def forward(self, batch: TransitionBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns the loss, a sum weighted by `batch.weight`, and its parts."""
         s = self.settings
-        fused = self._fused(batch, self._reward(batch)) if self._fused is not None else None
-        if fused is not None:
-            loss, self.row_losses = fused
-            return loss, {"td_loss": loss.detach()}
         outputs, taken = self._taken(batch)
         rows = self._td_losses(batch, taken)
         self.row_losses = rows.detach()
@@ -144,26 +124,16 @@ class DQN(nn.Module):
         """Soft update: target <- rate * online + (1 - rate) * target, running statistics included."""
         rate = self.settings.target_update_rate
         with torch.no_grad():
-            torch._foreach_lerp_(*self._moving, rate)
-            for old, new in self._statistics:
+            torch._foreach_lerp_(list(self.target_network.parameters()), list(self.q_network.parameters()), rate)
+            for old, new in zip(self.target_network.buffers(), self.q_network.buffers(), strict=True):
                 old.copy_(torch.lerp(old, new, rate) if old.is_floating_point() else new)
-
-    @cached_property
-    def _moving(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Target and online parameters; [m] walking through the modules takes longer than updating them."""
-        return list(self.target_network.parameters()), list(self.q_network.parameters())
-
-    @cached_property
-    def _statistics(self) -> list[tuple[Tensor, Tensor]]:
-        """Running statistics of both networks, which change in place."""
-        return list(zip(self.target_network.buffers(), self.q_network.buffers(), strict=True))
 
     def allowed_next(self, batch: TransitionBatch) -> Actions:
         """Returns the next choices that may be taken: those of the log, less those BCQ finds unlikely."""
         if self.imitator is None:
             return batch.next_actions
         mask, features = batch.next_actions.mask, batch.next_actions.features
-        with _evaluating(self.imitator, self._draws):
+        with _evaluating(self.imitator):
             return Actions(mask=self.restriction(batch.next_state, mask, features), features=features)
 
     def _td_losses(self, batch: TransitionBatch, taken: Tensor) -> Tensor:
@@ -193,7 +163,7 @@ class DQN(nn.Module):
         if not self.settings.double:
             outputs = allowed_values(self.target_network, batch.next_state, batch.next_actions.mask, actions.features)
             return taken_value(outputs, greedy_choice(self.head(outputs), actions.mask), actions.mask)
-        with _evaluating(self.q_network, self._draws):
+        with _evaluating(self.q_network):
             q = self.head(allowed_values(self.q_network, batch.next_state, batch.next_actions.mask, actions.features))
         choice = greedy_choice(q, actions.mask)
         # a dueling mean runs over what the log allows, as at export; BCQ only restricts the choice
@@ -210,12 +180,11 @@ def _outputs_of(network: nn.Module, state: Tensor, actions: Actions, choice: Ten
 
 
 @contextmanager
-def _evaluating(network: nn.Module, needed: bool) -> Iterator[None]:
+def _evaluating(network: nn.Module) -> Iterator[None]:
     """Chooses without dropout and without touching running statistics."""
-    if needed:
-        training = network.training
-        network.eval()
+    training = network.training
+    network.eval()
+    try:
         yield
+    finally:
         network.train(training)
-    else:
-        yield

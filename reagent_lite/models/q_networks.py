@@ -11,7 +11,6 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from reagent_lite.models.dense import Run, runs_apply, runs_in
 from reagent_lite.types import SourceSpec
 
 _GAINS: Final = {"elu": 2**0.5, "gelu": 2**0.5, "silu": 2**0.5}
@@ -65,28 +64,10 @@ class MLP(nn.Sequential):
             nn.init.zeros_(linear.bias)
             layers.append(linear)
             if activation != "linear":
-                # in place where torch can: [m] a tenth less time in a small network's forward pass
-                in_place = {"inplace": True} if activation == "relu" else {}
-                layers.append(_ACTIVATIONS[activation](**in_place))
+                layers.append(_ACTIVATIONS[activation]())
             if settings.dropout and i < len(activations) - 1:
                 layers.append(nn.Dropout(settings.dropout))
         super().__init__(*layers)
-        self._runs = runs_in(layers)
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Returns [N, outputs] for [N, inputs]."""
-        if not runs_apply(input):
-            return super().forward(input)  # type: ignore[no-any-return, no-untyped-call]
-        for part in self._runs:
-            input = self[part](input) if isinstance(part, int) else part(input)
-        return input
-
-    def as_run(self) -> Run | None:
-        """Returns all layers as one run, or None where there is another layer than linear ones and ReLUs."""
-        match self._runs:
-            case (Run() as only,):
-                return only
-        return None
 
 
 class BatchNorm(nn.BatchNorm1d):

@@ -10,8 +10,8 @@ from typing import Literal
 import torch
 
 from reagent_lite.errors import KernelBuildError, Problem
-from reagent_lite.native.compiler import KERNELS, Compiler, build_library, find_compiler
 from reagent_lite.sim.calls import ActCall, Call
+from reagent_lite.sim.compiler import KERNELS, Compiler, build_library, find_compiler
 from reagent_lite.sim.sources import built_from, compilation_unit, require_parameters
 from reagent_lite.sim.spec import EnvSpec
 

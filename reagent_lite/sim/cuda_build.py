@@ -17,8 +17,8 @@ from typing import Literal
 import torch
 
 from reagent_lite.errors import KernelBuildError, Problem
-from reagent_lite.native.cache import cache_folder, cached, make_key
-from reagent_lite.native.compiler import KERNELS
+from reagent_lite.sim.cache import cache_folder, cached, make_key
+from reagent_lite.sim.compiler import KERNELS
 from reagent_lite.sim.sources import built_from, compilation_unit
 
 OLDEST = (7, 5)

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy
 
 from reagent_lite.errors import Problem, SimulationError
-from reagent_lite.native.compiler import KERNELS
+from reagent_lite.sim.compiler import KERNELS
 
 _MACHINERY = ("port.cuh", "philox.cuh", "env.cuh")  # and the folder core, which env.cuh includes
 _INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)

@@ -182,6 +182,40 @@ def test_state_round_trip() -> None:
     assert other(batch)[0].item() == made(batch)[0].item()
 
 
+def test_the_soft_update_follows_parameters_that_are_assigned() -> None:
+    made = learner(target_scale=11.0)
+    made.after_step()
+    made.q_network.load_state_dict({"scale": torch.tensor(5.0)}, assign=True)
+    made.target_network.load_state_dict({"scale": torch.tensor(15.0)}, assign=True)
+    made.after_step()
+    assert made.target_network.scale.item() == pytest.approx(14.0)  # 0.1 * 5 + 0.9 * 15
+
+
+def test_train_sets_the_mode_it_says() -> None:
+    made = learner()
+    assert not made.eval().training
+    assert not made.q_network.training
+    assert made.train().q_network.training
+    assert not made.target_network.training
+
+
+def test_a_network_that_fails_keeps_its_mode() -> None:
+    class Failing(Table):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dropout = nn.Dropout()
+
+        def forward(self, state: Tensor, mask: Tensor, features: Tensor | None = None) -> Tensor:
+            if not self.training:
+                raise ValueError("on the next state")
+            return super().forward(state, mask, features)
+
+    made = DQN(Failing(), ScalarHead(), SETTINGS)
+    with pytest.raises(ValueError, match="on the next state"):
+        made(ROWS)
+    assert made.q_network.training
+
+
 def test_constant_reward_goes_to_twenty() -> None:
     """Reward 1 for ever at gamma 0.95 is worth 1 / (1 - 0.95) = 20 in every state and action."""
     made = build("scalar", SPEC, dueling=True, settings=DQNSettings(gamma=0.95, target_update_rate=0.1))

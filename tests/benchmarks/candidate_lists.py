@@ -10,15 +10,22 @@ import argparse
 import json
 import statistics
 import sys
+import time
+from collections.abc import Callable
 from unittest import mock
 
 import torch
 from torch import Tensor
 
+from reagent_lite.algorithms.dqn import DQN, DQNSettings
 from reagent_lite.models import q_networks
-from tests.benchmarks.steps import seconds, step_on
+from reagent_lite.models.q_networks import NetworkSettings, build_q_network
+from reagent_lite.models.value_heads import ScalarHead
+from reagent_lite.training.optimization import Optimization
+from reagent_lite.types import Actions, SourceSpec, TransitionBatch
 
 ROWS = 512
+TURN_SECONDS = 0.25
 
 
 def lengths(kind: str, generator: torch.Generator) -> Tensor:
@@ -30,6 +37,46 @@ def lengths(kind: str, generator: torch.Generator) -> Tensor:
         "1 to 30": 1 + (30 * share).long(),
         "1 to 60, mostly short": 1 + (60 * share**4).long(),
     }[kind]
+
+
+def step_on(
+    mask: torch.Tensor, *, states: int, hidden: tuple[int, ...], features: int, dueling: bool
+) -> Callable[[], None]:
+    """Returns a function that takes one optimizer step on rows that allow what a mask [rows, choices] does."""
+    rows, choices = mask.shape
+    names = () if features else tuple(map(str, range(choices)))
+    spec = SourceSpec(num_state_features=states, num_action_features=features, action_names=names)
+    shape = NetworkSettings(hidden=hidden, activations=("relu",) * len(hidden), dueling=dueling)
+    network = build_q_network(spec, shape)
+    learner = DQN(network, ScalarHead("mse"), DQNSettings(gamma=0.99, target_update_rate=0.1))
+    candidates = torch.randn(rows, choices, features) if features else None
+    actions = Actions(mask=mask, features=candidates)
+    batch = TransitionBatch(
+        state=torch.randn(rows, states), actions=actions, action=(torch.rand(rows) * mask.sum(1)).long(),
+        reward=torch.ones(rows), steps=torch.ones(rows), bootstrap=torch.ones(rows),
+        next_state=torch.randn(rows, states), next_actions=actions, next_action=torch.zeros(rows, dtype=torch.int64),
+        propensity=torch.ones(rows), metrics=torch.zeros(rows, 0), weight=torch.full((rows,), 1 / rows),
+    )  # fmt: skip
+    parameters = list(learner.q_network.parameters())
+    optimization = Optimization(optimizer=torch.optim.Adam(parameters, lr=1e-3, fused=True))
+
+    def step() -> None:
+        loss, _ = learner(batch)
+        loss.backward()
+        optimization.step(parameters)
+        learner.after_step()
+
+    return step
+
+
+def seconds(step: Callable[[], None]) -> float:
+    """Returns the seconds of a step, over a turn."""
+    step()
+    start, count = time.perf_counter(), 0
+    while time.perf_counter() - start < TURN_SECONDS:
+        step()
+        count += 1
+    return (time.perf_counter() - start) / count
 
 
 def main() -> None:

@@ -28,8 +28,8 @@ from oracles.ptx_machine import IllegalAccess, Machine, Region
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from reagent_lite.native.compiler import KERNELS
 from reagent_lite.sim import cuda
+from reagent_lite.sim.compiler import KERNELS
 from reagent_lite.sim.cuda_build import build_cubin, compiler_flags, find_nvcc
 from reagent_lite.sim.sources import compilation_unit
 

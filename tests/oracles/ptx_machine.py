@@ -14,7 +14,7 @@ from pathlib import Path
 from oracles.ptx import Module, read, translate
 from torch import Tensor
 
-from reagent_lite.native.compiler import find_compiler
+from reagent_lite.sim.compiler import find_compiler
 
 # No contraction of a * b + c: `fma` is written where PTX has one. Integers wrap around, as those of PTX do.
 # -O1 takes up to three times as long to compile and saves less.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from reagent_lite.native.compiler import KERNELS, find_compiler
+from reagent_lite.sim.compiler import KERNELS, find_compiler
 from reagent_lite.sim.cpu import CpuBackend
 from reagent_lite.sim.env import VectorEnv
 from reagent_lite.sim.sources import find_environment

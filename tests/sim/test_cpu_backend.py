@@ -12,12 +12,11 @@ import torch
 from sim.conftest import COUNTER, MASKED_COUNTER
 
 from reagent_lite.errors import KernelBuildError, SimulationError
-from reagent_lite.native import cache
-from reagent_lite.native import compiler as making
-from reagent_lite.native.cache import cache_folder, cached, make_key
-from reagent_lite.native.compiler import KERNELS, find_compiler, zig_compiler
-from reagent_lite.sim import cpu
+from reagent_lite.sim import cache, cpu
+from reagent_lite.sim import compiler as making
 from reagent_lite.sim.backend import open_backend
+from reagent_lite.sim.cache import cache_folder, cached, make_key
+from reagent_lite.sim.compiler import KERNELS, find_compiler, zig_compiler
 from reagent_lite.sim.cpu import CpuBackend
 from reagent_lite.sim.env import VectorEnv
 from reagent_lite.sim.sources import compilation_unit, find_environment, known_environments, read_sources

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from reagent_lite.errors import KernelBuildError, SimulationError
-from reagent_lite.native.compiler import KERNELS
 from reagent_lite.sim import cuda_build, sources
 from reagent_lite.sim.backend import open_backend
+from reagent_lite.sim.compiler import KERNELS
 from reagent_lite.sim.cpu import CpuBackend
 from reagent_lite.sim.cuda import CudaBackend, on_stream
 from reagent_lite.sim.cuda_build import build_cubin, compiler_flags, cuda_problem, find_nvcc, read_description

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from reagent_lite.native.compiler import KERNELS, find_compiler
 from reagent_lite.sim.calls import ActCall, Call
+from reagent_lite.sim.compiler import KERNELS, find_compiler
 from reagent_lite.sim.cpu import CpuBackend
 from reagent_lite.sim.env import VectorEnv
 from reagent_lite.sim.sources import compilation_unit, find_environment, known_environments

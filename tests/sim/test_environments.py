@@ -14,7 +14,7 @@ import torch
 from oracles.episodes import environments
 from torch import Tensor
 
-from reagent_lite.native.compiler import KERNELS
+from reagent_lite.sim.compiler import KERNELS
 from reagent_lite.sim.env import VectorEnv
 from reagent_lite.sim.sources import compilation_unit, find_environment, known_environments
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from reagent_lite.native.compiler import find_compiler, zig_compiler
 from reagent_lite.sim import cpu
+from reagent_lite.sim.compiler import find_compiler, zig_compiler
 from reagent_lite.sim.cpu import CpuBackend
 from reagent_lite.sim.env import VectorEnv
 from reagent_lite.sim.sources import find_environment

@@ -11,7 +11,6 @@ from oracles.doctors import LOOPBACK, RECORD, Rows, by_name, failures, store
 from oracles.logs import candidate_rows, random_rows, write_lines
 
 from reagent_lite.distributed.inspection import Mount, find_mount, parse_gpus
-from reagent_lite.models import dense_kernel
 from workflows.doctoring import main
 
 Examine = Callable[..., tuple[int, Rows]]
@@ -151,22 +150,6 @@ def test_environments(
     assert words in row["found"] + row["todo"]
     if not words:
         assert row["found"] == "cartpole_v1 compiles for cpu: 4 features, 2 choices"
-
-
-def test_layers_of_small_networks(examine: Examine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    _, rows = examine({})
-    assert (rows["layers"][0]["state"], rows["layers"][0]["found"]) == (
-        "ok", "the kernel of small networks compiles for cpu"
-    )  # fmt: skip
-    monkeypatch.setenv("REAGENT_LITE_LAYERS", "torch")
-    dense_kernel._loaded.cache_clear()
-    try:
-        code, rows = examine({})
-    finally:
-        dense_kernel._loaded.cache_clear()
-    assert (code, rows["layers"][0]["state"], rows["layers"][0]["found"]) == (
-        0, "warning", "REAGENT_LITE_LAYERS is torch"
-    )  # fmt: skip
 
 
 def test_an_output_below_a_file(examine: Examine, tmp_path: Path) -> None:

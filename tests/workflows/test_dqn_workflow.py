@@ -106,23 +106,6 @@ def test_two_processes_equal_one(run: Runner, small: dict[str, Any], tmp_path: P
         torch.testing.assert_close(tensor, model_one[name], rtol=0, atol=1e-6)
 
 
-def test_layers_by_torch_learn_the_same(
-    run: Runner, small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    small |= {"epochs": 15, "rl": {"target_update_rate": 0.1}}
-    ours = run("dqn", small)
-    kept = weights(ours.outcome["model"])
-    monkeypatch.setenv("REAGENT_LITE_LAYERS", "torch")
-    torchs = run("dqn", small)
-    assert torchs.code == 0, torchs.err
-    line = "layers by torch's libraries, which are slower for small networks: REAGENT_LITE_LAYERS is torch"
-    assert torchs.err.splitlines().count(line) == 1
-    assert line not in ours.err
-    for name, tensor in weights(torchs.outcome["model"]).items():
-        torch.testing.assert_close(tensor, kept[name], rtol=0, atol=1e-5)
-    assert any(not torch.equal(tensor, kept[name]) for name, tensor in weights(torchs.outcome["model"]).items())
-
-
 COMBINATIONS: list[dict[str, Any]] = [
     {"rainbow": {"dueling_architecture": False}},
     {"rainbow": {"categorical": True, "qmin": -5, "qmax": 5}},

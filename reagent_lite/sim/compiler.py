@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from reagent_lite.errors import KernelBuildError, Problem
-from reagent_lite.native.cache import cached, machine, make_key
+from reagent_lite.sim.cache import cached, machine, make_key
 
 _CHECKOUT = Path(__file__).resolve().parents[2] / "kernels"
 _INSTALLED = Path(sys.prefix).resolve() / "share" / "reagent-lite" / "kernels"
@@ -47,11 +47,8 @@ class Compiler:
     version: str
 
 
-def find_compiler(purpose: str = "simulation on the CPU") -> Compiler:
+def find_compiler() -> Compiler:
     """Returns g++, else clang++, else the ziglang wheel's.
-
-    Args:
-        purpose: what it is needed for, as the error says it.
 
     Raises:
         KernelBuildError: there is none.
@@ -66,7 +63,7 @@ def find_compiler(purpose: str = "simulation on the CPU") -> Compiler:
         return zig_compiler()
     raise KernelBuildError(
         Problem(
-            purpose,
+            "simulation on the CPU",
             "a C++ compiler",
             "neither g++ nor clang++ on the PATH, nor the Python package ziglang",
             "Install g++, or run: pip install 'reagent-lite[compiler]'",

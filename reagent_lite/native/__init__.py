@@ -1,1 +1,0 @@
-"""Compiled code for this machine, found again once it is built."""

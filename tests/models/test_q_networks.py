@@ -1,0 +1,94 @@
+"""Q-networks are plain modules: they compute from their current parameters, and torch's tools work on them."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm
+
+from reagent_lite.models.q_networks import MLP, NetworkSettings, build_q_network
+from reagent_lite.types import SourceSpec
+
+SPECS = {
+    "discrete": SourceSpec(num_state_features=4, action_names=("a", "b")),
+    "candidates": SourceSpec(num_state_features=4, num_action_features=3),
+}
+ROWS = 5
+
+
+@pytest.fixture(params=["discrete", "discrete dueling", "candidates", "candidates dueling"])
+def network(request: pytest.FixtureRequest) -> nn.Module:
+    kind, _, dueling = request.param.partition(" ")
+    torch.manual_seed(0)
+    return build_q_network(
+        SPECS[kind], NetworkSettings(hidden=(8, 6), activations=("relu", "relu"), dueling=bool(dueling))
+    )
+
+
+def inputs(network: nn.Module, rows: int = ROWS) -> tuple[Tensor, ...]:
+    torch.manual_seed(1)
+    mask = torch.ones(rows, 2, dtype=torch.bool)
+    has_candidates = type(network).__name__.endswith("CandidateQNetwork")
+    return (torch.randn(rows, 4), mask, *((torch.randn(rows, 2, 3),) if has_candidates else ()))
+
+
+def zeros(network: nn.Module) -> dict[str, Tensor]:
+    return {name: torch.zeros_like(p) for name, p in network.named_parameters()}
+
+
+def test_functional_call_computes_from_the_parameters_it_is_given(network: nn.Module) -> None:
+    x = inputs(network)
+    assert network(*x).abs().max() > 0.01
+    assert torch.func.functional_call(network, zeros(network), x).tolist() == [[[0.0]] * 2] * ROWS
+
+
+def test_assigned_parameters_are_the_ones_used(network: nn.Module) -> None:
+    x = inputs(network)
+    network(*x)
+    network.load_state_dict(zeros(network), assign=True)
+    assert network(*x).tolist() == [[[0.0]] * 2] * ROWS
+
+
+def test_hooks_are_called_and_spectral_norm_works(network: nn.Module) -> None:
+    x, called = inputs(network), []
+    layers = [layer for layer in network.modules() if isinstance(layer, nn.Linear)]
+    for layer in layers:
+        layer.register_forward_hook(lambda _, __, output: called.append(output))
+    network(*x)
+    assert len(called) == len(layers)
+    assert called[0].min() < 0  # a layer's output, not that of the ReLU after it
+    spectral_norm(layers[0], n_power_iterations=50)
+    assert torch.linalg.matrix_norm(layers[0].weight, 2).item() == pytest.approx(1.0, rel=1e-3)
+    before = network(*x)
+    layers[0].parametrizations.weight.original.data.neg_()
+    assert not torch.equal(network(*x), before)
+
+
+def test_gradients_of_single_rows_by_vmap(network: nn.Module) -> None:
+    """vmap of grad gives each row's gradient; autograd row by row agrees."""
+    parameters = {name: p.detach() for name, p in network.named_parameters()}
+
+    def value(parameters: dict[str, Tensor], *row: Tensor) -> Tensor:
+        return torch.func.functional_call(network, parameters, tuple(x.unsqueeze(0) for x in row)).square().sum()
+
+    x = inputs(network)
+    per_row = torch.func.vmap(torch.func.grad(value), in_dims=(None, *[0] * len(x)))(parameters, *x)
+    for i in range(ROWS):
+        network.zero_grad()
+        network(*(each[i : i + 1] for each in x)).square().sum().backward()
+        for name, p in network.named_parameters():
+            assert p.grad is not None
+            torch.testing.assert_close(per_row[name][i], p.grad)
+
+
+def test_a_step_by_hand() -> None:
+    """h = relu([1 -2; 3 1] x + [0, 1]) = relu([-3, 6]) = [0, 6]; y = [2 5] h + 1 = 31."""
+    network = MLP((2, 2, 1), ("relu", "linear"), NetworkSettings(hidden=(), activations=()))
+    values: list[list[object]] = [[[1.0, -2.0], [3.0, 1.0]], [0.0, 1.0], [[2.0, 5.0]], [1.0]]
+    for parameter, value in zip(network.parameters(), values, strict=True):
+        parameter.data = torch.tensor(value)
+    x = torch.tensor([[1.0, 2.0]], requires_grad=True)
+    output = network(x)
+    assert output.tolist() == [[31.0]]
+    gradients = torch.autograd.grad(output, [*network.parameters(), x], torch.tensor([[2.0]]))
+    expected = [[[0.0, 0.0], [10.0, 20.0]], [0.0, 10.0], [[0.0, 12.0]], [2.0], [[30.0, 10.0]]]
+    assert [one.tolist() for one in gradients] == expected
