@@ -3,12 +3,14 @@
 And folders that belong to one run at a time.
 """
 
+import ctypes
 import errno
 import fcntl
 import glob
 import itertools
 import json
 import os
+import re
 import shutil
 import socket
 import time
@@ -27,56 +29,110 @@ _LOCK = ".lock"
 _ENDING_SECONDS = 5.0  # a process that was killed gives its memory back first, then its locks
 _LEASE_SECONDS = 120.0  # a server of NFSv4 keeps the locks of a machine that has died for 90 s
 _POLL_SECONDS = 0.2
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of renameat2(2)
 
 
 @contextmanager
-def appearing_folder(target: Path) -> Iterator[Path]:
+def appearing_folder(target: Path, *, served: bool = False) -> Iterator[Path]:
     """Gives a temporary folder that becomes `target` when the block ends well, and vanishes when it does not.
 
-    An older folder of that name is moved aside first and removed last, so that the name never holds half a folder: see
-    to it beforehand that it is one of ours. A link is followed. Names are unique on all machines of a share.
+    An older folder of that name is removed last: see to it beforehand that it is one of ours. The system exchanges the
+    two in one step where the filesystem can; elsewhere, such as on NFS, the older one is moved aside first. A link is
+    followed. Names are unique on all machines of a share.
+
+    Args:
+        target: final name; its parents are made.
+        served: others read the folder at any time, so the name always leads to a whole folder: where the filesystem
+            cannot exchange, it is a link to a hidden folder beside it, and the link is replaced.
     """
-    target = target.resolve()
+    target = _followed(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     _sweep(target)
     unique = f"{os.getpid()}-{uuid.uuid4().hex[:12]}"
-    temporary, aside = (target.with_name(f".{target.name}.{unique}.{end}") for end in ("tmp", "old"))
+    temporary, aside, hidden = (target.with_name(f".{target.name}.{unique}.{end}") for end in ("tmp", "old", "now"))
+    older = target.resolve()
     temporary.mkdir()
     try:
-        yield temporary
-        for file in sorted(temporary.rglob("*")):
+        linked = target.is_symlink() or (served and not _can_exchange(temporary, aside))
+        folder = temporary.rename(hidden) if linked else temporary
+        yield folder
+        for file in sorted(folder.rglob("*")):
             sync(file)
-        sync(temporary)
+        sync(folder)
+        if linked:
+            temporary.symlink_to(hidden.name)
         _put(temporary, target, aside)
         sync(target.parent)
+        if linked and older != target:
+            shutil.rmtree(older, ignore_errors=True)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        for left in (temporary, hidden):
+            if left.is_symlink():
+                left.unlink()
+            elif left != target.resolve():
+                shutil.rmtree(left, ignore_errors=True)
         if target.exists():
             shutil.rmtree(aside, ignore_errors=True)
         elif aside.exists():
             aside.rename(target)
 
 
+def _followed(target: Path) -> Path:
+    """Returns where a path leads; the last link stays if it is one that a folder was given for a name here."""
+    target = target.resolve()
+    ours = re.fullmatch(r"\.(.+)\.\d+-[0-9a-f]{12}\.now", target.name)
+    return target.with_name(ours[1]) if ours else target
+
+
 def _put(temporary: Path, target: Path, aside: Path) -> None:
-    """Renames a folder to its name; who does the same at the same time may put his there in between."""
+    """Gives a folder, or a link to one, its name; who does the same at the same time may put his there in between."""
     for attempt in itertools.count():
-        if target.exists():
+        if target.is_dir() and not target.is_symlink():
+            if _exchange(temporary, target):
+                return
             target.rename(aside)
         try:
             temporary.rename(target)
             return
         except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or attempt == _ATTEMPTS:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.EISDIR) or attempt == _ATTEMPTS:
                 raise
             shutil.rmtree(aside, ignore_errors=True)
 
 
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchanges two names in one step; false where the system or the filesystem cannot."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)  # Linux, since glibc 2.28
+    if rename is None:
+        return False
+    if rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.ENOENT):
+        return False
+    raise OSError(number, os.strerror(number), str(other))
+
+
+def _can_exchange(one: Path, other: Path) -> bool:
+    """Finds out on an empty folder and a name beside it, which is free again afterwards."""
+    other.mkdir()
+    try:
+        return _exchange(one, other)
+    finally:
+        other.rmdir()
+
+
 def _sweep(target: Path) -> None:
     """Removes what killed processes left beside a folder that stands."""
-    for left in (*target.parent.glob(f".{glob.escape(target.name)}.*.tmp"),
-                 *(target.parent.glob(f".{glob.escape(target.name)}.*.old") if target.exists() else ())):  # fmt: skip
+    name = f".{glob.escape(target.name)}"
+    for left in (*target.parent.glob(f"{name}.*.tmp"), *target.parent.glob(f"{name}.*.now"),
+                 *(target.parent.glob(f"{name}.*.old") if target.exists() else ())):  # fmt: skip
         with suppress(OSError):
-            if time.time() - left.stat().st_mtime > _ABANDONED_AFTER_SECONDS and left.is_dir():
+            if time.time() - left.lstat().st_mtime < _ABANDONED_AFTER_SECONDS or left == target.resolve():
+                continue
+            if left.is_symlink():
+                left.unlink()
+            elif left.is_dir():
                 shutil.rmtree(left, ignore_errors=True)
 
 

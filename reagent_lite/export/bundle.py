@@ -225,7 +225,7 @@ def load_bundle(path: str | os.PathLike[str]) -> Bundle:
         BundleError: naming every file that is missing, unlisted or altered; or when onnxruntime cannot read the model.
     """
     folder = Path(path)
-    manifest, files = verified(folder, (MODEL_FILE, GOLDEN_FILE))
+    manifest, files = _verified(folder)
     try:
         session = onnxruntime.InferenceSession(files[MODEL_FILE], providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's own exceptions share no base but Exception
@@ -233,6 +233,25 @@ def load_bundle(path: str | os.PathLike[str]) -> Bundle:
         where = str(folder / MODEL_FILE)
         raise BundleError(Problem(where, "a model that onnxruntime loads", str(error), advice)) from error
     return Bundle(manifest, session, json.loads(files[GOLDEN_FILE]))
+
+
+def _verified(folder: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """Returns what was read of a bundle, all of it before or all of it after another was put in its place."""
+    while True:
+        before = _identity(folder)
+        try:
+            return verified(folder, (MODEL_FILE, GOLDEN_FILE))
+        except BundleError:
+            if _identity(folder) == before:
+                raise
+
+
+def _identity(folder: Path) -> tuple[int, int, int] | None:
+    try:
+        status = folder.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
 def epsilon_greedy(greedy: NDArray[np.int64], mask: NDArray[np.bool_], epsilon: float) -> NDArray[np.float64]:

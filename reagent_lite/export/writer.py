@@ -2,7 +2,7 @@
 
 predictor, content ─► temporary folder: model files, JSON, golden.json, MODEL_CARD.md, manifest.json last
                    ─► each file against the live predictor; the bundle loaded; golden.json repeated
-                   ─► fsync ─► renamed to model (an older model is moved aside first, and then removed)
+                   ─► fsync ─► in place of an older model in one step, which is then removed
 """
 
 import copy
@@ -46,7 +46,7 @@ def write_bundle(folder: Path, predictor: Predictor, *, content: BundleContent) 
     _check_request(folder, content)
     live = copy.deepcopy(predictor).cpu().eval().requires_grad_(False)
     try:
-        with appearing_folder(folder) as writing:
+        with appearing_folder(folder, served=True) as writing:
             _write_files(writing, live, content)
             _check(writing, live, content)
     except OSError as error:

@@ -2,9 +2,10 @@
 
 import json
 import math
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from numpy.typing import ArrayLike
 from reagent_lite.errors import BundleError
 from reagent_lite.export import Bundle, load_bundle
 from reagent_lite.export.bundle import Acting, draw, epsilon_greedy
-from reagent_lite.manifest import canonical, opened, sealed
+from reagent_lite.manifest import canonical, file_entries, opened, sealed
 
 NAN, INF = float("nan"), float("inf")
 FILES = (
@@ -344,3 +345,28 @@ print(*sorted(name for name in sys.modules if name.startswith("reagent_lite")))
         "reagent_lite.manifest",
     ]
     assert result.stderr == ""
+
+
+def test_a_bundle_that_is_replaced_while_it_is_read_is_read_again(
+    discrete_folder: Path, copied: Copy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = copied(discrete_folder)
+    (served / "MODEL_CARD.md").write_text("another one")  # an older bundle, sealed anew
+    document = json.loads((served / "manifest.json").read_bytes())
+    document.pop("sha256")
+    document["files"] = {name: entry for name, entry in file_entries(served).items() if name != "manifest.json"}
+    (served / "manifest.json").write_bytes(sealed({**document, "steps": 1}))
+    assert load_bundle(served).manifest["steps"] == 1
+    read = Path.iterdir
+
+    def replaced(folder: Path) -> Iterator[Path]:
+        """Lists the bundle's files, after the newer bundle took its place; its manifest has been read by then."""
+        if folder == served and json.loads((served / "manifest.json").read_bytes())["steps"] == 1:
+            served.rename(tmp_path / "older")
+            shutil.copytree(discrete_folder, served)
+        return read(folder)
+
+    monkeypatch.setattr(Path, "iterdir", replaced)
+    assert (
+        load_bundle(served).manifest["steps"] == json.loads((discrete_folder / "manifest.json").read_bytes())["steps"]
+    )

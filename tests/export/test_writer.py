@@ -15,6 +15,7 @@ import torch
 from oracles.bundles import Habit
 from safetensors.torch import load_file
 
+from reagent_lite import files
 from reagent_lite.errors import BundleError
 from reagent_lite.export import load_bundle, writer
 from reagent_lite.export.check import check_file, graph_inputs
@@ -107,14 +108,10 @@ def test_failed_replacement_keeps_the_older_bundle(
         make(other_weights(discrete_predictor), steps=2)
     assert load_bundle(folder).manifest["steps"] == 1
 
-    rename = Path.rename
+    def failing(one: Path, other: Path) -> bool:
+        raise OSError("no space")
 
-    def failing(path: Path, target: Path) -> Path:
-        if path.name.endswith(".tmp"):
-            raise OSError("no space")
-        return rename(path, target)
-
-    monkeypatch.setattr(Path, "rename", failing)
+    monkeypatch.setattr(files, "_exchange", failing)
     with pytest.raises(BundleError, match="no space"):
         make(steps=3)
     assert load_bundle(folder).manifest["steps"] == 1

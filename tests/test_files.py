@@ -1,0 +1,126 @@
+"""Folders that are replaced while others read them, and while their writer is killed."""
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reagent_lite import files
+from reagent_lite.files import appearing_folder
+
+can_exchange = pytest.mark.parametrize("exchanges", [True, False])
+
+
+@pytest.fixture
+def model(tmp_path: Path, exchanges: bool, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that was written once, on a filesystem that can exchange two names or, as NFS, cannot."""
+    if not exchanges:
+        monkeypatch.setattr(files, "_exchange", lambda one, other: False)
+    write(tmp_path / "model", "old")
+    return tmp_path / "model"
+
+
+def write(target: Path, word: str) -> None:
+    with appearing_folder(target, served=True) as folder:
+        for name in ("a", "b"):
+            (folder / name).write_bytes(word.encode())
+
+
+def words(folder: Path) -> list[str]:
+    return [(folder / name).read_text() for name in ("a", "b")]
+
+
+@can_exchange
+def test_a_reader_always_finds_a_folder(model: Path) -> None:
+    ended, missed, looks = threading.Event(), [], 0
+
+    def read() -> None:
+        nonlocal looks
+        while not ended.is_set():
+            looks += 1
+            if not (model / "a").exists() and not (model / "b").exists():
+                missed.append(looks)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for number in range(200):
+        write(model, str(number))
+    ended.set()
+    reader.join()
+    assert not missed
+    assert looks > 200
+    assert words(model) == ["199", "199"]
+    assert {path.resolve() for path in model.parent.iterdir()} == {model.resolve()}  # and what a link leads to
+
+
+@can_exchange
+def test_a_writer_killed_between_any_two_steps_leaves_a_whole_folder(model: Path) -> None:
+    found = []
+    for step in range(100):
+        child = os.fork()
+        if not child:
+            kill_before(step)
+            write(model, "new")
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        found.append(words(model))
+        assert found[-1] in (["old", "old"], ["new", "new"]), f"killed before step {step}"
+        if not status:
+            break
+    assert found[0] == ["old", "old"]
+    assert found[-1] == ["new", "new"]
+    write(model, "next")
+    assert words(model) == ["next", "next"]
+
+
+def kill_before(step: int) -> None:
+    """Ends this process before its step-th call that changes a folder."""
+    calls = iter(range(1000))
+
+    def counted(call: Callable[..., Any]) -> Callable[..., Any]:
+        def counting(*arguments: Any, **options: Any) -> Any:
+            if next(calls) == step:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return call(*arguments, **options)
+
+        return counting
+
+    for name in ("mkdir", "rename", "symlink", "rmdir", "unlink", "fsync"):
+        setattr(os, name, counted(getattr(os, name)))
+    with suppress(AttributeError):  # the same in code that has no exchange
+        files._exchange = counted(files._exchange)  # type: ignore[assignment]
+
+
+@can_exchange
+def test_a_folder_of_a_failed_writer_vanishes_and_the_older_one_stays(model: Path) -> None:
+    before = set(model.parent.iterdir())
+    with pytest.raises(AttributeError):
+        write(model, None)  # type: ignore[arg-type] # fails inside the block
+    assert words(model) == ["old", "old"]
+    assert set(model.parent.iterdir()) == before
+
+
+@pytest.mark.parametrize("exchanges", [False])
+def test_a_users_link_is_followed_and_stays(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    link = tmp_path / "elsewhere" / "current"
+    link.symlink_to(model)
+    write(link, "new")
+    assert link.readlink() == model
+    assert words(link) == words(model) == ["new", "new"]
+
+
+def test_a_folder_of_before_becomes_a_link_where_names_cannot_be_exchanged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "model", "old")
+    monkeypatch.setattr(files, "_exchange", lambda one, other: False)
+    write(tmp_path / "model", "new")
+    assert words(tmp_path / "model") == ["new", "new"]
+    assert (tmp_path / "model").is_symlink()
+    assert len(list(tmp_path.iterdir())) == 2
