@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from reagent_lite.config.section import Section
+from reagent_lite.config.section import Section, local_problems
 from reagent_lite.config.simulate import LOG_SUFFIXES
 from reagent_lite.errors import Problem
 
@@ -60,5 +60,4 @@ class ConvertConfig(Section):
         name = self.output_path.rstrip("/").rsplit("/", 1)[-1]
         if not any(name.endswith(suffix) and name != suffix for suffix in suffixes):
             yield Problem("output_path", f"a name that ends in {', '.join(suffixes)}", repr(self.output_path))
-        if "://" in self.output_path:
-            yield Problem("output_path", "a local path", repr(self.output_path), "Copy the log there afterwards")
+        yield from local_problems("output_path", self.output_path)

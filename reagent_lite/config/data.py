@@ -1,10 +1,12 @@
 """`data`: where the training copy lies and how rows are read."""
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from reagent_lite.config.section import Section
+from reagent_lite.config.section import Section, local_problems
+from reagent_lite.errors import Problem
 
 
 class DataConfig(Section):
@@ -21,3 +23,7 @@ class DataConfig(Section):
     and each machine fetches its part to its own disk; absent: each machine has its part at training_data_path."""
     residency: Literal["auto", "device", "host"] = "auto"
     """device: all rows in device memory; host: gathered from the memory-mapped copy; auto: device if it fits."""
+
+    def problems(self, path: str) -> Iterator[Problem]:
+        """Yields a folder that is a URL."""
+        yield from local_problems(f"{path}.training_copy_dir", self.training_copy_dir)

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from reagent_lite.config.environment import EnvironmentConfig
 from reagent_lite.config.evaluation import EvaluationConfig
-from reagent_lite.config.section import Section
+from reagent_lite.config.section import Section, local_problems
 from reagent_lite.config.timeline import QuerySection, TimelineSection
 from reagent_lite.errors import Problem
 
@@ -80,8 +80,10 @@ class EvaluateConfig(Section):
             yield from self.simulation.problems("simulation")
         if not self.data_path:
             yield from self._problems_without_log()
-        if not self.output_path.endswith(".json") or "://" in self.output_path:
-            yield Problem("output_path", "a local file that ends in .json", repr(self.output_path))
+        if not self.output_path.endswith(".json"):
+            yield Problem("output_path", "a file that ends in .json", repr(self.output_path))
+        yield from local_problems("output_path", self.output_path)
+        yield from local_problems("training_copy_dir", self.training_copy_dir)
         if self.temperature is not None and self.policy != "softmax":
             yield Problem("temperature", f"absent with policy {self.policy}", f"{self.temperature:g}",
                           "It is of softmax")  # fmt: skip

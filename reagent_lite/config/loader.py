@@ -1,12 +1,15 @@
 """From JSON text and `--set` overrides to a checked config, with every error at once.
 
-text ─► no duplicate keys ─► overrides ─► types, unknown keys (pydantic) ─► rules (Section.problems) ─► config
-                                             └ a bad key is noted, taken out, and the rest is checked on
+text ─► no duplicate keys ─► overrides ─► limits ─► types, unknown keys (pydantic) ─► rules (Section.problems) ─► config
+                                                      └ a bad key is noted, taken out, and the rest is checked on
 """
 
 import difflib
 import hashlib
 import json
+import re
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -16,6 +19,11 @@ from reagent_lite.config.section import Section
 from reagent_lite.errors import ConfigError, Problem
 
 Config = TypeVar("Config", bound=Section)
+
+_LEVELS = 100  # of objects and lists in each other; Python's parser and pydantic's end at some hundred
+_DEPTH = f"at most {_LEVELS} levels of objects and lists"
+_SHOWN = 200  # characters of a wrong value
+_NEAR = 0.6  # ratio of difflib from which a key is suggested
 
 
 def load_config(model: type[Config], path: str | None, overrides: tuple[str, ...] = ()) -> Config:
@@ -38,6 +46,8 @@ def load_config(model: type[Config], path: str | None, overrides: tuple[str, ...
 def check(model: type[Config], tree: dict[str, Any], problems: list[Problem] | None = None) -> Config:
     """Validates a parsed JSON object; see load_config for errors."""
     problems = list(problems or [])
+    if beyond := list(_beyond_limits(tree)):
+        raise ConfigError([*problems, *beyond])
     tree = json.loads(json.dumps(tree))
     for _ in range(100):  # each pass takes at least one bad key out
         try:
@@ -55,8 +65,8 @@ def check(model: type[Config], tree: dict[str, Any], problems: list[Problem] | N
                 _remove(tree, location)
     else:  # pragma: no cover - every pass removes a key, so the passes end
         raise ConfigError(problems)
-    mentioned = {problem.where for problem in problems}
-    problems += [problem for problem in config.problems("") if problem.where not in mentioned]
+    mentioned = tuple(f"{problem.where}." for problem in problems)  # a rule says nothing of what was taken out
+    problems += [rule for rule in config.problems("") if not any(one.startswith(f"{rule.where}.") for one in mentioned)]
     if problems:
         raise ConfigError(problems)
     return config
@@ -79,7 +89,7 @@ def _read(path: str) -> tuple[dict[str, Any], list[Problem]]:
     file = Path(path).expanduser()
     try:
         text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # a ValueError: no UTF-8, or a path with a NUL
         raise ConfigError(Problem(str(path), "a readable JSON file", _reason(error), _near(file))) from error
     return _parse(text, str(path))
 
@@ -94,7 +104,7 @@ def _parse(text: str, where: str) -> tuple[dict[str, Any], list[Problem]]:
         return dict(pairs)
 
     try:
-        tree = json.loads(text, object_pairs_hook=once)
+        tree = _loads(text, where, object_pairs_hook=once)
     except json.JSONDecodeError as error:
         raise ConfigError(Problem(f"{where}:{error.lineno}", "JSON", f"{error.msg} at column {error.colno}")) from error
     if not isinstance(tree, dict):
@@ -102,12 +112,44 @@ def _parse(text: str, where: str) -> tuple[dict[str, Any], list[Problem]]:
     return tree, problems
 
 
+def _loads(text: str, where: str, **hooks: Any) -> Any:
+    try:
+        return json.loads(text, **hooks)
+    except json.JSONDecodeError:
+        raise
+    except RecursionError as error:
+        raise ConfigError(Problem(where, _DEPTH, "more")) from error
+    except ValueError as error:
+        digits = f"integers of at most {sys.get_int_max_str_digits():,} digits"
+        raise ConfigError(Problem(where, digits, "a longer one")) from error
+
+
+def _beyond_limits(tree: Any) -> Iterator[Problem]:
+    """Yields values that JSON can hold and no key takes."""
+    level: list[tuple[str, Any]] = [("", tree)]
+    for _ in range(_LEVELS):
+        below: list[tuple[str, Any]] = []
+        for where, value in level:
+            if isinstance(value, dict):
+                below += [(where, key) for key in value]
+                below += [(f"{where}.{key}" if where else key, child) for key, child in value.items()]
+            elif isinstance(value, list):
+                below += [(f"{where}.{index}", child) for index, child in enumerate(value)]
+            elif isinstance(value, str) and re.search("[\0\ud800-\udfff]", value):
+                yield Problem(where, "text without NUL and lone surrogates", _shown(value))
+            elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+                yield Problem(where, "an integer of 64 bits", f"one of {value.bit_length() + 1} bits")
+        level = below
+    if level:
+        yield Problem(level[0][0][:_SHOWN], _DEPTH, "more")
+
+
 def _override(tree: dict[str, Any], override: str) -> list[Problem]:
     path, equals, text = override.partition("=")
     if not equals or not path:
         return [Problem(f"--set {override}", "key=value, such as training.learning_rate=0.01", repr(override))]
     try:
-        value = json.loads(text)
+        value = _loads(text, f"--set {path}")
     except json.JSONDecodeError:
         value = text
     *parents, last = path.split(".")
@@ -139,6 +181,8 @@ def _known_prefix(tree: Any, location: tuple[int | str, ...]) -> tuple[int | str
 def _remove(tree: Any, location: tuple[int | str, ...]) -> None:
     # an element of a list takes the whole list along: what remains would be another list than the user wrote
     for depth, part in enumerate(location):
+        if part not in tree:
+            return  # taken along by another element
         if depth == len(location) - 1 or isinstance(tree[part], list):
             del tree[part]
             return
@@ -151,19 +195,25 @@ def _problem(model: type[BaseModel], location: tuple[int | str, ...], fault: Any
     for part in location:
         value = value[part]
     if fault["type"] == "extra_forbidden":
-        owner = _model_at(model, location[:-1])
-        names = list(owner.model_fields) if owner else []
-        near = difflib.get_close_matches(str(location[-1]), names, n=1, cutoff=0.5)
-        elsewhere = _sections_with(model, str(location[-1]))
-        if near:
-            advice = f"Did you mean {near[0]!r}?"
-        elif elsewhere:
-            advice = f"The key belongs to {elsewhere}"
-        else:
-            advice = f"Known keys: {', '.join(names)}"
-        return Problem(where, "a known key", f"unknown key {str(location[-1])!r}", advice)
+        return Problem(where, "a known key", f"unknown key {str(location[-1])!r}", _advice(model, location))
     expected = str(fault["msg"]).removeprefix("Input should be ").removeprefix("Value error, ")
-    return Problem(where, expected, f"{json.dumps(value)} ({_json_type(value)})")
+    return Problem(where, expected, f"{_shown(value)} ({_json_type(value)})")
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
+def _advice(model: type[BaseModel], location: tuple[int | str, ...]) -> str:
+    """Returns the known key nearest to an unknown one: its name in the same section, its full path in another."""
+    own = _model_at(model, location[:-1])
+    names = [(name, repr(name)) for name in own.model_fields] if own else []
+    for path, section in _walk(model):
+        names += [(name, repr(path + name) if path else f"{name!r} at the top level") for name in section.model_fields]
+    near = [(difflib.SequenceMatcher(None, str(location[-1]), name).ratio(), named) for name, named in names]
+    ratio, named = max(near, key=lambda one: one[0])  # the first of equals: the section's own, then the outer ones
+    return f"Did you mean {named}?" if ratio >= _NEAR else f"Known keys: {', '.join((own or model).model_fields)}"
 
 
 def _model_at(model: type[BaseModel], location: tuple[int | str, ...]) -> type[BaseModel] | None:
@@ -185,14 +235,12 @@ def _sections(model: type[BaseModel]) -> dict[str, type[BaseModel]]:
     return found
 
 
-def _sections_with(model: type[BaseModel], key: str) -> str | None:
-    """Returns where a key is known, the place nearest to the top."""
+def _walk(model: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
+    """Yields ("a.b.", section) for a config and all sections in it, the outer ones first."""
     places = [("", model)]
-    for path, section in places:  # grows while it is walked: the outer sections come first
-        if key in section.model_fields:
-            return f"{path}{key}" if path else "the top level"
+    for path, section in places:  # grows while it is walked
+        yield path, section
         places += [(f"{path}{name}.", inner) for name, inner in _sections(section).items()]
-    return None
 
 
 def _json_type(value: Any) -> str:
@@ -205,7 +253,10 @@ def _reason(error: Exception) -> str:
 
 
 def _near(file: Path) -> str:
-    names = [entry.name for entry in file.parent.iterdir()] if file.parent.is_dir() else []
+    try:
+        names = [entry.name for entry in file.parent.iterdir()]
+    except (OSError, ValueError):
+        return ""
     near = difflib.get_close_matches(file.name, names, n=1)
     return f"Did you mean {file.parent / near[0]}?" if near else ""
 

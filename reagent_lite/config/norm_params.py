@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from reagent_lite.config.section import Section
+from reagent_lite.config.section import Section, local_problems
 from reagent_lite.errors import Problem
 from reagent_lite.types import FeatureType
 
@@ -33,7 +33,8 @@ class NormParams(Section):
     """{feature id: type} for features whose type is known."""
 
     def problems(self, path: str) -> Iterator[Problem]:
-        """Yields overrides that name no type or no feature id."""
+        """Yields an output that is no folder, and overrides that name no type or no feature id."""
+        yield from local_problems(f"{path}.output_dir", self.output_dir)
         known = ", ".join(FeatureType)
         for feature, name in self.feature_overrides.items():
             where = f"{path}.feature_overrides.{feature}"

@@ -33,8 +33,6 @@ class NormalizeConfig(Section):
         where, folder = "norm_params.output_dir", self.norm_params.output_dir
         if not folder:
             yield Problem(where, "a path", "nothing", "A folder of its own, such as outputs/normalization")
-        elif "://" in folder:
-            yield Problem(where, "a local path", repr(folder), "Copy the folder there afterwards")
         columns = self.norm_params.cols_to_norm
         if not columns:
             yield Problem("norm_params.cols_to_norm", "state_features, action or both", "[]")

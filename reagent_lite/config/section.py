@@ -26,6 +26,12 @@ class Section(BaseModel):
         yield from ()
 
 
+def local_problems(where: str, path: str | None) -> Iterator[Problem]:
+    """Yields what is wrong with a path that is written to: it is a URL."""
+    if "://" in (path or ""):
+        yield Problem(where, "a local path", repr(path), "Name a folder of this machine, or of a mounted share")
+
+
 def refused(path: str, key: str, value: object, reason: str) -> Problem:
     """Returns the problem of a 2019 key whose value has no effect here and is therefore not accepted."""
     return Problem(f"{path}.{key}", "its default", repr(value), reason)

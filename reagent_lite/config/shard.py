@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from reagent_lite.config.section import Section
+from reagent_lite.config.section import Section, local_problems
 from reagent_lite.errors import Problem
 
 
@@ -41,8 +41,7 @@ class ShardConfig(Section):
             if self.node_index >= self.num_nodes:
                 yield Problem("node_index", f"0 to {self.num_nodes - 1}, as num_nodes is {self.num_nodes}",
                               str(self.node_index))  # fmt: skip
-        if "://" in self.local_path:
-            yield Problem("local_path", "a local path", repr(self.local_path))
+        yield from local_problems("local_path", self.local_path)
         yield from self._places_in_the_way()
 
     def _places_in_the_way(self) -> Iterator[Problem]:

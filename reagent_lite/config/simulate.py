@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field, model_validator
 
 from reagent_lite.config.environment import EnvironmentConfig, Share
-from reagent_lite.config.section import Section
+from reagent_lite.config.section import Section, local_problems
 from reagent_lite.errors import Problem
 
 LOG_SUFFIXES: Final = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet", ".arrow", ".csv")
@@ -120,5 +120,4 @@ class SimulateConfig(EnvironmentConfig):
         name = self.output_path.rsplit("/", 1)[-1]
         if not any(name.endswith(suffix) and name != suffix for suffix in LOG_SUFFIXES):
             yield Problem("output_path", f"a file name that ends in {', '.join(LOG_SUFFIXES)}", repr(self.output_path))
-        if "://" in self.output_path:
-            yield Problem("output_path", "a local path", repr(self.output_path), "Copy the log there afterwards")
+        yield from local_problems("output_path", self.output_path)

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from reagent_lite.config.section import Section
+from reagent_lite.config.section import Section, local_problems
 from reagent_lite.errors import Problem
 
 RESERVED_COLUMNS = frozenset({
@@ -76,9 +76,7 @@ class TimelineSection(Section):
         if self.evalTableName is not None and self.evalTableName.rstrip("/") == self.outputTableName.rstrip("/"):
             yield Problem(f"{path}.evalTableName", "another folder than outputTableName", repr(self.evalTableName))
         for key in ("outputTableName", "evalTableName"):
-            if "://" in (getattr(self, key) or ""):
-                yield Problem(f"{path}.{key}", "a local path", repr(getattr(self, key)),
-                              "workflows.shard brings it to a bucket")  # fmt: skip
+            yield from local_problems(f"{path}.{key}", getattr(self, key))
         if self.outlierEpisodeLengthPercentile is None and "percentileFunction" in self.changed:
             yield Problem(f"{path}.percentileFunction", "absent without outlierEpisodeLengthPercentile",
                           repr(self.percentileFunction))  # fmt: skip

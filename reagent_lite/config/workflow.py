@@ -13,7 +13,7 @@ from reagent_lite.config.publish import PublishConfig
 from reagent_lite.config.rainbow import RainbowConfig
 from reagent_lite.config.rendezvous import RendezvousConfig
 from reagent_lite.config.rl import RLConfig
-from reagent_lite.config.section import Section
+from reagent_lite.config.section import Section, local_problems
 from reagent_lite.config.simulation import SimulationConfig
 from reagent_lite.config.timeline import QuerySection, TimelineSection
 from reagent_lite.config.training import TrainingConfig
@@ -36,7 +36,7 @@ class WorkflowConfig(Section):
     action_norm_data_path: str | None = None
     """Normalization file of candidate features (parametric); absent: fitted likewise."""
     model_output_path: str = ""
-    """Folder for the exported model, checkpoint, metrics and TensorBoard log."""
+    """Folder of this machine or of a mounted share for the exported model, checkpoints, metrics and TensorBoard log."""
     use_gpu: bool = True
     """Train on a GPU; with none, one warning and then CPU."""
     use_all_avail_gpus: bool = False
@@ -90,6 +90,7 @@ class WorkflowConfig(Section):
         """Yields everything wrong beyond single keys, in this section and below."""
         if not self.model_output_path:
             yield Problem("model_output_path", "a path", "nothing")
+        yield from local_problems("model_output_path", self.model_output_path)
         if not self.training_data_path and self.simulation is None:
             yield Problem("training_data_path", "a path", "nothing", "Or give a simulation section to train in")
         yield from self._source_problems()

@@ -1,10 +1,13 @@
 """Every error of a file at once, with path, expected, got and the nearest key."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, check, fingerprint, load_config, resolved
 from reagent_lite.errors import ConfigError
@@ -48,8 +51,84 @@ def test_every_error_at_once() -> None:
     assert "Adam" in found["training.optimizer"]
 
 
-def test_a_key_in_the_wrong_section_is_sent_home() -> None:
-    assert "rl.gamma" in faults({"gamma": 0.9})["gamma"]
+@pytest.mark.parametrize(
+    ("tree", "nearest"),
+    [
+        ({"gamma": 0.9}, "rl.gamma'?"),
+        ({"learning_rate": 0.1}, "training.learning_rate"),
+        ({"learning_rat": 0.1}, "training.learning_rate"),
+        ({"training": {"gama": 0.1}}, "rl.gamma"),
+        ({"rl": {"epoch": 1}}, "epochs' at the top level"),
+        ({"state_norm_path": "a"}, "state_norm_data_path"),
+    ],
+)
+def test_the_nearest_key_is_named_by_its_full_path(tree: dict[str, Any], nearest: str) -> None:
+    (problem,) = faults(tree).values()
+    assert f"Did you mean '{nearest}" in problem
+
+
+def test_several_faults_in_one_list() -> None:
+    assert set(faults({"training": {"layers": [-1, "64", "32", -1]}})) == {"training.layers.1", "training.layers.2"}
+    assert set(faults({"actions": [1, 2]})) == {"actions.0", "actions.1"}
+
+
+ROOT = Path(__file__).resolve().parents[2]
+SAMPLES = [
+    (model, json.loads((ROOT / "configs" / name).read_text()))
+    for model, name in ((DqnConfig, "icu_sepsis/dqn.json"), (ParametricDqnConfig, "cartpole/parametric_dqn.json"),
+                        (DqnConfig, "cartpole/online.json"))
+]  # fmt: skip
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(exclude_categories=()))
+VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=6)
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data(), sample=st.sampled_from(SAMPLES))
+def test_random_faults_are_refused_or_valid(
+    data: st.DataObject, sample: tuple[type[DqnConfig], dict[str, Any]]
+) -> None:
+    model, tree = sample[0], json.loads(json.dumps(sample[1]))
+    for _ in range(data.draw(st.integers(1, 4))):
+        node, key = tree, data.draw(st.sampled_from(sorted(tree)))
+        while isinstance(node[key], dict | list) and node[key] and data.draw(st.booleans()):
+            node = node[key]
+            key = data.draw(st.sampled_from(sorted(node) if isinstance(node, dict) else range(len(node))))
+        node[key] = data.draw(VALUES)
+    try:
+        check(model, tree)
+    except ConfigError as error:
+        found = list(map(str, error.problems))
+        assert found
+        assert len(found) == len(set(found))
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("[" * 100_000 + "]" * 100_000, "at most 100 levels"),
+        ("[" * 150 + "]" * 150, "at most 100 levels"),
+        ("1" * 5_000, "at most 4,300 digits"),
+        (str(2**63), "64 bits"),
+        (r'"a\u0000b"', r"a\u0000b"),
+        (r'"a\ud800b"', r"a\ud800b"),
+    ],
+)
+def test_values_that_json_can_hold_and_no_key_takes(value: str, words: str, tmp_path: Path) -> None:
+    file = tmp_path / "x.json"
+    for key in ("epochs", "model_output_path", "other"):
+        file.write_text(json.dumps({**GOOD, key: 0}).replace(f'"{key}": 0', f'"{key}": {value}'))
+        with pytest.raises(ConfigError, match=re.escape(words)):
+            load_config(DqnConfig, str(file))
+        file.write_text(json.dumps(GOOD))
+        with pytest.raises(ConfigError, match=re.escape(words)):
+            load_config(DqnConfig, str(file), (f"{key}={value}",))
+
+
+def test_paths_that_no_file_can_have() -> None:
+    with pytest.raises(ConfigError, match="expected a readable JSON file, got embedded null byte"):
+        load_config(DqnConfig, "a\0b")
+    with pytest.raises(ConfigError, match="at most 100 levels"):
+        load_config(DqnConfig, None, ("a." * 100_000 + "b=1",))
 
 
 def test_integers_are_not_taken_from_text_or_fractions() -> None:
@@ -84,6 +163,9 @@ def test_integers_are_not_taken_from_text_or_fractions() -> None:
         ({"norm_params": {"cols_to_norm": ["action"]}}, "norm_params.cols_to_norm", "state_features"),
         ({"action_norm_data_path": "a.json"}, "action_norm_data_path", "parametric_dqn"),
         ({"training_data_path": ""}, "training_data_path", "a path"),
+        ({"model_output_path": "s3://bucket/run"}, "model_output_path", "expected a local path"),
+        ({"norm_params": {"output_dir": "gs://bucket/run"}}, "norm_params.output_dir", "expected a local path"),
+        ({"data": {"training_copy_dir": "http://host/x"}}, "data.training_copy_dir", "expected a local path"),
     ],
 )
 def test_rules(tree: dict[str, Any], where: str, words: str) -> None:

@@ -93,7 +93,7 @@ def test_advice_reaches_sections_in_sections() -> None:
     base = {"model_output_path": "out", "simulation": {"env": "cartpole_v0"}}
     inside = {"simulation": {"env": "cartpole_v0", "replay": {"capasity": 3}}}
     assert "Did you mean 'capacity'?" in faults(inside, DqnConfig, base)["simulation.replay.capasity"]
-    assert "The key belongs to simulation.env" in faults({"env": "cartpole_v0"}, DqnConfig, base)["env"]
+    assert "Did you mean 'simulation.env'?" in faults({"env": "cartpole_v0"}, DqnConfig, base)["env"]
     assert "simulation.replay.prioritized" in faults({"prioritized": True}, DqnConfig, base)["prioritized"]
     assert "an object" in faults({"simulation": 3}, DqnConfig, base)["simulation"]
 
