@@ -7,9 +7,14 @@ either. The seal is against damage and mix-ups, not against an author with inten
 Standard library only.
 """
 
+import errno
 import hashlib
 import json
-from collections.abc import Collection
+import os
+import re
+import stat
+from collections.abc import Collection, Iterable
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, Final
 
@@ -60,6 +65,34 @@ def opened(data: bytes, where: str) -> dict[str, Any]:
     return document
 
 
+def require_names(names: Iterable[Any], where: str, pattern: str = r"[A-Za-z0-9_][A-Za-z0-9._-]*") -> None:
+    """Checks names that a manifest gives to files and folders beside it, before they become paths.
+
+    Args:
+        names: as they were read.
+        where: the manifest, for the error.
+        pattern: that each matches as a whole; none may lead out of the folder.
+
+    Raises:
+        BundleError: for those that do not.
+    """
+    wrong = [name for name in names if not isinstance(name, str) or not re.fullmatch(pattern, name)]
+    if wrong:
+        problems = [Problem(where, f"names of files in its own folder ({pattern})", repr(name)[:200]) for name in wrong]
+        raise BundleError(problems[:_MOST_PROBLEMS])
+
+
+def open_regular(file: Path) -> BufferedReader:
+    """Opens a file that a manifest names.
+
+    Raises:
+        OSError: it cannot be read; it is a link, which may lead anywhere, or a FIFO or device, which may never end.
+    """
+    if not stat.S_ISREG(os.lstat(file).st_mode):
+        raise OSError(errno.EINVAL, "no regular file, but a link, a folder, a FIFO or a device", str(file))
+    return open(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")
+
+
 def file_entries(folder: Path) -> dict[str, dict[str, Any]]:
     """Returns {name: {size in bytes, sha256}} of every file of the folder."""
     return {path.name: _entry_of(path) for path in sorted(folder.iterdir())}
@@ -79,18 +112,21 @@ def verified(folder: Path, keep: Collection[str]) -> tuple[dict[str, Any], dict[
         BundleError: for an altered manifest, and for every file that is missing, unlisted or altered.
     """
     try:
-        manifest = opened((folder / FILE_NAME).read_bytes(), str(folder / FILE_NAME))
+        with open_regular(folder / FILE_NAME) as stream:
+            manifest = opened(stream.read(), str(folder / FILE_NAME))
         present = {path.name for path in folder.iterdir()} - {FILE_NAME}
     except OSError as error:
         advice = "Give the folder that holds manifest.json"
         raise BundleError(Problem(str(folder), "the folder of an exported model", str(error), advice)) from error
     entries: dict[str, dict[str, Any]] = manifest["files"]
+    require_names(entries, str(folder / FILE_NAME))
     kept: dict[str, bytes] = {}
     problems = [_problem(folder, name, "no such file in the manifest", "a file") for name in present - entries.keys()]
     for name, entry in entries.items():
         try:
             if name in keep:
-                kept[name] = (folder / name).read_bytes()
+                with open_regular(folder / name) as stream:
+                    kept[name] = stream.read()
                 found = _entry(kept[name])
             else:
                 found = _entry_of(folder / name)
@@ -111,7 +147,7 @@ def _entry(data: bytes) -> dict[str, Any]:
 
 def _entry_of(file: Path) -> dict[str, Any]:
     """Returns the entry of a file that may be larger than memory."""
-    with file.open("rb") as stream:
+    with open_regular(file) as stream:
         digest = hashlib.file_digest(stream, "sha256")
         return {"size": stream.tell(), "sha256": digest.hexdigest()}
 

@@ -31,7 +31,7 @@ from reagent_lite.data.sharding import folder_name
 from reagent_lite.data.stage import StageManifest
 from reagent_lite.errors import BundleError, DataError, Problem
 from reagent_lite.files import sync, write_whole
-from reagent_lite.manifest import FILE_NAME, SCHEMA_VERSION, opened, sealed
+from reagent_lite.manifest import FILE_NAME, SCHEMA_VERSION, open_regular, opened, require_names, sealed
 
 _MAKING = ".making-"
 _ABANDONED_AFTER_SECONDS = 86_400.0
@@ -118,16 +118,17 @@ class FolderStore:
 
     def read(self, name: str) -> bytes:
         """Returns a file's bytes."""
-        return (self._root / name).read_bytes()
+        with self.open(name) as stream:
+            return stream.read()
 
     def open(self, name: str) -> IO[bytes]:
         """Opens a file."""
-        return (self._root / name).open("rb")
+        return open_regular(self._root / name)
 
     def sizes(self, folder: str) -> dict[str, int]:
         """Returns {name: bytes}."""
         try:
-            return {entry.name: entry.stat().st_size for entry in os.scandir(self._root / folder)}
+            return _sizes(self._root / folder)
         except FileNotFoundError:
             return {}
 
@@ -189,7 +190,7 @@ def _lives(pid: int) -> bool:
 
 
 def _sizes(folder: Path) -> dict[str, int]:
-    return {entry.name: entry.stat().st_size for entry in os.scandir(folder)}
+    return {entry.name: entry.stat(follow_symlinks=False).st_size for entry in os.scandir(folder)}
 
 
 class BucketStore:
@@ -295,7 +296,12 @@ def read_pointer(store: Store) -> Pointer | None:
         document.pop("schema_version")
         document["inputs"] = tuple(InputState(**one) for one in document["inputs"])
         document["shards"] = tuple(ShardEntry(**one) for one in document["shards"])
-        return Pointer(**document)
+        pointer = Pointer(**document)
+        require_names([pointer.generation], where, _GENERATION.pattern)
+        for number, one in enumerate(pointer.shards):
+            require_names([one.folder], where, f"{pointer.generation}/{folder_name(number)}")
+            require_names(one.files, where)
+        return pointer
     except (BundleError, TypeError, KeyError) as error:
         got = error.problems[0].got if isinstance(error, BundleError) else f"other keys: {error}"
         todo = "Remove it and run node 0, or the command without --node_index, again"

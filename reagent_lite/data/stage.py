@@ -24,7 +24,7 @@ from reagent_lite.data.readers import READERS
 from reagent_lite.data.readers_input import InputFile, list_input, local_path
 from reagent_lite.errors import BundleError, DataError, NoRowsError, Problem
 from reagent_lite.files import write_whole
-from reagent_lite.manifest import FILE_NAME, SCHEMA_VERSION, canonical, opened, sealed
+from reagent_lite.manifest import FILE_NAME, SCHEMA_VERSION, canonical, opened, require_names, sealed
 
 _AGAIN = "Copy the folder again, or remove it: the stage that made it makes it again"
 _HASH_CHUNK_BYTES = 1 << 20
@@ -115,6 +115,7 @@ def read_manifest(folder: str) -> StageManifest | None:
         document["inputs"] = tuple(InputState(**one) for one in document["inputs"])
         for name in ("state_ids", "action_ids", "metric_names"):
             document[name] = tuple(document[name])
+        require_names(document["files"], where)
         return StageManifest(**{key: value for key, value in document.items() if key != "schema_version"})
     except BundleError as error:
         problem = error.problems[0]
@@ -157,7 +158,7 @@ def standing(folder: Path, kind: str, settings: dict[str, Any], inputs: Sequence
 
 
 def _sizes(folder: Path) -> dict[str, int]:
-    return {entry.name: entry.stat().st_size for entry in os.scandir(folder) if entry.is_file()}
+    return {entry.name: entry.stat().st_size for entry in os.scandir(folder) if entry.is_file(follow_symlinks=False)}
 
 
 def _altered(folder: str, manifest: StageManifest, sizes: dict[str, int]) -> list[Problem]:
@@ -185,6 +186,10 @@ def data_files(path: str) -> tuple[InputFile, ...]:
         raise NoRowsError(Problem(local_path(path), "rows of data", f"none, as its {FILE_NAME} says"))
     files = list_input(path, tuple(READERS))
     problems = _altered(local_path(path), manifest, {file.name: file.size for file in files})
+    problems += [
+        Problem(file.path, f"a regular file, as {FILE_NAME} names it", "a link", _AGAIN)
+        for file in files if os.path.islink(file.path)
+    ]  # fmt: skip
     problems += [
         Problem(
             file.path, f"a file of {FILE_NAME}", "one it does not name", "Remove it, or give it a folder of its own"

@@ -14,6 +14,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import time
 import uuid
 from collections.abc import Iterator
@@ -25,7 +26,9 @@ from typing import Any
 
 from reagent_lite.data.input_state import InputState, with_times
 from reagent_lite.data.readers_input import InputFile
+from reagent_lite.errors import BundleError
 from reagent_lite.files import sync
+from reagent_lite.manifest import require_names
 
 SCHEMA_VERSION = 2
 MANIFEST = "manifest.json"
@@ -95,7 +98,7 @@ def is_writable(folder: Path) -> bool:
 def read_manifest(folder: Path) -> Manifest | None:
     """Returns the description of the copy in `folder`, or None where there is none that is whole.
 
-    Whole means: readable, of this schema version, and every array there with its size.
+    Whole means: readable, of this schema version, with names of our own, and every array there with its size.
     """
     try:
         document = json.loads((folder / MANIFEST).read_bytes())
@@ -106,9 +109,13 @@ def read_manifest(folder: Path) -> Manifest | None:
             document[name] = tuple(document[name])
         document["actions"] = None if document["actions"] is None else tuple(document["actions"])
         manifest = Manifest(**document)
-        sizes = {name: (folder / manifest.build / name).stat().st_size for name in manifest.files}
-        return manifest if all(sizes[name] == one["size"] for name, one in manifest.files.items()) else None
-    except (OSError, ValueError, TypeError, KeyError):
+        require_names([manifest.build], str(folder / MANIFEST), r"build-[0-9a-f]{32}")
+        require_names(manifest.files, str(folder / MANIFEST), r"\w+\.npy")
+        stats = {name: (folder / manifest.build / name).lstat() for name in manifest.files}
+        whole = all(stat.S_ISREG(stats[name].st_mode) and stats[name].st_size == one["size"]
+                    for name, one in manifest.files.items())  # fmt: skip
+        return manifest if whole and not (folder / manifest.build).is_symlink() else None
+    except (OSError, ValueError, TypeError, KeyError, BundleError):
         return None
 
 

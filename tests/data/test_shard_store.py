@@ -15,6 +15,7 @@ from reagent_lite.data.shard_store import Pointer, Store, is_whole, open_store, 
 from reagent_lite.data.sharding import Layout, make_shards
 from reagent_lite.data.stage import StageManifest, write_manifest
 from reagent_lite.errors import DataError
+from reagent_lite.manifest import opened, sealed
 
 ROWS = table([4, 3, 5, 2, 6, 4] * 5)
 LAYOUT = Layout(layout="shards", num_nodes=2, seed=0)
@@ -126,6 +127,26 @@ def test_an_altered_pointer_is_refused(tmp_path: Path, place: str) -> None:
     publish_shards(store, tmp_path)
     change(place, "shards.json", lambda data: data.replace(b'"num_nodes": 2', b'"num_nodes": 3'))
     with pytest.raises(DataError, match=r"shards\.json: expected the shards\.json of this version"):
+        read_pointer(store)
+
+
+@pytest.mark.parametrize(("key", "name"), [
+    ("generation", "../elsewhere"), ("folder", "/elsewhere"), ("folder", "../elsewhere"), ("files", "../planted"),
+])  # fmt: skip
+def test_a_pointer_names_nothing_outside_its_place(tmp_path: Path, place: str, key: str, name: str) -> None:
+    store = open_store(place)
+    publish_shards(store, tmp_path)
+
+    def planted(data: bytes) -> bytes:
+        document = opened(data, "")
+        if key == "generation":
+            document["generation"] = name
+        else:
+            document["shards"][0][key] = name if key == "folder" else {name: {"size": 0, "sha256": ""}}
+        return sealed(document)
+
+    change(place, "shards.json", planted)
+    with pytest.raises(DataError, match=rf"shards\.json of this version, got '{name}'"):
         read_pointer(store)
 
 

@@ -27,6 +27,7 @@ from reagent_lite.data.sharding_episodes import parquet_ids
 from reagent_lite.data.stage import StageManifest, data_files, read_manifest, write_manifest
 from reagent_lite.data.training_copy import prepare_training_copy
 from reagent_lite.errors import DataError, NoRowsError
+from reagent_lite.manifest import opened, sealed
 
 LENGTHS = [3, 1, 9, 4, 4, 17, 2, 6, 1, 1, 8, 5]
 Kind = Literal["shards", "replicas"]
@@ -276,6 +277,23 @@ def _manifest(files: dict[str, dict[str, Any]]) -> StageManifest:
 def stage(folder: Path) -> StageManifest:
     files = {file.name: {"rows": pq.read_metadata(file).num_rows} for file in many_files(folder).iterdir()}
     return write_manifest(folder, _manifest(files))
+
+
+def test_the_manifest_of_a_stage_names_files_of_its_own_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    stage(folder)
+    first = next(folder.glob("*.parquet"))
+    first.rename(tmp_path / "outside.parquet")
+    first.symlink_to(tmp_path / "outside.parquet")
+    with pytest.raises(
+        DataError, match=rf"{first.name}: expected a regular file, as manifest.json names it, got a link"
+    ):
+        data_files(str(folder))
+    document = opened((folder / "manifest.json").read_bytes(), "")
+    document["files"]["../outside.parquet"] = document["files"].pop(first.name)
+    (folder / "manifest.json").write_bytes(sealed(document))
+    with pytest.raises(DataError, match=r"expected names of files in its own folder .*, got '../outside.parquet'"):
+        data_files(str(folder))
 
 
 def test_of_a_timeline_only_files_with_a_cut_are_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

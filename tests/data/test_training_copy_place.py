@@ -103,6 +103,29 @@ def test_a_damaged_copy_is_built_again(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(built) == 1
 
 
+def test_a_planted_manifest_removes_nothing(tmp_path: Path) -> None:
+    path = written(tmp_path, row())
+    folder, victim = prepare_training_copy(path, actions=ACTIONS).folder, tmp_path / "victim"
+    document = json.loads((folder / "manifest.json").read_text())
+    for place in (str(victim), "../../victim"):
+        shutil.copytree(next(folder.glob("build-*")), victim, dirs_exist_ok=True)
+        (folder / "manifest.json").write_text(json.dumps({**document, "build": place}))
+        written(tmp_path, row(reward=2.0))
+        assert prepare_training_copy(path, actions=ACTIONS).reward.tolist() == [2]
+        assert len(list(victim.glob("*.npy"))) == len(document["files"])
+        written(tmp_path, row())
+
+
+def test_arrays_that_are_links_are_built_again(tmp_path: Path) -> None:
+    path = written(tmp_path, row())
+    folder = prepare_training_copy(path, actions=ACTIONS).folder
+    reward = next(folder.glob("build-*/reward.npy"))
+    reward.rename(tmp_path / "elsewhere.npy")
+    reward.symlink_to(tmp_path / "elsewhere.npy")
+    copy = prepare_training_copy(path, actions=ACTIONS)
+    assert not (copy.build / "reward.npy").is_symlink()
+
+
 def test_verifying_finds_altered_bytes(tmp_path: Path) -> None:
     folder = prepare_training_copy(written(tmp_path, row()), actions=ACTIONS).folder
     assert open_training_copy(folder, verify=True).reward.tolist() == [1]

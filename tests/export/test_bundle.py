@@ -1,7 +1,9 @@
 """Reading a bundle: damage is refused, inputs are checked, actions are drawn as stated."""
 
+import hashlib
 import json
 import math
+import os
 import shutil
 import subprocess
 import sys
@@ -109,6 +111,31 @@ def test_manifest_seal() -> None:
         opened(sealed({"schema_version": 2}), "m")
     with pytest.raises(ValueError, match="JSON compliant"):
         canonical({"a": NAN})
+
+
+def test_manifest_names_files_in_its_own_folder_alone(discrete_folder: Path, copied: Copy, tmp_path: Path) -> None:
+    folder = copied(discrete_folder)
+    document = opened((folder / "manifest.json").read_bytes(), "m")
+    (tmp_path / "outside.json").write_text("{}")
+    for name in ("../outside.json", str(tmp_path / "outside.json"), "..", "a/b", ".hidden", ""):
+        files = {**document["files"], name: {"size": 2, "sha256": hashlib.sha256(b"{}").hexdigest()}}
+        (folder / "manifest.json").write_bytes(sealed({**document, "files": files}))
+        with pytest.raises(BundleError, match="expected names of files in its own folder") as caught:
+            load_bundle(folder)
+        assert [problem.got for problem in caught.value.problems] == [repr(name)]
+
+
+@pytest.mark.parametrize("name", ["evaluation.json", "manifest.json"])
+@pytest.mark.parametrize("kind", ["link", "fifo"])
+def test_links_and_fifos_are_no_files_of_a_bundle(discrete_folder: Path, copied: Copy, kind: str, name: str) -> None:
+    file = copied(discrete_folder) / name
+    file.unlink()
+    if kind == "link":
+        file.symlink_to(discrete_folder / name)
+    else:
+        os.mkfifo(file)
+    with pytest.raises(BundleError, match="no regular file, but a link, a folder, a FIFO or a device"):
+        load_bundle(file.parent)
 
 
 def test_manifest_says_what_the_model_is(bundle: Bundle, discrete_folder: Path) -> None:
