@@ -14,6 +14,7 @@ from reagent_lite.evaluation.page import EvaluationPage, episode_groups, tables_
 from reagent_lite.evaluation.verdict import Judgement, Verdict, judge_model, judge_weighted
 from reagent_lite.rl.bootstrap import percentile_interval, resamples
 from reagent_lite.rl.estimators import (
+    CONTINUED,
     ONE_STEP_ESTIMATORS,
     SEQUENTIAL_ESTIMATORS,
     Estimator,
@@ -34,7 +35,8 @@ class Estimate:
         name: a key of rl.estimators.ESTIMATORS.
         figure: estimate and interval.
         normalized: estimate / logged value; NaN unless the logged value's interval excludes 0.
-        difference: estimate - logged value, resampled in pairs.
+        difference: estimate - logged value, resampled in pairs. In both, an estimate that continues where records are
+            cut is held against the logged value continued by the same value model.
         verdict, reason: whether it may be used.
     """
 
@@ -191,13 +193,14 @@ def _family(kind: _Kind, sums: Sums, overlap: Overlap, spread: float, config: Ev
     logged = _figure(base, level)
     samples = {name: estimator.of(sums) for name, estimator in kind.estimators.items()}
     figures = {name: _figure(values, level) for name, values in samples.items()}
+    bases = {name: base + sums.tail / sums.episodes if name in CONTINUED else base for name in samples}
     judgements = _judgements(kind, figures, overlap, max(abs(logged.value), spread), config)
     estimates = tuple(
         Estimate(
             name=name,
             figure=figures[name],
-            normalized=figures[name].value / logged.value if logged.excludes(0.0) else float("nan"),
-            difference=_figure(values - base, level),
+            normalized=float(values[0] / bases[name][0]) if logged.excludes(0.0) else float("nan"),
+            difference=_figure(values - bases[name], level),
             verdict=judgements[name][0],
             reason=judgements[name][1],
         )

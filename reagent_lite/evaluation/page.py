@@ -51,6 +51,7 @@ class EvaluationPage:
         outcomes: [N, T] float64, reward and metrics.
         reward_model: [N, K, T] float64, expected outcomes.
         q_values: [N, K, T] float64, values of the evaluated policy.
+        next_value: [N, T] float64, value of the next state under the evaluated policy; 0 after a true end.
     """
 
     names: tuple[str, ...]
@@ -64,6 +65,7 @@ class EvaluationPage:
     outcomes: Tensor
     reward_model: Tensor
     q_values: Tensor
+    next_value: Tensor
 
     def __len__(self) -> int:
         return len(self.action)
@@ -206,6 +208,8 @@ def _tables_of(page: EvaluationPage, gamma: float, targets: range) -> tuple[Epis
     running = table(torch.ones(len(page), dtype=torch.float64))
     weight = table(page.weight, 1.0)
     discount = torch.pow(gamma, steps.cumsum(1) - steps) * running
+    last = torch.cat((rank[1:] != rank[:-1], torch.ones(1, dtype=torch.bool)))
+    tail_discount = torch.pow(gamma, steps.cumsum(1)) * table(last.double())
 
     def of(target: int) -> Episodes:
         reward_model, q, pi = page.reward_model[:, :, target], page.q_values[:, :, target], page.model_propensities
@@ -218,6 +222,7 @@ def _tables_of(page: EvaluationPage, gamma: float, targets: range) -> tuple[Epis
             reward_expected=table(expected_value(reward_model, pi)),
             value_taken=table(page.of_taken(q)),
             value_expected=table(expected_value(q, pi)),
+            tail=tail_discount * table(page.next_value[:, target]),
         )
 
     return tuple(map(of, targets))
@@ -226,6 +231,8 @@ def _tables_of(page: EvaluationPage, gamma: float, targets: range) -> tuple[Epis
 def _page_of(batch: TransitionBatch, policy: Policy, models: OutcomeModels, names: tuple[str, ...]) -> EvaluationPage:
     reward_model, q_values = models.predict(batch.state, batch.actions)
     outcomes = torch.cat((batch.reward.unsqueeze(1), batch.metrics), 1)
+    next_q = _allowed_only(models.predict(batch.next_state, batch.next_actions)[1], batch.next_actions.mask)
+    next_propensities = _normalized(policy(batch.next_state, batch.next_actions).double())
     columns = {
         "episode": torch.zeros_like(batch.action),
         "action": batch.action,
@@ -237,6 +244,7 @@ def _page_of(batch: TransitionBatch, policy: Policy, models: OutcomeModels, name
         "outcomes": outcomes.double(),
         "reward_model": _allowed_only(reward_model, batch.actions.mask),
         "q_values": _allowed_only(q_values, batch.actions.mask),
+        "next_value": batch.bootstrap.unsqueeze(1) * (next_propensities.unsqueeze(2) * next_q).sum(1),
     }
     real = (batch.weight > 0).cpu()
     return EvaluationPage(names=names, **{name: value.cpu()[real] for name, value in columns.items()})
@@ -256,6 +264,7 @@ def _empty_page(names: tuple[str, ...]) -> EvaluationPage:
         outcomes=row.view(outcomes),
         reward_model=row.view(0, 1, len(names)),
         q_values=row.view(0, 1, len(names)),
+        next_value=row.view(outcomes),
     )
 
 

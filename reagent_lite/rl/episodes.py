@@ -18,6 +18,7 @@ class Episodes:
         reward_expected: [n, L] reward model, mean over the evaluated policy.
         value_taken: [n, L] q of the logged action.
         value_expected: [n, L] v, mean of q over the evaluated policy.
+        tail: [n, L] discounted v of the next state at the last row of an episode that was cut, 0 elsewhere.
     """
 
     running: Tensor
@@ -28,3 +29,4 @@ class Episodes:
     reward_expected: Tensor
     value_taken: Tensor
     value_expected: Tensor
+    tail: Tensor

@@ -2,6 +2,7 @@
 
 Notation: n episodes, L steps, R samples; w_t = pi(a_t) / mu(a_t), rho_t = w_0 ... w_t, held constant after an episode
 ends; omega_t^i = rho_t^i / sum_j rho_t^j over all n episodes; v = sum_a pi(a) q(a); D_t the discount from the start.
+Where the record of an episode is cut, estimators with a value model continue with v of the next state, as FQE does.
 
 Every estimator is a function of sums over the episodes of each sample (rl.sums) and returns the estimate in each, [R];
 row 0 is the sample itself. What a sample leaves undefined is NaN. It can be called with Episodes and counts [R, n]
@@ -154,4 +155,8 @@ SEQUENTIAL_ESTIMATORS: Final[dict[str, Estimator]] = {
     "Weighted_Sequential_Doubly_Robust": weighted_doubly_robust,
     "MAGIC": magic,
 }
+CONTINUED: Final = frozenset(
+    {"Fitted_Q_Evaluation", "Sequential_Doubly_Robust", "Weighted_Sequential_Doubly_Robust", "MAGIC"}
+)
+"""Estimators that count what the value model expects after the cut of a record."""
 ESTIMATORS: Final[dict[str, Estimator]] = {**ONE_STEP_ESTIMATORS, **SEQUENTIAL_ESTIMATORS}

@@ -51,8 +51,9 @@ class Sums:
         shrunk_residual: of s_t (r_t - r_hat_t), s = lambda w / (w^2 + lambda).
         discounted_reward: of D_t r_t.
         first_value: of v_0.
+        tail: of D_{t+1} v_{t+1} at the last rows of episodes that were cut.
         per_decision: of D_t rho_t r_t.
-        doubly_robust: of D_t [rho_t (r_t - q_t) + rho_{t-1} v_t].
+        doubly_robust: of D_t [rho_t (r_t - q_t) + rho_{t-1} v_t], and of rho_t D_{t+1} v_{t+1} where the record is cut.
         weighted_per_decision: of omega_t D_t r_t.
         step_returns: [R, m] j-step returns g_j of m lengths, the first DM and the last WDR.
         first_weight: of w_0, up to a factor.
@@ -70,6 +71,7 @@ class Sums:
     shrunk_residual: Tensor
     discounted_reward: Tensor
     first_value: Tensor
+    tail: Tensor
     per_decision: Tensor
     doubly_robust: Tensor
     weighted_per_decision: Tensor
@@ -81,7 +83,7 @@ class Sums:
 _SHARED = ("episodes", "rows", "weight")
 _OWN = (
     "reward", "reward_expected", "weighted_reward", "residual", "switched_residual", "shrunk_residual",
-    "discounted_reward", "first_value", "per_decision", "doubly_robust",
+    "discounted_reward", "first_value", "tail", "per_decision", "doubly_robust",
 )  # fmt: skip
 _BY_STEP = ("weighted_per_decision", "first_weight")
 
@@ -93,7 +95,7 @@ class Additions:
     Attributes:
         columns: [n, C] float64: _SHARED, then _OWN of each outcome, then steps.
         steps: [n, 1 + 2 T, L], a view of the last columns: rho_t divided by the largest of these episodes, and that
-            times D_t r_t and times D_t (r_t - q_t) + D_{t+1} v_{t+1} of each outcome.
+            times D_t r_t and times D_t (r_t - q_t) + D_{t+1} v_{t+1} of each outcome; v_{t+1} is 0 after a true end.
         log_largest: [L] log of that largest rho_t; rho and it are held constant after L.
         discount: [L] sum of D_t over these episodes.
     """
@@ -166,17 +168,18 @@ def _own(e: Episodes, rho: Tensor, settings: Settings) -> tuple[Tensor, ...]:
     switched = torch.where(w <= settings.switch_threshold, w, 0)
     shrunk = settings.shrinkage * w / (w.square() + settings.shrinkage)
     previous = torch.cat((torch.ones_like(rho[:, :1]), rho[:, :-1]), 1)
-    doubly_robust = e.discount * (rho * (e.reward - e.value_taken) + previous * e.value_expected)
+    doubly_robust = e.discount * (rho * (e.reward - e.value_taken) + previous * e.value_expected) + rho * e.tail
     by_row = (
         e.reward, e.reward_expected, w * e.reward, w * difference, switched * difference, shrunk * difference,
-        e.discount * e.reward, e.value_expected[:, :1], e.discount * rho * e.reward, doubly_robust,
+        e.discount * e.reward, e.value_expected[:, :1], e.tail, e.discount * rho * e.reward,
+        doubly_robust,
     )  # fmt: skip
     return tuple(values.sum(1) for values in by_row)
 
 
 def _by_step(e: Episodes, relative: Tensor) -> tuple[Tensor, Tensor]:
     values = e.discount * e.value_expected
-    following = torch.cat((values[:, 1:], torch.zeros_like(values[:, :1])), 1)
+    following = torch.cat((values[:, 1:], torch.zeros_like(values[:, :1])), 1) + e.tail
     return relative * e.discount * e.reward, relative * (e.discount * (e.reward - e.value_taken) + following)
 
 

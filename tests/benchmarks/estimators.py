@@ -57,6 +57,7 @@ def make_page(rows: int, longest: int, outcomes: int) -> EvaluationPage:
         outcomes=normal(rows, outcomes) + 1,
         reward_model=normal(rows, CHOICES, outcomes) + 1,
         q_values=normal(rows, CHOICES, outcomes) + 10,
+        next_value=torch.zeros(rows, outcomes, dtype=torch.float64),
     )
 
 

@@ -19,7 +19,9 @@ def page_of(propensities: list[list[float]], action: list[int], propensity: list
     """A page whose lists end where a probability is NaN."""
     table = torch.tensor(propensities, dtype=torch.float64)
     plain = bandit_page([1.0] * len(action))
-    columns = {name: getattr(plain, name) for name in ("names", "episode", "steps", "bootstrap", "outcomes")}
+    columns = {
+        name: getattr(plain, name) for name in ("names", "episode", "steps", "bootstrap", "outcomes", "next_value")
+    }
     return EvaluationPage(
         **columns, action=torch.tensor(action), mask=~table.isnan(), model_propensities=table.nan_to_num(0.0),
         propensity=torch.tensor(propensity, dtype=torch.float64), reward_model=torch.zeros(*table.shape, 1),

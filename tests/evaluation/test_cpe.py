@@ -44,6 +44,18 @@ def test_the_logging_policy_on_its_own_log_is_the_logged_value():
     assert result.overlap.effective_episodes == pytest.approx(37)
 
 
+def test_a_continued_estimate_is_compared_with_the_logged_value_continued_alike():
+    # episodes of one row, reward 3 and a record cut before a state of value 10, gamma .9; what was logged is evaluated
+    page = bandit_page(rewards(3.0))
+    page = dataclasses.replace(page, next_value=torch.full((200, 1), 10.0, dtype=torch.float64))
+    result = evaluate(page)
+    logged = result.outcomes[0].sequential.logged.value
+    for name, tail in (("Sequential_Doubly_Robust", 9.0), ("Per_Decision_Importance_Sampling", 0.0)):
+        found = estimate(result, name)
+        assert found.figure.value == pytest.approx(logged + tail)
+        assert (found.difference.value, found.normalized) == pytest.approx((0, 1), abs=1e-12)
+
+
 def test_negative_returns_are_normalised_by_their_ratio():
     # half the probability of the logged action: IPS is half the mean, and so is its ratio, not 0
     result = evaluate(bandit_page(rewards(-3.0), model_propensity=0.25))

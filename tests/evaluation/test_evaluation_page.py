@@ -10,6 +10,7 @@ from oracles.pages import bandit_page
 from torch import Tensor
 
 from reagent_lite.evaluation.page import build_page, episode_groups, episodes_of, held_out, tables_of
+from reagent_lite.rl.estimators import ESTIMATORS
 from reagent_lite.types import Actions
 
 
@@ -115,6 +116,22 @@ def test_outcomes_of_a_page_are_laid_out_together():
     assert reward.reward.tolist() == [[3, 4], [5, 0]]
     assert metric.reward.tolist() == [[1, 2], [6, 0]]
     assert metric.discount is reward.discount
+
+
+@pytest.mark.parametrize(("bootstrap", "expected"), [((1.0, 1.0), 2.0), ((1.0, 0.0), 1.5)])
+def test_estimates_of_an_episode_that_was_cut(bootstrap: tuple[float, float], expected: float):
+    # reward 1 at each step, gamma 1/2, and a model that says 2 for every state: right if the record was cut, while
+    # two steps to a true end are worth 1.5
+    batch = make_batch([[1.0]] * 2, [[1.0]] * 2, [0, 0], [1.0, 1.0], propensity=torch.full((2,), 0.5),
+                       bootstrap=torch.tensor(bootstrap))  # fmt: skip
+    page = build_page([batch], np.array([0, 0]), policy=uniform, models=StateModels())
+    assert page.next_value.squeeze(1).tolist() == [2 * b for b in bootstrap]
+    assert episodes_of(page, 0, 0.5).tail.tolist() == [[0, 0.25 * 2 * bootstrap[1]]]
+    for name in ("Sequential_Doubly_Robust", "Weighted_Sequential_Doubly_Robust"):
+        assert float(ESTIMATORS[name](episodes_of(page, 0, 0.5), torch.ones(1, 1))[0]) == pytest.approx(expected), name
+    # all lengths agree on the cut episode; on the ended one a single episode says nothing of variance or bias
+    if bootstrap[1]:
+        assert float(ESTIMATORS["MAGIC"](episodes_of(page, 0, 0.5), torch.ones(1, 1))[0]) == pytest.approx(2.0)
 
 
 def test_groups_hold_whole_episodes_of_like_length():

@@ -22,6 +22,7 @@ def gridworld_page(log: gridworld.Log, policy: gridworld.Array, q: gridworld.Arr
         outcomes=torch.from_numpy(log.reward).unsqueeze(1),
         reward_model=torch.from_numpy(rewards[log.state]).unsqueeze(2),
         q_values=torch.from_numpy(q[log.state]).unsqueeze(2),
+        next_value=torch.from_numpy((policy * q).sum(1)[log.next_state] * (1.0 - log.terminal)).unsqueeze(1),
     )
 
 
@@ -54,4 +55,5 @@ def bandit_page(
         outcomes=torch.tensor(outcomes, dtype=torch.float64).T.contiguous(),
         reward_model=torch.zeros(n, 2, len(outcomes), dtype=torch.float64),
         q_values=torch.zeros(n, 2, len(outcomes), dtype=torch.float64),
+        next_value=torch.zeros(n, len(outcomes), dtype=torch.float64),
     )

@@ -1,5 +1,7 @@
 """Estimators against arithmetic by hand, identities that must hold exactly, and a slow NumPy transcription."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -31,7 +33,7 @@ def one_step(weight: list[float], reward: list[float], taken: list[float], expec
     return Episodes(
         running=ones, weight=column["w"], discount=ones, reward=column["r"],
         reward_taken=column["t"], reward_expected=column["e"],
-        value_taken=column["t"], value_expected=column["e"],
+        value_taken=column["t"], value_expected=column["e"], tail=column["e"] * 0,
     )  # fmt: skip
 
 
@@ -44,7 +46,7 @@ def random_episodes(seed: int, *, on_policy: bool = False, zero_model: bool = Fa
         return torch.randn(shape, generator=generator, dtype=torch.float64) * running
 
     weight = torch.where(running > 0, draw().exp(), 1.0)
-    values = {name: draw() for name in ("reward_taken", "reward_expected", "value_taken", "value_expected")}
+    values = {name: draw() for name in ("reward_taken", "reward_expected", "value_taken", "value_expected", "tail")}
     return Episodes(
         running=running,
         weight=torch.ones(shape, dtype=torch.float64) if on_policy else weight,
@@ -106,6 +108,7 @@ TWO_EPISODES = Episodes(
     reward_expected=tensor([[0, 0], [0, 0]]),
     value_taken=tensor([[2, 3], [1, 0]]),
     value_expected=tensor([[4, 5], [6, 0]]),
+    tail=tensor([[0, 0], [0, 0]]),
 )
 
 
@@ -131,6 +134,21 @@ def test_step_returns_by_hand():
     # g_-1 = DM; g_0 adds the first correction and the value after it; g_1 the second correction
     g0 = 5 + 2 / 5 * (1 - 2) + 3 / 5 * (2 - 1) + 0.5 * 2 / 5 * 5
     torch.testing.assert_close(returns, torch.tensor([5.0, g0, g0 + 0.5 * 1 / 4], dtype=torch.float64))
+    contributions = torch.cat(list(step_contributions(table, 0, torch.arange(3))))
+    torch.testing.assert_close(contributions.sum(0), returns)
+
+
+def test_the_value_model_continues_where_the_record_is_cut():
+    # as above, but the record of A ends in a state of value 8: its D is .25, rho A at the last row 1, omega 1/4
+    e = replace(TWO_EPISODES, tail=tensor([[0, 0.25 * 8], [0, 0]]))
+    for name, added in (("Sequential_Doubly_Robust", 2 / 2), ("Weighted_Sequential_Doubly_Robust", 1 / 4 * 2)):
+        assert value(name, e) == pytest.approx(value(name, TWO_EPISODES) + added), name
+    for name in ("Per_Decision_Importance_Sampling", "Fitted_Q_Evaluation"):
+        assert value(name, e) == value(name, TWO_EPISODES), name
+    table = table_of([[e]])
+    returns = sample_sums(table, [sample(2)])[0].step_returns[0]
+    g0 = 5 + 2 / 5 * (1 - 2) + 3 / 5 * (2 - 1) + 0.5 * 2 / 5 * 5
+    torch.testing.assert_close(returns, torch.tensor([5, g0, g0 + 0.5 * 1 / 4 + 1 / 4 * 2], dtype=torch.float64))
     contributions = torch.cat(list(step_contributions(table, 0, torch.arange(3))))
     torch.testing.assert_close(contributions.sum(0), returns)
 
@@ -203,7 +221,7 @@ def test_counts_are_repeated_episodes(name: str):
 
 def numpy_wdr(e: Episodes) -> float:
     """Transcribed with loops from the paper's definition: nothing shared with the implementation."""
-    w, d, r = (getattr(e, name).numpy() for name in ("weight", "discount", "reward"))
+    w, d, r, tail = (getattr(e, name).numpy() for name in ("weight", "discount", "reward", "tail"))
     q, v = e.value_taken.numpy(), e.value_expected.numpy()
     n, steps = w.shape
     total = 0.0
@@ -212,6 +230,7 @@ def numpy_wdr(e: Episodes) -> float:
         before = [np.prod(w[i, :t]) for i in range(n)]
         for i in range(n):
             total += d[i, t] * (rho[i] / sum(rho) * (r[i, t] - q[i, t]) + before[i] / sum(before) * v[i, t])
+            total += rho[i] / sum(rho) * tail[i, t]
     return total
 
 
@@ -229,6 +248,7 @@ def test_long_episodes_neither_overflow_nor_vanish():
         e = Episodes(
             running=ones, weight=ones * weight, discount=ones, reward=ones,
             reward_taken=ones * 0, reward_expected=ones * 0, value_taken=ones * 0, value_expected=ones * 0,
+            tail=ones * 0,
         )  # fmt: skip
         assert value("Weighted_Per_Decision_Importance_Sampling", e) == pytest.approx(steps)
         assert value("Weighted_Sequential_Doubly_Robust", e) == pytest.approx(steps)
@@ -240,6 +260,7 @@ def test_after_the_last_supported_step_the_value_model_continues():
         running=tensor([[1, 1], [1, 1]]), weight=tensor([[1, 0], [1, 0]]), discount=tensor([[1, 0.5], [1, 0.5]]),
         reward=tensor([[2, 9], [4, 9]]), reward_taken=torch.zeros(2, 2), reward_expected=torch.zeros(2, 2),
         value_taken=torch.zeros(2, 2, dtype=torch.float64), value_expected=tensor([[0, 6], [0, 8]]),
+        tail=torch.zeros(2, 2, dtype=torch.float64),
     )  # fmt: skip
     assert value("Weighted_Sequential_Doubly_Robust", e) == pytest.approx(3 + 0.5 * 7)
     assert value("Weighted_Per_Decision_Importance_Sampling", e) == pytest.approx(3)
@@ -266,6 +287,6 @@ def test_magic_is_exact_where_all_lengths_agree():
         discount=ones * torch.tensor([1.0, 0.5], dtype=torch.float64), reward=ones,
         reward_taken=ones, reward_expected=ones,
         value_taken=ones * torch.tensor([1.5, 1.0], dtype=torch.float64),
-        value_expected=ones * torch.tensor([1.5, 1.0], dtype=torch.float64),
+        value_expected=ones * torch.tensor([1.5, 1.0], dtype=torch.float64), tail=ones * 0,
     )  # fmt: skip
     assert value("MAGIC", e) == pytest.approx(1.5, abs=1e-9)

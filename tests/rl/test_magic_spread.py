@@ -21,7 +21,7 @@ def test_the_blend_of_two_rows_by_hand() -> None:
     w, r, one, none = (torch.tensor(values, dtype=torch.float64).unsqueeze(1) for values in column.values())
     episodes = Episodes(
         running=one, weight=w, discount=one, reward=r,
-        reward_taken=none, reward_expected=none, value_taken=none, value_expected=none,
+        reward_taken=none, reward_expected=none, value_taken=none, value_expected=none, tail=none,
     )  # fmt: skip
     found = ESTIMATORS["MAGIC"](episodes, torch.ones(1, 2, dtype=torch.float64))
     assert float(found[0]) == pytest.approx(5 * 25 / 27.25, rel=1e-6)

@@ -29,6 +29,7 @@ def random_table(lengths: list[int], seed: int, *, spread: float = 0.3, zeros: f
         discount=0.95 ** torch.arange(shape[1], dtype=torch.float64) * running,
         reward=draw() + running, reward_taken=draw(), reward_expected=draw(),
         value_taken=draw() + 5 * running, value_expected=draw() + 5 * running,
+        tail=draw() * (running - running.roll(-1, 1)).clamp(min=0),
     )  # fmt: skip
 
 
@@ -80,10 +81,10 @@ def test_blocks_of_samples_change_nothing():
 # episode A: two steps with w 2, .5; episode B: one step with w 3; gamma .5; each a group of its own
 SHORT = Episodes(**{name: torch.tensor([[value]], dtype=torch.float64) for name, value in (
     ("running", 1), ("weight", 3), ("discount", 1), ("reward", 2), ("reward_taken", 0), ("reward_expected", 0),
-    ("value_taken", 1), ("value_expected", 6))})  # fmt: skip
+    ("value_taken", 1), ("value_expected", 6), ("tail", 0))})  # fmt: skip
 LONG = Episodes(**{name: torch.tensor([values], dtype=torch.float64) for name, values in (
     ("running", (1, 1)), ("weight", (2, 0.5)), ("discount", (1, 0.5)), ("reward", (1, 4)), ("reward_taken", (0, 0)),
-    ("reward_expected", (0, 0)), ("value_taken", (2, 3)), ("value_expected", (4, 5)))})  # fmt: skip
+    ("reward_expected", (0, 0)), ("value_taken", (2, 3)), ("value_expected", (4, 5)), ("tail", (0, 0)))})  # fmt: skip
 
 
 def test_two_groups_by_hand():
@@ -122,7 +123,8 @@ def test_weights_beyond_float64_keep_their_ratios_across_groups():
         weight = torch.full_like(ones, 4.0)
         weight[0, 0] = first
         return Episodes(running=ones, weight=weight, discount=ones, reward=ones * first, reward_taken=ones * 0,
-                        reward_expected=ones * 0, value_taken=ones * 0, value_expected=ones * 0)  # fmt: skip
+                        reward_expected=ones * 0, value_taken=ones * 0, value_expected=ones * 0,
+                        tail=ones * 0)  # fmt: skip
 
     table = table_of([[constant(1, 4.0)], [constant(2000, 4.0)], [constant(2000, 8.0)]])
     assert relative_at(table, 1999).tolist() == pytest.approx([0, 0.5, 1])
