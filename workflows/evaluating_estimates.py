@@ -134,7 +134,8 @@ def _reasons(log: Log) -> dict[str, str]:
 def _never_logged(candidate: Candidate, page: EvaluationPage, log: Log) -> list[str]:
     """Returns sentences on named actions that the policy takes and no row of the log does, the likeliest first."""
     share = page.model_propensities.mean(0).numpy()[: len(log.copy.action_names)]  # none of candidates
-    logged = np.bincount(np.maximum(log.copy.action, 0), minlength=len(share))
+    action = np.asarray(log.copy.action)
+    logged = np.bincount(action[action >= 0], minlength=len(share))
     taken = [number for number in np.argsort(-share, kind="stable") if share[number] > _TAKEN and not logged[number]]
     sentences = [
         f"{candidate.key} takes {log.copy.action_names[number]!r} in {share[number]:.1%} of the scored rows, and no "

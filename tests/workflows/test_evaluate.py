@@ -348,6 +348,16 @@ def test_an_action_that_the_log_never_has(tmp_path: Path) -> None:
     assert estimates(report)["IPS_Reward"]["verdict"] == "do not use"
 
 
+def test_an_unknown_action_is_not_the_first_action(known: Path, tmp_path: Path) -> None:
+    rows = [row(str(i), (0.5, 0.5), 1, 1.0, 0.5) for i in range(40)]
+    rows += [{**row("unknown", (0.5, 0.5), 1, 1.0, 0.5), "action": None}]
+    outcome, _ = judged(write_lines(tmp_path / "log.jsonl", rows), known)
+    assert "not scored: 1 episode with an unknown action" in outcome.warnings
+    assert [w for w in outcome.warnings if "no row of the log" in w] == [
+        "model takes 'a' in 50.0% of the scored rows, and no row of the log has it: nothing there tells what it earns"
+    ]
+
+
 def test_many_actions_that_the_log_never_has_are_counted(tmp_path: Path) -> None:
     """a and b are logged; c has a share of 0.2, d to l share 0.4: eight are named, the likeliest first."""
     model = linear_bundle(tmp_path / "twelve", np.eye(12), tuple("abcdefghijkl"), tuple(range(12)))
