@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from reagent_lite.config.environment import MOST_STEPS, too_long
 from reagent_lite.errors import Problem, SimulationError
 from reagent_lite.memory import free_bytes
 from reagent_lite.sim.backend import Backend
@@ -64,7 +65,7 @@ class VectorEnv:
             parametric: whether to keep the features of choices.
 
         Raises:
-            SimulationError: no environments, too many for the memory, or a time limit below 1.
+            SimulationError: no environments, too many for the memory, or a time limit that is out of range.
         """
         self.spec = backend.spec
         self.device = backend.device
@@ -227,8 +228,10 @@ class VectorEnv:
             raise SimulationError(Problem("simulation.num_envs", "at least 1 environment", str(self.num_envs)))
         if self.time_limit < 1:
             raise SimulationError(Problem("simulation.time_limit", "at least 1 step", str(self.time_limit)))
-        if self.time_limit >= 2**31:
-            raise SimulationError(Problem("simulation.time_limit", "fewer than 2^31 steps", str(self.time_limit)))
+        # a candidate's place in the counter is step * num_actions + k in 28 bits; they are drawn at the last step too
+        most = min(MOST_STEPS, 2**28 // self.spec.num_actions - 1) if self.spec.candidates else MOST_STEPS
+        if self.time_limit > most:
+            raise SimulationError(too_long(f"simulation.time_limit of {self.spec.name}", most, self.time_limit))
         if self.num_envs >= 2**31:
             raise SimulationError(Problem("simulation.num_envs", "fewer than 2^31 environments", str(self.num_envs)))
         if not 0 <= self.first_env <= 2**32 - self.num_envs:

@@ -52,7 +52,7 @@ def test_beside_data_the_share_counts() -> None:
         (changed(ALONE, {"share": 0.5}), "simulation.share", "absent or 1"),
         # 10 000 warm-up steps are 157 of each of 64 environments, and one more to learn from
         (changed(ALONE, {"total_steps": 10_111}), "simulation.total_steps", "at least 10112"),
-        (changed(ALONE, {"time_limit": 2**31}), "simulation.time_limit", "less than 2147483648"),
+        (changed(ALONE, {"time_limit": 2**24 + 1}), "simulation.time_limit", "at most 16777216 steps"),
         (changed(ALONE, {"epsilon_start": 0.05}), "simulation.epsilon_start", "at least rl.epsilon (0.1)"),
         (changed(ALONE, {"exploration": "softmax", "epsilon_end": 0.0}), "simulation.epsilon_end", "softmax"),
         (changed(ALONE, {"replay": {"beta": 0.5}}), "simulation.replay.beta", "prioritized is false"),

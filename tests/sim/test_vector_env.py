@@ -305,6 +305,21 @@ def test_a_time_limit_below_one(counter: MakeEnv) -> None:
         counter(num_envs=1, time_limit=0)
 
 
+def test_time_limits_end_where_random_numbers_would_repeat(counter: MakeEnv) -> None:
+    counter(num_envs=1, time_limit=2**24)
+    with pytest.raises(
+        SimulationError, match="at most 16777216 steps, after which random numbers would repeat, got 167"
+    ):
+        counter(num_envs=1, time_limit=2**24 + 1)
+    # candidates have 28 bits: 100 of each step from 0 to the limit, where the last next observation has some too
+    hundred = CANDIDATES.replace("NUM_ACTIONS 3", "NUM_ACTIONS 100")
+    most = 2_684_353
+    assert (most + 1) * 100 <= 2**28 < (most + 2) * 100
+    counter(hundred, num_envs=1, parametric=True, time_limit=most)
+    with pytest.raises(SimulationError, match=f"at most {most} steps"):
+        counter(hundred, num_envs=1, parametric=True, time_limit=most + 1)
+
+
 def test_global_ids_are_32_bits(counter: MakeEnv) -> None:
     env = counter(num_envs=2, first_env=2**32 - 2)
     env.step()
