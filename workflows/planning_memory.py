@@ -137,7 +137,7 @@ def page_need(config: WorkflowConfig, copy: Manifest) -> Need | None:
     scored = min(round(episodes * settings.held_out_share), settings.max_episodes)
     length = copy.rows / copy.counts["episodes"]
     # columns of EvaluationPage; the mask has 1 byte each
-    row = 8 * (5 + choices + outcomes + 2 * choices * outcomes) + choices
+    row = 8 * (5 + choices + 2 * outcomes + 2 * choices * outcomes) + choices
     return Need(name="evaluation", bytes=round(2 * scored * length * row),
                 formula=f"2 x {scored:,} episodes x {length:g} rows x {row:,} bytes")  # fmt: skip
 

@@ -100,7 +100,7 @@ def evaluate_page(
 ) -> CPEResult:
     """Evaluates the page's policy for the reward and every metric.
 
-    Beside the page it needs, for T outcomes, 8 (1 + 2 T) bytes a row and 8 (3 + 10 T) an episode, a few numbers a row
+    Beside the page it needs, for T outcomes, 8 (1 + 2 T) bytes a row and 8 (3 + 11 T) an episode, a few numbers a row
     for a while, and a constant below 70 MB, whatever the lengths of episodes. With ten choices that is less than a page
     of 75 MB or more.
 
