@@ -142,7 +142,8 @@ def _copy(
     group.barrier()
     if not group.is_first_on_node:
         copy = prepared(None)
-    agreement = shards.agree(Facts.of(copy, group.node, given), path)
+    # rows to be judged on may be on several machines: an episode counts once there
+    agreement = shards.agree(Facts.of(copy, group.node, given), path, disjoint=path == config.training_data_path)
     say(group, f"{title}: {path}: {named_counts(agreement.counts)}")
     for note in agreement.notes:
         say(group, f"warning: {title}: {note}")

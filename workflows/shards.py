@@ -56,15 +56,20 @@ class Shards:
         """Whether this process speaks for its shard."""
         return self.group.rank == self.readers[0]
 
-    def agree(self, facts: Facts, path: str) -> Agreement:
+    def agree(self, facts: Facts, path: str, *, disjoint: bool) -> Agreement:
         """Returns what the data at `path` is on all machines together; every rank calls it.
+
+        Args:
+            facts: of this machine's data.
+            path: the same on all machines.
+            disjoint: whether shards must differ.
 
         Raises:
             DataError: on every rank alike, see agreement.agree.
         """
         told = [Facts.read(text) for text in self.group.gather_text(facts.json())]
         by_node = [told[self.nodes.index(node)] for node in sorted(set(self.nodes))]
-        return agree(by_node, path=path, replicas=not self.several)
+        return agree(by_node, path=path, replicas=not self.several, disjoint=disjoint and self.several)
 
     def counts(self, number: int) -> tuple[int, ...]:
         """Returns each shard's number, as its first reader has it; every rank calls it."""

@@ -23,6 +23,8 @@ from reagent_lite.types import NormalizationSpec
 ORIGIN = ("origin_file.npy", "origin_line.npy")
 """Arrays that say where a row stood in the input: copies that were split or shuffled differently differ in them."""
 
+_MOST_NAMES = 10
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
@@ -108,25 +110,29 @@ class Agreement:
     notes: tuple[str, ...]
 
 
-def agree(facts: Sequence[Facts], *, path: str, replicas: bool) -> Agreement:
+def agree(facts: Sequence[Facts], *, path: str, replicas: bool, disjoint: bool = False) -> Agreement:
     """Returns what the data of several machines is together; a pure function, so every process reaches the same.
 
     Args:
         facts: of every machine, in their order.
         path: the data's path, the same on all of them, for errors.
         replicas: whether each machine must have the same rows.
+        disjoint: whether no two machines may have the same rows.
 
     Raises:
         DataError: what cannot be merged, with the numbers of the machines; no rows on any.
     """
     first = facts[0]
     problems = [problem for other in facts[1:] for problem in _differences(first, other, path, replicas)]
+    if disjoint:
+        problems += _repetitions(facts, path)
     if problems:
         raise DataError(problems)
     if not any(one.rows for one in facts):
         raise DataError(Problem(path, "rows of data on at least one node", f"none on any of {len(facts)}"))
     shards = facts[:1] if replicas else facts
     notes = [(f"node {one.node}: " if len(facts) > 1 else "") + note for one in shards for note in one.notes]
+    notes += _absences(shards)
     return Agreement(
         rows=tuple(one.rows for one in shards),
         state_ids=tuple(sorted({i for one in facts for i in one.state_ids})),
@@ -158,6 +164,35 @@ def _differences(first: Facts, other: Facts, path: str, replicas: bool) -> list[
                     "Copy the same data to every node, or set data.layout to shards")
         )  # fmt: skip
     return problems
+
+
+def _repetitions(facts: Sequence[Facts], path: str) -> list[Problem]:
+    problems, owners = [], dict[str, Facts]()
+    for one in facts:
+        owner = owners.setdefault(one.content, one)
+        if one.rows and owner is not one:
+            problems.append(
+                Problem(f"{path} on node {one.node}", "rows of its own, as data.layout is shards",
+                        f"the {counted(one.rows, 'row')} of node {owner.node}",
+                        "Give every node its own part (workflows.shard), or set data.layout to replicas")
+            )  # fmt: skip
+    return problems
+
+
+def _absences(shards: Sequence[Facts]) -> list[str]:
+    """Returns sentences on what no row of a shard has and rows of others do."""
+    notes = []
+    columns = (("state_ids", "feature", "missing"), ("action_ids", "candidates' feature", "missing"),
+               ("metric_names", "metric", "0"))  # fmt: skip
+    for column, what, counts_as in columns:
+        every = sorted({name for one in shards for name in getattr(one, column)})
+        for one in shards:
+            absent = [str(name) for name in every if name not in getattr(one, column)]
+            if absent and one.rows:
+                named = ", ".join(absent[:_MOST_NAMES]) + (", …" if len(absent) > _MOST_NAMES else "")
+                notes.append(f"node {one.node}: none of its {counted(one.rows, 'row')} has {what} {named}, which other "
+                             f"nodes have; it counts as {counts_as} there")  # fmt: skip
+    return notes
 
 
 def in_order(

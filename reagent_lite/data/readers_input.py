@@ -130,8 +130,9 @@ def list_input(path: str, extensions: tuple[str, ...]) -> tuple[InputFile, ...]:
 
 def _minari_files(folder: str) -> tuple[InputFile, ...]:
     """Returns the files of a Minari dataset, its description first; none where the folder is none."""
-    data = next((one for one in (Path(folder, "data"), Path(folder)) if (one / MINARI_DESCRIPTION).is_file()), None)
     try:
+        places = (Path(folder, "data"), Path(folder))
+        data = next((one for one in places if (one / MINARI_DESCRIPTION).is_file()), None)
         description = None if data is None else json.loads((data / MINARI_DESCRIPTION).read_bytes())
     except (OSError, ValueError):
         return ()

@@ -35,8 +35,25 @@ def test_shards_are_added() -> None:
     assert agree([FIRST, SECOND], path="p", replicas=False) == Agreement(
         rows=(3, 2), state_ids=(1, 2, 4), action_ids=(), metric_names=("clicks", "views"),
         hash=hashlib.sha256(b"m0\nm1").hexdigest(), content=hashlib.sha256(b"c0\nc1").hexdigest(),
-        counts={"rows": 5, "episodes": 1, "terminal_rows": 1}, notes=("node 0: something",),
+        counts={"rows": 5, "episodes": 1, "terminal_rows": 1},
+        notes=("node 0: something",
+               "node 0: none of its 3 rows has feature 2, which other nodes have; it counts as missing there",
+               "node 1: none of its 2 rows has feature 1, which other nodes have; it counts as missing there",
+               "node 0: none of its 3 rows has metric clicks, which other nodes have; it counts as 0 there",
+               "node 1: none of its 2 rows has metric views, which other nodes have; it counts as 0 there"),
     )  # fmt: skip
+
+
+def test_shards_of_the_same_rows_are_refused() -> None:
+    same, none = replace(FIRST, node=2, manifest="m2"), replace(FIRST, rows=0, content="")
+    with pytest.raises(DataError) as caught:
+        agree([FIRST, SECOND, same], path="data.json", replicas=False, disjoint=True)
+    assert str(caught.value) == (
+        "data.json on node 2: expected rows of its own, as data.layout is shards, got the 3 rows of node 0. Give every "
+        "node its own part (workflows.shard), or set data.layout to replicas"
+    )
+    assert agree([SECOND, none, replace(none, node=2)], path="p", replicas=False, disjoint=True).rows == (2, 0, 0)
+    assert agree([FIRST, same], path="p", replicas=False).rows == (3, 3)  # held-out rows: an episode counts once
 
 
 def test_replicas_are_one_shard() -> None:

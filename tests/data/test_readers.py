@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import fsspec
@@ -147,6 +148,25 @@ def test_a_missing_file_names_its_nearest_sibling(tmp_path: Path) -> None:
     assert caught.value.problems[0].todo == f"Nearest there: {tmp_path / 'training.json'}"
     with pytest.raises(DataError, match=f"Nearest folder that exists: {tmp_path}"):
         rows_of(tmp_path / "zzz" / "a.json")
+
+
+@pytest.mark.parametrize(("mode", "path"), [(0, "data"), (0, "data/log.jsonl"), (0o444, "data"), (0o555, "data")])
+def test_data_that_this_user_may_not_read_is_refused(mode: int, path: str) -> None:
+    root = os.geteuid() == 0
+    with TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)  # tmp_path lies below a folder of one user
+        data = Path(folder, "data")
+        data.mkdir()
+        (data / "log.jsonl").write_text("{}")
+        (data / "log.jsonl").chmod(0)
+        data.chmod(mode)
+        os.seteuid(65534 if root else os.geteuid())
+        try:
+            with pytest.raises(DataError, match=r"expected a readable file.*Permission denied"):
+                list_input(f"{folder}/{path}", tuple(READERS))[0].open()
+        finally:
+            os.seteuid(0 if root else os.geteuid())
+            data.chmod(0o755)
 
 
 def test_what_is_no_data_is_refused(tmp_path: Path) -> None:

@@ -228,6 +228,8 @@ def test_a_node_with_one_row_adds_that_row(tmp_path: Path) -> None:
         (random_rows(30, 1), {"data": {"layout": "replicas"}},
          "data on node 1: expected the 30 rows of node 0, as data.layout is replicas, got 30 rows, others"),
         (None, {}, ""),
+        (random_rows(30), {}, "data on node 1: expected rows of its own, as data.layout is shards, got the 30 rows of "
+                              "node 0"),
         (random_rows(30, 1), {"norm_params": {"feature_overrides": {"8": "BINARY"}}},
          "norm_params.feature_overrides.8: expected a feature of the training data, got 8"),
     ],
