@@ -26,7 +26,7 @@ import pyarrow.parquet
 from numpy.typing import NDArray
 
 from reagent_lite.data.parquet_groups import damaged
-from reagent_lite.data.readers import num_threads, read_blocks
+from reagent_lite.data.readers import ALL_COLUMNS, num_threads, read_blocks
 from reagent_lite.data.readers_input import InputFile
 from reagent_lite.data.readers_json import Block, Position
 from reagent_lite.data.readers_parquet import sha256_of
@@ -169,7 +169,7 @@ def _blocks(
                 progress(before + int(share * file.size), total)
                 yield block
         else:
-            for block in read_blocks((file,), lambda block: block, [position]):
+            for block in read_blocks((file,), lambda block: block, [position], readers=ALL_COLUMNS):
                 progress(before + position.bytes_read, total)
                 yield block
         before += file.size

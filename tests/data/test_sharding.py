@@ -1,5 +1,6 @@
 """Shards: every row in exactly one, whole episodes, equal sizes, the same whatever the order of files and threads."""
 
+import csv
 import json
 import subprocess
 import sys
@@ -96,6 +97,43 @@ def test_every_row_once_and_episodes_whole(tmp_path: Path, form: Any, num_nodes:
     assert {one.report["moved_as"] for one in manifests} == {"rows" if form is scattered else "row groups"}
     assert [one.rows for one in manifests] == [len(shard) for shard in shards]
     assert manifests[0].columns["of_our_own"] == "int64"
+
+
+def csv_file(folder: Path, rows: list[dict[str, Any]]) -> None:
+    with (folder / "log.csv").open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, rows[0])
+        writer.writeheader()
+        writer.writerows(
+            {key: json.dumps(value) if isinstance(value, dict | list) else value for key, value in row.items()}
+            for row in rows
+        )
+
+
+def ipc_file(folder: Path, rows: list[dict[str, Any]]) -> None:
+    columns = pa.Table.from_pylist(rows)
+    with pa.ipc.new_file(str(folder / "log.arrow"), columns.schema) as writer:
+        writer.write_table(columns)
+
+
+def json_file(folder: Path, rows: list[dict[str, Any]]) -> None:
+    write_lines(folder / "log.jsonl", rows)
+
+
+@pytest.mark.parametrize("layout", ["shards", "replicas"])
+@pytest.mark.parametrize("write_file", [csv_file, ipc_file, json_file])
+def test_columns_that_no_log_has_stay(tmp_path: Path, write_file: Any, layout: Kind) -> None:
+    rows = [{"ds": f"2019-01-{1 + i // 10:02}", "country": "KE" if i % 3 else "", **row}
+            for i, row in enumerate(random_rows(60, missing=0.0))]  # fmt: skip
+    write_file(tmp_path, rows)
+    shards, _ = made(tmp_path, tmp_path / "out", 2, layout=layout)
+    found = [row for shard in shards for row in shard]
+    picked = ("ds", "mdp_id", "sequence_number", "reward")
+    assert multiset([{key: row[key] for key in picked} for row in found]) == multiset(
+        [{key: row[key] for key in picked} for row in rows] * (1 if layout == "shards" else 2)
+    )
+    assert {row["country"] or "" for row in found} == {"KE", ""}
+    learned = prepare_training_copy(str(tmp_path / "out/shard-00000"), actions=("a", "b"))
+    assert sorted(learned.reward) == sorted(np.float32(row["reward"]) for row in shards[0])
 
 
 def test_sizes_by_hand(tmp_path: Path) -> None:
