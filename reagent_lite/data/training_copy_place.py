@@ -9,6 +9,7 @@ Two processes that build the same copy write two builds; the manifest that is re
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -26,7 +27,7 @@ from typing import Any
 
 from reagent_lite.data.input_state import InputState, with_times
 from reagent_lite.data.readers_input import InputFile
-from reagent_lite.errors import BundleError
+from reagent_lite.errors import BundleError, DataError, Problem
 from reagent_lite.files import sync
 from reagent_lite.manifest import require_names
 
@@ -34,6 +35,7 @@ SCHEMA_VERSION = 2
 MANIFEST = "manifest.json"
 FOLDER = ".reagent_lite"
 ABANDONED_AFTER_SECONDS = 86_400.0
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, None)  # numpy's own error of a short write has no number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,15 +130,29 @@ def remember_times(folder: Path, manifest: Manifest, files: tuple[InputFile, ...
 
 @contextmanager
 def new_build(folder: Path) -> Iterator[Path]:
-    """Gives a temporary folder inside `folder` for the arrays of a build; removed when the block fails."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for left in folder.glob(".tmp-*"):
-        if time.time() - left.stat().st_mtime > ABANDONED_AFTER_SECONDS:
-            shutil.rmtree(left, ignore_errors=True)
+    """Gives a temporary folder inside `folder` for the arrays of a build; removed when the block fails.
+
+    Raises:
+        DataError: the disk is full, or a limit of the system is reached.
+    """
     temporary = folder / f".tmp-{uuid.uuid4().hex}"
-    temporary.mkdir()
     try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for left in folder.glob(".tmp-*"):
+            if time.time() - left.stat().st_mtime > ABANDONED_AFTER_SECONDS:
+                shutil.rmtree(left, ignore_errors=True)
+        temporary.mkdir()
         yield temporary
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        written = sum(file.stat().st_size for file in temporary.glob("*"))
+        free = shutil.disk_usage(next(place for place in (folder, *folder.parents) if place.exists())).free
+        raise DataError(
+            Problem(str(folder), f"room for the training copy, more than {written:,} bytes",
+                    f"{error.strerror or error}: {written + free:,} bytes free before, {free:,} now",
+                    "Make room, or let data.training_copy_dir name a folder on another disk")
+        ) from error  # fmt: skip
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -188,7 +204,11 @@ def publish(folder: Path, temporary: Path, manifest: Manifest) -> None:
     if before is not None and _same(before, manifest):
         return
     temporary.rename(folder / manifest.build)
-    replace_manifest(folder, manifest)
+    try:
+        replace_manifest(folder, manifest)
+    except OSError:
+        shutil.rmtree(folder / manifest.build, ignore_errors=True)
+        raise
     if before is not None and before.build != manifest.build:
         shutil.rmtree(folder / before.build, ignore_errors=True)
 

@@ -20,6 +20,13 @@ CHUNK_BYTES = 4 << 20
 K = TypeVar("K", bound=Hashable)
 
 
+def _write_all(stream: IO[bytes], values: NDArray[Any]) -> None:
+    """Writes an array. A raw stream may take less than it is given: past 2 GiB, at a limit, on a disk almost full."""
+    left = values.data.cast("B") if values.size else memoryview(b"")
+    while left:
+        left = left[stream.write(left) :]
+
+
 class ColumnSpool:
     """One value per row, appended block by block; `files` closes it, `take` too."""
 
@@ -27,15 +34,19 @@ class ColumnSpool:
         self._file = file
         self._dtype = np.dtype(dtype)
         self._stream: IO[bytes] = files.enter_context(file.open("wb", buffering=0))
+        self._rows = 0
 
     def append(self, values: NDArray[Any]) -> None:
         """Adds the values of a block."""
-        self._stream.write(np.ascontiguousarray(values, self._dtype).data)
+        _write_all(self._stream, np.ascontiguousarray(values, self._dtype))
+        self._rows += len(values)
 
     def take(self) -> NDArray[Any]:
         """Returns all values in order; the spool ends with it."""
         self._stream.close()
         values = np.fromfile(self._file, self._dtype)
+        if len(values) != self._rows:
+            raise OSError(f"{self._file} holds {len(values):,} of the {self._rows:,} values that were written")
         self._file.unlink()
         return values
 
@@ -83,7 +94,7 @@ class MatrixSpool(Generic[K]):
             wide = np.full((len(values), width), self._absent, self._dtype)
             wide[:, places] = values
             values = wide
-        self._stream.write(np.ascontiguousarray(values, self._dtype).data)
+        _write_all(self._stream, np.ascontiguousarray(values, self._dtype))
         if self._segments and self._segments[-1][1] == width:
             self._segments[-1] = (self._segments[-1][0] + len(values), width)
         else:
@@ -167,10 +178,7 @@ class NpyWriter:
 
     def append(self, rows: NDArray[Any]) -> None:
         """Adds rows of the file's row shape."""
-        # A raw stream may write less than it is given when the array passes 2 GiB.
-        left = np.ascontiguousarray(rows, self._dtype).data.cast("B") if rows.size else memoryview(b"")
-        while left:
-            left = left[self._stream.write(left) :]
+        _write_all(self._stream, np.ascontiguousarray(rows, self._dtype))
         self.num_rows += len(rows)
 
     def read(self, start: int, stop: int) -> NDArray[Any]:

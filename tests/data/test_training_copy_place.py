@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import re
+import resource
 import shutil
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import pytest
+from oracles.disks import small_disk
 
 from reagent_lite.data import training_copy as training_copy_module
 from reagent_lite.data.training_copy import TrainingCopy, open_training_copy, prepare_training_copy
@@ -146,6 +149,39 @@ def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(DataError):
         prepare_training_copy(written(tmp_path, row(reward=None)), actions=ACTIONS)
     assert [one.name for folder in (tmp_path / ".reagent_lite").iterdir() for one in folder.iterdir()] == []
+
+
+@pytest.mark.parametrize(("blocks", "files"), [*((blocks, 200) for blocks in range(0, 52, 4)), (1000, 4), (1000, 20)])
+def test_a_full_disk_is_said_and_nothing_stays(tmp_path: Path, blocks: int, files: int) -> None:
+    path = written(tmp_path, *(row(mdp_id=str(i), sequence_number=0) for i in range(2000)))
+    with small_disk(tmp_path / "disk", size=f"{(1 + blocks) * 4096}", files=files) as disk:
+        place = disk / "copies"
+        try:
+            assert len(prepare_training_copy(path, actions=ACTIONS, directory=str(place))) == 2000
+        except DataError as error:
+            (problem,) = error.problems
+            assert re.fullmatch(r"room for the training copy, more than [\d,]+ bytes", problem.expected)
+            assert re.fullmatch(r".+: [\d,]+ bytes free before, [\d,]+ now", problem.got)
+            assert "data.training_copy_dir" in problem.todo
+            assert not [file for file in disk.rglob("*") if file.is_file()]
+            return
+        assert blocks > 32
+
+
+def limited(path: str) -> str:
+    """Builds a copy with files of at most 8 000 bytes, and returns what comes of it."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8000, resource.RLIM_INFINITY))
+    try:
+        return f"{len(prepare_training_copy(path, actions=ACTIONS))} rows"
+    except DataError as error:
+        return str(error)
+
+
+def test_a_limit_of_file_sizes_loses_no_rows(tmp_path: Path) -> None:
+    path = written(tmp_path, *(row() for _ in range(2000)))
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert re.search(r"expected room for the training copy.*got File too large", pool.apply(limited, [path]))
+    assert [file for file in (tmp_path / ".reagent_lite").rglob("*") if file.is_file()] == []
 
 
 def test_places_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

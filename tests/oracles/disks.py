@@ -17,5 +17,7 @@ def small_disk(folder: Path, *, size: str, files: int) -> Iterator[Path]:
     done = subprocess.run(command, capture_output=True, text=True, check=False) if os.getuid() == 0 else None
     if done is None or done.returncode:
         pytest.skip(f"needs root that may mount: {done.stderr.strip() if done else 'not root'}")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
