@@ -22,7 +22,7 @@ from reagent_lite.config import WorkflowConfig
 from reagent_lite.distributed.launcher import Processes
 from reagent_lite.distributed.link import LostError
 from reagent_lite.distributed.meeting_file import MeetingFile
-from reagent_lite.distributed.membership import Membership, peek
+from reagent_lite.distributed.membership import Membership
 from reagent_lite.distributed.network import Address, answers, listening, own_address, toward
 from reagent_lite.distributed.nodes import Node
 from reagent_lite.distributed.verdict import Declaration, compare
@@ -75,7 +75,7 @@ class Talk:
     def heard(self, key: str) -> list[Any]:
         """Returns each machine's word, None for one that is not there yet."""
         keys = [f"doctor/{key}/{i}" for i in range(self.count)]
-        texts = self._membership.ask(lambda store: [peek(store, one) for one in keys], _ANSWER_SECONDS)
+        texts = self._membership.ask(lambda store: [store.peek(one) for one in keys], _ANSWER_SECONDS)
         return [None if text is None else json.loads(text) for text in texts]
 
     def exchange(self, key: str, word: object, *, later: float = 0.0) -> list[Any]:

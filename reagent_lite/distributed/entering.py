@@ -8,7 +8,7 @@ from typing import Any
 
 from reagent_lite.config.rendezvous import RendezvousConfig
 from reagent_lite.distributed.link import Link, Store
-from reagent_lite.distributed.membership import ROUND_SECONDS, Abort, Pulse, peek
+from reagent_lite.distributed.membership import ROUND_SECONDS, Abort, Pulse
 from reagent_lite.distributed.nodes import Node
 from reagent_lite.distributed.verdict import Declaration, compare
 from reagent_lite.errors import Problem, RendezvousError
@@ -68,10 +68,10 @@ class Entry:
         known, since = None, time.monotonic()
         while True:
             self._interrupted()
-            holder = self._link.ask(lambda store: store.compare_set(key, "", mine).decode(), ANSWER_SECONDS)
+            holder = self._link.ask(lambda store: store.set_once(key, mine), ANSWER_SECONDS)
             if holder == mine:
                 return
-            seen = self._link.ask(lambda store: peek(store, beat), ANSWER_SECONDS)
+            seen = self._link.ask(lambda store: store.peek(beat), ANSWER_SECONDS)
             if known is not None and seen != known:
                 other = json.loads(holder)
                 raise RendezvousError(
@@ -81,7 +81,7 @@ class Entry:
                             "Give each machine its own --node_index")
                 )  # fmt: skip
             known = seen if known is None else known
-            if self._link.ask(lambda store: store.check(["abort"]), ANSWER_SECONDS):
+            if self._link.ask(lambda store: store.peek("abort"), ANSWER_SECONDS):
                 raise AgainError("its attempt has ended")
             if time.monotonic() - since > 3 * self._settings.lost_after_seconds:
                 raise AgainError(f"node_index {self._node.index} is held by one who shows no sign of life")
@@ -100,8 +100,8 @@ class Entry:
                 store.set(f"beat/{self._node.index}", text)
                 if self._node.index == 0:
                     council.sit(store)
-                missing = [i for i in range(self._node.count) if not store.check([f"info/{i}"])]
-                return peek(store, "abort"), peek(store, "go"), missing
+                missing = [i for i in range(self._node.count) if store.peek(f"info/{i}") is None]
+                return store.peek("abort"), store.peek("go"), missing
 
             abort, go, missing = self._link.ask(look, self._settings.lost_after_seconds)
             if go is not None:
@@ -131,7 +131,7 @@ class Entry:
 
     def _give_up(self, error: RendezvousError) -> None:
         reason = Abort(reason=str(error), exit_code=error.exit_code, restart=False).model_dump_json()
-        self._link.ask(lambda store: store.compare_set("abort", "", reason), ANSWER_SECONDS)
+        self._link.ask(lambda store: store.set_once("abort", reason), ANSWER_SECONDS)
         self.linger()
 
     def linger(self) -> None:
@@ -149,9 +149,9 @@ class _Council:
 
     def sit(self, store: Store) -> None:
         """Runs on the link's thread."""
-        holders = [peek(store, f"node/{i}") for i in range(self._count)]
+        holders = [store.peek(f"node/{i}") for i in range(self._count)]
         # to take a number is a sign of life: whoever came late has not had the time for another one
-        self._pulse.note({i: f"{holder} {peek(store, f'beat/{i}')}" for i, holder in enumerate(holders)})
+        self._pulse.note({i: f"{holder} {store.peek(f'beat/{i}')}" for i, holder in enumerate(holders)})
         for i in self._pulse.lost():
             holder = holders[i]
             if i and holder is not None:
@@ -159,8 +159,8 @@ class _Council:
                 self._say(f"rendezvous: node {i} (host {other['host']}, pid {other['pid']}) went away before all had "
                           "come; its place is free again")  # fmt: skip
                 for key in ("node", "info"):
-                    store.delete_key(f"{key}/{i}")
-        texts = [peek(store, f"info/{i}") for i in range(self._count)]
+                    store.delete(f"{key}/{i}")
+        texts = [store.peek(f"info/{i}") for i in range(self._count)]
         came = [Declaration.model_validate_json(text) for text in texts if text is not None]
         unfit = [one for one in came if one.problem]
         if len(came) == self._count or unfit:

@@ -152,9 +152,9 @@ def is_live(record: Record) -> bool:
     """Whether the very store that a record names answers at its address."""
     if answers(record.address, record.port, _CONNECT_SECONDS):
         return False
-    link = Link(lambda: connect(record.address, record.port))
+    link = Link(lambda: connect(record.address, record.port, record.token))
     try:
-        return bool(link.ask(lambda store: store.get("nonce").decode() == record.nonce, _ANSWER_SECONDS))
+        return bool(link.ask(lambda store: store.peek("nonce") == record.nonce, _ANSWER_SECONDS))
     except LostError:
         return False
     finally:

@@ -4,6 +4,7 @@ torch's TCPStore waits without end for a machine that accepts connections and sa
 waiting for a key, not for an answer), so calls run on a thread of their own and are given up, not interrupted.
 """
 
+import hmac
 import queue
 import socket
 import threading
@@ -14,34 +15,100 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-Store = Any  # torch ships no types for its stores
+from reagent_lite.errors import Problem, RendezvousError
+
 T = TypeVar("T")
-_CONNECT_SECONDS = 5.0
+_OPEN_SECONDS = 60.0
+_CALL_SECONDS = 5.0
+_MAC_CHARS = 64
 
 
 class LostError(Exception):
     """The store does not answer any more; the text says why."""
 
 
-def serve(server: socket.socket, seconds: float) -> Store:
+class Store:
+    """Texts by key in node 0's TCPStore, each with a proof that its writer knows the run's token.
+
+    Whoever reaches the port can list, read and replace keys of a TCPStore. The token itself is never sent, and a value
+    that was written without it, or copied from another key, counts as absent.
+
+    Args:
+        store: torch's client.
+        token: of the attempt, from the meeting file; "" protects nothing.
+    """
+
+    def __init__(self, store: Any, token: str) -> None:
+        self._store, self._token = store, token.encode()
+
+    def set(self, key: str, text: str) -> None:
+        """Replaces the text of a key."""
+        self._store.set(key, self._signed(key, text))
+
+    def peek(self, key: str) -> str | None:
+        """Returns a key's text, or None; never waits for it."""
+        return self._verified(key, self._store.get(key)) if self._store.check([key]) else None
+
+    def set_once(self, key: str, text: str) -> str:
+        """Sets a key that has no text yet; returns the text that stands."""
+        standing, signed = b"", self._signed(key, text)
+        while True:
+            standing = self._store.compare_set(key, standing, signed)
+            verified = self._verified(key, standing)
+            if verified is not None:
+                return verified
+
+    def delete(self, key: str) -> None:
+        """Removes a key."""
+        self._store.delete_key(key)
+
+    def _signed(self, key: str, text: str) -> bytes:
+        return self._mac(key, text.encode()) + text.encode()
+
+    def _verified(self, key: str, value: bytes) -> str | None:
+        mac, text = value[:_MAC_CHARS], value[_MAC_CHARS:]
+        return text.decode() if hmac.compare_digest(mac, self._mac(key, text)) else None
+
+    def _mac(self, key: str, text: bytes) -> bytes:
+        return hmac.new(self._token, key.encode() + b"\0" + text, "sha256").hexdigest().encode()
+
+
+def serve(server: socket.socket, token: str) -> Store:
     """Returns node 0's store, listening on the given socket only; it ends with the last reference to it.
 
     Args:
         server: a listening socket, which the store takes over.
-        seconds: that a call of node 0 itself may take.
+        token: see Store.
+
+    Raises:
+        RendezvousError: the store did not open.
     """
     address, port = server.getsockname()[:2]
-    return dist.TCPStore(  # type: ignore[attr-defined]
-        address, port, is_master=True, wait_for_workers=False, master_listen_fd=server.detach(),
-        timeout=timedelta(seconds=seconds),
-    )  # fmt: skip
+    return _open(address, port, token, is_master=True, master_listen_fd=server.detach())
 
 
-def connect(address: str, port: int) -> Store:
-    """Returns a client of the store at an address; waits without end where something silent listens there."""
-    return dist.TCPStore(  # type: ignore[attr-defined]
-        address, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=_CONNECT_SECONDS)
-    )
+def connect(address: str, port: int, token: str) -> Store:
+    """Returns a client of the store at an address; waits without end where something silent listens there.
+
+    Raises:
+        RendezvousError: no store opened there.
+    """
+    return _open(address, port, token, is_master=False)
+
+
+def _open(address: str, port: int, token: str, **role: Any) -> Store:
+    # torch asks for the name of the peer's address, which takes 10 s where a name server drops packets
+    try:
+        store = dist.TCPStore(  # type: ignore[attr-defined]
+            address, port, wait_for_workers=False, timeout=timedelta(seconds=_OPEN_SECONDS), **role
+        )
+    except dist.DistError as error:
+        raise RendezvousError(
+            Problem(f"store at {address}:{port}", f"one that opens within {_OPEN_SECONDS:g} s",
+                    str(error).splitlines()[0], "Look at the network and the name servers of this machine")
+        ) from error  # fmt: skip
+    store.set_timeout(timedelta(seconds=_CALL_SECONDS))
+    return Store(store, token)
 
 
 class Link:
@@ -51,19 +118,19 @@ class Link:
         open_store: called on the link's own thread; returns the store.
     """
 
-    def __init__(self, open_store: Callable[[], Store]) -> None:
-        self._calls: queue.SimpleQueue[tuple[Callable[[Store], Any], Future[Any]]] = queue.SimpleQueue()
+    def __init__(self, open_store: Callable[[], Any]) -> None:
+        self._calls: queue.SimpleQueue[tuple[Callable[[Any], Any], Future[Any]]] = queue.SimpleQueue()
         self._open = open_store
         self._thread = threading.Thread(target=self._work, name="store", daemon=True)
         self._thread.start()
 
-    def send(self, work: Callable[[Store], T]) -> "Future[T]":
+    def send(self, work: Callable[[Any], T]) -> "Future[T]":
         """Queues a call; the future ends with its result, or with what went wrong."""
         future: Future[T] = Future()
         self._calls.put((work, future))
         return future
 
-    def ask(self, work: Callable[[Store], T], seconds: float) -> T:
+    def ask(self, work: Callable[[Any], T], seconds: float) -> T:
         """Returns the result of a call.
 
         Raises:
@@ -104,5 +171,5 @@ def answer(future: "Future[T]", seconds: float) -> T:
         raise LostError(str(error).splitlines()[0] if str(error) else type(error).__name__) from error
 
 
-def _end(store: Store) -> None:
+def _end(store: Any) -> None:
     """Marks the end of the queue."""

@@ -31,6 +31,7 @@ class Record(BaseModel):
 
     Attributes:
         nonce: of one attempt; the store knows it too.
+        token: secret of one attempt, which stands here and nowhere else; "" without a file.
         run: of all attempts of one launcher.
         attempt: 0, then one more for each restart.
         address, interface: numeric address and its interface.
@@ -42,6 +43,7 @@ class Record(BaseModel):
 
     schema_version: Literal[1] = 1
     nonce: str
+    token: str = ""
     run: str
     attempt: int
     address: str

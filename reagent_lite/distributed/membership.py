@@ -10,9 +10,9 @@ after              what node 0 does after an abort: restart or end
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from reagent_lite.config.rendezvous import RendezvousConfig
 from reagent_lite.distributed.link import Link, LostError, Store, answer
@@ -43,14 +43,9 @@ class Abort(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     reason: str
-    exit_code: int
+    exit_code: Annotated[int, Field(ge=1)]
     restart: bool
     lost: bool = False
-
-
-def peek(store: Store, key: str) -> str | None:
-    """Returns a key's text, or None; never waits for it."""
-    return store.get(key).decode() if store.check([key]) else None
 
 
 class Pulse:
@@ -180,7 +175,7 @@ class Membership:
         try:
             if self.node == 0:
                 self._link.ask(lambda store: store.set("after", "restart" if restart else "end"), _LINGER_SECONDS)
-                self._linger(lambda store: [peek(store, f"heard/{i}") for i in self._others], _LINGER_SECONDS)
+                self._linger(lambda store: [store.peek(f"heard/{i}") for i in self._others], _LINGER_SECONDS)
             elif not self._abort.lost:
                 restart = self._wait_for_word(restart)
         except LostError:
@@ -196,7 +191,7 @@ class Membership:
                 self._link.ask(lambda store: store.set("after", "end"), self._settings.lost_after_seconds)
             self._link.ask(lambda store: store.set(f"done/{self.node}", "1"), self._settings.lost_after_seconds)
             if self.node == 0:
-                self._linger(lambda store: [peek(store, f"done/{i}") for i in self._others], _FINISH_SECONDS)
+                self._linger(lambda store: [store.peek(f"done/{i}") for i in self._others], _FINISH_SECONDS)
         except LostError:
             pass  # the model stands: whoever cannot hear it ends by itself
         self._link.close()
@@ -210,7 +205,7 @@ class Membership:
     def _wait_for_word(self, restart: bool) -> bool:
         deadline, word = time.monotonic() + _LINGER_SECONDS, None
         while word is None and time.monotonic() < deadline:
-            word = self._link.ask(lambda store: peek(store, "after"), _LINGER_SECONDS)
+            word = self._link.ask(lambda store: store.peek("after"), _LINGER_SECONDS)
             time.sleep(0 if word else ROUND_SECONDS / 4)
         self._link.ask(lambda store: store.set(f"heard/{self.node}", "1"), _LINGER_SECONDS)
         return restart if word is None else word == "restart"
@@ -222,14 +217,14 @@ class Membership:
             store.set(f"beat/{self.node}", f"{self.record.nonce}.{self._beat}")
             if self._others and self.node == 0:
                 self._listen(store)
-        text = peek(store, "abort")
+        text = store.peek("abort")
         return None if text is None else Abort.model_validate_json(text)
 
     def _listen(self, store: Store) -> None:
         for node in self._pulse.watched:
-            if store.check([f"done/{node}"]):
+            if store.peek(f"done/{node}") is not None:
                 self._pulse.forget(node)
-        self._pulse.note({node: peek(store, f"beat/{node}") for node in self._pulse.watched})
+        self._pulse.note({node: store.peek(f"beat/{node}") for node in self._pulse.watched})
         lost = self._pulse.lost()
         if lost:
             names = ", ".join(self.declarations[node].name for node in lost)
@@ -244,5 +239,4 @@ class Membership:
 
 def _first(store: Store, reason: Abort) -> Abort:
     """Puts the reason down unless there is one already; returns the one that stands."""
-    standing = store.compare_set("abort", "", reason.model_dump_json())
-    return Abort.model_validate_json(standing)
+    return Abort.model_validate_json(store.set_once("abort", reason.model_dump_json()))

@@ -10,6 +10,7 @@ Clocks of two machines are never compared, and that a file exists never decides 
 
 import os
 import random
+import secrets
 import socket
 import sys
 import time
@@ -185,6 +186,7 @@ class Rendezvous:
         server = listening(own.address, port)
         record = Record(
             nonce=uuid.uuid4().hex,
+            token="" if file is None else secrets.token_hex(32),
             run=self._run,
             attempt=self.attempt,
             address=own.address,
@@ -197,8 +199,8 @@ class Rendezvous:
             started=datetime.now(UTC).isoformat(timespec="seconds"),
             versions=self.declaration.versions,
         )
-        store = [serve(server, ANSWER_SECONDS)]  # owned by this list alone
-        store[0].set("record", record.model_dump_json())
+        store = [serve(server, record.token)]  # owned by this list alone
+        store[0].set("record", record.model_dump_json(exclude={"token"}))
         store[0].set("nonce", record.nonce)
         link = Link(lambda: store[0])
         if file is not None:
@@ -250,7 +252,7 @@ class Rendezvous:
         reason = f"ended by --force from host {socket.gethostname()}, pid {os.getpid()}"
         text = Abort(reason=reason, exit_code=PeerError.exit_code, restart=False).model_dump_json()
         with suppress(LostError):
-            link.ask(lambda store: store.compare_set("abort", "", text), ANSWER_SECONDS)
+            link.ask(lambda store: store.set_once("abort", text), ANSWER_SECONDS)
         link.close()
         self.force = False  # once: a run that comes between two attempts is not meant
         self.say(f"rendezvous: --force: ended {found}")
@@ -301,9 +303,9 @@ class Rendezvous:
         why = answers(address, port, _LONGEST_POLL)
         if why:
             return f"{address}:{port}: {why}"
-        link = Link(lambda: connect(address, port))
+        link = Link(lambda: connect(address, port, ""))
         try:
-            record = Record.model_validate_json(link.ask(lambda store: store.get("record"), ANSWER_SECONDS))
+            record = Record.model_validate_json(link.ask(lambda store: store.peek("record") or "", ANSWER_SECONDS))
         except (LostError, ValueError) as error:
             return f"{address}:{port} is no run of ours: {error}"
         finally:
@@ -314,9 +316,9 @@ class Rendezvous:
         """Returns a link to the store that a record names if that very store answers there."""
         if answers(record.address, record.port, _LONGEST_POLL):
             return None
-        link = self._silent.pop(record.nonce, None) or Link(lambda: connect(record.address, record.port))
+        link = self._silent.pop(record.nonce, None) or Link(lambda: connect(record.address, record.port, record.token))
         try:
-            nonce = link.ask(lambda store: store.get("nonce").decode(), ANSWER_SECONDS)
+            nonce = link.ask(lambda store: store.peek("nonce"), ANSWER_SECONDS)
         except LostError as error:
             if isinstance(error.__cause__, TimeoutError):
                 self._silent[record.nonce] = link  # asked again later: another thread would hang as well
@@ -347,7 +349,7 @@ class Rendezvous:
         if verdict["problems"]:
             entry.linger()
             error = RendezvousError([Problem(**problem) for problem in verdict["problems"]])
-            error.exit_code = verdict["exit_code"]
+            error.exit_code = max(verdict["exit_code"], 1)
             raise error
         declarations = tuple(Declaration.model_validate(one) for one in verdict["declarations"])
         return Membership(link, record, self.node.index, declarations, self.settings, close)

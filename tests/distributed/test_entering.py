@@ -6,17 +6,20 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch.distributed as dist
+from pydantic import ValidationError
 
 from reagent_lite.config.rendezvous import RendezvousConfig
 from reagent_lite.distributed.entering import Entry
-from reagent_lite.distributed.link import Link, Store, connect
-from reagent_lite.distributed.membership import Pulse
+from reagent_lite.distributed.link import Link, connect
+from reagent_lite.distributed.membership import Abort, Pulse
 from reagent_lite.distributed.nodes import Node
 from reagent_lite.distributed.verdict import Declaration
 
+TOKEN = "ab" * 32
 SETTINGS = RendezvousConfig(heartbeat_seconds=0.1, lost_after_seconds=0.6, join_timeout_seconds=20.0)
 
 
@@ -61,18 +64,22 @@ def entry(
 
 
 @pytest.fixture
-def store() -> Store:
+def store() -> Any:
     return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5))
 
 
-def holds(store: Store, *keys: str) -> bool:
+def link(port: int, token: str = TOKEN) -> Link:
+    return Link(lambda: connect("127.0.0.1", port, token))
+
+
+def holds(store: Any, *keys: str) -> bool:
     return all(store.check([key]) for key in keys)
 
 
-def test_who_comes_late_keeps_the_place_before_the_first_sign_of_life(store: Store) -> None:
+def test_who_comes_late_keeps_the_place_before_the_first_sign_of_life(store: Any) -> None:
     """Node 0 looks every 0.1 s, several times between this machine's number and a first beat, which never comes."""
-    first = Waiting(0, Link(lambda: store))
-    late = entry(1, Link(lambda: connect("127.0.0.1", store.port)))
+    first = Waiting(0, link(store.port))
+    late = entry(1, link(store.port))
     time.sleep(1.0)  # longer than lost_after_seconds, with nobody at place 1
     late.claim()
     late.declare()
@@ -89,17 +96,17 @@ def test_who_comes_late_keeps_the_place_before_the_first_sign_of_life(store: Sto
     ]
 
 
-def test_a_place_that_was_given_up_is_taken_again(store: Store) -> None:
+def test_a_place_that_was_given_up_is_taken_again(store: Any) -> None:
     """What node 0 does to a machine that was silent, which then goes on."""
-    slept = Waiting(1, Link(lambda: connect("127.0.0.1", store.port)))
+    slept = Waiting(1, link(store.port))
     for key in ("node/1", "info/1"):
         store.delete_key(key)
     deadline = time.monotonic() + 10
     while not holds(store, "node/1", "info/1") and time.monotonic() < deadline:
         time.sleep(0.05)
     slept.leave()
-    assert json.loads(store.get("node/1"))["run"] == "run1"
-    assert json.loads(store.get("info/1"))["host"] == "host1"
+    assert json.loads(store.get("node/1")[64:])["run"] == "run1"
+    assert json.loads(store.get("info/1")[64:])["host"] == "host1"
 
 
 @pytest.mark.parametrize("every", [0.2, 3.0])
@@ -119,3 +126,23 @@ def test_silence_is_noticed_however_seldom_one_looks(every: float, monkeypatch: 
     now[0] += every + 2.5  # whoever looks has slept: the silence may be its own
     pulse.note({1: "1"})
     assert pulse.lost() == []
+
+
+def test_what_a_stranger_writes_counts_as_absent(store: Any) -> None:
+    """Who reaches the port can list, read, copy and write, but does not know the token."""
+    ours = link(store.port)
+    ours.ask(lambda one: one.set("beat/1", "join.run1.1"), 5)
+    assert TOKEN.encode() not in store.get("beat/1")
+    store.set("go", store.get("beat/1"))
+    store.set("abort", '{"reason": "r", "exit_code": 0, "restart": false}')
+    link(store.port, "").ask(lambda one: one.set("node/1", "stranger"), 5)
+    assert [ours.ask(lambda one, key=key: one.peek(key), 5) for key in ("beat/1", "go", "abort", "node/1")] == [
+        "join.run1.1", None, None, None
+    ]  # fmt: skip
+    assert ours.ask(lambda one: one.set_once("abort", "first"), 5) == "first"
+    assert ours.ask(lambda one: one.set_once("abort", "second"), 5) == "first"
+
+
+def test_a_run_that_ends_early_has_no_exit_code_0() -> None:
+    with pytest.raises(ValidationError, match="greater than or equal to 1"):
+        Abort(reason="r", exit_code=0, restart=False)

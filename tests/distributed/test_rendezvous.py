@@ -315,6 +315,18 @@ def test_every_launcher_says_why(start: Start, tmp_path: Path, work: str, code: 
     assert time.monotonic() - failed < 25
 
 
+def test_a_stranger_at_the_port_does_not_end_the_run(start: Start, tmp_path: Path) -> None:
+    both = [start(index, steps=60) for index in (0, 1)]
+    appears(tmp_path / "out" / "step_1")
+    found = MeetingFile(tmp_path / "run.rdzv").read()
+    assert isinstance(found, Record)
+    stranger = dist.TCPStore(found.address, found.port, is_master=False, wait_for_workers=False)
+    assert not any(found.token.encode() in stranger.get(key) for key in stranger.list_keys() if "/" not in key[1:])
+    stranger.set("abort", '{"reason": "r", "exit_code": 0, "restart": false}')
+    assert [machine.ended() for machine in both] == [0, 0], both[0].log + both[1].log
+    assert both[0].output() == "3 attempt 0 node 0 of 2 local 0\n"
+
+
 @pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_launcher_that_is_killed_takes_its_workers_along_and_the_other_says_so(
     start: Start, tmp_path: Path, victim: int

@@ -30,7 +30,7 @@ def together(work: Callable[[Talk], list[Row]], seconds: float = 1.0) -> list[li
         rows: list[list[Row]] = [[], []]
 
         def run(node: int) -> None:
-            link = Link(lambda: connect("127.0.0.1", server.port))
+            link = Link(lambda: connect("127.0.0.1", server.port, ""))
             record = Record(**RECORD)  # type: ignore[arg-type]
             member = Membership(link, record, node, (), RendezvousConfig(), lambda: None)
             rows[node] = work(Talk(member, 2, seconds))
