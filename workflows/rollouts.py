@@ -95,6 +95,7 @@ def build_source(
             boost=reward_boost(config),
         ),
         group.device,
+        over_ranks=group.max,
     )
     temperature = rl.temperature if settings.exploration == "softmax" else 0.0
     rollout = Rollout(

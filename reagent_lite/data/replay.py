@@ -6,6 +6,7 @@
 Nothing here waits for the device: head and filled live there, so that a CUDA graph may hold writes and draws alike.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 
@@ -120,6 +121,7 @@ class ReplayRing:
     Args:
         settings: see ReplaySettings.
         device: where rows are kept, allocated once.
+        over_ranks: the largest of a number [] over all ranks with a ring, every one of which draws when the others do.
 
     Attributes:
         capacity: T * N.
@@ -129,7 +131,12 @@ class ReplayRing:
         SimulationError: the rows do not fit into free memory, or are too few for one window.
     """
 
-    def __init__(self, settings: ReplaySettings, device: torch.device) -> None:
+    def __init__(
+        self,
+        settings: ReplaySettings,
+        device: torch.device,
+        over_ranks: Callable[[Tensor], Tensor] = lambda largest: largest,
+    ) -> None:
         _check_capacity(settings, device)
         s, T, N = settings, settings.slots, settings.num_envs
         self._settings = settings
@@ -138,6 +145,7 @@ class ReplayRing:
             name: torch.zeros(T, N, *shape, dtype=kind, device=device) for name, (shape, kind) in s.columns.items()
         }
         self._flat = {name: column.view(self.capacity, *column.shape[2:]) for name, column in self._columns.items()}
+        self._over_ranks = over_ranks
         self._priorities = Priorities(self.capacity, device) if s.prioritized else None
         self._head = torch.zeros(1, dtype=torch.int64, device=device)
         self._filled = torch.zeros(1, dtype=torch.int64, device=device)
@@ -213,12 +221,16 @@ class ReplayRing:
 
         Args:
             rows: B.
-            beta: exponent of importance weights, a number or [1]; 1 corrects fully for priorities.
+            beta: exponent of importance weights, a number or [1]; 1 corrects fully for priorities, and for a rank's
+                rows being drawn more often than another's.
         """
-        row, priority = self._draw(rows)
+        row, rarity = self._draw(rows)
         windows = self._windows(row)
         if self._settings.needs_next_action:
-            priority = priority * (windows.ended != _TRUNCATED)
+            rarity = rarity * (windows.ended != _TRUNCATED)
+        largest = rarity.amax()
+        if self._priorities is not None:
+            largest = self._over_ranks(largest)
         batch = TransitionBatch(
             state=self._flat["observation"].index_select(0, row),
             actions=self._choices("mask", "features", row),
@@ -231,7 +243,7 @@ class ReplayRing:
             next_action=self._next_action(windows),
             propensity=windows.propensity,
             metrics=windows.reward.new_empty(rows, 0),
-            weight=importance_weights(priority, beta),
+            weight=importance_weights(rarity, largest, beta),
         )
         return Sample(batch=batch, index=row)
 
@@ -298,10 +310,10 @@ class ReplayRing:
         priorities.refresh(priorities.blocks_of(torch.cat((self._head, ready)) * N, N))
 
     def _draw(self, rows: int) -> tuple[Tensor, Tensor]:
-        """Returns row numbers [B] of complete windows and their priorities [B], all 1 where rows are drawn alike."""
+        """Returns row numbers [B] of complete windows and how rare each is [B], all 1 where rows are drawn alike."""
         if self._priorities is not None:
             row = self._priorities.draw(rows, self.generator)
-            return row, self._priorities.value.index_select(0, row)
+            return row, self._priorities.rarity(row, rows)
         N = self._settings.num_envs
         usable = (self._filled - self._settings.waiting) * N
         # float64: 2^24 values of float32 would not reach every row of a large ring equally often

@@ -21,14 +21,18 @@ def n_step_sum(reward: Tensor, ended: Tensor, powers: Tensor) -> tuple[Tensor, T
     return torch.where(reached, reward * powers, 0).sum(0), reached.sum(0)
 
 
-def importance_weights(priority: Tensor, beta: float | Tensor) -> Tensor:
+def importance_weights(rarity: Tensor, largest: Tensor, beta: float | Tensor) -> Tensor:
     """Returns each row's share in the mean, [B]: (1 / (R P))^β over its largest, divided by the number of rows.
 
-    Schaul et al. (2016), section 3.4. P is p over a sum that cancels, as R does. Rows with p = 0 have no share.
+    Schaul et al. (2016), section 3.4.
+
+    Args:
+        rarity: [B] 1 / P up to a factor that is the same on all ranks, as R is; 0 for a row without a share.
+        largest: [] of the rows of all ranks.
+        beta: a number or [1].
     """
-    usable = priority > 0
-    smallest = torch.where(usable, priority, torch.inf).amin()
-    return torch.where(usable, (smallest / priority) ** beta, 0) / usable.sum().clamp(min=1)
+    usable = rarity > 0
+    return torch.where(usable, (rarity / largest) ** beta, 0) / usable.sum().clamp(min=1)
 
 
 class Priorities:
@@ -66,6 +70,11 @@ class Priorities:
         rest = torch.minimum(rest.clamp_(min=0), inner[:, -1] * _BELOW_ONE)
         place = torch.searchsorted(inner, rest.unsqueeze(1), right=True).squeeze(1).clamp_(max=_BLOCK - 1)
         return (block * _BLOCK + place).clamp_(max=len(self.value) - 1)
+
+    def rarity(self, index: Tensor, count: int) -> Tensor:
+        """Returns 1 / the number of times that `count` draws find rows [B] on average, [B]; 0 where p is."""
+        value = self.value.index_select(0, index)
+        return torch.where(value > 0, self._sums.sum() / (count * value), 0).float()
 
     def put(self, index: Tensor, value: Tensor) -> None:
         """Sets p of rows [B] that may be drawn, to value [B]; what may not be drawn stays so."""

@@ -126,6 +126,12 @@ class Group:
             dist.all_reduce(tensor)
         return tensor
 
+    def max(self, tensor: Tensor) -> Tensor:
+        """Returns the largest of each element over ranks, in place."""
+        if self.world_size > 1:
+            dist.all_reduce(tensor, dist.ReduceOp.MAX)
+        return tensor
+
     def barrier(self) -> None:
         """Waits until every rank has come here."""
         self.sum(torch.zeros(1))

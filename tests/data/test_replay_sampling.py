@@ -1,9 +1,15 @@
 """Prioritised draws: frequencies, importance weights and the bookkeeping of priorities against plain arithmetic."""
 
+import json
+from collections.abc import Callable
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
+from oracles.ranks import end_ranks, start_ranks
 from scipy.stats import chisquare
+from torch import Tensor
 
 from reagent_lite.data.replay import ReplayRing, ReplaySettings
 from reagent_lite.data.replay_sampling import Priorities, importance_weights, n_step_sum
@@ -11,9 +17,15 @@ from reagent_lite.data.replay_sampling import Priorities, importance_weights, n_
 CPU = torch.device("cpu")
 
 
-def filled_ring(slots: int, envs: int, writes: int, **given: object) -> ReplayRing:
+def filled_ring(
+    slots: int,
+    envs: int,
+    writes: int,
+    over_ranks: Callable[[Tensor], Tensor] = lambda largest: largest,
+    **given: object,
+) -> ReplayRing:
     plain = {"observation_size": 1, "num_actions": 2, "gamma": 0.9, "prioritized": True, "alpha": 0.5, "seed": 11}
-    ring = ReplayRing(ReplaySettings(num_envs=envs, slots=slots, **(plain | given)), CPU)  # type: ignore[arg-type]
+    ring = ReplayRing(ReplaySettings(num_envs=envs, slots=slots, **(plain | given)), CPU, over_ranks)  # type: ignore[arg-type]
     for _ in range(writes):
         write(ring, envs)
     return ring
@@ -41,13 +53,19 @@ def test_n_step_sum_by_hand() -> None:
 
 
 def test_importance_weights_by_hand() -> None:
-    # p 1, 4, 0, 2 of R rows and sum Σ: 1/(R P) = Σ/R (1, 1/4, -, 1/2); over the largest: 1, 1/4, -, 1/2; 3 rows count
-    priority = torch.tensor([1.0, 4, 0, 2])
-    torch.testing.assert_close(importance_weights(priority, 1.0), torch.tensor([1, 1 / 4, 0, 1 / 2]) / 3)
-    torch.testing.assert_close(importance_weights(priority, 0.5), torch.tensor([1, 0.5, 0, 0.5**0.5]) / 3)
-    torch.testing.assert_close(importance_weights(priority, 0.0), torch.tensor([1.0, 1, 0, 1]) / 3)
-    torch.testing.assert_close(importance_weights(priority, torch.tensor([1.0])), torch.tensor([1, 0.25, 0, 0.5]) / 3)
-    assert importance_weights(torch.zeros(3), 0.5).tolist() == [0, 0, 0]
+    # p 1, 4, 0, 2: 1/P is 7 (1, 1/4, -, 1/2); over the largest: 1, 1/4, -, 1/2; 3 rows count
+    priorities = Priorities(4, CPU)
+    priorities.value.copy_(torch.tensor([1.0, 4, 0, 2]))
+    priorities.refresh()
+    rarity = priorities.rarity(torch.arange(4), 2)
+    assert rarity.tolist() == [7 / 2, 7 / 8, 0, 7 / 4]  # two draws find the first row 2/7 times
+    largest = rarity.amax()
+    torch.testing.assert_close(importance_weights(rarity, largest, 1.0), torch.tensor([1, 1 / 4, 0, 1 / 2]) / 3)
+    torch.testing.assert_close(importance_weights(rarity, largest, 0.5), torch.tensor([1, 0.5, 0, 0.5**0.5]) / 3)
+    torch.testing.assert_close(importance_weights(rarity, largest, 0.0), torch.tensor([1.0, 1, 0, 1]) / 3)
+    one = torch.tensor([1.0])
+    torch.testing.assert_close(importance_weights(rarity, largest, one), torch.tensor([1, 0.25, 0, 0.5]) / 3)
+    assert importance_weights(torch.zeros(3), torch.tensor(0.0), 0.5).tolist() == [0, 0, 0]
 
 
 def test_rows_are_drawn_in_proportion_to_their_priorities() -> None:
@@ -86,6 +104,43 @@ def test_full_correction_makes_the_mean_of_any_function_unbiased() -> None:
     error = np.std(means) / 400**0.5
     assert abs(np.mean(means) - values.mean()) < 4 * error + 0.002  # a ratio of means is off by order 1 / 512
     assert abs(np.mean(plain) - values.mean()) > 50 * error
+
+
+def test_full_correction_is_unbiased_over_the_rings_of_several_ranks() -> None:
+    """Rows of value 0 in one ring and 1 in another, whose priorities are larger: their mean is 1/2."""
+    rings = [filled_ring(10, 10, 10, over_ranks=lambda largest: torch.full_like(largest, 1e3)) for _ in range(2)]
+    for ring, low, high in zip(rings, (0.1, 5), (2, 50), strict=True):
+        ring.update_priorities(torch.arange(100), torch.linspace(low, high, 100))
+    weights = [torch.cat([ring.sample(100, beta=1.0).batch.weight for _ in range(100)]).sum() for ring in rings]
+    assert float(weights[1] / sum(weights)) == pytest.approx(0.5, abs=0.01)
+
+
+WORKER = """
+import json, sys
+from pathlib import Path
+import torch
+from reagent_lite.data.replay_sampling import Priorities, importance_weights
+from reagent_lite.distributed.group import Place, joined
+
+with joined(Place.read(), torch.device("cpu")) as group:
+    priorities = Priorities(4, group.device)
+    priorities.value.copy_(torch.tensor([[2.0, 4, 1, 1], [2.0, 2, 2, 2]][group.rank]))
+    priorities.refresh()
+    row = priorities.draw(4, torch.Generator().manual_seed(1))
+    rarity = priorities.rarity(row, 4)
+    weight = importance_weights(rarity, group.max(rarity.amax()), 0.5)
+    Path(sys.argv[1], f"{group.rank}.json").write_text(json.dumps({"row": row.tolist(), "weight": weight.tolist()}))
+"""
+
+
+def test_rows_weigh_in_two_processes_as_in_one(tmp_path: Path) -> None:
+    # p 2, 4, 1, 1 and 2, 2, 2, 2: each draws in proportion to p as one process with all rows would; the first draws one
+    # row of each quarter of the sum 8, so one of p 1, the rarest of both
+    ranks = start_ranks(2, ["-c", WORKER, str(tmp_path)], tmp_path)
+    assert end_ranks(ranks) == [0, 0], (tmp_path / "err_0").read_text()
+    for rank, p in enumerate(([2.0, 4, 1, 1], [2.0, 2, 2, 2])):
+        found = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert found["weight"] == pytest.approx([p[row] ** -0.5 / 4 for row in found["row"]])
 
 
 def test_new_rows_get_the_largest_priority_so_far_once_they_are_complete() -> None:

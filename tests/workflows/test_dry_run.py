@@ -105,7 +105,8 @@ def test_a_training_copy_tells_rows_and_widths(plan: Plan, small: dict[str, Any]
     assert only(lines, "memory of a process: networks").startswith("memory of a process: networks 400 bytes = 50 ")
     assert "optimizer 600 bytes = 50 parameters x 4 bytes x (1 gradient + 2 of Adam)" in "\n".join(lines)
     assert only(lines, "memory of a process: 1000 bytes in all, ")
-    # a fifth of 20 episodes; a row has 5 numbers, 2 probabilities, 1 outcome, 2 x 2 predictions of 8 bytes, 2 of 1
+    # a fifth of 20 episodes; a row has 5 numbers, 2 probabilities, 1 outcome and its next value, 2 x 2 predictions of
+    # 8 bytes, 2 of 1
     page = "memory of rank 0, not counted: evaluation 8.3 KiB = 2 x 4 episodes x 10 rows x 106 bytes"
     assert only(lines, "memory of rank 0") == page
     size = sum(file.stat().st_size for file in copy.folder.rglob("*.npy"))
