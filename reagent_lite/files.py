@@ -32,6 +32,11 @@ _POLL_SECONDS = 0.2
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of renameat2(2)
 
 
+def user_cache() -> Path:
+    """Returns the folder of all that can be made again: `reagent-lite` in the user's cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "reagent-lite"
+
+
 @contextmanager
 def appearing_folder(target: Path, *, served: bool = False) -> Iterator[Path]:
     """Gives a temporary folder that becomes `target` when the block ends well, and vanishes when it does not.

@@ -9,7 +9,6 @@ same way, is not made again.
 
 import hashlib
 import json
-import os
 from pathlib import Path
 
 from reagent_lite.config import DqnConfig, WorkflowConfig
@@ -20,6 +19,7 @@ from reagent_lite.data.readers_input import local_path
 from reagent_lite.data.training_copy_place import FOLDER, is_writable
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import ConfigError, NoRowsError, Problem
+from reagent_lite.files import user_cache
 from workflows.reporting import say
 from workflows.sharding import fetch, shard
 from workflows.timelines import run_timeline
@@ -167,5 +167,4 @@ def _place(config: WorkflowConfig, group: Group, name: str, *, near: str | None)
         beside = Path(local_path(near)).parent / FOLDER / folder
         if is_writable(beside):
             return beside
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "reagent_lite" / folder
+    return user_cache() / folder

@@ -204,7 +204,7 @@ def prepare_training_copy(
 ) -> TrainingCopy:
     """Opens the training copy of a log, building it first unless one with unchanged inputs is there.
 
-    It lies in `directory`; else in `.reagent_lite` beside local data, where that can be written; else in the user's
+    It lies in `directory`; else in `.reagent-lite` beside local data, where that can be written; else in the user's
     cache folder. Memory: at most 1.3 times the copy's bytes and some 100 MB.
 
     Args:

@@ -1,6 +1,6 @@
 """Where a training copy lies, whether it still fits its inputs, and how a new one takes its place.
 
-    <data>/.reagent_lite/<name>-<key>/manifest.json      names the build that counts; replaced by rename
+    <data>/.reagent-lite/<name>-<key>/manifest.json      names the build that counts; replaced by rename
                                       <build>/*.npy      never changed once named
                                               normalized_*.npy   made of these arrays, see normalized.py
 
@@ -28,12 +28,12 @@ from typing import Any
 from reagent_lite.data.input_state import InputState, with_times
 from reagent_lite.data.readers_input import InputFile
 from reagent_lite.errors import BundleError, DataError, Problem
-from reagent_lite.files import sync
+from reagent_lite.files import sync, user_cache
 from reagent_lite.manifest import require_names
 
 SCHEMA_VERSION = 2
 MANIFEST = "manifest.json"
-FOLDER = ".reagent_lite"
+FOLDER = ".reagent-lite"
 ABANDONED_AFTER_SECONDS = 86_400.0
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, None)  # numpy's own error of a short write has no number
 
@@ -83,7 +83,7 @@ def candidate_folders(
     folder = f"{name}-{hashlib.sha256(options.encode()).hexdigest()[:16]}"
     if directory is not None:
         return [Path(directory).expanduser().absolute() / folder]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "reagent_lite" / folder
+    cache = user_cache() / folder
     return [cache] if files[0].remote else [Path(path).parent / FOLDER / folder, cache]
 
 

@@ -2,16 +2,22 @@
 
 A file's name is `<key>-<digest of its bytes><suffix>`: one rename puts file and digest in place together, concurrent
 builders cannot mix them, and a file cut short by a full disk is noticed and built anew.
+
+Compiled code is executed, so only what this user or root wrote is used, from a folder that nobody else can write to.
 """
 
+import functools
 import hashlib
 import os
 import platform
+import stat
+import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from reagent_lite.errors import KernelBuildError, Problem
+from reagent_lite.files import user_cache
 
 _DIGITS = 32
 
@@ -19,10 +25,7 @@ _DIGITS = 32
 def cache_folder() -> Path:
     """Returns where compiled code lies: $REAGENT_LITE_CACHE, or a folder of the user's cache."""
     chosen = os.environ.get("REAGENT_LITE_CACHE")
-    if chosen:
-        return Path(chosen).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "reagent-lite" / "kernels"
+    return Path(chosen).expanduser() if chosen else user_cache() / "kernels"
 
 
 def make_key(parts: Iterable[str]) -> str:
@@ -46,7 +49,9 @@ def machine() -> str:
 
 
 def cached(key: str, suffix: str, build: Callable[[Path], None]) -> Path:
-    """Returns the compiled file of a key, building it where there is no whole one.
+    """Returns the compiled file of a key, building it where there is no whole one of this user's.
+
+    Where others can write to the folder, a warning says so and the file is built in a folder of this process.
 
     Args:
         key: from `make_key`.
@@ -57,12 +62,14 @@ def cached(key: str, suffix: str, build: Callable[[Path], None]) -> Path:
         KernelBuildError: the folder cannot be written, or `build` raised it.
     """
     folder = cache_folder()
-    for file in sorted(folder.glob(f"{key}-*{suffix}")):
-        if file.name == _name(key, file.read_bytes(), suffix):
-            return file
-        file.unlink(missing_ok=True)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not _is_private(folder.stat()):
+            folder = Path(_process_folder(folder).name)
+        for file in sorted(folder.glob(f"{key}-*{suffix}")):
+            if _is_private(file.lstat()) and file.name == _name(key, file.read_bytes(), suffix):
+                return file
+            file.unlink(missing_ok=True)
         workplace = tempfile.TemporaryDirectory(prefix=".building-", dir=folder)
     except OSError as error:
         raise KernelBuildError(
@@ -76,9 +83,33 @@ def cached(key: str, suffix: str, build: Callable[[Path], None]) -> Path:
     with workplace as temporary:
         built = Path(temporary) / f"built{suffix}"
         build(built)
+        built.chmod(0o600)
         target = folder / _name(key, built.read_bytes(), suffix)
         os.replace(built, target)
     return target
+
+
+def _is_private(status: os.stat_result) -> bool:
+    """Whether nobody but this user and root can have written a folder or file; a link may lead anywhere."""
+    return (
+        status.st_uid in (0, os.geteuid())
+        and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        and not stat.S_ISLNK(status.st_mode)
+    )
+
+
+@functools.cache
+def _process_folder(instead_of: Path) -> tempfile.TemporaryDirectory[str]:
+    """Returns a folder that is removed with the process, and warns once."""
+    status = instead_of.stat()
+    problem = Problem(
+        str(instead_of),
+        "a folder for compiled code that only this user can write to",
+        f"owner {status.st_uid}, mode {stat.S_IMODE(status.st_mode):04o}; compiling for this process alone",
+        "Remove it, or set REAGENT_LITE_CACHE to another folder",
+    )
+    print(f"warning: {problem}", file=sys.stderr, flush=True)
+    return tempfile.TemporaryDirectory(prefix="reagent-lite-")
 
 
 def _name(key: str, data: bytes, suffix: str) -> str:

@@ -296,7 +296,7 @@ def test_shards_and_late_features(tmp_path: Path) -> None:
     np.testing.assert_array_equal(copy.state[:2], floats([[5, np.nan, np.nan], [np.nan, np.nan, 1]]))
     assert copy.origin_file.tolist() == [0, 1]
     assert copy.source_line(1) == f"{folder}/b.json:1"
-    assert copy.folder.parent == tmp_path / ".reagent_lite"
+    assert copy.folder.parent == tmp_path / ".reagent-lite"
 
 
 def test_parquet_with_nan_features_and_fixed_lists(tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ def test_arrays_are_mapped_for_reading_only(tmp_path: Path) -> None:
 def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(DataError):
         prepare_training_copy(written(tmp_path, row(reward=None)), actions=ACTIONS)
-    assert [one.name for folder in (tmp_path / ".reagent_lite").iterdir() for one in folder.iterdir()] == []
+    assert [one.name for folder in (tmp_path / ".reagent-lite").iterdir() for one in folder.iterdir()] == []
 
 
 @pytest.mark.parametrize(("blocks", "files"), [*((blocks, 200) for blocks in range(0, 52, 4)), (1000, 4), (1000, 20)])
@@ -189,17 +189,17 @@ def test_places_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     data = tmp_path / "data"
     data.mkdir()
     path = written(data, row())
-    assert prepare_training_copy(path, actions=ACTIONS).folder.parent == data / ".reagent_lite"
+    assert prepare_training_copy(path, actions=ACTIONS).folder.parent == data / ".reagent-lite"
     chosen = tmp_path / "chosen"
     assert prepare_training_copy(path, actions=ACTIONS, directory=str(chosen)).folder.parent == chosen
-    shutil.rmtree(data / ".reagent_lite")
+    shutil.rmtree(data / ".reagent-lite")
     data.chmod(0o555)  # root may write there all the same
-    assert prepare_training_copy(path, actions=ACTIONS).folder.parent == tmp_path / "cache/reagent_lite"
+    assert prepare_training_copy(path, actions=ACTIONS).folder.parent == tmp_path / "cache/reagent-lite"
     data.chmod(0o755)
     filesystem = fsspec.filesystem("memory")
     filesystem.pipe("/copies/log.json", (json.dumps(row()) + "\n").encode())
     remote = prepare_training_copy("memory://copies/log.json", actions=ACTIONS)
-    assert remote.folder.parent == tmp_path / "cache/reagent_lite"
+    assert remote.folder.parent == tmp_path / "cache/reagent-lite"
     assert remote.source_line(0) == "memory://copies/log.json:1"
 
 

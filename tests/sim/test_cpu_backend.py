@@ -1,7 +1,9 @@
 """The CPU build: what it says when it cannot compile, its cache, and the sources it is made of."""
 
+import hashlib
 import importlib.util
 import os
+import stat
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -336,6 +338,50 @@ def test_a_build_that_fails_leaves_nothing(empty_cache: Path, tmp_path: Path) ->
     with pytest.raises(KernelBuildError):
         opened(str(written(tmp_path, "nonsense")))
     assert list(empty_cache.iterdir()) == []
+
+
+def tampered(folder: Path, how: str) -> Path:
+    """Puts a file of the right name and digest where compiled code is looked for, and returns it."""
+    planted = folder / f"key-{hashlib.sha256(b'planted').hexdigest()[:32]}.so"
+    folder.mkdir(0o700)
+    planted.write_bytes(b"planted")
+    if how == "a link":
+        planted.rename(folder / "elsewhere")
+        planted.symlink_to(folder / "elsewhere")
+    elif how.endswith("anybody"):
+        (folder if "folder" in how else planted).chmod(0o777)
+    else:
+        os.chown(folder if "folder" in how else planted, 12345, -1)
+    return planted
+
+
+@pytest.mark.parametrize(
+    "how", ["folder, anybody", "file, anybody", "folder, another user", "file, another user", "a link"]
+)
+def test_code_that_others_may_have_written_is_compiled_anew(
+    how: str, empty_cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if how.endswith("another user") and os.geteuid() != 0:
+        pytest.skip("only root can give a file away")
+    planted = tampered(empty_cache, how)
+    for _ in range(2):
+        assert cached("key", ".so", lambda target: target.write_bytes(b"ours") and None).read_bytes() == b"ours"
+    lines = capsys.readouterr().err.splitlines()
+    if "folder" not in how:
+        assert (lines, planted.exists()) == ([], False)
+    else:
+        status = f"owner {os.geteuid()}, mode 0777" if how.endswith("anybody") else "owner 12345, mode 0700"
+        assert lines == [
+            f"warning: {empty_cache}: expected a folder for compiled code that only this user can write to, got "
+            f"{status}; compiling for this process alone. "
+            "Remove it, or set REAGENT_LITE_CACHE to another folder"
+        ]
+        assert list(empty_cache.iterdir()) == [planted]
+
+
+def test_the_cache_is_the_users_alone(empty_cache: Path) -> None:
+    file = cached("key", ".so", lambda target: target.write_bytes(b"ours") and None)
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (empty_cache, file)] == [0o700, 0o600]
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

@@ -131,7 +131,7 @@ def test_shards_train_the_model_of_one_process_with_all_rows(tmp_path: Path) -> 
     figures = [json.loads(line) for line in (folders[0] / "out" / "metrics.jsonl").read_text().splitlines()]
     logged = [line["reward/logged/mean"] for line in figures if "reward/logged/mean" in line]
     assert logged[-1] == pytest.approx(np.mean([row["reward"] for rows in shards for row in rows]), abs=1e-6)
-    manifests = [next((f / "data").parent.rglob(".reagent_lite/*/manifest.json")).read_bytes() for f in folders]
+    manifests = [next((f / "data").parent.rglob(".reagent-lite/*/manifest.json")).read_bytes() for f in folders]
     hashes = "\n".join(hashlib.sha256(manifest).hexdigest() for manifest in manifests)
     exported = json.loads((folders[0] / "out" / "model" / "manifest.json").read_text())
     assert exported["data_hash"] == hashlib.sha256(hashes.encode()).hexdigest()
