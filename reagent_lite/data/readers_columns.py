@@ -200,6 +200,13 @@ def integers(column: Column, faults: Faults, expected: str = "an integer") -> ND
     return np.where(wrong | np.isnan(values), 0, values).astype(np.int64)
 
 
+def sequence_numbers(column: Column, faults: Faults) -> NDArray[np.int64]:
+    """Returns [n] int64 as `integers` does; what lies so far out that a difference of two has no int64 is a fault."""
+    values = integers(column, faults)
+    faults.add(np.abs(values.astype(np.float64)) >= 2.0**62, f"an integer within ±2^62 in {column.name}", column.value)
+    return values
+
+
 def flags(column: Column, faults: Faults) -> NDArray[np.float64]:
     """Returns [n] float64: 1 true, 0 false, NaN where null."""
     values = scalar(column, faults, "true or false")

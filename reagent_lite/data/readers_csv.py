@@ -30,9 +30,10 @@ from reagent_lite.data import readers_json
 from reagent_lite.data.readers_csv_records import BlockSize, cells_of, lines_of, whole_records
 from reagent_lite.data.readers_fast import FastParser
 from reagent_lite.data.readers_input import ByteStream, InputFile
-from reagent_lite.data.readers_json import Block, Position, parse_with_arrow, table_of
+from reagent_lite.data.readers_json import Block, Position, in_doubt, parse_with_arrow, table_of
 from reagent_lite.data.schema import KNOWN_COLUMNS, MAX_PROBLEMS, valid_rows
 from reagent_lite.errors import DataError, Problem
+from reagent_lite.strict_json import parse_json
 
 _MAPS = ("state_features", "next_state_features", "metrics")
 _LISTS = ("possible_actions", "possible_next_actions")
@@ -275,8 +276,11 @@ class CsvParser:
         _, offsets, data = documents.buffers()
         bounds = np.frombuffer(offsets, np.int32)[documents.offset :][: len(documents) + 1].astype(np.int64)
         text = data.to_pybytes()[int(bounds[0]) : int(bounds[-1])]
+        bounds -= bounds[0]
+        if in_doubt(text, bounds):
+            return None
         parser = self._parsers.get(name)
-        table = None if parser is None else parser.parse(text, bounds - bounds[0])
+        table = None if parser is None else parser.parse(text, bounds)
         if table is None:
             table = parse_with_arrow(text)
             # a cell that closes the document's brace and opens another is no JSON by itself
@@ -368,8 +372,8 @@ def _values(name: str, array: pa.Array, lines: NDArray[np.int64], path: str) -> 
     values: list[Any] = []
     for line, cell in zip(lines.tolist(), array.to_pylist(), strict=True):
         try:
-            values.append(None if cell is None else json.loads(cell, parse_constant=_refused))
-        except (ValueError, RecursionError) as error:
+            values.append(None if cell is None else parse_json(cell.encode()))
+        except ValueError as error:
             todo = "json.dumps writes it: a Python dict's own text is no JSON" if "'" in cell else ""
             got = f"{error}; the cell starts {cell[:40]!r}"
             problems.append(Problem(f"{path}:{line}", f"JSON in {name}", got, todo))
@@ -378,7 +382,3 @@ def _values(name: str, array: pa.Array, lines: NDArray[np.int64], path: str) -> 
     if problems:
         raise DataError(problems)
     return values
-
-
-def _refused(name: str) -> None:
-    raise ValueError(f"{name}, which JSON does not have")

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from reagent_lite.data.readers_input import InputFile
 from reagent_lite.data.readers_json import Block, Position
-from reagent_lite.data.readers_parquet import BLOCK_VALUES, sha256_of
+from reagent_lite.data.readers_parquet import BLOCK_VALUES, require_each_once, sha256_of
 from reagent_lite.data.schema import KNOWN_COLUMNS, filled, valid_rows
 from reagent_lite.errors import DataError, Problem
 
@@ -100,9 +100,7 @@ def _batches(stream: IO[bytes], file: InputFile) -> Iterator[pa.RecordBatch]:
 def _require_names(schema: pa.Schema, file: InputFile) -> None:
     for one in schema:
         _require_text(one)
-    twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
-    if twice:
-        raise DataError(Problem(file.path, "each column once", f"{', '.join(map(repr, twice))} more than once"))
+    require_each_once(schema.names, file)
 
 
 def _require_text(one: pa.Field) -> None:

@@ -1,20 +1,22 @@
 """JSON lines as Arrow tables: three parsers of one result, the fastest that is sure of itself.
 
  bytes ─► blocks of whole lines ─► fast (DuckDB, known columns) ─► Arrow's parser ─► Python's json
-                                   readers_fast.py                  finds new columns   mixed types, and names the line
-                                                                                        of what is no JSON
+                  in doubt ─┐      readers_fast.py                  finds new columns   mixed types, and names the line
+                            └──────────────────────────────────────────────────────────► of what is no JSON
 
-Each parser gives None where it is not sure, and the next one reads the same block. Columns whose values have no common
+Each parser gives None where it is not sure, and the next one reads the same block; a block whose bytes show what the
+first two take for more or less than it is goes to the last at once. Columns whose values have no common
 Arrow type (an action as 3 in one row and "left" in another) become text: strings of JSON, marked by `is_text`.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +29,7 @@ from reagent_lite.data.readers_input import ByteStream, InputFile
 from reagent_lite.data.readers_lines import LineReader, Lines
 from reagent_lite.data.schema import MAX_PROBLEMS, TEXT_METADATA
 from reagent_lite.errors import DataError, Problem
+from reagent_lite.strict_json import MOST_LEVELS, is_deep, parse_json
 
 FIRST_BLOCK_BYTES = 1 << 18
 # [m] 97 MB on 2 cores: 0.264 s by 12 MB, 0.276 s by 8, 0.292 s by 6: a block takes a query and some 2000 calls.
@@ -39,6 +42,9 @@ FAST_FROM_BYTES = 32 << 20
 PACKED_TIMES = 8
 LONGEST_LINE_BYTES = 1 << 28
 DENSE_BLOCK_BYTES = 1 << 24
+# What is compared stays in the cache.
+PIECE_BYTES = 1 << 18
+_SPACED_COMMA = re.compile(rb",[ \t\r\n]+[]}]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,18 +135,19 @@ class JsonLinesParser:
     def parse(self, lines: Lines) -> Block:
         """Returns the rows of a block of whole lines, and gives their memory back."""
         try:
-            table = None if self.fast is None else self.fast.parse(lines.text, lines.bounds)
+            doubt = in_doubt(lines.text, lines.bounds)
+            table = None if doubt or self.fast is None else self.fast.parse(lines.text, lines.bounds)
             if table is None:
-                return self._parse_carefully(bytes(lines.text), lines.first, len(lines.bounds) - 1)
+                return self._parse_carefully(bytes(lines.text), lines.first, len(lines.bounds) - 1, doubt=doubt)
         finally:
             lines.give_back()
         numbers = np.arange(lines.first, lines.first + table.num_rows)
         return Block(file=self.file, file_number=self.number, table=table, lines=numbers)
 
-    def _parse_carefully(self, text: bytes, first_line: int, num_lines: int) -> Block:
-        table = parse_with_arrow(text)
-        lines = None if table is None else _line_numbers(text, num_lines, first_line)
-        if table is None or lines is None or len(lines) != table.num_rows:
+    def _parse_carefully(self, text: bytes, first_line: int, num_lines: int, *, doubt: bool) -> Block:
+        table = None if doubt else parse_with_arrow(text)
+        lines = np.arange(first_line, first_line + num_lines)
+        if table is None or table.num_rows != num_lines:
             table, lines = parse_with_python(text, first_line, self.file.path)
         if self.fast is not None:
             self.fast.learn(table)
@@ -159,16 +166,43 @@ def _num_leaves(kind: pa.DataType) -> int:
     return 1
 
 
-def _line_numbers(text: bytes, num_lines: int, first_line: int) -> NDArray[np.int64]:
-    """Numbers of the lines that are not blank."""
-    if not _may_have_blank(text):
-        return np.arange(first_line, first_line + num_lines)
-    blank = [not line.strip() for line in text.split(b"\n")[:num_lines]]
-    return np.flatnonzero(~np.array(blank, bool)) + first_line
+def in_doubt(text: bytes | memoryview, bounds: NDArray[np.int64]) -> bool:
+    """Whether lines may hold what the parsers but the last take for something else, or end the process by.
 
+    That are lines that are not one object each, bytes that are no UTF-8, commas before the end of an object or list,
+    and many levels.
 
-def _may_have_blank(text: bytes) -> bool:
-    return text[:1].isspace() or b"\n\n" in text or b"\n\r" in text or b"\n " in text or b"\n\t" in text
+    Args:
+        text: whole lines.
+        bounds: [n+1] byte offsets of their starts and of the end.
+    """
+    signs = np.frombuffer(text, np.uint8)
+    lasts = bounds[1:] - 1
+    for ending in b"\n\r":
+        lasts = lasts - (signs[lasts] == ending)
+    if not (signs[bounds[:-1]] == ord("{")).all() or not (signs[lasts] == ord("}")).all():
+        return True
+    opening = []
+    spaced = False
+    for start in range(0, len(signs), PIECE_BYTES):
+        piece = signs[max(0, start - 1) : start + PIECE_BYTES]
+        brackets = piece | 0x20  # [ and ] differ from { and } by this bit
+        before = piece[:-1][brackets[1:] == ord("}")]
+        if (before == ord(",")).any():
+            return True
+        spaced = spaced or bool((before <= ord(" ")).any())
+        opening.append(np.flatnonzero(brackets[start > 0 :] == ord("{")) + start)
+    if spaced and _SPACED_COMMA.search(text):
+        return True
+    places = np.searchsorted(np.concatenate(opening), bounds)
+    many = np.flatnonzero(np.diff(places) > MOST_LEVELS)
+    if any(is_deep(bytes(text[bounds[line] : bounds[line + 1]])) for line in many):
+        return True
+    try:
+        str(text, "utf-8")
+    except UnicodeDecodeError:
+        return True
+    return False
 
 
 def parse_with_arrow(text: bytes) -> pa.Table | None:
@@ -229,10 +263,10 @@ def parse_with_python(text: bytes, first_line: int, path: str) -> tuple[pa.Table
         if not content.strip():
             continue
         try:
-            row = json.loads(content, parse_constant=_refuse_constant)
+            row = parse_json(content)
             if not isinstance(row, dict):
                 raise ValueError(f"a JSON {type(row).__name__}")
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             start = content[:40].decode(errors="replace")
             problems.append(Problem(f"{path}:{line}", "one JSON object in the line", f"{error}; it starts {start!r}"))
             if len(problems) == MAX_PROBLEMS:
@@ -243,10 +277,6 @@ def parse_with_python(text: bytes, first_line: int, path: str) -> tuple[pa.Table
     if problems:
         raise DataError(problems)
     return table_of(rows), np.array(lines, np.int64)
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name}, which JSON does not have")
 
 
 def table_of(rows: list[dict[str, Any]]) -> pa.Table:

@@ -90,7 +90,10 @@ class _NamedReading:
         values = np.empty((len(array), array.type.num_fields), np.float32)
         for index, (child, one) in enumerate(zip(array.flatten(), array.type, strict=True)):
             values[:, index] = self._floats(child, one.name)
-        return Named(tuple(one.name for one in array.type), values, self.column.present)
+        names = tuple(one.name for one in array.type)
+        if len(set(names)) < len(names):
+            self.fault(np.ones(len(array), bool), "each id once", lambda _: f"a struct with fields {', '.join(names)}")
+        return Named(names, values, self.column.present)
 
     def of_pairs(self) -> Named:
         array, present = self.column.array, self.column.present
@@ -109,7 +112,12 @@ class _NamedReading:
         numbers_of_items = inner._floats(items, "")
         values = np.full((len(array), len(names)), np.nan, np.float32)
         kept = present[row]
-        values[row[kept], to_numpy(encoded.indices)[kept]] = numbers_of_items[kept]
+        places = row[kept], to_numpy(encoded.indices)[kept]
+        values[places] = numbers_of_items[kept]
+        once = np.zeros(values.shape, bool)
+        once[places] = True
+        twice = once.sum(axis=1) < np.bincount(places[0], minlength=len(array))
+        self.fault(twice, "each id once", self.column.value)
         return Named(names, values, present)
 
     def of_text(self) -> Named:

@@ -33,7 +33,7 @@ def read_parquet(
         columns: those that are read; others are only named. None reads all.
 
     Raises:
-        DataError: no Parquet file, or one that ends early.
+        DataError: no Parquet file, one that ends early, a column twice, or text that is no UTF-8.
     """
     if file.compression:
         raise DataError(Problem(file.path, "a Parquet file as it is", f"one packed as {file.compression}", "Unpack it"))
@@ -42,6 +42,7 @@ def read_parquet(
         digest = None if file.remote else pool.submit(sha256_of, file)
         try:
             parquet = pa.parquet.ParquetFile(stream, pre_buffer=False)
+            require_each_once(parquet.schema_arrow.names, file)
             wanted = [name for name in parquet.schema_arrow.names if columns is None or name in columns]
             total, row = parquet.metadata.num_rows, 0
             for batch in parquet.iter_batches(_batch_rows(parquet.metadata), columns=wanted):
@@ -70,9 +71,36 @@ def _with_ignored(batch: pa.RecordBatch, names: list[str]) -> pa.Table:
     return table
 
 
+def require_each_once(names: list[str], file: InputFile) -> None:
+    """Checks that no column has the name of another.
+
+    Raises:
+        DataError: naming those that have.
+    """
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise DataError(Problem(file.path, "each column once", f"{', '.join(map(repr, twice))} more than once"))
+
+
 def _block(file: InputFile, number: int, table: pa.Table, end: int) -> Block:
     lines = np.arange(end - table.num_rows + 1, end + 1)
-    return Block(file=file, file_number=number, table=table, lines=lines)
+    block = Block(file=file, file_number=number, table=table, lines=lines)
+    try:
+        table.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise DataError(_unreadable(block) or Problem(file.path, "readable values", str(error))) from error
+    return block
+
+
+def _unreadable(block: Block) -> Problem | None:
+    """Returns the first value of a block that cannot be read."""
+    for row in range(block.table.num_rows):
+        for name in block.table.column_names:
+            try:
+                block.table.column(name)[row].as_py()
+            except ValueError as error:  # of text that is no UTF-8
+                return Problem(block.where(row), f"text in UTF-8 in {name}", str(error))
+    return None
 
 
 def sha256_of(file: InputFile) -> str:

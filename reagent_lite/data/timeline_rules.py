@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 from reagent_lite.data.engine import Dialect, EventColumns
 
+MOST_SEQUENCE = (1 << 62) - 1
+"""Differences of sequence numbers up to it are 64-bit integers."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
@@ -57,6 +60,8 @@ def rules(
              todo="It says which rows are one episode"),
         Rule(name="sequence_number_absent", broken="sequence_number IS NULL", expected="a sequence_number",
              got="'null'", todo="It says in which order the rows of an episode happened"),
+        Rule(name="sequence_number_far", got=shown("sequence_number"), expected="a sequence_number within ±2^62",
+             broken=f"NOT (sequence_number BETWEEN {-MOST_SEQUENCE} AND {MOST_SEQUENCE})"),
         Rule(name="state_features_absent", broken="state_features IS NULL", expected="state_features", got="'null'"),
         Rule(name="state_features_empty", broken="CARDINALITY(state_features) = 0", got="'none'",
              expected="at least one feature in state_features", todo="A state of which nothing is known leads nowhere"),

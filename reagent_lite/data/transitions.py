@@ -10,6 +10,7 @@ outranks the last two: a row cut by a limit has a next state whose value counts.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +26,7 @@ from reagent_lite.data.readers_columns import (
     integers,
     is_number,
     scalar,
+    sequence_numbers,
     strings,
 )
 from reagent_lite.data.readers_json import Block
@@ -33,6 +35,7 @@ from reagent_lite.data.schema import REQUIRED_COLUMNS, any_true, nearest
 from reagent_lite.errors import DataError, Problem
 
 NONE = -1
+_FEATURE_ID = re.compile(r"0|-?[1-9][0-9]{0,17}")
 MOST_STEPS = 255
 """Rows that a transition may span: what fits into a byte of the training copy."""
 
@@ -152,18 +155,14 @@ def feature_matrix(named: Named, faults: Faults, rows: NDArray[np.int64] | None 
     Raises:
         DataError: for an id that is no integer, with the first line that has it.
     """
-    ids = []
     for index, name in enumerate(named.names):
-        try:
-            ids.append(int(name))
-            if str(ids[-1]) != name:
-                raise ValueError
-        except ValueError:
+        if _FEATURE_ID.fullmatch(name) is None:
             having = np.flatnonzero(~np.isnan(named.values[:, index]))
             first = int(having[0]) if len(having) else 0
             row = first if rows is None else int(rows[first])
-            raise faults.refuse(row, "integers as feature ids", repr(name)) from None
-    return FeatureMatrix(tuple(ids), named.values)
+            raise faults.refuse(row, "integers as feature ids, below 10^18", repr(name[:60]))
+    ids = tuple(int(name) for name in named.names)
+    return FeatureMatrix(ids, named.values)
 
 
 def finish(block: Block, faults: Faults, common: Common, choices: Choices) -> Rows:
@@ -222,7 +221,7 @@ def _logged(block: Block, faults: Faults) -> Logged:
         metrics=named_numbers(column_of(block, "metrics"), faults, nan_is_absent=False),
         episode=episode,
         mdp_ids=mdp_ids,
-        sequence=integers(sequence, faults),
+        sequence=sequence_numbers(sequence, faults),
         has_sequence=sequence.present,
     )
 

@@ -1,0 +1,63 @@
+"""JSON as its standard has it: no key twice, no NaN, no half of a surrogate pair, and no deeper than any log needs."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, NoReturn
+
+MOST_LEVELS = 100
+"""Objects and lists inside one another; parsers that call themselves end the process at some depth."""
+_STRING = re.compile(rb'"(?:[^"\\]|\\.?)*+"?', re.DOTALL)
+_BRACKETS = re.compile(rb"[^][}{]+")
+
+
+def parse_json(text: bytes) -> Any:
+    """Returns the value of a JSON text.
+
+    Raises:
+        ValueError: for what is no JSON or no UTF-8, a key twice in one object, more than MOST_LEVELS levels, a number
+            beyond those of float64 that is written as an integer, half of a surrogate pair.
+    """
+    if is_deep(text):
+        raise ValueError(f"more than {MOST_LEVELS} objects and lists inside one another")
+    value = json.loads(
+        text.decode(), object_pairs_hook=_object, parse_constant=_refuse_constant, parse_int=_bounded_integer
+    )
+    if b"\\u" in text:
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            half = error.object[error.start].encode("ascii", "backslashreplace").decode()
+            raise ValueError(f"{half}, which is half of a character") from None
+    return value
+
+
+def is_deep(text: bytes) -> bool:
+    """Whether a JSON text has more than MOST_LEVELS levels; it is not parsed, and need not be JSON."""
+    if text.count(b"[") + text.count(b"{") <= MOST_LEVELS:
+        return False
+    level = 0
+    for bracket in _BRACKETS.sub(b"", _STRING.sub(b"", text)):
+        level += 1 if bracket in b"[{" else -1
+        if level > MOST_LEVELS:
+            return True
+    return False
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} twice in one object")
+    return found
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name}, which JSON does not have")
+
+
+def _bounded_integer(digits: str) -> int:
+    if len(digits) > 309:
+        raise ValueError(f"an integer of {len(digits)} digits")
+    return int(digits)
