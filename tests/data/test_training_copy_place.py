@@ -181,7 +181,7 @@ def test_a_limit_of_file_sizes_loses_no_rows(tmp_path: Path) -> None:
     path = written(tmp_path, *(row() for _ in range(2000)))
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         assert re.search(r"expected room for the training copy.*got File too large", pool.apply(limited, [path]))
-    assert [file for file in (tmp_path / ".reagent_lite").rglob("*") if file.is_file()] == []
+    assert [file for file in (tmp_path / ".reagent-lite").rglob("*") if file.is_file()] == []
 
 
 def test_places_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

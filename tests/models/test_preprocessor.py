@@ -296,6 +296,25 @@ def test_script_and_onnx_equal_eager(name: str, missing_as_zero: bool) -> None:
         np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
 
 
+def test_features_far_from_zero_keep_their_digits() -> None:
+    """Mean 10^6 and deviation 0.1: what float32 input can tell apart, multiples of 1/16, is exact to float32."""
+    spec = spec_of(
+        feature(1, "CONTINUOUS", mean=1e6 + 0.03, stddev=0.1),
+        feature(2, "BOXCOX", boxcox_lambda=0.5, boxcox_shift=0.97 - 1e6, mean=0.1, stddev=0.2),
+        feature(3, "QUANTILE", quantiles=(1e6 - 0.59, 1e6 - 0.03, 1e6 + 0.03, 1e6 + 0.61)),
+        feature(4, "CONTINUOUS_ACTION", min_value=1e6 - 0.59, max_value=1e6 + 0.61),
+    )
+    values = (1e6 + torch.arange(-16, 17) / 16).unsqueeze(1).repeat(1, 4)
+    values[[0, 1, 2], :] = torch.tensor([NAN, -1337.1337, 0.0]).unsqueeze(1)
+    presence = torch.ones(values.shape, dtype=torch.bool)
+    eager = Preprocessor(spec)
+    want = expected(spec, values, presence)
+    np.testing.assert_allclose(eager(values, presence).numpy(), want, rtol=2e-6, atol=2e-6)
+    np.testing.assert_allclose(scripted(eager)(values, presence).numpy(), want, rtol=2e-6, atol=2e-6)
+    (got,) = exported(eager, spec).run(None, {"values": values.numpy(), "presence": presence.numpy()})
+    np.testing.assert_allclose(got, want, rtol=2e-6, atol=2e-6)
+
+
 def test_state_dict_carries_parameters() -> None:
     f, g = (feature(1, "CONTINUOUS", mean=m, stddev=2.0) for m in (1.0, 5.0))
     target = Preprocessor(spec_of(f))
