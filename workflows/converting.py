@@ -12,9 +12,10 @@ from pathlib import Path
 
 from reagent_lite.config.convert import MINARI_SUFFIX, ConvertConfig
 from reagent_lite.data.log_copy import Survey, copy_log, copy_to_minari, survey
-from reagent_lite.data.minari_write import MinariForm, left_out
+from reagent_lite.data.minari_write import MinariForm
+from reagent_lite.data.minari_write import left_out as without_place
 from reagent_lite.data.readers_input import MINARI_DESCRIPTION, InputFile
-from reagent_lite.data.stage import data_files
+from reagent_lite.data.stage import data_files, left_out
 from reagent_lite.errors import ConfigError, Problem, counted
 from reagent_lite.files import require_writable
 from reagent_lite.training.progress import progress
@@ -50,6 +51,8 @@ def convert(config: ConvertConfig) -> Converted:
     start = time.monotonic()
     target = Path(config.output_path).expanduser().absolute()
     files = data_files(config.input_path)
+    for note in left_out(config.input_path):
+        print(f"warning: {note}", file=sys.stderr, flush=True)
     _require_apart(config.input_path, files, target)
     require_writable(target.parent, "output_path")
     found = None
@@ -60,7 +63,7 @@ def convert(config: ConvertConfig) -> Converted:
     with progress("converting", "bytes", enabled=True) as show:
         if config.to_minari and found is not None:
             form = _form(config, found)
-            without = left_out(found.names)
+            without = without_place(found.names)
             writer = copy_to_minari(files, target, form, show)
             rows, episodes, dropped = writer.rows, writer.episodes, writer.dropped
         else:

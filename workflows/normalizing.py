@@ -28,7 +28,7 @@ from reagent_lite.data.full_statistics import ACTION, STATE, Summary, Wanted, su
 from reagent_lite.data.input_state import states_of
 from reagent_lite.data.normalization import check_overrides, write_normalization
 from reagent_lite.data.readers_input import InputFile
-from reagent_lite.data.stage import StageManifest, data_files, read_manifest, standing, write_manifest
+from reagent_lite.data.stage import StageManifest, data_files, left_out, read_manifest, standing, write_manifest
 from reagent_lite.errors import ConfigError, DataError, Problem, counted
 from reagent_lite.files import appearing_folder, require_writable, write_whole
 from reagent_lite.manifest import FILE_NAME
@@ -89,6 +89,9 @@ def normalize(config: NormalizeConfig) -> Normalized:
     inputs = Inputs(
         training=data_files(config.training_data_path), reference=() if reference is None else data_files(reference)
     )
+    for path in filter(None, (config.training_data_path, reference)):
+        for note in left_out(path):
+            _say(f"warning: {note}")
     settings = _settings(config)
     manifest = standing(folder, KIND, settings, inputs.all)
     if manifest is not None:

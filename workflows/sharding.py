@@ -18,7 +18,7 @@ from reagent_lite.data.readers_input import POINTER, InputFile
 from reagent_lite.data.shard_fetch import Fetched, fetch_shard
 from reagent_lite.data.shard_store import Pointer, Store, is_whole, open_store, publish, read_pointer, told
 from reagent_lite.data.sharding import Layout, make_shards
-from reagent_lite.data.stage import data_files
+from reagent_lite.data.stage import data_files, left_out
 from reagent_lite.errors import ConfigError, DataError, NoRowsError, Problem, counted
 from reagent_lite.training.progress import progress
 
@@ -112,6 +112,8 @@ def _made(config: ShardConfig, store: Store, layout: Layout) -> tuple[Pointer, b
     """Returns the shards that fit, and whether they had to be made."""
     pointer = read_pointer(store)
     files = _input(config, pointer)
+    for note in () if files is None else left_out(config.training_data_path):
+        _say(f"warning: {note}")
     why = _misfit(pointer, layout, files)
     if pointer is not None and not why and not is_whole(store, pointer):
         why = "files of the shards are missing or have other sizes"

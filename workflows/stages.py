@@ -157,7 +157,9 @@ def _place(config: WorkflowConfig, group: Group, name: str, *, near: str | None)
     Several machines may share what lies beside the data, and their home folders: the number of the machine keeps them
     apart.
     """
-    key = hashlib.sha256(f"{name} {config.model_dump_json(include={'timeline', 'query', 'actions'})}".encode())
+    gamma = config.rl.gamma if config.timeline and config.timeline.steps > 1 else None
+    settings = config.model_dump_json(include={"timeline", "query", "actions"})
+    key = hashlib.sha256(f"{name} {settings} {gamma}".encode())
     folder = f"stage-{key.hexdigest()[:16]}"
     if group.num_nodes > 1:
         folder += f"-node-{group.node}"

@@ -15,7 +15,7 @@ from reagent_lite.data.engine import Engine
 from reagent_lite.data.engine_duckdb import MEMORY_SHARE, DuckDBEngine
 from reagent_lite.data.engine_spark import SparkEngine
 from reagent_lite.data.readers_input import InputFile
-from reagent_lite.data.stage import StageManifest, data_files, read_manifest, standing
+from reagent_lite.data.stage import StageManifest, data_files, left_out, read_manifest, standing
 from reagent_lite.data.timeline import KIND, make_timeline, output_folders, settings_of
 from reagent_lite.errors import ConfigError, Problem, counted
 from reagent_lite.files import require_writable
@@ -58,6 +58,8 @@ def run_timeline(config: TimelineConfig) -> TimelineOutcome:
     """
     start = time.monotonic()
     files = data_files(config.timeline.inputTableName)
+    for note in left_out(config.timeline.inputTableName):
+        _say(f"warning: {note}")
     folders = output_folders(config)
     _require_events(config)
     _require_apart(config, files, folders)

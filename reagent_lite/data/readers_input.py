@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import re
+import stat
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from typing import IO, Protocol
 
 import zstandard
 
-from reagent_lite.errors import DataError, NoRowsError, Problem
+from reagent_lite.errors import DataError, NoRowsError, Problem, counted
 
 ALLOWED_PROTOCOLS = ("file", "s3", "gs", "abfs", "memory")
 # A data folder may hold its own description beside the shards.
@@ -30,6 +31,8 @@ RAW_CHUNK_BYTES = 1 << 18
 MINARI = ".minari"
 """Extension that stands for the files of a Minari dataset, which is a folder with a description of its own."""
 MINARI_DESCRIPTION = "metadata.json"
+_MOST_NAMES = 10
+_NO_FILES = {stat.S_ISFIFO: "a FIFO", stat.S_ISSOCK: "a socket", stat.S_ISCHR: "a device", stat.S_ISBLK: "a device"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,23 +101,25 @@ def list_input(path: str, extensions: tuple[str, ...]) -> tuple[InputFile, ...]:
     """Lists the data files that `path` means: itself, or the shards of a folder in order of their names.
 
     A Minari dataset (a folder with data/metadata.json) is one input, its files those of the dataset. In any other
-    folder, names that start with "." or "_", `manifest.json`, `shards.json` and files of other formats are left out;
-    folders inside it are not entered.
+    folder, names that start with "." or "_", `manifest.json` and `shards.json` are left out; files of other formats and
+    folders inside it are not read either, which `not_read` says.
 
     Args:
         path: local file or folder (`~` is expanded) or URL of an allowed protocol.
         extensions: data formats there are readers for, like ".json".
 
     Raises:
-        DataError: nothing there (the nearest name is given), an unknown format, or a folder without data files.
+        DataError: nothing there (the nearest name is given), an unknown format, a folder without data files, or
+            something that is no file: a FIFO, a socket, a device, a link that leads nowhere.
+        NoRowsError: an empty folder.
     """
     resolved = local_path(path)
     remote = "://" in resolved
     if MINARI in extensions and not remote and (dataset := _minari_files(resolved)):
         return dataset
-    found, is_folder = _list_remote(resolved) if remote else _list_local(resolved)
+    found, folders = _list_remote(resolved) if remote else _list_local(resolved)
     known = ", ".join(one for one in extensions if one != MINARI)
-    if not is_folder:
+    if folders is None:
         extension, _ = split_extension(found[0].name)
         if extension not in extensions or extension == MINARI:
             got = f"extension {extension!r}"
@@ -122,10 +127,35 @@ def list_input(path: str, extensions: tuple[str, ...]) -> tuple[InputFile, ...]:
         return tuple(found)
     files = [file for file in found if _is_shard(file.name) and file.extension in extensions]
     if not files:
-        got = f"no such file among {len(found)} entries" if found else "an empty folder"
-        kind = DataError if found else NoRowsError
+        there = sorted([*(file.name for file in found), *filter(_is_shard, folders)])
+        got = f"none among {_listed(there)}" if there else "an empty folder"
+        kind = DataError if there else NoRowsError
         raise kind(Problem(resolved, f"a folder with data files ({known}), or of a Minari dataset", got))
     return tuple(sorted(files, key=lambda file: file.name))
+
+
+def not_read(path: str, extensions: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns a sentence that names what lies in an input folder and is not read; none where there is nothing.
+
+    Raises:
+        DataError: see `list_input`.
+    """
+    resolved = local_path(path)
+    found, folders = _list_remote(resolved) if "://" in resolved else _list_local(resolved)
+    if folders is None or MINARI in {file.extension for file in list_input(path, extensions)}:
+        return ()
+    left = [file.name for file in found if _is_shard(file.name) and file.extension not in extensions]
+    left = sorted([*left, *(name for name in folders if _is_shard(name))])
+    return (f"{resolved}: not read: {_listed(left)}",) if left else ()
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - _MOST_NAMES
+    return (
+        f"{counted(len(names), 'entry', 'entries')}: "
+        + ", ".join(names[:_MOST_NAMES])
+        + (f" and {more:,} more" if more > 0 else "")
+    )
 
 
 def _minari_files(folder: str) -> tuple[InputFile, ...]:
@@ -169,18 +199,35 @@ def _input_file(path: str, size: int, modified_ns: int) -> InputFile:
     )
 
 
-def _list_local(path: str) -> tuple[list[InputFile], bool]:
+def _list_local(path: str) -> tuple[list[InputFile], list[str] | None]:
+    """Returns the file, or the files of a folder and the names of the folders in it."""
     try:
         if not os.path.isdir(path):
-            stat = os.stat(path)
-            return [_input_file(path, stat.st_size, stat.st_mtime_ns)], False
+            return [_regular(path)], None
         with os.scandir(path) as entries:
-            files = [(entry.path, entry.stat()) for entry in entries if entry.is_file()]
+            names = {entry.name: entry.is_dir() for entry in entries}
+        paths = {name: os.path.join(path, name) for name, is_dir in names.items() if not is_dir}
+        files = [_regular(one) if _is_shard(name) else _input_file(one, 0, 0) for name, one in paths.items()]
     except FileNotFoundError:
         raise DataError(_missing(path)) from None
     except OSError as error:
         raise DataError(Problem(path, "a readable file or folder", error.strerror or str(error))) from error
-    return [_input_file(name, stat.st_size, stat.st_mtime_ns) for name, stat in files], True
+    return files, [f"{name}/" for name, is_dir in names.items() if is_dir]
+
+
+def _regular(path: str) -> InputFile:
+    """Returns a file; what else there is would wait for ever, or never end."""
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        if not os.path.islink(path):
+            raise
+        got = f"a link to {os.readlink(path)}, which is not there"
+        raise DataError(Problem(path, "a data file", got, "Remove the link, or put back what it leads to")) from None
+    if not stat.S_ISREG(found.st_mode):
+        got = next((name for test, name in _NO_FILES.items() if test(found.st_mode)), "something else")
+        raise DataError(Problem(path, "a data file", got, "Write its data to a file, or remove it"))
+    return _input_file(path, found.st_size, found.st_mtime_ns)
 
 
 def _missing(path: str) -> Problem:
@@ -194,7 +241,7 @@ def _missing(path: str) -> Problem:
     return Problem(path, "a data file or a folder of shards", "nothing at this path", advice)
 
 
-def _list_remote(url: str) -> tuple[list[InputFile], bool]:
+def _list_remote(url: str) -> tuple[list[InputFile], list[str] | None]:
     import fsspec  # only remote paths pay for its import
 
     protocol = url.split("://", 1)[0]
@@ -207,10 +254,12 @@ def _list_remote(url: str) -> tuple[list[InputFile], bool]:
     except (OSError, ImportError, ValueError) as error:
         raise DataError(Problem(url, "a reachable URL", f"{type(error).__name__}: {error}")) from error
     files = [entry for entry in entries if entry["type"] == "file"]
+    paths = [str(entry["name"]).rstrip("/") for entry in entries if entry["type"] == "directory"]
+    folders = [f"{path.rsplit('/', 1)[-1]}/" for path in paths if path != str(inside).rstrip("/")]
     return [
         _input_file(f"{protocol}://{str(e['name']).removeprefix(protocol + '://').lstrip('/')}", int(e["size"] or 0), 0)
         for e in files
-    ], is_folder
+    ], folders if is_folder else None
 
 
 class Decompressor(Protocol):

@@ -23,7 +23,7 @@ from reagent_lite.data.readers_parquet import sha256_of
 from reagent_lite.data.sharding_groups import cut_by_groups
 from reagent_lite.data.sharding_plan import file_plan, group_plan, in_groups
 from reagent_lite.data.sharding_rows import Made, cut_by_rows
-from reagent_lite.data.stage import StageManifest, data_files, read_manifest, write_manifest
+from reagent_lite.data.stage import StageManifest, data_files, left_out, read_manifest, write_manifest
 from reagent_lite.errors import DataError, Problem
 
 KIND = "shard"
@@ -96,6 +96,7 @@ def make_shards(
     """
     files = data_files(path)
     parent = read_manifest(path) if len(files) != 1 or files[0].path != path else None
+    without = left_out(path)
     folders = [folder / folder_name(shard) for shard in range(layout.num_nodes)]
     for one in folders:
         one.mkdir()
@@ -111,14 +112,19 @@ def make_shards(
         made = made or cut_by_rows(files, layout.layout, layout.seed, folders, progress)
         _require_same(files, made.hashes, path)
         written = pool.map(
-            lambda shard: write_manifest(folders[shard], _manifest(made, layout, shard, files, parent)),
+            lambda shard: write_manifest(folders[shard], _manifest(made, layout, shard, files, parent, without)),
             range(layout.num_nodes),
         )
         return tuple(written)
 
 
 def _manifest(
-    made: Made, layout: Layout, shard: int, files: Sequence[InputFile], parent: StageManifest | None
+    made: Made,
+    layout: Layout,
+    shard: int,
+    files: Sequence[InputFile],
+    parent: StageManifest | None,
+    left_out: Sequence[str],
 ) -> StageManifest:
     parts = made.parts[shard]
     return StageManifest(
@@ -131,7 +137,12 @@ def _manifest(
         settings=layout.settings(shard),
         inputs=states_of(files, made.hashes),
         parent=parent.digest if parent else "",
-        report={"moved_as": made.moved_as, "rows_of_input": made.rows, "episodes_of_input": made.episodes},
+        report={
+            "moved_as": made.moved_as,
+            "rows_of_input": made.rows,
+            "episodes_of_input": made.episodes,
+            "left_out": list(left_out),
+        },
         files=parts,
     )
 

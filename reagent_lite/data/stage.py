@@ -21,7 +21,7 @@ from typing import Any
 
 from reagent_lite.data.input_state import InputState, unchanged
 from reagent_lite.data.readers import READERS
-from reagent_lite.data.readers_input import InputFile, list_input, local_path
+from reagent_lite.data.readers_input import InputFile, list_input, local_path, not_read
 from reagent_lite.errors import BundleError, DataError, NoRowsError, Problem
 from reagent_lite.files import write_whole
 from reagent_lite.manifest import FILE_NAME, SCHEMA_VERSION, canonical, opened, require_names, sealed
@@ -128,6 +128,8 @@ def read_manifest(folder: str) -> StageManifest | None:
 
 def _bytes_at(path: str) -> bytes:
     if "://" not in path:
+        if not os.path.isfile(path):  # a FIFO among others, which would wait for ever
+            raise FileNotFoundError(path)
         return Path(path).read_bytes()
     import fsspec  # only remote paths pay for its import
 
@@ -200,6 +202,13 @@ def data_files(path: str) -> tuple[InputFile, ...]:
     if problems:
         raise DataError(problems[:20])
     return tuple(replace(file, sha256=manifest.files[file.name]["sha256"]) for file in files)
+
+
+def left_out(path: str) -> tuple[str, ...]:
+    """Returns sentences about what lies at a path and is not read, and what the stage that made it left out before."""
+    manifest = read_manifest(path) if _may_be_folder(path) else None
+    before = () if manifest is None else manifest.report.get("left_out", ())
+    return (*not_read(path, tuple(READERS)), *before)
 
 
 def _may_be_folder(path: str) -> bool:

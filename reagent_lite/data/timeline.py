@@ -33,7 +33,7 @@ from reagent_lite.files import appearing_folder
 
 KIND = "timeline"
 ROWS_PER_FILE = 300_000
-VERSION = 1
+VERSION = 2
 """Of the transformation: folders made by another version are made again."""
 
 Say = Callable[[str], None]
@@ -318,12 +318,29 @@ def _finished(
         )  # fmt: skip
     return {
         **report,
+        "left_out": _left_out(config, report),
         "rows_beyond_time_window": beyond,
         "train_rows": rows[0],
         "eval_rows": sum(rows[1:]),
         "state_features": {str(key): count for key, count in sorted(features.state.items())},
         "nan_features": {str(key): count for key, count in sorted(features.nan.items())},
     }
+
+
+def _left_out(config: TimelineConfig, report: dict[str, Any]) -> list[str]:
+    """Returns a sentence on the events of which no transition was made, for all who train on the others."""
+    ends = 0 if config.timeline.addTerminalStateRow else report["last_rows_without_an_end"]
+    found = [
+        (report["duplicate_rows"], "with the mdp_id and sequence_number of another"),
+        (ends, "last of an episode without a word on how it ends"),
+        (report["truncated_rows_without_next_state"], "truncated without next_state_features"),
+        (report["outliers"].get("rows", 0), "in episodes of unusual length"),
+        (report["rows_in_files"] - report["rows"] if report["refused"] else 0, "refused or in a refused row's episode"),
+    ]
+    reasons = ", ".join(f"{rows:,} {reason}" for rows, reason in found if rows)
+    source = config.timeline.inputTableName
+    total = counted(report["rows_in_files"], "event")
+    return [f"{source}: of {total} left out by the timeline: {reasons}"] if reasons else []
 
 
 def _describe(

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from reagent_lite.data.input_state import states_of, unchanged
 from reagent_lite.data.readers_input import InputFile, local_path
-from reagent_lite.data.stage import data_files
+from reagent_lite.data.stage import data_files, left_out
 from reagent_lite.data.training_copy_build import build
 from reagent_lite.data.training_copy_place import (
     SCHEMA_VERSION,
@@ -223,14 +223,19 @@ def prepare_training_copy(
         manifest = read_manifest(folder)
         if manifest is not None and unchanged(manifest.inputs, files):
             remember_times(folder, manifest, files)
-            return open_training_copy(folder)
+            return _noted(open_training_copy(folder), path)
     writable = [folder for folder in folders if is_writable(folder)]
     if not writable:
         places = ", ".join(str(folder.parent) for folder in folders)
         raise DataError(Problem(places, "a folder that can be written, for the training copy", "none"))
     _build(writable[0], files, actions, progress)
     give_back_memory()
-    return open_training_copy(writable[0])
+    return _noted(open_training_copy(writable[0]), path)
+
+
+def _noted(copy: TrainingCopy, path: str) -> TrainingCopy:
+    """Returns a copy that also says what its input does not share with it today."""
+    return dataclasses.replace(copy, notes=(*copy.notes, *left_out(path)))
 
 
 def _build(

@@ -6,7 +6,9 @@ import bz2
 import gzip
 import json
 import os
+import socket
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -23,10 +25,10 @@ from hypothesis import strategies as st
 from reagent_lite.data import readers_json
 from reagent_lite.data.readers import READERS, read_blocks, read_tables
 from reagent_lite.data.readers_fast import FastParser
-from reagent_lite.data.readers_input import list_input, local_path
+from reagent_lite.data.readers_input import list_input, local_path, not_read
 from reagent_lite.data.readers_json import Position, parse_with_arrow, parse_with_python, table_of
 from reagent_lite.data.schema import TEXT_METADATA
-from reagent_lite.errors import DataError
+from reagent_lite.errors import DataError, NoRowsError
 
 EXTENSIONS = tuple(READERS)
 ROWS = [{"mdp_id": str(number), "reward": number + 0.5, "state_features": {"0": float(number)}} for number in range(50)]
@@ -173,11 +175,48 @@ def test_what_is_no_data_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_text("a\tb\n")
     with pytest.raises(DataError, match=r"a\.tsv: expected a data file \(\.json.* got extension '\.tsv'"):
         rows_of(tmp_path / "a.tsv")
-    with pytest.raises(DataError, match=r"expected a folder with data files .* got no such file among 1 entries"):
+    (tmp_path / "ds=2").mkdir()
+    with pytest.raises(DataError, match=r"expected a folder with data files .* got none among 2 entries: a.tsv, ds=2/"):
         rows_of(tmp_path)
-    (tmp_path / "none").mkdir()
-    with pytest.raises(DataError, match="got an empty folder"):
-        rows_of(tmp_path / "none")
+    with pytest.raises(NoRowsError, match="got an empty folder"):
+        rows_of(tmp_path / "ds=2")
+
+
+def test_what_lies_beside_data_unread_is_named(tmp_path: Path) -> None:
+    names = ["part-00001", "c.json.lz4", "d.tsv", "a.jsonl", "_SUCCESS", ".a.jsonl.crc", "manifest.json"]
+    for name in names:
+        (tmp_path / name).write_text("{}")
+    for name in ("ds=2", ".reagent_lite"):
+        (tmp_path / name).mkdir()
+    (note,) = not_read(str(tmp_path), EXTENSIONS)
+    assert note == f"{tmp_path}: not read: 4 entries: c.json.lz4, d.tsv, ds=2/, part-00001"
+    assert not_read(str(tmp_path / "a.jsonl"), EXTENSIONS) == ()
+    filesystem = fsspec.filesystem("memory")
+    for name in ("a.jsonl", "d.tsv", "ds=2/b.jsonl"):
+        filesystem.pipe(f"/unread/{name}", TEXT)
+    assert not_read("memory://unread", EXTENSIONS) == ("memory://unread: not read: 2 entries: d.tsv, ds=2/",)
+
+
+@pytest.mark.parametrize(("kind", "got"), [
+    ("fifo", "a FIFO"), ("socket", "a socket"), ("device", "a device"), ("link", "a link to gone, which is not there"),
+])  # fmt: skip
+def test_what_is_no_file_is_refused_by_name(tmp_path: Path, kind: str, got: str) -> None:
+    (tmp_path / "a.json").write_bytes(TEXT)
+    odd = tmp_path / "b.json"
+    with closing(socket.socket(socket.AF_UNIX)) as bound:
+        if kind == "fifo":
+            os.mkfifo(odd)
+        elif kind == "socket":
+            bound.bind(str(odd))
+        else:
+            odd.symlink_to("/dev/zero" if kind == "device" else "gone")
+        for path in (odd, tmp_path):
+            with pytest.raises(DataError) as caught:
+                rows_of(path)
+            assert [(one.where, one.got) for one in caught.value.problems] == [(str(odd), got)]
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked/a.json").symlink_to(tmp_path / "a.json")
+    assert rows_of(tmp_path / "linked") == ROWS
 
 
 @pytest.mark.parametrize("content", [b"", b"\n \n", b"\xef\xbb\xbf", gzip.compress(b"", mtime=0)])

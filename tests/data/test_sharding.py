@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -315,6 +316,13 @@ def _manifest(files: dict[str, dict[str, Any]]) -> StageManifest:
 def stage(folder: Path) -> StageManifest:
     files = {file.name: {"rows": pq.read_metadata(file).num_rows} for file in many_files(folder).iterdir()}
     return write_manifest(folder, _manifest(files))
+
+
+def test_a_fifo_that_is_called_a_manifest_is_none(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "manifest.json")
+    write(tmp_path / "log.parquet", table([2]))
+    assert read_manifest(str(tmp_path)) is None
+    assert [file.name for file in data_files(str(tmp_path))] == ["log.parquet"]
 
 
 def test_the_manifest_of_a_stage_names_files_of_its_own_folder(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from oracles.events import event
 from oracles.logs import write_lines
 from oracles.nodes import run_nodes
@@ -15,9 +16,15 @@ from torch.testing import assert_close
 
 from reagent_lite.config import DqnConfig, ParametricDqnConfig
 from reagent_lite.config.loader import check
+from reagent_lite.config.shard import ShardConfig
 from reagent_lite.data.first_look import holds_events
+from reagent_lite.distributed.group import Group, Place
 from reagent_lite.errors import ConfigError
+from workflows.pages_data import lineage_of
+from workflows.preparation import prepare
+from workflows.sharding import shard
 
+ALONE = Group(Place(), torch.device("cpu"))
 WEIGHTS = "model/weights.safetensors"
 
 
@@ -85,6 +92,43 @@ def test_a_run_on_events_is_a_run_on_their_timeline(run: Runner, tmp_path: Path)
     assert run("timeline", by_hand).code == 0
     assert run("dqn", config(tmp_path, tmp_path / "train", eval_data_path=str(judged))).code == 0
     same_weights(tmp_path / "out", tmp_path / "first")
+
+
+def test_every_run_says_what_the_stages_before_it_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = events(20)
+    del rows[4]["terminal"]
+    write_lines(tmp_path / "log/events.jsonl", [*rows, *rows[5:12]])
+    (tmp_path / "log/events.tsv").write_text("")
+    tree = check(DqnConfig, config(tmp_path, tmp_path / "log"))
+    left_out = (f"{tmp_path}/log: of 107 events left out by the timeline: 7 with the mdp_id and sequence_number of "
+                "another, 1 last of an episode without a word on how it ends")  # fmt: skip
+    for _ in range(2):
+        data = prepare(tree, ALONE)
+        err = capsys.readouterr().err
+        assert f"warning: training data: {left_out}\n" in err
+        assert f"warning: {tmp_path}/log: not read: 1 entry: events.tsv\n" in err
+    stage = next(table for table in lineage_of(tree, data) if table.title.startswith("Stage timeline"))
+    assert ("left out", left_out) in stage.rows
+
+    transitions = Path(data.train.files[0]).parent
+    run_shard = {"training_data_path": str(transitions), "shards_path": str(tmp_path / "share"), "num_nodes": 2,
+                 "node_index": 0, "local_path": str(tmp_path / "shard")}  # fmt: skip
+    shard(check(ShardConfig, run_shard))
+    assert prepare(check(DqnConfig, config(tmp_path, tmp_path / "shard")), ALONE).train.notes == (left_out,)
+
+
+def test_gamma_that_a_timeline_writes_into_rewards_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "events.jsonl", events(20))
+
+    def rewards(gamma: float, **section: Any) -> tuple[Path, float]:
+        tree = check(DqnConfig, config(tmp_path, source, rl={"gamma": gamma}, timeline=section))
+        copy = prepare(tree, ALONE).train
+        return copy.folder, float(copy.reward.sum())
+
+    (one, some), (other, more) = rewards(0.5, steps=2), rewards(0.9, steps=2)
+    assert one != other
+    assert some != more
+    assert rewards(0.5) == rewards(0.9)
 
 
 def test_one_file_for_the_timeline_and_the_training(run: Runner, tmp_path: Path) -> None:
