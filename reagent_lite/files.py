@@ -17,6 +17,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
@@ -139,6 +140,37 @@ def _sweep(target: Path) -> None:
                 left.unlink()
             elif left.is_dir():
                 shutil.rmtree(left, ignore_errors=True)
+
+
+@dataclass(frozen=True, slots=True)
+class FolderIdentity:
+    """Which folder a path led to, by device and inode: where a share is unmounted, it leads to another one.
+
+    Attributes:
+        folder: the path.
+        device, inode: as of stat.
+    """
+
+    folder: Path
+    device: int
+    inode: int
+
+    @classmethod
+    def of(cls, folder: Path) -> "FolderIdentity":
+        """Returns the identity of the folder that a path leads to now."""
+        status = folder.stat()
+        return cls(folder, status.st_dev, status.st_ino)
+
+    def require(self) -> None:
+        """Makes sure that the path still leads there.
+
+        Raises:
+            OSError: it does not; nothing may be written there.
+        """
+        if self.folder.is_dir() and FolderIdentity.of(self.folder) == self:
+            return
+        raise OSError(f"{self.folder} is not the folder any more that it was when the run began: its share is not "
+                      "mounted, or the folder was replaced")  # fmt: skip
 
 
 @contextmanager

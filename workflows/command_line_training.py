@@ -11,16 +11,19 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TypeVar
 
 import torch
 
 from reagent_lite.config import WorkflowConfig, resolved
 from reagent_lite.distributed.group import Group, Place, joined
+from reagent_lite.distributed.inspection import nearest_existing
 from reagent_lite.distributed.launcher import LaunchError, Processes, choose_processes, launch
 from reagent_lite.distributed.nodes import find_node
 from reagent_lite.distributed.workers import end_with_parent, is_worker, report_failure
 from reagent_lite.errors import ReagentLiteError
+from reagent_lite.files import FolderIdentity
 from reagent_lite.training.stop import outliving_terminal
 from workflows.command_line import Command, add_node_index, config_of, guarded, message_of, note, parser_of
 from workflows.launching import prepare_rendezvous, restarts
@@ -134,7 +137,9 @@ def _run(
     if place is None and processes.count * node.count > 1:
         note(processes.note)
         rendezvous = prepare_rendezvous(config, node, processes, force=options.force)
-        launch([sys.executable, "-m", module, *arguments], processes.count, rendezvous, restarts=restarts(config))
+        output = FolderIdentity.of(nearest_existing(Path(config.model_output_path).expanduser()))
+        launch([sys.executable, "-m", module, *arguments], processes.count, rendezvous, restarts=restarts(config),
+               folder=None if node.index else output)  # fmt: skip
         return 0
     place = place or Place()
     note(processes.note if place.rank == 0 and not is_worker() else "")

@@ -22,6 +22,7 @@ from reagent_lite.distributed.rendezvous import Rendezvous
 from reagent_lite.distributed.signals import heeded
 from reagent_lite.distributed.workers import Failure, Workers
 from reagent_lite.errors import ConfigError, PeerError, Preempted, Problem, counted
+from reagent_lite.files import FolderIdentity
 
 _WATCH_SECONDS = 0.1
 _CONSEQUENCE_SECONDS = 2.0
@@ -80,7 +81,9 @@ class LaunchError(PeerError):
         self.exit_code = exit_code
 
 
-def launch(command: list[str], count: int, rendezvous: Rendezvous, *, restarts: int) -> None:
+def launch(
+    command: list[str], count: int, rendezvous: Rendezvous, *, restarts: int, folder: FolderIdentity | None = None
+) -> None:
     """Runs this machine's workers of a command until the run is done, beginning again where that can help.
 
     Args:
@@ -88,6 +91,7 @@ def launch(command: list[str], count: int, rendezvous: Rendezvous, *, restarts: 
         count: how many this machine starts.
         rendezvous: where it meets the others.
         restarts: how often the run may begin again.
+        folder: that workers write into, which must stay the same one; None where they write nothing.
 
     Raises:
         LaunchError: the run failed, on whichever machine; every launcher raises the same reason.
@@ -99,7 +103,7 @@ def launch(command: list[str], count: int, rendezvous: Rendezvous, *, restarts: 
         used = 0
         while True:
             membership = rendezvous.join()
-            abort = _attempt(command, count, membership, rendezvous.settings.lost_after_seconds, told)
+            abort = _attempt(command, count, membership, rendezvous.settings.lost_after_seconds, told, folder)
             if abort is None:
                 membership.finish()
                 return
@@ -116,9 +120,18 @@ def launch(command: list[str], count: int, rendezvous: Rendezvous, *, restarts: 
                   file=sys.stderr, flush=True)  # fmt: skip
 
 
-def _attempt(command: list[str], count: int, membership: Membership, lost_after: float, told: "_Told") -> Abort | None:
+def _attempt(
+    command: list[str],
+    count: int,
+    membership: Membership,
+    lost_after: float,
+    told: "_Told",
+    output: FolderIdentity | None,
+) -> Abort | None:
     """Runs the workers once; returns why the attempt ended early, or None."""
     try:
+        if output is not None:
+            output.require()
         with tempfile.TemporaryDirectory(prefix="reagent_lite_") as folder:
             workers = Workers(command, count, membership, Path(folder), lost_after=lost_after)
             try:

@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from reagent_lite.errors import ConfigError, Problem, RendezvousError
-from reagent_lite.files import sync
+from reagent_lite.files import FolderIdentity, sync
 
 NO_FILE, EMPTY_FILE, NO_RECORD = "no file", "an empty file", "a file that is no record of ours"
 """What `read` says where nobody's record is in the way; anything else is a share that cannot be read."""
@@ -96,14 +96,20 @@ class MeetingFile:
         except ValidationError:
             return f"{NO_RECORD} ({len(data)} bytes)"
 
-    def publish(self, record: Record) -> None:
+    def publish(self, record: Record, folder: FolderIdentity | None = None) -> None:
         """Puts the record in the place of whatever stands there.
 
+        Args:
+            record: of this run.
+            folder: what the file's folder was when the run began, if that is known.
+
         Raises:
-            RendezvousError: the share cannot be written.
+            RendezvousError: the share cannot be written, or is not mounted any more.
         """
         temporary = self._temporary()
         try:
+            if folder is not None:
+                folder.require()
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(descriptor, "wb") as stream:
                 stream.write(record.model_dump_json(indent=2).encode() + b"\n")

@@ -31,6 +31,7 @@ from reagent_lite.distributed.network import Address, addresses, answers, listen
 from reagent_lite.distributed.nodes import Node
 from reagent_lite.distributed.verdict import Declaration
 from reagent_lite.errors import ConfigError, PeerError, Problem, RendezvousError, counted
+from reagent_lite.files import FolderIdentity
 
 _LONGEST_POLL = 2.0
 _SHARE_SECONDS = 20.0
@@ -66,6 +67,7 @@ class Rendezvous:
     _run: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
     _over: set[str] = field(default_factory=set)
     _silent: dict[str, Link] = field(default_factory=dict)
+    _folder: FolderIdentity | None = None
     _share: Link = field(default_factory=lambda: Link(_nothing))
 
     def preflight(self) -> None:
@@ -82,6 +84,7 @@ class Rendezvous:
         if self._file is not None:
             file, writes = self._file, self.node.index == 0
             self._on_share(lambda: file.require_usable(writable=writes))
+            self._folder = self._on_share(lambda: FolderIdentity.of(file.path.parent))
         else:
             self._meeting_point()
 
@@ -205,7 +208,7 @@ class Rendezvous:
         link = Link(lambda: store[0])
         if file is not None:
             try:
-                self._on_share(lambda: file.publish(record))
+                self._on_share(lambda: file.publish(record, self._folder))
             except BaseException:
                 store.clear()
                 raise
@@ -376,7 +379,7 @@ class Rendezvous:
             found = self._on_share(file.read)
             if isinstance(found, str) and found.startswith((NO_FILE, EMPTY_FILE)):
                 self.say(f"rendezvous: {file.path} is gone while machines meet: written again")
-                self._on_share(lambda: file.publish(record))
+                self._on_share(lambda: file.publish(record, self._folder))
         except RendezvousError:
             return  # a share that is gone for the moment: who looks at it sees no file either
         if not isinstance(found, Record) or found.nonce == record.nonce:

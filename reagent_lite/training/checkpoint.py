@@ -22,6 +22,7 @@ from torch import nn
 
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import BundleError
+from reagent_lite.files import FolderIdentity
 from reagent_lite.training.checkpoint_shelf import JUDGES, LEARNER, OPTIMIZER, STATE, Shelf, rank_file
 from reagent_lite.training.loop import Position
 from reagent_lite.training.optimization import Optimization
@@ -98,6 +99,7 @@ class Checkpoints:
         self._serial = int(document["serial"])
         self._mine = [] if since is None else [*_older(shelf, since, group), since]
         self._step = None if since is None else running.position.step
+        self._place = FolderIdentity.of(shelf.folder.parent) if group.is_first else None
 
     @property
     def latest(self) -> str | None:
@@ -135,7 +137,9 @@ class Checkpoints:
             What went wrong, or "".
         """
         assert self.latest is not None
+        assert self._place is not None
         try:
+            self._place.require()
             self._shelf.finish(self.latest)
         except (OSError, BundleError) as error:
             return str(error)
@@ -143,10 +147,12 @@ class Checkpoints:
 
     def _write(self, name: str, need: int, parts: Iterator[bytes]) -> str:
         """Writes all files and returns "", or leaves things as they were and returns the reason."""
+        assert self._place is not None
         try:
+            self._place.require()
             files = self._common()
             need += sum(map(len, files.values())) + _SPARE_BYTES
-            self._shelf.folder.mkdir(parents=True, exist_ok=True)
+            self._shelf.folder.mkdir(exist_ok=True)
             free = shutil.disk_usage(self._shelf.folder).free
             if free < need:
                 return f"it needs {need:,} bytes, and {free:,} are free in {self._shelf.folder}"

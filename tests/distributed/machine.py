@@ -21,6 +21,7 @@ from reagent_lite.distributed.rendezvous import Rendezvous
 from reagent_lite.distributed.verdict import Declaration
 from reagent_lite.distributed.workers import end_with_parent, is_worker, report_failure, tell_model_stands
 from reagent_lite.errors import DataError, Problem, ReagentLiteError
+from reagent_lite.files import FolderIdentity
 
 SETTINGS = {"interface": "lo", "heartbeat_seconds": 0.3, "lost_after_seconds": 3.0, "join_timeout_seconds": 60.0}
 
@@ -43,7 +44,8 @@ def main(options: dict[str, Any]) -> None:
         print("about to join", file=sys.stderr, flush=True)
         time.sleep(options["publish_after"])
     command = [options.get("python", sys.executable), __file__, json.dumps(options)]
-    launch(command, options.get("processes", 1), rendezvous, restarts=options.get("restarts", 0))
+    folder = FolderIdentity.of(Path(options["folder"])) if "folder" in options else None
+    launch(command, options.get("processes", 1), rendezvous, restarts=options.get("restarts", 0), folder=folder)
 
 
 def work(options: dict[str, Any]) -> None:
@@ -65,7 +67,7 @@ def work(options: dict[str, Any]) -> None:
                 group.barrier()
                 sys.exit(75)
             if place.rank == options.get("victim", 1) and step == 3 and attempt == 0:
-                fail(task)
+                fail(task, options)
             if options.get("steps", 1) > 1:
                 time.sleep(0.05)
             (out / f"step_{place.rank}").write_text(str(step))
@@ -75,14 +77,17 @@ def work(options: dict[str, Any]) -> None:
             tell_model_stands()
         group.barrier()
         if task == "late end" and place.rank == options.get("victim", 1):
-            fail("kill")
+            fail("kill", options)
         group.barrier()
     if place.rank == 0:
         print(line)
 
 
-def fail(task: str) -> None:
-    if task == "kill":
+def fail(task: str, options: dict[str, Any]) -> None:
+    if task == "unmount":
+        Path(options["folder"]).rename(f"{options['folder']}.gone")
+        Path(options["folder"]).mkdir()
+    if task in ("kill", "unmount"):
         os.kill(os.getpid(), signal.SIGKILL)
     elif task == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)

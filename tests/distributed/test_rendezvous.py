@@ -22,6 +22,7 @@ from reagent_lite.distributed.nodes import Node
 from reagent_lite.distributed.rendezvous import Rendezvous
 from reagent_lite.distributed.verdict import Declaration
 from reagent_lite.errors import ConfigError, RendezvousError
+from reagent_lite.files import FolderIdentity
 
 Start = Callable[..., Machine]
 
@@ -399,6 +400,14 @@ def test_told_to_end_before_workers_listen(start: Start, tmp_path: Path) -> None
     assert "ended by signal 15 (SIGTERM)\ntold to end" in both[0].log
 
 
+def test_a_run_does_not_begin_again_below_the_mount_point_of_a_share_that_is_gone(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "share").mkdir()
+    machine = start(0, 1, work="unmount", victim=0, steps=9, restarts=1, folder=str(tmp_path / "share"))
+    assert machine.ended() == 4
+    assert f"got {tmp_path / 'share'} is not the folder any more that it was when the run began" in machine.log
+    assert list((tmp_path / "share").iterdir()) == []
+
+
 def test_a_machine_that_cannot_start_workers_says_so_to_all(start: Start) -> None:
     both = [start(0), start(1, python="/no/such/python")]
     assert [machine.ended(120.0) for machine in both] == [4, 4]
@@ -505,6 +514,19 @@ def test_a_record_is_read_while_it_is_replaced(tmp_path: Path) -> None:
         writer.join()
     assert {one.port for one in seen if isinstance(one, Record)} == {1, 2}
     assert [one for one in seen if not isinstance(one, Record)] == []
+
+
+def test_no_record_is_written_below_the_mount_point_of_a_share_that_is_gone(tmp_path: Path) -> None:
+    share = tmp_path / "share"
+    share.mkdir()
+    file, folder = MeetingFile(share / "run.rdzv"), FolderIdentity.of(share)
+    share.rename(tmp_path / "unmounted")
+    with pytest.raises(RendezvousError, match=f"share {share}: .* got OSError: {share} is not the folder any more"):
+        file.publish(Record.model_validate_json(record()), folder)
+    share.mkdir()
+    with pytest.raises(RendezvousError, match="its share is not mounted, or the folder was replaced"):
+        file.publish(Record.model_validate_json(record()), folder)
+    assert list(share.iterdir()) == []
 
 
 def test_only_its_own_record_is_removed(tmp_path: Path) -> None:

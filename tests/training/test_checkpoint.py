@@ -145,6 +145,26 @@ def test_the_newest_two_stay_and_earlier_runs_make_way(tmp_path: Path) -> None:
     assert (state["parent"], state["serial"], state["finished"]) == ("step_000010", 3, False)
 
 
+def test_nothing_is_written_below_the_mount_point_of_a_share_that_is_gone(tmp_path: Path) -> None:
+    share = tmp_path / "share"
+    share.mkdir()
+    run = running()
+    made = checkpoints(share / "checkpoints", run)
+    steps(run, 1)
+    assert made.save() == ""
+    share.rename(tmp_path / "unmounted")
+    share.mkdir()
+    steps(run, 2)
+    gone = f"{share} is not the folder any more that it was when the run began: its share is not mounted, or the "
+    assert made.save().startswith(gone)
+    assert made.finish().startswith(gone)
+    assert list(share.iterdir()) == []
+    share.rmdir()
+    (tmp_path / "unmounted").rename(share)  # mounted again
+    assert made.save() == ""
+    assert made.finish() == ""
+
+
 def test_the_order_of_writing_counts_not_the_step(tmp_path: Path) -> None:
     """After a change of the minibatch a later checkpoint may have a lower step."""
     saved(tmp_path, 20)
