@@ -32,8 +32,14 @@ def counted(number: int, one: str, many: str = "") -> str:
 
 
 class ReagentLiteError(Exception):
-    """Base of all errors a user can cause or meet; `exit_code` is what the command line ends with."""
+    """Base of all errors a user can cause or meet.
 
+    Attributes:
+        title: what the message begins with.
+        exit_code: what the command line ends with.
+    """
+
+    title = "error"
     exit_code = 1
 
     def __init__(self, problems: Problem | Iterable[Problem]) -> None:
@@ -44,12 +50,14 @@ class ReagentLiteError(Exception):
 class ConfigError(ReagentLiteError):
     """The JSON, a `--set` or the command line is wrong; holds every fault found, not only the first."""
 
+    title = "config error"
     exit_code = 2
 
 
 class DataError(ReagentLiteError):
     """A data or normalization file is wrong; `where` names the file and, where there is one, the line."""
 
+    title = "data error"
     exit_code = 2
 
 
@@ -60,50 +68,60 @@ class NoRowsError(DataError):
 class BundleError(ReagentLiteError):
     """An exported model or checkpoint is altered, incomplete, or fails its check."""
 
+    title = "bundle error"
     exit_code = 2
 
 
 class KernelBuildError(ReagentLiteError):
     """An environment does not compile, or there is nothing to compile it with; `got` carries the compiler's message."""
 
+    title = "environment cannot be compiled"
     exit_code = 2
 
 
 class SimulationError(ReagentLiteError):
     """An environment is unknown, does not fit into memory, or was given an action it does not have."""
 
+    title = "simulation error"
     exit_code = 2
 
 
 class DivergenceError(ReagentLiteError):
     """The loss is no longer a number; no model is written."""
 
+    title = "training diverged"
     exit_code = 1
 
 
 class RendezvousError(ReagentLiteError):
     """The processes of a run did not find each other."""
 
+    title = "rendezvous failed"
     exit_code = 3
 
 
 class PeerError(ReagentLiteError):
     """Another process of this run failed; `got` carries its reason."""
 
+    title = "a peer failed"
     exit_code = 4
 
 
 class CheckpointError(ReagentLiteError):
     """The state at the end of training cannot be saved; the checkpoint before it stands."""
 
+    title = "checkpoint error"
     exit_code = 1
 
 
-class Preempted(ReagentLiteError):  # noqa: N818 # nothing is wrong: the run was asked to end
-    """A signal ended the run early; `standing` says what the same command continues from."""
+class Preempted(BaseException):
+    """A signal ended the run early; `standing` says what the same command continues from.
 
+    A signal handler raises it anywhere, so that, like KeyboardInterrupt, it is none of the errors that code handles.
+    """
+
+    title = "told to end"
     exit_code = 75  # EX_TEMPFAIL of sysexits.h: try again later
 
     def __init__(self, signal: str, standing: str) -> None:
-        super().__init__(())
-        self.args = (f"{signal or 'a signal to another process'}: {standing}",)
+        super().__init__(f"{signal or 'a signal to another process'}: {standing}")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from reagent_lite.config import load_config, resolved
 from reagent_lite.config.section import Section
-from reagent_lite.errors import ConfigError, Problem, ReagentLiteError
+from reagent_lite.errors import ConfigError, Preempted, Problem, ReagentLiteError
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -101,7 +101,7 @@ def guarded(command: Command, options: argparse.Namespace, body: Callable[[], in
         return 0
     try:
         return body()
-    except ReagentLiteError as error:
+    except (ReagentLiteError, Preempted) as error:
         note(message_of(error))
         return error.exit_code
     except KeyboardInterrupt:
@@ -155,15 +155,13 @@ def add_node_index(parser: argparse.ArgumentParser) -> None:
                         help="number of this machine, from 0; wins over node_index in the JSON")  # fmt: skip
 
 
-def _title(error: ReagentLiteError) -> str:
-    name = type(error).__name__.removesuffix("Error").lower()
-    return f"{name} error" + (f" ({len(error.problems)})" if len(error.problems) > 1 else "") + ":"
-
-
 def message_of(error: BaseException) -> str:
     """Returns what is said of an error: every problem of ours, or where another one comes from."""
+    if isinstance(error, Preempted):
+        return f"{error.title}:\n{error}"
     if isinstance(error, ReagentLiteError):
-        return f"{_title(error)}\n{error}"
+        number = f" ({len(error.problems)})" if len(error.problems) > 1 else ""
+        return f"{error.title}{number}:\n{error}"
     return "".join(traceback.format_exception(error))
 
 

@@ -22,9 +22,9 @@ from reagent_lite.distributed.inspection import nearest_existing
 from reagent_lite.distributed.launcher import LaunchError, Processes, choose_processes, launch
 from reagent_lite.distributed.nodes import find_node
 from reagent_lite.distributed.workers import end_with_parent, is_worker, report_failure
-from reagent_lite.errors import ReagentLiteError
+from reagent_lite.errors import Preempted, ReagentLiteError
 from reagent_lite.files import FolderIdentity
-from reagent_lite.training.stop import outliving_terminal
+from reagent_lite.training.stop import StopSignal, outliving_terminal
 from workflows.command_line import Command, add_node_index, config_of, guarded, message_of, note, parser_of
 from workflows.launching import prepare_rendezvous, restarts
 from workflows.planning import look, plan
@@ -102,15 +102,16 @@ def main(
 def _reported(run: Callable[[], int]) -> int:
     """Returns the exit code of a run; a worker tells its launcher why it ends, which says it for all."""
     try:
-        return run()
+        with StopSignal(last=True):
+            return run()
     except LaunchError as error:
         note(str(error))
         return error.exit_code
-    except Exception as error:
+    except (Exception, Preempted) as error:
         if not is_worker():
             raise
         report_failure(error, message_of(error))
-        return error.exit_code if isinstance(error, ReagentLiteError) else 4
+        return error.exit_code if isinstance(error, ReagentLiteError | Preempted) else 4
 
 
 def _run(

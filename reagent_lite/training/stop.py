@@ -19,19 +19,34 @@ from reagent_lite.distributed.signals import heeded
 from reagent_lite.errors import Preempted
 
 if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
+
     from _typeshed import ReadableBuffer
+
+_AGAIN_SECONDS = 0.02
 
 
 class StopSignal:
     """Listens inside its `with` block, in the main thread; elsewhere Python delivers no signals and nothing happens.
 
+    The first signal raises Preempted where it comes, unless it is deferred. Where that is a callback whose errors
+    Python only reports (of a weak reference, of ctypes), it is raised again a moment later. An error of the block after
+    a signal counts as its consequence and becomes Preempted as well: interrupted libraries end in errors of their own.
+
+    Args:
+        last: whether the process only ends behind the block; signals are ignored there, for its exit code stands.
+
     Attributes:
         standing: what the same command would continue from, for the message.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, last: bool = False) -> None:
+        self._last = last
         self.standing = "nothing was saved yet; the same command begins anew"
         self._name = ""
+        self._raised = False
+        self._again: threading.Timer | None = None
+        self._report = sys.unraisablehook
         self._deferred = False
         self._before: dict[signal.Signals, Callable[[int, FrameType | None], object] | int | None] = {}
 
@@ -63,20 +78,36 @@ class StopSignal:
         if threading.current_thread() is threading.main_thread():
             for number in heeded():
                 self._before[number] = signal.signal(number, self._handle)
+            self._report, sys.unraisablehook = sys.unraisablehook, self._unraisable
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._again is not None:
+            self._again.cancel()
+        if self._before:
+            sys.unraisablehook = self._report
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_IGN if self._last else handler)
+        if isinstance(error, Exception) and self.wanted:
+            raise self.preempted() from error
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and self._name:
             raise KeyboardInterrupt  # whoever presses Ctrl-C again does not want to wait
         self._name = signal.Signals(number).name
-        if not self._deferred:
+        if not (self._raised or self._deferred):  # a second one would only interrupt the tidying up
+            self._raised = True
             raise self.preempted()
+
+    def _unraisable(self, what: "UnraisableHookArgs") -> None:
+        if not isinstance(what.exc_value, Preempted):
+            self._report(what)
+            return
+        self._raised = False
+        self._again = threading.Timer(_AGAIN_SECONDS, os.kill, (os.getpid(), signal.Signals[self._name]))
+        self._again.start()
 
 
 @contextmanager

@@ -90,7 +90,7 @@ class Interpreter:
     @property
     def said(self) -> str:
         """What it has written to standard error so far."""
-        return self._files[1].read_text(errors="replace")
+        return self._files[1].read_text(errors="replace") if self._files[1].exists() else ""
 
     def send_signal(self, number: int) -> None:
         """Sends a signal; nothing where it has ended."""

@@ -4,10 +4,13 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from oracles.resuming import until
 
 from reagent_lite.distributed.signals import SIGNALS
 from reagent_lite.errors import Preempted
@@ -136,3 +139,68 @@ def test_other_threads_listen_to_nothing() -> None:
     thread.start()
     thread.join()
     assert seen == [before]
+
+
+def ended_by(work: Callable[[], None]) -> Preempted:
+    """Returns what ends work under a StopSignal."""
+    with pytest.raises(Preempted, match="SIGTERM: nothing was saved yet") as caught, StopSignal():
+        work()
+    return caught.value
+
+
+def test_code_that_handles_errors_does_not_handle_a_signal() -> None:
+    def careful() -> None:
+        with suppress(Exception):
+            send(signal.SIGTERM)
+        raise AssertionError("swallowed")
+
+    assert ended_by(careful).__cause__ is None
+
+
+def test_a_signal_in_a_callback_whose_errors_are_only_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    def work() -> None:
+        referred = type("Referred", (), {})()
+        reference = weakref.ref(referred, lambda _: send(signal.SIGTERM))
+        del referred
+        assert reference() is None
+        until(lambda: False, 10)
+
+    ended_by(work)
+    assert capsys.readouterr().err == ""
+
+
+def test_an_error_after_a_signal_is_its_consequence() -> None:
+    """As DuckDB, which ends its query with a RuntimeError of its own when a signal's handler raises."""
+
+    def query() -> None:
+        try:
+            send(signal.SIGTERM)
+        finally:
+            raise RuntimeError("query interrupted")
+
+    assert isinstance(ended_by(query).__cause__, RuntimeError)
+
+
+def test_a_second_signal_does_not_interrupt_tidying_up() -> None:
+    tidied = []
+
+    def work() -> None:
+        try:
+            send(signal.SIGTERM)
+        finally:
+            send(signal.SIGTERM)
+            tidied.append(True)
+
+    ended_by(work)
+    assert tidied
+
+
+def test_behind_the_last_block_signals_are_ignored() -> None:
+    before = [signal.getsignal(number) for number in SIGNALS]
+    try:
+        with StopSignal(last=True):
+            pass
+        send(signal.SIGTERM)
+    finally:
+        for number, handler in zip(SIGNALS, before, strict=True):
+            signal.signal(number, handler)

@@ -4,9 +4,10 @@ import bz2
 import gzip
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,23 @@ from oracles.logs import random_rows, write_lines
 from oracles.runs import ROOT, Runner
 
 from reagent_lite.config import DqnConfig, ParametricDqnConfig
+from reagent_lite.distributed.signals import SIGNALS
+from reagent_lite.errors import KernelBuildError, NoRowsError, Preempted, Problem
+from workflows.command_line import message_of
 from workflows.command_line_training import Outcome, main
 
 
 def never(config: Any, group: Any) -> Outcome:
     raise AssertionError("trains")
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """A training command that has ended ignores signals, for its process is to end."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def started(arguments: list[str], train: Any = never) -> int:
@@ -30,6 +43,21 @@ def config_file(tmp_path: Path, **other: Any) -> str:
     tree = {"training_data_path": "d", "model_output_path": "o", "use_gpu": False, "actions": ["a", "b"], **other}
     (tmp_path / "c.json").write_text(json.dumps(tree))
     return str(tmp_path / "c.json")
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (NoRowsError(Problem("x", "rows", "none")), "data error:\nx: expected rows, got none"),
+        (
+            KernelBuildError(Problem("e.cuh", "code", "???")),
+            "environment cannot be compiled:\ne.cuh: expected code, got ???",
+        ),
+        (Preempted("SIGTERM", "checkpoint 7 stands"), "told to end:\nSIGTERM: checkpoint 7 stands"),
+    ],
+)
+def test_messages_begin_with_a_natural_title(error: BaseException, message: str) -> None:
+    assert message_of(error) == message
 
 
 @pytest.mark.parametrize("flag", ["--config", "-p", "--parameters"])
