@@ -26,7 +26,8 @@ from reagent_lite.errors import ConfigError, Problem
 
 _ATTEMPTS = 10
 _ABANDONED_AFTER_SECONDS = 86_400.0
-_LOCK = ".lock"
+LOCK = ".lock"
+"""What a run locks in its folder."""
 _ENDING_SECONDS = 5.0  # a process that was killed gives its memory back first, then its locks
 _LEASE_SECONDS = 120.0  # a server of NFSv4 keeps the locks of a machine that has died for 90 s
 _POLL_SECONDS = 0.2
@@ -236,7 +237,7 @@ def alone_in(folder: Path, key: str, say: Callable[[str], None], *, again: bool 
         ConfigError: another process has the folder; with its host, its number, and since when.
     """
     try:
-        descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
         say(_unlocked(folder, error))
         yield
@@ -289,7 +290,7 @@ def _machine(record: dict[str, object]) -> tuple[object, object]:
 
 def _holder(folder: Path) -> dict[str, object]:
     try:
-        record = json.loads((folder / _LOCK).read_bytes())
+        record = json.loads((folder / LOCK).read_bytes())
     except (OSError, ValueError):  # between the lock and its words
         return {}
     return record if isinstance(record, dict) else {}
@@ -302,5 +303,5 @@ def _named(holder: dict[str, object]) -> str:
 
 
 def _unlocked(folder: Path, error: OSError) -> str:
-    return (f"warning: {folder / _LOCK} cannot be locked ({error.strerror or error}): nothing keeps a second run from "
+    return (f"warning: {folder / LOCK} cannot be locked ({error.strerror or error}): nothing keeps a second run from "
             "writing into this folder too")  # fmt: skip

@@ -26,6 +26,7 @@ from reagent_lite.data.normalization import (
 )
 from reagent_lite.data.plan import apportion
 from reagent_lite.data.training_copy import TrainingCopy
+from reagent_lite.distributed.group import Group
 from reagent_lite.errors import ConfigError, Problem
 from reagent_lite.files import write_whole
 from reagent_lite.manifest import canonical
@@ -65,8 +66,7 @@ def given_or_fitted(
         kept = _Kept.of(config, train, agreement, name)
         if before := shards.group.broadcast_text(kept.read() if shards.group.is_first else None):
             specs[name] = parse_normalization(json.loads(before), where=name)
-            if shards.group.is_first:
-                _write(config, shards, name, specs[name], "fitted to the same rows before")
+            say(shards.group, f"normalization of {_COLUMNS[name]}: fitted to the same rows before")
             continue
         values = _of_all(shards, _SAMPLES[name](config, train, agreement, shards), ids[name])
         train.release()
@@ -143,25 +143,27 @@ def _of_all(shards: Shards, sample: NDArray[np.float32], ids: tuple[int, ...]) -
 def _fit(
     config: WorkflowConfig, shards: Shards, name: str, values: NDArray[np.float32], ids: tuple[int, ...]
 ) -> NormalizationSpec:
-    """Returns what was fitted to a sample, written beside the model or where the config wants it."""
     column = _COLUMNS[name]
     own = {key: kind for key, kind in config.norm_params.feature_overrides.items() if int(key) in ids}
     spec, notes = fit_normalization(
         values, ids, config.norm_params.model_copy(update={"feature_overrides": own}),
         seed=config.seed, where=config.training_data_path,
     )  # fmt: skip
-    _write(config, shards, name, spec, "fitted")
+    say(shards.group, f"normalization of {column}: fitted")
     for note in notes:
         say(shards.group, f"warning: normalization of {column}: {note}")
     return spec
 
 
-def _write(config: WorkflowConfig, shards: Shards, name: str, spec: NormalizationSpec, how: str) -> None:
-    """Writes a file beside the model, or where the config wants it."""
-    folder = config.norm_params.output_dir or config.model_output_path
-    file = Path(folder).expanduser() / f"{_COLUMNS[name]}_norm.json"
-    write_normalization(str(file), spec)
-    say(shards.group, f"normalization of {_COLUMNS[name]}: {how}, written to {file}")
+def write_fitted(config: WorkflowConfig, specs: Mapping[str, NormalizationSpec | None], group: Group) -> None:
+    """Writes what no file gave, of "state" and "action", beside the model or where the config wants it; on rank 0."""
+    given = {"state": config.state_norm_data_path, "action": config.action_norm_data_path}
+    folder = Path(config.norm_params.output_dir or config.model_output_path).expanduser()
+    for name, spec in specs.items():
+        if spec is not None and given[name] is None:
+            file = folder / f"{_COLUMNS[name]}_norm.json"
+            write_normalization(str(file), spec)
+            say(group, f"normalization of {_COLUMNS[name]}: written to {file}")
 
 
 @dataclass(frozen=True, slots=True)

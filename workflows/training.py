@@ -3,8 +3,8 @@
 import platform
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -18,6 +18,7 @@ from reagent_lite.config import ParametricDqnConfig, WorkflowConfig, fingerprint
 from reagent_lite.data.training_copy import give_back_memory
 from reagent_lite.distributed.faults import attempt_here
 from reagent_lite.distributed.group import Group
+from reagent_lite.distributed.inspection import nearest_existing
 from reagent_lite.distributed.workers import tell_model_stands
 from reagent_lite.errors import ConfigError, DivergenceError, Problem
 from reagent_lite.evaluation.gate import Gate
@@ -26,7 +27,7 @@ from reagent_lite.export.content import BundleContent
 from reagent_lite.export.predictor import DiscretePredictor, ParametricPredictor, Predictor
 from reagent_lite.export.tolerance import Tolerance
 from reagent_lite.export.writer import write_bundle
-from reagent_lite.files import alone_in, require_writable, write_whole
+from reagent_lite.files import LOCK, alone_in, require_writable, write_whole
 from reagent_lite.manifest import canonical
 from reagent_lite.models.preprocessor import Preprocessor
 from reagent_lite.sim.cuda import on_stream
@@ -34,6 +35,7 @@ from reagent_lite.training.checkpoint import Checkpoints, Running
 from reagent_lite.training.keeper import Keeper
 from reagent_lite.training.loop import Position, Report, fit
 from reagent_lite.training.metrics import MetricsWriter
+from reagent_lite.training.optimization import Optimization
 from reagent_lite.training.progress import progress
 from reagent_lite.training.stop import StopSignal
 from reagent_lite.training.warm_start import warm_start
@@ -41,6 +43,7 @@ from workflows.command_line_training import Outcome
 from workflows.continuing import History, long_waits, look_back, short_waits, times, with_fault
 from workflows.drawing import PICTURES, draw_pictures
 from workflows.experience import Experience, Judges, Stream, build_judges, gather_experience, open_stream
+from workflows.fitting import write_fitted
 from workflows.judging import Judgement
 from workflows.learning import build_learner, build_optimization, captures, choose_threads
 from workflows.pages import PAGE, Ended, write_page
@@ -48,7 +51,7 @@ from workflows.pages_data import Shares, present_shares
 from workflows.preparation import Normalization
 from workflows.publishing import NOT_PUBLISHED, forget_reason, held_back, require_outcome, write_reason
 from workflows.reporting import say
-from workflows.simulation import Simulation, open_simulation, with_actions
+from workflows.simulation import open_simulation, with_actions
 
 _SAMPLE_ROWS = 256
 
@@ -62,31 +65,30 @@ def train(config: WorkflowConfig, group: Group) -> Outcome:
     start = time.monotonic()
     folder = Path(config.model_output_path).expanduser()
     _preflight(config, group)
-    with StopSignal() as signal, on_stream(group.device), _output(group, folder):
+    with StopSignal() as signal, on_stream(group.device), _output(config, group) as take_folder:
         simulation = None
         if config.simulation is not None:
             simulation = open_simulation(config, group, parametric=isinstance(config, ParametricDqnConfig))
             config = with_actions(config, simulation)
         history = look_back(config, group, folder / "checkpoints")
-        if group.is_first:
+        experience = gather_experience(config, group, simulation)
+        require_outcome(config, experience)
+        history.require_same(experience)
+        setup = set_up(config, group, experience, history)
+        if group.is_first:  # all input has been read and checked: the folder is this run's from here on
+            take_folder()
             write_whole(folder / "config.json", canonical(resolved(config)))
-        outcome = _train(config, group, folder, simulation, history, signal)
+            if experience.data is not None:
+                specs = experience.normalization
+                write_fitted(config, {"state": specs.state, "action": specs.action}, group)
+        outcome = _train(setup, folder, signal)
         return replace(outcome, seconds=round(time.monotonic() - start, 3))
 
 
-def _train(
-    config: WorkflowConfig,
-    group: Group,
-    folder: Path,
-    simulation: Simulation | None,
-    history: History,
-    signal: StopSignal,
-) -> Outcome:
-    experience = gather_experience(config, group, simulation)
-    require_outcome(config, experience)
-    history.require_same(experience)
-    with MetricsWriter(folder, enabled=group.is_first, lines=history.lines) as writer:
-        learned = learn(config, group, experience, history, signal, writer)
+def _train(setup: "Setup", folder: Path, signal: StopSignal) -> Outcome:
+    config, group, experience = setup.config, setup.group, setup.experience
+    with MetricsWriter(folder, enabled=group.is_first, lines=setup.history.lines) as writer:
+        learned = learn(setup, signal, writer)
         judgement = learned.judges.at_end()
         writer.write(learned.position.step, judgement.scalars)
     for line in judgement.lines:
@@ -122,6 +124,29 @@ def _train(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """A learner before its next step, with what it learns from; nothing has been written to the run's folder yet.
+
+    Attributes:
+        config, group, experience, history: of the run.
+        learner, optimization: the learner, warm-started where that is asked for, and what updates it.
+        stream: batches.
+        judges: of the learner.
+        position: where the run goes on.
+    """
+
+    config: WorkflowConfig
+    group: Group
+    experience: Experience
+    history: History
+    learner: DQN
+    optimization: Optimization
+    stream: Stream
+    judges: Judges
+    position: Position
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Learned:
     """A learner at the end of its steps, saved, and not judged for good yet.
 
@@ -150,18 +175,11 @@ class Learned:
         return {name: self.latest[name] for name in names if name in self.latest} | ended
 
 
-def learn(
-    config: WorkflowConfig,
-    group: Group,
-    experience: Experience,
-    history: History,
-    signal: StopSignal,
-    writer: MetricsWriter,
-) -> Learned:
-    """Takes all optimizer steps that are left, with checkpoints on the way and one at the end.
+def set_up(config: WorkflowConfig, group: Group, experience: Experience, history: History) -> Setup:
+    """Returns what a run learns with.
 
     Raises:
-        Preempted: a signal came; what can be saved is saved.
+        ConfigError, BundleError: the warm start cannot be loaded, or the run is to be shorter than it is already.
     """
     choose_threads(config, experience.spec, group)
     learner = build_learner(config, experience.spec, group.device)
@@ -171,13 +189,25 @@ def learn(
         say(group, warm_start(config.training.warm_start_model_path, learner, optimizer, group))
     stream = open_stream(config, experience, learner, group)
     torch.manual_seed(config.seed + group.rank)  # dropout differs between ranks, initial weights do not
-    judges = build_judges(config, experience, learner, group)
-    position = history.position(stream)
+    return Setup(
+        config=config, group=group, experience=experience, history=history, learner=learner, optimization=optimization,
+        stream=stream, judges=build_judges(config, experience, learner, group), position=history.position(stream),
+    )  # fmt: skip
+
+
+def learn(setup: Setup, signal: StopSignal, writer: MetricsWriter) -> Learned:
+    """Takes all optimizer steps that are left, with checkpoints on the way and one at the end.
+
+    Raises:
+        Preempted: a signal came; what can be saved is saved.
+    """
+    config, group, history, stream = setup.config, setup.group, setup.history, setup.stream
+    learner, optimization, judges, position = setup.learner, setup.optimization, setup.judges, setup.position
     writer.forget_after(position.step)
     reporter = _Reporter(config, judges, stream, group, writer, history.figures)
     running = Running(learner=learner, optimization=optimization, source=stream.source, judges=judges,
                       position=position, told=reporter.told)  # fmt: skip
-    checkpoints = history.continue_in(running, stream, experience, _versions())
+    checkpoints = history.continue_in(running, stream, setup.experience, _versions())
     begin, start = position.rows, time.monotonic()
     with (
         progress("training", "rows", enabled=group.is_first, begin=begin) as show,
@@ -241,16 +271,33 @@ class _Reporter:
 
 
 @contextmanager
-def _output(group: Group, folder: Path) -> Iterator[None]:
-    """Keeps the folder for this run inside the block; rank 0 alone writes there, elsewhere there may be none."""
+def _output(config: WorkflowConfig, group: Group) -> Iterator[Callable[[], None]]:
+    """Keeps model_output_path for this run inside the block; rank 0 alone writes there, elsewhere there may be none.
+
+    Gives what takes the folder, to be called once all input has been checked: until then nothing of an earlier run
+    changes and no new folder is made. A folder that a run has had is locked at once, for its checkpoints are read.
+    """
     if not group.is_first:
-        yield
+        yield lambda: None
         return
-    require_writable(folder, "model_output_path")
-    with alone_in(folder, "model_output_path", lambda text: say(group, text), again=attempt_here() > 0):
-        for name in (*PICTURES, PAGE):  # of an earlier run into this folder
-            (folder / name).unlink(missing_ok=True)
-        yield
+    key, folder = "model_output_path", Path(config.model_output_path).expanduser()
+    require_writable(nearest_existing(folder), key)
+    with ExitStack() as stack:
+
+        def lock() -> None:
+            again = attempt_here() > 0
+            stack.enter_context(alone_in(folder, key, lambda text: say(group, text), again=again))
+
+        def take() -> None:
+            require_writable(folder, key)
+            if not known:
+                lock()
+            for name in (*PICTURES, PAGE):  # of an earlier run into this folder
+                (folder / name).unlink(missing_ok=True)
+
+        if known := (folder / LOCK).exists():
+            lock()
+        yield take
 
 
 def _preflight(config: WorkflowConfig, group: Group) -> None:

@@ -24,6 +24,7 @@ from reagent_lite.errors import DataError, NoRowsError, Problem, counted
 ALLOWED_PROTOCOLS = ("file", "s3", "gs", "abfs", "memory")
 # A data folder may hold its own description beside the shards.
 NOT_DATA = ("manifest.json", ".truth.json")  # written beside data: hashes, and what a policy earns in truth
+_OF_A_RUN = ("config.json", "metrics.jsonl", "not_published.json", "state_features_norm.json", "action_norm.json")
 POINTER = "shards.json"
 """What names the shards that count, beside them."""
 # Small enough that a thousandfold compressed block stays below 300 MB.
@@ -236,6 +237,7 @@ def _missing(path: str) -> Problem:
         folder = folder.parent
     wanted = Path(path).relative_to(folder).parts[0]
     names = sorted(entry.name for entry in folder.iterdir()) if os.access(folder, os.R_OK) else []
+    names = [name for name in names if name not in _OF_A_RUN]
     near = difflib.get_close_matches(wanted, names, n=1, cutoff=0.5)
     advice = f"Nearest there: {folder / near[0]}" if near else f"Nearest folder that exists: {folder}"
     return Problem(path, "a data file or a folder of shards", "nothing at this path", advice)

@@ -24,7 +24,7 @@ from reagent_lite.training.stop import StopSignal
 from workflows.continuing import look_back
 from workflows.experience import Experience, gather_experience
 from workflows.simulation import open_simulation, with_actions
-from workflows.training import learn
+from workflows.training import learn, set_up
 
 Tree = dict[str, Any]
 
@@ -62,8 +62,9 @@ class Laboratory:
         if experience.simulation is not None:
             config = with_actions(config, experience.simulation)
         history = look_back(config, group, folder / "checkpoints")
+        setup = set_up(config, group, experience, history)
         with StopSignal() as signal, MetricsWriter(folder, enabled=group.is_first, lines=history.lines) as writer:
-            learned = learn(config, group, experience, history, signal, writer)
+            learned = learn(setup, signal, writer)
             scores = learned.scores(learned.judges.at_end())
         steps = learned.position.step
         return End(steps, *read(folder), scores) if group.is_first else End(steps, {}, [], {})

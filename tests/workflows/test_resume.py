@@ -156,7 +156,7 @@ def test_a_signal_before_learning_ends_with_75_too(tmp_path: Path) -> None:
     tree = logged(tmp_path)
     write_lines(tmp_path / "data" / "more.jsonl", random_rows(60_000))  # a while to read
     run = start(tmp_path, tree | {"training_data_path": str(tmp_path / "data")})
-    until((tmp_path / "out" / "config.json").exists)
+    until(lambda: "training data" in run.said or list(tmp_path.rglob("*.tmp")))  # it reads
     run.send_signal(signal.SIGTERM)
     ended = end(run)
     assert ended.code == 75, ended.err
