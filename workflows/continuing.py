@@ -13,8 +13,8 @@ from typing import Any
 
 from reagent_lite.config import WorkflowConfig, fingerprint, resolved
 from reagent_lite.distributed.agreement import patient
-from reagent_lite.distributed.faults import attempt_here, fault_here
-from reagent_lite.distributed.group import Group
+from reagent_lite.distributed.faults import fault_here
+from reagent_lite.distributed.group import Group, attempt_here
 from reagent_lite.errors import ConfigError, Problem, counted
 from reagent_lite.training.checkpoint import Checkpoints, Running
 from reagent_lite.training.checkpoint_shelf import Shelf

@@ -92,7 +92,11 @@ class Entry:
         council = _Council(self._node.count, self._settings, self._say)
         said, beat = time.monotonic(), 0
         while True:
-            self._interrupted()
+            try:
+                self._interrupted()
+            except RendezvousError as error:
+                self._give_up(error)
+                raise
             beat += 1
             text = f"join.{self._run}.{beat}"
 
@@ -115,15 +119,15 @@ class Entry:
             now = time.monotonic()
             names = ", ".join(map(str, missing))
             if now > deadline:
-                error = RendezvousError(
+                late = RendezvousError(
                     Problem(f"rendezvous of {self._node.count} machines",
                             f"all of them within {self._settings.join_timeout_seconds:g} s",
                             f"no sign of node {names}",
                             "Start the same command there with its --node_index; workflows.doctor shows what is in the "
                             "way")
                 )  # fmt: skip
-                self._give_up(error)
-                raise error
+                self._give_up(late)
+                raise late
             if now - said > SAY_SECONDS:
                 said = now
                 self._say(f"rendezvous: waiting for node {names} of {self._node.count}; {deadline - now:.0f} s left")

@@ -14,11 +14,10 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from reagent_lite.distributed.group import Place
+from reagent_lite.distributed.group import Place, attempt_here
 from reagent_lite.errors import ConfigError, Problem
 
 VARIABLE = "REAGENT_LITE_FAULT"
-ATTEMPT_VARIABLE = "TORCHELASTIC_RESTART_COUNT"
 _KINDS = ("kill", "stop", "exception", "slow")
 _EXAMPLE = "fail:rank=1,step=20,kind=kill"
 
@@ -96,9 +95,3 @@ def fault_here(place: Place, environment: Mapping[str, str] | None = None) -> Fa
         return None
     fault = Fault.parse(text)
     return fault if fault.rank == place.rank and fault.attempt in (None, attempt_here(environment)) else None
-
-
-def attempt_here(environment: Mapping[str, str] | None = None) -> int:
-    """Returns how often the run was begun again before this start."""
-    environment = os.environ if environment is None else environment
-    return int(environment.get(ATTEMPT_VARIABLE, "0") or 0)

@@ -29,6 +29,7 @@ _BUFFERS_STAY_LOCAL: dict[str, Any] = (
     else {"broadcast_buffers": False}
 )
 
+ATTEMPT_VARIABLE = "TORCHELASTIC_RESTART_COUNT"
 _PART_BYTES = 1 << 26  # of one message
 
 
@@ -70,6 +71,12 @@ class Place:
         if node.isdigit() and nodes.isdigit():
             return cls(rank, world, local, local_world, int(node), int(nodes))
         return cls(rank, world, local, local_world, rank // local_world, -(-world // local_world))
+
+
+def attempt_here(environment: Mapping[str, str] | None = None) -> int:
+    """Returns how often the run was begun again before this start."""
+    environment = os.environ if environment is None else environment
+    return int(environment.get(ATTEMPT_VARIABLE, "0") or 0)
 
 
 class Group:
@@ -278,6 +285,8 @@ def joined(place: Place, device: torch.device, timeout_seconds: float = 7200.0) 
         store, *_ = next(dist.rendezvous("env://", timeout=timeout))  # type: ignore[attr-defined]
     except dist.DistError as error:
         raise _absent(place, timeout, "not all", error) from error
+    # node 0's store outlives an attempt
+    store = dist.PrefixStore(f"attempt_{attempt_here()}", store)  # type: ignore[attr-defined]
     _arrive(store, place, timeout)
     dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world_size, timeout=timeout)
     group = Group(place, device)

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -98,7 +98,7 @@ def launch(
         RendezvousError: see Rendezvous.join.
         Preempted: a signal came before training began, or while it was to begin again.
     """
-    with _told() as told:
+    with _told() as told, closing(rendezvous):
         rendezvous.interrupted = told.leave
         used = 0
         while True:

@@ -8,7 +8,7 @@ import hmac
 import queue
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -21,6 +21,7 @@ T = TypeVar("T")
 _OPEN_SECONDS = 60.0
 _CALL_SECONDS = 5.0
 _MAC_CHARS = 64
+_ATTEMPT = "attempt"
 
 
 class LostError(Exception):
@@ -35,22 +36,41 @@ class Store:
 
     Args:
         store: torch's client.
-        token: of the attempt, from the meeting file; "" protects nothing.
+        token: of the run, from the meeting file; "" protects nothing.
+        attempt: whose keys these are.
+
+    Attributes:
+        attempt: whose keys these are.
     """
 
-    def __init__(self, store: Any, token: str) -> None:
-        self._store, self._token = store, token.encode()
+    def __init__(self, store: Any, token: str, attempt: int) -> None:
+        self._store, self._token, self.attempt = store, token.encode(), attempt
+
+    @classmethod
+    def of_current_attempt(cls, store: Any, token: str) -> "Store":
+        """Returns the keys of the attempt that node 0 has reached."""
+        return cls(store, token, int(cls(store, token, 0)._peek(_ATTEMPT) or 0))
+
+    def begin(self, attempt: int, texts: Mapping[str, str]) -> "Store":
+        """Returns the keys of a new attempt, with some texts to begin with; who connects from here on comes to them."""
+        begun = Store(self._store, self._token.decode(), attempt)
+        for key, text in texts.items():
+            begun.set(key, text)
+        self._store.set(_ATTEMPT, self._signed(_ATTEMPT, str(attempt)))
+        return begun
 
     def set(self, key: str, text: str) -> None:
         """Replaces the text of a key."""
+        key = self._full(key)
         self._store.set(key, self._signed(key, text))
 
     def peek(self, key: str) -> str | None:
         """Returns a key's text, or None; never waits for it."""
-        return self._verified(key, self._store.get(key)) if self._store.check([key]) else None
+        return self._peek(self._full(key))
 
     def set_once(self, key: str, text: str) -> str:
         """Sets a key that has no text yet; returns the text that stands."""
+        key = self._full(key)
         standing, signed = b"", self._signed(key, text)
         while True:
             standing = self._store.compare_set(key, standing, signed)
@@ -60,7 +80,13 @@ class Store:
 
     def delete(self, key: str) -> None:
         """Removes a key."""
-        self._store.delete_key(key)
+        self._store.delete_key(self._full(key))
+
+    def _full(self, key: str) -> str:
+        return f"{self.attempt}/{key}"
+
+    def _peek(self, key: str) -> str | None:
+        return self._verified(key, self._store.get(key)) if self._store.check([key]) else None
 
     def _signed(self, key: str, text: str) -> bytes:
         return self._mac(key, text.encode()) + text.encode()
@@ -74,7 +100,7 @@ class Store:
 
 
 def serve(server: socket.socket, token: str) -> Store:
-    """Returns node 0's store, listening on the given socket only; it ends with the last reference to it.
+    """Returns node 0's store, listening on the given socket only; it ends with its last reference.
 
     Args:
         server: a listening socket, which the store takes over.
@@ -108,7 +134,7 @@ def _open(address: str, port: int, token: str, **role: Any) -> Store:
                     str(error).splitlines()[0], "Look at the network and the name servers of this machine")
         ) from error  # fmt: skip
     store.set_timeout(timedelta(seconds=_CALL_SECONDS))
-    return Store(store, token)
+    return Store.of_current_attempt(store, token)
 
 
 class Link:

@@ -30,10 +30,10 @@ class Record(BaseModel):
     """Where node 0's store listens, and who it is.
 
     Attributes:
-        nonce: of one attempt; the store knows it too.
-        token: secret of one attempt, which stands here and nowhere else; "" without a file.
-        run: of all attempts of one launcher.
-        attempt: 0, then one more for each restart.
+        nonce: of one store; the store knows it too.
+        token: secret of one store, which stands here and nowhere else; "" without a file.
+        run: of one launcher of node 0.
+        attempt: 0, then one more for each restart; the store says which, the file keeps the first.
         address, interface: numeric address and its interface.
         others: further addresses of that machine, for whoever debugs.
         started: UTC, for people; nothing compares it.

@@ -95,7 +95,7 @@ class Membership:
         node: this machine's number.
         declarations: of all machines, in order.
         settings: of heartbeats.
-        close: releases what node 0 holds open; nothing on other machines.
+        close: called at the end of the run; releases what node 0 holds open.
     """
 
     def __init__(
@@ -180,8 +180,9 @@ class Membership:
                 restart = self._wait_for_word(restart)
         except LostError:
             pass  # node 0 is gone as well: its next start, or its absence, decides
-        self._link.close()
-        self._close()
+        self._link.close(ROUND_SECONDS)
+        if not restart:
+            self._close()
         return restart
 
     def finish(self) -> None:
@@ -194,7 +195,7 @@ class Membership:
                 self._linger(lambda store: [store.peek(f"done/{i}") for i in self._others], _FINISH_SECONDS)
         except LostError:
             pass  # the model stands: whoever cannot hear it ends by itself
-        self._link.close()
+        self._link.close(ROUND_SECONDS)
         self._close()
 
     def _linger(self, words: Callable[[Store], list[str | None]], seconds: float) -> None:

@@ -5,7 +5,8 @@
  others   poll the file ─► who answers there? ────────────┘                     └─► deadline: who is missing, abort
 
 init_method   file:///share/run.rdzv   tcp://host:port (node 0 listens there)   nothing, for one machine
-Clocks of two machines are never compared, and that a file exists never decides anything: who answers does.
+Clocks of two machines are never compared, and that a file exists never decides anything: who answers does. The store
+lives as long as node 0's launcher: another attempt needs no share, those who were there go back to the same store.
 """
 
 import os
@@ -24,7 +25,7 @@ from urllib.parse import urlsplit
 
 from reagent_lite.config.rendezvous import RendezvousConfig
 from reagent_lite.distributed.entering import ANSWER_SECONDS, SAY_SECONDS, AgainError, Entry
-from reagent_lite.distributed.link import Link, LostError, connect, serve
+from reagent_lite.distributed.link import Link, LostError, Store, connect, serve
 from reagent_lite.distributed.meeting_file import EMPTY_FILE, NO_FILE, NO_RECORD, MeetingFile, Record
 from reagent_lite.distributed.membership import ROUND_SECONDS, Abort, Membership
 from reagent_lite.distributed.network import Address, addresses, answers, listening, own_address, resolved
@@ -39,6 +40,15 @@ _GUARD_SECONDS = 1.0
 _READ_ATTEMPTS = 5
 T = TypeVar("T")
 _LOOPBACK = Address("lo", "127.0.0.1")
+
+
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """Node 0's store, the record of its first attempt, and the file that has it."""
+
+    store: Store
+    record: Record
+    file: MeetingFile | None
 
 
 @dataclass(slots=True)
@@ -65,7 +75,9 @@ class Rendezvous:
     say: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True)
     attempt: int = 0
     _run: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
-    _over: set[str] = field(default_factory=set)
+    _over: set[tuple[str, int]] = field(default_factory=set)
+    _served: "_Served | None" = None
+    _known: Record | None = None
     _silent: dict[str, Link] = field(default_factory=dict)
     _folder: FolderIdentity | None = None
     _share: Link = field(default_factory=lambda: Link(_nothing))
@@ -98,23 +110,20 @@ class Rendezvous:
         begun = time.monotonic()
         deadline = begun + self.settings.join_timeout_seconds
         while True:
-            if self.node.index == 0:
-                link, record, close = self._open()
-            else:
-                link, record = self._find(deadline)
-                close = link.close
+            link, record = self._open() if self.node.index == 0 else self._find(deadline)
             self.attempt = record.attempt
             try:
-                membership = self._enter(link, record, close, deadline)
+                membership = self._enter(link, record, deadline)
             except (LostError, AgainError) as error:
                 self.say(f"rendezvous: {record}: {error}; looking again")
+                link.close()
                 if isinstance(error, AgainError):  # one that was only out of reach may be entered after all
-                    self._over.add(record.nonce)
-                close()
+                    self._end(record)
                 time.sleep(ROUND_SECONDS)
                 continue
             except BaseException:
-                close()
+                link.close()
+                self.close()
                 raise
             if self.node.count > 1:
                 self.say(f"rendezvous: {self.node.count} machines met after {time.monotonic() - begun:.1f} s: "
@@ -123,7 +132,19 @@ class Rendezvous:
 
     def again(self, ended: Membership) -> None:
         """Makes ready for another attempt after one ended."""
-        self._over.add(ended.record.nonce)
+        self._end(ended.record)
+
+    def close(self) -> None:
+        """Ends node 0's store and removes its record; nothing on other machines."""
+        served, self._served = self._served, None
+        if served is not None and served.file is not None:
+            file, nonce = served.file, served.record.nonce
+            with suppress(RendezvousError):  # a share that hangs: the next run replaces what is left
+                self._on_share(lambda: file.remove(nonce))
+
+    def _end(self, record: Record) -> None:
+        self._over.add((record.nonce, record.attempt))
+        self._known = record
         self.attempt += 1
 
     @property
@@ -175,8 +196,23 @@ class Rendezvous:
             )  # fmt: skip
         return address, port
 
-    def _open(self) -> tuple[Link, Record, Callable[[], None]]:
-        """Opens node 0's store and makes it known."""
+    def _open(self) -> tuple[Link, Record]:
+        """Begins an attempt in node 0's store, which the first one opens and makes known."""
+        served = self._served or self._serve()
+        record = served.record.model_copy(update={"attempt": self.attempt})
+        public = record.model_dump_json(exclude={"token"})
+        store = served.store.begin(self.attempt, {"record": public, "nonce": record.nonce})
+        file = served.file
+        if self._served is None and file is not None:
+            self._on_share(lambda: file.publish(record, self._folder))
+        self._served, link = served, Link(lambda: store)
+        if self.node.count > 1:
+            where = self.init_method if served.file is None else str(served.file.path)
+            self.say(f"rendezvous: node 0 of {self.node.count} listens at {record.address}:{record.port} "
+                     f"({record.interface}), found through {where}, attempt {record.attempt}")  # fmt: skip
+        return link, record
+
+    def _serve(self) -> "_Served":
         several = self.node.count > 1
         file = self._file if several else None
         own, port = _LOOPBACK, 0
@@ -202,30 +238,7 @@ class Rendezvous:
             started=datetime.now(UTC).isoformat(timespec="seconds"),
             versions=self.declaration.versions,
         )
-        store = [serve(server, record.token)]  # owned by this list alone
-        store[0].set("record", record.model_dump_json(exclude={"token"}))
-        store[0].set("nonce", record.nonce)
-        link = Link(lambda: store[0])
-        if file is not None:
-            try:
-                self._on_share(lambda: file.publish(record, self._folder))
-            except BaseException:
-                store.clear()
-                raise
-        if several:
-            where = self.init_method if file is None else str(file.path)
-            self.say(f"rendezvous: node 0 of {self.node.count} listens at {record.address}:{record.port} "
-                     f"({record.interface}), found through {where}, attempt {record.attempt}")  # fmt: skip
-
-        def close() -> None:
-            # the link's thread holds the store as well, and the next attempt may want the same port
-            link.close(ANSWER_SECONDS)
-            store.clear()  # the last reference: ends the server
-            if file is not None:
-                with suppress(RendezvousError):  # a share that hangs: the next run replaces what is left
-                    self._on_share(lambda: file.remove(record.nonce))
-
-        return link, record, close
+        return _Served(serve(server, record.token), record, file)
 
     def _require_free(self, file: MeetingFile) -> None:
         """Makes sure that no live run holds the file; a stale record is simply replaced."""
@@ -242,10 +255,16 @@ class Rendezvous:
             )  # fmt: skip
         if not isinstance(found, Record) or found.run == self._run:
             return
-        link = self._reach(found)
-        if link is None:
+        reached = self._reach(found)
+        if reached is None and found.nonce in self._silent:
+            # a store that opens slowly because no name server answers looks silent: this look-up takes as long
+            with suppress(OSError):
+                socket.getnameinfo((found.address, found.port), socket.NI_NUMERICSERV)
+            reached = self._reach(found)
+        if reached is None:
             self.say(f"rendezvous: {file.path} is left from {found}, which does not answer: replaced")
             return
+        link, _ = reached
         if not self.force:
             link.close()
             raise RendezvousError(
@@ -268,15 +287,24 @@ class Rendezvous:
         delay, said = 0.2, time.monotonic()
         while True:
             self.interrupted()
-            record = self._hint()
-            link = self._reach(record) if isinstance(record, Record) else None
+            record: Record | str | None = self._known  # who was in an attempt needs no share for the next one
+            reached = self._reach(self._known) if self._known is not None else None
+            if reached is None:
+                record = self._hint()
+                reached = self._reach(record) if isinstance(record, Record) else None
             now = time.monotonic()
-            if link is not None and now <= deadline:
-                assert isinstance(record, Record)
-                self._require_same_count(record)
-                return link, record
-            answers_now = "answers, but lost this machine before" if link else "does not answer"
-            state = f"{record}, which {answers_now}" if isinstance(record, Record) else record
+            if reached is not None:
+                link, record = reached
+                ended = (record.nonce, record.attempt) in self._over
+                if not ended and now <= deadline:
+                    self._require_same_count(record)
+                    return link, record
+                link.close()
+                state = (
+                    f"{record}, whose attempt {record.attempt} has ended" if ended else f"{record}, which answers late"
+                )
+            else:
+                state = f"{record}, which does not answer" if isinstance(record, Record) else str(record)
             if now > deadline:
                 raise RendezvousError(
                     Problem(f"node {self.node.index} (host {socket.gethostname()}): {self.init_method}",
@@ -299,8 +327,6 @@ class Rendezvous:
                 found = self._on_share(file.read)
             except RendezvousError as error:
                 return error.problems[0].got
-            if isinstance(found, Record) and found.nonce in self._over:
-                return f"{found}, which has ended"
             return found
         address, port = self._meeting_point()
         why = answers(address, port, _LONGEST_POLL)
@@ -308,20 +334,19 @@ class Rendezvous:
             return f"{address}:{port}: {why}"
         link = Link(lambda: connect(address, port, ""))
         try:
-            record = Record.model_validate_json(link.ask(lambda store: store.peek("record") or "", ANSWER_SECONDS))
+            return Record.model_validate_json(link.ask(lambda store: store.peek("record") or "", ANSWER_SECONDS))
         except (LostError, ValueError) as error:
             return f"{address}:{port} is no run of ours: {error}"
         finally:
             link.close()
-        return f"{record}, which has ended" if record.nonce in self._over else record
 
-    def _reach(self, record: Record) -> Link | None:
-        """Returns a link to the store that a record names if that very store answers there."""
+    def _reach(self, record: Record) -> tuple[Link, Record] | None:
+        """Returns a link to the store that a record names if that very store answers there, and its present attempt."""
         if answers(record.address, record.port, _LONGEST_POLL):
             return None
         link = self._silent.pop(record.nonce, None) or Link(lambda: connect(record.address, record.port, record.token))
         try:
-            nonce = link.ask(lambda store: store.peek("nonce"), ANSWER_SECONDS)
+            nonce, attempt = link.ask(lambda store: (store.peek("nonce"), store.attempt), ANSWER_SECONDS)
         except LostError as error:
             if isinstance(error.__cause__, TimeoutError):
                 self._silent[record.nonce] = link  # asked again later: another thread would hang as well
@@ -331,7 +356,7 @@ class Rendezvous:
         if nonce != record.nonce:
             link.close()
             return None
-        return link
+        return link, record.model_copy(update={"attempt": attempt})
 
     def _require_same_count(self, record: Record) -> None:
         if record.num_nodes != self.node.count:
@@ -340,7 +365,7 @@ class Rendezvous:
                         f"{self.node.count} on node {self.node.index} (host {socket.gethostname()})")
             )  # fmt: skip
 
-    def _enter(self, link: Link, record: Record, close: Callable[[], None], deadline: float) -> Membership:
+    def _enter(self, link: Link, record: Record, deadline: float) -> Membership:
         """Claims this machine's number, declares it, and waits for the verdict."""
         entry = Entry(link, self.node, self.declaration, self._run, self.settings,
                       interrupted=self._guarding(record), say=self.say)  # fmt: skip
@@ -355,7 +380,7 @@ class Rendezvous:
             error.exit_code = max(verdict["exit_code"], 1)
             raise error
         declarations = tuple(Declaration.model_validate(one) for one in verdict["declarations"])
-        return Membership(link, record, self.node.index, declarations, self.settings, close)
+        return Membership(link, record, self.node.index, declarations, self.settings, self.close)
 
     def _guarding(self, record: Record) -> Callable[[], None]:
         """Returns what is asked while node 0 waits: whether the file is still its own; on other machines less."""
@@ -384,9 +409,9 @@ class Rendezvous:
             return  # a share that is gone for the moment: who looks at it sees no file either
         if not isinstance(found, Record) or found.nonce == record.nonce:
             return
-        link = self._reach(found)
-        if link is not None:
-            link.close()
+        reached = self._reach(found)
+        if reached is not None:
+            reached[0].close()
             raise RendezvousError(
                 Problem(str(file.path), "a file that no other job uses", f"{found}, which took it meanwhile",
                         "Give each job a file of its own")

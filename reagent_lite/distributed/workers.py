@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from reagent_lite.distributed.faults import ATTEMPT_VARIABLE
+from reagent_lite.distributed.group import ATTEMPT_VARIABLE
 from reagent_lite.distributed.membership import Membership
 from reagent_lite.distributed.network import own_address, toward
 from reagent_lite.errors import PeerError, Preempted, Problem, ReagentLiteError

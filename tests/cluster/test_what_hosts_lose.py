@@ -202,6 +202,19 @@ def test_a_share_that_hangs_later_does_not_matter(run: Run) -> None:
     assert [machine.wait(60) for machine in both] == [0, 0], both[0].stderr + both[1].stderr
 
 
+@SLOW
+@pytest.mark.parametrize(("fault", "seconds"), [("readonly", 8.0), ("full", 5.6), ("hangs", 20.0)])
+def test_a_share_that_cannot_be_used_while_a_run_begins_again(run: Run, fault: str, seconds: float) -> None:
+    both = run.both(steps=100, restarts=1)
+    run.under_way()
+    run.hosts.share_fault(fault)  # type: ignore[arg-type]
+    os.kill(int(run.hosts[1].read("pid_1")), signal.SIGKILL)
+    time.sleep(seconds)
+    run.hosts.share_heal()
+    assert [machine.wait(60) for machine in both] == [0, 0], both[0].stderr + both[1].stderr
+    assert run.hosts[0].read("sum_0") == b"3 attempt 1 node 0 of 2 local 0"
+
+
 def test_a_clock_an_hour_off(run: Run, need_faketime: None) -> None:
     other = run.start(run.hosts[1], "faketime", "-f", "+1h")
     first = run.start(run.hosts[0])

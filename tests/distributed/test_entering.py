@@ -84,13 +84,13 @@ def test_who_comes_late_keeps_the_place_before_the_first_sign_of_life(store: Any
     late.claim()
     late.declare()
     time.sleep(0.3)
-    kept = holds(store, "node/1", "info/1")
+    kept = holds(store, "0/node/1", "0/info/1")
     deadline = time.monotonic() + 10
-    while holds(store, "node/1") and time.monotonic() < deadline:
+    while holds(store, "0/node/1") and time.monotonic() < deadline:
         time.sleep(0.05)
     first.leave()
     assert kept
-    assert not holds(store, "node/1")  # 0.6 s of silence are a loss
+    assert not holds(store, "0/node/1")  # 0.6 s of silence are a loss
     assert first.said == [
         "rendezvous: node 1 (host host1, pid 1) went away before all had come; its place is free again"
     ]
@@ -99,14 +99,14 @@ def test_who_comes_late_keeps_the_place_before_the_first_sign_of_life(store: Any
 def test_a_place_that_was_given_up_is_taken_again(store: Any) -> None:
     """What node 0 does to a machine that was silent, which then goes on."""
     slept = Waiting(1, link(store.port))
-    for key in ("node/1", "info/1"):
+    for key in ("0/node/1", "0/info/1"):
         store.delete_key(key)
     deadline = time.monotonic() + 10
-    while not holds(store, "node/1", "info/1") and time.monotonic() < deadline:
+    while not holds(store, "0/node/1", "0/info/1") and time.monotonic() < deadline:
         time.sleep(0.05)
     slept.leave()
-    assert json.loads(store.get("node/1")[64:])["run"] == "run1"
-    assert json.loads(store.get("info/1")[64:])["host"] == "host1"
+    assert json.loads(store.get("0/node/1")[64:])["run"] == "run1"
+    assert json.loads(store.get("0/info/1")[64:])["host"] == "host1"
 
 
 @pytest.mark.parametrize("every", [0.2, 3.0])
@@ -132,9 +132,9 @@ def test_what_a_stranger_writes_counts_as_absent(store: Any) -> None:
     """Who reaches the port can list, read, copy and write, but does not know the token."""
     ours = link(store.port)
     ours.ask(lambda one: one.set("beat/1", "join.run1.1"), 5)
-    assert TOKEN.encode() not in store.get("beat/1")
-    store.set("go", store.get("beat/1"))
-    store.set("abort", '{"reason": "r", "exit_code": 0, "restart": false}')
+    assert TOKEN.encode() not in store.get("0/beat/1")
+    store.set("0/go", store.get("0/beat/1"))
+    store.set("0/abort", '{"reason": "r", "exit_code": 0, "restart": false}')
     link(store.port, "").ask(lambda one: one.set("node/1", "stranger"), 5)
     assert [ours.ask(lambda one, key=key: one.peek(key), 5) for key in ("beat/1", "go", "abort", "node/1")] == [
         "join.run1.1", None, None, None

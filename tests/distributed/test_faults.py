@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from reagent_lite.distributed.faults import ATTEMPT_VARIABLE, VARIABLE, Fault, InjectedFaultError, fault_here
-from reagent_lite.distributed.group import Place
+from reagent_lite.distributed.faults import VARIABLE, Fault, InjectedFaultError, fault_here
+from reagent_lite.distributed.group import ATTEMPT_VARIABLE, Place
 from reagent_lite.errors import ConfigError
 
 

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from machines import Machine, appears, machines
 
 from reagent_lite.config.rendezvous import RendezvousConfig
+from reagent_lite.distributed.link import connect
 from reagent_lite.distributed.meeting_file import MeetingFile, Record
 from reagent_lite.distributed.nodes import Node
 from reagent_lite.distributed.rendezvous import Rendezvous
@@ -46,8 +47,8 @@ def declared(folder: Path, node: int) -> None:
     while not isinstance(found := MeetingFile(folder / "run.rdzv").read(), Record):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    store = dist.TCPStore(found.address, found.port, is_master=False, wait_for_workers=False)
-    while not store.check([f"info/{node}"]):
+    store = connect(found.address, found.port, found.token)
+    while store.peek(f"info/{node}") is None:
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
@@ -96,7 +97,7 @@ def test_another_store_where_the_old_one_was_is_not_joined(tmp_path: Path, start
     (tmp_path / "run.rdzv").write_text(record(port=server.port))
     other, first = start(1), start(0)
     assert (first.ended(), other.ended()) == (0, 0), first.log + other.log
-    assert not server.check(["node/1"])
+    assert server.list_keys() == ["nonce"]
 
 
 def test_the_file_is_private_and_names_who_listens(tmp_path: Path, start: Start) -> None:
@@ -322,8 +323,8 @@ def test_a_stranger_at_the_port_does_not_end_the_run(start: Start, tmp_path: Pat
     found = MeetingFile(tmp_path / "run.rdzv").read()
     assert isinstance(found, Record)
     stranger = dist.TCPStore(found.address, found.port, is_master=False, wait_for_workers=False)
-    assert not any(found.token.encode() in stranger.get(key) for key in stranger.list_keys() if "/" not in key[1:])
-    stranger.set("abort", '{"reason": "r", "exit_code": 0, "restart": false}')
+    assert not any(found.token.encode() in stranger.get(key) for key in stranger.list_keys() if key.startswith("0/"))
+    stranger.set("0/abort", '{"reason": "r", "exit_code": 0, "restart": false}')
     assert [machine.ended() for machine in both] == [0, 0], both[0].log + both[1].log
     assert both[0].output() == "3 attempt 0 node 0 of 2 local 0\n"
 
@@ -370,6 +371,18 @@ def test_a_machine_that_is_started_again_joins_again(start: Start, tmp_path: Pat
     assert (again.ended(), other.ended()) == (0, 0), again.log + other.log
     assert (tmp_path / "out" / "sum_1").exists()
     assert "restart 1 of at most 2" in other.log
+
+
+def test_a_run_begins_again_without_the_share(start: Start, tmp_path: Path) -> None:
+    """The folder is gone from before the loss to the end: node 0's store outlives the attempt."""
+    share = tmp_path / "share"
+    share.mkdir()
+    both = [start(index, steps=100, restarts=1, init_method=f"file://{share}/run.rdzv") for index in (0, 1)]
+    appears(tmp_path / "out" / "step_1")
+    share.rename(tmp_path / "away")
+    os.kill(int((tmp_path / "out" / "pid_1").read_text()), signal.SIGKILL)
+    assert [machine.ended() for machine in both] == [0, 0], both[0].log + both[1].log
+    assert both[0].output() == "3 attempt 1 node 0 of 2 local 0\n"
 
 
 @pytest.mark.slow
