@@ -112,8 +112,10 @@ def _require_text(one: pa.Field) -> None:
 
 def _parts(batch: pa.RecordBatch, wanted: list[str]) -> Iterator[pa.Table]:
     """Yields the batch in parts of some BLOCK_VALUES values; columns that are not wanted keep their names alone."""
+    batch.validate()
     kept = batch.select(wanted)
-    values = kept.nbytes // 8 + kept.num_rows
+    # of whole buffers: nbytes would follow offsets, which `_block` validates
+    values = kept.get_total_buffer_size() // 8 + kept.num_rows
     rows = max(1, BLOCK_VALUES * batch.num_rows // max(1, values))
     for start in range(0, batch.num_rows, rows):
         part = kept.slice(start, rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -82,19 +83,40 @@ def test_a_file_cut_anywhere_is_refused(tmp_path: Path, make: Callable[..., Any]
         rows_of(written(tmp_path, b""))
 
 
-@pytest.mark.parametrize("make", MAKERS)
-def test_damage_is_told_or_is_in_the_numbers(tmp_path: Path, make: Callable[..., Any]) -> None:
-    """Offsets that lead outside the file's memory end no process: what is read has been validated."""
-    data, rng = data_of(TABLE, make), np.random.default_rng(0)
-    refused = 0
+NESTED = pa.table({
+    "mdp_id": pa.array([f"e{number}" for number in range(6)], pa.string_view()),
+    "action": pa.array(["left", "right"] * 3).dictionary_encode(),
+    "possible_actions": pa.array([["left", "right"]] * 6, pa.list_view(pa.string_view())),
+    "possible_next_actions": pa.array([["left", "right"]] * 6, pa.large_list(pa.large_string())),
+    "maps": pa.array([[[(0, 0.5), (3, 1.0)], []]] * 6, pa.list_(pa.map_(pa.int64(), pa.float64()))),
+    "state_features": pa.array([{"0": 1.0}] * 6),
+    "lists": pa.array([[["a", None], []]] * 6),
+    "time_diff": pa.compute.run_end_encode(pa.array([1, 1, 1, 2, 2, 2])),
+})  # fmt: skip
+
+
+def read_damaged(folder: Path, number: int) -> None:
+    """Reads a file with one byte changed, 400 times; what it says has to be DataError."""
+    data, rng = data_of(NESTED, MAKERS[number], rows=4), np.random.default_rng(0)
+    told = []
     for place in rng.integers(8, len(data) - 8, 400).tolist():
         damaged = bytearray(data)
         damaged[place] ^= int(rng.integers(1, 256))
         try:
-            rows_of(written(tmp_path, bytes(damaged)))
-        except DataError:
-            refused += 1
-    assert refused > 20
+            blocks_of(written(folder, bytes(damaged)))
+        except DataError as error:
+            told.append(str(error))
+    assert len(told) > 20
+    assert all(text.startswith(f"{folder}/x.arrow: expected ") for text in told)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_damage_is_told_or_is_in_the_numbers(tmp_path: Path, number: int) -> None:
+    """Offsets that lead outside the file's memory end no process: what is read has been validated."""
+    process = multiprocessing.get_context("spawn").Process(target=read_damaged, args=(tmp_path, number))
+    process.start()
+    process.join(120)
+    assert process.exitcode == 0
 
 
 @pytest.mark.parametrize(
