@@ -21,7 +21,7 @@ from typing import Any, Final
 from reagent_lite.errors import BundleError, Problem
 
 FILE_NAME: Final = "manifest.json"
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 _SEAL: Final = "sha256"
 _MOST_PROBLEMS: Final = 20
 _COPY_AGAIN: Final = "Copy the bundle again from where it was written, or export it again"

@@ -12,13 +12,14 @@ from reagent_lite.evaluation.pictures import (
     write_learning_curve,
     write_rollout,
 )
+from reagent_lite.rl.policies import TargetPolicy
 from workflows.simulation import PICTURE, Reader, Simulation
 
 PICTURES = ("learning_curve.png", "rollout.gif")
 
 
 def draw_pictures(
-    folder: Path, simulation: Simulation, reader: Reader, learner: DQN, *, behaviour: float | None
+    folder: Path, simulation: Simulation, reader: Reader, learner: DQN, target: TargetPolicy, *, behaviour: float | None
 ) -> list[Path]:
     """Writes learning_curve.png and rollout.gif into the run's folder and returns their paths.
 
@@ -26,7 +27,8 @@ def draw_pictures(
         folder: of the run; holds its metrics.
         simulation: the environment.
         reader: its features to the network's.
-        learner: plays greedily.
+        learner: gives the values.
+        target: plays by them.
         behaviour: mean return of uniformly random actions, for comparison.
     """
     name = simulation.backend.spec.name
@@ -34,22 +36,22 @@ def draw_pictures(
     write_learning_curve(
         curve, curve_points(folder / "metrics.jsonl"), title=name, behaviour=behaviour, behaviour_name="random actions"
     )
-    write_rollout(rollout, record(simulation, reader, learner))
+    write_rollout(rollout, record(simulation, reader, learner, target))
     return [curve, rollout]
 
 
 @torch.no_grad()
-def record(simulation: Simulation, reader: Reader, learner: DQN) -> Trace:
-    """Returns one episode of the greedy policy."""
+def record(simulation: Simulation, reader: Reader, learner: DQN, target: TargetPolicy) -> Trace:
+    """Returns one episode of the learner's policy."""
     env = simulation.envs(0, 1, stream=PICTURE)
     spec = env.spec
     policy = reader.policy(learner, env.device)
     env.reset()
-    greedy = torch.zeros(1, device=env.device)
+    epsilon = torch.tensor([target.epsilon], device=env.device)
     seen, actions, rewards, values, features = [_row(env.observation)], [], [], [], []
     for _ in range(env.time_limit):
         q = policy(env.observation, env.mask, env.features)
-        env.act(q, epsilon=greedy)
+        env.act(q, epsilon=epsilon, temperature=target.temperature)
         action = int(env.action[0])
         closed = torch.zeros_like(q, dtype=torch.bool) if env.mask is None else ~env.mask
         values.append(_row(q.masked_fill(closed, torch.nan)))

@@ -69,13 +69,11 @@ def _facts(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "Episodes played by each policy", f"{simulation['episodes']:,}"
     if "against" in document:
         yield "Against", document["against"]["path"]
-    yield "Policy", _policy(config)
+    yield "Policy", document["model"]["policy"]
+    if "against" in document:
+        yield "The other model's policy", document["against"]["policy"]
     yield "Discount per step", number(document["gamma"])
     yield "Seed", str(config["seed"])
-
-
-def _policy(config: Mapping[str, Any]) -> str:
-    return str(config["policy"]) if config["temperature"] is None else f"softmax at {config['temperature']:g}"
 
 
 def _beside(comparisons: tuple[Comparison, ...], document: Mapping[str, Any]) -> tuple[Comparison, ...]:
@@ -93,7 +91,7 @@ def _simulated(document: Mapping[str, Any]) -> Iterator[Simulated]:
     simulation = document.get("simulation")
     if simulation is None:
         return
-    yield _returns(f"The model, {_policy(document['config'])}", document["model"]["simulated"])
+    yield _returns(f"The model, {document['model']['policy']}", document["model"]["simulated"])
     others = {AGAINST: ("The other model", document.get(AGAINST, {}).get("simulated")),
               RANDOM: ("Random actions", simulation["random"])}  # fmt: skip
     for key, (name, played) in others.items():

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from reagent_lite.algorithms.cpe_heads import CPEHeads, build_cpe_heads
 from reagent_lite.config import check
 from reagent_lite.config.evaluate import EvaluateConfig
+from reagent_lite.config.rl import RLConfig
 from reagent_lite.config.training import TrainingConfig
 from reagent_lite.data.facts import in_order
 from reagent_lite.data.normalization import parse_normalization
@@ -27,7 +28,7 @@ from reagent_lite.errors import BundleError, Problem
 from reagent_lite.export.bundle import Bundle, Prediction, load_bundle
 from reagent_lite.models.preprocessor import Preprocessor
 from reagent_lite.models.q_networks import NetworkSettings
-from reagent_lite.rl.policies import softmax_policy
+from reagent_lite.rl.policies import EpsilonGreedy, Softmax, TargetPolicy, policy_of
 from reagent_lite.types import Actions, NormalizationSpec, SourceSpec
 
 
@@ -92,6 +93,14 @@ class Candidate:
     def training(self) -> TrainingConfig:
         """Shape of its network, by default that of a config that does not say."""
         return check(TrainingConfig, self.config.get("training", {}))
+
+    def policy(self, config: EvaluateConfig) -> TargetPolicy:
+        """Returns the policy that is judged: the one it was exported with, unless the config names another."""
+        if config.policy == "acting":
+            return policy_of(self.bundle.policy)
+        if config.policy == "greedy":
+            return EpsilonGreedy()
+        return Softmax(config.temperature or check(RLConfig, self.config.get("rl", {})).temperature)
 
     @property
     def missing_as_zero(self) -> bool:
@@ -208,14 +217,7 @@ def probabilities_of(
 
 def _probabilities(candidate: Candidate, prediction: Prediction, config: EvaluateConfig) -> NDArray[Any]:
     if config.policy == "acting":
-        return candidate.bundle.policy(prediction)
-    if config.policy == "greedy":
-        rows = np.flatnonzero(prediction.greedy >= 0)
-        chosen = np.zeros(prediction.q.shape)
-        chosen[rows, prediction.greedy[rows]] = 1.0
-        return chosen
-    if config.temperature is None:
         return prediction.propensities
     mask = torch.from_numpy(prediction.mask)
     q = torch.from_numpy(prediction.q).masked_fill(~mask, 0.0)
-    return softmax_policy(q, mask, config.temperature).numpy()
+    return candidate.policy(config).propensities(q, mask).numpy()

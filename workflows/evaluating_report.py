@@ -75,7 +75,8 @@ def document_of(findings: Findings) -> dict[str, Any]:
     document: dict[str, Any] = {"config": resolved(findings.config), "gamma": findings.gamma, "warnings": []}
     for candidate in findings.candidates:
         told = {key: candidate.bundle.manifest[key] for key in ("workflow", "steps", "data_hash", "config_hash")}
-        document[candidate.key] = {"path": str(candidate.path), **told}
+        policy = str(candidate.policy(findings.config))
+        document[candidate.key] = {"path": str(candidate.path), "policy": policy, **told}
     if estimates is not None:
         document |= {"log": _log(findings.config, estimates.log), "warnings": list(estimates.warnings)}
         for place, candidate in enumerate(findings.candidates):
@@ -130,7 +131,7 @@ def lines_of(findings: Findings) -> list[str]:
     """Returns the report as text, warnings last."""
     text = [] if findings.estimates is None else _estimate_lines(findings, findings.estimates)
     if findings.played is not None:
-        text += simulation_lines(findings.played, findings.beside, findings.config, findings.gamma)
+        text += simulation_lines(findings.played, findings.beside, findings.candidates, findings.config, findings.gamma)
     warnings = () if findings.estimates is None else findings.estimates.warnings
     return text + [f"warning: {warning}" for warning in warnings]
 
@@ -138,7 +139,8 @@ def lines_of(findings: Findings) -> list[str]:
 def _estimate_lines(findings: Findings, estimates: Estimates) -> list[str]:
     text = []
     for candidate, result in zip(findings.candidates, estimates.results, strict=True):
-        text.append(f"{candidate.key} {candidate.path}, discount {findings.gamma:g}:")
+        text.append(f"{candidate.key} {candidate.path}, {candidate.policy(findings.config)}, "
+                    f"discount {findings.gamma:g}:")  # fmt: skip
         own = report.lines(result)
         if estimates.log.without_propensity:  # the first line is about weights
             own[0] = (f"CPE on {counted(estimates.log.counts['scored_episodes'], 'episode')}, "

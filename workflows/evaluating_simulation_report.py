@@ -1,11 +1,13 @@
 """What was earned in simulation: as JSON, as text, and as figures by the tags of training."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.errors import counted
 from reagent_lite.evaluation.returns import Estimate
 from workflows.evaluating_beside import Beside
+from workflows.evaluating_policy import Candidate
 from workflows.evaluating_simulation import RANDOM, Played, PlayedPolicy
 
 AGAINST = "against"
@@ -39,13 +41,16 @@ def simulation_document(played: Played, beside: Beside | None) -> dict[str, Any]
     return document
 
 
-def simulation_lines(played: Played, beside: Beside | None, config: EvaluateConfig, gamma: float) -> list[str]:
+def simulation_lines(
+    played: Played, beside: Beside | None, candidates: Sequence[Candidate], config: EvaluateConfig, gamma: float
+) -> list[str]:
     """Returns the simulation as text."""
-    text = [f"simulation of {played.env}: {counted(played.episodes, 'episode')} of each policy, {config.policy}, "
+    text = [f"simulation of {played.env}: {counted(played.episodes, 'episode')} of each policy, "
             f"of at most {counted(played.time_limit, 'step')}; "
             f"intervals at {config.evaluation.confidence_level:.0%}"]  # fmt: skip
+    names = {one.key: f"{one.key} {one.path}, {one.policy(config)}" for one in candidates}
     for one in played.policies:
-        name = "uniformly random actions" if one.key == RANDOM else f"{one.key} {getattr(config, one.key)}"
+        name = names.get(one.key, "uniformly random actions")
         text.append(f"  {name}: return {_interval(one.total)}, discounted by {gamma:g} {_interval(one.discounted)}; "
                     f"{one.length:.4g} steps, {one.cut_share:.1%} end by the limit")  # fmt: skip
     for key, (total, discounted) in played.differences.items():

@@ -30,13 +30,12 @@ from reagent_lite.evaluation import report
 from reagent_lite.evaluation.cpe import evaluate_page
 from reagent_lite.evaluation.figures import figures
 from reagent_lite.evaluation.page import EvaluationPage, build_page
-from reagent_lite.rl.policies import softmax_policy
 from reagent_lite.training.tensors import Tree, load_optimizer, optimizer_state, plain
 from reagent_lite.types import Actions, TransitionBatch
 from workflows.judging_candidates import candidate_choices
 from workflows.judging_episodes import episode_hashes, scored_episodes
 from workflows.judging_page import gather_page
-from workflows.learning import network_settings
+from workflows.learning import network_settings, target_policy
 from workflows.preparation import Data, single_step_rows
 
 _FEWEST_FIGURE_ROWS = 256
@@ -65,6 +64,7 @@ class Judge:
     def __init__(self, config: WorkflowConfig, data: Data, learner: DQN, group: Group) -> None:
         self._config, self._data, self._learner, self._group = config, data, learner, group
         self._scorer, self._restriction = learner.scorer, learner.restriction
+        self._target = target_policy(config.rl)
         self._judged = data.train_rows if data.held_out_rows is None else data.held_out_rows
         self._heads: CPEHeads | None = None
         self._passes = 0
@@ -94,7 +94,7 @@ class Judge:
             self._learner,
             self._group,
             action_names=self._data.spec.action_names,
-            temperature=self._config.rl.temperature,
+            policy=self._target,
         )
 
     @cached_property
@@ -212,7 +212,7 @@ class Judge:
     def _policy(self, state: Tensor, actions: Actions) -> Tensor:
         q = self._scorer(state, actions.mask, actions.features)
         taken = self._restriction(state, actions.mask, actions.features)
-        return softmax_policy(q, taken, self._config.rl.temperature)
+        return self._target.propensities(q, taken)
 
     def _part(self) -> tuple[EvaluationPage, NDArray[np.int64]]:
         """Returns the page of this rank's scored rows, and the order [R] of the rows in it."""

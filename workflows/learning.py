@@ -9,9 +9,11 @@ import torch
 
 from reagent_lite.algorithms.dqn import DQN, DQNSettings
 from reagent_lite.config import WorkflowConfig
+from reagent_lite.config.rl import RLConfig
 from reagent_lite.distributed.group import Group
 from reagent_lite.models.q_networks import NetworkSettings, build_q_network
 from reagent_lite.models.value_heads import CategoricalHead, QuantileHead, ScalarHead
+from reagent_lite.rl.policies import EpsilonGreedy, Softmax, TargetPolicy
 from reagent_lite.training.optimization import Optimization
 from reagent_lite.types import SourceSpec
 
@@ -56,6 +58,11 @@ def build_learner(config: WorkflowConfig, spec: SourceSpec, device: torch.device
         imitator=imitator,
     )
     return learner.to(device)
+
+
+def target_policy(rl: RLConfig) -> TargetPolicy:
+    """Returns the run's one policy: what is evaluated on logs, played in simulation and exported."""
+    return Softmax(rl.temperature) if rl.softmax_policy else EpsilonGreedy(rl.epsilon)
 
 
 def reward_boost(config: WorkflowConfig) -> torch.Tensor | None:

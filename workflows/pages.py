@@ -27,6 +27,7 @@ from reagent_lite.evaluation.webpage_content import (
     weighed,
 )
 from reagent_lite.files import write_whole
+from workflows.learning import target_policy
 from workflows.pages_curves import Series, curves_of, read_series
 from workflows.pages_data import SAMPLE, Shares, features_of, lineage_of, shifts_of
 from workflows.preparation import Data
@@ -78,7 +79,7 @@ def write_page(folder: Path, ended: Ended) -> str | None:
 def collect(folder: Path, ended: Ended) -> Report:
     """Returns the report of a run whose metrics.jsonl lies in the folder."""
     series, config, cpe = read_series(folder / "metrics.jsonl"), ended.config, ended.document.get("cpe")
-    simulated = _simulated(ended.document.get("simulation", {}))
+    simulated = _simulated(ended.document.get("simulation", {}), str(target_policy(config.rl)))
     return Report(
         title=f"{_workflow(config)} run: {folder.resolve().name}",
         facts=_facts(ended),
@@ -106,13 +107,12 @@ def _workflow(config: WorkflowConfig) -> str:
 
 def _facts(ended: Ended) -> tuple[tuple[str, str], ...]:
     config = ended.config
-    policy = f"softmax of q, temperature {config.rl.temperature:g}"
     facts = [
         ("Learned from", config.training_data_path or f"simulation of {_environment(config)}"),
         ("Optimizer steps", f"{ended.steps:,}"),
         ("Rows learned from, repeats included", f"{ended.rows:,}"),
         ("Discount per step", number(config.rl.gamma)),
-        ("Policy evaluated on the log", policy if ended.document.get("cpe") else ""),
+        ("Policy", str(target_policy(config.rl))),
         ("Seed", str(config.seed)),
         ("Data hash", ended.identity[:16]),
         ("Config hash", fingerprint(config)[:16]),
@@ -124,7 +124,7 @@ def _environment(config: WorkflowConfig) -> str:
     return "" if config.simulation is None else config.simulation.env
 
 
-def _simulated(document: Mapping[str, Any]) -> tuple[Simulated, ...]:
+def _simulated(document: Mapping[str, Any], policy: str) -> tuple[Simulated, ...]:
     def figure(tag: str) -> Interval | None:
         if f"simulation/{tag}/mean" not in document:
             return None
@@ -134,7 +134,7 @@ def _simulated(document: Mapping[str, Any]) -> tuple[Simulated, ...]:
     learned, random = figure("return"), figure("random_return")
     if learned is None:
         return ()
-    first = Simulated(name="The learned policy, greedy", returns=learned, discounted=figure("discounted_return"),
+    first = Simulated(name=f"The learned policy, {policy}", returns=learned, discounted=figure("discounted_return"),
                       length=document.get("simulation/length/mean"))  # fmt: skip
     return (first,) if random is None else (first, Simulated(name="Random actions", returns=random))
 

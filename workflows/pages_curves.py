@@ -18,7 +18,7 @@ _STEPS = "optimizer steps"
 _ESTIMATES = "CPE/Reward/"
 _ONE_STEP = "_Reward"  # how names of estimates of a row's reward end; the others are of returns
 _DRAWN = {
-    "simulation/return/mean": "greedy policy",
+    "simulation/return/mean": "learned policy",
     "simulation/training_return/mean": "episodes that ended while learning",
     "train/td_loss": "while learning",
     "td_loss/mean": "judged rows",

@@ -1,4 +1,4 @@
-"""Judging in simulation: the greedy policy's episodes, spread over ranks, with intervals.
+"""Judging in simulation: the policy's episodes, spread over ranks, with intervals.
 
 What plays is the live network, on all ranks and their GPUs, before a gate may hold the export back. What is exported
 decides alike: the export's check compares every format with the network on observations of this very environment, and
@@ -15,11 +15,12 @@ from reagent_lite.evaluation.returns import Estimate, estimate, play
 from reagent_lite.sim.env import Policy
 from reagent_lite.training.tensors import Tree
 from workflows.judging import Judgement
+from workflows.learning import target_policy
 from workflows.simulation import EPOCH, FINAL, Reader, Simulation
 
 
 class SimulationJudge:
-    """Plays the greedy policy of the learner as it stands; every rank plays its part of the episodes.
+    """Plays the run's policy of the learner as it stands; every rank plays its part of the episodes.
 
     Args:
         config: the run's config.
@@ -34,6 +35,7 @@ class SimulationJudge:
     ) -> None:
         self._config, self._simulation, self._group = config, simulation, group
         self._policy = reader.policy(learner, simulation.backend.device)
+        self._target = target_policy(config.rl)
         self._random: Estimate | None = None
         self.latest = float("nan")
 
@@ -51,9 +53,9 @@ class SimulationJudge:
         Args:
             final: on episodes that no earlier evaluation has used, and beside uniformly random actions.
         """
-        greedy, discounted, length = self._play(self._policy, FINAL if final else EPOCH)
-        self.latest = greedy.mean
-        scalars = _scalars("simulation/return", greedy) | {"simulation/length/mean": length.mean}
+        learned, discounted, length = self._play(self._policy, FINAL if final else EPOCH)
+        self.latest = learned.mean
+        scalars = _scalars("simulation/return", learned) | {"simulation/length/mean": length.mean}
         if not final:
             return Judgement(scalars=scalars, document={}, lines=())
         random, _, _ = self._play(None, FINAL)
@@ -61,7 +63,8 @@ class SimulationJudge:
         level = f"{self._config.evaluation.confidence_level:.0%}"
         name, episodes = self._simulation.backend.spec.name, self._simulation.config.evaluation_episodes
         line = (
-            f"simulation: {name}: return {_text(greedy)} over {counted(episodes, 'episode')}, {level} interval; "
+            f"simulation: {name}: {self._target}: return {_text(learned)} over {counted(episodes, 'episode')}, "
+            f"{level} interval; "
             f"uniformly random actions {_text(random)}"
         )
         return Judgement(scalars=scalars, document={"episodes": episodes, **scalars}, lines=(line,))
@@ -72,7 +75,8 @@ class SimulationJudge:
         table = torch.zeros(3, count, dtype=torch.float64)
         if stop > first:
             env = self._simulation.envs(first, stop, stream=stream)
-            result = play(env, policy, gamma=self._config.rl.gamma)
+            result = play(env, policy, gamma=self._config.rl.gamma, epsilon=self._target.epsilon,
+                          temperature=self._target.temperature)  # fmt: skip
             for row, values in zip(table, (result.total, result.discounted, result.length), strict=True):
                 row[first:stop] = values.cpu()
         settings = self._config.evaluation

@@ -44,7 +44,7 @@ from workflows.drawing import PICTURES, draw_pictures
 from workflows.experience import Experience, Judges, Stream, build_judges, gather_experience, open_stream
 from workflows.fitting import write_fitted
 from workflows.judging import Judgement
-from workflows.learning import build_learner, build_optimization, captures, choose_threads
+from workflows.learning import build_learner, build_optimization, captures, choose_threads, target_policy
 from workflows.pages import PAGE, Ended, write_page
 from workflows.pages_data import Shares, present_shares
 from workflows.preparation import Normalization
@@ -86,6 +86,7 @@ def train(config: WorkflowConfig, group: Group) -> Outcome:
 
 def _train(setup: "Setup", folder: Path, signal: StopSignal) -> Outcome:
     config, group, experience = setup.config, setup.group, setup.experience
+    say(group, f"policy: {target_policy(config.rl)}; it is evaluated, simulated and exported")
     with MetricsWriter(folder, enabled=group.is_first, lines=setup.history.lines) as writer:
         learned = learn(setup, signal, writer)
         judgement = learned.judges.at_end()
@@ -318,7 +319,8 @@ def _draw(
     assert experience.reader is not None
     assert experience.simulation is not None
     behaviour = judgement.scalars["simulation/random_return/mean"]
-    for file in draw_pictures(folder, experience.simulation, experience.reader, learner, behaviour=behaviour):
+    for file in draw_pictures(folder, experience.simulation, experience.reader, learner, target_policy(config.rl),
+                              behaviour=behaviour):  # fmt: skip
         say(group, f"picture: {file}")
 
 
@@ -365,8 +367,6 @@ def _export(
             config_hash=fingerprint(config),
             versions=_versions(),
             git_revision=_git_revision(),
-            epsilon=config.rl.epsilon,
-            softmax_policy=bool(config.rl.softmax_policy),
             tolerance=Tolerance(
                 atol=config.rl.predictor_atol_check,
                 rtol=config.rl.predictor_rtol_check,
@@ -383,12 +383,12 @@ def _predictor(config: WorkflowConfig, normalization: Normalization, learner: DQ
     if normalization.action is None:
         return DiscretePredictor(
             state, learner.scorer, state_feature_ids=normalization.state.feature_ids,
-            action_names=config.actions, temperature=config.rl.temperature, restriction=learner.restriction,
+            action_names=config.actions, policy=target_policy(config.rl), restriction=learner.restriction,
         )  # fmt: skip
     return ParametricPredictor(
         state, Preprocessor(normalization.action, missing_as_zero=as_zero), learner.scorer,
         state_feature_ids=normalization.state.feature_ids, action_feature_ids=normalization.action.feature_ids,
-        temperature=config.rl.temperature, restriction=learner.restriction,
+        policy=target_policy(config.rl), restriction=learner.restriction,
     )  # fmt: skip
 
 

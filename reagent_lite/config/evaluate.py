@@ -55,11 +55,11 @@ class EvaluateConfig(Section):
     """An environment to play in; absent: only the log tells."""
     output_path: str = "outputs/evaluation.json"
     """JSON file of all estimates, and beside it the same as a page, `.html`; replaced if they are there."""
-    policy: Literal["softmax", "greedy", "acting"] = "softmax"
-    """softmax: of the values, as training evaluates it; greedy: the largest value; acting: as the model's `act` draws,
-    by the epsilon and softmax_policy it was exported with."""
+    policy: Literal["acting", "greedy", "softmax"] = "acting"
+    """acting: the policy that each model was exported with, which its `act` draws from; greedy: the largest value;
+    softmax: of the values."""
     temperature: Annotated[float, Field(gt=0)] | None = None
-    """Of policy softmax; absent: the temperature that each model was exported with."""
+    """Of policy softmax; absent: rl.temperature that each model was trained with."""
     gamma: Annotated[float, Field(ge=0, le=1)] | None = None
     """Discount per step of a return; absent: rl.gamma that `model` was trained with."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0

@@ -15,7 +15,8 @@ class RLConfig(Section):
     gamma: Annotated[float, Field(ge=0, le=1)] = 0.9
     """Discount per time step."""
     epsilon: Annotated[float, Field(ge=0, le=1)] = 0.1
-    """Share of uniformly random choices when the policy acts: in the exported model's `act`."""
+    """With softmax_policy 0: share of uniformly random choices of the policy; 0 is greedy. In simulation also the share
+    at the end of exploration, unless simulation.epsilon_end says another."""
     target_update_rate: Annotated[float, Field(gt=0, le=1)] = 0.001
     """Soft update: target <- rate * online + (1 - rate) * target after every optimizer step."""
     maxq_learning: bool = True
@@ -23,9 +24,10 @@ class RLConfig(Section):
     reward_boost: dict[str, float] | None = None
     """{action name: reward added whenever it is taken}; discrete actions only."""
     temperature: Annotated[float, Field(gt=0)] = 0.01
-    """Of the evaluated policy: softmax(Q / temperature) over the allowed actions."""
+    """With softmax_policy 1: the policy is softmax(Q / temperature) over the allowed actions."""
     softmax_policy: Literal[0, 1] | bool = 1
-    """1: the exported model's `act` draws from the softmax; 0: epsilon-greedy."""
+    """The run's one policy, which is evaluated on logs, played in simulation and exported: 1: softmax at temperature;
+    0: epsilon-greedy at epsilon."""
     use_seq_num_diff_as_time_diff: bool = False
     """Discount by gamma ** (time_diff / time_diff_unit_length) instead of once a row."""
     time_diff_unit_length: Annotated[float, Field(gt=0)] = 1.0

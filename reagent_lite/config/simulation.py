@@ -50,7 +50,7 @@ class SimulationConfig(EnvironmentConfig):
     num_evaluations: Annotated[int, Field(ge=1)] = 10
     """Evaluations spread over a run that only simulates; with data there is one an epoch."""
     evaluation_episodes: Annotated[int, Field(ge=2, le=10_000)] = 100
-    """Episodes of the greedy policy in each evaluation."""
+    """Episodes of the policy in each evaluation."""
     stop_at_return: float | None = None
     """End the run when an evaluation's mean return reaches this."""
     cuda_graph: bool = True

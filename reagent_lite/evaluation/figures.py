@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from reagent_lite.distributed.group import Group
-from reagent_lite.rl.policies import softmax_policy
+from reagent_lite.rl.policies import TargetPolicy
 from reagent_lite.rl.td import chosen, greedy_choice
 from reagent_lite.types import TransitionBatch
 
@@ -31,7 +31,7 @@ def figures(
     group: Group,
     *,
     action_names: Sequence[str],
-    temperature: float,
+    policy: TargetPolicy,
 ) -> dict[str, float]:
     """Returns TensorBoard tags and their values, means over the rows of all ranks. Every rank calls it.
 
@@ -40,13 +40,13 @@ def figures(
         learner: gives values and TD loss of rows.
         group: sums over ranks.
         action_names: of fixed actions; empty for candidates, which have no tags of their own.
-        temperature: of the evaluated softmax policy.
+        policy: that is evaluated.
     """
     count = len(action_names)
     sums = torch.zeros(6 + 4 * count, dtype=torch.float64, device=group.device)
     learner.train(False)
     for batch in batches:
-        sums += _sums(batch, learner, count, temperature)
+        sums += _sums(batch, learner, count, policy)
     learner.train()
     total = group.sum(sums).tolist()
     rows = max(total[0], 1.0)
@@ -56,7 +56,7 @@ def figures(
     return {name: value / rows for name, value in zip(names, total[1:], strict=True)}
 
 
-def _sums(batch: TransitionBatch, learner: Judged, count: int, temperature: float) -> Tensor:
+def _sums(batch: TransitionBatch, learner: Judged, count: int, policy: TargetPolicy) -> Tensor:
     q, choices, td_loss = learner.judge(batch)
     greedy = greedy_choice(q, choices)
     scalars = torch.stack(
@@ -74,7 +74,7 @@ def _sums(batch: TransitionBatch, learner: Judged, count: int, temperature: floa
     shares = (
         torch.bincount(batch.action, minlength=count),
         torch.bincount(greedy, minlength=count),
-        softmax_policy(q, choices, temperature).sum(0),
+        policy.propensities(q, choices).sum(0),
         q.sum(0),
     )
     return torch.cat((scalars, *(share.double() for share in shares)))

@@ -33,7 +33,7 @@ class Prediction:
     Attributes:
         q: [N, K] float32 of every choice, allowed or not; NaN where a row has fewer than K candidates.
         greedy: [N] int64, the lowest index of the largest allowed q; -1 where none is allowed.
-        propensities: [N, K] float32, softmax of q over the allowed at the bundle's temperature; zeros where none is.
+        propensities: [N, K] float32, what `act` draws from: those of the bundle's policy; zeros where none is allowed.
         mask: [N, K] bool, the choices that exist, are allowed and, with BCQ, likely enough in the log.
     """
 
@@ -41,21 +41,6 @@ class Prediction:
     greedy: NDArray[np.int64]
     propensities: NDArray[np.float32]
     mask: NDArray[np.bool_]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Acting:
-    """How actions are drawn (`rl.epsilon`, `rl.softmax_policy`, `rl.temperature`).
-
-    Attributes:
-        epsilon: share of uniform draws of the epsilon-greedy policy.
-        softmax_policy: draw from the softmax propensities instead.
-        temperature: of the softmax; part of the exported graph.
-    """
-
-    epsilon: float
-    softmax_policy: bool
-    temperature: float
 
 
 class Bundle:
@@ -67,7 +52,8 @@ class Bundle:
         state_feature_ids: ids of the state's columns.
         action_feature_ids: ids of a candidate's columns; empty where actions are fixed.
         action_names: names of the fixed actions; empty where choices are candidates.
-        acting: how `act` draws.
+        policy: of the propensities, part of the exported graph: {"kind": "softmax", "temperature": ...} or
+            {"kind": "epsilon_greedy", "epsilon": ...}, where epsilon 0 is greedy.
     """
 
     def __init__(self, manifest: dict[str, Any], session: onnxruntime.InferenceSession, golden: dict[str, Any]) -> None:
@@ -76,7 +62,7 @@ class Bundle:
         self.state_feature_ids = tuple(manifest["state_feature_ids"])
         self.action_feature_ids = tuple(manifest["action_feature_ids"])
         self.action_names = tuple(manifest["action_names"])
-        self.acting = Acting(**manifest["acting"])
+        self.policy: dict[str, Any] = manifest["policy"]
         self._session = session
         self._golden = golden
 
@@ -152,7 +138,7 @@ class Bundle:
         *,
         rng: np.random.Generator,
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Draws an action per row by the bundle's acting settings; log the propensity with it.
+        """Draws an action per row from the propensities; log its propensity with it.
 
         Args:
             values: and presence, mask, candidates: as of `predict`.
@@ -167,19 +153,12 @@ class Bundle:
         Raises:
             BundleError: as `predict`.
         """
-        probabilities = self.policy(self.predict(values, presence, mask, candidates))
+        weights = self.predict(values, presence, mask, candidates).propensities.astype(np.float64)
+        total = weights.sum(1, keepdims=True)
+        probabilities = weights / np.where(total > 0, total, 1)
         actions = draw(probabilities, rng)
         chosen = np.take_along_axis(probabilities, np.maximum(actions, 0)[:, None], 1)[:, 0]
         return actions, np.where(actions < 0, 0.0, chosen)
-
-    def policy(self, prediction: Prediction) -> NDArray[np.float64]:
-        """Returns the probabilities `act` draws with, [N, K]; zeros where no choice is allowed."""
-        if self.acting.softmax_policy:
-            weights = prediction.propensities.astype(np.float64)
-        else:
-            weights = epsilon_greedy(prediction.greedy, prediction.mask, self.acting.epsilon)
-        total = weights.sum(1, keepdims=True)
-        return weights / np.where(total > 0, total, 1)
 
     def check_golden(self) -> float:
         """Repeats the recorded predictions on this machine; returns the largest difference of a q.
@@ -252,14 +231,6 @@ def _identity(folder: Path) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return status.st_dev, status.st_ino, status.st_mtime_ns
-
-
-def epsilon_greedy(greedy: NDArray[np.int64], mask: NDArray[np.bool_], epsilon: float) -> NDArray[np.float64]:
-    """Returns epsilon / k on each of the k allowed choices and the rest on the greedy one, [N, K]."""
-    probabilities: NDArray[np.float64] = epsilon * mask / np.maximum(mask.sum(1, keepdims=True), 1)
-    rows = np.flatnonzero(greedy >= 0)
-    probabilities[rows, greedy[rows]] += 1 - epsilon
-    return probabilities
 
 
 def draw(probabilities: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.int64]:

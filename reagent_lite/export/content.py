@@ -46,8 +46,6 @@ class BundleContent:
         config_hash: of the resolved config.
         versions: {"reagent-lite": ..., "torch": ..., ...}.
         git_revision: of the working tree, if there is one.
-        epsilon: share of uniform draws when acting epsilon-greedily.
-        softmax_policy: act by the softmax of the predictor's temperature instead.
         tolerance: how far an exported q may be from the live one.
         sample: raw rows for golden.json and for the check.
         formats: names in `FORMATS`.
@@ -62,8 +60,6 @@ class BundleContent:
     config_hash: str
     versions: dict[str, str]
     git_revision: str | None
-    epsilon: float
-    softmax_policy: bool
     tolerance: Tolerance
     sample: SampleRows
     formats: tuple[str, ...] = DEFAULT_FORMATS

@@ -29,6 +29,7 @@ from reagent_lite.errors import BundleError, Problem
 from reagent_lite.export.predictor import DiscretePredictor, ParametricPredictor, Predictor
 from reagent_lite.export.tolerance import compare_choices
 from reagent_lite.export.torchscript import EXCLUDED, DiscreteModule, ParametricModule, needs_candidate_list
+from reagent_lite.rl.policies import TargetPolicy
 
 Inputs = tuple[Tensor, ...]
 Pair = tuple[NDArray[np.float32], NDArray[np.float32]]
@@ -101,7 +102,7 @@ def replay_onnx(predictor: Predictor, path: Path) -> Replay:
     def replay(inputs: Inputs) -> Pair:
         feed = {name: tensor.numpy() for name, tensor in zip(predictor.input_names, inputs, strict=True)}
         q, greedy, propensities, choices = session.run(list(predictor.output_names), feed)
-        _check_decision(path.name, q, greedy, propensities, choices, predictor.temperature)
+        _check_decision(path.name, q, greedy, propensities, choices, predictor.policy)
         live = predictor(*inputs)
         compare_choices(path.name, live[3].numpy(), choices)
         return live[0].numpy(), q
@@ -196,7 +197,7 @@ def replay_pt2(predictor: Predictor, path: Path) -> Replay:
 
     def replay(inputs: Inputs) -> Pair:
         q, greedy, propensities, choices = (tensor.numpy() for tensor in module(*inputs))
-        _check_decision(path.name, q, greedy, propensities, choices, predictor.temperature)
+        _check_decision(path.name, q, greedy, propensities, choices, predictor.policy)
         live = predictor(*inputs)
         compare_choices(path.name, live[3].numpy(), choices)
         return live[0].numpy(), q
@@ -264,9 +265,9 @@ def _check_decision(
     greedy: NDArray[np.int64],
     propensities: NDArray[np.float32],
     mask: NDArray[np.bool_],
-    temperature: float,
+    policy: TargetPolicy,
 ) -> None:
-    """Raises BundleError unless choice and propensities follow from q: argmax and softmax again, in numpy's float64."""
+    """Raises BundleError unless choice and propensities follow from q, both computed again in float64."""
     allowed = np.where(mask, q.astype(np.float64), -np.inf)
     some = mask.any(1)
     choice = np.where(some, allowed.argmax(1), -1)
@@ -274,12 +275,11 @@ def _check_decision(
     if wrong.size:
         row = wrong[0]
         raise BundleError(Problem(f"{file}, greedy of row {row}", str(choice[row]), str(greedy[row])))
-    weights = np.exp((allowed - np.where(some, allowed.max(1), 0)[:, None]) / temperature)
-    softmax = weights / np.where(some, weights.sum(1), 1)[:, None]
+    expected = policy.propensities(torch.from_numpy(q).double(), torch.from_numpy(mask)).numpy()
     # float32 against float64: 2e-7 over temperatures from 1e-4 to 100 and q from 1e-3 to 1e6
-    difference = float(np.abs(softmax - propensities).max(initial=0))
+    difference = float(np.abs(expected - propensities).max(initial=0))
     if not difference <= 1e-5:
-        raise BundleError(Problem(f"{file}, propensities", "softmax(q / temperature)", f"{difference:.3g} away"))
+        raise BundleError(Problem(f"{file}, propensities", f"those of {policy}", f"{difference:.3g} away"))
 
 
 @contextmanager

@@ -21,7 +21,7 @@ def model_card(predictor: Predictor, content: BundleContent) -> str:
     sections = {
         "Use": _use(predictor),
         "Choices": _choices(predictor),
-        "Acting": _acting(predictor, content),
+        "Policy": _policy(predictor),
         "State features": _features(predictor.state_feature_ids, content.normalization.get("state", {})),
         "Evaluation": _evaluation(content.evaluation),
         "Limits": _limits(predictor),
@@ -50,13 +50,11 @@ def _choices(predictor: Predictor) -> str:
     return f"A list of candidates per row, of any length, each with the features {ids}."
 
 
-def _acting(predictor: Predictor, content: BundleContent) -> str:
-    if content.softmax_policy:
-        drawn = f"Softmax of q at temperature {predictor.temperature} over the allowed choices."
-    else:
-        drawn = (
-            f"The largest allowed q, and with probability {content.epsilon} a uniform draw from the allowed choices."
-        )
+def _policy(predictor: Predictor) -> str:
+    drawn = (
+        f"{str(predictor.policy).capitalize()}, over the allowed choices. `propensities` are its probabilities, "
+        "`bundle.act` draws from them, and the evaluation below is of it."
+    )
     if predictor.threshold is None:
         return drawn
     return (

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from reagent_lite.models.restrictions import LikelyInTheLog, Unrestricted
-from reagent_lite.rl.policies import softmax_policy
+from reagent_lite.rl.policies import TargetPolicy
 
 Outputs = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -28,7 +28,7 @@ class Predictor(nn.Module):
         state_feature_ids: ids of the raw state's columns.
         action_feature_ids: ids of a raw candidate's columns; empty where actions are fixed.
         action_names: names of the fixed actions in output order; empty where choices are candidates.
-        temperature: of the softmax that gives the propensities.
+        policy: gives the propensities.
         restriction: forward as of scorer -> choices [N, K] bool, those of the mask that the policy takes.
     """
 
@@ -40,7 +40,7 @@ class Predictor(nn.Module):
         state_preprocessor: nn.Module,
         scorer: nn.Module,
         state_feature_ids: Sequence[int],
-        temperature: float,
+        policy: TargetPolicy,
         restriction: nn.Module | None,
     ) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Predictor(nn.Module):
         self.state_feature_ids = tuple(state_feature_ids)
         self.action_feature_ids: tuple[int, ...] = ()
         self.action_names: tuple[str, ...] = ()
-        self.temperature = temperature
+        self.policy = policy
         self.restriction = restriction or Unrestricted()
 
     @property
@@ -75,10 +75,10 @@ class DiscretePredictor(Predictor):
         *,
         state_feature_ids: Sequence[int],
         action_names: Sequence[str],
-        temperature: float,
+        policy: TargetPolicy,
         restriction: nn.Module | None = None,
     ) -> None:
-        super().__init__(state_preprocessor, scorer, state_feature_ids, temperature, restriction)
+        super().__init__(state_preprocessor, scorer, state_feature_ids, policy, restriction)
         self.action_names = tuple(action_names)
 
     def forward(self, values: Tensor, presence: Tensor, action_mask: Tensor) -> Outputs:
@@ -91,13 +91,13 @@ class DiscretePredictor(Predictor):
 
         Returns:
             q [N, A] of all actions, allowed or not; greedy [N] int64, the lowest index of the largest q among the
-            choices, -1 where there is none; propensities [N, A], softmax(q / temperature) over the choices; choices
+            choices, -1 where there is none; propensities [N, A] of the policy over the choices; choices
             [N, A] bool, the allowed actions that the restriction leaves, none where a row is refused.
         """
         state = self.state_preprocessor(values, presence)
         q = self.scorer(state, action_mask, None)
         refused = infinite(values, presence).any(1)
-        return decide(q, self.restriction(state, action_mask, None), refused, self.temperature)
+        return decide(q, self.restriction(state, action_mask, None), refused, self.policy)
 
 
 class ParametricPredictor(Predictor):
@@ -113,10 +113,10 @@ class ParametricPredictor(Predictor):
         *,
         state_feature_ids: Sequence[int],
         action_feature_ids: Sequence[int],
-        temperature: float,
+        policy: TargetPolicy,
         restriction: nn.Module | None = None,
     ) -> None:
-        super().__init__(state_preprocessor, scorer, state_feature_ids, temperature, restriction)
+        super().__init__(state_preprocessor, scorer, state_feature_ids, policy, restriction)
         self.action_preprocessor = action_preprocessor
         self.action_feature_ids = tuple(action_feature_ids)
 
@@ -151,7 +151,7 @@ class ParametricPredictor(Predictor):
         features = flat.reshape(action_values.shape[0], action_values.shape[1], flat.shape[1])
         q = self.scorer(state, action_mask, features)
         choices = self.restriction(state, action_mask, features)
-        return decide(q, choices, in_state | in_candidates, self.temperature)
+        return decide(q, choices, in_state | in_candidates, self.policy)
 
 
 def infinite(values: Tensor, presence: Tensor) -> Tensor:
@@ -159,18 +159,16 @@ def infinite(values: Tensor, presence: Tensor) -> Tensor:
     return torch.isinf(values) & presence
 
 
-def decide(q: Tensor, mask: Tensor, refused: Tensor, temperature: float) -> Outputs:
-    """Returns q, the greedy choice, softmax propensities and choices; see `DiscretePredictor.forward`.
+def decide(q: Tensor, mask: Tensor, refused: Tensor, policy: TargetPolicy) -> Outputs:
+    """Returns q, the greedy choice, the policy's propensities and choices; see `DiscretePredictor.forward`.
 
     Args:
         q: [N, K].
         mask: [N, K] bool, what may be chosen.
         refused: [N] bool, rows without an answer.
-        temperature: of the softmax.
+        policy: of the propensities.
     """
     usable = mask & ~refused.unsqueeze(1)
     allowed = q.masked_fill(~usable, torch.finfo(q.dtype).min)
     greedy = torch.where(usable.any(1), allowed.argmax(1), -1)
-    # the difference of two near values is exact; their quotients by a temperature of 0.01 are not
-    propensities = softmax_policy(q - allowed.amax(1, keepdim=True), usable, temperature)
-    return q.masked_fill(refused.unsqueeze(1), torch.nan), greedy, propensities, usable
+    return q.masked_fill(refused.unsqueeze(1), torch.nan), greedy, policy.propensities(q, usable), usable

@@ -22,6 +22,7 @@ from reagent_lite.export.model_card import model_card
 from reagent_lite.export.predictor import Predictor
 from reagent_lite.files import appearing_folder
 from reagent_lite.manifest import FILE_NAME, SCHEMA_VERSION, canonical, file_entries, sealed
+from reagent_lite.rl.policies import policy_json
 
 _GOLDEN_ROWS: Final = 32
 
@@ -112,11 +113,7 @@ def _manifest(live: Predictor, content: BundleContent, writing: Path) -> dict[st
         "state_feature_ids": list(live.state_feature_ids),
         "action_feature_ids": list(live.action_feature_ids),
         "action_names": list(live.action_names),
-        "acting": {
-            "epsilon": content.epsilon,
-            "softmax_policy": content.softmax_policy,
-            "temperature": live.temperature,
-        },
+        "policy": policy_json(live.policy),
         "steps": content.steps,
         "data_hash": content.data_hash,
         "config_hash": content.config_hash,

@@ -1,22 +1,66 @@
-"""Policies over [B, K] choices: from values to propensities, and to draws."""
+"""Target policies over [B, K] choices: from values to propensities.
+
+A run has one: it is what is evaluated on logs, played in simulation and exported.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 
-def softmax_policy(q: Tensor, mask: Tensor, temperature: float) -> Tensor:
-    """Returns softmax(q / temperature) over allowed choices, [B, K]; a row with none allowed gives zeros."""
-    masked = q.masked_fill(~mask, torch.finfo(q.dtype).min)
-    # the largest is subtracted first: large values divided by a small temperature leave no digits
-    return ((masked - masked.amax(1, keepdim=True)) / temperature).softmax(1) * mask
+@dataclass(frozen=True, slots=True)
+class Softmax:
+    """softmax(q / temperature) over the allowed choices."""
+
+    kind: ClassVar[str] = "softmax"
+    epsilon: ClassVar[float] = 0.0
+    temperature: float
+
+    def propensities(self, q: Tensor, mask: Tensor) -> Tensor:
+        """Returns the probability of each choice, [B, K]; a row with none allowed gives zeros."""
+        masked = q.masked_fill(~mask, torch.finfo(q.dtype).min)
+        # the largest is subtracted first: large values divided by a small temperature leave no digits
+        return ((masked - masked.amax(1, keepdim=True)) / self.temperature).softmax(1) * mask
+
+    def __str__(self) -> str:
+        return f"softmax of q at temperature {self.temperature:g}"
 
 
-def epsilon_greedy_policy(q: Tensor, mask: Tensor, epsilon: float) -> Tensor:
-    """Returns epsilon / (number allowed) on each allowed choice and the rest on the greedy one, [B, K]."""
-    allowed = mask.to(q.dtype)
-    uniform = allowed / allowed.sum(1, keepdim=True).clamp(min=1)
-    greedy = torch.zeros_like(q).scatter_(1, q.masked_fill(~mask, -torch.inf).argmax(1, keepdim=True), 1.0)
-    return epsilon * uniform + (1 - epsilon) * greedy * allowed
+@dataclass(frozen=True, slots=True)
+class EpsilonGreedy:
+    """The largest allowed q, and with probability epsilon a uniform draw from the allowed choices."""
+
+    kind: ClassVar[str] = "epsilon_greedy"
+    temperature: ClassVar[float] = 0.0
+    epsilon: float = 0.0
+
+    def propensities(self, q: Tensor, mask: Tensor) -> Tensor:
+        """Returns the probability of each choice, [B, K]; ties go to the lowest index, none allowed gives zeros."""
+        allowed = mask.to(q.dtype)
+        uniform = allowed / allowed.sum(1, keepdim=True).clamp(min=1)
+        largest = q.masked_fill(~mask, torch.finfo(q.dtype).min).argmax(1, keepdim=True)
+        greedy = (torch.arange(q.shape[1], device=q.device) == largest).to(q.dtype)
+        return self.epsilon * uniform + (1 - self.epsilon) * greedy * allowed
+
+    def __str__(self) -> str:
+        return f"epsilon-greedy at epsilon {self.epsilon:g}" if self.epsilon else "greedy"
+
+
+TargetPolicy = Softmax | EpsilonGreedy
+
+
+def policy_json(policy: TargetPolicy) -> dict[str, Any]:
+    """Returns {"kind": ..., and its parameter}, as in a bundle's manifest."""
+    return {"kind": policy.kind, **asdict(policy)}
+
+
+def policy_of(document: Mapping[str, Any]) -> TargetPolicy:
+    """Returns the policy that `policy_json` gave the document of."""
+    parameters = {name: value for name, value in document.items() if name != "kind"}
+    return {one.kind: one for one in (Softmax, EpsilonGreedy)}[document["kind"]](**parameters)
 
 
 def likely_enough(logits: Tensor, mask: Tensor, threshold: float) -> Tensor:

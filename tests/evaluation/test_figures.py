@@ -12,6 +12,7 @@ from reagent_lite.algorithms.dqn import DQN, DQNSettings
 from reagent_lite.distributed.group import Group, Place
 from reagent_lite.evaluation.figures import figures
 from reagent_lite.models.value_heads import ScalarHead
+from reagent_lite.rl.policies import Softmax
 
 ALONE = Group(Place(), torch.device("cpu"))
 # Q(s, .) is the state itself; rewards 0 and 1 end both episodes
@@ -32,7 +33,7 @@ class Table(nn.Module):
 
 def found(imitator: nn.Module | None) -> dict[str, float]:
     learner = DQN(Table(), ScalarHead(), DQNSettings(gamma=0.9, target_update_rate=0.1), imitator=imitator)
-    return figures([ROWS], learner, ALONE, action_names=("a", "b"), temperature=1.0)
+    return figures([ROWS], learner, ALONE, action_names=("a", "b"), policy=Softmax(1.0))
 
 
 def test_any_action() -> None:

@@ -1,9 +1,9 @@
 """Predictors whose values are computed by hand, and the bundles exported from them once per session.
 
 The discrete one reads features 7 (BINARY, b) and 4 (CONTINUOUS, z = (x - 1) / 2), columns in that order, and gives
-    q = (b + z, 2 z, 1 - b)     for actions "left", "right", "stay", at temperature 2.
+    q = (b + z, 2 z, 1 - b)     for actions "left", "right", "stay", and acts epsilon-greedily at epsilon 0.3.
 The parametric one reads state feature 3 (s) and candidate feature 9 (f), both DO_NOT_PREPROCESS, and gives
-    q_k = s + f_k - mean of f over the allowed candidates, at temperature 2.
+    q_k = s + f_k - mean of f over the allowed candidates.
 The restricted ones are these, for a log that takes the actions with 0.5, 0.04 and 0.46 in every state, and a candidate
 as often as e^f; a choice needs 0.1 times the largest probability.
 """
@@ -27,6 +27,7 @@ from reagent_lite.export.tolerance import Tolerance
 from reagent_lite.export.writer import write_bundle
 from reagent_lite.models.preprocessor import Preprocessor
 from reagent_lite.models.restrictions import LikelyInTheLog
+from reagent_lite.rl.policies import EpsilonGreedy, Softmax
 from reagent_lite.types import FeatureSpec, FeatureType, NormalizationSpec
 
 NAN = float("nan")
@@ -74,7 +75,7 @@ def discrete_predictor() -> DiscretePredictor:
         LinearScorer(),
         state_feature_ids=spec.feature_ids,
         action_names=("left", "right", "stay"),
-        temperature=2.0,
+        policy=EpsilonGreedy(0.3),
     )
 
 
@@ -86,7 +87,7 @@ def parametric_predictor() -> ParametricPredictor:
         CentredScorer(),
         state_feature_ids=(3,),
         action_feature_ids=(9,),
-        temperature=2.0,
+        policy=EpsilonGreedy(0.3),
     )
 
 
@@ -103,8 +104,6 @@ def discrete_content() -> BundleContent:
         config_hash="c" * 64,
         versions={"torch": torch.__version__},
         git_revision=None,
-        epsilon=0.3,
-        softmax_policy=False,
         tolerance=Tolerance(atol=0.0, rtol=5e-5, ratio_different=0.0),
         sample=SampleRows(values=values),
     )
@@ -126,6 +125,15 @@ def discrete_folder(
 ) -> Path:
     folder = tmp_path_factory.mktemp("discrete") / "made" / "model"
     return write_bundle(folder, discrete_predictor, content=discrete_content)
+
+
+@pytest.fixture(scope="session")
+def softmax_folder(
+    tmp_path_factory: pytest.TempPathFactory, discrete_predictor: DiscretePredictor, discrete_content: BundleContent
+) -> Path:
+    predictor = copy.deepcopy(discrete_predictor)
+    predictor.policy = Softmax(2.0)
+    return write_bundle(tmp_path_factory.mktemp("softmax") / "model", predictor, content=discrete_content)
 
 
 @pytest.fixture(scope="session")

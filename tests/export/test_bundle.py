@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+import onnxruntime
 import pytest
 from numpy.typing import ArrayLike
 
 from reagent_lite.errors import BundleError
 from reagent_lite.export import Bundle, load_bundle
-from reagent_lite.export.bundle import Acting, draw, epsilon_greedy
+from reagent_lite.export.bundle import draw
 from reagent_lite.manifest import canonical, file_entries, opened, sealed
 
 NAN, INF = float("nan"), float("inf")
@@ -95,7 +96,7 @@ def test_no_folder_is_refused(tmp_path: Path) -> None:
 
 
 def test_manifest_seal() -> None:
-    document = {"schema_version": 1, "b": [1, 2.5], "a": "ä"}
+    document = {"schema_version": 2, "b": [1, 2.5], "a": "ä"}
     data = sealed(document)
     assert opened(data, "m") == document
     same_meaning = json.dumps(json.loads(data), sort_keys=True).encode()
@@ -107,8 +108,8 @@ def test_manifest_seal() -> None:
         opened(canonical(document), "m")
     with pytest.raises(BundleError, match="expected JSON"):
         opened(data[:-3], "m")
-    with pytest.raises(BundleError, match="expected schema version 1, got 2"):
-        opened(sealed({"schema_version": 2}), "m")
+    with pytest.raises(BundleError, match="expected schema version 2, got 1"):
+        opened(sealed({"schema_version": 1}), "m")
     with pytest.raises(ValueError, match="JSON compliant"):
         canonical({"a": NAN})
 
@@ -142,7 +143,7 @@ def test_manifest_says_what_the_model_is(bundle: Bundle, discrete_folder: Path) 
     assert bundle.workflow == "dqn"
     assert bundle.state_feature_ids == (7, 4)
     assert bundle.action_names == ("left", "right", "stay")
-    assert bundle.acting == Acting(epsilon=0.3, softmax_policy=False, temperature=2.0)
+    assert bundle.policy == {"kind": "epsilon_greedy", "epsilon": 0.3}
     assert bundle.manifest["git_revision"] is None
     assert bundle.manifest["files"]["config.json"]["size"] == (discrete_folder / "config.json").stat().st_size
     assert json.loads((discrete_folder / "evaluation.json").read_text()) == {"reward": {"value": 1.5, "lower": None}}
@@ -159,7 +160,8 @@ def test_golden_is_repeated(bundle: Bundle, parametric: Bundle) -> None:
         bundle._golden["outputs"]["q"][0][0] -= 1.0
 
 
-def test_predict_by_hand(bundle: Bundle) -> None:
+def test_predict_by_hand(softmax_folder: Path) -> None:
+    bundle = load_bundle(softmax_folder)
     # (b, z) = (1, 2): q = (3, 4, 0); (0, 0): q = (0, 0, 1)
     prediction = bundle.predict(
         [[1.0, 5.0], [NAN, 1.0], [1.0, 5.0], [1.0, 5.0]],
@@ -265,15 +267,14 @@ def test_epsilon_greedy_frequencies_are_the_stated_propensities(bundle: Bundle) 
     actions, propensity = bundle.act(np.tile([1.0, 5.0], (rows, 1)), mask=mask, rng=np.random.default_rng(0))
     counts = np.bincount(actions, minlength=3)
     assert counts[2] == 0
-    np.testing.assert_allclose(propensity, np.where(actions == 1, 0.85, 0.15))
+    np.testing.assert_allclose(propensity, np.where(actions == 1, 0.85, 0.15), rtol=1e-6)
     expected = np.array([3000, 17000])
     # one degree of freedom: beyond 10.83 with probability 0.001
     assert (((counts[:2] - expected) ** 2) / expected).sum() < 10.83
 
 
-def test_softmax_frequencies_are_the_stated_propensities(discrete_folder: Path) -> None:
-    bundle = load_bundle(discrete_folder)
-    bundle.acting = Acting(epsilon=0.3, softmax_policy=True, temperature=2.0)
+def test_softmax_frequencies_are_the_stated_propensities(softmax_folder: Path) -> None:
+    bundle = load_bundle(softmax_folder)
     rows = 20_000
     actions, propensity = bundle.act(np.tile([1.0, 5.0], (rows, 1)), rng=np.random.default_rng(1))
     weights = np.exp([1.5, 2.0, 0.0])
@@ -308,7 +309,7 @@ def test_a_restricted_model_neither_takes_nor_explores_what_the_log_hardly_takes
     # where nothing else is open, action 1 is the likeliest of those that are
     assert prediction.mask.tolist() == [[True, False, True], [False, True, False]]
     assert prediction.greedy.tolist() == [0, 1]
-    np.testing.assert_allclose(bundle.policy(prediction), [[0.85, 0, 0.15], [0, 1, 0]])
+    np.testing.assert_allclose(prediction.propensities, [[0.85, 0, 0.15], [0, 1, 0]], rtol=1e-6)
 
 
 def test_golden_choices_are_repeated(restricted_folder: Path, copied: Callable[[Path], Path]) -> None:
@@ -323,10 +324,15 @@ def test_golden_choices_are_repeated(restricted_folder: Path, copied: Callable[[
         Bundle(bundle.manifest, bundle._session, golden).check_golden()
 
 
-def test_epsilon_greedy_by_hand() -> None:
+def test_the_graph_alone_gives_the_propensities_that_act_draws_from(discrete_folder: Path) -> None:
+    """Whoever serves by ONNX logs what `act` would: q = (3, 4, 0) at epsilon 0.3."""
+    session = onnxruntime.InferenceSession(str(discrete_folder / "model.onnx"), providers=["CPUExecutionProvider"])
     mask = np.array([[True, True, True], [True, False, True], [False, False, False]])
-    probabilities = epsilon_greedy(np.array([1, 2, -1]), mask, 0.3)
-    np.testing.assert_allclose(probabilities, np.array([[0.1, 0.8, 0.1], [0.15, 0, 0.85], [0, 0, 0]]))
+    rows = np.tile(np.array([1, 5], np.float32), (3, 1))
+    (propensities,) = session.run(
+        ["propensities"], {"values": rows, "presence": np.ones((3, 2), bool), "action_mask": mask}
+    )
+    np.testing.assert_allclose(propensities, [[0.1, 0.8, 0.1], [0.85, 0, 0.15], [0, 0, 0]], rtol=1e-6)
 
 
 def test_draw_never_takes_what_has_no_probability() -> None:
@@ -361,7 +367,8 @@ print(*sorted(name for name in sys.modules if name.startswith("reagent_lite")))
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=root, timeout=60
     )
     decision, modules = result.stdout.splitlines()
-    assert decision == "1 1 0.8"  # 0.3 / 3 + 0.7
+    assert decision.split()[:2] == ["1", "1"]
+    assert float(decision.split()[2]) == pytest.approx(0.8)  # 0.3 / 3 + 0.7
     assert modules.split() == [
         "reagent_lite",
         "reagent_lite.errors",

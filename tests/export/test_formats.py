@@ -18,8 +18,10 @@ from reagent_lite.export.tolerance import Tolerance
 from reagent_lite.models.preprocessor import Preprocessor
 from reagent_lite.models.q_networks import NetworkSettings, build_q_network
 from reagent_lite.models.restrictions import LikelyInTheLog
+from reagent_lite.rl.policies import EpsilonGreedy, Softmax, TargetPolicy
 from reagent_lite.types import FeatureSpec, FeatureType, NormalizationSpec, SourceSpec
 
+SOFTMAX, EXPLORING = Softmax(0.01), EpsilonGreedy(0.05)
 TIGHT = Tolerance(atol=1e-5, rtol=0.0, ratio_different=0.0)
 FEATURES = (
     FeatureSpec(feature_id=10, feature_type=FeatureType.BINARY),
@@ -53,33 +55,33 @@ def scorer(**source: object) -> nn.Module:
     return MeanOfOutputs(build_q_network(spec, settings))
 
 
-def discrete() -> Predictor:
+def discrete(policy: TargetPolicy = SOFTMAX) -> Predictor:
     return DiscretePredictor(
         Preprocessor(SPEC),
         scorer(action_names=("a", "b", "c")),
         state_feature_ids=SPEC.feature_ids,
         action_names=("a", "b", "c"),
-        temperature=0.01,
+        policy=policy,
     )
 
 
-def parametric() -> Predictor:
+def parametric(policy: TargetPolicy = EXPLORING) -> Predictor:
     return ParametricPredictor(
         Preprocessor(SPEC),
         Preprocessor(SPEC),
         scorer(num_action_features=SPEC.width),
         state_feature_ids=SPEC.feature_ids,
         action_feature_ids=SPEC.feature_ids,
-        temperature=0.01,
+        policy=policy,
     )
 
 
 def restricted_discrete() -> Predictor:
-    return restricted(discrete(), action_names=("a", "b", "c"))
+    return restricted(discrete(EXPLORING), action_names=("a", "b", "c"))
 
 
 def restricted_parametric() -> Predictor:
-    return restricted(parametric(), num_action_features=SPEC.width)
+    return restricted(parametric(EpsilonGreedy()), num_action_features=SPEC.width)
 
 
 def restricted(predictor: Predictor, **source: object) -> Predictor:

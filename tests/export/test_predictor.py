@@ -9,6 +9,7 @@ from oracles.bundles import Habit
 
 from reagent_lite.export.predictor import DiscretePredictor, ParametricPredictor, decide
 from reagent_lite.models.restrictions import LikelyInTheLog
+from reagent_lite.rl.policies import Softmax
 
 NAN, INF = float("nan"), float("inf")
 
@@ -40,9 +41,8 @@ def test_mask_moves_the_choice_but_not_q_and_ties_go_to_the_lowest_index(discret
     q, greedy, propensities, _ = run(discrete_predictor, [[1, 5], [NAN, 1], [1, 5], [1, 5]], mask)
     assert q.tolist() == [[3, 4, 0], [0, 0, 1], [3, 4, 0], [3, 4, 0]]
     assert greedy.tolist() == [0, 0, 1, -1]
-    # q / temperature = (1.5, 0) over actions 0 and 2; a tie halves; one action has all; none has nothing
-    first = math.exp(1.5) / (math.exp(1.5) + 1)
-    expected = [[first, 0, 1 - first], [0.5, 0.5, 0], [0, 1, 0], [0, 0, 0]]
+    # epsilon 0.3 over two; a tie goes to the first; one action has all; none has nothing
+    expected = [[0.85, 0, 0.15], [0.85, 0.15, 0], [0, 1, 0], [0, 0, 0]]
     torch.testing.assert_close(propensities, torch.tensor(expected))
 
 
@@ -54,15 +54,14 @@ def test_what_the_log_hardly_takes_is_not_chosen(discrete_predictor: DiscretePre
     # 0.04 / 0.5 = 0.08 and 0.04 / 0.46 = 0.087 are below 0.1, 0.46 / 0.5 is not
     assert choices.tolist() == [[True, False, True], [False, False, True], [False] * 3]
     assert greedy.tolist() == [0, 2, -1]
-    first = math.exp(1.5) / (math.exp(1.5) + 1)
-    torch.testing.assert_close(propensities, torch.tensor([[first, 0, 1 - first], [0, 0, 1], [0, 0, 0]]))
+    torch.testing.assert_close(propensities, torch.tensor([[0.85, 0, 0.15], [0, 0, 1], [0, 0, 0]]))
 
 
 def test_small_temperature_is_stable() -> None:
     # difference 0.5 at temperature 0.01: the second has exp(-50) of the first; 1e6 / 0.01 alone has no float32 digits
     q = torch.tensor([[1e6, 1e6 - 0.5, -1e30], [0.011, 0.001, 3.0]])
     mask = torch.tensor([[True, True, True], [True, True, False]])
-    _, greedy, propensities, _ = decide(q, mask, torch.zeros(2, dtype=torch.bool), 0.01)
+    _, greedy, propensities, _ = decide(q, mask, torch.zeros(2, dtype=torch.bool), Softmax(0.01))
     assert greedy.tolist() == [0, 0]
     assert propensities[0].tolist() == pytest.approx([1, math.exp(-50), 0], rel=1e-5)
     # (0.011 - 0.001) / 0.01 = 1
@@ -87,8 +86,7 @@ def test_parametric_mean_is_over_allowed_candidates(parametric_predictor: Parame
     assert q[0].tolist() == [8, 9, 13]
     assert q[1, :2].tolist() == [2, -2]
     assert greedy.tolist() == [2, 0]
-    # differences over temperature 2: (2 - -2) / 2 = 2
-    assert propensities[1].tolist() == pytest.approx([math.exp(2) / (1 + math.exp(2)), 1 / (1 + math.exp(2)), 0])
+    assert propensities[1].tolist() == pytest.approx([0.85, 0.15, 0])
 
 
 def test_parametric_infinity_in_an_allowed_candidate_gives_no_answer(parametric_predictor: ParametricPredictor) -> None:

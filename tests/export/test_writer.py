@@ -25,6 +25,7 @@ from reagent_lite.export.predictor import DiscretePredictor
 from reagent_lite.export.tolerance import Tolerance
 from reagent_lite.export.writer import write_bundle
 from reagent_lite.models.restrictions import LikelyInTheLog
+from reagent_lite.rl.policies import EpsilonGreedy, TargetPolicy
 
 STRICT = Tolerance(atol=0.0, rtol=5e-5, ratio_different=0.0)
 Make = Callable[..., Path]
@@ -50,19 +51,19 @@ def make(
     return write
 
 
-def same_weights(predictor: DiscretePredictor, *, temperature: float) -> DiscretePredictor:
+def same_weights(predictor: DiscretePredictor, *, policy: TargetPolicy) -> DiscretePredictor:
     return DiscretePredictor(
         predictor.state_preprocessor,
         type(predictor.scorer)(),
         state_feature_ids=predictor.state_feature_ids,
         action_names=predictor.action_names,
-        temperature=temperature,
+        policy=policy,
     )
 
 
 def other_weights(predictor: DiscretePredictor) -> DiscretePredictor:
     """The same predictor with q of "left" 0.01 larger."""
-    other = same_weights(predictor, temperature=predictor.temperature)
+    other = same_weights(predictor, policy=predictor.policy)
     with torch.no_grad():
         other.scorer.get_parameter("bias")[0] += 0.01
     return other
@@ -87,10 +88,10 @@ def test_tolerance_just_too_small_is_used(make: Make, discrete_predictor: Discre
             make(other_weights(discrete_predictor), tolerance=replace(STRICT, **change))
 
 
-def test_file_of_another_temperature_is_found(make: Make, discrete_predictor: DiscretePredictor) -> None:
-    colder = same_weights(discrete_predictor, temperature=1.0)
-    with pytest.raises(BundleError, match=r"model.onnx, propensities: expected softmax\(q / temperature\)"):
-        make(colder)
+def test_file_of_another_policy_is_found(make: Make, discrete_predictor: DiscretePredictor) -> None:
+    greedy = same_weights(discrete_predictor, policy=EpsilonGreedy())
+    with pytest.raises(BundleError, match=r"model.onnx, propensities: expected those of greedy, got 0\.2"):
+        make(greedy)
 
 
 def test_replacing_a_bundle(make: Make, tmp_path: Path) -> None:
@@ -190,7 +191,7 @@ def test_only_the_formats_asked_for_are_written(make: Make) -> None:
 
 
 def test_the_callers_predictor_stays_as_it_is(make: Make, discrete_predictor: DiscretePredictor) -> None:
-    predictor = same_weights(discrete_predictor, temperature=2.0).train()
+    predictor = same_weights(discrete_predictor, policy=EpsilonGreedy(0.3)).train()
     make(predictor)
     assert predictor.training
     assert all(parameter.requires_grad for parameter in predictor.parameters())
@@ -220,7 +221,7 @@ def test_model_card_says_what_the_model_is(discrete_folder: Path, parametric_fol
     assert card.startswith("# dqn policy, 12 optimizer steps\n")
     for line in ("1. `right`", "| 7 | BINARY |", "| reward.value | 1.5 |", "| reward.lower | undefined |"):
         assert f"\n{line}\n" in card
-    assert "with probability 0.3 a uniform draw" in card
+    assert "Epsilon-greedy at epsilon 0.3, over the allowed choices." in card
     assert "with the features 9." in (parametric_folder / "MODEL_CARD.md").read_text()
 
 

@@ -15,9 +15,12 @@ from reagent_lite.export.tolerance import Tolerance
 from reagent_lite.export.writer import write_bundle
 from reagent_lite.models.preprocessor import Preprocessor
 from reagent_lite.models.restrictions import LikelyInTheLog
+from reagent_lite.rl.policies import Softmax, TargetPolicy
 from reagent_lite.types import FeatureSpec, FeatureType, NormalizationSpec
 
 Array = NDArray[np.float64]
+
+PLAIN = Softmax(1.0)
 
 
 class Linear(nn.Module):
@@ -75,11 +78,16 @@ def raw(ids: tuple[int, ...]) -> NormalizationSpec:
 
 
 def linear_bundle(
-    folder: Path, weight: Array, names: tuple[str, ...], ids: tuple[int, ...], restriction: LikelyInTheLog | None = None
+    folder: Path,
+    weight: Array,
+    names: tuple[str, ...],
+    ids: tuple[int, ...],
+    restriction: LikelyInTheLog | None = None,
+    policy: TargetPolicy = PLAIN,
 ) -> Path:
     """Writes a model with q = weight [K, S] @ state, whose S columns are the features `ids`."""
     predictor = DiscretePredictor(
-        Preprocessor(raw(ids)), Linear(weight), state_feature_ids=ids, action_names=names, temperature=1.0,
+        Preprocessor(raw(ids)), Linear(weight), state_feature_ids=ids, action_names=names, policy=policy,
         restriction=restriction,
     )  # fmt: skip
     rows = SampleRows(values=sample(len(ids)))
@@ -90,7 +98,7 @@ def bilinear_bundle(folder: Path, weight: Array, ids: tuple[int, ...], action_id
     """Writes a model of candidates with q_k = features_k @ weight [F, S] @ state."""
     predictor = ParametricPredictor(
         Preprocessor(raw(ids)), Preprocessor(raw(action_ids)), Bilinear(weight),
-        state_feature_ids=ids, action_feature_ids=action_ids, temperature=1.0,
+        state_feature_ids=ids, action_feature_ids=action_ids, policy=PLAIN,
     )  # fmt: skip
     rows = SampleRows(
         values=sample(len(ids)), candidates=np.ones((4, 2, len(action_ids)), np.float32), mask=np.ones((4, 2), bool)
@@ -106,6 +114,6 @@ def content(workflow: str, rows: SampleRows, **columns: tuple[int, ...]) -> Bund
     normalization = {name: normalization_json(raw(ids)) for name, ids in columns.items()}
     return BundleContent(
         workflow=workflow, normalization=normalization, config={}, evaluation={}, steps=1, data_hash="d" * 64,
-        config_hash="c" * 64, versions={"torch": torch.__version__}, git_revision=None, epsilon=0.1,
-        softmax_policy=False, tolerance=Tolerance(atol=1e-6, rtol=5e-5, ratio_different=0.0), sample=rows,
+        config_hash="c" * 64, versions={"torch": torch.__version__}, git_revision=None,
+        tolerance=Tolerance(atol=1e-6, rtol=5e-5, ratio_different=0.0), sample=rows,
     )  # fmt: skip

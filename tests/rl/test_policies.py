@@ -2,24 +2,39 @@
 
 import torch
 
-from reagent_lite.rl.policies import epsilon_greedy_policy, likely_enough, softmax_policy
+from reagent_lite.rl.policies import EpsilonGreedy, Softmax, likely_enough, policy_json, policy_of
 
 MASK = torch.tensor([[True, True, False], [False, False, False]])
 
 
 def test_softmax_is_over_allowed_choices_and_zero_where_none_is() -> None:
     q = torch.log(torch.tensor([[1.0, 3.0, 9.0], [1.0, 1.0, 1.0]]))
-    torch.testing.assert_close(softmax_policy(q, MASK, 1.0), torch.tensor([[0.25, 0.75, 0.0], [0.0, 0.0, 0.0]]))
+    torch.testing.assert_close(Softmax(1.0).propensities(q, MASK), torch.tensor([[0.25, 0.75, 0.0], [0.0, 0.0, 0.0]]))
 
 
 def test_softmax_at_a_low_temperature_does_not_overflow() -> None:
-    p = softmax_policy(torch.tensor([[500.0, 499.0]]), torch.ones(1, 2, dtype=torch.bool), 0.01)
+    p = Softmax(0.01).propensities(torch.tensor([[500.0, 499.0]]), torch.ones(1, 2, dtype=torch.bool))
     torch.testing.assert_close(p, torch.tensor([[1.0, 0.0]]))
 
 
 def test_epsilon_greedy() -> None:
-    p = epsilon_greedy_policy(torch.tensor([[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]]), MASK, 0.2)
+    p = EpsilonGreedy(0.2).propensities(torch.tensor([[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]]), MASK)
     torch.testing.assert_close(p, torch.tensor([[0.1, 0.9, 0.0], [0.0, 0.0, 0.0]]))
+
+
+def test_greedy_takes_the_first_of_equals() -> None:
+    p = EpsilonGreedy().propensities(torch.tensor([[1.0, 2.0, 2.0]]), torch.ones(1, 3, dtype=torch.bool))
+    assert p.tolist() == [[0, 1, 0]]
+
+
+def test_a_policy_as_json_and_in_words() -> None:
+    found = {str(one): policy_json(one) for one in (Softmax(0.01), EpsilonGreedy(0.05), EpsilonGreedy())}
+    assert found == {
+        "softmax of q at temperature 0.01": {"kind": "softmax", "temperature": 0.01},
+        "epsilon-greedy at epsilon 0.05": {"kind": "epsilon_greedy", "epsilon": 0.05},
+        "greedy": {"kind": "epsilon_greedy", "epsilon": 0.0},
+    }
+    assert [str(policy_of(document)) for document in found.values()] == list(found)
 
 
 def test_likely_enough_compares_with_the_largest_allowed() -> None:

@@ -22,6 +22,7 @@ from reagent_lite.distributed.group import Group, Place
 from reagent_lite.errors import BundleError, ConfigError, DataError
 from reagent_lite.evaluation.withheld import MODEL_ALONE, MODELLED, WEIGHTED, WEIGHTS_ALONE
 from reagent_lite.rl.estimators import ESTIMATORS
+from reagent_lite.rl.policies import EpsilonGreedy
 from workflows.command_line import main_alone
 from workflows.evaluate import COMMAND
 from workflows.evaluating import Evaluated, evaluate
@@ -107,15 +108,26 @@ def test_one_step_three_rows(known: Path, tmp_path: Path) -> None:
     [
         # greedy takes b, a, a; it agrees with the log (a, b, a) in the third row: 7 / .4 / 3
         ({"policy": "greedy"}, 7 / 0.4 / 3),
-        # the bundle acts with epsilon 0.1: .05 where it does not agree, .95 where it does
-        ({"policy": "acting"}, (0.05 / 0.2 * 4 + 0.05 / 0.5 * 5 + 0.95 / 0.4 * 7) / 3),
         # at temperature .5 the shares are squared: .16 / .52, .09 / .58, .49 / .58
-        ({"temperature": 0.5}, (0.16 / 0.52 / 0.2 * 4 + 0.09 / 0.58 / 0.5 * 5 + 0.49 / 0.58 / 0.4 * 7) / 3),
+        (
+            {"policy": "softmax", "temperature": 0.5},
+            (0.16 / 0.52 / 0.2 * 4 + 0.09 / 0.58 / 0.5 * 5 + 0.49 / 0.58 / 0.4 * 7) / 3,
+        ),
     ],
 )
 def test_which_policy(known: Path, tmp_path: Path, keys: dict[str, Any], expected: float) -> None:
-    outcome, _ = judged(three_rows(tmp_path), known, **keys)
+    outcome, report = judged(three_rows(tmp_path), known, **keys)
     assert outcome.scores["CPE/Reward/IPS_Reward"] == pytest.approx(expected, abs=1e-5)
+    assert report["model"]["policy"] == ("greedy" if keys["policy"] == "greedy" else "softmax of q at temperature 0.5")
+
+
+def test_the_policy_that_a_model_was_exported_with(tmp_path: Path) -> None:
+    """It acts with epsilon 0.1: .05 where it does not agree with the log (a, b, a), .95 where it does."""
+    model = linear_bundle(tmp_path / "model", np.eye(2), AB, (0, 1), policy=EpsilonGreedy(0.1))
+    outcome, report = judged(three_rows(tmp_path), model)
+    expected = (0.05 / 0.2 * 4 + 0.05 / 0.5 * 5 + 0.95 / 0.4 * 7) / 3
+    assert outcome.scores["CPE/Reward/IPS_Reward"] == pytest.approx(expected, abs=1e-5)
+    assert report["model"]["policy"] == "epsilon-greedy at epsilon 0.1"
 
 
 def unequal(tmp_path: Path, propensity: bool = True) -> tuple[Path, float, float]:

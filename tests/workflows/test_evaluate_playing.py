@@ -172,8 +172,9 @@ def test_as_a_user_runs_it(run: Runner, tmp_path: Path, cart: Path) -> None:
     assert done.code == 0, done.err
     assert len(done.out.splitlines()) == 1
     assert done.outcome["scores"]["simulation/return/lower"] > 22
-    assert "simulation of cartpole_v0: 200 episodes of each policy, softmax, of at most 200 steps" in done.err
+    assert "simulation of cartpole_v0: 200 episodes of each policy, of at most 200 steps" in done.err
     assert "uniformly random actions: return" in done.err
+    assert f"model {cart}, softmax of q at temperature 1: return" in done.err
     assert "playing model: 200 of 200 episodes" in done.err
 
 
@@ -195,7 +196,7 @@ def test_the_page_in_a_browser(tmp_path: Path, cart: Path) -> None:
         verdict = browser.value("[...document.querySelectorAll('.verdict')].map(v => v.innerText).join('|')")
     assert "Better than the other model in simulation." in verdict
     assert "200 episodes of cartpole_v0 for each policy, with the same starts, of at most 200 steps" in shown
-    for name in ("The model, softmax", "The other model", "Random actions"):
+    for name in ("The model, softmax of q at temperature 1", "The other model", "Random actions"):
         assert name in shown
     figure = report["simulation"]["difference"]["return"]
     assert "{value:.4g} ({low:.4g} to {high:.4g})".format(**figure) in shown

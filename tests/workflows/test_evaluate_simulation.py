@@ -41,8 +41,7 @@ def test_exact_values_are_inside_the_intervals(tmp_path: Path, worlds: Path, eps
     ("keys", "epsilon"),
     [
         ({"policy": "greedy"}, 0.0),
-        ({"policy": "acting"}, 0.1),  # the bundles of oracles/bundles.py are exported with it
-        ({"temperature": 2.0}, None),
+        ({"policy": "softmax", "temperature": 2.0}, None),
     ],
 )
 def test_which_policy_plays(tmp_path: Path, worlds: Path, keys: dict[str, Any], epsilon: float | None) -> None:

@@ -10,6 +10,7 @@ from oracles.logs import random_rows, write_lines
 
 from reagent_lite.config import DqnConfig, check
 from reagent_lite.distributed.group import Group, Place
+from reagent_lite.rl.policies import EpsilonGreedy
 from reagent_lite.types import Actions
 from workflows.drawing import record
 from workflows.experience import build_judges, gather_experience
@@ -42,7 +43,7 @@ def test_play_and_pictures_leave_out_what_the_log_hardly_takes(tmp_path: Path) -
     for exploration in ({"epsilon": torch.zeros(1)}, {"epsilon": torch.zeros(1), "temperature": 0.5}):
         env.act(q, **exploration)
         assert (env.action.tolist(), env.propensity.tolist()) == ([1] * 4, [1] * 4)
-    trace = record(simulation, experience.reader, learner)
+    trace = record(simulation, experience.reader, learner, EpsilonGreedy())
     assert set(trace.action) == {1}
     assert trace.q is not None
     assert not np.isfinite(trace.q[:, 0]).any()  # drawn as no value at all
