@@ -21,7 +21,7 @@ from typing import Any, Final
 from reagent_lite.errors import BundleError, Problem
 
 FILE_NAME: Final = "manifest.json"
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 1
 _SEAL: Final = "sha256"
 _MOST_PROBLEMS: Final = 20
 _COPY_AGAIN: Final = "Copy the bundle again from where it was written, or export it again"
@@ -50,7 +50,7 @@ def opened(data: bytes, where: str) -> dict[str, Any]:
     try:
         document: dict[str, Any] = json.loads(data)
         faithful = isinstance(document, dict) and canonical(document) == data
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BundleError(Problem(where, "JSON", str(error), _COPY_AGAIN)) from error
     if not faithful:
         raise BundleError(Problem(where, "a JSON object in canonical form", "other bytes", _COPY_AGAIN))
@@ -118,7 +118,7 @@ def verified(folder: Path, keep: Collection[str]) -> tuple[dict[str, Any], dict[
     except OSError as error:
         advice = "Give the folder that holds manifest.json"
         raise BundleError(Problem(str(folder), "the folder of an exported model", str(error), advice)) from error
-    entries: dict[str, dict[str, Any]] = manifest["files"]
+    entries = _entries_of(manifest, str(folder / FILE_NAME))
     require_names(entries, str(folder / FILE_NAME))
     kept: dict[str, bytes] = {}
     problems = [_problem(folder, name, "no such file in the manifest", "a file") for name in present - entries.keys()]
@@ -139,6 +139,15 @@ def verified(folder: Path, keep: Collection[str]) -> tuple[dict[str, Any], dict[
     if problems:
         raise BundleError(problems[:_MOST_PROBLEMS])
     return manifest, kept
+
+
+def _entries_of(manifest: dict[str, Any], where: str) -> dict[str, dict[str, Any]]:
+    entries = manifest.get("files")
+    if not isinstance(entries, dict) or not all(
+        isinstance(entry, dict) and entry.keys() == {"size", "sha256"} for entry in entries.values()
+    ):
+        raise BundleError(Problem(f"{where}, files", "{name: {size, sha256}}", f"{entries!r:.200}", _COPY_AGAIN))
+    return entries
 
 
 def _entry(data: bytes) -> dict[str, Any]:

@@ -8,7 +8,7 @@ bundle.predict(bundle.states([{"0": 1.5, "3": 0.2}])).greedy
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -20,10 +20,11 @@ from numpy.typing import ArrayLike, NDArray
 from reagent_lite.errors import BundleError, Problem, counted
 from reagent_lite.export.dense import FeatureMap, flags, from_maps, numbers, padded, refuse_infinity
 from reagent_lite.export.tolerance import Tolerance, compare_choices
-from reagent_lite.manifest import verified
+from reagent_lite.manifest import FILE_NAME, verified
 
 MODEL_FILE: Final = "model.onnx"
 GOLDEN_FILE: Final = "golden.json"
+_EXPORT_AGAIN: Final = "Export the model again with this release"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,15 +165,19 @@ class Bundle:
         """Repeats the recorded predictions on this machine; returns the largest difference of a q.
 
         Raises:
-            BundleError: when q differ by more than the tolerance recorded with them, or other choices are left.
+            BundleError: when q differ by more than the tolerance recorded with them, or other choices are left; when
+            nothing was recorded.
         """
-        feed = {entry.name: _recorded(self._golden["inputs"][entry.name]) for entry in self._session.get_inputs()}
+        where = f"{MODEL_FILE} on {GOLDEN_FILE}"
+        try:
+            feed = {entry.name: _recorded(self._golden["inputs"][entry.name]) for entry in self._session.get_inputs()}
+            live = {name: _recorded(self._golden["outputs"][name]) for name in ("q", "choices")}
+            tolerance = Tolerance(**self._golden["tolerance"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise BundleError(
+                Problem(GOLDEN_FILE, "inputs, outputs and tolerance", repr(error), _EXPORT_AGAIN)
+            ) from error
         q, choices = self._session.run(["q", "choices"], feed)
-        tolerance = Tolerance(**self._golden["tolerance"])
-        where, live = (
-            f"{MODEL_FILE} on {GOLDEN_FILE}",
-            {name: _recorded(x) for name, x in self._golden["outputs"].items()},
-        )
         compare_choices(where, live["choices"], choices)
         return tolerance.compare(where, live["q"], q, "Try another release of onnxruntime")
 
@@ -201,17 +206,68 @@ def load_bundle(path: str | os.PathLike[str]) -> Bundle:
         path: the folder that holds manifest.json.
 
     Raises:
-        BundleError: naming every file that is missing, unlisted or altered; or when onnxruntime cannot read the model.
+        BundleError: naming every file that is missing, unlisted or altered; a manifest that describes no model; or when
+            onnxruntime cannot read the model.
     """
     folder = Path(path)
     manifest, files = _verified(folder)
+    golden = _parts(folder, manifest, files[GOLDEN_FILE])
     try:
         session = onnxruntime.InferenceSession(files[MODEL_FILE], providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's own exceptions share no base but Exception
         advice = "Install the release of onnxruntime that manifest.json names under versions, or a later one"
         where = str(folder / MODEL_FILE)
         raise BundleError(Problem(where, "a model that onnxruntime loads", str(error), advice)) from error
-    return Bundle(manifest, session, json.loads(files[GOLDEN_FILE]))
+    widths = [entry.shape[-1] for entry in session.get_inputs()]
+    states, candidates = len(manifest["state_feature_ids"]), len(manifest["action_feature_ids"])
+    names = len(manifest["action_names"])
+    expected = [states, states, names] if names else [states, states, candidates, candidates, *widths[4:]]
+    if widths != expected:
+        raise BundleError(Problem(str(folder / FILE_NAME), f"features and actions of {MODEL_FILE}: {widths}",
+                                  str(expected), _EXPORT_AGAIN))  # fmt: skip
+    return Bundle(manifest, session, golden)
+
+
+def _parts(folder: Path, manifest: dict[str, Any], recorded: bytes) -> dict[str, Any]:
+    """Returns what golden.json says, after checking that it and the manifest have the parts of a model."""
+    problems = [
+        Problem(f"{folder / FILE_NAME}, {name}", expected, f"{manifest.get(name)!r:.200}", _EXPORT_AGAIN)
+        for name, (expected, fits) in _PARTS.items()
+        if not fits(manifest.get(name))
+    ]
+    try:
+        golden = json.loads(recorded)
+    except (ValueError, RecursionError):
+        golden = None
+    if not isinstance(golden, dict):
+        problems.append(Problem(str(folder / GOLDEN_FILE), "a JSON object", f"{recorded[:100]!r}", _EXPORT_AGAIN))
+    if problems:
+        raise BundleError(problems)
+    return golden  # type: ignore[no-any-return]
+
+
+def _list_of(kind: type, value: Any) -> bool:
+    return isinstance(value, list) and all(type(one) is kind for one in value)
+
+
+def _is_policy(value: Any) -> bool:
+    parameter = {"softmax": "temperature", "epsilon_greedy": "epsilon"}
+    if not isinstance(value, dict) or not isinstance(value.get("kind"), str) or value["kind"] not in parameter:
+        return False
+    number = value.get(parameter[value["kind"]])
+    return len(value) == 2 and isinstance(number, int | float) and not isinstance(number, bool)
+
+
+_PARTS: Final[dict[str, tuple[str, Callable[[Any], bool]]]] = {
+    "workflow": ("dqn or parametric_dqn", lambda value: value in ("dqn", "parametric_dqn")),
+    "state_feature_ids": ("a list of feature ids", lambda value: _list_of(int, value)),
+    "action_feature_ids": ("a list of feature ids", lambda value: _list_of(int, value)),
+    "action_names": ("a list of names", lambda value: _list_of(str, value)),
+    "policy": ("softmax with its temperature, or epsilon_greedy with its epsilon", _is_policy),
+    "steps": ("a number of optimizer steps", lambda value: type(value) is int),
+    "data_hash": ("a hash", lambda value: isinstance(value, str)),
+    "config_hash": ("a hash", lambda value: isinstance(value, str)),
+}
 
 
 def _verified(folder: Path) -> tuple[dict[str, Any], dict[str, bytes]]:

@@ -13,6 +13,8 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from numpy.typing import ArrayLike
 
 from reagent_lite.errors import BundleError
@@ -96,7 +98,7 @@ def test_no_folder_is_refused(tmp_path: Path) -> None:
 
 
 def test_manifest_seal() -> None:
-    document = {"schema_version": 2, "b": [1, 2.5], "a": "ä"}
+    document = {"schema_version": 1, "b": [1, 2.5], "a": "ä"}
     data = sealed(document)
     assert opened(data, "m") == document
     same_meaning = json.dumps(json.loads(data), sort_keys=True).encode()
@@ -108,8 +110,8 @@ def test_manifest_seal() -> None:
         opened(canonical(document), "m")
     with pytest.raises(BundleError, match="expected JSON"):
         opened(data[:-3], "m")
-    with pytest.raises(BundleError, match="expected schema version 2, got 1"):
-        opened(sealed({"schema_version": 1}), "m")
+    with pytest.raises(BundleError, match="expected schema version 1, got 2"):
+        opened(sealed({"schema_version": 2}), "m")
     with pytest.raises(ValueError, match="JSON compliant"):
         canonical({"a": NAN})
 
@@ -147,6 +149,46 @@ def test_manifest_says_what_the_model_is(bundle: Bundle, discrete_folder: Path) 
     assert bundle.manifest["git_revision"] is None
     assert bundle.manifest["files"]["config.json"]["size"] == (discrete_folder / "config.json").stat().st_size
     assert json.loads((discrete_folder / "evaluation.json").read_text()) == {"reward": {"value": 1.5, "lower": None}}
+
+
+ANY_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_sealed_manifest_of_any_shape_is_a_bundle_or_a_bundle_error(
+    data: st.DataObject, discrete_folder: Path, bundle: Bundle, tmp_path: Path
+) -> None:
+    folder = tmp_path / "any"
+    if not folder.exists():
+        shutil.copytree(discrete_folder, folder)
+    key = data.draw(st.sampled_from([*bundle.manifest, ""]))
+    document = {**bundle.manifest, key: data.draw(ANY_JSON)}
+    if key == "files" or not key:
+        document = data.draw(st.dictionaries(st.sampled_from([*bundle.manifest]), ANY_JSON))
+    if data.draw(st.booleans()):
+        document.pop(key, None)
+    document["schema_version"] = 1
+    (folder / "manifest.json").write_bytes(sealed(document))
+    try:
+        loaded = load_bundle(folder)
+    except BundleError:
+        return
+    assert loaded.predict([[1, 5]]).q.tolist() == [[3, 4, 0]]
+
+
+@pytest.mark.parametrize("changes", [{"policy": None}, {"policy": {"kind": ["softmax"]}}, {"state_feature_ids": ["7"]}])
+def test_a_model_of_another_release_is_exported_again(
+    changes: dict[str, object], discrete_folder: Path, bundle: Bundle, copied: Copy
+) -> None:
+    folder = copied(discrete_folder)
+    (folder / "manifest.json").write_bytes(sealed({**bundle.manifest, **changes}))
+    with pytest.raises(BundleError, match=f"manifest.json, {next(iter(changes))}: .* Export the model again"):
+        load_bundle(folder)
 
 
 def test_golden_is_repeated(bundle: Bundle, parametric: Bundle) -> None:
