@@ -25,7 +25,7 @@ from reagent_lite.evaluation.pictures import require_pictures
 from reagent_lite.export.content import BundleContent
 from reagent_lite.export.predictor import DiscretePredictor, ParametricPredictor, Predictor
 from reagent_lite.export.tolerance import Tolerance
-from reagent_lite.export.writer import write_bundle
+from reagent_lite.export.writer import require_replaceable, write_bundle
 from reagent_lite.files import LOCK, alone_in, require_writable, write_whole
 from reagent_lite.manifest import canonical
 from reagent_lite.models.preprocessor import Preprocessor
@@ -282,6 +282,7 @@ def _output(config: WorkflowConfig, group: Group) -> Iterator[Callable[[], None]
         return
     key, folder = "model_output_path", Path(config.model_output_path).expanduser()
     require_writable(nearest_existing(folder), key)
+    require_replaceable(folder / "model")
     with ExitStack() as stack:
 
         def lock() -> None:

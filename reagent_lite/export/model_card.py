@@ -2,7 +2,9 @@
 
 import json
 import math
+import re
 from collections.abc import Iterator
+from html import escape
 from typing import Any, Final
 
 from reagent_lite.export.content import BundleContent
@@ -45,7 +47,7 @@ def _use(predictor: Predictor) -> str:
 
 def _choices(predictor: Predictor) -> str:
     if not predictor.parametric:
-        return "\n".join(f"{i}. `{name}`" for i, name in enumerate(predictor.action_names))
+        return "\n".join(f"{i}. {_code(name)}" for i, name in enumerate(predictor.action_names))
     ids = ", ".join(map(str, predictor.action_feature_ids))
     return f"A list of candidates per row, of any length, each with the features {ids}."
 
@@ -73,7 +75,7 @@ def _evaluation(evaluation: dict[str, Any]) -> str:
     figures = list(_figures(evaluation, ""))
     if not figures:
         return "None was made."
-    rows = [f"| {name} | {value} |" for name, value in figures[:_MOST_FIGURES]]
+    rows = [f"| {_plain(name)} | {_plain(value)} |" for name, value in figures[:_MOST_FIGURES]]
     more = f"\n\n{len(figures) - _MOST_FIGURES} more in `evaluation.json`." if len(figures) > _MOST_FIGURES else ""
     return "\n".join(("| figure | value |", "|---|---|", *rows)) + more
 
@@ -102,9 +104,22 @@ def _figures(value: Any, path: str) -> Iterator[tuple[str, str]]:
         for key, inner in value.items():
             yield from _figures(inner, f"{path}.{key}" if path else str(key))
     elif isinstance(value, bool | str):
-        yield path, str(value).replace("|", r"\|").replace("\n", " ")
+        yield path, str(value)
     elif isinstance(value, int | float):
         yield path, f"{value:.6g}" if math.isfinite(value) else "undefined"
+
+
+def _code(text: str) -> str:
+    """Returns a code span that shows the text as it is, on one line."""
+    line = " ".join(text.split())
+    fence = "`" * (max(map(len, re.findall("`+", line)), default=0) + 1)
+    return f"{fence} {line} {fence}" if "`" in line else f"{fence}{line}{fence}"
+
+
+def _plain(text: str) -> str:
+    """Returns the text with what Markdown or HTML would read as markup escaped, on one line."""
+    line = escape(" ".join(text.split()), quote=False)
+    return re.sub(r"[\\`*\[\]|~:]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", r"\\\g<0>", line)
 
 
 def _type_of(parameters: str | None) -> str:

@@ -6,6 +6,7 @@ predictor, content ─► temporary folder: model files, JSON, golden.json, MODE
 """
 
 import copy
+import json
 import math
 from pathlib import Path
 from typing import Any, Final
@@ -64,12 +65,26 @@ def _check_request(folder: Path, content: BundleContent) -> None:
     ]
     if "onnx" not in content.formats:
         problems.append(Problem("formats", "onnx among them: it is what load_bundle reads", str(content.formats)))
-    older = (folder / FILE_NAME).exists() or (folder.is_dir() and not any(folder.iterdir()))
-    if folder.exists() and not older:
-        advice = "It would be deleted: move it, or export to another name"
-        problems.append(Problem(str(folder), "nothing there, or an older model", "something else", advice))
     if problems:
         raise BundleError(problems)
+    require_replaceable(folder)
+
+
+def require_replaceable(folder: Path) -> None:
+    """Checks that a model may be written in the place of what is there.
+
+    Raises:
+        BundleError: it is neither a model nor empty.
+    """
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return
+    try:
+        manifest = json.loads((folder / FILE_NAME).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        manifest = None
+    if not isinstance(manifest, dict) or not manifest.keys() >= {"schema_version", "workflow", "files"}:
+        advice = "It would be deleted: move it, or export to another name"
+        raise BundleError(Problem(str(folder), "nothing there, or an older model", "something else", advice))
 
 
 @torch.inference_mode()

@@ -6,6 +6,7 @@ checkpoints/  step_000100/  step_000120/ (manifest.json: sizes and hashes)   LAT
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -65,7 +66,8 @@ class Shelf:
 
     def names(self) -> list[str]:
         """Returns the names of all checkpoints, the newest first; damaged ones may be among them."""
-        return [path.name for path in sorted(self.folder.glob("step_*"), key=_order, reverse=True)]
+        written = filter(_is_checkpoint, self.folder.glob("step_*"))  # what others put there is not ours to remove
+        return [path.name for path in sorted(written, key=_order, reverse=True)]
 
     def unfinished(self, note: Callable[[str], None]) -> Found | None:
         """Returns the newest whole checkpoint of a run that has not ended; damaged ones are set aside on the way.
@@ -159,6 +161,14 @@ class Shelf:
         folder.rename(folder.parent / name)
         sync(folder.parent)
         return name
+
+
+def _is_checkpoint(folder: Path) -> bool:
+    """Whether this program wrote the folder: it has files that others do not write, or lost all it had."""
+    if folder.is_symlink() or not folder.is_dir() or not re.fullmatch(r"step_\d+", folder.name):
+        return False
+    files = {path.name for path in folder.iterdir()}
+    return not files or bool(files & {LEARNER, JUDGES, rank_file(0)})
 
 
 def _order(folder: Path) -> tuple[int, int]:

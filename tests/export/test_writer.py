@@ -6,12 +6,14 @@ import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from html import escape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from markdown_it import MarkdownIt
 from oracles.bundles import Habit
 from safetensors.torch import load_file
 
@@ -21,6 +23,7 @@ from reagent_lite.export import load_bundle, writer
 from reagent_lite.export.check import check_file, graph_inputs
 from reagent_lite.export.content import BundleContent, SampleRows
 from reagent_lite.export.formats import FORMATS
+from reagent_lite.export.model_card import model_card
 from reagent_lite.export.predictor import DiscretePredictor
 from reagent_lite.export.tolerance import Tolerance
 from reagent_lite.export.writer import write_bundle
@@ -223,6 +226,36 @@ def test_model_card_says_what_the_model_is(discrete_folder: Path, parametric_fol
         assert f"\n{line}\n" in card
     assert "Epsilon-greedy at epsilon 0.3, over the allowed choices." in card
     assert "with the features 9." in (parametric_folder / "MODEL_CARD.md").read_text()
+
+
+def test_the_card_shows_names_as_they_are(
+    discrete_predictor: DiscretePredictor, discrete_content: BundleContent
+) -> None:
+    names = ("<script>x</script> ``a`` | b", "*[l](http://x)*\n# head", "_plain_")
+    predictor = copy.deepcopy(discrete_predictor)
+    predictor.action_names = names
+    evaluation = {f"{name}": {"a|b": name} for name in names}
+    card = model_card(predictor, replace(discrete_content, evaluation=evaluation))
+    page = MarkdownIt("commonmark").enable("table").render(card)
+    for tag in ("<script", "<a ", "<em>", "<strong>"):
+        assert tag not in page
+    assert page.count("<h1>") == 1
+    for name in names:
+        shown = escape(" ".join(name.split()))
+        assert f"<li><code>{shown}</code></li>" in page.replace("<p>", "").replace("</p>", "").replace(">\n<", "><")
+        assert f"<td>{shown}.a|b</td>\n<td>{shown}</td>" in page
+
+
+def test_a_folder_of_something_else_is_not_replaced(make: Make, tmp_path: Path) -> None:
+    """A manifest.json alone does not make it a model: web pages have one too."""
+    foreign = tmp_path / "out" / "model"
+    foreign.mkdir(parents=True)
+    (foreign / "manifest.json").write_text('{"name": "my page"}')
+    with pytest.raises(
+        BundleError, match=r"expected nothing there, or an older model, got something else. It would be"
+    ):
+        make()
+    assert (foreign / "manifest.json").read_text() == '{"name": "my page"}'
 
 
 def test_the_card_says_that_the_policy_is_restricted(restricted_folder: Path, discrete_folder: Path) -> None:

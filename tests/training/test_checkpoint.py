@@ -205,6 +205,19 @@ def test_resume_false_removes_what_stands(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
+def test_what_others_put_there_is_neither_removed_nor_a_checkpoint(tmp_path: Path) -> None:
+    for name in ("step_notes", "step_000007"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "mine.txt").write_text("mine")
+    (tmp_path / "step_000009").write_text("a file")
+    others = names(tmp_path)
+    saved(tmp_path, 5, 10, 15)
+    assert names(tmp_path) == sorted([*others, "LATEST", "step_000010", "step_000015"])
+    assert look_for(Shelf(tmp_path), ALONE, print, wanted=True) is not None
+    assert look_for(Shelf(tmp_path), ALONE, print, wanted=False) is None
+    assert names(tmp_path) == others
+
+
 def test_what_dead_runs_left_is_removed_or_put_back(tmp_path: Path) -> None:
     saved(tmp_path, 5, 10)
     torn = tmp_path / ".step_000015.77.tmp"
