@@ -18,6 +18,7 @@ from reagent_lite.distributed.group import Group, Place
 from reagent_lite.errors import BundleError
 from reagent_lite.export import load_bundle
 from workflows.preparation import prepare
+from workflows.training import train
 
 # TorchScript is what users of 2019 load; torch calls it deprecated
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.load` is deprecated:DeprecationWarning")
@@ -317,3 +318,12 @@ def test_a_log_that_changes_in_place_is_learned_with_its_own_features(small: dic
     assert kept.parent.name.startswith("build-")
     assert states(2, mean=0.5) == [1.5]
     assert len(list(tmp_path.rglob("normalized_state_*.npy"))) == 1
+
+
+def test_a_model_folder_of_something_else_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    (tmp_path / "out" / "model").mkdir(parents=True)
+    (tmp_path / "out" / "model" / "notes.txt").write_text("mine")
+    tree = {"training_data_path": str(tmp_path / "nowhere.jsonl"), "model_output_path": str(tmp_path / "out"),
+            "use_gpu": False, "actions": ["a", "b"]}  # fmt: skip
+    with pytest.raises(BundleError, match="out/model: expected nothing there, or an older model"):
+        train(check(DqnConfig, tree), Group(Place(), torch.device("cpu")))
