@@ -46,6 +46,14 @@ class DuckDBDialect:
         sorted_too = f"LIST_CONTAINS(LIST_TRANSFORM({candidates}, LAMBDA c: {entries('c')}), {entries(features)})"
         return f"LIST_CONTAINS({candidates}, {features}) OR {sorted_too}"
 
+    def length(self, elements: str) -> str:
+        """Returns SQL for the length of a list."""
+        return f"LEN({elements})"
+
+    def list_of(self, element: str) -> str:
+        """Returns SQL for a list of one."""
+        return f"[{element}]"
+
     def infinite(self, number: str) -> str:
         """Returns SQL for not finite."""
         return f"NOT ISFINITE({number})"
@@ -114,6 +122,14 @@ class SparkDialect:
         """Returns SQL for membership; Spark does not compare maps."""
         entries = "ARRAY_SORT(MAP_ENTRIES({}))".format
         return f"ARRAY_CONTAINS(TRANSFORM({candidates}, c -> {entries('c')}), {entries(features)})"
+
+    def length(self, elements: str) -> str:
+        """Returns SQL for the length of a list."""
+        return f"SIZE({elements})"
+
+    def list_of(self, element: str) -> str:
+        """Returns SQL for a list of one."""
+        return f"ARRAY({element})"
 
     def infinite(self, number: str) -> str:
         """Returns SQL for not finite."""

@@ -104,6 +104,14 @@ class Dialect(Protocol):
         """Returns SQL that says whether a list of maps has a map with the same entries, in whatever order."""
         ...
 
+    def length(self, elements: str) -> str:
+        """Returns SQL for the number of a list's elements."""
+        ...
+
+    def list_of(self, element: str) -> str:
+        """Returns SQL for a list of one element."""
+        ...
+
     def infinite(self, number: str) -> str:
         """Returns SQL that says whether a number is NaN or infinite."""
         ...

@@ -110,7 +110,10 @@ def first_of(texts: list[str]) -> str:
 
 _INFINITE = "ABS(CAST(e.value AS FLOAT)) = CAST('Infinity' AS FLOAT)"
 _PRESENT = "e.value IS NOT NULL AND NOT ISNAN(e.value)"
-_IS_ID = "(CAST(TRY_CAST(e.key AS BIGINT) AS STRING) <=> CAST(e.key AS STRING))"
+_IS_ID = (
+    "(CAST(TRY_CAST(e.key AS BIGINT) AS STRING) <=> CAST(e.key AS STRING) "
+    "AND ABS(TRY_CAST(e.key AS BIGINT)) < 1000000000000000000)"
+)
 _TYPED = "STRUCT(TRY_CAST(e.key AS BIGINT) AS key, CAST(e.value AS FLOAT) AS value)"
 
 

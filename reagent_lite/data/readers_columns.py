@@ -84,9 +84,18 @@ class Column:
         return valid_rows(self.array)
 
     def value(self, row: int) -> str:
-        """Returns a row's value as JSON, for errors."""
+        """Returns a row's value as JSON, for errors; ids that a struct has for other rows are left out."""
         value = self.array[row].as_py()
-        return short(value if self.text else json.dumps(value, default=str))
+        return short(value if self.text else _as_json(value))
+
+
+def _as_json(value: Any) -> str:
+    if isinstance(value, list) and not any(isinstance(one, tuple) for one in value):
+        return f"[{', '.join(_as_json(one) for one in value)}]"
+    if isinstance(value, list | dict):  # of a map the pairs, of a struct a dict
+        pairs = value if isinstance(value, list) else [pair for pair in value.items() if pair[1] is not None]
+        return f"{{{', '.join(f'{json.dumps(str(name))}: {_as_json(one)}' for name, one in pairs)}}}"
+    return json.dumps(value, default=str)
 
 
 def short(text: str) -> str:

@@ -258,6 +258,9 @@ class _Work:
         self.say(f"{counted(figures['rows'], 'row')} in {counted(figures['episodes'], 'episode')}, "
                  f"{counted(figures['terminal_rows'], 'true end')}, {figures['truncated_rows']:,} cut by a limit, "
                  f"{counted(figures['gaps'], 'gap')}")  # fmt: skip
+        if unlisted := figures["candidates_unknown_rows"]:
+            self.say(f"{counted(unlisted, 'row has', 'rows have')} an empty possible_actions; "
+                     "the action taken is the only candidate there")  # fmt: skip
         last = figures["last_rows_without_an_end"]
         said = counted(last, "last row does not say how it ends", "last rows do not say how they end")
         if last and self.config.timeline.addTerminalStateRow:

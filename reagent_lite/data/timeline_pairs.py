@@ -25,7 +25,8 @@ SAMPLE, EVAL, PLACE = 0, 1, 2
 """Which four bytes of md5(mdp_id) say whether an episode is taken, where it goes, and its place there."""
 _EPISODE = "WINDOW w AS (PARTITION BY mdp_id ORDER BY sequence_number)"
 FIGURES = ("rows", "episodes", "one_row_episodes", "duplicate_rows", "gaps", "rows_after_an_end", "terminal_rows",
-           "truncated_rows", "last_rows_without_an_end", "truncated_rows_without_next_state")  # fmt: skip
+           "truncated_rows", "last_rows_without_an_end", "truncated_rows_without_next_state",
+           "candidates_unknown_rows")  # fmt: skip
 """Names of what `Pairing.figures` counts, in the order of its columns."""
 
 
@@ -105,6 +106,7 @@ class Pairing:
         own_next = "next_state_features IS NOT NULL" if self._has("next_state_features") else "FALSE"
         seen = (
             "SELECT (LAG(sequence_number) OVER w) AS before, (LEAD(sequence_number) OVER w) AS after, sequence_number, "
+            f"{self._candidates_unknown} AS no_candidates, "
             f"{self._terminal} AS is_terminal, {self._truncated} AS is_truncated, ({own_next}) AS has_own_next, "
             f"(LAG({self._terminal} OR {self._truncated}) OVER w) AS after_end FROM {relation} "
             f"WINDOW w AS (PARTITION BY mdp_id ORDER BY sequence_number, {self.dialect.in_doubt()})"
@@ -120,6 +122,7 @@ class Pairing:
             "is_truncated",
             "after IS NULL AND NOT is_terminal AND NOT is_truncated",
             "is_truncated AND NOT has_own_next",
+            "no_candidates",
         )
         sums = ", ".join(f"COALESCE(SUM(CASE WHEN {one} THEN 1 ELSE 0 END), 0)" for one in counted)
         return f"SELECT {sums} FROM ({seen}) seen"
@@ -151,6 +154,21 @@ class Pairing:
         return self._has("possible_actions") and self.timeline.includePossibleActions
 
     @property
+    def _candidates_unknown(self) -> str:
+        """SQL: the row lists no candidates though an action was taken."""
+        if self.columns.discrete or not self._has("possible_actions"):
+            return "FALSE"
+        return f"(({self.dialect.length('possible_actions')} = 0) AND (action IS NOT NULL))"
+
+    @property
+    def _choices(self) -> str:
+        """SQL: the row's list; where candidates are unknown, the action alone."""
+        if self.columns.discrete:
+            return "possible_actions"
+        alone = self.dialect.list_of("action")
+        return f"(CASE WHEN {self._candidates_unknown} THEN {alone} ELSE possible_actions END)"
+
+    @property
     def _next_possible(self) -> bool:
         return self._has("possible_next_actions") and self.timeline.includePossibleActions
 
@@ -172,8 +190,11 @@ class Pairing:
         own = ["mdp_id", "sequence_number", "state_features", "action"]
         own += [f"{number} AS {alias}" for alias, number in numbers.items()]
         own += [f"{q(name)} AS {alias}" for alias, name in extra.items()]
-        own += [name for name in ("ds", "action_probability", "metrics") if self._has(name)]
-        own += ["possible_actions"] if self._possible else []
+        own += [name for name in ("ds", "metrics") if self._has(name)]
+        # beside its only candidate no other could have been taken
+        probability = f"CASE WHEN {self._candidates_unknown} THEN 1 ELSE action_probability END"
+        own += [f"{probability} AS action_probability"] if self._has("action_probability") else []
+        own += [f"{self._choices} AS possible_actions"] if self._possible else []
         found = [*own, "ROW_NUMBER() OVER w AS sequence_number_ordinal",
                  "sequence_number - (FIRST_VALUE(sequence_number) OVER w) AS time_since_first"]  # fmt: skip
         next_state = self._has("next_state_features")
@@ -188,7 +209,7 @@ class Pairing:
             if not k:
                 continue
             found += [_lead(name, k, f"{name}_{k}") for name in ("sequence_number", "state_features", "action")]
-            found += [_lead("possible_actions", k, f"possible_actions_{k}")] if self._possible else []
+            found += [_lead(self._choices, k, f"possible_actions_{k}")] if self._possible else []
             found += [_lead(q(name), k, f"{alias}_{k}") for alias, name in extra.items()]
             if k < steps:
                 found += [_lead(number, k, f"{alias}_{k}") for alias, number in numbers.items()]

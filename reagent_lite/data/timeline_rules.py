@@ -106,6 +106,8 @@ def rules(
     if "possible_actions" in columns.optional:
         holds = dialect.holds if columns.discrete else dialect.holds_features
         inside = holds("possible_actions", "action")
+        if not columns.discrete:  # of an empty list the candidates are unknown
+            inside = f"({dialect.length('possible_actions')} = 0) OR {inside}"
         found.append(
             Rule(name="action_not_possible", got=shown("action"), expected="an action among possible_actions",
                  broken=f"(action IS NOT NULL) AND (possible_actions IS NOT NULL) AND (NOT ({inside}))")

@@ -333,6 +333,10 @@ def notes(counts: Counter[str], columns: set[str]) -> tuple[str, ...]:
         found.append(f"{absent:,} of {of_all} no propensity; it counts as 1, so importance weights are meaningless")
     if unknown := counts["unknown_action_rows"]:
         found.append(f"{unknown:,} of {of_all} no action and no part in training")
+    if unlisted := counts["candidates_unknown_rows"]:
+        found.append(
+            f"{unlisted:,} of {of_all} an empty possible_actions; the action taken is the only candidate there"
+        )
     if duplicates := counts["duplicate_rows"]:
         found.append(f"{counted(duplicates, 'row shares', 'rows share')} mdp_id and sequence_number with another row")
     if lacking := counts["metrics_absent_values"]:

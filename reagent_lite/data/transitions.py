@@ -11,7 +11,7 @@ outranks the last two: a row cut by a limit has a next state whose value counts.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -160,7 +160,7 @@ def feature_matrix(named: Named, faults: Faults, rows: NDArray[np.int64] | None 
             having = np.flatnonzero(~np.isnan(named.values[:, index]))
             first = int(having[0]) if len(having) else 0
             row = first if rows is None else int(rows[first])
-            raise faults.refuse(row, "integers as feature ids, below 10^18", repr(name[:60]))
+            raise faults.refuse(row, "integers as feature ids", repr(name[:60]), "They have at most 18 digits")
     ids = tuple(int(name) for name in named.names)
     return FeatureMatrix(ids, named.values)
 
@@ -174,6 +174,7 @@ def finish(block: Block, faults: Faults, common: Common, choices: Choices) -> Ro
     logged = _logged(block, faults)
     counts = {
         "unknown_action_rows": int((choices.action == NONE).sum()),
+        "candidates_unknown_rows": int(choices.candidates_unknown.sum()),
         "propensity_absent_rows": logged.num_without_propensity,
         "next_action_not_possible_rows": int((choices.next_not_possible & ~terminal).sum()),
         "rows_without_mdp_id": int((logged.episode < 0).sum()),
@@ -190,7 +191,8 @@ def finish(block: Block, faults: Faults, common: Common, choices: Choices) -> Ro
         next_mask=_cleared(choices.next_mask, terminal),
         lists=choices.lists,
         next_lists=None if choices.next_lists is None else without(choices.next_lists, terminal),
-        logged=logged,
+        # beside its only candidate no other could have been taken
+        logged=replace(logged, propensity=np.where(choices.candidates_unknown, np.float32(1), logged.propensity)),
         columns=frozenset(block.table.column_names),
         counts=counts,
         problems=tuple(faults.first()),
@@ -278,12 +280,14 @@ class Choices:
         looks_terminal: [n] by possible_next_actions, else by next_action.
         has_next: [n] whether there is a possible next action, were the row not terminal.
         next_not_possible: [n] whether next_action is known and not among possible_next_actions.
+        candidates_unknown: [n] whether the list is empty though an action was taken; always false of discrete actions.
         action, next_action, mask, next_mask, lists, next_lists: as in Rows.
     """
 
     looks_terminal: Mask
     has_next: Mask
     next_not_possible: Mask
+    candidates_unknown: Mask
     action: NDArray[np.int32]
     next_action: NDArray[np.int32]
     mask: NDArray[np.uint8]

@@ -49,6 +49,7 @@ def discrete_rows(block: Block, actions: tuple[str, ...]) -> Rows:
         looks_terminal=np.where(next_listed, ~any_next, next_action == NONE),
         has_next=any_next,
         next_not_possible=(next_action >= 0) & ~_at(next_mask, next_action),
+        candidates_unknown=np.zeros(len(action), bool),
         action=action,
         next_action=next_action,
         mask=mask,

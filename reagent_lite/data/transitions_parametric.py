@@ -25,7 +25,8 @@ from reagent_lite.data.transitions import NONE, Choices, FeatureMatrix, Lists, R
 def parametric_rows(block: Block) -> Rows:
     """Reads a block whose actions are feature maps; `action` becomes the index of the equal candidate of the row.
 
-    A row without a list has its action as the only candidate; likewise at the next state.
+    A row without a list has its action as the only candidate; likewise at the next state. So has a row whose list is
+    empty although an action was taken: its candidates are unknown. An empty list of next candidates is an end.
 
     Raises:
         DataError: for what makes the block unreadable; faults of single rows are in the result.
@@ -40,7 +41,7 @@ def parametric_rows(block: Block) -> Rows:
     next_action, has_next_action = _map(block, "next_action", faults)
     # {} is a legal action, but as a next action it means none.
     has_next_action &= any_true(~np.isnan(next_action.values))
-    lists, _ = _lists(block, "possible_actions", action, has_action, faults)
+    lists, listed = _lists(block, "possible_actions", action, has_action, faults, empty_is_unknown=True)
     next_lists, next_listed = _lists(block, "possible_next_actions", next_action, has_next_action, faults)
     index = _match(action, has_action, lists)
     next_index = _match(next_action, has_next_action, next_lists)
@@ -53,6 +54,7 @@ def parametric_rows(block: Block) -> Rows:
         looks_terminal=looks_terminal,
         has_next=next_lists.lengths > 0,
         next_not_possible=np.zeros(len(index), bool),
+        candidates_unknown=column_of(block, "possible_actions").present & ~listed,
         action=index,
         next_action=next_index,
         mask=none,
@@ -84,7 +86,9 @@ def _empty_strings_as_null(column: Column) -> Column:
     return Column(column.name, array, column.text)
 
 
-def _lists(block: Block, name: str, alone: FeatureMatrix, has_alone: Mask, faults: Faults) -> tuple[Lists, Mask]:
+def _lists(
+    block: Block, name: str, alone: FeatureMatrix, has_alone: Mask, faults: Faults, *, empty_is_unknown: bool = False
+) -> tuple[Lists, Mask]:
     """Returns (the lists, with the action alone where a row has none; [n] whether the row has one)."""
     column = column_of(block, name)
     listed = column.present
@@ -99,6 +103,8 @@ def _lists(block: Block, name: str, alone: FeatureMatrix, has_alone: Mask, fault
     empty[rows[~valid_rows(taken.elements)]] = True
     faults.add(empty, f"an object for every candidate in {name}", lambda _: "null")
     found = Lists(taken.lengths, feature_matrix(named, faults, rows))
+    if empty_is_unknown:
+        listed = listed & ~((taken.lengths == 0) & has_alone)
     return (found if listed.all() else _joined(found, single, listed)), listed
 
 

@@ -118,10 +118,11 @@ def events_of(*, parametric: bool, seed: int = 0, episodes: int = 40) -> list[Ro
         at, length = int(rng.integers(0, 50)), int(rng.integers(1, 9))
         for step in range(length):
             possible = choices()
+            listed = [] if parametric and len(rows) % 9 == 4 else possible
             rows.append({
                 "ds": f"2026-01-{1 + episode % 5:02}", "mdp_id": f"e{episode}", "sequence_number": at,
                 "state_features": features(), "action": possible[int(rng.integers(len(possible)))],
-                "reward": float(np.float32(rng.normal())), "possible_actions": possible,
+                "reward": float(np.float32(rng.normal())), "possible_actions": listed,
                 "action_probability": 0.5 if rng.random() > 0.1 else None,
                 "metrics": {"clicks": float(rng.integers(0, 9)), **({"money": 0.25} if step % 2 else {})},
                 "terminal": False, "truncated": False, "next_state_features": None, "possible_next_actions": None,

@@ -267,6 +267,26 @@ def test_the_terminal_rule_of_parametric_rows(tmp_path: Path, changes: dict[str,
     assert copy.next_action[0] == (-1 if bootstrap == 0 or not changes.get("next_action") else 0)
 
 
+def test_candidates_that_are_unknown_are_the_action_alone(tmp_path: Path) -> None:
+    one, two = {"1": 1.0}, {"1": 2.0}
+    base = row(action=one, next_action=one, possible_next_actions=[one, two], mdp_id="a", propensity=0.25)
+    copy = parametric(
+        tmp_path,
+        {**base, "possible_actions": [two, one], "sequence_number": 1},
+        {**base, "possible_actions": [], "sequence_number": 2},
+        {**base, "possible_actions": [], "action": None, "sequence_number": 3},
+        {**base, "possible_actions": [], "possible_next_actions": [], "sequence_number": 4},
+    )
+    lengths = np.diff(copy.list_offsets)
+    assert lengths[copy.actions_list].tolist() == [2, 1, 0, 1]
+    assert lengths[copy.next_list].tolist() == [2, 2, 2, 0]
+    assert copy.action.tolist() == [1, 0, -1, 0]
+    assert copy.bootstrap.tolist() == [1, 1, 1, 0]
+    assert copy.propensity.tolist() == [0.25, 1, 0.25, 1]
+    assert copy.counts["candidates_unknown_rows"] == 2
+    assert "2 of 4 rows have an empty possible_actions; the action taken is the only candidate there" in copy.notes
+
+
 def test_list_hashes_see_every_difference() -> None:
     def hashed(lengths: list[int], ids: tuple[int, ...], values: Any) -> list[int]:
         features = FeatureMatrix(ids, np.array(values, np.float32).reshape(-1, len(ids)))

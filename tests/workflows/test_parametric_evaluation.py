@@ -12,14 +12,20 @@ from reagent_lite.rl.estimators import ESTIMATORS
 
 
 def test_a_run_on_candidates_scores_its_logging_policy(run: Runner, small: dict[str, Any], tmp_path: Path) -> None:
-    """So hot a softmax is uniform over each list, as the log is: every weight is 1 and importance sampling the mean."""
+    """So hot a softmax is uniform over each list, as the log is: every weight is 1 and importance sampling the mean.
+
+    Of some rows the candidates are unknown.
+    """
     rows = candidate_rows(400)
-    for row in rows:
+    for number, row in enumerate(rows):
         row["action_probability"] = 1 / len(row["possible_actions"])
+        if number % 17 == 3:
+            row["possible_actions"] = []
     del small["actions"]
     small["training_data_path"] = str(write_lines(tmp_path / "candidates.jsonl", rows))
     done = run("parametric_dqn", small, "--set", "rl.temperature=1e9")
     assert done.code == 0, done.err
+    assert "24 of 400 rows have an empty possible_actions; the action taken is the only candidate there" in done.err
     cpe = json.loads((Path(done.outcome["model"]) / "evaluation.json").read_text())["cpe"]
     (outcome,) = cpe["outcomes"]
     families = outcome["one_step"], outcome["sequential"]

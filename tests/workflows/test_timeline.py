@@ -122,6 +122,20 @@ def test_parametric_actions(tmp_path: Path) -> None:
     assert copy.bootstrap.tolist() == [1, 0]
 
 
+def test_candidates_that_are_unknown_are_the_action_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, other = {"0": 1.0}, {"0": 2.0}
+    rows = [event("a", 0, 0.0, action=one, possible_actions=[one, other]),
+            event("a", 1, 1.0, action=other, possible_actions=[], action_probability=0.5),
+            event("a", 2, 2.0, action=one, possible_actions=[], terminal=True)]  # fmt: skip
+    make(tmp_path, rows, actionDiscrete=False, steps=2, gamma=0.5)
+    first, second, last = read(tmp_path / "train")
+    assert (second["possible_actions"], second["action_probability"]) == ([{0: 2.0}], 1.0)
+    assert first["possible_next_actions"] == [{0: 1.0}]
+    assert (first["terminal"], last["possible_next_actions"]) == (False, [])
+    assert report(tmp_path / "train")["candidates_unknown_rows"] == 2
+    assert "2 rows have an empty possible_actions; the action taken is the only candidate" in capsys.readouterr().err
+
+
 def test_episodes_are_apart_and_none_is_lost(tmp_path: Path) -> None:
     rows = [event(f"e{n}", k, k, terminal=k == 2) for n in range(400) for k in range(3)]
     outcome = make(tmp_path, rows, evalTableName=str(tmp_path / "eval"), eval_percent=25.0, numOutputShards=3)
