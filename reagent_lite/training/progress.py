@@ -23,7 +23,7 @@ def progress(title: str, unit: str, *, enabled: bool, begin: int = 0) -> Iterato
 
     Args:
         title: what is going on.
-        unit: plural of what is counted, such as "rows".
+        unit: plural of what is counted, such as "rows"; "percent" has no speed.
         enabled: false on ranks that stay silent.
         begin: units done before; they say nothing about the speed.
     """
@@ -47,10 +47,14 @@ def _lines(title: str, unit: str, begin: int) -> Progress:
         last, shown = now, done
         rate = (done - begin) / max(now - start, 1e-9)
         left = (total - done) / rate if rate else 0.0
-        text = f"{title}: {done:,} of {total:,} {unit}, {rate:,.0f} {unit}/s, {left:.0f} s left  {note}"
-        print(text.rstrip(), file=sys.stderr, flush=True)
+        parts = (f"{title}: {done:,} of {total:,} {unit}", _speed(rate, unit), f"{left:.0f} s left  {note}")
+        print(", ".join(filter(None, parts)).rstrip(), file=sys.stderr, flush=True)
 
     return show
+
+
+def _speed(rate: float, unit: str) -> str:
+    return "" if unit == "percent" else f"{rate:,.0f} {unit}/s"
 
 
 def _bar(title: str, unit: str, begin: int) -> Iterator[Progress]:
@@ -62,10 +66,12 @@ def _bar(title: str, unit: str, begin: int) -> Iterator[Progress]:
 
     class Rate(ProgressColumn):
         def render(self, task: Task) -> Text:
-            return Text(f"{task.finished_speed or task.speed or 0:,.0f} {unit}/s")
+            seconds = task.finished_time or task.elapsed or 0.0
+            average = (task.completed - begin) / max(seconds, 1e-9)  # rich's own speed needs two updates
+            return Text(_speed(task.finished_speed or task.speed or average, unit))
 
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"),
                Rate(), TimeRemainingColumn(), TextColumn("{task.fields[note]}"))  # fmt: skip
     with Bar(*columns, console=Console(stderr=True), refresh_per_second=4) as bar:
-        task = bar.add_task(title, total=None, completed=begin, note="")
-        yield lambda done, total, note="": bar.update(task, completed=done, total=total, note=note)
+        task = bar.add_task(title, total=None, completed=begin, note="", visible=False)  # until there is work to do
+        yield lambda done, total, note="": bar.update(task, completed=done, total=total, note=note, visible=True)
