@@ -37,6 +37,9 @@ examples:
 """
 
 
+_WORKFLOWS: dict[str, type[WorkflowConfig]] = {"dqn": DqnConfig, "parametric_dqn": ParametricDqnConfig}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patient:
     """What the first checks establish for the others.
@@ -68,8 +71,8 @@ def main(arguments: list[str] | None = None) -> int:
 def examine(options: argparse.Namespace) -> tuple[list[Row], list[Row], Node | None]:
     """Returns rows on this machine, rows on all machines together, and who this machine is."""
     rows = [*checked("versions", machine.versions)]
-    model = choose_workflow(options.config, options.set)
-    workflow = {DqnConfig: "workflows.dqn", ParametricDqnConfig: "workflows.parametric_dqn"}[model]
+    name = options.workflow or choose_workflow(options.config, options.set)
+    model, workflow = _WORKFLOWS[name], f"workflows.{name}"
     try:
         config: WorkflowConfig = load_config(model, options.config, tuple(options.set))
         rows.append(ok("config", f"{options.config} is valid for {workflow}"))
@@ -96,17 +99,19 @@ def examine(options: argparse.Namespace) -> tuple[list[Row], list[Row], Node | N
     return rows, [*checked("machines meet", lambda: meet(here, options.wait))], node
 
 
-def choose_workflow(path: str, overrides: list[str]) -> type[WorkflowConfig]:
+def choose_workflow(path: str, overrides: list[str]) -> str:
     """Returns whose config a file is: one that names actions, or has no data, is workflows.dqn's.
 
     An environment without data fits both workflows, unless its candidates differ from step to step.
     """
     try:
         tree = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
-        keys = set(tree) | {override.partition("=")[0] for override in overrides}
-    except (OSError, ValueError, TypeError):
-        return DqnConfig  # load_config says what is wrong with the file
-    return DqnConfig if "actions" in keys or "training_data_path" not in keys else ParametricDqnConfig
+        keys = {override.partition("=")[0] for override in overrides} | set(tree)
+        keys |= {f"timeline.{key}" for key in tree.get("timeline") or {}}
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        return "dqn"  # load_config says what is wrong with the file
+    has_data = keys & {"training_data_path", "timeline.inputTableName"}
+    return "dqn" if "actions" in keys or not has_data else "parametric_dqn"
 
 
 def _patient(config: WorkflowConfig, flag: int | None) -> Patient:
@@ -150,6 +155,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_config(parser, required=True)
     add_node_index(parser)
+    parser.add_argument(
+        "--workflow", choices=list(_WORKFLOWS), help="whose config it is; absent: found from the config"
+    )
     parser.add_argument("--wait", type=float, default=60.0, metavar="SECONDS",
                         help="for the other machines to come, and for a file of theirs to show")  # fmt: skip
     parser.add_argument("--alone", action="store_true", help="look at this machine only")

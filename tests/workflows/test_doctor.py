@@ -11,7 +11,7 @@ from oracles.doctors import LOOPBACK, RECORD, Rows, by_name, failures, store
 from oracles.logs import candidate_rows, random_rows, write_lines
 
 from reagent_lite.distributed.inspection import Mount, find_mount, parse_gpus
-from workflows.doctoring import main
+from workflows.doctoring import choose_workflow, main
 
 Examine = Callable[..., tuple[int, Rows]]
 
@@ -43,6 +43,30 @@ def examine(tmp_path: Path, small: dict[str, Any], capsys: pytest.CaptureFixture
         return code, by_name(report)
 
     return start
+
+
+@pytest.mark.parametrize(
+    ("tree", "overrides", "workflow"),
+    [
+        ({"training_data_path": "x"}, [], "parametric_dqn"),
+        ({"timeline": {"inputTableName": "x"}}, [], "parametric_dqn"),
+        ({"timeline": {"steps": 2}}, ["timeline.inputTableName=x"], "parametric_dqn"),
+        ({"timeline": {"inputTableName": "x"}, "actions": ["a", "b"]}, [], "dqn"),
+        ({"timeline": {"inputTableName": "x"}}, ['actions=["a","b"]'], "dqn"),
+        ({"simulation": {"env": "cartpole_v1"}, "timeline": None}, [], "dqn"),
+        ({"timeline": 3}, [], "dqn"),
+    ],
+)
+def test_whose_config_it_is(tree: dict[str, Any], overrides: list[str], workflow: str, tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(tree))
+    assert choose_workflow(str(file), overrides) == workflow
+
+
+def test_the_workflow_may_be_said(examine: Examine) -> None:
+    code, rows = examine({}, "--workflow", "parametric_dqn")
+    assert code == 2
+    assert "actions: expected absent" in rows["config of workflows.parametric_dqn"][0]["found"]
 
 
 def test_a_machine_alone_that_can_train(examine: Examine, tmp_path: Path) -> None:
