@@ -27,7 +27,7 @@ class RendezvousConfig(Section):
     startup_timeout_seconds: Annotated[float, Field(gt=0)] = 7200.0
     """How long processes wait for each other while one of them reads data, evaluates or exports."""
     step_timeout_seconds: Annotated[float, Field(gt=0)] = 300.0
-    """How long a process waits for its peers within a training step."""
+    """How long a process waits for its peers within a training step; the one they wait for is then named."""
     checksum_every_steps: Annotated[int, Field(ge=1)] = 1000
     """Steps between two comparisons of the parameters of all processes."""
 

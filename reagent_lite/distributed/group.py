@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.distributed_c10d import _set_pg_timeout  # the only way to change it; there since torch 2.1
 from torch.nn.parallel import DistributedDataParallel
 
+from reagent_lite.distributed.signs import SignFile
 from reagent_lite.errors import Problem, RendezvousError, counted
 
 # buffers are constants here, or statistics that are synchronized by themselves; torch 2.13 renamed the argument
@@ -82,15 +83,19 @@ def attempt_here(environment: Mapping[str, str] | None = None) -> int:
 class Group:
     """All processes of a run, seen from one of them.
 
+    Args:
+        sign: where this process tells its launcher how far it is; None tells nobody.
+
     Attributes:
         place: rank and sizes.
         device: where this process computes.
     """
 
-    def __init__(self, place: Place, device: torch.device) -> None:
+    def __init__(self, place: Place, device: torch.device, sign: SignFile | None = None) -> None:
         self.place = place
         self.device = device
         self._wrapped: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._sign = sign
 
     @property
     def rank(self) -> int:
@@ -127,9 +132,19 @@ class Group:
         """Processor cores for this process: its share of those that the machine gives to the run."""
         return max(len(os.sched_getaffinity(0)) // self.place.local_world_size, 1)
 
+    def entering(self, step: int | None = None) -> None:
+        """Tells this process's launcher that it enters a collective; every rank does so equally often.
+
+        Args:
+            step: optimizer steps done; None where that has not changed.
+        """
+        if self._sign is not None:
+            self._sign.entering(step)
+
     def sum(self, tensor: Tensor) -> Tensor:
         """Returns the tensor summed over ranks, in place."""
         if self.world_size > 1:
+            self.entering()
             dist.all_reduce(tensor)
         return tensor
 
@@ -222,6 +237,8 @@ class Group:
     def wait_at_most(self, seconds: float) -> None:
         """Sets how long a collective waits for its peers from here on: long while one rank works alone, else short."""
         if self.world_size > 1:
+            if self._sign is not None:
+                self._sign.wait_at_most(seconds)
             _set_pg_timeout(timedelta(seconds=seconds))
 
     def wrap(self, learner: nn.Module) -> nn.Module:
@@ -289,7 +306,7 @@ def joined(place: Place, device: torch.device, timeout_seconds: float = 7200.0) 
     store = dist.PrefixStore(f"attempt_{attempt_here()}", store)  # type: ignore[attr-defined]
     _arrive(store, place, timeout)
     dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world_size, timeout=timeout)
-    group = Group(place, device)
+    group = Group(place, device, SignFile(timeout_seconds))
     total = int(group.sum(torch.ones(1)))
     if total != place.world_size:
         raise RendezvousError(Problem("first sum over all ranks", str(place.world_size), str(total)))

@@ -150,6 +150,7 @@ def _attempt(
 def _watch(workers: Workers, membership: Membership, lost_after: float, told: "_Told") -> Abort | None:
     passed_on = 0
     while True:
+        membership.signs = workers.signs
         abort = membership.poll()
         if abort is not None:
             return abort
@@ -179,7 +180,8 @@ def _agreed(failure: Failure, membership: Membership, seconds: float) -> Abort:
         if abort is not None:
             return abort
         time.sleep(_WATCH_SECONDS)
-    return membership.abort(Abort(reason=failure.message, exit_code=failure.exit_code, restart=failure.restart))
+    reason = failure.message if failure.first_hand else membership.awaited() + failure.message
+    return membership.abort(Abort(reason=reason, exit_code=failure.exit_code, restart=failure.restart))
 
 
 class _Told:

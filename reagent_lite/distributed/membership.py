@@ -3,6 +3,7 @@
 keys of the store
 nonce, record      who listens here                    node/i, info/i   machine i: who it is, what it declares
 go                 all declarations and the verdict    beat/i           a number that grows while machine i lives
+signs/i            how far the workers of machine i are
 abort              the first reason, and no other      heard/i, done/i  machine i knows the reason; has finished
 after              what node 0 does after an abort: restart or end
 """
@@ -12,15 +13,17 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Annotated, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from reagent_lite.config.rendezvous import RendezvousConfig
 from reagent_lite.distributed.link import Link, LostError, Store, answer
 from reagent_lite.distributed.meeting_file import Record
+from reagent_lite.distributed.signs import Sign, awaited
 from reagent_lite.distributed.verdict import Declaration
-from reagent_lite.errors import PeerError
+from reagent_lite.errors import PeerError, Problem
 
 T = TypeVar("T")
+_SIGNS = TypeAdapter(list[Sign | None])
 
 ROUND_SECONDS = 0.2
 """Time between two looks at the store."""
@@ -96,6 +99,9 @@ class Membership:
         declarations: of all machines, in order.
         settings: of heartbeats.
         close: called at the end of the run; releases what node 0 holds open.
+
+    Attributes:
+        signs: latest ones of this machine's workers, kept up to date by the launcher.
     """
 
     def __init__(
@@ -116,6 +122,7 @@ class Membership:
         self._contact = self._polled = time.monotonic()
         self._beat, self._beaten = 0, 0.0
         self._abort: Abort | None = None
+        self.signs: list[Sign | None] = []
 
     @property
     def first_rank(self) -> int:
@@ -164,6 +171,33 @@ class Membership:
             except LostError:
                 self._abort = reason
         return self._abort
+
+    def name_of(self, rank: int) -> str:
+        """Returns how messages call a rank."""
+        name, first = f"rank {rank} of {self.world_size}", 0
+        for one in self.declarations:
+            if len(self.declarations) > 1 and first <= rank < first + one.processes:
+                name += f" (node {one.node}, local rank {rank - first})"
+            first += one.processes
+        return name
+
+    def awaited(self) -> str:
+        """Returns which ranks the others have waited for in vain, as a line for people; "" where that is not known."""
+        try:
+            texts = self.ask(lambda store: [store.peek(f"signs/{one.node}") for one in self.declarations],
+                             self._settings.lost_after_seconds)  # fmt: skip
+        except LostError:
+            return ""
+        by_node = [[] if text is None else _SIGNS.validate_json(text) for text in texts]
+        by_node[self.node] = self.signs
+        signs = [sign for signs in by_node for sign in signs]
+        if len(signs) < self.world_size:
+            return ""
+        return "".join(
+            str(Problem(self.name_of(rank), f"a process that goes on within {sign.limit:g} s",
+                        f"no sign for {sign.silent:.0f} s, after step {sign.step}; the others wait for it")) + "\n"
+            for rank in awaited(signs) if (sign := signs[rank]) is not None
+        )  # fmt: skip
 
     def leave(self, *, restart: bool) -> bool:
         """Ends this attempt after an abort and returns whether there will be another one.
@@ -216,6 +250,7 @@ class Membership:
         if now - self._beaten >= self._settings.heartbeat_seconds:
             self._beat, self._beaten = self._beat + 1, now
             store.set(f"beat/{self.node}", f"{self.record.nonce}.{self._beat}")
+            store.set(f"signs/{self.node}", _SIGNS.dump_json(self.signs).decode())
             if self._others and self.node == 0:
                 self._listen(store)
         text = store.peek("abort")

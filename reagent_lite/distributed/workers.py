@@ -15,6 +15,8 @@ from pathlib import Path
 from reagent_lite.distributed.group import ATTEMPT_VARIABLE
 from reagent_lite.distributed.membership import Membership
 from reagent_lite.distributed.network import own_address, toward
+from reagent_lite.distributed.signs import VARIABLE as SIGN_VARIABLE
+from reagent_lite.distributed.signs import Sign, read_sign
 from reagent_lite.errors import PeerError, Preempted, Problem, ReagentLiteError
 
 _FAILURE_VARIABLE = "REAGENT_LITE_FAILURE_FILE"
@@ -58,7 +60,7 @@ class Workers:
         self, command: list[str], count: int, membership: Membership, folder: Path, *, lost_after: float
     ) -> None:
         self._first, self._world = membership.first_rank, membership.world_size
-        self._node, self._folder, self._lost_after = membership.node, folder, lost_after
+        self._membership, self._folder, self._lost_after = membership, folder, lost_after
         self._stopped: dict[int, float] = {}
         variables = _shared_variables(membership, count)
         self._running: list[subprocess.Popen[bytes]] = []
@@ -78,6 +80,11 @@ class Workers:
                 return Failure("a process was told to end", Preempted.exit_code, restart=False)
             return self._cause()
         return self._halted()
+
+    @property
+    def signs(self) -> list[Sign | None]:
+        """Latest signs in the order of ranks."""
+        return [read_sign(self._folder / f"{local}.sign") for local in range(len(self._running))]
 
     @property
     def done(self) -> bool:
@@ -117,14 +124,14 @@ class Workers:
             "RANK": str(rank),
             "LOCAL_RANK": str(local),
             _FAILURE_VARIABLE: str(self._folder / f"{local}.json"),
+            SIGN_VARIABLE: str(self._folder / f"{local}.sign"),
             _LAUNCHER_VARIABLE: str(os.getpid()),
         }
         # only rank 0 keeps standard output
         return subprocess.Popen(command, env=environment, stdout=None if rank == 0 else sys.stderr.fileno())
 
     def _name(self, local: int) -> str:
-        where = f" (node {self._node}, local rank {local})" if self._world > len(self._running) else ""
-        return f"rank {self._first + local} of {self._world}{where}"
+        return self._membership.name_of(self._first + local)
 
     def _cause(self) -> Failure:
         """Returns the earliest reason: a worker that left none was killed, and its peers failed after it."""

@@ -126,6 +126,8 @@ def fit(
             last = minibatch == plan.minibatches_per_step - 1
             with group.gradients_stay_local(wrapped, last=last), clock("time/learn"):
                 loss, metrics = wrapped(batch)
+                if last:
+                    group.entering(at.step)  # gradients are averaged on the way back
                 loss.backward()
             source.learned(learner.row_losses)  # type: ignore[arg-type]
             at.meter.add(metrics)

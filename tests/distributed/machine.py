@@ -61,7 +61,9 @@ def work(options: dict[str, Any]) -> None:
     with joined(place, torch.device("cpu"), timeout_seconds=60) as group:
         told: list[int] = []
         signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
+        group.wait_at_most(options.get("wait", 60))
         for step in range(options.get("steps", 1)):
+            group.entering(step)
             total = group.sum(torch.tensor([place.rank + 1, len(told)]))
             if total[1]:
                 group.barrier()
@@ -89,6 +91,8 @@ def fail(task: str, options: dict[str, Any]) -> None:
         Path(options["folder"]).mkdir()
     if task in ("kill", "unmount"):
         os.kill(os.getpid(), signal.SIGKILL)
+    elif task == "sleep":
+        time.sleep(100)
     elif task == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
     elif task == "raise":

@@ -344,6 +344,23 @@ def test_a_launcher_that_is_killed_takes_its_workers_along_and_the_other_says_so
     assert not runs(worker)
 
 
+@pytest.mark.parametrize(("machines", "work"), [(1, "stop"), (2, "sleep")])
+def test_a_rank_that_hangs_is_named_by_all_and_not_those_who_wait_for_it(
+    start: Start, machines: int, work: str
+) -> None:
+    """A stopped process is no longer looked for: its launcher would name it after lost_after_seconds."""
+    settings = {"lost_after_seconds": 60.0 if machines == 1 else 3.0}
+    options = {"processes": 3 - machines, "steps": 9, "work": work, "wait": 4, "settings": settings}
+    begun = [start(index, machines, **options) for index in range(machines)]
+    assert [machine.ended(120.0) for machine in begun] == [4] * machines
+    where = "" if machines == 1 else " (node 1, local rank 0)"
+    for machine in begun:
+        blamed = next(line for line in machine.log.splitlines() if line.startswith("rank "))
+        assert blamed.startswith(f"rank 1 of 2{where}: expected a process that goes on within 4 s, got no sign for ")
+        assert blamed.endswith(" s, after step 3; the others wait for it")
+        assert "rank 0 of 2" in machine.log  # what it met
+
+
 @pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_launcher_that_stops_is_lost(start: Start, tmp_path: Path, victim: int) -> None:
     both = [start(index, steps=1000) for index in (0, 1)]
