@@ -24,6 +24,7 @@ from typing import IO
 
 from reagent_lite.errors import ConfigError, Problem
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _ATTEMPTS = 10
 _ABANDONED_AFTER_SECONDS = 86_400.0
 LOCK = ".lock"
@@ -202,6 +203,29 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def room_in(folder: Path, key: str) -> Iterator[None]:
+    """Turns the error of a disk without room into one that says where, how much is free, and what to do.
+
+    Raises:
+        ConfigError: naming the config key.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        got = f"{error.strerror}: {free_disk_bytes(folder):,} bytes are free"
+        raise ConfigError(
+            Problem(key, f"room in {folder}", got, "Make room, and run the same command again")
+        ) from error
+
+
+def free_disk_bytes(folder: Path) -> int:
+    """Returns how much the disk of a folder, which need not exist yet, has left for this user."""
+    return shutil.disk_usage(next(place for place in (folder, *folder.absolute().parents) if place.exists())).free
 
 
 def require_writable(folder: Path, key: str) -> None:

@@ -26,7 +26,7 @@ from reagent_lite.export.content import BundleContent
 from reagent_lite.export.predictor import DiscretePredictor, ParametricPredictor, Predictor
 from reagent_lite.export.tolerance import Tolerance
 from reagent_lite.export.writer import require_replaceable, write_bundle
-from reagent_lite.files import LOCK, alone_in, require_writable, write_whole
+from reagent_lite.files import LOCK, alone_in, require_writable, room_in, write_whole
 from reagent_lite.manifest import canonical
 from reagent_lite.models.preprocessor import Preprocessor
 from reagent_lite.sim.cuda import on_stream
@@ -74,13 +74,14 @@ def train(config: WorkflowConfig, group: Group) -> Outcome:
         require_outcome(config, experience)
         history.require_same(experience)
         setup = set_up(config, group, experience, history)
-        if group.is_first:  # all input has been read and checked: the folder is this run's from here on
-            take_folder()
-            write_whole(folder / "config.json", canonical(resolved(config)))
-            if experience.data is not None:
-                specs = experience.normalization
-                write_fitted(config, {"state": specs.state, "action": specs.action}, group)
-        outcome = _train(setup, folder, signal)
+        with room_in(folder, "model_output_path"):
+            if group.is_first:  # all input has been read and checked: the folder is this run's from here on
+                take_folder()
+                write_whole(folder / "config.json", canonical(resolved(config)))
+                if experience.data is not None:
+                    specs = experience.normalization
+                    write_fitted(config, {"state": specs.state, "action": specs.action}, group)
+            outcome = _train(setup, folder, signal)
         return replace(outcome, seconds=round(time.monotonic() - start, 3))
 
 

@@ -9,7 +9,6 @@ Two processes that build the same copy write two builds; the manifest that is re
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -28,14 +27,13 @@ from typing import Any
 from reagent_lite.data.input_state import InputState, with_times
 from reagent_lite.data.readers_input import InputFile
 from reagent_lite.errors import BundleError, DataError, Problem
-from reagent_lite.files import sync, user_cache
+from reagent_lite.files import NO_ROOM, free_disk_bytes, sync, user_cache
 from reagent_lite.manifest import require_names
 
 SCHEMA_VERSION = 2
 MANIFEST = "manifest.json"
 FOLDER = ".reagent-lite"
 ABANDONED_AFTER_SECONDS = 86_400.0
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, None)  # numpy's own error of a short write has no number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,10 +142,10 @@ def new_build(folder: Path) -> Iterator[Path]:
         temporary.mkdir()
         yield temporary
     except OSError as error:
-        if error.errno not in _NO_ROOM:
+        if error.errno not in (*NO_ROOM, None):  # numpy's own error of a short write has no number
             raise
         written = sum(file.stat().st_size for file in temporary.glob("*"))
-        free = shutil.disk_usage(next(place for place in (folder, *folder.parents) if place.exists())).free
+        free = free_disk_bytes(folder)
         raise DataError(
             Problem(str(folder), f"room for the training copy, more than {written:,} bytes",
                     f"{error.strerror or error}: {written + free:,} bytes free before, {free:,} now",

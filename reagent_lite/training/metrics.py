@@ -3,11 +3,13 @@
 import json
 import math
 import os
+import socket
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TextIO
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -63,8 +65,38 @@ class Meter:
         self._steps, self._sums, self._saved = int(state["steps"]), {}, dict(state.get("sums", {}))
 
 
+class _PatientFile:
+    """A file that grows. What a full disk or a share that fails does not take waits, and is written before the next."""
+
+    def __init__(self, file: Path) -> None:
+        self._stream = file.open("ab", buffering=0)
+        self._waiting = b""
+
+    def write(self, data: bytes) -> None:
+        """Adds bytes; no failure of the disk ends it."""
+        self._waiting += data
+        with suppress(OSError):
+            self._write()
+
+    def keep(self) -> None:
+        """Puts all bytes onto the disk, or raises OSError."""
+        self._write()
+        os.fsync(self._stream.fileno())
+
+    def close(self) -> None:
+        """Writes what waits, or raises OSError."""
+        with self._stream:
+            self._write()
+
+    def _write(self) -> None:
+        while self._waiting:
+            self._waiting = self._waiting[self._stream.write(self._waiting) :]
+
+
 class MetricsWriter:
     """metrics.jsonl and TensorBoard events in a folder; an object of another rank than 0 writes nothing.
+
+    Lines that the disk does not take wait, so that one which is full for a moment ends no run.
 
     Args:
         folder: where the files go.
@@ -73,47 +105,60 @@ class MetricsWriter:
 
     Attributes:
         lines: of metrics.jsonl so far.
+
+    Raises:
+        OSError: the files cannot be opened; when the block ends: what was to be written still waits.
     """
 
     def __init__(self, folder: Path, *, enabled: bool, lines: int = 0) -> None:
-        self._writer = None
+        self._files: tuple[_PatientFile, ...] = ()
         self.lines = lines
         if enabled:
             # imported here: TensorBoard takes longer to import than a small run takes to train
-            from tensorboard.summary.writer.event_file_writer import EventFileWriter
+            from tensorboard.compat.proto.event_pb2 import Event
+            from tensorboard.summary.writer.record_writer import RecordWriter
 
             (folder / "tensorboard").mkdir(parents=True, exist_ok=True)
-            self._writer = EventFileWriter(str(folder / "tensorboard"))
-            self._lines = _first_lines(folder / "metrics.jsonl", lines)
+            now, host = time.time(), socket.gethostname()
+            name = f"events.out.tfevents.{int(now):010d}.{host}.{os.getpid()}.{time.monotonic_ns()}"
+            _keep_first_lines(folder / "metrics.jsonl", lines)
+            self._files = _PatientFile(folder / "metrics.jsonl"), _PatientFile(folder / "tensorboard" / name)
+            self._records = RecordWriter(self._files[1])
+            self._add(Event(wall_time=now, file_version="brain.Event:2"))
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
         """Writes scalars of a step: one JSON line, one event each tag; a value that is not finite becomes null."""
         self.lines += 1
-        if self._writer is None:
+        if not self._files:
             return
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         finite = {name: value if math.isfinite(value) else None for name, value in scalars.items()}
-        self._lines.write(json.dumps({"step": step, **finite}) + "\n")
-        self._lines.flush()
+        self._files[0].write(json.dumps({"step": step, **finite}).encode() + b"\n")
         values = [Summary.Value(tag=name, simple_value=value) for name, value in finite.items() if value is not None]
-        self._writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+        self._add(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
 
     def forget_after(self, step: int) -> None:
         """Makes TensorBoard drop what an earlier start of the run wrote of later steps than this one."""
-        if self._writer is None or step == 0:
+        if not self._files or step == 0:
             return
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
         log = SessionLog(status=SessionLog.START)  # its readers drop what they have from the event's step on
-        self._writer.add_event(Event(wall_time=time.time(), step=step + 1, session_log=log))
+        self._add(Event(wall_time=time.time(), step=step + 1, session_log=log))
+
+    def _add(self, event: Any) -> None:
+        self._records.write(event.SerializeToString())
 
     def kept(self) -> int:
-        """Puts everything written so far onto the disk and returns the lines, which a checkpoint then counts on."""
-        if self._writer is not None:
-            self._writer.flush()
-            os.fsync(self._lines.fileno())
+        """Puts everything written so far onto the disk and returns the lines, which a checkpoint then counts on.
+
+        Raises:
+            OSError: the disk does not take it; it waits.
+        """
+        for file in self._files:
+            file.keep()
         return self.lines
 
     def __enter__(self) -> Self:
@@ -122,15 +167,14 @@ class MetricsWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._writer is not None:
-            self._writer.close()
-            self._lines.close()
+        with suppress(OSError) if error is not None else nullcontext(), ExitStack() as stack:  # the first error counts
+            for file in self._files:
+                stack.callback(file.close)
 
 
-def _first_lines(file: Path, count: int) -> TextIO:
-    """Opens a file for writing after its first `count` lines; what follows them is cut off."""
+def _keep_first_lines(file: Path, count: int) -> None:
+    """Cuts off what follows a file's first `count` lines."""
     kept = b""
     if count and file.is_file():
         kept = b"".join(file.read_bytes().splitlines(keepends=True)[:count])
     write_whole(file, kept)
-    return file.open("a", encoding="utf-8")

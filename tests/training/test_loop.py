@@ -3,11 +3,13 @@
 import json
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from oracles.disks import small_disk
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor, nn
 
@@ -133,6 +135,27 @@ def test_metrics_are_written_twice_and_nan_is_null(tmp_path: Path) -> None:
     events.Reload()
     assert [(e.step, e.value) for e in events.Scalars("td_loss/mean")] == [(1, 2.5), (7, 1.5)]
     assert events.Tags()["scalars"] == ["td_loss/mean"]
+
+
+def test_figures_wait_while_a_disk_is_full(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", size="64k", files=20) as disk:
+        with MetricsWriter(disk, enabled=True) as writer:
+            writer.write(1, {"x": 1.0})
+            filler = disk / "filler"
+            with suppress(OSError), filler.open("wb", buffering=0) as stream:
+                while stream.write(b"0" * 512):
+                    pass
+            for step in range(2, 400):
+                writer.write(step, {"x": float(step)})
+            with pytest.raises(OSError, match="No space left"):
+                writer.kept()
+            filler.unlink()
+            assert writer.kept() == 399
+        lines = [json.loads(line) for line in (disk / "metrics.jsonl").read_text().splitlines()]
+        assert lines == [{"step": step, "x": step} for step in range(1, 400)]
+        events = EventAccumulator(str(disk / "tensorboard"), size_guidance={"scalars": 0})
+        events.Reload()
+        assert [(e.step, e.value) for e in events.Scalars("x")] == [(step, step) for step in range(1, 400)]
 
 
 def test_figures_continue_where_a_checkpoint_counted_them(tmp_path: Path) -> None:

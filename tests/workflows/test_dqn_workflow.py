@@ -9,13 +9,14 @@ import onnxruntime
 import pytest
 import torch
 from oracles import cartpole, gridworld
+from oracles.disks import small_disk
 from oracles.logs import candidate_rows, enum_normalization, gridworld_rows, random_rows, write_lines
 from oracles.runs import Runner
 from safetensors.torch import load_file
 
 from reagent_lite.config import DqnConfig, check
 from reagent_lite.distributed.group import Group, Place
-from reagent_lite.errors import BundleError
+from reagent_lite.errors import BundleError, CheckpointError, ConfigError
 from reagent_lite.export import load_bundle
 from workflows.preparation import prepare
 from workflows.training import train
@@ -328,3 +329,14 @@ def test_a_model_folder_of_something_else_is_refused_before_anything_is_read(tmp
             "use_gpu": False, "actions": ["a", "b"]}  # fmt: skip
     with pytest.raises(BundleError, match="out/model: expected nothing there, or an older model"):
         train(check(DqnConfig, tree), Group(Place(), torch.device("cpu")))
+
+
+@pytest.mark.parametrize("size", ["4k", "12k", "20k", "1060k"])
+def test_a_full_disk_under_the_output_folder_is_said(small: dict[str, Any], tmp_path: Path, size: str) -> None:
+    with small_disk(tmp_path / "disk", size=size, files=200) as disk:
+        config = check(DqnConfig, {**small, "model_output_path": str(disk / "out")})
+        with pytest.raises((ConfigError, CheckpointError)) as caught:
+            train(config, Group(Place(), torch.device("cpu")))
+        (problem,) = caught.value.problems
+        assert problem.expected in (f"room in {disk}/out", "room on a disk that works")
+        assert not (disk / "out/model").exists()
