@@ -110,7 +110,6 @@ def fit(
     """
     at = Position() if position is None else position
     wrapped = group.wrap(learner)
-    parameters = [p for p in learner.parameters() if p.requires_grad]
     clock = Clock()
     learner.train()
     rehearsed = False
@@ -132,7 +131,7 @@ def fit(
             source.learned(learner.row_losses)  # type: ignore[arg-type]
             at.meter.add(metrics)
         with clock("time/step"):
-            optimization.step(parameters)
+            optimization.step()
             learner.after_step()  # type: ignore[operator]
 
     one_step = capture(update)

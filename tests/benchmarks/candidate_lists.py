@@ -57,13 +57,12 @@ def step_on(
         next_state=torch.randn(rows, states), next_actions=actions, next_action=torch.zeros(rows, dtype=torch.int64),
         propensity=torch.ones(rows), metrics=torch.zeros(rows, 0), weight=torch.full((rows,), 1 / rows),
     )  # fmt: skip
-    parameters = list(learner.q_network.parameters())
-    optimization = Optimization(optimizer=torch.optim.Adam(parameters, lr=1e-3, fused=True))
+    optimization = Optimization(optimizer=torch.optim.Adam(learner.q_network.parameters(), lr=1e-3, fused=True))
 
     def step() -> None:
         loss, _ = learner(batch)
         loss.backward()
-        optimization.step(parameters)
+        optimization.step()
         learner.after_step()
 
     return step

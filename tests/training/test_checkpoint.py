@@ -67,7 +67,7 @@ def running(optimizer: str = "Adam", hidden: int = 8, step: int = 0) -> Running:
 def steps(run: Running, *seeds: int) -> None:
     for seed in seeds:
         run.learner(random_batch(8, 3, 2, seed))[0].backward()
-        run.optimization.step(run.learner.parameters())
+        run.optimization.step()
         run.learner.after_step()  # type: ignore[operator]
         assert run.optimization.schedule is not None
         run.optimization.schedule.step()

@@ -48,13 +48,12 @@ def union(path: str, *folders: str) -> None:
     source = LoggedSource(shards, plan, 0, CPU)
     learner = build_learner(config, data.spec, CPU)
     optimization = build_optimization(config, learner, captured=False)
-    parameters = [p for p in learner.parameters() if p.requires_grad]
     learner.train()
     for _ in range(plan.num_steps):
         for _ in range(plan.minibatches_per_step):
             loss, _ = learner(next(source))
             loss.backward()
-        optimization.step(parameters)
+        optimization.step()
         learner.after_step()
     save_file({name: value.clone() for name, value in learner.scorer.state_dict().items()}, "union.safetensors")
 
