@@ -192,8 +192,8 @@ class BatchSource(Protocol):
 
     def __next__(self) -> TransitionBatch: ...
 
-    def learned(self, row_losses: Tensor) -> None:
-        """Takes note of the losses [B] of the rows last handed out; prioritised replay draws by them."""
+    def learned(self, row_errors: Tensor) -> None:
+        """Takes note of the errors [B] of the rows last handed out; prioritised replay draws by them."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
@@ -220,10 +220,10 @@ class Learner(Protocol):
     """One loss over a batch, and what follows an optimizer step.
 
     Attributes:
-        row_losses: [B] detached TD losses of the rows of the last batch.
+        row_errors: [B] by which prioritised replay draws the rows of the last batch: TD errors or losses, detached.
     """
 
-    row_losses: Tensor
+    row_errors: Tensor
 
     def __call__(self, batch: TransitionBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns the loss (scalar) and detached metrics (scalars, weighted sums like the loss)."""

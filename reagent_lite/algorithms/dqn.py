@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from reagent_lite.models.q_networks import allowed_values
 from reagent_lite.models.restrictions import LikelyInTheLog, Unrestricted
-from reagent_lite.models.value_heads import Scorer
+from reagent_lite.models.value_heads import Bounds, Scorer
 from reagent_lite.rl.losses import conservative_loss, imitation_loss
 from reagent_lite.rl.td import chosen, discount, greedy_choice, taken_value
 from reagent_lite.types import Actions, TransitionBatch
@@ -30,8 +30,9 @@ class DQNSettings:
         target_update_rate: soft update of the target network.
         maxq: best allowed next action, else the logged one.
         double: the online network chooses, the target network values.
-        cql_alpha: weight of the conservative term.
+        cql_alpha: weight of the conservative term beside half the squared TD error.
         drop_threshold: BCQ's share of the largest imitated probability.
+        value_bounds: targets are clipped to them, or None.
     """
 
     gamma: float
@@ -40,6 +41,7 @@ class DQNSettings:
     double: bool = True
     cql_alpha: float = 0.0
     drop_threshold: float = 0.1
+    value_bounds: Bounds = None
 
 
 class DQN(nn.Module):
@@ -53,7 +55,7 @@ class DQN(nn.Module):
         imitator: network of the same kind with H = 1, whose logits imitate the log; turns BCQ on.
 
     Attributes:
-        row_losses: [B] TD losses of the rows of the last batch that went forward, detached.
+        row_errors: [B] priorities of the rows of the last batch that went forward; see models.value_heads.
     """
 
     def __init__(
@@ -73,7 +75,7 @@ class DQN(nn.Module):
         self.imitator = imitator
         self.reward_boost: Tensor | None
         self.register_buffer("reward_boost", reward_boost)
-        self.row_losses = torch.empty(0)
+        self.row_errors = torch.empty(0)
 
     def train(self, mode: bool = True) -> "DQN":
         """Sets the online networks' mode; the target network always evaluates."""
@@ -97,13 +99,13 @@ class DQN(nn.Module):
         """Returns the loss, a sum weighted by `batch.weight`, and its parts."""
         s = self.settings
         outputs, taken = self._taken(batch)
-        rows = self._td_losses(batch, taken)
-        self.row_losses = rows.detach()
+        rows, self.row_errors = self._td_losses(batch, taken)
         td = batch.weight.dot(rows)
         loss, metrics = td, {"td_loss": td.detach()}
         if s.cql_alpha:
             gap = batch.weight.dot(conservative_loss(self.head(outputs), batch.actions.mask, batch.action))
-            loss, metrics["cql_gap"] = loss + s.cql_alpha * gap, gap.detach()
+            alpha = s.cql_alpha * self.head.half_squares  # type: ignore[operator]
+            loss, metrics["cql_gap"] = loss + alpha * gap, gap.detach()
         if self.imitator is not None:
             logits = allowed_values(self.imitator, batch.state, batch.actions.mask, batch.actions.features).squeeze(2)
             imitation = batch.weight.dot(imitation_loss(logits, batch.actions.mask, batch.action))
@@ -118,7 +120,8 @@ class DQN(nn.Module):
         """
         choices = self.restriction(batch.state, batch.actions.mask, batch.actions.features)
         outputs = allowed_values(self.q_network, batch.state, batch.actions.mask, batch.actions.features)
-        return self.head(outputs), choices, batch.weight.dot(self._td_losses(batch, chosen(outputs, batch.action)))
+        losses, _ = self._td_losses(batch, chosen(outputs, batch.action))
+        return self.head(outputs), choices, batch.weight.dot(losses)
 
     def after_step(self) -> None:
         """Soft update: target <- rate * online + (1 - rate) * target, running statistics included."""
@@ -136,11 +139,12 @@ class DQN(nn.Module):
         with _evaluating(self.imitator):
             return Actions(mask=self.restriction(batch.next_state, mask, features), features=features)
 
-    def _td_losses(self, batch: TransitionBatch, taken: Tensor) -> Tensor:
+    def _td_losses(self, batch: TransitionBatch, taken: Tensor) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
             next_taken = self._next_taken(batch)
             d = discount(self.settings.gamma, batch.steps, batch.bootstrap)
-        return self.head.loss(taken, next_taken, self._reward(batch), d)  # type: ignore[operator,no-any-return]
+        bounds = self.settings.value_bounds
+        return self.head.loss(taken, next_taken, self._reward(batch), d, bounds)  # type: ignore[operator,no-any-return]
 
     def _reward(self, batch: TransitionBatch) -> Tensor:
         return batch.reward if self.reward_boost is None else batch.reward + self.reward_boost[batch.action]

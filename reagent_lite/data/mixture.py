@@ -1,7 +1,7 @@
 """Several sources as one: a minibatch of each, joined to one batch.
 
 part 0 ─► rows · share 0 ─┐
-part 1 ─► rows · share 1 ─┴► one TransitionBatch; losses of its rows go back to their parts
+part 1 ─► rows · share 1 ─┴► one TransitionBatch; errors of its rows go back to their parts
 """
 
 from collections.abc import Sequence
@@ -31,10 +31,10 @@ class MixedSource:
         self._sizes = [len(batch) for batch in batches]
         return joined(batches, self._shares)
 
-    def learned(self, row_losses: Tensor) -> None:
-        """Hands each part the losses of its rows, of [B]."""
-        for source, losses in zip(self._sources, torch.split(row_losses, self._sizes), strict=True):
-            source.learned(losses)
+    def learned(self, row_errors: Tensor) -> None:
+        """Hands each part the errors of its rows, of [B]."""
+        for source, errors in zip(self._sources, torch.split(row_errors, self._sizes), strict=True):
+            source.learned(errors)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the states of the parts by number."""

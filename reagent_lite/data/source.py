@@ -263,8 +263,8 @@ class LoggedSource:
     def __next__(self) -> TransitionBatch:
         return next(self._batches)
 
-    def learned(self, row_losses: Tensor) -> None:
-        """Logged rows are read in the plan's order, whatever their losses."""
+    def learned(self, row_errors: Tensor) -> None:
+        """Logged rows are read in the plan's order, whatever their errors."""
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the number of the next optimizer step; call it between steps."""

@@ -1,12 +1,20 @@
-"""What the H outputs of a choice mean: a value, a categorical distribution, or quantiles of the return."""
+"""What the H outputs of a choice mean: a value, a categorical distribution, or quantiles of the return.
+
+A head's `loss` gives the loss of each row, [B], and its priority in replay, [B] without a gradient: the absolute TD
+error; of a distribution the loss, as in Rainbow (Hessel et al., 2018). Targets are clipped to `bounds`, lowest and
+highest value, where there are some. `half_squares` is the loss of a small TD error over half of its square, the unit of
+CQL's objective.
+"""
 
 from typing import Final
 
 import torch
 from torch import Tensor, nn
 
-from reagent_lite.rl.losses import categorical_projection, quantile_huber_loss, td_loss
+from reagent_lite.rl.losses import categorical_projection, quantile_huber_loss, td_error, td_loss
 from reagent_lite.rl.td import td_target
+
+Bounds = tuple[float, float] | None
 
 
 class ScalarHead(nn.Module):
@@ -17,19 +25,28 @@ class ScalarHead(nn.Module):
     def __init__(self, loss: str = "mse") -> None:
         super().__init__()
         self.kind = loss
+        self.half_squares = 2.0 if loss == "mse" else 1.0
 
     def forward(self, outputs: Tensor) -> Tensor:
         """Returns [B, K] for [B, K, 1]."""
         return outputs.squeeze(2)
 
     @torch.jit.unused
-    def loss(self, taken: Tensor, next_taken: Tensor, reward: Tensor, discount: Tensor) -> Tensor:
-        """Returns the TD loss of each row; rl.losses.td_loss has the kinds."""
-        return td_loss(taken.squeeze(1), td_target(reward, discount, next_taken.squeeze(1)), self.kind)
+    def loss(
+        self, taken: Tensor, next_taken: Tensor, reward: Tensor, discount: Tensor, bounds: Bounds
+    ) -> tuple[Tensor, Tensor]:
+        """Returns TD loss and absolute TD error; rl.losses.td_loss has the kinds."""
+        target = td_target(reward, discount, next_taken.squeeze(1))
+        if bounds is not None:
+            target = target.clamp(*bounds)
+        prediction = taken.squeeze(1)
+        return td_loss(prediction, target, self.kind), td_error(prediction.detach(), target, self.kind)
 
 
 class CategoricalHead(nn.Module):
-    """Logits over fixed returns: C51, Bellemare, Dabney & Munos (2017)."""
+    """Logits over fixed returns: C51, Bellemare, Dabney & Munos (2017). Their range bounds targets by itself."""
+
+    half_squares: Final[float] = 1.0
 
     def __init__(self, num_atoms: int, lowest: float, highest: float) -> None:
         super().__init__()
@@ -42,15 +59,20 @@ class CategoricalHead(nn.Module):
         return (outputs.softmax(2) * self.support).sum(2)
 
     @torch.jit.unused
-    def loss(self, taken: Tensor, next_taken: Tensor, reward: Tensor, discount: Tensor) -> Tensor:
-        """Returns the cross-entropy against the projected target distribution."""
+    def loss(
+        self, taken: Tensor, next_taken: Tensor, reward: Tensor, discount: Tensor, bounds: Bounds
+    ) -> tuple[Tensor, Tensor]:
+        """Returns the cross-entropy against the projected target distribution, twice."""
         returns = reward.unsqueeze(1) + discount.unsqueeze(1) * self.support
         target = categorical_projection(next_taken.softmax(1), returns, self.support)
-        return -(target * taken.log_softmax(1)).sum(1)
+        loss = -(target * taken.log_softmax(1)).sum(1)
+        return loss, loss.detach()
 
 
 class QuantileHead(nn.Module):
     """Quantiles of the return at midpoints: QR-DQN, Dabney et al. (2018)."""
+
+    half_squares: Final[float] = 1.0
 
     def __init__(self, num_quantiles: int) -> None:
         super().__init__()
@@ -61,10 +83,15 @@ class QuantileHead(nn.Module):
         return outputs.mean(2)
 
     @torch.jit.unused
-    def loss(self, taken: Tensor, next_taken: Tensor, reward: Tensor, discount: Tensor) -> Tensor:
-        """Returns the quantile Huber loss."""
+    def loss(
+        self, taken: Tensor, next_taken: Tensor, reward: Tensor, discount: Tensor, bounds: Bounds
+    ) -> tuple[Tensor, Tensor]:
+        """Returns the quantile Huber loss, twice."""
         target = reward.unsqueeze(1) + discount.unsqueeze(1) * next_taken
-        return quantile_huber_loss(taken, target)
+        if bounds is not None:
+            target = target.clamp(*bounds)
+        loss = quantile_huber_loss(taken, target)
+        return loss, loss.detach()
 
 
 class Scorer(nn.Module):

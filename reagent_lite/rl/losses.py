@@ -21,6 +21,13 @@ def td_loss(prediction: Tensor, target: Tensor, kind: str) -> Tensor:
     raise ValueError(kind)
 
 
+def td_error(prediction: Tensor, target: Tensor, kind: str) -> Tensor:
+    """Returns |target - prediction| of each row, [B]; for "bce_with_logits" of the probability that is predicted."""
+    if kind == "bce_with_logits":
+        prediction = prediction.sigmoid()
+    return (target - prediction).abs()
+
+
 def categorical_projection(probabilities: Tensor, returns: Tensor, support: Tensor) -> Tensor:
     """Projects a distribution over shifted returns onto the fixed support, [B, H].
 

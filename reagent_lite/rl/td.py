@@ -53,6 +53,20 @@ def expected_value(q: Tensor, propensities: Tensor) -> Tensor:
     return (q * propensities).sum(1)
 
 
+def value_bounds(reward: Tensor, discount: Tensor) -> tuple[float, float]:
+    """Returns the lowest and the highest value that such rewards can pay, 0 among them; -inf and inf without a bound.
+
+    The highest is the smallest B with r + d B <= B in every row: the largest r / (1 - d).
+
+    Args:
+        reward: [R] float64 of rows; those of several steps are summed up.
+        discount: [R] float64 of what follows each, 0 at a true end.
+    """
+    worth = torch.where(reward == 0, 0, reward / (1 - discount))
+    worth = torch.cat((worth, worth.new_zeros(1)))
+    return float(worth.amin()), float(worth.amax())
+
+
 def td_target(reward: Tensor, discount: Tensor, next_value: Tensor) -> Tensor:
     """Returns r + d * v, [B]; Sutton (1988)."""
     return torch.addcmul(reward, discount, next_value)

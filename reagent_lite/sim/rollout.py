@@ -297,9 +297,9 @@ class RolloutSource:
         self._index = drawn.index
         return self._transform(drawn.batch, self._scale)
 
-    def learned(self, row_losses: Tensor) -> None:
-        """Sets priorities: the square root of a row's loss, which is |TD error| for a squared one."""
-        self._ring.update_priorities(self._index, row_losses.clamp(min=0).sqrt())
+    def learned(self, row_errors: Tensor) -> None:
+        """Sets priorities."""
+        self._ring.update_priorities(self._index, row_errors)
 
     @property
     def env_steps(self) -> int:

@@ -94,7 +94,7 @@ def fit(
     """Trains from the position to the plan's last step and returns the number of steps done since the run began.
 
     Args:
-        learner: forward(batch) -> (loss, metrics), row_losses and after_step().
+        learner: forward(batch) -> (loss, metrics), row_errors and after_step().
         source: batches of this rank, minibatches_per_step of them a step.
         optimization: optimizer, schedule, clipping.
         group: averages gradients and metrics over ranks.
@@ -128,7 +128,7 @@ def fit(
                 if last:
                     group.entering(at.step)  # gradients are averaged on the way back
                 loss.backward()
-            source.learned(learner.row_losses)  # type: ignore[arg-type]
+            source.learned(learner.row_errors)  # type: ignore[arg-type]
             at.meter.add(metrics)
         with clock("time/step"):
             optimization.step()

@@ -96,7 +96,52 @@ def test_conservative_term() -> None:
     conservative = DQN(Table(), ScalarHead(), DQNSettings(gamma=0.5, target_update_rate=0.1, cql_alpha=2.0))
     loss, metrics = conservative(make_batch([[0.0, 0.0]], [[0.0, 0.0]], [0], [0.0]))
     assert metrics["cql_gap"].item() == pytest.approx(math.log(2), rel=1e-6)
-    assert loss.item() == pytest.approx(2 * math.log(2), rel=1e-6)
+    assert loss.item() == pytest.approx(2 * 2 * math.log(2), rel=1e-6)
+
+
+@pytest.mark.parametrize(("kind", "scale"), [("mse", 2), ("huber", 1)])
+def test_conservative_term_beside_half_the_squared_error(kind: str, scale: int) -> None:
+    """Kumar et al. (2020), eq. 4, times `scale`: alpha (log(e^q_0 + e^q_1) - q_0) + 1/2 delta^2."""
+    made = DQN(Table(), ScalarHead(kind), DQNSettings(gamma=0.5, target_update_rate=0.1, cql_alpha=0.7))
+    # q = (1, 0) w at w = 1; the reward 1.5 ends the episode: delta = w - 1.5, small enough for Huber to be a square
+    loss, metrics = made(make_batch([[1.0, 0.0]], [[0.0, 0.0]], [0], [1.5], bootstrap=torch.zeros(1)))
+    loss.backward()
+    assert loss.item() == pytest.approx(scale * (0.7 * (math.log(math.e + 1) - 1) + 0.5**2 / 2))
+    assert made.q_network.scale.grad.item() == pytest.approx(scale * (0.7 * (math.e / (math.e + 1) - 1) - 0.5))
+    assert metrics["td_loss"].item() == pytest.approx(scale * 0.5**2 / 2)
+
+
+@pytest.mark.parametrize(("kind", "loss", "error"), [("mse", 100, 10), ("huber", 9.5, 10), ("bce_with_logits", 0, 0)])
+def test_priorities_are_absolute_errors(kind: str, loss: float, error: float) -> None:
+    """Whatever the loss makes of a large one."""
+    made = DQN(Table(), ScalarHead(kind), DQNSettings(gamma=0.5, target_update_rate=0.1))
+    reward = 1.0 if kind == "bce_with_logits" else -7.0
+    found = made(make_batch([[3.0, 0.0]], [[0.0, 0.0]], [0], [reward]))[0]
+    if kind == "bce_with_logits":  # of the probability sigma(3)
+        loss, error = math.log(1 + math.exp(-3)), 1 - 1 / (1 + math.exp(-3))
+    assert found.item() == pytest.approx(loss)
+    assert made.row_errors.tolist() == pytest.approx([error])
+    assert not made.row_errors.requires_grad
+
+
+@pytest.mark.parametrize("head", ["c51", "quantile"])
+def test_priorities_of_distributions_are_losses(head: str) -> None:
+    made = build(head, SPEC)
+    loss, _ = made(batch := random_batch(6, 3, 2, seed=1))
+    assert float(batch.weight.dot(made.row_errors)) == pytest.approx(loss.item())
+
+
+def test_targets_are_clipped_to_value_bounds() -> None:
+    settings = DQNSettings(gamma=0.5, target_update_rate=0.1, value_bounds=(-1.0, 2.0))
+    # targets 3 + 1/2 * 4 = 5 and -7 become 2 and -1; 0 + 1/2 * 2 = 1 stays
+    batch = make_batch([[0.0, 0.0]] * 3, [[4.0, 0.0], [4.0, 0.0], [2.0, 0.0]], [0] * 3, [3.0, -9.0, 0.0])
+    assert DQN(Table(), ScalarHead(), settings)(batch)[0].item() == pytest.approx((2**2 + 1 + 1) / 3)
+    network = Table()
+    network.forward = lambda state, mask, features=None: state.unsqueeze(2).expand(-1, -1, 3)  # type: ignore[method-assign]
+    made = DQN(network, QuantileHead(3), settings)
+    # three quantiles 0 against three targets alike: midpoints (1/6, 1/2, 5/6) sum to 1.5 from either side
+    made(batch)
+    assert made.row_errors.tolist() == pytest.approx([1.5 * (2 - 0.5), 1.5 * 0.5, 1.5 * 0.5])
 
 
 def test_soft_update() -> None:

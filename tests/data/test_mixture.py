@@ -30,8 +30,8 @@ class Numbered:
             propensity=column, metrics=torch.full((rows, metrics), 5.0), weight=torch.full((rows,), 1 / rows),
         )  # fmt: skip
 
-    def learned(self, row_losses: Tensor) -> None:
-        self.losses.append(row_losses.tolist())
+    def learned(self, row_errors: Tensor) -> None:
+        self.losses.append(row_errors.tolist())
 
     def state_dict(self) -> dict[str, Any]:
         return {"step": self.step}

@@ -52,7 +52,7 @@ class Rows:
         self.step += 1
         return random_batch(8, 3, 2, self.step)
 
-    def learned(self, row_losses: torch.Tensor) -> None:
+    def learned(self, row_errors: torch.Tensor) -> None:
         """Nothing is drawn by losses."""
 
     def state_dict(self) -> dict[str, int]:

@@ -32,7 +32,7 @@ class Source:
         self.reward = torch.randn(203, generator=rng)
         self.plan, self.rank, self.step = plan, rank, 0
 
-    def learned(self, row_losses: torch.Tensor) -> None:
+    def learned(self, row_errors: torch.Tensor) -> None:
         """Rows are read in the plan's order."""
 
     def __next__(self) -> TransitionBatch:

@@ -10,6 +10,7 @@ from reagent_lite.rl.losses import (
     conservative_loss,
     imitation_loss,
     quantile_huber_loss,
+    td_error,
     td_loss,
 )  # fmt: skip
 
@@ -20,6 +21,12 @@ def test_td_losses() -> None:
     assert td_loss(prediction, target, "huber").tolist() == [1.5, 0.125]  # 2 - 1/2; 0.5^2 / 2
     bce = td_loss(torch.tensor([0.0]), torch.tensor([1.0]), "bce_with_logits")
     assert math.isclose(bce.item(), math.log(2), rel_tol=1e-6)
+
+
+def test_td_errors() -> None:
+    for kind in ("mse", "huber"):
+        assert td_error(torch.tensor([3.0, 0.5]), torch.tensor([1.0, 1.0]), kind).tolist() == [2.0, 0.5]
+    assert td_error(torch.tensor([0.0]), torch.tensor([1.0]), "bce_with_logits").tolist() == [0.5]
 
 
 def test_projection_splits_mass_between_neighbours() -> None:

@@ -1,5 +1,8 @@
 """Targets, by hand arithmetic."""
 
+import math
+
+import pytest
 import torch
 
 from reagent_lite.rl.td import (
@@ -10,6 +13,7 @@ from reagent_lite.rl.td import (
     greedy_value,
     taken_value,
     td_target,
+    value_bounds,
 )  # fmt: skip
 
 Q, Q_TARGET = torch.tensor([[3.0, 4.0]]), torch.tensor([[2.0, 1.0]])
@@ -58,3 +62,24 @@ def test_discount_of_gamma_zero() -> None:
 def test_target_and_expectation() -> None:
     assert td_target(torch.tensor([1.0]), torch.tensor([0.5]), torch.tensor([6.0])).item() == 4.0
     assert expected_value(Q, torch.tensor([[0.25, 0.75]])).item() == 3.75
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([(1.0, 0.99)], (0, 100)),
+        ([(-1.0, 0.9), (-1.0, 0.0)], (-10, 0)),  # each step costs 1 until an end
+        ([(0.0, 0.9), (5.0, 0.0), (-2.0, 0.0)], (-2, 5)),  # only ends pay, once
+        ([(0.0, 1.0), (1.0, 0.0)], (0, 1)),  # the same without a discount
+        ([(2.0, 0.5), (6.0, 0.0)], (0, 6)),  # 2 / (1 - 1/2) = 4 without end
+        ([(-1.0, 0.0), (2.0, 0.0)], (-1, 2)),  # gamma 0
+        ([(1.0, 1.0)], (0, math.inf)),
+        ([(1.0, 1.0), (-1.0, 1.0)], (-math.inf, math.inf)),
+        ([(1.75, 0.125)], (0, 2)),  # 1 + 1/2 + 1/4 in a row of three steps, gamma 1/2
+        ([(3.0, 0.25), (3.0, 0.5)], (0, 6)),  # time differences 2 and 1: the shorter pays more often
+        ([], (0, 0)),
+    ],
+)
+def test_what_rewards_can_pay(rows: list[tuple[float, float]], expected: tuple[float, float]) -> None:
+    reward, discount = torch.tensor(rows, dtype=torch.float64).view(-1, 2).unbind(1)
+    assert value_bounds(reward, discount) == pytest.approx(expected)

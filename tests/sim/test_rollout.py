@@ -114,6 +114,14 @@ def test_priorities_follow_the_losses() -> None:
     assert float((next(batches).state[:, 2] > 0).double().mean()) > 0.9
 
 
+def test_a_priority_is_the_error_to_the_power_alpha() -> None:
+    batches = source(CADENCE, prioritized=True)
+    batches.collect(0)
+    next(batches)
+    batches.learned(torch.full((32,), 9.0))
+    assert float(batches.state_dict()["ring"]["priority"].max()) == pytest.approx(9**0.6)
+
+
 def test_a_saved_source_goes_on_as_it_would_have() -> None:
     one = source(CADENCE)
     for step in range(5):

@@ -39,7 +39,7 @@ class Numbered:
     def __next__(self) -> TransitionBatch:
         raise NotImplementedError
 
-    def learned(self, row_losses: torch.Tensor) -> None:
+    def learned(self, row_errors: torch.Tensor) -> None:
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:

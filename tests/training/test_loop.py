@@ -34,7 +34,7 @@ class Line(nn.Module):
 
     def forward(self, batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         loss = self.w * batch.sum()
-        self.row_losses = batch.detach() ** 2
+        self.row_errors = batch.detach() ** 2
         return loss, {"td_loss": batch.sum()}
 
     def after_step(self) -> None:
@@ -46,8 +46,8 @@ class Numbers:
         self._batches = iter(batches)
         self.told: list[list[float]] = []
 
-    def learned(self, row_losses: Tensor) -> None:
-        self.told.append(row_losses.tolist())
+    def learned(self, row_errors: Tensor) -> None:
+        self.told.append(row_errors.tolist())
 
     def __next__(self) -> Tensor:
         return torch.tensor(next(self._batches))
