@@ -12,7 +12,7 @@ from reagent_lite.config import WorkflowConfig
 from reagent_lite.config.rl import RLConfig
 from reagent_lite.distributed.group import Group
 from reagent_lite.models.q_networks import NetworkSettings, build_q_network
-from reagent_lite.models.value_heads import CategoricalHead, QuantileHead, ScalarHead
+from reagent_lite.models.value_heads import Bounds, CategoricalHead, QuantileHead, ScalarHead
 from reagent_lite.rl.policies import EpsilonGreedy, Softmax, TargetPolicy
 from reagent_lite.training.optimization import Optimization
 from reagent_lite.types import SourceSpec
@@ -37,8 +37,15 @@ def threads_for(widths: Sequence[int], rows: int, cores: int) -> int:
     return int(min(cores, max(operations / _OPERATIONS_PER_THREAD, 1)))
 
 
-def build_learner(config: WorkflowConfig, spec: SourceSpec, device: torch.device) -> DQN:
-    """Returns the learner with initial weights from the config's seed."""
+def build_learner(config: WorkflowConfig, spec: SourceSpec, device: torch.device, payable: Bounds = None) -> DQN:
+    """Returns the learner with initial weights from the config's seed.
+
+    Args:
+        config: the run's config.
+        spec: what the network must fit.
+        device: where it learns.
+        payable: what rl.value_bounds "rewards" stands for.
+    """
     rl, rainbow = config.rl, config.rainbow
     torch.manual_seed(config.seed)
     head = _head(config)
@@ -53,6 +60,7 @@ def build_learner(config: WorkflowConfig, spec: SourceSpec, device: torch.device
             double=rainbow.double_q_learning,
             cql_alpha=rl.cql_alpha,
             drop_threshold=rainbow.bcq_drop_threshold,
+            value_bounds=payable if rl.value_bounds == "rewards" else rl.value_bounds,
         ),
         reward_boost=reward_boost(config),
         imitator=imitator,

@@ -47,6 +47,7 @@ from workflows.judging import Judgement
 from workflows.learning import build_learner, build_optimization, captures, choose_threads, target_policy
 from workflows.pages import PAGE, Ended, write_page
 from workflows.pages_data import Shares, present_shares
+from workflows.payable import Payable, ValueWatch, payable_values
 from workflows.preparation import Normalization
 from workflows.publishing import NOT_PUBLISHED, forget_reason, held_back, require_outcome, write_reason
 from workflows.reporting import say
@@ -91,6 +92,7 @@ def _train(setup: "Setup", folder: Path, signal: StopSignal) -> Outcome:
     with MetricsWriter(folder, enabled=group.is_first, lines=setup.history.lines) as writer:
         learned = learn(setup, signal, writer)
         judgement = learned.judges.at_end()
+        judgement = replace(judgement, document={**judgement.document, **learned.document()})
         writer.write(learned.position.step, judgement.scalars)
     for line in judgement.lines:
         say(group, line)
@@ -139,6 +141,7 @@ class Setup:
     config: WorkflowConfig
     group: Group
     experience: Experience
+    payable: Payable | None
     history: History
     learner: DQN
     optimization: Optimization
@@ -158,6 +161,7 @@ class Learned:
         checkpoints: the newest of which is of this moment.
         rows_per_second: of this process and its peers, whatever earlier starts did.
         latest: figures of the last epoch.
+        payable: what rewards of the training data can pay, or None.
     """
 
     learner: DQN
@@ -166,6 +170,11 @@ class Learned:
     checkpoints: Checkpoints
     rows_per_second: float
     latest: dict[str, float]
+    payable: Payable | None
+
+    def document(self) -> dict[str, Any]:
+        """Returns the values of the policy's choices beside their bounds, and what to say if they lie outside."""
+        return {} if self.payable is None else self.payable.document(self.latest["value/model/mean"])
 
     def scores(self, judgement: Judgement) -> dict[str, float]:
         """Returns the run's scores: TD loss, returns in simulation, and estimates of the policy's value on logs."""
@@ -183,7 +192,8 @@ def set_up(config: WorkflowConfig, group: Group, experience: Experience, history
         ConfigError, BundleError: the warm start cannot be loaded, or the run is to be shorter than it is already.
     """
     choose_threads(config, experience.spec, group)
-    learner = build_learner(config, experience.spec, group.device)
+    payable = payable_values(config, experience.data, group)
+    learner = build_learner(config, experience.spec, group.device, payable.bounds if payable else None)
     optimization = build_optimization(config, learner, captured=captures(config, group))
     if config.training.warm_start_model_path is not None and history.state is None:
         optimizer = None if config.training.do_not_warm_start_optimizer else optimization.optimizer
@@ -191,8 +201,9 @@ def set_up(config: WorkflowConfig, group: Group, experience: Experience, history
     stream = open_stream(config, experience, learner, group)
     torch.manual_seed(config.seed + group.rank)  # dropout differs between ranks, initial weights do not
     return Setup(
-        config=config, group=group, experience=experience, history=history, learner=learner, optimization=optimization,
-        stream=stream, judges=build_judges(config, experience, learner, group), position=history.position(stream),
+        config=config, group=group, experience=experience, payable=payable, history=history, learner=learner,
+        optimization=optimization, stream=stream, judges=build_judges(config, experience, learner, group),
+        position=history.position(stream),
     )  # fmt: skip
 
 
@@ -205,7 +216,8 @@ def learn(setup: Setup, signal: StopSignal, writer: MetricsWriter) -> Learned:
     config, group, history, stream = setup.config, setup.group, setup.history, setup.stream
     learner, optimization, judges, position = setup.learner, setup.optimization, setup.judges, setup.position
     writer.forget_after(position.step)
-    reporter = _Reporter(config, judges, stream, group, writer, history.figures)
+    watch = ValueWatch(setup.payable, lambda text: say(group, text))
+    reporter = _Reporter(config, judges, stream, group, writer, history.figures, watch)
     running = Running(learner=learner, optimization=optimization, source=stream.source, judges=judges,
                       position=position, told=reporter.told)  # fmt: skip
     checkpoints = history.continue_in(running, stream, setup.experience, _versions())
@@ -227,7 +239,7 @@ def learn(setup: Setup, signal: StopSignal, writer: MetricsWriter) -> Learned:
         keeper.at_end()
     rate = (position.rows - begin) / (time.monotonic() - start)
     return Learned(learner=learner, judges=judges, position=position, checkpoints=checkpoints, rows_per_second=rate,
-                   latest=reporter.latest)  # fmt: skip
+                   latest=reporter.latest, payable=setup.payable)  # fmt: skip
 
 
 class _Reporter:
@@ -241,9 +253,10 @@ class _Reporter:
         group: Group,
         writer: MetricsWriter,
         latest: dict[str, float],
+        watch: ValueWatch,
     ) -> None:
         self._config, self._judges, self._stream, self._group, self._writer = config, judges, stream, group, writer
-        self.latest = latest
+        self.latest, self._watch = latest, watch
         self.note = ""
 
     def told(self) -> dict[str, Any]:
@@ -266,6 +279,8 @@ class _Reporter:
                 self.latest = self._judges.figures(final=report.step == self._stream.plan.num_steps)
                 self._group.barrier()  # rank 0 estimates while the others have nothing left to do
             scalars |= self.latest
+            if "value/model/mean" in scalars:
+                self._watch(scalars["value/model/mean"])
             if "simulation/return/mean" in scalars:
                 self.note += f", return {scalars['simulation/return/mean']:.4g}"
         self._writer.write(report.step, scalars)
@@ -334,11 +349,12 @@ def _ended(
     present: dict[str, Shares],
     gate: Gate | None,
 ) -> Ended:
+    withheld = (f"No model was published: {gate.reason}.",) if gate else ()
     return Ended(
         config=config, document=judgement.document, steps=learned.position.step, rows=learned.position.rows,
         normalization=experience.normalization.json(), data=experience.data, present=present,
         identity=experience.identity(),
-        notes=(f"No model was published: {gate.reason}.",) if gate else (),
+        notes=(*withheld, *judgement.document.get("warnings", ())),
     )  # fmt: skip
 
 

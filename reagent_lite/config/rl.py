@@ -39,7 +39,10 @@ class RLConfig(Section):
     multi_steps: Annotated[int, Field(ge=1)] | None = None
     """n-step returns over consecutive rows of an episode, cut at its end."""
     cql_alpha: Annotated[float, Field(ge=0)] = 0.0
-    """Weight of the conservative term logsumexp_a Q(s, a) - Q(s, logged a)."""
+    """Weight alpha of the conservative term logsumexp_a Q(s, a) - Q(s, logged a), as in CQL's objective (Kumar et al.,
+    2020, eq. 4) beside half the squared TD error: counts 2 alpha beside mse, the whole square, else alpha."""
+    value_bounds: Literal["rewards"] | tuple[float, float] | None = None
+    """Clip targets to [low, high], or to what the training data's rewards can pay: [r_min, r_max] / (1 - gamma)."""
     tensorboard_logging_freq: Annotated[int, Field(ge=1)] | None = None
     """Also report every so many optimizer steps; absent: once an epoch."""
     predictor_atol_check: Annotated[float, Field(ge=0)] = 0.0
@@ -69,6 +72,8 @@ class RLConfig(Section):
                 f"bce_with_logits with gamma {self.gamma}",
                 "A cross-entropy needs targets in [0, 1]",
             )
+        if isinstance(self.value_bounds, tuple) and self.value_bounds[0] >= self.value_bounds[1]:
+            yield Problem(f"{path}.value_bounds", "[low, high] with low < high", str(list(self.value_bounds)))
         if self.target_action_distribution is not None:
             yield refused(
                 path,

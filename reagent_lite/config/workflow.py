@@ -111,6 +111,15 @@ class WorkflowConfig(Section):
                 "rl.q_network_loss", "absent with categorical or quantile", repr(self.rl.q_network_loss),
                 "The distributional head brings its own loss",
             )  # fmt: skip
+        if self.rl.value_bounds is not None and self.rainbow.categorical:
+            yield Problem("rl.value_bounds", "absent with categorical", str(self.rl.value_bounds),
+                          "rainbow.qmin and rainbow.qmax bound the returns of C51")  # fmt: skip
+        if self.rl.value_bounds is not None and self.rl.q_network_loss == "bce_with_logits":
+            yield Problem("rl.value_bounds", "absent with bce_with_logits", str(self.rl.value_bounds),
+                          "Its targets are the rewards themselves")  # fmt: skip
+        if self.rl.value_bounds == "rewards" and (not self.training_data_path or self.simulated_share):
+            yield Problem("rl.value_bounds", "[low, high] or null where a simulation is trained on", '"rewards"',
+                          "What an environment may pay is not known before it is played")  # fmt: skip
         if self.rainbow.bcq and not self.rl.maxq_learning:
             yield Problem("rainbow.bcq", "false while rl.maxq_learning is false", "true",
                           "SARSA takes the logged next action: there is nothing to restrict")  # fmt: skip

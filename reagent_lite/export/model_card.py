@@ -75,9 +75,10 @@ def _evaluation(evaluation: dict[str, Any]) -> str:
     figures = list(_figures(evaluation, ""))
     if not figures:
         return "None was made."
+    warnings = "".join(f"**Warning**: {text}\n\n" for text in evaluation.get("warnings", ()))
     rows = [f"| {_plain(name)} | {_plain(value)} |" for name, value in figures[:_MOST_FIGURES]]
     more = f"\n\n{len(figures) - _MOST_FIGURES} more in `evaluation.json`." if len(figures) > _MOST_FIGURES else ""
-    return "\n".join(("| figure | value |", "|---|---|", *rows)) + more
+    return warnings + "\n".join(("| figure | value |", "|---|---|", *rows)) + more
 
 
 def _limits(predictor: Predictor) -> str:

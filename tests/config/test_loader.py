@@ -152,6 +152,13 @@ def test_integers_are_not_taken_from_text_or_fractions() -> None:
         ({"training": {"activations": ["relu", "relu", "relu"]}}, "training.activations.2", "linear"),
         ({"rainbow": {"categorical": True, "quantile": True}}, "rainbow.quantile", "C51 or QR-DQN"),
         ({"rainbow": {"quantile": True}, "rl": {"q_network_loss": "huber"}}, "rl.q_network_loss", "own loss"),
+        ({"rainbow": {"categorical": True}, "rl": {"value_bounds": [0, 1]}}, "rl.value_bounds", "rainbow.qmin"),
+        ({"rl": {"value_bounds": [1, 1]}}, "rl.value_bounds", "low < high"),
+        (
+            {"rl": {"value_bounds": [0, 1], "q_network_loss": "bce_with_logits", "gamma": 0}},
+            "rl.value_bounds",
+            "rewards themselves",
+        ),
         ({"rainbow": {"bcq": True}, "rl": {"maxq_learning": False}}, "rainbow.bcq", "nothing to restrict"),
         ({"rendezvous": {"lost_after_seconds": 2.0}}, "rendezvous.lost_after_seconds", "at least three heartbeats (3)"),
         (

@@ -69,6 +69,8 @@ def test_beside_data_the_share_counts() -> None:
         (changed(BESIDE, {"share": None}), "simulation.share", "beside training_data_path"),
         (changed(BESIDE, {"total_steps": 50_000}), "simulation.total_steps", "absent beside training_data_path"),
         (changed(BESIDE, {"num_evaluations": 5}), "simulation.num_evaluations", "absent beside training_data_path"),
+        (changed(ALONE, rl={"value_bounds": "rewards"}), "rl.value_bounds", "before it is played"),
+        (changed(BESIDE, rl={"value_bounds": "rewards"}), "rl.value_bounds", "before it is played"),
         (changed(BESIDE, actions=[]), "actions", "at least two"),
         (changed(BESIDE, rl={"use_seq_num_diff_as_time_diff": True}), "rl.use_seq_num_diff_as_time_diff", "one step"),
         (changed(BESIDE, rl={"reward_boost": {"up": 1.0}}), "rl.reward_boost.up", "one of"),

@@ -101,6 +101,9 @@ def test_bcq_finds_a_policy_better_than_the_clinicians(seed: int, run: Runner, t
     assert (fetched.code, fetched.outcome["rows"]) == (0, [paired.outcome["train_rows"]]), fetched.err
     done = run("dqn", config("dqn") | {"seed": seed}, timeout=500)
     assert done.code == 0, done.err
+    values = json.loads((tmp_path / done.outcome["model"] / "evaluation.json").read_text())["values"]
+    assert (values["low"], values["high"]) == (0, 1)
+    assert 0 < values["mean"] < 1
     value, unrestricted = worth(tmp_path)
     assert value >= 0.81
     assert value > unrestricted  # the largest q of all actions, likely in the log or not

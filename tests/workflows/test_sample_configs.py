@@ -54,7 +54,7 @@ def test_every_config_is_accepted_by_one_workflow(file: Path) -> None:
     ],
 )  # fmt: skip
 def test_cartpole_from_thirty_thousand_random_transitions(
-    run: Runner, simulate: str, workflow: str, config: str
+    run: Runner, simulate: str, workflow: str, config: str, tmp_path: Path
 ) -> None:
     """learning.md's bar: 190 of 200 from random actions, which earn 22."""
     assert run("simulate", tree(simulate)).code == 0
@@ -63,6 +63,10 @@ def test_cartpole_from_thirty_thousand_random_transitions(
     scores = done.outcome["scores"]
     assert scores["simulation/return/mean"] >= 190
     assert scores["simulation/random_return/mean"] == pytest.approx(22.2, abs=4)
+    # a reward of 1 a step and gamma 0.99 pay 100 at most
+    values = json.loads((tmp_path / done.outcome["model"] / "evaluation.json").read_text())["values"]
+    assert (values["low"], values["high"]) == pytest.approx((0, 100))
+    assert 0 < values["mean"] < 100
 
 
 @pytest.mark.parametrize(
