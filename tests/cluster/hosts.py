@@ -21,7 +21,8 @@ from cluster.machine import COMMAND_SECONDS, Machine, Started
 from cluster.share import READY_SECONDS, Fault, Gluster, OneMemory, Share
 
 HUB_ADDRESS = "10.83.0.254"
-Names = Literal["known", "loopback", "unknown"]
+Names = Literal["known", "loopback", "unknown", "silent"]
+NAME_SERVER = "10.83.0.253"  # where names are "silent"; nobody has it
 INTERFACE = "eth0"  # the same on every host
 NOWHERE = "02:00:00:00:00:fe"  # a hardware address that nobody has
 
@@ -54,11 +55,19 @@ class Host(Machine):
 
     def learn_names(self, count: int, names: Names) -> None:
         """Gives the host an /etc/hosts of its own: for `count` hosts, or for none."""
-        addresses = {f"node{index}": _address(index) for index in range(count if names != "unknown" else 0)}
+        addresses = {f"node{index}": _address(index) for index in range(count if names in ("known", "loopback") else 0)}
         if names == "loopback":
             addresses[self.name] = "127.0.1.1"
+        if names == "silent":
+            server = self._output / "resolv.conf"
+            server.write_text(f"nameserver {NAME_SERVER}\n")
+            self.run("mount", "--bind", server, "/etc/resolv.conf")
+            self.run("ip", "neighbour", "replace", NAME_SERVER, "lladdr", NOWHERE, "dev", INTERFACE, "nud", "permanent")
         file = self._output / f"{self.name}.hosts"
-        lines = ["127.0.0.1 localhost", *(f"{address} {name}" for name, address in addresses.items())]
+        lines = [
+            "127.0.0.1 localhost" if names != "silent" else "",
+            *(f"{address} {name}" for name, address in addresses.items()),
+        ]
         file.write_text("\n".join(lines) + "\n")
         self.run("mount", "--bind", file, "/etc/hosts")
 
@@ -175,7 +184,7 @@ class Hosts:
             data_size: of each private disk, as tmpfs takes it, such as "64m".
             share_size: of the shared folder.
             names: whether hosts find each other by name: "loopback" as well, but each finds itself at 127.0.1.1, as
-                Debian's installer leaves it.
+                Debian's installer leaves it. "silent": no name is known, and packets to the name server are lost.
         """
         self._count, self._kind, self._data_size, self._share_size = count, share, data_size, share_size
         self._names: Names = names

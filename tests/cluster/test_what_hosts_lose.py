@@ -222,6 +222,17 @@ def test_a_clock_an_hour_off(run: Run, need_faketime: None) -> None:
         assert machine.wait(60) == 0, first.stderr + other.stderr
 
 
+@SLOW
+@pytest.mark.parametrize("machines", [1, 2])
+def test_a_name_server_that_loses_packets_delays_a_run_and_no_more(need_hosts: None, machines: int) -> None:
+    """torch asks for names of addresses; each question is given up after 10 s."""
+    with Hosts(machines, share="bind", names="silent") as hosts:
+        run = Run(hosts)
+        started = [run.start(host, count=machines, processes=3 - machines) for host in hosts]
+        assert [machine.wait(120) for machine in started] == [0] * machines, "\n".join(one.stderr for one in started)
+        assert hosts[0].read("sum_0").startswith(b"3 attempt 0")
+
+
 @pytest.mark.parametrize("names", ["loopback", pytest.param("known", marks=SLOW)])
 def test_host_names_are_not_needed(need_gluster: None, names: str) -> None:
     """Names that resolve, and Debian's own name as 127.0.1.1; in all other tests of this file names do not resolve."""
