@@ -99,17 +99,18 @@ class Store:
         return hmac.new(self._token, key.encode() + b"\0" + text, "sha256").hexdigest().encode()
 
 
-def serve(server: socket.socket, token: str) -> Store:
+def serve(server: socket.socket, address: str, token: str) -> Store:
     """Returns node 0's store, listening on the given socket only; it ends with its last reference.
 
     Args:
         server: a listening socket, which the store takes over.
+        address: at which it is reached.
         token: see Store.
 
     Raises:
         RendezvousError: the store did not open.
     """
-    address, port = server.getsockname()[:2]
+    port = server.getsockname()[1]
     return _open(address, port, token, is_master=True, master_listen_fd=server.detach())
 
 

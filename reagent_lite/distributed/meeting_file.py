@@ -35,7 +35,7 @@ class Record(BaseModel):
         run: of one launcher of node 0.
         attempt: 0, then one more for each restart; the store says which, the file keeps the first.
         address, interface: numeric address and its interface.
-        others: further addresses of that machine, for whoever debugs.
+        others: further addresses of that interface, where the store listens as well.
         started: UTC, for people; nothing compares it.
     """
 

@@ -1,5 +1,6 @@
 """Addresses of this machine: the one others are told, and the interface that reaches a peer."""
 
+import ipaddress
 import socket
 import sys
 from dataclasses import dataclass
@@ -9,7 +10,6 @@ import psutil
 
 from reagent_lite.errors import Problem, RendezvousError
 
-_LOOPBACK = ("127.", "::1")
 _VIRTUAL = ("docker", "br-", "virbr", "veth", "cni", "flannel", "cali")
 
 
@@ -23,7 +23,12 @@ class Address:
     @property
     def is_loopback(self) -> bool:
         """Whether only this machine reaches it."""
-        return self.address.startswith(_LOOPBACK)
+        return ipaddress.ip_address(self.address).is_loopback
+
+    @property
+    def is_routable(self) -> bool:
+        """Whether machines beyond this one and its cable may reach it."""
+        return not (self.is_loopback or ipaddress.ip_address(self.address).is_link_local)
 
 
 def addresses() -> list[Address]:
@@ -41,7 +46,13 @@ def addresses() -> list[Address]:
     routed = _default_route()
     return sorted(
         found,
-        key=lambda a: (a.is_loopback, a.interface != routed, a.interface.startswith(_VIRTUAL), ":" in a.address),
+        key=lambda a: (
+            a.is_loopback,
+            not a.is_routable,
+            a.interface != routed,
+            a.interface.startswith(_VIRTUAL),
+            ":" in a.address,
+        ),
     )
 
 
@@ -52,13 +63,19 @@ def own_address(wanted: str | None) -> Address:
         wanted: an interface, a numeric address of this machine, or None for the one of the default route.
 
     Raises:
-        RendezvousError: no such interface or address; those there are are named.
+        RendezvousError: no such interface or address, or None and no address that other machines could reach; those
+            there are are named.
     """
     known = addresses()
     for address in known:
-        if wanted is None or wanted in (address.interface, address.address):
+        if wanted in (address.interface, address.address) or (wanted is None and address.is_routable):
             return address
     listed = ", ".join(f"{a.interface} ({a.address})" for a in known) or "none"
+    if wanted is None:
+        raise RendezvousError(
+            Problem("addresses of this machine", "one that other machines reach", listed,
+                    "Connect it to their network; or name the interface in rendezvous.interface")
+        )  # fmt: skip
     raise RendezvousError(
         Problem("rendezvous.interface", f"an interface or address of this machine: {listed}", repr(wanted))
     )
@@ -113,6 +130,30 @@ def listening(address: str, port: int) -> socket.socket:
                     "Choose another rendezvous.port (0 takes a free one), or end the process that listens there")
         ) from error  # fmt: skip
     return server
+
+
+def listening_on_interface(own: Address, port: int) -> tuple[socket.socket, tuple[str, ...]]:
+    """Returns a socket that listens on all addresses of an interface and on no other one, and the further addresses.
+
+    Where the interface has one address, or the system does not bind sockets to interfaces, it listens on that one only.
+
+    Raises:
+        RendezvousError: see listening.
+    """
+    others = tuple(a.address for a in addresses() if a.interface == own.interface and a != own and a.is_routable)
+    if others and not own.is_loopback:
+        server = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
+        try:
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            server.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, own.interface.encode())
+            server.bind(("::", port))
+            server.listen(1024)
+        except OSError:
+            server.close()
+        else:
+            return server, others
+    return listening(own.address, port), ()
 
 
 def answers(address: str, port: int, seconds: float) -> str:

@@ -28,7 +28,15 @@ from reagent_lite.distributed.entering import ANSWER_SECONDS, SAY_SECONDS, Again
 from reagent_lite.distributed.link import Link, LostError, Store, connect, serve
 from reagent_lite.distributed.meeting_file import EMPTY_FILE, NO_FILE, NO_RECORD, MeetingFile, Record
 from reagent_lite.distributed.membership import ROUND_SECONDS, Abort, Membership
-from reagent_lite.distributed.network import Address, addresses, answers, listening, own_address, resolved
+from reagent_lite.distributed.network import (
+    Address,
+    addresses,
+    answers,
+    listening,
+    listening_on_interface,
+    own_address,
+    resolved,
+)
 from reagent_lite.distributed.nodes import Node
 from reagent_lite.distributed.verdict import Declaration
 from reagent_lite.errors import ConfigError, PeerError, Problem, RendezvousError, counted
@@ -91,7 +99,7 @@ class Rendezvous:
         """
         if self.node.count == 1:
             return
-        if self.settings.interface is not None or self.node.index == 0:
+        if self.settings.interface is not None or (self.node.index == 0 and self._file is not None):
             own_address(self.settings.interface)
         if self._file is not None:
             file, writes = self._file, self.node.index == 0
@@ -222,7 +230,8 @@ class Rendezvous:
         elif several:
             address, port = self._meeting_point()
             own = own_address(address)
-        server = listening(own.address, port)
+        one_address = file is None or self.settings.interface == own.address
+        server, others = (listening(own.address, port), ()) if one_address else listening_on_interface(own, port)
         record = Record(
             nonce=uuid.uuid4().hex,
             token="" if file is None else secrets.token_hex(32),
@@ -230,7 +239,7 @@ class Rendezvous:
             attempt=self.attempt,
             address=own.address,
             interface=own.interface,
-            others=tuple(f"{one.interface} {one.address}" for one in addresses() if one != own and not one.is_loopback),
+            others=others,
             port=server.getsockname()[1],
             num_nodes=self.node.count,
             host=socket.gethostname(),
@@ -238,7 +247,7 @@ class Rendezvous:
             started=datetime.now(UTC).isoformat(timespec="seconds"),
             versions=self.declaration.versions,
         )
-        return _Served(serve(server, record.token), record, file)
+        return _Served(serve(server, own.address, record.token), record, file)
 
     def _require_free(self, file: MeetingFile) -> None:
         """Makes sure that no live run holds the file; a stale record is simply replaced."""
@@ -342,9 +351,11 @@ class Rendezvous:
 
     def _reach(self, record: Record) -> tuple[Link, Record] | None:
         """Returns a link to the store that a record names if that very store answers there, and its present attempt."""
-        if answers(record.address, record.port, _LONGEST_POLL):
+        tried = (record.address, *record.others)
+        address = next((one for one in tried if not answers(one, record.port, _LONGEST_POLL)), None)
+        if address is None:
             return None
-        link = self._silent.pop(record.nonce, None) or Link(lambda: connect(record.address, record.port, record.token))
+        link = self._silent.pop(record.nonce, None) or Link(lambda: connect(address, record.port, record.token))
         try:
             nonce, attempt = link.ask(lambda store: (store.peek("nonce"), store.attempt), ANSWER_SECONDS)
         except LostError as error:
@@ -356,7 +367,7 @@ class Rendezvous:
         if nonce != record.nonce:
             link.close()
             return None
-        return link, record.model_copy(update={"attempt": attempt})
+        return link, record.model_copy(update={"attempt": attempt, "address": address})
 
     def _require_same_count(self, record: Record) -> None:
         if record.num_nodes != self.node.count:

@@ -233,6 +233,19 @@ def test_a_name_server_that_loses_packets_delays_a_run_and_no_more(need_hosts: N
         assert hosts[0].read("sum_0").startswith(b"3 attempt 0")
 
 
+@pytest.mark.parametrize("first", ["both", pytest.param("IPv6", marks=SLOW)])
+def test_a_machine_without_ipv4(need_hosts: None, first: str) -> None:
+    """Node 0 has both kinds of address, or IPv6 only, as the other machine."""
+    with Hosts(2, share="bind") as hosts:
+        for host in hosts:
+            host.run("ip", "-6", "address", "add", f"fd83::{host.index + 1}/64", "dev", "eth0", "nodad")
+            if host.index or first == "IPv6":
+                host.run("ip", "-4", "address", "flush", "dev", "eth0")
+        both = Run(hosts).both()
+        assert [machine.wait(60) for machine in both] == [0, 0], both[0].stderr + both[1].stderr
+        assert hosts[0].read("sum_0") == b"3 attempt 0 node 0 of 2 local 0"
+
+
 @pytest.mark.parametrize("names", ["loopback", pytest.param("known", marks=SLOW)])
 def test_host_names_are_not_needed(need_gluster: None, names: str) -> None:
     """Names that resolve, and Debian's own name as 127.0.1.1; in all other tests of this file names do not resolve."""
