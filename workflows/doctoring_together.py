@@ -6,10 +6,8 @@
 Every step is: say something under a key of node 0's store, then wait until all have said theirs.
 """
 
-import json
 import os
-import socket
-import threading
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -19,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from reagent_lite.config import WorkflowConfig
+from reagent_lite.distributed.connections import Talk, find_unreached, worker_address
 from reagent_lite.distributed.launcher import Processes
 from reagent_lite.distributed.link import LostError
 from reagent_lite.distributed.meeting_file import MeetingFile
 from reagent_lite.distributed.membership import Membership
-from reagent_lite.distributed.network import Address, answers, listening, own_address, toward
+from reagent_lite.distributed.network import Address, own_address
 from reagent_lite.distributed.nodes import Node
 from reagent_lite.distributed.verdict import Declaration, compare
 from reagent_lite.errors import ReagentLiteError
@@ -31,7 +30,6 @@ from workflows.doctoring_report import Row, failed, of_error, ok, warning
 from workflows.launching import prepare_rendezvous
 
 _ROUND_SECONDS = 0.02
-_ANSWER_SECONDS = 10.0
 _CONNECT_SECONDS = 5.0
 _SLOW_SECONDS = 5.0  # for a file to show elsewhere: joining polls, so it only takes longer
 _CLOCK_SECONDS = 60.0
@@ -52,53 +50,6 @@ class Here:
     node: Node
     processes: Processes
     failed: tuple[str, ...]
-
-
-class Talk:
-    """Words between the machines, each under a key of its own in node 0's store.
-
-    Args:
-        membership: of the meeting.
-        count: machines.
-        seconds: how long one waits for the others' words.
-    """
-
-    def __init__(self, membership: Membership, count: int, seconds: float) -> None:
-        self._membership, self.count, self.seconds = membership, count, seconds
-        self.node = membership.node
-
-    def say(self, key: str, word: object) -> None:
-        """Puts this machine's word down."""
-        text = json.dumps(word)
-        self._membership.ask(lambda store: store.set(f"doctor/{key}/{self.node}", text), _ANSWER_SECONDS)
-
-    def heard(self, key: str) -> list[Any]:
-        """Returns each machine's word, None for one that is not there yet."""
-        keys = [f"doctor/{key}/{i}" for i in range(self.count)]
-        texts = self._membership.ask(lambda store: [store.peek(one) for one in keys], _ANSWER_SECONDS)
-        return [None if text is None else json.loads(text) for text in texts]
-
-    def exchange(self, key: str, word: object, *, later: float = 0.0) -> list[Any]:
-        """Says a word and returns those of all.
-
-        Args:
-            key: of the word.
-            word: of this machine.
-            later: seconds by which others may be behind.
-
-        Raises:
-            LostError: some did not say theirs in time; they are named.
-        """
-        self.say(key, word)
-        deadline = time.monotonic() + self.seconds + later
-        while True:
-            words = self.heard(key)
-            absent = [str(i) for i, one in enumerate(words) if one is None]
-            if not absent:
-                return words
-            if time.monotonic() > deadline:
-                raise LostError(f"node {', '.join(absent)} said nothing for {self.seconds:g} s")
-            time.sleep(_ROUND_SECONDS)
 
 
 def meet(here: Here, seconds: float) -> list[Row]:
@@ -151,14 +102,10 @@ def _examine(
     talk, record = Talk(membership, here.node.count, seconds), membership.record
     names = ", ".join(f"node {one.node} is {one.host}" for one in membership.declarations)
     yield [ok("machines meet", f"all {talk.count}, at {record.address}:{record.port}: {names}")]
-    own = toward(record.address, record.port) or own_address(here.config.rendezvous.interface)  # as workers choose
-    with _Listener(own) as listener:
-        facts = talk.exchange("facts", {
-            "address": own.address, "interface": own.interface, "port": listener.port, "failed": here.failed,
-            "declaration": declaration.model_dump(mode="json"),
-        })  # fmt: skip
-        yield _fit(facts)
-        yield reach_others(talk, facts)
+    own = worker_address(membership) or own_address(here.config.rendezvous.interface)
+    facts = talk.exchange("facts", {"failed": here.failed, "declaration": declaration.model_dump(mode="json")})
+    yield _fit(facts)
+    yield reach_others(talk, own)
     if folder is not None:
         yield watch_share(talk, folder)
     yield [_clocks(talk)]
@@ -175,43 +122,13 @@ def _fit(facts: list[Any]) -> list[Row]:
     return rows or [ok(name, "the same config, versions and kind of device; no GPU twice")]
 
 
-class _Listener:
-    """A port of this machine that accepts connections and does nothing else."""
-
-    def __init__(self, own: Address) -> None:
-        self._server = listening(own.address, 0)
-        self.port = int(self._server.getsockname()[1])
-        threading.Thread(target=self._accept, name="listener", daemon=True).start()
-
-    def _accept(self) -> None:
-        with suppress(OSError):  # closed
-            while True:
-                self._server.accept()[0].close()
-
-    def __enter__(self) -> "_Listener":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        with suppress(OSError):
-            self._server.shutdown(socket.SHUT_RDWR)  # wakes the thread
-        self._server.close()
-
-
-def reach_others(talk: Talk, facts: list[Any]) -> list[Row]:
+def reach_others(talk: Talk, own: Address) -> list[Row]:
     """Connects to every other machine; all learn of all pairs."""
-    why = {i: answers(one["address"], one["port"], _CONNECT_SECONDS) for i, one in enumerate(facts) if i != talk.node}
-    unreached = {str(i): text for i, text in why.items() if text}
-    found = talk.exchange("reach", unreached, later=talk.count * _CONNECT_SECONDS)
-    rows = [
-        failed("machines reach each other",
-               f"node {i} ({facts[i]['address']}, {facts[i]['interface']}) does not reach node {other} "
-               f"({facts[int(other)]['address']}, {facts[int(other)]['interface']}): {text}",
-               "Open all TCP ports between the machines, or choose a common network with rendezvous.interface")
-        for i, unreachable in enumerate(found)
-        for other, text in unreachable.items()
-    ]  # fmt: skip
+    name = "machines reach each other"
+    problems = find_unreached(talk, own, _CONNECT_SECONDS, lambda line: print(line, file=sys.stderr))
+    rows = [failed(name, f"{one.where}: expected {one.expected}, got {one.got}", one.todo) for one in problems]
     pairs = talk.count * (talk.count - 1)
-    return rows or [ok("machines reach each other", f"{pairs} connections, each machine to each other")]
+    return rows or [ok(name, f"{pairs} connections, each machine to each other")]
 
 
 def watch_share(talk: Talk, folder: Path) -> list[Row]:

@@ -7,6 +7,8 @@ import gc
 import inspect
 import math
 import os
+import sys
+import time
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -31,6 +33,7 @@ _BUFFERS_STAY_LOCAL: dict[str, Any] = (
 )
 
 ATTEMPT_VARIABLE = "TORCHELASTIC_RESTART_COUNT"
+_SAY_SECONDS = 10.0
 _PART_BYTES = 1 << 26  # of one message
 
 
@@ -323,11 +326,20 @@ def _arrive(store: Any, place: Place, timeout: timedelta) -> None:
     """Waits for all ranks by name: the process group's own wait would only say that somebody is missing."""
     keys = [f"arrived/{rank}" for rank in range(place.world_size)]
     store.set(keys[place.rank], "1")
-    try:
-        store.wait(keys, timeout)
-    except dist.DistError as error:
-        ranks = ", ".join(str(rank) for rank, key in enumerate(keys) if not store.check([key]))
-        raise _absent(place, timeout, f"no sign of rank {ranks}", error) from error
+    deadline = time.monotonic() + timeout.total_seconds()
+    while True:
+        left = deadline - time.monotonic()
+        try:
+            store.wait(keys, timedelta(seconds=min(max(left, 0.001), _SAY_SECONDS)))
+            return
+        except dist.DistError as error:
+            absent = [rank for rank, key in enumerate(keys) if not store.check([key])]
+            ranks = ", ".join(map(str, absent))
+            if left <= _SAY_SECONDS:
+                raise _absent(place, timeout, f"no sign of rank {ranks}", error) from error
+            if all(rank in absent for rank in range(place.rank)):  # one rank speaks for all that came
+                print(f"start of {counted(place.world_size, 'process')}: waiting for rank {ranks}; "
+                      f"{left - _SAY_SECONDS:.0f} s left", file=sys.stderr, flush=True)  # fmt: skip
 
 
 def _absent(place: Place, timeout: timedelta, got: str, error: Exception) -> RendezvousError:

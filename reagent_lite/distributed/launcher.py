@@ -17,11 +17,13 @@ from types import FrameType
 
 import torch
 
+from reagent_lite.distributed.connections import CONNECT_SECONDS, Talk, find_unreached, worker_address
+from reagent_lite.distributed.link import Link, LostError
 from reagent_lite.distributed.membership import Abort, Membership
 from reagent_lite.distributed.rendezvous import Rendezvous
 from reagent_lite.distributed.signals import heeded
 from reagent_lite.distributed.workers import Failure, Workers
-from reagent_lite.errors import ConfigError, PeerError, Preempted, Problem, counted
+from reagent_lite.errors import ConfigError, PeerError, Preempted, Problem, RendezvousError, counted
 from reagent_lite.files import FolderIdentity
 
 _WATCH_SECONDS = 0.1
@@ -130,8 +132,9 @@ def _attempt(
 ) -> Abort | None:
     """Runs the workers once; returns why the attempt ended early, or None."""
     try:
-        if output is not None:
-            output.require()
+        abort = _prepare(membership, told, output)
+        if abort is not None:
+            return abort
         with tempfile.TemporaryDirectory(prefix="reagent_lite_") as folder:
             workers = Workers(command, count, membership, Path(folder), lost_after=lost_after)
             try:
@@ -145,6 +148,40 @@ def _attempt(
         return membership.abort(Abort(reason=str(problem), exit_code=PeerError.exit_code, restart=True))
     reason = f"{abort.reason}\nThe model had been saved before: it stands, and nothing begins again"
     return abort.model_copy(update={"reason": reason, "exit_code": PeerError.exit_code, "restart": False})
+
+
+def _prepare(membership: Membership, told: "_Told", output: FolderIdentity | None) -> Abort | None:
+    """Looks at what workers need, on a thread, so that this machine goes on showing signs of life.
+
+    Returns why the attempt is over, or None.
+    """
+
+    def look() -> list[Problem]:
+        if output is not None:
+            output.require()
+        count, own = len(membership.declarations), worker_address(membership)
+        if count == 1 or own is None:
+            return []
+        talk = Talk(membership, count, CONNECT_SECONDS)
+        return find_unreached(talk, own, CONNECT_SECONDS, lambda line: print(line, file=sys.stderr, flush=True))
+
+    looking = Link(lambda: None).send(lambda _: look())
+    while not looking.done():
+        abort = membership.poll()
+        if abort is None and told.number:
+            reason = "told to end before training began; run the same command again"
+            abort = membership.abort(Abort(reason=reason, exit_code=Preempted.exit_code, restart=False))
+        if abort is not None:
+            return abort
+        time.sleep(_WATCH_SECONDS / 2)
+    try:
+        problems = looking.result()
+    except LostError as error:
+        return membership.abort(Abort(reason=str(error), exit_code=PeerError.exit_code, restart=True))
+    if not problems:
+        return None
+    unreached = RendezvousError(problems)
+    return membership.abort(Abort(reason=str(unreached), exit_code=unreached.exit_code, restart=False))
 
 
 def _watch(workers: Workers, membership: Membership, lost_after: float, told: "_Told") -> Abort | None:

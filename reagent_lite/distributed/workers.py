@@ -12,9 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from reagent_lite.distributed.connections import GLOO_VARIABLE, worker_address
 from reagent_lite.distributed.group import ATTEMPT_VARIABLE
 from reagent_lite.distributed.membership import Membership
-from reagent_lite.distributed.network import own_address, toward
 from reagent_lite.distributed.signs import VARIABLE as SIGN_VARIABLE
 from reagent_lite.distributed.signs import Sign, read_sign
 from reagent_lite.errors import PeerError, Preempted, Problem, ReagentLiteError
@@ -221,10 +221,9 @@ def _shared_variables(membership: Membership, count: int) -> dict[str, str]:
         "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is node 0's launcher's: no worker opens one
         ATTEMPT_VARIABLE: str(record.attempt),
     }
-    wanted = membership.own_interface
-    reach = own_address(wanted) if wanted else toward(record.address, record.port)
+    reach = worker_address(membership)
     if reach is not None and reach.interface:
-        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        for name in (GLOO_VARIABLE, "NCCL_SOCKET_IFNAME"):
             variables[name] = os.environ.get(name, reach.interface)
     return variables
 

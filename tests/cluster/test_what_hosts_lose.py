@@ -233,15 +233,34 @@ def test_a_name_server_that_loses_packets_delays_a_run_and_no_more(need_hosts: N
         assert hosts[0].read("sum_0").startswith(b"3 attempt 0")
 
 
-@pytest.mark.parametrize("first", ["both", pytest.param("IPv6", marks=SLOW)])
-def test_a_machine_without_ipv4(need_hosts: None, first: str) -> None:
-    """Node 0 has both kinds of address, or IPv6 only, as the other machine."""
+@SLOW
+def test_two_machines_that_do_not_reach_each_other_are_named_before_workers_start(need_hosts: None) -> None:
+    """Both reach node 0; all three launchers name the two, their addresses and what to open."""
+    with Hosts(3, share="bind") as hosts:
+        run = Run(hosts)
+        run.options = {"count": 3}
+        hosts[1].lose_packets_to(hosts[2])
+        machines = [run.start(host) for host in hosts]
+        said(machines, 3, "node 1 (10.83.0.2, eth0): expected a connection to node 2 (10.83.0.3:", 110)
+        for machine in machines:
+            assert "node 2 (10.83.0.3, eth0): expected a connection to node 1 (10.83.0.2:" in machine.stderr
+            assert "Open TCP ports 32768-60999 between all machines" in machine.stderr
+        assert "connections: node 2 is not reached at 10.83.0.3:" in machines[1].stderr
+
+
+@pytest.mark.parametrize("kinds", [["-6", "-6"], pytest.param(["-4", "-6"], marks=SLOW)])
+def test_a_machine_without_ipv4(need_hosts: None, kinds: list[str]) -> None:
+    """Node 0 has both kinds of address and the other machine finds it by IPv6; gloo takes IPv4 there, which is said."""
     with Hosts(2, share="bind") as hosts:
-        for host in hosts:
+        for host, kind in zip(hosts, kinds, strict=True):
             host.run("ip", "-6", "address", "add", f"fd83::{host.index + 1}/64", "dev", "eth0", "nodad")
-            if host.index or first == "IPv6":
+            if kind == "-6":
                 host.run("ip", "-4", "address", "flush", "dev", "eth0")
         both = Run(hosts).both()
+        if kinds == ["-4", "-6"]:
+            words = "node 0 (10.83.0.1, eth0): expected a connection to node 1 (fd83::2:"
+            said(both, 3, words, 60)
+            return
         assert [machine.wait(60) for machine in both] == [0, 0], both[0].stderr + both[1].stderr
         assert hosts[0].read("sum_0") == b"3 attempt 0 node 0 of 2 local 0"
 

@@ -425,6 +425,7 @@ def test_told_to_end_before_workers_listen(start: Start, tmp_path: Path) -> None
     """A worker that dies of the signal is not begun again on the other machine, which would wait in vain."""
     both = [start(index, work="late start", restarts=3) for index in (0, 1)]
     appears(tmp_path / "out" / "pid_1")
+    both[0].says("start of 2 processes: waiting for rank 1; ")
     both[1].process.send_signal(signal.SIGTERM)
     assert [machine.ended(120.0) for machine in both] == [75, 75], both[0].log + both[1].log
     assert "ended by signal 15 (SIGTERM)\ntold to end" in both[0].log

@@ -2,7 +2,7 @@
 
 import json
 import os
-import socket
+import re
 import subprocess
 import sys
 import threading
@@ -16,12 +16,15 @@ from oracles.doctors import LOOPBACK, RECORD, Rows, by_name, failures, store
 from oracles.runs import ROOT
 
 from reagent_lite.config.rendezvous import RendezvousConfig
+from reagent_lite.distributed import connections
+from reagent_lite.distributed.connections import Talk
 from reagent_lite.distributed.inspection import find_mount
 from reagent_lite.distributed.link import Link, connect
 from reagent_lite.distributed.meeting_file import Record
 from reagent_lite.distributed.membership import Membership
+from reagent_lite.distributed.network import Address
 from workflows.doctoring_report import Row
-from workflows.doctoring_together import Talk, reach_others, watch_share
+from workflows.doctoring_together import reach_others, watch_share
 
 
 def together(work: Callable[[Talk], list[Row]], seconds: float = 1.0) -> list[list[Row]]:
@@ -62,16 +65,20 @@ def test_a_share_that_one_machine_cannot_write(tmp_path: Path) -> None:
         assert words[0].startswith("node 1 cannot write in")
 
 
-def test_a_pair_that_is_cut_is_named_with_both_addresses() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as good, socket.create_server(("127.0.0.1", 0)) as gone:
-        facts = [
-            {"address": "127.0.0.1", "interface": "lo", "port": server.getsockname()[1]} for server in (good, gone)
-        ]
-        facts[1]["address"] = "127.0.0.2"  # nothing listens there
-        for rows in together(lambda talk: reach_others(talk, facts)):
-            assert [row.state for row in rows] == ["FAILED"]
-            words = "node 0 (127.0.0.1, lo) does not reach node 1 (127.0.0.2, lo): Connection refused"
-            assert rows[0].found == words
+def test_a_pair_that_is_cut_is_named_with_both_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = [Address("lo", "127.0.0.1"), Address("lo", "127.0.0.2")]
+    monkeypatch.setattr(connections, "answers", lambda address, *_: "" if address == own[0].address else "timed out")
+    monkeypatch.setattr("workflows.doctoring_together._CONNECT_SECONDS", 0.1)
+    for rows in together(lambda talk: reach_others(talk, own[talk.node])):
+        assert [row.state for row in rows] == ["FAILED"]
+        words = r"node 0 \(127.0.0.1, lo\): expected a connection to node 1 \(127.0.0.2:\d+, lo\), got timed out"
+        assert re.fullmatch(words, rows[0].found)
+        assert re.match(r"Open TCP ports \d+-\d+ between all machines", rows[0].todo)
+
+
+def test_all_pairs_are_connected() -> None:
+    for rows in together(lambda talk: reach_others(talk, Address("lo", f"127.0.0.{talk.node + 1}"))):
+        assert [row.found for row in rows] == ["2 connections, each machine to each other"]
 
 
 class Doctors:
