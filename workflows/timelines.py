@@ -18,7 +18,7 @@ from reagent_lite.data.readers_input import InputFile
 from reagent_lite.data.stage import StageManifest, data_files, left_out, read_manifest, standing
 from reagent_lite.data.timeline import KIND, make_timeline, output_folders, settings_of
 from reagent_lite.errors import ConfigError, Problem, counted
-from reagent_lite.files import require_writable
+from reagent_lite.files import require_writable, room_in
 from reagent_lite.manifest import FILE_NAME
 from reagent_lite.memory import free_host_bytes
 from reagent_lite.training.progress import progress
@@ -94,7 +94,8 @@ def run_timeline(config: TimelineConfig) -> TimelineOutcome:
 def _made(config: TimelineConfig, files: tuple[InputFile, ...], folders: tuple[Path, ...]) -> tuple[StageManifest, ...]:
     for folder, key in zip(folders, ("outputTableName", "evalTableName"), strict=False):
         require_writable(folder.parent, f"timeline.{key}")
-    with _work_folder(config, folders[0]) as work, _engine(config, work, files) as engine:
+    room = room_in(folders[0].parent, "timeline.outputTableName")
+    with room, _work_folder(config, folders[0]) as work, _engine(config, work, files) as engine:
         return make_timeline(config, engine, files, say=_say, progress=partial(progress, enabled=True))
 
 

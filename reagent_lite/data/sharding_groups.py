@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet
@@ -27,6 +27,7 @@ from reagent_lite.data.readers_input import InputFile
 from reagent_lite.data.readers_parquet import sha256_of
 from reagent_lite.data.sharding_plan import GroupPlan, Slice
 from reagent_lite.data.sharding_rows import Made, columns_of, part_name
+from reagent_lite.files import write_all
 
 _BATCH_VALUES = 1 << 19
 _COMPRESSION = "zstd"
@@ -127,7 +128,7 @@ class _Writing:
         with target.open("wb", buffering=0) as stream:
             for piece in pieces:
                 digest.update(piece)
-                _write_all(stream, piece)
+                write_all(stream, piece)
                 self.moved(len(piece))
             os.fsync(stream.fileno())
         return digest.hexdigest()
@@ -146,12 +147,6 @@ def _linked(file: InputFile, target: Path) -> bool:
     except OSError:  # a bucket, another disk, a file system without links, or too many of them
         return False
     return True
-
-
-def _write_all(stream: IO[bytes], piece: bytes | memoryview) -> None:
-    left = memoryview(piece)
-    while left:  # on a full disk a raw stream takes a part first, and raises then
-        left = left[stream.write(left) :]
 
 
 def _write_piece(source: GroupedFile, piece: Slice, target: Path) -> None:

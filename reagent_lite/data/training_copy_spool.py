@@ -15,16 +15,16 @@ from typing import IO, Any, Generic, Self, TypeVar
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from reagent_lite.files import write_all
+
 CHUNK_BYTES = 4 << 20
 
 K = TypeVar("K", bound=Hashable)
 
 
 def _write_all(stream: IO[bytes], values: NDArray[Any]) -> None:
-    """Writes an array. A raw stream may take less than it is given: past 2 GiB, at a limit, on a disk almost full."""
-    left = values.data.cast("B") if values.size else memoryview(b"")
-    while left:
-        left = left[stream.write(left) :]
+    if values.size:
+        write_all(stream, values.data.cast("B"))
 
 
 class ColumnSpool:
@@ -165,8 +165,14 @@ class NpyWriter:
         self._row_shape = row_shape
         self._dtype = np.dtype(dtype)
         self._stream: IO[bytes] = open(file, "wb", buffering=0)  # noqa: SIM115 - closed by __exit__
-        self._start = self._stream.write(self._header(0))
         self.num_rows = 0
+        header = self._header(0)
+        self._start = len(header)
+        try:
+            write_all(self._stream, header)
+        except OSError:
+            self._stream.close()
+            raise
 
     def _header(self, num_rows: int) -> bytes:
         """Numpy leaves room for the first axis to grow, so that headers of one array all have one length."""
@@ -198,7 +204,7 @@ class NpyWriter:
                 if len(header) != self._start:
                     raise AssertionError(f"npy header of {len(header)} bytes where {self._start} are reserved")
                 self._stream.seek(0)
-                self._stream.write(header)
+                write_all(self._stream, header)
 
 
 def chunks(total: int, size: int) -> Iterator[tuple[int, int]]:
