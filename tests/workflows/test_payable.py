@@ -63,6 +63,18 @@ def test_what_a_log_can_pay(tmp_path: Path, rl: dict[str, Any], expected: tuple[
     assert payable.bounds == pytest.approx(expected)
 
 
+def test_bounds_are_those_of_all_ranks(tmp_path: Path) -> None:
+    class Another(Group):
+        """Beside a rank whose rows pay -3 to 5."""
+
+        def max(self, tensor: torch.Tensor) -> torch.Tensor:
+            return torch.maximum(tensor, tensor.new_tensor([3.0, 5.0]))
+
+    config = check(DqnConfig, tree_of(tmp_path, rl={"gamma": 0.75}))
+    payable = payable_values(config, prepare(config, ALONE), Another(Place(), ALONE.device))
+    assert payable == Payable(low=-3.0, high=8.0)
+
+
 def test_bounds_that_are_not_there_are_refused(tmp_path: Path) -> None:
     boost = {"gamma": 1.0, "value_bounds": "rewards", "reward_boost": {"a": -5.0}}
     config = check(DqnConfig, tree_of(tmp_path, rl=boost))
