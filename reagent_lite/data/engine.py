@@ -149,8 +149,12 @@ class Engine(Protocol):
         """Its SQL."""
         ...
 
-    def load(self, files: Sequence[InputFile], *, discrete: bool, extra: tuple[str, ...], show: Show) -> EventColumns:
+    def load(
+        self, files: Sequence[InputFile], *, discrete: bool, indices: bool, extra: tuple[str, ...], show: Show
+    ) -> EventColumns:
         """Makes relation `events` of the files, checked for what SQL cannot check, and returns its columns.
+
+        Integers among discrete actions become their digits; without `indices` they are faults.
 
         Besides the columns of events it has `source_file` and `source_line`, and `fault`: what is wrong with a row, or
         null.

@@ -84,12 +84,14 @@ class DuckDBEngine:
         """sha256 of each file where loading has read all bytes, else None."""
         return self._hashes
 
-    def load(self, files: Sequence[InputFile], *, discrete: bool, extra: tuple[str, ...], show: Show) -> EventColumns:
+    def load(
+        self, files: Sequence[InputFile], *, discrete: bool, indices: bool, extra: tuple[str, ...], show: Show
+    ) -> EventColumns:
         """Makes relation `events` of the files; see Engine."""
         schemas = [_native_schema(file, discrete) for file in files]
         if all(one is not None for one in schemas):
             return self._in_place(files, [one for one in schemas if one is not None], discrete, extra)
-        return self._spooled(tuple(files), discrete, extra, show)
+        return self._spooled(tuple(files), EventReader(discrete, extra, indices=indices), show)
 
     def _in_place(
         self, files: Sequence[InputFile], schemas: Sequence[pa.Schema], discrete: bool, extra: tuple[str, ...]
@@ -116,10 +118,8 @@ class DuckDBEngine:
         present |= {"action_probability"} if "propensity" in present else set()
         return EventColumns(discrete=discrete, optional=frozenset(OPTIONAL_COLUMNS) & present, extra=extra)
 
-    def _spooled(
-        self, files: tuple[InputFile, ...], discrete: bool, extra: tuple[str, ...], show: Show
-    ) -> EventColumns:
-        reader, spool = EventReader(discrete, extra), self._folder / "events.parquet"
+    def _spooled(self, files: tuple[InputFile, ...], reader: EventReader, show: Show) -> EventColumns:
+        discrete, extra, spool = reader.discrete, reader.extra, self._folder / "events.parquet"
         positions = [Position() for _ in files]
         wanted = schema(discrete=discrete, extra=extra)
         with pa.parquet.ParquetWriter(spool, wanted, compression="lz4") as writer:

@@ -62,7 +62,9 @@ class SparkEngine:
         """Spark reads splits of files: nobody sees all bytes of one."""
         return
 
-    def load(self, files: Sequence[InputFile], *, discrete: bool, extra: tuple[str, ...], show: Show) -> EventColumns:
+    def load(
+        self, files: Sequence[InputFile], *, discrete: bool, indices: bool, extra: tuple[str, ...], show: Show
+    ) -> EventColumns:
         """Makes relation `events` of the files; see Engine."""
         _require_files_of_spark(files)
         _require_hashes([file for file in files if file.sha256])
@@ -70,9 +72,9 @@ class SparkEngine:
         show(0, total)
         with problems_of_spark(), self._place.watched(share_of(total, show)):
             if files[0].extension in _JSON:
-                query, columns = json_events(self._session, files, discrete, extra, self._spooled)
+                query, columns = json_events(self._session, files, discrete, indices, extra, self._spooled)
             else:
-                query, columns = parquet_events(self._session, files, discrete, extra)
+                query, columns = parquet_events(self._session, files, discrete, indices, extra)
         self.name("events", query)
         show(total, total)
         return columns

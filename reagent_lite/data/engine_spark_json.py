@@ -27,7 +27,7 @@ from reagent_lite.data.engine_spark_sql import (
     quote,
     short,
 )
-from reagent_lite.data.events import REQUIRED, require_event_columns
+from reagent_lite.data.events import REQUIRED, STRINGS_ALONE, require_event_columns
 from reagent_lite.data.readers_input import InputFile
 from reagent_lite.errors import DataError, NoRowsError, Problem, counted
 
@@ -45,6 +45,7 @@ def json_events(
     session: SparkSession,
     files: Sequence[InputFile],
     discrete: bool,
+    indices: bool,
     extra: tuple[str, ...],
     spool: Callable[[str], str],
 ) -> tuple[str, EventColumns]:
@@ -54,6 +55,7 @@ def json_events(
         session: to run SQL in.
         files: .json, .jsonl or .ndjson, plain or .gz, .bz2, .zst.
         discrete: actions are names.
+        indices: integers may be among them.
         extra: further columns.
         spool: runs a query once and returns one for its rows.
 
@@ -64,7 +66,7 @@ def json_events(
         "value", SOURCE_FILE, "_metadata.file_block_start AS block", "monotonically_increasing_id() AS at"
     )
     lines.createOrReplaceTempView("json_lines")
-    kept = spool(_parsed(discrete, extra))
+    kept = spool(_parsed(discrete, indices, extra))
     places = _places(session, kept, files)
     seen = _seen(session, kept, files, extra, places)
     columns = [quote(name) for name in _contract(discrete)] + ["fault", "source_file"]
@@ -93,7 +95,7 @@ def _contract(discrete: bool) -> dict[str, str]:
     }  # fmt: skip
 
 
-def _parsed(discrete: bool, extra: tuple[str, ...]) -> str:
+def _parsed(discrete: bool, indices: bool, extra: tuple[str, ...]) -> str:
     """Returns the query that parses lines: contract columns, texts and kinds of further ones, fault, bad_id."""
     types = {**_contract(discrete), "propensity": "DOUBLE", **dict.fromkeys(extra, "VARIANT"), _CORRUPT: "STRING"}
     schema = ", ".join(f"{quote(name)} {kind}" for name, kind in types.items())
@@ -102,6 +104,10 @@ def _parsed(discrete: bool, extra: tuple[str, ...]) -> str:
     parsed = f"SELECT *, FROM_JSON(value, {literal(schema)}, {options}) AS j FROM json_lines"
     cells = {name: _cell(name, kind) for name, kind in _contract(discrete).items()}
     cells["action_probability"] = propensity(_cell("action_probability", "DOUBLE"), _cell("propensity", "DOUBLE"))
+    if discrete and not indices:
+        action = "j.action"
+        wrong = _wrong("action", action, f"{_kind(action)} = 'STRING'", STRINGS_ALONE)
+        cells["action"] = Cell(value=cells["action"].value, faults=wrong)
     faults = [_whole_fault(), *(one for cell in cells.values() for one in cell.faults)]
     bad_ids = [one for cell in cells.values() for one in cell.bad_ids]
     columns = [f"{cell.value} AS {quote(name)}" for name, cell in cells.items()]

@@ -25,7 +25,7 @@ from reagent_lite.data.engine_spark_sql import (
     propensity,
     quote,
 )
-from reagent_lite.data.events import PROPENSITIES, require_event_columns, schema
+from reagent_lite.data.events import PROPENSITIES, STRINGS_ALONE, require_event_columns, schema
 from reagent_lite.data.readers_columns import is_number, is_string
 from reagent_lite.data.readers_input import InputFile
 from reagent_lite.errors import DataError, Problem
@@ -38,7 +38,7 @@ _PLACES = ("fault", "source_file", "source_line")
 
 
 def parquet_events(
-    session: SparkSession, files: Sequence[InputFile], discrete: bool, extra: tuple[str, ...]
+    session: SparkSession, files: Sequence[InputFile], discrete: bool, indices: bool, extra: tuple[str, ...]
 ) -> tuple[str, EventColumns]:
     """Returns the query for the events of Parquet files, and their columns.
 
@@ -62,6 +62,9 @@ def parquet_events(
         frame.selectExpr("*", SOURCE_FILE, "_metadata.row_index + 1 AS source_line") \
             .createOrReplaceTempView(f"scan{number}")  # fmt: skip
         cells = _cells(footers[paths[0]], names, discrete, paths[0])
+        if discrete and not indices and not is_string(footers[paths[0]].field("action").type):
+            integers = fault("action IS NOT NULL", f"{STRINGS_ALONE} in action", "CAST(action AS STRING)")
+            cells["action"] = Cell(value=cells["action"].value, faults=(integers,))
         bad_ids = [one for cell in cells.values() for one in cell.bad_ids]
         _require_integer_ids(session, bad_ids, f"scan{number}")
         columns = [f"{cell.value} AS {quote(name)}" for name, cell in cells.items()] + [quote(one) for one in extra]

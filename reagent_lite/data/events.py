@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from datetime import date, time
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -45,6 +46,7 @@ METRICS = pa.map_(pa.string(), pa.float64())
 PROPENSITIES = ("action_probability", "propensity")
 INTEGER, NUMBER, FLAG, TEXT, JSON = "integer", "number", "flag", "text", "json"
 """Kinds of values of a further column; of several kinds in one column, JSON text stands for all."""
+STRINGS_ALONE = "names as strings, since an integer may be the index of another action"
 _OTHER_FAULT = "expected what its column holds, got something else"
 
 
@@ -83,12 +85,14 @@ class EventReader:
     Attributes:
         discrete: actions are names; else maps of features.
         extra: further columns that are carried along.
+        indices: integers may be among discrete actions, and become their digits.
         seen: columns that had a value in some block.
         kinds: of the values of each further column.
     """
 
     discrete: bool
     extra: tuple[str, ...]
+    indices: bool = True
     seen: set[str] = field(default_factory=set)
     kinds: dict[str, set[str]] = field(default_factory=dict)
 
@@ -110,7 +114,7 @@ class EventReader:
         return pa.table([columns[name].cast(wanted.field(name).type) for name in wanted.names], wanted)
 
     def _columns(self, block: Block, faults: Faults) -> dict[str, pa.Array]:
-        action = _action_names if self.discrete else _action_features
+        action = partial(_action_names, indices=self.indices) if self.discrete else _action_features
         choices = _name_lists if self.discrete else _candidate_lists
         found = {"mdp_id": _texts(column_of(block, "mdp_id"), faults), "ds": _days(column_of(block, "ds"), faults)}
         sequence = column_of(block, "sequence_number")
@@ -163,21 +167,24 @@ def _propensity(block: Block, faults: Faults) -> pa.Array:
     return _masked(np.where(one.present, first, second), one.present | other.present)
 
 
-def _action_names(column: Column, faults: Faults) -> pa.Array:
-    todo = "Maps are actions with timeline.actionDiscrete false"
-    if pa.types.is_nested(column.array.type):
-        faults.add(column.present, "the name of an action", column.value, todo)
+def _action_names(column: Column, faults: Faults, *, indices: bool) -> pa.Array:
+    kind = column.array.type
+    if pa.types.is_nested(kind) or pa.types.is_boolean(kind):
+        todo = "Maps are actions with timeline.actionDiscrete false" if pa.types.is_nested(kind) else ""
+        faults.add(column.present, "the name or the index of an action", column.value, todo)
         return pa.nulls(len(column.array), pa.string())
-    if column.text:  # values of several types: names among other things
-        return _only_strings(column, faults, "the name of an action, as in other rows", todo)
+    if not indices and column.text:
+        return _only_strings(column, faults, f"{STRINGS_ALONE} in action")
+    if not indices and is_number(kind):
+        faults.add(column.present, f"{STRINGS_ALONE} in action", column.value)
     return _texts(column, faults)
 
 
-def _only_strings(column: Column, faults: Faults, expected: str, todo: str = "") -> pa.Array:
+def _only_strings(column: Column, faults: Faults, expected: str) -> pa.Array:
     """Returns the strings among JSON texts, null where there is none; other things are faults."""
     values = [None if text is None else json.loads(text) for text in column.array.to_pylist()]
     wrong = np.array([value is not None and not isinstance(value, str) for value in values], bool)
-    faults.add(wrong, expected, column.value, todo)
+    faults.add(wrong, expected, column.value)
     return pa.array([value if isinstance(value, str) else None for value in values], pa.string())
 
 

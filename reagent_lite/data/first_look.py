@@ -5,7 +5,6 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
@@ -14,11 +13,12 @@ from reagent_lite.data.readers import READERS
 from reagent_lite.data.readers_columns import Faults, column_of, flags
 from reagent_lite.data.readers_input import InputFile, local_path
 from reagent_lite.data.readers_json import Block, Position
+from reagent_lite.data.readers_parquet import checked_block, require_each_once
 from reagent_lite.data.schema import KNOWN_COLUMNS, MAX_PROBLEMS
 from reagent_lite.data.stage import data_files
 from reagent_lite.data.training_copy_place import Manifest, candidate_folders, read_manifest
 from reagent_lite.data.transitions import require_columns
-from reagent_lite.data.transitions_discrete import discrete_rows
+from reagent_lite.data.transitions_discrete import discrete_rows, has_numerals_of_others
 from reagent_lite.data.transitions_parametric import parametric_rows
 from reagent_lite.errors import DataError, Problem
 
@@ -92,7 +92,7 @@ def first_rows(path: str, actions: tuple[str, ...] | None) -> FirstRows:
         if block is None or not block.table.num_rows:
             continue
         if _are_events(block):
-            return _first_events(block, discrete=actions is not None)
+            return _first_events(block, actions)
         require_columns(block)
         rows = parametric_rows(block) if actions is None else discrete_rows(block, actions)
         if rows.problems:
@@ -128,8 +128,9 @@ def _are_events(block: Block) -> bool:
     return not (column_of(block, "next_state_features").present & ~cut).any()
 
 
-def _first_events(block: Block, *, discrete: bool) -> FirstRows:
-    table = EventReader(discrete, ()).read(block)
+def _first_events(block: Block, actions: tuple[str, ...] | None) -> FirstRows:
+    discrete = actions is not None
+    table = EventReader(discrete, (), indices=not has_numerals_of_others(actions or ())).read(block)
     faults = [(row, text) for row, text in enumerate(table.column("fault").to_pylist()) if text is not None]
     if faults:
         problems = []
@@ -150,12 +151,13 @@ def _first_block(file: InputFile, number: int) -> Block | None:
             return None if parse is None else parse()
     # the reader of whole files takes their sha256 beside, which is as long as reading them
     with _parquet(file) as parquet:
+        require_each_once(parquet.schema_arrow.names, file)
         wanted = [name for name in parquet.schema_arrow.names if name in KNOWN_COLUMNS]
         batch = next(parquet.iter_batches(_PARQUET_ROWS, columns=wanted), None)
     if batch is None:
         return None
     table = pa.table(batch.columns, schema=batch.schema.remove_metadata())
-    return Block(file=file, file_number=number, table=table, lines=np.arange(1, batch.num_rows + 1))
+    return checked_block(file, number, table, batch.num_rows)
 
 
 @contextmanager

@@ -236,6 +236,7 @@ def strings(column: Column, faults: Faults) -> tuple[NDArray[np.int32], pa.Array
     indices = filled(encoded.indices, -1)
     if column.text:
         parsed = [json.loads(value) for value in distinct.to_pylist()]
+        parsed = [int(v) if isinstance(v, float) and v.is_integer() else v for v in parsed]
         wrong = np.array([*(not isinstance(v, str | int) or isinstance(v, bool) for v in parsed), False])
         faults.add(wrong[indices], f"a string or an integer in {column.name}", column.value)
         distinct = pa.array([str(value) for value in parsed], pa.string())

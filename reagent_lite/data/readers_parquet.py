@@ -48,7 +48,7 @@ def read_parquet(
             for batch in parquet.iter_batches(_batch_rows(parquet.metadata), columns=wanted):
                 row += batch.num_rows
                 position.bytes_read = file.size * row // max(1, total)
-                yield partial(_block, file, number, _with_ignored(batch, parquet.schema_arrow.names), row)
+                yield partial(checked_block, file, number, _with_ignored(batch, parquet.schema_arrow.names), row)
         except (pa.ArrowException, OSError) as error:
             got = "one that ends early or is damaged: " + str(error).strip().split("\n")[0]
             raise DataError(Problem(file.path, "a complete Parquet file", got, "Copy the file again")) from error
@@ -82,7 +82,12 @@ def require_each_once(names: list[str], file: InputFile) -> None:
         raise DataError(Problem(file.path, "each column once", f"{', '.join(map(repr, twice))} more than once"))
 
 
-def _block(file: InputFile, number: int, table: pa.Table, end: int) -> Block:
+def checked_block(file: InputFile, number: int, table: pa.Table, end: int) -> Block:
+    """Returns rows of a Parquet file, the last of which is row `end` of it.
+
+    Raises:
+        DataError: text that is no UTF-8, with the row.
+    """
     lines = np.arange(end - table.num_rows + 1, end + 1)
     block = Block(file=file, file_number=number, table=table, lines=lines)
     try:

@@ -28,6 +28,7 @@ from reagent_lite.data.schema import MAX_PROBLEMS
 from reagent_lite.data.stage import StageManifest, read_manifest, write_manifest
 from reagent_lite.data.timeline_pairs import FIGURES, Pairing
 from reagent_lite.data.timeline_rules import Rule, count_broken, first_broken, ruled, rules
+from reagent_lite.data.transitions_discrete import has_numerals_of_others
 from reagent_lite.errors import DataError, NoRowsError, Problem, counted
 from reagent_lite.files import appearing_folder
 
@@ -90,7 +91,13 @@ def make_timeline(
             rows, a disk without room; no folder has changed then.
     """
     with progress("reading events", "bytes") as show:
-        columns = engine.load(files, discrete=config.timeline.actionDiscrete, extra=_further(config), show=show)
+        columns = engine.load(
+            files,
+            discrete=config.timeline.actionDiscrete,
+            indices=not has_numerals_of_others(config.query.actions),
+            extra=_further(config),
+            show=show,
+        )
     with ThreadPoolExecutor(1) as pool:
         hashes = pool.submit(hashes_of, files) if engine.hashes is None else None
         work = _Work(config, engine, columns, say)

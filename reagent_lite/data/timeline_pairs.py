@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from reagent_lite.config.timeline import QuerySection, TimelineSection
 from reagent_lite.data.engine import Dialect, EventColumns
+from reagent_lite.data.events import schema
 
 _ALL = float(2**32)
 SAMPLE, EVAL, PLACE = 0, 1, 2
@@ -48,7 +49,7 @@ class Pairing:
     metric_names: tuple[str, ...] = ()
 
     def taken(self, relation: str) -> str:
-        """Returns a query for the events of the date partitions and episodes that are asked for."""
+        """Returns a query for the events of the date partitions and episodes that are asked for, actions by name."""
         conditions = []
         # a row that cannot be placed is reported, not passed over
         for bound, than in ((self.timeline.startDs, ">="), (self.timeline.endDs, "<=")):
@@ -58,7 +59,11 @@ class Pairing:
             limit = round(self.query.tableSample / 100 * _ALL)
             # a row without mdp_id is reported, not sampled
             conditions.append(f"(mdp_id IS NULL OR {self.dialect.hash32('mdp_id', SAMPLE)} < {limit})")
-        return f"SELECT * FROM {relation}" + (f" WHERE {' AND '.join(conditions)}" if conditions else "")
+        names = schema(discrete=self.columns.discrete, extra=self.columns.extra).names
+        columns = [self._action if name == "action" else self.dialect.quote(name) for name in names]
+        return f"SELECT {', '.join(columns)} FROM {relation}" + (
+            f" WHERE {' AND '.join(conditions)}" if conditions else ""
+        )
 
     def unbroken(self, relation: str, *, any_broken: bool) -> str:
         """Returns a query for a ruled relation without the episodes of which a row breaks a rule."""
@@ -152,6 +157,17 @@ class Pairing:
     @property
     def _possible(self) -> bool:
         return self._has("possible_actions") and self.timeline.includePossibleActions
+
+    @property
+    def _action(self) -> str:
+        """SQL: the action; a text that is no action's name but an index is the name there."""
+        known = self.query.actions
+        literal = self.dialect.literal
+        places = [(str(index), name) for index, name in enumerate(known) if str(index) not in known]
+        if not places:
+            return "action"
+        cases = " ".join(f"WHEN {literal(index)} THEN {literal(name)}" for index, name in places)
+        return f"CASE action {cases} ELSE action END AS action"
 
     @property
     def _candidates_unknown(self) -> str:

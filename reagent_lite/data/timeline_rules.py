@@ -96,7 +96,7 @@ def rules(
         listed = ", ".join(actions[:10]) + (", ..." if len(actions) > 10 else "")
         found.append(
             Rule(name="action_unknown", broken=f"(action IS NOT NULL) AND (action NOT IN ({names}))",
-                 expected=f"one of query.actions ({listed})", got="action")
+                 expected=f"one of query.actions ({listed}), or an index below {len(actions)}", got="action")
         )  # fmt: skip
     if not columns.discrete:
         found.append(

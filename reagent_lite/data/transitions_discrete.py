@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
@@ -23,6 +25,7 @@ from reagent_lite.data.transitions import NONE, Choices, Rows, finish, read_comm
 from reagent_lite.errors import counted
 
 WRONG = -2
+_NUMERAL = re.compile("0|[1-9][0-9]{0,17}")
 
 
 def discrete_rows(block: Block, actions: tuple[str, ...]) -> Rows:
@@ -64,42 +67,60 @@ def _at(mask: NDArray[np.uint8], action: NDArray[np.int32]) -> Mask:
     return np.take(mask, starts + np.maximum(action, 0)).astype(bool)
 
 
+def has_numerals_of_others(actions: tuple[str, ...]) -> bool:
+    """Whether an action's name is the index of another, so that an integer may mean either: such logs write strings."""
+    others = {str(index) for index in range(len(actions))} & set(actions)
+    return any(actions[int(name)] != name for name in others)
+
+
 class _ActionRule:
-    """What one logged value of a discrete action means."""
+    """What one logged value of a discrete action means: an integer is an index, a string a name; else the other."""
 
     def __init__(self, actions: tuple[str, ...]) -> None:
         self._index = {name: index for index, name in enumerate(actions)}
         self._num = len(actions)
+        self._indices = not has_numerals_of_others(actions)
         names = ", ".join(actions[:10]) + (", ..." if self._num > 10 else "")
-        self.expected = f"one of the actions {names}, or an index below {self._num}"
+        which = f"an index below {self._num}" if self._indices else "written as strings: integers may mean either"
+        self.expected = f"one of the actions {names}, {'or ' if self._indices else ''}{which}"
 
     def action(self, value: object) -> int:
         """Returns the index, NONE for null, WRONG for anything else."""
         if value is None:
             return NONE
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
-        if isinstance(value, bool) or not isinstance(value, int | str):
+        if isinstance(value, str):
+            known = self._index.get(value)
+            return known if known is not None else self._place(_numeral(value))
+        number = _integer(value)
+        if number is None or not self._indices:
             return WRONG
-        if isinstance(value, str) and value not in self._index:
-            if not value.isdecimal():
-                return WRONG
-            value = int(value)
-        if isinstance(value, int) and 0 <= value < self._num:
-            return value
-        return self._index.get(str(value), WRONG)
+        return number if 0 <= number < self._num else self._index.get(str(number), WRONG)
 
     def next_action(self, value: object) -> int:
         """Likewise; "" and integers from the number of actions on are NONE, unless the larger ones are names."""
-        if value == "" and "" not in self._index:
-            return NONE
         index = self.action(value)
-        number = value if isinstance(value, int | float) else None
-        if isinstance(value, str) and value not in self._index and value.isdecimal():
-            number = int(value)
-        if number == self._num or (index == WRONG and number is not None and number > self._num):
+        if index != WRONG and _integer(value) != self._num:
+            return index
+        number = _numeral(value) if isinstance(value, str) else _integer(value)
+        if value == "":
             return NONE
-        return index
+        if number is None or number < self._num or (not isinstance(value, str) and not self._indices):
+            return WRONG
+        # an integer that may be a name as well as "none"
+        return WRONG if not isinstance(value, str) and str(number) in self._index else NONE
+
+    def _place(self, number: int | None) -> int:
+        return number if number is not None and number < self._num else WRONG
+
+
+def _integer(value: object) -> int | None:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _numeral(text: str) -> int | None:
+    return int(text) if _NUMERAL.fullmatch(text) else None
 
 
 def _mask(column: Column, actions: tuple[str, ...], faults: Faults) -> tuple[NDArray[np.uint8], Mask]:

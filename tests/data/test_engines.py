@@ -29,6 +29,7 @@ from reagent_lite.data import engine_spark_progress
 from reagent_lite.data.dialects import DuckDBDialect, SparkDialect
 from reagent_lite.data.engine_duckdb import DuckDBEngine
 from reagent_lite.data.engine_spark import SparkEngine
+from reagent_lite.data.events import STRINGS_ALONE
 from reagent_lite.data.stage import data_files
 from reagent_lite.data.timeline import make_timeline
 from reagent_lite.errors import ConfigError, DataError
@@ -164,6 +165,8 @@ SCENARIOS: dict[str, tuple[bool, str, int, Row, Row]] = {
 def test_spark_makes_the_rows_that_duckdb_makes(spark: Any, tmp_path: Path, name: str) -> None:
     parametric, form, files, timeline, query = SCENARIOS[name]
     rows = events_of(parametric=parametric)
+    if query.get("actions"):  # some rows have the index in the name's place
+        rows = [{**row, "action": ACTIONS.index(row["action"])} if at % 7 == 3 else row for at, row in enumerate(rows)]
     events = write_events(rows, tmp_path / "events", form, files)
     made = {}
     for engine in ("duckdb", "spark"):
@@ -264,6 +267,21 @@ def broken_events(faults: list[Row]) -> list[Row]:
         for at in range(3):
             rows.append({"mdp_id": f"e{number}", "sequence_number": at, **sound, **(fault if at == 1 else {})})
     return rows
+
+
+@pytest.mark.parametrize("form", ["jsonl", "map.parquet"])
+def test_integers_that_are_an_index_and_a_name_are_refused(spark: Any, tmp_path: Path, form: str) -> None:
+    rows = [{"mdp_id": "a", "sequence_number": at, "state_features": {"0": 1.0}, "action": 1, "reward": 1.0}
+            for at in range(3)]  # fmt: skip
+    events = write_events(rows, tmp_path / "events", form)
+    places = []
+    for engine in ("duckdb", "spark"):
+        with pytest.raises(DataError) as error:
+            make(engine, events, tmp_path / engine, {"actions": ["1", "2"]})
+        problem = error.value.problems[0]
+        places.append((problem.where, problem.expected, problem.got))
+    assert places[1] == places[0]
+    assert places[0] == (f"{events}/events-0.{form}:1", f"{STRINGS_ALONE} in action", "1")
 
 
 @pytest.mark.parametrize(

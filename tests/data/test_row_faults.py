@@ -9,12 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from oracles.event_files import write_events
+from oracles.events import make
 
 from reagent_lite.data import readers_json
 from reagent_lite.data.readers import read_tables
@@ -263,3 +266,60 @@ def test_lines_are_refused_or_read_as_python_reads_them(tmp_path: Path, text: by
 @given(text=mutated())
 def test_many_lines_are_refused_or_read_as_python_reads_them(tmp_path: Path, text: bytes) -> None:
     check_lines(tmp_path / "log.json", text)
+
+
+def actions_of(file: Path, actions: tuple[str, ...]) -> list[int]:
+    copy = prepare_training_copy(str(file), actions=actions)
+    order = np.argsort(copy.sequence)
+    return [int(one) for one in copy.action[order]]
+
+
+FORMS, LINES = ("jsonl", "map.parquet", "csv"), ("jsonl",)
+LOGGED: list[tuple[list[Any], tuple[str, ...], list[int] | str, tuple[str, ...]]] = [
+    ([1, 0, 1], ("a", "b"), [1, 0, 1], FORMS),
+    ([1, 0, 1.0, "1", "b"], ("a", "b"), [1, 0, 1, 1, 1], LINES),
+    ([10, 20, 0], ("10", "20"), [0, 1, 0], FORMS),
+    (["1", "2", "3", "0"], ("1", "2", "3"), [0, 1, 2, 0], FORMS),
+    ([3, 1], ("1", "2", "3"), "3", ("jsonl", "map.parquet")),
+    (["0", 1], ("1", "0"), "1", LINES),
+    (["a", "01"], ("a", "b"), "01", FORMS),
+    (["9" * 5000], ("a", "b"), "999", FORMS),
+    ([True], ("a", "b"), "true", ("jsonl", "map.parquet")),
+    ([2], ("a", "b"), "2", FORMS),
+]
+"""Values of `action`, the names, and the indices or what the first faulty row is told; CSV has texts alone."""
+
+
+@pytest.mark.parametrize(
+    ("logged", "names", "found", "form"),
+    [(logged, names, found, form) for logged, names, found, forms in LOGGED for form in forms],
+    ids=lambda one: repr(one)[:30],
+)
+def test_actions_mean_the_same_in_rows_and_events(
+    tmp_path: Path, logged: list[Any], names: tuple[str, ...], found: list[int] | str, form: str
+) -> None:
+    rows = [{**GOOD, "sequence_number": number, "action": one} for number, one in enumerate(logged)]
+    for row in rows:
+        row |= {"state_features": {"0": 1.0}, "terminal": True, "next_action": None, "next_state_features": None}
+    events = [{name: one for name, one in row.items() if not name.startswith("next_")} for row in rows]
+    write_events(rows, tmp_path / "rows", form)
+    write_events(events, tmp_path / "events", form)
+    if isinstance(found, list):
+        assert actions_of(tmp_path / "rows", names) == found
+        make(tmp_path, tmp_path / "events", {"query": {"actions": names}})
+        assert actions_of(tmp_path / "train", names) == found
+        return
+    problem = problem_of(tmp_path / "rows", names)
+    with pytest.raises(DataError) as caught:
+        make(tmp_path, tmp_path / "events", {"query": {"actions": names}})
+    same = caught.value.problems[0]
+    assert same.where.rpartition(":")[2] == problem.where.rpartition(":")[2]
+    assert found in problem.got
+    assert found in same.got
+
+
+def test_a_next_action_that_may_be_none_or_a_name_is_refused(tmp_path: Path) -> None:
+    rows = [{**GOOD, "action": 3, "next_action": one} for one in (3, "2", "9", 2)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    problem = problem_of(tmp_path / "rows.jsonl", ("2", "3"))
+    assert (problem.where, problem.got) == (f"{tmp_path}/rows.jsonl:4", "2")

@@ -145,14 +145,18 @@ def test_the_terminal_rule(tmp_path: Path, changes: dict[str, Any], bootstrap: f
         ("1", ACTIONS, 1),
         (10, ("10", "20"), 0),
         ("20", ("10", "20"), 1),
-        (1, ("1", "2"), 1),
         ("1", ("1", "2"), 0),
+        ("2", ("1", "2"), 1),
+        (1, ("0", "1"), 1),
+        (3, ("2", "3"), 1),
+        (0, ("2", "3"), 0),
         (-1, ("0", "-1"), 1),
         (None, ACTIONS, -1),
     ],
 )
 def test_what_a_logged_action_means(tmp_path: Path, logged: Any, actions: tuple[str, ...], index: int) -> None:
-    copy = discrete(tmp_path, {**row(next_action=actions[0]), "action": logged}, row(next_action=0), actions=actions)
+    base = row(action=actions[0], next_action=actions[0])
+    copy = discrete(tmp_path, {**base, "action": logged}, base, actions=actions)
     assert copy.action.tolist() == [index, 0]
     assert copy.counts["unknown_action_rows"] == int(logged is None)
 
