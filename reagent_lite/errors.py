@@ -54,6 +54,13 @@ class ConfigError(ReagentLiteError):
     exit_code = 2
 
 
+class FolderInUseError(ConfigError):
+    """Another live run writes into the folder; the same command may work once that one has ended."""
+
+    title = "folder in use"
+    exit_code = 5
+
+
 class DataError(ReagentLiteError):
     """A data or normalization file is wrong; `where` names the file and, where there is one, the line."""
 

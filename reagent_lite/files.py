@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
-from reagent_lite.errors import ConfigError, Problem
+from reagent_lite.errors import ConfigError, FolderInUseError, Problem
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _ATTEMPTS = 10
@@ -265,7 +265,7 @@ def alone_in(folder: Path, key: str, say: Callable[[str], None], *, again: bool 
         again: whether an earlier start of this same run may hold the folder still, in a disk or driver that hangs.
 
     Raises:
-        ConfigError: another process has the folder; with its host, its number, and since when.
+        FolderInUseError: another process has the folder; with its host, its number, and since when.
     """
     try:
         descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
@@ -295,7 +295,7 @@ def _lock(descriptor: int, folder: Path, key: str, say: Callable[[str], None], w
             waits = _LEASE_SECONDS
             say(f"{key}: {folder} is in use by {_named(holder)}; waiting {waits:g} s in case that machine has died")
         if time.monotonic() - begun > waits:
-            raise ConfigError(
+            raise FolderInUseError(
                 Problem(key, "a folder that no other run writes into", f"{folder}, in use by {_named(holder)}",
                         "Wait for that run, or end it; or give another folder")
             )  # fmt: skip
