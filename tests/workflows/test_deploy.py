@@ -85,6 +85,29 @@ def test_slurm_script(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("doctor", "train", "code", "requeued"),
+    [(0, 0, 0, False), (140, 0, 140, True), (1, 0, 1, False), (0, 75, 75, True), (0, 140, 140, True), (0, 5, 5, False)],
+)
+def test_a_slurm_job_that_is_told_to_end_is_requeued(
+    tmp_path: Path, doctor: int, train: int, code: int, requeued: bool
+) -> None:
+    programs = {
+        "srun": f'case "$*" in *workflows.doctor*) exit {doctor};; *) echo trains; exit {train};; esac',
+        "scontrol": 'echo "$@"',
+    }
+    for name, text in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HOME": str(tmp_path), "CONFIG": "x.json",
+                   "SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}  # fmt: skip
+    done = subprocess.run(["bash", DEPLOY / "slurm" / "train.sbatch"], capture_output=True, text=True, check=False,
+                          env=environment)  # fmt: skip
+    assert done.returncode == code, done.stderr
+    assert ("requeue 7" in done.stdout) == requeued
+    assert ("trains" in done.stdout) == (doctor == 0)
+
+
 def test_dockerfile_takes_what_the_package_needs() -> None:
     text = (DEPLOY / "Dockerfile").read_text()
     copied = {word for line in re.findall(r"^COPY (.+)$", text, re.MULTILINE) for word in line.split()[:-1]}
