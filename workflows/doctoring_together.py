@@ -220,20 +220,30 @@ def _shown(talk: Talk, folder: Path, what: str, table: list[Any]) -> list[Row]:
 
 
 def _clocks(talk: Talk) -> Row:
-    """Compares each clock with node 0's, to about a round trip through the store."""
+    """Compares each clock with node 0's, which answers each machine with its time: its question's and answer's mean."""
     talk.exchange("ready", True)
-    difference = 0.0
+    difference, within = 0.0, 0.0
+    deadline = time.monotonic() + talk.seconds
     if talk.node == 0:
-        talk.say("clock", time.time())
-    else:
-        deadline = time.monotonic() + talk.seconds
-        while (said := talk.heard("clock")[0]) is None and time.monotonic() < deadline:
+        open_questions = set(range(1, talk.count))
+        while open_questions and time.monotonic() < deadline:
+            for i in [i for i in open_questions if talk.word("asks", i) is not None]:
+                talk.say(f"clock_for_{i}", time.time())
+                open_questions.remove(i)
             time.sleep(_ROUND_SECONDS / 10)
-        difference = 0.0 if said is None else time.time() - said
-    all_of_them = talk.exchange("difference", difference)
-    node = max(range(talk.count), key=lambda i: abs(all_of_them[i]))
-    found = f"at most {abs(all_of_them[node]):.2f} s from node 0's (node {node})"
-    if abs(all_of_them[node]) <= _CLOCK_SECONDS:
+    else:
+        asked = time.time()
+        talk.say("asks", True)
+        while (said := talk.word(f"clock_for_{talk.node}", 0)) is None and time.monotonic() < deadline:
+            time.sleep(_ROUND_SECONDS / 10)
+        answered = time.time()
+        if said is not None:
+            difference, within = (asked + answered) / 2 - said, (answered - asked) / 2
+    all_of_them = talk.exchange("difference", (difference, within))
+    node = max(range(talk.count), key=lambda i: abs(all_of_them[i][0]))
+    furthest, within = all_of_them[node]
+    found = f"at most {abs(furthest):.2f} s from node 0's (node {node}, to within {within:.2f} s)"
+    if abs(furthest) <= _CLOCK_SECONDS:
         return ok("clocks", found)
     return warning("clocks", found, "Nothing here depends on it, but times in logs and of files will mislead; run NTP")
 

@@ -48,6 +48,11 @@ class Talk:
         text = json.dumps(word)
         self._membership.ask(lambda store: store.set(f"talk/{key}/{self.node}", text), _ANSWER_SECONDS)
 
+    def word(self, key: str, node: int) -> Any:
+        """Returns one machine's word, None while it is not there."""
+        text = self._membership.ask(lambda store: store.peek(f"talk/{key}/{node}"), _ANSWER_SECONDS)
+        return None if text is None else json.loads(text)
+
     def heard(self, key: str) -> list[Any]:
         """Returns each machine's word, None for one that is not there yet."""
         keys = [f"talk/{key}/{i}" for i in range(self.count)]

@@ -24,7 +24,7 @@ from reagent_lite.distributed.meeting_file import Record
 from reagent_lite.distributed.membership import Membership
 from reagent_lite.distributed.network import Address
 from workflows.doctoring_report import Row
-from workflows.doctoring_together import reach_others, watch_share
+from workflows.doctoring_together import _clocks, reach_others, watch_share
 
 
 def together(work: Callable[[Talk], list[Row]], seconds: float = 1.0) -> list[list[Row]]:
@@ -63,6 +63,23 @@ def test_a_share_that_one_machine_cannot_write(tmp_path: Path) -> None:
         words = [row.found for row in rows if row.state == "warning"]
         assert len(words) == 2  # for new files, and for replaced ones
         assert words[0].startswith("node 1 cannot write in")
+
+
+def test_a_slow_network_does_not_count_as_a_wrong_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    ask = Membership.ask
+
+    def slow(member: Membership, work: Callable[[Any], Any], seconds: float) -> Any:
+        time.sleep(0.1 * member.node)
+        try:
+            return ask(member, work, seconds)
+        finally:
+            time.sleep(0.1 * member.node)
+
+    monkeypatch.setattr(Membership, "ask", slow)
+    for (row,) in together(lambda talk: [_clocks(talk)], 10.0):
+        found = re.fullmatch(r"at most (\S+) s from node 0's \(node 1, to within (\S+) s\)", row.found)
+        assert found is not None, row.found
+        assert float(found[1]) <= float(found[2]) + 0.01
 
 
 def test_a_pair_that_is_cut_is_named_with_both_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
