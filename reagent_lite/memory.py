@@ -29,6 +29,22 @@ def free_host_bytes() -> int:
     return min(_machine(), _container())
 
 
+def oom_kills() -> int:
+    """Returns how many processes of this one's control group the system has ended for lack of memory, 0 if unknown."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        lines = []
+    own = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
+    for folder in (_CGROUP / own, _CGROUP):
+        try:
+            events = (folder / "memory.events").read_text().splitlines()
+        except OSError:
+            continue
+        return next((int(line.split()[1]) for line in events if line.startswith("oom_kill ")), 0)
+    return 0
+
+
 def _machine() -> int:
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()

@@ -26,6 +26,13 @@ def test_a_containers_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert memory.free_bytes(CPU) > 500_000
 
 
+def test_what_the_system_ended_for_lack_of_memory_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
+    assert memory.oom_kills() == 0
+    (tmp_path / "memory.events").write_text("low 0\nmax 12\noom 3\noom_kill 2\n")
+    assert memory.oom_kills() == 2
+
+
 def test_without_a_limit_or_a_way_to_know_nothing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "_CGROUP", tmp_path)
     monkeypatch.setattr(memory, "_machine", lambda: memory._UNKNOWN)

@@ -117,6 +117,7 @@ def launch(
                 tried = f"\nThe run had begun again {counted(used, 'time')}" if used else ""
                 raise LaunchError(abort.reason + tried, abort.exit_code)
             used += 1
+            told.standing = _STANDING
             rendezvous.again(membership)
             print(f"{abort.reason}\nbeginning again from the last checkpoint: restart {used} of at most {restarts}",
                   file=sys.stderr, flush=True)  # fmt: skip
@@ -222,10 +223,16 @@ def _agreed(failure: Failure, membership: Membership, seconds: float) -> Abort:
 
 
 class _Told:
-    """Whether a signal has told this launcher to end."""
+    """Whether a signal has told this launcher to end.
+
+    Attributes:
+        number: of the signal; 0 before one came.
+        standing: what the same command would continue from while nothing runs.
+    """
 
     def __init__(self) -> None:
         self.number = 0
+        self.standing = "training had not begun; run the same command again"
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if self.number and number == signal.SIGINT:
@@ -235,7 +242,7 @@ class _Told:
     def leave(self) -> None:
         """Raises where nothing runs yet that could save."""
         if self.number:
-            raise Preempted(signal.Signals(self.number).name, "training had not begun; run the same command again")
+            raise Preempted(signal.Signals(self.number).name, self.standing)
 
 
 @contextmanager

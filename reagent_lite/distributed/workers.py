@@ -18,6 +18,7 @@ from reagent_lite.distributed.membership import Membership
 from reagent_lite.distributed.signs import VARIABLE as SIGN_VARIABLE
 from reagent_lite.distributed.signs import Sign, read_sign
 from reagent_lite.errors import PeerError, Preempted, Problem, ReagentLiteError
+from reagent_lite.memory import oom_kills
 
 _FAILURE_VARIABLE = "REAGENT_LITE_FAILURE_FILE"
 _LAUNCHER_VARIABLE = "REAGENT_LITE_LAUNCHER_PID"
@@ -62,6 +63,7 @@ class Workers:
         self._first, self._world = membership.first_rank, membership.world_size
         self._membership, self._folder, self._lost_after = membership, folder, lost_after
         self._stopped: dict[int, float] = {}
+        self._oom_kills = oom_kills()
         variables = _shared_variables(membership, count)
         self._running: list[subprocess.Popen[bytes]] = []
         try:
@@ -148,8 +150,12 @@ class Workers:
             elif self._killed(local):
                 code = self._running[local].returncode
                 how = f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}"
-                return Failure(str(Problem(self._name(local), "a worker that trains to the end", f"ended by {how}")),
-                               PeerError.exit_code, restart=True)  # fmt: skip
+                todo = ""
+                if code == -signal.SIGKILL and oom_kills() > self._oom_kills:
+                    how += " by the system, for the memory limit of its control group was reached"
+                    todo = "Give the job more memory, or start fewer processes (num_processes_per_node)"
+                problem = Problem(self._name(local), "a worker that trains to the end", f"ended by {how}", todo)
+                return Failure(str(problem), PeerError.exit_code, restart=True)
         local, first = min(records.items(), key=lambda item: float(item[1]["at"]))
         code = int(first["exit_code"])
         return Failure(f"{self._name(local)}: {first['message']}", code, restart=code == PeerError.exit_code,

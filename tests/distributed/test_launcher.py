@@ -9,11 +9,22 @@ from pathlib import Path
 
 import pytest
 import torch
+from oracles.doctors import RECORD
 from safetensors.torch import load_file
 
+from reagent_lite import memory
+from reagent_lite.config.rendezvous import RendezvousConfig
+from reagent_lite.distributed import launcher
 from reagent_lite.distributed.group import Group, Place
 from reagent_lite.distributed.launcher import choose_processes
-from reagent_lite.errors import ConfigError, RendezvousError
+from reagent_lite.distributed.link import Link
+from reagent_lite.distributed.meeting_file import Record
+from reagent_lite.distributed.membership import Abort, Membership
+from reagent_lite.distributed.nodes import Node
+from reagent_lite.distributed.rendezvous import Rendezvous
+from reagent_lite.distributed.verdict import Declaration
+from reagent_lite.distributed.workers import Workers
+from reagent_lite.errors import ConfigError, Preempted, RendezvousError
 
 WORKER = Path(__file__).parent / "worker.py"
 
@@ -34,6 +45,10 @@ except LaunchError as error:
     print(error, file=sys.stderr)
     sys.exit(error.exit_code)
 """
+ALONE = Membership(
+    Link(lambda: None), Record(**RECORD), 0, (Declaration(node=0, host="here", pid=1, processes=1, device="cpu"),),
+    RendezvousConfig(), lambda: None,
+)  # fmt: skip
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{WORKER.parents[2]}:{WORKER.parents[1]}"}
 
 
@@ -110,6 +125,44 @@ def test_a_killed_worker_ends_all(tmp_path: Path) -> None:
     assert time.monotonic() - start < 60
 
 
+def test_a_worker_that_the_system_ended_for_lack_of_memory_is_named_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
+    (tmp_path / "memory.events").write_text("oom_kill 1\n")
+    (tmp_path / "reasons").mkdir()
+    workers = Workers(["sh", "-c", f"echo oom_kill 2 > {tmp_path}/memory.events; kill -9 $$"], 1, ALONE,
+                      tmp_path / "reasons", lost_after=9)  # fmt: skip
+    while not workers.done:
+        time.sleep(0.01)
+    failure = workers.failure()
+    assert failure is not None
+    assert failure.message == (
+        "rank 0 of 1: expected a worker that trains to the end, got ended by signal 9 (SIGKILL) by the system, for the "
+        "memory limit of its control group was reached. Give the job more memory, or start fewer processes "
+        "(num_processes_per_node)"
+    )
+
+
+def test_told_to_end_while_waiting_to_begin_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    rendezvous = Rendezvous(Node(), None, RendezvousConfig(), ALONE.declarations[0])
+    met: list[Membership] = []
+
+    def join() -> Membership:
+        if met:  # the others have not come back yet
+            os.kill(os.getpid(), signal.SIGTERM)
+            rendezvous.interrupted()
+        met.append(ALONE)
+        return ALONE
+
+    abort = Abort(reason="node 1 went away", exit_code=4, restart=True)
+    monkeypatch.setattr(Rendezvous, "join", lambda self: join())
+    monkeypatch.setattr(launcher, "_attempt", lambda *arguments: abort)
+    monkeypatch.setattr(Membership, "leave", lambda self, restart: restart)
+    with pytest.raises(Preempted, match="SIGTERM: the last checkpoint stands: run the same command again to continue"):
+        launcher.launch([], 1, rendezvous, restarts=3)
+
+
 def test_workers_end_with_their_launcher(tmp_path: Path) -> None:
     command = [sys.executable, "-c", PROGRAM, "2", str(WORKER), "wait", str(tmp_path)]
     launcher = subprocess.Popen(command, env=ENVIRONMENT)
@@ -127,8 +180,8 @@ def test_workers_end_with_their_launcher(tmp_path: Path) -> None:
 
 def test_a_worker_whose_launcher_died_while_it_imported_ends(tmp_path: Path) -> None:
     program = "from reagent_lite.distributed.workers import end_with_parent; end_with_parent(); print('goes on')"
-    for launcher, code, said in ((os.getpid(), 0, "goes on\n"), (os.getppid(), -signal.SIGKILL, "")):
-        variables = {"REAGENT_LITE_FAILURE_FILE": str(tmp_path / "0.json"), "REAGENT_LITE_LAUNCHER_PID": str(launcher)}
+    for parent, code, said in ((os.getpid(), 0, "goes on\n"), (os.getppid(), -signal.SIGKILL, "")):
+        variables = {"REAGENT_LITE_FAILURE_FILE": str(tmp_path / "0.json"), "REAGENT_LITE_LAUNCHER_PID": str(parent)}
         done = subprocess.run([sys.executable, "-c", program], env={**ENVIRONMENT, **variables}, capture_output=True,
                               text=True, check=False)  # fmt: skip
         assert (done.returncode, done.stdout) == (code, said), done.stderr
