@@ -9,6 +9,9 @@
 One process does all of it, on the CPU: the exported model runs in onnxruntime.
 """
 
+import hashlib
+import json
+import re
 import sys
 import time
 from dataclasses import dataclass
@@ -16,7 +19,9 @@ from pathlib import Path
 
 import torch
 
+from reagent_lite.config import fingerprint
 from reagent_lite.config.evaluate import EvaluateConfig
+from reagent_lite.data.facts import Facts
 from reagent_lite.distributed.group import Group, Place
 from reagent_lite.errors import BundleError, ConfigError, Problem
 from reagent_lite.evaluation.webpage import render
@@ -66,11 +71,14 @@ def evaluate(config: EvaluateConfig) -> Evaluated:
         DataError: what is wrong with the log, or that it is none for this model.
     """
     start = time.monotonic()
-    target = Path(config.output_path).expanduser()
-    if target.is_dir():
-        raise ConfigError(Problem("output_path", "a file", f"the folder {target}", "Choose another name"))
-    require_writable(target.parent, "output_path")
-    findings = _findings(config)
+    given = None if config.output_path is None else Path(config.output_path).expanduser()
+    if given is not None and given.is_dir():
+        raise ConfigError(Problem("output_path", "a file", f"the folder {given}", "Choose another name"))
+    candidates = _candidates(config)
+    folder = candidates[0].path.resolve().parent if given is None else given.parent
+    require_writable(folder, "output_path")
+    findings = _findings(config, candidates)
+    target = given or folder / _name(findings)
     for line in lines_of(findings):
         _say(line)
     document, page = document_of(findings), target.with_suffix(".html")
@@ -91,8 +99,17 @@ def evaluate(config: EvaluateConfig) -> Evaluated:
     )
 
 
-def _findings(config: EvaluateConfig) -> Findings:
-    candidates = _candidates(config)
+def _name(findings: Findings) -> str:
+    """Returns the name of the report's file: another one for another model, log or config."""
+    config, estimates = findings.config, findings.estimates
+    log = "" if estimates is None else Facts.of(estimates.log.copy, 0, {}).manifest
+    parts = [fingerprint(config), log, *(one.bundle.manifest for one in findings.candidates)]
+    source = config.data_path or (config.simulation.env if config.simulation else "")
+    words = re.sub(r"[^A-Za-z0-9_-]+", "_", Path(source).name.split(".")[0])
+    return f"evaluation_{words}_{hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:8]}.json"
+
+
+def _findings(config: EvaluateConfig, candidates: tuple[Candidate, ...]) -> Findings:
     gamma = candidates[0].gamma if config.gamma is None else config.gamma
     if gamma is None:
         raise ConfigError(Problem("gamma", "a number, as the config of the model does not say it", "nothing"))

@@ -96,7 +96,7 @@ def _as_training(config: EvaluateConfig, candidate: Candidate) -> WorkflowConfig
     """Returns the training config that reads the same log for the same choices; stages are made for such a one."""
     tree: dict[str, Any] = {
         "training_data_path": config.data_path,
-        "model_output_path": config.output_path,
+        "model_output_path": str(candidate.path),
         "data": {"training_copy_dir": config.training_copy_dir},
         "query": config.query.model_dump(mode="json"),
     }

@@ -53,8 +53,9 @@ class EvaluateConfig(Section):
     only `simulation` tells."""
     simulation: PlayedEnvironmentConfig | None = None
     """An environment to play in; absent: only the log tells."""
-    output_path: str = "outputs/evaluation.json"
-    """JSON file of all estimates, and beside it the same as a page, `.html`; replaced if they are there."""
+    output_path: str | None = None
+    """JSON file of all estimates, and beside it the same as a page, `.html`; replaced if they are there. Absent: beside
+    the model's folder, under a name of its own for every model, log and config."""
     policy: Literal["acting", "greedy", "softmax"] = "acting"
     """acting: the policy that each model was exported with, which its `act` draws from; greedy: the largest value;
     softmax: of the values."""
@@ -80,7 +81,7 @@ class EvaluateConfig(Section):
             yield from self.simulation.problems("simulation")
         if not self.data_path:
             yield from self._problems_without_log()
-        if not self.output_path.endswith(".json"):
+        if self.output_path is not None and not self.output_path.endswith(".json"):
             yield Problem("output_path", "a file that ends in .json", repr(self.output_path))
         yield from local_problems("output_path", self.output_path)
         yield from local_problems("training_copy_dir", self.training_copy_dir)

@@ -130,6 +130,25 @@ def test_the_policy_that_a_model_was_exported_with(tmp_path: Path) -> None:
     assert report["model"]["policy"] == "epsilon-greedy at epsilon 0.1"
 
 
+def test_reports_without_a_name_of_their_own_lie_beside_the_model(tmp_path: Path) -> None:
+    """Another log of the same name, another model in the same place, another policy: none overwrites the first."""
+    log, model = three_rows(tmp_path), tmp_path / "run" / "model"
+
+    def report(**keys: Any) -> Path:
+        return Path(judged(log, model, output_path=None, **keys)[0].report)
+
+    linear_bundle(model, np.eye(2), AB, (0, 1))
+    first = report()
+    assert first == report()
+    assert first.parent == tmp_path / "run"
+    assert first.name.startswith("evaluation_log_")
+    greedy = report(policy="greedy")
+    linear_bundle(model, 2 * np.eye(2), AB, (0, 1))
+    retrained = report()
+    log.write_text(log.read_text().replace('"reward": 4', '"reward": 3'))
+    assert len({first, greedy, retrained, report()}) == 4
+
+
 def unequal(tmp_path: Path, propensity: bool = True) -> tuple[Path, float, float]:
     """A log of lengths 1 to 6 by a policy of its states, its mean reward and its mean return discounted by 0.9."""
     rng = np.random.default_rng(3)
