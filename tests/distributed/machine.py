@@ -20,7 +20,7 @@ from reagent_lite.distributed.nodes import Node
 from reagent_lite.distributed.rendezvous import Rendezvous
 from reagent_lite.distributed.verdict import Declaration
 from reagent_lite.distributed.workers import end_with_parent, is_worker, report_failure, tell_model_stands
-from reagent_lite.errors import DataError, Problem, ReagentLiteError
+from reagent_lite.errors import DataError, Preempted, Problem, ReagentLiteError
 from reagent_lite.files import FolderIdentity
 
 SETTINGS = {"interface": "lo", "heartbeat_seconds": 0.3, "lost_after_seconds": 3.0, "join_timeout_seconds": 60.0}
@@ -110,7 +110,7 @@ if __name__ == "__main__":
     except LaunchError as error:
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)
-    except ReagentLiteError as error:
+    except (ReagentLiteError, Preempted) as error:
         if is_worker():
             report_failure(error, str(error))
         else:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from machines import Machine, appears, machines
 
 from reagent_lite.config.rendezvous import RendezvousConfig
+from reagent_lite.distributed import network
 from reagent_lite.distributed.link import connect
 from reagent_lite.distributed.meeting_file import MeetingFile, Record
 from reagent_lite.distributed.nodes import Node
@@ -502,6 +503,19 @@ def test_an_interface_that_is_not_there(start: Start, index: int) -> None:
     assert machine.ended() == 3
     assert "rendezvous.interface: expected an interface or address of this machine: " in machine.log
     assert "lo (127.0.0.1)" in machine.log
+
+
+def test_an_address_that_only_this_machine_reaches_is_told_only_where_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known = [network.Address("eth0", "169.254.7.1"), network.Address("lo", "127.0.0.1")]
+    monkeypatch.setattr(network, "addresses", lambda: known)
+    words = (
+        r"addresses of this machine: expected one that other machines reach, got eth0 \(169.254.7.1\), lo \(127.0.0.1\)"
+    )
+    with pytest.raises(RendezvousError, match=words):
+        network.own_address(None)
+    assert network.own_address("lo") == known[1]
 
 
 def test_a_port_that_is_taken(start: Start) -> None:
