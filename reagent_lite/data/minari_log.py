@@ -13,7 +13,6 @@ The package is needed, environments are not: spaces stand in the description.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -30,6 +29,7 @@ from reagent_lite.data.readers_json import Block, Position
 from reagent_lite.data.readers_parquet import BLOCK_VALUES, sha256_of
 from reagent_lite.data.schema import from_indices
 from reagent_lite.errors import DataError, Problem
+from reagent_lite.strict_json import parse_json
 
 if TYPE_CHECKING:
     from gymnasium.spaces import Space
@@ -96,7 +96,7 @@ def read_minari(file: InputFile, number: int, position: Position) -> Iterator[Ca
 def _description(data: Path) -> dict[str, Any]:
     where = data / MINARI_DESCRIPTION
     try:
-        description: dict[str, Any] = json.loads(where.read_bytes())
+        description: dict[str, Any] = parse_json(where.read_bytes())
     except (OSError, ValueError) as error:
         raise DataError(Problem(str(where), "the description of a Minari dataset", str(error))) from error
     missing = [name for name in ("observation_space", "action_space", "total_episodes") if name not in description]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import bz2
 import difflib
 import hashlib
-import json
 import os
 import re
 import stat
@@ -20,6 +19,7 @@ from typing import IO, Protocol
 import zstandard
 
 from reagent_lite.errors import DataError, NoRowsError, Problem, counted
+from reagent_lite.strict_json import parse_json
 
 ALLOWED_PROTOCOLS = ("file", "s3", "gs", "abfs", "memory")
 # A data folder may hold its own description beside the shards.
@@ -164,7 +164,7 @@ def _minari_files(folder: str) -> tuple[InputFile, ...]:
     try:
         places = (Path(folder, "data"), Path(folder))
         data = next((one for one in places if (one / MINARI_DESCRIPTION).is_file()), None)
-        description = None if data is None else json.loads((data / MINARI_DESCRIPTION).read_bytes())
+        description = None if data is None else parse_json((data / MINARI_DESCRIPTION).read_bytes())
     except (OSError, ValueError):
         return ()
     if data is None or not isinstance(description, dict) or "data_format" not in description:

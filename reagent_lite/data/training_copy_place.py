@@ -30,7 +30,7 @@ from reagent_lite.errors import BundleError, DataError, Problem
 from reagent_lite.files import NO_ROOM, free_disk_bytes, sync, user_cache
 from reagent_lite.manifest import require_names
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 MANIFEST = "manifest.json"
 FOLDER = ".reagent-lite"
 ABANDONED_AFTER_SECONDS = 86_400.0
@@ -115,7 +115,7 @@ def read_manifest(folder: Path) -> Manifest | None:
         whole = all(stat.S_ISREG(stats[name].st_mode) and stats[name].st_size == one["size"]
                     for name, one in manifest.files.items())  # fmt: skip
         return manifest if whole and not (folder / manifest.build).is_symlink() else None
-    except (OSError, ValueError, TypeError, KeyError, BundleError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError, BundleError):
         return None
 
 

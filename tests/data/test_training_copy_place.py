@@ -98,7 +98,7 @@ def test_a_damaged_copy_is_built_again(tmp_path: Path, monkeypatch: pytest.Monke
     elif damage == "manifest":
         manifest.write_text(manifest.read_text()[:-30])
     else:
-        manifest.write_text(manifest.read_text().replace('"schema_version": 2', '"schema_version": 0'))
+        manifest.write_text(manifest.read_text().replace('"schema_version": 3', '"schema_version": 0'))
     with pytest.raises(DataError, match="expected a whole training copy, got none, or a damaged one"):
         open_training_copy(folder)
     built = builds(monkeypatch)

@@ -110,6 +110,8 @@ def test_manifest_seal() -> None:
         opened(canonical(document), "m")
     with pytest.raises(BundleError, match="expected JSON"):
         opened(data[:-3], "m")
+    with pytest.raises(BundleError, match="expected JSON"):
+        opened(b"[" * 100_000, "m")
     with pytest.raises(BundleError, match="expected schema version 1, got 2"):
         opened(sealed({"schema_version": 2}), "m")
     with pytest.raises(ValueError, match="JSON compliant"):
