@@ -46,7 +46,7 @@ class Overlap:
         largest_episode_share: of the largest rho in their sum.
         effective_episodes_by_step: [horizon].
         mean_weight_by_step: [horizon] mean rho_t.
-        cut_share: episodes whose last row does not end (time limit, or cut at the horizon scored): weighted estimates
+        cut_share: episodes whose last row does not end (time limit, or cut at the horizon scored): weights alone
             count the part seen, value models also what follows.
     """
 
