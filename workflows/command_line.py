@@ -7,6 +7,7 @@ arguments ─► config, checked ─┬─► training: command_line_training.py
 import argparse
 import contextlib
 import json
+import resource
 import sys
 import traceback
 from collections.abc import Callable
@@ -16,11 +17,14 @@ from typing import TYPE_CHECKING, TypeVar
 from reagent_lite.config import load_config, resolved
 from reagent_lite.config.section import Section
 from reagent_lite.errors import ConfigError, Preempted, Problem, ReagentLiteError
+from reagent_lite.training.stop import outliving_terminal
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 AnyConfig = TypeVar("AnyConfig", bound=Section)
+
+_OPEN_FILES = 128  # a small run has 40 at once; data held out, candidates and peers need more
 
 _EPILOG = """\
 exit codes: {codes}
@@ -96,19 +100,28 @@ def main_alone(
 
 def guarded(command: Command, options: argparse.Namespace, body: Callable[[], int]) -> int:
     """Returns the body's exit code, or that of the error it ends with, which is said."""
-    if options.print_schema:
-        print(json.dumps(command.model.model_json_schema(), indent=2))
-        return 0
-    try:
-        return body()
-    except (ReagentLiteError, Preempted) as error:
-        note(message_of(error))
-        return error.exit_code
-    except KeyboardInterrupt:
-        return 130
-    except Exception as error:
-        note(message_of(error))
-        return 1
+    with outliving_terminal():
+        try:
+            if options.print_schema:
+                print(json.dumps(command.model.model_json_schema(), indent=2))
+                return 0
+            _require_open_files()
+            return body()
+        except (ReagentLiteError, Preempted) as error:
+            note(message_of(error))
+            return error.exit_code
+        except KeyboardInterrupt:
+            return 130
+        except Exception as error:
+            note(message_of(error))
+            return 1
+
+
+def _require_open_files() -> None:
+    """Checks beforehand what would end a run anywhere, in the words of whichever library needs one file more."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= limit < _OPEN_FILES:  # it is -1 where there is none
+        raise ConfigError(Problem("ulimit -n", f"at least {_OPEN_FILES} open files", str(limit), "Raise it first"))
 
 
 def config_of(

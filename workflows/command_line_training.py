@@ -24,7 +24,7 @@ from reagent_lite.distributed.nodes import find_node
 from reagent_lite.distributed.workers import end_with_parent, is_worker, report_failure
 from reagent_lite.errors import Preempted, ReagentLiteError
 from reagent_lite.files import FolderIdentity
-from reagent_lite.training.stop import StopSignal, outliving_terminal
+from reagent_lite.training.stop import StopSignal
 from workflows.command_line import Command, add_node_index, config_of, guarded, message_of, note, parser_of
 from workflows.launching import prepare_rendezvous, restarts
 from workflows.planning import look, plan
@@ -95,8 +95,7 @@ def main(
         "--force", action="store_true", help="end a live run that holds the file of init_method, and take its place"
     )
     options = parser.parse_args(arguments)
-    with outliving_terminal():
-        return guarded(command, options, lambda: _reported(lambda: _run(module, model, train, options, arguments)))
+    return guarded(command, options, lambda: _reported(lambda: _run(module, model, train, options, arguments)))
 
 
 def _reported(run: Callable[[], int]) -> int:

@@ -2,10 +2,13 @@
 
 import sys
 
+from reagent_lite.training.stop import outliving_terminal
 from workflows.doctoring import main
 
 if __name__ == "__main__":
     try:
-        sys.exit(main())
+        with outliving_terminal():
+            code = main()
+        sys.exit(code)
     except KeyboardInterrupt:
         sys.exit(130)

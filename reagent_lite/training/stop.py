@@ -11,7 +11,7 @@ import stat
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Self, TextIO
 
@@ -112,27 +112,44 @@ class StopSignal:
 
 @contextmanager
 def outliving_terminal() -> Iterator[None]:
-    """Makes standard output and standard error swallow what is written to a terminal, or a pipe, that is gone."""
+    """Makes standard output and standard error swallow what nobody reads: a terminal or pipe that is gone, or none."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (_outliving(stream, number) for number, stream in enumerate(before, start=1))
     try:
         yield
     finally:
-        if sys.stdout is not None:
-            sys.stdout.flush()
+        for old, stream in zip(before, (sys.stdout, sys.stderr), strict=True):
+            if old is None:
+                stream.close()
+            else:
+                stream.flush()
         sys.stdout, sys.stderr = before
 
 
-def _outliving(stream: TextIO, number: int) -> TextIO:
+def _outliving(stream: TextIO | None, number: int) -> TextIO:
+    if stream is None:  # the caller closed it, as `2>&-` does: the next file would have its number
+        _occupy(number)
+        return open(os.devnull, "w")
     try:
-        # None where the caller closed it; a disk that fails is no terminal that is gone
-        if stream is None or stream.fileno() != number or stat.S_ISREG(os.fstat(number).st_mode):
+        if stream.fileno() != number or stat.S_ISREG(os.fstat(number).st_mode):  # a disk that fails is no terminal
             return stream
     except OSError:  # no file at all
         return stream
     stream.flush()
     file = io.BufferedWriter(_Outliving(number, "wb", closefd=False))
     return io.TextIOWrapper(file, encoding=stream.encoding, errors=stream.errors, line_buffering=True)
+
+
+def _occupy(number: int) -> None:
+    """Opens nothing under the number of a descriptor, for this process and its children, unless it is in use."""
+    with suppress(OSError):
+        os.fstat(number)
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    if nowhere != number:
+        os.dup2(nowhere, number)
+        os.close(nowhere)
+    os.set_inheritable(number, True)
 
 
 class _Outliving(io.FileIO):
@@ -142,7 +159,7 @@ class _Outliving(io.FileIO):
         try:
             return super().write(data)
         except OSError as error:
-            if error.errno not in (errno.EIO, errno.EPIPE):
+            if error.errno not in (errno.EIO, errno.EPIPE, errno.EBADF):  # EBADF: some library's, open for reading
                 raise
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self.fileno())

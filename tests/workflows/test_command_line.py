@@ -4,6 +4,7 @@ import bz2
 import gzip
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -73,6 +74,30 @@ def test_aliases_and_the_last_line(tmp_path: Path, capsys: pytest.CaptureFixture
     expected = {"model": "m", "steps": 1, "rows": 2, "rows_per_second": 3.0, "seconds": 4.0, "scores": {"x": None}}
     assert json.loads(captured.out) == expected
     assert "chatter" in captured.err
+
+
+def test_too_few_files_that_may_be_open(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (100, before[1]))
+    try:
+        assert started(["--config", config_file(tmp_path)]) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert "ulimit -n: expected at least 128 open files, got 100" in capsys.readouterr().err
+
+
+def test_without_standard_streams(tmp_path: Path) -> None:
+    """As `>&- 2>&-` starts a process: no file takes their numbers, so that nothing that is said gets into one."""
+    config = json.loads(Path(config_file(tmp_path)).read_text()) | {"epochs": 0}
+    (tmp_path / "c.json").write_text(json.dumps(config))
+    program = (
+        "import os, sys; os.close(1); os.close(2); sys.stdout = sys.stderr = None\n"
+        "from workflows import command_line_training as c; from reagent_lite.config import DqnConfig\n"
+        "code = c.main('workflows.dqn', DqnConfig, None, 'x', ['--config', 'c.json'])\n"
+        "assert os.readlink('/proc/self/fd/1') == os.readlink('/proc/self/fd/2') == os.devnull; os._exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert done.returncode == 2
 
 
 def test_the_flag_wins_over_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -53,17 +53,19 @@ def test_a_signal_at_any_moment_is_no_error(tmp_path: Path, points: int) -> None
             load_bundle(folder / "out" / "model").check_golden()
 
 
-@pytest.mark.parametrize("processes", [pytest.param(count, marks=pytest.mark.slow) for count in (1, 2)])
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("processes", [1, 2])
 def test_a_signal_at_any_moment_of_a_command(tmp_path: Path, processes: int) -> None:
     tree = {**logged(tmp_path), "epochs": 1, "num_processes_per_node": processes}
     begin = time.monotonic()
     run = start(tmp_path, tree)
     assert end(run).code == 0
     seconds, codes = time.monotonic() - begin, []
-    for point in range(40):
+    for point in range(30):
         run = start(tmp_path, tree, f'model_output_path="{tmp_path / f"out{point}"}"')
         until(lambda run=run: bool(run.said))  # type: ignore[misc] # it listens from before its first line on
-        time.sleep(1.1 * seconds * point / 40)
+        time.sleep(1.1 * seconds * point / 30)
         run.send_signal(signal.SIGTERM)
         ended = end(run)
         codes.append(ended.code)
