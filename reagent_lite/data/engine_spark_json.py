@@ -125,7 +125,7 @@ def _whole_fault() -> str:
     line, corrupt = "TRIM(value)", f"j.{_CORRUPT} IS NOT NULL"
     whole = "COALESCE(SCHEMA_OF_VARIANT(TRY_PARSE_JSON(value)) LIKE 'OBJECT%', FALSE)"
     return first_of([
-        fault(f"{corrupt} AND NOT {whole}", "a JSON object in this line", short(line)),
+        fault(f"{line} <> '' AND NOT {whole}", "a JSON object in this line, without a key twice", short(line)),
         fault(corrupt, "values of the columns' types", short(line)),
     ])  # fmt: skip
 

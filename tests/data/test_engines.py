@@ -336,6 +336,10 @@ def bad_files(folder: Path) -> dict[str, tuple[Path, str]]:
         "lacks.jsonl": (line.replace(b"state_features", b"state_featured"), "Nearest column: 'state_featured'"),
         "ids.jsonl": (line + b"\n" + json.dumps(rows[0] | {"state_features": {"0": 1, "x": 2}}).encode(),
                       "ids.jsonl:3: expected integers as feature ids, got 'x'"),
+        "twice.jsonl": (line + b"\n" + line.replace(b'"reward"', b'"reward": 1.0, "reward"'),
+                        "twice.jsonl:3: expected a JSON object in this line, without a key twice"),
+        "deep.jsonl": (line + line.replace(b"{", b'{"x": ' + b"[" * 20_000 + b"]" * 20_000 + b", ", 1),
+                       "deep.jsonl:2: expected a JSON object in this line"),
         "none.jsonl": (b"\n", "expected rows of data"),
     }  # fmt: skip
     for name, (data, _) in found.items():
