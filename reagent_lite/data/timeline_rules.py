@@ -104,12 +104,13 @@ def rules(
                  expected="finite numbers in action", got=shown("action"))
         )  # fmt: skip
     if "possible_actions" in columns.optional:
+        taken = "action" if columns.discrete else "TO_JSON(action)"
         holds = dialect.holds if columns.discrete else dialect.holds_features
         inside = holds("possible_actions", "action")
         if not columns.discrete:  # of an empty list the candidates are unknown
             inside = f"({dialect.length('possible_actions')} = 0) OR {inside}"
         found.append(
-            Rule(name="action_not_possible", got=shown("action"), expected="an action among possible_actions",
+            Rule(name="action_not_possible", got=shown(taken), expected="an action among possible_actions",
                  broken=f"(action IS NOT NULL) AND (possible_actions IS NOT NULL) AND (NOT ({inside}))")
         )  # fmt: skip
     if "truncated" in columns.optional and "terminal" in columns.optional:

@@ -120,6 +120,8 @@ def test_parametric_actions(tmp_path: Path) -> None:
     copy = prepare_training_copy(str(tmp_path / "train"), actions=None)
     assert copy.action.tolist() == [0, 0]
     assert copy.bootstrap.tolist() == [1, 0]
+    with pytest.raises(DataError, match=r'got \{"0":3.0\}'):
+        make(tmp_path / "other", [event("a", 0, 0.0, action={"0": 3.0}, possible_actions=[one])], actionDiscrete=False)
 
 
 def test_candidates_that_are_unknown_are_the_action_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
