@@ -40,7 +40,6 @@ slow: setup
 
 benchmark: setup
 	$(BIN)/python -m tests.benchmarks.learner
-	$(BIN)/python -m tests.benchmarks.steps
 	$(BIN)/python -m tests.benchmarks.start
 	$(BIN)/python -m tests.benchmarks.reading
 	$(BIN)/python -m tests.benchmarks.memory

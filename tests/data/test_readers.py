@@ -186,7 +186,7 @@ def test_what_lies_beside_data_unread_is_named(tmp_path: Path) -> None:
     names = ["part-00001", "c.json.lz4", "d.tsv", "a.jsonl", "_SUCCESS", ".a.jsonl.crc", "manifest.json"]
     for name in names:
         (tmp_path / name).write_text("{}")
-    for name in ("ds=2", ".reagent_lite"):
+    for name in ("ds=2", ".reagent-lite"):
         (tmp_path / name).mkdir()
     (note,) = not_read(str(tmp_path), EXTENSIONS)
     assert note == f"{tmp_path}: not read: 4 entries: c.json.lz4, d.tsv, ds=2/, part-00001"
