@@ -1,24 +1,34 @@
 """What a log tells of exported models: heads fitted to each one's policy, its page, every estimator, differences."""
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from reagent_lite.algorithms.cpe_heads import CPEHeads, fit_heads
+from reagent_lite.algorithms.cpe_heads import (
+    CHECKED_ROWS,
+    CHECKED_SHARE,
+    FEWEST_STEPS,
+    CPEHeads,
+    EarlyStopping,
+    fit_heads,
+)
 from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.data.source import rows_in_order
+from reagent_lite.data.training_copy_lists import mix
 from reagent_lite.errors import counted
 from reagent_lite.evaluation.cpe import CPEResult, evaluate_page
-from reagent_lite.evaluation.page import EvaluationPage, Policy, build_page
+from reagent_lite.evaluation.page import EvaluationPage, Policy, build_page, held_out
 from reagent_lite.evaluation.paired import Difference, differences
 from reagent_lite.evaluation.withheld import MODELLED, WEIGHTED, withhold
-from reagent_lite.training.progress import progress
-from reagent_lite.types import Actions
+from reagent_lite.training.progress import progress, with_progress
+from reagent_lite.types import Actions, TransitionBatch
 from workflows.evaluating_log import Log
 from workflows.evaluating_policy import Candidate, ExportedPolicy
+from workflows.judging_episodes import spread
 from workflows.learning import threads_for
 
 CPU = torch.device("cpu")
@@ -56,7 +66,8 @@ def estimates_of(config: EvaluateConfig, candidates: tuple[Candidate, ...], log:
     warnings = list(log.warnings)
     for candidate, page in zip(candidates, pages, strict=True):
         generator = torch.Generator().manual_seed(config.seed)
-        found = evaluate_page(page, gamma=gamma, config=config.evaluation, generator=generator)
+        with progress(f"estimating {candidate.key}", "outcomes", enabled=True, brief=True) as show:
+            found = evaluate_page(page, gamma=gamma, config=config.evaluation, generator=generator, show=show)
         results.append(withhold(found, reasons))
         warnings += _never_logged(candidate, page, log)
     compared = None
@@ -72,34 +83,59 @@ def _page(config: EvaluateConfig, candidate: Candidate, log: Log, gamma: float) 
     heads = _fitted(config, candidate, policy, log, gamma)
     log.rows.release()
     episodes = np.asarray(log.copy.episode[log.scored], np.int64)
-    return build_page(rows_in_order(log.rows, log.scored, CPU), episodes, policy=policy, models=heads,
+    scored = rows_in_order(log.rows, log.scored, CPU)
+    scored = with_progress(f"scoring rows by {candidate.key}", scored, len(log.scored), enabled=True)
+    return build_page(scored, episodes, policy=policy, models=heads,
                       metric_names=log.copy.metric_names)  # fmt: skip
 
 
 def _fitted(config: EvaluateConfig, candidate: Candidate, policy: ExportedPolicy, log: Log, gamma: float) -> CPEHeads:
-    settings, count = config.evaluation, len(log.fitted)
+    settings = config.evaluation
     torch.manual_seed(config.seed)
     _choose_threads(settings.minibatch_size, candidate)
     heads = candidate.heads(log.copy, gamma=gamma, target_update_rate=settings.target_update_rate)
-    if not count:
+    if not len(log.fitted):
         return heads
+    size, key = settings.minibatch_size, candidate.key
+    steps = min(settings.final_fit_passes * -(-len(log.fitted) // size), max(settings.max_fit_rows // size, 1))
+    apart = np.zeros(len(log.fitted), bool)
+    if steps > FEWEST_STEPS:
+        apart = held_out(mix(np.asarray(log.copy.episode_hash)), CHECKED_SHARE)[
+            np.asarray(log.copy.episode)[log.fitted]
+        ]
+    numbers, checked = spread(log.fitted[~apart], steps * size), spread(log.fitted[apart], CHECKED_ROWS)
+
+    def rows(title: str) -> Iterator[TransitionBatch]:
+        return with_progress(f"{title} {key}", rows_in_order(log.rows, numbers, CPU), len(numbers), enabled=True)
+
     # once, instead of in every pass: [m] onnxruntime and torch, each with threads of its own, stood in each other's way
-    after = [policy(batch.next_state, batch.next_actions) for batch in rows_in_order(log.rows, log.fitted, CPU)]
+    after = [policy(batch.next_state, batch.next_actions) for batch in rows("asking")]
     propensities = torch.cat([pad(part, (0, max(one.shape[1] for one in after) - part.shape[1])) for part in after])
-    heads.set_scales(torch.stack([heads.scale_sums(one) for one in rows_in_order(log.rows, log.fitted, CPU)]).sum(0))
+    heads.set_scales(torch.stack([heads.scale_sums(one) for one in rows("measuring outcomes for")]).sum(0))
     trained = [parameter for parameter in heads.parameters() if parameter.requires_grad]
     optimizer = torch.optim.Adam(trained, lr=settings.learning_rate, fused=True)
-    numbers, total = torch.from_numpy(log.fitted), count * settings.final_fit_passes
-    size = settings.minibatch_size
-    with progress(f"fitting models of {candidate.key}", "rows", enabled=True) as show:
-        for number in range(settings.final_fit_passes):
-            order = torch.randperm(count)
-            for start in range(0, count, size):
-                places = order[start : start + size]
-                batch = log.rows.take(numbers[places], torch.full((len(places),), 1 / len(places)))
-                known = _known(propensities[places, : batch.next_actions.mask.shape[1]])
-                fit_heads(heads, (batch,), known, optimizer)
-                show(number * count + start + len(places), total)
+    unfitted = list(rows_in_order(log.rows, checked, CPU))
+    theirs = [policy(batch.next_state, batch.next_actions) for batch in unfitted]
+
+    @torch.no_grad()
+    def held_out_loss() -> float:
+        return sum(float(heads(*pair)[0]) for pair in zip(unfitted, theirs, strict=True)) / len(checked)
+
+    stop = EarlyStopping(heads, held_out_loss) if len(checked) else None
+    places, count = torch.from_numpy(numbers), len(numbers)
+    with progress(f"fitting models of {key}", "steps", enabled=True) as show:
+        order, done = torch.randperm(count), 0
+        for step in range(steps):
+            if done == len(order):
+                order, done = torch.randperm(count), 0
+            drawn = order[done : done + size]
+            done += len(drawn)
+            batch = log.rows.take(places[drawn], torch.full((len(drawn),), 1 / len(drawn)))
+            known = _known(propensities[drawn, : batch.next_actions.mask.shape[1]])
+            fit_heads(heads, (batch,), known, optimizer)
+            show(step + 1, steps)
+            if stop is not None and stop():
+                break
     return heads
 
 

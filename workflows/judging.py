@@ -7,7 +7,7 @@ Every machine's rows are fitted to and scored. Each process builds its part of t
 estimates, and is the only one that writes. It holds the rows of at most max_episodes episodes, the others their part.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,22 +18,32 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from reagent_lite.algorithms.cpe_heads import CPEHeads, build_cpe_heads, fit_heads
+from reagent_lite.algorithms.cpe_heads import (
+    CHECKED_ROWS,
+    CHECKED_SHARE,
+    FEWEST_STEPS,
+    CPEHeads,
+    EarlyStopping,
+    build_cpe_heads,
+    fit_heads,
+)
 from reagent_lite.algorithms.dqn import DQN
 from reagent_lite.config import WorkflowConfig
-from reagent_lite.data.plan import apportion
+from reagent_lite.data.plan import ReadPlan, apportion
 from reagent_lite.data.source import LoggedSource, rows_in_order
 from reagent_lite.data.training_copy import give_back_memory
+from reagent_lite.data.training_copy_lists import mix
 from reagent_lite.distributed.group import Group
 from reagent_lite.distributed.rehearsal import rehearse
 from reagent_lite.evaluation import report
 from reagent_lite.evaluation.cpe import evaluate_page
 from reagent_lite.evaluation.figures import figures
-from reagent_lite.evaluation.page import EvaluationPage, build_page
+from reagent_lite.evaluation.page import EvaluationPage, build_page, held_out
+from reagent_lite.training.progress import progress, with_progress
 from reagent_lite.training.tensors import Tree, load_optimizer, optimizer_state, plain
 from reagent_lite.types import Actions, TransitionBatch
 from workflows.judging_candidates import candidate_choices
-from workflows.judging_episodes import episode_hashes, scored_episodes
+from workflows.judging_episodes import episode_hashes, scored_episodes, spread
 from workflows.judging_page import gather_page
 from workflows.learning import network_settings, target_policy
 from workflows.preparation import Data, single_step_rows
@@ -88,7 +98,10 @@ class Judge:
             final: on all judged rows, else on a fixed sample that costs a fraction of an epoch.
         """
         judged, group = self._judged, self._group
-        every = rows_in_order(judged, self._mine(sum(self._counts)), group.device) if final else self._sample
+        every: Iterable[TransitionBatch] = self._sample
+        if final:
+            numbers = self._mine(sum(self._counts))
+            every = self._shown("judging rows", rows_in_order(judged, numbers, group.device), len(numbers))
         return figures(
             every,
             self._learner,
@@ -113,9 +126,7 @@ class Judge:
         rows, shards = self._judged, self._data.shards
         numbers = np.arange(len(rows.scalars)) if rows.usable is None else rows.usable.cpu().numpy()
         own = apportion(self._counts, min(most, sum(self._counts)))[shards.own]
-        if own < len(numbers):
-            numbers = numbers[np.linspace(0, len(numbers) - 1, own).astype(np.int64)]
-        return shards.part(numbers)
+        return shards.part(spread(numbers, own))
 
     def evaluate(self, *, final: bool) -> Judgement:
         """Fits the models of the policy further and scores it; every rank calls it.
@@ -129,7 +140,7 @@ class Judge:
             settings = settings.model_copy(update={"bootstrap_resamples": resamples})
         if self._heads is None:
             self._prepare()
-        losses = self._fit(settings.final_fit_passes if final else settings.fit_passes)
+        losses = self._fit(final=final)
         self._fit_rows.release()
         part, order = self._part()
         choices = self._choices(part, order) if final else {}
@@ -138,7 +149,8 @@ class Judge:
         if page is None:
             return Judgement(scalars={}, document={}, lines=())
         generator = torch.Generator().manual_seed(self._config.seed)
-        result = evaluate_page(page, gamma=self._config.rl.gamma, config=settings, generator=generator)
+        with progress("estimating", "outcomes", enabled=True, brief=True) as show:
+            result = evaluate_page(page, gamma=self._config.rl.gamma, config=settings, generator=generator, show=show)
         scalars = {"reward_loss/mean": losses["reward_loss"]} if losses else {}
         if len(page):
             scalars |= report.reward_model_scalars(page, self._data.spec.action_names)
@@ -157,8 +169,16 @@ class Judge:
         )
         self._scored = scored_episodes(data, config.evaluation, config.seed)
         apart = ~np.isin(episode_hashes(data, data.train), self._scored.hashes)
-        fit_numbers = np.flatnonzero(apart[data.train.episode] & (data.train.action >= 0))
-        self._fit_rows = self._fit_rows.only(fit_numbers.astype(np.int32 if len(data.train) < 2**31 else np.int64))
+        rows = self._fit_rows
+        checked = np.zeros_like(apart)
+        counts = data.shards.counts(int(apart[data.train.episode].sum()))
+        if self._steps(counts, config.evaluation.final_fit_passes) > FEWEST_STEPS:
+            checked = apart & held_out(mix(episode_hashes(data, data.train)), CHECKED_SHARE)
+        known = np.asarray(data.train.action) >= 0
+        unfitted = data.shards.part(spread(np.flatnonzero(checked[data.train.episode] & known), CHECKED_ROWS))
+        self._checked = list(rows_in_order(rows, unfitted, self._group.device))
+        fit_numbers = np.flatnonzero((apart & ~checked)[data.train.episode] & known)
+        self._fit_rows = rows.only(fit_numbers.astype(np.int32 if len(data.train) < 2**31 else np.int64))
         self._fit_counts = data.shards.counts(self._fit_rows.count)
         copy.release()
         data.train.release()
@@ -173,8 +193,9 @@ class Judge:
         trained = [p for p in self._heads.parameters() if p.requires_grad]
         self._optimizer = torch.optim.Adam(trained, lr=config.evaluation.learning_rate, fused=True)
         if sum(self._fit_counts):
-            sums = [self._heads.scale_sums(batch) for batch in self._fit_batches(0, 1)]
-            self._heads.set_scales(self._group.sum(torch.stack(sums).sum(0)))
+            first = self._fit_batches(0, self._steps(self._fit_counts, 1))
+            seen = self._shown("measuring outcomes", first, self._fit_rows.count)
+            self._heads.set_scales(self._group.sum(torch.stack([self._heads.scale_sums(one) for one in seen]).sum(0)))
             batch = next(self._fit_batches(0, 1))
             rehearse(
                 self._wrapped,
@@ -184,29 +205,53 @@ class Judge:
             self._heads.load_state_dict(self._saved["heads"])
             load_optimizer(self._optimizer, self._saved.get("moments", {}), {"numbers": {}})
 
-    def _fit_batches(self, first_pass: int, passes: int) -> Iterator[TransitionBatch]:
-        plan = self._data.shards.plan(
-            self._fit_counts,
-            minibatch=self._config.evaluation.minibatch_size * self._group.world_size,
-            epochs=first_pass + passes,
-            seed=self._config.seed + 1,
-        )
+    def _plan(self, counts: tuple[int, ...], passes: int) -> ReadPlan:
+        minibatch = self._config.evaluation.minibatch_size * self._group.world_size
+        return self._data.shards.plan(counts, minibatch=minibatch, epochs=passes, seed=self._config.seed + 1)
+
+    def _steps(self, counts: tuple[int, ...], passes: int) -> int:
+        """Returns how many steps a fit to so many rows of each shard takes at most."""
+        settings = self._config.evaluation
+        return min(self._plan(counts, passes).num_steps, max(settings.max_fit_rows // settings.minibatch_size, 1))
+
+    def _fit_batches(self, first_pass: int, steps: int) -> Iterator[TransitionBatch]:
+        plan = self._plan(self._fit_counts, first_pass + steps)  # no pass is shorter than a step
         shards = {self._data.shards.own: self._fit_rows}
         source = LoggedSource(shards, plan, self._group.rank, self._group.device)
         source.load_state_dict({"step": first_pass * plan.steps_per_epoch})
-        for _ in range(passes * plan.steps_per_epoch):
+        for _ in range(steps):
             yield next(source)
 
-    def _fit(self, passes: int) -> dict[str, float]:
+    def _fit(self, *, final: bool) -> dict[str, float]:
         assert self._heads is not None
         if not sum(self._fit_counts):
             return {}
+        settings = self._config.evaluation
+        passes = settings.final_fit_passes if final else settings.fit_passes
+        steps = self._steps(self._fit_counts, passes)
+        checked = final and sum(self._group.each(len(self._checked))) > 0
+        stop = EarlyStopping(self._heads, self._held_out_loss) if checked else None
         self._learner.eval()
-        batches = self._fit_batches(self._passes, passes)
-        losses = fit_heads(self._heads, batches, self._policy, self._optimizer, loss=self._wrapped)
+        rows = min(steps * settings.minibatch_size, passes * self._fit_rows.count)
+        batches = self._shown("fitting models of the policy", self._fit_batches(self._passes, steps), rows)
+        losses = fit_heads(self._heads, batches, self._policy, self._optimizer, loss=self._wrapped, stop=stop)
         self._learner.train()
         self._passes += passes
         return {name: float(self._group.sum(loss)) / self._group.world_size for name, loss in losses.items()}
+
+    def _shown(self, title: str, batches: Iterable[TransitionBatch], rows: int) -> Iterator[TransitionBatch]:
+        return with_progress(title, batches, rows, enabled=self._group.is_first)
+
+    @torch.no_grad()
+    def _held_out_loss(self) -> float:
+        """Returns the mean loss on the rows of all ranks that are kept apart for it; every rank calls it."""
+        assert self._heads is not None
+        total = torch.zeros(2, dtype=torch.float64, device=self._group.device)
+        for batch in self._checked:
+            loss, _ = self._heads(batch, self._policy(batch.next_state, batch.next_actions))
+            total += torch.stack((loss.double(), batch.weight.sum().double()))
+        loss, rows = self._group.sum(total).tolist()
+        return float(loss / rows)
 
     @torch.no_grad()
     def _policy(self, state: Tensor, actions: Actions) -> Tensor:
@@ -219,8 +264,9 @@ class Judge:
         assert self._heads is not None
         self._learner.eval()
         scored = self._scored
+        rows = rows_in_order(self._scored_rows, scored.numbers, self._group.device)
         part = build_page(
-            rows_in_order(self._scored_rows, scored.numbers, self._group.device),
+            self._shown("scoring rows", rows, len(scored.numbers)),
             scored.episode,
             policy=self._policy,
             models=self._heads,

@@ -199,6 +199,11 @@ def _draw(hashes: Hashes, most: int, seed: int, shards: Shards) -> Hashes:
     return np.sort(drawn(np.frombuffer(b"".join(every), np.uint64), most, seed))
 
 
+def spread(numbers: NDArray[np.int64], most: int) -> NDArray[np.int64]:
+    """Returns at most so many of the numbers, evenly spread over them."""
+    return numbers if most >= len(numbers) else numbers[np.linspace(0, len(numbers) - 1, most).astype(np.int64)]
+
+
 def drawn(hashes: Hashes, most: int, seed: int) -> Hashes:
     """Returns at most so many hashes: of more the first ones in an order that the seed mixes."""
     if len(hashes) <= most:

@@ -6,6 +6,7 @@ q(s, a)     <- r + gamma^steps * bootstrap * sum_a' pi(a'|s') q_target(s', a')
 
 import copy
 import dataclasses
+import math
 from collections.abc import Callable, Iterable
 
 import torch
@@ -14,6 +15,12 @@ from torch import Tensor, nn
 from reagent_lite.models.q_networks import NetworkSettings, build_q_network
 from reagent_lite.rl.td import chosen, discount
 from reagent_lite.types import Actions, SourceSpec, TransitionBatch
+
+FEWEST_STEPS = 1000
+"""Optimizer steps that no fit ends before by its loss."""
+CHECKED_SHARE, CHECKED_ROWS = 0.05, 8192
+"""Of the fitting episodes, and of the rows at most, what is kept apart to say when to end a longer fit."""
+_STEPS_BETWEEN_LOOKS, _PATIENCE, _LEAST_GAIN = 100, 5, 0.001
 
 Policy = Callable[[Tensor, Actions], Tensor]
 Loss = Callable[[TransitionBatch, Tensor], tuple[Tensor, dict[str, Tensor]]]
@@ -124,6 +131,35 @@ def build_cpe_heads(
     )  # fmt: skip
 
 
+class EarlyStopping:
+    """Says when to end a fit: the loss on rows that it does not see has not fallen for a while.
+
+    While values travel backwards through episodes, one update of the target network after the other, their loss may
+    rise: nothing ends before they have arrived, 5 horizons / target_update_rate steps.
+
+    Args:
+        heads: what is fitted; its scales are set.
+        loss: returns the mean loss on the rows kept apart.
+    """
+
+    def __init__(self, heads: CPEHeads, loss: Callable[[], float]) -> None:
+        horizon = float((heads.value_scale / heads.reward_scale).max())
+        self._first = max(FEWEST_STEPS, math.ceil(5 * horizon / heads.target_update_rate))
+        self._loss, self._steps, self._best, self._waited = loss, 0, math.inf, 0
+
+    def __call__(self) -> bool:
+        """Returns whether to end here; called after every step."""
+        self._steps += 1
+        if self._steps < self._first or self._steps % _STEPS_BETWEEN_LOOKS:
+            return False
+        loss = self._loss()
+        if loss < self._best * (1 - _LEAST_GAIN):
+            self._best, self._waited = loss, 0
+        else:
+            self._waited += 1
+        return self._waited == _PATIENCE
+
+
 def fit_heads(
     heads: CPEHeads,
     batches: Iterable[TransitionBatch],
@@ -131,6 +167,7 @@ def fit_heads(
     optimizer: torch.optim.Optimizer,
     *,
     loss: Loss | None = None,
+    stop: EarlyStopping | None = None,
 ) -> dict[str, Tensor]:
     """Takes one optimizer step per batch: one pass over what `batches` gives, no more.
 
@@ -140,6 +177,7 @@ def fit_heads(
         policy: the evaluated policy: from states and choices to propensities [B, K].
         optimizer: over the parameters of `heads` that are trained.
         loss: `heads` wrapped in DistributedDataParallel where several processes fit together.
+        stop: asked after every step whether to end before the batches do; the same on every process.
 
     Returns:
         Mean loss of each model over the batches (empty when there are none), on the device.
@@ -156,6 +194,8 @@ def fit_heads(
         heads.after_step()
         totals = {name: totals.get(name, 0) + metric for name, metric in metrics.items()}
         count += 1
+        if stop is not None and stop():
+            break
     return {name: total / count for name, total in totals.items()}
 
 

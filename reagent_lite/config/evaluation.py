@@ -35,4 +35,6 @@ class EvaluationConfig(Section):
     fit_passes: Annotated[int, Field(ge=1)] = 1
     """Passes over the training rows when the models are fitted after an epoch."""
     final_fit_passes: Annotated[int, Field(ge=1)] = 40
-    """Passes when they are fitted at the end."""
+    """Passes when they are fitted at the end; fewer where the loss on rows kept apart no longer falls."""
+    max_fit_rows: Annotated[int, Field(ge=1)] = 4_000_000
+    """Rows that each process fits them to at most, after an epoch and at the end, whatever the passes."""

@@ -3,6 +3,7 @@
 page ─► limit: rows ─► what each episode adds (rl.sums) ─► sums of all resamples ─► estimators ─► CPEResult
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +26,7 @@ from reagent_lite.rl.sums import Sums, Table, episode_returns, sample_sums, tabl
 
 # Of episodes that are laid out together, padding included; one that is longer stands alone.
 _GROUP_ROWS, _GROUP_BYTES = 2**17, 2**24
+_OUTCOMES_AT_ONCE = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,40 +98,48 @@ class CPEResult:
 
 
 def evaluate_page(
-    page: EvaluationPage, *, gamma: float, config: EvaluationConfig, generator: torch.Generator
+    page: EvaluationPage,
+    *,
+    gamma: float,
+    config: EvaluationConfig,
+    generator: torch.Generator,
+    show: Callable[[int, int], None] = lambda done, total: None,
 ) -> CPEResult:
     """Evaluates the page's policy for the reward and every metric.
 
-    Beside the page it needs, for T outcomes, 8 (1 + 2 T) bytes a row and 8 (3 + 11 T) an episode, a few numbers a row
-    for a while, and a constant below 70 MB, whatever the lengths of episodes. With ten choices that is less than a page
-    of 75 MB or more.
+    Beside the page it needs, for T outcomes or 32 of more, 8 (1 + 2 T) bytes a row and 8 (3 + 11 T) an episode, a few
+    numbers a row for a while, and a constant below 70 MB, whatever the lengths of episodes. With ten choices that is
+    less than a page of 75 MB or more.
 
     Args:
         page: held-out rows; models and policy have not seen these episodes where the caller split them (held_out).
         gamma: discount per step.
         config: limits, level and number of resamples.
         generator: of the resamples, and of the draw of episodes where there are too many; on the CPU.
+        show: takes the number of outcomes that are estimated, and of all.
     """
     rows, left_out, beyond = limit(page, config, generator)
     outcomes: tuple[OutcomeResult, ...] = ()
     overlap = None
     if len(rows):
-        table = table_of_rows(page, rows, gamma)
+        table = table_of_rows(page.only(0, _OUTCOMES_AT_ONCE), rows, gamma)
         # resamples of one episode are all alike: no interval rather than one of width 0
         count = config.bootstrap_resamples if table.num_episodes > 1 else 0
-        sums = sample_sums(table, resamples(table.num_episodes, count, generator).blocks())
+        samples = resamples(table.num_episodes, count, generator)
+        sums = sample_sums(table, samples.blocks())
         overlap = measure_overlap(
             page, rows, table, sums[0],
             level=config.confidence_level, min_effective_episodes=config.min_effective_episodes,
         )  # fmt: skip
-        outcomes = tuple(
-            OutcomeResult(
-                name=name,
-                one_step=_family(_ONE_STEP, sums[target], overlap, _spread(page.outcomes[rows, target]), config),
-                sequential=_family(_SEQUENTIAL, sums[target], overlap, _spread(episode_returns(table, target)), config),
-            )
-            for target, name in enumerate(page.names)
-        )
+        for target, name in enumerate(page.names):
+            place = target % _OUTCOMES_AT_ONCE
+            if target and not place:
+                table = table_of_rows(page.only(target, target + _OUTCOMES_AT_ONCE), rows, gamma)
+                sums = sample_sums(table, samples.blocks())
+            one_step = _family(_ONE_STEP, sums[place], overlap, _spread(page.outcomes[rows, target]), config)
+            sequential = _family(_SEQUENTIAL, sums[place], overlap, _spread(episode_returns(table, place)), config)
+            outcomes += (OutcomeResult(name=name, one_step=one_step, sequential=sequential),)
+            show(target + 1, len(page.names))
     return CPEResult(
         outcomes=outcomes, overlap=overlap, level=config.confidence_level,
         num_episodes_left_out=left_out, num_rows_beyond_horizon=beyond,

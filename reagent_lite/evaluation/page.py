@@ -6,7 +6,7 @@ batches ─► build_page ─► EvaluationPage [N, K] ─► episode_groups ─
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Protocol
 
 import numpy as np
@@ -76,6 +76,14 @@ class EvaluationPage:
         # half the time of values[places]
         tensors = {f.name: getattr(self, f.name).index_select(0, places) for f in fields(self) if f.name != "names"}
         return EvaluationPage(names=self.names, **tensors)
+
+    def only(self, first: int, stop: int) -> EvaluationPage:
+        """Returns the page of some outcomes, by number, without copying them."""
+        part = slice(first, stop)
+        return replace(
+            self, names=self.names[part], outcomes=self.outcomes[:, part], reward_model=self.reward_model[..., part],
+            q_values=self.q_values[..., part],
+        )  # fmt: skip
 
     @property
     def row_bytes(self) -> int:

@@ -9,7 +9,7 @@ from oracles import gridworld
 from oracles.batches import make_batch, random_batch
 from torch import Tensor, nn
 
-from reagent_lite.algorithms.cpe_heads import CPEHeads, build_cpe_heads, fit_heads
+from reagent_lite.algorithms.cpe_heads import CPEHeads, EarlyStopping, build_cpe_heads, fit_heads
 from reagent_lite.models.q_networks import NetworkSettings
 from reagent_lite.types import Actions, SourceSpec, TransitionBatch
 
@@ -94,6 +94,21 @@ def test_scales_change_units_and_not_the_optimum():
     rewards, values = heads.predict(eye, Actions(mask=torch.ones(2, 1, dtype=torch.bool)))
     assert torch.equal(rewards, truth_reward)
     assert torch.equal(values, truth_value)
+
+
+def test_a_fit_ends_when_the_held_out_loss_no_longer_falls():
+    """Gamma 0.5 and updates of 0.5: values have arrived after 5 * 2 / 0.5 steps, before the fewest there are."""
+    heads = heads_of(torch.zeros(2, 2, 1), torch.zeros(2, 2, 1))
+    heads.set_scales(torch.tensor([2.0, 1.0, 2.0]))  # mean discount .5: a horizon of 2
+
+    def ended_after(losses: list[float]) -> int:
+        stop = EarlyStopping(heads, lambda: losses.pop(0))
+        return next(step for step in range(1, 10_000) if stop())
+
+    assert ended_after([1.0] * 50) == 1500  # the first look is after 1000, and five see nothing new
+    assert ended_after([3.0, 4.0, 5.0, 2.0, *[1.9999] * 50]) == 1300 + 500  # less than 0.1 % is nothing
+    heads.target_update_rate = 0.002
+    assert ended_after([1.0] * 50) == 5500
 
 
 def gridworld_batches(epsilon: float, num_episodes: int, rows: int, passes: int) -> list[TransitionBatch]:

@@ -44,3 +44,21 @@ def test_percent_have_no_speed(stream: io.StringIO, monkeypatch: pytest.MonkeyPa
         show(100, 100)
     assert "100" in stream.getvalue()
     assert "/s" not in stream.getvalue()
+
+
+def test_work_that_is_over_at_once_leaves_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    for brief in (True, False):
+        with progress(f"scoring {brief}", "rows", enabled=True, brief=brief) as show:
+            show(5, 5)
+    assert "scoring False: 5 of 5 rows" in stream.getvalue()
+    assert "scoring True" not in stream.getvalue()
+
+
+def test_work_inside_of_work_with_a_bar_is_told_in_lines(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", stream)
+    with progress("training", "rows", enabled=True) as outer, progress("scoring", "rows", enabled=True) as inner:
+        outer(10, 100)
+        inner(5, 5)
+        assert "scoring: 5 of 5 rows" in stream.getvalue()

@@ -1,0 +1,99 @@
+"""How much work an evaluation is: rows and passes of a fit, its early end, and what is said meanwhile."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from oracles.bundles import linear_bundle
+from oracles.logs import random_rows, write_lines
+from torch import Tensor
+
+from reagent_lite.algorithms import cpe_heads
+from reagent_lite.algorithms.cpe_heads import CPEHeads
+from reagent_lite.config import DqnConfig, check
+from reagent_lite.config.evaluate import EvaluateConfig
+from reagent_lite.distributed.group import Group, Place
+from reagent_lite.training import progress
+from reagent_lite.types import TransitionBatch
+from workflows import evaluating_estimates, judging
+from workflows.evaluating import evaluate
+from workflows.experience import build_judges, gather_experience
+from workflows.learning import build_learner
+
+ALONE = Group(Place(), torch.device("cpu"))
+
+
+@pytest.fixture
+def fitted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Rows of each step in which models are fitted."""
+    steps: list[int] = []
+    forward = CPEHeads.forward
+
+    def counting(self: CPEHeads, batch: TransitionBatch, next_propensities: Tensor) -> Any:
+        if torch.is_grad_enabled():
+            steps.append(len(batch.reward))
+        return forward(self, batch, next_propensities)
+
+    monkeypatch.setattr(CPEHeads, "forward", counting)
+    return steps
+
+
+def at_end(folder: Path, **evaluation: Any) -> None:
+    """Evaluates a policy that has learned nothing on 1000 rows."""
+    log = write_lines(folder / "log.jsonl", random_rows(1000, missing=0))
+    config = check(DqnConfig, {
+        "training_data_path": str(log), "model_output_path": str(folder), "use_gpu": False, "actions": ["a", "b"],
+        "rl": {"gamma": 0.0}, "training": {"layers": [-1, 4, -1], "activations": ["relu", "linear"]},
+        "evaluation": {"minibatch_size": 64, "bootstrap_resamples": 100, **evaluation},
+    })  # fmt: skip
+    experience = gather_experience(config, ALONE, None)
+    judges = build_judges(config, experience, build_learner(config, experience.spec, ALONE.device), ALONE)
+    judges.figures(final=True)
+    judges.at_end()
+
+
+def of_a_model(folder: Path, **evaluation: Any) -> None:
+    """The same with workflows.evaluate."""
+    log = write_lines(folder / "log.jsonl", random_rows(1000, missing=0))
+    evaluation = {"minibatch_size": 64, "bootstrap_resamples": 100, **evaluation}
+    tree = {"model": str(linear_bundle(folder / "model", np.eye(2), ("a", "b"), (0, 1))), "data_path": str(log),
+            "output_path": str(folder / "e.json"), "gamma": 0.0, "evaluation": evaluation}  # fmt: skip
+    evaluate(check(EvaluateConfig, tree))
+
+
+@pytest.mark.parametrize("run", [at_end, of_a_model])
+def test_a_fit_is_bounded_by_rows(run: Any, tmp_path: Path, fitted: list[int]) -> None:
+    """40 passes over 500 to 800 rows are more than 20 000."""
+    run(tmp_path, max_fit_rows=3000)
+    assert 2500 < sum(fitted) <= 3000 + 64  # one more step is a rehearsal
+
+
+@pytest.mark.parametrize("run", [at_end, of_a_model])
+def test_a_fit_to_fewer_rows_than_a_pass_has(run: Any, tmp_path: Path, fitted: list[int]) -> None:
+    run(tmp_path, max_fit_rows=300)
+    assert 128 < sum(fitted) <= 300 + 64
+
+
+@pytest.mark.parametrize("run", [at_end, of_a_model])
+def test_a_fit_to_noise_ends_early(
+    run: Any, tmp_path: Path, fitted: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (cpe_heads, judging, evaluating_estimates):
+        monkeypatch.setattr(module, "FEWEST_STEPS", 20)
+    monkeypatch.setattr(cpe_heads, "_STEPS_BETWEEN_LOOKS", 5)
+    run(tmp_path, final_fit_passes=300)
+    assert 50 <= len(fitted) < 1000
+
+
+def test_work_that_takes_longer_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_end(tmp_path, final_fit_passes=1)
+    assert "scoring rows" not in capsys.readouterr().err  # a matter of milliseconds
+    monkeypatch.setattr(progress, "_BRIEF_SECONDS", 0.0)
+    at_end(tmp_path, final_fit_passes=1)
+    said = capsys.readouterr().err
+    for work in ("judging rows", "measuring outcomes", "fitting models of the policy", "scoring rows", "estimating"):
+        assert f"{work}: " in said
