@@ -22,6 +22,8 @@ from reagent_lite.types import Actions, TransitionBatch
 REWARD_NAME = "Reward"
 BY_CHOICE = frozenset({"mask", "model_propensities", "reward_model", "q_values"})
 """Columns of a page that are [N, K] or [N, K, T]."""
+BY_OUTCOME = frozenset({"outcomes", "reward_model", "q_values", "next_value"})
+"""Columns whose last axis is T."""
 
 Policy = Callable[[Tensor, Actions], Tensor]
 """From states [B, S] and choices to probabilities [B, K], 0 where not allowed."""
@@ -79,11 +81,8 @@ class EvaluationPage:
 
     def only(self, first: int, stop: int) -> EvaluationPage:
         """Returns the page of some outcomes, by number, without copying them."""
-        part = slice(first, stop)
-        return replace(
-            self, names=self.names[part], outcomes=self.outcomes[:, part], reward_model=self.reward_model[..., part],
-            q_values=self.q_values[..., part],
-        )  # fmt: skip
+        parts = {name: getattr(self, name)[..., first:stop] for name in BY_OUTCOME}
+        return replace(self, names=self.names[first:stop], **parts)
 
     @property
     def row_bytes(self) -> int:

@@ -10,8 +10,9 @@ from oracles import gridworld
 from oracles.pages import bandit_page, gridworld_page, noisy_q
 
 from reagent_lite.config.evaluation import EvaluationConfig
+from reagent_lite.evaluation import cpe, report
 from reagent_lite.evaluation.cpe import CPEResult, Estimate, evaluate_page, limit
-from reagent_lite.evaluation.page import EvaluationPage
+from reagent_lite.evaluation.page import BY_OUTCOME, EvaluationPage
 from reagent_lite.evaluation.verdict import Verdict
 
 CONFIG = EvaluationConfig(bootstrap_resamples=400)
@@ -105,6 +106,21 @@ def test_each_metric_has_its_own_figures():
     result = evaluate(bandit_page(values, metric=[2 * v for v in values]))
     assert [outcome.name for outcome in result.outcomes] == ["Reward", "clicks"]
     assert estimate(result, "IPS_Reward", 1).figure.value == pytest.approx(2 * np.mean(values))
+
+
+def test_outcomes_are_the_same_however_many_are_worked_on_together(monkeypatch: pytest.MonkeyPatch):
+    values = rewards(3.0)
+    page = bandit_page(values, metric=[v**2 for v in values])
+    draw = torch.Generator().manual_seed(0)
+    models = {
+        name: torch.rand(getattr(page, name).shape, generator=draw).double() for name in BY_OUTCOME - {"outcomes"}
+    }
+    page = dataclasses.replace(page, **models)
+    together = evaluate(page)
+    monkeypatch.setattr(cpe, "_OUTCOMES_AT_ONCE", 1)
+    apart = evaluate(page)
+    assert [one.name for one in apart.outcomes] == ["Reward", "clicks"]
+    assert report.scalars(apart) == pytest.approx(report.scalars(together), nan_ok=True)
 
 
 def test_a_log_without_propensities_is_not_used():
