@@ -147,8 +147,8 @@ class Link:
 
     def __init__(self, open_store: Callable[[], Any]) -> None:
         self._calls: queue.SimpleQueue[tuple[Callable[[Any], Any], Future[Any]]] = queue.SimpleQueue()
-        self._open = open_store
-        self._thread = threading.Thread(target=self._work, name="store", daemon=True)
+        # the thread alone holds the store: node 0's ends with it
+        self._thread = threading.Thread(target=self._work, args=(open_store,), name="store", daemon=True)
         self._thread.start()
 
     def send(self, work: Callable[[Any], T]) -> "Future[T]":
@@ -170,12 +170,13 @@ class Link:
         self._calls.put((_end, Future()))
         self._thread.join(seconds)
 
-    def _work(self) -> None:
+    def _work(self, open_store: Callable[[], Any]) -> None:
         store, fault = None, None
         try:
-            store = self._open()
+            store = open_store()
         except Exception as error:
             fault = error
+        del open_store
         while True:
             work, future = self._calls.get()
             if work is _end:

@@ -486,6 +486,16 @@ def test_meeting_places_that_are_none(start: Start, init_method: str | None, cod
     assert words in machine.log
 
 
+def test_the_store_ends_with_the_run() -> None:
+    alone = Declaration(node=0, host="here", pid=1, processes=1, device="cpu")
+    membership = Rendezvous(Node(), None, RendezvousConfig(), alone).join()
+    where = (membership.record.address, membership.record.port)
+    socket.create_connection(where, timeout=1).close()
+    membership.finish()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(where, timeout=1)
+
+
 def test_a_file_that_cannot_be_read_may_be_a_live_run(tmp_path: Path) -> None:
     """As a stale handle that stays: open fails, though the folder lists the file."""
     file = MeetingFile(tmp_path / "run.rdzv")
