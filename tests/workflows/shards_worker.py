@@ -19,6 +19,7 @@ from reagent_lite.data.plan import ReadPlan
 from reagent_lite.data.source import LoggedRows, LoggedSource
 from reagent_lite.distributed.group import Group, Place, joined
 from workflows.experience import logged_plan
+from workflows.fitting import write_fitted
 from workflows.judging import Judge
 from workflows.learning import build_learner, build_optimization
 from workflows.preparation import prepare
@@ -74,6 +75,8 @@ def gradient(path: str) -> None:
     assert place is not None
     with joined(place, CPU) as group:
         data = prepare(config, group)
+        if group.is_first:
+            write_fitted(config, {"state": data.normalization.state, "action": data.normalization.action}, group)
         source = LoggedSource({data.shards.own: data.train_rows}, logged_plan(config, data, 4), group.rank, CPU)
         batch, found = next(source), {}
         plain = torch.full((len(batch),), 1 / len(batch))

@@ -11,6 +11,7 @@ from oracles.doctors import LOOPBACK, RECORD, Rows, by_name, failures, store
 from oracles.logs import candidate_rows, random_rows, write_lines
 
 from reagent_lite.distributed.inspection import Mount, find_mount, parse_gpus
+from reagent_lite.distributed.link import Store
 from workflows.doctoring import choose_workflow, main
 
 Examine = Callable[..., tuple[int, Rows]]
@@ -234,7 +235,7 @@ def test_whose_record_is_in_the_file(examine: Examine, tmp_path: Path) -> None:
     assert "is left from run old of host elsewhere, pid 77" in rows["share: file"][0]["found"]
     with store() as server:
         file.write_text(json.dumps({"schema_version": 1, **RECORD, "port": server.port}))
-        server.set("nonce", RECORD["nonce"])
+        Store(server, token="", attempt=0).set("nonce", str(RECORD["nonce"]))
         _, rows = examine(changes, "--node_index", "0")
         assert "is used by a live run old" in rows["share: file"][0]["found"]
         assert rows["share: file"][0]["state"] == "warning"
