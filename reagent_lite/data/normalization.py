@@ -8,6 +8,7 @@ import difflib
 import itertools
 import json
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
@@ -102,8 +103,11 @@ def raise_any(problems: Sequence[Problem]) -> None:
 
 def _document(path: str) -> dict[str, object]:
     """Returns the file's JSON object."""
+    source = local_path(path)
     try:
-        with fsspec.open(local_path(path), "rb") as stream:
+        if os.path.exists(source) and not os.path.isfile(source):
+            raise OSError("no file, but a folder, a FIFO, a socket or a device")
+        with fsspec.open(source, "rb") as stream:
             text = stream.read().decode("utf-8-sig")
     except (OSError, ImportError, UnicodeDecodeError) as error:
         got = f"{type(error).__name__}: {error}"

@@ -16,7 +16,7 @@ from typing import Any
 
 from reagent_lite.errors import BundleError, Problem
 from reagent_lite.files import appearing_folder, sync, write_whole
-from reagent_lite.manifest import FILE_NAME, SCHEMA_VERSION, file_entries, opened, sealed, verified
+from reagent_lite.manifest import FILE_NAME, SCHEMA_VERSION, file_entries, open_regular, opened, sealed, verified
 
 STATE, LEARNER, OPTIMIZER, JUDGES = "state.json", "learner.safetensors", "optimizer.safetensors", "judge.safetensors"
 LATEST = "LATEST"
@@ -175,7 +175,8 @@ def _order(folder: Path) -> tuple[int, int]:
     """Returns the number a checkpoint was written as, and its step, which stands for it where that cannot be read."""
     step = folder.name.removeprefix("step_")
     try:
-        serial = opened((folder / FILE_NAME).read_bytes(), str(folder)).get("serial", 0)
+        with open_regular(folder / FILE_NAME) as stream:
+            serial = opened(stream.read(), str(folder)).get("serial", 0)
     except (BundleError, OSError):
         serial = 1 << 62  # to be looked at first, and set aside
     return serial, int(step) if step.isdigit() else 0

@@ -178,13 +178,16 @@ def test_many_problems_are_cut(written: Write) -> None:
 def test_missing_file_and_folder(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="expected a readable normalization file, got FileNotFoundError"):
         read_normalization(str(tmp_path / "none.json"))
-    with pytest.raises(DataError, match="got IsADirectoryError"):
+    with pytest.raises(DataError, match="got OSError: no file, but a folder, a FIFO"):
         read_normalization(str(tmp_path))
     (tmp_path / "latin.json").write_bytes(b'{"1": "\xe9"}')
     with pytest.raises(DataError, match="got UnicodeDecodeError"):
         read_normalization(str(tmp_path / "latin.json"))
     with pytest.raises(DataError, match="protocol 'http'"):
         read_normalization("http://example.org/norm.json")
+    os.mkfifo(tmp_path / "norm.json")
+    with pytest.raises(DataError, match="got OSError: no file, but a folder, a FIFO"):
+        read_normalization(str(tmp_path / "norm.json"))
 
 
 def test_unused_parameters_are_not_judged(written: Write) -> None:

@@ -261,11 +261,14 @@ def test_a_missing_file_and_an_empty_folder_are_damage_too(tmp_path: Path) -> No
     saved(tmp_path, 5, 10)
     (tmp_path / "step_000010" / "rank_0000.safetensors").unlink()
     (tmp_path / "step_000012").mkdir()
+    (tmp_path / "step_000013").mkdir()
+    (tmp_path / "step_000013" / "learner.safetensors").touch()
+    os.mkfifo(tmp_path / "step_000013" / "manifest.json")
     notes: list[str] = []
     found = Shelf(tmp_path).unfinished(notes.append)
     assert found is not None
     assert found.folder.name == "step_000005"
-    assert len(notes) == 2
+    assert len(notes) == 3
     (tmp_path / "step_000005" / "state.json").write_text("{}")
     before = sorted(tmp_path.iterdir())
     with pytest.raises(BundleError, match=r"step_000005: expected a whole checkpoint of the unfinished run"):
