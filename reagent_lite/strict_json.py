@@ -22,7 +22,7 @@ def parse_json(text: bytes) -> Any:
     if is_deep(text):
         raise ValueError(f"more than {MOST_LEVELS} objects and lists inside one another")
     value = json.loads(
-        text.decode(), object_pairs_hook=_object, parse_constant=_refuse_constant, parse_int=_bounded_integer
+        text.decode(), object_pairs_hook=unique_keys, parse_constant=_refuse_constant, parse_int=_bounded_integer
     )
     if b"\\u" in text:
         try:
@@ -45,7 +45,8 @@ def is_deep(text: bytes) -> bool:
     return False
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns an object, for json.loads; a ValueError names a key that stands in it twice."""
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]

@@ -24,6 +24,7 @@ from reagent_lite.data.readers_input import local_path
 from reagent_lite.data.statistics import SMALLEST_STDDEV, UNFITTED, Floats, fit_feature, identify, is_constant
 from reagent_lite.errors import DataError, Problem
 from reagent_lite.files import write_whole
+from reagent_lite.strict_json import unique_keys
 from reagent_lite.types import MISSING_VALUE, FeatureSpec, FeatureType, NormalizationSpec
 
 PARAMETERS = (
@@ -123,17 +124,8 @@ def _document(path: str) -> dict[str, object]:
 
 
 def _parse(text: str, where: str) -> object:
-    """Returns parsed JSON; an object that names a key twice is refused like broken JSON."""
-
-    def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        document = dict(pairs)
-        if len(document) < len(pairs):
-            names = [key for key, _ in pairs]
-            raise ValueError(f"the key {next(key for key in names if names.count(key) > 1)!r} twice in one object")
-        return document
-
     try:
-        document: object = json.loads(text, object_pairs_hook=unique)
+        document: object = json.loads(text, object_pairs_hook=unique_keys)
     except (ValueError, RecursionError) as error:
         raise DataError(Problem(where, "JSON", str(error))) from error
     return document
