@@ -24,6 +24,7 @@ _LEVELS = 100  # of objects and lists in each other; Python's parser and pydanti
 _DEPTH = f"at most {_LEVELS} levels of objects and lists"
 _SHOWN = 200  # characters of a wrong value
 _NEAR = 0.6  # ratio of difflib from which a key is suggested
+_OWN_SECTION = 0.25  # counts so much more in the section where the unknown key stands
 
 
 def load_config(model: type[Config], path: str | None, overrides: tuple[str, ...] = ()) -> Config:
@@ -207,13 +208,14 @@ def _shown(value: Any) -> str:
 
 def _advice(model: type[BaseModel], location: tuple[int | str, ...]) -> str:
     """Returns the known key nearest to an unknown one: its name in the same section, its full path in another."""
-    own = _model_at(model, location[:-1])
-    names = [(name, repr(name)) for name in own.model_fields] if own else []
-    for path, section in _walk(model):
-        names += [(name, repr(path + name) if path else f"{name!r} at the top level") for name in section.model_fields]
-    near = [(difflib.SequenceMatcher(None, str(location[-1]), name).ratio(), named) for name, named in names]
+    own = _model_at(model, location[:-1]) or model
+    key, near = str(location[-1]), list[tuple[float, str]]()
+    for path, section in [("", own), *_walk(model)]:
+        for name in section.model_fields:
+            ratio = difflib.SequenceMatcher(None, key, name).ratio() + (_OWN_SECTION if section is own else 0)
+            near.append((ratio, repr(path + name) if path or section is own else f"{name!r} at the top level"))
     ratio, named = max(near, key=lambda one: one[0])  # the first of equals: the section's own, then the outer ones
-    return f"Did you mean {named}?" if ratio >= _NEAR else f"Known keys: {', '.join((own or model).model_fields)}"
+    return f"Did you mean {named}?" if ratio >= _NEAR else f"Known keys: {', '.join(own.model_fields)}"
 
 
 def _model_at(model: type[BaseModel], location: tuple[int | str, ...]) -> type[BaseModel] | None:

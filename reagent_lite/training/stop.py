@@ -114,6 +114,9 @@ class StopSignal:
 def outliving_terminal() -> Iterator[None]:
     """Makes standard output and standard error swallow what nobody reads: a terminal or pipe that is gone, or none."""
     before = sys.stdout, sys.stderr
+    for number, stream in enumerate(before, start=1):
+        if stream is None:  # the caller closed it, as `2>&-` does: the next file would have its number
+            _occupy(number)
     sys.stdout, sys.stderr = (_outliving(stream, number) for number, stream in enumerate(before, start=1))
     try:
         yield
@@ -127,8 +130,7 @@ def outliving_terminal() -> Iterator[None]:
 
 
 def _outliving(stream: TextIO | None, number: int) -> TextIO:
-    if stream is None:  # the caller closed it, as `2>&-` does: the next file would have its number
-        _occupy(number)
+    if stream is None:
         return open(os.devnull, "w")
     try:
         if stream.fileno() != number or stat.S_ISREG(os.fstat(number).st_mode):  # a disk that fails is no terminal

@@ -91,8 +91,8 @@ def test_without_standard_streams(tmp_path: Path) -> None:
     config = json.loads(Path(config_file(tmp_path)).read_text()) | {"epochs": 0}
     (tmp_path / "c.json").write_text(json.dumps(config))
     program = (
-        "import os, sys; os.close(1); os.close(2); sys.stdout = sys.stderr = None\n"
-        "from workflows import command_line_training as c; from reagent_lite.config import DqnConfig\n"
+        "import os, sys; from workflows import command_line_training as c; from reagent_lite.config import DqnConfig\n"
+        "os.close(1); os.close(2); sys.stdout = sys.stderr = None\n"
         "code = c.main('workflows.dqn', DqnConfig, None, 'x', ['--config', 'c.json'])\n"
         "assert os.readlink('/proc/self/fd/1') == os.readlink('/proc/self/fd/2') == os.devnull; os._exit(code)"
     )
