@@ -448,3 +448,15 @@ def test_a_bundle_that_is_replaced_while_it_is_read_is_read_again(
     assert (
         load_bundle(served).manifest["steps"] == json.loads((discrete_folder / "manifest.json").read_bytes())["steps"]
     )
+
+
+def test_onnxruntime_collects_nothing() -> None:
+    """Else it opens a database below the user's cache when it is imported, and sends what is in it."""
+    code = (
+        "import os; from reagent_lite.export import load_bundle; import onnxruntime; onnxruntime.InferenceSession\n"
+        "files = [os.path.realpath(f'/proc/self/fd/{name}') for name in os.listdir('/proc/self/fd')]\n"
+        "print([file for file in files if 'onnxruntime.db' in file])"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
