@@ -101,7 +101,7 @@ class Judge:
         every: Iterable[TransitionBatch] = self._sample
         if final:
             numbers = self._mine(sum(self._counts))
-            every = self._shown("judging rows", rows_in_order(judged, numbers, group.device), len(numbers))
+            every = self._shown("valuing rows", rows_in_order(judged, numbers, group.device), len(numbers))
         return figures(
             every,
             self._learner,

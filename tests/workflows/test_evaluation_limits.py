@@ -95,5 +95,5 @@ def test_work_that_takes_longer_is_shown(
     monkeypatch.setattr(progress, "_BRIEF_SECONDS", 0.0)
     at_end(tmp_path, final_fit_passes=1)
     said = capsys.readouterr().err
-    for work in ("judging rows", "measuring outcomes", "fitting models of the policy", "scoring rows", "estimating"):
+    for work in ("valuing rows", "measuring outcomes", "fitting models of the policy", "scoring rows", "estimating"):
         assert f"{work}: " in said
