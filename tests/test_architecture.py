@@ -16,6 +16,13 @@ LAYERS = {
     "models": 3, "data": 3, "sim": 3,
     "algorithms": 4, "evaluation": 4, "export": 4, "training": 4,
 }  # fmt: skip
+DATA_LAYERS = {
+    "formats": 0,
+    "rows": 1,
+    "features": 2, "writing": 2,
+    "copy": 3, "timeline": 3,
+    "sampling": 4, "shards": 4, "replay": 4,
+}  # fmt: skip
 HEAVY = {"pandas", "pyarrow", "duckdb", "scipy"}
 FILES = sorted((ROOT / "reagent_lite").rglob("*.py"))
 
@@ -52,6 +59,17 @@ def test_imports_go_down(file: Path) -> None:
                 assert LAYERS[room(module)] == 0, f"{file} imports {module}"
         if top in HEAVY:
             assert own == "data", f"{file} imports {module}"
+
+
+@pytest.mark.parametrize(
+    "file", sorted((ROOT / "reagent_lite/data").rglob("*.py")), ids=lambda f: f"{f.parent.name}/{f.stem}"
+)
+def test_packages_of_data_import_downwards(file: Path) -> None:
+    own = file.relative_to(ROOT / "reagent_lite/data").parts[0]
+    for module in imported(file):
+        parts = module.split(".")
+        if parts[:2] == ["reagent_lite", "data"] and len(parts) > 2 and parts[2] != own:
+            assert DATA_LAYERS[parts[2]] < DATA_LAYERS[own], f"{file} imports {module}"
 
 
 def test_public_modules_have_a_docstring() -> None:

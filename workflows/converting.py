@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from reagent_lite.config.convert import MINARI_SUFFIX, ConvertConfig
-from reagent_lite.data.log_copy import Survey, copy_log, copy_to_minari, survey
-from reagent_lite.data.minari_write import MinariForm
-from reagent_lite.data.minari_write import left_out as without_place
-from reagent_lite.data.readers_input import MINARI_DESCRIPTION, InputFile
-from reagent_lite.data.stage import data_files, left_out
+from reagent_lite.data.formats.files import MINARI_DESCRIPTION, InputFile
+from reagent_lite.data.formats.stage import data_files, left_out
+from reagent_lite.data.writing.log_copy import Survey, copy_log, copy_to_minari, survey
+from reagent_lite.data.writing.minari import MinariForm
+from reagent_lite.data.writing.minari import left_out as without_place
 from reagent_lite.errors import ConfigError, Problem, counted
 from reagent_lite.files import require_writable
 from reagent_lite.training.progress import progress

@@ -13,10 +13,10 @@ from urllib.parse import urlsplit
 import torch
 
 from reagent_lite.config import ParametricDqnConfig, WorkflowConfig
-from reagent_lite.data.first_look import FirstRows, first_rows, input_files, standing_copy
-from reagent_lite.data.normalization import check_covers, read_normalization
-from reagent_lite.data.readers_input import local_path
-from reagent_lite.data.training_copy_place import candidate_folders, is_writable
+from reagent_lite.data.copy.first_look import FirstRows, first_rows, input_files, standing_copy
+from reagent_lite.data.copy.place import candidate_folders, is_writable
+from reagent_lite.data.features.normalization import check_covers, read_normalization
+from reagent_lite.data.formats.files import local_path
 from reagent_lite.distributed.inspection import list_gpus, nearest_existing
 from reagent_lite.distributed.launcher import Processes, choose_processes
 from reagent_lite.distributed.network import addresses, listening, own_address, resolved

@@ -21,7 +21,7 @@ import torch
 
 from reagent_lite.config import fingerprint
 from reagent_lite.config.evaluate import EvaluateConfig
-from reagent_lite.data.facts import Facts
+from reagent_lite.data.copy.facts import Facts
 from reagent_lite.distributed.group import Group, Place
 from reagent_lite.errors import BundleError, ConfigError, Problem
 from reagent_lite.evaluation.webpage import render

@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, WorkflowConfig, check
 from reagent_lite.config.evaluate import EvaluateConfig
-from reagent_lite.data.facts import Facts
-from reagent_lite.data.normalized import raw_columns
-from reagent_lite.data.source import LoggedRows, build_rows
-from reagent_lite.data.training_copy import TrainingCopy, prepare_training_copy
+from reagent_lite.data.copy.facts import Facts
+from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
+from reagent_lite.data.sampling.normalized import raw_columns
+from reagent_lite.data.sampling.source import LoggedRows, build_rows
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import DataError, Problem, counted
 from reagent_lite.evaluation.page import held_out

@@ -13,10 +13,10 @@ import numpy as np
 
 from reagent_lite.algorithms.dqn import DQN
 from reagent_lite.config import WorkflowConfig
-from reagent_lite.data.facts import in_order
-from reagent_lite.data.mixture import MixedSource
-from reagent_lite.data.plan import ReadPlan
-from reagent_lite.data.source import LoggedSource
+from reagent_lite.data.copy.facts import in_order
+from reagent_lite.data.sampling.mixture import MixedSource
+from reagent_lite.data.sampling.plan import ReadPlan
+from reagent_lite.data.sampling.source import LoggedSource
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import counted
 from reagent_lite.export.content import SampleRows

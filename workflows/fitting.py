@@ -16,16 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reagent_lite.config import WorkflowConfig
-from reagent_lite.data.facts import Agreement, in_order
-from reagent_lite.data.normalization import (
+from reagent_lite.data.copy.facts import Agreement, in_order
+from reagent_lite.data.copy.training_copy import TrainingCopy
+from reagent_lite.data.features.normalization import (
     fit_normalization,
     normalization_json,
     parse_normalization,
     sample_rows,
     write_normalization,
 )
-from reagent_lite.data.plan import apportion
-from reagent_lite.data.training_copy import TrainingCopy
+from reagent_lite.data.sampling.plan import apportion
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import ConfigError, Problem
 from reagent_lite.files import write_whole

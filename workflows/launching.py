@@ -9,8 +9,8 @@ from importlib.metadata import version
 import torch
 
 from reagent_lite.config import WorkflowConfig, resolved
-from reagent_lite.data.readers import READERS
-from reagent_lite.data.readers_input import list_input
+from reagent_lite.data.formats.files import list_input
+from reagent_lite.data.formats.reading import READERS
 from reagent_lite.distributed.launcher import Processes
 from reagent_lite.distributed.nodes import Node
 from reagent_lite.distributed.rendezvous import Rendezvous

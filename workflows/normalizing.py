@@ -22,13 +22,13 @@ from typing import Any
 
 from reagent_lite.config import resolved
 from reagent_lite.config.normalize import NormalizeConfig
-from reagent_lite.data.drift import Drift, FeatureDrift, drift_between
-from reagent_lite.data.full_fit import Fitted, fit_summary
-from reagent_lite.data.full_statistics import ACTION, STATE, Summary, Wanted, summarize
-from reagent_lite.data.input_state import states_of
-from reagent_lite.data.normalization import check_overrides, write_normalization
-from reagent_lite.data.readers_input import InputFile
-from reagent_lite.data.stage import StageManifest, data_files, left_out, read_manifest, standing, write_manifest
+from reagent_lite.data.features.drift import Drift, FeatureDrift, drift_between
+from reagent_lite.data.features.full_fit import Fitted, fit_summary
+from reagent_lite.data.features.full_statistics import ACTION, STATE, Summary, Wanted, summarize
+from reagent_lite.data.features.normalization import check_overrides, write_normalization
+from reagent_lite.data.formats.files import InputFile
+from reagent_lite.data.formats.input_state import states_of
+from reagent_lite.data.formats.stage import StageManifest, data_files, left_out, read_manifest, standing, write_manifest
 from reagent_lite.errors import ConfigError, DataError, Problem, counted
 from reagent_lite.files import appearing_folder, require_writable, write_whole
 from reagent_lite.manifest import FILE_NAME

@@ -10,11 +10,11 @@ import torch
 from numpy.typing import NDArray
 
 from reagent_lite.config import WorkflowConfig
-from reagent_lite.data.facts import in_order
-from reagent_lite.data.plan import apportion
-from reagent_lite.data.stage import StageManifest, read_manifest
-from reagent_lite.data.training_copy import TrainingCopy
-from reagent_lite.data.training_copy_place import read_manifest as read_copy_manifest
+from reagent_lite.data.copy.facts import in_order
+from reagent_lite.data.copy.place import read_manifest as read_copy_manifest
+from reagent_lite.data.copy.training_copy import TrainingCopy
+from reagent_lite.data.formats.stage import StageManifest, read_manifest
+from reagent_lite.data.sampling.plan import apportion
 from reagent_lite.evaluation.webpage_content import Feature, FeatureShift, Table
 from workflows.preparation import Data
 from workflows.reporting import named_counts

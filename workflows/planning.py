@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from reagent_lite.config import ParametricDqnConfig, WorkflowConfig
-from reagent_lite.data.first_look import holds_events, input_files, rows_by_metadata, standing_copy
-from reagent_lite.data.normalization import read_normalization
-from reagent_lite.data.training_copy_place import Manifest
+from reagent_lite.data.copy.first_look import holds_events, input_files, rows_by_metadata, standing_copy
+from reagent_lite.data.copy.place import Manifest
+from reagent_lite.data.features.normalization import read_normalization
 from reagent_lite.distributed.group import Place
 from reagent_lite.distributed.inspection import list_gpus
 from reagent_lite.distributed.launcher import Processes

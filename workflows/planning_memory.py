@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 
 from reagent_lite.config import ParametricDqnConfig, WorkflowConfig
-from reagent_lite.data.replay import ReplaySettings
-from reagent_lite.data.training_copy_place import Manifest
+from reagent_lite.data.copy.place import Manifest
+from reagent_lite.data.replay.ring import ReplaySettings
 from reagent_lite.distributed.inspection import Gpu
 from reagent_lite.distributed.launcher import Processes
 from reagent_lite.errors import counted

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from reagent_lite.algorithms.dqn import DQN
 from reagent_lite.config import WorkflowConfig
-from reagent_lite.data.replay import ReplayRing, ReplaySettings
+from reagent_lite.data.replay.ring import ReplayRing, ReplaySettings
 from reagent_lite.distributed.group import Group
 from reagent_lite.sim.rollout import Cadence, Exploration, Rollout, RolloutSource
 from reagent_lite.training.capture import eager

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from reagent_lite.config.shard import ShardConfig
-from reagent_lite.data.input_state import unchanged
-from reagent_lite.data.readers_input import POINTER, InputFile
-from reagent_lite.data.shard_fetch import Fetched, fetch_shard
-from reagent_lite.data.shard_store import Pointer, Store, is_whole, open_store, publish, read_pointer, told
-from reagent_lite.data.sharding import Layout, make_shards
-from reagent_lite.data.stage import data_files, left_out
+from reagent_lite.data.formats.files import POINTER, InputFile
+from reagent_lite.data.formats.input_state import unchanged
+from reagent_lite.data.formats.stage import data_files, left_out
+from reagent_lite.data.shards.dealing import Layout, make_shards
+from reagent_lite.data.shards.fetch import Fetched, fetch_shard
+from reagent_lite.data.shards.store import Pointer, Store, is_whole, open_store, publish, read_pointer, told
 from reagent_lite.errors import ConfigError, DataError, NoRowsError, Problem, counted
 from reagent_lite.training.progress import progress
 

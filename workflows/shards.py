@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reagent_lite.config import WorkflowConfig
-from reagent_lite.data.facts import Agreement, Facts, agree
-from reagent_lite.data.plan import ReadPlan
+from reagent_lite.data.copy.facts import Agreement, Facts, agree
+from reagent_lite.data.sampling.plan import ReadPlan
 from reagent_lite.distributed.group import Group
 
 

@@ -24,8 +24,8 @@ from torch import Tensor
 
 from reagent_lite.config import resolved
 from reagent_lite.config.simulate import PlayConfig, SimulateConfig, ValueOfConfig
-from reagent_lite.data.event_log import LogWriter, log_writer
-from reagent_lite.data.event_log_columns import EpisodeBlock, LogSchema
+from reagent_lite.data.writing.columns import EpisodeBlock, LogSchema
+from reagent_lite.data.writing.event_log import LogWriter, log_writer
 from reagent_lite.errors import BundleError, ConfigError, Problem, SimulationError, counted
 from reagent_lite.evaluation.returns import estimate, play
 from reagent_lite.export.bundle import Bundle, load_bundle

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from reagent_lite.algorithms.dqn import DQN
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.config.simulation import SimulationConfig
-from reagent_lite.data.normalization import check_covers, read_normalization
-from reagent_lite.data.normalized import Reordered
+from reagent_lite.data.features.normalization import check_covers, read_normalization
+from reagent_lite.data.sampling.normalized import Reordered
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import ConfigError, Problem, counted
 from reagent_lite.export.content import SampleRows

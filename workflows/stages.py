@@ -14,9 +14,9 @@ from pathlib import Path
 from reagent_lite.config import DqnConfig, WorkflowConfig
 from reagent_lite.config.shard import ShardConfig
 from reagent_lite.config.timeline import QuerySection, TimelineConfig, TimelineSection
-from reagent_lite.data.first_look import holds_events
-from reagent_lite.data.readers_input import local_path
-from reagent_lite.data.training_copy_place import FOLDER, is_writable
+from reagent_lite.data.copy.first_look import holds_events
+from reagent_lite.data.copy.place import FOLDER, is_writable
+from reagent_lite.data.formats.files import local_path
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import ConfigError, NoRowsError, Problem
 from reagent_lite.files import user_cache

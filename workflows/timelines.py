@@ -11,12 +11,12 @@ from functools import partial
 from pathlib import Path
 
 from reagent_lite.config.timeline import TimelineConfig
-from reagent_lite.data.engine import Engine
-from reagent_lite.data.engine_duckdb import MEMORY_SHARE, DuckDBEngine
-from reagent_lite.data.engine_spark import SparkEngine
-from reagent_lite.data.readers_input import InputFile
-from reagent_lite.data.stage import StageManifest, data_files, left_out, read_manifest, standing
-from reagent_lite.data.timeline import KIND, make_timeline, output_folders, settings_of
+from reagent_lite.data.formats.files import InputFile
+from reagent_lite.data.formats.stage import StageManifest, data_files, left_out, read_manifest, standing
+from reagent_lite.data.timeline.duckdb_engine import MEMORY_SHARE, DuckDBEngine
+from reagent_lite.data.timeline.engine import Engine
+from reagent_lite.data.timeline.making import KIND, make_timeline, output_folders, settings_of
+from reagent_lite.data.timeline.spark_engine import SparkEngine
 from reagent_lite.errors import ConfigError, Problem, counted
 from reagent_lite.files import require_writable, room_in
 from reagent_lite.manifest import FILE_NAME
@@ -54,7 +54,7 @@ def run_timeline(config: TimelineConfig) -> TimelineOutcome:
 
     Raises:
         ConfigError: an output in the place of the events, or that cannot be written.
-        DataError: what is wrong with the events, see data/timeline.py.
+        DataError: what is wrong with the events, see data/timeline/making.py.
     """
     start = time.monotonic()
     files = data_files(config.timeline.inputTableName)

@@ -15,7 +15,7 @@ import torch
 
 from reagent_lite.algorithms.dqn import DQN
 from reagent_lite.config import ParametricDqnConfig, WorkflowConfig, fingerprint, resolved
-from reagent_lite.data.training_copy import give_back_memory
+from reagent_lite.data.copy.training_copy import give_back_memory
 from reagent_lite.distributed.group import Group, attempt_here
 from reagent_lite.distributed.inspection import nearest_existing
 from reagent_lite.distributed.workers import tell_model_stands

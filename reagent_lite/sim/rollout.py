@@ -35,7 +35,7 @@ class Sample(Protocol):
 
 
 class Ring(Protocol):
-    """Transitions of the last steps of every environment; data/replay.py has it."""
+    """Transitions of the last steps of every environment; data/replay/ring.py has it."""
 
     def write(
         self,

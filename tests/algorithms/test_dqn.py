@@ -9,7 +9,7 @@ from oracles.batches import make_batch, random_batch
 from torch import Tensor, nn
 
 from reagent_lite.algorithms.dqn import DQN, DQNSettings
-from reagent_lite.data.mixture import joined
+from reagent_lite.data.sampling.mixture import joined
 from reagent_lite.models.q_networks import NetworkSettings, build_q_network
 from reagent_lite.models.value_heads import CategoricalHead, QuantileHead, ScalarHead
 from reagent_lite.types import Actions, SourceSpec, TransitionBatch

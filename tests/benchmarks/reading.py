@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from reagent_lite.data.training_copy import prepare_training_copy
+from reagent_lite.data.copy.training_copy import prepare_training_copy
 from tests.oracles.cartpole import write_log
 
 CHUNK = 10_000

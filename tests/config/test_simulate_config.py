@@ -8,7 +8,7 @@ import pytest
 
 from reagent_lite.config import DqnConfig, check, load_config, resolved
 from reagent_lite.config.simulate import LOG_SUFFIXES, SimulateConfig
-from reagent_lite.data.event_log import SINKS
+from reagent_lite.data.writing.event_log import SINKS
 from reagent_lite.errors import ConfigError
 
 GOOD: dict[str, Any] = {"env": "cartpole_v0", "output_path": "out/log.jsonl"}

@@ -11,7 +11,7 @@ from oracles.batches import make_batch
 from safetensors.torch import save_file
 
 from reagent_lite.algorithms.dqn import DQN, DQNSettings
-from reagent_lite.data.plan import ReadPlan
+from reagent_lite.data.sampling.plan import ReadPlan
 from reagent_lite.distributed.group import Group, Place, joined
 from reagent_lite.distributed.workers import end_with_parent, report_failure
 from reagent_lite.errors import DataError, Problem, ReagentLiteError

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from reagent_lite.data.normalization import normalization_json
+from reagent_lite.data.features.normalization import normalization_json
 from reagent_lite.export.content import BundleContent, SampleRows
 from reagent_lite.export.predictor import DiscretePredictor, ParametricPredictor
 from reagent_lite.export.tolerance import Tolerance

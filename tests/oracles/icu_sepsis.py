@@ -22,8 +22,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from reagent_lite.data.event_log import log_writer
-from reagent_lite.data.event_log_columns import EpisodeBlock, LogSchema
+from reagent_lite.data.writing.columns import EpisodeBlock, LogSchema
+from reagent_lite.data.writing.event_log import log_writer
 
 Array = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from reagent_lite.data.stage import data_files
+from reagent_lite.data.formats.stage import data_files
 from reagent_lite.errors import NoRowsError
 
 

@@ -14,7 +14,7 @@ from oracles.ptx import Entry
 from oracles.same_bits import backends, play
 from torch import Tensor
 
-from reagent_lite.data.replay import ReplayRing, ReplaySettings
+from reagent_lite.data.replay.ring import ReplayRing, ReplaySettings
 from reagent_lite.errors import SimulationError
 from reagent_lite.sim.calls import ActCall, Call
 from reagent_lite.sim.cpu import CpuBackend

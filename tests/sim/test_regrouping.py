@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reagent_lite.data.replay import ReplayRing, ReplaySettings
+from reagent_lite.data.replay.ring import ReplayRing, ReplaySettings
 from reagent_lite.sim.backend import open_backend
 from reagent_lite.sim.env import VectorEnv
 from reagent_lite.sim.rollout import Cadence, Exploration, Rollout, RolloutSource, regrouped

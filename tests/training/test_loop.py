@@ -13,7 +13,7 @@ from oracles.disks import small_disk
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor, nn
 
-from reagent_lite.data.plan import ReadPlan
+from reagent_lite.data.sampling.plan import ReadPlan
 from reagent_lite.distributed.group import Group, Place
 from reagent_lite.models.q_networks import NetworkSettings, build_q_network
 from reagent_lite.training.loop import Position, Report, fit

@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import save_file
 
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, WorkflowConfig, load_config
-from reagent_lite.data.plan import ReadPlan
-from reagent_lite.data.source import LoggedRows, LoggedSource
+from reagent_lite.data.sampling.plan import ReadPlan
+from reagent_lite.data.sampling.source import LoggedRows, LoggedSource
 from reagent_lite.distributed.group import Group, Place, joined
 from workflows.experience import logged_plan
 from workflows.fitting import write_fitted

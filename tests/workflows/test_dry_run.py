@@ -11,7 +11,7 @@ import pytest
 from oracles.logs import random_rows
 
 from reagent_lite.config import DqnConfig
-from reagent_lite.data.training_copy import prepare_training_copy
+from reagent_lite.data.copy.training_copy import prepare_training_copy
 from workflows.command_line_training import Outcome, main
 
 Plan = Callable[..., list[str]]

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from reagent_lite.config import DqnConfig, check
-from reagent_lite.data.training_copy import prepare_training_copy
+from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.distributed.group import Group, Place
 from reagent_lite.evaluation.page import held_out
 from workflows import judging_episodes

@@ -12,7 +12,7 @@ from oracles.logs import write_lines
 from oracles.runs import Runner
 
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, WorkflowConfig, check
-from reagent_lite.data.source import LoggedSource
+from reagent_lite.data.sampling.source import LoggedSource
 from reagent_lite.distributed.group import Group, Place
 from reagent_lite.errors import SimulationError
 from reagent_lite.export import load_bundle

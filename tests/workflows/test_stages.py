@@ -17,7 +17,7 @@ from torch.testing import assert_close
 from reagent_lite.config import DqnConfig, ParametricDqnConfig
 from reagent_lite.config.loader import check
 from reagent_lite.config.shard import ShardConfig
-from reagent_lite.data.first_look import holds_events
+from reagent_lite.data.copy.first_look import holds_events
 from reagent_lite.distributed.group import Group, Place
 from reagent_lite.errors import ConfigError
 from workflows.pages_data import lineage_of

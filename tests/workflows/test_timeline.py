@@ -15,8 +15,8 @@ from oracles.events import event, make, read, report
 from oracles.logs import write_lines
 from oracles.runs import Runner
 
-from reagent_lite.data.part_files import PartFiles
-from reagent_lite.data.training_copy import TrainingCopy, prepare_training_copy
+from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
+from reagent_lite.data.writing.part_files import PartFiles
 from reagent_lite.errors import ConfigError, DataError, NoRowsError
 
 LOG_2019 = Path(__file__).resolve().parents[2].parent / "shared/data/reagent2019/cartpole_training.json.bz2"

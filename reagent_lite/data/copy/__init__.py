@@ -1,0 +1,1 @@
+"""Checked rows as the memory-mapped training copy."""

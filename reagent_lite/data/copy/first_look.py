@@ -1,0 +1,170 @@
+"""What can be known of logged data without reading all of it: files, rows by their own word, the first rows parsed."""
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet
+
+from reagent_lite.data.copy.place import Manifest, candidate_folders, read_manifest
+from reagent_lite.data.formats.files import InputFile, local_path
+from reagent_lite.data.formats.jsonl import Block, Position
+from reagent_lite.data.formats.parquet import checked_block, require_each_once
+from reagent_lite.data.formats.reading import READERS
+from reagent_lite.data.formats.schema import KNOWN_COLUMNS, MAX_PROBLEMS
+from reagent_lite.data.formats.stage import data_files
+from reagent_lite.data.rows.columns import Faults, column_of, flags
+from reagent_lite.data.rows.discrete import discrete_rows, has_numerals_of_others
+from reagent_lite.data.rows.events import EventReader
+from reagent_lite.data.rows.parametric import parametric_rows
+from reagent_lite.data.rows.transitions import require_columns
+from reagent_lite.errors import DataError, Problem
+
+_PARQUET_ROWS = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstRows:
+    """The first rows of an input that could be read and have no fault.
+
+    Attributes:
+        events: they are events, of which transitions are made first.
+        file: they are from.
+        rows: how many.
+        state_ids, action_ids: features seen, ascending.
+    """
+
+    events: bool = False
+    file: str
+    rows: int
+    state_ids: tuple[int, ...]
+    action_ids: tuple[int, ...]
+
+
+def input_files(path: str) -> tuple[InputFile, ...]:
+    """Returns the data files of a path; raises DataError, see stage.data_files."""
+    return data_files(path)
+
+
+def standing_copy(path: str, actions: tuple[str, ...] | None, directory: str | None) -> tuple[Path, Manifest] | None:
+    """Returns the training copy that a run would use again, by names, sizes and times of the files, or None.
+
+    Args:
+        path: of the data.
+        actions: names of discrete actions, None for parametric ones.
+        directory: data.training_copy_dir.
+    """
+    files = input_files(path)
+    present = [(file.name, file.size, file.modified_ns) for file in files]
+    for folder in candidate_folders(local_path(path), files, actions, directory):
+        manifest = read_manifest(folder)
+        if manifest is not None and [(one.name, one.size, one.modified_ns) for one in manifest.inputs] == present:
+            return folder, manifest
+    return None
+
+
+def rows_by_metadata(files: tuple[InputFile, ...]) -> int | None:
+    """Returns the rows of local Parquet files by their footers; None for other files, which must be counted.
+
+    Raises:
+        DataError: no Parquet file, or a damaged one.
+    """
+    if any(file.extension != ".parquet" or file.compression or file.remote for file in files):
+        return None
+    total = 0
+    for file in files:
+        with _parquet(file) as parquet:
+            total += int(parquet.metadata.num_rows)
+    return total
+
+
+def first_rows(path: str, actions: tuple[str, ...] | None) -> FirstRows:
+    """Reads and checks the first rows of the first file that has some.
+
+    Raises:
+        DataError: a file that cannot be read, or what is wrong in these rows, with file and line.
+    """
+    files = input_files(path)
+    for number, file in enumerate(files):
+        block = _first_block(file, number)
+        if block is None or not block.table.num_rows:
+            continue
+        if _are_events(block):
+            return _first_events(block, actions)
+        require_columns(block)
+        rows = parametric_rows(block) if actions is None else discrete_rows(block, actions)
+        if rows.problems:
+            raise DataError(rows.problems)
+        seen = {*rows.state.ids, *rows.next_state.ids}
+        lists = [one for one in (rows.lists, rows.next_lists) if one is not None]
+        candidates = {feature for one in lists for feature in one.features.ids}
+        return FirstRows(
+            file=file.path, rows=len(rows), state_ids=tuple(sorted(seen)), action_ids=tuple(sorted(candidates))
+        )
+    return FirstRows(file=files[0].path, rows=0, state_ids=(), action_ids=())
+
+
+def holds_events(path: str) -> bool:
+    """Whether the rows at a path are events and not transitions, by the first of them.
+
+    Events say nothing of what follows them but where a limit cut the episode: they have mdp_id and sequence_number, and
+    neither next_action, nor next_state_features in a row that is not truncated.
+    """
+    for number, file in enumerate(input_files(path)):
+        block = _first_block(file, number)
+        if block is not None and block.table.num_rows:
+            return _are_events(block)
+    return False
+
+
+def _are_events(block: Block) -> bool:
+    names = set(block.table.column_names)
+    if not {"mdp_id", "sequence_number"} <= names or "next_action" in names:
+        return False
+    faults = Faults(block)
+    cut = flags(column_of(block, "truncated"), faults) == 1
+    return not (column_of(block, "next_state_features").present & ~cut).any()
+
+
+def _first_events(block: Block, actions: tuple[str, ...] | None) -> FirstRows:
+    discrete = actions is not None
+    table = EventReader(discrete, (), indices=not has_numerals_of_others(actions or ())).read(block)
+    faults = [(row, text) for row, text in enumerate(table.column("fault").to_pylist()) if text is not None]
+    if faults:
+        problems = []
+        for row, text in faults[:MAX_PROBLEMS]:
+            expected, _, got = text.removeprefix("expected ").partition(", got ")
+            problems.append(Problem(block.where(row), expected, got))
+        raise DataError(problems)
+    columns = ["state_features"] if discrete else ["state_features", "action"]
+    ids = [{key for row in table.column(name).to_pylist() for key, _ in row or ()} for name in columns]
+    return FirstRows(events=True, file=block.file.path, rows=table.num_rows, state_ids=tuple(sorted(ids[0])),
+                     action_ids=tuple(sorted(ids[-1])) if not discrete else ())  # fmt: skip
+
+
+def _first_block(file: InputFile, number: int) -> Block | None:
+    if file.extension != ".parquet" or file.compression:
+        with closing(READERS[file.extension](file, number, Position())) as blocks:  # type: ignore[type-var]
+            parse = next(blocks, None)
+            return None if parse is None else parse()
+    # the reader of whole files takes their sha256 beside, which is as long as reading them
+    with _parquet(file) as parquet:
+        require_each_once(parquet.schema_arrow.names, file)
+        wanted = [name for name in parquet.schema_arrow.names if name in KNOWN_COLUMNS]
+        batch = next(parquet.iter_batches(_PARQUET_ROWS, columns=wanted), None)
+    if batch is None:
+        return None
+    table = pa.table(batch.columns, schema=batch.schema.remove_metadata())
+    return checked_block(file, number, table, batch.num_rows)
+
+
+@contextmanager
+def _parquet(file: InputFile) -> Iterator[pa.parquet.ParquetFile]:
+    with file.open() as stream:
+        try:
+            yield pa.parquet.ParquetFile(stream, pre_buffer=False)
+        except (pa.ArrowException, OSError) as error:
+            got = "one that ends early or is damaged: " + str(error).strip().split("\n")[0]
+            raise DataError(Problem(file.path, "a complete Parquet file", got, "Copy the file again")) from error

@@ -1,0 +1,1 @@
+"""Statistics, normalization and drift of features."""

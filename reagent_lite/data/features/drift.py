@@ -1,0 +1,158 @@
+"""Drift: how far the features of one data set lie from those of another.
+
+    reference ─► bins at equal shares ─┐
+    training  ─► shares of these bins ─┴─► population stability index ─┐
+    both samples ─► largest distance of distribution functions ────────┼─► verdict of the worst
+    both, all rows ─► difference of the shares present ────────────────┘
+
+Two samples of one distribution differ by chance; a figure below what 95 % of such pairs stay under counts as stable.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from reagent_lite.config.drift import DriftConfig
+from reagent_lite.data.features.full_statistics import ColumnSummary
+from reagent_lite.data.features.normalization import MISSING
+from reagent_lite.data.features.statistics import Floats
+from reagent_lite.errors import DataError, Problem
+
+Verdict = Literal["stable", "moderate", "large"]
+VERDICTS: tuple[Verdict, ...] = ("stable", "moderate", "large")
+CHANCE = 0.95
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeatureDrift:
+    """One feature in both data sets.
+
+    Attributes:
+        feature_id: of states or candidates.
+        verdict: of the worst of the three figures.
+        psi, psi_by_chance: population stability index, and what chance alone stays below; None where one has no value.
+        ks, ks_by_chance: two-sample Kolmogorov-Smirnov statistic, likewise.
+        present, reference_present: share of rows in which the feature is present.
+        mean, reference_mean: over all rows; None where there is no value.
+    """
+
+    feature_id: int
+    verdict: Verdict
+    psi: float | None
+    psi_by_chance: float | None
+    ks: float | None
+    ks_by_chance: float | None
+    present: float
+    reference_present: float
+    mean: float | None
+    reference_mean: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drift:
+    """Features of both data sets, most drifted first, and those that only one of them has."""
+
+    features: tuple[FeatureDrift, ...]
+    only_in_training: tuple[int, ...]
+    only_in_reference: tuple[int, ...]
+
+
+def drift_between(training: ColumnSummary, reference: ColumnSummary, settings: DriftConfig, *, where: str) -> Drift:
+    """Returns the drift of every feature that both have.
+
+    Args:
+        training: data that is looked at.
+        reference: data it is compared with; its quantiles are the bins.
+        settings: bins and thresholds.
+        where: the two data sets, for errors.
+
+    Raises:
+        DataError: no feature in common.
+    """
+    both = sorted(set(training.features) & set(reference.features))
+    if not both:
+        ids = [", ".join(map(str, list(one.features)[:10])) or "none" for one in (training, reference)]
+        raise DataError(Problem(where, "data sets with at least one common feature", f"{ids[0]} against {ids[1]}"))
+    drifts = [_feature_drift(one, training, reference, settings) for one in both]
+    drifts.sort(key=lambda one: (-VERDICTS.index(one.verdict), -(one.psi or 0.0), one.feature_id))
+    return Drift(
+        features=tuple(drifts),
+        only_in_training=tuple(sorted(set(training.features) - set(reference.features))),
+        only_in_reference=tuple(sorted(set(reference.features) - set(training.features))),
+    )
+
+
+def _feature_drift(
+    feature_id: int, training: ColumnSummary, reference: ColumnSummary, settings: DriftConfig
+) -> FeatureDrift:
+    ours, theirs = _present(training, feature_id), _present(reference, feature_id)
+    psi = ks = psi_chance = ks_chance = None
+    if len(ours) and len(theirs):
+        psi, psi_chance = stability_index(ours, theirs, settings.num_bins)
+        ks, ks_chance = distance(ours, theirs)
+    one, other = training.features[feature_id].moments, reference.features[feature_id].moments
+    present, before = one.count / max(training.rows, 1), other.count / max(reference.rows, 1)
+    levels = [_level(abs(present - before), 0.0, settings.present_moderate, settings.present_large)]
+    if psi is not None and psi_chance is not None:
+        levels.append(_level(psi, psi_chance, settings.psi_moderate, settings.psi_large))
+    if ks is not None and ks_chance is not None:
+        levels.append(_level(ks, ks_chance, settings.ks_moderate, settings.ks_large))
+    return FeatureDrift(
+        feature_id=feature_id, verdict=VERDICTS[max(levels)],
+        psi=psi, psi_by_chance=psi_chance, ks=ks, ks_by_chance=ks_chance,
+        present=present, reference_present=before,
+        mean=one.mean if one.count else None, reference_mean=other.mean if other.count else None,
+    )  # fmt: skip
+
+
+def _present(column: ColumnSummary, feature_id: int) -> Floats:
+    values = column.sample.column(feature_id)
+    return np.asarray(values[~np.isnan(values) & (values != MISSING)], np.float64)
+
+
+def _level(figure: float, chance: float, moderate: float, large: float) -> int:
+    if figure < moderate or figure <= chance:
+        return 0
+    return 1 if figure < large else 2
+
+
+def stability_index(values: Floats, reference: Floats, num_bins: int) -> tuple[float, float]:
+    """Returns (population stability index of values [n] against a reference [m], what chance alone stays below).
+
+    The index is Σ (a − e) ln(a / e) over the bins that either has values in; a and e are their shares. An empty bin
+    counts as half a value. By chance it is about (1/n + 1/m) χ² of one less than the bins (Yurdakul 2018, Statistical
+    Properties of Population Stability Index).
+    """
+    from scipy import stats
+
+    edges = _edges(reference, num_bins)
+    counts = [np.bincount(np.searchsorted(edges, one, side="left"), minlength=len(edges) + 1)
+              for one in (values, reference)]  # fmt: skip
+    used = (counts[0] + counts[1]) > 0
+    actual, expected = (np.maximum(one[used], 0.5) / one.sum() for one in counts)
+    index = float(((actual - expected) * np.log(actual / expected)).sum())
+    freedom = int(used.sum()) - 1
+    chance = stats.chi2.ppf(CHANCE, freedom) * (1 / len(values) + 1 / len(reference)) if freedom else 0.0
+    return index, float(chance)
+
+
+def _edges(reference: Floats, num_bins: int) -> Floats:
+    """Returns the inner bounds of the bins, ascending; a bin is above the bound before it, up to and with its own.
+
+    A value that is several quantiles at once gets a bin of its own: 0 and 1 of a binary feature never share one.
+    """
+    quantiles = np.quantile(reference, np.arange(num_bins + 1) / num_bins, method="inverted_cdf")
+    distinct, times = np.unique(quantiles, return_counts=True)
+    return np.unique(np.concatenate((quantiles[1:-1], np.nextafter(distinct[times > 1], -np.inf))))
+
+
+def distance(values: Floats, reference: Floats) -> tuple[float, float]:
+    """Returns (two-sample Kolmogorov-Smirnov statistic of values [n] and a reference [m], what chance stays below)."""
+    at = np.concatenate((values, reference))
+    ours, theirs = (np.searchsorted(np.sort(one), at, side="right") / len(one) for one in (values, reference))
+    # the asymptotic point of Kolmogorov's distribution, by its first term
+    chance = np.sqrt(-np.log((1 - CHANCE) / 2) / 2 * (1 / len(values) + 1 / len(reference)))
+    return float(np.abs(ours - theirs).max()), float(chance)

@@ -1,0 +1,146 @@
+"""Logged data as blocks of Arrow columns, in the order of the files, with the line of every row.
+
+    path ─► files ─► READERS[extension] ─► blocks, parsed and transformed in threads ─► results in order
+
+A reader is a function of a file that yields the parsing of each of its blocks; adding a format is one entry of READERS.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
+
+import pyarrow as pa
+
+from reagent_lite.data.formats.csv import read_csv
+from reagent_lite.data.formats.files import MINARI, InputFile, list_input
+from reagent_lite.data.formats.ipc import read_ipc
+from reagent_lite.data.formats.jsonl import Block, Position, read_json_lines
+from reagent_lite.data.formats.minari import read_minari
+from reagent_lite.data.formats.parquet import read_parquet
+from reagent_lite.errors import DataError, NoRowsError, Problem, counted
+
+T = TypeVar("T")
+Reader = Callable[[InputFile, int, Position], Iterator[Callable[[], Block]]]
+# Each thread holds about 60 MB of a block in its various forms.
+MOST_THREADS = 8
+
+
+def num_threads() -> int:
+    """Returns how many threads parse blocks: the cores this process may use, at most MOST_THREADS."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, MOST_THREADS)
+
+
+def read_blocks(
+    files: tuple[InputFile, ...],
+    transform: Callable[[Block], T],
+    positions: list[Position],
+    progress: Callable[[int, int], None] | None = None,
+    readers: Mapping[str, Reader] | None = None,
+) -> Iterator[T]:
+    """Yields `transform` of every block in order; parsing and transforming run in threads.
+
+    Args:
+        files: the input, as `list_input` gives it.
+        transform: called in a thread, once per block.
+        positions: one per file; its sha256 is set when the file has been read.
+        progress: called with (stored bytes read, stored bytes in all) after each block.
+        readers: by extension; None takes READERS, whose columns are those that training knows.
+
+    Raises:
+        DataError: a file that cannot be read, with file and line; no rows in any file.
+    """
+    readers = READERS if readers is None else readers
+    total = sum(file.size for file in files)
+    for position in positions:
+        position.bytes_in_all, position.threads = total, num_threads()
+    pending: deque[Future[tuple[int, T]]] = deque()
+    rows = 0
+    with _Pool() as pool:
+        for number, file in enumerate(files):
+            for parse in readers[file.extension](file, number, positions[number]):
+                pending.append(pool.submit(_work, parse, transform))
+                if progress is not None:
+                    progress(sum(position.bytes_read for position in positions), total)
+                if len(pending) > num_threads():
+                    rows += pending[0].result()[0]
+                    yield pending.popleft().result()[1]
+            _require_hash(file, positions[number])
+        for future in pending:
+            rows += future.result()[0]
+            yield future.result()[1]
+    if progress is not None:
+        progress(total, total)
+    if not rows:
+        where = files[0].path if len(files) == 1 else os.path.dirname(files[0].path)
+        raise NoRowsError(
+            Problem(where, "rows of data", f"none in {counted(len(files), 'file')}, {counted(total, 'byte')}")
+        )
+
+
+def _require_hash(file: InputFile, position: Position) -> None:
+    """Compares a file that has been read with what the manifest of its folder says."""
+    if file.sha256 and position.sha256 != file.sha256:
+        todo = "Copy the folder again, or let the stage that made it make it again"
+        raise DataError(Problem(file.path, f"bytes with sha256 {file.sha256}", f"sha256 {position.sha256}", todo))
+
+
+class _Pool(ThreadPoolExecutor):
+    """Threads that parse; what they have not begun is dropped, and their memory goes back to the system."""
+
+    def __init__(self) -> None:
+        super().__init__(num_threads(), thread_name_prefix="read")
+
+    def __exit__(self, *error: object) -> None:
+        self.shutdown(cancel_futures=True)
+        pa.default_memory_pool().release_unused()
+
+
+def _work(parse: Callable[[], Block], transform: Callable[[Block], T]) -> tuple[int, T]:
+    block = parse()
+    return block.table.num_rows, transform(block)
+
+
+def read_tables(path: str) -> Iterator[pa.Table]:
+    """Yields the rows of a file or folder as Arrow tables of some 10 000 rows, in order; memory stays bounded.
+
+    Raises:
+        DataError: see `list_input` and `read_blocks`.
+    """
+    files = list_input(path, tuple(READERS))
+    yield from read_blocks(files, lambda block: _plain(block.table), [Position() for _ in files])
+
+
+def _plain(table: pa.Table) -> pa.Table:
+    """Returns the table with dictionaries as the strings they stand for."""
+    for index, field in enumerate(table.schema):
+        if pa.types.is_dictionary(field.type):
+            column = table.column(index).cast(field.type.value_type)
+            table = table.set_column(index, field.with_type(field.type.value_type), column)
+    return table
+
+
+READERS: dict[str, Reader] = {
+    ".json": read_json_lines,
+    ".jsonl": read_json_lines,
+    ".ndjson": read_json_lines,
+    ".parquet": read_parquet,
+    ".arrow": read_ipc,
+    ".feather": read_ipc,
+    ".ipc": read_ipc,
+    ".csv": read_csv,
+    MINARI: read_minari,
+}
+ALL_COLUMNS: dict[str, Reader] = READERS | {
+    ".parquet": partial(read_parquet, columns=None),
+    ".arrow": partial(read_ipc, columns=None),
+    ".feather": partial(read_ipc, columns=None),
+    ".ipc": partial(read_ipc, columns=None),
+    ".csv": partial(read_csv, columns=None),
+}
+"""Readers that leave no column out, for copies of logs."""

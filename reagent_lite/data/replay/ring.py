@@ -1,0 +1,393 @@
+"""Simulated experience as a ring on the device: written a time slot at a time, drawn as n-step rows.
+
+ slots ─► 0 1 2 … T−1   each with a row of every environment; row number = slot · N + environment
+          ▲ head: next to be written; the newest n − 1 slots wait until their windows are complete
+
+Nothing here waits for the device: head and filled live there, so that a CUDA graph may hold writes and draws alike.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from reagent_lite.data.replay.sampling import Priorities, importance_weights, n_step_sum
+from reagent_lite.errors import Problem, SimulationError
+from reagent_lite.memory import free_bytes
+from reagent_lite.types import Actions, TransitionBatch
+
+_KEY = "simulation.replay.capacity"
+_TERMINATED, _TRUNCATED = 1, 2
+_SMALLEST_ERROR = 1e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplaySettings:
+    """What a ring holds and how rows are made of it.
+
+    Attributes:
+        num_envs: N, rows written at once.
+        observation_size: S.
+        num_actions: K.
+        slots: T, writes kept; T * N rows.
+        gamma: discount per step inside a window.
+        n_step: rows of an episode that a drawn row spans at most.
+        masked: whether some choices are forbidden in some rows.
+        candidates: whether every row brings its own candidates, mask included.
+        action_feature_size: F of candidates that are kept; 0 where the learner does not read them.
+        action_features: [K, F] of fixed candidates (parametric), or None.
+        prioritized: rows drawn by priority.
+        alpha: exponent of priorities.
+        needs_next_action: SARSA; rows whose next action is not known have no weight. Else next_action is 0.
+        boost: [K] reward added by action; the first action's is left to the learner, which knows it for every source.
+        seed: of the ring's own generator; None draws from the device's default one, which a CUDA graph captures
+            by itself, while the ring's own must be registered with the graph.
+    """
+
+    num_envs: int
+    observation_size: int
+    num_actions: int
+    slots: int
+    gamma: float
+    n_step: int = 1
+    masked: bool = False
+    candidates: bool = False
+    action_feature_size: int = 0
+    action_features: Tensor | None = None
+    prioritized: bool = False
+    alpha: float = 0.6
+    needs_next_action: bool = False
+    boost: Tensor | None = None
+    seed: int | None = None
+
+    @property
+    def waiting(self) -> int:
+        """Newest slots that are not drawn yet, as what follows them is not there."""
+        return self.n_step - 1 + self.needs_next_action
+
+    @property
+    def columns(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Shape of a row and type of each column kept; `marks` are the action and how the row ended."""
+        S, K, F = self.observation_size, self.num_actions, self.action_feature_size
+        kept: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+            "observation": ((S,), torch.float32),
+            "next_observation": ((S,), torch.float32),
+            "scalars": ((2,), torch.float32),
+            "marks": ((2,), torch.uint8 if K <= 256 else torch.int32),
+        }
+        if self.masked or self.candidates:
+            kept |= {"mask": ((K,), torch.bool), "next_mask": ((K,), torch.bool)}
+        if self.candidates and F:
+            kept |= {"features": ((K, F), torch.float32), "next_features": ((K, F), torch.float32)}
+        return kept
+
+    @property
+    def row_bytes(self) -> int:
+        """Memory per row."""
+        return sum(prod(shape) * kind.itemsize for shape, kind in self.columns.values()) + 5 * self.prioritized
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """Attributes.
+
+    batch: rows as observed, not normalized; weights are importance weights over the number of rows.
+    index: [B] int64, row numbers, for `update_priorities`.
+    """
+
+    batch: TransitionBatch
+    index: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Windows:
+    """What drawn rows span: sums, and the row each window ends with."""
+
+    reward: Tensor
+    steps: Tensor
+    action: Tensor
+    propensity: Tensor
+    last: Tensor
+    ended: Tensor
+
+
+class ReplayRing:
+    """The newest T slots of N rows each.
+
+    Rows drawn before `settings.waiting` + 1 slots are written have weight 0.
+
+    Args:
+        settings: see ReplaySettings.
+        device: where rows are kept, allocated once.
+        over_ranks: the largest of a number [] over all ranks with a ring, every one of which draws when the others do.
+
+    Attributes:
+        capacity: T * N.
+        generator: of the draws; part of the state.
+
+    Raises:
+        SimulationError: the rows do not fit into free memory, or are too few for one window.
+    """
+
+    def __init__(
+        self,
+        settings: ReplaySettings,
+        device: torch.device,
+        over_ranks: Callable[[Tensor], Tensor] = lambda largest: largest,
+    ) -> None:
+        _check_capacity(settings, device)
+        s, T, N = settings, settings.slots, settings.num_envs
+        self._settings = settings
+        self.capacity = T * N
+        self._columns = {
+            name: torch.zeros(T, N, *shape, dtype=kind, device=device) for name, (shape, kind) in s.columns.items()
+        }
+        self._flat = {name: column.view(self.capacity, *column.shape[2:]) for name, column in self._columns.items()}
+        self._over_ranks = over_ranks
+        self._priorities = Priorities(self.capacity, device) if s.prioritized else None
+        self._head = torch.zeros(1, dtype=torch.int64, device=device)
+        self._filled = torch.zeros(1, dtype=torch.int64, device=device)
+        self.generator = _generator(s.seed, device)
+        # what sampling multiplies with and adds, [n, 1] or [N]: a captured graph cannot copy from the host
+        window = torch.arange(s.n_step, device=device).unsqueeze(1)
+        self._offsets = window * N
+        self._powers = (s.gamma ** window.double()).float()
+        self._boost = None if s.boost is None else s.boost.to(device)
+        self._later = (window > 0).float()
+        self._envs = torch.arange(N, device=device)
+        self._every = torch.ones(1, 1, dtype=torch.bool, device=device)
+        self._fixed = None if s.action_features is None else s.action_features.to(device)
+
+    @property
+    def rows(self) -> int:
+        """Rows written and kept; waits for the device."""
+        return int(self._filled) * self._settings.num_envs
+
+    def write(
+        self,
+        *,
+        observation: Tensor,
+        action: Tensor,
+        reward: Tensor,
+        terminated: Tensor,
+        truncated: Tensor,
+        next_observation: Tensor,
+        propensity: Tensor,
+        mask: Tensor | None = None,
+        next_mask: Tensor | None = None,
+        features: Tensor | None = None,
+        next_features: Tensor | None = None,
+    ) -> None:
+        """Takes one slot: a row of every environment, in place of the oldest slot when the ring is full.
+
+        Args:
+            observation: [N, S] float32, what the action was chosen by.
+            action: [N], any integer type.
+            reward: [N] float32.
+            terminated: [N] bool.
+            truncated: [N] bool; where both are true, terminated counts.
+            next_observation: [N, S] float32, where the action led, also at an end.
+            propensity: [N] float32.
+            mask: [N, K] bool, where choices are masked or candidates.
+            next_mask: [N, K] bool, likewise.
+            features: [N, K, F] float32 of candidates.
+            next_features: [N, K, F] float32, likewise.
+        """
+        kind = self._columns["marks"].dtype
+        ended = torch.add(terminated.to(kind), truncated, alpha=_TRUNCATED)
+        slot = {
+            "observation": observation,
+            "next_observation": next_observation,
+            "scalars": torch.stack((reward, propensity), 1),
+            "marks": torch.stack((action.to(kind), ended), 1),
+            "mask": mask,
+            "next_mask": next_mask,
+            "features": features,
+            "next_features": next_features,
+        }
+        for name, column in self._columns.items():
+            value = slot[name]
+            assert value is not None, f"a ring that keeps {name} is given it"
+            column.index_copy_(0, self._head, value.unsqueeze(0))
+        self._filled.add_(1).clamp_(max=self._settings.slots)
+        if self._priorities is not None:
+            self._admit(self._priorities)
+        self._head.add_(1).remainder_(self._settings.slots)
+
+    def sample(self, rows: int, *, beta: float | Tensor = 0.0) -> Sample:
+        """Draws rows with replacement.
+
+        Args:
+            rows: B.
+            beta: exponent of importance weights, a number or [1]; 1 corrects fully for priorities, and for a rank's
+                rows being drawn more often than another's.
+        """
+        row, rarity = self._draw(rows)
+        windows = self._windows(row)
+        if self._settings.needs_next_action:
+            rarity = rarity * (windows.ended != _TRUNCATED)
+        largest = rarity.amax()
+        if self._priorities is not None:
+            largest = self._over_ranks(largest)
+        batch = TransitionBatch(
+            state=self._flat["observation"].index_select(0, row),
+            actions=self._choices("mask", "features", row),
+            action=windows.action,
+            reward=windows.reward,
+            steps=windows.steps,
+            bootstrap=torch.rsub(windows.ended.bitwise_and(_TERMINATED), 1).float(),
+            next_state=self._flat["next_observation"].index_select(0, windows.last),
+            next_actions=self._choices("next_mask", "next_features", windows.last),
+            next_action=self._next_action(windows),
+            propensity=windows.propensity,
+            metrics=windows.reward.new_empty(rows, 0),
+            weight=importance_weights(rarity, largest, beta),
+        )
+        return Sample(batch=batch, index=row)
+
+    def update_priorities(self, index: Tensor, error: Tensor) -> None:
+        """Sets priorities of drawn rows, [B], from their errors, [B] and not negative; Schaul et al. (2016), 3.3.
+
+        Rows overwritten since are left out. Does nothing where rows are drawn uniformly.
+        """
+        if self._priorities is not None:
+            self._priorities.put(index, (error + _SMALLEST_ERROR) ** self._settings.alpha)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Returns the ring's own tensors, not copies, as far as they are filled; waits for the device."""
+        filled = int(self._filled)
+        state = {name: column[:filled] for name, column in self._columns.items()}
+        if self._priorities is not None:
+            state["priority"] = self._by_slot(self._priorities)[:filled]
+            state["largest_priority"] = self._priorities.largest
+        shape = torch.tensor([self._settings.slots, self._settings.num_envs])
+        return state | {
+            "shape": shape,
+            "head": self._head,
+            "filled": self._filled,
+            "generator": self.generator.get_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Continues from a saved ring: the same rows, the same draws; without a saved generator, with its own draws.
+
+        Raises:
+            SimulationError: the saved ring has another shape or other columns.
+        """
+        own = self.state_dict()
+        if not _alike(own, state):
+            raise SimulationError(
+                Problem(_KEY, f"a saved replay like this run's ({_shape_text(own)})", _shape_text(state),
+                        "Continue with the same capacity, num_envs and environment, or start with an empty replay")
+            )  # fmt: skip
+        filled = int(state["filled"])
+        for name, column in self._columns.items():
+            column[:filled].copy_(state[name])
+        if self._priorities is not None:
+            self._priorities.value.zero_()
+            self._by_slot(self._priorities)[:filled].copy_(state["priority"])
+            self._priorities.largest.copy_(state["largest_priority"])
+            self._priorities.refresh()
+        self._head.copy_(state["head"])
+        self._filled.copy_(state["filled"])
+        # one of another device type (a run that moved to a GPU) is of no use here
+        if "generator" in state and len(state["generator"]) == len(self.generator.get_state()):
+            self.generator.set_state(state["generator"].cpu())
+
+    def _by_slot(self, priorities: Priorities) -> Tensor:
+        return priorities.value.view(self._settings.slots, self._settings.num_envs)
+
+    def _admit(self, priorities: Priorities) -> None:
+        """Gives the slot that became complete the largest priority, and the one just written none until it is."""
+        s, N = self._settings, self._settings.num_envs
+        ready = (self._head - s.waiting).remainder(s.slots)
+        value = (priorities.largest * (self._filled > s.waiting)).expand(N)
+        if s.needs_next_action:
+            value = value * (self._windows(ready * N + self._envs).ended != _TRUNCATED)
+        self._by_slot(priorities).index_fill_(0, self._head, 0).index_copy_(0, ready, value.unsqueeze(0))
+        priorities.refresh(priorities.blocks_of(torch.cat((self._head, ready)) * N, N))
+
+    def _draw(self, rows: int) -> tuple[Tensor, Tensor]:
+        """Returns row numbers [B] of complete windows and how rare each is [B], all 1 where rows are drawn alike."""
+        if self._priorities is not None:
+            row = self._priorities.draw(rows, self.generator)
+            return row, self._priorities.rarity(row, rows)
+        N = self._settings.num_envs
+        usable = (self._filled - self._settings.waiting) * N
+        # float64: 2^24 values of float32 would not reach every row of a large ring equally often
+        place = torch.rand(rows, dtype=torch.float64, device=usable.device, generator=self.generator) * usable
+        row = (place.long() + (self._head - self._filled) * N).remainder(self.capacity)
+        return row, (usable > 0).float().expand(rows)
+
+    def _windows(self, row: Tensor) -> _Windows:
+        """Returns what rows [B] span, up to the end of their episodes or n rows."""
+        index = (row + self._offsets).remainder(self.capacity)
+        reward, propensity = self._flat["scalars"].index_select(0, index.view(-1)).view(*index.shape, 2).unbind(2)
+        action, ended = self._flat["marks"].index_select(0, index.view(-1)).view(*index.shape, 2).unbind(2)
+        if self._boost is not None:
+            reward = reward + self._boost[action.long()] * self._later
+        total, steps = n_step_sum(reward, ended, self._powers)
+        at_last = (steps - 1).unsqueeze(0)
+        return _Windows(
+            reward=total,
+            steps=steps.float(),
+            action=action[0].long(),
+            propensity=propensity[0],
+            last=index.gather(0, at_last).squeeze(0),
+            ended=ended.gather(0, at_last).squeeze(0),
+        )
+
+    def _next_action(self, windows: _Windows) -> Tensor:
+        if not self._settings.needs_next_action:
+            return torch.zeros_like(windows.action)
+        following = (windows.last + self._settings.num_envs).remainder(self.capacity)
+        return self._flat["marks"].index_select(0, following)[:, 0].long() * (windows.ended == 0)
+
+    def _choices(self, mask: str, features: str, row: Tensor) -> Actions:
+        count, K = len(row), self._settings.num_actions
+        fixed = None if self._fixed is None else self._fixed.expand(count, *self._fixed.shape)
+        return Actions(
+            mask=self._flat[mask].index_select(0, row) if mask in self._flat else self._every.expand(count, K),
+            features=self._flat[features].index_select(0, row) if features in self._flat else fixed,
+        )
+
+
+def _check_capacity(settings: ReplaySettings, device: torch.device) -> None:
+    s, rows = settings, settings.slots * settings.num_envs
+    if s.slots <= s.waiting:
+        raise SimulationError(
+            Problem(_KEY, f"at least {(s.waiting + 1) * s.num_envs}, {s.waiting + 1} rows of each environment",
+                    str(rows), "Raise it, or lower simulation.num_envs or rl.multi_steps")
+        )  # fmt: skip
+    free = free_bytes(device)
+    if rows * s.row_bytes > free:
+        raise SimulationError(
+            Problem(_KEY, f"at most {free // s.row_bytes:,} rows, for which there is memory on {device} "
+                    f"({free / 2**30:.1f} GiB free)",
+                    f"{rows:,} rows of {s.row_bytes:,} bytes ({rows * s.row_bytes / 2**30:.1f} GiB)", "Lower it")
+        )  # fmt: skip
+
+
+def _generator(seed: int | None, device: torch.device) -> torch.Generator:
+    if seed is not None:
+        return torch.Generator(device).manual_seed(seed)
+    if device.type == "cuda":
+        return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
+    return torch.default_generator
+
+
+def _alike(own: dict[str, Tensor], saved: dict[str, Tensor]) -> bool:
+    named = own.keys() - {"generator"}
+    return (
+        named == saved.keys() - {"generator"}
+        and own["shape"].tolist() == saved["shape"].tolist()
+        and all(own[name].shape[1:] == saved[name].shape[1:] for name in named)
+    )
+
+
+def _shape_text(state: dict[str, Tensor]) -> str:
+    slots, envs = state["shape"].tolist() if "shape" in state else (0, 0)
+    widths = ", ".join(f"{name} {list(value.shape[2:])}" for name, value in state.items() if value.dim() > 2)
+    return f"{slots} slots of {envs}: {widths}"

@@ -1,0 +1,1 @@
+"""Which rows when, and their batches."""

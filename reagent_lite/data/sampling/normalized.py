@@ -1,0 +1,138 @@
+"""Normalized columns of a training copy: computed once, memory-mapped by every process of the machine.
+
+Where one-hot columns would make the matrix larger than the raw one and large at all, rows are normalized as they are
+gathered instead: the same module either way.
+"""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from reagent_lite.data.sampling.source import Columns
+from reagent_lite.types import NormalizationSpec
+
+_CHUNK_BYTES = 1 << 22  # a transform holds several times as much
+_SMALL_BYTES = 1 << 28
+
+
+class Reordered(nn.Module):
+    """Raw columns by ascending id to a normalization's column order, then the normalization.
+
+    Args:
+        ids: feature ids of the raw columns; a feature of the normalization that is not among them is missing.
+        spec: the normalization's columns.
+        preprocessor: forward(values, presence) in that order.
+    """
+
+    def __init__(self, ids: tuple[int, ...], spec: NormalizationSpec, preprocessor: nn.Module) -> None:
+        super().__init__()
+        self.preprocessor = preprocessor
+        position = {feature: i for i, feature in enumerate(ids)}
+        self.order: Tensor
+        self.absent: Tensor
+        self.register_buffer("order", torch.tensor([position.get(i, 0) for i in spec.feature_ids], dtype=torch.int64))
+        self.register_buffer("absent", torch.tensor([i not in position for i in spec.feature_ids]))
+
+    def forward(self, values: Tensor, presence: Tensor) -> Tensor:
+        """Returns normalized columns [N, W] for raw columns [N, F]."""
+        if not len(self.order) or not values.shape[1]:
+            missing = values.new_full((len(values), len(self.order)), torch.nan)
+            return self.preprocessor(missing, ~missing.isnan())  # type: ignore[no-any-return]
+        present = presence.index_select(1, self.order) & ~self.absent
+        return self.preprocessor(values.index_select(1, self.order), present)  # type: ignore[no-any-return]
+
+
+def prepare_columns(matrix: np.ndarray[Any, Any], transform: nn.Module, width: int, file: Path) -> None:
+    """Writes the normalized matrix to `file`, if it is to be computed once and is not there yet.
+
+    The file belongs to the build whose matrix it was made from and lies in its folder. Those of other normalizations
+    are removed.
+
+    Args:
+        matrix: [N, F] float32 memory map of raw values, NaN = absent.
+        transform: forward(values, presence) -> [N, width].
+        width: columns after normalization.
+        file: named <matrix>_<normalization>.npy; appears by rename.
+    """
+    if not _once(matrix, width) or file.exists():
+        return
+    for other in file.parent.glob(f"{file.name.rpartition('_')[0]}_*.npy"):
+        other.unlink(missing_ok=True)
+    temporary = file.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as out:
+            header = {"descr": "<f4", "fortran_order": False, "shape": (len(matrix), width)}
+            np.lib.format.write_array_header_1_0(out, header)
+            for block in _blocks(matrix):
+                rows = torch.from_numpy(block)
+                with torch.no_grad():
+                    normalized = transform(rows, ~rows.isnan())
+                out.write(normalized.contiguous().numpy().data)
+            out.flush()
+            os.fsync(out.fileno())
+        temporary.replace(file)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def open_columns(
+    matrix: np.ndarray[Any, Any], transform: nn.Module, width: int, file: Path, place: torch.device
+) -> Columns:
+    """Returns the columns that prepare_columns left, on a device or memory-mapped.
+
+    Where there are none, rows are normalized as they are gathered.
+    """
+    with suppress(FileNotFoundError):
+        # copy-on-write, because torch warns of read-only memory; nothing writes to it
+        return _columns(np.load(file, mmap_mode="c"), width, place, None)
+    return _columns(_writable(matrix), width, place, transform.to(place))
+
+
+def raw_columns(matrix: np.ndarray[Any, Any]) -> Columns:
+    """Returns the columns of a training copy's matrix as they are, NaN where absent, memory-mapped."""
+    return _columns(_writable(matrix), matrix.shape[1], torch.device("cpu"), None)
+
+
+def _writable(matrix: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Returns a matrix that torch does not warn of, for it is mapped copy-on-write; nothing writes to it."""
+    mapped = _mapped(matrix)
+    if mapped is None:
+        return matrix
+    return np.memmap(str(mapped.filename), np.float32, "c", mapped.offset, mapped.shape)
+
+
+def _columns(matrix: np.ndarray[Any, Any], width: int, place: torch.device, transform: nn.Module | None) -> Columns:
+    values = torch.from_numpy(matrix)
+    placed = values.to(place)
+    # numpy keeps the map to itself; there is no public name for it
+    pages = getattr(matrix, "_mmap", None) if placed is values else None
+    return Columns(values=placed, width=width, transform=transform, pages=pages)
+
+
+def _once(matrix: np.ndarray[Any, Any], width: int) -> bool:
+    return len(matrix) * width * 4 <= max(matrix.nbytes, _SMALL_BYTES)
+
+
+def _blocks(matrix: np.ndarray[Any, Any]) -> Any:
+    """Reads a memory-mapped matrix in blocks, by file reads: mapped pages would count as resident memory."""
+    rows = max(_CHUNK_BYTES // max(matrix.shape[1] * 4, 1), 1)
+    mapped = _mapped(matrix)
+    if mapped is None:
+        for start in range(0, len(matrix), rows):
+            yield np.array(matrix[start : start + rows])
+        return
+    with Path(str(mapped.filename)).open("rb") as file:
+        file.seek(mapped.offset)
+        for start in range(0, len(matrix), rows):
+            count = min(rows, len(matrix) - start)
+            yield np.fromfile(file, np.float32, count * matrix.shape[1]).reshape(count, matrix.shape[1])
+
+
+def _mapped(matrix: np.ndarray[Any, Any]) -> np.memmap[Any, Any] | None:
+    """Returns the memory map behind a whole matrix, or None where there is none."""
+    return next((m for m in (matrix, matrix.base) if isinstance(m, np.memmap) and m.size == matrix.size > 0), None)

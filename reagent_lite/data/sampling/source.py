@@ -1,0 +1,391 @@
+"""Logged rows as a BatchSource: one gather fills many batches, the batches are views of it.
+
+ training copy ─► normalized columns (once, memory-mapped beside it) ─► LoggedRows ─┐
+                                                          read plan ─► row numbers ─┴► gather ─► TransitionBatch, …
+
+A process mostly reads one shard; one that reads several joins their rows to one batch.
+
+[m] gathering batch by batch costs about as much as a small network's forward pass; in blocks it disappears.
+"""
+
+import mmap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from reagent_lite.data.copy.facts import in_order
+from reagent_lite.data.copy.training_copy import TrainingCopy
+from reagent_lite.data.sampling.mixture import joined
+from reagent_lite.data.sampling.plan import ReadPlan
+from reagent_lite.data.sampling.spans import Spans
+from reagent_lite.types import Actions, SourceSpec, TransitionBatch
+
+Order = NDArray[np.int32 | np.int64]
+
+_BLOCK_ROWS = 1 << 15
+_BLOCK_CANDIDATE_VALUES = 1 << 23  # 32 MiB of float32 a block, whatever the length of the lists
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """A matrix of raw or normalized features, row-major.
+
+    Attributes:
+        values: [N, W] float32.
+        width: columns after normalization.
+        transform: applied to gathered rows, or None where the matrix is normalized already.
+        pages: the memory map behind `values`, or None where they are in memory.
+    """
+
+    values: Tensor
+    width: int
+    transform: nn.Module | None = None
+    pages: mmap.mmap | None = None
+
+    def take(self, index: Tensor) -> Tensor:
+        """Returns normalized rows for index [n]."""
+        rows = self.values.index_select(0, index)
+        if self.transform is None:
+            return rows
+        with torch.no_grad():
+            return self.transform(rows, ~rows.isnan())  # type: ignore[no-any-return]
+
+    def release(self) -> None:
+        """Lets the system take back the pages that were read, which count as this process's memory until then."""
+        if self.pages is not None:
+            self.pages.madvise(mmap.MADV_DONTNEED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidates:
+    """Ragged candidate lists: list i holds rows offsets[i] to offsets[i + 1] of the features.
+
+    Attributes:
+        features: columns of all candidates.
+        offsets: [L + 1] int64.
+        now, after: [R] int64, list of each row's choices and of its next choices.
+        longest: length of the longest list.
+        width: normalized features per candidate.
+    """
+
+    features: Columns
+    offsets: Tensor
+    now: Tensor
+    after: Tensor
+    longest: int
+    width: int
+
+    def take(self, lists: Tensor) -> Actions:
+        """Returns the lists padded to the longest, [n, K, F]; padding is zeros and not allowed."""
+        start = self.offsets[lists]
+        count = self.offsets[lists + 1] - start
+        longest = max(int(count.max()), 1)
+        place = torch.arange(longest, device=lists.device)
+        mask = place < count.unsqueeze(1)
+        index = torch.where(mask, start.unsqueeze(1) + place, 0)
+        features = self.features.take(index.flatten()).view(*index.shape, self.width)
+        return Actions(mask=mask, features=features * mask.unsqueeze(2))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedRows:
+    """Everything the gather needs, on one device; R rows.
+
+    Attributes:
+        state: columns of states, the side block of next states included.
+        next_index: [R] int32 or int64, row of `state` that holds the next state.
+        scalars: [R, 4] reward, steps, bootstrap, propensity.
+        choices: [R, 2] int32 action and next action.
+        masks: [R, 2, K] bool of fixed actions, now and next; None where all are allowed or choices are candidates.
+        candidates: lists of candidates, or None for fixed actions.
+        num_choices: K of fixed actions.
+        metrics: [R, M].
+        usable: [n] rows that may be learned from; None where all are.
+    """
+
+    state: Columns
+    next_index: Tensor
+    scalars: Tensor
+    choices: Tensor
+    masks: Tensor | None
+    candidates: Candidates | None
+    num_choices: int
+    metrics: Tensor
+    usable: Tensor | None
+
+    @property
+    def count(self) -> int:
+        """Rows that may be learned from."""
+        return len(self.scalars) if self.usable is None else len(self.usable)
+
+    def numbers(self, places: Tensor) -> Tensor:
+        """Returns row numbers by places [n] among the rows that may be learned from; row 0 where there are none."""
+        if not self.count:
+            return torch.zeros_like(places)
+        return places if self.usable is None else self.usable.index_select(0, places)
+
+    def only(self, usable: np.ndarray[Any, Any]) -> "LoggedRows":
+        """Returns the same rows, of which only some, [n] row numbers, may be learned from."""
+        return replace(self, usable=torch.from_numpy(usable).to(self.scalars.device))
+
+    @property
+    def block_rows(self) -> int:
+        """Rows to gather at once."""
+        if self.candidates is None:
+            return _BLOCK_ROWS
+        return min(_BLOCK_ROWS, max(_BLOCK_CANDIDATE_VALUES // (self.candidates.longest * self.candidates.width), 1))
+
+    def release(self) -> None:
+        """Lets the system take back mapped pages; whatever is read next maps its own again."""
+        self.state.release()
+        if self.candidates is not None:
+            self.candidates.features.release()
+
+    def take(self, index: Tensor, weight: Tensor) -> TransitionBatch:
+        """Returns rows by number, [n] int64, with their shares in the loss."""
+        reward, steps, bootstrap, propensity = self.scalars.index_select(0, index).t().contiguous().unbind(0)
+        action, next_action = self.choices.index_select(0, index).t().long().contiguous().unbind(0)
+        actions, next_actions = self._choices(index)
+        return TransitionBatch(
+            state=self.state.take(index),
+            actions=actions,
+            action=action,
+            reward=reward,
+            steps=steps,
+            bootstrap=bootstrap,
+            next_state=self.state.take(self.next_index.index_select(0, index)),
+            next_actions=next_actions,
+            next_action=next_action,
+            propensity=propensity,
+            metrics=self.metrics.index_select(0, index),
+            weight=weight,
+        )
+
+    def _choices(self, index: Tensor) -> tuple[Actions, Actions]:
+        if self.candidates is not None:
+            lists = self.candidates
+            return lists.take(lists.now.index_select(0, index)), lists.take(lists.after.index_select(0, index))
+        if self.masks is None:
+            every = Actions(
+                mask=torch.ones(1, 1, dtype=torch.bool, device=index.device).expand(len(index), self.num_choices)
+            )
+            return every, every
+        now, after = self.masks.index_select(0, index).unbind(1)
+        return Actions(mask=now), Actions(mask=after)
+
+
+def build_rows(
+    copy: TrainingCopy,
+    spans: Spans,
+    usable: np.ndarray[Any, Any],
+    state: Columns,
+    candidate_features: Columns | None = None,
+    *,
+    metric_names: Sequence[str] | None = None,
+) -> LoggedRows:
+    """Joins a training copy and its spans into what the gather needs.
+
+    Args:
+        copy: the memory-mapped rows.
+        spans: rewards and steps, see spans.py.
+        usable: [n] row numbers that may be learned from, see spans.learnable_rows.
+        state: columns over copy.state; the small columns go where these are.
+        candidate_features: columns over copy.candidates for parametric rows.
+        metric_names: of the columns of metrics, 0 where the copy has none of that name; None for the copy's own.
+    """
+    names = copy.metric_names if metric_names is None else metric_names
+    metrics = np.array(in_order(copy.metrics, copy.metric_names, names, absent=0.0), np.float32)
+    last = spans.last if spans.last is not None else slice(None)
+    bootstrap = np.asarray(copy.bootstrap)[last]
+    scalars = np.stack((spans.reward, spans.steps, bootstrap, copy.propensity), axis=1).astype(np.float32, copy=False)
+    next_action = np.asarray(copy.next_action)[last]
+    choices = np.stack((np.maximum(copy.action, 0), np.maximum(next_action, 0)), axis=1)
+    place = state.values.device
+    return LoggedRows(
+        state=state,
+        next_index=torch.from_numpy(np.array(np.asarray(copy.next_index)[last])).to(place),
+        scalars=torch.from_numpy(scalars).to(place),
+        choices=torch.from_numpy(choices).to(place),
+        masks=_masks(copy, last, bootstrap, place) if candidate_features is None else None,
+        candidates=None if candidate_features is None else _lists(copy, candidate_features, last, place),
+        num_choices=0 if candidate_features is not None else copy.mask.shape[1],
+        metrics=torch.from_numpy(metrics).to(place),
+        usable=None if len(usable) == len(copy.action) else torch.from_numpy(usable).to(place),
+    )
+
+
+def no_rows(spec: SourceSpec, device: torch.device) -> LoggedRows:
+    """Returns the rows of a shard that has none: one row of zeros to gather as padding, and nothing to learn from."""
+    parametric, first = spec.parametric, torch.zeros(1, dtype=torch.int32, device=device)
+    candidates = Candidates(
+        features=Columns(values=torch.zeros(1, spec.num_action_features, device=device),
+                         width=spec.num_action_features),
+        offsets=torch.tensor([0, 1], device=device),
+        now=first.long(), after=first.long(), longest=1, width=spec.num_action_features,
+    )  # fmt: skip
+    return LoggedRows(
+        state=Columns(values=torch.zeros(1, spec.num_state_features, device=device), width=spec.num_state_features),
+        next_index=first,
+        scalars=torch.tensor([[0.0, 1.0, 0.0, 1.0]], device=device),
+        choices=first.view(1, 1).expand(1, 2),
+        masks=None,
+        candidates=candidates if parametric else None,
+        num_choices=len(spec.action_names),
+        metrics=torch.zeros(1, len(spec.metric_names), device=device),
+        usable=first[:0],
+    )
+
+
+class LoggedSource:
+    """Batches of a rank, step by step; the position is the number of the next optimizer step.
+
+    Args:
+        shards: what to read, by number of the shard; at least those that the plan gives the rank.
+        plan: which rows when.
+        rank: whose part.
+        device: where batches go.
+    """
+
+    def __init__(self, shards: Mapping[int, LoggedRows], plan: ReadPlan, rank: int, device: torch.device) -> None:
+        self._rows = [shards[shard] for shard in plan.shards_of(rank)]
+        self._plan = plan
+        self._rank = rank
+        self._device = device
+        self._step = 0
+        self._layout: _Layout | None = None
+        self._batches = self._read()
+
+    def __next__(self) -> TransitionBatch:
+        return next(self._batches)
+
+    def learned(self, row_errors: Tensor) -> None:
+        """Logged rows are read in the plan's order, whatever their errors."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the number of the next optimizer step; call it between steps."""
+        return {"step": self._step}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues at a step."""
+        self._step = int(state["step"])
+        self._batches = self._read()
+
+    def _read(self) -> Iterator[TransitionBatch]:
+        plan = self._plan
+        epoch = -1
+        orders: list[Order] = []
+        block_steps = max(min(rows.block_rows for rows in self._rows) // plan.rows_per_step, 1)
+        steps_per_epoch, num_steps = plan.steps_per_epoch, plan.num_steps
+        step = self._step
+        while step < num_steps:
+            if step // steps_per_epoch != epoch:
+                epoch = step // steps_per_epoch
+                orders = [plan.permutation(epoch, shard) for shard in plan.shards_of(self._rank)]
+            first = step - epoch * steps_per_epoch
+            end = min(first + block_steps, steps_per_epoch)
+            yield from self._block(orders, range(first, end), epoch * steps_per_epoch)
+            step += end - first
+
+    def _block(self, orders: list[Order], steps: range, before: int) -> Iterator[TransitionBatch]:
+        """Gathers the rank's rows of several steps of an epoch at once and yields them minibatch by minibatch."""
+        if self._layout is None or self._layout.steps != steps:
+            self._layout = self._lay_out(steps)
+        blocks = [
+            rows.take(part.numbers(rows, order), part.weight).to(self._device).split(part.counts)
+            for rows, order, part in zip(self._rows, orders, self._layout.parts, strict=True)
+        ]
+        for step, *batches in zip(self._layout.step_of_minibatch, *blocks, strict=True):
+            # set before the last minibatch of a step is handed out, so that between steps it is the next one
+            self._step = before + step + 1
+            yield batches[0] if len(batches) == 1 else joined(batches, (1.0,) * len(batches))
+
+    def _lay_out(self, steps: range) -> "_Layout":
+        plan, world = self._plan, len(self._plan.shares)
+        minibatches = [(step, part) for step in steps for part in plan.parts(step, self._rank)]
+        shares = [world / plan.rows_of_step(step) for step, _ in minibatches]
+        parts = [
+            _part([part[i][1:] for _, part in minibatches], shares, rows.scalars.device)
+            for i, rows in enumerate(self._rows)
+        ]
+        return _Layout(steps=steps, step_of_minibatch=[step for step, _ in minibatches], parts=parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """A rank's rows of one shard in a block.
+
+    Attributes:
+        slices: of the shard's order of the epoch, one a minibatch.
+        counts: rows of each minibatch, at least 1: an empty slice still takes part in the collectives of the step.
+        weight: [n] shares in the loss, 0 in place of an empty slice.
+    """
+
+    slices: list[tuple[int, int]]
+    counts: list[int]
+    weight: Tensor
+
+    def numbers(self, rows: LoggedRows, order: Order) -> Tensor:
+        """Returns the row numbers, [n] int64, in an order of the epoch."""
+        none = np.zeros(1, order.dtype)
+        places = np.concatenate([order[start:stop] if stop > start else none for start, stop in self.slices])
+        return rows.numbers(torch.from_numpy(places.astype(np.int64)).to(self.weight.device))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Layout:
+    """What a block takes of every epoch's order: the same in each, so [m] computed once where a block is an epoch.
+
+    Attributes:
+        steps: of the epoch.
+        step_of_minibatch: the step each minibatch belongs to.
+        parts: one a shard.
+    """
+
+    steps: range
+    step_of_minibatch: list[int]
+    parts: list[_Part]
+
+
+def _part(slices: list[tuple[int, int]], shares: list[float], place: torch.device) -> _Part:
+    counts = [max(stop - start, 1) for start, stop in slices]
+    weights = [share if stop > start else 0.0 for (start, stop), share in zip(slices, shares, strict=True)]
+    weight = torch.from_numpy(np.repeat(np.array(weights, np.float32), counts)).to(place)
+    return _Part(slices=slices, counts=counts, weight=weight)
+
+
+def rows_in_order(rows: LoggedRows, numbers: np.ndarray[Any, Any], device: torch.device) -> Iterator[TransitionBatch]:
+    """Yields given rows in their order, in large batches of weight 1, for evaluation.
+
+    Args:
+        rows: what to read.
+        numbers: [n] row numbers.
+        device: where batches go.
+    """
+    place = rows.scalars.device
+    for start in range(0, len(numbers), rows.block_rows):
+        index = torch.from_numpy(numbers[start : start + rows.block_rows].astype(np.int64)).to(place)
+        yield rows.take(index, torch.ones(len(index), device=place)).to(device)
+
+
+def _masks(copy: TrainingCopy, last: Any, bootstrap: np.ndarray[Any, Any], place: torch.device) -> Tensor | None:
+    now, after = np.asarray(copy.mask, bool), np.asarray(copy.next_mask, bool)[last]
+    if now.all() and after[bootstrap > 0].all():
+        return None  # after an end nothing is bootstrapped, so its mask does not matter
+    return torch.from_numpy(np.stack((now, after), axis=1)).to(place)
+
+
+def _lists(copy: TrainingCopy, features: Columns, last: Any, place: torch.device) -> Candidates:
+    lengths = np.diff(copy.list_offsets)
+    return Candidates(
+        features=features,
+        longest=max(int(lengths.max(initial=1)), 1),
+        width=features.width,
+        offsets=torch.from_numpy(np.array(copy.list_offsets, np.int64)).to(place),
+        now=torch.from_numpy(np.array(copy.actions_list, np.int64)).to(place),
+        after=torch.from_numpy(np.asarray(copy.next_list, np.int64)[last]).to(place),
+    )

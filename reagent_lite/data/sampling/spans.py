@@ -1,0 +1,125 @@
+"""What each row spans: one step, a time difference, or n rows of its episode.
+
+one step     r_t                              steps 1            next state of row t
+time         r_t                              steps Δt / unit    next state of row t
+n-step       Σ γ^k r_{t+k}, k < m             steps m            next state of row t + m − 1,  m = n or up to the end
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reagent_lite.data.copy.training_copy import TrainingCopy
+from reagent_lite.errors import DataError, Problem, counted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spans:
+    """Attributes.
+
+    reward: [R] float32, summed and discounted over the span.
+    steps: [R] float32.
+    last: [R] row whose next state, next actions and bootstrap end the span, or None where that is the row itself.
+    """
+
+    reward: NDArray[np.float32]
+    steps: NDArray[np.float32]
+    last: NDArray[np.int64] | None = None
+
+
+def single_steps(copy: TrainingCopy) -> Spans:
+    """Returns rows as they are: of one step each, or of as many as a timeline has summed up."""
+    return Spans(reward=copy.reward, steps=np.asarray(copy.step).astype(np.float32))
+
+
+def time_steps(copy: TrainingCopy, unit_length: float) -> Spans:
+    """Returns rows that span time_diff / unit_length steps each.
+
+    Raises:
+        DataError: a row that goes on has no positive time_diff, or spans several rows already.
+    """
+    _refuse_summed(copy, "rl.use_seq_num_diff_as_time_diff is true", "set use_seq_num_diff_as_time_diff to false")
+    wrong = (copy.time_diff <= 0) & (copy.bootstrap > 0)
+    _refuse(copy, wrong, "a time_diff above 0, as rl.use_seq_num_diff_as_time_diff is true",
+            f"{copy.time_diff[int(wrong.argmax())]:g}",
+            "Correct the log, or set use_seq_num_diff_as_time_diff to false")  # fmt: skip
+    # a terminal row's time_diff multiplies nothing, and 0 ** 0 must not come up
+    return Spans(reward=copy.reward, steps=np.where(copy.bootstrap > 0, copy.time_diff / unit_length, 1).astype("f4"))
+
+
+def n_steps(copy: TrainingCopy, count: int, gamma: float, boost: NDArray[np.float64] | None = None) -> Spans:
+    """Returns rows that span up to `count` rows of their episode.
+
+    Args:
+        copy: rows sorted by episode.
+        count: n.
+        gamma: discount per row.
+        boost: [K] reward added by action; the first action's is left to the learner, which knows it for every source.
+
+    Raises:
+        DataError: a row spans several rows already.
+
+    Source: Sutton & Barto (2018), eq. 7.1.
+    """
+    _refuse_summed(copy, f"rl.multi_steps is {count}", "leave rl.multi_steps out")
+    rows = len(copy.reward)
+    last = np.arange(rows)
+    reward = copy.reward.astype(np.float64)
+    steps = np.ones(rows, np.float32)
+    going = np.ones(rows, bool)
+    raw = reward if boost is None else reward + np.where(copy.action >= 0, boost[np.maximum(copy.action, 0)], 0)
+    for k in range(1, count):
+        going &= copy.follows[last].astype(bool) & (copy.bootstrap[last] > 0)
+        last = np.where(going, last + 1, last)
+        reward = reward + np.where(going, gamma**k * raw[last], 0)
+        steps += going
+    return Spans(reward=reward.astype(np.float32), steps=steps, last=last)
+
+
+def learnable_rows(
+    copy: TrainingCopy, spans: Spans, *, maxq: bool, unit_reward: bool
+) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Returns the rows a learner may use, [n] int64, and sentences about those it may not.
+
+    Args:
+        copy: the training copy.
+        spans: its spans.
+        maxq: false where the target needs the logged next action (SARSA).
+        unit_reward: whether rewards must lie in [0, 1] (cross-entropy).
+
+    Raises:
+        DataError: a row that goes on has no next action for SARSA, or a reward is out of range.
+    """
+    notes = []
+    usable = np.asarray(copy.action) >= 0
+    if not usable.all():
+        notes.append(f"{counted(int((~usable).sum()), 'row has', 'rows have')} no action and no part in the loss")
+    if not maxq:
+        last = spans.last if spans.last is not None else np.arange(len(copy))
+        missing = (np.asarray(copy.next_action)[last] < 0) & (np.asarray(copy.bootstrap)[last] > 0)
+        cut = missing & (np.asarray(copy.truncated)[last] > 0)
+        _refuse(copy, missing & ~cut, "a next_action, as rl.maxq_learning is false", "none",
+                "Add next_action to rows that go on, or set rl.maxq_learning to true")  # fmt: skip
+        if cut.any():
+            ends = counted(int(cut.sum()), "row ends", "rows end")
+            notes.append(f"{ends} at a time limit without a next action; SARSA leaves that out")
+        usable &= ~cut
+    if unit_reward:
+        wrong = (np.asarray(copy.reward) < 0) | (np.asarray(copy.reward) > 1)
+        _refuse(copy, wrong, "a reward in [0, 1], as rl.q_network_loss is bce_with_logits",
+                f"{copy.reward[int(wrong.argmax())]:g}", "Rescale the reward, or choose another loss")  # fmt: skip
+    return np.flatnonzero(usable), tuple(notes)
+
+
+def _refuse_summed(copy: TrainingCopy, reason: str, todo: str) -> None:
+    several = np.asarray(copy.step) > 1
+    if several.any():
+        got = f"step {copy.step[int(several.argmax())]}"
+        _refuse(copy, several, f"rows of one step, as {reason}", got, f"Make the timeline with steps 1, or {todo}")
+
+
+def _refuse(copy: TrainingCopy, wrong: NDArray[np.bool_], expected: str, got: str, todo: str) -> None:
+    if wrong.any():
+        where = copy.source_line(int(wrong.argmax()))
+        raise DataError(Problem(where, expected, f"{got} ({int(wrong.sum())} such rows)", todo))

@@ -1,0 +1,1 @@
+"""Whole episodes dealt to machines."""

@@ -1,0 +1,1 @@
+"""Events as transitions: DuckDB here, or Spark."""

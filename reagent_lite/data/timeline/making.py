@@ -1,0 +1,383 @@
+"""From logged decisions to transitions: what is read, what is refused, how rows pair up, and what is written.
+
+1 load      files ─► relation events                      engine_*.py, events.py
+2 take      date partitions, sample of episodes           timeline_pairs.py
+3 check     rules row by row: an error, or episodes left out    timeline_rules.py
+4 single    one row per (mdp_id, sequence_number), no outliers
+5 pair      each row with what follows it, up to `steps` rows
+6 write     folders of Parquet that appear whole, each with the report in its manifest
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet
+
+from reagent_lite.config.timeline import TimelineConfig
+from reagent_lite.data.formats.files import InputFile
+from reagent_lite.data.formats.input_state import InputState, hashes_of, states_of
+from reagent_lite.data.formats.schema import MAX_PROBLEMS
+from reagent_lite.data.formats.stage import StageManifest, read_manifest, write_manifest
+from reagent_lite.data.rows.discrete import has_numerals_of_others
+from reagent_lite.data.timeline.engine import Engine, EventColumns
+from reagent_lite.data.timeline.pairs import FIGURES, Pairing
+from reagent_lite.data.timeline.rules import Rule, count_broken, first_broken, ruled, rules
+from reagent_lite.errors import DataError, NoRowsError, Problem, counted
+from reagent_lite.files import appearing_folder
+
+KIND = "timeline"
+ROWS_PER_FILE = 300_000
+VERSION = 2
+"""Of the transformation: folders made by another version are made again."""
+
+Say = Callable[[str], None]
+Show = Callable[[int, int], None]
+Progress = Callable[[str, str], AbstractContextManager[Show]]
+"""Given a title and a unit, a context whose value takes (units done, units in all)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Features:
+    """Keys of the maps in the events.
+
+    Attributes:
+        state: feature ids of states, {id: rows that have a value}; those without any value are left out.
+        action_ids, metric_names: of candidates and of metrics, ascending.
+        nan: {id: rows whose value is NaN, which counts as absent}.
+    """
+
+    state: dict[int, int]
+    action_ids: tuple[int, ...]
+    metric_names: tuple[str, ...]
+    nan: dict[int, int]
+
+
+def settings_of(config: TimelineConfig) -> dict[str, Any]:
+    """Returns what a timeline's rows depend on beside the events: not who makes them, and not where they go."""
+    timeline = config.timeline.model_dump(mode="json")
+    for key in ("inputTableName", "outputTableName"):
+        del timeline[key]
+    timeline["evalTableName"] = config.timeline.evalTableName is not None
+    return {"version": VERSION, "timeline": timeline, "query": config.query.model_dump(mode="json")}
+
+
+def output_folders(config: TimelineConfig) -> tuple[Path, ...]:
+    """Returns the folders a timeline makes: to train on, and to be judged on where that is asked for."""
+    paths = (config.timeline.outputTableName, config.timeline.evalTableName)
+    return tuple(Path(path).expanduser().absolute() for path in paths if path is not None)
+
+
+def make_timeline(
+    config: TimelineConfig, engine: Engine, files: tuple[InputFile, ...], *, say: Say, progress: Progress
+) -> tuple[StageManifest, ...]:
+    """Makes the folders of a timeline, and returns their manifests.
+
+    Args:
+        config: what to make.
+        engine: that does it.
+        files: the events.
+        say: takes sentences on what was found.
+        progress: shows how far the work has come.
+
+    Raises:
+        DataError: files that cannot be read, rows that break a rule (up to 20 of them, and how many there are), no
+            rows, a disk without room; no folder has changed then.
+    """
+    with progress("reading events", "bytes") as show:
+        columns = engine.load(
+            files,
+            discrete=config.timeline.actionDiscrete,
+            indices=not has_numerals_of_others(config.query.actions),
+            extra=_further(config),
+            show=show,
+        )
+    with ThreadPoolExecutor(1) as pool:
+        hashes = pool.submit(hashes_of, files) if engine.hashes is None else None
+        work = _Work(config, engine, columns, say)
+        relation, report = work.checked()
+        features = work.features(relation)
+        known = tuple(hashes.result()) if hashes is not None else engine.hashes or ()
+    pairing = work.pairing(features.metric_names)
+    with ExitStack() as stack:
+        targets = output_folders(config)
+        folders = [stack.enter_context(appearing_folder(target)) for target in targets]
+        query = pairing.result(relation)
+        count = config.timeline.numOutputShards or -(-report["complete_rows"] // ROWS_PER_FILE) or 1
+        with progress("pairing and writing transitions", engine.unit) as show:
+            written = engine.write(query, folders, count, report["complete_rows"], show)
+        report = _finished(config, report, written, features)
+        _require_unchanged(files)
+        manifests = _describe(config, folders, written, (states_of(files, known), features, report))
+    return manifests
+
+
+def _further(config: TimelineConfig) -> tuple[str, ...]:
+    timeline = config.timeline
+    rewards = [name for name in timeline.rewardColumns if name not in ("reward", "metrics")]
+    return (*rewards, *timeline.extraFeatureColumns)
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """The relations of one timeline, made one after the other."""
+
+    config: TimelineConfig
+    engine: Engine
+    columns: EventColumns
+    say: Say
+
+    def pairing(self, metric_names: tuple[str, ...] = ()) -> Pairing:
+        return Pairing(dialect=self.engine.dialect, columns=self.columns, timeline=self.config.timeline,
+                       query=self.config.query, metric_names=metric_names)  # fmt: skip
+
+    def checked(self) -> tuple[str, dict[str, Any]]:
+        """Returns the relation whose rows are paired, and the report so far."""
+        pairing, report = self.pairing(), dict[str, Any]()
+        self._require_dates()
+        self.engine.name("taken", pairing.taken("events"))
+        found = self._rules()
+        self.engine.name("ruled", ruled(found, "taken"))
+        report["rows_in_files"] = self.engine.rows("SELECT COUNT(*) FROM events")[0][0]
+        report["refused"] = self._refused(found)
+        self.engine.name("sound", pairing.unbroken("ruled", any_broken=bool(report["refused"])))
+        figures, relation = self._figures("sound"), "sound"
+        self._require_rows(figures, report)
+        report["rows"], report["duplicate_rows"] = figures["rows"], figures["duplicate_rows"]
+        if figures["duplicate_rows"]:
+            self._say_duplicates(figures["duplicate_rows"])
+            self.engine.name("single", pairing.unique("sound"))
+            relation = "single"
+        relation, report["outliers"] = self._without_outliers(relation)
+        if relation != "sound":
+            figures = self._figures(relation)
+        report |= {name: figures[name] for name in FIGURES if name not in ("rows", "duplicate_rows")}
+        report["paired_rows"] = figures["rows"]
+        incomplete = 0 if self.config.timeline.addTerminalStateRow else figures["last_rows_without_an_end"]
+        report["complete_rows"] = figures["rows"] - incomplete - figures["truncated_rows_without_next_state"]
+        self._say_figures(figures)
+        return relation, report
+
+    def features(self, relation: str) -> Features:
+        """Returns the keys of all maps."""
+        dialect, has = self.engine.dialect, self.columns.optional
+        count = "SELECT k, COUNT(v), SUM(CASE WHEN ISNAN(v) THEN 1 ELSE 0 END) FROM ({}) entries GROUP BY k ORDER BY k"
+        state = self.engine.rows(count.format(dialect.entries("state_features", relation)))
+        after: list[tuple[Any, ...]] = []
+        if "next_state_features" in has:
+            after = self.engine.rows(count.format(dialect.entries("next_state_features", relation)))
+        actions = set() if self.columns.discrete else self._keys(dialect.entries("action", relation))
+        if not self.columns.discrete and "possible_actions" in has:
+            elements = dialect.elements("possible_actions", relation)
+            actions |= self._keys(dialect.entries("e", f"({elements}) elements"))
+        metrics = self._keys(dialect.entries("metrics", relation)) if "metrics" in has else set()
+        return Features(
+            state={key: 0 for key, rows, nan in after if rows > nan}
+            | {key: rows - nan for key, rows, nan in state if rows > nan},
+            action_ids=tuple(sorted(actions)),
+            metric_names=tuple(sorted(metrics)),
+            nan={key: int(rows) for key, _, rows in state if rows},
+        )
+
+    def _keys(self, entries: str) -> set[Any]:
+        return {key for (key,) in self.engine.rows(f"SELECT DISTINCT k FROM ({entries}) entries")}
+
+    def _rules(self) -> tuple[Rule, ...]:
+        rewards = tuple(name for name in self.config.timeline.rewardColumns if name not in ("reward", "metrics"))
+        dated = bool(self.config.timeline.startDs or self.config.timeline.endDs)
+        return rules(self.engine.dialect, self.columns, self.config.query.actions, rewards, dated=dated)
+
+    def _require_dates(self) -> None:
+        timeline = self.config.timeline
+        if "ds" not in self.columns.optional and (timeline.startDs or timeline.endDs):
+            raise DataError(
+                Problem(timeline.inputTableName, "a column 'ds', as timeline.startDs or endDs is given", "none")
+            )
+
+    def _require_rows(self, figures: dict[str, int], report: dict[str, Any]) -> None:
+        if figures["rows"]:
+            return
+        timeline = self.config.timeline
+        if timeline.startDs or timeline.endDs:
+            ((first, last),) = self.engine.rows("SELECT MIN(ds), MAX(ds) FROM events")
+            expected = f"events with ds from {timeline.startDs or 'the first'} to {timeline.endDs or 'the last'}"
+            raise NoRowsError(Problem(timeline.inputTableName, expected, f"events from {first} to {last}"))
+        got = f"none of {counted(report['rows_in_files'], 'row')}"
+        raise NoRowsError(Problem(timeline.inputTableName, "events to pair", got, "query.tableSample may be too small"))
+
+    def _refused(self, found: tuple[Rule, ...]) -> list[dict[str, Any]]:
+        """Returns what was refused by rule, or raises it."""
+        counts = self.engine.rows(count_broken("ruled"))
+        if not counts:
+            return []
+        first = self.engine.rows(first_broken(found, "ruled", MAX_PROBLEMS))
+        problems = [_problem(found[rule], file, line, got) for file, line, rule, got in first]
+        if self.config.timeline.on_refused == "error":
+            total = sum(rows for _, rows, _ in counts)
+            by_rule = ", ".join(f"{rows:,} {found[rule].name}" for rule, rows, _ in counts)
+            todo = 'Correct the log, or set timeline.on_refused to "drop_episode" to leave their episodes out'
+            summary = Problem(self.config.timeline.inputTableName, "rows that keep the rules",
+                              f"{total:,} that do not: {by_rule}", todo)  # fmt: skip
+            raise DataError([*problems, summary])
+        places: dict[int, str] = {}
+        for (_, _, rule, _), problem in zip(first, problems, strict=True):
+            places.setdefault(rule, str(problem))
+        for rule, rows, episodes in counts:
+            self.say(f"warning: {counted(rows, 'row')} of {counted(episodes, 'episode')} refused ({found[rule].name}), "
+                     f"their episodes are left out; {places.get(rule, '')}")  # fmt: skip
+        return [
+            {"rule": found[rule].name, "rows": rows, "episodes": episodes, "first": places.get(rule, "")}
+            for rule, rows, episodes in counts
+        ]
+
+    def _figures(self, relation: str) -> dict[str, int]:
+        return dict(zip(FIGURES, self.engine.sums(self.pairing().figures(relation)), strict=True))
+
+    def _say_duplicates(self, count: int) -> None:
+        first = self.engine.rows(self.pairing().duplicates("sound", 3))
+        places = ", ".join(_place(file, line) for file, line in first)
+        self.say(f"warning: {counted(count, 'row has', 'rows have')} the mdp_id and sequence_number of another; "
+                 f"the first of each is kept. Left out: {places}{', ...' if count > len(first) else ''}")  # fmt: skip
+
+    def _without_outliers(self, relation: str) -> tuple[str, dict[str, Any]]:
+        share = self.config.timeline.outlierEpisodeLengthPercentile
+        if share is None:
+            return relation, {}
+        pairing = self.pairing()
+        longest = float(self.engine.rows(pairing.longest(relation))[0][0])
+        ((episodes, rows),) = self.engine.rows(pairing.longer(relation, longest))
+        ((total,),) = self.engine.rows(f"SELECT COUNT(DISTINCT mdp_id) FROM {relation}")
+        self.say(f"episodes of more than {longest:g} rows: {episodes:,} of {total:,}, left out with "
+                 f"{counted(rows, 'row')}")  # fmt: skip
+        if abs(episodes / total - (1 - share)) > 0.1:
+            self.say(f"warning: outlierEpisodeLengthPercentile {share:g} leaves out {episodes / total:.1%} of the "
+                     f"episodes, not {1 - share:.1%}: many have the same length")  # fmt: skip
+        self.engine.name("usual", pairing.not_longer(relation, longest))
+        return "usual", {"longest_rows": longest, "episodes": int(episodes), "rows": int(rows)}
+
+    def _say_figures(self, figures: dict[str, int]) -> None:
+        self.say(f"{counted(figures['rows'], 'row')} in {counted(figures['episodes'], 'episode')}, "
+                 f"{counted(figures['terminal_rows'], 'true end')}, {figures['truncated_rows']:,} cut by a limit, "
+                 f"{counted(figures['gaps'], 'gap')}")  # fmt: skip
+        if unlisted := figures["candidates_unknown_rows"]:
+            self.say(f"{counted(unlisted, 'row has', 'rows have')} an empty possible_actions; "
+                     "the action taken is the only candidate there")  # fmt: skip
+        last = figures["last_rows_without_an_end"]
+        said = counted(last, "last row does not say how it ends", "last rows do not say how they end")
+        if last and self.config.timeline.addTerminalStateRow:
+            self.say(f"{said}: true ends, as addTerminalStateRow says")
+        elif last:
+            self.say(f"warning: {said}: left out, for nobody knows where they led. "
+                     "Log terminal or truncated, or set addTerminalStateRow")  # fmt: skip
+        if cut := figures["truncated_rows_without_next_state"]:
+            self.say(f"warning: {counted(cut, 'truncated row has', 'truncated rows have')} no next_state_features: "
+                     "left out: a value behind the limit cannot be counted on. Log what was seen there")  # fmt: skip
+        if after := figures["rows_after_an_end"]:
+            self.say(f"warning: {counted(after, 'row follows', 'rows follow')} an end inside an mdp_id; "
+                     "nothing is paired across it. Give each episode an mdp_id of its own")  # fmt: skip
+
+
+def _place(file: str, line: int | None) -> str:
+    return file if line is None else f"{file}:{line}"
+
+
+def _problem(rule: Rule, file: str, line: int | None, got: str) -> Problem:
+    if rule.expected:
+        return Problem(_place(file, line), rule.expected, got, rule.todo)
+    expected, _, instead = got.removeprefix("expected ").partition(", got ")
+    return Problem(_place(file, line), expected, instead)
+
+
+def _require_unchanged(files: Sequence[InputFile]) -> None:
+    """Checks that the events are still those that were read and hashed."""
+    for file in files:
+        if file.remote:
+            continue
+        try:
+            now = os.stat(file.path)
+            same = (now.st_size, now.st_mtime_ns) == (file.size, file.modified_ns)
+        except OSError:
+            same = False
+        if not same:
+            raise DataError(
+                Problem(file.path, "a file that stays as it is while it is read", "one that changed", "Run again")
+            )
+
+
+def _finished(
+    config: TimelineConfig, report: dict[str, Any], written: Sequence[Sequence[int]], features: Features
+) -> dict[str, Any]:
+    """Returns the report with what was written.
+
+    Raises:
+        DataError: rows are missing that nothing has left out.
+    """
+    rows = [sum(folder) for folder in written]
+    beyond = report["complete_rows"] - sum(rows)
+    if beyond < 0 or (beyond and config.timeline.timeWindowLimit is None):
+        raise DataError(
+            Problem(config.timeline.inputTableName, counted(report["complete_rows"], "transition"),
+                    f"{sum(rows):,} written",
+                    "The events may have changed while they were read; if not, please report this")
+        )  # fmt: skip
+    return {
+        **report,
+        "left_out": _left_out(config, report),
+        "rows_beyond_time_window": beyond,
+        "train_rows": rows[0],
+        "eval_rows": sum(rows[1:]),
+        "state_features": {str(key): count for key, count in sorted(features.state.items())},
+        "nan_features": {str(key): count for key, count in sorted(features.nan.items())},
+    }
+
+
+def _left_out(config: TimelineConfig, report: dict[str, Any]) -> list[str]:
+    """Returns a sentence on the events of which no transition was made, for all who train on the others."""
+    ends = 0 if config.timeline.addTerminalStateRow else report["last_rows_without_an_end"]
+    found = [
+        (report["duplicate_rows"], "with the mdp_id and sequence_number of another"),
+        (ends, "last of an episode without a word on how it ends"),
+        (report["truncated_rows_without_next_state"], "truncated without next_state_features"),
+        (report["outliers"].get("rows", 0), "in episodes of unusual length"),
+        (report["rows_in_files"] - report["rows"] if report["refused"] else 0, "refused or in a refused row's episode"),
+    ]
+    reasons = ", ".join(f"{rows:,} {reason}" for rows, reason in found if rows)
+    source = config.timeline.inputTableName
+    total = counted(report["rows_in_files"], "event")
+    return [f"{source}: of {total} left out by the timeline: {reasons}"] if reasons else []
+
+
+def _describe(
+    config: TimelineConfig,
+    folders: Sequence[Path],
+    written: Sequence[Sequence[int]],
+    made: tuple[tuple[InputState, ...], Features, dict[str, Any]],
+) -> tuple[StageManifest, ...]:
+    """Writes the manifest of each folder, which makes it whole."""
+    inputs, features, report = made
+    above = read_manifest(config.timeline.inputTableName)
+    manifests = []
+    for folder, rows, use in zip(folders, written, ("train", "eval"), strict=False):
+        names = [f"part-{number:05}.parquet" for number in range(len(rows))]
+        columns = pyarrow.parquet.read_schema(folder / names[0])
+        manifest = StageManifest(
+            kind=KIND,
+            rows=sum(rows),
+            columns={one.name: str(one.type) for one in columns},
+            state_ids=tuple(sorted(features.state)),
+            action_ids=features.action_ids,
+            metric_names=features.metric_names,
+            settings={**settings_of(config), "use": use},
+            inputs=inputs,
+            parent=above.digest if above else "",
+            report=report,
+            files={name: {"rows": count} for name, count in zip(names, rows, strict=True)},
+        )
+        manifests.append(write_manifest(folder, manifest))
+    return tuple(manifests)

@@ -1,0 +1,147 @@
+"""What machines hold, compared and merged: a pure function of their facts."""
+
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from oracles.logs import random_rows, write_lines
+
+from reagent_lite.data.copy.empty import empty_training_copy
+from reagent_lite.data.copy.facts import Agreement, Facts, agree, in_order
+from reagent_lite.data.copy.training_copy import prepare_training_copy
+from reagent_lite.errors import DataError
+from reagent_lite.types import FeatureSpec, FeatureType, NormalizationSpec
+
+ACTIONS = ("a", "b")
+FIRST = Facts(
+    node=0, rows=3, action_names=ACTIONS, state_ids=(1, 4), action_ids=(), metric_names=("views",), content="c0",
+    manifest="m0", counts={"rows": 3, "episodes": 1}, notes=("something",), normalization={"state": "n"},
+)  # fmt: skip
+SECOND = replace(FIRST, node=1, rows=2, state_ids=(2, 4), metric_names=("clicks",), content="c1", manifest="m1",
+                 counts={"rows": 2, "terminal_rows": 1}, notes=())  # fmt: skip
+
+
+def test_one_machine_is_what_it_holds() -> None:
+    assert agree([FIRST], path="p", replicas=False) == Agreement(
+        rows=(3,), state_ids=(1, 4), action_ids=(), metric_names=("views",), hash="m0", content="c0",
+        counts={"rows": 3, "episodes": 1}, notes=("something",),
+    )  # fmt: skip
+
+
+def test_shards_are_added() -> None:
+    assert agree([FIRST, SECOND], path="p", replicas=False) == Agreement(
+        rows=(3, 2), state_ids=(1, 2, 4), action_ids=(), metric_names=("clicks", "views"),
+        hash=hashlib.sha256(b"m0\nm1").hexdigest(), content=hashlib.sha256(b"c0\nc1").hexdigest(),
+        counts={"rows": 5, "episodes": 1, "terminal_rows": 1},
+        notes=("node 0: something",
+               "node 0: none of its 3 rows has feature 2, which other nodes have; it counts as missing there",
+               "node 1: none of its 2 rows has feature 1, which other nodes have; it counts as missing there",
+               "node 0: none of its 3 rows has metric clicks, which other nodes have; it counts as 0 there",
+               "node 1: none of its 2 rows has metric views, which other nodes have; it counts as 0 there"),
+    )  # fmt: skip
+
+
+def test_shards_of_the_same_rows_are_refused() -> None:
+    same, none = replace(FIRST, node=2, manifest="m2"), replace(FIRST, rows=0, content="")
+    with pytest.raises(DataError) as caught:
+        agree([FIRST, SECOND, same], path="data.json", replicas=False, disjoint=True)
+    assert str(caught.value) == (
+        "data.json on node 2: expected rows of its own, as data.layout is shards, got the 3 rows of node 0. Give every "
+        "node its own part (workflows.shard), or set data.layout to replicas"
+    )
+    assert agree([SECOND, none, replace(none, node=2)], path="p", replicas=False, disjoint=True).rows == (2, 0, 0)
+    assert agree([FIRST, same], path="p", replicas=False).rows == (3, 3)  # held-out rows: an episode counts once
+
+
+def test_replicas_are_one_shard() -> None:
+    both = agree([FIRST, replace(FIRST, node=1, manifest="m1")], path="p", replicas=True)
+    assert (both.rows, both.counts, both.content) == ((3,), FIRST.counts, "c0")
+
+
+@pytest.mark.parametrize(
+    ("other", "replicas", "said"),
+    [
+        (replace(SECOND, action_names=()), False,
+         "data.json on node 1: expected the actions a, b, as on node 0, got candidates with features"),
+        (replace(SECOND, action_names=("b", "a")), False,
+         "expected the actions a, b, as on node 0, got the actions b, a"),
+        (replace(SECOND, normalization={"state": "other"}), False,
+         "state_norm_data_path on node 1: expected the parameters of node 0 (sha256 n), got others (other)"),
+        (replace(SECOND, normalization={}), False, "state_norm_data_path on node 1: expected the parameters of node 0"),
+        (SECOND, True,
+         "data.json on node 1: expected the 3 rows of node 0, as data.layout is replicas, got 2 rows. Copy the same"),
+        (replace(FIRST, node=1, content="c1"), True, "got 3 rows, others. Copy the same"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_merged_is_told_with_the_machine(other: Facts, replicas: bool, said: str) -> None:
+    with pytest.raises(DataError) as caught:
+        agree([FIRST, other], path="data.json", replicas=replicas)
+    assert said in str(caught.value)
+
+
+def test_every_difference_is_told() -> None:
+    with pytest.raises(DataError) as caught:
+        agree([FIRST, replace(SECOND, action_names=()), replace(SECOND, node=2, normalization={})], path="p",
+              replicas=True)  # fmt: skip
+    assert [problem.where for problem in caught.value.problems] == [
+        "p on node 1", "p on node 1", "state_norm_data_path on node 2", "p on node 2",
+    ]  # fmt: skip
+
+
+def test_rows_are_needed_somewhere() -> None:
+    none = replace(FIRST, rows=0)
+    with pytest.raises(DataError, match="p: expected rows of data on at least one node, got none on any of 2"):
+        agree([none, replace(none, node=1)], path="p", replicas=False)
+    assert agree([none, SECOND], path="p", replicas=False).rows == (0, 2)
+
+
+def test_facts_of_a_copy_come_back_from_their_text(tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "log.jsonl", [{**row, "metrics": {"m": 1}} for row in random_rows(20)])
+    copy = prepare_training_copy(str(file), actions=ACTIONS)
+    spec = NormalizationSpec.ordered({1: FeatureSpec(feature_id=1, feature_type=FeatureType.BINARY)})
+    facts = Facts.of(copy, 3, {"state": spec})
+    assert Facts.read(facts.json()) == facts
+    assert (facts.node, facts.rows, facts.state_ids, facts.metric_names) == (3, 20, (0, 1, 2), ("m",))
+    assert facts.manifest == hashlib.sha256((copy.folder / "manifest.json").read_bytes()).hexdigest()
+    other = NormalizationSpec.ordered({1: FeatureSpec(feature_id=1, feature_type=FeatureType.PROBABILITY)})
+    assert facts.normalization != Facts.of(copy, 3, {"state": other}).normalization
+    nothing = Facts.of(empty_training_copy(ACTIONS), 1, {})
+    assert (nothing.rows, nothing.content, nothing.counts) == (0, "", {})
+    assert Facts.read(nothing.json()) == nothing
+
+
+def test_the_same_rows_in_another_order_have_the_same_content(tmp_path: Path) -> None:
+    """Each machine may have a shuffled copy: episodes are sorted, so that row numbers mean the same everywhere."""
+    rows = random_rows(20)
+    shuffled = [rows[i] for i in np.random.default_rng(0).permutation(20)]
+    altered = [*rows[:-1], {**rows[-1], "reward": 7.0}]
+    facts = []
+    for name, logged in (("one", rows), ("two", shuffled), ("three", altered)):
+        file = write_lines(tmp_path / name / "log.jsonl", logged)
+        facts.append(Facts.of(prepare_training_copy(str(file), actions=ACTIONS), len(facts), {}))
+    one, two, three = facts
+    assert one.content == two.content != three.content
+    assert agree([one, two], path="p", replicas=True).rows == (20,)
+
+
+def test_a_copy_of_nothing_has_what_a_copy_has(tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "log.jsonl", random_rows(10))
+    copy, nothing = prepare_training_copy(str(file), actions=ACTIONS), empty_training_copy(ACTIONS)
+    assert len(nothing) == 0
+    for name, value in vars(copy).items():
+        empty = getattr(nothing, name)
+        assert type(empty) is type(value) or isinstance(empty, np.ndarray | Path), name
+        if isinstance(value, np.ndarray):
+            assert (empty.dtype, empty.ndim) == (value.dtype, value.ndim), name
+    assert nothing.list_offsets.tolist() == [0]
+    assert empty_training_copy(None).parametric
+
+
+def test_columns_in_another_order() -> None:
+    values = np.array([[1, 2], [3, 4]], np.float32)
+    assert in_order(values, ("x", "y"), ("y", "z", "x"), absent=0).tolist() == [[2, 0, 1], [4, 0, 3]]
+    assert in_order(values, (5, 9), (5, 9), absent=0) is values
+    assert json.dumps(in_order(values[:0], (5, 9), (9,), absent=0).tolist()) == "[]"

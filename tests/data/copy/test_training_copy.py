@@ -1,0 +1,344 @@
+"""The training copy: the 2019 file's figures, the rules one by one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from numpy.typing import NDArray
+
+from reagent_lite.data.copy.lists import list_hashes
+from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
+from reagent_lite.data.rows.transitions import FeatureMatrix, Lists
+
+LOG_2019 = Path(__file__).resolve().parents[3].parent / "shared/data/reagent2019/cartpole_training.json.bz2"
+ACTIONS = ("left", "right")
+
+
+def row(**changes: Any) -> dict[str, Any]:
+    """A row without fault, not terminal; None removes a key."""
+    base: dict[str, Any] = {
+        "state_features": {"0": 1.0},
+        "action": 0,
+        "reward": 1.0,
+        "next_state_features": {"0": 2.0},
+        "next_action": 1,
+    }
+    return {key: value for key, value in {**base, **changes}.items() if value is not None}
+
+
+def written(folder: Path, *rows: dict[str, Any], name: str = "log.json") -> str:
+    (folder / name).write_text("".join(json.dumps(one) + "\n" for one in rows))
+    return str(folder / name)
+
+
+def floats(rows: list[list[float]]) -> NDArray[np.float32]:
+    return np.array(rows, np.float32)
+
+
+def discrete(folder: Path, *rows: dict[str, Any], actions: tuple[str, ...] = ACTIONS) -> TrainingCopy:
+    return prepare_training_copy(written(folder, *rows), actions=actions)
+
+
+def parametric(folder: Path, *rows: dict[str, Any]) -> TrainingCopy:
+    return prepare_training_copy(written(folder, *rows), actions=None)
+
+
+@pytest.mark.skipif(not LOG_2019.exists(), reason="the 2019 file lies beside the repository, not in it")
+def test_the_2019_file_has_its_published_figures(tmp_path: Path) -> None:
+    copy = prepare_training_copy(str(LOG_2019), actions=("0", "1"), directory=str(tmp_path))
+    assert len(copy) == 3470
+    assert len(copy.episode_hash) == 29
+    lengths = np.bincount(copy.episode)
+    assert (lengths.min(), lengths.max()) == (8, 200)
+    assert int((copy.bootstrap == 0).sum()) == copy.counts["terminal_rows"] == 29
+    assert np.flatnonzero(copy.bootstrap == 0).tolist() == (np.cumsum(lengths) - 1).tolist()
+    values, counts = np.unique(copy.propensity, return_counts=True)
+    assert (values.tolist(), counts.tolist()) == ([np.float32(0.05), np.float32(0.95)], [171, 3299])
+    assert int((copy.action == 0).sum()) == 1750
+    returns = np.bincount(copy.episode, copy.reward)
+    discounted = np.bincount(copy.episode, copy.reward * 0.99 ** copy.sequence.astype(float))
+    assert returns.mean() == pytest.approx(119.655, abs=5e-4)
+    assert discounted.mean() == pytest.approx(59.0221, abs=5e-5)
+    # Every next state that counts is the next row's state, though the file is shuffled.
+    assert copy.state.shape == (3470, 4)
+    assert int(copy.follows.sum()) == 3470 - 29
+    assert copy.source_line(0).startswith(f"{LOG_2019}:")
+    assert copy.notes == ()
+
+
+def test_one_small_log_by_hand(tmp_path: Path) -> None:
+    # Episode b: steps 3, 5 (missing 4), out of order; episode a: one terminal step. "b" sorts after "a".
+    rows = [
+        row(mdp_id="b", sequence_number=5, state_features={"0": 2.0, "7": 3.0}, next_action=None, propensity=0.25),
+        row(mdp_id="b", sequence_number=3, action="right", next_state_features={"7": 3.0, "0": 2.0}, time_diff=2),
+        row(mdp_id="a", sequence_number=9, state_features={"3": 4.0}, terminal=True, metrics={"x": 7}),
+        row(mdp_id="b", sequence_number=1, next_state_features={"0": 9.0}, reward=-1),
+    ]
+    copy = discrete(tmp_path, *rows)
+    nan = np.nan
+    assert copy.state_ids == (0, 3, 7)
+    # a9, b1, b3, b5, then b1's next state, which is no row's state.
+    np.testing.assert_array_equal(
+        copy.state, floats([[nan, 4, nan], [1, nan, nan], [1, nan, nan], [2, nan, 3], [9, nan, nan]])
+    )
+    assert copy.origin_line.tolist() == [3, 4, 2, 1]
+    assert copy.episode.tolist() == [0, 1, 1, 1]
+    assert copy.sequence.tolist() == [9, 1, 3, 5]
+    assert copy.next_index.tolist() == [0, 4, 3, 3]
+    assert copy.follows.tolist() == [False, False, True, False]
+    assert copy.bootstrap.tolist() == [0, 1, 1, 0]
+    assert copy.action.tolist() == [0, 0, 1, 0]
+    assert copy.next_action.tolist() == [-1, 1, 1, -1]
+    assert copy.next_mask.tolist() == [[0, 0], [1, 1], [1, 1], [0, 0]]
+    assert copy.reward.tolist() == [1, -1, 1, 1]
+    assert copy.time_diff.tolist() == [1, 1, 2, 1]
+    assert copy.propensity.tolist() == [1, 1, 1, 0.25]
+    assert copy.metric_names == ("x",)
+    assert copy.metrics[:, 0].tolist() == [7, 0, 0, 0]
+    assert copy.source_line(0) == f"{tmp_path}/log.json:3"
+    assert copy.counts["propensity_absent_rows"] == 3
+    assert "3 of 4 rows have no propensity; it counts as 1, so importance weights are meaningless" in copy.notes
+    assert copy.state.dtype == copy.reward.dtype == np.float32
+    assert [one.dtype.name for one in (copy.follows, copy.next_index, copy.mask)] == ["bool", "int32", "uint8"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "bootstrap"),
+    [
+        ({"terminal": True, "possible_next_actions": [1, 1]}, 0),
+        ({"terminal": False, "next_action": None}, 1),
+        ({"terminal": 1}, 0),
+        ({"possible_next_actions": [0, 0], "next_action": 1}, 0),
+        ({"possible_next_actions": [], "next_action": 1}, 0),
+        ({"possible_next_actions": [0, 1], "next_action": None}, 1),
+        ({"possible_next_actions": ["left"]}, 1),
+        ({"next_action": None}, 0),
+        ({"next_action": ""}, 0),
+        ({"next_action": 2}, 0),
+        ({"next_action": 7}, 0),
+        ({"next_action": "2"}, 0),
+        ({"next_action": 1}, 1),
+        ({"next_action": "right"}, 1),
+        ({"next_action": None, "truncated": True}, 1),
+        ({"terminal": True, "truncated": True}, 0),
+        ({"next_action": None, "truncated": False}, 0),
+    ],
+)
+def test_the_terminal_rule(tmp_path: Path, changes: dict[str, Any], bootstrap: float) -> None:
+    copy = discrete(tmp_path, {**row(), **changes}, row())
+    assert copy.bootstrap.tolist() == [bootstrap, 1]
+    assert copy.truncated.tolist() == [int(bool(changes.get("truncated"))), 0]
+
+
+@pytest.mark.parametrize(
+    ("logged", "actions", "index"),
+    [
+        (1, ACTIONS, 1),
+        (1.0, ACTIONS, 1),
+        ("right", ACTIONS, 1),
+        ("1", ACTIONS, 1),
+        (10, ("10", "20"), 0),
+        ("20", ("10", "20"), 1),
+        ("1", ("1", "2"), 0),
+        ("2", ("1", "2"), 1),
+        (1, ("0", "1"), 1),
+        (3, ("2", "3"), 1),
+        (0, ("2", "3"), 0),
+        (-1, ("0", "-1"), 1),
+        (None, ACTIONS, -1),
+    ],
+)
+def test_what_a_logged_action_means(tmp_path: Path, logged: Any, actions: tuple[str, ...], index: int) -> None:
+    base = row(action=actions[0], next_action=actions[0])
+    copy = discrete(tmp_path, {**base, "action": logged}, base, actions=actions)
+    assert copy.action.tolist() == [index, 0]
+    assert copy.counts["unknown_action_rows"] == int(logged is None)
+
+
+def test_masks_as_numbers_names_and_both(tmp_path: Path) -> None:
+    rows = [
+        row(possible_actions=[1, 0], possible_next_actions=["right"]),
+        row(possible_actions=["left", "right"], possible_next_actions=[True, False]),
+        row(possible_actions=[1.0, 0.0]),
+    ]
+    copy = discrete(tmp_path, *rows)
+    assert copy.mask.tolist() == [[1, 0], [1, 1], [1, 0]]
+    assert copy.next_mask.tolist() == [[0, 1], [1, 0], [1, 1]]
+
+
+def test_rows_without_mdp_id_are_episodes_of_their_own(tmp_path: Path) -> None:
+    copy = discrete(tmp_path, row(), row(state_features={"0": 2.0}), row())
+    assert copy.episode.tolist() == [0, 1, 2]
+    assert len(set(copy.episode_hash.tolist())) == 3
+    assert copy.sequence.tolist() == [0, 1, 2]
+    assert not copy.follows.any()
+    assert copy.origin_line.tolist() == [1, 2, 3]
+
+
+def test_an_order_without_sequence_numbers_is_the_files(tmp_path: Path) -> None:
+    rows = [row(mdp_id="b"), row(mdp_id="a"), row(mdp_id="a", state_features={"0": 2.0})]
+    copy = discrete(tmp_path, *rows)
+    assert copy.episode.tolist() == [1, 0, 0]
+    assert copy.follows.tolist() == [False, True, False]
+    assert copy.next_index.tolist() == [3, 2, 4]
+
+
+def test_episode_hashes_are_stable(tmp_path: Path) -> None:
+    # BLAKE2b of "214" with 8 bytes, as coreutils' `printf 214 | b2sum -l 64` prints it.
+    copy = discrete(tmp_path, row(mdp_id=214), row(mdp_id="7"))
+    assert copy.episode.tolist() == [0, 1]
+    assert copy.episode_hash.tolist() == [int.from_bytes(bytes.fromhex(one), "little") for one in B2SUM_OF_214_AND_7]
+
+
+B2SUM_OF_214_AND_7 = ("350f42fc966eb108", "e75017cace788f82")
+
+
+def test_duplicates_are_kept_and_counted(tmp_path: Path) -> None:
+    rows = [row(mdp_id="a", sequence_number=1, reward=number, state_features={"0": 2.0}) for number in range(3)]
+    copy = discrete(tmp_path, *rows)
+    assert copy.reward.tolist() == [0, 1, 2]
+    assert copy.counts["duplicate_rows"] == 2
+    # The next row's state is right, but it is not later.
+    assert copy.next_index.tolist() == [1, 2, 3]
+    assert not copy.follows.any()
+
+
+def test_large_sequence_numbers_are_exact(tmp_path: Path) -> None:
+    first = 1_700_000_000_000_000_001
+    copy = discrete(tmp_path, *(row(mdp_id="a", sequence_number=first + one) for one in (2, 0, 1)))
+    assert (copy.sequence - first).tolist() == [0, 1, 2]
+    assert copy.origin_line.tolist() == [2, 3, 1]
+
+
+def test_ignored_columns_and_either_propensity_are_reported(tmp_path: Path) -> None:
+    copy = discrete(
+        tmp_path, row(action_probability=0.5, shoe_size="42"), row(propensity=0.25, action_probability=0.25)
+    )
+    assert copy.propensity.tolist() == [0.5, 0.25]
+    assert copy.notes == (
+        "2 rows have no mdp_id; each counts as an episode of its own",
+        "columns that are not used: shoe_size",
+    )
+
+
+def test_parametric_lists_by_hand(tmp_path: Path) -> None:
+    one, two, three = {"1": 1.0}, {"1": 2.0, "4": 0.5}, {"4": 3.0}
+    rows = [
+        row(mdp_id="a", sequence_number=1, action=two, possible_actions=[one, two], next_action=three,
+            possible_next_actions=[one, three]),
+        row(mdp_id="a", sequence_number=2, state_features={"0": 2.0}, action=one, possible_actions=[one, three],
+            next_action={}, possible_next_actions=[]),
+        row(mdp_id="b", sequence_number=1, action={"4": 3, "1": None}, next_action=two),
+    ]  # fmt: skip
+    copy = parametric(tmp_path, *rows)
+    nan = np.nan
+    assert copy.action_ids == (1, 4)
+    # Lists by first use: a1's own; a1's next, which is a2's own; the empty one; b1's action alone; b1's next alone.
+    assert copy.list_offsets.tolist() == [0, 2, 4, 4, 5, 6]
+    np.testing.assert_array_equal(copy.candidates, floats([[1, nan], [2, 0.5], [1, nan], [nan, 3], [nan, 3], [2, 0.5]]))
+    assert copy.actions_list.tolist() == [0, 1, 3]
+    assert copy.next_list.tolist() == [1, 2, 4]
+    assert copy.action.tolist() == [1, 0, 0]
+    assert copy.next_action.tolist() == [1, -1, 0]
+    assert copy.bootstrap.tolist() == [1, 0, 1]
+    assert copy.follows.tolist() == [True, False, False]
+    assert copy.mask.shape == copy.next_mask.shape == (3, 0)
+    assert copy.parametric
+    assert copy.action_names == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "bootstrap"),
+    [
+        ({"next_action": None}, 0),
+        ({"next_action": {}}, 0),
+        ({"next_action": ""}, 0),
+        ({"possible_next_actions": [], "next_action": {"1": 1.0}}, 0),
+        ({"possible_next_actions": [{"1": 1.0}], "next_action": {}}, 1),
+        ({"terminal": True, "possible_next_actions": [{"1": 1.0}]}, 0),
+    ],
+)
+def test_the_terminal_rule_of_parametric_rows(tmp_path: Path, changes: dict[str, Any], bootstrap: float) -> None:
+    base = row(action={"1": 1.0}, next_action={"1": 1.0})
+    copy = parametric(tmp_path, {**base, **changes}, base)
+    assert copy.bootstrap.tolist() == [bootstrap, 1]
+    assert copy.next_action[0] == (-1 if bootstrap == 0 or not changes.get("next_action") else 0)
+
+
+def test_candidates_that_are_unknown_are_the_action_alone(tmp_path: Path) -> None:
+    one, two = {"1": 1.0}, {"1": 2.0}
+    base = row(action=one, next_action=one, possible_next_actions=[one, two], mdp_id="a", propensity=0.25)
+    copy = parametric(
+        tmp_path,
+        {**base, "possible_actions": [two, one], "sequence_number": 1},
+        {**base, "possible_actions": [], "sequence_number": 2},
+        {**base, "possible_actions": [], "action": None, "sequence_number": 3},
+        {**base, "possible_actions": [], "possible_next_actions": [], "sequence_number": 4},
+    )
+    lengths = np.diff(copy.list_offsets)
+    assert lengths[copy.actions_list].tolist() == [2, 1, 0, 1]
+    assert lengths[copy.next_list].tolist() == [2, 2, 2, 0]
+    assert copy.action.tolist() == [1, 0, -1, 0]
+    assert copy.bootstrap.tolist() == [1, 1, 1, 0]
+    assert copy.propensity.tolist() == [0.25, 1, 0.25, 1]
+    assert copy.counts["candidates_unknown_rows"] == 2
+    assert "2 of 4 rows have an empty possible_actions; the action taken is the only candidate there" in copy.notes
+
+
+def test_list_hashes_see_every_difference() -> None:
+    def hashed(lengths: list[int], ids: tuple[int, ...], values: Any) -> list[int]:
+        features = FeatureMatrix(ids, np.array(values, np.float32).reshape(-1, len(ids)))
+        first, second = list_hashes(Lists(np.array(lengths), features))
+        assert not set(first[np.array(lengths) > 0].tolist()) & set(second.tolist())
+        found: list[int] = first.tolist()
+        return found
+
+    nan = np.nan
+    seen = [
+        *hashed([1, 1, 1, 0], (1, 2), [[1, nan], [nan, 1], [nan, nan]]),
+        *hashed([2, 2], (1, 2), [[1, nan], [nan, 1], [nan, 1], [1, nan]]),
+    ]
+    assert len(set(seen)) == 6
+    # The order of columns and columns of absent features make no difference.
+    assert hashed([2, 0], (5, 2, 1), [[nan, nan, 1], [nan, 1, nan]]) == [seen[4], seen[3]]
+
+
+def test_shards_and_late_features(tmp_path: Path) -> None:
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    written(folder, row(mdp_id="a", sequence_number=2, state_features={"9": 1.0}), name="b.json")
+    written(folder, row(mdp_id="a", sequence_number=1, state_features={"-2": 5.0}), name="a.json")
+    (folder / "c.json").write_text("")
+    copy = prepare_training_copy(str(folder), actions=ACTIONS)
+    assert copy.state_ids == (-2, 0, 9)
+    np.testing.assert_array_equal(copy.state[:2], floats([[5, np.nan, np.nan], [np.nan, np.nan, 1]]))
+    assert copy.origin_file.tolist() == [0, 1]
+    assert copy.source_line(1) == f"{folder}/b.json:1"
+    assert copy.folder.parent == tmp_path / ".reagent-lite"
+
+
+def test_parquet_with_nan_features_and_fixed_lists(tmp_path: Path) -> None:
+    table = pa.table(
+        {
+            "state_features": pa.array([[(0, float("nan")), (1, 2.0)], [(1, 3.0)]], pa.map_(pa.int32(), pa.float32())),
+            "next_state_features": pa.array([[(1, 3.0)], None], pa.map_(pa.int32(), pa.float32())),
+            "action": pa.array(["left", "right"]).dictionary_encode(),
+            "next_action": pa.array(["right", None]),
+            "reward": pa.array([1, 2], pa.int8()),
+            "possible_actions": pa.array([[True, False], [True, True]], pa.list_(pa.bool_(), 2)),
+            "mdp_id": pa.array(["e", "e"], pa.large_string()),
+        }
+    )
+    pq.write_table(table, tmp_path / "log.parquet")
+    copy = prepare_training_copy(str(tmp_path / "log.parquet"), actions=ACTIONS)
+    np.testing.assert_array_equal(copy.state, floats([[np.nan, 2], [np.nan, 3]]))
+    assert copy.action.tolist() == [0, 1]
+    assert copy.mask.tolist() == [[1, 0], [1, 1]]
+    assert copy.bootstrap.tolist() == [1, 0]
+    assert copy.follows.tolist() == [True, False]

@@ -1,0 +1,231 @@
+"""Where a training copy lies, when it is built again, and what damage does."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import re
+import resource
+import shutil
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from oracles.disks import small_disk
+
+from reagent_lite.data.copy import training_copy as training_copy_module
+from reagent_lite.data.copy.build import build
+from reagent_lite.data.copy.training_copy import TrainingCopy, open_training_copy, prepare_training_copy
+from reagent_lite.errors import DataError
+
+ACTIONS = ("left", "right")
+
+
+def row(**changes: Any) -> dict[str, Any]:
+    return {"state_features": {"0": 1.0}, "action": 0, "reward": 1.0, "next_action": None, **changes}
+
+
+def written(folder: Path, *rows: dict[str, Any]) -> str:
+    (folder / "log.json").write_text("".join(json.dumps(one) + "\n" for one in rows))
+    return str(folder / "log.json")
+
+
+def builds(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Records every build from now on."""
+    folders: list[Path] = []
+
+    def recorded(*arguments: Any) -> Any:
+        folders.append(arguments[2])
+        return build(*arguments)
+
+    monkeypatch.setattr(training_copy_module, "build", recorded)
+    return folders
+
+
+def test_of_two_equal_builds_at_once_the_first_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Machines that share the folder build at the same time: what the first one reads from must not go away."""
+    path = written(tmp_path, row(), row())
+    opened: list[TrainingCopy] = []
+
+    def overtaken(*arguments: Any) -> Any:
+        monkeypatch.undo()
+        opened.append(prepare_training_copy(path, actions=ACTIONS))  # another machine is quicker
+        return build(*arguments)
+
+    monkeypatch.setattr(training_copy_module, "build", overtaken)
+    second = prepare_training_copy(path, actions=ACTIONS)
+    (first,) = opened
+    files = [str(copy.state.base.filename) for copy in (first, second)]  # type: ignore[union-attr]
+    assert files[0] == files[1]
+    assert Path(files[0]).exists()
+    assert len(list(first.folder.glob("build-*"))) == 1
+
+
+def test_a_copy_is_built_once_and_again_when_the_data_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = builds(monkeypatch)
+    path = written(tmp_path, row(), row())
+    first = prepare_training_copy(path, actions=ACTIONS)
+    assert prepare_training_copy(path, actions=ACTIONS).folder == first.folder
+    assert len(built) == 1
+    os.utime(path, (1, 1))  # touched, not changed
+    assert len(prepare_training_copy(path, actions=ACTIONS)) == 2
+    assert len(built) == 1
+    manifest = json.loads((first.folder / "manifest.json").read_text())
+    assert [one["modified_ns"] for one in manifest["inputs"]] == [10**9]
+    written(tmp_path, row(reward=2.0), row())  # same size
+    assert prepare_training_copy(path, actions=ACTIONS).reward.tolist() == [2, 1]
+    assert len(built) == 2
+    prepare_training_copy(path, actions=("right", "left"))
+    assert len(built) == 3
+    # The build that was replaced is gone, and the arrays opened before still read.
+    assert sorted(one.name for one in first.folder.iterdir())[0].startswith("build-")
+    assert len(list(first.folder.iterdir())) == 2
+    assert first.reward.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("damage", ["truncate", "remove", "manifest", "version"])
+def test_a_damaged_copy_is_built_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str) -> None:
+    path = written(tmp_path, row(), row())
+    folder = prepare_training_copy(path, actions=ACTIONS).folder
+    reward = next(folder.glob("build-*/reward.npy"))
+    manifest = folder / "manifest.json"
+    if damage == "truncate":
+        reward.write_bytes(reward.read_bytes()[:-1])
+    elif damage == "remove":
+        reward.unlink()
+    elif damage == "manifest":
+        manifest.write_text(manifest.read_text()[:-30])
+    else:
+        manifest.write_text(manifest.read_text().replace('"schema_version": 3', '"schema_version": 0'))
+    with pytest.raises(DataError, match="expected a whole training copy, got none, or a damaged one"):
+        open_training_copy(folder)
+    built = builds(monkeypatch)
+    assert prepare_training_copy(path, actions=ACTIONS).reward.tolist() == [1, 1]
+    assert len(built) == 1
+
+
+def test_a_planted_manifest_removes_nothing(tmp_path: Path) -> None:
+    path = written(tmp_path, row())
+    folder, victim = prepare_training_copy(path, actions=ACTIONS).folder, tmp_path / "victim"
+    document = json.loads((folder / "manifest.json").read_text())
+    for place in (str(victim), "../../victim"):
+        shutil.copytree(next(folder.glob("build-*")), victim, dirs_exist_ok=True)
+        (folder / "manifest.json").write_text(json.dumps({**document, "build": place}))
+        written(tmp_path, row(reward=2.0))
+        assert prepare_training_copy(path, actions=ACTIONS).reward.tolist() == [2]
+        assert len(list(victim.glob("*.npy"))) == len(document["files"])
+        written(tmp_path, row())
+
+
+def test_arrays_that_are_links_are_built_again(tmp_path: Path) -> None:
+    path = written(tmp_path, row())
+    folder = prepare_training_copy(path, actions=ACTIONS).folder
+    reward = next(folder.glob("build-*/reward.npy"))
+    reward.rename(tmp_path / "elsewhere.npy")
+    reward.symlink_to(tmp_path / "elsewhere.npy")
+    copy = prepare_training_copy(path, actions=ACTIONS)
+    assert not (copy.build / "reward.npy").is_symlink()
+
+
+def test_verifying_finds_altered_bytes(tmp_path: Path) -> None:
+    folder = prepare_training_copy(written(tmp_path, row()), actions=ACTIONS).folder
+    assert open_training_copy(folder, verify=True).reward.tolist() == [1]
+    reward = next(folder.glob("build-*/reward.npy"))
+    reward.write_bytes(reward.read_bytes()[:-1] + b"\1")
+    with pytest.raises(DataError, match=r"got altered reward\.npy"):
+        open_training_copy(folder, verify=True)
+
+
+def test_arrays_are_mapped_for_reading_only(tmp_path: Path) -> None:
+    copy = prepare_training_copy(written(tmp_path, row()), actions=ACTIONS)
+    with pytest.raises(ValueError, match="read-only"):
+        copy.reward[0] = 1.0
+    assert copy.num_bytes == sum(file.stat().st_size - 128 for file in copy.folder.glob("build-*/*.npy"))
+
+
+def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(DataError):
+        prepare_training_copy(written(tmp_path, row(reward=None)), actions=ACTIONS)
+    assert [one.name for folder in (tmp_path / ".reagent-lite").iterdir() for one in folder.iterdir()] == []
+
+
+@pytest.mark.parametrize(("blocks", "files"), [*((blocks, 200) for blocks in range(0, 52, 4)), (1000, 4), (1000, 20)])
+def test_a_full_disk_is_said_and_nothing_stays(tmp_path: Path, blocks: int, files: int) -> None:
+    path = written(tmp_path, *(row(mdp_id=str(i), sequence_number=0) for i in range(2000)))
+    with small_disk(tmp_path / "disk", size=f"{(1 + blocks) * 4096}", files=files) as disk:
+        place = disk / "copies"
+        try:
+            assert len(prepare_training_copy(path, actions=ACTIONS, directory=str(place))) == 2000
+        except DataError as error:
+            (problem,) = error.problems
+            assert re.fullmatch(r"room for the training copy, more than [\d,]+ bytes", problem.expected)
+            assert re.fullmatch(r".+: [\d,]+ bytes free before, [\d,]+ now", problem.got)
+            assert "data.training_copy_dir" in problem.todo
+            assert not [file for file in disk.rglob("*") if file.is_file()]
+            return
+        assert blocks > 32
+
+
+def limited(path: str) -> str:
+    """Builds a copy with files of at most 8 000 bytes, and returns what comes of it."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8000, resource.RLIM_INFINITY))
+    try:
+        return f"{len(prepare_training_copy(path, actions=ACTIONS))} rows"
+    except DataError as error:
+        return str(error)
+
+
+def test_a_limit_of_file_sizes_loses_no_rows(tmp_path: Path) -> None:
+    path = written(tmp_path, *(row() for _ in range(2000)))
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert re.search(r"expected room for the training copy.*got File too large", pool.apply(limited, [path]))
+    assert [file for file in (tmp_path / ".reagent-lite").rglob("*") if file.is_file()] == []
+
+
+def test_places_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    data = tmp_path / "data"
+    data.mkdir()
+    path = written(data, row())
+    assert prepare_training_copy(path, actions=ACTIONS).folder.parent == data / ".reagent-lite"
+    chosen = tmp_path / "chosen"
+    assert prepare_training_copy(path, actions=ACTIONS, directory=str(chosen)).folder.parent == chosen
+    shutil.rmtree(data / ".reagent-lite")
+    data.chmod(0o555)  # root may write there all the same
+    assert prepare_training_copy(path, actions=ACTIONS).folder.parent == tmp_path / "cache/reagent-lite"
+    data.chmod(0o755)
+    filesystem = fsspec.filesystem("memory")
+    filesystem.pipe("/copies/log.json", (json.dumps(row()) + "\n").encode())
+    remote = prepare_training_copy("memory://copies/log.json", actions=ACTIONS)
+    assert remote.folder.parent == tmp_path / "cache/reagent-lite"
+    assert remote.source_line(0) == "memory://copies/log.json:1"
+
+
+def test_nowhere_to_write_is_said(tmp_path: Path) -> None:
+    path = written(tmp_path, row())
+    locked = tmp_path / "locked"
+    locked.mkdir(mode=0o555)
+    with pytest.raises(DataError, match=f"{locked}/in: expected a folder that can be written, for the training copy"):
+        prepare_training_copy(path, actions=ACTIONS, directory=str(locked / "in"))
+
+
+def prepare_and_sum(path: str) -> float:
+    return float(sum(float(prepare_training_copy(path, actions=ACTIONS).reward.sum()) for _ in range(5)))
+
+
+def test_processes_may_build_the_same_copy_at_once(tmp_path: Path) -> None:
+    path = written(tmp_path, *(row(reward=number) for number in range(100)))
+    with multiprocessing.get_context("spawn").Pool(3) as pool:
+        sums = pool.map(prepare_and_sum, [path] * 3)
+    assert sums == [5 * 4950.0] * 3
+    folder = prepare_training_copy(path, actions=ACTIONS).folder
+    assert json.loads((folder / "manifest.json").read_text())["rows"] == 100
+
+
+def test_progress_reaches_the_total(tmp_path: Path) -> None:
+    calls: list[tuple[int, int]] = []
+    path = written(tmp_path, row(), row())
+    prepare_training_copy(path, actions=ACTIONS, progress=lambda done, total: calls.append((done, total)))
+    assert calls[-1] == (os.path.getsize(path), os.path.getsize(path))

@@ -1,0 +1,315 @@
+"""Random logs, written in several formats, read back as an independent plain reading says."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
+from reagent_lite.data.formats import jsonl
+
+ACTIONS = ("left", "right", "7")
+Row = dict[str, Any]
+PROFILE = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+values = st.floats(width=32, allow_nan=False, allow_infinity=False)
+features = st.dictionaries(st.sampled_from(["0", "3", "12", "-5"]), values | st.none(), max_size=4)
+some_features = features.filter(lambda one: any(value is not None for value in one.values()))
+candidate_lists = st.lists(features, min_size=1, max_size=3)
+
+
+def chance(draw: st.DrawFn) -> bool:
+    return draw(st.booleans())
+
+
+@st.composite
+def discrete_logs(draw: st.DrawFn, mixed: bool) -> list[Row]:
+    """Rows without faults; `mixed` allows several JSON types in one column."""
+    styles = ["index", "name"]
+    column_style = draw(st.sampled_from(styles))
+    list_style = draw(st.sampled_from(["mask", "names", "none"]))
+
+    def one_action(index: int) -> Any:
+        style = draw(st.sampled_from(styles)) if mixed else column_style
+        return index if style == "index" else ACTIONS[index]
+
+    def one_list(allowed: list[int]) -> Any:
+        style = draw(st.sampled_from(["mask", "names"])) if mixed else list_style
+        if style == "names":
+            return [ACTIONS[index] for index in allowed]
+        return [int(index in allowed) for index in range(len(ACTIONS))]
+
+    def choose(row: Row, now: str, possible: str) -> None:
+        allowed = draw(st.lists(st.integers(0, 2), min_size=1, max_size=3, unique=True))
+        if list_style != "none" and chance(draw):
+            row[possible] = one_list(allowed)
+        else:
+            allowed = [0, 1, 2]
+        row[now] = one_action(draw(st.sampled_from(allowed)))
+
+    def end(row: Row) -> None:
+        row["possible_next_actions"] = None
+        row["next_action"] = draw(st.sampled_from([None, 3, ""])) if mixed else None
+        if list_style != "none" and chance(draw):
+            row["possible_next_actions"] = [0, 0, 0] if list_style == "mask" else []
+
+    log = draw_log(draw, choose, end)
+    for row in log:
+        if draw(st.integers(0, 5)) == 0:
+            row["action"] = None
+    return log
+
+
+@st.composite
+def parametric_logs(draw: st.DrawFn) -> list[Row]:
+    with_lists = chance(draw)
+
+    def choose(row: Row, now: str, possible: str) -> None:
+        candidates = draw(candidate_lists)
+        if now == "next_action":
+            candidates = [*candidates, draw(some_features)]
+        chosen = draw(st.sampled_from([one for one in candidates if now == "action" or present(one)]))
+        row[now] = chosen
+        if with_lists and chance(draw):
+            row[possible] = candidates
+
+    def end(row: Row) -> None:
+        row["next_action"] = draw(st.sampled_from([None, {}]))
+        row["possible_next_actions"] = [] if with_lists and chance(draw) else None
+
+    return draw_log(draw, choose, end)
+
+
+def draw_log(draw: st.DrawFn, choose: Any, end: Any) -> list[Row]:
+    with_id, with_sequence = chance(draw), chance(draw)
+    rows: list[Row] = []
+    for episode in range(draw(st.integers(1, 3))):
+        sequence = 0
+        for step in range(draw(st.integers(1, 4))):
+            row: Row = {"state_features": draw(features), "reward": draw(values), "time_diff": draw(st.integers(1, 9))}
+            if with_id:
+                row["mdp_id"] = f"e{9 - episode}"
+            if with_sequence:
+                row["sequence_number"] = sequence
+                sequence += draw(st.integers(1, 3))
+            choose(row, "action", "possible_actions")
+            if step > 0 and chance(draw):
+                rows[-1]["next_state_features"] = dict(row["state_features"])
+            if draw(st.integers(0, 3)) == 0:
+                end(row)
+            else:
+                choose(row, "next_action", "possible_next_actions")
+                row["next_state_features"] = draw(some_features)
+            if chance(draw):
+                row["propensity"] = draw(st.floats(0.125, 1, width=32))
+            if chance(draw):
+                row["metrics"] = {"clicks": draw(values)}
+            rows.append(row)
+    for row in rows:
+        if not ends(row, "next_state_features") and not present(row.get("next_state_features")):
+            row["next_state_features"] = {"0": 0.5}
+    return draw(st.permutations(rows))
+
+
+def present(one: dict[str, float | None] | None) -> dict[int, float]:
+    return {int(name): float(np.float32(value)) for name, value in (one or {}).items() if value is not None}
+
+
+def ends(row: Row, _: str = "") -> bool:
+    listed = row.get("possible_next_actions")
+    if listed is not None:
+        return not any(listed) if not listed or not isinstance(listed[0], dict) else False
+    after = row.get("next_action")
+    return after is None or after in ("", {}, 3) or (isinstance(after, dict) and not present(after))
+
+
+def plain_index(value: Any) -> int:
+    if value is None:
+        return -1
+    return ACTIONS.index(value) if isinstance(value, str) else int(value)
+
+
+def plain_mask(listed: Any, otherwise: int) -> list[int]:
+    if listed is None:
+        return [otherwise] * 3
+    if all(isinstance(one, str) for one in listed):
+        return [int(name in listed) for name in ACTIONS]
+    return list(listed)
+
+
+def plain_order(rows: list[Row]) -> list[int]:
+    numbers = list(range(len(rows)))
+    if all("mdp_id" in row and "sequence_number" in row for row in rows):
+        return sorted(numbers, key=lambda i: (rows[i]["mdp_id"], rows[i]["sequence_number"]))
+    return numbers
+
+
+def read_features(ids: tuple[int, ...], row: Any) -> dict[int, float]:
+    return {one: float(value) for one, value in zip(ids, row, strict=True) if not np.isnan(value)}
+
+
+def check_common(copy: TrainingCopy, rows: list[Row]) -> None:
+    order = plain_order(rows)
+    assert [int(line) - 1 for line in copy.origin_line] == order
+    for at, number in enumerate(order):
+        row = rows[number]
+        terminal = ends(row)
+        assert read_features(copy.state_ids, copy.state[at]) == present(row["state_features"])
+        assert copy.reward[at] == np.float32(row["reward"])
+        assert copy.time_diff[at] == row["time_diff"]
+        assert copy.propensity[at] == np.float32(row.get("propensity") or 1.0)
+        assert copy.bootstrap[at] == (0.0 if terminal else 1.0)
+        metric = (row.get("metrics") or {}).get("clicks", 0.0)
+        assert copy.metrics[at].tolist() == ([float(np.float32(metric))] if copy.metric_names else [])
+        if terminal:
+            assert copy.next_index[at] == at
+            assert not copy.follows[at]
+            continue
+        after = present(row["next_state_features"])
+        assert read_features(copy.state_ids, copy.state[copy.next_index[at]]) == after
+        following = rows[order[at + 1]] if at + 1 < len(rows) else None
+        continues = (
+            following is not None
+            and row.get("mdp_id") is not None
+            and following["mdp_id"] == row["mdp_id"]
+            and same_bits(after, present(following["state_features"]))
+        )
+        assert (copy.next_index[at] < len(rows)) == continues
+        later = (
+            continues
+            and following is not None
+            and plain_sequence(following, order, at + 1) > plain_sequence(row, order, at)
+        )
+        assert bool(copy.follows[at]) == later
+        assert not continues or copy.next_index[at] == at + 1
+
+
+def plain_sequence(row: Row, order: list[int], at: int) -> int:
+    return int(row.get("sequence_number", order[at]))
+
+
+def same_bits(one: dict[int, float], other: dict[int, float]) -> bool:
+    return {k: str(v) for k, v in one.items()} == {k: str(v) for k, v in other.items()}
+
+
+def check_discrete(copy: TrainingCopy, rows: list[Row]) -> None:
+    check_common(copy, rows)
+    for at, number in enumerate(plain_order(rows)):
+        row = rows[number]
+        assert copy.action[at] == plain_index(row["action"])
+        assert copy.mask[at].tolist() == plain_mask(row.get("possible_actions"), 1)
+        if ends(row):
+            assert copy.next_action[at] == -1
+            assert copy.next_mask[at].tolist() == [0, 0, 0]
+        else:
+            assert copy.next_action[at] == plain_index(row["next_action"])
+            assert copy.next_mask[at].tolist() == plain_mask(row.get("possible_next_actions"), 1)
+
+
+def check_parametric(copy: TrainingCopy, rows: list[Row]) -> None:
+    check_common(copy, rows)
+    for at, number in enumerate(plain_order(rows)):
+        row = rows[number]
+        now = [present(one) for one in (row.get("possible_actions") or [row["action"]])]
+        assert list_of(copy, int(copy.actions_list[at])) == now
+        assert copy.action[at] == now.index(present(row["action"]))
+        after = list_of(copy, int(copy.next_list[at]))
+        if ends(row):
+            assert after == []
+            assert copy.next_action[at] == -1
+            continue
+        listed = row.get("possible_next_actions")
+        assert after == [present(one) for one in (listed if listed is not None else [row["next_action"]])]
+        assert copy.next_action[at] == after.index(present(row["next_action"]))
+    distinct = {
+        json.dumps([sorted(one.items()) for one in list_of(copy, i)]) for i in range(len(copy.list_offsets) - 1)
+    }
+    assert len(distinct) == len(copy.list_offsets) - 1
+
+
+def list_of(copy: TrainingCopy, number: int) -> list[dict[int, float]]:
+    rows = copy.candidates[copy.list_offsets[number] : copy.list_offsets[number + 1]]
+    return [read_features(copy.action_ids, row) for row in rows]
+
+
+def read_json(rows: list[Row], actions: tuple[str, ...] | None, block: int, fast: bool) -> TrainingCopy:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "log.json"
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        with (
+            mock.patch.object(jsonl, "FIRST_BLOCK_BYTES", block),
+            mock.patch.object(jsonl, "BLOCK_BYTES", block),
+            mock.patch.object(jsonl, "FAST_FROM_BYTES", 0 if fast else 1 << 40),
+        ):
+            return prepare_training_copy(str(file), actions=actions, directory=folder)
+
+
+FEATURE_TYPES = {
+    "map of strings": pa.map_(pa.string(), pa.float64()),
+    "map of integers": pa.map_(pa.int64(), pa.float32()),
+    "struct": pa.struct([(name, pa.float64()) for name in ("0", "3", "12", "-5")]),
+    "list of pairs": pa.list_(pa.struct([("key", pa.int32()), ("value", pa.float64())])),
+}
+
+
+def read_parquet(rows: list[Row], actions: tuple[str, ...] | None, style: str) -> TrainingCopy:
+    kind = FEATURE_TYPES[style]
+    number_keys = style in ("map of integers", "list of pairs")
+
+    def convert(one: Any) -> Any:
+        if not isinstance(one, dict) or style == "struct":
+            return one
+        pairs = [(int(name) if number_keys else name, value) for name, value in one.items()]
+        return [{"key": k, "value": v} for k, v in pairs] if style == "list of pairs" else pairs
+
+    maps = ["state_features", "next_state_features", *(() if actions else ("action", "next_action"))]
+    lists = () if actions else ("possible_actions", "possible_next_actions")
+    columns: dict[str, pa.Array] = {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        cells = [row.get(name) for row in rows]
+        if name in maps:
+            columns[name] = pa.array([convert(cell) for cell in cells], kind)
+        elif name in lists:
+            inner = [None if cell is None else [convert(one) for one in cell] for cell in cells]
+            columns[name] = pa.array(inner, pa.list_(kind))
+        else:
+            columns[name] = pa.array(cells)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "log.parquet"
+        pq.write_table(pa.table(columns), file, row_group_size=3)
+        return prepare_training_copy(str(file), actions=actions, directory=folder)
+
+
+@PROFILE
+@given(rows=discrete_logs(mixed=True), block=st.integers(100, 2000), fast=st.booleans(), times=st.integers(1, 4))
+def test_discrete_json_lines_read_back(rows: list[Row], block: int, fast: bool, times: int) -> None:
+    rows = rows * times  # what earlier blocks teach, the fast parser uses
+    check_discrete(read_json(rows, ACTIONS, block, fast), rows)
+
+
+@PROFILE
+@given(rows=parametric_logs(), block=st.integers(100, 2000), fast=st.booleans(), times=st.integers(1, 4))
+def test_parametric_json_lines_read_back(rows: list[Row], block: int, fast: bool, times: int) -> None:
+    rows = rows * times
+    check_parametric(read_json(rows, None, block, fast), rows)
+
+
+@PROFILE
+@given(rows=discrete_logs(mixed=False), style=st.sampled_from(list(FEATURE_TYPES)))
+def test_discrete_parquet_reads_back(rows: list[Row], style: str) -> None:
+    check_discrete(read_parquet(rows, ACTIONS, style), rows)
+
+
+@PROFILE
+@given(rows=parametric_logs(), style=st.sampled_from(list(FEATURE_TYPES)))
+def test_parametric_parquet_reads_back(rows: list[Row], style: str) -> None:
+    check_parametric(read_parquet(rows, None, style), rows)

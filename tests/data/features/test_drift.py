@@ -1,0 +1,142 @@
+"""Drift: figures by hand and by definition, chance by simulation, verdicts by their limits."""
+
+import math
+import warnings
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from reagent_lite.config.drift import DriftConfig
+from reagent_lite.data.features.drift import distance, drift_between, stability_index
+from reagent_lite.data.features.full_statistics import ColumnSummary, FeatureSummary
+from reagent_lite.data.features.hash_sample import Sample
+from reagent_lite.errors import DataError
+
+RNG = np.random.default_rng(6)
+
+
+def column(**features: npt.ArrayLike) -> ColumnSummary:
+    """A data set of these features (f0, f1, ...), all rows of which are its sample."""
+    ids = tuple(int(name.removeprefix("f")) for name in features)
+    values = np.stack([np.asarray(one, np.float32) for one in features.values()], axis=1)
+    summaries = {one: FeatureSummary.of(values[:, index], 100) for index, one in enumerate(ids)}
+    places = {one: index for index, one in enumerate(ids)}
+    sample = Sample(ids=ids, order=np.arange(len(values)), places=places, values=values)
+    return ColumnSummary(rows=len(values), features=summaries, sample=sample)
+
+
+def floats(*values: Any) -> npt.NDArray[np.float64]:
+    return np.concatenate([np.asarray(one, np.float64).ravel() for one in values])
+
+
+@pytest.mark.parametrize("num_bins", [2, 3, 10])
+@pytest.mark.parametrize("share", [0.05, 0.1, 0.3, 0.5, 0.9, 0.96])
+def test_index_of_a_binary_feature(num_bins: int, share: float) -> None:
+    """Two bins, 0 and 1, whatever the shares: Σ (a − e) ln(a / e)."""
+    ones = round(100 * share)
+    reference = floats(np.zeros(100 - ones), np.ones(ones))
+    values = floats(np.zeros(80), np.ones(20))
+    expected = (0.8 - (1 - share)) * math.log(0.8 / (1 - share)) + (0.2 - share) * math.log(0.2 / share)
+    index, chance = stability_index(values, reference, num_bins)
+    assert index == pytest.approx(expected, abs=1e-12)
+    # the 95 % point of χ² with one degree of freedom is 1.95996²
+    assert chance == pytest.approx((1 / 100 + 1 / 100) * 1.959964**2, rel=1e-5)
+
+
+def test_index_by_deciles() -> None:
+    """1 to 100 against 1 to 50 twice: deciles of the reference are 10, 20, ...; the upper five get nothing.
+
+    The lower five hold 0.2 against 0.1, the upper five half a value of 100 against 0.1.
+    """
+    reference, values = floats(range(1, 101)), floats(range(1, 51), range(1, 51))
+    expected = 5 * (0.2 - 0.1) * math.log(0.2 / 0.1) + 5 * (0.005 - 0.1) * math.log(0.005 / 0.1)
+    assert stability_index(values, reference, 10)[0] == pytest.approx(expected, rel=1e-12)
+    assert stability_index(reference, reference, 10)[0] == 0
+
+
+def test_a_value_the_reference_never_had() -> None:
+    """All zeros before, a tenth of ones now: (0.9 − 1) ln 0.9 + (0.1 − 0.005) ln(0.1 / 0.005)."""
+    index, _ = stability_index(floats(np.zeros(90), np.ones(10)), np.zeros(100), 10)
+    assert index == pytest.approx(-0.1 * math.log(0.9) + 0.095 * math.log(20), rel=1e-12)
+    assert stability_index(np.zeros(10), np.zeros(100), 10) == (0.0, 0.0)
+
+
+def test_a_spike_beside_a_continuum_has_its_own_bin() -> None:
+    """Half zeros, half uniform on (0, 1]: zeros that become 0.001 are seen, although below any other decile."""
+    uniform = (np.arange(500) + 1) / 500
+    reference = floats(np.zeros(500), uniform)
+    index, _ = stability_index(floats(np.full(500, 0.001), uniform), reference, 10)
+    assert index > 1
+
+
+@given(st.lists(st.integers(-5, 5), min_size=1, max_size=30), st.lists(st.integers(-5, 5), min_size=1, max_size=30))
+def test_distance_by_definition_and_by_scipy(one: list[int], other: list[int]) -> None:
+    """The largest difference of the two empirical distribution functions."""
+    found, chance = distance(floats(one), floats(other))
+    expected = max(abs(np.mean(np.array(one) <= x) - np.mean(np.array(other) <= x)) for x in (*one, *other))
+    assert found == pytest.approx(expected, abs=1e-12)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # scipy's p-value, which is not asked for
+        assert found == pytest.approx(stats.ks_2samp(one, other).statistic, abs=1e-12)
+    # 1.3581 is the tabled 5 % point of Kolmogorov's distribution
+    assert chance == pytest.approx(1.3581 * math.sqrt(1 / len(one) + 1 / len(other)), rel=1e-4)
+
+
+def test_chance_stays_below_what_is_said() -> None:
+    """600 pairs of samples of one distribution: 5 % above each limit, within 4 deviations of a binomial's share."""
+    above = np.zeros(2)
+    for _ in range(600):
+        values, reference = RNG.normal(size=300), RNG.normal(size=500)
+        for place, (figure, chance) in enumerate((stability_index(values, reference, 10), distance(values, reference))):
+            above[place] += figure > chance
+    shares = above / 600
+    assert shares[0] == pytest.approx(0.05, abs=4 * math.sqrt(0.05 * 0.95 / 600))
+    assert 0 < shares[1] <= 0.05 + 4 * math.sqrt(0.05 * 0.95 / 600)  # its limit is asymptotic, from above
+
+
+def test_verdicts_and_their_order() -> None:
+    num = 20_000
+    plain, more = (np.arange(num) + 0.5) / num, np.arange(num) % 10 < 3
+    base = stats.norm.ppf(plain)
+    nowhere = np.where(np.arange(num) % 10 == 0, np.nan, base)  # a tenth is absent
+    reference = column(f0=base, f1=base, f2=base, f3=base, f4=base, f5=np.zeros(num), f9=base)
+    training = column(f0=base, f1=base + 0.35, f2=base + 1, f3=base + 0.01, f4=nowhere, f5=more, f8=base)
+    drift = drift_between(training, reference, DriftConfig(), where="data")
+    found = {one.feature_id: one for one in drift.features}
+    # normals a shift d apart: the index is nearly their symmetric Kullback-Leibler divergence d², less what bins lose,
+    # and the distance is 2 Φ(d / 2) − 1
+    assert found[1].psi == pytest.approx(0.35**2, rel=0.1)
+    assert found[1].ks == pytest.approx(2 * stats.norm.cdf(0.175) - 1, abs=1e-3)
+    assert {one: drift.verdict for one, drift in found.items()} == {
+        0: "stable", 1: "moderate", 2: "large", 3: "stable", 4: "moderate", 5: "large"
+    }  # fmt: skip
+    assert (found[4].present, found[4].reference_present) == (0.9, 1.0)
+    assert [one.feature_id for one in drift.features] == [5, 2, 1, 4, 3, 0]
+    assert (drift.only_in_training, drift.only_in_reference) == ((8,), (9,))
+
+
+def test_small_samples_are_stable_by_chance() -> None:
+    """Twenty values in every second of ten bins, 0.2 or half a value of 20 against 0.1: large, and yet chance."""
+    values = np.repeat([0, 1, 4, 5, 8, 9, 12, 13, 16, 17], 2)
+    (drift,) = drift_between(column(f0=values), column(f0=np.arange(20)), DriftConfig(), where="data").features
+    expected = 5 * (0.2 - 0.1) * math.log(0.2 / 0.1) + 5 * (0.025 - 0.1) * math.log(0.025 / 0.1)
+    assert (drift.psi, drift.psi_by_chance) == (pytest.approx(expected), pytest.approx(0.1 * 16.919, rel=1e-4))
+    assert drift.verdict == "stable"
+
+
+def test_a_feature_without_values_on_one_side() -> None:
+    drift = drift_between(column(f0=np.full(50, np.nan)), column(f0=np.arange(50)), DriftConfig(), where="data")
+    (one,) = drift.features
+    assert (one.psi, one.ks, one.mean, one.present, one.verdict) == (None, None, None, 0.0, "large")
+
+
+def test_no_common_feature_is_refused() -> None:
+    with pytest.raises(
+        DataError, match="data: expected data sets with at least one common feature, got 1, 2 against 3"
+    ):
+        drift_between(column(f1=[1.0], f2=[1.0]), column(f3=[1.0]), DriftConfig(), where="data")

@@ -1,0 +1,389 @@
+"""Statistics of all rows against DuckDB's aggregate, scipy and hand arithmetic; types that hold for every row."""
+
+import hashlib
+import itertools
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from oracles.logs import candidate_rows, random_rows, write_lines
+from scipy import stats
+
+from reagent_lite.config.norm_params import NormParams
+from reagent_lite.data.features.full_fit import Fitted, fit_summary
+from reagent_lite.data.features.full_statistics import ACTION, STATE, FeatureSummary, Summary, Wanted, summarize
+from reagent_lite.data.formats.stage import data_files
+from reagent_lite.errors import DataError, NoRowsError
+from reagent_lite.types import FeatureSpec
+
+NUM = 40_000
+WANTED = {"columns": (STATE, ACTION), "parametric": None, "num_samples": 2000, "most_distinct": 100, "seed": 0}
+Columns = dict[str, npt.NDArray[np.float32]]
+
+
+def summary(path: Path, **changes: Any) -> Summary:
+    return summarize(data_files(str(path)), Wanted(**(WANTED | changes)))
+
+
+def fitted(path: Path, norm_params: NormParams | None = None, column: str = STATE, **changes: Any) -> Fitted:
+    return fit_summary(summary(path, **changes).columns[column], norm_params or NormParams(), where="data")
+
+
+def feature(fit: Fitted, feature_id: int) -> FeatureSpec:
+    return next(one for one in fit.spec.features if one.feature_id == feature_id)
+
+
+def columns(rows: int = NUM, seed: int = 3) -> Columns:
+    rng = np.random.default_rng(seed)
+    made = {
+        "0": rng.integers(0, 2, rows), "1": rng.random(rows), "2": rng.integers(0, 7, rows),
+        "3": rng.normal(1e4, 1, rows), "4": rng.lognormal(0, 1, rows), "5": rng.standard_t(1.5, rows),
+    }  # fmt: skip
+    values = {name: np.asarray(one, np.float32) for name, one in made.items()}
+    for name in ("1", "4"):
+        values[name][rng.random(rows) < 0.25] = np.nan
+    return values
+
+
+def table(values: Columns, *, as_map: bool = False) -> pa.Table:
+    rows = len(next(iter(values.values())))
+    arrays = [pa.array(one, mask=np.isnan(one)) for one in values.values()]
+    state = pa.StructArray.from_arrays(arrays, list(values))
+    if as_map:
+        present = [[(int(name), one[name]) for name in one if one[name] is not None] for one in state.to_pylist()]
+        state = pa.array(present, pa.map_(pa.int32(), pa.float32()))
+    return pa.table({
+        "mdp_id": [f"e{row // 50}" for row in range(rows)], "sequence_number": [row % 50 * 3 for row in range(rows)],
+        STATE: state, "action": ["left", "right"] * (rows // 2), "reward": np.ones(rows),
+    })  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def parquet(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("log") / "log.parquet"
+    pq.write_table(table(columns()), file, row_group_size=7000)
+    return file
+
+
+def test_all_rows_against_duckdb(parquet: Path) -> None:
+    found = summary(parquet)
+    state = found.columns[STATE]
+    assert (found.rows, found.parametric, state.rows, tuple(state.features)) == (NUM, False, NUM, (0, 1, 2, 3, 4, 5))
+    for one, mine in state.features.items():
+        x = f'{STATE}."{one}"::DOUBLE'
+        query = f"SELECT count({x}), avg({x}), stddev_samp({x}), min({x}), max({x}), bool_and({x} = floor({x})), " \
+                f"count(DISTINCT {x}) FROM '{parquet}'"  # fmt: skip
+        count, mean, stddev, low, high, whole, distinct = duckdb.sql(query).fetchall()[0]
+        assert (mine.moments.count, mine.low, mine.high, mine.whole) == (count, low, high, whole)
+        assert mine.moments.mean == pytest.approx(mean, rel=1e-11)
+        assert mine.moments.stddev == pytest.approx(stddev, rel=1e-9)
+        assert (None if mine.distinct is None else len(mine.distinct)) == (distinct if distinct <= 100 else None)
+
+
+@pytest.mark.parametrize("kind", ["map", "jsonl", "arrow", "shuffled", "shards"])
+def test_the_same_numbers_whatever_the_form(parquet: Path, tmp_path: Path, kind: str) -> None:
+    """The sample has the same rows in the same order, so all that is of the sample is the same to the last bit."""
+    rng = np.random.default_rng(0)
+    whole, out = table(columns(), as_map=kind == "map"), tmp_path / "log"
+    out.mkdir()
+    if kind == "jsonl":
+        write_lines(out / "log.jsonl", whole.to_pylist())
+    elif kind == "arrow":
+        with pa.OSFile(str(out / "log.arrow"), "wb") as stream, pa.ipc.new_file(stream, whole.schema) as writer:
+            writer.write_table(whole)
+    else:
+        shuffled = whole if kind == "map" else whole.take(rng.permutation(NUM))
+        starts = [0, 1, 9000, 30_000, NUM] if kind == "shards" else [0, NUM]
+        for part, (start, stop) in enumerate(itertools.pairwise(starts)):
+            pq.write_table(shuffled.slice(start, stop - start), out / f"{9 - part}.parquet")
+    settings = NormParams(skip_quantiles=False)
+    one, other = fitted(parquet, settings), fitted(out, settings)
+    assert [str(f.feature_type) for f in one.spec.features] == [
+        "BINARY", "PROBABILITY", "CONTINUOUS", "BOXCOX", "ENUM", "QUANTILE"
+    ]  # fmt: skip
+    for mine, theirs in zip(one.spec.features, other.spec.features, strict=True):
+        if mine.feature_type == "CONTINUOUS":
+            assert theirs.mean == pytest.approx(mine.mean, rel=1e-12)
+            assert theirs.stddev == pytest.approx(mine.stddev, rel=1e-10)
+        else:
+            assert theirs == mine
+    for feature_id, report in one.reports.items():
+        like = other.reports[feature_id]
+        assert (like.quantiles, like.k_squared, like.boxcox_lambda) == (
+            report.quantiles, report.k_squared, report.boxcox_lambda
+        )  # fmt: skip
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux to choose cores")
+def test_the_same_bits_on_any_number_of_cores(parquet: Path) -> None:
+    cores = os.sched_getaffinity(0)
+    found = [summary(parquet)]
+    os.sched_setaffinity(0, {min(cores)})  # readers take as many threads as cores
+    try:
+        found.append(summary(parquet))
+    finally:
+        os.sched_setaffinity(0, cores)
+    one, other = (part.columns[STATE] for part in found)
+    assert [part.moments for part in one.features.values()] == [part.moments for part in other.features.values()]
+    for feature_id in one.features:
+        np.testing.assert_array_equal(one.sample.column(feature_id), other.sample.column(feature_id))
+
+
+def test_the_sample_is_the_rows_of_least_hash(parquet: Path) -> None:
+    """SplitMix64 (Steele, Lea and Flood 2014) of sequence_number + the first 8 bytes of md5, in plain integers."""
+
+    def hash_of(mdp_id: str, sequence: int) -> int:
+        z = int.from_bytes(hashlib.md5(f"7:mdp_id:{mdp_id}".encode()).digest()[:8], "little") + sequence
+        z = (z + 1) * 0x9E3779B97F4A7C15 % 2**64
+        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+        z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
+        return z ^ (z >> 31)
+
+    rows = pq.read_table(parquet).to_pylist()
+    expected = sorted(rows, key=lambda row: hash_of(row["mdp_id"], row["sequence_number"]))[:2000]
+    sample = summary(parquet, seed=7).columns[STATE].sample
+    np.testing.assert_array_equal(sample.column(3), np.array([row[STATE]["3"] for row in expected], np.float32))
+    other = summary(parquet, seed=8).columns[STATE].sample
+    assert not np.array_equal(sample.column(3), other.column(3))
+
+
+def test_shapes_are_those_of_scipy(parquet: Path) -> None:
+    values = columns()["4"].astype(np.float64)
+    values = values[~np.isnan(values)]
+    fit = fitted(parquet, num_samples=NUM)
+    report = fit.reports[4]
+    assert report.k_squared == pytest.approx(stats.normaltest(values).statistic, rel=1e-9)
+    transformed, exponent = stats.boxcox(np.maximum(values - values.min(), 1e-4))
+    assert report.boxcox_lambda == pytest.approx(exponent, abs=1e-4)
+    assert report.boxcox_k_squared == pytest.approx(stats.normaltest(transformed).statistic, rel=1e-2)
+    assert report.share_present == len(values) / NUM
+    assert report.sampled == len(values)
+    assert report.quantiles["0.5"] == np.median(values)
+    assert (report.parameters_from, fit.reports[3].parameters_from) == ("the sample", "all rows")
+    assert (feature(fit, 4).boxcox_shift, feature(fit, 4).min_value) == (-values.min(), values.min())
+
+
+@pytest.mark.parametrize(
+    ("odd", "expected"), [(0.5, "PROBABILITY"), (2.0, "ENUM"), (-1.0, "CONTINUOUS"), (2.5, "CONTINUOUS")]
+)
+def test_one_row_of_many_decides_the_type(tmp_path: Path, odd: float, expected: str) -> None:
+    """The odd row is not in the sample: its hash is the largest."""
+    values = {"0": np.tile(np.float32([0, 1]), NUM // 2)}
+    plain = tmp_path / "plain.parquet"
+    pq.write_table(table(values), plain)
+    assert str(fitted(plain, num_samples=30).spec.features[0].feature_type) == "BINARY"
+    values["0"][12_345] = odd
+    file = tmp_path / "log.parquet"
+    pq.write_table(table(values), file)
+    fit = fitted(file, num_samples=30)
+    assert odd not in summary(file, num_samples=30).columns[STATE].sample.column(0)
+    assert str(fit.spec.features[0].feature_type) == expected
+    # 20 000 ones and 20 000 zeros, of which one became `odd`; row 12 345 was a one
+    mean = (19_999 + odd) / NUM
+    assert fit.reports[0].mean == pytest.approx(mean, rel=1e-12)
+
+
+def test_few_distinct_values_in_the_sample_and_many_in_all(tmp_path: Path) -> None:
+    values = {"0": np.float32(np.arange(NUM) % 100), "1": np.float32(np.arange(NUM) % 100)}
+    values["1"][777] = 4000  # the 101st
+    file = tmp_path / "log.parquet"
+    pq.write_table(table(values), file)
+    fit = fitted(file)
+    assert feature(fit, 0).possible_values == tuple(map(float, range(100)))
+    assert (str(feature(fit, 1).feature_type), fit.reports[1].distinct) == ("CONTINUOUS", None)
+    with pytest.raises(DataError, match="feature 1: expected values that ENUM can be fitted to, got more than 100"):
+        fitted(file, NormParams(feature_overrides={"1": "ENUM"}))
+
+
+def test_box_cox_shifts_by_the_least_of_all_rows(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    values = {"0": np.asarray(rng.lognormal(0, 0.5, NUM) + 5, np.float32)}
+    values["0"][1] = 4.5
+    file = tmp_path / "log.parquet"
+    pq.write_table(table(values), file)
+    fit = fitted(file)
+    assert summary(file).columns[STATE].sample.column(0).min() > 5
+    assert (str(fit.spec.features[0].feature_type), fit.spec.features[0].boxcox_shift) == ("BOXCOX", -4.5)
+
+
+def test_absent_and_the_sentinel_are_missing(tmp_path: Path) -> None:
+    """Of 60 rows 20 have 2.5, 20 have 3.5, 10 the missing value and 10 nothing: stddev² is 40 · 0.25 / 39."""
+    states = [{"0": 2.5}, {"0": 3.5}] * 20 + [{"0": -1337.1337}, {}] * 10
+    rows = [{"mdp_id": "e", "sequence_number": i, STATE: one, "action": "a"} for i, one in enumerate(states)]
+    fit = fitted(write_lines(tmp_path / "log.jsonl", rows))
+    report = fit.reports[0]
+    assert (report.count, report.share_present, report.low, report.high) == (40, 40 / 60, 2.5, 3.5)
+    assert (fit.spec.features[0].mean, fit.spec.features[0].stddev) == (3.0, pytest.approx(math.sqrt(10 / 39)))
+
+
+def test_candidates_count_as_often_as_rows_list_them(tmp_path: Path) -> None:
+    """20 rows list {1: 0.5}, {1: 3}; 10 rows list nothing and take {1: 9.5}: mean (20 · 3.5 + 10 · 9.5) / 50 = 3.3."""
+    listed = {"action": {"1": 0.5}, "possible_actions": [{"1": 0.5}, {"1": 3.0}]}
+    rows = [{**(listed if i % 3 else {"action": {"1": 9.5}}), STATE: {"0": i / 7}, "mdp_id": "e", "sequence_number": i}
+            for i in range(30)]  # fmt: skip
+    found = summary(write_lines(tmp_path / "log.jsonl", rows))
+    action = found.columns[ACTION]
+    assert (found.parametric, action.rows, action.features[1].moments.count) == (True, 50, 50)
+    assert action.features[1].moments.mean == pytest.approx(3.3, rel=1e-12)
+    assert sorted(action.sample.column(1).tolist()) == [0.5] * 20 + [3.0] * 20 + [9.5] * 10
+    assert found.columns[STATE].rows == 30
+
+
+def test_candidates_sampled_are_those_of_the_sampled_rows(tmp_path: Path) -> None:
+    rows = candidate_rows(3000)
+    file = write_lines(tmp_path / "log.jsonl", rows)
+    found = summary(file, num_samples=50)
+    state = found.columns[STATE].sample
+    # the row of the least hash, found by its state, gives the first candidates
+    known = {one: float(state.column(one)[0]) for one in state.ids if not np.isnan(state.column(one)[0])}
+    first = next(row for row in rows if {int(k): float(np.float32(v)) for k, v in row[STATE].items()} == known)
+    listed = np.array([one["0"] for one in first["possible_actions"]], np.float32)
+    np.testing.assert_array_equal(found.columns[ACTION].sample.column(0)[: len(listed)], listed)
+    assert len(found.columns[ACTION].sample) == 50
+    assert found.columns[ACTION].rows == sum(len(row["possible_actions"]) for row in rows)
+
+
+def test_rows_without_a_name_are_known_by_position(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{STATE: {"0": i / 3}, "action": "a"} for i in range(500)]
+    rows[7] |= {"mdp_id": "e", "sequence_number": 1}
+    file = write_lines(tmp_path / "log.jsonl", rows)
+    found = summary(file, num_samples=100)
+    assert found.rows_by_position == 499
+    again = summary(file, num_samples=100)
+    np.testing.assert_array_equal(found.columns[STATE].sample.column(0), again.columns[STATE].sample.column(0))
+
+
+@given(st.lists(st.lists(st.floats(-100, 100, width=32) | st.just(math.nan), max_size=8), min_size=1, max_size=5))
+def test_parts_merge_to_the_whole(parts: list[list[float]]) -> None:
+    summaries = [FeatureSummary.of(np.array(part, np.float32), 4) for part in parts]
+    merged = summaries[0]
+    for one in summaries[1:]:
+        merged = merged.merge(one, 4)
+    whole = np.array([x for part in parts for x in part if not math.isnan(x)], np.float64)
+    distinct = sorted(set(whole.tolist()))
+    assert (merged.moments.count, merged.low, merged.high) == (
+        len(whole), min(distinct, default=math.inf), max(distinct, default=-math.inf)
+    )  # fmt: skip
+    assert merged.whole == all(x == int(x) for x in distinct)
+    assert (None if merged.distinct is None else merged.distinct.tolist()) == (distinct if len(distinct) <= 4 else None)
+    if len(whole) > 1:
+        assert merged.moments.mean == pytest.approx(whole.mean(), rel=1e-9, abs=1e-9)
+        assert merged.moments.stddev == pytest.approx(whole.std(ddof=1), rel=1e-9, abs=1e-9)
+
+
+def test_constants_and_sparse_features_say_so(tmp_path: Path) -> None:
+    values = {"0": np.full(NUM, -2.5, np.float32), "1": np.full(NUM, np.nan, np.float32)}
+    values["1"][:25] = np.arange(25) / 7
+    file = tmp_path / "log.parquet"
+    pq.write_table(table(values), file)
+    fit = fitted(file, num_samples=100)
+    assert (feature(fit, 0).mean, feature(fit, 0).stddev) == (-2.5, 1.0)
+    assert fit.notes[0] == "data: feature 0: every value is -2.5; a constant is CONTINUOUS with stddev 1"
+    assert fit.notes[1].startswith(f"data: feature 1: {fit.reports[1].sampled} of its 25 values in the sample")
+    assert fit.reports[1].sampled < 20
+    # 0, 1/7, ..., 24/7: mean 12/7, sum of squares 2 (1 + 4 + ... + 144) / 49 = 1300/49, variance 1300/49/24
+    assert feature(fit, 1).mean == pytest.approx(12 / 7, rel=1e-6)
+    assert feature(fit, 1).stddev == pytest.approx(math.sqrt(1300 / 49 / 24), rel=1e-6)
+
+
+def test_a_feature_that_no_sampled_row_has(tmp_path: Path) -> None:
+    """Forty rows of 4 000 have feature 7, with 0 and 1, and feature 8, with 0.5 and 2.5; the sample is 20 others."""
+    rows = [{"mdp_id": "e", "sequence_number": i, STATE: {"0": i}, "action": "a"} for i in range(4000)]
+    for i in range(3000, 3040):
+        rows[i][STATE] = {"0": i, "7": i % 2, "8": 0.5 + 2 * (i % 2)}
+    file = tmp_path / "log.parquet"
+    pairs = [list(one[STATE].items()) for one in rows]  # type: ignore[attr-defined]
+    log = pa.Table.from_pylist([{**one, STATE: None} for one in rows])
+    pq.write_table(log.set_column(2, STATE, pa.array(pairs, pa.map_(pa.string(), pa.float32()))), file)
+    fit = fitted(file, num_samples=20, seed=1)
+    assert (fit.reports[7].sampled, fit.reports[7].count, fit.reports[7].share_present) == (0, 40, 0.01)
+    assert [str(feature(fit, one).feature_type) for one in (7, 8)] == ["BINARY", "CONTINUOUS"]
+    # forty values one from their mean: 40 / 39
+    assert (feature(fit, 8).mean, feature(fit, 8).stddev) == (1.5, pytest.approx(math.sqrt(40 / 39), rel=1e-12))
+    with pytest.raises(
+        DataError, match="feature 8: expected values that QUANTILE can be fitted to, got 0 values in the"
+    ):
+        fitted(file, NormParams(feature_overrides={"8": "QUANTILE"}), num_samples=20, seed=1)
+
+
+def test_no_feature_at_all_is_refused(tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "log.jsonl", [row(i, **{STATE: {}}) for i in range(30)])
+    with pytest.raises(DataError, match="data: expected at least one feature, got none in 30 rows"):
+        fitted(file)
+
+
+def row(number: int, **changes: Any) -> dict[str, Any]:
+    plain = {"mdp_id": "e", "sequence_number": number, STATE: {"0": number / 3}, "action": "a"}
+    return {name: value for name, value in (plain | changes).items() if value is not ...}
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({STATE: {"0": 1e39}}, "log.jsonl:8: expected finite numbers in state_features, got inf for '0' as float32"),
+        ({STATE: {"speed": 1}}, "log.jsonl:8: expected integers as feature ids, got 'speed'"),
+        ({STATE: {"01": 1}}, "log.jsonl:8: expected integers as feature ids, got '01'"),
+        ({STATE: None}, "log.jsonl:8: expected state_features, got none"),
+        ({STATE: {"0": "fast"}}, "log.jsonl:8: expected an object"),
+        ({"sequence_number": 1.5}, "log.jsonl:8: expected an integer in sequence_number, got 1.5"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_line(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
+    rows = [row(i, **(changed if i == 7 else {})) for i in range(30)]
+    with pytest.raises(DataError) as caught:
+        summary(write_lines(tmp_path / "log.jsonl", rows))
+    assert message in str(caught.value)
+
+
+def test_many_faults_are_counted(tmp_path: Path) -> None:
+    rows = [row(i, **{STATE: {"0": 1e39}}) for i in range(50)]
+    with pytest.raises(DataError, match="expected rows without fault, got 50 rows with one, 30 more than shown"):
+        summary(write_lines(tmp_path / "log.jsonl", rows))
+
+
+def test_other_bad_input(tmp_path: Path) -> None:
+    few = write_lines(tmp_path / "few.jsonl", [row(i) for i in range(19)])
+    with pytest.raises(DataError, match="feature 0: expected at least 20 present values, got 19 in 19 rows"):
+        fitted(few)
+    left = fitted(few, NormParams(feature_overrides={"0": "DO_NOT_PREPROCESS"}))
+    assert (str(left.spec.features[0].feature_type), left.reports[0].reason) == (
+        "DO_NOT_PREPROCESS", "overridden; by itself CONTINUOUS"
+    )  # fmt: skip
+    (tmp_path / "none.jsonl").write_text("")
+    with pytest.raises(NoRowsError):
+        summary(tmp_path / "none.jsonl")
+    wrong = write_lines(tmp_path / "wrong.jsonl", [{"state_feature": {"0": 1}, "action": "a"}])
+    with pytest.raises(DataError, match=r"expected a column 'state_features'.*Nearest column: 'state_feature'"):
+        summary(wrong)
+    names = write_lines(tmp_path / "names.jsonl", [row(i) for i in range(30)])
+    with pytest.raises(DataError, match=r"expected an object \{id: number\} in action"):
+        summary(names, parametric=True)
+    assert tuple(summary(names, parametric=False).columns) == (STATE,)
+
+
+def test_actions_of_two_kinds_are_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "log"
+    write_lines(folder / "a.jsonl", [row(i) for i in range(30)])
+    write_lines(folder / "b.jsonl", [row(i, action={"1": 2.0}) for i in range(30)])
+    with pytest.raises(DataError, match=r"b.jsonl:1: expected actions that are names, as before, got .*objects"):
+        summary(folder)
+    assert summary(folder, columns=(STATE,), parametric=False).rows == 60
+
+
+def test_transitions_read_as_events_do(tmp_path: Path) -> None:
+    """Next states are not counted: a row's own state is, as in a training run."""
+    rows = random_rows(400)
+    found = summary(write_lines(tmp_path / "log.jsonl", rows)).columns[STATE].features
+    values = [row[STATE]["1"] for row in rows if "1" in row[STATE]]
+    assert found[1].moments.count == len(values)
+    assert found[1].moments.mean == pytest.approx(float(np.float32(values).astype(float).mean()), rel=1e-9)
+    assert found[1].low == float(np.float32(min(values)))

@@ -1,0 +1,284 @@
+"""Normalization files: round trips and every bad input."""
+
+import json
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reagent_lite.data.features.normalization import (
+    check_covers,
+    normalization_json,
+    read_normalization,
+    write_normalization,
+)
+from reagent_lite.errors import DataError
+from reagent_lite.models.preprocessor import Preprocessor
+from reagent_lite.types import FeatureSpec, FeatureType, NormalizationSpec
+
+NAN = math.nan
+REAL_FILE = Path(__file__).parents[3] / "../shared/data/reagent2019/cartpole_norm.json"
+
+Write = Callable[[object], str]
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Write:
+    def write(document: object) -> str:
+        path = tmp_path / "norm.json"
+        path.write_text(document if isinstance(document, str) else json.dumps(document))
+        return str(path)
+
+    return write
+
+
+def spec_of(*features: FeatureSpec) -> NormalizationSpec:
+    return NormalizationSpec.ordered({feature.feature_id: feature for feature in features})
+
+
+# Reading
+
+
+@pytest.mark.parametrize("encode", [json.dumps, lambda parameters: parameters], ids=["string", "object"])
+@pytest.mark.parametrize("absent", [{}, {"quantiles": None, "boxcox_lambda": None, "possible_values": None}])
+def test_contract_file_in_both_encodings(
+    written: Write, encode: Callable[[object], object], absent: dict[str, None]
+) -> None:
+    path = written(
+        {
+            "1": encode(absent | {"feature_type": "ENUM", "possible_values": [12, 4, 2]}),
+            "2": encode(absent | {"feature_type": "CONTINUOUS", "mean": 0, "stddev": 1}),
+            "3": encode(absent | {"feature_type": "ENUM", "possible_values": [15, 3]}),
+        }
+    )
+    spec = read_normalization(path)
+    assert spec.feature_ids == (2, 1, 3)
+    assert spec.features[1].possible_values == (12.0, 4.0, 2.0)
+    raw = torch.tensor([[1.0, 12.0, 15.0], [2.0, 4.0, 3.0], [3.0, 2.0, 15.0], [3.0, 2.0, NAN]])
+    assert Preprocessor(spec).dense(raw).tolist() == [
+        [1, 1, 0, 0, 1, 0],
+        [2, 0, 1, 0, 0, 1],
+        [3, 0, 0, 1, 1, 0],
+        [3, 0, 0, 1, 0, 0],
+    ]
+
+
+def test_file_of_2019() -> None:
+    if not REAL_FILE.exists():
+        pytest.skip("the 2019 files are not beside this checkout")
+    spec = read_normalization(str(REAL_FILE))
+    assert spec.feature_ids == (2, 3, 0, 1)
+    assert [f.feature_type for f in spec.features] == ["CONTINUOUS", "CONTINUOUS", "QUANTILE", "QUANTILE"]
+    assert spec.features[0].mean == 0.00898619182407856
+    assert spec.features[1].stddev == 0.33846569061279297
+    assert [len(f.quantiles) for f in spec.features] == [0, 0, 21, 21]
+    document = json.loads(REAL_FILE.read_text())
+    again = {key: json.loads(text) for key, text in normalization_json(spec).items()}
+    assert again == {key: json.loads(text) for key, text in document.items()}
+
+
+CONTINUOUS = {"feature_type": "CONTINUOUS", "mean": 0, "stddev": 1}
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ("", "an empty file"),
+        ("  \n", "an empty file"),
+        ("{}", "expected a JSON object with at least one feature, got an empty object"),
+        ("[1]", "got a list"),
+        ("null", "got a NoneType"),
+        ('{"1": ', "expected JSON, got Expecting value: line 1 column 7"),
+        ("[" * 100_000, "expected JSON, got "),
+        ('{"1": {"feature_type": "BINARY"}, "1": {"feature_type": "BINARY"}}', "the key '1' twice"),
+        ({"1": CONTINUOUS, "01": CONTINUOUS}, "feature 01: expected one entry per feature id, got 1 a second time"),
+        ({"age": CONTINUOUS}, "expected an integer feature id as key, got 'age'"),
+        ({"1.0": CONTINUOUS}, "expected an integer feature id as key, got '1.0'"),
+        ({"9" * 30: CONTINUOUS}, "expected an integer feature id as key"),
+        ({"7": "{broken"}, "feature 7: expected JSON, got Expecting property name"),
+        ({"7": "[]"}, r"feature 7: expected an object of parameters, or a JSON string of one, got \[\]"),
+        ({"7": 3}, "feature 7: expected an object of parameters, or a JSON string of one, got 3"),
+        ({"7": None}, "feature 7: expected an object of parameters"),
+        ({"7": {}}, "feature 7: feature_type: expected a feature type, got nothing"),
+        ({"7": CONTINUOUS | {"feature_type": "CONTINOUS"}}, "got 'CONTINOUS'. Did you mean CONTINUOUS?"),
+        ({"7": CONTINUOUS | {"feature_type": "enum"}}, "got 'enum'. Did you mean ENUM?"),
+        ({"7": CONTINUOUS | {"feature_type": "xyz"}}, "Known: BINARY, PROBABILITY"),
+        ({"7": CONTINUOUS | {"feature_type": 5}}, "feature_type: expected a feature type, got 5"),
+        ({"7": CONTINUOUS | {"std_dev": 5}}, "expected a known parameter, got 'std_dev'. Did you mean stddev?"),
+        ({"7": CONTINUOUS | {"mean": "0"}}, "feature 7: mean: expected a finite number, got '0'"),
+        ({"7": CONTINUOUS | {"mean": True}}, "mean: expected a finite number, got True"),
+        ({"7": CONTINUOUS | {"mean": NAN}}, "mean: expected a finite number, got nan"),
+        ({"7": CONTINUOUS | {"mean": 10**400}}, "mean: expected a finite number, got 1000"),
+        ({"7": CONTINUOUS | {"mean": None}}, "mean: expected a value, which CONTINUOUS needs, got nothing"),
+        ({"7": CONTINUOUS | {"stddev": 0}}, "stddev: expected a positive number of float32, got 0.0. A constant"),
+        ({"7": CONTINUOUS | {"stddev": -1}}, "stddev: expected a positive number of float32, got -1.0"),
+        ({"7": CONTINUOUS | {"stddev": 1e-60}}, "stddev: expected a positive number of float32, got 1e-60"),
+        ({"7": CONTINUOUS | {"stddev": NAN}}, "stddev: expected a finite number, got nan"),
+        ({"7": CONTINUOUS | {"stddev": math.inf}}, "stddev: expected a finite number, got inf"),
+        ({"7": {"feature_type": "ENUM"}}, "possible_values: expected a value, which ENUM needs, got nothing"),
+        ({"7": {"feature_type": "ENUM", "possible_values": []}}, "possible_values: expected a value"),
+        ({"7": {"feature_type": "ENUM", "possible_values": 3}}, "expected a list of finite numbers, got 3"),
+        ({"7": {"feature_type": "ENUM", "possible_values": [1, "a"]}}, "expected a finite number, got 'a'"),
+        ({"7": {"feature_type": "ENUM", "possible_values": [1, 2, 1]}}, "got 1 of them repeated. List each once"),
+        (
+            {"7": {"feature_type": "ENUM", "possible_values": [2**24, 2**24 + 1]}},
+            "expected values that differ in float32, got 1 of them repeated",
+        ),
+        ({"7": {"feature_type": "QUANTILE"}}, "quantiles: expected a value, which QUANTILE needs"),
+        ({"7": {"feature_type": "QUANTILE", "quantiles": [1]}}, "expected at least 2 strictly increasing numbers"),
+        ({"7": {"feature_type": "QUANTILE", "quantiles": [1, 1, 2]}}, "Sort them and list each once"),
+        ({"7": {"feature_type": "QUANTILE", "quantiles": [2, 1]}}, r"increasing numbers, got \[2.0, 1.0\]"),
+        ({"7": CONTINUOUS | {"feature_type": "BOXCOX"}}, "boxcox_shift: expected a value, which BOXCOX needs"),
+        (
+            {"7": CONTINUOUS | {"feature_type": "BOXCOX", "boxcox_shift": 0}},
+            "boxcox_lambda: expected a value, which BOXCOX needs",
+        ),
+        (
+            {"7": CONTINUOUS | {"feature_type": "BOXCOX", "boxcox_shift": 0, "boxcox_lambda": 1, "stddev": 0}},
+            "stddev: expected a positive number",
+        ),
+        ({"7": {"feature_type": "CONTINUOUS_ACTION", "max_value": 1}}, "min_value: expected a value, which"),
+        (
+            {"7": {"feature_type": "CONTINUOUS_ACTION", "min_value": 1, "max_value": 1}},
+            "min_value, max_value: expected min_value below max_value, got 1.0, 1.0",
+        ),
+    ],
+)
+def test_bad_file_names_file_and_feature(written: Write, document: object, message: str) -> None:
+    path = written(document)
+    with pytest.raises(DataError, match=message) as caught:
+        read_normalization(path)
+    assert all(problem.where.startswith(path) for problem in caught.value.problems)
+
+
+def test_every_problem_of_a_file_at_once(written: Write) -> None:
+    path = written({"1": {"feature_type": "X", "mean": "a", "stddev": "b"}, "z": CONTINUOUS, "3": CONTINUOUS})
+    with pytest.raises(DataError) as caught:
+        read_normalization(path)
+    assert [p.where.removeprefix(path) for p in caught.value.problems] == [
+        ": feature 1: feature_type",
+        ": feature 1: mean",
+        ": feature 1: stddev",
+        ": feature z",
+    ]
+
+
+def test_many_problems_are_cut(written: Write) -> None:
+    path = written({f"a{i}": CONTINUOUS for i in range(50)})
+    with pytest.raises(DataError, match="30 more") as caught:
+        read_normalization(path)
+    assert len(caught.value.problems) == 21
+
+
+def test_missing_file_and_folder(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="expected a readable normalization file, got FileNotFoundError"):
+        read_normalization(str(tmp_path / "none.json"))
+    with pytest.raises(DataError, match="got OSError: no file, but a folder, a FIFO"):
+        read_normalization(str(tmp_path))
+    (tmp_path / "latin.json").write_bytes(b'{"1": "\xe9"}')
+    with pytest.raises(DataError, match="got UnicodeDecodeError"):
+        read_normalization(str(tmp_path / "latin.json"))
+    with pytest.raises(DataError, match="protocol 'http'"):
+        read_normalization("http://example.org/norm.json")
+    os.mkfifo(tmp_path / "norm.json")
+    with pytest.raises(DataError, match="got OSError: no file, but a folder, a FIFO"):
+        read_normalization(str(tmp_path / "norm.json"))
+
+
+def test_unused_parameters_are_not_judged(written: Write) -> None:
+    path = written({"1": {"feature_type": "BINARY", "mean": 1, "stddev": 0, "quantiles": [2, 1]}})
+    assert read_normalization(path).features[0].quantiles == (2.0, 1.0)
+
+
+# Writing
+
+EVERY_TYPE = spec_of(
+    *(
+        FeatureSpec(feature_id=i, feature_type=FeatureType(t))
+        for i, t in enumerate(("BINARY", "PROBABILITY", "CLIP_LOG"))
+    ),
+    FeatureSpec(feature_id=-5, feature_type=FeatureType.CONTINUOUS, mean=0.1, stddev=1e-7, min_value=-1.5),
+    FeatureSpec(feature_id=12, feature_type=FeatureType.BOXCOX, boxcox_lambda=0.0, boxcox_shift=0.0, mean=3.0),
+    FeatureSpec(feature_id=13, feature_type=FeatureType.ENUM, possible_values=(12.0, 4.0, 2.5)),
+    FeatureSpec(feature_id=14, feature_type=FeatureType.QUANTILE, quantiles=(0.1, 0.2, 1 / 3)),
+    FeatureSpec(feature_id=15, feature_type=FeatureType.CONTINUOUS_ACTION, min_value=-2.0, max_value=2.0),
+    FeatureSpec(feature_id=16, feature_type=FeatureType.DISCRETE_ACTION),
+    FeatureSpec(feature_id=17, feature_type=FeatureType.DO_NOT_PREPROCESS, boxcox_lambda=0.5),
+)
+
+
+def test_written_in_the_encoding_of_2019() -> None:
+    spec = spec_of(FeatureSpec(feature_id=2, feature_type=FeatureType.CONTINUOUS, mean=0.5, stddev=2.0))
+    assert normalization_json(spec) == {
+        "2": '{"feature_type": "CONTINUOUS", "boxcox_lambda": null, "boxcox_shift": null, "mean": 0.5, "stddev": 2.0, '
+        '"possible_values": null, "quantiles": null, "min_value": 0.0, "max_value": 1.0}'
+    }
+
+
+def test_round_trip_of_every_type(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "folder" / "norm.json"
+    write_normalization(str(path), EVERY_TYPE)
+    assert read_normalization(str(path)) == EVERY_TYPE
+    assert os.listdir(path.parent) == ["norm.json"]
+
+
+def test_round_trip_through_a_url() -> None:
+    write_normalization("memory://norms/a.json", EVERY_TYPE)
+    assert read_normalization("memory://norms/a.json") == EVERY_TYPE
+
+
+def test_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "norm.json"
+    write_normalization(str(path), EVERY_TYPE)
+    before = path.read_bytes()
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(DataError, match="a path that can be written, got OSError"):
+        write_normalization(str(path), spec_of(EVERY_TYPE.features[0]))
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == ["norm.json"]
+
+
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+LISTS = st.lists(st.floats(-1e6, 1e6, width=32), min_size=2, max_size=5, unique=True).map(lambda v: tuple(sorted(v)))
+
+
+@st.composite
+def features(draw: st.DrawFn) -> FeatureSpec:
+    low = draw(st.floats(-1e300, 1e300))
+    return FeatureSpec(
+        feature_id=draw(st.integers(-(10**17), 10**17)),
+        feature_type=draw(st.sampled_from(FeatureType)),
+        mean=draw(FINITE),
+        stddev=draw(st.floats(1e-30, 1e300)),
+        boxcox_lambda=draw(FINITE),
+        boxcox_shift=draw(FINITE),
+        possible_values=draw(LISTS),
+        quantiles=draw(LISTS),
+        min_value=low,
+        max_value=low + abs(low) + 1,
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(features(), min_size=1, max_size=4))
+def test_round_trip_is_exact(many: list[FeatureSpec]) -> None:
+    spec = spec_of(*many)
+    write_normalization("memory://norms/hypothesis.json", spec)
+    assert read_normalization("memory://norms/hypothesis.json") == spec
+
+
+def test_check_covers() -> None:
+    spec = spec_of(*(FeatureSpec(feature_id=i, feature_type=FeatureType.BINARY) for i in (1, 2, 3)))
+    check_covers(spec, (3, 1), where="norm.json")
+    with pytest.raises(DataError, match=r"norm.json: .* got none for 2 of 3: 4, 9\. Compute") as caught:
+        check_covers(spec, (9, 1, 4), where="norm.json")
+    assert caught.value.problems[0].expected == "parameters of every feature in the data"

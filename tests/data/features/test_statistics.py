@@ -1,0 +1,192 @@
+"""Identification and fits against scipy, distributions of known type, and hand-computed moments."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from reagent_lite.config.norm_params import NormParams
+from reagent_lite.data.features.statistics import (
+    FEATURE_TYPES,
+    Moments,
+    box_cox,
+    box_cox_exponent,
+    fit_feature,
+    identify,
+    is_constant,
+    k_squared,
+)
+from reagent_lite.types import FeatureSpec, FeatureType
+
+Floats = npt.NDArray[np.float64]
+RNG = np.random.default_rng(20)
+NUM = 2000
+NORMAL = RNG.normal(3, 2, NUM)
+LOGNORMAL = RNG.lognormal(0, 1, NUM)
+HEAVY_TAILED = RNG.standard_t(1.2, NUM)
+WITH_QUANTILES = NormParams(skip_quantiles=False)
+
+
+def fitted(name: str, values: npt.ArrayLike, settings: NormParams | None = None) -> FeatureSpec:
+    return fit_feature(7, FeatureType(name), np.asarray(values, float), settings or NormParams())
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (RNG.integers(0, 2, NUM), "BINARY"),
+        (np.zeros(30), "BINARY"),
+        (np.ones(30), "BINARY"),
+        (RNG.random(NUM), "PROBABILITY"),
+        (np.full(30, 0.5), "PROBABILITY"),
+        (RNG.integers(0, 50, NUM), "ENUM"),
+        (np.full(30, 3.0), "ENUM"),
+        (np.arange(100), "ENUM"),
+        (np.arange(101), "CONTINUOUS"),
+        (RNG.binomial(100, 0.5, NUM) - 60, "CONTINUOUS"),
+        (RNG.binomial(100, 0.5, NUM) + 0.5, "CONTINUOUS"),
+        (NORMAL, "CONTINUOUS"),
+        (np.full(30, -2.5), "CONTINUOUS"),
+        (LOGNORMAL, "BOXCOX"),
+        (RNG.gamma(3, 1, NUM) - 5, "BOXCOX"),
+        (HEAVY_TAILED, "CONTINUOUS"),
+    ],
+)
+def test_identify(values: Floats, expected: str) -> None:
+    assert identify(np.asarray(values, float), NormParams()) == expected
+
+
+def test_identify_heavy_tails_as_quantile_unless_skipped() -> None:
+    assert k_squared(HEAVY_TAILED) > 1000
+    assert identify(HEAVY_TAILED, WITH_QUANTILES) == "QUANTILE"
+    assert identify(HEAVY_TAILED, NormParams(skip_quantiles=True)) == "CONTINUOUS"
+    assert identify(HEAVY_TAILED, NormParams(skip_quantiles=False, quantile_k2_threshold=1e9)) == "CONTINUOUS"
+    assert identify(NORMAL, WITH_QUANTILES) == "CONTINUOUS"
+
+
+def test_identify_settings() -> None:
+    assert identify(LOGNORMAL, NormParams(skip_box_cox=True)) == "CONTINUOUS"
+    assert identify(LOGNORMAL, NormParams(skip_box_cox=True, skip_quantiles=False)) == "QUANTILE"
+    # The candidate's own K² must stay below the threshold.
+    assert identify(LOGNORMAL, NormParams(quantile_k2_threshold=1e-9)) == "CONTINUOUS"
+    assert identify(np.arange(50.0), NormParams(max_unique_enum_values=49)) == "CONTINUOUS"
+    assert identify(np.arange(50.0), NormParams(max_unique_enum_values=50)) == "ENUM"
+
+
+def test_k_squared_is_scipys() -> None:
+    assert k_squared(LOGNORMAL) == stats.normaltest(LOGNORMAL).statistic
+    assert math.isnan(k_squared(np.full(30, 4.0)))
+
+
+@pytest.mark.parametrize(
+    "values", [LOGNORMAL, NORMAL - NORMAL.min() + 1e-4, RNG.exponential(5, NUM), RNG.beta(2, 5, NUM)]
+)
+def test_box_cox_exponent_is_scipys(values: Floats) -> None:
+    # Both searches stop at a relative 1.5e-8 of the likelihood, which is flat at its maximum.
+    assert box_cox_exponent(values) == pytest.approx(stats.boxcox_normmax(values, method="mle"), abs=1e-5)
+
+
+def test_box_cox_exponent_of_degenerate_values() -> None:
+    assert math.isnan(box_cox_exponent(np.full(30, 4.0)))
+    spread = np.exp(np.linspace(-9, 88, 50))  # the range of float32
+    assert math.isfinite(box_cox_exponent(spread))
+
+
+def test_box_cox_is_scipys() -> None:
+    np.testing.assert_allclose(box_cox(LOGNORMAL, 0.3, 0.0, 1e-6), stats.boxcox(LOGNORMAL, 0.3), rtol=1e-13)
+    # (4^0.5 - 1)/0.5 = 2; log 4 at λ 0; the floor 1e-4: (0.01 - 1)/0.5 = -1.98
+    assert box_cox(np.array([3.0, -9.0]), 0.5, 1.0, 1e-4) == pytest.approx([2.0, -1.98])
+    assert box_cox(np.array([3.0]), 0.0, 1.0, 1e-4) == pytest.approx([math.log(4)])
+
+
+def test_fit_continuous() -> None:
+    # mean 5, squared deviations 9+1+1+1+0+0+4+16 = 32, 32/7 with ddof 1
+    result = fitted("CONTINUOUS", [2, 4, 4, 4, 5, 5, 7, 9])
+    assert (result.mean, result.min_value, result.max_value) == (5.0, 2.0, 9.0)
+    assert result.stddev == pytest.approx(math.sqrt(32 / 7), rel=1e-15)
+
+
+def test_small_stddev_has_no_floor() -> None:
+    values = 5 + 1e-3 * RNG.standard_normal(NUM)
+    assert fitted("CONTINUOUS", values).stddev == pytest.approx(np.std(values, ddof=1), rel=1e-12)
+    assert float(np.std(values, ddof=1)) < 0.01
+
+
+def test_fit_constant_is_itself_and_one() -> None:
+    # 0.1 summed thirty times and divided is not 0.1: the mean of a constant is not computed.
+    result = fitted("CONTINUOUS", np.full(30, 0.1))
+    assert (result.mean, result.stddev) == (0.1, 1.0)
+    assert is_constant(np.full(30, 0.1))
+    assert is_constant(np.array([0.0, 1e-45]))
+    assert not is_constant(np.array([0.0, 1e-30]))
+
+
+def test_fit_box_cox_standardizes_the_space_the_preprocessor_uses() -> None:
+    result = fitted("BOXCOX", LOGNORMAL)
+    shift, exponent = result.boxcox_shift, result.boxcox_lambda
+    assert shift == -LOGNORMAL.min()
+    assert exponent == pytest.approx(stats.boxcox_normmax(np.maximum(LOGNORMAL + shift, 1e-4), method="mle"), abs=1e-5)
+    transformed = (np.maximum(LOGNORMAL + shift, 1e-6) ** exponent - 1) / exponent
+    assert result.mean == pytest.approx(transformed.mean(), rel=1e-9)
+    assert result.stddev == pytest.approx(transformed.std(ddof=1), rel=1e-9)
+
+
+def test_fit_quantile_is_mquantiles() -> None:
+    result = fitted("QUANTILE", HEAVY_TAILED)
+    oracle = stats.mstats.mquantiles(HEAVY_TAILED, np.arange(21) / 20, alphap=0, betap=1)
+    np.testing.assert_allclose(result.quantiles, oracle, rtol=1e-12)
+    # Linear in the empirical distribution of 1..10: the share p is reached at 10 p; p = 0 gives the minimum.
+    quarters = fitted("QUANTILE", np.arange(1.0, 11.0), NormParams(quantile_size=4))
+    assert quarters.quantiles == (1.0, 2.5, 5.0, 7.5, 10.0)
+    assert fitted("QUANTILE", [0.0] * 90 + [1.0] * 5 + [2.0] * 5).quantiles == (0.0, 1.0, 2.0)
+
+
+def test_fit_enum() -> None:
+    assert fitted("ENUM", [3, 1, 3, -2, 1]).possible_values == (-2.0, 1.0, 3.0)
+    with pytest.raises(ValueError, match="101 distinct values, max_unique_enum_values is 100"):
+        fitted("ENUM", np.arange(101))
+
+
+@pytest.mark.parametrize("name", ["QUANTILE", "BOXCOX", "CONTINUOUS_ACTION"])
+def test_constant_cannot_be_fitted(name: str) -> None:
+    with pytest.raises(ValueError, match=r"one single value|finite, positive"):
+        fitted(name, np.full(30, 4.0))
+
+
+@pytest.mark.parametrize("name", ["BINARY", "PROBABILITY", "DISCRETE_ACTION", "DO_NOT_PREPROCESS", "CLIP_LOG"])
+def test_types_without_parameters_keep_defaults(name: str) -> None:
+    assert fitted(name, [2.0, 5.0]) == replace(fitted(name, []), min_value=2.0, max_value=5.0)
+    assert fitted(name, []).stddev == 1.0
+
+
+def test_every_type_has_a_fit() -> None:
+    assert set(FEATURE_TYPES) == set(FeatureType)
+
+
+@given(
+    parts=st.lists(st.lists(st.floats(-1e6, 1e6), max_size=20), min_size=1, max_size=5),
+)
+def test_moments_merge_to_the_moments_of_the_whole(parts: list[list[float]]) -> None:
+    whole = np.concatenate([np.asarray(part, float) for part in parts])
+    merged = Moments.of(np.empty(0))
+    for part in parts:
+        merged = merged.merge(Moments.of(np.asarray(part, float)))
+    assert merged.count == len(whole)
+    if len(whole) > 1:
+        assert merged.mean == pytest.approx(whole.mean(), rel=1e-9, abs=1e-6)
+        assert merged.stddev == pytest.approx(whole.std(ddof=1), rel=1e-6, abs=1e-4)
+    else:
+        assert merged.stddev == 0.0
+
+
+def test_moments_by_hand() -> None:
+    left, right = Moments.of(np.array([1.0, 3.0])), Moments.of(np.array([5.0, 7.0, 9.0]))
+    # [1, 3, 5, 7, 9]: mean 5, squares 16 + 4 + 0 + 4 + 16
+    assert left.merge(right) == Moments(count=5, mean=5.0, squares=40.0)
+    assert right.merge(left) == Moments(count=5, mean=5.0, squares=40.0)
+    assert left.merge(right).stddev == pytest.approx(math.sqrt(10.0))

@@ -1,0 +1,296 @@
+"""Minari datasets in and out, against Minari's own reading of them and Gymnasium's own flattening."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import h5py
+import minari
+import numpy as np
+import pytest
+from gymnasium import spaces
+from minari.data_collector import EpisodeBuffer
+from numpy.typing import NDArray
+
+from reagent_lite.data.formats.files import list_input
+from reagent_lite.data.formats.minari import flattened
+from reagent_lite.data.formats.reading import READERS, read_tables
+from reagent_lite.data.formats.stage import data_files
+from reagent_lite.data.writing.log_copy import copy_to_minari
+from reagent_lite.data.writing.minari import MinariForm
+from reagent_lite.errors import DataError
+
+Row = dict[str, Any]
+ABOUT = dict.fromkeys(("algorithm_name", "author", "author_email", "code_permalink", "description"), "test")
+
+
+def cartpole(episodes: int, limit: int) -> list[EpisodeBuffer]:
+    """Random episodes of Gymnasium's CartPole; those that reach the limit are cut there."""
+    env = gymnasium.make("CartPole-v1", max_episode_steps=limit)
+    env.action_space.seed(0)
+    buffers = []
+    for seed in range(episodes):
+        observation, _ = env.reset(seed=seed)
+        seen, steps = [observation], []
+        over = False
+        while not over:
+            action = env.action_space.sample()
+            observation, reward, terminated, truncated, _ = env.step(action)
+            over = terminated or truncated
+            seen.append(observation)
+            steps.append((action, reward, terminated, truncated))
+        actions, rewards, ended, cut = (list(column) for column in zip(*steps, strict=True))
+        buffers.append(EpisodeBuffer(seed=seed, observations=seen, actions=actions, rewards=rewards,
+                                     terminations=ended, truncations=cut))  # fmt: skip
+    return buffers
+
+
+def made(root: Path, monkeypatch: pytest.MonkeyPatch, buffers: list[EpisodeBuffer], **options: Any) -> Path:
+    """Writes a dataset by Minari's own function and returns its folder."""
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(root))
+    options = {"env": "CartPole-v1", "eval_env": "CartPole-v1"} | options
+    minari.create_dataset_from_buffers("test/cartpole-v0", buffers, **ABOUT, **options)
+    return root / "test" / "cartpole-v0"
+
+
+def without_env(monkeypatch: pytest.MonkeyPatch, root: Path, observation: Any, action: Any, **data: Any) -> Path:
+    length = len(data["rewards"])
+    buffer = EpisodeBuffer(**({"terminations": [False] * length, "truncations": [False] * length} | data))
+    with pytest.warns(UserWarning, match="env"):
+        return made(root, monkeypatch, [buffer], env=None, eval_env=None, observation_space=observation,
+                    action_space=action)  # fmt: skip
+
+
+def rows_of(path: Path) -> list[Row]:
+    return [row for table in read_tables(str(path)) for row in table.to_pylist()]
+
+
+@pytest.mark.parametrize("data_format", ["hdf5", "arrow", "parquet"])
+def test_cartpole_as_minari_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data_format: str) -> None:
+    folder = made(tmp_path, monkeypatch, cartpole(12, limit=20), data_format=data_format)
+    rows = rows_of(folder)
+    assert rows == rows_of(folder / "data")
+    at = 0
+    for episode in minari.MinariDataset(folder / "data"):
+        num = len(episode.rewards)
+        part = rows[at : at + num]
+        at += num
+        assert {row["mdp_id"] for row in part} == {str(episode.id)}
+        assert [row["sequence_number"] for row in part] == list(range(num))
+        states = np.array([[row["state_features"][str(i)] for i in range(4)] for row in part], np.float32)
+        np.testing.assert_array_equal(states, episode.observations[:-1])
+        assert [row["action"] for row in part] == [str(action) for action in episode.actions]
+        assert [row["reward"] for row in part] == episode.rewards.tolist()
+        assert [row["terminal"] for row in part] == episode.terminations.tolist()
+        assert [row["truncated"] for row in part] == episode.truncations.tolist()
+        assert all(row["next_state_features"] is None for row in part[:-1])
+        if part[-1]["truncated"]:
+            assert list(part[-1]["next_state_features"].values()) == episode.observations[-1].tolist()
+        else:
+            assert part[-1]["next_state_features"] is None
+    assert at == len(rows)
+    assert {row["truncated"] for row in rows} == {row["terminal"] for row in rows} == {True, False}
+
+
+def test_the_files_of_a_dataset_are_one_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = made(tmp_path, monkeypatch, cartpole(2, limit=20))
+    files = data_files(str(folder))
+    assert [(file.name, file.extension) for file in files] == [
+        ("metadata.json", ".minari"),
+        ("main_data.hdf5", ".minari"),
+    ]
+    assert files == list_input(str(folder / "data"), tuple(READERS))
+    (folder / "data" / "metadata.json").write_text("{}")  # no dataset any more: a folder without data
+    with pytest.raises(DataError, match="expected a folder with data files"):
+        list_input(str(folder), tuple(READERS))
+
+
+@pytest.mark.parametrize(
+    ("space", "width"),
+    [
+        (spaces.Box(-1, 1, (2, 3)), 6),
+        (spaces.MultiBinary(3), 3),
+        (spaces.Dict({"b": spaces.Box(-1, 1, (2,)), "a": spaces.Discrete(3, start=1)}), 5),
+        (spaces.Tuple([spaces.Discrete(2), spaces.Dict({"x": spaces.MultiBinary((2, 2))}), spaces.Box(0, 9, ())]), 7),
+    ],
+)
+def test_observations_flatten_as_gymnasium_flattens_them(space: spaces.Space[Any], width: int) -> None:
+    space.seed(0)
+    samples = [space.sample() for _ in range(5)]
+
+    def column(samples: list[Any], inner: spaces.Space[Any]) -> Any:
+        if isinstance(inner, spaces.Dict):
+            return {name: column([one[name] for one in samples], part) for name, part in inner.spaces.items()}
+        if isinstance(inner, spaces.Tuple):
+            return tuple(column([one[i] for one in samples], part) for i, part in enumerate(inner.spaces))
+        return np.array(samples)
+
+    found = flattened(space, column(samples, space))
+    assert found.shape == (5, width)
+    np.testing.assert_array_equal(found, [spaces.flatten(space, one) for one in samples])
+
+
+def test_other_spaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Discrete observation is one feature, a Box action a feature map: 0.5 and -1 at the first step."""
+    folder = without_env(monkeypatch, tmp_path, spaces.Discrete(9), spaces.Box(-1, 1, (2,)), observations=[3, 4, 8],
+                         actions=np.array([[0.5, -1], [0, 1]], np.float32), rewards=[1.0, 2.0])  # fmt: skip
+    assert [(row["state_features"], row["action"]) for row in rows_of(folder)] == [
+        ({"0": 3}, {"0": 0.5, "1": -1.0}), ({"0": 4}, {"0": 0.0, "1": 1.0}),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("observation", "action", "words"),
+    [
+        (spaces.Box(-1, 1, (1,)), spaces.MultiDiscrete([2, 2]), "expected actions of Discrete (named actions) or Box"),
+        (spaces.MultiDiscrete([2]), spaces.Discrete(2), "expected observations of Box, Discrete, MultiBinary, or Dict"),
+    ],
+)
+def test_spaces_that_are_none_of_ours_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, observation: Any, action: Any, words: str
+) -> None:
+    actions: NDArray[np.int64] = np.zeros((1, 2) if isinstance(action, spaces.MultiDiscrete) else 1, np.int64)
+    folder = without_env(monkeypatch, tmp_path, observation, action, observations=np.zeros((2, 1)), actions=actions,
+                         rewards=[1.0])  # fmt: skip
+    with pytest.raises(DataError) as caught:
+        rows_of(folder)
+    assert words in str(caught.value)
+
+
+def test_damaged_datasets_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = made(tmp_path, monkeypatch, cartpole(3, limit=20))
+    main, description = folder / "data" / "main_data.hdf5", folder / "data" / "metadata.json"
+    data, text = main.read_bytes(), description.read_text()
+
+    def words() -> str:
+        with pytest.raises(DataError) as caught:
+            rows_of(folder)
+        return str(caught.value)
+
+    main.write_bytes(data[: len(data) // 2])
+    assert "expected a complete Minari dataset" in words()
+    main.write_bytes(data)
+    with h5py.File(main, "a") as file:
+        del file["episode_1/rewards"]
+    assert "episode 1: expected a complete Minari dataset" in words()
+    main.write_bytes(data)
+    with h5py.File(main, "a") as file:
+        file["episode_2/rewards"].resize((3,))
+    assert "episode 2: expected" in words()
+    assert "got 3 rewards" in words()
+    main.write_bytes(data)
+    with h5py.File(main, "a") as file:
+        file["episode_0/observations"].resize((4, 4))
+    assert "ValueError: 4 observations of" in words()
+    main.write_bytes(data)
+    description.write_text(json.dumps(json.loads(text) | {"total_episodes": 4}))
+    assert "episode 3: expected a complete Minari dataset" in words()
+    description.write_text(json.dumps({k: v for k, v in json.loads(text).items() if k != "action_space"}))
+    assert "expected a description with spaces, got none of action_space" in words()
+    description.write_text(json.dumps(json.loads(text) | {"minari_version": "99.0"}))
+    assert "expected a complete Minari dataset that the installed version reads" in words()
+
+
+def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = made(tmp_path, monkeypatch, cartpole(1, limit=20))
+    monkeypatch.setitem(sys.modules, "minari", None)
+    with pytest.raises(DataError, match=r"pip install 'reagent-lite\[minari\]'"):
+        rows_of(folder)
+
+
+LOG = [
+    # a: ends in truth; b: cut, with what was seen then; c: merely stops, and loses its last row; d: one row, lost
+    {"mdp_id": "a", "sequence_number": 0, "state_features": {"3": 1.0, "5": 2.0}, "action": "left", "reward": 1.0},
+    {"mdp_id": "a", "sequence_number": 7, "state_features": {"5": 4.0}, "action": "right", "reward": 2.0,
+     "terminal": True},
+    {"mdp_id": "b", "sequence_number": 0, "state_features": {"3": 5.0, "5": 6.0}, "action": "left", "reward": 3.0,
+     "truncated": True, "next_state_features": {"3": 7.0, "5": 8.0}},
+    {"mdp_id": "c", "sequence_number": 0, "state_features": {"3": 9.0}, "action": "0", "reward": 4.0},
+    {"mdp_id": "c", "sequence_number": 1, "state_features": {"3": 10.0}, "action": "1", "reward": 5.0},
+    {"mdp_id": "d", "sequence_number": 0, "state_features": {"3": 11.0}, "action": "left", "reward": 6.0},
+]  # fmt: skip
+FORM = MinariForm(dataset_id="x-v0", env_id=None, state_ids=(3, 5), actions=("left", "right"))
+
+
+def log_file(tmp_path: Path, rows: list[Row]) -> str:
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(tmp_path / "log.jsonl")
+
+
+def test_a_log_as_minari_reads_it(tmp_path: Path) -> None:
+    target = tmp_path / "x.minari"
+    done = copy_to_minari(data_files(log_file(tmp_path, LOG)), target, FORM, None)
+    assert (done.rows, done.episodes, done.dropped) == (4, 3, 2)
+    dataset = minari.MinariDataset(target / "data")
+    assert (dataset.total_episodes, dataset.total_steps) == (3, 4)
+    assert dataset.action_space == spaces.Discrete(2)
+    assert dataset.observation_space.shape == (2,)
+    nan = np.nan
+    wanted = [
+        ([[1, 2], [nan, 4], [nan, nan]], [0, 1], [1, 2], [False, True], [False, False]),
+        ([[5, 6], [7, 8]], [0], [3], [False], [True]),
+        ([[9, nan], [10, nan]], [0], [4], [False], [True]),
+    ]
+    for episode, (seen, actions, rewards, ended, cut) in zip(dataset, wanted, strict=True):
+        np.testing.assert_array_equal(episode.observations, np.array(seen, np.float32))
+        assert episode.actions.tolist() == actions
+        assert episode.rewards.tolist() == rewards
+        assert (episode.terminations.tolist(), episode.truncations.tolist()) == (ended, cut)
+    # and back, with the log's own names
+    rows = rows_of(target)
+    assert [(row["mdp_id"], row["action"]) for row in rows] == [
+        ("a", "left"),
+        ("a", "right"),
+        ("b", "left"),
+        ("c", "left"),
+    ]
+    assert rows[2]["next_state_features"] == {"3": 7.0, "5": 8.0}
+    assert rows[3]["next_state_features"]["3"] == 10.0
+
+
+def test_load_dataset_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy_to_minari(data_files(log_file(tmp_path, LOG)), tmp_path / "root" / "x-v0", FORM, None)
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "root"))
+    assert minari.load_dataset("x-v0").total_steps == 4
+
+
+def test_an_environment_comes_back(tmp_path: Path) -> None:
+    form = MinariForm(dataset_id="x-v0", env_id="CartPole-v1", state_ids=(3, 5), actions=("left", "right"))
+    copy_to_minari(data_files(log_file(tmp_path, LOG)), tmp_path / "x.minari", form, None)
+    env = minari.MinariDataset(tmp_path / "x.minari" / "data").recover_environment()
+    assert env.observation_space.shape == (4,)
+    unknown = MinariForm(dataset_id="x-v0", env_id="Nowhere-v0", state_ids=(3, 5), actions=("left", "right"))
+    with pytest.raises(DataError, match="env_id: expected an environment that is installed"):
+        copy_to_minari(data_files(log_file(tmp_path, LOG)), tmp_path / "y.minari", unknown, None)
+    assert not (tmp_path / "y.minari").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({5: {"mdp_id": "a"}}, ":6: expected the rows of each episode in one piece, got more of episode 'a'"),
+        ({1: {"sequence_number": 0}}, ":2: expected sequence_number that rises in an episode, got 0 after 0"),
+        ({2: {"mdp_id": None}}, ":3: expected a value in mdp_id, for Minari, got none"),
+        ({3: {"action": None}}, ":4: expected a value in action, for Minari, got none"),
+        ({4: {"action": "up"}}, ":5: expected one of the actions left, right, or an index below 2, got 'up'"),
+    ],
+)
+def test_logs_that_are_no_episodes_are_refused(tmp_path: Path, changes: dict[int, Row], words: str) -> None:
+    rows = [row | changes.get(number, {}) for number, row in enumerate(LOG)]
+    with pytest.raises(DataError) as caught:
+        copy_to_minari(data_files(log_file(tmp_path, rows)), tmp_path / "x.minari", FORM, None)
+    assert words in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["log.jsonl"]
+
+
+def test_maps_as_actions(tmp_path: Path) -> None:
+    rows = [row | {"action": {"1": float(number), "4": 0.5}} for number, row in enumerate(LOG)]
+    form = MinariForm(dataset_id="x-v0", env_id=None, state_ids=(3, 5), actions=None, action_ids=(1, 4))
+    copy_to_minari(data_files(log_file(tmp_path, rows)), tmp_path / "x.minari", form, None)
+    first = minari.MinariDataset(tmp_path / "x.minari" / "data")[0]
+    np.testing.assert_array_equal(first.actions, np.array([[0, 0.5], [1, 0.5]], np.float32))
+    assert [row["action"] for row in rows_of(tmp_path / "x.minari")][:2] == [{"1": 0.0, "4": 0.5}, {"1": 1.0, "4": 0.5}]

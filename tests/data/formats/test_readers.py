@@ -1,0 +1,463 @@
+"""Listing inputs, decompressing, and the three JSON parsers giving one result."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import os
+import socket
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from reagent_lite.data.formats import jsonl
+from reagent_lite.data.formats.files import list_input, local_path, not_read
+from reagent_lite.data.formats.jsonl import Position, parse_with_arrow, parse_with_python, table_of
+from reagent_lite.data.formats.jsonl_fast import FastParser
+from reagent_lite.data.formats.reading import READERS, read_blocks, read_tables
+from reagent_lite.data.formats.schema import TEXT_METADATA
+from reagent_lite.errors import DataError, NoRowsError
+
+EXTENSIONS = tuple(READERS)
+ROWS = [{"mdp_id": str(number), "reward": number + 0.5, "state_features": {"0": float(number)}} for number in range(50)]
+TEXT = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
+
+
+def rows_of(path: Path | str) -> list[dict[str, Any]]:
+    return [row for table in read_tables(str(path)) for row in table.to_pylist()]
+
+
+def compressed(extension: str, data: bytes) -> bytes:
+    if extension == ".gz":
+        return gzip.compress(data)
+    if extension == ".bz2":
+        return bz2.compress(data)
+    return zstandard.ZstdCompressor().compress(data) if extension == ".zst" else data
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl", "a.json.gz", "a.jsonl.bz2", "a.json.zst", "A.JSON.GZ"])
+def test_json_lines_in_every_packing(tmp_path: Path, name: str) -> None:
+    file = tmp_path / name
+    file.write_bytes(compressed(os.path.splitext(name)[1].lower(), TEXT))
+    assert rows_of(file) == ROWS
+
+
+def test_parquet_has_the_same_rows(tmp_path: Path) -> None:
+    pq.write_table(table_of(ROWS), tmp_path / "a.parquet", row_group_size=7)
+    assert rows_of(tmp_path / "a.parquet") == ROWS
+
+
+@pytest.mark.parametrize("extension", [".gz", ".bz2", ".zst"])
+def test_members_in_one_file_are_read_on(tmp_path: Path, extension: str) -> None:
+    file = tmp_path / f"a.json{extension}"
+    half = TEXT.index(b"\n", 700) + 1
+    file.write_bytes(compressed(extension, TEXT[:half]) + compressed(extension, TEXT[half:]))
+    assert rows_of(file) == ROWS
+
+
+@pytest.mark.parametrize("extension", [".gz", ".bz2", ".zst"])
+def test_a_file_cut_short_says_so(tmp_path: Path, extension: str) -> None:
+    file = tmp_path / f"a.json{extension}"
+    file.write_bytes(compressed(extension, TEXT)[:-9])
+    with pytest.raises(
+        DataError, match=rf"a\.json\{extension}: expected a complete {extension} file, got .*ends early"
+    ):
+        rows_of(file)
+
+
+@pytest.mark.parametrize("extension", [".gz", ".bz2", ".zst"])
+def test_a_file_of_other_bytes_is_refused(tmp_path: Path, extension: str) -> None:
+    file = tmp_path / f"a.json{extension}"
+    file.write_bytes(TEXT)
+    with pytest.raises(DataError, match=rf"expected a complete {extension} file, got damaged data"):
+        rows_of(file)
+
+
+def test_a_parquet_file_cut_short_says_so(tmp_path: Path) -> None:
+    file = tmp_path / "a.parquet"
+    pq.write_table(table_of(ROWS), file)
+    file.write_bytes(file.read_bytes()[:-20])
+    with pytest.raises(DataError, match=r"a\.parquet: expected a complete Parquet file, got one that ends early"):
+        rows_of(file)
+
+
+def test_a_folder_is_its_shards_in_order(tmp_path: Path) -> None:
+    for name in ["b.json", "a.jsonl", "_success.json", ".hidden.json", "manifest.json", "notes.txt"]:
+        (tmp_path / name).write_text(json.dumps({"name": name}) + "\n")
+    (tmp_path / "c.json").write_text("")
+    (tmp_path / "deeper.json").mkdir()
+    assert [file.name for file in list_input(str(tmp_path), EXTENSIONS)] == ["a.jsonl", "b.json", "c.json"]
+    assert rows_of(tmp_path) == [{"name": "a.jsonl"}, {"name": "b.json"}]
+
+
+def test_what_shards_leave_beside_data_is_no_data(tmp_path: Path) -> None:
+    for name in ("shards.json", "manifest.json", "my-shards.json", "a.jsonl"):
+        (tmp_path / name).write_text("{}")
+    assert [file.name for file in list_input(str(tmp_path), (".json", ".jsonl"))] == ["a.jsonl", "my-shards.json"]
+
+
+def test_home_and_file_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "a.json").write_bytes(TEXT)
+    assert rows_of("~/a.json") == ROWS
+    assert rows_of(f"file://{tmp_path}/a.json") == ROWS
+    assert local_path("~/a.json") == str(tmp_path / "a.json")
+
+
+def test_memory_urls() -> None:
+    filesystem = fsspec.filesystem("memory")
+    filesystem.pipe("/readers/x/b.json.gz", gzip.compress(TEXT))
+    filesystem.pipe("/readers/x/a.json", TEXT)
+    assert rows_of("memory://readers/x/b.json.gz") == ROWS
+    assert rows_of("memory://readers/x") == ROWS + ROWS
+    with pytest.raises(DataError, match="nothing at this URL"):
+        rows_of("memory://readers/y.json")
+
+
+@pytest.mark.parametrize(
+    ("path", "got"),
+    [
+        ("http://host/a.json", "protocol 'http'"),
+        ("reference://a.json", "protocol 'reference'"),
+        ("simplecache::s3://bucket/a.json", "a URL chained with '::'"),
+    ],
+)
+def test_other_protocols_are_refused(path: str, got: str) -> None:
+    with pytest.raises(DataError) as caught:
+        list_input(path, EXTENSIONS)
+    problem = caught.value.problems[0]
+    assert (problem.where, problem.got) == (path, got)
+    assert "s3://" in problem.expected
+
+
+def test_a_missing_file_names_its_nearest_sibling(tmp_path: Path) -> None:
+    (tmp_path / "training.json").write_bytes(TEXT)
+    with pytest.raises(DataError) as caught:
+        rows_of(tmp_path / "trainin.json")
+    assert caught.value.problems[0].where == str(tmp_path / "trainin.json")
+    assert caught.value.problems[0].todo == f"Nearest there: {tmp_path / 'training.json'}"
+    with pytest.raises(DataError, match=f"Nearest folder that exists: {tmp_path}"):
+        rows_of(tmp_path / "zzz" / "a.json")
+
+
+@pytest.mark.parametrize(("mode", "path"), [(0, "data"), (0, "data/log.jsonl"), (0o444, "data"), (0o555, "data")])
+def test_data_that_this_user_may_not_read_is_refused(mode: int, path: str) -> None:
+    root = os.geteuid() == 0
+    with TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)  # tmp_path lies below a folder of one user
+        data = Path(folder, "data")
+        data.mkdir()
+        (data / "log.jsonl").write_text("{}")
+        (data / "log.jsonl").chmod(0)
+        data.chmod(mode)
+        os.seteuid(65534 if root else os.geteuid())
+        try:
+            with pytest.raises(DataError, match=r"expected a readable file.*Permission denied"):
+                list_input(f"{folder}/{path}", tuple(READERS))[0].open()
+        finally:
+            os.seteuid(0 if root else os.geteuid())
+            data.chmod(0o755)
+
+
+def test_what_is_no_data_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text("a\tb\n")
+    with pytest.raises(DataError, match=r"a\.tsv: expected a data file \(\.json.* got extension '\.tsv'"):
+        rows_of(tmp_path / "a.tsv")
+    (tmp_path / "ds=2").mkdir()
+    with pytest.raises(DataError, match=r"expected a folder with data files .* got none among 2 entries: a.tsv, ds=2/"):
+        rows_of(tmp_path)
+    with pytest.raises(NoRowsError, match="got an empty folder"):
+        rows_of(tmp_path / "ds=2")
+
+
+def test_what_lies_beside_data_unread_is_named(tmp_path: Path) -> None:
+    names = ["part-00001", "c.json.lz4", "d.tsv", "a.jsonl", "_SUCCESS", ".a.jsonl.crc", "manifest.json"]
+    for name in names:
+        (tmp_path / name).write_text("{}")
+    for name in ("ds=2", ".reagent-lite"):
+        (tmp_path / name).mkdir()
+    (note,) = not_read(str(tmp_path), EXTENSIONS)
+    assert note == f"{tmp_path}: not read: 4 entries: c.json.lz4, d.tsv, ds=2/, part-00001"
+    assert not_read(str(tmp_path / "a.jsonl"), EXTENSIONS) == ()
+    filesystem = fsspec.filesystem("memory")
+    for name in ("a.jsonl", "d.tsv", "ds=2/b.jsonl"):
+        filesystem.pipe(f"/unread/{name}", TEXT)
+    assert not_read("memory://unread", EXTENSIONS) == ("memory://unread: not read: 2 entries: d.tsv, ds=2/",)
+
+
+@pytest.mark.parametrize(("kind", "got"), [
+    ("fifo", "a FIFO"), ("socket", "a socket"), ("device", "a device"), ("link", "a link to gone, which is not there"),
+])  # fmt: skip
+def test_what_is_no_file_is_refused_by_name(tmp_path: Path, kind: str, got: str) -> None:
+    (tmp_path / "a.json").write_bytes(TEXT)
+    odd = tmp_path / "b.json"
+    with closing(socket.socket(socket.AF_UNIX)) as bound:
+        if kind == "fifo":
+            os.mkfifo(odd)
+        elif kind == "socket":
+            bound.bind(str(odd))
+        else:
+            odd.symlink_to("/dev/zero" if kind == "device" else "gone")
+        for path in (odd, tmp_path):
+            with pytest.raises(DataError) as caught:
+                rows_of(path)
+            assert [(one.where, one.got) for one in caught.value.problems] == [(str(odd), got)]
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked/a.json").symlink_to(tmp_path / "a.json")
+    assert rows_of(tmp_path / "linked") == ROWS
+
+
+@pytest.mark.parametrize("content", [b"", b"\n \n", b"\xef\xbb\xbf", gzip.compress(b"", mtime=0)])
+def test_an_empty_file_is_refused(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / ("a.json.gz" if content[:2] == b"\x1f\x8b" else "a.json")
+    file.write_bytes(content)
+    with pytest.raises(DataError, match=r"a\.json.*: expected rows of data, got none"):
+        rows_of(file)
+
+
+def test_marks_line_ends_and_blank_lines(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_bytes(b'\xef\xbb\xbf{"a": 1}\r\n\r\n  \n{"a": 2}\n\n{"a": 3}')
+    files = list_input(str(tmp_path / "a.json"), EXTENSIONS)
+    blocks = list(read_blocks(files, lambda block: block, [Position()]))
+    assert [row["a"] for block in blocks for row in block.table.to_pylist()] == [1, 2, 3]
+    assert blocks[0].lines.tolist() == [1, 4, 6]
+    assert blocks[0].where(2) == f"{tmp_path}/a.json:6"
+
+
+@pytest.mark.parametrize(
+    ("line", "got"),
+    [
+        ('{"a": 1', "delimiter: line 1 column 8"),
+        ('{"a": NaN}', "NaN, which JSON does not have"),
+        ('{"a": -Infinity}', "-Infinity, which JSON does not have"),
+        ("[1]", "a JSON list"),
+        ('{"a": 1} {"a": 2}', "Extra data"),
+        ('{"a": "\xff"}', "can't decode"),
+    ],
+)
+@pytest.mark.parametrize("fast_from", [0, 1 << 40])
+def test_a_broken_line_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, got: str, fast_from: int
+) -> None:
+    monkeypatch.setattr(jsonl, "FAST_FROM_BYTES", fast_from)
+    monkeypatch.setattr(jsonl, "FIRST_BLOCK_BYTES", 400)
+    monkeypatch.setattr(jsonl, "BLOCK_BYTES", 400)
+    good = ['{"a": 1}'] * 200
+    file = tmp_path / "a.json"
+    file.write_bytes("\n".join([*good[:120], line, *good[120:], line, ""]).encode("latin-1"))
+    with pytest.raises(DataError) as caught:
+        rows_of(file)
+    problem = caught.value.problems[0]
+    assert problem.where == f"{file}:121"
+    assert problem.expected == "one JSON object in the line"
+    assert got in problem.got
+
+
+def test_a_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jsonl, "LONGEST_LINE_BYTES", 1000)
+    monkeypatch.setattr(jsonl, "FIRST_BLOCK_BYTES", 100)
+    (tmp_path / "a.json").write_bytes(b'{"a": "' + b"x" * 5000)
+    with pytest.raises(DataError, match=r"expected one JSON object per line, got no newline in 1200 bytes"):
+        rows_of(tmp_path / "a.json")
+
+
+def test_strings_that_look_like_times_stay_strings() -> None:
+    table = parse_with_arrow(b'{"mdp_id": "2019-12-01 00:00:00", "x": {"y": "2019-12-01"}}\n')
+    assert table is not None
+    assert table.to_pylist() == [{"mdp_id": "2019-12-01 00:00:00", "x": {"y": "2019-12-01"}}]
+
+
+def test_mixed_types_become_text() -> None:
+    text = b'{"action": 3}\n{"action": "left"}\n{"action": null}\n'
+    assert parse_with_arrow(text) is None
+    table, lines = parse_with_python(text, 5, "x")
+    assert table.column("action").to_pylist() == ["3", '"left"', None]
+    assert table.schema.field("action").metadata == TEXT_METADATA
+    assert lines.tolist() == [5, 6, 7]
+
+
+def fast_parse(known: list[str], lines: list[str]) -> pa.Table | None:
+    parser = FastParser()
+    parser.learn(table_of([json.loads(line) for line in known]))
+    texts = [line.encode() + b"\n" for line in lines]
+    return parser.parse(b"".join(texts), np.cumsum([0, *map(len, texts)]))
+
+
+KNOWN = ['{"m": "x", "r": 1, "s": {"0": 0.5}, "l": [1, 0], "c": [{"1": 2.0}], "e": {}}']
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        KNOWN[0],
+        '{"m": "y"}',
+        '{"r": 2.5, "l": [], "c": []}',
+        '{"s": {}, "c": [{}, {"1": 1}]}',
+        '{"r": -1e-3}',
+        '{"m": "y", "s": {"0": 2}, "l": [0], "c": [{"1": 3}]}',
+    ],
+)
+def test_the_fast_parser_reads_what_it_knows(line: str) -> None:
+    table = fast_parse(KNOWN, [line, KNOWN[0]])
+    assert table is not None
+    row, wanted = table.to_pylist()[0], json.loads(line)
+    assert row["m"] == wanted.get("m")
+    assert row["r"] == wanted.get("r")
+    assert (row["s"] or {}).get("0") == (wanted.get("s") or {}).get("0")
+    assert row["l"] == wanted.get("l")
+    assert [one.get("1") for one in row["c"] or []] == [one.get("1") for one in wanted.get("c") or []]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"m": 5}',  # a number where strings were
+        '{"m": ["x"]}',
+        '{"m": {"x": 1}}',
+        '{"m": "a\\"b"}',
+        '{"r": "1"}',
+        '{"r": "\\":null\\":null\\":null\\":null"}',  # as many marks as four keys with null have
+        '{"r": "null"}',
+        '{"r": {}}',
+        '{"r": 1e400}',
+        '{"r": 9007199254740993}',  # not exact as float64
+        '{"r": NaN}',
+        '{"s": {"0": "1"}}',
+        '{"s": {"0": null}}',  # as an object without values it looks like a number in the object's place
+        '{"s": 5}',
+        '{"s": true, "e": {}}',
+        '{"c": [5]}',
+        '{"s": {"0": 1, "1": 2}}',  # an id not seen before
+        '{"s": {"0": 1, "0": 2}}',
+        '{"s": {"0": 1e39}}',
+        '{"new": 1}',
+        '{"l": [1, null]}',
+        '{"l": ["1"]}',
+        '{"c": [{"1": 1}, null]}',
+        '{"c": [{"2": 1}]}',
+        '{"r": null}',
+        '{"r": 1, "r": null}',
+        '{"s": {"0": 1}, "s": null}',
+        '{"new": null}',
+        '{"e": {"0": 1}}',
+        '{"r": 1',
+        "",
+    ],
+)
+def test_the_fast_parser_refuses_what_it_may_lose(line: str) -> None:
+    assert fast_parse(KNOWN, [KNOWN[0], line]) is None
+
+
+def test_the_fast_parser_goes_on_after_a_block_it_cannot_read() -> None:
+    parser = FastParser()
+    parser.learn(table_of([{"r": 1}, {"r": 2.5}]))
+    for text, rows in ((b'{"r": 3}\n', [3.0]), (b'{"r": 3\n', None), (b'{"r": "x"}\n', None), (b'{"r": 4}\n', [4.0])):
+        table = parser.parse(text, np.array([0, len(text)]))
+        assert (None if table is None else table.column("r").to_pylist()) == rows
+
+
+MANY = {str(number): number / 4 for number in range(60)}
+KNOWN_SPARSE = [json.dumps({"r": 1, "s": MANY, "c": [MANY, {}]}), *['{"s": {}, "c": [{}]}'] * 9]
+
+
+def test_the_fast_parser_reads_sparse_maps_with_new_ids() -> None:
+    lines = ['{"s": {"3": 0.5, "99": 1}, "c": [{}, {"7": 2}]}', '{"r": 2, "s": {}}', '{"s": {"1": 1}, "c": []}']
+    table = fast_parse(KNOWN_SPARSE, lines)
+    assert table is not None
+    assert pa.types.is_map(table.schema.field("s").type)
+    assert table.to_pylist() == [
+        {"r": None, "s": [("3", 0.5), ("99", 1.0)], "c": [[], [("7", 2.0)]]},
+        {"r": 2.0, "s": [], "c": None},
+        {"r": None, "s": [("1", 1.0)], "c": []},
+    ]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"s": 5}',
+        '{"s": [1]}',
+        '{"s": {"0": "1"}}',
+        '{"s": {"0": "x"}}',
+        '{"s": {"0": {"a": 1}}}',
+        '{"s": {"0": 1, "0": 2}}',
+        '{"s": {"0": 1e39}}',
+        '{"s": {"0": NaN}}',
+        '{"c": [{}, 5]}',
+        '{"c": [null]}',
+        '{"new": 1, "s": {"0": 1}}',
+    ],
+)
+def test_the_fast_parser_refuses_what_it_may_lose_of_sparse_maps(line: str) -> None:
+    assert fast_parse(KNOWN_SPARSE, [KNOWN_SPARSE[0], line]) is None
+
+
+json_values: st.SearchStrategy[Any] = st.one_of(
+    st.none(),
+    st.integers(-9, 9),
+    st.just(0.5),
+    st.sampled_from(["x", "1", "null", ""]),
+    st.just([1]),
+    st.just({"0": 1}),
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    known=st.lists(st.dictionaries(st.sampled_from("ab"), json_values, min_size=1), min_size=1, max_size=3),
+    rows=st.lists(st.dictionaries(st.sampled_from("abc"), json_values, min_size=1), min_size=1, max_size=3),
+)
+def test_the_fast_parser_is_right_or_silent(known: list[dict[str, Any]], rows: list[dict[str, Any]]) -> None:
+    table = fast_parse([json.dumps(row) for row in known], [json.dumps(row) for row in rows])
+    if table is None:
+        return
+    for row, wanted in zip(table.to_pylist(), rows, strict=True):
+        for field in table.schema:
+            cell = row[field.name]
+            is_text = field.metadata == TEXT_METADATA
+            cell = json.loads(cell) if is_text and cell is not None else cell
+            assert without_none(cell) == without_none(wanted.get(field.name))
+        assert {name for name, value in wanted.items() if value is not None} <= set(table.column_names)
+
+
+def without_none(value: Any) -> Any:
+    return {k: v for k, v in value.items() if v is not None} if isinstance(value, dict) else value
+
+
+def test_wide_rows_make_small_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jsonl, "FIRST_BLOCK_BYTES", 2000)
+    monkeypatch.setattr(jsonl, "BLOCK_BYTES", 12_000)
+    # 40 ids, one in each row of 18 bytes: a block of 12 000 bytes takes 8 * 40 * 12 000 / 18 = 213 000 bytes dense.
+    # 50 000 allow blocks of 2800 bytes, 156 rows; the next piece of 2000 bytes may come on top.
+    monkeypatch.setattr(jsonl, "DENSE_BLOCK_BYTES", 50_000)
+    lines = ['{"s": {"%d": 1.0}}\n' % (number % 40) for number in range(3000)]  # noqa: UP031
+    (tmp_path / "a.json").write_text("".join(lines))
+    files = list_input(str(tmp_path / "a.json"), EXTENSIONS)
+    sizes = list(read_blocks(files, lambda block: block.table.num_rows, [Position()]))
+    assert sum(sizes) == 3000
+    assert max(sizes) <= (2800 + 2000) / 17
+
+
+def test_progress_ends_at_the_total(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jsonl, "FIRST_BLOCK_BYTES", 1000)
+    monkeypatch.setattr(jsonl, "BLOCK_BYTES", 1000)
+    (tmp_path / "a.json").write_bytes(TEXT)
+    calls: list[tuple[int, int]] = []
+    record: Callable[[int, int], None] = lambda done, total: calls.append((done, total))  # noqa: E731
+    files = list_input(str(tmp_path), EXTENSIONS)
+    assert sum(read_blocks(files, lambda block: block.table.num_rows, [Position()], record)) == 50
+    assert calls[-1] == (len(TEXT), len(TEXT))
+    assert calls == sorted(calls)
+    assert len(calls) > 2

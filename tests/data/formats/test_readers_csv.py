@@ -1,0 +1,226 @@
+"""CSV: cells as Python's csv module reads them, types that hold for the whole file, and every fault with its line."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from reagent_lite.data.copy.training_copy import prepare_training_copy
+from reagent_lite.data.formats import jsonl
+from reagent_lite.data.formats.csv_records import cells_of
+from reagent_lite.data.formats.files import list_input
+from reagent_lite.data.formats.jsonl import Block, Position
+from reagent_lite.data.formats.reading import ALL_COLUMNS, read_blocks, read_tables
+from reagent_lite.errors import DataError, NoRowsError
+
+HEADER = "mdp_id,sequence_number,state_features,action,reward,terminal\n"
+GOOD = 'a,1,"{""0"": 0.5}",left,1.5,false\n'
+Row = dict[str, Any]
+
+
+def written(tmp_path: Path, text: str | bytes) -> Path:
+    file = tmp_path / "x.csv"
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return file
+
+
+def rows_of(file: Path) -> list[Row]:
+    return [row for table in read_tables(str(file)) for row in table.to_pylist()]
+
+
+def faults(file: Path) -> list[str]:
+    with pytest.raises(DataError) as caught:
+        rows_of(file)
+    return [str(problem).removeprefix(f"{file}:") for problem in caught.value.problems]
+
+
+def blocks_of(file: Path) -> list[Block]:
+    return list(read_blocks(list_input(str(file), (".csv",)), lambda one: one, [Position()], None, ALL_COLUMNS))
+
+
+def test_types_are_the_columns_own(tmp_path: Path) -> None:
+    text = HEADER + GOOD + '007,2,{},1,-2,True\n"",3.0,,,1e3,0\n'
+    assert rows_of(written(tmp_path, text)) == [
+        {"mdp_id": "a", "sequence_number": 1, "state_features": {"0": 0.5}, "action": "left", "reward": 1.5,
+         "terminal": False},
+        {"mdp_id": "007", "sequence_number": 2, "state_features": {"0": None}, "action": "1", "reward": -2.0,
+         "terminal": True},
+        {"mdp_id": None, "sequence_number": 3, "state_features": None, "action": None, "reward": 1000.0,
+         "terminal": False},
+    ]  # fmt: skip
+
+
+def test_an_index_and_a_name_in_one_column(tmp_path: Path) -> None:
+    """What is no name is an index, also where the first block has names alone."""
+    states = 'state_features,action,reward,terminal\n"{""0"": 1}",left,1,1\n"{""0"": 2}",1,1,1\n"{""0"": 3}",0,1,1\n'
+    copy = prepare_training_copy(str(written(tmp_path, states)), actions=("left", "right"), directory=str(tmp_path))
+    assert dict(zip(copy.state[:3, 0].tolist(), copy.action.tolist(), strict=True)) == {1.0: 0, 2.0: 1, 3.0: 0}
+
+
+def test_dense_columns(tmp_path: Path) -> None:
+    text = (
+        ",state_features.3,state_features.10,next_state_features.3,action.0,action.1,metrics.a b,reward\n"
+        "0,0.5,,1,1,0,7,1\n"
+        "1,,,,,,,2\n"
+    )
+    assert rows_of(written(tmp_path, text)) == [
+        {"reward": 1.0, "state_features": {"3": 0.5, "10": None}, "next_state_features": {"3": 1.0},
+         "action": {"0": 1.0, "1": 0.0}, "metrics": {"a b": 7.0}, "Unnamed: 0": None},
+        {"reward": 2.0, "state_features": {"3": None, "10": None}, "next_state_features": None, "action": None,
+         "metrics": None, "Unnamed: 0": None},
+    ]  # fmt: skip
+
+
+def test_columns_no_log_has_are_named_or_read_as_strings(tmp_path: Path) -> None:
+    file = written(tmp_path, "ds,state_features,action,reward,price\n2026-01-01,{},left,1,007\n")
+    assert [(row["ds"], row["price"]) for row in rows_of(file)] == [(None, None)]
+    assert [(row["ds"], row["price"]) for row in blocks_of(file)[0].table.to_pylist()] == [("2026-01-01", "007")]
+
+
+def test_lines_marks_and_blank_lines(tmp_path: Path) -> None:
+    text = b"\xef\xbb\xbf\r\n" + HEADER.replace("\n", "\r\n").encode() + b'\r\n"a\n\nb",1,{},x,1,1\r\n\n\nc,2,{},x,2,1'
+    (block,) = blocks_of(written(tmp_path, text))
+    assert [row["mdp_id"] for row in block.table.to_pylist()] == ["a\n\nb", "c"]
+    assert block.lines.tolist() == [4, 9]
+
+
+texts = st.text(st.sampled_from('ab,"\n\r{é '), max_size=6)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rows=st.lists(st.tuples(texts, texts, st.integers(-9, 9)), min_size=1, max_size=8), crlf=st.booleans())
+def test_cells_are_those_of_pythons_csv(tmp_path: Path, rows: list[tuple[str, str, int]], crlf: bool) -> None:
+    stream = io.StringIO(newline="")
+    # Python's writer quotes a carriage return only where it ends lines
+    quoting = csv.QUOTE_ALL if any("\r" in cell for row in rows for cell in row[:2]) else csv.QUOTE_MINIMAL
+    writer = csv.writer(stream, lineterminator="\r\n" if crlf else "\n", quoting=quoting)
+    writer.writerow(["mdp_id", "note", "reward"])
+    line = 2
+    lines = []
+    for row in rows:
+        lines.append(line)
+        before = stream.tell()
+        writer.writerow(row)
+        line += stream.getvalue()[before:].count("\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jsonl, "FIRST_BLOCK_BYTES", 16)
+        patch.setattr(jsonl, "BLOCK_BYTES", 32)
+        blocks = blocks_of(written(tmp_path, stream.getvalue()))
+    found = [(r["mdp_id"] or "", r["note"] or "", int(r["reward"])) for b in blocks for r in b.table.to_pylist()]
+    assert found == rows
+    assert [int(one) for block in blocks for one in block.lines] == lines
+    again = list(csv.reader(io.StringIO(stream.getvalue(), newline="")))
+    if not any("\n" in cell or "\r" in cell for row in again for cell in row):
+        assert [cells_of(one) for one in stream.getvalue().splitlines()] == again
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        (GOOD + "a,1,{},left,1\n", "3: expected 6 cells, as the header has, got 5"),
+        (GOOD + GOOD + "a,1,{},left,1,0,9\n", "4: expected 6 cells, as the header has, got 7"),
+        ('"x\ny",1,{},left,1,0\na,b,{},left,1,0\n', "4: expected an integer in sequence_number, got 'b'"),
+        (GOOD + "a,1.5,{},left,1,0\n", "3: expected an integer in sequence_number, got '1.5'"),
+        (GOOD + "a,2026-01-01 00:00:00,{},left,1,0\n", "3: expected an integer in sequence_number"),
+        (GOOD + "a,99999999999999999999,{},left,1,0\n", "3: expected a 64-bit integer in sequence_number"),
+        (GOOD + "a,1,{},left,one,0\n", "3: expected a number in reward, got 'one'"),
+        (GOOD + "a,1,{},left,\"1,5\",0\n", "3: expected a number in reward, got '1,5'"),
+        (GOOD + "a,1,{},left,1,maybe\n", "3: expected true or false, or 1 or 0 in terminal, got 'maybe'"),
+        (GOOD + "a,1,{'0': 1},left,1,0\n", "3: expected JSON in state_features"),
+        (GOOD + 'a,1,"{""0"": NaN}",left,1,0\n', "3: expected JSON in state_features, got NaN, which JSON does not"),
+        (GOOD + 'a,1,"{""0"": 1",left,1,0\n', "3: expected JSON in state_features"),
+        # cells that would close the object they are put into, and open another
+        (GOOD + 'a,1,"{""0"": 1}, ""reward"": 5",left,1,0\n', "3: expected JSON in state_features, got Extra data"),
+        (GOOD + 'a,1,"1, ""state_features"": {}",left,1,0\n', "3: expected JSON in state_features, got Extra data"),
+        (GOOD + 'a,1,"{}} {""state_features"": {}",left,1,0\n', "3: expected JSON in state_features, got Extra data"),
+        (GOOD + 'a,1,{},"{""0"": 1}",1,0\n', "3: expected a name or an index as before in action"),
+        (GOOD + 'a,1,{},le"ft,1,0\n', "3: expected quotation marks around whole cells, doubled inside them"),
+        (GOOD + 'a,1,{},"left"x,1,0\n', "3: expected quotation marks around whole cells"),
+        (GOOD + 'a,1,{},"left,1,0\na,1,{},"x",1,0\n', "4: expected quotation marks around whole cells, doubled inside "
+         "them, got one in the middle of '{},\"left,1,0\\na,1,{},\"x\",1,0\\n', of a cell that begins in line 3"),
+        (GOOD + 'a,1,{},"left,1,0\n' + GOOD.replace('"', ""), "3: expected records whose quoted cells end, got a file "
+         "that ends inside a quoted cell of the record that begins here"),
+        (GOOD + "a\rb,1,{},left,1,0\n", "3: expected lines that end by a newline, got a carriage return alone"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("later", [False, True])
+def test_faults_have_their_line(
+    tmp_path: Path, rows: str, words: str, later: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the first block, and in one that is parsed in a thread."""
+    shift = 0
+    if later:
+        monkeypatch.setattr(jsonl, "FIRST_BLOCK_BYTES", 400)
+        monkeypatch.setattr(jsonl, "BLOCK_BYTES", 4000)
+        shift = 200
+    line, colon, rest = words.partition(":")
+    found = faults(written(tmp_path, HEADER + GOOD * shift + rows))[0]
+    wanted = f"{int(line) + shift}{colon}{rest}"
+    assert found.replace(f"line {3 + shift}", "line 3").startswith(wanted.replace(f"line {3 + shift}", "line 3"))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (GOOD, "1: expected a header with names of columns like state_features, got 'a'. Write it as the first line"),
+        (HEADER.replace(",", ";") + "a;1;{};left;1;0\n", "action;reward;terminal'. Separate cells by commas"),
+        ("\n\nreward,mdp_id,reward\n1,a,2\n", "3: expected a header that names each column once, got 'reward' 2 times"),
+        ("state_features,state_features.0,reward\n{},1,2\n", "1: expected state_features once, got a column "
+         "'state_features' and a column 'state_features.0'. Keep one"),
+        (HEADER.encode("utf-16"), "1: expected a header in UTF-8"),
+        ("reward,mdp_id\n1,é\n".encode("latin-1"), "2: expected UTF-8"),
+    ],
+)  # fmt: skip
+def test_headers_and_encodings(tmp_path: Path, text: str | bytes, words: str) -> None:
+    assert words in faults(written(tmp_path, text))[0]
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", HEADER, HEADER.strip()])
+def test_no_rows(tmp_path: Path, text: str) -> None:
+    with pytest.raises(NoRowsError):
+        rows_of(written(tmp_path, text))
+
+
+def test_many_faults_are_told_at_once(tmp_path: Path) -> None:
+    found = faults(written(tmp_path, HEADER + "a,x,{},left,y,0\n" * 30))
+    assert len(found) == 20
+    assert found[:2] == [
+        "2: expected an integer in sequence_number, got 'x'",
+        "2: expected a number in reward, got 'y'",
+    ]
+
+
+def test_actions_that_come_late_decide_what_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jsonl, "FIRST_BLOCK_BYTES", 300)
+    monkeypatch.setattr(jsonl, "BLOCK_BYTES", 1000)
+    none, some = "a,1,{},,1,0\n", 'a,1,{},"{""0"": 2}",1,0\n'
+    rows = rows_of(written(tmp_path, HEADER + none * 200 + some * 3))
+    assert [row["action"] for row in rows] == [None] * 200 + [{"0": 2.0}] * 3
+    assert faults(written(tmp_path, HEADER + none * 200 + some * 3 + GOOD)) == [
+        "205: expected a map as before in action, got 'left'"
+    ]
+
+
+def test_large_files_take_the_fast_way_with_the_same_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jsonl, "FAST_FROM_BYTES", 0)
+    monkeypatch.setattr(jsonl, "FIRST_BLOCK_BYTES", 300)
+    monkeypatch.setattr(jsonl, "BLOCK_BYTES", 1000)
+    cells = [{"0": n / 4, str(n % 7): 0.5} for n in range(200)]
+    lists = [["left"] if n % 2 else ["left", "right"] for n in range(200)]
+    stream = io.StringIO()
+    writer = csv.writer(stream)
+    writer.writerow(["state_features", "possible_actions", "action", "reward"])
+    writer.writerows(
+        [json.dumps(c, indent=1), json.dumps(p), "left", n] for n, (c, p) in enumerate(zip(cells, lists, strict=True))
+    )
+    rows = rows_of(written(tmp_path, stream.getvalue()))
+    assert [{k: v for k, v in row["state_features"].items() if v is not None} for row in rows] == cells
+    given_lists = [row["possible_actions"] for row in rows]
+    assert [json.loads(one) if isinstance(one, str) else one for one in given_lists] == lists

@@ -1,0 +1,342 @@
+"""Replay: every drawn row is what its episode says, worked out by hand; properties are in test_replay_properties.py."""
+
+from typing import Any
+
+import pytest
+import torch
+from scipy.stats import chisquare
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from reagent_lite.data.replay import ring as ring_module
+from reagent_lite.data.replay.ring import ReplayRing, ReplaySettings, Sample
+from reagent_lite.errors import SimulationError
+
+CPU = torch.device("cpu")
+GOES_ON, TERMINATED, TRUNCATED = 0, 1, 2
+
+
+def ring_of(**given: Any) -> ReplayRing:
+    plain = {"num_envs": 1, "observation_size": 1, "num_actions": 4, "slots": 8, "gamma": 0.5, "seed": 3}
+    return ReplayRing(ReplaySettings(**(plain | given)), CPU)
+
+
+def write_line(ring: ReplayRing, rewards: list[float], ends: list[int], first: int = 0) -> None:
+    """One environment; row t has state t, action t mod 4, propensity 1 / (t + 1), and leads to t + 1, or t + 1.5."""
+    for t, (reward, end) in enumerate(zip(rewards, ends, strict=True), first):
+        ring.write(
+            observation=torch.tensor([[float(t)]]),
+            action=torch.tensor([t % 4], dtype=torch.uint8),
+            reward=torch.tensor([reward]),
+            terminated=torch.tensor([bool(end & TERMINATED)]),
+            truncated=torch.tensor([bool(end & TRUNCATED)]),
+            next_observation=torch.tensor([[t + (1.5 if end else 1.0)]]),
+            propensity=torch.tensor([1 / (t + 1)]),
+        )
+
+
+def table(sample: Sample) -> dict[float, tuple[float, ...]]:
+    """State -> reward, steps, bootstrap, next state; rows drawn twice must agree."""
+    batch, found = sample.batch, dict[float, tuple[float, ...]]()
+    for i in range(len(batch)):
+        row = (batch.reward[i], batch.steps[i], batch.bootstrap[i], batch.next_state[i])
+        values = tuple(float(value) for value in row)
+        assert found.setdefault(float(batch.state[i]), values) == values
+    return found
+
+
+def test_one_step_rows_are_those_written() -> None:
+    ring = ring_of()
+    write_line(ring, [1, 2, 4], [GOES_ON, TERMINATED, TRUNCATED])
+    sample = ring.sample(64)
+    assert table(sample) == {0: (1, 1, 1, 1), 1: (2, 1, 0, 2.5), 2: (4, 1, 1, 3.5)}
+    batch = sample.batch
+    assert batch.action.dtype == torch.int64
+    assert batch.action.tolist() == batch.state[:, 0].tolist()
+    torch.testing.assert_close(batch.propensity, 1 / (batch.state[:, 0] + 1))
+    assert batch.next_action.tolist() == [0] * 64
+    assert batch.metrics.shape == (64, 0)
+    assert batch.actions.mask.shape == batch.next_actions.mask.shape == (64, 4)
+    assert batch.actions.mask.all()
+    assert batch.next_actions.mask.all()
+    assert batch.actions.features is None
+    assert batch.weight.tolist() == [1 / 64] * 64
+    assert sample.index.tolist() == batch.state[:, 0].tolist()  # row number = slot * 1 + 0
+    assert ring.rows == 3
+    assert ring.capacity == 8
+
+
+def test_terminated_counts_where_a_row_is_truncated_too() -> None:
+    ring = ring_of(needs_next_action=True)
+    write_line(ring, [1, 1], [TERMINATED | TRUNCATED, GOES_ON])
+    batch = ring.sample(8).batch
+    assert batch.bootstrap.tolist() == [0] * 8
+    assert batch.weight.tolist() == [1 / 8] * 8
+
+
+# γ 0.5, rewards 1, 2, 4, 8, 16, 32, 64: every term γ^k r_{t+k} is 2^t, so a sum of m terms is m 2^t
+@pytest.mark.parametrize(
+    ("n", "ends", "expected"),
+    [
+        (3, {}, {0: (3, 3, 1, 3), 1: (6, 3, 1, 4), 2: (12, 3, 1, 5), 3: (24, 3, 1, 6), 4: (48, 3, 1, 7)}),
+        (5, {}, {0: (5, 5, 1, 5), 1: (10, 5, 1, 6), 2: (20, 5, 1, 7)}),
+        # row 2 ends: windows of 0, 1, 2 are cut there, that of 3 starts anew
+        (3, {2: TERMINATED},
+         {0: (3, 3, 0, 3.5), 1: (4, 2, 0, 3.5), 2: (4, 1, 0, 3.5), 3: (24, 3, 1, 6), 4: (48, 3, 1, 7)}),
+        (3, {2: TRUNCATED},
+         {0: (3, 3, 1, 3.5), 1: (4, 2, 1, 3.5), 2: (4, 1, 1, 3.5), 3: (24, 3, 1, 6), 4: (48, 3, 1, 7)}),
+        # two ends in one window: the first one counts
+        (5, {0: TRUNCATED, 1: TERMINATED, 6: TERMINATED},
+         {0: (1, 1, 1, 1.5), 1: (2, 1, 0, 2.5), 2: (20, 5, 0, 7.5)}),
+        (1, {3: TERMINATED},
+         {0: (1, 1, 1, 1), 1: (2, 1, 1, 2), 2: (4, 1, 1, 3), 3: (8, 1, 0, 4.5), 4: (16, 1, 1, 5),
+          5: (32, 1, 1, 6), 6: (64, 1, 1, 7)}),
+    ],
+)  # fmt: skip
+def test_windows_by_hand(n: int, ends: dict[int, int], expected: dict[float, tuple[float, ...]]) -> None:
+    ring = ring_of(n_step=n)
+    write_line(ring, [1, 2, 4, 8, 16, 32, 64], [ends.get(t, GOES_ON) for t in range(7)])
+    assert table(ring.sample(512)) == expected
+
+
+@pytest.mark.parametrize("n", [1, 3, 5])
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_no_window_crosses_the_head_however_often_the_ring_wraps(n: int, prioritized: bool) -> None:
+    ring = ring_of(n_step=n, slots=6, gamma=1.0, prioritized=prioritized)
+    for t in range(40):
+        write_line(ring, [1.0], [GOES_ON], first=t)
+        if t >= n - 1:
+            # of rows max(0, t - 5) … t the newest n − 1 wait; each sums n ones and leads n on
+            states = range(max(0, t - 5), t - n + 2)
+            assert table(ring.sample(256)) == {s: (n, n, 1, s + n) for s in states}
+    assert ring.rows == 6
+
+
+def test_what_lies_behind_an_end_is_not_summed_even_where_it_is_not_finite() -> None:
+    ring = ring_of(n_step=2)
+    write_line(ring, [3, float("inf"), 1], [TERMINATED, GOES_ON, GOES_ON])
+    assert table(ring.sample(64))[0] == (3, 1, 0, 1.5)
+
+
+def test_boost_of_later_actions_is_in_the_sum_as_for_logged_rows() -> None:
+    ring = ring_of(n_step=3, boost=torch.tensor([100.0, 10.0, 20.0, 0.0]))
+    write_line(ring, [1, 2, 4], [GOES_ON] * 3)
+    # 1 + 0.5 (2 + 10) + 0.25 (4 + 20); the 100 of the first action is the learner's
+    assert table(ring.sample(4)) == {0: (13, 3, 1, 3)}
+
+
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_rows_drawn_too_early_have_no_weight(prioritized: bool) -> None:
+    ring = ring_of(n_step=3, prioritized=prioritized)
+    for t in range(3):
+        assert ring.sample(16).batch.weight.tolist() == [0] * 16
+        write_line(ring, [1.0], [GOES_ON], first=t)
+    assert ring.sample(16).batch.weight.tolist() == [1 / 16] * 16
+
+
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_sarsa_learns_only_from_rows_whose_next_action_is_known(prioritized: bool) -> None:
+    ring = ring_of(needs_next_action=True, prioritized=prioritized)
+    write_line(ring, [1] * 6, [GOES_ON, TRUNCATED, GOES_ON, TERMINATED, GOES_ON, GOES_ON])
+    sample = ring.sample(256)
+    batch = sample.batch
+    known = batch.weight > 0
+    # row 1 is cut by the time limit, row 5 has no successor yet
+    assert set(batch.state[known, 0].tolist()) == {0, 2, 3, 4}
+    following = {0: 1, 2: 3, 3: 0, 4: 5 % 4}
+    assert all(following[int(s)] == a for s, a in zip(batch.state[known, 0], batch.next_action[known], strict=True))
+    torch.testing.assert_close(batch.weight[known], torch.full((int(known.sum()),), 1 / int(known.sum())))
+    assert known.all() == prioritized  # priorities leave the row out, a uniform draw gives it no weight
+
+
+def test_masks_and_candidates_belong_to_the_first_and_the_last_row_of_a_window() -> None:
+    ring = ring_of(num_envs=2, num_actions=3, candidates=True, action_feature_size=2, n_step=2)
+    for t in range(5):
+        here, there = float(t), t + 1.0
+        ring.write(
+            observation=torch.full((2, 1), here),
+            action=torch.zeros(2, dtype=torch.int32),
+            reward=torch.zeros(2),
+            terminated=torch.zeros(2, dtype=torch.bool),
+            truncated=torch.zeros(2, dtype=torch.bool),
+            next_observation=torch.full((2, 1), there),
+            propensity=torch.ones(2),
+            mask=torch.tensor([[True, t % 2 == 0, False]]).expand(2, 3),
+            next_mask=torch.tensor([[True, t % 2 == 1, False]]).expand(2, 3),
+            features=torch.full((3, 2), here).expand(2, 3, 2),
+            next_features=torch.full((3, 2), there).expand(2, 3, 2),
+        )
+    batch = ring.sample(64).batch
+    for i in range(64):
+        s = float(batch.state[i])
+        assert batch.actions.mask[i].tolist() == [True, s % 2 == 0, False]
+        assert batch.next_actions.mask[i].tolist() == [True, s % 2 == 0, False]  # of s + 1, which leads to s + 2
+        assert batch.actions.features is not None
+        assert batch.next_actions.features is not None
+        assert batch.actions.features[i].unique().tolist() == [s]
+        assert batch.next_actions.features[i].unique().tolist() == [s + 2]
+
+
+def test_candidates_without_features_keep_their_masks_only() -> None:
+    ring = ring_of(num_actions=2, candidates=True)
+    one = torch.zeros(1, 1)
+    ring.write(
+        observation=one, next_observation=one, action=torch.zeros(1), reward=torch.zeros(1), propensity=torch.ones(1),
+        terminated=torch.tensor([False]), truncated=torch.tensor([False]),
+        mask=torch.tensor([[True, False]]), next_mask=torch.tensor([[False, True]]),
+    )  # fmt: skip
+    batch = ring.sample(1).batch
+    assert batch.actions.mask.tolist() == [[True, False]]
+    assert batch.next_actions.mask.tolist() == [[False, True]]
+    assert batch.actions.features is None
+
+
+def test_fixed_candidates_are_the_same_in_every_row() -> None:
+    features = torch.arange(12.0).view(4, 3)
+    ring = ring_of(action_features=features)
+    write_line(ring, [1], [GOES_ON])
+    batch = ring.sample(5).batch
+    assert batch.actions.features is not None
+    assert batch.next_actions.features is not None
+    assert batch.actions.features.tolist() == batch.next_actions.features.tolist() == [features.tolist()] * 5
+
+
+def test_actions_beyond_a_byte() -> None:
+    ring = ring_of(num_actions=70_000)
+    ring.write(
+        observation=torch.zeros(1, 1), next_observation=torch.zeros(1, 1), action=torch.tensor([65_537]),
+        reward=torch.zeros(1), terminated=torch.tensor([True]), truncated=torch.tensor([False]),
+        propensity=torch.ones(1),
+    )  # fmt: skip
+    batch = ring.sample(2).batch
+    assert batch.action.tolist() == [65_537] * 2
+    assert batch.bootstrap.tolist() == [0] * 2
+
+
+def test_every_row_of_the_window_is_drawn_equally_often() -> None:
+    ring = ring_of(num_envs=3, slots=20, n_step=3)
+    for _ in range(27):
+        ring.write(
+            observation=torch.zeros(3, 1), next_observation=torch.zeros(3, 1), action=torch.zeros(3),
+            reward=torch.zeros(3), terminated=torch.zeros(3, dtype=torch.bool),
+            truncated=torch.zeros(3, dtype=torch.bool), propensity=torch.ones(3),
+        )  # fmt: skip
+    counts = torch.bincount(ring.sample(54_000).index, minlength=60)
+    # 27 writes into 20 slots: slot 6 is the newest, 5 and 6 wait
+    assert counts.nonzero().flatten().tolist() == [row for row in range(60) if row // 3 not in (5, 6)]
+    assert chisquare(counts[counts > 0].numpy()).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("prioritized", [False, True])
+@pytest.mark.parametrize("writes", [5, 21])
+def test_a_saved_ring_goes_on_with_the_same_rows_and_draws(prioritized: bool, writes: int) -> None:
+    first, second = (ring_of(prioritized=prioritized, n_step=2, seed=seed) for seed in (3, 4))
+    write_line(first, [float(t) for t in range(writes)], [t % 5 == 4 for t in range(writes)])
+    write_line(second, [7.0] * 11, [TERMINATED] * 11)
+    drawn = first.sample(32)
+    first.update_priorities(drawn.index, drawn.batch.reward)
+    state = {name: value.clone() for name, value in first.state_dict().items()}
+    assert all(isinstance(value, torch.Tensor) for value in state.values())
+    assert state["generator"].dtype == torch.uint8
+    second.load_state_dict(state)
+    assert {name: value.tolist() for name, value in second.state_dict().items()} == {
+        name: value.tolist() for name, value in state.items()
+    }
+    for t in range(writes, writes + 12):
+        a, b = first.sample(32, beta=0.5), second.sample(32, beta=0.5)
+        assert a.index.tolist() == b.index.tolist()
+        assert table(a) == table(b)
+        assert a.batch.weight.tolist() == b.batch.weight.tolist()
+        for ring in (first, second):
+            ring.update_priorities(a.index, a.batch.reward.abs())
+            write_line(ring, [1.0], [GOES_ON], first=t)
+    assert first.rows == second.rows
+
+
+def test_a_saved_ring_of_another_size_is_refused() -> None:
+    state = ring_of(slots=9).state_dict()
+    with pytest.raises(SimulationError, match=r"8 slots of 1.*9 slots of 1"):
+        ring_of().load_state_dict(state)
+    with pytest.raises(SimulationError, match=r"observation \[1\].*observation \[5\]"):
+        ring_of().load_state_dict(ring_of(observation_size=5).state_dict())
+
+
+def test_a_ring_that_does_not_fit_is_refused_before_it_is_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ring_module, "free_bytes", lambda device: 1000)
+    # a row: 2 observations of 4 bytes, reward and propensity 8, action and end 2: 18 bytes; 55 rows in 1000 bytes
+    assert ring_of(slots=55).capacity == 55
+    with pytest.raises(SimulationError, match=r"simulation\.replay\.capacity: .*at most 55 rows.*56 rows of 18 bytes"):
+        ring_of(slots=56)
+    # a priority is 4 bytes more, and a 32nd of a sum of 8, rounded up: 23
+    assert ring_of(slots=43, prioritized=True).capacity == 43
+    with pytest.raises(SimulationError, match="44 rows of 23 bytes"):
+        ring_of(slots=44, prioritized=True)
+
+
+def test_a_ring_shorter_than_one_window_is_refused() -> None:
+    with pytest.raises(SimulationError, match="at least 10, 5 rows of each environment, got 8"):
+        ring_of(num_envs=2, slots=4, n_step=5)
+    assert ring_of(num_envs=2, slots=5, n_step=5).capacity == 10
+
+
+class NothingWaits(TorchDispatchMode):
+    """Refuses what would make the host wait for the device, or whose shape depends on values."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        assert name not in {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "bincount", "equal"}, name
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_writing_drawing_and_updating_never_wait_for_the_device(prioritized: bool) -> None:
+    ring = ring_of(prioritized=prioritized, n_step=2, needs_next_action=True, boost=torch.ones(4))
+    beta = torch.tensor([0.4])
+    with NothingWaits():
+        write_line(ring, [1.0] * 5, [GOES_ON] * 5)
+        sample = ring.sample(16, beta=beta)
+        ring.update_priorities(sample.index, sample.batch.reward)
+    with pytest.raises(AssertionError, match="_local_scalar_dense"), NothingWaits():
+        _ = ring.rows
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_a_captured_graph_writes_and_draws(prioritized: bool) -> None:
+    cuda = torch.device("cuda")
+    ring = ReplayRing(
+        ReplaySettings(num_envs=64, observation_size=1, num_actions=4, slots=20, gamma=1.0, n_step=3,
+                       prioritized=prioritized), cuda
+    )  # fmt: skip
+    time, never = torch.zeros(64, 1, device=cuda), torch.zeros(64, dtype=torch.bool, device=cuda)
+    ones, action = torch.ones(64, device=cuda), torch.zeros(64, dtype=torch.uint8, device=cuda)
+
+    def iteration() -> Sample:
+        ring.write(observation=time, action=action, reward=ones, terminated=never, truncated=never,
+                   next_observation=time + 1, propensity=ones)  # fmt: skip
+        sample = ring.sample(256, beta=0.5)
+        ring.update_priorities(sample.index, sample.batch.reward)
+        time.add_(1)
+        return sample
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            iteration()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        sample = iteration()
+    seen = set()
+    for written in range(4, 60):
+        graph.replay()
+        batch = sample.batch
+        # rows 0 … written − 1, of which the newest 20 are kept and the newest 2 wait
+        assert float(batch.state.min()) >= max(0, written - 20)
+        assert float(batch.state.max()) <= written - 3
+        assert torch.equal(batch.next_state, batch.state + 3)
+        assert batch.reward.unique().tolist() == [3]
+        seen.add(tuple(sample.index.tolist()))
+    assert len(seen) == 56  # every replay draws anew
+    assert ring.rows == 20 * 64

@@ -1,0 +1,238 @@
+"""Prioritised draws: frequencies, importance weights and the bookkeeping of priorities against plain arithmetic."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from oracles.ranks import end_ranks, start_ranks
+from scipy.stats import chisquare
+from torch import Tensor
+
+from reagent_lite.data.replay.ring import ReplayRing, ReplaySettings
+from reagent_lite.data.replay.sampling import Priorities, importance_weights, n_step_sum
+
+CPU = torch.device("cpu")
+
+
+def filled_ring(
+    slots: int,
+    envs: int,
+    writes: int,
+    over_ranks: Callable[[Tensor], Tensor] = lambda largest: largest,
+    **given: object,
+) -> ReplayRing:
+    plain = {"observation_size": 1, "num_actions": 2, "gamma": 0.9, "prioritized": True, "alpha": 0.5, "seed": 11}
+    ring = ReplayRing(ReplaySettings(num_envs=envs, slots=slots, **(plain | given)), CPU, over_ranks)  # type: ignore[arg-type]
+    for _ in range(writes):
+        write(ring, envs)
+    return ring
+
+
+def write(ring: ReplayRing, envs: int) -> None:
+    ring.write(
+        observation=torch.zeros(envs, 1), next_observation=torch.zeros(envs, 1), action=torch.zeros(envs),
+        reward=torch.zeros(envs), terminated=torch.zeros(envs, dtype=torch.bool),
+        truncated=torch.zeros(envs, dtype=torch.bool), propensity=torch.ones(envs),
+    )  # fmt: skip
+
+
+def saved_priority(ring: ReplayRing) -> np.ndarray:  # type: ignore[type-arg]
+    return ring.state_dict()["priority"].flatten().numpy()
+
+
+def test_n_step_sum_by_hand() -> None:
+    # γ 0.5; columns: no end; an end in the second row; an end in the first row
+    reward = torch.tensor([[1.0, 1, 1], [2, 2, 2], [4, 4, 4]])
+    ended = torch.tensor([[0, 0, 2], [0, 1, 0], [0, 0, 1]], dtype=torch.uint8)
+    total, steps = n_step_sum(reward, ended, torch.tensor([[1.0], [0.5], [0.25]]))
+    assert total.tolist() == [3, 2, 1]
+    assert steps.tolist() == [3, 2, 1]
+
+
+def test_importance_weights_by_hand() -> None:
+    # p 1, 4, 0, 2: 1/P is 7 (1, 1/4, -, 1/2); over the largest: 1, 1/4, -, 1/2; 3 rows count
+    priorities = Priorities(4, CPU)
+    priorities.value.copy_(torch.tensor([1.0, 4, 0, 2]))
+    priorities.refresh()
+    rarity = priorities.rarity(torch.arange(4), 2)
+    assert rarity.tolist() == [7 / 2, 7 / 8, 0, 7 / 4]  # two draws find the first row 2/7 times
+    largest = rarity.amax()
+    torch.testing.assert_close(importance_weights(rarity, largest, 1.0), torch.tensor([1, 1 / 4, 0, 1 / 2]) / 3)
+    torch.testing.assert_close(importance_weights(rarity, largest, 0.5), torch.tensor([1, 0.5, 0, 0.5**0.5]) / 3)
+    torch.testing.assert_close(importance_weights(rarity, largest, 0.0), torch.tensor([1.0, 1, 0, 1]) / 3)
+    one = torch.tensor([1.0])
+    torch.testing.assert_close(importance_weights(rarity, largest, one), torch.tensor([1, 0.25, 0, 0.5]) / 3)
+    assert importance_weights(torch.zeros(3), torch.tensor(0.0), 0.5).tolist() == [0, 0, 0]
+
+
+def test_rows_are_drawn_in_proportion_to_their_priorities() -> None:
+    ring = filled_ring(25, 4, 25)
+    errors = torch.linspace(0, 4, 100) ** 2
+    ring.update_priorities(torch.arange(100), errors)
+    counts = torch.bincount(torch.cat([ring.sample(100).index for _ in range(500)]), minlength=100).numpy()
+    p = (errors.numpy().astype(np.float64) + 1e-6) ** 0.5
+    expected = 50_000 * p / p.sum()
+    often = expected >= 5
+    assert chisquare(counts[often], expected[often] / expected[often].sum() * counts[often].sum()).pvalue > 1e-3
+    assert counts[~often].sum() < 5 * (~often).sum()
+
+
+def test_one_row_is_drawn_from_each_equal_part_of_the_sum() -> None:
+    ring = filled_ring(8, 1, 8)
+    ring.update_priorities(torch.arange(8), torch.tensor([9.0, 1, 1, 1, 9, 1, 1, 1]))
+    # priorities 3 1 1 1 3 1 1 1 of 12: six parts of 2 each; p 1e-6 apart at the edges, hence the second choice
+    parts = [{0}, {0, 1}, {2, 3}, {4}, {4, 5}, {6, 7}]
+    for _ in range(200):
+        assert all(int(row) in part for row, part in zip(ring.sample(6).index, parts, strict=True))
+
+
+def test_full_correction_makes_the_mean_of_any_function_unbiased() -> None:
+    ring = filled_ring(50, 20, 50)
+    rng = np.random.default_rng(0)
+    errors, values = rng.gamma(1.0, 2.0, 1000) + 0.05, rng.normal(3.0, 2.0, 1000)
+    values += errors  # so that what is drawn often is also larger
+    ring.update_priorities(torch.arange(1000), torch.from_numpy(errors).float())
+    means, plain = [], []
+    for _ in range(400):
+        sample = ring.sample(512, beta=1.0)
+        weight, value = sample.batch.weight.double().numpy(), values[sample.index.numpy()]
+        means.append((weight * value).sum() / weight.sum())
+        plain.append(value.mean())
+    error = np.std(means) / 400**0.5
+    assert abs(np.mean(means) - values.mean()) < 4 * error + 0.002  # a ratio of means is off by order 1 / 512
+    assert abs(np.mean(plain) - values.mean()) > 50 * error
+
+
+def test_full_correction_is_unbiased_over_the_rings_of_several_ranks() -> None:
+    """Rows of value 0 in one ring and 1 in another, whose priorities are larger: their mean is 1/2."""
+    rings = [filled_ring(10, 10, 10, over_ranks=lambda largest: torch.full_like(largest, 1e3)) for _ in range(2)]
+    for ring, low, high in zip(rings, (0.1, 5), (2, 50), strict=True):
+        ring.update_priorities(torch.arange(100), torch.linspace(low, high, 100))
+    weights = [torch.cat([ring.sample(100, beta=1.0).batch.weight for _ in range(100)]).sum() for ring in rings]
+    assert float(weights[1] / sum(weights)) == pytest.approx(0.5, abs=0.01)
+
+
+WORKER = """
+import json, sys
+from pathlib import Path
+import torch
+from reagent_lite.data.replay.sampling import Priorities, importance_weights
+from reagent_lite.distributed.group import Place, joined
+
+with joined(Place.read(), torch.device("cpu")) as group:
+    priorities = Priorities(4, group.device)
+    priorities.value.copy_(torch.tensor([[2.0, 4, 1, 1], [2.0, 2, 2, 2]][group.rank]))
+    priorities.refresh()
+    row = priorities.draw(4, torch.Generator().manual_seed(1))
+    rarity = priorities.rarity(row, 4)
+    weight = importance_weights(rarity, group.max(rarity.amax()), 0.5)
+    Path(sys.argv[1], f"{group.rank}.json").write_text(json.dumps({"row": row.tolist(), "weight": weight.tolist()}))
+"""
+
+
+def test_rows_weigh_in_two_processes_as_in_one(tmp_path: Path) -> None:
+    # p 2, 4, 1, 1 and 2, 2, 2, 2: each draws in proportion to p as one process with all rows would; the first draws one
+    # row of each quarter of the sum 8, so one of p 1, the rarest of both
+    ranks = start_ranks(2, ["-c", WORKER, str(tmp_path)], tmp_path)
+    assert end_ranks(ranks) == [0, 0], (tmp_path / "err_0").read_text()
+    for rank, p in enumerate(([2.0, 4, 1, 1], [2.0, 2, 2, 2])):
+        found = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert found["weight"] == pytest.approx([p[row] ** -0.5 / 4 for row in found["row"]])
+
+
+def test_new_rows_get_the_largest_priority_so_far_once_they_are_complete() -> None:
+    ring = filled_ring(6, 2, 3, n_step=2)
+    # slots 0 and 1 are complete, 2 waits
+    assert saved_priority(ring).tolist() == [1, 1, 1, 1, 0, 0]
+    ring.update_priorities(torch.tensor([1]), torch.tensor([9.0]))  # (9 + 1e-6)^0.5
+    write(ring, 2)
+    assert saved_priority(ring).tolist() == pytest.approx([1, 3, 1, 1, 3, 3, 0, 0])
+    ring.update_priorities(torch.tensor([1, 0]), torch.tensor([0.0, 4.0]))  # the largest stays
+    for _ in range(3):
+        write(ring, 2)
+    # 7 writes into 6 slots: slot 0 was overwritten and waits; slots 2 to 5 came in with 3
+    assert saved_priority(ring).tolist() == pytest.approx([0, 0, 1, 1, 3, 3, 3, 3, 3, 3, 3, 3])
+
+
+def test_rows_overwritten_since_they_were_drawn_are_not_updated() -> None:
+    ring = filled_ring(4, 1, 4, n_step=2)
+    ring.update_priorities(torch.tensor([3, 1]), torch.tensor([100.0, 4.0]))  # slot 3 waits
+    assert saved_priority(ring).tolist() == pytest.approx([1, 2, 1, 0])
+    write(ring, 1)  # slot 0 waits, slot 3 gets the largest, which is not 10
+    assert saved_priority(ring).tolist() == pytest.approx([0, 2, 1, 2])
+
+
+@pytest.mark.parametrize(("slots", "envs"), [(3, 1), (7, 5), (3, 32), (5, 33), (4, 100), (100, 1)])
+def test_sums_of_blocks_follow_every_change(slots: int, envs: int) -> None:
+    """Rows never drawn too rarely or too often, however slots and blocks overlap."""
+    ring = filled_ring(slots, envs, 0, n_step=2)
+    rng = np.random.default_rng(slots * envs)
+    for _ in range(2 * slots + 3):
+        write(ring, envs)
+        index = rng.integers(0, slots * envs, 17)
+        index = np.unique(index)
+        ring.update_priorities(torch.from_numpy(index), torch.from_numpy(rng.exponential(1.0, len(index))).float())
+        priorities = ring._priorities
+        assert priorities is not None
+        blocks = priorities._blocks.double().sum(1)
+        assert priorities._sums.tolist() == blocks.tolist()
+        assert saved_priority(ring).sum() == pytest.approx(float(blocks.sum()))
+
+
+def test_a_million_rows_are_looked_up_as_in_extended_precision() -> None:
+    """The row of each target is that of a long double cumulative sum over all rows."""
+    rows, count = 1_000_003, 4096
+    rng = np.random.default_rng(5)
+    value = (rng.pareto(1.5, rows) * (rng.random(rows) < 0.7)).astype(np.float32)
+    priorities = Priorities(rows, CPU)
+    priorities.value.copy_(torch.from_numpy(value))
+    priorities.refresh()
+    drawn = priorities.draw(count, torch.Generator().manual_seed(9)).numpy()
+    part = np.arange(count) + torch.rand(count, dtype=torch.float64, generator=torch.Generator().manual_seed(9)).numpy()
+    exact = np.cumsum(value.astype(np.longdouble))
+    expected = np.searchsorted(exact, part / count * exact[-1], side="right")
+    assert (drawn == expected).mean() > 0.9999
+    assert (value[drawn] > 0).all()
+
+
+@pytest.mark.parametrize("before", [0, 1, 31, 32, 40])
+@pytest.mark.parametrize("after", [0, 1, 50])
+def test_shares_on_an_edge_give_a_row_that_may_be_drawn(before: int, after: int) -> None:
+    """Priorities 1, 0, 3 between rows of 0: the first covers [0, 1/4), the last the rest, the end included."""
+    value = torch.tensor([0.0] * before + [1, 0, 3] + [0.0] * after)
+    priorities = Priorities(len(value), CPU)
+    priorities.value.copy_(value)
+    priorities.refresh()
+    shares = torch.tensor([0, 0.2499, 0.25, 0.2501, 1 - 2**-53, 1.0], dtype=torch.float64)
+    assert (priorities.rows_at(shares) - before).tolist() == [0, 0, 2, 2, 2, 2]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_shares_where_rounding_makes_blocks_and_rows_disagree(seed: int) -> None:
+    """Magnitudes so far apart that sums round: at the edge of any row no row of 0 is found."""
+    rng = np.random.default_rng(seed)
+    value = (np.exp(6 * rng.normal(size=3200)) * (rng.random(3200) < 0.3)).astype(np.float32)
+    value[::32] = value[31::32] = 0  # what a target that rounds out of its block would find
+    priorities = Priorities(3200, CPU)
+    priorities.value.copy_(torch.from_numpy(value))
+    priorities.refresh()
+    edges = np.cumsum(value.astype(np.float64))
+    edges /= edges[-1]
+    for near in (edges, np.nextafter(edges, 0), np.nextafter(edges, 1)):
+        rows = priorities.rows_at(torch.from_numpy(near)).numpy()
+        assert (value[rows] > 0).all()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_rows_without_priority_are_never_drawn(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    rows = int(rng.integers(1, 300))
+    priorities = Priorities(rows, CPU)
+    priorities.value.copy_(torch.from_numpy((rng.random(rows) < 0.1).astype(np.float32) * 1e-3))
+    priorities.value[int(rng.integers(rows))] = 1e6
+    priorities.refresh()
+    drawn = priorities.draw(512, torch.Generator().manual_seed(seed))
+    assert (priorities.value[drawn] > 0).all()

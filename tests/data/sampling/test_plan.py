@@ -1,0 +1,173 @@
+"""The read plan as a pure function: nothing twice, nothing lost, the same for every world size and every layout."""
+
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reagent_lite.data.sampling.plan import ReadPlan, apportion
+
+Rows = list[tuple[int, int]]
+
+
+def read(plan: ReadPlan, step: int, rank: int) -> list[Rows]:
+    """Returns the rows a rank reads in each minibatch of a step, as (shard, row), by the permutations."""
+    epoch, _ = plan.position(step)
+    return [
+        [(shard, int(row)) for shard, start, stop in part for row in plan.permutation(epoch, shard)[start:stop]]
+        for part in plan.parts(step, rank)
+    ]
+
+
+def test_seven_rows_by_hand() -> None:
+    plan = ReadPlan(shards=(7,), minibatch=3, epochs=2)
+    assert (plan.steps_per_epoch, plan.num_steps) == (3, 6)
+    assert [plan.rows_of_step(step) for step in range(6)] == [3, 3, 1, 3, 3, 1]
+    assert [plan.position(step) for step in range(7)] == [(0, 0), (0, 3), (0, 6), (1, 0), (1, 3), (1, 6), (2, 0)]
+    assert plan.parts(1, 0) == [[(0, 3, 6)]]
+    assert plan.parts(5, 0) == [[(0, 6, 7)]]
+
+
+def test_shares_of_three_to_one() -> None:
+    plan = ReadPlan(shards=(16,), minibatch=8, epochs=1, shares=(3, 1))
+    assert plan.parts(1, 0) == [[(0, 8, 14)]]
+    assert plan.parts(1, 1) == [[(0, 14, 16)]]
+
+
+def test_a_rank_may_have_nothing() -> None:
+    plan = ReadPlan(shards=(1,), minibatch=8, epochs=1, shares=(1, 1))
+    assert sorted(plan.parts(0, 0) + plan.parts(0, 1)) == [[(0, 0, 0)], [(0, 0, 1)]]
+
+
+def test_two_nodes_of_six_and_two_rows_by_hand() -> None:
+    """Six of eight rows are node 0's: of each four rows it reads three, its two processes one and two of them."""
+    plan = ReadPlan(shards=(6, 2), minibatch=4, epochs=1, shares=(1, 1, 1), reads=((0,), (0,), (1,)))
+    assert (plan.steps_per_epoch, plan.rows_of_step(0), plan.rows_of_step(1)) == (2, 4, 4)
+    assert [plan.parts(0, rank) for rank in range(3)] == [[[(0, 0, 1)]], [[(0, 1, 3)]], [[(1, 0, 1)]]]
+    assert [plan.parts(1, rank) for rank in range(3)] == [[[(0, 3, 4)]], [[(0, 4, 6)]], [[(1, 1, 2)]]]
+
+
+def test_a_node_without_rows_reads_nothing_and_one_with_a_row_reads_it_once() -> None:
+    plan = ReadPlan(shards=(4, 0, 1), minibatch=2, epochs=1, shares=(1, 1, 1), reads=((0,), (1,), (2,)))
+    # row 0 of the shard of one comes half of the way, after rows 0 and 1 of the four at 1/8 and 3/8, before that at 5/8
+    assert [plan.parts(step, 0) for step in range(3)] == [[[(0, 0, 2)]], [[(0, 2, 3)]], [[(0, 3, 4)]]]
+    assert [plan.parts(step, 1) for step in range(3)] == [[[(1, 0, 0)]]] * 3
+    assert [plan.parts(step, 2) for step in range(3)] == [[[(2, 0, 0)]], [[(2, 0, 1)]], [[(2, 1, 1)]]]
+
+
+def test_apportioned_by_hand() -> None:
+    """Rows of 4 come at 1/8, 3/8, 5/8, 7/8 of the way, rows of 2 at 1/4 and 3/4: a b a a b a."""
+    assert [apportion((4, 2), count) for count in range(7)] == [
+        [0, 0], [1, 0], [1, 1], [2, 1], [3, 1], [3, 2], [4, 2],
+    ]  # fmt: skip
+    assert apportion((1, 1, 1), 2) == [1, 1, 0]  # equally far on the way: by number
+    assert apportion((5,), 3) == [3]
+    assert apportion((0, 0), 0) == [0, 0]
+    assert apportion((10**12, 3 * 10**12), 4 * 10**11) == [10**11, 3 * 10**11]
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=8))
+def test_apportioned_is_the_order_of_rows_on_the_way(shards: list[int]) -> None:
+    ways = sorted(((2 * j + 1) / (2 * rows), shard) for shard, rows in enumerate(shards) for j in range(rows))
+    for count in range(len(ways) + 1):
+        by_shard = Counter(shard for _, shard in ways[:count])
+        assert apportion(tuple(shards), count) == [by_shard[shard] for shard in range(len(shards))]
+
+
+@st.composite
+def clusters(draw: st.DrawFn) -> ReadPlan:
+    """Plans of clusters: shards of any sizes, each on a node of one to three processes with shares of its rows."""
+    shards = draw(st.lists(st.integers(0, 25), min_size=1, max_size=4).filter(any))
+    processes = [draw(st.lists(st.integers(1, 4), min_size=1, max_size=3)) for _ in shards]
+    return ReadPlan(
+        shards=tuple(shards),
+        minibatch=draw(st.integers(1, 20)),
+        epochs=2,
+        seed=draw(st.integers(0, 5)),
+        shares=tuple(share for shares in processes for share in shares),
+        reads=tuple((shard,) for shard, shares in enumerate(processes) for _ in shares),
+        minibatches_per_step=draw(st.integers(1, 4)),
+    )
+
+
+def alone(plan: ReadPlan) -> ReadPlan:
+    """Returns the plan of one process that has all shards of a cluster."""
+    return ReadPlan(shards=plan.shards, minibatch=plan.minibatch, epochs=plan.epochs, seed=plan.seed,
+                    minibatches_per_step=plan.minibatches_per_step)  # fmt: skip
+
+
+@given(clusters())
+def test_the_union_over_ranks_is_what_one_process_reads(plan: ReadPlan) -> None:
+    one = alone(plan)
+    assert plan.num_steps == one.num_steps
+    for step in range(plan.num_steps):
+        assert plan.rows_of_step(step) == one.rows_of_step(step)
+        minibatches = zip(*(read(plan, step, rank) for rank in range(len(plan.shares))), strict=True)
+        for ranks, whole in zip(minibatches, read(one, step, 0), strict=True):
+            assert sorted(row for rows in ranks for row in rows) == sorted(whole)
+
+
+@given(clusters())
+def test_every_row_of_every_shard_comes_once_an_epoch(plan: ReadPlan) -> None:
+    every = [(shard, row) for shard, rows in enumerate(plan.shards) for row in range(rows)]
+    seen: Rows = []
+    for step in range(plan.steps_per_epoch):
+        in_step = [row for rank in range(len(plan.shares)) for part in read(plan, step, rank) for row in part]
+        assert len(in_step) == plan.rows_of_step(step) > 0
+        assert (0, len(seen)) == plan.position(step)
+        seen += in_step
+    assert sorted(seen) == every
+
+
+@given(st.integers(1, 60), st.integers(1, 20), st.integers(1, 4), st.lists(st.integers(1, 5), min_size=1, max_size=4))
+def test_one_shard_is_read_by_many_ranks_in_one_order(
+    rows: int, minibatch: int, per_step: int, shares: list[int]
+) -> None:
+    plan = ReadPlan(shards=(rows,), minibatch=minibatch, epochs=1, shares=tuple(shares), minibatches_per_step=per_step)
+    seen = []
+    for step in range(plan.steps_per_epoch):
+        parts = [part for rank in range(len(shares)) for (part,) in plan.parts(step, rank)]
+        in_step = sorted(i for _, start, stop in parts for i in range(start, stop))
+        first = step * plan.rows_per_step
+        assert in_step == list(range(first, first + plan.rows_of_step(step)))
+        seen += in_step
+    assert seen == list(range(rows))
+
+
+def test_order_changes_by_epoch_seed_and_shard_only() -> None:
+    one, two = (
+        ReadPlan(shards=(100, 100), minibatch=10, epochs=2),
+        ReadPlan(shards=(100, 100), minibatch=7, epochs=9, shares=(1, 1), reads=((0,), (1,))),
+    )
+    assert sorted(one.permutation(0)) == sorted(one.permutation(0, 1)) == list(range(100))
+    assert np.array_equal(one.permutation(1, 1), two.permutation(1, 1))
+    assert not np.array_equal(one.permutation(0), one.permutation(1))
+    assert not np.array_equal(one.permutation(0), one.permutation(0, 1))
+    assert np.array_equal(one.permutation(1, 1), ReadPlan(shards=(5, 0, 100), minibatch=3, epochs=2).permutation(1, 2))
+    other = ReadPlan(shards=(100, 100), minibatch=10, epochs=2, seed=1)
+    assert not np.array_equal(one.permutation(0), other.permutation(0))
+
+
+@pytest.mark.parametrize("rows", [1, 1000])
+def test_permutations_are_four_bytes_a_row_and_numpys_own(rows: int) -> None:
+    """The order of a run on one machine has been default_rng([seed, epoch]) from the start, and stays it."""
+    found = ReadPlan(shards=(rows,), minibatch=1, epochs=1, seed=3).permutation(2)
+    assert found.dtype == np.int32
+    assert np.array_equal(found, np.random.default_rng([3, 2]).permutation(rows))
+
+
+def test_a_plan_is_told_from_another_by_its_json() -> None:
+    plan = ReadPlan(shards=(3, 1), minibatch=4, epochs=2, shares=(1, 1), reads=((0,), (1,)))
+    tree = json.loads(json.dumps(plan.as_json()))
+    assert tree == {
+        "shards": [3, 1], "minibatch": 4, "epochs": 2, "seed": 0, "shares": [1, 1], "reads": [[0], [1]],
+        "minibatches_per_step": 1,
+    }  # fmt: skip
+    assert tree == plan.as_json()
+    same = ReadPlan(shards=(3, 1), minibatch=4, epochs=2, shares=(1, 1), reads=((0,), (1,)))
+    assert same == plan
+    assert alone(plan) != plan
+    assert alone(plan).as_json() != tree

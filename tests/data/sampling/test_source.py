@@ -1,0 +1,282 @@
+"""Batches of logged rows: what was written comes out, every row once, with shares that sum to the world size."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from oracles.logs import candidate_rows, random_rows, write_lines
+
+from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
+from reagent_lite.data.sampling.normalized import Reordered, open_columns, prepare_columns
+from reagent_lite.data.sampling.plan import ReadPlan
+from reagent_lite.data.sampling.source import LoggedRows, LoggedSource, build_rows, no_rows
+from reagent_lite.data.sampling.spans import learnable_rows, single_steps
+from reagent_lite.models.preprocessor import Preprocessor
+from reagent_lite.types import FeatureSpec, FeatureType, NormalizationSpec, SourceSpec, TransitionBatch
+
+CPU = torch.device("cpu")
+
+
+def plain(ids: tuple[int, ...]) -> NormalizationSpec:
+    features = {i: FeatureSpec(feature_id=i, feature_type=FeatureType.DO_NOT_PREPROCESS) for i in ids}
+    return NormalizationSpec.ordered(features)
+
+
+def rows_of(copy: TrainingCopy, folder: Path, specs: dict[str, NormalizationSpec]) -> LoggedRows:
+    columns = []
+    for name, matrix, ids in (("state", copy.state, copy.state_ids), ("candidates", copy.candidates, copy.action_ids)):
+        if name in specs:
+            transform = Reordered(ids, specs[name], Preprocessor(specs[name]))
+            prepare_columns(matrix, transform, specs[name].width, folder / f"{name}.npy")
+            columns.append(open_columns(matrix, transform, specs[name].width, folder / f"{name}.npy", CPU))
+    spans = single_steps(copy)
+    usable, _ = learnable_rows(copy, spans, maxq=True, unit_reward=False)
+    return build_rows(copy, spans, usable, *columns)
+
+
+@pytest.fixture
+def discrete(tmp_path: Path) -> tuple[list[dict], LoggedRows]:  # type: ignore[type-arg]
+    logged = random_rows(57)
+    file = write_lines(tmp_path / "log.jsonl", logged)
+    copy = prepare_training_copy(str(file), actions=("a", "b"), directory=str(tmp_path / "copy"))
+    return logged, rows_of(copy, tmp_path, {"state": plain(copy.state_ids)})
+
+
+def read(rows: LoggedRows, plan: ReadPlan, rank: int = 0) -> list[TransitionBatch]:
+    source = LoggedSource({0: rows}, plan, rank, CPU)
+    return [next(source) for _ in range(plan.num_steps * plan.minibatches_per_step)]
+
+
+def dense(features: dict[str, float]) -> list[float]:
+    return [float(np.float32(features.get(str(i), 0.0))) for i in range(3)]
+
+
+def test_every_row_comes_once_an_epoch_as_it_was_logged(discrete) -> None:  # type: ignore[no-untyped-def]
+    logged, rows = discrete
+    batches = read(rows, ReadPlan(shards=(57,), minibatch=8, epochs=2))
+    assert [len(batch) for batch in batches] == [8] * 7 + [1] + [8] * 7 + [1]
+    for epoch in (batches[:8], batches[8:]):
+        seen = [
+            (b.state[i].tolist(), int(b.action[i]), float(b.reward[i]), float(b.bootstrap[i]))
+            for b in epoch for i in range(len(b))
+        ]  # fmt: skip
+        expected = [
+            (dense(r["state_features"]), "ab".index(r["action"]), float(np.float32(r["reward"])),
+             float(any(r["possible_next_actions"])))
+            for r in logged
+        ]  # fmt: skip
+        assert sorted(map(str, seen)) == sorted(map(str, expected))
+
+
+def test_next_states_belong_to_their_rows(discrete) -> None:  # type: ignore[no-untyped-def]
+    logged, rows = discrete
+    following = {str(dense(r["state_features"])): dense(r["next_state_features"]) for r in logged}
+    for batch in read(rows, ReadPlan(shards=(57,), minibatch=8, epochs=1)):
+        for i in range(len(batch)):
+            if batch.bootstrap[i]:
+                expected = following[str(batch.state[i].tolist())]
+                assert batch.next_state[i].tolist() == expected
+
+
+@pytest.mark.parametrize(("shares", "per_step"), [((1,), 1), ((1, 1), 1), ((3, 1), 3)])
+def test_shares_sum_to_the_world_size_in_every_step(discrete, shares: tuple[int, ...], per_step: int) -> None:  # type: ignore[no-untyped-def]
+    _, rows = discrete
+    plan = ReadPlan(shards=(57,), minibatch=8, epochs=1, shares=shares, minibatches_per_step=per_step)
+    parts = [read(rows, plan, rank) for rank in range(len(shares))]
+    for step in range(plan.num_steps):
+        minibatches = [b for part in parts for b in part[step * per_step : (step + 1) * per_step]]
+        assert sum(float(b.weight.sum()) for b in minibatches) == pytest.approx(len(shares))
+
+
+def test_a_rank_without_rows_still_gets_a_batch_of_weight_zero(discrete) -> None:  # type: ignore[no-untyped-def]
+    _, rows = discrete
+    plan = ReadPlan(shards=(1,), minibatch=8, epochs=1, shares=(1, 1))
+    weights = sorted(read(rows, plan, rank)[0].weight.tolist() for rank in range(2))
+    assert weights == [[0.0], [2.0]]
+
+
+def test_position_is_a_step_number(discrete) -> None:  # type: ignore[no-untyped-def]
+    _, rows = discrete
+    plan = ReadPlan(shards=(57,), minibatch=8, epochs=3, minibatches_per_step=2)
+    whole = read(rows, plan)
+    source = LoggedSource({0: rows}, plan, 0, CPU)
+    for _ in range(10):
+        next(source)
+    state = source.state_dict()
+    assert state == {"step": 5}
+    other = LoggedSource({0: rows}, plan, 0, CPU)
+    other.load_state_dict(state)
+    for batch in whole[10:]:
+        assert torch.equal(next(other).reward, batch.reward)
+
+
+def test_one_hot_columns_may_be_normalized_at_each_gather(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import reagent_lite.data.sampling.normalized as module
+
+    logged = random_rows(40, missing=0.1)
+    file = write_lines(tmp_path / "log.jsonl", logged)
+    copy = prepare_training_copy(str(file), actions=("a", "b"), directory=str(tmp_path / "copy"))
+    values = tuple(sorted({r["state_features"][k] for r in logged for k in r["state_features"]}))
+    spec = NormalizationSpec.ordered(
+        {i: FeatureSpec(feature_id=i, feature_type=FeatureType.ENUM, possible_values=values) for i in range(3)}
+    )
+    (tmp_path / "once").mkdir()
+    (tmp_path / "each").mkdir()
+    once = rows_of(copy, tmp_path / "once", {"state": spec})
+    monkeypatch.setattr(module, "_SMALL_BYTES", 0)
+    each = rows_of(copy, tmp_path / "each", {"state": spec})
+    assert (once.state.transform is None, each.state.transform is None) == (True, False)
+    plan = ReadPlan(shards=(40,), minibatch=16, epochs=1)
+    for a, b in zip(read(once, plan), read(each, plan), strict=True):
+        assert torch.equal(a.state, b.state)
+        assert torch.equal(a.next_state, b.next_state)
+
+
+def test_candidates_are_padded_and_matched(tmp_path: Path) -> None:
+    logged = candidate_rows(60)
+    file = write_lines(tmp_path / "log.jsonl", logged)
+    copy = prepare_training_copy(str(file), actions=None, directory=str(tmp_path / "copy"))
+    rows = rows_of(copy, tmp_path, {"state": plain(copy.state_ids), "candidates": plain(copy.action_ids)})
+    (batch,) = read(rows, ReadPlan(shards=(60,), minibatch=60, epochs=1))
+    assert batch.actions.features is not None
+    assert batch.next_actions.features is not None
+    found = sorted(
+        (round(float(batch.reward[i]), 4), int(batch.actions.mask[i].sum()), int(batch.next_actions.mask[i].sum()),
+         [round(x, 4) for x in batch.actions.features[i, batch.action[i]].tolist()])
+        for i in range(60)
+    )  # fmt: skip
+    expected = sorted(
+        (r["reward"], len(r["possible_actions"]), len(r["possible_next_actions"]), [r["action"]["0"], r["action"]["5"]])
+        for r in logged
+    )
+    assert found == expected
+    assert float(batch.actions.features[~batch.actions.mask].abs().sum()) == 0
+
+
+def resident(file: Path) -> int:
+    """Returns the resident bytes of this process's maps of a file."""
+    found, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, *rest = line.split()
+        if not name.endswith(":"):
+            inside = rest[-1] == str(file)
+        elif inside and name == "Rss:":
+            found += int(rest[0]) * 1024
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="the system does not tell")
+@pytest.mark.parametrize("small_bytes", [0, 1 << 28])
+def test_released_pages_are_not_resident_and_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_bytes: int
+) -> None:
+    monkeypatch.setattr("reagent_lite.data.sampling.normalized._SMALL_BYTES", small_bytes)
+    raw, normalized = tmp_path / "raw.npy", tmp_path / "normalized.npy"
+    np.save(raw, np.arange(300_000, dtype=np.float32).reshape(-1, 3))
+    matrix = np.load(raw, mmap_mode="r")
+    values = tuple(float(value) for value in range(4))
+    wide = FeatureSpec(feature_id=0, feature_type=FeatureType.ENUM, possible_values=values)
+    spec = NormalizationSpec.ordered({0: wide})
+    transform = Reordered((0, 1, 2), spec, Preprocessor(spec))
+    prepare_columns(matrix, transform, spec.width, normalized)
+    columns = open_columns(matrix, transform, spec.width, normalized, CPU)
+    mapped = raw if small_bytes == 0 else normalized
+    before = columns.take(torch.arange(0, 100_000, 7))
+    assert resident(mapped) > 1_000_000
+    columns.release()
+    assert resident(mapped) == 0
+    assert torch.equal(columns.take(torch.arange(0, 100_000, 7)), before)
+
+
+def test_rows_in_memory_have_nothing_to_release(discrete) -> None:  # type: ignore[no-untyped-def]
+    _, rows = discrete
+    held = replace(rows, state=replace(rows.state, values=rows.state.values.clone(), pages=None))
+    held.release()
+    assert torch.equal(held.state.values, rows.state.values)
+
+
+def weighted(batches: list[TransitionBatch]) -> list[tuple[float, ...]]:
+    """Returns the rows of several ranks' batches that count in the loss, in an order of their own."""
+    return sorted(
+        (*batch.state[i].tolist(), float(batch.reward[i]), float(batch.steps[i]), *batch.metrics[i].tolist())
+        for batch in batches for i in range(len(batch)) if batch.weight[i] > 0
+    )  # fmt: skip
+
+
+def shard(folder: Path, logged: list[dict], ids: tuple[int, ...], metrics: tuple[str, ...] = ()) -> LoggedRows:  # type: ignore[type-arg]
+    file = write_lines(folder / "log.jsonl", logged)
+    copy = prepare_training_copy(str(file), actions=("a", "b"), directory=str(folder / "copy"))
+    transform = Reordered(copy.state_ids, plain(ids), Preprocessor(plain(ids)))
+    prepare_columns(copy.state, transform, len(ids), folder / "state.npy")
+    state = open_columns(copy.state, transform, len(ids), folder / "state.npy", CPU)
+    spans = single_steps(copy)
+    usable, _ = learnable_rows(copy, spans, maxq=True, unit_reward=False)
+    return build_rows(copy, spans, usable, state, metric_names=metrics)
+
+
+@pytest.mark.parametrize("per_step", [1, 3])
+def test_one_process_with_all_shards_reads_what_a_cluster_reads(tmp_path: Path, per_step: int) -> None:
+    rows = {
+        0: shard(tmp_path / "0", random_rows(23), (0, 1, 2)),
+        1: shard(tmp_path / "1", random_rows(9, 1), (0, 1, 2)),
+    }
+    spread = ReadPlan(shards=(23, 9), minibatch=5, epochs=2, shares=(1, 1, 1), reads=((0,), (0,), (1,)),
+                      minibatches_per_step=per_step)  # fmt: skip
+    alone = replace(spread, shares=(1,), reads=())
+    ranks = []
+    for rank in range(3):
+        own = spread.shards_of(rank)[0]
+        source = LoggedSource({own: rows[own]}, spread, rank, CPU)
+        ranks.append([next(source) for _ in range(spread.num_steps * per_step)])
+    one = LoggedSource(rows, alone, 0, CPU)
+    for batches in zip(*ranks, strict=True):
+        assert weighted(list(batches)) == weighted([next(one)])
+    assert one.state_dict() == {"step": spread.num_steps}
+
+
+def test_a_shard_without_rows_gives_rows_of_weight_zero(tmp_path: Path) -> None:
+    spec = SourceSpec(num_state_features=3, action_names=("a", "b"), metric_names=("clicks",))
+    plan = ReadPlan(shards=(4, 0), minibatch=4, epochs=2, shares=(1, 1), reads=((0,), (1,)))
+    full = shard(tmp_path, random_rows(4), (0, 1, 2), ("clicks",))
+    there = next(LoggedSource({0: full}, plan, 0, CPU))
+    here = next(LoggedSource({1: no_rows(spec, CPU)}, plan, 1, CPU))
+    assert here.weight.tolist() == [0]
+    assert there.weight.tolist() == [0.5] * 4  # two ranks, four rows
+    assert (here.state.shape, here.metrics.shape) == ((1, 3), (1, 1))
+    assert here.actions.mask.tolist() == [[True, True]]
+
+
+def test_a_shard_without_candidates_gives_one_of_weight_zero() -> None:
+    spec = SourceSpec(num_state_features=3, num_action_features=2)
+    plan = ReadPlan(shards=(4, 0), minibatch=4, epochs=1, shares=(1, 1), reads=((0,), (1,)))
+    batch = next(LoggedSource({1: no_rows(spec, CPU)}, plan, 1, CPU))
+    assert batch.weight.tolist() == [0]
+    assert batch.actions.features is not None
+    assert batch.actions.features.tolist() == [[[0, 0]]]
+    assert batch.actions.mask.tolist() == [[True]]
+
+
+def test_rows_none_of_which_has_an_action_are_read_as_padding_only(tmp_path: Path) -> None:
+    logged = [{**row, "action": None} for row in random_rows(3)]
+    rows = shard(tmp_path, logged, (0, 1, 2))
+    assert rows.count == 0
+    plan = ReadPlan(shards=(0, 2), minibatch=2, epochs=1, shares=(1, 1), reads=((0,), (1,)))
+    assert next(LoggedSource({0: rows}, plan, 0, CPU)).weight.tolist() == [0]
+
+
+def test_features_and_metrics_that_a_shard_lacks_are_absent_and_zero(tmp_path: Path) -> None:
+    """The other machine has feature 7 and the metric "clicks"; here they are missing (DO_NOT_PREPROCESS: 0) and 0."""
+    logged = [{**row, "metrics": {"views": 2.0}} for row in random_rows(4)]
+    batch = next(LoggedSource({0: shard(tmp_path, logged, (0, 1, 2, 7), ("clicks", "views"))},
+                              ReadPlan(shards=(4,), minibatch=4, epochs=1), 0, CPU))  # fmt: skip
+    assert batch.state[:, 3].tolist() == [0] * 4
+    assert batch.metrics.tolist() == [[0, 2]] * 4
+
+
+def test_columns_that_cannot_be_kept_are_normalized_as_they_are_gathered(tmp_path: Path) -> None:
+    matrix = np.arange(6, dtype=np.float32).reshape(2, 3)
+    transform = Reordered((0, 1, 2), plain((2, 0)), Preprocessor(plain((2, 0))))
+    columns = open_columns(matrix, transform, 2, tmp_path / "state_none.npy", CPU)
+    assert columns.take(torch.tensor([1, 0])).tolist() == [[3, 5], [0, 2]]

@@ -1,0 +1,248 @@
+"""Generations of shards at a place, and the fetch of one: nothing unverified, nothing half, nothing twice."""
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import fsspec
+import pytest
+from oracles.disks import small_disk
+from oracles.shards import multiset, plain, rows_of, table, write
+
+from reagent_lite.data.formats.stage import StageManifest, write_manifest
+from reagent_lite.data.shards.dealing import Layout, make_shards
+from reagent_lite.data.shards.fetch import Fetched, fetch_shard
+from reagent_lite.data.shards.store import Pointer, Store, is_whole, open_store, publish, read_pointer
+from reagent_lite.errors import DataError
+from reagent_lite.manifest import opened, sealed
+
+ROWS = table([4, 3, 5, 2, 6, 4] * 5)
+LAYOUT = Layout(layout="shards", num_nodes=2, seed=0)
+
+
+@pytest.fixture(params=["folder", "bucket"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return str(tmp_path / "share") if request.param == "folder" else f"memory://{tmp_path.name}-{os.getpid()}/shards"
+
+
+def publish_shards(store: Store, folder: Path, layout: Layout = LAYOUT, rows: int = 120) -> Pointer:
+    """Makes shards of the first rows, in 5 files of whole episodes (24 rows each) and publishes them."""
+    for number in range(rows // 24):
+        file = folder / f"in{rows}" / f"{number}.parquet"
+        if not file.exists():
+            write(file, ROWS.slice(24 * number, 24))
+    with store.building() as built:
+        manifests = make_shards(str(folder / f"in{rows}"), layout, built)
+        return publish(store, built, manifests, layout.settings())
+
+
+def change(place: str, name: str, edit: Callable[[bytes], bytes]) -> None:
+    with fsspec.open(f"{place}/{name}", "rb") as stream:
+        data = stream.read()
+    with fsspec.open(f"{place}/{name}", "wb") as stream:
+        stream.write(edit(data))
+
+
+def test_shards_go_to_a_place_and_come_back(tmp_path: Path, place: str) -> None:
+    store = open_store(place)
+    assert read_pointer(store) is None
+    pointer = publish_shards(store, tmp_path)
+    assert read_pointer(open_store(place)) == pointer
+    assert is_whole(store, pointer)
+    found = []
+    for number, shard in enumerate(pointer.shards):
+        fetched = fetch_shard(store, shard, tmp_path / "disk" / str(number))
+        assert sorted(fetched.new) == sorted(shard.files)
+        found += rows_of(tmp_path / "disk" / str(number))
+    assert multiset(found) == multiset([plain(row, ROWS.schema) for row in ROWS.to_pylist()])
+    assert not [file for file in (tmp_path / "disk").rglob(".*") if not file.name.endswith(".lock")]
+
+
+def test_the_generation_before_stays_and_older_ones_go(tmp_path: Path, place: str) -> None:
+    store = open_store(place)
+    first = publish_shards(store, tmp_path)
+    second = publish_shards(store, tmp_path, Layout(layout="shards", num_nodes=3, seed=0))
+    assert sorted(store.generations()) == sorted([first.generation, second.generation])
+    fetch_shard(store, first.shards[1], tmp_path / "late")  # by a machine that had read shards.json before
+    third = publish_shards(store, tmp_path, rows=96)
+    assert sorted(store.generations()) == sorted([second.generation, third.generation])
+    again = publish_shards(store, tmp_path, rows=96)
+    assert again == third
+    assert is_whole(store, third)
+    with pytest.raises(DataError, match=r"shards\.json says"):
+        fetch_shard(store, first.shards[0], tmp_path / "too_late")
+    assert not (tmp_path / "too_late").exists()
+
+
+def test_what_is_right_is_not_fetched_again(tmp_path: Path, place: str) -> None:
+    store = open_store(place)
+    (shard, other) = publish_shards(store, tmp_path).shards
+    target = tmp_path / "disk"
+    fetch_shard(store, shard, target)
+    before = {file.name: file.stat() for file in target.iterdir()}
+    folder = target.stat()
+    assert fetch_shard(store, shard, target) == Fetched(new=(), altered=())
+    assert {file.name: file.stat().st_mtime_ns for file in target.iterdir()} == {
+        name: one.st_mtime_ns for name, one in before.items()
+    }
+    assert (target.stat().st_ino, target.stat().st_mtime_ns) == (folder.st_ino, folder.st_mtime_ns)
+    # one byte of one file: that file alone comes again
+    altered = bytearray((target / "part-00001.parquet").read_bytes())
+    altered[20] ^= 1
+    (target / "part-00001.parquet").write_bytes(altered)
+    assert fetch_shard(store, shard, target) == Fetched(new=(), altered=("part-00001.parquet",))
+    (target / "part-00000.parquet").unlink()
+    assert fetch_shard(store, shard, target) == Fetched(new=("part-00000.parquet",), altered=())
+    (target / "manifest.json").write_bytes(b"{")
+    assert fetch_shard(store, shard, target).altered == ("manifest.json",)
+    (target / "part-00009.parquet").write_bytes(b"of another shard")
+    assert fetch_shard(store, shard, target) == Fetched(new=(), altered=())
+    assert {file.name for file in target.iterdir()} == set(shard.files)
+    # another shard takes its place
+    taken = fetch_shard(store, other, target)
+    assert sorted(taken.new) == sorted(other.files)
+    assert taken.replaced
+    assert {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in target.iterdir()} == {
+        name: one["sha256"] for name, one in other.files.items()
+    }
+
+
+@pytest.mark.parametrize("name", ["part-00000.parquet", "manifest.json"])
+def test_an_altered_shard_is_refused(tmp_path: Path, place: str, name: str) -> None:
+    store = open_store(place)
+    shard = publish_shards(store, tmp_path).shards[0]
+    change(place, f"{shard.folder}/{name}", lambda data: data[:9] + bytes([data[9] ^ 1]) + data[10:])
+    with pytest.raises(DataError) as caught:
+        fetch_shard(store, shard, tmp_path / "disk")
+    (problem,) = caught.value.problems
+    assert problem.where.endswith(f"{shard.folder}/{name}")
+    assert shard.files[name]["sha256"] in problem.expected
+    assert "sha256" in problem.got
+    assert not (tmp_path / "disk").exists()
+
+
+def test_an_altered_pointer_is_refused(tmp_path: Path, place: str) -> None:
+    store = open_store(place)
+    publish_shards(store, tmp_path)
+    change(place, "shards.json", lambda data: data.replace(b'"num_nodes": 2', b'"num_nodes": 3'))
+    with pytest.raises(DataError, match=r"shards\.json: expected the shards\.json of this version"):
+        read_pointer(store)
+
+
+@pytest.mark.parametrize(("key", "name"), [
+    ("generation", "../elsewhere"), ("folder", "/elsewhere"), ("folder", "../elsewhere"), ("files", "../planted"),
+])  # fmt: skip
+def test_a_pointer_names_nothing_outside_its_place(tmp_path: Path, place: str, key: str, name: str) -> None:
+    store = open_store(place)
+    publish_shards(store, tmp_path)
+
+    def planted(data: bytes) -> bytes:
+        document = opened(data, "")
+        if key == "generation":
+            document["generation"] = name
+        else:
+            document["shards"][0][key] = name if key == "folder" else {name: {"size": 0, "sha256": ""}}
+        return sealed(document)
+
+    change(place, "shards.json", planted)
+    with pytest.raises(DataError, match=rf"shards\.json of this version, got '{name}'"):
+        read_pointer(store)
+
+
+def test_files_that_are_missing_make_shards_not_whole(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path / "share"))
+    pointer = publish_shards(store, tmp_path)
+    (tmp_path / "share" / pointer.shards[1].folder / "part-00000.parquet").unlink()
+    assert not is_whole(store, pointer)
+    assert publish_shards(store, tmp_path) == pointer  # the same content, put in its place
+    assert is_whole(store, pointer)
+
+
+@pytest.mark.parametrize("url", ["http://host/shards", "ftp://host/x", "s3::file:///x", "github://a/b"])
+def test_protocols_that_are_not_allowed(url: str) -> None:
+    with pytest.raises(DataError, match="expected a local path or a URL with one of"):
+        open_store(url)
+
+
+def test_a_shard_that_was_made_again_is_replaced_and_not_called_altered(tmp_path: Path) -> None:
+    """Whole files are moved by their bytes: of two generations of one shard some files may be the same."""
+    store = open_store(str(tmp_path / "share"))
+    layout = Layout(layout="shards", num_nodes=1, seed=0)
+    first, second = publish_shards(store, tmp_path, layout, 96), publish_shards(store, tmp_path, layout, 120)
+    same = {name for name, one in first.shards[0].files.items() if second.shards[0].files[name] == one}
+    assert same
+    fetch_shard(store, first.shards[0], tmp_path / "disk")
+    fetched = fetch_shard(store, second.shards[0], tmp_path / "disk")
+    assert fetched.replaced
+    assert fetched.altered == ()
+    assert set(fetched.new) == set(second.shards[0].files) - same
+
+
+def test_a_link_stays_and_its_folder_is_replaced_on_its_own_disk(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path / "share"))
+    target, disk = tmp_path / "shard", tmp_path / "big" / "disk"
+    disk.mkdir(parents=True)
+    target.symlink_to(disk)
+    for shard in publish_shards(store, tmp_path).shards:
+        fetch_shard(store, shard, target)
+        assert target.is_symlink()
+        assert {file.name for file in disk.iterdir()} == set(shard.files)
+        assert sorted(one.name for one in disk.parent.iterdir()) == [".disk.lock", "disk"]
+
+
+@pytest.mark.parametrize("what", ["file", "folder"])
+def test_other_things_are_not_replaced(tmp_path: Path, what: str) -> None:
+    store = open_store(str(tmp_path / "share"))
+    shard = publish_shards(store, tmp_path).shards[0]
+    target = tmp_path / "mine"
+    if what == "file":
+        target.write_text("thesis")
+    else:
+        write(target / "log.parquet", ROWS)
+    with pytest.raises(DataError, match="mine: expected nothing, or a shard that was fetched before"):
+        fetch_shard(store, shard, target)
+    assert target.read_text() == "thesis" if what == "file" else [f.name for f in target.iterdir()] == ["log.parquet"]
+
+
+def test_the_input_is_not_replaced(tmp_path: Path) -> None:
+    """A stage's folder may hold files of a shard's names and bytes."""
+    files = {}
+    for number in range(5):
+        write(tmp_path / "in" / f"part-0000{number}.parquet", ROWS.slice(24 * number, 24))
+        files[f"part-0000{number}.parquet"] = {"rows": 24}
+    write_manifest(tmp_path / "in", StageManifest(kind="timeline", rows=120, columns={}, settings={}, inputs=(),
+                                                  report={}, files=files))  # fmt: skip
+    store = open_store(str(tmp_path / "share"))
+    layout = Layout(layout="shards", num_nodes=1, seed=0)
+    with store.building() as built:
+        pointer = publish(store, built, make_shards(str(tmp_path / "in"), layout, built), layout.settings())
+    with pytest.raises(DataError, match="in: expected nothing, or a shard that was fetched before"):
+        fetch_shard(store, pointer.shards[0], tmp_path / "in")
+    assert len(list((tmp_path / "in").iterdir())) == 6
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    """A disk of this machine's: what was there stays; with room the fetch goes on where it was."""
+    store = open_store(str(tmp_path / "share"))
+    shard = publish_shards(store, tmp_path).shards[0]
+    size = sum(one["size"] for one in shard.files.values())
+    assert size > 12_000
+    with small_disk(tmp_path / "disk", size="64k", files=64) as disk:
+        block = disk / "other"
+        block.write_bytes(bytes(65_536 - 4096 * 3))
+        with pytest.raises(DataError, match="No space left on device"):
+            fetch_shard(store, shard, disk / "shard")
+        assert not (disk / "shard").exists()
+        block.unlink()
+        fetched = fetch_shard(store, shard, disk / "shard")
+        assert {file.name for file in (disk / "shard").iterdir()} == set(shard.files)
+        assert fetched.new
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path / "share"))
+    shard = publish_shards(store, tmp_path).shards[0]
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(DataError, match="expected a folder for the shard that can be written"):
+        fetch_shard(store, shard, tmp_path / "file" / "shard")

@@ -1,0 +1,460 @@
+"""Shards: every row in exactly one, whole episodes, equal sizes, the same whatever the order of files and threads."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles.logs import random_rows, write_lines
+from oracles.runs import ROOT
+from oracles.shards import multiset, names, plain, rows_of, table, write
+
+from reagent_lite.data.copy.training_copy import prepare_training_copy
+from reagent_lite.data.formats.files import InputFile, list_input
+from reagent_lite.data.formats.stage import StageManifest, data_files, read_manifest, write_manifest
+from reagent_lite.data.shards import plan as sharding_plan
+from reagent_lite.data.shards import rows as sharding_rows
+from reagent_lite.data.shards.dealing import Layout, make_shards
+from reagent_lite.data.shards.episodes import parquet_ids
+from reagent_lite.data.shards.parquet_groups import footer_of, moved_bytes, open_groups
+from reagent_lite.errors import DataError, NoRowsError
+from reagent_lite.manifest import opened, sealed
+
+LENGTHS = [3, 1, 9, 4, 4, 17, 2, 6, 1, 1, 8, 5]
+Kind = Literal["shards", "replicas"]
+
+
+def made(
+    path: Path, folder: Path, num_nodes: int, *, seed: int = 0, layout: Kind = "shards"
+) -> tuple[list[list[dict[str, Any]]], tuple[StageManifest, ...]]:
+    """Returns the rows of each shard, and the manifests."""
+    folder.mkdir(parents=True)
+    manifests = make_shards(str(path), Layout(layout=layout, num_nodes=num_nodes, seed=seed), folder)
+    return [rows_of(folder / f"shard-{number:05d}") for number in range(num_nodes)], manifests
+
+
+def require_fair(shards: list[list[dict[str, Any]]], rows: Sequence[dict[str, Any]]) -> None:
+    """Every row once; each episode in one shard, in one piece, in its order; equal but for an episode."""
+    assert multiset([row for shard in shards for row in shard]) == multiset(rows)
+    found = [name for shard in shards for name in names(shard)]
+    assert len(found) == len(set(found))
+    for shard in shards:
+        for name in names(shard):
+            places = [row["sequence_number"] for row in shard if row["mdp_id"] == name]
+            assert places == sorted(places)
+    ids = [row["mdp_id"] for row in rows]
+    longest = max(ids.count(one) for one in set(ids))
+    assert all(abs(len(shard) - len(rows) / len(shards)) <= longest for shard in shards)
+
+
+def whole_groups(folder: Path) -> Path:
+    """A file whose row groups hold whole episodes, as workflows.simulate writes it."""
+    folder.mkdir()
+    with pq.ParquetWriter(folder / "log.parquet", table([1]).schema) as writer:
+        for number, length in enumerate(LENGTHS):
+            writer.write_table(table([length], first=number))
+    return folder
+
+
+def any_groups(folder: Path) -> Path:
+    write(folder / "log.parquet", table(LENGTHS))
+    return folder
+
+
+def many_files(folder: Path) -> Path:
+    for number in range(6):
+        write(folder / f"{number}.parquet", table(LENGTHS[2 * number : 2 * number + 2], first=2 * number))
+    return folder
+
+
+def scattered(folder: Path) -> Path:
+    rows = table(LENGTHS)
+    order = np.random.default_rng(0).permutation(rows.num_rows)
+    order = order[np.argsort(rows["sequence_number"].to_numpy()[order], kind="stable")]
+    write(folder / "log.parquet", rows.take(pa.array(order)))
+    return folder
+
+
+@pytest.mark.parametrize("num_nodes", [1, 2, 3, 7])
+@pytest.mark.parametrize("form", [whole_groups, any_groups, many_files, scattered])
+def test_every_row_once_and_episodes_whole(tmp_path: Path, form: Any, num_nodes: int) -> None:
+    path = form(tmp_path / "in")
+    shards, manifests = made(path, tmp_path / "out", num_nodes)
+    whole = table(LENGTHS) if form is not whole_groups and form is not many_files else pa.concat_tables(
+        [pq.ParquetFile(file.path).read() for file in data_files(str(path))]
+    )  # fmt: skip
+    require_fair(shards, [plain(row, whole.schema) for row in whole.to_pylist()])
+    assert {one.report["moved_as"] for one in manifests} == {"rows" if form is scattered else "row groups"}
+    assert [one.rows for one in manifests] == [len(shard) for shard in shards]
+    assert manifests[0].columns["of_our_own"] == "int64"
+
+
+def csv_file(folder: Path, rows: list[dict[str, Any]]) -> None:
+    with (folder / "log.csv").open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, rows[0])
+        writer.writeheader()
+        writer.writerows(
+            {key: json.dumps(value) if isinstance(value, dict | list) else value for key, value in row.items()}
+            for row in rows
+        )
+
+
+def ipc_file(folder: Path, rows: list[dict[str, Any]]) -> None:
+    columns = pa.Table.from_pylist(rows)
+    with pa.ipc.new_file(str(folder / "log.arrow"), columns.schema) as writer:
+        writer.write_table(columns)
+
+
+def json_file(folder: Path, rows: list[dict[str, Any]]) -> None:
+    write_lines(folder / "log.jsonl", rows)
+
+
+@pytest.mark.parametrize("layout", ["shards", "replicas"])
+@pytest.mark.parametrize("write_file", [csv_file, ipc_file, json_file])
+def test_columns_that_no_log_has_stay(tmp_path: Path, write_file: Any, layout: Kind) -> None:
+    rows = [{"ds": f"2019-01-{1 + i // 10:02}", "country": "KE" if i % 3 else "", **row}
+            for i, row in enumerate(random_rows(60, missing=0.0))]  # fmt: skip
+    write_file(tmp_path, rows)
+    shards, _ = made(tmp_path, tmp_path / "out", 2, layout=layout)
+    found = [row for shard in shards for row in shard]
+    picked = ("ds", "mdp_id", "sequence_number", "reward")
+    assert multiset([{key: row[key] for key in picked} for row in found]) == multiset(
+        [{key: row[key] for key in picked} for row in rows] * (1 if layout == "shards" else 2)
+    )
+    assert {row["country"] or "" for row in found} == {"KE", ""}
+    learned = prepare_training_copy(str(tmp_path / "out/shard-00000"), actions=("a", "b"))
+    assert sorted(learned.reward) == sorted(np.float32(row["reward"]) for row in shards[0])
+
+
+def test_sizes_by_hand(tmp_path: Path) -> None:
+    """61 rows: a half is 30.5; the nearest ends of episodes in any order differ from it by at most 17 / 2."""
+    shards, _ = made(any_groups(tmp_path / "in"), tmp_path / "out", 2)
+    assert sum(map(len, shards)) == sum(LENGTHS) == 61
+    assert all(abs(len(shard) - 30.5) <= 8.5 for shard in shards)
+    # one file whose groups share episodes is one chain, in its order: e0 to e4 are 21 rows, e5 makes 38; 38 is nearer
+    assert [len(shard) for shard in shards] == [38, 23]
+    assert names(shards[0]) == [f"e{number}" for number in range(6)]
+
+
+def test_the_seed_decides_and_the_names_of_files_do_not(tmp_path: Path) -> None:
+    first = many_files(tmp_path / "in")
+    other = tmp_path / "other"
+    other.mkdir()
+    for number in range(6):
+        (other / f"{5 - number}.parquet").write_bytes((first / f"{number}.parquet").read_bytes())
+
+    def episodes(path: Path, seed: int, out: str) -> list[set[str]]:
+        return [set(names(shard)) for shard in made(path, tmp_path / out, 3, seed=seed)[0]]
+
+    assert episodes(first, 0, "a") == episodes(other, 0, "b")
+    assert len({json.dumps([sorted(one) for one in episodes(first, seed, f"s{seed}")]) for seed in range(8)}) > 4
+    spread = scattered(tmp_path / "spread")
+    assert episodes(spread, 0, "c") == episodes(spread, 0, "d")
+    assert episodes(spread, 0, "e") != episodes(spread, 1, "f")
+
+
+@pytest.mark.parametrize("form", [whole_groups, scattered])
+def test_the_number_of_threads_changes_no_byte(tmp_path: Path, form: Any) -> None:
+    path = form(tmp_path / "in")
+    _, manifests = made(path, tmp_path / "out", 2)
+    program = (
+        "import os, sys; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+        "from pathlib import Path; from reagent_lite.data.shards.dealing import Layout, make_shards\n"
+        "layout = Layout(layout='shards', num_nodes=2, seed=0)\n"
+        "print(*[one.digest for one in make_shards(sys.argv[1], layout, Path(sys.argv[2]))])"
+    )
+    (tmp_path / "alone").mkdir()
+    command = [sys.executable, "-c", program, str(path), str(tmp_path / "alone")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.split() == [one.digest for one in manifests]
+
+
+EPISODES = st.lists(st.integers(1, 12), min_size=1, max_size=15)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    files=st.lists(EPISODES, min_size=1, max_size=4),
+    group=st.integers(1, 20),
+    num_nodes=st.integers(1, 6),
+    seed=st.integers(0, 3),
+    spread=st.booleans(),
+    unnamed=st.booleans(),
+    timeline=st.booleans(),
+)
+def test_any_episodes_in_any_groups(
+    tmp_path_factory: pytest.TempPathFactory, files: list[list[int]], group: int, num_nodes: int, seed: int,
+    spread: bool, unnamed: bool, timeline: bool,
+) -> None:  # fmt: skip
+    folder = tmp_path_factory.mktemp("any")
+    tables = []
+    for number, lengths in enumerate(files):
+        rows = table(lengths, first=100 * number)
+        if unnamed:  # every third row is an episode of its own
+            ids = [None if row % 3 == 0 else one for row, one in enumerate(rows["mdp_id"].to_pylist())]
+            rows = rows.set_column(0, "mdp_id", pa.array(ids, pa.string()))
+        if spread:
+            rows = rows.take(pa.array(np.argsort(rows["sequence_number"].to_numpy(), kind="stable")))
+        write(folder / "in" / f"{number}.parquet", rows, group)
+        tables.append(rows)
+    if timeline:  # whose files never share an episode, so that most of them are not looked into
+        entries = {f"{number}.parquet": {"rows": one.num_rows} for number, one in enumerate(tables)}
+        write_manifest(folder / "in", _manifest(entries))
+    whole = pa.concat_tables(tables)
+    expected = [plain(row, whole.schema) for row in whole.to_pylist()]
+    shards, _ = made(folder / "in", folder / "out", num_nodes, seed=seed)
+    assert multiset([row for shard in shards for row in shard]) == multiset(expected)
+    owners: dict[str, set[int]] = {}
+    for number, shard in enumerate(shards):
+        for row in shard:
+            if row["mdp_id"] is not None:
+                owners.setdefault(row["mdp_id"], set()).add(number)
+    assert all(len(one) == 1 for one in owners.values())
+    ids = [row["mdp_id"] for row in expected]
+    longest = max(1 if one is None else ids.count(one) for one in set(ids))
+    assert all(abs(len(shard) - len(expected) / num_nodes) <= longest for shard in shards)
+
+
+def test_json_lines_with_columns_of_mixed_types(tmp_path: Path) -> None:
+    """A name in one row and an index in another, a column that begins late, ints and floats: all are kept."""
+    rows = random_rows(400)
+    for number, row in enumerate(rows):
+        row["action"] = number % 2 if number < 200 else row["action"]
+        row["reward"] = number if number < 100 else row["reward"]
+        if number > 350:
+            row["metrics"] = {"clicks": 1.5}
+    path = write_lines(tmp_path / "in" / "log.jsonl", rows)
+    shards, manifests = made(path, tmp_path / "out", 3)
+    assert manifests[0].report["moved_as"] == "rows"
+    for number, shard in enumerate(shards):
+        assert len(names(shard)) == len(set(names(shard))), number
+    found = {(row["mdp_id"], row["sequence_number"]): row for shard in shards for row in shard}
+    assert len(found) == 400 == sum(map(len, shards))
+    assert sorted(len(shard) for shard in shards) == [130, 130, 140]  # 40 episodes of 10 rows over 3
+    for row in rows:
+        one = found[row["mdp_id"], row["sequence_number"]]
+        assert json.loads(one["action"]) == row["action"]
+        assert one["reward"] == row["reward"]
+        assert (one["metrics"] or None) == row.get("metrics")
+
+
+@pytest.mark.parametrize("form", ["parquet", "scattered", "json"])
+def test_the_training_copy_of_shards_has_the_rows_of_the_input(tmp_path: Path, form: str) -> None:
+    if form == "json":
+        path = write_lines(tmp_path / "in" / "log.jsonl", random_rows(300))
+    else:
+        path = (any_groups if form == "parquet" else scattered)(tmp_path / "in")
+    shards, _ = made(path, tmp_path / "out", 2)
+    assert all(shards)
+
+    def copied(one: Path, name: str) -> dict[tuple[int, int], tuple[Any, ...]]:
+        copy = prepare_training_copy(str(one), actions=("a", "b"), directory=str(tmp_path / name))
+        after = copy.state[copy.next_index]
+        return {
+            (int(copy.episode_hash[copy.episode[row]]), int(copy.sequence[row])): (
+                copy.state[row].tobytes(), int(copy.action[row]), int(copy.next_action[row]), float(copy.reward[row]),
+                float(copy.bootstrap[row]), after[row].tobytes() if copy.bootstrap[row] else b"",
+                copy.mask[row].tobytes(), copy.next_mask[row].tobytes(), float(copy.time_diff[row]),
+            )
+            for row in range(len(copy))
+        }  # fmt: skip
+
+    expected = copied(path, "of-input")
+    parts = [copied(tmp_path / "out" / f"shard-{number:05d}", f"of-{number}") for number in range(2)]
+    assert parts[0] | parts[1] == expected
+    assert len(parts[0]) + len(parts[1]) == len(expected)
+
+
+@pytest.mark.parametrize("form", [whole_groups, scattered])
+def test_replicas_are_whole_and_in_orders_of_their_own(
+    tmp_path: Path, form: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sharding_rows, "PART_BYTES", 1 << 10)  # several parts
+    path = form(tmp_path / "in")
+    copies, manifests = made(path, tmp_path / "out", 3, layout="replicas")
+    expected = multiset([row for shard in made(path, tmp_path / "one", 1)[0] for row in shard])
+    for copy in copies:
+        assert multiset(copy) == expected
+        assert len(names(copy)) == len(LENGTHS)  # each episode in one piece
+    orders = {tuple(names(copy)) for copy in copies}
+    assert len(orders) == 3
+    assert len(manifests[0].files) > 1
+    again, _ = made(path, tmp_path / "again", 3, layout="replicas")
+    assert again == copies
+
+
+def test_more_machines_than_episodes(tmp_path: Path) -> None:
+    write(tmp_path / "in" / "log.parquet", table([4, 4]))
+    shards, manifests = made(tmp_path / "in", tmp_path / "out", 5)
+    assert sorted(len(shard) for shard in shards) == [0, 0, 0, 4, 4]
+    for number, shard in enumerate(shards):
+        folder = tmp_path / "out" / f"shard-{number:05d}"
+        assert manifests[number] == read_manifest(str(folder))
+        if not shard:
+            assert [file.name for file in folder.iterdir()] == ["manifest.json"]
+            with pytest.raises(NoRowsError, match="none, as its manifest"):
+                data_files(str(folder))
+
+
+def _manifest(files: dict[str, dict[str, Any]]) -> StageManifest:
+    return StageManifest(kind="timeline", rows=sum(one["rows"] for one in files.values()), columns={},
+                         state_ids=(0, 1), action_ids=(), metric_names=("m",), settings={}, inputs=(), report={},
+                         files=files)  # fmt: skip
+
+
+def stage(folder: Path) -> StageManifest:
+    files = {file.name: {"rows": pq.read_metadata(file).num_rows} for file in many_files(folder).iterdir()}
+    return write_manifest(folder, _manifest(files))
+
+
+def test_a_fifo_that_is_called_a_manifest_is_none(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "manifest.json")
+    write(tmp_path / "log.parquet", table([2]))
+    assert read_manifest(str(tmp_path)) is None
+    assert [file.name for file in data_files(str(tmp_path))] == ["log.parquet"]
+
+
+def test_the_manifest_of_a_stage_names_files_of_its_own_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    stage(folder)
+    first = next(folder.glob("*.parquet"))
+    first.rename(tmp_path / "outside.parquet")
+    first.symlink_to(tmp_path / "outside.parquet")
+    with pytest.raises(
+        DataError, match=rf"{first.name}: expected a regular file, as manifest.json names it, got a link"
+    ):
+        data_files(str(folder))
+    document = opened((folder / "manifest.json").read_bytes(), "")
+    document["files"]["../outside.parquet"] = document["files"].pop(first.name)
+    (folder / "manifest.json").write_bytes(sealed(document))
+    with pytest.raises(DataError, match=r"expected names of files in its own folder .*, got '../outside.parquet'"):
+        data_files(str(folder))
+
+
+def test_of_a_timeline_only_files_with_a_cut_are_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six files of 4, 13, 21, 8, 2 and 13 rows: a half of 61 lies inside one of them, or at no file's end."""
+    stage(tmp_path / "in")
+    looked: list[str] = []
+
+    def noted(file: InputFile) -> list[pa.Array]:
+        looked.append(file.name)
+        return parquet_ids(file)
+
+    monkeypatch.setattr(sharding_plan, "parquet_ids", noted)
+    for seed in range(6):
+        looked.clear()
+        shards, manifests = made(tmp_path / "in", tmp_path / f"out{seed}", 2, seed=seed)
+        assert len(looked) == 1  # 30.5 rows: no sum of sizes of files
+        require_fair(shards, [row for shard in shards for row in shard])
+        assert len(shards[0]) + len(shards[1]) == 61
+        assert manifests[0].report["episodes_of_input"] is None
+
+
+def test_shards_of_a_stage_know_their_parent_and_hold_its_files(tmp_path: Path) -> None:
+    parent = stage(tmp_path / "in")
+    _, manifests = made(tmp_path / "in", tmp_path / "out", 2)
+    for manifest in manifests:
+        assert (manifest.parent, manifest.state_ids, manifest.metric_names) == (parent.digest, (0, 1), ("m",))
+        assert {one.name: one.sha256 for one in manifest.inputs} == {
+            name: entry["sha256"] for name, entry in parent.files.items()
+        }
+    # files that stay whole are links: no byte of them is written
+    inodes = {file.stat().st_ino for file in (tmp_path / "in").iterdir()}
+    linked = [file for file in (tmp_path / "out").rglob("*.parquet") if file.stat().st_ino in inodes]
+    assert len(linked) >= 5 - 1  # 6 files, one cut
+
+
+@pytest.mark.parametrize("place", ["value", "footer"])
+def test_an_input_that_is_not_as_its_manifest_says_is_refused(tmp_path: Path, place: str) -> None:
+    stage(tmp_path / "in")
+    file = tmp_path / "in" / "3.parquet"
+    data = bytearray(file.read_bytes())
+    data[8 if place == "value" else -12] ^= 1
+    file.write_bytes(bytes(data))
+    with pytest.raises(DataError, match=r"3\.parquet: expected"):
+        made(tmp_path / "in", tmp_path / "out", 2)
+
+
+def test_a_parquet_file_that_ends_early_is_named(tmp_path: Path) -> None:
+    file = any_groups(tmp_path / "in") / "log.parquet"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(DataError, match=r"log\.parquet: expected a complete Parquet file"):
+        made(tmp_path / "in", tmp_path / "out", 2)
+
+
+def test_an_input_without_rows_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "in" / "log.parquet", table([]))
+    with pytest.raises(NoRowsError, match="expected rows of data, got none"):
+        made(tmp_path / "in", tmp_path / "out", 2)
+    with pytest.raises(NoRowsError, match="expected rows of data, got none"):
+        made(tmp_path / "in", tmp_path / "out2", 2, layout="replicas")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"compression": "none", "use_dictionary": False},
+        {"compression": "snappy", "data_page_size": 64},
+        {"compression": "zstd", "write_page_index": True, "write_statistics": True, "data_page_version": "2.0"},
+        {"compression": "lz4", "store_schema": False, "write_page_checksum": True, "version": "1.0"},
+        {"sorting_columns": [pq.SortingColumn(1)], "bloom_filter_options": {"mdp_id": {"ndv": 100, "fpp": 0.1}}},
+    ],
+)
+def test_moved_row_groups_read_as_before(tmp_path: Path, options: dict[str, Any]) -> None:
+    """By pyarrow with its checks, and by DuckDB, which has a reader of its own."""
+    source, target = tmp_path / "a.parquet", tmp_path / "b.parquet"
+    pq.write_table(table(LENGTHS * 8), source, row_group_size=20, **options)
+    (file,) = list_input(str(source), (".parquet",))
+    opened, order = open_groups(file), [17, 3, 4, 5, 23, 0]
+    assert len(opened.rows) == 25  # 8 * 61 rows in groups of 20
+    with target.open("wb") as stream:
+        for piece in moved_bytes(opened, footer_of(file), order):
+            stream.write(piece)
+    expected = pq.ParquetFile(source).read_row_groups(order)
+    moved = pq.ParquetFile(target, page_checksum_verification=bool(options.get("write_page_checksum")))
+    assert moved.read().equals(expected)
+    assert [moved.metadata.row_group(number).num_rows for number in range(6)] == [20] * 6
+    assert moved.metadata.num_rows == 120
+    assert moved.schema_arrow.equals(expected.schema)
+    own = duckdb.sql(f"select mdp_id, sequence_number, state_features[1], reward from '{target}'").fetchall()
+    truth = [
+        (row["mdp_id"], row["sequence_number"], dict(row["state_features"])[1], row["reward"])
+        for row in expected.to_pylist()
+    ]
+    assert own == truth
+    (count,) = duckdb.sql(f"select count(*) from '{target}' where mdp_id = 'e0'").fetchall()
+    assert count == (sum(row["mdp_id"] == "e0" for row in expected.to_pylist()),)
+
+
+def test_integer_names_and_dictionaries_are_read(tmp_path: Path) -> None:
+    rows = table(LENGTHS)
+    numbers = pa.array([int(name[1:]) for name in rows["mdp_id"].to_pylist()], pa.int64())
+    write(tmp_path / "in" / "log.parquet", rows.set_column(0, "mdp_id", numbers))
+    shards, _ = made(tmp_path / "in", tmp_path / "out", 3)
+    found = [name for shard in shards for name in names(shard)]
+    assert sorted(found) == sorted(range(len(LENGTHS)))
+    encoded = rows.set_column(0, "mdp_id", rows["mdp_id"].combine_chunks().dictionary_encode())
+    write(tmp_path / "encoded" / "log.parquet", encoded)
+    shards, _ = made(tmp_path / "encoded", tmp_path / "out2", 3)
+    require_fair(shards, [plain(row, rows.schema) for row in rows.to_pylist()])
+
+
+def test_one_digest_for_one_content(tmp_path: Path) -> None:
+    path = whole_groups(tmp_path / "in")
+    _, one = made(path, tmp_path / "a", 2)
+    _, same = made(path, tmp_path / "b", 2)
+    _, other = made(path, tmp_path / "c", 2, seed=1)
+    assert [m.digest for m in one] == [m.digest for m in same] != [m.digest for m in other]
+    assert replace(one[0], rows=1).digest != one[0].digest

@@ -1,0 +1,497 @@
+"""DuckDB and a real local Spark make the same transitions, counts and reports of the same events."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from oracles.event_files import write_events
+
+from reagent_lite.config import check
+from reagent_lite.config.timeline import TimelineConfig
+from reagent_lite.data.formats.stage import data_files
+from reagent_lite.data.rows.events import STRINGS_ALONE
+from reagent_lite.data.timeline import spark_progress as engine_spark_progress
+from reagent_lite.data.timeline.dialects import DuckDBDialect, SparkDialect
+from reagent_lite.data.timeline.duckdb_engine import DuckDBEngine
+from reagent_lite.data.timeline.making import make_timeline
+from reagent_lite.data.timeline.spark_engine import SparkEngine
+from reagent_lite.errors import ConfigError, DataError
+
+Row = dict[str, Any]
+ACTIONS = ("left", "right", 'it\'s \\ "${x}"')
+
+pytestmark = pytest.mark.skipif(shutil.which("java") is None, reason="Spark needs Java, and there is no command java")
+
+
+@contextmanager
+def quiet(what: str, unit: str) -> Iterator[Callable[[int, int], None]]:
+    yield lambda done, total: None
+
+
+@dataclass
+class Made:
+    """What an engine made: rows of each file by folder, the report, and what was said."""
+
+    files: dict[str, list[list[Row]]]
+    report: dict[str, Any]
+    said: list[str]
+    manifest: Any
+
+
+def make(
+    engine: str, events: Path, out: Path, query: Row | None = None, master: str = "local[2]", **timeline: Any
+) -> Made:
+    said: list[str] = []
+    tree = {
+        "timeline": {"inputTableName": str(events), "outputTableName": str(out / "train"), **timeline},
+        "query": query or {},
+        "engine": engine,
+    } | ({"master": master} if engine == "spark" else {})
+    config = check(TimelineConfig, tree)
+    files = data_files(str(events))
+    work = out / "work"
+    work.mkdir(parents=True)
+    place = SparkEngine(master, work) if engine == "spark" else DuckDBEngine(
+        work, [str(events if events.is_dir() else events.parent)], 500_000_000)  # fmt: skip
+    try:
+        manifests = make_timeline(config, place, files, say=said.append, progress=quiet)
+    finally:
+        place.close()
+        shutil.rmtree(work)
+    folders = [path for path in (out / "train", out / "eval") if path.exists()]
+    for folder, manifest in zip(folders, manifests, strict=True):
+        # nothing but what the manifest names, and what it says of it
+        assert sorted(path.name for path in folder.iterdir()) == sorted([*manifest.files, "manifest.json"])
+        for name, entry in manifest.files.items():
+            assert pq.read_metadata(folder / name).num_rows == entry["rows"]
+    return Made(
+        files={path.name: [plain_rows(one) for one in sorted(path.glob("part-*"))] for path in folders},
+        report=manifests[0].report,
+        said=[text.replace(str(out), "") for text in said],
+        manifest=manifests[0],
+    )
+
+
+def plain_rows(file: Path) -> list[Row]:
+    return [{name: plain(value) for name, value in row.items()} for row in pq.read_table(file).to_pylist()]
+
+
+def plain(value: Any) -> Any:
+    """Maps as dicts without what counts as absent; numbers as float32, which is what training reads."""
+    if isinstance(value, list) and value and isinstance(value[0], tuple):
+        return {k: plain(v) for k, v in sorted(value) if v is not None and v == v}
+    if isinstance(value, list):
+        return [plain(one) for one in value]
+    return float(np.float32(value)) if isinstance(value, float) else value
+
+
+def events_of(*, parametric: bool, seed: int = 0, episodes: int = 40) -> list[Row]:
+    """Random episodes of 1 to 8 rows with everything that may occur in a sound log, shuffled."""
+    rng = np.random.default_rng(seed)
+
+    def features() -> Row:
+        return {key: float(np.float32(rng.normal())) for key in ("0", "3", "-12") if rng.random() > 0.2}
+
+    def choices() -> list[Any]:
+        if parametric:
+            return [{"7": float(number), **features()} for number in range(int(rng.integers(1, 4)))]
+        return [ACTIONS[i] for i in sorted(rng.choice(3, int(rng.integers(1, 4)), replace=False).tolist())]
+
+    rows: list[Row] = []
+    for episode in range(episodes):
+        at, length = int(rng.integers(0, 50)), int(rng.integers(1, 9))
+        for step in range(length):
+            possible = choices()
+            listed = [] if parametric and len(rows) % 9 == 4 else possible
+            rows.append({
+                "ds": f"2026-01-{1 + episode % 5:02}", "mdp_id": f"e{episode}", "sequence_number": at,
+                "state_features": features(), "action": possible[int(rng.integers(len(possible)))],
+                "reward": float(np.float32(rng.normal())), "possible_actions": listed,
+                "action_probability": 0.5 if rng.random() > 0.1 else None,
+                "metrics": {"clicks": float(rng.integers(0, 9)), **({"money": 0.25} if step % 2 else {})},
+                "terminal": False, "truncated": False, "next_state_features": None, "possible_next_actions": None,
+                "cost": 0.5 * step if step != 1 else None, "visits": int(rng.integers(0, 9)),
+                "city": f"ü {episode % 3}", "new": bool(step % 2),
+            })  # fmt: skip
+            at += int(rng.integers(1, 4))
+        end = ["terminal", "truncated", "unfinished"][episode % 3]
+        if end != "unfinished":
+            rows[-1][end] = True
+        if end == "truncated" and episode % 2:
+            rows[-1] |= {"next_state_features": {"0": 1.5}, "possible_next_actions": choices()}
+    doubled = [{**rows[i], "reward": 100.0} for i in (3, 11, 30)]
+    return [(rows + doubled)[i] for i in rng.permutation(len(rows) + len(doubled))]
+
+
+SCENARIOS: dict[str, tuple[bool, str, int, Row, Row]] = {
+    "discrete, one step, everything on": (False, "jsonl", 2, {
+        "numOutputShards": 3, "evalTableName": "eval", "eval_percent": 30,
+        "extraFeatureColumns": ["visits", "city", "new"], "rewardColumns": ["reward", "metrics", "cost"]},
+        {"actions": ACTIONS}),
+    "discrete, three steps": (False, "map.parquet", 1, {
+        "steps": 3, "gamma": 0.5, "addTerminalStateRow": True, "outlierEpisodeLengthPercentile": 0.8,
+        "percentileFunction": "percentile", "timeWindowLimit": 6, "extraFeatureColumns": ["city", "cost"],
+        "rewardColumns": ["reward", "metrics", "visits"]}, {}),
+    "discrete, sampled and dated": (False, "struct.parquet", 2, {
+        "outlierEpisodeLengthPercentile": 0.9, "startDs": "2026-01-02", "endDs": "2026-01-04",
+        "includePossibleActions": False, "rewardColumns": ["reward"], "steps": 2, "gamma": 0.5}, {"tableSample": 60}),
+    "parametric, two steps": (True, "jsonl.zst", 1, {"steps": 2, "gamma": 0.25, "extraFeatureColumns": ["new"]}, {}),
+    "parametric, apart": (True, "map.parquet", 2, {
+        "numOutputShards": 2, "evalTableName": "eval", "eval_percent": 50, "addTerminalStateRow": True}, {}),
+    "parametric, pairs": (True, "pairs.parquet", 1, {"timeWindowLimit": 5}, {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name", [*list(SCENARIOS)[:1], *(pytest.param(name, marks=pytest.mark.slow) for name in list(SCENARIOS)[1:])]
+)
+def test_spark_makes_the_rows_that_duckdb_makes(spark: Any, tmp_path: Path, name: str) -> None:
+    parametric, form, files, timeline, query = SCENARIOS[name]
+    rows = events_of(parametric=parametric)
+    if query.get("actions"):  # some rows have the index in the name's place
+        rows = [{**row, "action": ACTIONS.index(row["action"])} if at % 7 == 3 else row for at, row in enumerate(rows)]
+    events = write_events(rows, tmp_path / "events", form, files)
+    made = {}
+    for engine in ("duckdb", "spark"):
+        out = tmp_path / engine
+        here = timeline | ({"evalTableName": str(out / "eval")} if "evalTableName" in timeline else {})
+        made[engine] = make(engine, events, out, query, actionDiscrete=not parametric, **here)
+    ours, theirs = made["duckdb"], made["spark"]
+    assert theirs.files == ours.files
+    assert theirs.report == ours.report
+    assert theirs.said == ours.said
+    assert ours.report["duplicate_rows"] == (3 if "startDs" not in timeline else ours.report["duplicate_rows"])
+    assert ours.report["train_rows"] > 20
+    for key in ("state_ids", "action_ids", "metric_names", "columns"):
+        assert types_of(getattr(theirs.manifest, key)) == types_of(getattr(ours.manifest, key))
+    # the user's session is as it was
+    assert spark.range(3).count() == 3
+    assert spark.catalog.listTables() == []
+
+
+def test_spark_shows_how_many_of_its_tasks_are_done(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked as often as can be: a query of so few rows is done within a second."""
+    monkeypatch.setattr(engine_spark_progress, "_SECONDS", 0.01)
+    told: dict[str, list[tuple[int, int]]] = {}
+
+    @contextmanager
+    def recorded(what: str, unit: str) -> Iterator[Callable[[int, int], None]]:
+        shown = told.setdefault(unit, [])
+        yield lambda done, total: shown.append((done, total))
+
+    monkeypatch.setitem(globals(), "quiet", recorded)
+    spark.sparkContext.setLocalProperty("spark.jobGroup.id", "the user's")
+    events = write_events(events_of(parametric=False), tmp_path / "events", "jsonl", 2)
+    make("spark", events, tmp_path / "out", numOutputShards=4)
+    assert spark.sparkContext.getLocalProperty("spark.jobGroup.id") == "the user's"
+    spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)
+    size = sum(file.stat().st_size for file in events.iterdir())
+    assert set(told) == {"bytes", "tasks"}
+    assert {total for _, total in told["bytes"]} == {size}
+    # 4 of the 4 files, after the tasks that pair the events
+    assert max(total for _, total in told["tasks"]) > 4
+    for unit, shown in told.items():
+        assert shown[0][0] == 0
+        assert shown[-1][0] == shown[-1][1]
+        assert [done for done, _ in shown] == sorted(done for done, _ in shown)
+        assert any(0 < done < total for done, total in shown), unit
+
+
+def test_tasks_of_other_jobs_do_not_count(spark: Any) -> None:
+    """8 tasks of 0.1 s on two processors, besides one job before."""
+    assert spark.range(0, 3, 1, 3).count() == 3
+    told: list[tuple[int, int]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_spark_progress, "_SECONDS", 0.05)
+        with engine_spark_progress.classic_tasks(spark.sparkContext, lambda *tasks: told.append(tasks)):
+            spark.range(0, 8, 1, 8).selectExpr("java_method('java.lang.Thread', 'sleep', 100L)").collect()
+    assert {known for _, known in told} == {8}
+    assert any(0 < done < 8 for done, _ in told)
+
+
+def types_of(columns: Any) -> Any:
+    """Columns with their types; keys of maps may be of 32 bits in DuckDB, which leaves them as they are."""
+    if not isinstance(columns, dict):
+        return columns
+    names = ("element: ", "value: ", "item: ", " ('", "child 0, ")
+    return {name: _without(kind.replace("int32", "int64"), names) for name, kind in columns.items()}
+
+
+def _without(text: str, names: tuple[str, ...]) -> str:
+    for name in (*names, "l: ", "element", "list<", ">", "item"):
+        text = text.replace(name, "")
+    return text
+
+
+BROKEN: list[Row] = [
+    {"reward": None}, {"action": "up"}, {"action_probability": 1.5}, {"mdp_id": None},
+    {"action_probability": 0.0}, {"sequence_number": None}, {"state_features": None}, {"possible_actions": ["left"],
+    "action": "right"}, {"terminal": True, "truncated": True},
+]  # fmt: skip
+INFINITE: list[Row] = [{"reward": float("nan")}, {"cost": float("inf")}, {"state_features": {"0": float("-inf")}}]
+"""Which JSON does not have."""
+ODD: list[Row] = [
+    {"state_features": {"0": 1e39}}, {"sequence_number": 1.5}, {"sequence_number": "7"}, {"terminal": 2},
+    {"possible_actions": ["left", 3]}, {"possible_actions": "left"}, {"state_features": {"0": "x"}}, {"reward": "x"},
+    {"propensity": 0.25}, {"action": {"0": 1}}, {"state_features": [1]},
+]  # fmt: skip
+"""Values of types that the contract does not have there: JSON alone can hold them beside others."""
+
+
+def broken_events(faults: list[Row]) -> list[Row]:
+    sound: Row = {
+        "state_features": {"0": 1.0}, "action": "left", "reward": 1.0, "action_probability": 0.5, "cost": 1.0,
+        "possible_actions": ["left", "right"], "terminal": False, "truncated": False,
+    }  # fmt: skip
+    rows = []
+    for number, fault in enumerate([{}, *faults, {}]):
+        for at in range(3):
+            rows.append({"mdp_id": f"e{number}", "sequence_number": at, **sound, **(fault if at == 1 else {})})
+    return rows
+
+
+@pytest.mark.parametrize("form", ["jsonl", "map.parquet"])
+def test_integers_that_are_an_index_and_a_name_are_refused(spark: Any, tmp_path: Path, form: str) -> None:
+    rows = [{"mdp_id": "a", "sequence_number": at, "state_features": {"0": 1.0}, "action": 1, "reward": 1.0}
+            for at in range(3)]  # fmt: skip
+    events = write_events(rows, tmp_path / "events", form)
+    places = []
+    for engine in ("duckdb", "spark"):
+        with pytest.raises(DataError) as error:
+            make(engine, events, tmp_path / engine, {"actions": ["1", "2"]})
+        problem = error.value.problems[0]
+        places.append((problem.where, problem.expected, problem.got))
+    assert places[1] == places[0]
+    assert places[0] == (f"{events}/events-0.{form}:1", f"{STRINGS_ALONE} in action", "1")
+
+
+@pytest.mark.parametrize(
+    ("form", "faults"),
+    [("map.parquet", BROKEN + INFINITE), pytest.param("jsonl", BROKEN + ODD, marks=pytest.mark.slow)],
+)
+def test_the_same_rules_broken_give_the_same_reports(spark: Any, tmp_path: Path, form: str, faults: list[Row]) -> None:
+    events = write_events(broken_events(faults), tmp_path / "events", form)
+    settings: Row = {"addTerminalStateRow": True, "rewardColumns": ["reward", "cost"]}
+    query = {"actions": ["left", "right"]}
+    kept = [make(engine, events, tmp_path / engine, query, on_refused="drop_episode", **settings)
+            for engine in ("duckdb", "spark")]  # fmt: skip
+    assert kept[1].files == kept[0].files
+    counts = [{one["rule"]: (one["rows"], one["episodes"]) for one in each.report["refused"]} for each in kept]
+    assert counts[1] == counts[0]
+    # each fault is one row of one episode, but for the row that says of no episode
+    assert sum(rows for rows, _ in counts[0].values()) == len(faults)
+    errors = []
+    for engine in ("duckdb", "spark"):
+        with pytest.raises(DataError) as error:
+            make(engine, events, tmp_path / f"{engine} + refuses %41[1]", query, **settings)
+        errors.append([(one.where, one.expected) for one in error.value.problems])
+    lines = [[where for where, _ in each] for each in errors]
+    assert lines[1] == lines[0]
+    if form == "map.parquet":
+        assert errors[1] == errors[0]
+    assert not (tmp_path / "spark + refuses %41[1]" / "train").exists()
+
+
+@pytest.mark.parametrize("text", ["", "e1", "ünï 😀", "a'b\\c"])
+def test_hash32_is_four_bytes_of_md5(spark: Any, text: str) -> None:
+    digest = hashlib.md5(text.encode()).digest()
+    want = tuple(int.from_bytes(digest[4 * n : 4 * n + 4], "big") for n in range(4))
+    for dialect, run in (
+        (DuckDBDialect(), lambda query: duckdb.sql(query).fetchall()[0]),
+        (SparkDialect(), lambda query: tuple(spark.sql(query).first())),
+    ):
+        parts = ", ".join(dialect.hash32(dialect.literal(text), number) for number in range(4))
+        assert run(f"SELECT {parts}") == want
+
+
+def bad_files(folder: Path) -> dict[str, tuple[Path, str]]:
+    """Files that cannot be read, and a piece of the sentence that says so."""
+    rows = events_of(parametric=False, episodes=20)
+    good = write_events(rows, folder / "good", "map.parquet") / "events-0.map.parquet"
+    line = (json.dumps(rows[0]) + "\n").encode()
+    found = {
+        "early.jsonl.gz": (gzip.compress(line * 2000)[:-20], "early.jsonl.gz: expected a complete file"),
+        "early.parquet": (good.read_bytes()[:-9], "early.parquet: expected a complete Parquet file"),
+        "csv.csv": (b"mdp_id\n1\n", "Run workflows.convert first"),
+        "_own.jsonl": (line, "Rename the file"),
+        "lacks.jsonl": (line.replace(b"state_features", b"state_featured"), "Nearest column: 'state_featured'"),
+        "ids.jsonl": (line + b"\n" + json.dumps(rows[0] | {"state_features": {"0": 1, "x": 2}}).encode(),
+                      "ids.jsonl:3: expected integers as feature ids, got 'x'"),
+        "twice.jsonl": (line + b"\n" + line.replace(b'"reward"', b'"reward": 1.0, "reward"'),
+                        "twice.jsonl:3: expected a JSON object in this line, without a key twice"),
+        "deep.jsonl": (line + line.replace(b"{", b'{"x": ' + b"[" * 20_000 + b"]" * 20_000 + b", ", 1),
+                       "deep.jsonl:2: expected a JSON object in this line"),
+        "none.jsonl": (b"\n", "expected rows of data"),
+    }  # fmt: skip
+    for name, (data, _) in found.items():
+        (folder / name).write_bytes(data)
+    table = pq.read_table(good)
+    states = pa.array([[("0", 1.0), ("1.0", 2.0)]] * len(table), pa.map_(pa.string(), pa.float64()))
+    pq.write_table(table.set_column(3, "state_features", states), folder / "ids.parquet")
+    pq.write_table(table.drop(["reward"]), folder / "lacks.parquet")
+    texts = pa.array(["x"] * len(table))
+    pq.write_table(table.set_column(5, "reward", texts), folder / "types.parquet")
+    pq.write_table(table.append_column("reward", texts), folder / "twice.parquet")
+    shutil.copytree(folder / "good", folder / "differ")
+    cities = table.set_column(table.column_names.index("city"), "city", pa.array([1] * len(table)))
+    pq.write_table(cities, folder / "differ" / "z.parquet")
+    sentences = {name: (folder / name, sentence) for name, (_, sentence) in found.items()}
+    return sentences | {
+        "ids.parquet": (folder / "ids.parquet", "ids.parquet:1: expected integers as feature ids, got '1.0'"),
+        "lacks.parquet": (folder / "lacks.parquet", "expected a column 'reward'"),
+        "types.parquet": (folder / "types.parquet", "types.parquet: expected numbers in reward, got string"),
+        "twice.parquet": (folder / "twice.parquet", "expected every column once, got several columns 'reward'"),
+        "differ": (folder / "differ", "z.parquet: expected string in city, as in"),
+    }
+
+
+def test_files_that_spark_cannot_read_are_refused_by_name(spark: Any, tmp_path: Path) -> None:
+    for number, (path, sentence) in enumerate(bad_files(tmp_path).values()):
+        with pytest.raises(DataError) as error:
+            make("spark", path, tmp_path / str(number), extraFeatureColumns=["city"])
+        assert sentence in str(error.value), str(error.value)
+        assert not (tmp_path / str(number) / "train").exists()
+
+
+def test_lines_are_numbered_across_blocks_of_a_file(spark: Any, tmp_path: Path) -> None:
+    rows = [{"mdp_id": "a", "sequence_number": i, "state_features": {"0": 1.0}, "action": "left", "reward": 1.0}
+            for i in range(300)]  # fmt: skip
+    rows[250]["reward"] = None
+    texts = [json.dumps(row) for row in rows]
+    texts[100] += "\n\n"  # rows from 101 on stand two lines later
+    file = tmp_path / "a + b %41[1].jsonl"
+    file.write_text("\n".join(texts))
+    spark.conf.set("spark.sql.files.maxPartitionBytes", "4000")
+    try:
+        with pytest.raises(DataError) as error:
+            make("spark", file, tmp_path / "out")
+    finally:
+        spark.conf.unset("spark.sql.files.maxPartitionBytes")
+    assert str(error.value).startswith(f"{file}:253: expected a finite reward, got null")
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def test_nobody_at_a_connect_address_is_said_at_once(tmp_path: Path) -> None:
+    start = time.monotonic()
+    with pytest.raises(ConfigError, match=r"master: expected a Spark Connect server at 127\.0\.0\.1"):
+        SparkEngine(f"sc://127.0.0.1:{free_port()}", tmp_path)
+    assert time.monotonic() - start < 15
+
+
+LACKING_SCRIPT = """
+import sys
+from pathlib import Path
+from reagent_lite.data.timeline.spark_engine import SparkEngine
+from reagent_lite.errors import ConfigError
+if sys.argv[1] == "pyspark":
+    sys.modules["pyspark"] = None
+try:
+    SparkEngine("local[1]", Path("."))
+except ConfigError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("lacks", "sentence"),
+    [
+        ("pyspark", "expected the package pyspark, as it is spark"),
+        ("java", "expected Java 17 or newer, as it is spark"),
+    ],
+)
+def test_what_spark_needs_is_named(tmp_path: Path, lacks: str, sentence: str) -> None:
+    command = [sys.executable, "-c", LACKING_SCRIPT, lacks]
+    root = Path(__file__).resolve().parents[3]
+    found = subprocess.run(command, cwd=tmp_path, env={"PATH": str(tmp_path), "PYTHONPATH": str(root)},
+                           capture_output=True, text=True, timeout=60, check=True)  # fmt: skip
+    assert sentence in found.stdout
+    assert "pip install 'reagent-lite[spark]', and Java 17 or newer" in found.stdout
+
+
+@pytest.fixture
+def connect_server(tmp_path: Path) -> Iterator[str]:
+    port = free_port()
+    import pyspark
+
+    home = Path(pyspark.__file__).parent
+    command = [str(home / "bin" / "spark-submit"), "--class", "org.apache.spark.sql.connect.service.SparkConnectServer",
+               "--master", "local[2]", "--driver-java-options", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"]  # fmt: skip
+    for key, value in {
+        "spark.connect.grpc.binding.address": "127.0.0.1", "spark.connect.grpc.binding.port": str(port),
+        "spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1", "spark.ui.enabled": "false",
+        "spark.sql.shuffle.partitions": "2", "spark.sql.warehouse.dir": str(tmp_path / "warehouse"),
+        "spark.connect.progress.reportInterval": "50ms",
+    }.items():  # fmt: skip
+        command += ["--conf", f"{key}={value}"]
+    server = subprocess.Popen([*command, "spark-internal"], cwd=tmp_path, stdout=subprocess.DEVNULL,
+                              stderr=subprocess.DEVNULL)  # fmt: skip
+    try:
+        for _ in range(600):
+            with socket.socket() as one:
+                if one.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            assert server.poll() is None, "the server ended"
+            time.sleep(0.1)
+        yield f"sc://127.0.0.1:{port}"
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+CONNECT_SCRIPT = """
+import sys
+from pathlib import Path
+sys.path[:0] = [sys.argv[1] + "/tests", sys.argv[1] + "/tests/data"]
+from contextlib import contextmanager
+import test_engines
+from test_engines import make
+told = {}
+@contextmanager
+def recorded(what, unit):
+    shown = told.setdefault(unit, [])
+    yield lambda done, total: shown.append((done, total))
+test_engines.quiet = recorded
+made = make("spark", Path(sys.argv[2]), Path(sys.argv[3]), master=sys.argv[4], numOutputShards=2)
+for unit, shown in told.items():
+    print(unit, any(0 < done < total for done, total in shown), shown[-1][0] == shown[-1][1])
+print("rows", made.report["train_rows"])
+"""
+
+
+@pytest.mark.slow
+def test_spark_connect_makes_the_same_rows(connect_server: str, tmp_path: Path) -> None:
+    """In a process of its own: a process with a classic session can have no other."""
+    events = write_events(events_of(parametric=False), tmp_path / "events", "jsonl")
+    ours = make("duckdb", events, tmp_path / "ours", numOutputShards=2)
+    root = Path(__file__).resolve().parents[3]
+    script = tmp_path / "script.py"
+    script.write_text(CONNECT_SCRIPT)
+    command = [sys.executable, str(script), str(root), str(events), str(tmp_path / "theirs"), connect_server]
+    found = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=300, check=False)
+    said = ["bytes True True", "tasks True True", f"rows {ours.report['train_rows']}"]
+    assert found.stdout.splitlines()[-3:] == said, found.stderr
+    assert [plain_rows(one) for one in sorted((tmp_path / "theirs" / "train").glob("part-*"))] == ours.files["train"]

@@ -1,0 +1,346 @@
+"""The log writer against rows written out by hand, and against the reader: every format, bit for bit."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+from numpy.typing import NDArray
+
+from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
+from reagent_lite.data.writing.columns import EpisodeBlock, LogSchema
+from reagent_lite.data.writing.event_log import SINKS, log_writer
+from reagent_lite.errors import DataError
+
+NAMES = ("left", "right")
+Floats = NDArray[np.float32]
+
+
+def floats(values: Any) -> Floats:
+    return np.array(values, np.float32)
+
+
+def two_episodes(**changes: Any) -> EpisodeBlock:
+    """Episode a of two rows comes to its end, episode b of one row is cut."""
+    block = EpisodeBlock(
+        mdp_ids=("a", "b"),
+        lengths=np.array([2, 1]),
+        terminal=np.array([True, False]),
+        state=floats([[1, 0.1], [2, -0.0], [3, 1e-20]]),
+        action=np.array([0, 1, 1]),
+        reward=floats([0.5, 1, -2]),
+        propensity=floats([0.95, 0.05, 1]),
+        mask=None,
+        features=None,
+        last_state=floats([[4, 5], [6, 7]]),
+        last_mask=None,
+        last_features=None,
+    )
+    return replace(block, **changes)
+
+
+def random_block(rng: np.random.Generator, *, candidates: bool) -> EpisodeBlock:
+    """30 episodes of 1 to 20 rows, 3 state features, 4 choices of which some are closed."""
+    lengths = rng.integers(1, 21, 30)
+    rows, choices = int(lengths.sum()), 4
+
+    def numbers(*shape: int) -> Floats:
+        return rng.normal(size=shape).astype(np.float32)
+
+    mask, last_mask = rng.random((rows, choices)) < 0.7, rng.random((30, choices)) < 0.7
+    mask[:, 2] = last_mask[:, 1] = True
+    chance = np.where(mask, rng.random((rows, choices)), -1)
+    return EpisodeBlock(
+        mdp_ids=[f"0-{i}-0" for i in range(30)],
+        lengths=lengths,
+        terminal=rng.random(30) < 0.5,
+        state=numbers(rows, 3),
+        action=chance.argmax(1),
+        reward=numbers(rows),
+        propensity=(rng.random(rows) * 0.9 + 0.1).astype(np.float32),
+        mask=mask,
+        features=numbers(rows, choices, 2) if candidates else None,
+        last_state=numbers(30, 3),
+        last_mask=last_mask,
+        last_features=numbers(30, choices, 2) if candidates else None,
+    )
+
+
+def written(file: Path, schema: LogSchema, *blocks: EpisodeBlock) -> Path:
+    with log_writer(file, schema) as writer:
+        for block in blocks:
+            writer.write(block)
+    return file
+
+
+def lines(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_events_by_hand(tmp_path: Path) -> None:
+    rows = lines(
+        written(tmp_path / "x.jsonl", LogSchema(transitions=False, action_names=NAMES, ds="d1"), two_episodes())
+    )
+    both = ["left", "right"]
+    # a's end leads nowhere; b was cut, and what came then is in no other row
+    nothing = {"next_state_features": None, "possible_next_actions": None}
+    after = {"next_state_features": {"0": 6, "1": 7}, "possible_next_actions": both}
+    assert rows == [
+        {"ds": "d1", "mdp_id": "a", "sequence_number": 0, "state_features": {"0": 1, "1": 0.1}, "action": "left",
+         "reward": 0.5, "possible_actions": both, "action_probability": 0.95, "terminal": False, "truncated": False,
+         **nothing},
+        {"ds": "d1", "mdp_id": "a", "sequence_number": 1, "state_features": {"0": 2, "1": 0}, "action": "right",
+         "reward": 1, "possible_actions": both, "action_probability": 0.05, "terminal": True, "truncated": False,
+         **nothing},
+        {"ds": "d1", "mdp_id": "b", "sequence_number": 0, "state_features": {"0": 3, "1": 1e-20}, "action": "right",
+         "reward": -2, "possible_actions": both, "action_probability": 1, "terminal": False, "truncated": True,
+         **after},
+    ]  # fmt: skip
+    assert list(rows[0])[:4] == ["ds", "mdp_id", "sequence_number", "state_features"]
+
+
+def test_events_of_episodes_that_were_cut_by_hand(tmp_path: Path) -> None:
+    """Their last rows alone say what could be done next: of a, which came to its end, nothing is said."""
+    block = two_episodes(mask=np.ones((3, 2), bool), last_mask=np.array([[1, 1], [1, 0]], bool))
+    rows = lines(written(tmp_path / "x.jsonl", LogSchema(transitions=False, action_names=NAMES), block))
+    assert [row["possible_next_actions"] for row in rows] == [None, None, ["left"]]
+    differ = two_episodes(
+        mask=np.ones((3, 1), bool), action=np.zeros(3, np.int64), features=floats([[[1]], [[2]], [[3]]]),
+        last_mask=np.ones((2, 2), bool), last_features=floats([[[4], [5]], [[6], [7]]]),
+    )  # fmt: skip
+    file = written(tmp_path / "x.parquet", LogSchema(transitions=False), differ)
+    table = pq.read_table(file)
+    assert table["possible_next_actions"].to_pylist() == [None, None, [[(0, 6.0)], [(0, 7.0)]]]
+    assert table["next_state_features"].to_pylist() == [None, None, [(0, 6.0), (1, 7.0)]]
+    rows = lines(written(tmp_path / "y.jsonl", LogSchema(transitions=False), differ))
+    assert [row["possible_next_actions"] for row in rows] == [None, None, [{"0": 6}, {"0": 7}]]
+
+
+def test_transitions_by_hand_where_choices_close(tmp_path: Path) -> None:
+    block = two_episodes(
+        mask=np.array([[1, 0], [1, 1], [0, 1]], bool), last_mask=np.array([[1, 1], [1, 0]], bool),
+    )  # fmt: skip
+    rows = lines(written(tmp_path / "x.jsonl", LogSchema(transitions=True, action_names=NAMES), block))
+    assert [row["possible_actions"] for row in rows] == [["left"], ["left", "right"], ["right"]]
+    assert [row["possible_next_actions"] for row in rows] == [["left", "right"], [], ["left"]]
+    assert [row["next_action"] for row in rows] == ["right", None, None]
+    assert [row["next_state_features"] for row in rows] == [{"0": 2, "1": 0}, {"0": 4, "1": 5}, {"0": 6, "1": 7}]
+    assert [row["time_diff"] for row in rows] == [1, 1, 1]
+    assert "ds" not in rows[0]
+
+
+def test_fixed_actions_as_candidates_by_hand(tmp_path: Path) -> None:
+    schema = LogSchema(transitions=True, action_features=floats([[-1, 0], [1, 0.5]]))
+    rows = lines(written(tmp_path / "x.jsonl", schema, two_episodes()))
+    left, right = {"0": -1, "1": 0}, {"0": 1, "1": 0.5}
+    assert [row["action"] for row in rows] == [left, right, right]
+    assert [row["next_action"] for row in rows] == [right, None, None]
+    assert [row["possible_actions"] for row in rows] == [[left, right]] * 3
+    assert [row["possible_next_actions"] for row in rows] == [[left, right], [], [left, right]]
+
+
+def test_candidates_that_differ_by_hand(tmp_path: Path) -> None:
+    nan = np.nan  # of choices that are not there: never read
+    block = two_episodes(
+        action=np.array([2, 0, 1]),
+        mask=np.array([[1, 0, 1], [1, 0, 0], [0, 1, 0]], bool),
+        features=floats([[[1], [nan], [2]], [[3], [nan], [nan]], [[nan], [4], [nan]]]),
+        last_mask=np.array([[1, 1, 1], [0, 1, 1]], bool),
+        last_features=floats([[[nan], [nan], [nan]], [[nan], [5], [6]]]),
+    )
+    rows = lines(written(tmp_path / "x.jsonl", LogSchema(transitions=True), block))
+    assert [row["action"] for row in rows] == [{"0": 2}, {"0": 3}, {"0": 4}]
+    assert [row["possible_actions"] for row in rows] == [[{"0": 1}, {"0": 2}], [{"0": 3}], [{"0": 4}]]
+    assert [row["next_action"] for row in rows] == [{"0": 3}, None, None]
+    assert [row["possible_next_actions"] for row in rows] == [[{"0": 3}], [], [{"0": 5}, {"0": 6}]]
+
+
+def awkward_floats() -> Floats:
+    """Any bit pattern that is a finite number, and the ends of the range."""
+    bits = np.random.default_rng(0).integers(0, 2**32, 60_000, dtype=np.uint64).astype(np.uint32).view(np.float32)
+    ends = floats([0, -0.0, 1e-45, -1e-45, 1.1754944e-38, 3.4028235e38, 16777216, 0.1, 1 / 3, 1e10, 123456.7])
+    every = np.concatenate((bits[np.isfinite(bits)], ends))
+    return every[: len(every) // 3 * 3]
+
+
+@pytest.mark.parametrize("suffix", list(SINKS))
+def test_every_float32_comes_back_bit_for_bit(tmp_path: Path, suffix: str) -> None:
+    values = awkward_floats().reshape(-1, 3)
+    count = len(values)
+    block = two_episodes(
+        mdp_ids=("a",), lengths=np.array([count]), terminal=np.array([True]), state=values,
+        action=np.arange(count) % 2, reward=values[:, 0], propensity=np.full(count, 0.1, np.float32),
+        last_state=floats([[0, 0, 0]]),
+    )  # fmt: skip
+    file = written(tmp_path / f"x{suffix}", LogSchema(transitions=True, action_names=NAMES), block)
+    copy = prepare_training_copy(str(file), actions=NAMES, directory=str(tmp_path / "copy"))
+    assert np.array_equal(np.array(copy.state[:count]).view(np.uint32), values.view(np.uint32))
+    assert np.array_equal(np.array(copy.reward).view(np.uint32), values[:, 0].copy().view(np.uint32))
+    assert (copy.propensity == np.float32(0.1)).all()
+    # what training does with the number, and any other JSON reader
+    if suffix == ".jsonl":
+        read = floats([list(row["state_features"].values()) for row in lines(file)])
+        assert np.array_equal(read.view(np.uint32), values.view(np.uint32))
+
+
+def same_copy(one: TrainingCopy, other: TrainingCopy) -> None:
+    names = ("state", "action", "next_action", "reward", "bootstrap", "propensity", "mask", "next_mask", "sequence",
+             "episode", "next_index", "follows", "time_diff", "actions_list", "candidates", "list_offsets")  # fmt: skip
+    for name in names:
+        np.testing.assert_array_equal(getattr(one, name), getattr(other, name), err_msg=name)
+
+
+@pytest.mark.parametrize("kind", ["names", "fixed", "differ"])
+def test_all_formats_hold_the_same_rows(tmp_path: Path, kind: str) -> None:
+    rng = np.random.default_rng(1)
+    blocks = [random_block(rng, candidates=kind == "differ") for _ in range(3)]
+    blocks = [replace(b, mdp_ids=[f"{i}-{name}" for name in b.mdp_ids]) for i, b in enumerate(blocks)]
+    names = ("a", "b", "c", "d") if kind == "names" else ()
+    features = rng.normal(size=(4, 2)).astype(np.float32) if kind == "fixed" else None
+    schema = LogSchema(transitions=True, action_names=names, action_features=features)
+    copies = [
+        prepare_training_copy(
+            str(written(tmp_path / f"x{suffix}", schema, *blocks)), actions=names or None,
+            directory=str(tmp_path / f"copy{suffix}"),
+        ) for suffix in SINKS
+    ]  # fmt: skip
+    rows = sum(len(block.state) for block in blocks)
+    for copy in copies:
+        assert len(copy) == rows
+        assert copy.notes == ()
+        same_copy(copies[0], copy)
+    # against the blocks: rows of the copy are sorted by episode, and tell their line
+    line = np.array(copies[0].origin_line) - 1
+    np.testing.assert_array_equal(copies[0].reward, np.concatenate([b.reward for b in blocks])[line])
+    np.testing.assert_array_equal(copies[0].state[:rows], np.concatenate([b.state for b in blocks])[line])
+    ended = np.concatenate([np.repeat(b.terminal, b.lengths) for b in blocks])[line]
+    last = ~np.array(copies[0].follows)
+    np.testing.assert_array_equal(np.array(copies[0].bootstrap) == 0, ended & last)
+    assert last.sum() == sum(len(b.lengths) for b in blocks)
+    if kind == "names":
+        np.testing.assert_array_equal(copies[0].action, np.concatenate([b.action for b in blocks])[line])
+        np.testing.assert_array_equal(
+            copies[0].mask, np.concatenate([b.mask for b in blocks if b.mask is not None])[line]
+        )
+
+
+def duckdb_types(file: Path) -> dict[str, str]:
+    """What another reader finds."""
+    rows = duckdb.connect().execute(f"DESCRIBE SELECT * FROM read_parquet('{file}')").fetchall()
+    return {str(row[0]): str(row[1]) for row in rows}
+
+
+def test_parquet_has_the_types_of_the_contract(tmp_path: Path) -> None:
+    named = written(tmp_path / "n.parquet", LogSchema(transitions=True, action_names=NAMES, ds="d"), two_episodes())
+    maps = "MAP(INTEGER, FLOAT)"
+    assert duckdb_types(named) == {
+        "ds": "VARCHAR", "mdp_id": "VARCHAR", "sequence_number": "BIGINT", "state_features": maps, "action": "VARCHAR",
+        "reward": "FLOAT", "possible_actions": "VARCHAR[]", "action_probability": "FLOAT", "next_state_features": maps,
+        "next_action": "VARCHAR", "possible_next_actions": "VARCHAR[]", "time_diff": "BIGINT", "terminal": "BOOLEAN",
+        "truncated": "BOOLEAN",
+    }  # fmt: skip
+    assert pq.read_table(named)["possible_next_actions"].to_pylist() == [list(NAMES), [], list(NAMES)]
+    schema = LogSchema(transitions=False, action_features=floats([[-1], [1]]))
+    mapped = written(tmp_path / "m.parquet", schema, two_episodes())
+    assert {duckdb_types(mapped)[name] for name in ("action", "possible_actions")} == {maps, f"{maps}[]"}
+    assert pq.read_table(mapped)["action"].to_pylist() == [[(0, -1.0)], [(0, 1.0)], [(0, 1.0)]]
+
+
+def test_compressed_files_hold_the_plain_bytes(tmp_path: Path) -> None:
+    schema = LogSchema(transitions=True, action_names=NAMES)
+    plain, packed, squeezed = (
+        written(tmp_path / f"x{suffix}", schema, two_episodes(), two_episodes()).read_bytes()
+        for suffix in (".jsonl", ".jsonl.gz", ".jsonl.zst")
+    )
+    assert gzip.decompress(packed) == plain
+    assert zstandard.ZstdDecompressor().stream_reader(squeezed, read_across_frames=True).read() == plain
+
+
+@pytest.mark.parametrize("suffix", list(SINKS))
+def test_the_same_rows_are_the_same_bytes(tmp_path: Path, suffix: str) -> None:
+    schema = LogSchema(transitions=False, action_names=("a", "b", "c", "d"))
+    one, other = (
+        written(tmp_path / f"{name}{suffix}", schema, random_block(np.random.default_rng(3), candidates=False))
+        for name in "xy"
+    )
+    assert one.read_bytes() == other.read_bytes()
+
+
+@pytest.mark.parametrize("suffix", list(SINKS))
+def test_a_log_appears_whole_or_not_at_all(tmp_path: Path, suffix: str) -> None:
+    target, schema = tmp_path / f"x{suffix}", LogSchema(transitions=False, action_names=NAMES)
+
+    def interrupted() -> None:
+        with log_writer(target, schema) as writer:
+            for _ in range(20):
+                writer.write(two_episodes())
+            assert not target.exists()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert list(tmp_path.iterdir()) == []
+    written(target, schema, two_episodes())
+    before = target.read_bytes()
+    with pytest.raises(DataError), log_writer(target, schema) as writer:
+        writer.write(two_episodes(reward=floats([1, np.inf, 1])))
+    assert target.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [target]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"reward": floats([1, np.inf, 1])}, "reward of episode a: expected finite numbers, got inf"),
+        (
+            {"state": floats([[1, 2], [3, 4], [5, np.nan]])},
+            "state_features of episode b, 1: expected finite numbers, got nan",
+        ),
+        ({"last_state": floats([[1, 2], [np.nan, 4]])}, "next_state_features of episode b, 0"),
+        ({"propensity": floats([np.nan, 1, 1])}, "action_probability of episode a"),
+    ],
+)
+def test_what_is_no_number_is_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    schema = LogSchema(transitions=True, action_names=NAMES)
+    with pytest.raises(DataError) as caught, log_writer(tmp_path / "x.jsonl", schema) as writer:
+        writer.write(two_episodes(**changes))
+    assert words in str(caught.value)
+
+
+def test_candidates_are_numbers_where_they_are_there(tmp_path: Path) -> None:
+    block = two_episodes(
+        mask=np.ones((3, 1), bool), action=np.zeros(3, np.int64), features=floats([[[1]], [[2]], [[np.nan]]]),
+        last_mask=np.ones((2, 1), bool), last_features=floats([[[1]], [[1]]]),
+    )  # fmt: skip
+    with (
+        pytest.raises(DataError, match=r"possible_actions of episode b, 0, 0: expected finite"),
+        log_writer(tmp_path / "x.jsonl", LogSchema(transitions=True)) as writer,
+    ):
+        writer.write(block)
+    block = replace(block, features=floats([[[1]], [[2]], [[3]]]), last_features=floats([[[np.nan]], [[1]]]))
+    written(tmp_path / "x.jsonl", LogSchema(transitions=True), block)  # NaN where an episode came to its end: not read
+    with (
+        pytest.raises(DataError, match=r"possible_next_actions of episode b, 0, 0: expected finite"),
+        log_writer(tmp_path / "x.jsonl", LogSchema(transitions=True)) as writer,
+    ):
+        writer.write(replace(block, last_features=floats([[[1]], [[np.inf]]])))
+
+
+def test_where_nothing_can_be_written(tmp_path: Path) -> None:
+    schema = LogSchema(transitions=False, action_names=NAMES)
+    with pytest.raises(DataError, match=r"a name that ends in .jsonl, "), log_writer(tmp_path / "x.tsv", schema):
+        pass
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(DataError, match="a file that can be written"),
+        log_writer(tmp_path / "file" / "x.jsonl", schema),
+    ):
+        pass
