@@ -1,8 +1,7 @@
 """What an evaluation found: as a JSON document, as text, and as the few numbers of the last line."""
 
-import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from reagent_lite.distributed.group import Group, Place
 from reagent_lite.errors import counted
 from reagent_lite.evaluation import report
 from reagent_lite.evaluation.cpe import CPEResult
-from reagent_lite.evaluation.overlap import Figure
+from reagent_lite.evaluation.interval import finite
 from reagent_lite.evaluation.page import EvaluationPage
 from workflows.evaluating_beside import Beside, Counted, beside
 from workflows.evaluating_estimates import Estimates
@@ -83,7 +82,7 @@ def document_of(findings: Findings) -> dict[str, Any]:
             document[candidate.key] |= _estimated(estimates, place, candidate)
         if estimates.compared is not None:
             document["difference"] = {
-                name: {one.name: {**_figure(one.figure), "verdict": one.verdict, "reason": one.reason} for one in found}
+                name: {one.name: {**one.figure.json(), "verdict": one.verdict, "reason": one.reason} for one in found}
                 for name, found in estimates.compared.items()
             }
     if findings.played is not None:
@@ -150,7 +149,7 @@ def _estimate_lines(findings: Findings, estimates: Estimates) -> list[str]:
             text.append(f"  {beside_line(findings.played.of(candidate.key), findings.beside)}")
     for name, found in (estimates.compared or {}).items():
         text.append(f"{name}: model minus against")
-        text += [f"  {one.name}: {_interval(one.figure)}; {one.verdict}: {one.reason}" for one in found]
+        text += [f"  {one.name}: {one.figure}; {one.verdict}: {one.reason}" for one in found]
     return text
 
 
@@ -171,21 +170,9 @@ def _estimate_scores(estimates: Estimates | None) -> tuple[dict[str, float | Non
         tag = f"CPE/{outcome.name}"
         scores[f"{tag}/Logged_Reward"] = outcome.one_step.logged.value
         scores[f"{tag}/Logged_Return"] = outcome.sequential.logged.value
-        scores |= {f"{tag}/{estimate.name}": _defined(estimate.figure.value) for estimate in outcome.estimates}
+        scores |= {f"{tag}/{estimate.name}": finite(estimate.figure.value) for estimate in outcome.estimates}
     return scores, {
-        f"CPE/{name}/{one.name}": list(_figure(one.figure).values())
+        f"CPE/{name}/{one.name}": list(one.figure.json().values())
         for name, found in (estimates.compared or {}).items()
         for one in found
     }
-
-
-def _figure(figure: Figure) -> dict[str, float | None]:
-    return {key: _defined(value) for key, value in asdict(figure).items()}
-
-
-def _defined(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
-def _interval(figure: Figure) -> str:
-    return f"{figure.value:.4g} ({figure.low:.4g} to {figure.high:.4g})"

@@ -17,14 +17,15 @@ from torch import Tensor
 
 from reagent_lite.config.evaluate import EvaluateConfig, PlayedEnvironmentConfig
 from reagent_lite.errors import BundleError, Problem, SimulationError
-from reagent_lite.evaluation.returns import Estimate, Returns, estimates, play
+from reagent_lite.evaluation.interval import Interval
+from reagent_lite.evaluation.returns import Returns, estimates, play
 from reagent_lite.sim.backend import open_backend
 from reagent_lite.sim.env import VectorEnv
 from reagent_lite.training.progress import progress
 from workflows.evaluating_policy import Candidate, probabilities_of
 from workflows.simulated_choices import ChoicesInSimulation, misfits
 
-_Pair = tuple[Estimate, Estimate]  # return, discounted return
+_Pair = tuple[Interval, Interval]  # return, discounted return
 RANDOM = "random"
 _STREAM = 18  # of random numbers, beside those of training runs and simulated logs, which may have the same seed
 
@@ -42,8 +43,8 @@ class PlayedPolicy:
     """
 
     key: str
-    total: Estimate
-    discounted: Estimate
+    total: Interval
+    discounted: Interval
     length: float
     cut_share: float
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.errors import counted
-from reagent_lite.evaluation.returns import Estimate
+from reagent_lite.evaluation.interval import finite, number
 from workflows.evaluating_beside import Beside
 from workflows.evaluating_policy import Candidate
 from workflows.evaluating_simulation import RANDOM, Played, PlayedPolicy
@@ -18,8 +18,8 @@ AIM = "what estimates of the reward's return of an episode aim at, if the log is
 def played_document(policy: PlayedPolicy) -> dict[str, Any]:
     """Returns a policy's part of the report file."""
     return {
-        "return": _figure(policy.total),
-        "discounted_return": _figure(policy.discounted),
+        "return": policy.total.json(),
+        "discounted_return": policy.discounted.json(),
         "mean_length": policy.length,
         "truncated_share": policy.cut_share,
     }
@@ -35,7 +35,7 @@ def simulation_document(played: Played, beside: Beside | None) -> dict[str, Any]
         "random": played_document(played.of(RANDOM)),
     }
     for key, (total, discounted) in played.differences.items():
-        document[DIFFERENCES[key]] = {"return": _figure(total), "discounted_return": _figure(discounted)}
+        document[DIFFERENCES[key]] = {"return": total.json(), "discounted_return": discounted.json()}
     if beside is not None:
         document |= {"comparable": not beside.apart, "remarks": [*beside.apart, *beside.remarks]}
     return document
@@ -51,11 +51,11 @@ def simulation_lines(
     names = {one.key: f"{one.key} {one.path}, {one.policy(config)}" for one in candidates}
     for one in played.policies:
         name = names.get(one.key, "uniformly random actions")
-        text.append(f"  {name}: return {_interval(one.total)}, discounted by {gamma:g} {_interval(one.discounted)}; "
-                    f"{one.length:.4g} steps, {one.cut_share:.1%} end by the limit")  # fmt: skip
+        text.append(f"  {name}: return {one.total}, discounted by {gamma:g} {one.discounted}; "
+                    f"{number(one.length)} steps, {one.cut_share:.1%} end by the limit")  # fmt: skip
     for key, (total, discounted) in played.differences.items():
-        text.append(f"  model minus {key}, on the same starts: return {_interval(total)}, "
-                    f"discounted {_interval(discounted)}")  # fmt: skip
+        text.append(f"  model minus {key}, on the same starts: return {total}, "
+                    f"discounted {discounted}")  # fmt: skip
     if beside is not None:
         text += [f"  {sentence}" for sentence in (*beside.apart, *beside.remarks)]
     return text
@@ -64,7 +64,7 @@ def simulation_lines(
 def beside_line(policy: PlayedPolicy, beside: Beside) -> str:
     """Returns the line that stands with a model's estimates."""
     what = "not comparable, see below" if beside.apart else AIM
-    return f"in simulation, discounted: {_interval(policy.discounted)}; {what}"
+    return f"in simulation, discounted: {policy.discounted}; {what}"
 
 
 def simulation_scores(played: Played) -> dict[str, float | None]:
@@ -76,7 +76,7 @@ def simulation_scores(played: Played) -> dict[str, float | None]:
         ("discounted_return", model.discounted),
         ("random_return", random.total),
     ):
-        scores |= {f"simulation/{name}/{key}": getattr(one, key) for key in ("mean", "lower", "upper")}
+        scores |= {tag: finite(value) for tag, value in one.tags(f"simulation/{name}").items()}
     return scores | {"simulation/length/mean": model.length, "simulation/truncated_share": model.cut_share}
 
 
@@ -85,12 +85,4 @@ def simulation_differences(played: Played) -> dict[str, list[float | None]]:
     if AGAINST not in played.differences:
         return {}
     names = ("simulation/return", "simulation/discounted_return")
-    return {name: list(_figure(one).values()) for name, one in zip(names, played.differences[AGAINST], strict=True)}
-
-
-def _figure(one: Estimate) -> dict[str, float | None]:
-    return {"value": one.mean, "low": one.lower, "high": one.upper}
-
-
-def _interval(one: Estimate) -> str:
-    return f"{one.mean:.4g} ({one.lower:.4g} to {one.upper:.4g})"
+    return {name: list(one.json().values()) for name, one in zip(names, played.differences[AGAINST], strict=True)}

@@ -11,7 +11,8 @@ from reagent_lite.algorithms.dqn import DQN
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import counted
-from reagent_lite.evaluation.returns import Estimate, estimate, play
+from reagent_lite.evaluation.interval import Interval
+from reagent_lite.evaluation.returns import estimate, play
 from reagent_lite.sim.env import Policy
 from reagent_lite.training.tensors import Tree
 from workflows.judging import Judgement
@@ -36,7 +37,7 @@ class SimulationJudge:
         self._config, self._simulation, self._group = config, simulation, group
         self._policy = reader.policy(learner, simulation.backend.device)
         self._target = target_policy(config.rl)
-        self._random: Estimate | None = None
+        self._random: Interval | None = None
         self.latest = float("nan")
 
     def state_dict(self) -> Tree:
@@ -54,22 +55,22 @@ class SimulationJudge:
             final: on episodes that no earlier evaluation has used, and beside uniformly random actions.
         """
         learned, discounted, length = self._play(self._policy, FINAL if final else EPOCH)
-        self.latest = learned.mean
-        scalars = _scalars("simulation/return", learned) | {"simulation/length/mean": length.mean}
+        self.latest = learned.value
+        scalars = learned.tags("simulation/return") | {"simulation/length/mean": length.value}
         if not final:
             return Judgement(scalars=scalars, document={}, lines=())
         random, _, _ = self._play(None, FINAL)
-        scalars |= _scalars("simulation/random_return", random) | _scalars("simulation/discounted_return", discounted)
+        scalars |= random.tags("simulation/random_return") | discounted.tags("simulation/discounted_return")
         level = f"{self._config.evaluation.confidence_level:.0%}"
         name, episodes = self._simulation.backend.spec.name, self._simulation.config.evaluation_episodes
         line = (
-            f"simulation: {name}: {self._target}: return {_text(learned)} over {counted(episodes, 'episode')}, "
+            f"simulation: {name}: {self._target}: return {learned} over {counted(episodes, 'episode')}, "
             f"{level} interval; "
-            f"uniformly random actions {_text(random)}"
+            f"uniformly random actions {random}"
         )
         return Judgement(scalars=scalars, document={"episodes": episodes, **scalars}, lines=(line,))
 
-    def _play(self, policy: Policy | None, stream: int) -> tuple[Estimate, Estimate, Estimate]:
+    def _play(self, policy: Policy | None, stream: int) -> tuple[Interval, Interval, Interval]:
         count = self._simulation.config.evaluation_episodes
         first, stop = self._simulation.part(count, self._group)
         table = torch.zeros(3, count, dtype=torch.float64)
@@ -86,11 +87,3 @@ class SimulationJudge:
             for row in self._group.sum(table)
         )  # fmt: skip
         return total, discounted, length
-
-
-def _scalars(name: str, value: Estimate) -> dict[str, float]:
-    return {f"{name}/mean": value.mean, f"{name}/lower": value.lower, f"{name}/upper": value.upper}
-
-
-def _text(value: Estimate) -> str:
-    return f"{value.mean:.4g} [{value.lower:.4g}, {value.upper:.4g}]"

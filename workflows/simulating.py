@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
@@ -27,6 +27,7 @@ from reagent_lite.config.simulate import PlayConfig, SimulateConfig, ValueOfConf
 from reagent_lite.data.writing.columns import EpisodeBlock, LogSchema
 from reagent_lite.data.writing.event_log import LogWriter, log_writer
 from reagent_lite.errors import BundleError, ConfigError, Problem, SimulationError, counted
+from reagent_lite.evaluation.interval import number
 from reagent_lite.evaluation.returns import estimate, play
 from reagent_lite.export.bundle import Bundle, load_bundle
 from reagent_lite.files import require_writable, write_whole
@@ -97,8 +98,8 @@ def simulate(config: SimulateConfig) -> Simulated:
         if value is not None:
             write_whole(truth, canonical(value))
     mean, lower, upper = _interval(returns)
-    bounds = "" if lower is None else f" [{lower:.4g}, {upper:.4g}]"
-    _say(f"{target}: {counted(rows, 'row')}, {counted(len(returns), 'episode')}, mean return {mean:.4g}{bounds}")
+    bounds = "" if lower is None else f" ({number(lower)} to {number(upper)})"
+    _say(f"{target}: {counted(rows, 'row')}, {counted(len(returns), 'episode')}, mean return {number(mean)}{bounds}")
     return Simulated(
         log=str(target),
         rows=rows,
@@ -253,13 +254,11 @@ def _value(config: SimulateConfig, wanted: ValueOfConfig, backend: Backend, poli
             env, policy, gamma=wanted.gamma, on_step=lambda ended: show(ended, env.num_envs), **_drawing(wanted)
         )
     both = {
-        name: asdict(estimate(samples, level=wanted.confidence_level, resamples=RESAMPLES, seed=config.seed))
+        name: estimate(samples, level=wanted.confidence_level, resamples=RESAMPLES, seed=config.seed)
         for name, samples in (("return", played.total), ("discounted_return", played.discounted))
     }
-    total, discounted = both["return"], both["discounted_return"]
     _say(f"true value of {wanted.kind} over {counted(wanted.episodes, 'episode')}: "
-         f"return {total['mean']:.4g} [{total['lower']:.4g}, {total['upper']:.4g}], discounted by {wanted.gamma:g} "
-         f"{discounted['mean']:.4g} [{discounted['lower']:.4g}, {discounted['upper']:.4g}]")  # fmt: skip
+         f"return {both['return']}, discounted by {wanted.gamma:g} {both['discounted_return']}")  # fmt: skip
     return {
         "env": config.env,
         "env_parameters": {name: float(str(np.float32(one))) for name, one in backend.spec.parameters.items()},
@@ -269,7 +268,7 @@ def _value(config: SimulateConfig, wanted: ValueOfConfig, backend: Backend, poli
         "episodes": wanted.episodes,
         "gamma": wanted.gamma,
         "confidence_level": wanted.confidence_level,
-        **both,
+        **{name: {"mean": one.value, "lower": one.low, "upper": one.high} for name, one in both.items()},
         "mean_length": float(played.length.double().mean()),
         "terminated_share": float(played.terminated.double().mean()),
     }

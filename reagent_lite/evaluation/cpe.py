@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from reagent_lite.config.evaluation import EvaluationConfig
-from reagent_lite.evaluation.overlap import Figure, Overlap, measure_overlap
+from reagent_lite.evaluation.interval import Interval
+from reagent_lite.evaluation.overlap import Overlap, measure_overlap
 from reagent_lite.evaluation.page import EvaluationPage, episode_groups, tables_of
 from reagent_lite.evaluation.verdict import Judgement, Verdict, judge_model, judge_weighted
 from reagent_lite.rl.bootstrap import percentile_interval, resamples
@@ -43,9 +44,9 @@ class Estimate:
     """
 
     name: str
-    figure: Figure
+    figure: Interval
     normalized: float
-    difference: Figure
+    difference: Interval
     verdict: Verdict
     reason: str
 
@@ -60,9 +61,9 @@ class Family:
         disagreement: the model's estimate minus the self-normalized weighted one.
     """
 
-    logged: Figure
+    logged: Interval
     estimates: tuple[Estimate, ...]
-    disagreement: Figure
+    disagreement: Interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,7 +222,7 @@ def _family(kind: _Kind, sums: Sums, overlap: Overlap, spread: float, config: Ev
 
 
 def _judgements(
-    kind: _Kind, figures: dict[str, Figure], overlap: Overlap, size: float, config: EvaluationConfig
+    kind: _Kind, figures: dict[str, Interval], overlap: Overlap, size: float, config: EvaluationConfig
 ) -> dict[str, Judgement]:
     judged = {
         name: judge_weighted(
@@ -239,9 +240,9 @@ def _judgements(
     return judged
 
 
-def _figure(samples: Tensor, level: float) -> Figure:
+def _figure(samples: Tensor, level: float) -> Interval:
     low, high = percentile_interval(samples[1:], level)
-    return Figure(value=float(samples[0]), low=low, high=high)
+    return Interval(value=float(samples[0]), low=low, high=high)
 
 
 def _spread(values: Tensor) -> float:

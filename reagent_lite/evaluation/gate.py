@@ -6,6 +6,7 @@ from typing import Any
 
 from reagent_lite.config.publish import PublishConfig
 from reagent_lite.errors import counted
+from reagent_lite.evaluation.interval import number
 from reagent_lite.evaluation.verdict import Verdict
 from reagent_lite.evaluation.withheld import WEIGHTED
 
@@ -72,10 +73,10 @@ def _judged(
         return False, f"{name} has no interval: {estimate['reason']}"
     if estimate["verdict"] == Verdict.DO_NOT_USE:
         return False, f"{name} is not to be used: {estimate['reason']}"
-    what = f"{name} is {estimate['figure']['value']:.4g}"
+    what = f"{name} is {number(estimate['figure']['value'])}"
     if condition.lower_bound_above == "logged":
-        what += f"; its difference to the logged policy is {estimate['difference']['value']:.4g} and"
+        what += f"; its difference to the logged policy is {number(estimate['difference']['value'])} and"
     else:
         what += " and"
     relation = "above" if lower > bound else "not above"
-    return lower > bound, f"{what} at least {lower:.4g}, {relation} {bound:.4g}"
+    return lower > bound, f"{what} at least {number(lower)}, {relation} {number(bound)}"

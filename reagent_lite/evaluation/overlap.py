@@ -5,6 +5,7 @@ from statistics import NormalDist
 
 import torch
 
+from reagent_lite.evaluation.interval import Interval
 from reagent_lite.evaluation.page import EvaluationPage
 from reagent_lite.rl.bootstrap import effective_sample_size, percentile_interval
 from reagent_lite.rl.sums import Sums, Table, effective_by_step, relative_at
@@ -12,19 +13,6 @@ from reagent_lite.rl.sums import Sums, Table, effective_by_step, relative_at
 # Discounted time that may lie beyond the step at which weights of whole episodes are judged.
 _TAIL = 0.05
 _CERTAIN = 1e-9
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    """A number and its bootstrap interval over episodes."""
-
-    value: float
-    low: float
-    high: float
-
-    def excludes(self, value: float) -> bool:
-        """Whether a value lies outside the interval; false where the interval is undefined."""
-        return value < self.low or value > self.high
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,14 +41,14 @@ class Overlap:
     num_rows: int
     num_episodes: int
     effective_rows: float
-    mean_weight: Figure
+    mean_weight: Interval
     largest_row_share: float
     unsupported_share: float
     horizon: int
     horizon_reached: int
     judged_step: int
     effective_episodes: float
-    mean_episode_weight: Figure
+    mean_episode_weight: Interval
     largest_episode_share: float
     effective_episodes_by_step: tuple[float, ...]
     mean_weight_by_step: tuple[float, ...]
@@ -88,7 +76,7 @@ def measure_overlap(
         num_rows=len(rows),
         num_episodes=len(relative),
         effective_rows=float(effective_sample_size(weight)),
-        mean_weight=Figure(value=float(means[0]), low=low, high=high),
+        mean_weight=Interval(value=float(means[0]), low=low, high=high),
         largest_row_share=_largest_share(weight),
         unsupported_share=float(unsupported.double().mean()),
         horizon=len(by_step),
@@ -103,14 +91,14 @@ def measure_overlap(
     )
 
 
-def _mean(mean: float, relative: torch.Tensor, level: float) -> Figure:
+def _mean(mean: float, relative: torch.Tensor, level: float) -> Interval:
     """Returns a mean of weights with its normal interval; only ratios of the weights need be representable, [n]."""
     if len(relative) < 2:
-        return Figure(value=mean, low=float("nan"), high=float("nan"))
+        return Interval(value=mean, low=float("nan"), high=float("nan"))
     share = float(relative.mean())
     error = mean * float(relative.std()) / (share * len(relative) ** 0.5) if share > 0 else 0.0
     half = NormalDist().inv_cdf((1 + level) / 2) * error
-    return Figure(value=mean, low=mean - half, high=mean + half)
+    return Interval(value=mean, low=mean - half, high=mean + half)
 
 
 def _judged_step(table: Table) -> int:

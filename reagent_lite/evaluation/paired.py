@@ -7,7 +7,7 @@ import torch
 
 from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.evaluation.cpe import CPEResult, Estimate, limit, table_of_rows
-from reagent_lite.evaluation.overlap import Figure
+from reagent_lite.evaluation.interval import UNDEFINED, Interval
 from reagent_lite.evaluation.page import EvaluationPage
 from reagent_lite.evaluation.verdict import Verdict
 from reagent_lite.rl.bootstrap import percentile_interval, resamples
@@ -26,7 +26,7 @@ class Difference:
     """
 
     name: str
-    figure: Figure
+    figure: Interval
     verdict: Verdict
     reason: str
 
@@ -78,9 +78,9 @@ def _sums(
 
 def _difference(one: Estimate, other: Estimate, samples: torch.Tensor, level: float) -> Difference:
     low, high = percentile_interval(samples[1:], level)
-    figure = Figure(value=float(samples[0]), low=low, high=high)
+    figure = Interval(value=float(samples[0]), low=low, high=high)
     if not (math.isfinite(one.figure.value) and math.isfinite(other.figure.value)):
-        figure = Figure(value=math.nan, low=math.nan, high=math.nan)
+        figure = UNDEFINED
     for verdict in (Verdict.DO_NOT_USE, Verdict.WIDE):
         for whose, estimate in (("model", one), ("against", other)):
             if estimate.verdict is verdict:

@@ -6,7 +6,7 @@ from typing import Any
 
 from reagent_lite.errors import counted
 from reagent_lite.evaluation.cpe import CPEResult, Estimate, OutcomeResult
-from reagent_lite.evaluation.overlap import Figure
+from reagent_lite.evaluation.interval import finite, number
 from reagent_lite.evaluation.page import EvaluationPage
 
 
@@ -57,9 +57,9 @@ def lines(result: CPEResult) -> list[str]:
     overlap = result.overlap
     text = [
         f"CPE on {counted(overlap.num_episodes, 'held-out episode')}, {counted(overlap.num_rows, 'row')}: "
-        f"{overlap.effective_episodes:.1f} effective episodes at step {overlap.judged_step}, "
-        f"mean weight {overlap.mean_weight.value:.3g}, {overlap.horizon_reached} of {overlap.horizon} steps reached; "
-        f"intervals at {result.level:.0%}"
+        f"{number(overlap.effective_episodes)} effective episodes at step {overlap.judged_step}, "
+        f"mean weight {number(overlap.mean_weight.value)}, "
+        f"{overlap.horizon_reached} of {overlap.horizon} steps reached; intervals at {result.level:.0%}"
     ]
     if result.num_episodes_left_out or result.num_rows_beyond_horizon:
         text.append(
@@ -74,24 +74,19 @@ def lines(result: CPEResult) -> list[str]:
 def _outcome_lines(outcome: OutcomeResult) -> list[str]:
     text: list[str] = []
     for unit, family in (("reward of a row", outcome.one_step), ("return of an episode", outcome.sequential)):
-        text.append(f"{outcome.name}, {unit}: logged {_interval(family.logged)}")
+        text.append(f"{outcome.name}, {unit}: logged {family.logged}")
         text += [_estimate_line(estimate) for estimate in family.estimates]
     return text
 
 
 def _estimate_line(estimate: Estimate) -> str:
-    ratio = f" = {estimate.normalized:.3g} x logged" if math.isfinite(estimate.normalized) else ""
-    figure = _interval(estimate.figure)
-    return f"  {estimate.name}: {figure}{ratio}; {estimate.verdict}: {estimate.reason}"
-
-
-def _interval(figure: Figure) -> str:
-    return f"{figure.value:.4g} ({figure.low:.4g} to {figure.high:.4g})"
+    ratio = f" = {number(estimate.normalized)} x logged" if math.isfinite(estimate.normalized) else ""
+    return f"  {estimate.name}: {estimate.figure}{ratio}; {estimate.verdict}: {estimate.reason}"
 
 
 def _clean(value: Any) -> Any:
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
+        return finite(value)
     if isinstance(value, dict):
         return {key: _clean(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

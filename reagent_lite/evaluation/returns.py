@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from reagent_lite.evaluation.interval import Interval
 from reagent_lite.rl.bootstrap import percentile_interval
 from reagent_lite.rl.bootstrap import resamples as draw_resamples
 from reagent_lite.sim.env import Policy, VectorEnv
@@ -32,15 +33,6 @@ class Returns:
     discounted: Tensor
     length: Tensor
     terminated: Tensor
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
-    """A mean over episodes and its interval."""
-
-    mean: float
-    lower: float
-    upper: float
 
 
 @torch.no_grad()
@@ -107,13 +99,13 @@ def _values(env: VectorEnv, policy: Policy, asked: Tensor) -> Tensor:
     return values.new_zeros(env.num_envs, values.shape[1]).index_copy_(0, asked, values)
 
 
-def estimate(samples: Tensor, *, level: float, resamples: int, seed: int) -> Estimate:
+def estimate(samples: Tensor, *, level: float, resamples: int, seed: int) -> Interval:
     """Returns the mean of episodes' results [E] with its percentile bootstrap interval; see `estimates`."""
     (found,) = estimates(samples.unsqueeze(1), level=level, resamples=resamples, seed=seed)
     return found
 
 
-def estimates(samples: Tensor, *, level: float, resamples: int, seed: int) -> tuple[Estimate, ...]:
+def estimates(samples: Tensor, *, level: float, resamples: int, seed: int) -> tuple[Interval, ...]:
     """Returns the means of the columns of episodes' results [E, C], all on the same resamples of episodes.
 
     Intervals by the percentile bootstrap: they reach no further than what episodes earn, and ask for no normal returns.
@@ -126,6 +118,5 @@ def estimates(samples: Tensor, *, level: float, resamples: int, seed: int) -> tu
     means = first + sums / len(values)
     bounds = (percentile_interval(column, level) for column in means[1:].T)
     return tuple(
-        Estimate(mean=mean, lower=lower, upper=upper)
-        for mean, (lower, upper) in zip(means[0].tolist(), bounds, strict=True)
+        Interval(value=mean, low=low, high=high) for mean, (low, high) in zip(means[0].tolist(), bounds, strict=True)
     )

@@ -4,7 +4,8 @@ import math
 from enum import StrEnum
 
 from reagent_lite.errors import counted
-from reagent_lite.evaluation.overlap import Figure, Overlap
+from reagent_lite.evaluation.interval import Interval, number
+from reagent_lite.evaluation.overlap import Overlap
 
 # An interval wider than this share of the figure's own size does not tell policies apart.
 _WIDE_SHARE = 0.5
@@ -30,7 +31,7 @@ Judgement = tuple[Verdict, str]
 
 
 def judge_weighted(
-    figure: Figure, overlap: Overlap, *, sequential: bool, scale: float, min_effective: float
+    figure: Interval, overlap: Overlap, *, sequential: bool, scale: float, min_effective: float
 ) -> Judgement:
     """Judges an estimate that weights logged outcomes.
 
@@ -68,7 +69,7 @@ def judge_weighted(
     return episodes or _by_width(figure, scale) or trusted
 
 
-def judge_model(figure: Figure, overlap: Overlap, *, check: Figure, check_verdict: Verdict) -> Judgement:
+def judge_model(figure: Interval, overlap: Overlap, *, check: Interval, check_verdict: Verdict) -> Judgement:
     """Judges an estimate that rests on a fitted model alone, by a weighted estimate of the same quantity.
 
     Resampling episodes does not show a model's error, so its interval, however narrow, is never called trustworthy.
@@ -80,14 +81,14 @@ def judge_model(figure: Figure, overlap: Overlap, *, check: Figure, check_verdic
     if check.excludes(figure.value):
         beyond = f"; {overlap.cut_share:.0%} of episodes are cut, only the model counts what follows"
         return Verdict.DO_NOT_USE, (
-            f"the model says {figure.value:.4g}, outside the weighted estimate's interval "
-            f"{check.low:.4g} to {check.high:.4g}{beyond if overlap.cut_share else ''}"
+            f"the model says {number(figure.value)}, outside the weighted estimate's interval "
+            f"{number(check.low)} to {number(check.high)}{beyond if overlap.cut_share else ''}"
         )
     if check_verdict is Verdict.WIDE:
         return Verdict.WIDE, "agrees with the weighted estimate, which is wide itself"
     return Verdict.WIDE, (
-        f"agrees with the weighted estimate, {check.low:.4g} to {check.high:.4g}; its own interval leaves out the "
-        "model's error"
+        f"agrees with the weighted estimate, {number(check.low)} to {number(check.high)}; "
+        "its own interval leaves out the model's error"
     )
 
 
@@ -111,7 +112,7 @@ def _size(weight: float) -> str:
     return f"{weight:.3g}" if weight > 0 else "0, or too small for a number,"
 
 
-def _undefined(figure: Figure, overlap: Overlap) -> Judgement | None:
+def _undefined(figure: Interval, overlap: Overlap) -> Judgement | None:
     if overlap.num_episodes < 2:
         return Verdict.DO_NOT_USE, "one episode has no interval"
     if not all(map(math.isfinite, (figure.value, figure.low, figure.high))):
@@ -119,8 +120,8 @@ def _undefined(figure: Figure, overlap: Overlap) -> Judgement | None:
     return None
 
 
-def _by_width(figure: Figure, scale: float) -> Judgement | None:
+def _by_width(figure: Interval, scale: float) -> Judgement | None:
     width = figure.high - figure.low
     if width > _WIDE_SHARE * scale:
-        return Verdict.WIDE, f"the interval is {width:.4g} wide where figures are of size {scale:.4g}"
+        return Verdict.WIDE, f"the interval is {number(width)} wide where figures are of size {number(scale)}"
     return None

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Final
 
 from reagent_lite.evaluation.cpe import CPEResult, Estimate, Family
-from reagent_lite.evaluation.overlap import Figure
+from reagent_lite.evaluation.interval import UNDEFINED
 from reagent_lite.evaluation.verdict import Verdict
 from reagent_lite.rl.estimators import ESTIMATORS
 
@@ -16,8 +16,6 @@ WEIGHTS_ALONE: Final = (
 )  # fmt: skip
 WEIGHTED: Final = tuple(name for name in ESTIMATORS if name not in MODEL_ALONE)
 MODELLED: Final = tuple(name for name in ESTIMATORS if name not in WEIGHTS_ALONE)
-
-_UNDEFINED: Final = Figure(value=math.nan, low=math.nan, high=math.nan)
 
 
 def withhold(result: CPEResult, reasons: dict[str, str]) -> CPEResult:
@@ -34,7 +32,7 @@ def withhold(result: CPEResult, reasons: dict[str, str]) -> CPEResult:
     def of_estimate(estimate: Estimate) -> Estimate:
         reason = reasons.get(estimate.name)
         if reason is not None:
-            return replace(estimate, figure=_UNDEFINED, normalized=math.nan, difference=_UNDEFINED,
+            return replace(estimate, figure=UNDEFINED, normalized=math.nan, difference=UNDEFINED,
                            verdict=Verdict.DO_NOT_USE, reason=reason)  # fmt: skip
         if unchecked and math.isfinite(estimate.figure.low):
             why = "the model cannot be checked against the log: there are no weighted estimates"
@@ -44,7 +42,7 @@ def withhold(result: CPEResult, reasons: dict[str, str]) -> CPEResult:
     def of_family(family: Family) -> Family:
         estimates = tuple(map(of_estimate, family.estimates))
         known = not unchecked and estimates[0].name not in reasons
-        return replace(family, estimates=estimates, disagreement=family.disagreement if known else _UNDEFINED)
+        return replace(family, estimates=estimates, disagreement=family.disagreement if known else UNDEFINED)
 
     outcomes = tuple(
         replace(outcome, one_step=of_family(outcome.one_step), sequential=of_family(outcome.sequential))

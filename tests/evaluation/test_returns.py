@@ -109,14 +109,14 @@ def test_the_interval_is_that_of_the_mean() -> None:
     samples = torch.linspace(0, 10, 500, dtype=torch.float64)
     result = estimate(samples, level=0.95, resamples=2000, seed=0)
     half = 1.96 * float(samples.std()) / 500**0.5
-    assert result.mean == pytest.approx(5.0)
-    assert result.lower == pytest.approx(5 - half, abs=0.05)
-    assert result.upper == pytest.approx(5 + half, abs=0.05)
+    assert result.value == pytest.approx(5.0)
+    assert result.low == pytest.approx(5 - half, abs=0.05)
+    assert result.high == pytest.approx(5 + half, abs=0.05)
 
 
 def test_returns_that_never_differ_have_no_width() -> None:
     result = estimate(torch.full((20,), 200.0), level=0.95, resamples=200, seed=0)
-    assert (result.mean, result.lower, result.upper) == (200.0, 200.0, 200.0)
+    assert (result.value, result.low, result.high) == (200.0, 200.0, 200.0)
 
 
 def test_columns_are_resampled_together() -> None:
@@ -126,12 +126,12 @@ def test_columns_are_resampled_together() -> None:
     other[7] += 5.0
     first, second, third = estimates(torch.stack((one, other, other - one), 1), level=0.9, resamples=500, seed=1)
     assert first == estimate(one, level=0.9, resamples=500, seed=1)
-    assert second.mean == pytest.approx(5.1)
+    assert second.value == pytest.approx(5.1)
     # that episode is drawn 0 to 3 times or so, Poisson with mean 1: 0 to 3 times 5 / 50
-    assert (third.mean, third.lower) == (pytest.approx(0.1), 0.0)
-    assert third.upper == pytest.approx(0.3)
+    assert (third.value, third.low) == (pytest.approx(0.1), 0.0)
+    assert third.high == pytest.approx(0.3)
 
 
 def test_equal_returns_of_many_digits_have_no_width() -> None:
     result = estimate(torch.full((1000,), 86.60203251420378, dtype=torch.float64), level=0.95, resamples=300, seed=0)
-    assert result.lower == result.mean == result.upper == 86.60203251420378
+    assert result.low == result.value == result.high == 86.60203251420378

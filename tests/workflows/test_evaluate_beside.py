@@ -11,7 +11,7 @@ from oracles import gridworld
 from oracles.logs import write_lines
 from oracles.played import gridworld_log, played, world
 
-from reagent_lite.evaluation.returns import Estimate
+from reagent_lite.evaluation.interval import UNDEFINED
 from workflows.evaluating import Evaluated
 from workflows.evaluating_beside import Beside, Counted, beside
 from workflows.evaluating_simulation import RANDOM, Played, PlayedPolicy
@@ -58,9 +58,8 @@ def test_what_cannot_be_held_against_each_other(tmp_path: Path, grid_log: Path) 
 
 def judged(cut: float = 0.0, **counted: Any) -> Beside:
     """A log of up to 100 steps an episode beside up to 150 played ones, which are cut at 200; gamma 0.99."""
-    nothing = Estimate(mean=0.0, lower=0.0, upper=0.0)
     model, random = (
-        PlayedPolicy(key=key, total=nothing, discounted=nothing, length=50.0, cut_share=share)
+        PlayedPolicy(key=key, total=UNDEFINED, discounted=UNDEFINED, length=50.0, cut_share=share)
         for key, share in (("model", cut), (RANDOM, 1.0))
     )
     game = Played(env="x", parameters={}, time_limit=200, episodes=10, longest=150, policies=(model, random),

@@ -55,10 +55,10 @@ def replayed(config: WorkflowConfig, model: str, *, parametric: bool) -> dict[st
     settings = {"level": 0.95, "resamples": 200, "seed": config.seed}
     total, discounted = estimate(result.total, **settings), estimate(result.discounted, **settings)
     return {
-        "simulation/return/mean": total.mean,
-        "simulation/return/lower": total.lower,
-        "simulation/discounted_return/mean": discounted.mean,
-        "simulation/discounted_return/upper": discounted.upper,
+        "simulation/return/mean": total.value,
+        "simulation/return/lower": total.low,
+        "simulation/discounted_return/mean": discounted.value,
+        "simulation/discounted_return/upper": discounted.high,
         "simulation/length/mean": float(result.length.double().mean()),
     }
 

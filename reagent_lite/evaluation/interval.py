@@ -1,0 +1,70 @@
+"""A figure with its interval, and how figures are written in log lines, the report page, the model card and JSON."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """A figure and the ends of its interval; NaN where one is undefined."""
+
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def read(cls, document: Mapping[str, float | None]) -> "Interval":
+        """Returns the interval that `json` gave."""
+        ends = {key: document[key] for key in ("value", "low", "high")}
+        return cls(**{key: math.nan if end is None else end for key, end in ends.items()})
+
+    def json(self) -> dict[str, float | None]:
+        """Returns value, low and high, null where one is undefined."""
+        return {"value": finite(self.value), "low": finite(self.low), "high": finite(self.high)}
+
+    def tags(self, name: str) -> dict[str, float]:
+        """Returns the interval as TensorBoard tags: `{name}/mean`, `/lower` and `/upper`."""
+        return {f"{name}/mean": self.value, f"{name}/lower": self.low, f"{name}/upper": self.high}
+
+    @property
+    def defined(self) -> bool:
+        """Whether the figure and both ends are finite."""
+        return all(map(math.isfinite, (self.value, self.low, self.high)))
+
+    @property
+    def side(self) -> int:
+        """1 or -1 where the whole interval lies above or below 0, else 0."""
+        return int(self.low > 0) - int(self.high < 0)
+
+    def excludes(self, value: float) -> bool:
+        """Whether a value lies outside the interval; false where the interval is undefined."""
+        return value < self.low or value > self.high
+
+    def __str__(self) -> str:
+        if not math.isfinite(self.value):
+            return number(self.value)
+        return f"{number(self.value)} ({number(self.low)} to {number(self.high)})"
+
+
+UNDEFINED: Final = Interval(value=math.nan, low=math.nan, high=math.nan)
+
+
+def finite(value: float | None) -> float | None:
+    """Returns a figure as JSON holds it: null in place of NaN and infinity."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def number(value: float | None) -> str:
+    """Returns a figure to four digits, "–" where it is undefined."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    if value == int(value) and abs(value) < 1e6:
+        return f"{int(value):,}"
+    return f"{value:,.0f}" if 1e3 <= abs(value) < 1e7 else f"{value:.4g}"
+
+
+def percent(share: float | None) -> str:
+    """Returns a share as a percentage, "–" where it is undefined."""
+    return "–" if share is None or not math.isfinite(share) else f"{share:.2%}"
