@@ -17,7 +17,7 @@ from reagent_lite.algorithms.cpe_heads import (
     fit_heads,
 )
 from reagent_lite.config.evaluate import EvaluateConfig
-from reagent_lite.data.copy.lists import mix
+from reagent_lite.data.rows.hashes import mix
 from reagent_lite.data.sampling.source import rows_in_order
 from reagent_lite.errors import counted
 from reagent_lite.evaluation.cpe import CPEResult, evaluate_page

@@ -29,8 +29,8 @@ from reagent_lite.algorithms.cpe_heads import (
 )
 from reagent_lite.algorithms.dqn import DQN
 from reagent_lite.config import WorkflowConfig
-from reagent_lite.data.copy.lists import mix
 from reagent_lite.data.copy.training_copy import give_back_memory
+from reagent_lite.data.rows.hashes import mix
 from reagent_lite.data.sampling.plan import ReadPlan, apportion
 from reagent_lite.data.sampling.source import LoggedSource, rows_in_order
 from reagent_lite.distributed.group import Group

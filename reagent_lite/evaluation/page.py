@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from reagent_lite.data.rows.hashes import mix
 from reagent_lite.rl.episodes import Episodes
 from reagent_lite.rl.td import chosen, expected_value
 from reagent_lite.types import Actions, TransitionBatch
@@ -194,14 +195,9 @@ def held_out(episode_hash: NDArray[np.uint64], share: float) -> NDArray[np.bool_
     """Returns which rows are scored, [N], so that an episode lies wholly on one side.
 
     About `share` of the episodes are true; all others are for fitting. The choice depends on the hash alone, and the
-    hash is mixed first (the finalizer of SplitMix64; Steele, Lea & Flood 2014), so that it is independent of any other
-    split by the same hash, and equal on every process.
+    hash is mixed first, so that it is independent of any other split by the same hash, and equal on every process.
     """
-    z = episode_hash.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    z = z ^ (z >> np.uint64(31))
-    return np.asarray((z >> np.uint64(11)).astype(np.float64) < share * 2.0**53)
+    return np.asarray((mix(episode_hash.astype(np.uint64)) >> np.uint64(11)).astype(np.float64) < share * 2.0**53)
 
 
 def _tables_of(page: EvaluationPage, gamma: float, targets: range) -> tuple[Episodes, ...]:

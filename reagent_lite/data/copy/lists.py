@@ -13,18 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reagent_lite.data.copy.spool import ColumnSpool, MatrixSpool, NpyWriter
+from reagent_lite.data.rows.hashes import Hashes, mix
 from reagent_lite.data.rows.transitions import Lists
 
-Hashes = NDArray[np.uint64]
 N = TypeVar("N", np.int64, np.uint64)
-
-
-def mix(values: Hashes) -> Hashes:
-    """The finalizer of SplitMix64 (Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators")."""
-    values = values + np.uint64(0x9E3779B97F4A7C15)
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
 
 
 def list_hashes(lists: Lists) -> tuple[Hashes, Hashes]:
