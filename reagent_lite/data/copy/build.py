@@ -18,8 +18,8 @@ from reagent_lite.data.copy.lists import ListSpool, share, write_candidates
 from reagent_lite.data.copy.order import find_order
 from reagent_lite.data.copy.place import Seals
 from reagent_lite.data.copy.spool import ColumnSpool, K, Keys, MatrixReader, MatrixSpool, NpyWriter, chunks
+from reagent_lite.data.formats.blocks import Block, Position
 from reagent_lite.data.formats.files import InputFile
-from reagent_lite.data.formats.jsonl import Block, Position
 from reagent_lite.data.formats.reading import read_blocks
 from reagent_lite.data.formats.schema import KNOWN_COLUMNS, MAX_PROBLEMS, TIMELINE_COLUMNS, any_true
 from reagent_lite.data.rows.discrete import discrete_rows

@@ -1,19 +1,15 @@
 """What can be known of logged data without reading all of it: files, rows by their own word, the first rows parsed."""
 
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet
-
 from reagent_lite.data.copy.place import Manifest, candidate_folders, read_manifest
+from reagent_lite.data.formats.arrow import opened_parquet
+from reagent_lite.data.formats.blocks import Block, Position
 from reagent_lite.data.formats.files import InputFile, local_path
-from reagent_lite.data.formats.jsonl import Block, Position
-from reagent_lite.data.formats.parquet import checked_block, require_each_once
 from reagent_lite.data.formats.reading import READERS
-from reagent_lite.data.formats.schema import KNOWN_COLUMNS, MAX_PROBLEMS
+from reagent_lite.data.formats.schema import MAX_PROBLEMS
 from reagent_lite.data.formats.stage import data_files
 from reagent_lite.data.rows.columns import Faults, column_of, flags
 from reagent_lite.data.rows.discrete import discrete_rows, has_numerals_of_others
@@ -21,8 +17,6 @@ from reagent_lite.data.rows.events import EventReader
 from reagent_lite.data.rows.parametric import parametric_rows
 from reagent_lite.data.rows.transitions import require_columns
 from reagent_lite.errors import DataError, Problem
-
-_PARQUET_ROWS = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +69,7 @@ def rows_by_metadata(files: tuple[InputFile, ...]) -> int | None:
         return None
     total = 0
     for file in files:
-        with _parquet(file) as parquet:
+        with opened_parquet(file) as parquet:
             total += int(parquet.metadata.num_rows)
     return total
 
@@ -145,26 +139,6 @@ def _first_events(block: Block, actions: tuple[str, ...] | None) -> FirstRows:
 
 
 def _first_block(file: InputFile, number: int) -> Block | None:
-    if file.extension != ".parquet" or file.compression:
-        with closing(READERS[file.extension](file, number, Position())) as blocks:  # type: ignore[type-var]
-            parse = next(blocks, None)
-            return None if parse is None else parse()
-    # the reader of whole files takes their sha256 beside, which is as long as reading them
-    with _parquet(file) as parquet:
-        require_each_once(parquet.schema_arrow.names, file)
-        wanted = [name for name in parquet.schema_arrow.names if name in KNOWN_COLUMNS]
-        batch = next(parquet.iter_batches(_PARQUET_ROWS, columns=wanted), None)
-    if batch is None:
-        return None
-    table = pa.table(batch.columns, schema=batch.schema.remove_metadata())
-    return checked_block(file, number, table, batch.num_rows)
-
-
-@contextmanager
-def _parquet(file: InputFile) -> Iterator[pa.parquet.ParquetFile]:
-    with file.open() as stream:
-        try:
-            yield pa.parquet.ParquetFile(stream, pre_buffer=False)
-        except (pa.ArrowException, OSError) as error:
-            got = "one that ends early or is damaged: " + str(error).strip().split("\n")[0]
-            raise DataError(Problem(file.path, "a complete Parquet file", got, "Copy the file again")) from error
+    with closing(READERS[file.extension](file, number, Position())) as blocks:  # type: ignore[type-var]
+        parse = next(blocks, None)
+        return None if parse is None else parse()

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from reagent_lite.data.features.hash_sample import Hashes, HashSample, Sample, row_hashes
 from reagent_lite.data.features.normalization import MISSING
 from reagent_lite.data.features.statistics import SMALLEST_STDDEV, Floats, Moments
+from reagent_lite.data.formats.blocks import Block, Position
 from reagent_lite.data.formats.files import InputFile
-from reagent_lite.data.formats.jsonl import Block, Position
 from reagent_lite.data.formats.reading import read_blocks
 from reagent_lite.data.formats.schema import MAX_PROBLEMS, nearest, valid_rows
 from reagent_lite.data.rows.columns import (

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reagent_lite.data.features.normalization import mix
-from reagent_lite.data.formats.jsonl import Block
+from reagent_lite.data.formats.blocks import Block
 from reagent_lite.data.rows.columns import Faults, Mask, column_of, integers, strings
 from reagent_lite.data.rows.parametric import aligned
 from reagent_lite.data.rows.transitions import FeatureMatrix

@@ -27,9 +27,10 @@ import pyarrow.csv
 from numpy.typing import NDArray
 
 from reagent_lite.data.formats import jsonl
+from reagent_lite.data.formats.blocks import Block, Position
 from reagent_lite.data.formats.csv_records import BlockSize, cells_of, lines_of, whole_records
 from reagent_lite.data.formats.files import ByteStream, InputFile
-from reagent_lite.data.formats.jsonl import Block, Position, in_doubt, parse_with_arrow, table_of
+from reagent_lite.data.formats.jsonl import in_doubt, parse_with_arrow, table_of
 from reagent_lite.data.formats.jsonl_fast import FastParser
 from reagent_lite.data.formats.schema import KNOWN_COLUMNS, MAX_PROBLEMS, valid_rows
 from reagent_lite.errors import DataError, Problem

@@ -76,6 +76,12 @@ class InputFile:
             raise DataError(Problem(self.path, "a readable file", f"{type(error).__name__}: {error}")) from error
 
 
+def sha256_of(file: InputFile) -> str:
+    """Returns the sha256 of a file's stored bytes."""
+    with file.open() as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
+
+
 def local_path(path: str) -> str:
     """Returns `path` as an absolute local path with `~` expanded, or an allow-listed URL unchanged.
 

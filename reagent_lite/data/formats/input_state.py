@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from reagent_lite.data.formats.files import InputFile
-from reagent_lite.data.formats.parquet import sha256_of
+from reagent_lite.data.formats.files import InputFile, sha256_of
 
 
 @dataclass(frozen=True, slots=True)

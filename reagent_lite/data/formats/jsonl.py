@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.json
 from numpy.typing import NDArray
 
+from reagent_lite.data.formats.blocks import Block, Position
 from reagent_lite.data.formats.files import ByteStream, InputFile
 from reagent_lite.data.formats.jsonl_fast import FastParser
 from reagent_lite.data.formats.lines import LineReader, Lines
@@ -45,42 +46,6 @@ DENSE_BLOCK_BYTES = 1 << 24
 # What is compared stays in the cache.
 PIECE_BYTES = 1 << 18
 _SPACED_COMMA = re.compile(rb",[ \t\r\n]+[]}]")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
-    """Some rows of one file.
-
-    Attributes:
-        file: where they are from.
-        file_number: its place in the input.
-        table: n rows as Arrow columns.
-        lines: [n] line in the file (Parquet: row), from 1.
-    """
-
-    file: InputFile
-    file_number: int
-    table: pa.Table
-    lines: NDArray[np.int64]
-
-    def where(self, row: int) -> str:
-        """Returns "file:line" of a row of the block."""
-        return f"{self.file.path}:{int(self.lines[row])}"
-
-
-@dataclass(slots=True)
-class Position:
-    """How far one file has been read: stored bytes, and their sha256 once all are.
-
-    Attributes:
-        bytes_in_all: of the whole input.
-        threads: how many parse its blocks.
-    """
-
-    bytes_read: int = 0
-    sha256: str = ""
-    bytes_in_all: int = 0
-    threads: int = 1
 
 
 def read_json_lines(file: InputFile, number: int, position: Position) -> Iterator[Callable[[], Block]]:

@@ -24,9 +24,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from reagent_lite.data.formats.files import MINARI_DESCRIPTION, InputFile
-from reagent_lite.data.formats.jsonl import Block, Position
-from reagent_lite.data.formats.parquet import BLOCK_VALUES, sha256_of
+from reagent_lite.data.formats.arrow import BLOCK_VALUES
+from reagent_lite.data.formats.blocks import Block, Position
+from reagent_lite.data.formats.files import MINARI_DESCRIPTION, InputFile, sha256_of
 from reagent_lite.data.formats.schema import from_indices
 from reagent_lite.errors import DataError, Problem
 from reagent_lite.strict_json import parse_json

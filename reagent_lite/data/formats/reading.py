@@ -16,16 +16,15 @@ from typing import TypeVar
 
 import pyarrow as pa
 
+from reagent_lite.data.formats.arrow import read_ipc, read_parquet
+from reagent_lite.data.formats.blocks import Block, Position, Reader
 from reagent_lite.data.formats.csv import read_csv
 from reagent_lite.data.formats.files import MINARI, InputFile, list_input
-from reagent_lite.data.formats.ipc import read_ipc
-from reagent_lite.data.formats.jsonl import Block, Position, read_json_lines
+from reagent_lite.data.formats.jsonl import read_json_lines
 from reagent_lite.data.formats.minari import read_minari
-from reagent_lite.data.formats.parquet import read_parquet
 from reagent_lite.errors import DataError, NoRowsError, Problem, counted
 
 T = TypeVar("T")
-Reader = Callable[[InputFile, int, Position], Iterator[Callable[[], Block]]]
 # Each thread holds about 60 MB of a block in its various forms.
 MOST_THREADS = 8
 

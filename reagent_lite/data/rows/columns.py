@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from reagent_lite.data.formats.jsonl import Block
+from reagent_lite.data.formats.blocks import Block
 from reagent_lite.data.formats.schema import MAX_PROBLEMS, filled, is_text, to_numpy, valid_rows
 from reagent_lite.errors import DataError, Problem
 

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from reagent_lite.data.formats.jsonl import Block
+from reagent_lite.data.formats.blocks import Block
 from reagent_lite.data.formats.schema import any_true
 from reagent_lite.data.rows.columns import (
     Column,

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from reagent_lite.data.formats.jsonl import Block
+from reagent_lite.data.formats.blocks import Block
 from reagent_lite.data.formats.schema import any_true, valid_rows
 from reagent_lite.data.rows.columns import (
     Column,

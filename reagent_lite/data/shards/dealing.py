@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from reagent_lite.data.formats.files import InputFile, list_input
+from reagent_lite.data.formats.files import InputFile, list_input, sha256_of
 from reagent_lite.data.formats.input_state import states_of
-from reagent_lite.data.formats.parquet import sha256_of
 from reagent_lite.data.formats.reading import num_threads
 from reagent_lite.data.formats.stage import StageManifest, data_files, left_out, read_manifest, write_manifest
 from reagent_lite.data.shards.groups import cut_by_groups

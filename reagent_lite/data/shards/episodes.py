@@ -11,8 +11,8 @@ import pyarrow.parquet
 from numpy.typing import NDArray
 
 from reagent_lite.data.copy.spool import chunks
+from reagent_lite.data.formats.blocks import Block
 from reagent_lite.data.formats.files import InputFile
-from reagent_lite.data.formats.jsonl import Block
 from reagent_lite.data.formats.schema import filled, is_text, to_numpy
 from reagent_lite.data.rows.columns import Faults, column_of, strings
 from reagent_lite.data.shards.parquet_groups import damaged

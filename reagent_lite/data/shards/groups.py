@@ -13,8 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet
 
-from reagent_lite.data.formats.files import InputFile
-from reagent_lite.data.formats.parquet import sha256_of
+from reagent_lite.data.formats.files import InputFile, sha256_of
 from reagent_lite.data.formats.reading import num_threads
 from reagent_lite.data.shards.parquet_groups import (
     Footer,

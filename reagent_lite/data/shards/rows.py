@@ -25,9 +25,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet
 from numpy.typing import NDArray
 
-from reagent_lite.data.formats.files import InputFile
-from reagent_lite.data.formats.jsonl import Block, Position
-from reagent_lite.data.formats.parquet import sha256_of
+from reagent_lite.data.formats.blocks import Block, Position
+from reagent_lite.data.formats.files import InputFile, sha256_of
 from reagent_lite.data.formats.reading import ALL_COLUMNS, num_threads, read_blocks
 from reagent_lite.data.formats.schema import from_indices, is_text, merge_fields
 from reagent_lite.data.shards.episodes import Episodes, ids_of

@@ -21,8 +21,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet
 
+from reagent_lite.data.formats.blocks import Position
 from reagent_lite.data.formats.files import InputFile
-from reagent_lite.data.formats.jsonl import Position
 from reagent_lite.data.formats.reading import ALL_COLUMNS, num_threads, read_blocks
 from reagent_lite.data.rows.events import PROPENSITIES, EventReader, require_event_columns, schema, type_of
 from reagent_lite.data.timeline.dialects import DuckDBDialect

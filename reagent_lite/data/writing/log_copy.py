@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from reagent_lite.data.formats.blocks import Block, Position
 from reagent_lite.data.formats.files import InputFile
-from reagent_lite.data.formats.jsonl import Block, Position
 from reagent_lite.data.formats.reading import ALL_COLUMNS, read_blocks
 from reagent_lite.data.writing.event_log import table_writer
 from reagent_lite.data.writing.minari import MinariForm, MinariWriter, ids_in

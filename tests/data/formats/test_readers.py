@@ -23,8 +23,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from reagent_lite.data.formats import jsonl
+from reagent_lite.data.formats.blocks import Position
 from reagent_lite.data.formats.files import list_input, local_path, not_read
-from reagent_lite.data.formats.jsonl import Position, parse_with_arrow, parse_with_python, table_of
+from reagent_lite.data.formats.jsonl import parse_with_arrow, parse_with_python, table_of
 from reagent_lite.data.formats.jsonl_fast import FastParser
 from reagent_lite.data.formats.reading import READERS, read_blocks, read_tables
 from reagent_lite.data.formats.schema import TEXT_METADATA

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.data.formats import jsonl
+from reagent_lite.data.formats.blocks import Block, Position
 from reagent_lite.data.formats.csv_records import cells_of
 from reagent_lite.data.formats.files import list_input
-from reagent_lite.data.formats.jsonl import Block, Position
 from reagent_lite.data.formats.reading import ALL_COLUMNS, read_blocks, read_tables
 from reagent_lite.errors import DataError, NoRowsError
 

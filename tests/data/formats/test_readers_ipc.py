@@ -14,9 +14,9 @@ import pyarrow.feather
 import pytest
 
 from reagent_lite.data.copy.training_copy import prepare_training_copy
-from reagent_lite.data.formats import ipc as readers_ipc
+from reagent_lite.data.formats import arrow
+from reagent_lite.data.formats.blocks import Block, Position
 from reagent_lite.data.formats.files import list_input
-from reagent_lite.data.formats.jsonl import Block, Position
 from reagent_lite.data.formats.reading import ALL_COLUMNS, read_blocks, read_tables
 from reagent_lite.errors import DataError, NoRowsError
 
@@ -63,7 +63,7 @@ def test_rows_lines_and_unknown_columns(tmp_path: Path, make: Callable[..., Any]
 def test_a_large_batch_becomes_many_blocks(
     tmp_path: Path, make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(readers_ipc, "BLOCK_VALUES", 40)
+    monkeypatch.setattr(arrow, "BLOCK_VALUES", 40)
     blocks = blocks_of(written(tmp_path, data_of(TABLE, make, rows=30)))
     assert len(blocks) > 3
     assert [row for block in blocks for row in block.table.to_pylist()] == TABLE.to_pylist()
@@ -124,7 +124,7 @@ def test_damage_is_told_or_is_in_the_numbers(tmp_path: Path, number: int) -> Non
     [
         ("x.arrow", b"FEA1" + bytes(40), "got Feather version 1. Write it again as version 2"),
         ("x.feather", b"state_features,reward\n1,2\n", "got one that ends early or is damaged"),
-        ("x.arrow.gz", b"", "expected an Arrow IPC file as it is, got one packed as .gz"),
+        ("x.arrow.gz", b"", "expected an uncompressed Arrow IPC file, got one packed as .gz"),
         ("x.arrow", data_of(TABLE, pa.ipc.new_stream) * 2, "another stream, or other data, follows its end"),
         ("x.arrow", data_of(pa.Table.from_arrays([pa.array([1])] * 2, names=["a", "a"]), pa.ipc.new_file),
          "expected each column once, got 'a' more than once"),

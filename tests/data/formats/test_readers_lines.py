@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from reagent_lite.data.formats import jsonl
 from reagent_lite.data.formats import lines as lines_module
+from reagent_lite.data.formats.blocks import Position
 from reagent_lite.data.formats.files import ByteStream, Fill, list_input
-from reagent_lite.data.formats.jsonl import Position
 from reagent_lite.data.formats.lines import LineReader
 from reagent_lite.data.formats.reading import READERS
 from reagent_lite.errors import DataError

@@ -15,8 +15,8 @@ import pytest
 from oracles.events import make
 from oracles.events import read as transitions
 
+from reagent_lite.data.formats.blocks import Block
 from reagent_lite.data.formats.files import InputFile
-from reagent_lite.data.formats.jsonl import Block
 from reagent_lite.data.formats.schema import TEXT_METADATA
 from reagent_lite.data.rows.events import EventReader, type_of
 from reagent_lite.errors import DataError

@@ -1,0 +1,225 @@
+"""Parquet and Arrow IPC as blocks; the "line" of a row is its number in the file, from 1.
+
+IPC is read as a file (Feather version 2 is one) or a stream. Memory is that of a record batch as stored, and blocks are
+parts of it. Every block is validated before anything looks into it, since offsets of a damaged file may lead outside
+its memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import IO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet
+
+from reagent_lite.data.formats.blocks import Block, Position
+from reagent_lite.data.formats.files import InputFile, sha256_of
+from reagent_lite.data.formats.schema import KNOWN_COLUMNS, filled, valid_rows
+from reagent_lite.errors import DataError, Problem
+
+BLOCK_VALUES = 1 << 19
+"""Leaf values of a block, keys of maps among them: some 4 MB per array made on the way."""
+PARQUET, IPC = "Parquet", "Arrow IPC"
+_FILE_MAGIC, _FEATHER_1_MAGIC = b"ARROW1", b"FEA1"
+_END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
+# Damaged lengths ask for any amount of memory.
+_DAMAGED = (pa.ArrowException, OSError, ValueError, EOFError, MemoryError)
+
+
+def read_parquet(
+    file: InputFile, number: int, position: Position, columns: Collection[str] | None = KNOWN_COLUMNS
+) -> Iterator[Callable[[], Block]]:
+    """Yields the rows of a Parquet file in blocks.
+
+    Args:
+        file: the Parquet file; it must not be packed as a whole.
+        number: the file's place in the input.
+        position: kept up to date with what has been read.
+        columns: those that are read; of others only the names are kept. None reads all.
+
+    Raises:
+        DataError: no Parquet file, one that ends early, a column twice, or text that is not UTF-8.
+    """
+    with opened_parquet(file) as parquet:
+        names = parquet.schema_arrow.names
+        wanted = [name for name in names if columns is None or name in columns]
+        total, row = parquet.metadata.num_rows, 0
+        for batch in parquet.iter_batches(_rows_of_block(parquet.metadata), columns=wanted):
+            row += batch.num_rows
+            position.bytes_read = file.size * row // max(1, total)
+            yield partial(_block, file, number, batch, names, row, PARQUET)
+    position.bytes_read, position.sha256 = file.size, sha256_of(file)
+
+
+@contextmanager
+def opened_parquet(file: InputFile) -> Iterator[pa.parquet.ParquetFile]:
+    """Opens a Parquet file.
+
+    Raises:
+        DataError: no Parquet file, a damaged one (also while it is read), or a column twice.
+    """
+    with _opened(file, PARQUET) as stream:
+        parquet = pa.parquet.ParquetFile(stream, pre_buffer=False)
+        _require_each_once(parquet.schema_arrow.names, file)
+        yield parquet
+
+
+def _rows_of_block(metadata: pa.parquet.FileMetaData) -> int:
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    values = sum(group.column(number).num_values for group in groups for number in range(group.num_columns))
+    return int(max(1, BLOCK_VALUES * metadata.num_rows // max(1, values)))
+
+
+def read_ipc(
+    file: InputFile, number: int, position: Position, columns: Collection[str] | None = KNOWN_COLUMNS
+) -> Iterator[Callable[[], Block]]:
+    """Yields the rows of an Arrow IPC file or stream in blocks.
+
+    Args:
+        file: it must not be packed as a whole; buffers inside it may be (LZ4, Zstandard).
+        number: the file's place in the input.
+        position: kept up to date with what has been read.
+        columns: those that are read; of others only the names are kept. None reads all.
+
+    Raises:
+        DataError: neither format, damaged, or one that ends early.
+    """
+    row = 0
+    with _opened(file, IPC) as stream:
+        for batch in _ipc_batches(stream, file):
+            names = batch.schema.names
+            batch.validate()
+            kept = batch.select([name for name in names if columns is None or name in columns])
+            # of whole buffers: nbytes would follow offsets, which are validated in `_block`
+            values = kept.get_total_buffer_size() // 8 + kept.num_rows
+            rows = max(1, BLOCK_VALUES * batch.num_rows // max(1, values))
+            for start in range(0, batch.num_rows, rows):
+                part = kept.slice(start, rows)
+                row += part.num_rows
+                yield partial(_block, file, number, part, names, row, IPC)
+            position.bytes_read = min(file.size, stream.tell())
+    position.bytes_read, position.sha256 = file.size, sha256_of(file)
+
+
+def _ipc_batches(stream: IO[bytes], file: InputFile) -> Iterator[pa.RecordBatch]:
+    magic = stream.read(len(_FILE_MAGIC))
+    if not magic:
+        return
+    if magic.startswith(_FEATHER_1_MAGIC):
+        raise DataError(Problem(file.path, "an Arrow IPC file", "Feather version 1", "Write it again as version 2"))
+    if magic == _FILE_MAGIC:
+        stream.seek(0)
+        reader = pa.ipc.open_file(stream)
+        _require_names(reader.schema, file)
+        for index in range(reader.num_record_batches):
+            yield reader.get_batch(index)
+        return
+    # The format lets a stream end anywhere between two batches; then nothing tells a whole one from one cut there.
+    stream.seek(-min(len(_END_OF_STREAM), file.size), 2)
+    if stream.read() != _END_OF_STREAM:
+        raise EOFError("it does not end with the mark that closes a stream")
+    stream.seek(0)
+    batches = pa.ipc.open_stream(stream)
+    _require_names(batches.schema, file)
+    yield from batches
+    if stream.tell() != file.size:
+        raise ValueError(f"another stream, or other data, follows its end after {stream.tell()} bytes")
+
+
+@contextmanager
+def _opened(file: InputFile, kind: str) -> Iterator[IO[bytes]]:
+    if file.compression:
+        got = f"one packed as {file.compression}"
+        raise DataError(Problem(file.path, f"an uncompressed {kind} file", got, "Unpack it"))
+    with file.open() as stream, _damage_told(file, kind):
+        yield stream
+
+
+@contextmanager
+def _damage_told(file: InputFile, kind: str) -> Iterator[None]:
+    try:
+        yield
+    except _DAMAGED as error:
+        got = "one that ends early or is damaged: " + str(error).strip().split("\n")[0]
+        raise DataError(Problem(file.path, f"a complete {kind} file", got, "Copy the file again")) from error
+
+
+def _require_names(schema: pa.Schema, file: InputFile) -> None:
+    for one in schema:
+        _require_text(one)
+    _require_each_once(schema.names, file)
+
+
+def _require_text(one: pa.Field) -> None:
+    """Looks at all names inside: those that are not text raise UnicodeDecodeError, a ValueError."""
+    if one.name and pa.types.is_nested(one.type):
+        for index in range(one.type.num_fields):
+            _require_text(one.type.field(index))
+
+
+def _require_each_once(names: list[str], file: InputFile) -> None:
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise DataError(Problem(file.path, "each column once", f"{', '.join(map(repr, twice))} more than once"))
+
+
+def _block(file: InputFile, number: int, batch: pa.RecordBatch, names: list[str], end: int, kind: str) -> Block:
+    """Returns checked rows, the last of which is row `end` of the file; columns that were not read are null."""
+    lines = np.arange(end - batch.num_rows + 1, end + 1)
+    with _damage_told(file, kind):
+        try:
+            batch.validate(full=True)
+        except pa.ArrowInvalid:
+            # Offsets of Parquet come from its decoder, so that values can be looked at; those of IPC may be anything.
+            if kind == PARQUET and (
+                problem := _unreadable(Block(file=file, file_number=number, table=pa.table(batch), lines=lines))
+            ):
+                raise DataError(problem) from None
+            raise
+        read = dict(zip(batch.schema.names, batch.columns, strict=True))
+        columns = [_in_one_piece(read[name]) if name in read else pa.nulls(batch.num_rows) for name in names]
+    fields = [
+        batch.schema.field(name).with_type(array.type) if name in read else pa.field(name, array.type)
+        for name, array in zip(names, columns, strict=True)
+    ]
+    return Block(file=file, file_number=number, table=pa.table(columns, pa.schema(fields)), lines=lines)
+
+
+def _unreadable(block: Block) -> Problem | None:
+    """Returns the first text of a block that is not UTF-8."""
+    for row in range(block.table.num_rows):
+        for name in block.table.column_names:
+            try:
+                block.table.column(name)[row].as_py()
+            except ValueError as error:
+                return Problem(block.where(row), f"text in UTF-8 in {name}", str(error))
+    return None
+
+
+def _in_one_piece(array: pa.Array) -> pa.Array:
+    """Returns an array with its strings and lists in one piece; Polars writes views, which are in several."""
+    types = pa.types
+    if types.is_run_end_encoded(array.type):
+        return pc.run_end_decode(array)
+    if types.is_list_view(array.type) or types.is_large_list_view(array.type):
+        # Arrow's own cast leaves the last offset unset
+        lengths = filled(pc.list_value_length(array), 0).astype(np.int64)
+        ends = pa.array(np.concatenate(([0], lengths.cumsum())), mask=np.append(~valid_rows(array), False))
+        return pa.LargeListArray.from_arrays(ends, _in_one_piece(array.flatten()))
+    kind = _without_views(array.type)
+    return array if kind == array.type else array.cast(kind)
+
+
+def _without_views(kind: pa.DataType) -> pa.DataType:
+    types = pa.types
+    if types.is_string_view(kind):
+        return pa.large_string()
+    if types.is_list(kind) or types.is_large_list(kind):
+        inner = _without_views(kind.value_type)
+        return pa.list_(inner) if types.is_list(kind) else pa.large_list(inner)
+    return kind

@@ -1,0 +1,55 @@
+"""What readers give: blocks of rows, and how far a file has been read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from reagent_lite.data.formats.files import InputFile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """Some rows of one file.
+
+    Attributes:
+        file: where they are from.
+        file_number: its place in the input.
+        table: n rows as Arrow columns.
+        lines: [n] line in the file (Parquet, Arrow IPC: row), from 1.
+    """
+
+    file: InputFile
+    file_number: int
+    table: pa.Table
+    lines: NDArray[np.int64]
+
+    def where(self, row: int) -> str:
+        """Returns "file:line" of a row of the block."""
+        return f"{self.file.path}:{int(self.lines[row])}"
+
+
+@dataclass(slots=True)
+class Position:
+    """How far one file has been read: stored bytes, and their sha256 once all are.
+
+    Attributes:
+        bytes_in_all: of the whole input.
+        threads: how many parse its blocks.
+    """
+
+    bytes_read: int = 0
+    sha256: str = ""
+    bytes_in_all: int = 0
+    threads: int = 1
+
+
+Reader = Callable[[InputFile, int, Position], Iterator[Callable[[], Block]]]
+"""Yields the parsing of each block of a file, to be called once, in any thread and order.
+
+Its arguments are the file, the file's place in the input, and the position, which it keeps up to date.
+"""
