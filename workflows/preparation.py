@@ -20,9 +20,13 @@ import torch
 from numpy.typing import NDArray
 
 from reagent_lite.config import WorkflowConfig
-from reagent_lite.data.copy.empty import empty_training_copy
 from reagent_lite.data.copy.facts import Agreement, Facts
-from reagent_lite.data.copy.training_copy import TrainingCopy, give_back_memory, prepare_training_copy
+from reagent_lite.data.copy.training_copy import (
+    TrainingCopy,
+    empty_training_copy,
+    give_back_memory,
+    prepare_training_copy,
+)
 from reagent_lite.data.features.normalization import check_covers, normalization_json, read_normalization
 from reagent_lite.data.sampling.normalized import Reordered, open_columns, prepare_columns
 from reagent_lite.data.sampling.source import LoggedRows, build_rows, no_rows

@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import DTypeLike, NDArray
 
-from reagent_lite.data.copy.lists import ListSpool, share, write_candidates
-from reagent_lite.data.copy.order import find_order
-from reagent_lite.data.copy.place import Seals
-from reagent_lite.data.copy.spool import ColumnSpool, K, Keys, MatrixReader, MatrixSpool, NpyWriter, chunks
+from reagent_lite.data.copy.lists import list_records, share
+from reagent_lite.data.copy.spool import K, Spool, write_npy
 from reagent_lite.data.formats.blocks import Block, Position
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.reading import read_blocks
-from reagent_lite.data.formats.schema import KNOWN_COLUMNS, MAX_PROBLEMS, TIMELINE_COLUMNS, any_true
+from reagent_lite.data.formats.schema import KNOWN_COLUMNS, MAX_PROBLEMS, TIMELINE_COLUMNS, any_true, to_numpy
 from reagent_lite.data.rows.discrete import discrete_rows
+from reagent_lite.data.rows.hashes import mix, name_hashes
 from reagent_lite.data.rows.parametric import parametric_rows
 from reagent_lite.data.rows.transitions import Rows, require_columns
 from reagent_lite.errors import DataError, Problem, counted
 
-COLUMNS: dict[str, DTypeLike] = {
+VECTORS: dict[str, DTypeLike] = {
     "action": np.int32,
     "next_action": np.int32,
     "reward": np.float32,
@@ -37,10 +36,15 @@ COLUMNS: dict[str, DTypeLike] = {
     "bootstrap": np.float32,
     "truncated": np.uint8,
     "sequence": np.int64,
+    "origin_file": np.int32,
+    "origin_line": np.int64,
+    "episode": np.int64,
 }
-LOGGED_COLUMNS = ("reward", "time_diff", "step", "propensity", "sequence")
-LIST_COLUMNS: dict[str, DTypeLike] = {"start": np.int64, "length": np.int64, "first": np.uint64, "second": np.uint64}
+_LOGGED = ("reward", "time_diff", "step", "propensity", "sequence")
+_FROM_ROWS = tuple(VECTORS)[:-3]  # as `Rows` has them
+_RECORD = (0, 1, 2, 3)  # columns of what `list_records` returns
 NEEDED_FOR_ENDS = ("terminal", "possible_next_actions", "next_action")
+_NAMES_AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +53,6 @@ class Built:
 
     rows: int
     hashes: tuple[str, ...]
-    files: dict[str, dict[str, Any]]
     state_ids: tuple[int, ...]
     action_ids: tuple[int, ...]
     metric_names: tuple[str, ...]
@@ -66,7 +69,7 @@ def build(
     """Writes the arrays of a training copy of `files` into `folder`.
 
     Args:
-        files: the input.
+        files: the input; none for the copy of a machine without rows.
         actions: names of discrete actions, or None for parametric ones.
         folder: empty; holds the arrays alone afterwards.
         progress: called with (bytes read, bytes in all).
@@ -85,42 +88,39 @@ def build(
         return parametric_rows(block) if actions is None else discrete_rows(block, actions)
 
     positions = [Position() for _ in files]
-    with ExitStack() as streams:
-        spool = Spool(folder, streams, parametric=actions is None)
+    log = SpooledLog(folder, actions)
+    if files:
         for rows in read_blocks(files, transform, positions, progress):
             if rows is not None:
-                spool.append(rows)
-        spool.check(files[0].path)
-        with Seals() as seals:
-            return Writer(spool, folder, actions, seals).write(tuple(position.sha256 for position in positions))
+                log.append(rows)
+        log.check(files[0].path)
+    return log.write(tuple(position.sha256 for position in positions))
 
 
-class Spool:
+class SpooledLog:
     """The rows of all blocks in the order of the files, in temporary files beside the arrays to be."""
 
-    def __init__(self, folder: Path, streams: ExitStack, *, parametric: bool) -> None:
-        def column(name: str, dtype: DTypeLike) -> ColumnSpool:
-            return ColumnSpool(streams, folder / f"{name}.spool", dtype)
+    def __init__(self, folder: Path, actions: tuple[str, ...] | None) -> None:
+        self.folder = folder
+        self.parametric = actions is None
+        self.state_keys: dict[int, int] = {}
+        self.action_keys: dict[int, int] = {}
+        self.metric_keys: dict[str, int] = {}
+        choices = range(len(actions or ()))
 
-        def matrix(name: str, keys: Keys[K], dtype: DTypeLike = np.float32) -> MatrixSpool[K]:
-            return MatrixSpool(streams, folder / f"{name}.spool", keys, dtype)
+        def spool(name: str, dtype: DTypeLike, keys: dict[K, int] | None) -> Spool[K]:
+            return Spool(folder / f"{name}.spool", dtype, keys)
 
-        self.columns = {name: column(name, dtype) for name, dtype in COLUMNS.items()}
-        self.episode = column("episode", np.int64)
-        self.origin_file, self.origin_line = column("origin_file", np.int32), column("origin_line", np.int64)
-        self.state_keys: Keys[int] = Keys()
-        self.action_keys: Keys[int] = Keys()
-        self.metric_keys: Keys[str] = Keys()
-        self.mask_keys: Keys[int] = Keys()
-        self.state, self.next_state = (matrix(name, self.state_keys) for name in ("state", "next_state"))
-        self.metrics = matrix("metrics", self.metric_keys)
-        self.mask, self.next_mask = (matrix(name, self.mask_keys, np.uint8) for name in ("mask", "next_mask"))
-        self.candidates = matrix("candidates", self.action_keys)
-        self.now, self.after = (
-            ListSpool({k: column(f"{side}_{k}", v) for k, v in LIST_COLUMNS.items()}, self.candidates)
-            for side in ("now", "after")
+        self.vectors: dict[str, Spool[int]] = {name: spool(name, dtype, None) for name, dtype in VECTORS.items()}
+        self.state, self.next_state = (spool(one, np.float32, self.state_keys) for one in ("state", "next_state"))
+        self.mask, self.next_mask = (
+            spool(one, np.uint8, {choice: choice for choice in choices}) for one in ("mask", "next_mask")
         )
-        self.parametric = parametric
+        self.metrics = spool("metrics", np.float32, self.metric_keys)
+        self.candidates = spool("candidates", np.float32, self.action_keys)
+        self.lists, self.next_lists = (
+            spool(one, np.int64, {column: column for column in _RECORD}) for one in ("lists", "next_lists")
+        )
         self.mdp_ids: list[pa.Array] = []
         self.num_mdp_ids = 0
         self.num_rows = 0
@@ -139,28 +139,27 @@ class Spool:
         self.problems += rows.problems[: MAX_PROBLEMS - len(self.problems)]
         if self.num_faults:
             return
-        for name, column in self.columns.items():
-            column.append(getattr(rows.logged if name in LOGGED_COLUMNS else rows, name))
-        self._append_origin(rows)
-        self.state.append(rows.state.ids, _canonical(rows.state.values))
-        self.next_state.append(rows.next_state.ids, _canonical(rows.next_state.values))
-        self.metrics.append(rows.logged.metrics.names, rows.logged.metrics.values)
-        if rows.lists is not None and rows.next_lists is not None:
-            self.now.append(rows.lists)
-            self.after.append(rows.next_lists)
-        else:
-            names = tuple(range(rows.mask.shape[1]))
-            self.mask.append(names, rows.mask)
-            self.next_mask.append(names, rows.next_mask)
-        self.num_rows += len(rows)
-
-    def _append_origin(self, rows: Rows) -> None:
         logged = rows.logged
-        self.episode.append(np.where(logged.episode < 0, -1, logged.episode.astype(np.int64) + self.num_mdp_ids))
+        found = {
+            **{name: getattr(logged if name in _LOGGED else rows, name) for name in _FROM_ROWS},
+            "origin_file": np.full(len(rows), rows.block.file_number),
+            "origin_line": rows.block.lines,
+            "episode": np.where(logged.episode < 0, -1, logged.episode.astype(np.int64) + self.num_mdp_ids),
+        }
+        for name, spool in self.vectors.items():
+            spool.append(found[name])
+        self.state.append(_canonical(rows.state.values), rows.state.ids)
+        self.next_state.append(_canonical(rows.next_state.values), rows.next_state.ids)
+        self.metrics.append(logged.metrics.values, logged.metrics.names)
+        self.mask.append(rows.mask, tuple(range(rows.mask.shape[1])))
+        self.next_mask.append(rows.next_mask, tuple(range(rows.next_mask.shape[1])))
+        for spool, lists in ((self.lists, rows.lists), (self.next_lists, rows.next_lists)):
+            if lists is not None:
+                spool.append(list_records(lists, self.candidates.num_rows), _RECORD)
+                self.candidates.append(lists.features.values, lists.features.ids)
         self.mdp_ids.append(logged.mdp_ids)
         self.num_mdp_ids += len(logged.mdp_ids)
-        self.origin_file.append(np.full(len(rows), rows.block.file_number, np.int32))
-        self.origin_line.append(rows.block.lines)
+        self.num_rows += len(rows)
         self.has_sequence |= bool(logged.has_sequence.any())
         if self.first_without_sequence is None and not logged.has_sequence.all():
             self.first_without_sequence = rows.block.where(int(np.argmin(logged.has_sequence)))
@@ -179,6 +178,107 @@ class Spool:
             expected = f"one of the columns {', '.join(NEEDED_FOR_ENDS)}, to tell where episodes end"
             raise DataError(Problem(where, expected, "none of them"))
 
+    def write(self, hashes: tuple[str, ...]) -> Built:
+        """Writes every array in the copy's order; the spools are gone afterwards."""
+        sequence, slots = self._taken("sequence"), self._taken("episode")
+        order = find_order(slots, self.mdp_ids, sequence if self.has_sequence else None)
+        self._save("episode", order.episode)
+        self._save("sequence", order.sequence)
+        self._save("episode_hash", order.episode_hashes())
+        ends = {name: self._taken(name, order.rows) for name in ("bootstrap", "truncated")}
+        for name in [*ends, *self.vectors]:
+            self._save(name, ends[name] if name in ends else self._taken(name, order.rows))
+        terminal = ends["bootstrap"] == 0
+        self.counts.update(
+            rows=self.num_rows,
+            episodes=order.num_episodes,
+            terminal_rows=int(terminal.sum()),
+            truncated_rows=int(ends["truncated"].sum()),
+            duplicate_rows=order.duplicates,
+        )
+        self._write_states(order, terminal)
+        shape = (self.num_rows, len(self.metric_keys))
+        self._write("metrics", np.float32, shape, self._metrics(order.rows), self.metrics)
+        for name, mask in (("mask", self.mask), ("next_mask", self.next_mask)):
+            self._write(name, np.uint8, (self.num_rows, mask.width), mask.gathered(order.rows), mask)
+        self._write_lists(order.rows)
+        return Built(
+            rows=self.num_rows,
+            hashes=hashes,
+            state_ids=tuple(sorted(self.state_keys)),
+            action_ids=tuple(sorted(self.action_keys)),
+            metric_names=tuple(sorted(self.metric_keys)),
+            counts=dict(self.counts),
+            notes=notes(self.counts, self.seen_columns),
+        )
+
+    def _taken(self, name: str, order: NDArray[np.int64] | None = None) -> NDArray[Any]:
+        """Returns a whole vector, whose spool ends with it."""
+        spool = self.vectors.pop(name)
+        rows = np.arange(self.num_rows) if order is None else order
+        values = np.concatenate([np.empty(0, VECTORS[name]), *spool.gathered(rows)])
+        spool.remove()
+        return values
+
+    def _save(self, name: str, values: NDArray[Any]) -> None:
+        self._write(name, values.dtype, values.shape, [values])
+
+    def _write(
+        self,
+        name: str,
+        dtype: DTypeLike,
+        shape: tuple[int, ...],
+        chunks: Iterable[NDArray[Any]],
+        *spools: Spool[Any],
+    ) -> None:
+        write_npy(self.folder / f"{name}.npy", dtype, shape, chunks)
+        for spool in spools:
+            spool.remove()
+
+    def _write_states(self, order: Order, terminal: NDArray[np.bool_]) -> None:
+        """Writes the rows' states, and behind them the next states that are no row's successor."""
+        rows, same = order.rows, np.zeros(self.num_rows, bool)
+        start = 0
+        following = self.state.gathered(np.roll(rows, -1))
+        for after, state in zip(self.next_state.gathered(rows), following, strict=True):
+            same[start : start + len(after)] = ~any_true(after.view(np.uint32) != state.view(np.uint32))
+            start += len(after)
+        same &= ~terminal
+        same[:-1] &= order.episode[:-1] == order.episode[1:]
+        same[-1:] = False
+        follows = same.copy()
+        follows[:-1] &= order.sequence[:-1] < order.sequence[1:]
+        side = np.flatnonzero(~same & ~terminal)
+        total = self.num_rows + len(side)
+        next_index = np.arange(self.num_rows) + same
+        next_index[side] = np.arange(self.num_rows, total)
+        self._save("next_index", next_index.astype(np.int32 if total < 2**31 else np.int64))
+        self._save("follows", follows)
+        chunks = chain(self.state.gathered(rows), self.next_state.gathered(rows[side]))
+        self._write("state", np.float32, (total, self.state.width), chunks, self.state, self.next_state)
+        self.counts["side_rows"] = len(side)
+
+    def _metrics(self, rows: NDArray[np.int64]) -> Iterator[NDArray[np.float32]]:
+        for values in self.metrics.gathered(rows):
+            self.counts["metrics_absent_values"] += int(np.isnan(values).sum())
+            yield np.nan_to_num(values, nan=0.0)
+
+    def _write_lists(self, rows: NDArray[np.int64]) -> None:
+        records = [
+            np.concatenate([np.empty((0, len(_RECORD)), np.int64), *(spool.gathered(rows) if self.parametric else ())])
+            for spool in (self.lists, self.next_lists)
+        ]
+        shared = share(*records)
+        total = int(shared.length.sum())
+        self._save("list_offsets", np.concatenate((np.zeros(1, np.int64), np.cumsum(shared.length))))
+        self._save("actions_list", shared.now)
+        self._save("next_list", shared.after)
+        chunks = chain.from_iterable(self.candidates.gathered(part) for part in shared.candidates())
+        spools = (self.candidates, self.lists, self.next_lists)
+        self._write("candidates", np.float32, (total, self.candidates.width), chunks, *spools)
+        if self.parametric:
+            self.counts.update(lists=len(shared.length), candidates=total)
+
 
 def _canonical(values: NDArray[np.float32]) -> NDArray[np.float32]:
     """Gives every NaN the same bits, so that rows can be compared by their bits."""
@@ -186,143 +286,63 @@ def _canonical(values: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.where(absent, np.float32(np.nan), values) if absent.any() else values
 
 
-class Writer:
-    """Writes spooled rows in the copy's order."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """The copy's order: by (mdp_id, sequence_number) where the log has both, else as in the files.
 
-    def __init__(self, spool: Spool, folder: Path, actions: tuple[str, ...] | None, seals: Seals) -> None:
-        self.spool, self.folder, self.actions, self.seals = spool, folder, actions, seals
-        sequence = spool.columns.pop("sequence").take()
-        self.order = find_order(spool.episode.take(), spool.mdp_ids, sequence if spool.has_sequence else None)
-        self.counts: Counter[str] = Counter(spool.counts)
+    Attributes:
+        rows: [R] int64, number of each row in the order of the files.
+        episode: [R] int32 codes; those of rows without mdp_id follow those of `mdp_ids`.
+        sequence: [R] int64.
+        mdp_ids: distinct ones, ascending.
+        alone: numbers of the rows without mdp_id, each an episode of its own.
+        duplicates: rows that share (mdp_id, sequence_number) with the row before.
+    """
 
-    def write(self, hashes: tuple[str, ...]) -> Built:
-        """Writes every array; the spools are gone afterwards."""
-        spool, order = self.spool, self.order
-        terminal = self._write_column("bootstrap", spool.columns.pop("bootstrap")) == 0
-        with ThreadPoolExecutor(1) as pool:
-            columns = pool.submit(self._write_columns)
-            self._write_states(terminal)
-            self._write_metrics()
-            self._write_masks()
-            self._write_lists()
-            columns.result()
-        self.counts.update(
-            rows=spool.num_rows,
-            episodes=order.num_episodes,
-            terminal_rows=int(terminal.sum()),
-            duplicate_rows=order.duplicates,
-        )
-        return Built(
-            rows=spool.num_rows,
-            hashes=hashes,
-            files=self.seals.entries(),
-            state_ids=spool.state_keys.ascending()[0],
-            action_ids=spool.action_keys.ascending()[0],
-            metric_names=spool.metric_keys.ascending()[0],
-            counts=dict(self.counts),
-            notes=notes(self.counts, spool.seen_columns),
-        )
+    rows: NDArray[np.int64]
+    episode: NDArray[np.int32]
+    sequence: NDArray[np.int64]
+    mdp_ids: pa.Array
+    alone: NDArray[np.int64]
+    duplicates: int
 
-    def _write_columns(self) -> None:
-        spool, order = self.spool, self.order
-        truncated = self._write_column("truncated", spool.columns.pop("truncated"))
-        self.counts["truncated_rows"] = int(truncated.sum())
-        for name, column in spool.columns.items():
-            self._write_column(name, column)
-        self._write_column("origin_file", spool.origin_file)
-        self._write_column("origin_line", spool.origin_line)
-        self._save("episode", order.episode)
-        self._save("sequence", order.sequence)
-        self._save("episode_hash", order.episode_hashes())
+    @property
+    def num_episodes(self) -> int:
+        """Episodes, those of one row without mdp_id among them."""
+        return len(self.mdp_ids) + len(self.alone)
 
-    def _write_column(self, name: str, column: ColumnSpool) -> NDArray[Any]:
-        values = np.take(column.take(), self.order.rows)
-        self._save(name, values)
-        return values
-
-    def _save(self, name: str, values: NDArray[Any]) -> None:
-        file = self.folder / f"{name}.npy"
-        np.save(file, values, allow_pickle=False)
-        self.seals.add(file)
-
-    @contextmanager
-    def _writer(self, name: str, row_shape: tuple[int, ...], dtype: DTypeLike) -> Iterator[NpyWriter]:
-        file = self.folder / f"{name}.npy"
-        with NpyWriter(file, row_shape, dtype) as writer:
-            yield writer
-        self.seals.add(file)
-
-    def _write_states(self, terminal: NDArray[np.bool_]) -> None:
-        rows = self.order.rows
-        with self._writer("state", (len(self.spool.state_keys),), np.float32) as state:
-            reader = self.spool.state.reader()
-            for start, stop in chunks(len(rows), reader.chunk_rows()):
-                state.append(reader.gather(rows[start:stop]))
-            reader.close()
-            reader = self.spool.next_state.reader()
-            next_index, follows = self._link(state, reader, terminal)
-            reader.close()
-        self.counts["side_rows"] = state.num_rows - len(rows)
-        dtype = np.int32 if state.num_rows < 2**31 else np.int64
-        self._save("next_index", next_index.astype(dtype))
-        self._save("follows", follows)
-
-    def _link(
-        self, state: NpyWriter, reader: MatrixReader, terminal: NDArray[np.bool_]
-    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Finds each row's next state among the rows, or appends it to `state`; returns next_index and follows."""
-        rows, episode, sequence = self.order.rows, self.order.episode, self.order.sequence
-        num = len(rows)
-        next_index, follows = np.arange(num), np.zeros(num, bool)
-        for start, stop in chunks(num, reader.chunk_rows()):
-            after = reader.gather(rows[start:stop])
-            end = min(stop, num - 1)
-            following = state.read(start + 1, end + 1)
-            inside = slice(start, end)
-            same = np.zeros(stop - start, bool)
-            same[: end - start] = equal_bits(after[: end - start], following)
-            same[: end - start] &= episode[inside] == episode[start + 1 : end + 1]
-            same &= ~terminal[start:stop]
-            follows[inside] = same[: end - start] & (sequence[start + 1 : end + 1] > sequence[inside])
-            next_index[start:stop][same] += 1
-            side = ~same & ~terminal[start:stop]
-            next_index[start:stop][side] = state.num_rows + np.arange(int(side.sum()))
-            state.append(after[side])
-        return next_index, follows
-
-    def _write_metrics(self) -> None:
-        reader = self.spool.metrics.reader()
-        with self._writer("metrics", (len(self.spool.metric_keys),), np.float32) as writer:
-            for start, stop in chunks(len(self.order.rows), reader.chunk_rows()):
-                values = reader.gather(self.order.rows[start:stop])
-                self.counts["metrics_absent_values"] += int(np.isnan(values).sum())
-                writer.append(np.nan_to_num(values, nan=0.0))
-        reader.close()
-
-    def _write_masks(self) -> None:
-        for name, spool in (("mask", self.spool.mask), ("next_mask", self.spool.next_mask)):
-            reader = spool.reader()
-            with self._writer(name, (len(self.actions or ()),), np.uint8) as writer:
-                for start, stop in chunks(len(self.order.rows), reader.chunk_rows()):
-                    none = np.zeros((stop - start, 0), np.uint8)
-                    writer.append(none if self.actions is None else reader.gather(self.order.rows[start:stop]))
-            reader.close()
-
-    def _write_lists(self) -> None:
-        rows = self.order.rows if self.spool.parametric else np.zeros(0, np.int64)
-        shared = share(self.spool.now.take(rows), self.spool.after.take(rows))
-        with self._writer("candidates", (len(self.spool.action_keys),), np.float32) as writer:
-            write_candidates(shared, self.spool.candidates, writer)
-        self._save("list_offsets", np.concatenate((np.zeros(1, np.int64), np.cumsum(shared.length))))
-        self._save("actions_list", shared.now)
-        self._save("next_list", shared.after)
-        if self.spool.parametric:
-            self.counts.update(lists=len(shared.length), candidates=writer.num_rows)
+    def episode_hashes(self) -> NDArray[np.uint64]:
+        """Returns [episodes], stable hashes of the mdp_ids: BLAKE2b, 8 bytes, little endian."""
+        starts = range(0, len(self.mdp_ids), _NAMES_AT_ONCE)
+        names = chain.from_iterable(self.mdp_ids.slice(start, _NAMES_AT_ONCE).to_pylist() for start in starts)
+        return np.concatenate((name_hashes(names), mix(self.alone.astype(np.uint64))))
 
 
-def equal_bits(one: NDArray[np.float32], other: NDArray[np.float32]) -> NDArray[np.bool_]:
-    """Returns [n], whether rows of two [n, S] matrices have the same bits."""
-    return ~any_true(one.view(np.uint32) != other.view(np.uint32))
+def find_order(slots: NDArray[np.int64], mdp_ids: list[pa.Array], sequence: NDArray[np.int64] | None) -> Order:
+    """Sorts by (mdp_id, sequence_number) where the log has both; rows that have the same keep their order.
+
+    Args:
+        slots: [R] number of the row's mdp_id among all of `mdp_ids`, -1 without one.
+        mdp_ids: of each block.
+        sequence: [R], or None where the log has no sequence numbers.
+    """
+    ids = pa.chunked_array(mdp_ids, pa.string())
+    distinct = ids.unique().sort()
+    rank = to_numpy(pc.rank(ids, "ascending", tiebreaker="dense")).astype(np.int32) - 1
+    alone = slots < 0
+    numbers = np.flatnonzero(alone)
+    episode = np.empty(len(slots), np.int32)
+    episode[~alone] = rank[slots[~alone]]
+    episode[alone] = np.arange(len(distinct), len(distinct) + len(numbers))
+    rows = np.arange(len(slots))
+    duplicates = 0
+    if sequence is None:
+        sequence = rows
+    elif len(numbers) < len(slots):
+        rows = np.lexsort((sequence, episode))
+        episode, sequence = episode[rows], sequence[rows]
+        duplicates = int(((np.diff(episode) == 0) & (np.diff(sequence) == 0)).sum())
+    return Order(rows=rows, episode=episode, sequence=sequence, mdp_ids=distinct, alone=numbers, duplicates=duplicates)
 
 
 def notes(counts: Counter[str], columns: set[str]) -> tuple[str, ...]:

@@ -6,17 +6,18 @@ are found equal by 128 bits of hash over (place in the list, feature id, float32
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
-from reagent_lite.data.copy.spool import ColumnSpool, MatrixSpool, NpyWriter
+from reagent_lite.data.formats.schema import to_numpy
 from reagent_lite.data.rows.hashes import Hashes, mix
 from reagent_lite.data.rows.transitions import Lists
 
-N = TypeVar("N", np.int64, np.uint64)
+_LISTS_OF_A_CHUNK = 1 << 12
 
 
 def list_hashes(lists: Lists) -> tuple[Hashes, Hashes]:
@@ -42,79 +43,49 @@ def _sums(values: Hashes, lengths: NDArray[np.int64]) -> Hashes:
     return mix((running[ends] - running[ends - lengths]) ^ lengths.astype(np.uint64))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListTable:
-    """Lists of one side (now or next) of all rows: place in the candidate spool, length, and hashes; each [R]."""
+def list_records(lists: Lists, offset: int) -> NDArray[np.int64]:
+    """Returns [n, 4] of each list: the row of its first candidate, its length, and its two hashes.
 
-    start: NDArray[np.int64]
-    length: NDArray[np.int64]
-    first: Hashes
-    second: Hashes
-
-
-class ListSpool:
-    """The lists of one side, appended block by block; candidates of both sides share a matrix."""
-
-    def __init__(self, columns: dict[str, ColumnSpool], candidates: MatrixSpool[int]) -> None:
-        self._columns = columns
-        self._candidates = candidates
-
-    def append(self, lists: Lists) -> None:
-        """Adds the lists of a block."""
-        starts = np.cumsum(lists.lengths) - lists.lengths + self._candidates.num_rows
-        self._candidates.append(lists.features.ids, lists.features.values)
-        first, second = list_hashes(lists)
-        for name, values in (("start", starts), ("length", lists.lengths), ("first", first), ("second", second)):
-            self._columns[name].append(values)
-
-    def take(self, order: NDArray[np.int64]) -> ListTable:
-        """Returns the lists of all rows in the given order."""
-        taken = {name: column.take()[order] for name, column in self._columns.items()}
-        return ListTable(**taken)
+    Args:
+        lists: of a block.
+        offset: row of the block's first candidate among all.
+    """
+    starts = np.cumsum(lists.lengths) - lists.lengths + offset
+    first, second = list_hashes(lists)
+    return np.stack((starts, lists.lengths, first.view(np.int64), second.view(np.int64)), axis=1)
 
 
 @dataclass(frozen=True, slots=True)
 class SharedLists:
-    """Distinct lists in the order of their first use: where and how long; and the list of each row on both sides."""
+    """Distinct lists in the order of their first use.
+
+    Attributes:
+        start: [L] row of each list's first candidate among all.
+        length: [L] candidates of each.
+        now, after: [R] int32, number of each row's list and of its next list.
+    """
 
     start: NDArray[np.int64]
     length: NDArray[np.int64]
     now: NDArray[np.int32]
     after: NDArray[np.int32]
 
-
-def share(now: ListTable, after: ListTable) -> SharedLists:
-    """Finds equal lists; rows' own and next lists alternate, so that lists lie in the order they are read."""
-
-    def both(one: NDArray[N], other: NDArray[N]) -> NDArray[N]:
-        return np.stack((one, other), axis=1).reshape(-1)
-
-    second, length = both(now.second, after.second), both(now.length, after.length)
-    _, first_use, number = np.unique(both(now.first, after.first), return_index=True, return_inverse=True)
-    use = first_use[number]
-    # Equal by 64 bits and different by the other 64: a list of its own.
-    apart = (second != second[use]) | (length != length[use])
-    use[apart] = np.flatnonzero(apart)
-    uses, lists = np.unique(use, return_inverse=True)
-    start = both(now.start, after.start)
-    return SharedLists(
-        start[uses],
-        length[uses],
-        lists[0::2].astype(np.int32),
-        lists[1::2].astype(np.int32),
-    )
+    def candidates(self) -> Iterator[NDArray[np.int64]]:
+        """Yields the rows of all lists' candidates in chunks of whole lists."""
+        for at in range(0, len(self.length), _LISTS_OF_A_CHUNK):
+            length = self.length[at : at + _LISTS_OF_A_CHUNK]
+            first = self.start[at : at + _LISTS_OF_A_CHUNK] - (np.cumsum(length) - length)
+            yield np.repeat(first, length) + np.arange(int(length.sum()))
 
 
-def write_candidates(shared: SharedLists, candidates: MatrixSpool[int], writer: NpyWriter) -> None:
-    """Writes the features of all distinct lists, in chunks of whole lists."""
-    reader = candidates.reader()
-    ends = np.cumsum(shared.length)
-    begin = 0
-    while begin < len(ends):
-        base = ends[begin] - shared.length[begin]
-        end = max(begin + 1, int(np.searchsorted(ends, base + reader.chunk_rows(), side="right")))
-        length = shared.length[begin:end]
-        shift = np.repeat(shared.start[begin:end] - (ends[begin:end] - length - base), length)
-        writer.append(reader.gather(np.arange(int(length.sum())) + shift))
-        begin = end
-    reader.close()
+def share(now: NDArray[np.int64], after: NDArray[np.int64]) -> SharedLists:
+    """Finds equal lists among the [R, 4] records of rows' own and next lists.
+
+    Own and next lists alternate, so that lists lie in the order they are read.
+    """
+    both = np.stack((now, after), axis=1).reshape(-1, 4)
+    hashes = pa.py_buffer(np.ascontiguousarray(both[:, 2:]))
+    keys = pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), len(both), [None, hashes])
+    number = to_numpy(keys.dictionary_encode().indices)  # counted up in the order of first use
+    _, first_use = np.unique(number, return_index=True)
+    return SharedLists(both[first_use, 0], both[first_use, 1], number[0::2], number[1::2])

@@ -17,8 +17,8 @@ import shutil
 import stat
 import time
 import uuid
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -142,7 +142,7 @@ def new_build(folder: Path) -> Iterator[Path]:
         temporary.mkdir()
         yield temporary
     except OSError as error:
-        if error.errno not in (*NO_ROOM, None):  # numpy's own error of a short write has no number
+        if error.errno not in NO_ROOM:
             raise
         written = sum(file.stat().st_size for file in temporary.glob("*"))
         free = free_disk_bytes(folder)
@@ -155,34 +155,11 @@ def new_build(folder: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-class Seals:
-    """Hashes files and brings them to the disk in threads, while others are still written."""
-
-    def __init__(self) -> None:
-        self._entries: dict[str, Future[dict[str, Any]]] = {}
-        self._pool = ThreadPoolExecutor(4, thread_name_prefix="seal")
-
-    def __enter__(self) -> Seals:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._pool.shutdown(cancel_futures=True)
-
-    def add(self, file: Path) -> None:
-        """Takes a file that nobody writes any more."""
-        self._entries[file.name] = self._pool.submit(_entry, file)
-
-    def entries(self) -> dict[str, dict[str, Any]]:
-        """Waits for the files, and returns {name: size and sha256}."""
-        return {name: self._entries[name].result() for name in sorted(self._entries)}
-
-
-def seal(build: Path, manifest: Manifest) -> dict[str, dict[str, Any]]:
-    """Returns {name: size and sha256} of the arrays of a build as they are now."""
-    with Seals() as seals:
-        for name in manifest.files:
-            seals.add(build / name)
-        return seals.entries()
+def seal(build: Path, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Returns {name: size and sha256} of the arrays of a build as they are now, and brings them to the disk."""
+    ordered = sorted(names)
+    with ThreadPoolExecutor(4) as pool:
+        return dict(zip(ordered, pool.map(lambda name: _entry(build / name), ordered), strict=True))
 
 
 def _entry(file: Path) -> dict[str, Any]:

@@ -12,8 +12,10 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import mmap
+import os
+import tempfile
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -169,9 +171,8 @@ def open_training_copy(folder: Path, *, verify: bool = False) -> TrainingCopy:
 
 def _opened(folder: Path, manifest: Manifest, verify: bool) -> TrainingCopy:
     build = folder / manifest.build
-    if verify and (altered := [name for name, one in seal(build, manifest).items() if manifest.files[name] != one]):
+    if verify and (altered := [k for k, one in seal(build, manifest.files).items() if manifest.files[k] != one]):
         raise DataError(Problem(str(build), "the arrays the manifest describes", f"altered {', '.join(altered)}"))
-    arrays = {name.removesuffix(".npy"): _array(build / name) for name in manifest.files}
     return TrainingCopy(
         folder=folder,
         build=build,
@@ -182,8 +183,26 @@ def _opened(folder: Path, manifest: Manifest, verify: bool) -> TrainingCopy:
         metric_names=manifest.metric_names,
         counts=manifest.counts,
         notes=manifest.notes,
-        **arrays,
+        **_arrays(build, manifest.files),
     )
+
+
+def empty_training_copy(actions: tuple[str, ...] | None) -> TrainingCopy:
+    """Returns the copy of a machine that has no rows where others have some, in memory only.
+
+    Args:
+        actions: names of discrete actions in output order; None for parametric ones.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        build((), actions, Path(folder), None)
+        return TrainingCopy(
+            folder=Path(), build=Path(), files=(), action_names=actions or (), state_ids=(), action_ids=(),
+            metric_names=(), counts={}, notes=(), **_arrays(Path(folder), os.listdir(folder))
+        )  # fmt: skip
+
+
+def _arrays(folder: Path, names: Iterable[str]) -> dict[str, NDArray[Any]]:
+    return {name.removesuffix(".npy"): _array(folder / name) for name in names}
 
 
 def _array(file: Path) -> NDArray[Any]:
@@ -251,7 +270,7 @@ def _build(
             build=f"build-{uuid.uuid4().hex}",
             rows=built.rows,
             inputs=states_of(files, built.hashes),
-            files=built.files,
+            files=seal(temporary, [file.name for file in temporary.iterdir()]),
             paths=tuple(file.path for file in files),
             actions=actions,
             state_ids=built.state_ids,

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from oracles.logs import random_rows, write_lines
 
-from reagent_lite.data.copy.empty import empty_training_copy
 from reagent_lite.data.copy.facts import Agreement, Facts, agree, in_order
-from reagent_lite.data.copy.training_copy import prepare_training_copy
+from reagent_lite.data.copy.training_copy import empty_training_copy, prepare_training_copy
 from reagent_lite.errors import DataError
 from reagent_lite.types import FeatureSpec, FeatureType, NormalizationSpec
 

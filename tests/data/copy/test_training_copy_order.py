@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reagent_lite.data.copy.order import find_order
+from reagent_lite.data.copy.build import find_order
 
 
 def test_rows_of_two_blocks_by_hand() -> None:
