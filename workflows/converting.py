@@ -18,7 +18,7 @@ from reagent_lite.data.writing.minari import MinariForm
 from reagent_lite.data.writing.minari import left_out as without_place
 from reagent_lite.errors import ConfigError, Problem, counted
 from reagent_lite.files import require_writable
-from reagent_lite.training.progress import progress
+from reagent_lite.progress import progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

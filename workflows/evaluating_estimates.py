@@ -24,7 +24,7 @@ from reagent_lite.evaluation.cpe import CPEResult, evaluate_page
 from reagent_lite.evaluation.page import EvaluationPage, Policy, build_page, held_out
 from reagent_lite.evaluation.paired import Difference, differences
 from reagent_lite.evaluation.withheld import MODELLED, WEIGHTED, withhold
-from reagent_lite.training.progress import progress, with_progress
+from reagent_lite.progress import progress, with_progress
 from reagent_lite.types import Actions, TransitionBatch
 from workflows.evaluating_log import Log
 from workflows.evaluating_policy import Candidate, ExportedPolicy

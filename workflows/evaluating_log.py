@@ -16,7 +16,7 @@ from reagent_lite.data.sampling.source import LoggedRows, build_rows
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import DataError, Problem, counted
 from reagent_lite.evaluation.page import held_out
-from reagent_lite.training.progress import progress
+from reagent_lite.progress import progress
 from workflows.evaluating_policy import Candidate
 from workflows.judging_episodes import drawn
 from workflows.stages import staged

@@ -19,9 +19,9 @@ from reagent_lite.config.evaluate import EvaluateConfig, PlayedEnvironmentConfig
 from reagent_lite.errors import BundleError, Problem, SimulationError
 from reagent_lite.evaluation.interval import Interval
 from reagent_lite.evaluation.returns import Returns, estimates, play
+from reagent_lite.progress import progress
 from reagent_lite.sim.backend import open_backend
 from reagent_lite.sim.env import VectorEnv
-from reagent_lite.training.progress import progress
 from workflows.evaluating_policy import Candidate, probabilities_of
 from workflows.simulated_choices import ChoicesInSimulation, misfits
 

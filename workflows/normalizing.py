@@ -32,7 +32,7 @@ from reagent_lite.data.formats.stage import StageManifest, data_files, left_out,
 from reagent_lite.errors import ConfigError, DataError, Problem, counted
 from reagent_lite.files import appearing_folder, require_writable, write_whole
 from reagent_lite.manifest import FILE_NAME
-from reagent_lite.training.progress import progress
+from reagent_lite.progress import progress
 
 KIND = "normalization"
 # A change of what is computed from unchanged inputs counts it up, so that folders of before are made again.

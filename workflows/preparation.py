@@ -34,7 +34,7 @@ from reagent_lite.data.sampling.spans import Spans, learnable_rows, n_steps, sin
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import DataError, NoRowsError, Problem
 from reagent_lite.models.preprocessor import Preprocessor
-from reagent_lite.training.progress import progress
+from reagent_lite.progress import progress
 from reagent_lite.types import NormalizationSpec, SourceSpec
 from workflows.fitting import given_or_fitted
 from workflows.reporting import named_counts, say

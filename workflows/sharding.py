@@ -20,7 +20,7 @@ from reagent_lite.data.shards.dealing import Layout, make_shards
 from reagent_lite.data.shards.fetch import Fetched, fetch_shard
 from reagent_lite.data.shards.store import Pointer, Store, is_whole, open_store, publish, read_pointer, told
 from reagent_lite.errors import ConfigError, DataError, NoRowsError, Problem, counted
-from reagent_lite.training.progress import progress
+from reagent_lite.progress import progress
 
 _POLL_SECONDS = 0.5
 _MESSAGE_SECONDS = 10.0

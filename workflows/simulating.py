@@ -32,11 +32,11 @@ from reagent_lite.evaluation.returns import estimate, play
 from reagent_lite.export.bundle import Bundle, load_bundle
 from reagent_lite.files import require_writable, write_whole
 from reagent_lite.manifest import canonical
+from reagent_lite.progress import progress
 from reagent_lite.sim.backend import Backend, open_backend
 from reagent_lite.sim.env import Policy, VectorEnv
 from reagent_lite.sim.episodes import Amount, Episodes, whole_episodes
 from reagent_lite.sim.spec import EnvSpec
-from reagent_lite.training.progress import progress
 from workflows.simulated_choices import ChoicesInSimulation, kind_of, misfits
 
 LEVEL = 0.95  # of the interval of the log's mean return

@@ -21,7 +21,7 @@ from reagent_lite.errors import ConfigError, Problem, counted
 from reagent_lite.files import require_writable, room_in
 from reagent_lite.manifest import FILE_NAME
 from reagent_lite.memory import free_host_bytes
-from reagent_lite.training.progress import progress
+from reagent_lite.progress import progress
 
 _ABANDONED_AFTER_SECONDS = 86_400.0
 

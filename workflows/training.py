@@ -29,13 +29,13 @@ from reagent_lite.export.writer import require_replaceable, write_bundle
 from reagent_lite.files import LOCK, alone_in, require_writable, room_in, write_whole
 from reagent_lite.manifest import canonical
 from reagent_lite.models.preprocessor import Preprocessor
+from reagent_lite.progress import progress
 from reagent_lite.sim.cuda import on_stream
 from reagent_lite.training.checkpoint import Checkpoints, Running
 from reagent_lite.training.keeper import Keeper
 from reagent_lite.training.loop import Position, Report, fit
 from reagent_lite.training.metrics import MetricsWriter
 from reagent_lite.training.optimization import Optimization
-from reagent_lite.training.progress import progress
 from reagent_lite.training.stop import StopSignal
 from reagent_lite.training.warm_start import warm_start
 from workflows.command_line_training import Outcome

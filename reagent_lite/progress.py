@@ -1,4 +1,4 @@
-"""Progress of long work: a bar where the terminal is one, plain lines otherwise; always on standard error."""
+"""What long work says on standard error: lines, and its progress as a bar where the terminal shows one."""
 
 import sys
 import time
@@ -18,6 +18,11 @@ class Progress(Protocol):
     def __call__(self, done: int, total: int, note: str = "") -> None:
         """Shows `done` of `total` units, and a note such as the current loss."""
         ...
+
+
+def log(text: str) -> None:
+    """Prints a line at once."""
+    print(text, file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -73,7 +78,7 @@ def _lines(title: str, unit: str, begin: int, brief: bool) -> Progress:
         rate = (done - begin) / max(now - start, 1e-9)
         left = (total - done) / rate if rate else 0.0
         parts = (f"{title}: {done:,} of {total:,} {unit}", _speed(rate, unit), f"{left:.0f} s left  {note}")
-        print(", ".join(filter(None, parts)).rstrip(), file=sys.stderr, flush=True)
+        log(", ".join(filter(None, parts)).rstrip())
 
     return show
 

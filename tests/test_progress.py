@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from reagent_lite.training.progress import progress
+from reagent_lite.progress import progress
 
 
 class Terminal(io.StringIO):
