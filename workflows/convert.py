@@ -1,10 +1,187 @@
-"""Write a log in another format: python -m workflows.convert --config x.json."""
+"""Write a log in another format: python -m workflows.convert --config x.json.
+
+1 open     the input's files; a target that would overwrite or join them is refused
+2 survey   columns, their types, feature ids: what a target must know before its first row; JSON lines need none
+3 copy     rows in the order of the input ─► target, under a temporary name until it is whole
+"""
 
 import sys
+import time
+from collections.abc import Generator
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
 
-from reagent_lite.config.convert import ConvertConfig
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from reagent_lite.config.convert import MINARI_SUFFIX, ConvertConfig
+from reagent_lite.data.formats.blocks import Position
+from reagent_lite.data.formats.files import MINARI_DESCRIPTION, InputFile
+from reagent_lite.data.formats.reading import ALL_COLUMNS, read_blocks
+from reagent_lite.data.formats.stage import data_files, left_out
+from reagent_lite.data.writing.files import table_writer
+from reagent_lite.data.writing.minari import KEPT, MinariForm, copy_to_minari
+from reagent_lite.data.writing.tables import conformed, merged, settled
+from reagent_lite.errors import ConfigError, Problem, counted
+from reagent_lite.files import require_writable
+from reagent_lite.progress import progress
 from workflows.command_line import Command, main_alone
-from workflows.converting import convert
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Converted:
+    """What was written; printed as the last line of standard output.
+
+    Attributes:
+        log: path of the file or folder.
+        rows: in it.
+        episodes: of a Minari dataset; None for files, whose episodes are not counted.
+        dropped_rows: last rows of episodes that merely stop, whose state became the last observation; Minari only.
+        columns: that have values.
+        left_out: columns that the target has no place for.
+        rows_per_second: of the whole run.
+        seconds: total wall-clock time of the run.
+    """
+
+    log: str
+    rows: int
+    episodes: int | None
+    dropped_rows: int
+    columns: list[str]
+    left_out: list[str]
+    rows_per_second: float
+    seconds: float
+
+
+@dataclass(slots=True)
+class Survey:
+    """What a log holds.
+
+    Attributes:
+        fields: columns with the types that hold all values.
+        state_ids, action_ids: features seen in states and in actions taken.
+    """
+
+    fields: dict[str, pa.Field] = field(default_factory=dict)
+    state_ids: set[int] = field(default_factory=set)
+    action_ids: set[int] = field(default_factory=set)
+
+    @property
+    def names(self) -> list[str]:
+        """Columns that have a value in some row."""
+        return [name for name, one in self.fields.items() if not pa.types.is_null(one.type)]
+
+    @property
+    def action(self) -> pa.DataType:
+        """Type of the actions: string, int64 for indices, map for parametric ones."""
+        return self.fields["action"].type if "action" in self.fields else pa.null()
+
+
+def convert(config: ConvertConfig) -> Converted:
+    """Writes the log in its new format and returns what is in it."""
+    start = time.monotonic()
+    target = Path(config.output_path).expanduser().absolute()
+    files = data_files(config.input_path)
+    for note in left_out(config.input_path):
+        _log(f"warning: {note}")
+    _require_apart(config.input_path, files, target)
+    require_writable(target.parent, "output_path")
+    jsonl = target.name.endswith((".jsonl", ".jsonl.gz", ".jsonl.zst"))
+    found = Survey() if jsonl else _survey(files)
+    episodes, dropped, without = None, 0, list[str]()
+    if config.to_minari:
+        form = _form(config, found)
+        without = [name for name in found.names if name not in KEPT]
+        with progress("converting", "bytes", enabled=True) as show:
+            counts = copy_to_minari(files, target, form, show)
+        rows, episodes, dropped = counts.rows, counts.episodes, counts.dropped
+    else:
+        rows = 0
+        with closing(_tables(files, "converting")) as tables, table_writer(target) as writer:
+            for table, _ in tables:
+                # each row of JSON lines may have columns of its own
+                writer.write(table if jsonl else conformed(table, found.fields))
+                rows += table.num_rows
+    _report(target, rows, found, without, dropped)
+    seconds = time.monotonic() - start
+    return Converted(
+        log=str(target),
+        rows=rows,
+        episodes=episodes,
+        dropped_rows=dropped,
+        columns=[name for name in found.names if name not in without],
+        left_out=without,
+        rows_per_second=round(rows / seconds, 1),
+        seconds=round(seconds, 3),
+    )
+
+
+def _tables(files: tuple[InputFile, ...], doing: str) -> Generator[tuple[pa.Table, str]]:
+    """Yields the rows of a log as tables of the types of logs, and where the first row of each comes from."""
+    with progress(doing, "bytes", enabled=True) as show:
+        positions = [Position() for _ in files]
+        yield from read_blocks(files, lambda block: (settled(block), block.where(0)), positions, show, ALL_COLUMNS)
+
+
+def _survey(files: tuple[InputFile, ...]) -> Survey:
+    found = Survey()
+    ids_of = {"state_features": found.state_ids, "next_state_features": found.state_ids, "action": found.action_ids}
+    with closing(_tables(files, "surveying")) as tables:
+        for table, where in tables:
+            found.fields = merged(found.fields, table, where)
+            for name, ids in ids_of.items():
+                if name in table.column_names and pa.types.is_map(table[name].type):
+                    ids.update(pc.unique(table[name].combine_chunks().keys).to_pylist())
+    return found
+
+
+def _require_apart(source: str, files: tuple[InputFile, ...], target: Path) -> None:
+    """Refuses a target that is part of the input, would become part of it, or is another kind of thing."""
+    own = target.resolve()
+    local = [Path(file.path).resolve() for file in files if not file.remote]
+    folder = Path(source).expanduser().resolve()
+    joins = folder.is_dir() and folder in own.parents
+    if joins or own in local or any(own in file.parents for file in local):
+        raise ConfigError(Problem("output_path", "a path outside the input", str(target), "Choose another folder"))
+    to_minari = target.name.endswith(MINARI_SUFFIX)
+    is_dataset = (target / "data" / MINARI_DESCRIPTION).is_file()
+    if target.is_dir() and not (to_minari and (is_dataset or not any(target.iterdir()))):
+        kind = "a folder that is new or a Minari dataset" if to_minari else "a file"
+        raise ConfigError(Problem("output_path", kind, f"the folder {target}", "Choose another name"))
+    if target.is_file() and to_minari:
+        raise ConfigError(Problem("output_path", "a folder", f"the file {target}", "Choose another name"))
+
+
+def _form(config: ConvertConfig, found: Survey) -> MinariForm:
+    parametric = pa.types.is_map(found.action)
+    if not parametric and not config.actions:
+        raise ConfigError(Problem("actions", "the names of all actions, for a Minari dataset", "none"))
+    if parametric and config.actions:
+        raise ConfigError(Problem("actions", "none, where actions are feature maps", repr(config.actions)))
+    return MinariForm(
+        dataset_id=config.minari_id,
+        env_id=config.env_id or None,
+        state_ids=tuple(sorted(found.state_ids)),
+        actions=None if parametric else tuple(config.actions),
+        action_ids=tuple(sorted(found.action_ids)),
+    )
+
+
+def _report(target: Path, rows: int, found: Survey, without: list[str], dropped: int) -> None:
+    _log(f"{target}: {counted(rows, 'row')}")
+    if without:
+        _log(f"left out, since Minari has no place for it: {', '.join(without)}")
+    if dropped:
+        stops = counted(dropped, "episode merely stops", "episodes merely stop")
+        _log(f"{stops}: the state of the last row is the last observation")
+    if pa.types.is_integer(found.action) and target.name.endswith(".csv"):
+        _log("actions are indices; CSV has them as text, which is read as a name first where `actions` has it")
+
+
+def _log(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
 
 COMMAND = Command(
     module="workflows.convert",

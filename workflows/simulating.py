@@ -24,8 +24,8 @@ from torch import Tensor
 
 from reagent_lite.config import resolved
 from reagent_lite.config.simulate import PlayConfig, SimulateConfig, ValueOfConfig
-from reagent_lite.data.writing.columns import EpisodeBlock, LogSchema
-from reagent_lite.data.writing.event_log import LogWriter, log_writer
+from reagent_lite.data.writing.episodes import EpisodeBlock, LogSchema, episode_rows
+from reagent_lite.data.writing.files import TableWriter, table_writer
 from reagent_lite.errors import BundleError, ConfigError, Problem, SimulationError, counted
 from reagent_lite.evaluation.interval import number
 from reagent_lite.evaluation.returns import estimate, play
@@ -88,9 +88,9 @@ def simulate(config: SimulateConfig) -> Simulated:
     policy = _policy(config.policy, "policy", spec, parametric=config.parametric)
     judged = _policy(config.value_of, "value_of", spec, parametric=config.parametric)
     require_writable(target.parent, "output_path")
-    with log_writer(target, schema) as writer:
+    with table_writer(target) as writer:
         playing = time.monotonic()
-        returns, rows = _write(config, backend, policy, writer)
+        returns, rows = _write(config, backend, policy, schema, writer)
         seconds = time.monotonic() - playing
         value = None if config.value_of is None else _value(config, config.value_of, backend, judged)
         truth = target.with_name(f"{target.name}.truth.json")
@@ -113,7 +113,9 @@ def simulate(config: SimulateConfig) -> Simulated:
     )
 
 
-def _write(config: SimulateConfig, backend: Backend, policy: Policy | None, writer: LogWriter) -> tuple[Returns, int]:
+def _write(
+    config: SimulateConfig, backend: Backend, policy: Policy | None, schema: LogSchema, writer: TableWriter
+) -> tuple[Returns, int]:
     """Plays and writes; returns the returns of all episodes [E], and the number of rows."""
     amount = Amount(rows=config.rows, episodes=config.episodes)
     with _own_keys():
@@ -123,7 +125,7 @@ def _write(config: SimulateConfig, backend: Backend, policy: Policy | None, writ
     returns, rows, prefix = [], 0, _prefix(config)
     with progress("simulating", "rows", enabled=True) as show:
         for episodes in whole_episodes(env, policy, amount, **_drawing(config.policy)):
-            writer.write(_block(episodes, prefix))
+            writer.write(episode_rows(_block(episodes, prefix), schema))
             returns.append(episodes.returns)
             rows += len(episodes.state)
             show(rows, max(config.rows or 0, rows))

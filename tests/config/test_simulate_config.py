@@ -8,7 +8,7 @@ import pytest
 
 from reagent_lite.config import DqnConfig, check, load_config, resolved
 from reagent_lite.config.simulate import LOG_SUFFIXES, SimulateConfig
-from reagent_lite.data.writing.event_log import SINKS
+from reagent_lite.data.writing.files import FORMATS
 from reagent_lite.errors import ConfigError
 
 GOOD: dict[str, Any] = {"env": "cartpole_v0", "output_path": "out/log.jsonl"}
@@ -27,7 +27,7 @@ def test_defaults() -> None:
 
 
 def test_every_suffix_has_a_writer() -> None:
-    assert set(LOG_SUFFIXES) == set(SINKS)
+    assert set(LOG_SUFFIXES) == set(FORMATS)
     for suffix in LOG_SUFFIXES:
         check(SimulateConfig, GOOD | {"output_path": f"a/b{suffix}"})
 

@@ -22,8 +22,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from reagent_lite.data.writing.columns import EpisodeBlock, LogSchema
-from reagent_lite.data.writing.event_log import log_writer
+from reagent_lite.data.writing.episodes import EpisodeBlock, LogSchema, episode_rows
+from reagent_lite.data.writing.files import table_writer
 
 Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -192,8 +192,8 @@ def write_events(file: Path, log: Log) -> Path:
         last_features=None,
     )
     file.parent.mkdir(parents=True, exist_ok=True)
-    with log_writer(file, LogSchema(transitions=False, action_names=ACTIONS, ds="2024-01-01")) as writer:
-        writer.write(block)
+    with table_writer(file) as writer:
+        writer.write(episode_rows(block, LogSchema(transitions=False, action_names=ACTIONS, ds="2024-01-01")))
     return file
 
 

@@ -19,7 +19,7 @@ from reagent_lite.config.convert import ConvertConfig
 from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.data.formats import jsonl
 from reagent_lite.errors import ConfigError, DataError
-from workflows.converting import Converted, convert
+from workflows.convert import Converted, convert
 
 Row = dict[str, Any]
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet", ".arrow", ".csv")

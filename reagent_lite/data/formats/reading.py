@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
@@ -41,7 +41,7 @@ def read_blocks(
     positions: list[Position],
     progress: Callable[[int, int], None] | None = None,
     readers: Mapping[str, Reader] | None = None,
-) -> Iterator[T]:
+) -> Generator[T]:
     """Yields `transform` of every block in order; parsing and transforming run in threads.
 
     Args:

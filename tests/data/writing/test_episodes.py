@@ -16,8 +16,8 @@ import zstandard
 from numpy.typing import NDArray
 
 from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
-from reagent_lite.data.writing.columns import EpisodeBlock, LogSchema
-from reagent_lite.data.writing.event_log import SINKS, log_writer
+from reagent_lite.data.writing.episodes import EpisodeBlock, LogSchema, episode_rows
+from reagent_lite.data.writing.files import FORMATS, table_writer
 from reagent_lite.errors import DataError
 
 NAMES = ("left", "right")
@@ -75,9 +75,9 @@ def random_block(rng: np.random.Generator, *, candidates: bool) -> EpisodeBlock:
 
 
 def written(file: Path, schema: LogSchema, *blocks: EpisodeBlock) -> Path:
-    with log_writer(file, schema) as writer:
+    with table_writer(file) as writer:
         for block in blocks:
-            writer.write(block)
+            writer.write(episode_rows(block, schema))
     return file
 
 
@@ -171,7 +171,7 @@ def awkward_floats() -> Floats:
     return every[: len(every) // 3 * 3]
 
 
-@pytest.mark.parametrize("suffix", list(SINKS))
+@pytest.mark.parametrize("suffix", list(FORMATS))
 def test_every_float32_comes_back_bit_for_bit(tmp_path: Path, suffix: str) -> None:
     values = awkward_floats().reshape(-1, 3)
     count = len(values)
@@ -210,7 +210,7 @@ def test_all_formats_hold_the_same_rows(tmp_path: Path, kind: str) -> None:
         prepare_training_copy(
             str(written(tmp_path / f"x{suffix}", schema, *blocks)), actions=names or None,
             directory=str(tmp_path / f"copy{suffix}"),
-        ) for suffix in SINKS
+        ) for suffix in FORMATS
     ]  # fmt: skip
     rows = sum(len(block.state) for block in blocks)
     for copy in copies:
@@ -264,7 +264,7 @@ def test_compressed_files_hold_the_plain_bytes(tmp_path: Path) -> None:
     assert zstandard.ZstdDecompressor().stream_reader(squeezed, read_across_frames=True).read() == plain
 
 
-@pytest.mark.parametrize("suffix", list(SINKS))
+@pytest.mark.parametrize("suffix", list(FORMATS))
 def test_the_same_rows_are_the_same_bytes(tmp_path: Path, suffix: str) -> None:
     schema = LogSchema(transitions=False, action_names=("a", "b", "c", "d"))
     one, other = (
@@ -274,14 +274,14 @@ def test_the_same_rows_are_the_same_bytes(tmp_path: Path, suffix: str) -> None:
     assert one.read_bytes() == other.read_bytes()
 
 
-@pytest.mark.parametrize("suffix", list(SINKS))
+@pytest.mark.parametrize("suffix", list(FORMATS))
 def test_a_log_appears_whole_or_not_at_all(tmp_path: Path, suffix: str) -> None:
     target, schema = tmp_path / f"x{suffix}", LogSchema(transitions=False, action_names=NAMES)
 
     def interrupted() -> None:
-        with log_writer(target, schema) as writer:
+        with table_writer(target) as writer:
             for _ in range(20):
-                writer.write(two_episodes())
+                writer.write(episode_rows(two_episodes(), schema))
             assert not target.exists()
             raise KeyboardInterrupt
 
@@ -290,8 +290,8 @@ def test_a_log_appears_whole_or_not_at_all(tmp_path: Path, suffix: str) -> None:
     assert list(tmp_path.iterdir()) == []
     written(target, schema, two_episodes())
     before = target.read_bytes()
-    with pytest.raises(DataError), log_writer(target, schema) as writer:
-        writer.write(two_episodes(reward=floats([1, np.inf, 1])))
+    with pytest.raises(DataError):
+        written(target, schema, two_episodes(reward=floats([1, np.inf, 1])))
     assert target.read_bytes() == before
     assert list(tmp_path.iterdir()) == [target]
 
@@ -308,39 +308,29 @@ def test_a_log_appears_whole_or_not_at_all(tmp_path: Path, suffix: str) -> None:
         ({"propensity": floats([np.nan, 1, 1])}, "action_probability of episode a"),
     ],
 )
-def test_what_is_no_number_is_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
-    schema = LogSchema(transitions=True, action_names=NAMES)
-    with pytest.raises(DataError) as caught, log_writer(tmp_path / "x.jsonl", schema) as writer:
-        writer.write(two_episodes(**changes))
+def test_what_is_no_number_is_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(DataError) as caught:
+        episode_rows(two_episodes(**changes), LogSchema(transitions=True, action_names=NAMES))
     assert words in str(caught.value)
 
 
-def test_candidates_are_numbers_where_they_are_there(tmp_path: Path) -> None:
+def test_candidates_are_numbers_where_they_are_there() -> None:
+    schema = LogSchema(transitions=True)
     block = two_episodes(
         mask=np.ones((3, 1), bool), action=np.zeros(3, np.int64), features=floats([[[1]], [[2]], [[np.nan]]]),
         last_mask=np.ones((2, 1), bool), last_features=floats([[[1]], [[1]]]),
     )  # fmt: skip
-    with (
-        pytest.raises(DataError, match=r"possible_actions of episode b, 0, 0: expected finite"),
-        log_writer(tmp_path / "x.jsonl", LogSchema(transitions=True)) as writer,
-    ):
-        writer.write(block)
+    with pytest.raises(DataError, match=r"possible_actions of episode b, 0, 0: expected finite"):
+        episode_rows(block, schema)
     block = replace(block, features=floats([[[1]], [[2]], [[3]]]), last_features=floats([[[np.nan]], [[1]]]))
-    written(tmp_path / "x.jsonl", LogSchema(transitions=True), block)  # NaN where an episode came to its end: not read
-    with (
-        pytest.raises(DataError, match=r"possible_next_actions of episode b, 0, 0: expected finite"),
-        log_writer(tmp_path / "x.jsonl", LogSchema(transitions=True)) as writer,
-    ):
-        writer.write(replace(block, last_features=floats([[[1]], [[np.inf]]])))
+    episode_rows(block, schema)  # NaN where an episode came to its end: not read
+    with pytest.raises(DataError, match=r"possible_next_actions of episode b, 0, 0: expected finite"):
+        episode_rows(replace(block, last_features=floats([[[1]], [[np.inf]]])), schema)
 
 
 def test_where_nothing_can_be_written(tmp_path: Path) -> None:
     schema = LogSchema(transitions=False, action_names=NAMES)
-    with pytest.raises(DataError, match=r"a name that ends in .jsonl, "), log_writer(tmp_path / "x.tsv", schema):
-        pass
     (tmp_path / "file").touch()
-    with (
-        pytest.raises(DataError, match="a file that can be written"),
-        log_writer(tmp_path / "file" / "x.jsonl", schema),
-    ):
-        pass
+    for target, words in [("x.tsv", r"a name that ends in .jsonl, "), ("file/x.jsonl", "a file that can be written")]:
+        with pytest.raises(DataError, match=words):
+            written(tmp_path / target, schema, two_episodes())

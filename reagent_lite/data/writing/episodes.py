@@ -1,0 +1,167 @@
+"""Episodes in numpy as rows of a log in Arrow: logged decisions or transitions.
+
+events       one row per decision, as a service logs it: what was seen, what could be done, what was done and how likely
+transitions  the same rows with next state, next action and its choices, as training reads them
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from reagent_lite.errors import DataError, Problem
+
+Floats = NDArray[np.float32]
+Ints = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogSchema:
+    """What the rows of a log hold.
+
+    Attributes:
+        transitions: next state, next action and its choices in each row; else events, with the next state and its
+            choices only in the last row of an episode that was cut.
+        action_names: of fixed actions that are written as names; empty for parametric logs.
+        action_features: [K, F] of fixed actions that are written as feature maps; None where candidates differ from row
+            to row, and for names.
+        ds: date partition of events; None for no such column.
+    """
+
+    transitions: bool
+    action_names: tuple[str, ...] = ()
+    action_features: Floats | None = None
+    ds: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeBlock:
+    """E whole episodes one after the other, R rows.
+
+    Attributes:
+        mdp_ids: [E].
+        lengths: [E] rows of each.
+        terminal: [E] whether the episode came to its true end; else a time limit cut it.
+        state: [R, S].
+        action: [R] index of the choice taken.
+        reward, propensity: [R].
+        mask: [R, K] the choices that were there; None for all.
+        features: [R, K, F] of candidates that differ from row to row; None where choices are fixed.
+        last_state: [E, S] where the last row led.
+        last_mask, last_features: [E, K] and [E, K, F], the choices there; not read for true ends.
+    """
+
+    mdp_ids: Sequence[str]
+    lengths: Ints
+    terminal: Mask
+    state: Floats
+    action: Ints
+    reward: Floats
+    propensity: Floats
+    mask: Mask | None
+    features: Floats | None
+    last_state: Floats
+    last_mask: Mask | None
+    last_features: Floats | None
+
+
+def episode_rows(block: EpisodeBlock, schema: LogSchema) -> pa.Table:
+    """Returns the rows of a block: features as map<int32, float>, names as strings, choices as lists of either.
+
+    Raises:
+        DataError: a number that would be written is NaN or infinite.
+    """
+    _require_finite(block)
+    num_rows, num_episodes = len(block.state), len(block.lengths)
+    ends = block.lengths.cumsum()
+    episode = np.repeat(np.arange(num_episodes), block.lengths)
+    last = np.zeros(num_rows, bool)
+    last[ends - 1] = True
+    num_choices = block.features.shape[1] if block.features is not None else len(_fixed_actions(schema))
+    mask = np.ones((num_rows, num_choices), bool) if block.mask is None else block.mask
+    last_mask = np.ones((num_episodes, num_choices), bool) if block.last_mask is None else block.last_mask
+    state, last_state = _maps(block.state), _maps(block.last_state)
+    action = _taken(block.action, mask, block.features, schema)
+    possible = _choices(mask, block.features, schema)
+    last_possible = _choices(last_mask & ~block.terminal[:, None], block.last_features, schema)
+    columns = {} if schema.ds is None else {"ds": pa.repeat(schema.ds, num_rows)}
+    columns |= {
+        "mdp_id": pa.array(block.mdp_ids, pa.string()).take(pa.array(episode)),
+        "sequence_number": pa.array(np.arange(num_rows) - np.repeat(ends - block.lengths, block.lengths)),
+        "state_features": state,
+        "action": action,
+        "reward": pa.array(block.reward),
+        "possible_actions": possible,
+        "action_probability": pa.array(block.propensity),
+    }
+    if schema.transitions:
+        # the following row; after the last one of an episode, what comes behind all rows
+        after = pa.array(np.where(last, num_rows + episode, np.arange(num_rows) + 1))
+        columns |= {
+            "next_state_features": pa.concat_arrays([state, last_state]).take(after),
+            "next_action": action.take(pa.array(np.arange(num_rows) + 1, mask=last)),
+            "possible_next_actions": pa.concat_arrays([possible, last_possible]).take(after),
+            "time_diff": pa.array(np.ones(num_rows, np.int64)),
+        }
+    else:
+        # only where a limit cut the episode: no row follows that would say where it led
+        cut = pa.array(episode, mask=~last | block.terminal[episode])
+        columns |= {"next_state_features": last_state.take(cut), "possible_next_actions": last_possible.take(cut)}
+    terminal = block.terminal[episode]
+    columns |= {"terminal": pa.array(last & terminal), "truncated": pa.array(last & ~terminal)}
+    return pa.table(columns)
+
+
+def _require_finite(block: EpisodeBlock) -> None:
+    by_row = {"state_features": block.state, "reward": block.reward, "action_probability": block.propensity}
+    by_episode = {"next_state_features": block.last_state}
+    if block.features is not None and block.mask is not None:
+        by_row["possible_actions"] = np.where(block.mask[:, :, None], block.features, np.float32(0))
+    if block.last_features is not None and block.last_mask is not None:
+        present = block.last_mask & ~block.terminal[:, None]
+        by_episode["possible_next_actions"] = np.where(present[:, :, None], block.last_features, np.float32(0))
+    for name, values in (by_row | by_episode).items():
+        if np.isfinite(values).all():
+            continue
+        row, *place = (int(index) for index in np.argwhere(~np.isfinite(values))[0])
+        episode = row if name in by_episode else int(np.searchsorted(block.lengths.cumsum(), row, "right"))
+        where = f"{name} of episode {block.mdp_ids[episode]}" + "".join(f", {index}" for index in place)
+        got, todo = str(values[(row, *place)]), "The environment computed it: look at its step"
+        raise DataError(Problem(where, "finite numbers", got, todo))
+
+
+def _fixed_actions(schema: LogSchema) -> pa.Array:
+    if schema.action_features is None:
+        return pa.array(schema.action_names, pa.string())
+    return _maps(schema.action_features)
+
+
+def _taken(action: Ints, mask: Mask, features: Floats | None, schema: LogSchema) -> pa.Array:
+    if features is None:
+        return _fixed_actions(schema).take(pa.array(action))
+    return _maps(features[np.arange(len(action)), action])
+
+
+def _choices(mask: Mask, features: Floats | None, schema: LogSchema) -> pa.Array:
+    """Returns lists of the choices that are there, of mask [n, K]."""
+    if features is not None:
+        return _lists(_maps(features[mask]), mask.sum(1))
+    return _lists(_fixed_actions(schema).take(pa.array(np.nonzero(mask)[1])), mask.sum(1))
+
+
+def _maps(values: Floats) -> pa.MapArray:
+    """Returns the features of [n, F] with ids 0 to F - 1."""
+    rows, size = values.shape
+    ids = pa.array(np.tile(np.arange(size, dtype=np.int32), rows))
+    offsets = pa.array(np.arange(rows + 1, dtype=np.int32) * size)
+    return pa.MapArray.from_arrays(offsets, ids, pa.array(values.reshape(-1)))
+
+
+def _lists(elements: pa.Array, counts: Ints) -> pa.ListArray:
+    offsets = np.concatenate(([0], counts.cumsum())).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), elements)
