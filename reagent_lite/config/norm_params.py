@@ -18,7 +18,7 @@ class NormParams(Section):
     cols_to_norm: tuple[Literal["state_features", "action"], ...] = ("state_features", "action")
     """Columns to fit when their file is not given."""
     num_samples: Annotated[int, Field(ge=20)] = 100_000
-    """Rows looked at: a fixed random sample when the data has more."""
+    """Rows, and candidates, of the sample that shapes and quantiles are taken from; all rows give the rest."""
     max_unique_enum_values: Annotated[int, Field(ge=1)] = 100
     """A non-negative integer feature with at most so many values is ENUM."""
     quantile_size: Annotated[int, Field(ge=2)] = 20

@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 
 from reagent_lite.config import check
 from reagent_lite.config.normalize import NormalizeConfig
-from workflows.normalizing import normalize
+from workflows.normalize import normalize
 
 FEATURES = 16
 EPISODE = 100

@@ -17,7 +17,7 @@ from reagent_lite.config.normalize import NormalizeConfig
 from reagent_lite.data.features.normalization import read_normalization
 from reagent_lite.data.formats.stage import read_manifest
 from reagent_lite.errors import ConfigError, DataError
-from workflows.normalizing import Normalized, normalize
+from workflows.normalize import Normalized, normalize
 
 FILES = {"state_features_norm.json", "statistics.json", "manifest.json"}
 

@@ -286,11 +286,10 @@ def test_eval_episodes_that_another_node_trains_on_are_scored_by_share_only(tmp_
     assert second.outcome["fitted"] == sorted(set(every[10:15]) - scored)
 
 
-def test_each_node_gives_its_share_of_the_sample(tmp_path: Path) -> None:
-    """300 and 100 rows and a sample of 40: 30 of 10.0 and 10 of 50.0 have the mean (30 * 10 + 10 * 50) / 40 = 20.
+def test_normalization_is_fitted_to_the_rows_of_all_nodes(tmp_path: Path) -> None:
+    """300 rows of 10.0 and 100 of 50.0 have the mean (300 * 10 + 100 * 50) / 400 = 20.
 
-    Rows of node 0 list one candidate and those of node 1 three, so 30 are seen on each: 20 of 10.0 and 20 of 50.0
-    have the mean 30.
+    Rows of node 0 list one candidate and those of node 1 three, so that 300 are seen on each: their mean is 30.
     """
     folders = []
     for number, (count, value, choices) in enumerate(((300, 10.0, 1), (100, 50.0, 3))):

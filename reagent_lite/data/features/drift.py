@@ -16,14 +16,13 @@ from typing import Literal
 import numpy as np
 
 from reagent_lite.config.drift import DriftConfig
-from reagent_lite.data.features.full_statistics import ColumnSummary
-from reagent_lite.data.features.normalization import MISSING
-from reagent_lite.data.features.statistics import Floats
+from reagent_lite.data.features.summary import ColumnSummary, Floats
 from reagent_lite.errors import DataError, Problem
 
 Verdict = Literal["stable", "moderate", "large"]
 VERDICTS: tuple[Verdict, ...] = ("stable", "moderate", "large")
 CHANCE = 0.95
+MOST_TABLE_ROWS = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +87,7 @@ def drift_between(training: ColumnSummary, reference: ColumnSummary, settings: D
 def _feature_drift(
     feature_id: int, training: ColumnSummary, reference: ColumnSummary, settings: DriftConfig
 ) -> FeatureDrift:
-    ours, theirs = _present(training, feature_id), _present(reference, feature_id)
+    ours, theirs = training.sampled(feature_id), reference.sampled(feature_id)
     psi = ks = psi_chance = ks_chance = None
     if len(ours) and len(theirs):
         psi, psi_chance = stability_index(ours, theirs, settings.num_bins)
@@ -101,16 +100,17 @@ def _feature_drift(
     if ks is not None and ks_chance is not None:
         levels.append(_level(ks, ks_chance, settings.ks_moderate, settings.ks_large))
     return FeatureDrift(
-        feature_id=feature_id, verdict=VERDICTS[max(levels)],
-        psi=psi, psi_by_chance=psi_chance, ks=ks, ks_by_chance=ks_chance,
-        present=present, reference_present=before,
-        mean=one.mean if one.count else None, reference_mean=other.mean if other.count else None,
-    )  # fmt: skip
-
-
-def _present(column: ColumnSummary, feature_id: int) -> Floats:
-    values = column.sample.column(feature_id)
-    return np.asarray(values[~np.isnan(values) & (values != MISSING)], np.float64)
+        feature_id=feature_id,
+        verdict=VERDICTS[max(levels)],
+        psi=psi,
+        psi_by_chance=psi_chance,
+        ks=ks,
+        ks_by_chance=ks_chance,
+        present=present,
+        reference_present=before,
+        mean=one.mean if one.count else None,
+        reference_mean=other.mean if other.count else None,
+    )
 
 
 def _level(figure: float, chance: float, moderate: float, large: float) -> int:
@@ -129,8 +129,8 @@ def stability_index(values: Floats, reference: Floats, num_bins: int) -> tuple[f
     from scipy import stats
 
     edges = _edges(reference, num_bins)
-    counts = [np.bincount(np.searchsorted(edges, one, side="left"), minlength=len(edges) + 1)
-              for one in (values, reference)]  # fmt: skip
+    bins = [np.searchsorted(edges, one, side="left") for one in (values, reference)]
+    counts = [np.bincount(one, minlength=len(edges) + 1) for one in bins]
     used = (counts[0] + counts[1]) > 0
     actual, expected = (np.maximum(one[used], 0.5) / one.sum() for one in counts)
     index = float(((actual - expected) * np.log(actual / expected)).sum())
@@ -156,3 +156,25 @@ def distance(values: Floats, reference: Floats) -> tuple[float, float]:
     # the asymptotic point of Kolmogorov's distribution, by its first term
     chance = np.sqrt(-np.log((1 - CHANCE) / 2) / 2 * (1 / len(values) + 1 / len(reference)))
     return float(np.abs(ours - theirs).max()), float(chance)
+
+
+def drift_lines(name: str, drift: Drift) -> list[str]:
+    """Returns a column's drift as a table, most drifted features first."""
+    heading = f"{'feature':>12}  verdict   {'PSI':>8} {'KS':>7}  present             mean"
+    lines = [f"drift of {name} against the reference", heading]
+    lines += [_drift_line(one) for one in drift.features[:MOST_TABLE_ROWS]]
+    if len(drift.features) > MOST_TABLE_ROWS:
+        lines.append(f"{len(drift.features) - MOST_TABLE_ROWS} more in drift.json")
+    for what, ids in (("training data", drift.only_in_training), ("reference", drift.only_in_reference)):
+        if ids:
+            lines.append(f"only in the {what}: {', '.join(map(str, ids))}")
+    return lines
+
+
+def _drift_line(one: FeatureDrift) -> str:
+    figures = [("n/a" if figure is None else f"{figure:.4f}") for figure in (one.psi, one.ks)]
+    means = ["n/a" if mean is None else f"{mean:.4g}" for mean in (one.reference_mean, one.mean)]
+    return (
+        f"{one.feature_id:>12}  {one.verdict:<8}  {figures[0]:>8} {figures[1]:>7}  "
+        f"{one.reference_present:7.2%} → {one.present:7.2%}  {means[0]} → {means[1]}"
+    )

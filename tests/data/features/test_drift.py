@@ -9,12 +9,12 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from oracles import summaries
 from scipy import stats
 
 from reagent_lite.config.drift import DriftConfig
 from reagent_lite.data.features.drift import distance, drift_between, stability_index
-from reagent_lite.data.features.full_statistics import ColumnSummary, FeatureSummary
-from reagent_lite.data.features.hash_sample import Sample
+from reagent_lite.data.features.summary import ColumnSummary
 from reagent_lite.errors import DataError
 
 RNG = np.random.default_rng(6)
@@ -22,12 +22,7 @@ RNG = np.random.default_rng(6)
 
 def column(**features: npt.ArrayLike) -> ColumnSummary:
     """A data set of these features (f0, f1, ...), all rows of which are its sample."""
-    ids = tuple(int(name.removeprefix("f")) for name in features)
-    values = np.stack([np.asarray(one, np.float32) for one in features.values()], axis=1)
-    summaries = {one: FeatureSummary.of(values[:, index], 100) for index, one in enumerate(ids)}
-    places = {one: index for index, one in enumerate(ids)}
-    sample = Sample(ids=ids, order=np.arange(len(values)), places=places, values=values)
-    return ColumnSummary(rows=len(values), features=summaries, sample=sample)
+    return summaries.column(*features.values(), ids=[int(name.removeprefix("f")) for name in features])
 
 
 def floats(*values: Any) -> npt.NDArray[np.float64]:

@@ -7,16 +7,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from oracles.summaries import column
 
 from reagent_lite.config.norm_params import NormParams
-from reagent_lite.data.features import normalization
-from reagent_lite.data.features.normalization import (
-    fit_normalization,
-    read_normalization,
-    sample_rows,
-    write_normalization,
-)
-from reagent_lite.errors import DataError
+from reagent_lite.data.features.fitting import check_overrides, fit_column
+from reagent_lite.data.features.normalization import read_normalization, write_normalization
+from reagent_lite.data.features.summary import MISSING
+from reagent_lite.errors import ConfigError, DataError
 from reagent_lite.models.preprocessor import Preprocessor
 from reagent_lite.types import NormalizationSpec
 
@@ -24,13 +21,9 @@ NAN = math.nan
 RNG = np.random.default_rng(11)
 
 
-def fit(
-    *columns: npt.ArrayLike, norm_params: NormParams | None = None, seed: int = 0
-) -> tuple[NormalizationSpec, tuple[str, ...]]:
-    values = np.stack([np.asarray(column, np.float32) for column in columns], axis=1)
-    return fit_normalization(
-        values, tuple(range(1, len(columns) + 1)), norm_params or NormParams(), seed=seed, where="data"
-    )
+def fit(*columns: npt.ArrayLike, norm_params: NormParams | None = None) -> tuple[NormalizationSpec, tuple[str, ...]]:
+    fitted = fit_column(column(*columns, ids=range(1, len(columns) + 1)), norm_params or NormParams(), where="data")
+    return fitted.spec, fitted.notes
 
 
 def overridden(**types: str) -> NormParams:
@@ -63,8 +56,8 @@ def test_fit_identifies_and_orders() -> None:
 def test_fit_then_apply_standardizes() -> None:
     num = 5000
     columns = [RNG.normal(40, 0.01, num), RNG.lognormal(0, 1, num), RNG.gamma(3, 2, num) - 9]
-    for column in columns:
-        column[RNG.random(num) < 0.2] = NAN
+    for values in columns:
+        values[RNG.random(num) < 0.2] = NAN
     spec, _ = fit(*columns)
     assert [f.feature_type.value for f in spec.features] == ["CONTINUOUS", "BOXCOX", "BOXCOX"]
     raw = torch.tensor(np.stack(columns, axis=1), dtype=torch.float32)
@@ -92,7 +85,7 @@ def test_fit_ignores_absent_and_the_sentinel() -> None:
     assert (feature.feature_type, feature.mean, feature.min_value, feature.max_value) == ("CONTINUOUS", 3.0, 2.5, 3.5)
     # Twenty values half a unit from their mean: 20 · 0.25 / 19
     assert feature.stddev == pytest.approx(math.sqrt(5 / 19), rel=1e-12)
-    assert float(normalization.MISSING) == float(np.float32(Preprocessor.missing_value))
+    assert float(MISSING) == float(np.float32(Preprocessor.missing_value))
 
 
 def test_constants_say_so() -> None:
@@ -112,14 +105,9 @@ def test_too_few_values_names_every_such_feature() -> None:
     with pytest.raises(DataError) as caught:
         fit(sparse, np.arange(50) / 7, np.full(50, NAN))
     assert [problem.where for problem in caught.value.problems] == ["data: feature 1", "data: feature 3"]
-    assert "expected at least 20 present values, got 19 in 50 sampled rows" in str(caught.value)
+    assert "expected at least 20 present values, got 19 in 50 rows or candidates" in str(caught.value)
     sparse[19] = 0.0
     assert fit(sparse)[0].features[0].feature_type == "CONTINUOUS"
-
-
-def test_infinity_is_refused() -> None:
-    with pytest.raises(DataError, match="feature 1: expected finite values, got infinity"):
-        fit([math.inf] + [1.0] * 40)
 
 
 def test_overrides_fix_the_type_and_its_parameters_are_fitted() -> None:
@@ -157,14 +145,17 @@ def test_overrides_fix_the_type_and_its_parameters_are_fitted() -> None:
 
 
 def test_override_of_an_unknown_feature() -> None:
-    with pytest.raises(DataError, match=r"norm_params\.feature_overrides\.7: expected a feature of data, got 7"):
-        fit(np.arange(40), norm_params=overridden(f7="ENUM"))
+    check_overrides(overridden(f7="ENUM"), {7}, "data")
+    with pytest.raises(ConfigError, match=r"overrides\.7: expected a feature of data, got 7. Did you mean 71?"):
+        check_overrides(overridden(f7="ENUM"), {1, 71}, "data")
 
 
 def test_override_that_cannot_be_fitted() -> None:
     with pytest.raises(DataError, match="feature 1: expected values that QUANTILE can be fitted to, got one single"):
         fit(np.ones(40), norm_params=overridden(f1="QUANTILE"))
-    with pytest.raises(DataError, match="expected values that ENUM can be fitted to, got 200 distinct values"):
+    with pytest.raises(
+        DataError, match="expected values that ENUM can be fitted to, got more than 100 distinct values"
+    ):
         fit(np.arange(200) / 7, norm_params=overridden(f1="ENUM"))
 
 
@@ -174,32 +165,3 @@ def test_fitted_spec_reads_back(tmp_path: Path) -> None:
     path = str(tmp_path / "norm.json")
     write_normalization(path, spec)
     assert read_normalization(path) == spec
-
-
-def test_sample_rows_is_fixed_and_even(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = sample_rows(100_000, 10_000, seed=3)
-    assert len(np.unique(rows)) == 10_000
-    assert (np.diff(rows) > 0).all()
-    # A tenth of every tenth of the data; the standard deviation of each count is below 30.
-    assert np.abs(np.bincount(rows // 10_000) - 1000).max() < 150
-    assert np.abs(np.bincount(rows % 7)[1:] - 10_000 / 7).max() < 200
-    assert len(np.intersect1d(rows, sample_rows(100_000, 10_000, seed=4))) < 1300
-    monkeypatch.setattr(normalization, "SAMPLE_BLOCK_ROWS", 777)
-    np.testing.assert_array_equal(rows, sample_rows(100_000, 10_000, seed=3))
-    assert sample_rows(5, 20, seed=0).tolist() == [0, 1, 2, 3, 4]
-    assert sample_rows(0, 20, seed=0).tolist() == []
-    # A smaller sample is part of a larger one.
-    assert np.isin(sample_rows(100_000, 500, seed=3), rows).all()
-
-
-def test_fit_samples_a_memory_map(tmp_path: Path) -> None:
-    values = np.lib.format.open_memmap(tmp_path / "x.npy", mode="w+", dtype=np.float32, shape=(5000, 2))
-    values[:] = RNG.normal(5, 2, (5000, 2))
-    norm_params = NormParams(num_samples=100)
-    spec, _ = fit_normalization(values, (4, 8), norm_params, seed=1, where="x.npy")
-    rows = sample_rows(5000, 100, seed=1)
-    sample = np.asarray(values)[rows].astype(np.float64)
-    assert spec.feature_ids == (4, 8)
-    assert [f.mean for f in spec.features] == pytest.approx(sample.mean(axis=0))
-    assert [f.stddev for f in spec.features] == pytest.approx(sample.std(axis=0, ddof=1))
-    assert [f.max_value for f in spec.features] == sample.max(axis=0).tolist()

@@ -13,29 +13,27 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from oracles.logs import candidate_rows, random_rows, write_lines
 from scipy import stats
 
 from reagent_lite.config.norm_params import NormParams
-from reagent_lite.data.features.full_fit import Fitted, fit_summary
-from reagent_lite.data.features.full_statistics import ACTION, STATE, FeatureSummary, Summary, Wanted, summarize
+from reagent_lite.data.features.fitting import Fitted, fit_column
+from reagent_lite.data.features.log import ACTION, STATE, LogSummary, summarize_log
 from reagent_lite.data.formats.stage import data_files
 from reagent_lite.errors import DataError, NoRowsError
 from reagent_lite.types import FeatureSpec
 
 NUM = 40_000
-WANTED = {"columns": (STATE, ACTION), "parametric": None, "num_samples": 2000, "most_distinct": 100, "seed": 0}
 Columns = dict[str, npt.NDArray[np.float32]]
 
 
-def summary(path: Path, **changes: Any) -> Summary:
-    return summarize(data_files(str(path)), Wanted(**(WANTED | changes)))
+def summary(path: Path, num_samples: int = 2000, **changes: Any) -> LogSummary:
+    columns = changes.pop("columns", (STATE, ACTION))
+    return summarize_log(data_files(str(path)), NormParams(num_samples=num_samples, cols_to_norm=columns), **changes)
 
 
 def fitted(path: Path, norm_params: NormParams | None = None, column: str = STATE, **changes: Any) -> Fitted:
-    return fit_summary(summary(path, **changes).columns[column], norm_params or NormParams(), where="data")
+    return fit_column(summary(path, **changes).columns[column], norm_params or NormParams(), where="data")
 
 
 def feature(fit: Fitted, feature_id: int) -> FeatureSpec:
@@ -135,25 +133,24 @@ def test_the_same_bits_on_any_number_of_cores(parquet: Path) -> None:
     one, other = (part.columns[STATE] for part in found)
     assert [part.moments for part in one.features.values()] == [part.moments for part in other.features.values()]
     for feature_id in one.features:
-        np.testing.assert_array_equal(one.sample.column(feature_id), other.sample.column(feature_id))
+        np.testing.assert_array_equal(one.sampled(feature_id), other.sampled(feature_id))
 
 
 def test_the_sample_is_the_rows_of_least_hash(parquet: Path) -> None:
-    """SplitMix64 (Steele, Lea and Flood 2014) of sequence_number + the first 8 bytes of md5, in plain integers."""
+    """SplitMix64 (Steele, Lea and Flood 2014) of sequence_number + 8 bytes of BLAKE2b + 7 steps, in plain integers."""
 
     def hash_of(mdp_id: str, sequence: int) -> int:
-        z = int.from_bytes(hashlib.md5(f"7:mdp_id:{mdp_id}".encode()).digest()[:8], "little") + sequence
-        z = (z + 1) * 0x9E3779B97F4A7C15 % 2**64
+        z = int.from_bytes(hashlib.blake2b(mdp_id.encode(), digest_size=8).digest(), "little") + sequence
+        z = (z + 7 * 0xD1342543DE82EF95 + 0x9E3779B97F4A7C15) % 2**64
         z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
         z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
         return z ^ (z >> 31)
 
     rows = pq.read_table(parquet).to_pylist()
     expected = sorted(rows, key=lambda row: hash_of(row["mdp_id"], row["sequence_number"]))[:2000]
-    sample = summary(parquet, seed=7).columns[STATE].sample
-    np.testing.assert_array_equal(sample.column(3), np.array([row[STATE]["3"] for row in expected], np.float32))
-    other = summary(parquet, seed=8).columns[STATE].sample
-    assert not np.array_equal(sample.column(3), other.column(3))
+    sampled = summary(parquet, seed=7).columns[STATE].sampled(3)
+    np.testing.assert_array_equal(sampled, np.sort([row[STATE]["3"] for row in expected]))
+    assert not np.array_equal(sampled, summary(parquet, seed=8).columns[STATE].sampled(3))
 
 
 def test_shapes_are_those_of_scipy(parquet: Path) -> None:
@@ -185,7 +182,7 @@ def test_one_row_of_many_decides_the_type(tmp_path: Path, odd: float, expected: 
     file = tmp_path / "log.parquet"
     pq.write_table(table(values), file)
     fit = fitted(file, num_samples=30)
-    assert odd not in summary(file, num_samples=30).columns[STATE].sample.column(0)
+    assert odd not in summary(file, num_samples=30).columns[STATE].sampled(0)
     assert str(fit.spec.features[0].feature_type) == expected
     # 20 000 ones and 20 000 zeros, of which one became `odd`; row 12 345 was a one
     mean = (19_999 + odd) / NUM
@@ -211,7 +208,7 @@ def test_box_cox_shifts_by_the_least_of_all_rows(tmp_path: Path) -> None:
     file = tmp_path / "log.parquet"
     pq.write_table(table(values), file)
     fit = fitted(file)
-    assert summary(file).columns[STATE].sample.column(0).min() > 5
+    assert summary(file).columns[STATE].sampled(0).min() > 5
     assert (str(fit.spec.features[0].feature_type), fit.spec.features[0].boxcox_shift) == ("BOXCOX", -4.5)
 
 
@@ -234,22 +231,21 @@ def test_candidates_count_as_often_as_rows_list_them(tmp_path: Path) -> None:
     action = found.columns[ACTION]
     assert (found.parametric, action.rows, action.features[1].moments.count) == (True, 50, 50)
     assert action.features[1].moments.mean == pytest.approx(3.3, rel=1e-12)
-    assert sorted(action.sample.column(1).tolist()) == [0.5] * 20 + [3.0] * 20 + [9.5] * 10
+    assert sorted(action.sampled(1).tolist()) == [0.5] * 20 + [3.0] * 20 + [9.5] * 10
     assert found.columns[STATE].rows == 30
 
 
 def test_candidates_sampled_are_those_of_the_sampled_rows(tmp_path: Path) -> None:
     rows = candidate_rows(3000)
-    file = write_lines(tmp_path / "log.jsonl", rows)
-    found = summary(file, num_samples=50)
-    state = found.columns[STATE].sample
-    # the row of the least hash, found by its state, gives the first candidates
-    known = {one: float(state.column(one)[0]) for one in state.ids if not np.isnan(state.column(one)[0])}
-    first = next(row for row in rows if {int(k): float(np.float32(v)) for k, v in row[STATE].items()} == known)
-    listed = np.array([one["0"] for one in first["possible_actions"]], np.float32)
-    np.testing.assert_array_equal(found.columns[ACTION].sample.column(0)[: len(listed)], listed)
-    assert len(found.columns[ACTION].sample) == 50
-    assert found.columns[ACTION].rows == sum(len(row["possible_actions"]) for row in rows)
+    found = summary(write_lines(tmp_path / "log.jsonl", rows), num_samples=50)
+    state, action = found.columns[STATE], found.columns[ACTION]
+    row_of = {frozenset((int(k), float(np.float32(v))) for k, v in row[STATE].items()): row for row in rows}
+    expected: list[float] = []
+    for values in state.sample.values[np.argsort(state.hashes)].tolist():
+        known = frozenset(pair for pair in zip(state.sample.ids, values, strict=True) if not math.isnan(pair[1]))
+        expected += [float(np.float32(one["0"])) for one in row_of[known]["possible_actions"]]
+    assert action.sampled(0).tolist() == sorted(expected[:50])
+    assert action.rows == sum(len(row["possible_actions"]) for row in rows)
 
 
 def test_rows_without_a_name_are_known_by_position(tmp_path: Path) -> None:
@@ -259,25 +255,7 @@ def test_rows_without_a_name_are_known_by_position(tmp_path: Path) -> None:
     found = summary(file, num_samples=100)
     assert found.rows_by_position == 499
     again = summary(file, num_samples=100)
-    np.testing.assert_array_equal(found.columns[STATE].sample.column(0), again.columns[STATE].sample.column(0))
-
-
-@given(st.lists(st.lists(st.floats(-100, 100, width=32) | st.just(math.nan), max_size=8), min_size=1, max_size=5))
-def test_parts_merge_to_the_whole(parts: list[list[float]]) -> None:
-    summaries = [FeatureSummary.of(np.array(part, np.float32), 4) for part in parts]
-    merged = summaries[0]
-    for one in summaries[1:]:
-        merged = merged.merge(one, 4)
-    whole = np.array([x for part in parts for x in part if not math.isnan(x)], np.float64)
-    distinct = sorted(set(whole.tolist()))
-    assert (merged.moments.count, merged.low, merged.high) == (
-        len(whole), min(distinct, default=math.inf), max(distinct, default=-math.inf)
-    )  # fmt: skip
-    assert merged.whole == all(x == int(x) for x in distinct)
-    assert (None if merged.distinct is None else merged.distinct.tolist()) == (distinct if len(distinct) <= 4 else None)
-    if len(whole) > 1:
-        assert merged.moments.mean == pytest.approx(whole.mean(), rel=1e-9, abs=1e-9)
-        assert merged.moments.stddev == pytest.approx(whole.std(ddof=1), rel=1e-9, abs=1e-9)
+    np.testing.assert_array_equal(found.columns[STATE].sampled(0), again.columns[STATE].sampled(0))
 
 
 def test_constants_and_sparse_features_say_so(tmp_path: Path) -> None:

@@ -1,0 +1,64 @@
+"""Features of a training copy, summarised: what normalization is fitted to where no file gives it.
+
+states, or candidates as often as rows list them ─► blocks ─► ColumnSummary, in threads ─► merged in order
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from reagent_lite.config.norm_params import NormParams
+from reagent_lite.data.copy.training_copy import TrainingCopy
+from reagent_lite.data.features.summary import ColumnSummary, Merge
+from reagent_lite.data.formats.reading import num_threads
+from reagent_lite.data.rows.hashes import row_hashes
+from reagent_lite.data.rows.transitions import FeatureMatrix
+
+_BLOCK_BYTES = 32 << 20
+
+
+def summarize_copy(copy: TrainingCopy, column: str, settings: NormParams, seed: int) -> ColumnSummary:
+    """Returns what the features of all rows are, as `summarize_log` does of their files.
+
+    Args:
+        copy: of one machine; it may have no rows.
+        column: "state_features" or "action".
+        settings: how large a sample, and how many distinct values.
+        seed: of the sample.
+    """
+    of_states = column == "state_features"
+    most_distinct, threads = settings.max_unique_enum_values, num_threads()
+
+    def part(start: int) -> ColumnSummary:
+        rows = slice(start, min(start + step, len(copy)))
+        hashes = row_hashes(copy.episode_hash[copy.episode[rows]], copy.sequence[rows], seed)
+        if of_states:
+            return ColumnSummary.of(FeatureMatrix(copy.state_ids, copy.state[rows]), hashes, most_distinct)
+        listed, places = _listed(copy, rows)
+        return ColumnSummary.of(FeatureMatrix(copy.action_ids, copy.candidates[places]), hashes[listed], most_distinct)
+
+    per_row = len(copy.state_ids)
+    if not of_states:
+        per_row = len(copy.action_ids) * len(copy.candidates) // max(len(copy.list_offsets) - 1, 1)
+    step = max(_BLOCK_BYTES // (4 * max(per_row, 1)), 1)
+    merge = Merge(settings.num_samples, most_distinct)
+    with ThreadPoolExecutor(threads) as pool:
+        for first in range(0, len(copy), step * threads):
+            for found in pool.map(part, range(first, min(first + step * threads, len(copy)), step)):
+                merge.add(found)
+            copy.release()
+    return merge.summary()
+
+
+def _listed(copy: TrainingCopy, rows: slice) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (place in `rows`, row of `candidates`) of every candidate that these rows list.
+
+    The copy stores equal lists once, so its table of candidates says nothing about how often each is seen.
+    """
+    lists = np.asarray(copy.actions_list[rows])
+    starts = copy.list_offsets[lists]
+    counts = copy.list_offsets[lists + 1] - starts
+    listed = np.repeat(np.arange(len(lists)), counts)
+    return listed, np.arange(len(listed)) + np.repeat(starts - (np.cumsum(counts) - counts), counts)

@@ -1,0 +1,214 @@
+"""Normalization of a column from its summary: the type of every feature, its parameters, and a report.
+
+all rows ──┬─► BINARY, PROBABILITY, ENUM, constants; mean and stddev of CONTINUOUS
+sample ────┴─► CONTINUOUS, BOXCOX or QUANTILE; λ, quantiles ─► FeatureSpec, FeatureReport
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from reagent_lite.config.norm_params import NormParams
+from reagent_lite.data.features.feature_types import FEATURE_TYPES, MIN_PRESENT_VALUES, Values, fit_feature
+from reagent_lite.data.features.normalization import nearest, raise_any
+from reagent_lite.data.features.summary import ColumnSummary
+from reagent_lite.data.formats.reading import num_threads
+from reagent_lite.errors import ConfigError, DataError, Problem, counted
+from reagent_lite.types import FeatureSpec, FeatureType, NormalizationSpec
+
+VERSION = 2
+"""A change of what is computed from unchanged rows counts it up, so that what was fitted before is fitted again."""
+
+SHOWN_QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeatureReport:
+    """What statistics.json says of a feature; numbers are of raw values, None where there is none.
+
+    Attributes:
+        feature_type: as in the normalization file.
+        reason: why this type.
+        count, share_present: values in all rows, and their share of rows (or candidates).
+        mean, stddev, low, high: of all rows; stddev is the sample's, ddof 1.
+        distinct: how many distinct values, None where more than max_unique_enum_values.
+        possible_values: these values, else empty.
+        sampled: values in the sample.
+        quantiles: {share: value} of the sample.
+        k_squared, boxcox_lambda, boxcox_k_squared: of the sample; None where they were not needed.
+        parameters_from: "all rows" or "the sample": what mean, stddev and quantiles of the normalization are of.
+    """
+
+    feature_type: str
+    reason: str
+    count: int
+    share_present: float
+    mean: float | None
+    stddev: float | None
+    low: float | None
+    high: float | None
+    distinct: int | None
+    possible_values: tuple[float, ...]
+    sampled: int
+    quantiles: dict[str, float]
+    k_squared: float | None
+    boxcox_lambda: float | None
+    boxcox_k_squared: float | None
+    parameters_from: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitted:
+    """The normalization of a column, sentences a user should know, and a report by feature id."""
+
+    spec: NormalizationSpec
+    notes: tuple[str, ...]
+    reports: dict[int, FeatureReport]
+
+
+def fit_column(column: ColumnSummary, settings: NormParams, *, where: str) -> Fitted:
+    """Returns the normalization of every feature of a column; features are fitted in threads.
+
+    Args:
+        column: of all rows.
+        settings: how to identify; overrides of other columns' features are passed over.
+        where: what errors and notes name, such as the data's path.
+
+    Raises:
+        DataError: no feature; fewer than 20 present values, or values that an override's type cannot be fitted to (20
+            features, and how many more).
+    """
+    if not column.features:
+        raise DataError(Problem(where, "at least one feature", f"none in {_rows(column)}"))
+    overrides = {int(key): FeatureType(name) for key, name in settings.feature_overrides.items()}
+    with ThreadPoolExecutor(num_threads()) as pool:
+        results = list(pool.map(partial(_fit, column, settings, overrides, where), column.features))
+    raise_any([one for one in results if isinstance(one, Problem)])
+    fitted = [one for one in results if not isinstance(one, Problem)]
+    return Fitted(
+        spec=NormalizationSpec.ordered({spec.feature_id: spec for spec, _, _ in fitted}),
+        notes=tuple(note for _, _, notes in fitted for note in notes),
+        reports={spec.feature_id: report for spec, report, _ in fitted},
+    )
+
+
+def _rows(column: ColumnSummary) -> str:
+    return counted(column.rows, "row or candidate", "rows or candidates")
+
+
+def _fit(
+    column: ColumnSummary, settings: NormParams, overrides: dict[int, FeatureType], where: str, feature_id: int
+) -> tuple[FeatureSpec, FeatureReport, list[str]] | Problem:
+    place = f"{where}: feature {feature_id}"
+    values = Values(column.features[feature_id], column.sampled(feature_id))
+    override = overrides.get(feature_id)
+    count = values.summary.moments.count
+    if count < MIN_PRESENT_VALUES and (override is None or FEATURE_TYPES[override].needs):
+        todo = "Leave the feature out, or override it with DO_NOT_PREPROCESS"
+        return Problem(place, f"at least {MIN_PRESENT_VALUES} present values", f"{count:,} in {_rows(column)}", todo)
+    kind, reason = identify(values, settings)
+    if override is not None:
+        kind, reason = override, f"overridden; by itself {kind}"
+    try:
+        spec = fit_feature(feature_id, kind, values, settings)
+    except ValueError as error:
+        todo = "Override it with another type in norm_params.feature_overrides"
+        return Problem(place, f"values that {kind} can be fitted to", str(error), todo)
+    return spec, _report(column, kind, reason, values), _notes(place, kind, values)
+
+
+def identify(values: Values, settings: NormParams) -> tuple[FeatureType, str]:
+    """Returns the type of a feature and why.
+
+    The first that holds: BINARY all in {0, 1}; PROBABILITY all in [0, 1]; ENUM non-negative integers, few distinct;
+    BOXCOX where that transform makes the values much more normal; QUANTILE where they are far from normal; CONTINUOUS.
+    All rows decide, except on how far from normal the values are, which the sample says.
+    """
+    summary = values.summary
+    if not summary.moments.count:
+        return FeatureType.CONTINUOUS, "no value"
+    if summary.low >= 0 and summary.high <= 1:
+        if summary.whole:
+            return FeatureType.BINARY, "all values are 0 or 1"
+        return FeatureType.PROBABILITY, "all values are from 0 to 1"
+    if summary.low >= 0 and summary.whole and summary.distinct is not None:
+        limit = settings.max_unique_enum_values
+        return FeatureType.ENUM, f"integers from 0 on, {len(summary.distinct)} distinct, at most {limit}"
+    if summary.is_constant:
+        return FeatureType.CONTINUOUS, "a constant"
+    if len(values.sample) < MIN_PRESENT_VALUES or values.sample[0] == values.sample[-1]:
+        return FeatureType.CONTINUOUS, "too few different values in the sample to say more"
+    return _identify_shape(values, settings)
+
+
+def _identify_shape(values: Values, settings: NormParams) -> tuple[FeatureType, str]:
+    limit = settings.quantile_k2_threshold
+    reason = f"K² is {values.k_squared:.4g}"
+    if not settings.skip_box_cox:
+        bent = values.box_cox_k_squared
+        if values.k_squared > 10 * bent and bent <= limit:  # false for NaN
+            return FeatureType.BOXCOX, f"{reason}, and {bent:.4g} after Box-Cox with λ {values.exponent:.4g}"
+    if values.k_squared <= limit:
+        return FeatureType.CONTINUOUS, reason
+    if settings.skip_quantiles:
+        return FeatureType.CONTINUOUS, f"{reason}, above quantile_k2_threshold {limit:g}, but skip_quantiles is true"
+    return FeatureType.QUANTILE, f"{reason}, above quantile_k2_threshold {limit:g}, and Box-Cox does not help"
+
+
+def _report(column: ColumnSummary, kind: FeatureType, reason: str, values: Values) -> FeatureReport:
+    summary, sample = values.summary, values.sample
+    moments, distinct, some = summary.moments, summary.distinct, summary.moments.count > 0
+    quantiles = np.quantile(sample, SHOWN_QUANTILES).tolist() if len(sample) else []
+
+    def computed(name: str) -> float | None:
+        figure: float = vars(values).get(name, math.nan)
+        return figure if math.isfinite(figure) else None
+
+    return FeatureReport(
+        feature_type=str(kind),
+        reason=reason,
+        count=moments.count,
+        share_present=moments.count / max(column.rows, 1),
+        mean=moments.mean if some else None,
+        stddev=moments.stddev if some else None,
+        low=summary.low if some else None,
+        high=summary.high if some else None,
+        distinct=None if distinct is None else len(distinct),
+        possible_values=distinct or (),
+        sampled=len(sample),
+        quantiles={f"{share:g}": value for share, value in zip(SHOWN_QUANTILES, quantiles, strict=False)},
+        k_squared=computed("k_squared"),
+        boxcox_lambda=computed("exponent"),
+        boxcox_k_squared=computed("box_cox_k_squared"),
+        parameters_from="the sample" if kind in (FeatureType.BOXCOX, FeatureType.QUANTILE) else "all rows",
+    )
+
+
+def _notes(place: str, kind: FeatureType, values: Values) -> list[str]:
+    summary, count = values.summary, len(values.sample)
+    if not summary.moments.count:
+        return [f"{place}: no row has a value"]
+    if summary.is_constant:
+        stddev = " with stddev 1" if kind is FeatureType.CONTINUOUS else ""
+        return [f"{place}: every value is {summary.low:.9g}; a constant is {kind}{stddev}"]
+    if count < MIN_PRESENT_VALUES and kind is FeatureType.CONTINUOUS:
+        few = f"{count:,} of its {summary.moments.count:,} values in the sample"
+        return [f"{place}: {few}, too few to see how far from normal it is; raise norm_params.num_samples"]
+    return []
+
+
+def check_overrides(settings: NormParams, ids: Iterable[int], where: str) -> None:
+    """Raises ConfigError for overrides of features that are not in `ids`, with the nearest that is."""
+    known = [str(feature_id) for feature_id in sorted(ids)]
+    unknown = [key for key in settings.feature_overrides if str(int(key)) not in known]
+    if unknown:
+        raise ConfigError(
+            Problem(f"norm_params.feature_overrides.{key}", f"a feature of {where}", key, nearest(key, known))
+            for key in unknown
+        )

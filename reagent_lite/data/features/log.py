@@ -1,0 +1,230 @@
+"""Features of all rows of a log, summarised in one pass over its files.
+
+files ─► blocks ─► in threads: states, candidates, hashes of rows ─► ColumnSummary ─► merged in order ─► LogSummary
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from reagent_lite.config.norm_params import NormParams
+from reagent_lite.data.features.summary import ColumnSummary, Merge
+from reagent_lite.data.formats.blocks import Block, Position
+from reagent_lite.data.formats.files import InputFile
+from reagent_lite.data.formats.reading import read_blocks
+from reagent_lite.data.formats.schema import MAX_PROBLEMS, nearest, valid_rows
+from reagent_lite.data.rows.columns import (
+    Column,
+    Faults,
+    Mask,
+    column_of,
+    integers,
+    is_number,
+    is_string,
+    pieces,
+    strings,
+)
+from reagent_lite.data.rows.hashes import Hashes, name_hashes, row_hashes
+from reagent_lite.data.rows.named import named_numbers
+from reagent_lite.data.rows.parametric import aligned
+from reagent_lite.data.rows.transitions import FeatureMatrix, feature_matrix
+from reagent_lite.errors import DataError, Problem, counted
+
+STATE, ACTION = "state_features", "action"
+_LINE_BITS = 40  # of a position: lines of a file, below the number of the file
+_KINDS = ("names", "objects {id: number}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogSummary:
+    """What a log's features are.
+
+    Attributes:
+        rows: of the data.
+        parametric: whether actions are candidates with features.
+        columns: "state_features" and, of parametric rows, "action"; those that were wanted.
+        rows_by_position: rows without mdp_id or sequence_number, whose place in the sample depends on their position.
+        hashes: sha256 of each file.
+    """
+
+    rows: int
+    parametric: bool
+    columns: dict[str, ColumnSummary]
+    rows_by_position: int
+    hashes: tuple[str, ...]
+
+
+def summarize_log(
+    files: tuple[InputFile, ...],
+    settings: NormParams,
+    *,
+    parametric: bool | None = None,
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> LogSummary:
+    """Reads all rows once and returns what their features are.
+
+    Args:
+        files: events, transitions, or whatever else has a column state_features.
+        settings: which columns, how large a sample, and how many distinct values.
+        parametric: whether actions are candidates; None takes it from the action column.
+        seed: of the sample.
+        progress: called with (bytes read, bytes in all).
+
+    Raises:
+        DataError: with file and line: no state_features, infinite values, ids that are no integers (20 faults, and how
+            many there are in all); no rows; actions of two kinds.
+    """
+    merges: dict[str, Merge] = {
+        name: Merge(settings.num_samples, settings.max_unique_enum_values) for name in settings.cols_to_norm
+    }
+    positions = [Position() for _ in files]
+    rows = by_position = num_faults = 0
+    problems: list[Problem] = []
+    reader = _Reader(settings, parametric, seed)
+    for part in read_blocks(files, reader.read, positions, progress):
+        rows, by_position = rows + part.rows, by_position + part.rows_by_position
+        num_faults += part.num_faults
+        problems += part.problems[: MAX_PROBLEMS - len(problems)]
+        if part.parametric is not None:
+            if parametric not in (None, part.parametric):
+                before, now = (f"actions that are {_KINDS[one]}" for one in (not part.parametric, part.parametric))
+                raise DataError(Problem(part.where, f"{before}, as before", now))
+            parametric = part.parametric
+        for name, summary in part.columns.items():
+            merges[name].add(summary)
+    if num_faults > len(problems):
+        more = f"{counted(num_faults, 'row')} with one, {num_faults - len(problems):,} more than shown"
+        problems.append(Problem(files[0].path, "rows without fault", more))
+    if problems:
+        raise DataError(problems)
+    return LogSummary(
+        rows=rows,
+        parametric=bool(parametric),
+        columns={
+            name: merges[name].summary() for name in (STATE, ACTION) if name in merges and (name == STATE or parametric)
+        },
+        rows_by_position=by_position,
+        hashes=tuple(position.sha256 for position in positions),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """The features of a block."""
+
+    where: str
+    rows: int
+    rows_by_position: int
+    parametric: bool | None
+    columns: dict[str, ColumnSummary]
+    problems: list[Problem]
+    num_faults: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    settings: NormParams
+    parametric: bool | None
+    seed: int
+
+    def read(self, block: Block) -> _Part:
+        faults, matrices, parametric, by_position = Faults(block), {}, None, 0
+        if block.table.num_rows:
+            hashes, by_position = self._hashes(block, faults)
+            parametric = _has_features(block) if self.parametric is None else self.parametric
+            if STATE in self.settings.cols_to_norm:
+                matrices[STATE] = _states(block, faults), hashes
+            if parametric and ACTION in self.settings.cols_to_norm:
+                listed, features = _candidates(block, faults)
+                matrices[ACTION] = features, hashes[listed]
+        most = self.settings.max_unique_enum_values
+        return _Part(
+            where=block.where(0) if block.table.num_rows else block.file.path,
+            rows=block.table.num_rows,
+            rows_by_position=by_position,
+            parametric=parametric,
+            columns={} if faults.count else {name: ColumnSummary.of(*one, most) for name, one in matrices.items()},
+            problems=faults.first(),
+            num_faults=faults.count,
+        )
+
+    def _hashes(self, block: Block, faults: Faults) -> tuple[Hashes, int]:
+        """Returns ([n] hash of each row, rows without a name, which are known by the number of file and line)."""
+        codes, distinct = strings(column_of(block, "mdp_id"), faults)
+        sequence = column_of(block, "sequence_number")
+        named = (codes >= 0) & sequence.present
+        episode = np.append(name_hashes(distinct.to_pylist()), np.uint64(0))[np.where(named, codes, -1)]
+        position = (block.file_number << _LINE_BITS) + block.lines
+        number = np.where(named, integers(sequence, faults), position)
+        return row_hashes(episode, number, self.seed), int((~named).sum())
+
+
+def _states(block: Block, faults: Faults) -> FeatureMatrix:
+    names = block.table.column_names
+    if STATE not in names:
+        here = f"columns {', '.join(sorted(names))}"
+        raise DataError(Problem(block.where(0), f"a column {STATE!r}", here, nearest(STATE, names)))
+    named = named_numbers(column_of(block, STATE), faults)
+    faults.add(~named.present, STATE, lambda _: "none")
+    return feature_matrix(named, faults)
+
+
+def _has_features(block: Block) -> bool | None:
+    """Whether actions are objects with features; None where the block has none to tell by."""
+    column = column_of(block, ACTION)
+    kind = column.array.type
+    if pa.types.is_null(kind) or not column.present.any():
+        return None
+    if not column.text:
+        return not (is_number(kind) or is_string(kind))
+    return column.value(int(np.flatnonzero(column.present)[0])).startswith("{")
+
+
+def _candidates(block: Block, faults: Faults) -> tuple[NDArray[np.int64], FeatureMatrix]:
+    """Returns ([c] row of each candidate, their features); the action alone where a row lists none.
+
+    Raises:
+        DataError: an id that is no integer; other faults are noted.
+    """
+    column = column_of(block, ACTION)
+    if not column.text and (is_number(column.array.type) or is_string(column.array.type)):
+        faults.add(column.present, "an object {id: number} in action", column.value, "Or set parametric to false")
+        return np.empty(0, np.int64), FeatureMatrix((), np.empty((0, 0), np.float32))
+    action = named_numbers(column, faults)
+    lists = column_of(block, "possible_actions")
+    listed = lists.present
+    alone = np.flatnonzero(action.present & ~listed)
+    single = feature_matrix(action, faults)
+    single = FeatureMatrix(single.ids, single.values[alone])
+    if not listed.any():
+        return alone, single
+    return _joined((alone, single), _of_lists(lists, faults))
+
+
+def _of_lists(lists: Column, faults: Faults) -> tuple[NDArray[np.int64], FeatureMatrix]:
+    taken = pieces(lists, faults, "a list of objects {id: number}")
+    rows = taken.rows
+    empty: Mask = np.zeros(len(lists.array), bool)
+    empty[rows[~valid_rows(taken.elements)]] = True
+    faults.add(empty, f"an object for every candidate in {lists.name}", lambda _: "null")
+    named = named_numbers(Column(lists.name, taken.elements, taken.text), faults, rows=rows)
+    return rows, feature_matrix(named, faults, rows)
+
+
+def _joined(
+    one: tuple[NDArray[np.int64], FeatureMatrix], other: tuple[NDArray[np.int64], FeatureMatrix]
+) -> tuple[NDArray[np.int64], FeatureMatrix]:
+    """Returns both in the order of their rows."""
+    if not len(one[0]):
+        return other
+    ids = tuple(dict.fromkeys(one[1].ids + other[1].ids))
+    rows = np.concatenate((one[0], other[0]))
+    values = np.concatenate((aligned(one[1], ids), aligned(other[1], ids)))
+    order = np.argsort(rows, kind="stable")
+    return rows[order], FeatureMatrix(ids, values[order])

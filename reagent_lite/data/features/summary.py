@@ -1,0 +1,232 @@
+"""Features of rows, summarised part by part: exact counts, moments and extremes, and a sample chosen by hash.
+
+    values [n, F] and a hash of each row ─► ColumnSummary ─┐
+    values [n, F] and a hash of each row ─► ColumnSummary ─┴► Merge ─► ColumnSummary of all rows ─► bytes ─► Merge …
+
+Parts are blocks of a file, blocks of a training copy, or what other machines have found. Counts, extremes and distinct
+values do not depend on how rows are divided; float64 means and squares do in their last digits only. The sample depends
+on the rows alone: it is those of least hash.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reagent_lite.data.rows.hashes import Hashes
+from reagent_lite.data.rows.parametric import aligned
+from reagent_lite.data.rows.transitions import FeatureMatrix
+from reagent_lite.types import MISSING_VALUE
+
+Floats = NDArray[np.float64]
+
+MISSING = np.float32(MISSING_VALUE)
+"""The preprocessor reads it as missing, so statistics do too."""
+
+SMALLEST_STDDEV = float(np.finfo(np.float32).tiny)
+"""Below it a standard deviation is 0 to a float32 network."""
+
+_COPIED_COLUMNS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moments:
+    """Count, mean and sum of squared deviations of values; parts seen apart merge into the whole."""
+
+    count: int
+    mean: float
+    squares: float
+
+    @classmethod
+    def of(cls, values: Floats) -> Self:
+        """Returns the moments of values [N]; all zero for none."""
+        if not len(values):
+            return cls(count=0, mean=0.0, squares=0.0)
+        mean = float(values.mean())
+        return cls(count=len(values), mean=mean, squares=float(np.square(values - mean).sum()))
+
+    def merge(self, other: Self) -> Self:
+        """Returns the moments of both parts together (Chan, Golub and LeVeque 1983, equation 2.1)."""
+        count = self.count + other.count
+        if not count:
+            return self
+        delta = other.mean - self.mean
+        return type(self)(
+            count=count,
+            mean=self.mean + delta * other.count / count,
+            squares=self.squares + other.squares + delta * delta * self.count * other.count / count,
+        )
+
+    @property
+    def stddev(self) -> float:
+        """Sample standard deviation (ddof 1); 0 for fewer than two values."""
+        return float(np.sqrt(self.squares / (self.count - 1))) if self.count > 1 else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeatureSummary:
+    """The present values of one feature in all rows.
+
+    Attributes:
+        moments: count, mean, squares.
+        low, high: least and largest; inf and -inf where there are none.
+        whole: whether all are integers.
+        distinct: the distinct values ascending, None where there are more than were wanted.
+    """
+
+    moments: Moments
+    low: float
+    high: float
+    whole: bool
+    distinct: tuple[float, ...] | None
+
+    @classmethod
+    def of(cls, values: NDArray[np.float32] | Floats, most_distinct: int) -> Self:
+        """Returns the summary of raw values [n]; NaN and the missing value are left out."""
+        present = _present(values)
+        # the first values tell most features with many distinct ones, without sorting the rest
+        distinct = np.unique(present[: 4 * most_distinct])
+        if len(distinct) <= most_distinct:
+            distinct = np.unique(present)
+        return cls(
+            moments=Moments.of(present.astype(np.float64)),
+            low=float(present.min(initial=np.inf)),
+            high=float(present.max(initial=-np.inf)),
+            whole=bool((present == np.floor(present)).all()),
+            distinct=tuple(distinct.tolist()) if len(distinct) <= most_distinct else None,
+        )
+
+    def merge(self, other: Self, most_distinct: int) -> Self:
+        """Returns the summary of both parts together."""
+        distinct = None
+        if self.distinct is not None and other.distinct is not None:
+            distinct = tuple(sorted({*self.distinct, *other.distinct}))
+        return type(self)(
+            moments=self.moments.merge(other.moments),
+            low=min(self.low, other.low),
+            high=max(self.high, other.high),
+            whole=self.whole and other.whole,
+            distinct=distinct if distinct is not None and len(distinct) <= most_distinct else None,
+        )
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether all are one value, or too close together for a float32 standard deviation."""
+        return self.low == self.high or self.moments.stddev < SMALLEST_STDDEV
+
+
+def _present(values: NDArray[Any]) -> NDArray[Any]:
+    present: NDArray[Any] = values[~np.isnan(values) & (values != MISSING)]
+    return present
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnSummary:
+    """The features of states, or of candidates as often as rows list them.
+
+    Attributes:
+        rows: rows or candidates.
+        features: by id, ascending.
+        hashes: [n] of the rows in the sample.
+        sample: [n, F] rows or candidates; of a part all of them.
+    """
+
+    rows: int
+    features: dict[int, FeatureSummary]
+    hashes: Hashes
+    sample: FeatureMatrix
+
+    @classmethod
+    def of(cls, matrix: FeatureMatrix, hashes: Hashes, most_distinct: int) -> Self:
+        """Returns the summary of a part: values [n, F] and the hash of each row [n]."""
+        features = {one: FeatureSummary.of(values, most_distinct) for one, values in _columns(matrix)}
+        return cls(rows=len(hashes), features=features, hashes=hashes, sample=matrix)
+
+    def sampled(self, feature_id: int) -> Floats:
+        """Returns the present values of a feature in the sample, ascending."""
+        if feature_id not in self.sample.ids:
+            return np.empty(0)
+        return np.sort(_present(self.sample.values[:, self.sample.ids.index(feature_id)])).astype(np.float64)
+
+    def to_bytes(self) -> bytes:
+        """Returns the summary for another machine."""
+        stream, features = io.BytesIO(), {one: asdict(summary) for one, summary in self.features.items()}
+        text = json.dumps({"rows": self.rows, "ids": self.sample.ids, "features": features}).encode()
+        np.savez(stream, text=np.frombuffer(text, np.uint8), hashes=self.hashes, values=self.sample.values)
+        return stream.getvalue()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """Returns the summary that `to_bytes` wrote."""
+        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+            tree = json.loads(arrays["text"].tobytes())
+            sample = FeatureMatrix(tuple(tree["ids"]), arrays["values"])
+            hashes = arrays["hashes"]
+        features = {}
+        for one, fields in tree["features"].items():
+            distinct = None if fields["distinct"] is None else tuple(fields["distinct"])
+            moments = Moments(**fields["moments"])
+            features[int(one)] = FeatureSummary(**{**fields, "moments": moments, "distinct": distinct})
+        return cls(rows=tree["rows"], features=features, hashes=hashes, sample=sample)
+
+
+def _columns(matrix: FeatureMatrix) -> Iterator[tuple[int, NDArray[np.float32]]]:
+    """Yields each feature's values in one piece, which is gone through several times; a few are copied together."""
+    for start in range(0, len(matrix.ids), _COPIED_COLUMNS):
+        some = slice(start, start + _COPIED_COLUMNS)
+        yield from zip(matrix.ids[some], np.ascontiguousarray(matrix.values[:, some].T), strict=True)
+
+
+class Merge:
+    """The parts of a column so far; the order of parts decides between rows of one hash, and last digits of moments.
+
+    Holds the sample and at most a quarter as many rows that came since.
+    """
+
+    def __init__(self, num_samples: int, most_distinct: int) -> None:
+        self._num_samples, self._most_distinct = num_samples, most_distinct
+        self._rows = self._num_waiting = 0
+        self._features: dict[int, FeatureSummary] = {}
+        self._parts: list[tuple[Hashes, FeatureMatrix]] = []
+        self._cut = np.uint64(2**64 - 1)  # rows above it are not in the sample
+
+    def add(self, part: ColumnSummary) -> None:
+        """Adds a part."""
+        self._rows += part.rows
+        for one, summary in part.features.items():
+            before = self._features.get(one)
+            self._features[one] = summary if before is None else before.merge(summary, self._most_distinct)
+        kept = part.hashes <= self._cut
+        self._parts.append((part.hashes[kept], FeatureMatrix(part.sample.ids, part.sample.values[kept])))
+        self._num_waiting += int(kept.sum())
+        if self._num_waiting > self._num_samples // 4:
+            self._choose()
+
+    def summary(self) -> ColumnSummary:
+        """Returns the summary of all parts."""
+        hashes, sample = self._choose()
+        features = dict(sorted(self._features.items()))
+        return ColumnSummary(rows=self._rows, features=features, hashes=hashes, sample=sample)
+
+    def _choose(self) -> tuple[Hashes, FeatureMatrix]:
+        """Returns the rows of least hash of all parts, in the order in which they came, and keeps nothing else."""
+        hashes = np.concatenate([np.empty(0, np.uint64), *(part for part, _ in self._parts)])
+        kept = np.sort(np.argsort(hashes, kind="stable")[: self._num_samples])
+        if len(kept) == self._num_samples:
+            self._cut = hashes[kept].max()
+        ids = tuple(sorted({one for _, matrix in self._parts for one in matrix.ids}))
+        values = np.empty((len(kept), len(ids)), np.float32)
+        first = 0
+        for part, matrix in self._parts:
+            start, stop = np.searchsorted(kept, (first, first + len(part)))
+            values[start:stop] = aligned(FeatureMatrix(matrix.ids, matrix.values[kept[start:stop] - first]), ids)
+            first += len(part)
+        chosen = hashes[kept], FeatureMatrix(ids, values)
+        self._parts, self._num_waiting = [chosen], 0
+        return chosen

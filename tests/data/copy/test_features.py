@@ -1,0 +1,42 @@
+"""What the features of a training copy are: the same as those of the files it was made from."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from oracles.logs import candidate_rows, random_rows, write_lines
+
+from reagent_lite.config.norm_params import NormParams
+from reagent_lite.data.copy import features
+from reagent_lite.data.copy.features import summarize_copy
+from reagent_lite.data.copy.training_copy import empty_training_copy, prepare_training_copy
+from reagent_lite.data.features.log import summarize_log
+from reagent_lite.data.formats.stage import data_files
+
+SETTINGS = NormParams(num_samples=40)
+
+
+@pytest.mark.parametrize("parametric", [False, True])
+def test_a_copy_has_the_features_of_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parametric: bool
+) -> None:
+    monkeypatch.setattr(features, "_BLOCK_BYTES", 600)  # some twenty rows
+    file = write_lines(tmp_path / "log.jsonl", candidate_rows(300) if parametric else random_rows(300))
+    copy = prepare_training_copy(str(file), actions=None if parametric else ("a", "b"))
+    log = summarize_log(data_files(str(file)), SETTINGS, seed=3)
+    assert set(log.columns) == ({"state_features", "action"} if parametric else {"state_features"})
+    for name, expected in log.columns.items():
+        found = summarize_copy(copy, name, SETTINGS, seed=3)
+        assert (found.rows, sorted(found.hashes)) == (expected.rows, sorted(expected.hashes))
+        for one, summary in found.features.items():
+            theirs = expected.features[one]
+            assert (summary.low, summary.high, summary.distinct) == (theirs.low, theirs.high, theirs.distinct)
+            assert summary.moments.count == theirs.moments.count
+            assert summary.moments.mean == pytest.approx(theirs.moments.mean, rel=1e-12)
+            assert summary.moments.stddev == pytest.approx(theirs.moments.stddev, rel=1e-12)
+            np.testing.assert_array_equal(found.sampled(one), expected.sampled(one))
+
+
+def test_a_machine_without_rows_has_no_features() -> None:
+    found = summarize_copy(empty_training_copy(None), "action", SETTINGS, seed=0)
+    assert (found.rows, found.features, len(found.hashes)) == (0, {}, 0)

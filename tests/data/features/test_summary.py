@@ -1,0 +1,71 @@
+"""Moments by hand, parts against the whole, and the sample against sorting everything."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reagent_lite.data.features.summary import ColumnSummary, FeatureSummary, Merge, Moments
+from reagent_lite.data.rows.transitions import FeatureMatrix
+
+VALUES = st.floats(-100, 100, width=32) | st.just(math.nan) | st.just(-1337.1337)
+
+
+def test_moments_by_hand() -> None:
+    left, right = Moments.of(np.array([1.0, 3.0])), Moments.of(np.array([5.0, 7.0, 9.0]))
+    # [1, 3, 5, 7, 9]: mean 5, squares 16 + 4 + 0 + 4 + 16
+    assert left.merge(right) == right.merge(left) == Moments(count=5, mean=5.0, squares=40.0)
+    assert left.merge(right).stddev == pytest.approx(math.sqrt(10.0))
+
+
+@given(st.lists(st.lists(VALUES, max_size=8), min_size=1, max_size=5))
+def test_parts_merge_to_the_whole(parts: list[list[float]]) -> None:
+    summaries = [FeatureSummary.of(np.array(part, np.float32), 4) for part in parts]
+    merged = summaries[0]
+    for one in summaries[1:]:
+        merged = merged.merge(one, 4)
+    whole = np.array([x for part in parts for x in part if not math.isnan(x) and x > -1000], np.float64)
+    distinct = tuple(sorted(set(whole.tolist())))
+    low, high = min(distinct, default=math.inf), max(distinct, default=-math.inf)
+    assert (merged.moments.count, merged.low, merged.high) == (len(whole), low, high)
+    assert merged.whole == all(x == int(x) for x in distinct)
+    assert merged.distinct == (distinct if len(distinct) <= 4 else None)
+    if len(whole) > 1:
+        assert merged.moments.mean == pytest.approx(whole.mean(), rel=1e-9, abs=1e-9)
+        assert merged.moments.stddev == pytest.approx(whole.std(ddof=1), rel=1e-9, abs=1e-9)
+
+
+Block = list[tuple[int, int]]
+BLOCKS = st.lists(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 3)), max_size=9), max_size=8)
+
+
+@given(BLOCKS, st.integers(1, 12), st.integers(0, 8))
+def test_the_least_hashes_stay_and_of_equals_the_first(blocks: list[Block], size: int, cut: int) -> None:
+    """Rows are (hash, feature id); each row's value is its number, so the sample says which rows it has.
+
+    The blocks after `cut` are those of another machine.
+    """
+    rows: Block = []
+    merges = [Merge(size, 4), Merge(size, 4)]
+    for number, block in enumerate(blocks):
+        ids = tuple(dict.fromkeys(one for _, one in block))
+        values = np.full((len(block), len(ids)), np.nan, np.float32)
+        for place, (_, one) in enumerate(block):
+            values[place, ids.index(one)] = len(rows)
+            rows.append(block[place])
+        hashes = np.array([one for one, _ in block], np.uint64)
+        merges[number >= cut].add(ColumnSummary.of(FeatureMatrix(ids, values), hashes, 4))
+    sent = merges[1].summary()
+    returned = ColumnSummary.from_bytes(sent.to_bytes())
+    assert (returned.rows, returned.features) == (sent.rows, sent.features)
+    merges[0].add(returned)
+    found = merges[0].summary()
+    expected = sorted(range(len(rows)), key=lambda number: rows[number][0])[:size]
+    assert found.rows == len(rows)
+    assert sorted(found.hashes.tolist()) == [rows[number][0] for number in expected]
+    for one in range(4):
+        chosen: list[Any] = sorted(number for number in expected if rows[number][1] == one)
+        assert found.sampled(one).tolist() == chosen
