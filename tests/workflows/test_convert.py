@@ -135,7 +135,7 @@ def test_types_of_the_written_columns(tmp_path: Path) -> None:
         patch.setattr(jsonl, "FIRST_BLOCK_BYTES", 500)
         patch.setattr(jsonl, "BLOCK_BYTES", 500)
         run_here(written(tmp_path / "log.jsonl", rows), tmp_path / "log.parquet")
-    schema, maps = pq.read_schema(tmp_path / "log.parquet"), pa.map_(pa.int32(), pa.float32())
+    schema, maps = pq.read_schema(tmp_path / "log.parquet"), pa.map_(pa.int64(), pa.float32())
     assert {one.name: one.type for one in schema if one.name != "possible_actions"} == {
         "state_features": maps, "action": maps, "reward": pa.float64(), "n": pa.int64(),
     }  # fmt: skip

@@ -120,7 +120,7 @@ def test_parametric_actions(tmp_path: Path) -> None:
     copy = prepare_training_copy(str(tmp_path / "train"), actions=None)
     assert copy.action.tolist() == [0, 0]
     assert copy.bootstrap.tolist() == [1, 0]
-    with pytest.raises(DataError, match=r'got \{"0":3.0\}'):
+    with pytest.raises(DataError, match=r'got \{"0": 3.0\}'):
         make(tmp_path / "other", [event("a", 0, 0.0, action={"0": 3.0}, possible_actions=[one])], actionDiscrete=False)
 
 
@@ -238,16 +238,17 @@ BROKEN: list[tuple[dict[str, Any], str, str]] = [
     ({"sequence_number": 1.5}, "expected an integer in sequence_number, got 1.5", "unreadable"),
     ({"state_features": None}, "expected state_features, got null", "state_features_absent"),
     ({"state_features": {}}, "expected at least one feature in state_features, got none", "state_features_empty"),
-    ({"state_features": {"0": 1e39}}, "expected finite numbers in state_features, got inf for '0'", "unreadable"),
+    ({"state_features": {"0": 1e39}}, "expected finite numbers in state_features, got inf for '0'",
+     "state_features_infinite"),
     ({"state_features": {"0": "x"}}, "expected an object {id: number} in state_features", "unreadable"),
-    ({"reward": None}, "expected a finite reward, got null", "reward_not_finite"),
+    ({"reward": None}, "expected a finite number in reward, got null", "reward_not_finite"),
     ({"reward": "x"}, "expected a number in reward, got \"x\"", "unreadable"),
-    ({"action_probability": 0.0}, "expected an action_probability above 0 .*, got 0.0", "propensity_outside"),
-    ({"action_probability": 1.5}, "expected an action_probability .* at most 1, got 1.5", "propensity_outside"),
-    ({"action": "x"}, r"expected one of query.actions \(l, r\), or an index below 2, got x", "action_unknown"),
+    ({"action_probability": 0.0}, "expected a propensity above 0 .*, got 0.0", "propensity_outside"),
+    ({"action_probability": 1.5}, "expected a propensity .* at most 1, got 1.5", "propensity_outside"),
+    ({"action": "x"}, 'expected one of the actions l, r, or an index below 2, got "x"', "action_unknown"),
     ({"possible_actions": ["r"]}, "expected an action among possible_actions, got l", "action_not_possible"),
-    ({"action": 3}, r"expected one of query.actions \(l, r\), or an index below 2, got 3", "action_unknown"),
-    ({"action": {"0": 1.0}}, "expected a string or an integer in action, got", "unreadable"),
+    ({"action": 3}, "expected one of the actions l, r, or an index below 2, got 3", "action_unknown"),
+    ({"action": {"0": 1.0}}, "expected one of the actions l, r, or an index below 2, got", "action_unknown"),
     ({"possible_actions": [1, 0]}, "expected a list of action names in possible_actions, got", "unreadable"),
     ({"terminal": True, "truncated": True}, "expected terminal or truncated, not both, got both",
      "terminal_and_truncated"),

@@ -20,10 +20,9 @@ from reagent_lite.data.formats.blocks import Block, Position
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.reading import read_blocks
 from reagent_lite.data.formats.schema import KNOWN_COLUMNS, MAX_PROBLEMS, TIMELINE_COLUMNS, any_true, to_numpy
-from reagent_lite.data.rows.discrete import discrete_rows
+from reagent_lite.data.rows.contract import Contract
 from reagent_lite.data.rows.hashes import mix, name_hashes
-from reagent_lite.data.rows.parametric import parametric_rows
-from reagent_lite.data.rows.transitions import Rows, require_columns
+from reagent_lite.data.rows.reading import Rows, read_rows
 from reagent_lite.errors import DataError, Problem, counted
 
 VECTORS: dict[str, DTypeLike] = {
@@ -40,7 +39,6 @@ VECTORS: dict[str, DTypeLike] = {
     "origin_line": np.int64,
     "episode": np.int64,
 }
-_LOGGED = ("reward", "time_diff", "step", "propensity", "sequence")
 _FROM_ROWS = tuple(VECTORS)[:-3]  # as `Rows` has them
 _RECORD = (0, 1, 2, 3)  # columns of what `list_records` returns
 NEEDED_FOR_ENDS = ("terminal", "possible_next_actions", "next_action")
@@ -77,15 +75,15 @@ def build(
     Raises:
         DataError: with file and line, up to 20 faults and how many there are in all.
     """
-    checked: set[int] = set()
+    contract, checked = Contract(actions=actions), set[int]()
 
     def transform(block: Block) -> Rows | None:
         if not block.table.num_rows:
             return None
         if block.file_number not in checked:
-            require_columns(block)
+            contract.require_columns(block.table.column_names, block.where(0))
             checked.add(block.file_number)
-        return parametric_rows(block) if actions is None else discrete_rows(block, actions)
+        return read_rows(block, contract)
 
     positions = [Position() for _ in files]
     log = SpooledLog(folder, actions)
@@ -139,30 +137,29 @@ class SpooledLog:
         self.problems += rows.problems[: MAX_PROBLEMS - len(self.problems)]
         if self.num_faults:
             return
-        logged = rows.logged
         found = {
-            **{name: getattr(logged if name in _LOGGED else rows, name) for name in _FROM_ROWS},
+            **{name: getattr(rows, name) for name in _FROM_ROWS},
             "origin_file": np.full(len(rows), rows.block.file_number),
             "origin_line": rows.block.lines,
-            "episode": np.where(logged.episode < 0, -1, logged.episode.astype(np.int64) + self.num_mdp_ids),
+            "episode": np.where(rows.episode < 0, -1, rows.episode.astype(np.int64) + self.num_mdp_ids),
         }
         for name, spool in self.vectors.items():
             spool.append(found[name])
         self.state.append(_canonical(rows.state.values), rows.state.ids)
         self.next_state.append(_canonical(rows.next_state.values), rows.next_state.ids)
-        self.metrics.append(logged.metrics.values, logged.metrics.names)
+        self.metrics.append(rows.metrics.values, rows.metrics.names)
         self.mask.append(rows.mask, tuple(range(rows.mask.shape[1])))
         self.next_mask.append(rows.next_mask, tuple(range(rows.next_mask.shape[1])))
         for spool, lists in ((self.lists, rows.lists), (self.next_lists, rows.next_lists)):
             if lists is not None:
                 spool.append(list_records(lists, self.candidates.num_rows), _RECORD)
                 self.candidates.append(lists.features.values, lists.features.ids)
-        self.mdp_ids.append(logged.mdp_ids)
-        self.num_mdp_ids += len(logged.mdp_ids)
+        self.mdp_ids.append(rows.mdp_ids)
+        self.num_mdp_ids += len(rows.mdp_ids)
         self.num_rows += len(rows)
-        self.has_sequence |= bool(logged.has_sequence.any())
-        if self.first_without_sequence is None and not logged.has_sequence.all():
-            self.first_without_sequence = rows.block.where(int(np.argmin(logged.has_sequence)))
+        self.has_sequence |= bool(rows.has_sequence.any())
+        if self.first_without_sequence is None and not rows.has_sequence.all():
+            self.first_without_sequence = rows.block.where(int(np.argmin(rows.has_sequence)))
 
     def check(self, where: str) -> None:
         """Raises the faults that were collected, and those of the log as a whole."""

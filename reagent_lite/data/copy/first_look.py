@@ -9,14 +9,13 @@ from reagent_lite.data.formats.arrow import opened_parquet
 from reagent_lite.data.formats.blocks import Block, Position
 from reagent_lite.data.formats.files import InputFile, local_path
 from reagent_lite.data.formats.reading import READERS
-from reagent_lite.data.formats.schema import MAX_PROBLEMS
 from reagent_lite.data.formats.stage import data_files
-from reagent_lite.data.rows.columns import Faults, column_of, flags
-from reagent_lite.data.rows.discrete import discrete_rows, has_numerals_of_others
-from reagent_lite.data.rows.events import EventReader
-from reagent_lite.data.rows.parametric import parametric_rows
-from reagent_lite.data.rows.transitions import require_columns
-from reagent_lite.errors import DataError, Problem
+from reagent_lite.data.rows.columns import column_of, flags
+from reagent_lite.data.rows.contract import Contract
+from reagent_lite.data.rows.faults import Faults
+from reagent_lite.data.rows.reading import read_rows
+from reagent_lite.data.rows.table import event_table
+from reagent_lite.errors import DataError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +86,9 @@ def first_rows(path: str, actions: tuple[str, ...] | None) -> FirstRows:
             continue
         if _are_events(block):
             return _first_events(block, actions)
-        require_columns(block)
-        rows = parametric_rows(block) if actions is None else discrete_rows(block, actions)
+        contract = Contract(actions=actions)
+        contract.require_columns(block.table.column_names, block.where(0))
+        rows = read_rows(block, contract)
         if rows.problems:
             raise DataError(rows.problems)
         seen = {*rows.state.ids, *rows.next_state.ids}
@@ -124,14 +124,8 @@ def _are_events(block: Block) -> bool:
 
 def _first_events(block: Block, actions: tuple[str, ...] | None) -> FirstRows:
     discrete = actions is not None
-    table = EventReader(discrete, (), indices=not has_numerals_of_others(actions or ())).read(block)
-    faults = [(row, text) for row, text in enumerate(table.column("fault").to_pylist()) if text is not None]
-    if faults:
-        problems = []
-        for row, text in faults[:MAX_PROBLEMS]:
-            expected, _, got = text.removeprefix("expected ").partition(", got ")
-            problems.append(Problem(block.where(row), expected, got))
-        raise DataError(problems)
+    table, faults, _ = event_table(block, Contract(actions=actions, events=True))
+    faults.require_none()
     columns = ["state_features"] if discrete else ["state_features", "action"]
     ids = [{key for row in table.column(name).to_pylist() for key, _ in row or ()} for name in columns]
     return FirstRows(events=True, file=block.file.path, rows=table.num_rows, state_ids=tuple(sorted(ids[0])),

@@ -17,22 +17,12 @@ from reagent_lite.data.features.summary import ColumnSummary, Merge
 from reagent_lite.data.formats.blocks import Block, Position
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.reading import read_blocks
-from reagent_lite.data.formats.schema import MAX_PROBLEMS, nearest, valid_rows
-from reagent_lite.data.rows.columns import (
-    Column,
-    Faults,
-    Mask,
-    column_of,
-    integers,
-    is_number,
-    is_string,
-    pieces,
-    strings,
-)
+from reagent_lite.data.formats.schema import MAX_PROBLEMS, nearest
+from reagent_lite.data.rows.columns import column_of, integers, is_number, is_string, strings
+from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.hashes import Hashes, name_hashes, row_hashes
-from reagent_lite.data.rows.named import named_numbers
-from reagent_lite.data.rows.parametric import aligned
-from reagent_lite.data.rows.transitions import FeatureMatrix, feature_matrix
+from reagent_lite.data.rows.lists import candidate_lists
+from reagent_lite.data.rows.named import FeatureMatrix, features
 from reagent_lite.errors import DataError, Problem, counted
 
 STATE, ACTION = "state_features", "action"
@@ -141,8 +131,8 @@ class _Reader:
             if STATE in self.settings.cols_to_norm:
                 matrices[STATE] = _states(block, faults), hashes
             if parametric and ACTION in self.settings.cols_to_norm:
-                listed, features = _candidates(block, faults)
-                matrices[ACTION] = features, hashes[listed]
+                of_row, candidates = _candidates(block, faults)
+                matrices[ACTION] = candidates, hashes[of_row]
         most = self.settings.max_unique_enum_values
         return _Part(
             where=block.where(0) if block.table.num_rows else block.file.path,
@@ -157,11 +147,11 @@ class _Reader:
     def _hashes(self, block: Block, faults: Faults) -> tuple[Hashes, int]:
         """Returns ([n] hash of each row, rows without a name, which are known by the number of file and line)."""
         codes, distinct = strings(column_of(block, "mdp_id"), faults)
-        sequence = column_of(block, "sequence_number")
-        named = (codes >= 0) & sequence.present
+        sequence, present = integers(column_of(block, "sequence_number"), faults)
+        named = (codes >= 0) & present
         episode = np.append(name_hashes(distinct.to_pylist()), np.uint64(0))[np.where(named, codes, -1)]
         position = (block.file_number << _LINE_BITS) + block.lines
-        number = np.where(named, integers(sequence, faults), position)
+        number = np.where(named, sequence, position)
         return row_hashes(episode, number, self.seed), int((~named).sum())
 
 
@@ -170,9 +160,9 @@ def _states(block: Block, faults: Faults) -> FeatureMatrix:
     if STATE not in names:
         here = f"columns {', '.join(sorted(names))}"
         raise DataError(Problem(block.where(0), f"a column {STATE!r}", here, nearest(STATE, names)))
-    named = named_numbers(column_of(block, STATE), faults)
-    faults.add(~named.present, STATE, lambda _: "none")
-    return feature_matrix(named, faults)
+    found, present = features(column_of(block, STATE), faults)
+    faults.add(~present, STATE, lambda _: "null", rule=f"{STATE}_absent")
+    return found
 
 
 def _has_features(block: Block) -> bool | None:
@@ -192,39 +182,7 @@ def _candidates(block: Block, faults: Faults) -> tuple[NDArray[np.int64], Featur
     Raises:
         DataError: an id that is no integer; other faults are noted.
     """
-    column = column_of(block, ACTION)
-    if not column.text and (is_number(column.array.type) or is_string(column.array.type)):
-        faults.add(column.present, "an object {id: number} in action", column.value, "Or set parametric to false")
-        return np.empty(0, np.int64), FeatureMatrix((), np.empty((0, 0), np.float32))
-    action = named_numbers(column, faults)
-    lists = column_of(block, "possible_actions")
-    listed = lists.present
-    alone = np.flatnonzero(action.present & ~listed)
-    single = feature_matrix(action, faults)
-    single = FeatureMatrix(single.ids, single.values[alone])
-    if not listed.any():
-        return alone, single
-    return _joined((alone, single), _of_lists(lists, faults))
-
-
-def _of_lists(lists: Column, faults: Faults) -> tuple[NDArray[np.int64], FeatureMatrix]:
-    taken = pieces(lists, faults, "a list of objects {id: number}")
-    rows = taken.rows
-    empty: Mask = np.zeros(len(lists.array), bool)
-    empty[rows[~valid_rows(taken.elements)]] = True
-    faults.add(empty, f"an object for every candidate in {lists.name}", lambda _: "null")
-    named = named_numbers(Column(lists.name, taken.elements, taken.text), faults, rows=rows)
-    return rows, feature_matrix(named, faults, rows)
-
-
-def _joined(
-    one: tuple[NDArray[np.int64], FeatureMatrix], other: tuple[NDArray[np.int64], FeatureMatrix]
-) -> tuple[NDArray[np.int64], FeatureMatrix]:
-    """Returns both in the order of their rows."""
-    if not len(one[0]):
-        return other
-    ids = tuple(dict.fromkeys(one[1].ids + other[1].ids))
-    rows = np.concatenate((one[0], other[0]))
-    values = np.concatenate((aligned(one[1], ids), aligned(other[1], ids)))
-    order = np.argsort(rows, kind="stable")
-    return rows[order], FeatureMatrix(ids, values[order])
+    action, taken = features(column_of(block, ACTION), faults, todo="Or set parametric to false")
+    listed = column_of(block, "possible_actions")
+    lists = candidate_lists(listed, faults).or_alone(action, taken, ~listed.present)
+    return lists.rows, lists.features

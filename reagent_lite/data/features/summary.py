@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reagent_lite.data.rows.hashes import Hashes
-from reagent_lite.data.rows.parametric import aligned
-from reagent_lite.data.rows.transitions import FeatureMatrix
+from reagent_lite.data.rows.lists import aligned
+from reagent_lite.data.rows.named import FeatureMatrix
 from reagent_lite.types import MISSING_VALUE
 
 Floats = NDArray[np.float64]

@@ -1,15 +1,15 @@
-"""Columns of a block as numpy arrays: numbers, texts, choices and lists, with the faults found on the way.
+"""Columns of a block as numpy arrays: numbers, flags, texts, codes and lists, with the faults found on the way.
 
-A log's writer chooses among many Arrow types for one thing (a feature map may come as struct, map, list of key-value
-structs, or JSON text). Each function here reads all of them for one thing. Values per distinct text or name are decoded
-in Python; everything per row is vectorised.
+A log's writer chooses among many Arrow types for one thing, and a column whose values have no common type comes as JSON
+texts. `typed` makes the two one; what follows reads one kind of array. Values per distinct text are decoded in Python;
+everything per row is vectorised.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,75 +18,56 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from reagent_lite.data.formats.blocks import Block
-from reagent_lite.data.formats.schema import MAX_PROBLEMS, filled, is_text, to_numpy, valid_rows
-from reagent_lite.errors import DataError, Problem
-
-Mask = NDArray[np.bool_]
-
-
-@dataclass(slots=True)
-class Faults:
-    """Rows with a fault: how many, and the first of them in words. One fault per row: others often follow from it.
-
-    Attributes:
-        block: whose rows.
-        rows: [n] whether the row has a fault.
-        problems: (row, problem), at most MAX_PROBLEMS per call of `add`.
-    """
-
-    block: Block
-    rows: Mask = field(init=False)
-    problems: list[tuple[int, Problem]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.rows = np.zeros(self.block.table.num_rows, bool)
-
-    @property
-    def count(self) -> int:
-        """Rows with a fault."""
-        return int(self.rows.sum())
-
-    def add(self, rows: Mask, expected: str, got: Callable[[int], object], todo: str = "") -> None:
-        """Records a fault for every row that is true in `rows` [n]; `got` describes what a row has instead."""
-        if not rows.any():
-            return
-        found = np.flatnonzero(rows & ~self.rows)
-        self.rows |= rows
-        for row in found[:MAX_PROBLEMS].tolist():
-            self.problems.append((row, Problem(self.block.where(row), expected, str(got(row)), todo)))
-
-    def refuse(self, row: int, expected: str, got: object, todo: str = "") -> DataError:
-        """Returns the error of a fault that makes the rest of the block unreadable."""
-        return DataError(Problem(self.block.where(row), expected, str(got), todo))
-
-    def first(self) -> list[Problem]:
-        """Returns the first MAX_PROBLEMS problems by line."""
-        return [problem for _, problem in sorted(self.problems, key=lambda one: one[0])][:MAX_PROBLEMS]
+from reagent_lite.data.formats.schema import filled, is_text, to_numpy, valid_rows
+from reagent_lite.data.rows.faults import Faults, Mask
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of a block in one piece.
+    """One column of a block in one piece, or the elements of its lists.
 
     Attributes:
         name: of the column.
         array: [n] values.
         text: whether the values are JSON texts.
+        rows: [n] the block's row of each value, None where it is the value's own number.
     """
 
     name: str
     array: pa.Array
-    text: bool
+    text: bool = False
+    rows: NDArray[np.int64] | None = None
 
     @property
     def present(self) -> Mask:
-        """[n] whether the row has a value."""
+        """[n] whether there is a value."""
         return valid_rows(self.array)
 
-    def value(self, row: int) -> str:
-        """Returns a row's value as JSON, for errors; ids that a struct has for other rows are left out."""
-        value = self.array[row].as_py()
-        return short(value if self.text else _as_json(value))
+    def value(self, at: int) -> str:
+        """Returns a value as JSON, for errors; ids that a struct has for other rows are left out."""
+        value = self.array[at].as_py()
+        text = value if self.text else _as_json(value)
+        return text if len(text) <= 60 else text[:57] + "..."
+
+    def fault(
+        self,
+        faults: Faults,
+        values: Mask,
+        expected: str,
+        got: Callable[[int], object] | None = None,
+        todo: str = "",
+        rule: str = "unreadable",
+    ) -> None:
+        """Records a fault of the block's rows for every value that is true in `values` [n]; see Faults.add."""
+        got = got or self.value
+        if self.rows is None:
+            faults.add(values, expected, got, todo, rule)
+        elif values.any():
+            at = np.flatnonzero(values)[::-1]
+            first: dict[int, int] = dict(zip(self.rows[at].tolist(), at.tolist(), strict=True))
+            rows = np.zeros(len(faults.kind), bool)
+            rows[self.rows[at]] = True
+            faults.add(rows, expected, lambda row: got(first[row]), todo, rule)
 
 
 def _as_json(value: Any) -> str:
@@ -98,21 +79,23 @@ def _as_json(value: Any) -> str:
     return json.dumps(value, default=str)
 
 
-def short(text: str) -> str:
-    """Returns the text, or its beginning where it is long."""
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
 def column_of(block: Block, name: str) -> Column:
     """Returns a column of the block; one that the block lacks has only nulls."""
     index = block.table.schema.get_field_index(name)
     if index < 0:
-        return Column(name, pa.nulls(block.table.num_rows), text=False)
-    chunks = block.table.column(index)
+        return Column(name, pa.nulls(block.table.num_rows))
+    array = in_one_piece(block.table.column(index))
+    if pa.types.is_dictionary(array.type) and not is_string(array.type):
+        array = array.dictionary_decode()
+    return Column(name, array, text=is_text(block.table.schema.field(index)))
+
+
+def in_one_piece(chunks: pa.ChunkedArray) -> pa.Array:
+    """Returns a table's column as one array."""
     array = chunks.chunk(0) if chunks.num_chunks == 1 else chunks.combine_chunks()
     if isinstance(array, pa.ChunkedArray):
         array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
-    return Column(name, array, is_text(block.table.schema.field(index)))
+    return array
 
 
 def is_number(kind: pa.DataType) -> bool:
@@ -128,11 +111,126 @@ def is_string(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
-def numbers(array: pa.Array) -> NDArray[np.float64]:
+def is_list(kind: pa.DataType) -> bool:
+    """Whether values are lists, of any of Arrow's kinds."""
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def typed(
+    column: Column,
+    faults: Faults,
+    expected: str,
+    fits: Callable[[pa.DataType], bool],
+    parsed: tuple[pa.DataType, Callable[[Any], Any]],
+    todo: str = "",
+) -> pa.Array:
+    """Returns the values of a column as an array of a type that fits; other values are faults, and null.
+
+    Args:
+        column: of any type.
+        faults: of the block.
+        expected: in words, without the column's name.
+        fits: whether an Arrow type is one that the caller reads.
+        parsed: (type, what makes its value of a value parsed from JSON, or None of one that is wrong).
+        todo: advice.
+    """
+    kind, convert = parsed
+    if column.text:
+        encoded = column.array.dictionary_encode()
+        values = [convert(json.loads(text)) for text in encoded.dictionary.to_pylist()]
+        wrong = np.array([*(value is None for value in values), False])
+        column.fault(faults, wrong[filled(encoded.indices, -1)], f"{expected} in {column.name}", todo=todo)
+        return pa.array(values, kind).take(encoded.indices)
+    if pa.types.is_null(column.array.type) or fits(column.array.type):
+        return column.array
+    column.fault(faults, column.present, f"{expected} in {column.name}", todo=todo)
+    return pa.nulls(len(column.array))
+
+
+def float_of(value: object) -> float | None:
+    """Returns a number parsed from JSON, true and false as 1 and 0; None of anything else."""
+    return float(value) if isinstance(value, int | float) else None
+
+
+def float64(array: pa.Array) -> NDArray[np.float64]:
     """Returns [n] float64 of a number array, NaN where it is null."""
     if pa.types.is_boolean(array.type):
         array = array.cast(pa.uint8())
     return filled(pc.cast(array, pa.float64(), safe=False), np.nan)
+
+
+def numbers(column: Column, faults: Faults, expected: str = "a number") -> NDArray[np.float64]:
+    """Returns [n] float64 of a column of numbers, NaN where null; other values are faults."""
+    return float64(typed(column, faults, expected, is_number, (pa.float64(), float_of)))
+
+
+def integers(column: Column, faults: Faults, expected: str = "an integer") -> tuple[NDArray[np.int64], Mask]:
+    """Returns ([n] int64, [n] whether there is one) of a column of integers; NaN counts as null.
+
+    Other values are faults, also floats that are not exact and what is not within ±2^62, where differences have no
+    int64.
+    """
+    array = column.array
+    if pa.types.is_integer(array.type):
+        values, present = filled(array, 0), column.present
+        far = (values >= 2**62) | (values <= -(2**62)) if values.dtype.itemsize == 8 else np.zeros(len(values), bool)
+        wrong = far
+    else:
+        values = numbers(column, faults, expected)
+        present = ~np.isnan(values)
+        far = np.abs(values) >= 2.0**62
+        wrong = present & ((values != np.floor(values)) | (np.abs(values) >= 2.0**53))
+    column.fault(faults, far, f"an integer within ±2^62 in {column.name}", rule=f"{column.name}_far")
+    column.fault(faults, wrong, f"{expected} in {column.name}")
+    return np.where(wrong | ~present, 0, values).astype(np.int64), present & ~wrong
+
+
+def flags(column: Column, faults: Faults) -> NDArray[np.float64]:
+    """Returns [n] float64: 1 true, 0 false, NaN where null."""
+    values = numbers(column, faults, "true or false")
+    wrong = ~np.isnan(values) & (values != 0) & (values != 1)
+    column.fault(faults, wrong, f"true or false in {column.name}")
+    return np.where(wrong, np.nan, values)
+
+
+def strings(
+    column: Column,
+    faults: Faults,
+    expected: str = "a string or an integer",
+    *,
+    integers_too: bool = True,
+    todo: str = "",
+) -> tuple[NDArray[np.int32], pa.Array]:
+    """Returns ([n] number of the distinct value, -1 where null; the distinct values).
+
+    Integers count by their digits.
+    """
+
+    def text(value: object) -> str | None:
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        good = isinstance(value, str) or (integers_too and isinstance(value, int) and not isinstance(value, bool))
+        return str(value) if good else None
+
+    def fits(kind: pa.DataType) -> bool:
+        return is_string(kind) or (integers_too and is_number(kind) and not pa.types.is_boolean(kind))
+
+    array = typed(column, faults, expected, fits, (pa.string(), text), todo)
+    if pa.types.is_null(array.type):
+        return np.full(len(array), -1, np.int32), pa.array([], pa.string())
+    if not is_string(array.type) and not pa.types.is_integer(array.type):
+        whole, present = integers(Column(column.name, array, rows=column.rows), faults, expected)
+        array = pa.array(whole, mask=~present)
+    encoded = array.dictionary_encode()
+    return filled(encoded.indices, -1).astype(np.int32, copy=False), encoded.dictionary.cast(pa.string())
+
+
+def texts(
+    column: Column, faults: Faults, expected: str = "a string or an integer", *, integers_too: bool = True
+) -> pa.Array:
+    """Returns [n] strings; see `strings`."""
+    codes, distinct = strings(column, faults, expected, integers_too=integers_too)
+    return distinct.take(pa.array(codes, mask=codes < 0))
 
 
 def per_distinct(
@@ -166,7 +264,6 @@ def _small_integers(array: pa.Array) -> NDArray[np.uint8] | None:
 def _per_small(
     values: NDArray[np.uint8], present: Mask, decode: Callable[[object], int], absent: int, dtype: type[np.integer[Any]]
 ) -> NDArray[Any]:
-    """As `per_distinct`. [m] 25 000 rows: 0.08 ms, by a dictionary 0.2."""
     every = bool(present.all())
     table = np.full(256, absent, dtype)
     for value in np.flatnonzero(np.bincount(values if every else values[present])).tolist():
@@ -175,128 +272,31 @@ def _per_small(
     return codes if every else np.where(present, codes, dtype(absent))
 
 
-def scalar(column: Column, faults: Faults, expected: str) -> NDArray[np.float64]:
-    """Returns [n] float64 of a column of numbers, NaN where null; rows with other things are faults."""
-    if is_number(column.array.type):
-        return numbers(column.array)
-    if pa.types.is_null(column.array.type):
-        return np.full(len(column.array), np.nan)
-    values: list[float] = []
+def pieces(column: Column, faults: Faults, expected: str, todo: str = "") -> tuple[NDArray[np.int64], Column]:
+    """Takes a column of lists apart: ([n] lengths, 0 where null; all elements in order).
 
-    def decode(value: object) -> int:
-        good = isinstance(value, int | float)
-        values.append(float(value) if isinstance(value, int | float) else np.nan)
-        return len(values) - 1 if good else -2
-
-    codes = per_distinct(column, decode, -1)
-    faults.add(codes == -2, f"{expected} in {column.name}", column.value)
-    table = np.array([*values, np.nan, np.nan])
-    return np.asarray(table[codes])
-
-
-def integers(column: Column, faults: Faults, expected: str = "an integer") -> NDArray[np.int64]:
-    """Returns [n] int64 of a column of integers, 0 where null; rows with other things are faults."""
-    if pa.types.is_uint64(column.array.type):
-        whole = filled(column.array, 0)
-        large = whole >= np.uint64(2**63)
-        faults.add(large, f"an integer below 2^63 in {column.name}", column.value)
-        return np.where(large, 0, whole).astype(np.int64)
-    if pa.types.is_integer(column.array.type):
-        return filled(pc.cast(column.array, pa.int64(), safe=False), 0)
-    values = scalar(column, faults, expected)
-    wrong = ~np.isnan(values) & ((values != np.floor(values)) | (np.abs(values) >= 2.0**53))
-    faults.add(wrong, f"{expected} in {column.name}", column.value)
-    return np.where(wrong | np.isnan(values), 0, values).astype(np.int64)
-
-
-def sequence_numbers(column: Column, faults: Faults) -> NDArray[np.int64]:
-    """Returns [n] int64 as `integers` does; what lies so far out that a difference of two has no int64 is a fault."""
-    values = integers(column, faults)
-    faults.add(np.abs(values.astype(np.float64)) >= 2.0**62, f"an integer within ±2^62 in {column.name}", column.value)
-    return values
-
-
-def flags(column: Column, faults: Faults) -> NDArray[np.float64]:
-    """Returns [n] float64: 1 true, 0 false, NaN where null."""
-    values = scalar(column, faults, "true or false")
-    faults.add(~np.isnan(values) & (values != 0) & (values != 1), f"true or false in {column.name}", column.value)
-    return values
-
-
-def strings(column: Column, faults: Faults) -> tuple[NDArray[np.int32], pa.Array]:
-    """Returns ([n] number of the distinct value, -1 where null; the distinct values); integers count as strings."""
-    array = column.array
-    if pa.types.is_null(array.type):
-        return np.full(len(array), -1, np.int32), pa.array([], pa.string())
-    if not column.text and not is_string(array.type) and not pa.types.is_integer(array.type):
-        whole = integers(column, faults, "a string or an integer")
-        array = pa.array(whole, mask=~column.present)
-    encoded = array.dictionary_encode()
-    distinct = encoded.dictionary
-    indices = filled(encoded.indices, -1)
-    if column.text:
-        parsed = [json.loads(value) for value in distinct.to_pylist()]
-        parsed = [int(v) if isinstance(v, float) and v.is_integer() else v for v in parsed]
-        wrong = np.array([*(not isinstance(v, str | int) or isinstance(v, bool) for v in parsed), False])
-        faults.add(wrong[indices], f"a string or an integer in {column.name}", column.value)
-        distinct = pa.array([str(value) for value in parsed], pa.string())
-    return indices, distinct.cast(pa.string())
-
-
-@dataclass(frozen=True, slots=True)
-class Pieces:
-    """A list column taken apart.
-
-    Attributes:
-        lengths: [n] int64, 0 where null.
-        elements: all elements in order.
-        text: whether the elements are JSON texts.
+    Rows with other things than a list are faults and count as empty.
     """
 
-    lengths: NDArray[np.int64]
-    elements: pa.Array
-    text: bool
+    def dumped(value: object) -> list[str | None] | None:
+        if not isinstance(value, list):
+            return None
+        return [None if one is None else json.dumps(one) for one in value]
 
-    @property
-    def rows(self) -> NDArray[np.int64]:
-        """[elements] int64, row of each."""
-        return np.repeat(np.arange(len(self.lengths)), self.lengths)
-
-
-def pieces(column: Column, faults: Faults, expected: str) -> Pieces:
-    """Takes a list column apart; rows with other things than a list are faults and count as empty."""
-    array, num = column.array, len(column.array)
-    if column.text:
-        return _text_pieces(column, faults, expected)
-    if not is_list(array.type):
-        faults.add(column.present, f"{expected} in {column.name}", column.value)
-        return Pieces(np.zeros(num, np.int64), pa.nulls(0), text=False)
+    array = typed(column, faults, expected, is_list, (pa.list_(pa.string()), dumped), todo)
+    if pa.types.is_null(array.type):
+        return np.zeros(len(array), np.int64), Column(column.name, pa.nulls(0), rows=np.zeros(0, np.int64))
     if pa.types.is_fixed_size_list(array.type):
         array = array.cast(pa.list_(array.type.value_type))
-    offsets = to_numpy(array.offsets).astype(np.int64)
-    elements = array.values[int(offsets[0]) : int(offsets[-1])]
-    lengths = np.diff(offsets)
-    if array.null_count and lengths[~column.present].any():
-        kept = np.repeat(column.present, lengths)
-        elements, lengths = elements.filter(pa.array(kept)), np.where(column.present, lengths, 0)
-    return Pieces(lengths, elements, text=False)
+    present, offsets = valid_rows(array), to_numpy(array.offsets).astype(np.int64)
+    elements, lengths = array.values[int(offsets[0]) : int(offsets[-1])], np.diff(offsets)
+    if array.null_count and lengths[~present].any():
+        kept = np.repeat(present, lengths)
+        elements, lengths = elements.filter(pa.array(kept)), np.where(present, lengths, 0)
+    return lengths, Column(column.name, elements, column.text, np.repeat(np.arange(len(lengths)), lengths))
 
 
-def is_list(kind: pa.DataType) -> bool:
-    """Whether values are lists, of any of Arrow's kinds."""
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
-
-
-def _text_pieces(column: Column, faults: Faults, expected: str) -> Pieces:
-    parsed: list[list[object]] = []
-
-    def decode(value: object) -> int:
-        parsed.append(value if isinstance(value, list) else [])
-        return len(parsed) - 1 if isinstance(value, list) else -2
-
-    codes = per_distinct(column, decode, -1)
-    faults.add(codes == -2, f"{expected} in {column.name}", column.value)
-    lists = [parsed[code] if code >= 0 else [] for code in codes.tolist()]
-    lengths = np.array([len(one) for one in lists], np.int64)
-    texts = [None if element is None else json.dumps(element) for one in lists for element in one]
-    return Pieces(lengths, pa.array(texts, pa.string()), text=True)
+def list_array(elements: pa.Array, lengths: NDArray[np.int64], present: Mask) -> pa.Array:
+    """Returns lists [n] of the elements in order, null where there is none."""
+    offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), elements, mask=pa.array(~present))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +11,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from reagent_lite.data.formats.schema import any_true, filled, to_numpy, valid_rows
-from reagent_lite.data.rows.columns import Column, Faults, Mask, is_list, is_number, numbers, per_distinct, short
+from reagent_lite.data.rows.columns import Column, float64, float_of, is_list, is_number, typed
+from reagent_lite.data.rows.faults import UNREADABLE, Faults, Mask
+
+_FEATURE_ID = re.compile(r"0|-?[1-9][0-9]{0,17}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,73 +32,102 @@ class Named:
     present: Mask
 
 
-def named_numbers(
-    column: Column, faults: Faults, *, rows: NDArray[np.int64] | None = None, nan_is_absent: bool = True
-) -> Named:
-    """Returns the maps {name: number} of a column; infinite values and other things than numbers are faults.
+@dataclass(frozen=True, slots=True)
+class FeatureMatrix:
+    """Dense features of rows or candidates: ids as logged, values [n, ids] float32, NaN = absent."""
 
-    Args:
-        column: [m] struct, map, list of key-value structs, or JSON text; features of rows or of candidates.
-        faults: of the block.
-        rows: [m] the block's row of each value, where it is not the value's own number.
-        nan_is_absent: whether a NaN counts as absent; else it is a fault. Null is absent either way.
+    ids: tuple[int, ...]
+    values: NDArray[np.float32]
+
+
+def features(column: Column, faults: Faults, *, rule: str = UNREADABLE, todo: str = "") -> tuple[FeatureMatrix, Mask]:
+    """Returns (the features, [n] whether there is a map) of maps {id: number}; null and NaN count as absent.
+
+    Infinite values break `rule`.
+
+    Raises:
+        DataError: for an id that is no integer, with the first line that has it.
     """
-    reading = _NamedReading(column, faults, np.arange(len(column.array)) if rows is None else rows, nan_is_absent)
-    array = column.array
-    if column.text:
-        found = reading.of_text()
-    elif pa.types.is_null(array.type):
-        found = Named((), np.empty((len(array), 0), np.float32), np.zeros(len(array), bool))
-    elif pa.types.is_struct(array.type):
-        found = reading.of_struct()
-    elif pa.types.is_map(array.type) or (is_list(array.type) and _is_pair(array.type.value_type)):
-        found = reading.of_pairs()
-    else:
-        reading.fault(column.present, "an object {id: number}", column.value)
-        found = Named((), np.empty((len(array), 0), np.float32), column.present)
-    infinite = np.isinf(found.values)
+    named = named_numbers(column, faults, todo=todo)
+    for index, name in enumerate(named.names):
+        if _FEATURE_ID.fullmatch(name) is None:
+            having = np.flatnonzero(~np.isnan(named.values[:, index]))
+            first = int(having[0]) if len(having) else 0
+            row = first if column.rows is None else int(column.rows[first])
+            raise faults.refuse(row, "integers as feature ids", repr(name[:60]), "They have at most 18 digits")
+    _require_finite(column, named, faults, rule)
+    return FeatureMatrix(tuple(int(name) for name in named.names), named.values), named.present
+
+
+def metrics(column: Column, faults: Faults) -> Named:
+    """Returns the maps {name: number} of a column; null counts as absent, NaN and infinite values are faults."""
+    rule = f"{column.name}_not_finite"
+    named = named_numbers(column, faults, nan_rule=rule)
+    _require_finite(column, named, faults, rule)
+    return named
+
+
+def _require_finite(column: Column, named: Named, faults: Faults, rule: str) -> None:
+    infinite = np.isinf(named.values)
     if infinite.any():
-        column_of_first = infinite.argmax(axis=1)
-        names, values = found.names, found.values
+        first = infinite.argmax(axis=1)
 
         def got(at: int) -> str:
-            return f"{values[at, column_of_first[at]]} for {names[column_of_first[at]]!r} as float32"
+            return f"{named.values[at, first[at]]} for {named.names[first[at]]!r} as float32"
 
-        reading.fault(any_true(infinite), "finite numbers", got)
-    return found
+        column.fault(faults, any_true(infinite), f"finite numbers in {column.name}", got, rule=rule)
 
 
-def _is_pair(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_struct(kind) and kind.num_fields == 2)
+def named_numbers(column: Column, faults: Faults, *, nan_rule: str = "", todo: str = "") -> Named:
+    """Returns the maps {name: number} of a column; other things than numbers are faults.
+
+    Args:
+        column: [m] struct, map, list of key-value structs, or JSON text.
+        faults: of the block.
+        nan_rule: which rule a NaN breaks; "" where it counts as absent. Null is absent either way.
+        todo: advice to those who have other things than maps.
+    """
+    parsed = pa.map_(pa.string(), pa.float64()), _items_of
+    array = typed(column, faults, "an object {id: number}", _has_names, parsed, todo)
+    if pa.types.is_null(array.type):
+        return Named((), np.empty((len(array), 0), np.float32), np.zeros(len(array), bool))
+    reading = _Reading(Column(column.name, array, rows=column.rows), faults, nan_rule)
+    return reading.of_struct() if pa.types.is_struct(array.type) else reading.of_pairs()
+
+
+def _items_of(value: object) -> list[tuple[str, float | None]] | None:
+    if not isinstance(value, dict) or not all(one is None or float_of(one) is not None for one in value.values()):
+        return None
+    return [(name, float_of(one)) for name, one in value.items()]
+
+
+def _has_names(kind: pa.DataType) -> bool:
+    types = pa.types
+    if is_list(kind):
+        return bool(types.is_struct(kind.value_type) and kind.value_type.num_fields == 2)
+    return bool(types.is_struct(kind) or types.is_map(kind))
 
 
 @dataclass(frozen=True, slots=True)
-class _NamedReading:
+class _Reading:
     column: Column
     faults: Faults
-    rows: NDArray[np.int64]
-    nan_is_absent: bool
-
-    def fault(self, values: Mask, expected: str, got: Callable[[int], object]) -> None:
-        """Records faults of values of the column as faults of the block's rows."""
-        at = np.flatnonzero(values)
-        where: dict[int, int] = {int(row): int(one) for one, row in zip(at[::-1], self.rows[at][::-1], strict=True)}
-        rows = np.zeros(self.faults.block.table.num_rows, bool)
-        rows[self.rows[at]] = True
-        self.faults.add(rows, f"{expected} in {self.column.name}", lambda row: got(where[row]))
+    nan_rule: str
 
     def of_struct(self) -> Named:
         array = self.column.array
         values = np.empty((len(array), array.type.num_fields), np.float32)
         for index, (child, one) in enumerate(zip(array.flatten(), array.type, strict=True)):
-            values[:, index] = self._floats(child, one.name)
+            values[:, index] = self._floats(Column(self.column.name, child, rows=self.column.rows), one.name)
         names = tuple(one.name for one in array.type)
         if len(set(names)) < len(names):
-            self.fault(np.ones(len(array), bool), "each id once", lambda _: f"a struct with fields {', '.join(names)}")
+            self._refuse_twice(np.ones(len(array), bool))
         return Named(names, values, self.column.present)
 
     def of_pairs(self) -> Named:
         array, present = self.column.array, self.column.present
+        if pa.types.is_fixed_size_list(array.type):
+            array = array.cast(pa.list_(array.type.value_type))
         offsets = to_numpy(array.offsets).astype(np.int64)
         span = slice(int(offsets[0]), int(offsets[-1]))
         if pa.types.is_map(array.type):
@@ -106,47 +137,31 @@ class _NamedReading:
         row = np.repeat(np.arange(len(array)), np.diff(offsets))
         encoded = keys.dictionary_encode()
         names = tuple(str(name) for name in encoded.dictionary.to_pylist())
-        inner = _NamedReading(
-            Column(self.column.name, items, text=False), self.faults, self.rows[row], self.nan_is_absent
-        )
-        numbers_of_items = inner._floats(items, "")
+        rows = row if self.column.rows is None else self.column.rows[row]
+        found = self._floats(Column(self.column.name, items, rows=rows), "")
         values = np.full((len(array), len(names)), np.nan, np.float32)
         kept = present[row]
         places = row[kept], to_numpy(encoded.indices)[kept]
-        values[places] = numbers_of_items[kept]
+        values[places] = found[kept]
         once = np.zeros(values.shape, bool)
         once[places] = True
-        twice = once.sum(axis=1) < np.bincount(places[0], minlength=len(array))
-        self.fault(twice, "each id once", self.column.value)
+        self._refuse_twice(once.sum(axis=1) < np.bincount(places[0], minlength=len(array)))
         return Named(names, values, present)
 
-    def of_text(self) -> Named:
-        maps: list[dict[str, object]] = []
+    def _refuse_twice(self, twice: Mask) -> None:
+        self.column.fault(self.faults, twice, f"each id once in {self.column.name}")
 
-        def decode(value: object) -> int:
-            good = isinstance(value, dict) and all(isinstance(v, int | float | None) for v in value.values())
-            maps.append(value if good and isinstance(value, dict) else {})
-            return len(maps) - 1 if good else -2
-
-        codes = per_distinct(self.column, decode, -1)
-        self.fault(codes == -2, "an object {id: number}", self.column.value)
-        names = tuple(dict.fromkeys(name for one in maps for name in one))
-        rows = [[one.get(name) for name in names] for one in maps]
-        table = np.array([*rows, [None] * len(names)], np.float64).reshape(len(maps) + 1, len(names))
-        with np.errstate(over="ignore"):
-            values = table.astype(np.float32)[np.where(codes < 0, len(maps), codes)]
-        return Named(names, values, self.column.present)
-
-    def _floats(self, array: pa.Array, name: str) -> NDArray[np.float32]:
+    def _floats(self, items: Column, name: str) -> NDArray[np.float32]:
         """[n] float32 of a number array, NaN where null."""
-        label = f"a number for {name!r}" if name else "numbers"
+        label, array = f"{f'a number for {name!r}' if name else 'numbers'} in {items.name}", items.array
         if pa.types.is_null(array.type):
             return np.full(len(array), np.nan, np.float32)
         if not is_number(array.type):
-            self.fault(valid_rows(array), label, lambda at: short(json.dumps(array[at].as_py(), default=str)))
+            items.fault(self.faults, items.present, label)
             return np.full(len(array), np.nan, np.float32)
+        if self.nan_rule and pa.types.is_floating(array.type):
+            nan = valid_rows(array) & np.isnan(filled(array, np.nan))
+            items.fault(self.faults, nan, f"finite numbers in {items.name}", lambda _: "NaN", rule=self.nan_rule)
         if pa.types.is_boolean(array.type) or pa.types.is_decimal(array.type):
-            array = pa.array(numbers(array), mask=~valid_rows(array))
-        if not self.nan_is_absent and pa.types.is_floating(array.type):
-            self.fault(valid_rows(array) & np.isnan(filled(array, np.nan)), label, lambda at: "NaN")
+            array = pa.array(float64(array), mask=~items.present)
         return filled(pc.cast(array, pa.float32(), safe=False), np.nan)

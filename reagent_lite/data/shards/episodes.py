@@ -14,9 +14,9 @@ from reagent_lite.data.copy.spool import chunks
 from reagent_lite.data.formats.blocks import Block
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.schema import filled, is_text, to_numpy
-from reagent_lite.data.rows.columns import Faults, column_of, strings
+from reagent_lite.data.rows.columns import column_of, strings
+from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.shards.parquet_groups import damaged
-from reagent_lite.errors import DataError
 
 _ID = "mdp_id"
 _CHUNK_NAMES = 1 << 16
@@ -121,8 +121,7 @@ def ids_of(block: Block) -> pa.Array:
     """
     faults = Faults(block)
     codes, names = strings(column_of(block, _ID), faults)
-    if faults.count:
-        raise DataError(faults.first())
+    faults.require_none()
     distinct = names.dictionary_encode()  # texts may name one id in two ways
     if len(distinct.dictionary) != len(names):
         codes = np.where(codes < 0, -1, filled(distinct.indices, -1)[codes])

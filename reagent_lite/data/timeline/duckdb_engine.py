@@ -1,7 +1,6 @@
 """The embedded engine: DuckDB in this process, sealed, with as much memory as it is given and the disk for the rest.
 
-    local Parquet with the contract's types ─► read in place ──────────────────────┐
-    any other format ─► EventReader, in threads ─► Parquet in a temporary folder ──┴─► relation events
+    files ─► EventReader, in threads ─► Parquet in a temporary folder ─► relation events
 
 [m] 2 cores, 5 M rows of 4 features, CPU seconds: read in place, paired, sorted and written 10.6; one leading map 1.8;
 without the sort, which makes the same input the same bytes, 8.0.
@@ -24,7 +23,8 @@ import pyarrow.parquet
 from reagent_lite.data.formats.blocks import Position
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.reading import ALL_COLUMNS, num_threads, read_blocks
-from reagent_lite.data.rows.events import PROPENSITIES, EventReader, require_event_columns, schema, type_of
+from reagent_lite.data.rows.contract import Contract
+from reagent_lite.data.rows.table import EventReader, schema, type_of
 from reagent_lite.data.timeline.dialects import DuckDBDialect
 from reagent_lite.data.timeline.engine import OPTIONAL_COLUMNS, EventColumns, Show, looking
 from reagent_lite.data.timeline.pairs import PLACE
@@ -84,42 +84,12 @@ class DuckDBEngine:
         """sha256 of each file where loading has read all bytes, else None."""
         return self._hashes
 
-    def load(
-        self, files: Sequence[InputFile], *, discrete: bool, indices: bool, extra: tuple[str, ...], show: Show
-    ) -> EventColumns:
+    def load(self, files: Sequence[InputFile], contract: Contract, show: Show) -> EventColumns:
         """Makes relation `events` of the files; see Engine."""
-        schemas = [_native_schema(file, discrete) for file in files]
-        if all(one is not None for one in schemas):
-            return self._in_place(files, [one for one in schemas if one is not None], discrete, extra)
-        return self._spooled(tuple(files), EventReader(discrete, extra, indices=indices), show)
-
-    def _in_place(
-        self, files: Sequence[InputFile], schemas: Sequence[pa.Schema], discrete: bool, extra: tuple[str, ...]
-    ) -> EventColumns:
-        present = {name for one in schemas for name in one.names}
-        _require_alike(files, schemas, extra)
-        exact = any(
-            one.field(name).type != schemas[0].field(name).type
-            for one in schemas
-            for name in one.names
-            if name in schemas[0].names and pa.types.is_nested(one.field(name).type)
-        ) or any(set(one.names) != set(schemas[0].names) for one in schemas)
-        selects = []
-        for file, one in zip(files, schemas, strict=True):
-            require_event_columns(one.names, file.path, extra)
-            columns = [_native_column(self.dialect, field, one, exact) for field in schema(discrete=discrete, extra=())
-                       if field.name not in ("fault", "source_file", "source_line")]  # fmt: skip
-            columns += [self.dialect.quote(name) for name in extra]
-            path, pattern = self.dialect.literal(file.path), self.dialect.literal(_verbatim(file.path))
-            columns += ["CAST(NULL AS VARCHAR) AS fault", f"{path} AS source_file",
-                        "file_row_number + 1 AS source_line"]  # fmt: skip
-            selects.append(f"SELECT {', '.join(columns)} FROM {_READ.format(pattern)}")
-        self._loaded(" UNION ALL ".join(selects))
-        present |= {"action_probability"} if "propensity" in present else set()
-        return EventColumns(discrete=discrete, optional=frozenset(OPTIONAL_COLUMNS) & present, extra=extra)
+        return self._spooled(tuple(files), EventReader(contract), show)
 
     def _spooled(self, files: tuple[InputFile, ...], reader: EventReader, show: Show) -> EventColumns:
-        discrete, extra, spool = reader.discrete, reader.extra, self._folder / "events.parquet"
+        discrete, extra, spool = reader.contract.discrete, reader.contract.extra, self._folder / "events.parquet"
         positions = [Position() for _ in files]
         wanted = schema(discrete=discrete, extra=extra)
         with pa.parquet.ParquetWriter(spool, wanted, compression="lz4") as writer:
@@ -243,90 +213,3 @@ def _verbatim(path: str) -> str:
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().split("\n")[0]
-
-
-def _native_schema(file: InputFile, discrete: bool) -> pa.Schema | None:
-    """Returns the columns of a local Parquet file whose types are the contract's, else None."""
-    if file.extension != ".parquet" or file.compression or file.remote or file.sha256:
-        return None
-    try:
-        found = pa.parquet.read_schema(file.path).remove_metadata()
-    except (pa.ArrowException, OSError) as error:
-        got = "one that ends early or is damaged: " + _first_line(error)
-        raise DataError(Problem(file.path, "a complete Parquet file", got, "Copy the file again")) from error
-    lower = {name.lower() for name in found.names}
-    if len(lower) < len(found.names) or "file_row_number" in lower or set(PROPENSITIES) <= lower:
-        return None  # names that only their case tells apart are one to DuckDB; two propensities must be alike
-    checks = _native_types(discrete)
-    return found if all(checks[one.name](one.type) for one in found if one.name in checks) else None
-
-
-def _native_types(discrete: bool) -> dict[str, Callable[[pa.DataType], bool]]:
-    types = pa.types
-
-    def text(kind: pa.DataType) -> bool:
-        return bool(types.is_string(kind) or types.is_large_string(kind))
-
-    def number(kind: pa.DataType) -> bool:
-        return bool(types.is_floating(kind) or types.is_integer(kind))
-
-    def features(kind: pa.DataType) -> bool:
-        return bool(types.is_map(kind) and types.is_integer(kind.key_type) and types.is_float32(kind.item_type))
-
-    def named(kind: pa.DataType) -> bool:
-        return bool(types.is_map(kind) and text(kind.key_type) and number(kind.item_type))
-
-    action = text if discrete else features
-
-    def choices(kind: pa.DataType) -> bool:
-        return bool((types.is_list(kind) or types.is_large_list(kind)) and action(kind.value_type))
-
-    return {
-        "mdp_id": text, "sequence_number": types.is_integer, "ds": text, "state_features": features, "action": action,
-        "reward": number, "possible_actions": choices, "action_probability": number, "propensity": number,
-        "metrics": named, "terminal": types.is_boolean, "truncated": types.is_boolean,
-        "next_state_features": features, "possible_next_actions": choices,
-    }  # fmt: skip
-
-
-def _native_column(dialect: DuckDBDialect, wanted: pa.Field, columns: pa.Schema, exact: bool) -> str:
-    """Returns SQL for a column of the events; null where a file lacks it.
-
-    Maps and lists stay as they are unless `exact` asks for one type in all files: [m] to cast the keys of 5 M maps from
-    32 to 64 bits takes as long as to sort them.
-    """
-    kind, name = _sql_type(dialect, wanted.type), dialect.quote(wanted.name)
-    names = PROPENSITIES if wanted.name == PROPENSITIES[0] else (wanted.name,)
-    there = [one for one in names if one in columns.names]
-    if not there:
-        return f"CAST(NULL AS {kind}) AS {name}"
-    casts = [
-        dialect.quote(one)
-        if columns.field(one).type == wanted.type or (pa.types.is_nested(wanted.type) and not exact)
-        else f"CAST({dialect.quote(one)} AS {kind})"
-        for one in there
-    ]
-    return f"{casts[0] if len(casts) == 1 else f'COALESCE({casts[0]}, {casts[1]})'} AS {name}"
-
-
-def _sql_type(dialect: DuckDBDialect, kind: pa.DataType) -> str:
-    types = dialect.types
-    if pa.types.is_list(kind):
-        return types["names"] if pa.types.is_string(kind.value_type) else types["candidates"]
-    if pa.types.is_map(kind):
-        return types["features"] if pa.types.is_integer(kind.key_type) else types["named"]
-    names = {pa.string(): "text", pa.int64(): "integer", pa.float64(): "number", pa.bool_(): "flag"}
-    return types[names[kind]]
-
-
-def _require_alike(files: Sequence[InputFile], schemas: Sequence[pa.Schema], extra: tuple[str, ...]) -> None:
-    """Checks that further columns, which are taken as they are, have one type in all files.
-
-    Raises:
-        DataError: naming the file that differs from the first.
-    """
-    for name in extra:
-        for file, one in zip(files, schemas, strict=True):
-            first, here = (of.field(name).type if name in of.names else None for of in (schemas[0], one))
-            if here is not None and first is not None and here != first:
-                raise DataError(Problem(file.path, f"{first} in {name}, as in {files[0].path}", str(here)))

@@ -3,7 +3,7 @@
     files ─► relation `events` ─► named queries ─► rows of figures, and Parquet files
              Engine.load          Engine.name       Engine.rows      Engine.write
 
-The transformation is written once, in the SQL that DuckDB and Spark both run (timeline_rules.py, timeline_pairs.py).
+The transformation is written once, in the SQL that DuckDB and Spark both run (pairs.py).
 Identifiers are quoted by `Dialect.quote`; numbers and texts from outside become literals by `Dialect.literal`.
 """
 
@@ -17,6 +17,7 @@ from threading import Event, Thread
 from typing import Any, Protocol
 
 from reagent_lite.data.formats.files import InputFile
+from reagent_lite.data.rows.contract import Contract
 
 Show = Callable[[int, int], None]
 """Called with (units done, units in all)."""
@@ -149,15 +150,11 @@ class Engine(Protocol):
         """Its SQL."""
         ...
 
-    def load(
-        self, files: Sequence[InputFile], *, discrete: bool, indices: bool, extra: tuple[str, ...], show: Show
-    ) -> EventColumns:
-        """Makes relation `events` of the files, checked for what SQL cannot check, and returns its columns.
+    def load(self, files: Sequence[InputFile], contract: Contract, show: Show) -> EventColumns:
+        """Makes relation `events` of the files, checked, and returns its columns.
 
-        Integers among discrete actions become their digits; without `indices` they are faults.
-
-        Besides the columns of events it has `source_file` and `source_line`, and `fault`: what is wrong with a row, or
-        null.
+        Besides the columns of events it has `source_file` and `source_line`, and `fault`: (rule, expected, got, todo)
+        of what is wrong with a row, or null.
 
         Raises:
             DataError: a file that cannot be read, a column that is missing or of another type, with file and line.

@@ -1,8 +1,8 @@
 """From logged decisions to transitions: what is read, what is refused, how rows pair up, and what is written.
 
-1 load      files ─► relation events                      engine_*.py, events.py
-2 take      date partitions, sample of episodes           timeline_pairs.py
-3 check     rules row by row: an error, or episodes left out    timeline_rules.py
+1 load      files ─► relation events, checked    *_engine.py, rows/table.py
+2 take      date partitions, sample of episodes  pairs.py
+3 refuse    rows with a fault: an error, or episodes left out
 4 single    one row per (mdp_id, sequence_number), no outliers
 5 pair      each row with what follows it, up to `steps` rows
 6 write     folders of Parquet that appear whole, each with the report in its manifest
@@ -25,10 +25,9 @@ from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.input_state import InputState, hashes_of, states_of
 from reagent_lite.data.formats.schema import MAX_PROBLEMS
 from reagent_lite.data.formats.stage import StageManifest, read_manifest, write_manifest
-from reagent_lite.data.rows.discrete import has_numerals_of_others
+from reagent_lite.data.rows.contract import Contract
 from reagent_lite.data.timeline.engine import Engine, EventColumns
 from reagent_lite.data.timeline.pairs import FIGURES, Pairing
-from reagent_lite.data.timeline.rules import Rule, count_broken, first_broken, ruled, rules
 from reagent_lite.errors import DataError, NoRowsError, Problem, counted
 from reagent_lite.files import appearing_folder
 
@@ -91,13 +90,7 @@ def make_timeline(
             rows, a disk without room; no folder has changed then.
     """
     with progress("reading events", "bytes") as show:
-        columns = engine.load(
-            files,
-            discrete=config.timeline.actionDiscrete,
-            indices=not has_numerals_of_others(config.query.actions),
-            extra=_further(config),
-            show=show,
-        )
+        columns = engine.load(files, _contract(config), show)
     with ThreadPoolExecutor(1) as pool:
         hashes = pool.submit(hashes_of, files) if engine.hashes is None else None
         work = _Work(config, engine, columns, say)
@@ -118,10 +111,16 @@ def make_timeline(
     return manifests
 
 
-def _further(config: TimelineConfig) -> tuple[str, ...]:
+def _contract(config: TimelineConfig) -> Contract:
     timeline = config.timeline
-    rewards = [name for name in timeline.rewardColumns if name not in ("reward", "metrics")]
-    return (*rewards, *timeline.extraFeatureColumns)
+    rewards = tuple(name for name in timeline.rewardColumns if name not in ("reward", "metrics"))
+    return Contract(
+        actions=config.query.actions if timeline.actionDiscrete else None,
+        events=True,
+        extra=(*rewards, *timeline.extraFeatureColumns),
+        rewards=rewards,
+        dated=bool(timeline.startDs or timeline.endDs),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,11 +141,9 @@ class _Work:
         pairing, report = self.pairing(), dict[str, Any]()
         self._require_dates()
         self.engine.name("taken", pairing.taken("events"))
-        found = self._rules()
-        self.engine.name("ruled", ruled(found, "taken"))
         report["rows_in_files"] = self.engine.rows("SELECT COUNT(*) FROM events")[0][0]
-        report["refused"] = self._refused(found)
-        self.engine.name("sound", pairing.unbroken("ruled", any_broken=bool(report["refused"])))
+        report["refused"] = self._refused()
+        self.engine.name("sound", pairing.without_faults("taken", any_faults=bool(report["refused"])))
         figures, relation = self._figures("sound"), "sound"
         self._require_rows(figures, report)
         report["rows"], report["duplicate_rows"] = figures["rows"], figures["duplicate_rows"]
@@ -188,11 +185,6 @@ class _Work:
     def _keys(self, entries: str) -> set[Any]:
         return {key for (key,) in self.engine.rows(f"SELECT DISTINCT k FROM ({entries}) entries")}
 
-    def _rules(self) -> tuple[Rule, ...]:
-        rewards = tuple(name for name in self.config.timeline.rewardColumns if name not in ("reward", "metrics"))
-        dated = bool(self.config.timeline.startDs or self.config.timeline.endDs)
-        return rules(self.engine.dialect, self.columns, self.config.query.actions, rewards, dated=dated)
-
     def _require_dates(self) -> None:
         timeline = self.config.timeline
         if "ds" not in self.columns.optional and (timeline.startDs or timeline.endDs):
@@ -211,28 +203,34 @@ class _Work:
         got = f"none of {counted(report['rows_in_files'], 'row')}"
         raise NoRowsError(Problem(timeline.inputTableName, "events to pair", got, "query.tableSample may be too small"))
 
-    def _refused(self, found: tuple[Rule, ...]) -> list[dict[str, Any]]:
+    def _refused(self) -> list[dict[str, Any]]:
         """Returns what was refused by rule, or raises it."""
-        counts = self.engine.rows(count_broken("ruled"))
+        counts = self.engine.rows(
+            "SELECT fault.rule, COUNT(*), COUNT(DISTINCT mdp_id) FROM taken WHERE fault IS NOT NULL "
+            "GROUP BY fault.rule ORDER BY COUNT(*) DESC, fault.rule"
+        )
         if not counts:
             return []
-        first = self.engine.rows(first_broken(found, "ruled", MAX_PROBLEMS))
-        problems = [_problem(found[rule], file, line, got) for file, line, rule, got in first]
+        first = self.engine.rows(
+            "SELECT source_file, source_line, fault.rule, fault.expected, fault.got, fault.todo FROM taken "
+            f"WHERE fault IS NOT NULL ORDER BY source_file, source_line LIMIT {MAX_PROBLEMS}"
+        )
+        problems = [Problem(_place(file, line), *words) for file, line, _, *words in first]
         if self.config.timeline.on_refused == "error":
             total = sum(rows for _, rows, _ in counts)
-            by_rule = ", ".join(f"{rows:,} {found[rule].name}" for rule, rows, _ in counts)
+            by_rule = ", ".join(f"{rows:,} {rule}" for rule, rows, _ in counts)
             todo = 'Correct the log, or set timeline.on_refused to "drop_episode" to leave their episodes out'
             summary = Problem(self.config.timeline.inputTableName, "rows that keep the rules",
                               f"{total:,} that do not: {by_rule}", todo)  # fmt: skip
             raise DataError([*problems, summary])
-        places: dict[int, str] = {}
-        for (_, _, rule, _), problem in zip(first, problems, strict=True):
+        places: dict[str, str] = {}
+        for (_, _, rule, *_), problem in zip(first, problems, strict=True):
             places.setdefault(rule, str(problem))
         for rule, rows, episodes in counts:
-            self.say(f"warning: {counted(rows, 'row')} of {counted(episodes, 'episode')} refused ({found[rule].name}), "
+            self.say(f"warning: {counted(rows, 'row')} of {counted(episodes, 'episode')} refused ({rule}), "
                      f"their episodes are left out; {places.get(rule, '')}")  # fmt: skip
         return [
-            {"rule": found[rule].name, "rows": rows, "episodes": episodes, "first": places.get(rule, "")}
+            {"rule": rule, "rows": rows, "episodes": episodes, "first": places.get(rule, "")}
             for rule, rows, episodes in counts
         ]
 
@@ -285,13 +283,6 @@ class _Work:
 
 def _place(file: str, line: int | None) -> str:
     return file if line is None else f"{file}:{line}"
-
-
-def _problem(rule: Rule, file: str, line: int | None, got: str) -> Problem:
-    if rule.expected:
-        return Problem(_place(file, line), rule.expected, got, rule.todo)
-    expected, _, instead = got.removeprefix("expected ").partition(", got ")
-    return Problem(_place(file, line), expected, instead)
 
 
 def _require_unchanged(files: Sequence[InputFile]) -> None:

@@ -1,7 +1,7 @@
 """Rows of an episode become transitions, in the SQL that DuckDB and Spark both run.
 
     taken     date partitions, sample of episodes
-    kept      no broken rule, one row per (mdp_id, sequence_number), no outlier episodes
+    kept      no row with a fault, one row per (mdp_id, sequence_number), no outlier episodes
     figures   what the episodes are like, from narrow columns
     led       each row beside those that follow it                 row t: LEAD 1 … LEAD n
     spanned   how many rows its transition spans                   step = n, or up to the episode's end
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from reagent_lite.config.timeline import QuerySection, TimelineSection
-from reagent_lite.data.rows.events import schema
+from reagent_lite.data.rows.table import schema
 from reagent_lite.data.timeline.engine import Dialect, EventColumns
 
 _ALL = float(2**32)
@@ -49,27 +49,27 @@ class Pairing:
     metric_names: tuple[str, ...] = ()
 
     def taken(self, relation: str) -> str:
-        """Returns a query for the events of the date partitions and episodes that are asked for, actions by name."""
+        """Returns a query for the events of the date partitions and episodes that are asked for."""
         conditions = []
-        # a row that cannot be placed is reported, not passed over
+        # a row without a date is reported, not passed over
         for bound, than in ((self.timeline.startDs, ">="), (self.timeline.endDs, "<=")):
             if bound is not None:
-                conditions.append(f"(fault IS NOT NULL OR ds IS NULL OR ds {than} {self.dialect.literal(bound)})")
+                conditions.append(f"(ds IS NULL OR ds {than} {self.dialect.literal(bound)})")
         if self.query.tableSample < 100:
             limit = round(self.query.tableSample / 100 * _ALL)
             # a row without mdp_id is reported, not sampled
             conditions.append(f"(mdp_id IS NULL OR {self.dialect.hash32('mdp_id', SAMPLE)} < {limit})")
         names = schema(discrete=self.columns.discrete, extra=self.columns.extra).names
-        columns = [self._action if name == "action" else self.dialect.quote(name) for name in names]
+        columns = [self.dialect.quote(name) for name in names]
         return f"SELECT {', '.join(columns)} FROM {relation}" + (
             f" WHERE {' AND '.join(conditions)}" if conditions else ""
         )
 
-    def unbroken(self, relation: str, *, any_broken: bool) -> str:
-        """Returns a query for a ruled relation without the episodes of which a row breaks a rule."""
-        if not any_broken:
+    def without_faults(self, relation: str, *, any_faults: bool) -> str:
+        """Returns a query for the rows of the episodes of which no row has a fault."""
+        if not any_faults:
             return f"SELECT * FROM {relation}"
-        broken = f"SELECT mdp_id FROM {relation} WHERE broken IS NOT NULL AND mdp_id IS NOT NULL"
+        broken = f"SELECT mdp_id FROM {relation} WHERE fault IS NOT NULL AND mdp_id IS NOT NULL"
         return f"SELECT * FROM {relation} WHERE mdp_id IS NOT NULL AND mdp_id NOT IN ({broken})"
 
     def unique(self, relation: str) -> str:
@@ -157,17 +157,6 @@ class Pairing:
     @property
     def _possible(self) -> bool:
         return self._has("possible_actions") and self.timeline.includePossibleActions
-
-    @property
-    def _action(self) -> str:
-        """SQL: the action; a text that is no action's name but an index is the name there."""
-        known = self.query.actions
-        literal = self.dialect.literal
-        places = [(str(index), name) for index, name in enumerate(known) if str(index) not in known]
-        if not places:
-            return "action"
-        cases = " ".join(f"WHEN {literal(index)} THEN {literal(name)}" for index, name in places)
-        return f"CASE action {cases} ELSE action END AS action"
 
     @property
     def _candidates_unknown(self) -> str:

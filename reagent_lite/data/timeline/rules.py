@@ -1,12 +1,10 @@
-"""What a row of events must fulfil, as SQL: rules with the words that report their breach, and what is counted.
-
-events ─► ruled: `broken`, the number of the first broken rule, or null ─► counts by rule, first rows by rule
-"""
+"""What a row of events must fulfil, as SQL of Spark's, whose reading does not go through rows/table.py yet."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from reagent_lite.data.rows.contract import Contract
 from reagent_lite.data.timeline.engine import Dialect, EventColumns
 
 MOST_SEQUENCE = (1 << 62) - 1
@@ -68,7 +66,7 @@ def rules(
         Rule(name="state_features_infinite", broken=dialect.any_infinite("state_features"),
              expected="finite numbers in state_features", got=shown("state_features")),
         Rule(name="reward_not_finite", broken=f"(reward IS NULL) OR ({dialect.infinite('reward')})",
-             expected="a finite reward", got=shown("reward")),
+             expected="a finite number in reward", got=shown("reward")),
     ]  # fmt: skip
     if dated:
         found.append(Rule(name="ds_absent", broken="ds IS NULL", expected="a date in ds", got="'null'"))
@@ -89,14 +87,14 @@ def rules(
         found.append(
             Rule(name="propensity_outside", got=shown("action_probability"),
                  broken=f"(action_probability IS NOT NULL) AND ({outside})",
-                 expected="an action_probability above 0 and at most 1")
+                 expected="a propensity above 0 and at most 1")
         )  # fmt: skip
     if actions:
         names = ", ".join(dialect.literal(name) for name in actions)
         listed = ", ".join(actions[:10]) + (", ..." if len(actions) > 10 else "")
         found.append(
             Rule(name="action_unknown", broken=f"(action IS NOT NULL) AND (action NOT IN ({names}))",
-                 expected=f"one of query.actions ({listed}), or an index below {len(actions)}", got="action")
+                 expected=f"one of the actions {listed}, or an index below {len(actions)}", got="action")
         )  # fmt: skip
     if not columns.discrete:
         found.append(
@@ -122,24 +120,21 @@ def rules(
     return tuple(found)
 
 
-def ruled(found: tuple[Rule, ...], relation: str) -> str:
-    """Returns a query that adds `broken` to a relation: the number of the first rule that a row breaks, or null."""
-    cases = " ".join(f"WHEN ({rule.broken}) THEN {number}" for number, rule in enumerate(found))
-    return f"SELECT *, CASE {cases} END AS broken FROM {relation}"
-
-
-def count_broken(relation: str) -> str:
-    """Returns a query for (rule, rows, episodes) of a ruled relation."""
-    return (
-        f"SELECT broken, COUNT(*) AS n, COUNT(DISTINCT mdp_id) AS e FROM {relation} "
-        "WHERE broken IS NOT NULL GROUP BY broken ORDER BY broken"
-    )
-
-
-def first_broken(found: tuple[Rule, ...], relation: str, most: int) -> str:
-    """Returns a query for (source_file, source_line, rule, what stands there) of the first rows that break a rule."""
-    cases = " ".join(f"WHEN {number} THEN {rule.got}" for number, rule in enumerate(found))
-    return (
-        f"SELECT source_file, source_line, broken, CASE broken {cases} END AS got FROM {relation} "
-        f"WHERE broken IS NOT NULL ORDER BY source_file, source_line LIMIT {most}"
-    )
+def faulty(query: str, dialect: Dialect, columns: EventColumns, contract: Contract) -> str:
+    """Returns a query whose `fault` is (rule, expected, got, todo) of the first rule that a row breaks, or null."""
+    found = rules(dialect, columns, contract.actions or (), contract.rewards, dated=contract.dated)
+    known = contract.actions or ()
+    places = [(str(index), name) for index, name in enumerate(known) if str(index) not in known]
+    cases = " ".join(f"WHEN {dialect.literal(index)} THEN {dialect.literal(name)}" for index, name in places)
+    action = f"CASE action {cases} ELSE action END" if places else "action"
+    faults = []
+    for rule in found:
+        words = [dialect.literal(one) for one in (rule.name, rule.expected, rule.todo)]
+        got = rule.got
+        if rule.name == "unreadable":
+            words[1] = "SUBSTRING_INDEX(SUBSTR(fault, 10), ', got ', 1)"
+            got = "SUBSTRING_INDEX(fault, ', got ', -1)"
+        struct = f"NAMED_STRUCT('rule', {words[0]}, 'expected', {words[1]}, 'got', {got}, 'todo', {words[2]})"
+        faults.append(f"WHEN ({rule.broken}) THEN {struct}")
+    named = f"SELECT * EXCEPT (action), {action} AS action FROM ({query}) found"
+    return f"SELECT * EXCEPT (fault), CASE {' '.join(faults)} END AS fault FROM ({named}) named"

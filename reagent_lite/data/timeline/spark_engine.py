@@ -20,8 +20,10 @@ import pyarrow.parquet
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.input_state import hashes_of
 from reagent_lite.data.formats.schema import MAX_PROBLEMS
+from reagent_lite.data.rows.contract import Contract, has_numerals_of_others
 from reagent_lite.data.timeline.dialects import SparkDialect
 from reagent_lite.data.timeline.engine import EventColumns, Show
+from reagent_lite.data.timeline.rules import faulty
 from reagent_lite.data.timeline.spark_json import json_events, uri
 from reagent_lite.data.timeline.spark_parquet import parquet_events
 from reagent_lite.data.timeline.spark_progress import share_of
@@ -62,20 +64,21 @@ class SparkEngine:
         """Spark reads splits of files: nobody sees all bytes of one."""
         return
 
-    def load(
-        self, files: Sequence[InputFile], *, discrete: bool, indices: bool, extra: tuple[str, ...], show: Show
-    ) -> EventColumns:
+    def load(self, files: Sequence[InputFile], contract: Contract, show: Show) -> EventColumns:
         """Makes relation `events` of the files; see Engine."""
+        indices = not has_numerals_of_others(contract.actions or ())
         _require_files_of_spark(files)
         _require_hashes([file for file in files if file.sha256])
         total = sum(file.size for file in files)
         show(0, total)
         with problems_of_spark(), self._place.watched(share_of(total, show)):
             if files[0].extension in _JSON:
-                query, columns = json_events(self._session, files, discrete, indices, extra, self._spooled)
+                query, columns = json_events(
+                    self._session, files, contract.discrete, indices, contract.extra, self._spooled
+                )
             else:
-                query, columns = parquet_events(self._session, files, discrete, indices, extra)
-        self.name("events", query)
+                query, columns = parquet_events(self._session, files, contract.discrete, indices, contract.extra)
+        self.name("events", faulty(query, self.dialect, columns, contract))
         show(total, total)
         return columns
 

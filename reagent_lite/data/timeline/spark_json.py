@@ -14,7 +14,8 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from reagent_lite.data.formats.files import InputFile
-from reagent_lite.data.rows.events import REQUIRED, STRINGS_ALONE, require_event_columns
+from reagent_lite.data.rows.contract import EVENT_COLUMNS as REQUIRED
+from reagent_lite.data.rows.contract import Contract
 from reagent_lite.data.timeline.engine import OPTIONAL_COLUMNS, EventColumns
 from reagent_lite.data.timeline.spark_sql import (
     SOURCE_FILE,
@@ -39,6 +40,7 @@ _CORRUPT = "corrupt_record"
 _KINDS = {"BOOLEAN": "BOOLEAN", "BIGINT": "BIGINT", "DECIMAL": "DOUBLE", "DOUBLE": "DOUBLE"}
 """Types of a further column by the kind that its VARIANTs have."""
 _LARGEST_WHOLE = 2**53
+STRINGS_ALONE = "names as strings, since an integer may be the index of another action"
 
 
 def json_events(
@@ -245,7 +247,7 @@ def _require_named(session: SparkSession, file: str, extra: tuple[str, ...], mis
     keys = f"SELECT DISTINCT EXPLODE(JSON_OBJECT_KEYS(value)) FROM json_lines WHERE source_file = {literal(file)}"
     names = {row[0] for row in session.sql(keys).collect()}
     known = [name for name in REQUIRED if name not in missing]
-    require_event_columns(sorted({*names, *known}), file, extra)
+    Contract(actions=(), events=True, extra=extra).require_columns(sorted({*names, *known}), file)
 
 
 def _typed(name: str, kinds: set[str]) -> str:

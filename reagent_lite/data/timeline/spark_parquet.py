@@ -13,9 +13,10 @@ import pyarrow.parquet
 
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.rows.columns import is_number, is_string
-from reagent_lite.data.rows.events import PROPENSITIES, STRINGS_ALONE, require_event_columns, schema
+from reagent_lite.data.rows.contract import Contract
+from reagent_lite.data.rows.table import schema
 from reagent_lite.data.timeline.engine import OPTIONAL_COLUMNS, EventColumns
-from reagent_lite.data.timeline.spark_json import uri
+from reagent_lite.data.timeline.spark_json import STRINGS_ALONE, uri
 from reagent_lite.data.timeline.spark_sql import (
     SOURCE_FILE,
     Cell,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _LARGEST_WHOLE = 2**53
+PROPENSITIES = ("action_probability", "propensity")
 _PLACES = ("fault", "source_file", "source_line")
 
 
@@ -48,7 +50,7 @@ def parquet_events(
     """
     footers = {file.path: _footer(file) for file in files}
     for path, found in footers.items():
-        require_event_columns(found.names, path, extra)
+        Contract(actions=(), events=True, extra=extra).require_columns(found.names, path)
     _require_alike(footers, extra)
     names = [field.name for field in schema(discrete=discrete, extra=()) if field.name not in _PLACES]
     groups: dict[str, list[str]] = {}

@@ -28,7 +28,8 @@ from reagent_lite.data.formats.blocks import Block, Position
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.minari import MDP_ID, OURS, require_minari
 from reagent_lite.data.formats.reading import ALL_COLUMNS, read_blocks
-from reagent_lite.data.writing.tables import FEATURES, settled
+from reagent_lite.data.rows.table import FEATURES
+from reagent_lite.data.writing.tables import settled
 from reagent_lite.errors import DataError, Problem
 from reagent_lite.files import appearing_folder
 

@@ -51,6 +51,7 @@ def problem_in_line_three(
     return problems[0]
 
 
+LISTED = "0 or 1 for each of 2 actions, or names of actions, in possible_actions"
 DISCRETE_FAULTS: list[tuple[dict[str, Any], str, str]] = [
     ({"action": 2}, "one of the actions left, right, or an index below 2", "2"),
     ({"action": -1}, "an index below 2", "-1"),
@@ -63,21 +64,21 @@ DISCRETE_FAULTS: list[tuple[dict[str, Any], str, str]] = [
     ({"next_action": -1}, "an index below 2 in next_action", "-1"),
     ({"possible_actions": [0, 1]}, "an action among possible_actions", "0"),
     ({"possible_actions": []}, "an action among possible_actions", "0"),
-    ({"possible_actions": [1]}, "2 values, one per action, in possible_actions", "1 value"),
-    ({"possible_actions": [1, 2]}, "only 0 and 1 in possible_actions", "[1, 2]"),
-    ({"possible_actions": ["left", "up"]}, "0 or 1 per action, or names, in possible_actions", '["left", "up"]'),
+    ({"possible_actions": [1]}, LISTED, "[1]"),
+    ({"possible_actions": [1, 2]}, LISTED, "[1, 2]"),
+    ({"possible_actions": ["left", "up"]}, LISTED, '["left", "up"]'),
     ({"possible_actions": {"0": 1}}, "in possible_actions", '{"0": 1}'),
     ({"possible_actions": 1}, "in possible_actions", "1"),
-    ({"reward": None}, "a reward", "none"),
+    ({"reward": None}, "a finite number in reward", "null"),
     ({"reward": "1"}, "a number in reward", '"1"'),
     ({"reward": 1e39}, "a finite number in reward", "1e+39"),
     ({"reward": [1.0]}, "a number in reward", "[1.0]"),
     ({"time_diff": 1e39}, "a finite number in time_diff", "1e+39"),
     ({"propensity": 0}, "a propensity above 0 and at most 1", "0.0"),
     ({"propensity": 1.5}, "a propensity above 0 and at most 1", "1.5"),
-    ({"propensity": 1e-60}, "a propensity above 0 and at most 1", "0.0"),
+    ({"propensity": 1e-60}, "a propensity above 0 and at most 1", "1e-60"),
     ({"propensity": 0.5, "action_probability": 0.25}, "propensity and action_probability alike", "0.5 and 0.25"),
-    ({"state_features": None}, "state_features", "none"),
+    ({"state_features": None}, "state_features", "null"),
     ({"state_features": {"0": 1e39}}, "finite numbers in state_features", "inf for '0' as float32"),
     ({"state_features": {"0": "1"}}, "an object {id: number} in state_features", '{"0": "1"}'),
     ({"state_features": [1.0]}, "an object {id: number} in state_features", "[1.0]"),
@@ -113,10 +114,10 @@ def test_faults_of_discrete_rows(
 
 
 PARAMETRIC_FAULTS: list[tuple[dict[str, Any], str, str]] = [
-    ({"action": {"1": 2.0}}, "action to equal one candidate of possible_actions", '{"1": 2.0}'),
-    ({"action": {}}, "action to equal one candidate of possible_actions", "{"),
-    ({"action": {"1": 1.0, "2": 0.0}}, "action to equal one candidate of possible_actions", '"2": 0.0'),
-    ({"next_action": {"1": 1.0}}, "next_action to equal one candidate of possible_next_actions", '{"1": 1.0}'),
+    ({"action": {"1": 2.0}}, "an action among possible_actions", '{"1": 2.0}'),
+    ({"action": {}}, "an action among possible_actions", "{"),
+    ({"action": {"1": 1.0, "2": 0.0}}, "an action among possible_actions", '"2": 0.0'),
+    ({"next_action": {"1": 1.0}}, "a next_action among possible_next_actions", '{"1": 1.0}'),
     ({"action": 0}, "an object {id: number} in action", "0"),
     ({"action": {"x": 1.0}}, "integers as feature ids", "'x'"),
     ({"possible_actions": [{"1": 1.0}, None]}, "an object for every candidate in possible_actions", "null"),
@@ -217,8 +218,8 @@ PARQUET_FAULTS: list[tuple[str, pa.Array, str, str]] = [
     ("state_features", pa.array([[(0, 1.0)], [(1, float("inf"))]], pa.map_(pa.int32(), pa.float64())), "finite", "inf"),
     ("state_features", pa.array([["x"], ["y"]][1:] * 2), "an object {id: number} in state_features", '["y"]'),
     ("reward", pa.array([None, "1"]), "a number in reward", '"1"'),
-    ("possible_actions", pa.array([["left"], ["up"]]), "names of actions in possible_actions", '["up"]'),
-    ("possible_actions", pa.array([[1, 1], [1, None]]), "only 0 and 1 in possible_actions", "[1, null]"),
+    ("possible_actions", pa.array([["left"], ["up"]]), LISTED, '["up"]'),
+    ("possible_actions", pa.array([[1, 1], [1, None]]), LISTED, "[1, null]"),
 ]
 
 

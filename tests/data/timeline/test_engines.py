@@ -26,7 +26,6 @@ from oracles.event_files import write_events
 from reagent_lite.config import check
 from reagent_lite.config.timeline import TimelineConfig
 from reagent_lite.data.formats.stage import data_files
-from reagent_lite.data.rows.events import STRINGS_ALONE
 from reagent_lite.data.timeline import spark_progress as engine_spark_progress
 from reagent_lite.data.timeline.dialects import DuckDBDialect, SparkDialect
 from reagent_lite.data.timeline.duckdb_engine import DuckDBEngine
@@ -279,9 +278,10 @@ def test_integers_that_are_an_index_and_a_name_are_refused(spark: Any, tmp_path:
         with pytest.raises(DataError) as error:
             make(engine, events, tmp_path / engine, {"actions": ["1", "2"]})
         problem = error.value.problems[0]
-        places.append((problem.where, problem.expected, problem.got))
+        assert "as strings" in problem.expected
+        places.append((problem.where, problem.got))
     assert places[1] == places[0]
-    assert places[0] == (f"{events}/events-0.{form}:1", f"{STRINGS_ALONE} in action", "1")
+    assert places[0] == (f"{events}/events-0.{form}:1", "1")
 
 
 @pytest.mark.parametrize(
@@ -386,7 +386,7 @@ def test_lines_are_numbered_across_blocks_of_a_file(spark: Any, tmp_path: Path) 
             make("spark", file, tmp_path / "out")
     finally:
         spark.conf.unset("spark.sql.files.maxPartitionBytes")
-    assert str(error.value).startswith(f"{file}:253: expected a finite reward, got null")
+    assert str(error.value).startswith(f"{file}:253: expected a finite number in reward, got null")
 
 
 def free_port() -> int:

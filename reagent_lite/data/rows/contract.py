@@ -1,0 +1,188 @@
+"""What a row must be: which columns it has, which it may lack, what their values are, and the words of what is wrong.
+
+Events are logged decisions; transitions say beside what followed them. Both have the columns
+
+    mdp_id, sequence_number          the episode and the order in it
+    state_features                   {id: number}; null and NaN count as absent
+    action                           a name or an index; of parametric rows {id: number}; null = unknown
+    possible_actions                 names, or of transitions 0 or 1 per action; of parametric rows a list of candidates
+    reward                           finite
+    propensity or action_probability above 0 and at most 1
+    metrics                          {name: finite number}
+    terminal, truncated              true or false
+    next_state_features, possible_next_actions   of events where `truncated` is true: what was seen at the limit
+
+Transitions have next_action, time_diff and step besides, events ds and further columns of their own.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reagent_lite.data.formats.blocks import Block
+from reagent_lite.data.formats.schema import nearest
+from reagent_lite.data.rows.columns import Column, column_of, numbers
+from reagent_lite.data.rows.faults import Faults, Mask
+from reagent_lite.errors import DataError, Problem
+
+PROPENSITIES = ("propensity", "action_probability")
+"""Two names of one column; a log that has both must have the same in both."""
+TRANSITION_COLUMNS = ("state_features", "action", "reward")
+EVENT_COLUMNS = ("mdp_id", "sequence_number", *TRANSITION_COLUMNS)
+"""Columns that no log lacks."""
+NONE, WRONG = -1, -2
+"""Codes of actions that are unknown or absent, and of values that are no action."""
+_NUMERAL = re.compile("0|[1-9][0-9]{0,17}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contract:
+    """What the rows of one log are.
+
+    Attributes:
+        actions: names of discrete actions, () where any name is one; None: actions are maps, chosen from candidates.
+        events: rows are events; else transitions.
+        extra: further columns that are carried along.
+        rewards: those of them that hold finite numbers, or nothing.
+        dated: every event must have a date.
+    """
+
+    actions: tuple[str, ...] | None
+    events: bool = False
+    extra: tuple[str, ...] = ()
+    rewards: tuple[str, ...] = ()
+    dated: bool = False
+
+    @property
+    def discrete(self) -> bool:
+        """Whether actions are names."""
+        return self.actions is not None
+
+    def column(self, block: Block, name: str) -> Column:
+        """Returns the column that holds a field of the contract; only nulls where the block lacks it."""
+        return column_of(block, name)
+
+    def require_columns(self, names: list[str], where: str) -> None:
+        """Checks that a file has the columns that no log lacks, and those that the config names.
+
+        Raises:
+            DataError: naming those that are missing and the nearest that are there.
+        """
+        wanted = dict.fromkeys((*(EVENT_COLUMNS if self.events else TRANSITION_COLUMNS), *self.extra))
+        missing = [name for name in wanted if name not in names]
+        if missing:
+            here = ", ".join(sorted(names))
+            raise DataError(
+                Problem(where, f"a column {name!r}", f"columns {here}", nearest(name, names)) for name in missing
+            )
+
+
+def require_present(column: Column, present: Mask, faults: Faults, todo: str = "") -> None:
+    """Records a fault where a row lacks what no row may lack."""
+    name = column.name
+    expected = name if name.endswith("s") else f"{'an' if name[0] in 'aeiom' else 'a'} {name}"
+    faults.add(~present, expected, lambda _: "null", todo, f"{name}_absent")
+
+
+def finite(column: Column, faults: Faults, *, required: bool = False) -> NDArray[np.float64]:
+    """Returns [n] float64, NaN where null; what is NaN or, as float32, infinite is a fault, and null if required."""
+    values = numbers(column, faults)
+    with np.errstate(over="ignore"):
+        wrong = column.present & ~np.isfinite(values.astype(np.float32))
+
+    def got(row: int) -> object:
+        return values[row] if column.present[row] else "null"
+
+    faults.add(
+        wrong | ~column.present if required else wrong,
+        f"a finite number in {column.name}",
+        got,
+        rule=f"{column.name}_not_finite",
+    )
+    return np.where(wrong, np.nan, values)
+
+
+def propensity(block: Block, contract: Contract, faults: Faults) -> NDArray[np.float64]:
+    """Returns [n] float64 the probability with which the action was taken, NaN where the log does not say."""
+    one, other = (contract.column(block, name) for name in PROPENSITIES)
+    first, second = numbers(one, faults), numbers(other, faults)
+    differ = one.present & other.present & (first != second)
+    faults.add(
+        differ, f"{' and '.join(PROPENSITIES)} alike", lambda row: f"{first[row]:g} and {second[row]:g}", "Keep one"
+    )
+    values = np.where(one.present, first, second)
+    single = values.astype(np.float32)
+    wrong = (one.present | other.present) & ~((single > 0) & (single <= 1))  # NaN is outside too: it compares false
+    faults.add(wrong, "a propensity above 0 and at most 1", lambda row: values[row], rule="propensity_outside")
+    return np.where(wrong, np.nan, values)
+
+
+def require_one_end(terminal: NDArray[np.float64], truncated: NDArray[np.float64], faults: Faults) -> None:
+    """Records a fault where a row is terminal and truncated."""
+    todo = "A true end is terminal; truncated says that a limit cut the episode before one"
+    both = (terminal == 1) & (truncated == 1)
+    faults.add(both, "terminal or truncated, not both", lambda _: "both", todo, "terminal_and_truncated")
+
+
+def has_numerals_of_others(actions: tuple[str, ...]) -> bool:
+    """Whether an action's name is the index of another, so that an integer may mean either: such logs write strings."""
+    others = {str(index) for index in range(len(actions))} & set(actions)
+    return any(actions[int(name)] != name for name in others)
+
+
+class ActionRule:
+    """What one logged value of a discrete action means: an integer is an index, a string a name; else the other.
+
+    Attributes:
+        expected: in words.
+    """
+
+    def __init__(self, actions: tuple[str, ...]) -> None:
+        self._index = {name: index for index, name in enumerate(actions)}
+        self._num = len(actions)
+        self._indices = not has_numerals_of_others(actions)
+        names = ", ".join(actions[:10]) + (", ..." if self._num > 10 else "")
+        which = f"an index below {self._num}" if self._indices else "written as strings: integers may mean either"
+        self.expected = f"one of the actions {names}, {'or ' if self._indices else ''}{which}"
+
+    def action(self, value: object) -> int:
+        """Returns the index, NONE for null, WRONG for anything else."""
+        if value is None:
+            return NONE
+        if isinstance(value, str):
+            known = self._index.get(value)
+            return known if known is not None else self._place(_numeral(value))
+        number = _integer(value)
+        if number is None or not self._indices:
+            return WRONG
+        return number if 0 <= number < self._num else self._index.get(str(number), WRONG)
+
+    def next_action(self, value: object) -> int:
+        """Likewise; "" and integers from the number of actions on are NONE, unless the larger ones are names."""
+        index = self.action(value)
+        if index != WRONG and _integer(value) != self._num:
+            return index
+        number = _numeral(value) if isinstance(value, str) else _integer(value)
+        if value == "":
+            return NONE
+        if number is None or number < self._num or (not isinstance(value, str) and not self._indices):
+            return WRONG
+        # an integer that may be a name as well as "none"
+        return WRONG if not isinstance(value, str) and str(number) in self._index else NONE
+
+    def _place(self, number: int | None) -> int:
+        return number if number is not None and number < self._num else WRONG
+
+
+def _integer(value: object) -> int | None:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _numeral(text: str) -> int | None:
+    return int(text) if _NUMERAL.fullmatch(text) else None

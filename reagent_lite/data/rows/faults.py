@@ -1,0 +1,89 @@
+"""What is wrong with the rows of a block, as fields: which rule, what was expected, what came instead, what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from reagent_lite.data.formats.blocks import Block
+from reagent_lite.data.formats.schema import MAX_PROBLEMS
+from reagent_lite.errors import DataError, Problem
+
+Mask = NDArray[np.bool_]
+FAULT = pa.struct([(name, pa.string()) for name in ("rule", "expected", "got", "todo")])
+"""Type of a table's column `fault`; null where the row has none."""
+UNREADABLE = "unreadable"
+"""The rule that a value breaks which is not of its column's type."""
+NO_RULE = -1
+
+
+@dataclass(slots=True)
+class Faults:
+    """The faulty rows of a block, one fault each: the first that was found, as others often follow from it.
+
+    Attributes:
+        block: whose rows.
+        kinds: (rule, expected, todo) of each kind of fault.
+        kind: [n] number of the row's kind, NO_RULE without a fault.
+        got: what the row has instead; of the first MAX_PROBLEMS rows of each kind.
+    """
+
+    block: Block
+    kinds: list[tuple[str, str, str]] = field(default_factory=list)
+    kind: NDArray[np.int32] = field(init=False)
+    got: dict[int, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.kind = np.full(self.block.table.num_rows, NO_RULE, np.int32)
+
+    @property
+    def rows(self) -> Mask:
+        """[n] whether the row has a fault."""
+        return np.not_equal(self.kind, NO_RULE)
+
+    @property
+    def count(self) -> int:
+        """Rows with a fault."""
+        return int(self.rows.sum())
+
+    def add(
+        self, rows: Mask, expected: str, got: Callable[[int], object], todo: str = "", rule: str = UNREADABLE
+    ) -> None:
+        """Records a fault for every row that is true in `rows` [n] and has none; `got` says what a row has instead."""
+        if not rows.any():
+            return
+        new = np.flatnonzero(rows & ~self.rows)
+        self.kind[new] = len(self.kinds)
+        self.kinds.append((rule, expected, todo))
+        self.got |= {row: str(got(row)) for row in new[:MAX_PROBLEMS].tolist()}
+
+    def refuse(self, row: int, expected: str, got: object, todo: str = "") -> DataError:
+        """Returns the error of a fault that makes the rest of the block unreadable."""
+        return DataError(Problem(self.block.where(row), expected, str(got), todo))
+
+    def first(self) -> list[Problem]:
+        """Returns the first MAX_PROBLEMS faults by row."""
+        problems = []
+        for row in np.flatnonzero(self.rows)[:MAX_PROBLEMS].tolist():
+            _, expected, todo = self.kinds[self.kind[row]]
+            problems.append(Problem(self.block.where(row), expected, self.got[row], todo))
+        return problems
+
+    def column(self) -> pa.Array:
+        """Returns [n] FAULT; `got` is null beyond the first rows of a kind."""
+        if not self.kinds:
+            return pa.nulls(len(self.kind), FAULT)
+        mask = ~self.rows
+        kinds = pa.array(self.kind, mask=mask)
+        rule, expected, todo = (pa.array(words, pa.string()).take(kinds) for words in zip(*self.kinds, strict=True))
+        got = pa.array([self.got.get(row) for row in range(len(self.kind))], pa.string())
+        return pa.StructArray.from_arrays([rule, expected, got, todo], fields=list(FAULT), mask=pa.array(mask))
+
+    def require_none(self) -> None:
+        """Raises DataError where a row has a fault."""
+        if self.kinds:
+            raise DataError(self.first())

@@ -1,0 +1,322 @@
+"""Logged transitions as checked numpy rows, block by block.
+
+    block ─► states, ends ─► actions: codes and masks, or candidate lists and places in them ─► Rows and faults
+
+A row is terminal when its `terminal` says so; where that is absent, when possible_next_actions is there and empty or
+all zero; where that is absent too, when next_action is null, "", {} or not below the number of actions. `truncated`
+outranks the last two: a row cut by a limit has a next state whose value counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from reagent_lite.data.formats.blocks import Block
+from reagent_lite.data.formats.schema import any_true
+from reagent_lite.data.rows.columns import (
+    Column,
+    flags,
+    float64,
+    integers,
+    is_number,
+    is_string,
+    per_distinct,
+    pieces,
+    strings,
+)
+from reagent_lite.data.rows.contract import (
+    NONE,
+    WRONG,
+    ActionRule,
+    Contract,
+    finite,
+    propensity,
+    require_present,
+)
+from reagent_lite.data.rows.faults import Faults, Mask
+from reagent_lite.data.rows.lists import Lists, candidate_lists, match
+from reagent_lite.data.rows.named import FeatureMatrix, Named, features, metrics
+from reagent_lite.errors import Problem, counted
+
+MOST_STEPS = 255
+"""Rows that a transition may span: what fits into a byte of the training copy."""
+_ZERO, _ONE = -3, -4
+"""Codes of the elements of a list with 0 or 1 per action."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """Checked rows of one block; shapes and meaning as in TrainingCopy, in the order of the file.
+
+    Attributes:
+        mask, next_mask: [n, A] of discrete actions, A 0 for parametric.
+        lists, next_lists: of parametric actions, None for discrete.
+        metrics: by name, NaN where a row lacks one.
+        episode: number of the row's mdp_id in `mdp_ids`, -1 without one.
+        mdp_ids: distinct ids of the block.
+        has_sequence: whether the row has a sequence_number.
+        columns: names the block has.
+        counts: what was counted, by name.
+        problems: first faults; `num_faults` says how many there are.
+    """
+
+    block: Block
+    state: FeatureMatrix
+    next_state: FeatureMatrix
+    action: NDArray[np.int32]
+    next_action: NDArray[np.int32]
+    bootstrap: NDArray[np.float32]
+    truncated: NDArray[np.uint8]
+    mask: NDArray[np.uint8]
+    next_mask: NDArray[np.uint8]
+    lists: Lists | None
+    next_lists: Lists | None
+    reward: NDArray[np.float32]
+    time_diff: NDArray[np.float32]
+    step: NDArray[np.uint8]
+    propensity: NDArray[np.float32]
+    metrics: Named
+    episode: NDArray[np.int32]
+    mdp_ids: pa.Array
+    sequence: NDArray[np.int64]
+    has_sequence: Mask
+    columns: frozenset[str]
+    counts: dict[str, int]
+    problems: tuple[Problem, ...]
+    num_faults: int
+
+    def __len__(self) -> int:
+        return len(self.action)
+
+
+def read_rows(block: Block, contract: Contract) -> Rows:
+    """Reads a block of transitions.
+
+    Raises:
+        DataError: for what makes the block unreadable; faults of single rows are in the result.
+    """
+    faults = Faults(block)
+    column = {name: contract.column(block, name) for name in _COLUMNS}
+    state, known = features(column["state_features"], faults)
+    require_present(column["state_features"], known, faults)
+    next_state, _ = features(column["next_state_features"], faults)
+    ends, truncated = flags(column["terminal"], faults), flags(column["truncated"], faults) == 1
+    read = _parametric if contract.actions is None else _discrete
+    choices = read(contract, column, faults, ends == 1)
+
+    ends = np.where(truncated & np.isnan(ends), 0.0, ends)
+    terminal = np.where(np.isnan(ends), choices.looks_terminal, ends == 1)
+    lacking = ~terminal & ~any_true(~np.isnan(next_state.values))
+    faults.add(lacking, "next_state_features in a row that is not terminal", lambda _: "none")
+    lacking = ~terminal & ~choices.has_next
+    faults.add(lacking, "a possible next action in a row that is not terminal", lambda _: "none")
+    reward = finite(column["reward"], faults, required=True)
+    probability = propensity(block, contract, faults)
+    # beside its only candidate no other could have been taken
+    probability = np.where(choices.candidates_unknown | np.isnan(probability), 1, probability)
+    episode, mdp_ids = strings(column["mdp_id"], faults)
+    sequence, has_sequence = integers(column["sequence_number"], faults)
+    time_diff, step = finite(column["time_diff"], faults), _steps(column["step"], faults)
+    named = metrics(column["metrics"], faults)
+    absent = ~contract.column(block, "propensity").present & ~contract.column(block, "action_probability").present
+    next_mask = choices.next_mask.copy()  # a third of the time of `where` for two actions
+    next_mask[terminal] = 0
+    return Rows(
+        block=block,
+        state=state,
+        next_state=next_state,
+        action=choices.action,
+        next_action=np.where(terminal, NONE, choices.next_action).astype(np.int32),
+        bootstrap=(~terminal).astype(np.float32),
+        truncated=truncated.astype(np.uint8),
+        mask=choices.mask,
+        next_mask=next_mask,
+        lists=choices.lists,
+        next_lists=None if choices.next_lists is None else choices.next_lists.without(terminal),
+        reward=np.nan_to_num(reward, nan=0.0).astype(np.float32),
+        time_diff=np.nan_to_num(time_diff, nan=1.0).astype(np.float32),
+        step=step,
+        propensity=probability.astype(np.float32),
+        metrics=named,
+        episode=episode,
+        mdp_ids=mdp_ids,
+        sequence=sequence,
+        has_sequence=has_sequence,
+        columns=frozenset(block.table.column_names),
+        counts={
+            "unknown_action_rows": int((choices.action == NONE).sum()),
+            "candidates_unknown_rows": int(choices.candidates_unknown.sum()),
+            "propensity_absent_rows": int(absent.sum()),
+            "next_action_not_possible_rows": int((choices.next_not_possible & ~terminal).sum()),
+            "rows_without_mdp_id": int((episode < 0).sum()),
+        },
+        problems=tuple(faults.first()),
+        num_faults=faults.count,
+    )
+
+
+_COLUMNS = (
+    "mdp_id",
+    "sequence_number",
+    "state_features",
+    "next_state_features",
+    "action",
+    "next_action",
+    "possible_actions",
+    "possible_next_actions",
+    "reward",
+    "time_diff",
+    "step",
+    "metrics",
+    "terminal",
+    "truncated",
+)
+
+
+def _steps(column: Column, faults: Faults) -> NDArray[np.uint8]:
+    """[n] rows that each transition spans, 1 where null."""
+    steps, present = integers(column, faults)
+    wrong = present & ((steps < 1) | (steps > MOST_STEPS))
+    faults.add(wrong, f"an integer from 1 to {MOST_STEPS} in {column.name}", lambda row: steps[row])
+    return np.where(wrong | ~present, 1, steps).astype(np.uint8)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Choices:
+    """What a block says about actions, before it is known which rows end.
+
+    Attributes:
+        looks_terminal: [n] by possible_next_actions, else by next_action.
+        has_next: [n] whether there is a possible next action, were the row not terminal.
+        next_not_possible: [n] whether next_action is known and not among possible_next_actions.
+        candidates_unknown: [n] whether the list is empty though an action was taken; always false of discrete actions.
+        action, next_action, mask, next_mask, lists, next_lists: as in Rows.
+    """
+
+    looks_terminal: Mask
+    has_next: Mask
+    next_not_possible: Mask
+    candidates_unknown: Mask
+    action: NDArray[np.int32]
+    next_action: NDArray[np.int32]
+    mask: NDArray[np.uint8]
+    next_mask: NDArray[np.uint8]
+    lists: Lists | None = None
+    next_lists: Lists | None = None
+
+
+def _discrete(contract: Contract, column: dict[str, Column], faults: Faults, ended: Mask) -> _Choices:
+    """Reads actions that are indices into the contract's actions, or names among them."""
+    del ended  # a terminal row may have any next action
+    actions = contract.actions or ()
+    rule = ActionRule(actions)
+    todo = "Maps are actions of workflows.parametric_dqn" if pa.types.is_nested(column["action"].array.type) else ""
+    action = per_distinct(column["action"], rule.action, NONE, np.int32)
+    faults.add(action == WRONG, rule.expected, column["action"].value, todo, "action_unknown")
+    next_action = per_distinct(column["next_action"], rule.next_action, NONE, np.int32)
+    faults.add(next_action == WRONG, f"{rule.expected} in next_action", column["next_action"].value)
+    mask, _ = _mask(column["possible_actions"], actions, faults)
+    next_mask, next_listed = _mask(column["possible_next_actions"], actions, faults)
+    impossible = (action >= 0) & ~_at(mask, action)
+    faults.add(impossible, "an action among possible_actions", column["action"].value, rule="action_not_possible")
+    any_next = any_true(next_mask)
+    return _Choices(
+        looks_terminal=np.where(next_listed, ~any_next, next_action == NONE),
+        has_next=any_next,
+        next_not_possible=(next_action >= 0) & ~_at(next_mask, next_action),
+        candidates_unknown=np.zeros(len(action), bool),
+        action=action,
+        next_action=next_action,
+        mask=mask,
+        next_mask=next_mask,
+    )
+
+
+def _at(mask: NDArray[np.uint8], action: NDArray[np.int32]) -> Mask:
+    starts = np.arange(0, mask.size, mask.shape[1])  # a third of the time of two indices
+    return np.take(mask, starts + np.maximum(action, 0)).astype(bool)
+
+
+def _mask(column: Column, actions: tuple[str, ...], faults: Faults) -> tuple[NDArray[np.uint8], Mask]:
+    """Returns ([n, A] possible actions, ones where the row has no list; [n] whether it has one)."""
+    present, num = column.present, len(actions)
+    if not present.any():
+        return np.ones((len(present), num), np.uint8), present
+    expected = f"0 or 1 for each of {counted(num, 'action')}, or names of actions"
+    lengths, elements = pieces(column, faults, expected)
+    if is_number(elements.array.type) and (lengths == num).all():
+        values = float64(elements.array)
+        ones = values == 1
+        if (ones | (values == 0)).all():
+            return ones.view(np.uint8).reshape(-1, num), present
+    index = {name: number for number, name in enumerate(actions)}
+
+    def code(value: object) -> int:
+        if isinstance(value, str):
+            return index.get(value, WRONG)
+        return (_ZERO if value == 0 else _ONE) if isinstance(value, int | float) and value in (0, 1) else WRONG
+
+    codes, rows = per_distinct(elements, code, WRONG), elements.rows
+    assert rows is not None
+    place = np.arange(len(rows)) - (np.cumsum(lengths) - lengths)[rows]
+    of_names, of_flags = (np.bincount(rows[one], minlength=len(lengths)) for one in (codes >= 0, codes < WRONG))
+    wrong = (of_names < lengths) & ((of_flags < lengths) | (lengths != num))
+    todo = "Lists of maps are of workflows.parametric_dqn" if pa.types.is_nested(elements.array.type) else ""
+    faults.add(wrong, f"{expected}, in {column.name}", column.value, todo)
+    allowed = ~wrong[rows] & (codes != _ZERO)
+    mask = np.where(present[:, None], np.uint8(0), np.ones(num, np.uint8))
+    mask[rows[allowed], np.where(codes >= 0, codes, place)[allowed]] = 1
+    return mask, present
+
+
+def _parametric(contract: Contract, column: dict[str, Column], faults: Faults, ended: Mask) -> _Choices:
+    """Reads actions that are feature maps; `action` becomes the index of the equal candidate of the row.
+
+    A row without a list has its action as the only candidate; likewise at the next state. So has a row whose list is
+    empty although an action was taken: its candidates are unknown. An empty list of next candidates is an end.
+    """
+    todo = "Indices and names are actions of workflows.dqn"
+    action, taken = features(column["action"], faults, rule="action_infinite", todo=todo)
+    next_action, next_taken = features(_empty_strings_as_null(column["next_action"]), faults)
+    # {} is a legal action, but as a next action it means none.
+    next_taken = next_taken & any_true(~np.isnan(next_action.values))
+    lists, next_lists = (
+        candidate_lists(column[name], faults) for name in ("possible_actions", "possible_next_actions")
+    )
+    listed, next_listed = column["possible_actions"].present, column["possible_next_actions"].present
+    unknown = listed & (lists.lengths == 0) & taken
+    lists = lists.or_alone(action, taken, ~listed | unknown)
+    next_lists = next_lists.or_alone(next_action, next_taken, ~next_listed)
+    index, next_index = match(action, taken, lists), match(next_action, next_taken, next_lists)
+    todo = "They are compared by their features"
+    missing = taken & (index == NONE)
+    faults.add(missing, "an action among possible_actions", column["action"].value, todo, "action_not_possible")
+    unmatched = next_taken & (next_index == NONE) & (next_lists.lengths > 0) & ~ended
+    faults.add(unmatched, "a next_action among possible_next_actions", column["next_action"].value, todo)
+    none = np.zeros((len(index), 0), np.uint8)
+    return _Choices(
+        looks_terminal=np.where(next_listed, next_lists.lengths == 0, ~next_taken),
+        has_next=next_lists.lengths > 0,
+        next_not_possible=np.zeros(len(index), bool),
+        candidates_unknown=unknown,
+        action=index,
+        next_action=next_index,
+        mask=none,
+        next_mask=none,
+        lists=lists,
+        next_lists=next_lists,
+    )
+
+
+def _empty_strings_as_null(column: Column) -> Column:
+    """A next action of "" means none, as null does."""
+    if not is_string(column.array.type):
+        return column
+    array = column.array.cast(pa.string())
+    array = pc.if_else(pc.equal(array, '""' if column.text else ""), pa.scalar(None, pa.string()), array)
+    return Column(column.name, pa.nulls(len(array)) if array.null_count == len(array) else array, column.text)
