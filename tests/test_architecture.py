@@ -15,6 +15,7 @@ LAYERS = {
     "rl": 2,
     "models": 3, "data": 3, "sim": 3,
     "algorithms": 4, "evaluation": 4, "export": 4, "training": 4,
+    "report": 5,
 }  # fmt: skip
 DATA_LAYERS = {
     "formats": 0,

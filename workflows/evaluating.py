@@ -24,12 +24,12 @@ from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.data.copy.facts import Facts
 from reagent_lite.distributed.group import Group, Place
 from reagent_lite.errors import BundleError, ConfigError, Problem
-from reagent_lite.evaluation.webpage import render
 from reagent_lite.files import require_writable, write_whole
 from reagent_lite.manifest import canonical
+from reagent_lite.report.evaluated import report_of_evaluation
+from reagent_lite.report.page import render
 from workflows.evaluating_estimates import Estimates, estimates_of
 from workflows.evaluating_log import read_log
-from workflows.evaluating_page import page_of
 from workflows.evaluating_policy import Candidate
 from workflows.evaluating_report import Findings, document_of, lines_of, scores_of
 from workflows.evaluating_simulation import Arena
@@ -83,7 +83,7 @@ def evaluate(config: EvaluateConfig) -> Evaluated:
         _say(line)
     document, page = document_of(findings), target.with_suffix(".html")
     write_whole(target, canonical(document))
-    write_whole(page, render(page_of(document, target.name)).encode())
+    write_whole(page, render(report_of_evaluation(document, target.name)).encode())
     _say(f"written to {target} and {page}")
     scores, difference = scores_of(findings)
     log = None if findings.estimates is None else findings.estimates.log

@@ -6,13 +6,12 @@ from typing import Any
 from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.errors import counted
 from reagent_lite.evaluation.interval import finite, number
+from reagent_lite.report.evaluated import AIM, DIFFERENCES
 from workflows.evaluating_beside import Beside
 from workflows.evaluating_policy import Candidate
 from workflows.evaluating_simulation import RANDOM, Played, PlayedPolicy
 
 AGAINST = "against"
-DIFFERENCES = {AGAINST: "difference", RANDOM: "difference_to_random"}
-AIM = "what estimates of the reward's return of an episode aim at, if the log is this environment's"
 
 
 def played_document(policy: PlayedPolicy) -> dict[str, Any]:

@@ -30,6 +30,8 @@ from reagent_lite.files import LOCK, alone_in, require_writable, room_in, write_
 from reagent_lite.manifest import canonical
 from reagent_lite.models.preprocessor import Preprocessor
 from reagent_lite.progress import progress
+from reagent_lite.report.markdown import findings
+from reagent_lite.report.run import PAGE, RunFigures, evaluation_of_run, write_page
 from reagent_lite.sim.cuda import on_stream
 from reagent_lite.training.checkpoint import Checkpoints, Running
 from reagent_lite.training.keeper import Keeper
@@ -45,8 +47,7 @@ from workflows.experience import Experience, Judges, Stream, build_judges, gathe
 from workflows.fitting import write_fitted
 from workflows.judging import Judgement
 from workflows.learning import build_learner, build_optimization, captures, choose_threads, target_policy
-from workflows.pages import PAGE, Ended, write_page
-from workflows.pages_data import Shares, present_shares
+from workflows.pages import SAMPLE, Presence, present_shares, sources_of
 from workflows.payable import Payable, ValueWatch, payable_values
 from workflows.preparation import Normalization
 from workflows.publishing import NOT_PUBLISHED, forget_reason, held_back, require_outcome, write_reason
@@ -109,7 +110,7 @@ def _train(setup: "Setup", folder: Path, signal: StopSignal) -> Outcome:
             write_reason(folder, gate)
             say(group, f"not published: {gate.reason}; see {folder / NOT_PUBLISHED}")
         _draw(config, folder, experience, learned.learner, judgement, group)
-        say(group, _page(folder, _ended(config, learned, experience, judgement, present, gate)))
+        say(group, _page(folder, _figures(config, learned, experience, judgement, scores, present, gate)))
         tell_model_stands()
         failure = learned.checkpoints.finish()
         if failure:
@@ -341,26 +342,27 @@ def _draw(
         say(group, f"picture: {file}")
 
 
-def _ended(
+def _figures(
     config: WorkflowConfig,
     learned: Learned,
     experience: Experience,
     judgement: Judgement,
-    present: dict[str, Shares],
+    scores: dict[str, float | None],
+    present: Presence,
     gate: Gate | None,
-) -> Ended:
-    withheld = (f"No model was published: {gate.reason}.",) if gate else ()
-    return Ended(
-        config=config, document=judgement.document, steps=learned.position.step, rows=learned.position.rows,
-        normalization=experience.normalization.json(), data=experience.data, present=present,
-        identity=experience.identity(),
-        notes=(*withheld, *judgement.document.get("warnings", ())),
+) -> RunFigures:
+    return RunFigures(
+        config=config, policy=str(target_policy(config.rl)), evaluation=judgement.document, scores=scores,
+        steps=learned.position.step, rows=learned.position.rows, normalization=experience.normalization.json(),
+        present=present, sources=sources_of(config, experience.data), identity=experience.identity(),
+        present_note=f"Present: in at most {SAMPLE:,} rows spread over the training data." if present else "",
+        notes=(f"No model was published: {gate.reason}.",) if gate else (),
     )  # fmt: skip
 
 
-def _page(folder: Path, ended: Ended) -> str:
+def _page(folder: Path, figures: RunFigures) -> str:
     """Writes the report page and returns what to say of it; the model stands without it."""
-    failure = write_page(folder, ended)
+    failure = write_page(folder, figures)
     return f"warning: no {PAGE}: {failure}" if failure else f"report: {folder / PAGE}"
 
 
@@ -380,6 +382,7 @@ def _export(
             normalization=experience.normalization.json(),
             config=resolved(config),
             evaluation={"scores": scores, **judgement.document},
+            findings=findings(evaluation_of_run(config, str(target_policy(config.rl)), judgement.document, scores)),
             steps=learned.position.step,
             data_hash=experience.identity(),
             config_hash=fingerprint(config),

@@ -41,6 +41,7 @@ class BundleContent:
         normalization: {"state": ..., "action": ...}, each {feature id: JSON string of parameters}.
         config: the resolved config.
         evaluation: the evaluation's results; NaN and infinity are written as null.
+        findings: the same in Markdown, for the model card; empty where nothing was evaluated.
         steps: optimizer steps taken.
         data_hash: of the training data.
         config_hash: of the resolved config.
@@ -62,4 +63,5 @@ class BundleContent:
     git_revision: str | None
     tolerance: Tolerance
     sample: SampleRows
+    findings: str = ""
     formats: tuple[str, ...] = DEFAULT_FORMATS

@@ -1,16 +1,13 @@
 """MODEL_CARD.md: what the model reads, decides and was measured to be worth, for someone who has only the folder."""
 
 import json
-import math
 import re
-from collections.abc import Iterator
 from html import escape
-from typing import Any, Final
+from typing import Final
 
 from reagent_lite.export.content import BundleContent
 from reagent_lite.export.predictor import Predictor
 
-_MOST_FIGURES: Final = 60
 _USE_DISCRETE: Final = """bundle.predict_rows([{{"{state}": 0.5}}])      # absent features are missing
 bundle.act(bundle.states([{{"{state}": 0.5}}]), rng=numpy.random.default_rng(0))   # action and its propensity"""
 _USE_PARAMETRIC: Final = (
@@ -25,7 +22,7 @@ def model_card(predictor: Predictor, content: BundleContent) -> str:
         "Choices": _choices(predictor),
         "Policy": _policy(predictor),
         "State features": _features(predictor.state_feature_ids, content.normalization.get("state", {})),
-        "Evaluation": _evaluation(content.evaluation),
+        "Evaluation": content.findings or "None was made.",
         "Limits": _limits(predictor),
         "Origin": _origin(content),
     }
@@ -71,16 +68,6 @@ def _features(ids: tuple[int, ...], parameters: dict[str, str]) -> str:
     return "\n".join(("| id, in column order | type |", "|---|---|", *rows))
 
 
-def _evaluation(evaluation: dict[str, Any]) -> str:
-    figures = list(_figures(evaluation, ""))
-    if not figures:
-        return "None was made."
-    warnings = "".join(f"**Warning**: {text}\n\n" for text in evaluation.get("warnings", ()))
-    rows = [f"| {_plain(name)} | {_plain(value)} |" for name, value in figures[:_MOST_FIGURES]]
-    more = f"\n\n{len(figures) - _MOST_FIGURES} more in `evaluation.json`." if len(figures) > _MOST_FIGURES else ""
-    return warnings + "\n".join(("| figure | value |", "|---|---|", *rows)) + more
-
-
 def _limits(predictor: Predictor) -> str:
     return (
         "NaN, an absent feature and -1337.1337 mean missing; infinity is refused. Ties go to the lowest index. A row "
@@ -100,16 +87,6 @@ def _origin(content: BundleContent) -> str:
     return "\n".join(("| of | is |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())))
 
 
-def _figures(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield from _figures(inner, f"{path}.{key}" if path else str(key))
-    elif isinstance(value, bool | str):
-        yield path, str(value)
-    elif isinstance(value, int | float):
-        yield path, f"{value:.6g}" if math.isfinite(value) else "undefined"
-
-
 def _code(text: str) -> str:
     """Returns a code span that shows the text as it is, on one line."""
     line = " ".join(text.split())
@@ -117,7 +94,7 @@ def _code(text: str) -> str:
     return f"{fence} {line} {fence}" if "`" in line else f"{fence}{line}{fence}"
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Returns the text with what Markdown or HTML would read as markup escaped, on one line."""
     line = escape(" ".join(text.split()), quote=False)
     return re.sub(r"[\\`*\[\]|~:]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", r"\\\g<0>", line)

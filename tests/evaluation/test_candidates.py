@@ -9,7 +9,6 @@ from oracles.pages import bandit_page
 from reagent_lite.distributed.group import Group, Place
 from reagent_lite.evaluation.candidates import CandidateTally
 from reagent_lite.evaluation.page import EvaluationPage
-from reagent_lite.evaluation.webpage_candidates import chosen_candidates
 
 ALONE = Group(Place(), torch.device("cpu"))
 NAN = math.nan
@@ -97,8 +96,6 @@ def test_what_is_unknown_is_null() -> None:
     assert nothing["same"] is None
     assert nothing["features"]["7"] == {"logged": {"mean": None, "stddev": None},
                                         "policy": {"mean": None, "stddev": None}, "difference": None}  # fmt: skip
-    assert chosen_candidates(nothing) is None
-    assert chosen_candidates(None) is None
     tally = CandidateTally((7, 8))
     tally.add(PAGE, FEATURES)
     unknown = tally.document(ALONE, propensities_known=False)
@@ -113,13 +110,3 @@ def test_long_lists_are_counted_together() -> None:
         tally.add(row, torch.zeros(1, length, 0))
     found = tally.document(ALONE, propensities_known=True)["candidates"]
     assert found == {"16": 0.25, "17 to 32": 0.5, "33 to 64": 0.25}
-
-
-def test_the_page_shows_large_differences_first() -> None:
-    shown = chosen_candidates(tallied(slice(0, 3)))
-    assert shown is not None
-    assert [one.name for one in shown.features] == sorted(
-        ("7", "8"), key=lambda name: -abs(tallied(slice(0, 3))["features"][name]["difference"])
-    )
-    assert shown.lengths == (("2", pytest.approx(2 / 3)), ("3", pytest.approx(1 / 3)))
-    assert [(one.low, one.high) for one in shown.bins] == [(0.0, 0.1), (0.4, 0.5)]

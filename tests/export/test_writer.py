@@ -28,6 +28,8 @@ from reagent_lite.export.predictor import DiscretePredictor
 from reagent_lite.export.tolerance import Tolerance
 from reagent_lite.export.writer import write_bundle
 from reagent_lite.models.restrictions import LikelyInTheLog
+from reagent_lite.report.content import Report, Section, Table
+from reagent_lite.report.markdown import findings
 from reagent_lite.rl.policies import EpsilonGreedy, TargetPolicy
 
 STRICT = Tolerance(atol=0.0, rtol=5e-5, ratio_different=0.0)
@@ -222,7 +224,7 @@ def test_files_are_readable_by_others(make: Make) -> None:
 def test_model_card_says_what_the_model_is(discrete_folder: Path, parametric_folder: Path) -> None:
     card = (discrete_folder / "MODEL_CARD.md").read_text()
     assert card.startswith("# dqn policy, 12 optimizer steps\n")
-    for line in ("1. `right`", "| 7 | BINARY |", "| reward.value | 1.5 |", "| reward.lower | undefined |"):
+    for line in ("1. `right`", "| 7 | BINARY |", "None was made."):
         assert f"\n{line}\n" in card
     assert "Epsilon-greedy at epsilon 0.3, over the allowed choices." in card
     assert "with the features 9." in (parametric_folder / "MODEL_CARD.md").read_text()
@@ -234,16 +236,19 @@ def test_the_card_shows_names_as_they_are(
     names = ("<script>x</script> ``a`` | b", "*[l](http://x)*\n# head", "_plain_")
     predictor = copy.deepcopy(discrete_predictor)
     predictor.action_names = names
-    evaluation = {f"{name}": {"a|b": name} for name in names}
-    card = model_card(predictor, replace(discrete_content, evaluation=evaluation))
+    table = Table(title="t", head=("a|b", "c"), rows=[(name, name) for name in names])
+    found = findings(Report(title="t", notes=names, sections=(Section(title="s", tables=(table,)),)))
+    card = model_card(predictor, replace(discrete_content, findings=found))
     page = MarkdownIt("commonmark").enable("table").render(card)
-    for tag in ("<script", "<a ", "<em>", "<strong>"):
+    for tag in ("<script", "<a ", "<em>"):
         assert tag not in page
     assert page.count("<h1>") == 1
     for name in names:
         shown = escape(" ".join(name.split()))
         assert f"<li><code>{shown}</code></li>" in page.replace("<p>", "").replace("</p>", "").replace(">\n<", "><")
-        assert f"<td>{shown}.a|b</td>\n<td>{shown}</td>" in page
+        assert f"<td>{shown}</td>\n<td>{shown}</td>" in page
+        assert f"<strong>Warning</strong>: {shown}" in page
+    assert "<th>a|b</th>" in page
 
 
 def test_a_folder_of_something_else_is_not_replaced(make: Make, tmp_path: Path) -> None:

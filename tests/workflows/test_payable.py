@@ -11,6 +11,7 @@ from oracles.logs import random_rows, write_lines
 from reagent_lite.config import DqnConfig, check
 from reagent_lite.distributed.group import Group, Place
 from reagent_lite.errors import ConfigError
+from reagent_lite.export.model_card import plain
 from workflows.payable import Payable, ValueWatch, payable_values
 from workflows.preparation import prepare
 from workflows.training import train
@@ -91,7 +92,7 @@ def test_log_report_and_model_card_say_it(tmp_path: Path, capsys: pytest.Capture
     assert evaluation["values"]["high"] == pytest.approx(2e-5)
     assert abs(evaluation["values"]["mean"]) > 2e-5
     assert said in evaluation["warnings"][0]
-    assert f"**Warning**: {evaluation['warnings'][0]}" in (tmp_path / "out/model/MODEL_CARD.md").read_text()
+    assert f"**Warning**: {plain(evaluation['warnings'][0])}" in (tmp_path / "out/model/MODEL_CARD.md").read_text()
     assert said in (tmp_path / "out/report.html").read_text()
 
 

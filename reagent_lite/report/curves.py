@@ -1,0 +1,110 @@
+"""Learning curves of a run, from metrics.jsonl."""
+
+import json
+import math
+from pathlib import Path
+
+from reagent_lite.report.charts import Curves, Line, curve_chart, thinned
+from reagent_lite.report.content import Section, left_out
+
+Series = dict[str, list[tuple[float, float]]]
+"""{tag: (step, value) ascending in step}; of two values at one step the later."""
+
+_MOST_CHARTS = 24
+_MOST_POINTS = 500  # of a curve: more than a screen has columns for it
+_HELD_POINTS = 5000  # of a tag while reading: a run that reports every step would not fit
+_STEPS = "optimizer steps"
+_ESTIMATES = "CPE/Reward/"
+_ONE_STEP = "_Reward"  # how names of estimates of a row's reward end; the others are of returns
+_TOGETHER = {
+    "Return in simulation": ("return", {"simulation/return/mean": "learned policy",
+                                        "simulation/training_return/mean": "episodes that ended while learning"}),
+    "TD loss": ("loss", {"train/td_loss": "while learning", "td_loss/mean": "judged rows"}),
+    "Value": ("mean q", {"value/logged/mean": "logged choices", "value/model/mean": "learned policy's choices"}),
+    "Loss of the reward model": ("loss", {"reward_loss/mean": "while fitting it"}),
+}  # fmt: skip
+"""{title: (unit, {tag: name of its line})}"""
+
+
+def read_series(file: Path) -> Series:
+    """Returns every tag's finite values; of a long run the lowest and highest of equal stretches.
+
+    Returns none where there is no file.
+    """
+    found: dict[str, dict[float, float]] = {}
+    if not file.is_file():
+        return {}
+    with file.open(encoding="utf-8") as lines:
+        for line in lines:
+            scalars = json.loads(line)
+            step = float(scalars.pop("step"))
+            for tag, value in scalars.items():
+                if value is not None and math.isfinite(value):
+                    values = found.setdefault(tag, {})
+                    values[step] = float(value)
+                    if len(values) > _HELD_POINTS:
+                        found[tag] = dict(thinned(sorted(values.items()), _MOST_POINTS))
+    return {tag: sorted(values.items()) for tag, values in found.items()}
+
+
+def last(series: Series, tag: str) -> float | None:
+    """Returns a tag's last value; None where it has none."""
+    return series[tag][-1][1] if series.get(tag) else None
+
+
+def curves_section(series: Series) -> Section:
+    """Returns the charts of a run."""
+    curves = curves_of(series)
+    rest = left_out(len(curves) - _MOST_CHARTS, "curves", "metrics.jsonl")
+    return Section(title="Learning curves", charts=tuple(map(curve_chart, curves[:_MOST_CHARTS])), rest=(rest,))
+
+
+def curves_of(series: Series) -> tuple[Curves, ...]:
+    """Returns what the charts show; a tag with one value is no curve."""
+    curved = {tag: points for tag, points in series.items() if len(points) > 1}
+    charts = []
+    for title, (unit, names) in _TOGETHER.items():
+        lines = tuple(_line(name, tag, curved) for tag, name in names.items() if tag in curved)
+        mark = _mark("random actions", "simulation/random_return/mean", series) if unit == "return" else None
+        charts.append(Curves(title=title, x=_STEPS, y=unit, lines=lines, mark=mark))
+    by_action = {tag: points for tag, points in curved.items() if tag.endswith("/mean") and tag.count("/") > 2}
+    estimates = {
+        tag: points
+        for tag, points in curved.items()
+        if tag.startswith(_ESTIMATES) and tag.count("/") == 2 and not tag.endswith((_ONE_STEP, "Logged_Return"))
+    }
+    logged = _mark("logged policy", f"{_ESTIMATES}Logged_Return", series)
+    reward = _mark("logged rewards", "reward/logged/mean", series)
+    charts += [
+        _by_name("Learned policy's actions", "share of judged rows", "actions/model/", curved),
+        _by_name("Value by action", "mean q", "value/model/", by_action),
+        _by_name("Reward model by action", "mean reward", "reward/model/", by_action, reward),
+        _by_name("Estimated return of an episode", "return", _ESTIMATES, estimates, logged),
+    ]
+    used = {tag for _, names in _TOGETHER.values() for tag in names}
+    for tag in sorted(curved):
+        changes = len({value for _, value in curved[tag]}) > 1  # what stays the same is in the config
+        if tag.startswith("train/") and tag not in used and changes:
+            name = tag.removeprefix("train/").replace("_", " ")
+            charts.append(Curves(title=name.capitalize(), x=_STEPS, y=name, lines=(_line(name, tag, curved),)))
+    charts.append(_by_name("Time by part since the point before", "seconds", "time/", curved))
+    return tuple(chart for chart in charts if chart.lines)
+
+
+def _by_name(title: str, unit: str, prefix: str, curved: Series, mark: tuple[float, str] | None = None) -> Curves:
+    """Returns a chart of all tags that begin so, the largest at the end first."""
+    tags = sorted((tag for tag in curved if tag.startswith(prefix)), key=lambda tag: -curved[tag][-1][1])
+    lines = tuple(_line(tag.removeprefix(prefix).removesuffix("/mean"), tag, curved) for tag in tags)
+    return Curves(title=title, x=_STEPS, y=unit, lines=lines, mark=mark)
+
+
+def _line(name: str, tag: str, curved: Series) -> Line:
+    points = thinned(curved[tag], _MOST_POINTS)
+    low, high = (dict(curved.get(tag.replace("/mean", end), [])) for end in ("/lower", "/upper"))
+    band = tuple((low[x], high[x]) for x, _ in points if x in low and x in high)
+    return Line(name=name, points=points, band=band if len(band) == len(points) and tag.endswith("/mean") else ())
+
+
+def _mark(name: str, tag: str, series: Series) -> tuple[float, str] | None:
+    value = last(series, tag)
+    return None if value is None else (value, name)

@@ -1,0 +1,324 @@
+"""The report of a training run, report.html beside the model.
+
+config, evaluation, counts ─┐
+metrics.jsonl ──────────────┼─► Report ─► report.html
+normalization, drift.json ──┤
+training copies, stages ────┘
+"""
+
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reagent_lite.config import WorkflowConfig, fingerprint, resolved
+from reagent_lite.data.copy.place import read_manifest as read_copy_manifest
+from reagent_lite.data.copy.training_copy import TrainingCopy
+from reagent_lite.data.formats.stage import StageManifest, read_manifest
+from reagent_lite.errors import counted
+from reagent_lite.evaluation.interval import Interval, number, percent
+from reagent_lite.files import write_whole
+from reagent_lite.report.content import Fact, Report, Section, Table, left_out
+from reagent_lite.report.curves import Series, curves_section, last, read_series
+from reagent_lite.report.evaluation import (
+    Shares,
+    Simulated,
+    actions_section,
+    candidates_section,
+    compared,
+    estimates_section,
+    headlines,
+    simulated_section,
+    unscored,
+    weights_section,
+)
+from reagent_lite.report.page import render
+
+PAGE = "report.html"
+
+_WHERE = "model/evaluation.json and metrics.jsonl"
+_MOST_FEATURES = 500
+_MOST_TABLES = 20
+_MOST_FILES = 50
+_MOST_LETTERS, _MOST_CONFIG_LETTERS = 400, 100_000
+_SCORES = {"td_loss/mean": "TD loss on judged rows", "value/model/mean": "Mean value of the policy's choices"}
+_SHIFT_SIGN = {"stable": "●", "moderate": "◇", "large": "✕"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Data that was learned from, or evaluated on.
+
+    Attributes:
+        use: "training data" or "eval data".
+        path: as the config has it.
+        rows: on all machines.
+        counts: what else was found on them, in words.
+        copy: this machine's training copy.
+        on_node: whether other machines hold other rows.
+    """
+
+    use: str
+    path: str
+    rows: int
+    counts: str
+    copy: TrainingCopy
+    on_node: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFigures:
+    """What a training run left.
+
+    Attributes:
+        config: of the run.
+        policy: the evaluated policy, in words.
+        evaluation: content of evaluation.json.
+        scores: of the run, by tag.
+        steps, rows: optimizer steps, and rows learned from.
+        normalization: of state features and of candidates' features, in the 2019 encoding.
+        present: {column: {id: share of sampled rows that have the feature}}.
+        present_note: what the shares are of.
+        sources: what was learned from; empty for simulation.
+        identity: sha256 of it, or of the environment.
+        notes: sentences to stand at the top, such as why no model was published.
+    """
+
+    config: WorkflowConfig
+    policy: str
+    evaluation: Mapping[str, Any]
+    scores: Mapping[str, float | None]
+    steps: int
+    rows: int
+    normalization: Mapping[str, Mapping[str, str]]
+    present: Mapping[str, Mapping[int, float]]
+    present_note: str
+    sources: tuple[Source, ...]
+    identity: str
+    notes: tuple[str, ...] = ()
+
+
+def write_page(folder: Path, figures: RunFigures) -> str | None:
+    """Writes report.html into a run's folder; returns why that failed, or None.
+
+    The model is valid without its report, so that no failure here ends a run.
+    """
+    try:
+        write_whole(folder / PAGE, render(report_of_run(folder, figures)).encode())
+    except Exception as error:
+        logging.getLogger(__name__).debug("report page", exc_info=True)
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def report_of_run(folder: Path, figures: RunFigures) -> Report:
+    """Returns the report of a run whose metrics.jsonl lies in the folder."""
+    config, cpe = figures.config, figures.evaluation.get("cpe")
+    series = read_series(folder / "metrics.jsonl")
+    found = evaluation_of_run(config, figures.policy, figures.evaluation, figures.scores)
+    return Report(
+        title=f"{'DQN' if config.actions else 'Parametric DQN'} run: {folder.resolve().name}",
+        headlines=found.headlines,
+        notes=(*figures.notes, *found.notes),
+        facts=(*_facts(figures), *found.facts),
+        sections=(
+            *found.sections,
+            curves_section(series),
+            actions_section(_shares(config.actions, series), _WHERE),
+            candidates_section(cpe and cpe.get("candidates"), _WHERE),
+            features_section(figures.normalization, figures.present, figures.present_note),
+            drift_section(config),
+            lineage_section(figures.sources),
+            config_section(resolved(config)),
+        ),
+    )
+
+
+def evaluation_of_run(
+    config: WorkflowConfig, policy: str, document: Mapping[str, Any], scores: Mapping[str, float | None]
+) -> Report:
+    """Returns what a run's evaluation found, as the page and the model card show it.
+
+    Args:
+        config: of the run.
+        policy: the evaluated policy, in words.
+        document: content of evaluation.json.
+        scores: of the run, by tag.
+    """
+    cpe, settings = document.get("cpe"), config.evaluation
+    comparisons, note = compared(cpe), ""
+    simulated: tuple[Simulated, ...] = ()
+    if "simulation" in document:
+        simulated = _simulated(document["simulation"], policy)
+        env = config.simulation.env if config.simulation else "the environment"
+        note = f"{counted(document['simulation']['episodes'], 'episode')} of {env}."
+    return Report(
+        title="Evaluation",
+        headlines=headlines(comparisons, simulated, note),
+        notes=(*document.get("warnings", ()), *unscored(cpe)),
+        facts=tuple((name, number(scores[tag])) for tag, name in _SCORES.items() if tag in scores),
+        sections=(
+            estimates_section(comparisons, settings.confidence_level, _WHERE),
+            simulated_section(simulated, settings.confidence_level, note),
+            weights_section(cpe, settings.min_effective_episodes),
+        ),
+    )
+
+
+def _simulated(document: Mapping[str, Any], policy: str) -> tuple[Simulated, ...]:
+    def figure(name: str) -> Interval | None:
+        ends = [document.get(f"simulation/{name}/{end}") for end in ("mean", "lower", "upper")]
+        return None if ends[0] is None else Interval.read(dict(zip(("value", "low", "high"), ends, strict=True)))
+
+    learned, random = figure("return"), figure("random_return")
+    if learned is None:
+        return ()
+    length = document.get("simulation/length/mean")
+    first = Simulated(name=f"The learned policy, {policy}", returns=learned, discounted=figure("discounted_return"),
+                      length=length)  # fmt: skip
+    return (first,) if random is None else (first, Simulated(name="Random actions", returns=random))
+
+
+def _facts(figures: RunFigures) -> tuple[Fact, ...]:
+    config = figures.config
+    env = f"simulation of {config.simulation.env}" if config.simulation else ""
+    return (
+        ("Learned from", config.training_data_path or env),
+        ("Optimizer steps", f"{figures.steps:,}"),
+        ("Rows learned from, repeats included", f"{figures.rows:,}"),
+        ("Discount per step", number(config.rl.gamma)),
+        ("Policy", figures.policy),
+        ("Seed", str(config.seed)),
+        ("Data hash", figures.identity[:16]),
+        ("Config hash", fingerprint(config)[:16]),
+    )
+
+
+def _shares(names: Sequence[str], series: Series) -> Shares:
+    """Returns the last shares of named actions."""
+    tags = ("actions/logged/{}", "actions/model/{}", "propensities/model/{}/mean")
+    shares = {name: tuple(last(series, tag.format(name)) for tag in tags) for name in names}
+    return shares if any(one[0] is not None for one in shares.values()) else {}  # type: ignore[return-value]
+
+
+def features_section(
+    normalization: Mapping[str, Mapping[str, Any]], present: Mapping[str, Mapping[int, float]], note: str
+) -> Section:
+    """Returns type and statistics of every feature of states, then of candidates."""
+    found = [(name, column, text) for column, parameters in normalization.items() for name, text in parameters.items()]
+    rows = []
+    for name, column, text in found[:_MOST_FEATURES]:
+        one = json.loads(text) if isinstance(text, str) else text
+        share = percent(present.get(column, {}).get(int(name)))
+        rows.append((name, column, one["feature_type"], share, number(one.get("mean")), number(one.get("stddev"))))
+    table = Table(
+        title="Normalization of features; mean and deviation in the space of the type",
+        head=("Feature", "Of", "Type", "Present", "Mean", "Standard deviation"),
+        rows=rows,
+        figures=(3, 4, 5),
+        note=left_out(len(found) - len(rows), "features", "normalization.json"),
+    )
+    return Section(title="Features", notes=(note,), tables=(table,) if rows else ())
+
+
+def drift_section(config: WorkflowConfig) -> Section:
+    """Returns the drift that workflows.normalize left beside the normalization that the run was given."""
+    paths = [path for path in (config.state_norm_data_path, config.action_norm_data_path) if path and "://" not in path]
+    files = dict.fromkeys(Path(path).expanduser().parent / "drift.json" for path in paths)
+    found = [
+        (column, one)
+        for file in files if file.is_file()
+        for column, drift in json.loads(file.read_bytes()).items()
+        for one in drift["features"]
+    ]  # fmt: skip
+    rows = [
+        (
+            str(one["feature_id"]), column, f"{_SHIFT_SIGN.get(one['verdict'], '')} {one['verdict']}",
+            number(one["psi"]), number(one["ks"]), f"{percent(one['reference_present'])} → {percent(one['present'])}",
+            f"{number(one['reference_mean'])} → {number(one['mean'])}",
+        )
+        for column, one in found[:_MOST_FEATURES]
+    ]  # fmt: skip
+    table = Table(
+        title="Features against the reference data, most drifted first",
+        head=("Feature", "Of", "Drift", "PSI", "KS", "Present: reference → training", "Mean: reference → training"),
+        rows=rows,
+        figures=(3, 4, 5, 6),
+        note=left_out(len(found) - len(rows), "features", "drift.json"),
+    )
+    return Section(title="Drift", tables=(table,) if rows else ())
+
+
+def lineage_section(sources: Sequence[Source]) -> Section:
+    """Returns what was read on all machines, and files, hashes and stages of this machine."""
+    tables = [
+        Table(
+            title="Data that was asked for, and what was found",
+            head=("Use", "Path", "Rows", "Counts"),
+            rows=[(one.use, one.path, f"{one.rows:,}", one.counts) for one in sources],
+        )
+    ]
+    for source in sources:
+        use, copy = f"{source.use} on node 0" if source.on_node else source.use, source.copy
+        manifest = read_copy_manifest(copy.folder)
+        states = manifest.inputs if manifest is not None and len(manifest.inputs) == len(copy.files) else ()
+        files = [(path, state.size, state.sha256) for path, state in zip(copy.files, states, strict=False)]
+        tables.append(_files(f"Files of the {use}", files))
+        for folder in dict.fromkeys(str(Path(file).parent) for file in copy.files if "://" not in file):
+            stage = read_manifest(folder)
+            if stage is not None:
+                tables += _stage(use, folder, stage)
+    shown = [one for one in tables if one.rows]
+    rest = left_out(len(shown) - _MOST_TABLES, "tables", "the manifests of the stages")
+    return Section(title="Data lineage", tables=tuple(shown[:_MOST_TABLES]), rest=(rest,))
+
+
+def _files(title: str, files: Sequence[tuple[str, int, str]]) -> Table:
+    rows = [(path, f"{size:,}", digest) for path, size, digest in files[:_MOST_FILES]]
+    if len(files) > _MOST_FILES:
+        rows.append((f"and {len(files) - _MOST_FILES:,} more", "", ""))
+    return Table(title=title, head=("File", "Bytes", "SHA-256"), rows=rows)
+
+
+def _stage(use: str, folder: str, manifest: StageManifest) -> tuple[Table, Table]:
+    """Returns what a stage's manifest says: its report, and what it was made from."""
+    facts = [("folder", folder), ("rows in it", f"{manifest.rows:,}"), ("digest", manifest.digest)]
+    facts += [("made from the stage with digest", manifest.parent)] if manifest.parent else []
+    facts += _flat(manifest.report)
+    title = f"Stage {manifest.kind} ({use}): read, kept, refused"
+    inputs = [(one.name, one.size, one.sha256) for one in manifest.inputs]
+    return (
+        Table(title=title, head=("What", "How many"), rows=facts),
+        _files(f"Inputs of stage {manifest.kind} ({use})", inputs),
+    )
+
+
+def _flat(report: Mapping[str, Any]) -> Iterator[Fact]:
+    """Yields a report's entries in words; empty ones are left out."""
+    for key, value in report.items():
+        name = key.replace("_", " ")
+        if isinstance(value, bool | int | float):
+            yield name, f"{value:,}"
+        elif isinstance(value, list) and value:
+            yield from ((name, _cut(one)) for one in value[:_MOST_FILES])
+        elif value:
+            yield name, _cut(value)
+
+
+def _cut(value: Any) -> str:
+    if isinstance(value, Mapping):
+        words = (f"{key}: {one:,}" if isinstance(one, int) else f"{key}: {one}" for key, one in value.items())
+        text = ", ".join(sorted(words, key=len))  # counts before sentences
+    else:
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _MOST_LETTERS else f"{text[: _MOST_LETTERS - 1]}…"
+
+
+def config_section(config: Mapping[str, Any]) -> Section:
+    """Returns the resolved config, folded."""
+    text = json.dumps(config, indent=2, sort_keys=True, ensure_ascii=False)
+    shown = text[:_MOST_CONFIG_LETTERS]
+    rest = left_out(len(text) - len(shown), "letters", "config.json")
+    return Section(title="Config", rest=(rest,), folded=("The resolved config", shown))

@@ -1,0 +1,117 @@
+"""Reports by hand, and what a reader finds in a page: headings, cells, whether every tag is closed."""
+
+from dataclasses import replace
+from html.parser import HTMLParser
+from typing import Any
+
+from reagent_lite.evaluation.cpe import Estimate
+from reagent_lite.evaluation.interval import UNDEFINED, Interval
+from reagent_lite.evaluation.verdict import Verdict
+from reagent_lite.report.charts import Curves, Line, curve_chart
+from reagent_lite.report.content import Headline, Report, Section, Table
+from reagent_lite.report.evaluation import (
+    Comparison,
+    Simulated,
+    actions_section,
+    candidates_section,
+    estimates_section,
+    simulated_section,
+    weights_section,
+)
+from reagent_lite.report.page import render
+from reagent_lite.report.run import config_section, features_section
+
+FIGURE = {"value": 2.0, "low": 1.0, "high": 3.0}
+OVERLAP: dict[str, Any] = {
+    "num_rows": 1200, "num_episodes": 30, "effective_rows": 400.0, "mean_weight": FIGURE,
+    "largest_row_share": 0.25, "unsupported_share": 0.0, "horizon": 40, "horizon_reached": 7, "judged_step": 3,
+    "effective_episodes": 12.5, "mean_episode_weight": FIGURE, "largest_episode_share": 0.5,
+    "effective_episodes_by_step": [30.0, 4.0, None], "mean_weight_by_step": [1.0, 0.5, None], "cut_share": 0.125,
+}  # fmt: skip
+
+
+class Page(HTMLParser):
+    """Reads a document, holds every tag to its end, and collects texts by tag."""
+
+    void = frozenset({"meta", "link", "wbr"})
+
+    def __init__(self, page: Report | str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.text: dict[str, list[str]] = {}
+        self.feed(page if isinstance(page, str) else render(page))
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        if tag not in self.void:
+            self.open.append(tag)
+            self.text.setdefault(tag, []).append("")
+        if tag == "svg":
+            assert {"aria-label", "aria-hidden"} & dict(attrs).keys()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        for tag in set(self.open):
+            self.text[tag][-1] += data
+
+
+def around(value: float, half: float) -> Interval:
+    return Interval(value=value, low=value - half, high=value + half)
+
+
+def estimated(name: str, value: float, half: float, verdict: Verdict = Verdict.TRUSTWORTHY) -> Estimate:
+    """An estimate with a symmetric interval, against a reference of 10."""
+    return Estimate(name=name, figure=around(value, half), difference=around(value - 10, half), normalized=value / 10,
+                    verdict=verdict, reason="why")  # fmt: skip
+
+
+def undefined(name: str) -> Estimate:
+    return Estimate(name=name, figure=UNDEFINED, difference=UNDEFINED, normalized=UNDEFINED.value,
+                    verdict=Verdict.DO_NOT_USE, reason="no propensities")  # fmt: skip
+
+
+def comparison(*rows: Estimate) -> Comparison:
+    return Comparison(outcome="Reward", unit="return of an episode", decides=True, reference=around(10.0, 1.0),
+                      rows=rows)  # fmt: skip
+
+
+def candidates(name: str, number: int = 1) -> dict[str, Any]:
+    """What is chosen among candidates of so many features, as CandidateTally.document gives it."""
+    one = {"logged": {"mean": 1.5, "stddev": 2.5}, "policy": {"mean": 3.5, "stddev": 4.5}, "difference": 0.625}
+    return {
+        "rows": 3, "same": 0.5, "propensity": 0.25, "probability": 0.75, "candidates": {"17 to 32": 1.0},
+        "by_propensity": [{"low": 0.0, "high": 0.1, "rows": 1.0, "propensity": 0.05, "policy": 0.125}],
+        "features": {f"{name}{place or ''}": one for place in range(number)},
+    }  # fmt: skip
+
+
+def report_of(*sections: Section) -> Report:
+    return Report(title="t", sections=sections)
+
+
+def full(name: str) -> Report:
+    """A report with every section, all of whose words are `name`."""
+    line = Line(name=name, points=((0.0, 1.0), (10.0, 3.0)), band=((0.5, 1.5), (2.0, 4.0)))
+    chart = curve_chart(Curves(title=name, x=name, y=name, lines=(line,), mark=(2.0, name)))
+    row = replace(estimated(name, 12.0, 1.0), reason=name)
+    table = Table(title=name, head=(name, name), rows=[(name, name)])
+    return Report(
+        title=name, notes=(name,), facts=((name, name),),
+        headlines=(Headline(source=name, state="good", sentence=name, because=(name,)),),
+        sections=(
+            estimates_section([replace(comparison(row), reference_name=name, outcome=name)], 0.95, name),
+            simulated_section((Simulated(name=name, returns=around(5.0, 1.0)),), 0.95, name),
+            weights_section({"overlap": OVERLAP}, 5.0),
+            Section(title="Learning curves", charts=(chart,)),
+            actions_section({name: (0.75, 0.25, 0.5)}, name),
+            features_section({name: {"1": {"feature_type": name, "mean": 1.25}}}, {name: {1: 0.5}}, name),
+            Section(title="Data lineage", tables=(table,)),
+            config_section({name: name}),
+            replace(candidates_section(candidates(name), name), title="Candidates"),
+        ),
+    )  # fmt: skip

@@ -1,0 +1,99 @@
+"""Charts by hand arithmetic: where curves, whiskers and bars lie."""
+
+import re
+
+import pytest
+from oracles.reports import around, estimated, undefined
+
+from reagent_lite.evaluation.cpe import Estimate
+from reagent_lite.evaluation.verdict import Verdict
+from reagent_lite.report.charts import Axis, Curves, Line, bar_chart, curve_chart, thinned, ticks, whisker_chart
+
+
+def whiskers(*rows: Estimate, **marks: float) -> str:
+    known = {"logged policy": around(10.0, 1.0)} | {name: around(value, 2.0) for name, value in marks.items()}
+    return whisker_chart("t", [(row.name, row.figure, row.verdict) for row in rows], known).svg
+
+
+def test_an_axis_is_linear_between_its_ends_or_in_powers() -> None:
+    assert Axis(low=0.0, high=10.0, start=60.0, stop=460.0).at(2.5) == 160.0  # 60 + 400 / 4
+    assert Axis(low=1.0, high=100.0, start=0.0, stop=10.0, logarithmic=True).at(10.0) == 5.0
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0.0, 10.0, (0, 2, 4, 6, 8, 10)),
+        (0.3, 0.94, (0.2, 0.4, 0.6, 0.8, 1.0)),
+        (-7.0, 3.0, (-8, -6, -4, -2, 0, 2, 4)),
+        (5.0, 5.0, (5, 6)),
+        (0.0, 0.0, (0.0, 0.2)),
+        (1.0, 1.0 + 2e-16, (1.0, 1.2)),
+        (-2.0, -2.0, (-2.0, -1.5)),
+    ],
+)
+def test_ticks_are_round(low: float, high: float, expected: tuple[float, ...]) -> None:
+    assert ticks(low, high) == pytest.approx(expected)
+
+
+def test_a_curve_goes_through_its_points() -> None:
+    line = Line(name="loss", points=((0.0, 0.0), (5.0, 4.0), (10.0, 10.0)))
+    drawn = curve_chart(Curves(title="Loss", x="steps", y="loss", lines=(line,))).svg
+    # x: 58 + 408 * (0, .5, 1) = 58, 262, 466;  y: 246 - 220 * (0, .4, 1) = 246, 158, 26
+    assert '<path class="curve s0" d="M58 246L262 158L466 26">' in drawn
+    assert "loss ends at 10" in drawn
+
+
+def test_curves_over_many_powers_have_a_logarithmic_axis() -> None:
+    line = Line(name="w", points=((0.0, 1.0), (1.0, 0.1), (2.0, 0.001)))
+    drawn = curve_chart(Curves(title="W", x="steps", y="w", lines=(line,))).svg
+    # powers -3 to 0 over 220 units: 0.1 lies two thirds up, 246 - 146.7 = 99.3
+    assert 'd="M58 26L262 99.3L466 246"' in drawn
+    assert "logarithmic axis" in drawn
+
+
+def test_dots_and_whiskers_lie_at_their_values() -> None:
+    drawn = whiskers(estimated("IPS", 12.0, 2.0))
+    # values 9 to 14: ticks 9 to 14 over 14..466, 90.4 a unit; whisker 10 to 14: 104.4 and 466; dot at 12: 285.2 - 5
+    assert '<line class="whisker good" x1="104.4" x2="466" y1="52" y2="52">' in drawn
+    assert 'd="M280.2 52a5 5' in drawn
+    assert '<line class="mark" x1="104.4" x2="104.4"' in drawn
+    assert '<rect class="band" x="14" y="18" width="180.8"' in drawn  # 9 to 11
+
+
+def test_a_second_mark_has_a_line_of_its_own() -> None:
+    drawn = whiskers(estimated("IPS", 12.0, 1.0), simulated=12.0)
+    # 9 to 14 in ticks of 1 over 14..466, 90.4 a unit: 12 lies at 285.2; a second name moves the first row down by 14
+    assert '<line class="mark simulated" x1="285.2" x2="285.2" y1="32"' in drawn
+    assert '<line class="whisker good" x1="194.8" x2="375.6" y1="66" y2="66">' in drawn  # 11 to 13
+
+
+def test_a_wild_estimate_that_may_not_be_used_leaves_the_others_readable() -> None:
+    drawn = whiskers(estimated("IPS", 12.0, 1.0), estimated("PDIS", 1e9, 1e9, Verdict.DO_NOT_USE))
+    # usable values are 9 to 13, so the axis goes at most one such width further: 5 to 17, in ticks of 5
+    assert re.findall(r'<text class="tick"[^>]*>([^<]*)', drawn) == ["5", "10", "15", "20"]
+    assert 'class="arrow bad"' in drawn
+    assert "1e+09" in drawn
+
+
+def test_an_undefined_estimate_is_said_to_be_one() -> None:
+    assert "undefined on this log" in whiskers(undefined("IPS"))
+
+
+def test_bars_are_as_long_as_their_shares() -> None:
+    chart = bar_chart("t", ("one", "two", "three"), {"a": (0.5, 0.25, None)})
+    # the largest share fills 14 to 400: 386 and 193
+    found = re.findall(r'<rect class="bar s(\d)" x="14" y="\d+" width="([\d.]+)"', chart.svg)
+    assert found == [("0", "386"), ("1", "193")]
+    assert [name for _, name in chart.legend] == ["one", "two"]
+
+
+def test_thinning_keeps_ends_and_spikes() -> None:
+    points = [(float(i), 0.0) for i in range(10_000)]
+    points[7777], points[1234] = (7777.0, 9.0), (1234.0, -9.0)
+    kept = thinned(points, 500)
+    assert len(kept) <= 500
+    assert {kept[0][0], kept[-1][0]} == {0.0, 9999.0}
+    assert {(7777.0, 9.0), (1234.0, -9.0)} <= set(kept)
+    assert list(kept) == sorted(kept)
+    assert thinned(points[:500], 500) == tuple(points[:500])

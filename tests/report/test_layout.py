@@ -1,0 +1,298 @@
+"""The report page in a real browser: at no width anything scrolls sideways or is cut; colours, keyboard, print."""
+
+import json
+import re
+from collections.abc import Iterator
+from itertools import combinations, pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from oracles.browser import Browser, browsing, needs_browser
+from oracles.reports import OVERLAP, candidates
+
+from reagent_lite.evaluation.cpe import Estimate
+from reagent_lite.evaluation.interval import Interval
+from reagent_lite.evaluation.verdict import Verdict
+from reagent_lite.report.charts import Curves, Line, curve_chart
+from reagent_lite.report.content import Report, Section, Table
+from reagent_lite.report.evaluation import (
+    Comparison,
+    Simulated,
+    actions_section,
+    candidates_section,
+    estimates_section,
+    simulated_section,
+    weights_section,
+)
+from reagent_lite.report.page import render
+from reagent_lite.report.run import config_section, features_section
+from reagent_lite.rl.estimators import ONE_STEP_ESTIMATORS, SEQUENTIAL_ESTIMATORS
+
+pytestmark = needs_browser
+
+WIDTHS = (360, 768, 1000, 1440)
+PATH = "/mnt/storage/experiments/2019_recommendations/run-17/a_rather_long_name/training.json.bz2"
+HASH = "0123456789abcdef" * 4
+REASON = "the model says -0.0001234, outside the weighted estimate's interval -0.0001234 to 0.0001234"
+
+
+def figure(value: float) -> Interval:
+    """Figures of as many letters as they get."""
+    return Interval(value=-0.0001234, low=-0.0005678 * value, high=-1.2345e-05 * value)
+
+
+def comparison(outcome: str, names: list[str]) -> Comparison:
+    verdicts = list(Verdict)
+    rows = tuple(
+        Estimate(name=name, figure=figure(1 + place), difference=figure(2 + place), normalized=-0.0001234,
+                 verdict=verdicts[place % 3], reason=REASON)
+        for place, name in enumerate(names)
+    )  # fmt: skip
+    return Comparison(outcome=outcome, unit="return of an episode", decides=True, reference=figure(1), rows=rows,
+                      simulated=figure(2))  # fmt: skip
+
+
+def table(title: str, head: tuple[str, ...], *row: str) -> Table:
+    return Table(title=title, head=head, rows=[row])
+
+
+def crowded() -> Report:
+    """A report in which every part has the longest words that it may get."""
+    points = tuple((float(x), x * 1e-5) for x in range(200))
+    lines = tuple(Line(name=name, points=points) for name in SEQUENTIAL_ESTIMATORS)
+    curves = Curves(title="Estimated return of an episode", x="optimizer steps", y="return", lines=lines,
+                    mark=(0.0005, "logged policy"))  # fmt: skip
+    actions = ("buy the blue one", "Weighted_Per_Decision_Importance_Sampling", "b")
+    feature = json.dumps({"feature_type": "CONTINUOUS_ACTION", "mean": -0.0001234, "stddev": 0.0001234})
+    by_step = {"effective_episodes_by_step": [200.0 / (1 + k) for k in range(200)],
+               "mean_weight_by_step": [0.9**k for k in range(200)]}  # fmt: skip
+    played = [Simulated(name=name, returns=figure(1), discounted=figure(2), length=1234.5, cut_share=0.125,
+                        difference=figure(3)) for name in ("The learned policy, greedy", "Random actions")]  # fmt: skip
+    shift = ("4294967295", "state_features", "◇ moderate", "0.0001234", "0.0001234", "12.34% → 12.34%",
+             "-0.0001234 → -0.0001234")  # fmt: skip
+    return Report(
+        title=f"Evaluation of {PATH}",
+        facts=(("Learned from", PATH), ("Seed", "0"), ("Data hash", HASH[:16]), ("Config hash", HASH[:16])),
+        notes=(f"{PATH} was not read.",),
+        sections=(
+            estimates_section(
+                [comparison("Reward", [*SEQUENTIAL_ESTIMATORS]), comparison("Metric", [*ONE_STEP_ESTIMATORS])], 0.95, ""
+            ),
+            simulated_section(played, 0.95, f"1,000 episodes of {PATH}."),
+            weights_section({"overlap": OVERLAP | by_step}, 10.0),
+            Section(title="Learning curves", charts=(curve_chart(curves),)),
+            actions_section({name: (0.3333, 1.0, 0.1) for name in actions}, ""),
+            candidates_section(candidates("4294967295"), ""),
+            features_section({"state": {str(n): feature for n in range(40)}}, {"state": {0: 0.9999}}, ""),
+            Section(title="Drift", tables=(table("Features", tuple("abcdefg"), *shift),)),
+            Section(title="Data lineage", tables=(
+                table(f"Inputs of {PATH}", ("File", "Bytes", "SHA-256"), PATH, "123,456,789,012", HASH),
+                table("Models", ("Folder", "Workflow", "Steps", "Data hash", "Config hash"), PATH, "parametric_dqn",
+                      "1000000", HASH, HASH),
+                table("Data that was asked for", ("Use", "Path", "Rows", "Counts"), "training data", PATH,
+                      "123,456,789", "123,456 lists, 123,456 candidates"),
+                table("Stage", ("What", "How many"), "refused", f"rule: x, line: {PATH}:17"),
+            )),
+            config_section({"training_data_path": PATH * 3}),
+        ),
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browsing(tmp_path_factory.mktemp("browser") / "profile") as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("page") / "page.html"
+    file.write_text(render(crowded()))
+    return file
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_nothing_scrolls_sideways_is_cut_or_broken(page: Path, browser: Browser, width: int) -> None:
+    browser.media()
+    browser.open(page, width=width)
+    browser.unfold()
+    assert browser.value("document.documentElement.scrollWidth") <= width
+    assert browser.overflowing() == []
+    assert browser.broken_words() == []
+    assert browser.complaints() == []
+
+
+def test_words_of_drawings_do_not_lie_on_each_other(page: Path, browser: Browser) -> None:
+    for width in WIDTHS:
+        browser.media()
+        browser.open(page, width=width)
+        assert browser.colliding() == []
+
+
+def test_print_cuts_nothing(page: Path, browser: Browser) -> None:
+    browser.open(page, width=718)  # A4 without margins of a centimetre, in CSS pixels
+    browser.media("print")
+    assert browser.overflowing() == []
+    held = "[...document.querySelectorAll('.card, svg.chart, .verdict, tr')].map(e => getComputedStyle(e).breakInside)"
+    assert set(json.loads(browser.value(f"JSON.stringify({held})"))) == {"avoid"}
+    # a drawing that is higher than a page would be cut all the same
+    high = "Math.max(...[...document.querySelectorAll('.card')].map(e => e.getBoundingClientRect().height))"
+    assert browser.value(high) < 1000
+    browser.unfold()
+    assert browser.overflowing() == []
+    assert browser.broken_words() == []
+    browser.media()
+
+
+def test_the_oracles_would_tell_of_faults(tmp_path: Path, browser: Browser) -> None:
+    file = tmp_path / "bad.html"
+    file.write_text(
+        '<!DOCTYPE html><body style="width: 200px; overflow-wrap: anywhere">'
+        "<p>anuninterruptedwordthatisfartoolongforthat</p>"
+        '<p style="width: 4em">1.2345e-05</p>'
+        '<p style="overflow: hidden; white-space: nowrap">a sentence that is cut where the box ends</p>'
+        '<svg class="chart" viewBox="0 0 100 100" width="100"><text x="90" y="50">one</text><text x="91" y="52">two'
+        "</text></svg></body>"
+    )
+    browser.media()
+    browser.open(file, width=1000)
+    assert browser.broken_words() == ["anuninterruptedwordthatisfartoolongforthat", "1.2345e-05"]
+    assert [found[:20].strip() for found in browser.overflowing()] == ["P  a sentence that i", "text [object SVGAnim",
+                                                                    "text [object SVGAnim"]  # fmt: skip
+    assert browser.colliding() == ["one | two"]
+
+
+def test_who_cannot_see_finds_the_same_tables_on_a_phone(page: Path, browser: Browser) -> None:
+    counts = []
+    for width in (360, 1440):
+        browser.media()
+        browser.open(page, width=width)
+        browser.unfold()
+        roles = browser.roles()
+        counts.append({name: roles[name] for name in ("table", "row", "columnheader", "rowheader", "image")})
+        empty = "document.querySelectorAll('td.none').length"
+        counts[-1]["cell"] = roles["cell"] + (browser.value(empty) if width == 360 else 0)
+    assert counts[0] == counts[1]
+    assert counts[0]["image"] == browser.value("document.querySelectorAll('svg.chart').length")
+
+
+def test_headings_and_tables_say_what_they_are(page: Path, browser: Browser) -> None:
+    browser.open(page, width=1000)
+    levels = json.loads(browser.value(
+        "JSON.stringify([...document.querySelectorAll('h1, h2, h3, h4')].map(h => Number(h.tagName[1])))"
+    ))  # fmt: skip
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in pairwise(levels))
+    assert browser.value("document.documentElement.lang") == "en"
+    assert browser.value("document.querySelectorAll('th:not([scope])').length") == 0
+    assert browser.value("document.querySelectorAll('table:not(:has(> caption))').length") == 0
+    assert browser.value("document.querySelectorAll('svg.chart:not([role=img][aria-label])').length") == 0
+    # every drawing has its numbers as a table: beside it, or folded below it
+    assert browser.value("[...document.querySelectorAll('section')].every(s => !s.querySelector('svg.chart') "
+                         "|| s.querySelector('table'))")  # fmt: skip
+
+
+def test_the_keyboard_reaches_what_is_folded(page: Path, browser: Browser) -> None:
+    browser.open(page, width=1000)
+    total = browser.value("document.querySelectorAll('summary').length")
+    opened = 0
+    for _ in range(200):
+        browser.press("Tab")
+        if browser.value("document.activeElement.tagName") == "SUMMARY":
+            assert browser.value("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+            browser.press("Enter")
+            assert browser.value("document.activeElement.parentElement.open") is True
+            opened += 1
+        if opened == total:
+            break
+    assert opened == total > 3
+
+
+def test_light_and_dark_have_enough_contrast(page: Path, browser: Browser) -> None:
+    browser.open(page, width=1200)
+    grounds = []
+    for scheme in ("light", "dark"):
+        browser.media(prefers_color_scheme=scheme)
+        colours = json.loads(browser.value(_COLOURS))
+        grounds.append(colours["--ground"])
+        for name in ("ink", "soft", "good", "unclear", "bad", *(f"c{i}" for i in range(8))):
+            # WCAG 2.2: 4.5 for text, 3 for drawings
+            least = 3.0 if re.fullmatch(r"c\d", name) else 4.5
+            for under in ("--ground", "--card"):
+                assert contrast(colours[f"--{name}"], colours[under]) >= least, (scheme, name, under)
+        for name, sight in SIGHTS.items():
+            seen = {key: cielab(sight @ linear(colours[f"--{key}"])) for key in (*SERIES, *VERDICTS)}
+            for family in (SERIES, VERDICTS):
+                for one, other in combinations(family, 2):
+                    assert np.linalg.norm(seen[one] - seen[other]) >= 20, (scheme, name, one, other)
+    browser.media()
+    assert len(set(grounds)) == 2
+
+
+_COLOURS = """JSON.stringify(Object.fromEntries(['ground','card','ink','soft','good','unclear','bad',
+  'c0','c1','c2','c3','c4','c5','c6','c7'].map(n => ['--'+n,
+  getComputedStyle(document.documentElement).getPropertyValue('--'+n).trim()])))"""
+
+
+def contrast(one: str, other: str) -> float:
+    """Ratio of relative luminances, https://www.w3.org/TR/WCAG22/#dfn-contrast-ratio."""
+    low, high = sorted(map(luminance, (one, other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def luminance(colour: str) -> float:
+    return float(np.dot(linear(colour), [0.2126, 0.7152, 0.0722]))
+
+
+def linear(colour: str) -> NDArray[np.float64]:
+    """Linear sRGB."""
+    parts = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+    return np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+
+
+def cielab(rgb: NDArray[np.float64]) -> NDArray[np.float64]:
+    """CIE 1976 L*a*b* under D65 of linear sRGB; a distance of 2.3 is just noticeable."""
+    to_xyz = np.array([[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.0721750],
+                       [0.0193339, 0.1191920, 0.9503041]])  # fmt: skip
+    share = to_xyz @ np.clip(rgb, 0, 1) / (0.95047, 1.0, 1.08883)
+    x, y, z = np.where(share > 216 / 24389, np.cbrt(share), (24389 / 27 * share + 16) / 116)
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+# Machado, Oliveira & Fernandes (2009), A physiologically-based model for simulation of color vision deficiency,
+# severity 1.0, of linear sRGB
+SIGHTS = {
+    "all cones": np.eye(3),
+    "protanopia": np.array([[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216],
+                            [-0.003882, -0.048116, 1.051998]]),
+    "deuteranopia": np.array([[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413],
+                              [-0.011820, 0.042940, 0.968881]]),
+    "tritanopia": np.array([[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602],
+                            [0.004733, 0.691367, 0.303900]]),
+}  # fmt: skip
+SERIES, VERDICTS = tuple(f"c{i}" for i in range(8)), ("good", "unclear", "bad")
+
+
+def test_distances_of_colours() -> None:
+    # white is L* 100 and black 0 on the grey axis; who lacks the red cones sees red much darker
+    assert cielab(linear("#ffffff")) == pytest.approx([100, 0, 0], abs=0.02)
+    assert cielab(linear("#000000")) == pytest.approx([0, 0, 0], abs=0.02)
+    assert cielab(linear("#ff0000")) == pytest.approx([53.24, 80.09, 67.20], abs=0.05)  # table value of sRGB red
+    assert all(sight.sum(1) == pytest.approx(1.0, abs=1e-5) for sight in SIGHTS.values())  # white stays white
+    assert cielab(SIGHTS["protanopia"] @ linear("#ff0000"))[0] < 50
+
+
+def test_contrast_of_black_on_white_is_21() -> None:
+    assert contrast("#000000", "#ffffff") == pytest.approx(21.0)
+
+
+def test_the_browser_would_tell_of_faults(tmp_path: Path, browser: Browser) -> None:
+    page = tmp_path / "page.html"
+    page.write_text('<img src="http://leak.invalid/x.png"><p style="width: 900px">wide</p><script>throw 1</script>')
+    browser.open(page, width=390)
+    assert browser.requests() == [page.as_uri(), "http://leak.invalid/x.png"]
+    assert any("Uncaught" in one for one in browser.complaints())
+    assert browser.value("document.documentElement.scrollWidth") >= 900
