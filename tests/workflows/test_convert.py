@@ -17,7 +17,7 @@ from oracles.runs import Runner
 from reagent_lite.config import check
 from reagent_lite.config.convert import ConvertConfig
 from reagent_lite.data.copy.training_copy import prepare_training_copy
-from reagent_lite.data.formats import jsonl
+from reagent_lite.data.formats import text_files
 from reagent_lite.errors import ConfigError, DataError
 from workflows.convert import Converted, convert
 
@@ -76,8 +76,8 @@ def present(file: Path) -> list[Row]:
 def test_every_pair_of_formats_there_and_back(
     tmp_path: Path, source: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jsonl, "FIRST_BLOCK_BYTES", 2000)
-    monkeypatch.setattr(jsonl, "BLOCK_BYTES", 9000)
+    monkeypatch.setattr(text_files, "FIRST_BLOCK_BYTES", 2000)
+    monkeypatch.setattr(text_files, "BLOCK_BYTES", 9000)
     rows = events(kind)
     log = written(tmp_path / "log.jsonl", rows)
     first = tmp_path / f"first{source}"
@@ -132,8 +132,8 @@ def test_types_of_the_written_columns(tmp_path: Path) -> None:
     rows: list[Row] = [{"state_features": {}, "action": None, "reward": 1, "possible_actions": []} for _ in range(40)]
     rows += [{"state_features": {"3": 1}, "action": LEFT, "reward": 0.5, "possible_actions": [LEFT], "n": 1}]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jsonl, "FIRST_BLOCK_BYTES", 500)
-        patch.setattr(jsonl, "BLOCK_BYTES", 500)
+        patch.setattr(text_files, "FIRST_BLOCK_BYTES", 500)
+        patch.setattr(text_files, "BLOCK_BYTES", 500)
         run_here(written(tmp_path / "log.jsonl", rows), tmp_path / "log.parquet")
     schema, maps = pq.read_schema(tmp_path / "log.parquet"), pa.map_(pa.int64(), pa.float32())
     assert {one.name: one.type for one in schema if one.name != "possible_actions"} == {

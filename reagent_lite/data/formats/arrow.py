@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet
 
 from reagent_lite.data.formats.blocks import Block, Position
-from reagent_lite.data.formats.files import InputFile, sha256_of
+from reagent_lite.data.formats.files import InputFile, damage_reported, sha256_of
 from reagent_lite.data.formats.schema import KNOWN_COLUMNS, filled, valid_rows
 from reagent_lite.errors import DataError, Problem
 
@@ -27,8 +27,6 @@ BLOCK_VALUES = 1 << 19
 PARQUET, IPC = "Parquet", "Arrow IPC"
 _FILE_MAGIC, _FEATHER_1_MAGIC = b"ARROW1", b"FEA1"
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
-# Damaged lengths ask for any amount of memory.
-_DAMAGED = (pa.ArrowException, OSError, ValueError, EOFError, MemoryError)
 
 
 def read_parquet(
@@ -136,17 +134,8 @@ def _opened(file: InputFile, kind: str) -> Iterator[IO[bytes]]:
     if file.compression:
         got = f"one packed as {file.compression}"
         raise DataError(Problem(file.path, f"an uncompressed {kind} file", got, "Unpack it"))
-    with file.open() as stream, _damage_told(file, kind):
+    with file.open() as stream, damage_reported(file, kind):
         yield stream
-
-
-@contextmanager
-def _damage_told(file: InputFile, kind: str) -> Iterator[None]:
-    try:
-        yield
-    except _DAMAGED as error:
-        got = "one that ends early or is damaged: " + str(error).strip().split("\n")[0]
-        raise DataError(Problem(file.path, f"a complete {kind} file", got, "Copy the file again")) from error
 
 
 def _require_names(schema: pa.Schema, file: InputFile) -> None:
@@ -171,7 +160,7 @@ def _require_each_once(names: list[str], file: InputFile) -> None:
 def _block(file: InputFile, number: int, batch: pa.RecordBatch, names: list[str], end: int, kind: str) -> Block:
     """Returns checked rows, the last of which is row `end` of the file; columns that were not read are null."""
     lines = np.arange(end - batch.num_rows + 1, end + 1)
-    with _damage_told(file, kind):
+    with damage_reported(file, kind):
         try:
             batch.validate(full=True)
         except pa.ArrowInvalid:
@@ -202,8 +191,10 @@ def _unreadable(block: Block) -> Problem | None:
 
 
 def _in_one_piece(array: pa.Array) -> pa.Array:
-    """Returns an array with its strings and lists in one piece; Polars writes views, which are in several."""
+    """Returns an array with its strings and lists in one piece: dictionaries of pandas, views of Polars, runs."""
     types = pa.types
+    if types.is_dictionary(array.type):
+        return array.dictionary_decode()
     if types.is_run_end_encoded(array.type):
         return pc.run_end_decode(array)
     if types.is_list_view(array.type) or types.is_large_list_view(array.type):

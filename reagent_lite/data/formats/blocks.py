@@ -35,17 +35,10 @@ class Block:
 
 @dataclass(slots=True)
 class Position:
-    """How far one file has been read: stored bytes, and their sha256 once all are.
-
-    Attributes:
-        bytes_in_all: of the whole input.
-        threads: how many parse its blocks.
-    """
+    """How far one file has been read: stored bytes, and their sha256 once all are."""
 
     bytes_read: int = 0
     sha256: str = ""
-    bytes_in_all: int = 0
-    threads: int = 1
 
 
 Reader = Callable[[InputFile, int, Position], Iterator[Callable[[], Block]]]

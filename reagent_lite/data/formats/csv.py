@@ -1,23 +1,23 @@
 """CSV files as blocks: a header, a row a record, feature maps as JSON cells or as columns of their own.
 
- bytes ─► blocks of whole records ─► cells by Arrow's parser, types given ─► JSON cells ─► columns of a log
-          quotation marks counted    nothing is inferred                     Arrow types    dense ones gathered
+    block of whole records ─► quotation marks checked ─► cells by Arrow's parser, types given ─► JSON cells by that
+                                                         (by Python where it refuses one)        of JSON lines
 
     mdp_id,sequence_number,state_features,action,reward              JSON cells: "{""0"": 0.5}"
     mdp_id,sequence_number,state_features.0,action.0,reward          a column a feature; an empty cell is absent
 
 Types are the columns' own and never depend on what a block holds: mdp_id and discrete actions are strings, so an action
-1 is the name "1" if there is one, and else the index. What is not as it should be is looked for again by Python, cell
-by cell, for the line. [m] 2 cores, 500 000 transitions of 4 features, rows a second as of JSON lines: JSON cells 0.45
-times, dense columns 2.2 times; peak memory 390 MiB, of 2 000 000 rows the same.
+1 is the name "1" if there is one, and else the index. Records are those of RFC 4180: a quotation mark opens a cell only
+at the cell's start and closes it only at its end; inside it is doubled. A newline ends a record where an even number of
+marks stands before it, so the line of every record is known.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,18 +26,16 @@ import pyarrow.compute as pc
 import pyarrow.csv
 from numpy.typing import NDArray
 
-from reagent_lite.data.formats import jsonl
 from reagent_lite.data.formats.blocks import Block, Position
-from reagent_lite.data.formats.csv_records import BlockSize, cells_of, lines_of, whole_records
-from reagent_lite.data.formats.files import ByteStream, InputFile
-from reagent_lite.data.formats.jsonl import in_doubt, parse_with_arrow, table_of
-from reagent_lite.data.formats.jsonl_fast import FastParser
+from reagent_lite.data.formats.files import InputFile
+from reagent_lite.data.formats.jsonl import EXACT_BELOW, column_of, parse_with_arrow, table_of_columns
 from reagent_lite.data.formats.schema import KNOWN_COLUMNS, MAX_PROBLEMS, valid_rows
+from reagent_lite.data.formats.text_files import read_text
 from reagent_lite.errors import DataError, Problem
 from reagent_lite.strict_json import parse_json
 
 _MAPS = ("state_features", "next_state_features", "metrics")
-_LISTS = ("possible_actions", "possible_next_actions")
+_JSON = (*_MAPS, "possible_actions", "possible_next_actions")
 _ACTIONS = ("action", "next_action")
 _DENSE = (*_MAPS, *_ACTIONS)
 _TYPES = {
@@ -47,94 +45,151 @@ _TYPES = {
 }
 # pandas writes 1.0 where a column has gaps, PostgreSQL writes t.
 _TRUE, _FALSE = ("true", "True", "TRUE", "1", "1.0", "t"), ("false", "False", "FALSE", "0", "0.0", "f")
-_EXACT_BELOW = float(1 << 53)
+_QUOTED = re.compile(rb'"(?:[^"]|"")*+"')
+_RECORDS = re.compile(rb'(?:(?:"(?:[^"]|"")*+"|[^",\r\n]*+)(?:,|\r?\n|\Z))*+')
+_RECORDS_RE2 = r'\A(?:(?:"(?:[^"]|"")*"|[^",\r\n]*)(?:,|\r?\n|\z))*\z'
+_CELL = re.compile(r'"((?:[^"]|"")*)"|([^,]*)')
+
+Column = tuple[pa.Field, pa.Array]
 
 
 def read_csv(
     file: InputFile, number: int, position: Position, columns: Collection[str] | None = KNOWN_COLUMNS
 ) -> Iterator[Callable[[], Block]]:
-    """Yields the parsing of each block of a CSV file; calls may run in any thread, in any order.
+    """Yields the parsing of each block of a CSV file.
 
     Args:
         file: plain or compressed CSV, UTF-8, separated by commas, with a header.
         number: the file's place in the input.
         position: kept up to date with what has been read.
-        columns: those that are read; others are only named. None reads all, those no log has as strings.
+        columns: those that are read; of others only the names are kept. None reads all, those no log has as strings.
 
     Raises:
         DataError: damaged compression, no header, a name twice, or what is wrong with a row, with file and line.
     """
-    stream = ByteStream(file)
-    size = position.bytes_in_all * (jsonl.PACKED_TIMES if file.compression else 1)
-    parser: CsvParser | None = None
-    block = BlockSize()
-    for text, line in whole_records(stream, file.path, block):
-        position.bytes_read = stream.position
-        if parser is None:
-            first, text, line = _without_header(text, line, file.path)
-            if first is None:
-                continue
-            layout = _layout(first, columns)
-            parser = CsvParser(file, number, layout, block, fast=size >= jsonl.FAST_FROM_BYTES)
-        # The first block is parsed at once: it teaches what actions are, and how large blocks may be.
-        if parser.settled:
-            yield partial(parser.parse, text, line)
-        elif (parsed := parser.parse(text, line)).table.num_rows:
-            yield partial(_given, parsed)
-    position.bytes_read, position.sha256 = stream.position, stream.digest.hexdigest()
-
-
-def _given(block: Block) -> Block:
-    return block
-
-
-@dataclass(frozen=True, slots=True)
-class _Header:
-    where: str
-    cells: list[str]
-
-
-def _without_header(text: bytes, line: int, path: str) -> tuple[_Header | None, bytes, int]:
-    """Returns (the first record, the text after it, the line there); no record where the text is blank."""
-    starts, lines = lines_of(text, line, path)
-    if not len(lines):
-        return None, b"", line
-    end = int(starts[1]) if len(starts) > 1 else len(text)
-    where = f"{path}:{lines[0]}"
-    try:
-        cells = cells_of(text[int(starts[0]) : end].decode())
-    except UnicodeDecodeError as error:
-        raise DataError(Problem(where, "a header in UTF-8", str(error), "Write the file as UTF-8")) from error
-    return _Header(where, cells), text[end:], line + text.count(b"\n", 0, end)
+    return read_text(file, position, _end_of_records, _CsvParser(file, number, columns).parse)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CsvLayout:
+class _Layout:
     """What the columns of a file are.
 
     Attributes:
-        names: of all columns, in order.
+        kinds: type of each column of the file, in order.
         dense: {column of a log: {feature: name of the file's column}} of maps that are spread over columns.
-        wanted: columns that are read as they are.
-        ignored: columns that are only named.
+        plain: columns that are read as they are.
+        ignored: columns of which only the names are kept.
     """
 
-    names: tuple[str, ...]
+    kinds: dict[str, pa.DataType]
     dense: dict[str, dict[str, str]]
-    wanted: tuple[str, ...]
+    plain: tuple[str, ...]
     ignored: tuple[str, ...]
 
+    @property
+    def read(self) -> list[str]:
+        """The file's columns that are read."""
+        return [*self.plain, *(name for features in self.dense.values() for name in features.values())]
 
-def _layout(header: _Header, columns: Collection[str] | None) -> CsvLayout:
+
+@dataclass(slots=True)
+class _CsvParser:
+    """Parses blocks of one file, the first of which has the header."""
+
+    file: InputFile
+    number: int
+    columns: Collection[str] | None
+    layout: _Layout | None = None
+
+    def parse(self, text: bytes, line: int) -> Block:
+        """Returns the rows of whole records, the first of which begins in `line`."""
+        path = self.file.path
+        _require_grammar(text, line, path)
+        bounds, lines = _records(text, line)
+        if self.layout is None:
+            if len(lines):
+                self.layout = _layout(text[bounds[0] : bounds[1]], f"{path}:{lines[0]}", self.columns)
+                text, bounds, lines = text[bounds[1] :], bounds[1:] - bounds[1], lines[1:]
+            elif line > 1:
+                raise DataError(Problem(f"{path}:{line}", "a header as the first record", "blank lines"))
+        layout = self.layout or _Layout(kinds={}, dense={}, plain=(), ignored=())
+        cells = _by_arrow(text, layout)
+        if cells is None or cells.num_rows != len(lines):
+            cells = _by_python(text, bounds, lines, layout, path)
+        columns = [_plain_column(name, _one(cells.column(name)), lines, path) for name in layout.plain]
+        columns += [_dense_column(name, features, cells) for name, features in layout.dense.items()]
+        columns += [(pa.field(name, pa.null()), pa.nulls(len(lines))) for name in layout.ignored]
+        return Block(file=self.file, file_number=self.number, table=table_of_columns(columns), lines=lines)
+
+
+def _end_of_records(text: bytes) -> int:
+    """Returns the offset behind the last newline that ends a record, 0 where there is none."""
+    marks, end = text.count(b'"'), len(text)
+    while (at := text.rfind(b"\n", 0, end)) >= 0:
+        marks -= text.count(b'"', at, end)
+        if marks % 2 == 0:
+            return at + 1
+        end = at
+    return 0
+
+
+def _require_grammar(text: bytes, line: int, path: str) -> None:
+    """Refuses quotation marks that neither open nor close a cell, and carriage returns alone outside quoted cells."""
+    if b'"' not in text and b"\r" not in text:
+        return
+    if pc.match_substring_regex(pa.array([text], pa.binary()), _RECORDS_RE2)[0].as_py():
+        return
+
+    def line_at(offset: int) -> int:
+        return line + text.count(b"\n", 0, offset)
+
+    records = _RECORDS.match(text)
+    assert records is not None  # it matches nothing as well
+    start = at = records.end()  # of the first cell that is wrong
+    if text.startswith(b'"', start):
+        quoted = _QUOTED.match(text, start)
+        if quoted is None:
+            got = "a file that ends inside the quoted cell that begins here"
+            raise DataError(Problem(f"{path}:{line_at(start)}", "quoted cells that end", got, "Copy the file again"))
+        at = quoted.end() - 1
+    else:
+        while text[at] not in b'"\r':
+            at += 1
+    begins, here = line_at(start), line_at(at)
+    if text.startswith(b"\r", at):
+        # other readers of CSV end a record there
+        todo = "End lines by a newline, with or without a carriage return, and quote cells that have one"
+        raise DataError(Problem(f"{path}:{here}", "lines that end by a newline", "a carriage return alone", todo))
+    shown = text[max(0, at - 20) : at + 20].decode(errors="replace")
+    of_cell = "" if begins == here else f", of a cell that begins in line {begins}"
+    expected = "quotation marks around whole cells, doubled inside them"
+    raise DataError(Problem(f"{path}:{here}", expected, f"one in the middle of {shown!r}{of_cell}"))
+
+
+def _records(text: bytes, line: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Returns ([n+1] offsets where records begin, and the end; [n] their lines); blank lines are no records."""
+    data = np.frombuffer(text, np.uint8)
+    marks, newlines = np.flatnonzero(data == ord('"')), np.flatnonzero(data == ord("\n"))
+    ends = newlines[np.searchsorted(marks, newlines) % 2 == 0]
+    starts, stops = np.concatenate(([0], ends + 1)), np.concatenate((ends, [len(text)]))
+    returned = (stops > starts) & (data[np.maximum(stops - 1, 0)] == ord("\r"))
+    starts = starts[stops - returned > starts]
+    return np.append(starts, len(text)), line + np.searchsorted(newlines, starts)
+
+
+def _layout(header: bytes, where: str, columns: Collection[str] | None) -> _Layout:
+    try:
+        cells = _cells_of(header.decode())
+    except UnicodeDecodeError as error:
+        raise DataError(Problem(where, "a header in UTF-8", str(error), "Write the file as UTF-8")) from error
     # pandas writes its row labels as a column without a name
-    names = tuple(name or f"Unnamed: {index}" for index, name in enumerate(header.cells))
+    names = [name or f"Unnamed: {index}" for index, name in enumerate(cells)]
     dense: dict[str, dict[str, str]] = {}
     for name in names:
         column, dot, feature = name.partition(".")
         if dot and column in _DENSE:
             dense.setdefault(column, {})[feature] = name
     problems = []
-    where, first = header.where, header.cells[0]
     for name in sorted({name for name in names if names.count(name) > 1}):
         problems.append(Problem(where, "a header that names each column once", f"{name!r} {names.count(name)} times"))
     for column in sorted(set(dense) & set(names)):
@@ -142,240 +197,152 @@ def _layout(header: _Header, columns: Collection[str] | None) -> CsvLayout:
         problems.append(Problem(where, f"{column} once", f"a column {column!r} and a column {one!r}", "Keep one"))
     spread = {name for features in dense.values() for name in features.values()}
     if not spread and not set(names) & set(KNOWN_COLUMNS):
-        todo = "Separate cells by commas" if any(mark in first for mark in ";\t|") else "Write it as the first line"
-        problems.append(Problem(where, "a header with names of columns like state_features", repr(first[:60]), todo))
+        todo = "Separate cells by commas" if any(one in cells[0] for one in ";\t|") else "Write it as the first line"
+        expected = "a header with names of columns like state_features"
+        problems.append(Problem(where, expected, repr(cells[0][:60]), todo))
     if problems:
         raise DataError(problems)
-    wanted = tuple(name for name in names if name not in spread and (columns is None or name in columns))
-    kept = {column: features for column, features in dense.items() if columns is None or column in columns}
-    ignored = tuple(name for name in names if name not in spread and name not in wanted)
-    return CsvLayout(names=names, dense=kept, wanted=wanted, ignored=ignored)
+    plain = tuple(name for name in names if name not in spread and (columns is None or name in columns))
+    return _Layout(
+        kinds={name: pa.float64() if name in spread else _TYPES.get(name, pa.string()) for name in names},
+        dense={name: features for name, features in dense.items() if columns is None or name in columns},
+        plain=plain,
+        ignored=tuple(name for name in names if name not in spread and name not in plain),
+    )
 
 
-@dataclass(slots=True)
-class CsvParser:
-    """Parses blocks of one file.
-
-    Attributes:
-        file: named in errors.
-        number: its place in the input.
-        layout: of its columns.
-        size: of the next block; smaller where rows become large.
-        fast: whether the parser of large inputs is tried on JSON cells.
-        maps: whether actions are maps, as the first one says; None before one is seen.
-        settled: whether blocks may be parsed in any order.
-    """
-
-    file: InputFile
-    number: int
-    layout: CsvLayout
-    size: BlockSize
-    fast: bool
-    maps: bool | None = None
-    settled: bool = False
-    _parsers: dict[str, FastParser] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if any(column in self.layout.dense for column in _ACTIONS):
-            self.maps = True
-
-    def parse(self, text: bytes, line: int) -> Block:
-        """Returns the rows of a block of whole records, the first of which begins in `line`."""
-        starts, lines = lines_of(text, line, self.file.path)
-        layout = self.layout
-        nothing = (pa.null(), pa.nulls(len(lines)))
-        columns = {name: (pa.field(name, nothing[0]), nothing[1]) for name in (*layout.wanted, *layout.dense)}
-        if len(lines):
-            cells = self._cells(text, starts, lines)
-            self._settle(cells, lines)
-            columns = {name: self._column(name, cells.column(name), lines) for name in layout.wanted}
-            columns |= {name: _gathered(name, features, cells) for name, features in layout.dense.items()}
-        columns |= {name: (pa.field(name, nothing[0]), nothing[1]) for name in layout.ignored}
-        table = pa.table([array for _, array in columns.values()], pa.schema([one for one, _ in columns.values()]))
-        if not self.settled:
-            share = jsonl.DENSE_BLOCK_BYTES / max(1, table.nbytes / max(1, len(text)) * jsonl.BLOCK_BYTES)
-            self.size.bytes = max(jsonl.FIRST_BLOCK_BYTES, int(jsonl.BLOCK_BYTES * min(1.0, share)))
-            self.settled = self.maps is not None or "action" not in layout.wanted
-        return Block(file=self.file, file_number=self.number, table=table, lines=lines)
-
-    def _cells(self, text: bytes, starts: NDArray[np.int64], lines: NDArray[np.int64]) -> pa.Table:
-        """Returns the cells of each column as strings, numbers or flags."""
-        kinds = {name: self._kind(name) for name in self.layout.names}
-        table, fault = _converted(text, self.layout, kinds)
-        if table is None and kinds.get("sequence_number") == pa.int64():
-            # pandas writes integers as 3.0 where a column has gaps
-            table, _ = _converted(text, self.layout, kinds | {"sequence_number": pa.float64()})
-            table = None if table is None else _with_integers(table)
-        if table is not None and table.num_rows == len(lines):
-            return table
-        problems = self._faults(text, starts, lines, kinds)
-        got = fault or f"{len(lines)} records by their line ends, and another number of rows by Arrow's parser"
-        where = f"{self.file.path}:{lines[0]}"
-        raise DataError(problems or Problem(where, f"{len(lines)} rows from here as in RFC 4180", got))
-
-    def _kind(self, name: str) -> pa.DataType:
-        column, dot, _ = name.partition(".")
-        return pa.float64() if dot and column in self.layout.dense else _TYPES.get(name, pa.string())
-
-    def _faults(
-        self, text: bytes, starts: NDArray[np.int64], lines: NDArray[np.int64], kinds: dict[str, pa.DataType]
-    ) -> list[Problem]:
-        """Looks at each cell by itself for what is wrong with it."""
-        problems: list[Problem] = []
-        ends = [*starts[1:].tolist(), len(text)]
-        names, read = self.layout.names, {*self.layout.wanted, *_spread(self.layout)}
-        for start, end, line in zip(starts.tolist(), ends, lines.tolist(), strict=True):
-            where = f"{self.file.path}:{line}"
-            try:
-                cells = cells_of(text[start:end].decode())
-            except UnicodeDecodeError as error:
-                problems.append(Problem(where, "UTF-8", str(error), "Write the file as UTF-8"))
-                continue
-            if len(cells) != len(names):
-                problems.append(Problem(where, f"{len(names)} cells, as the header has", str(len(cells))))
-                continue
-            for name, cell in zip(names, cells, strict=True):
-                expected = _expected(kinds[name], cell) if name in read and cell else ""
-                if expected:
-                    problems.append(Problem(where, f"{expected} in {name}", repr(cell[:60])))
-            if len(problems) >= MAX_PROBLEMS:
-                break
-        return problems[:MAX_PROBLEMS]
-
-    def _settle(self, cells: pa.Table, lines: NDArray[np.int64]) -> None:
-        """Decides by the first action whether actions are maps, and holds all others to it."""
-        for name in _ACTIONS:
-            if name not in self.layout.wanted:
-                continue
-            column = _one(cells.column(name))
-            is_map = pc.fill_null(pc.match_substring_regex(column, r"^\s*\{"), False)
-            present = valid_rows(column)
-            if self.maps is None and present.any():
-                self.maps = bool(is_map[int(present.argmax())].as_py())
-            other = present & (np.asarray(is_map.to_numpy(zero_copy_only=False)) != bool(self.maps))
-            if other.any():
-                row = int(other.argmax())
-                expected = "a map as before" if self.maps else "a name or an index as before"
-                where = f"{self.file.path}:{lines[row]}"
-                raise DataError(Problem(where, f"{expected} in {name}", repr(column[row].as_py()[:60])))
-
-    def _column(self, name: str, cells: pa.ChunkedArray, lines: NDArray[np.int64]) -> tuple[pa.Field, pa.Array]:
-        array = _one(cells)
-        if name not in (*_MAPS, *_LISTS) and not (self.maps and name in _ACTIONS):
-            return pa.field(name, array.type), array
-        table = self._by_json(name, array)
-        if table is None:
-            values = _values(name, array, lines, self.file.path)
-            table = table_of([{name: value} for value in values])
-            self._learn(name, table)
-        return table.schema.field(0), _one(table.column(0))
-
-    def _by_json(self, name: str, array: pa.Array) -> pa.Table | None:
-        """Returns a column of JSON cells by the parsers of JSON lines, or None where they are not sure."""
-        array = pc.replace_substring_regex(pc.fill_null(array, "null"), r"[\r\n]", " ")
-        documents = pc.binary_join_element_wise("{" + json.dumps(name) + ":", array, "}\n", "")
-        _, offsets, data = documents.buffers()
-        bounds = np.frombuffer(offsets, np.int32)[documents.offset :][: len(documents) + 1].astype(np.int64)
-        text = data.to_pybytes()[int(bounds[0]) : int(bounds[-1])]
-        bounds -= bounds[0]
-        if in_doubt(text, bounds):
-            return None
-        parser = self._parsers.get(name)
-        table = None if parser is None else parser.parse(text, bounds)
-        if table is None:
-            table = parse_with_arrow(text)
-            # a cell that closes the document's brace and opens another is no JSON by itself
-            if table is None or table.column_names != [name] or table.num_rows != len(array):
-                return None
-            self._learn(name, table)
-        return table
-
-    def _learn(self, name: str, table: pa.Table) -> None:
-        if self.fast:
-            self._parsers.setdefault(name, FastParser()).learn(table)
-
-
-def _one(column: pa.ChunkedArray) -> pa.Array:
-    array = column.combine_chunks()
-    return pa.concat_arrays(array.chunks) if isinstance(array, pa.ChunkedArray) else array
-
-
-def _spread(layout: CsvLayout) -> list[str]:
-    return [name for features in layout.dense.values() for name in features.values()]
-
-
-def _converted(text: bytes, layout: CsvLayout, kinds: dict[str, pa.DataType]) -> tuple[pa.Table | None, str]:
-    """Returns (the columns that are read, "") or (None, what Arrow's parser says)."""
-    odd: list[str] = []
-
-    def skip(row: Any) -> str:
-        odd.append(f"a row of {row.actual_columns} cells")
-        return "skip"
-
-    read = pa.csv.ReadOptions(use_threads=False, column_names=layout.names, block_size=len(text) + 1)
-    parse = pa.csv.ParseOptions(newlines_in_values=True, invalid_row_handler=skip)
+def _by_arrow(text: bytes, layout: _Layout) -> pa.Table | None:
+    """Returns the columns that are read; None where Arrow's parser refuses a row or a cell."""
+    read = pa.csv.ReadOptions(use_threads=False, column_names=list(layout.kinds), block_size=len(text) + 1)
     convert = pa.csv.ConvertOptions(
-        column_types=kinds, include_columns=[*layout.wanted, *_spread(layout)], null_values=[""],
-        strings_can_be_null=True, quoted_strings_can_be_null=True, true_values=_TRUE, false_values=_FALSE,
-    )  # fmt: skip
+        column_types=layout.kinds,
+        include_columns=layout.read,
+        null_values=[""],
+        strings_can_be_null=True,
+        quoted_strings_can_be_null=True,
+        true_values=_TRUE,
+        false_values=_FALSE,
+    )
     try:
-        table = pa.csv.read_csv(pa.BufferReader(text), read, parse, convert)
-    except pa.ArrowException as error:
-        return None, str(error).split("\n")[0]
-    return (None, odd[0]) if odd else (table, "")
-
-
-def _with_integers(table: pa.Table) -> pa.Table | None:
-    index = table.schema.get_field_index("sequence_number")
-    column = table.column(index)
-    whole = pc.and_(pc.equal(column, pc.floor(column)), pc.less(pc.abs(column), _EXACT_BELOW))
-    if pc.all(whole).as_py() is False:
+        return pa.csv.read_csv(pa.BufferReader(text), read, pa.csv.ParseOptions(newlines_in_values=True), convert)
+    except pa.ArrowException:
         return None
-    return table.set_column(index, "sequence_number", column.cast(pa.int64()))
 
 
-def _expected(kind: pa.DataType, cell: str) -> str:
-    """Returns what a cell should be and is not, or ""."""
-    try:
-        if pa.types.is_floating(kind):
-            float(cell)
-        elif pa.types.is_integer(kind) and (abs(value := float(cell)) >= _EXACT_BELOW or value != int(value)):
-            int(cell)
-            return "" if abs(int(cell)) < 1 << 63 else "a 64-bit integer"
-    except (ValueError, OverflowError):
-        return "a number" if pa.types.is_floating(kind) else "an integer"
-    return "true or false, or 1 or 0" if pa.types.is_boolean(kind) and cell not in (*_TRUE, *_FALSE) else ""
-
-
-def _gathered(name: str, features: dict[str, str], cells: pa.Table) -> tuple[pa.Field, pa.Array]:
-    """Returns the struct of a map that is spread over columns.
-
-    A row without any cell has no map, but for state_features: a state of which nothing is known is a state.
-    """
-    arrays = [_one(cells.column(column)) for column in features.values()]
-    mask = None
-    if name != "state_features":
-        absent = np.ones(cells.num_rows, bool)
-        for array in arrays:
-            absent &= ~valid_rows(array)
-        mask = pa.array(absent)
-    struct = pa.StructArray.from_arrays(arrays, list(features), mask=mask)
-    return pa.field(name, struct.type), struct
-
-
-def _values(name: str, array: pa.Array, lines: NDArray[np.int64], path: str) -> list[Any]:
-    """Returns the values of JSON cells by the json module.
+def _by_python(
+    text: bytes, bounds: NDArray[np.int64], lines: NDArray[np.int64], layout: _Layout, path: str
+) -> pa.Table:
+    """Returns the columns that are read, cell by cell.
 
     Raises:
-        DataError: naming up to 20 lines whose cells are no JSON.
+        DataError: naming up to 20 cells that are not what their column holds.
+    """
+    values: dict[str, list[Any]] = {name: [] for name in layout.read}
+    problems: list[Problem] = []
+    for start, end, line in zip(bounds[:-1].tolist(), bounds[1:].tolist(), lines.tolist(), strict=True):
+        where = f"{path}:{line}"
+        try:
+            cells = _cells_of(text[start:end].decode())
+        except UnicodeDecodeError as error:
+            problems.append(Problem(where, "UTF-8", str(error), "Write the file as UTF-8"))
+            continue
+        if len(cells) != len(layout.kinds):
+            problems.append(Problem(where, f"{len(layout.kinds)} cells, as the header has", str(len(cells))))
+            continue
+        for (name, kind), cell in zip(layout.kinds.items(), cells, strict=True):
+            if name not in values:
+                continue
+            try:
+                values[name].append(_value_of(cell, kind) if cell else None)
+            except ValueError as error:
+                problems.append(Problem(where, f"{error} in {name}", repr(cell[:60])))
+        if len(problems) >= MAX_PROBLEMS:
+            break
+    if problems:
+        raise DataError(problems[:MAX_PROBLEMS])
+    return pa.table({name: pa.array(found, layout.kinds[name]) for name, found in values.items()})
+
+
+def _cells_of(record: str) -> list[str]:
+    """Returns the cells of one record, with or without its line end."""
+    record = record.rstrip("\r\n")
+    cells, at = [], 0
+    while at <= len(record):
+        match = _CELL.match(record, at)
+        assert match is not None  # the empty cell matches everywhere
+        cells.append(match[2] if match[1] is None else match[1].replace('""', '"'))
+        at = match.end() + 1
+    return cells
+
+
+def _value_of(cell: str, kind: pa.DataType) -> Any:
+    """Returns the value of a cell; a ValueError says what it should be."""
+    if pa.types.is_string(kind):
+        return cell
+    if pa.types.is_boolean(kind):
+        if cell in (*_TRUE, *_FALSE):
+            return cell in _TRUE
+        raise ValueError("true or false, or 1 or 0")
+    number = _number_of(cell, float)
+    if pa.types.is_floating(kind):
+        if number is None:
+            raise ValueError("a number")
+        return number
+    # pandas writes integers as 3.0 where a column has gaps
+    whole = int(number) if number is not None and abs(number) < EXACT_BELOW else _number_of(cell, int)
+    if whole is None or (number != whole and abs(whole) < EXACT_BELOW):
+        raise ValueError("an integer")
+    if not -(1 << 63) <= whole < 1 << 63:
+        raise ValueError("a 64-bit integer")
+    return whole
+
+
+def _number_of(cell: str, kind: Callable[[str], Any]) -> Any:
+    try:
+        return None if "_" in cell else kind(cell)
+    except ValueError:
+        return None
+
+
+def _plain_column(name: str, array: pa.Array, lines: NDArray[np.int64], path: str) -> Column:
+    """Returns a column of cells, those of JSON parsed; actions are JSON where one of them begins with a brace."""
+    if name in _ACTIONS:
+        is_json = bool(pc.any(pc.match_substring_regex(array, r"^\s*\{"), min_count=0).as_py())
+    else:
+        is_json = name in _JSON
+    if not is_json:
+        return pa.field(name, array.type), array
+    table = _json_by_arrow(name, array)
+    if table is None:
+        return column_of(name, _json_by_python(name, array, lines, path))
+    return table.schema.field(0), _one(table.column(0))
+
+
+def _json_by_arrow(name: str, array: pa.Array) -> pa.Table | None:
+    """Returns a column of JSON cells by Arrow's parser of JSON lines, or None where it may be wrong."""
+    cells = pc.replace_substring_regex(pc.fill_null(array, "null"), r"[\r\n]", " ")
+    documents = pc.binary_join_element_wise("{" + json.dumps(name) + ":", cells, "}\n", "")
+    text = "".join(documents.to_pylist()).encode()
+    table = parse_with_arrow(text)
+    # a cell that closes the document's brace and opens another is not JSON by itself
+    same = table is not None and table.column_names == [name] and table.num_rows == len(array)
+    return table if same else None
+
+
+def _json_by_python(name: str, array: pa.Array, lines: NDArray[np.int64], path: str) -> list[Any]:
+    """Returns the values of JSON cells by the json module; an action that does not begin with a brace is a name.
+
+    Raises:
+        DataError: naming up to 20 lines whose cells are not JSON.
     """
     problems: list[Problem] = []
     values: list[Any] = []
     for line, cell in zip(lines.tolist(), array.to_pylist(), strict=True):
         try:
-            values.append(None if cell is None else parse_json(cell.encode()))
+            is_json = cell is not None and (name not in _ACTIONS or cell.lstrip().startswith("{"))
+            values.append(parse_json(cell.encode()) if is_json else cell)
         except ValueError as error:
-            todo = "json.dumps writes it: a Python dict's own text is no JSON" if "'" in cell else ""
+            todo = "json.dumps writes it: a Python dict's own text is not JSON" if "'" in cell else ""
             got = f"{error}; the cell starts {cell[:40]!r}"
             problems.append(Problem(f"{path}:{line}", f"JSON in {name}", got, todo))
             if len(problems) == MAX_PROBLEMS:
@@ -383,3 +350,20 @@ def _values(name: str, array: pa.Array, lines: NDArray[np.int64], path: str) -> 
     if problems:
         raise DataError(problems)
     return values
+
+
+def _dense_column(name: str, features: dict[str, str], cells: pa.Table) -> Column:
+    """Returns the struct of a map that is spread over columns.
+
+    A row without any cell has no map, but for state_features: a state of which nothing is known is a state.
+    """
+    arrays = [_one(cells.column(column)) for column in features.values()]
+    mask = None
+    if name != "state_features":
+        mask = pa.array(~np.logical_or.reduce([valid_rows(array) for array in arrays]))
+    struct = pa.StructArray.from_arrays(arrays, list(features), mask=mask)
+    return pa.field(name, struct.type), struct
+
+
+def _one(column: pa.ChunkedArray) -> pa.Array:
+    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)

@@ -1,22 +1,19 @@
-"""Which files a data path means, and their bytes in order, decompressed and hashed on the way."""
+"""Which files a data path means, and how they are opened."""
 
 from __future__ import annotations
 
-import bz2
 import difflib
 import hashlib
 import os
 import re
 import stat
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO
 
-import zstandard
+import pyarrow as pa
 
 from reagent_lite.errors import DataError, NoRowsError, Problem, counted
 from reagent_lite.strict_json import parse_json
@@ -27,8 +24,8 @@ NOT_DATA = ("manifest.json", ".truth.json")  # written beside data: hashes, and 
 _OF_A_RUN = ("config.json", "metrics.jsonl", "not_published.json", "state_features_norm.json", "action_norm.json")
 POINTER = "shards.json"
 """What names the shards that count, beside them."""
-# Small enough that a thousandfold compressed block stays below 300 MB.
-RAW_CHUNK_BYTES = 1 << 18
+COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
+"""Extensions of packed files, and what Arrow calls them."""
 MINARI = ".minari"
 """Extension that stands for the files of a Minari dataset, which is a folder with a description of its own."""
 MINARI_DESCRIPTION = "metadata.json"
@@ -80,6 +77,22 @@ def sha256_of(file: InputFile) -> str:
     """Returns the sha256 of a file's stored bytes."""
     with file.open() as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
+
+
+@contextmanager
+def damage_reported(file: InputFile, kind: str) -> Iterator[None]:
+    """Raises what readers raise for damaged files as DataError.
+
+    Args:
+        file: that is read.
+        kind: of the file, as "Parquet".
+    """
+    try:
+        yield
+    except (pa.ArrowException, OSError, ValueError, EOFError, MemoryError) as error:
+        # Damaged lengths ask for any amount of memory.
+        got = "one that ends early or is damaged: " + str(error).strip().split("\n")[0]
+        raise DataError(Problem(file.path, f"a complete {kind} file", got, "Copy the file again")) from error
 
 
 def local_path(path: str) -> str:
@@ -193,7 +206,7 @@ def _is_shard(name: str) -> bool:
 def split_extension(name: str) -> tuple[str, str]:
     """Splits "a.json.gz" into (".json", ".gz"); the second is "" without compression."""
     stem, last = os.path.splitext(name.lower())
-    if last in DECOMPRESSORS:
+    if last in COMPRESSIONS:
         return os.path.splitext(stem)[1], last
     return last, ""
 
@@ -268,128 +281,3 @@ def _list_remote(url: str) -> tuple[list[InputFile], list[str] | None]:
         _input_file(f"{protocol}://{str(e['name']).removeprefix(protocol + '://').lstrip('/')}", int(e["size"] or 0), 0)
         for e in files
     ], folders if is_folder else None
-
-
-class Decompressor(Protocol):
-    """What zlib, bz2 and zstandard have in common for streams."""
-
-    @property
-    def eof(self) -> bool:
-        """Whether the stream's end mark has been seen."""
-        ...
-
-    @property
-    def unused_data(self) -> bytes:
-        """Bytes after the end mark."""
-        ...
-
-    def decompress(self, data: bytes, /) -> bytes:
-        """Returns what `data` completes."""
-        ...
-
-
-def _gzip() -> Decompressor:
-    return zlib.decompressobj(wbits=31)
-
-
-def _zstd() -> Decompressor:
-    decompressor: Decompressor = zstandard.ZstdDecompressor().decompressobj()
-    return decompressor
-
-
-DECOMPRESSORS: dict[str, Callable[[], Decompressor]] = {".gz": _gzip, ".bz2": bz2.BZ2Decompressor, ".zst": _zstd}
-
-
-Fill = Callable[[memoryview], int]
-"""Puts the next bytes into a view and returns how many there are: at least one, 0 at the end."""
-
-
-class ByteStream:
-    """The decompressed bytes of one file, piece by piece.
-
-    Attributes:
-        position: stored bytes read so far.
-        digest: sha256 over the stored bytes read so far.
-    """
-
-    def __init__(self, file: InputFile) -> None:
-        self._file = file
-        self.position = 0
-        self.digest = hashlib.sha256()
-
-    def pieces(self, size: int) -> Iterator[bytes]:
-        """Yields decompressed bytes; pieces of plain files have `size` bytes.
-
-        Raises:
-            DataError: the compressed stream is damaged or ends early.
-        """
-        with self._file.open() as stream:
-            plain = not self._file.compression
-            raw = self._raw(stream, size if plain else RAW_CHUNK_BYTES)
-            yield from raw if plain else self._decompressed(raw)
-
-    @contextmanager
-    def filling(self) -> Iterator[Fill]:
-        """Gives what puts decompressed bytes into memory; it raises as `pieces` does."""
-        if self._file.compression:
-            yield _Left(self.pieces(RAW_CHUNK_BYTES)).move
-            return
-        with self._file.open() as stream:
-            yield partial(self._read_into, stream)
-
-    def _read_into(self, stream: IO[bytes], view: memoryview) -> int:
-        found: int = stream.readinto(view)  # type: ignore[attr-defined]
-        self.position += found
-        self.digest.update(view[:found])
-        return found
-
-    def _raw(self, stream: IO[bytes], size: int) -> Iterator[bytes]:
-        while chunk := stream.read(size):
-            self.position += len(chunk)
-            self.digest.update(chunk)
-            yield chunk
-
-    def _decompressed(self, raw: Iterator[bytes]) -> Iterator[bytes]:
-        make = DECOMPRESSORS[self._file.compression]
-        current: Decompressor | None = None
-        for chunk in raw:
-            data = chunk
-            while data:
-                if current is None:
-                    # Padding with zero bytes after a member is legal for gzip.
-                    data = data.lstrip(b"\0")
-                    if not data:
-                        break
-                    current = make()
-                try:
-                    yield current.decompress(data)
-                except (zlib.error, OSError, EOFError, zstandard.ZstdError) as error:
-                    raise DataError(self._damaged(f"damaged data near stored byte {self.position}: {error}")) from error
-                data = current.unused_data if current.eof else b""
-                if current.eof:
-                    current = None
-        if current is not None:
-            raise DataError(self._damaged(f"a stream that ends early, after {self.position} stored bytes"))
-
-    def _damaged(self, got: str) -> Problem:
-        kind = self._file.compression
-        return Problem(self._file.path, f"a complete {kind} file", got, "Copy the file again")
-
-
-class _Left:
-    """What is left of pieces of any size."""
-
-    def __init__(self, pieces: Iterator[bytes]) -> None:
-        self._pieces, self._piece = pieces, memoryview(b"")
-
-    def move(self, view: memoryview) -> int:
-        """Moves what fits into the view, and returns how many bytes that are."""
-        while not self._piece:
-            piece = next(self._pieces, None)
-            if piece is None:
-                return 0
-            self._piece = memoryview(piece)
-        found = min(len(self._piece), len(view))
-        view[:found] = self._piece[:found]
-        self._piece = self._piece[found:]
-        return found

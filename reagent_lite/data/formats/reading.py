@@ -25,8 +25,8 @@ from reagent_lite.data.formats.minari import read_minari
 from reagent_lite.errors import DataError, NoRowsError, Problem, counted
 
 T = TypeVar("T")
-# Each thread holds about 60 MB of a block in its various forms.
 MOST_THREADS = 8
+"""Each holds about 60 MB of a block in its various forms."""
 
 
 def num_threads() -> int:
@@ -42,7 +42,7 @@ def read_blocks(
     progress: Callable[[int, int], None] | None = None,
     readers: Mapping[str, Reader] | None = None,
 ) -> Generator[T]:
-    """Yields `transform` of every block in order; parsing and transforming run in threads.
+    """Yields `transform` of every block with rows in order; parsing and transforming run in threads.
 
     Args:
         files: the input, as `list_input` gives it.
@@ -56,23 +56,33 @@ def read_blocks(
     """
     readers = READERS if readers is None else readers
     total = sum(file.size for file in files)
-    for position in positions:
-        position.bytes_in_all, position.threads = total, num_threads()
-    pending: deque[Future[tuple[int, T]]] = deque()
-    rows = 0
-    with _Pool() as pool:
-        for number, file in enumerate(files):
-            for parse in readers[file.extension](file, number, positions[number]):
-                pending.append(pool.submit(_work, parse, transform))
-                if progress is not None:
-                    progress(sum(position.bytes_read for position in positions), total)
-                if len(pending) > num_threads():
-                    rows += pending[0].result()[0]
-                    yield pending.popleft().result()[1]
-            _require_hash(file, positions[number])
-        for future in pending:
-            rows += future.result()[0]
-            yield future.result()[1]
+    pending: deque[Future[list[T]]] = deque()
+    rows = False
+
+    def work(parse: Callable[[], Block]) -> list[T]:
+        block = parse()
+        return [transform(block)] if block.table.num_rows else []
+
+    with ThreadPoolExecutor(num_threads(), thread_name_prefix="read") as pool:
+        try:
+            for number, file in enumerate(files):
+                for parse in readers[file.extension](file, number, positions[number]):
+                    pending.append(pool.submit(work, parse))
+                    if progress is not None:
+                        progress(sum(position.bytes_read for position in positions), total)
+                    if len(pending) > num_threads():
+                        for result in pending.popleft().result():
+                            rows = True
+                            yield result
+                _require_hash(file, positions[number])
+            while pending:
+                for result in pending.popleft().result():
+                    rows = True
+                    yield result
+        finally:
+            # what has not begun is dropped, and memory goes back to the system
+            pool.shutdown(cancel_futures=True)
+            pa.default_memory_pool().release_unused()
     if progress is not None:
         progress(total, total)
     if not rows:
@@ -89,22 +99,6 @@ def _require_hash(file: InputFile, position: Position) -> None:
         raise DataError(Problem(file.path, f"bytes with sha256 {file.sha256}", f"sha256 {position.sha256}", todo))
 
 
-class _Pool(ThreadPoolExecutor):
-    """Threads that parse; what they have not begun is dropped, and their memory goes back to the system."""
-
-    def __init__(self) -> None:
-        super().__init__(num_threads(), thread_name_prefix="read")
-
-    def __exit__(self, *error: object) -> None:
-        self.shutdown(cancel_futures=True)
-        pa.default_memory_pool().release_unused()
-
-
-def _work(parse: Callable[[], Block], transform: Callable[[Block], T]) -> tuple[int, T]:
-    block = parse()
-    return block.table.num_rows, transform(block)
-
-
 def read_tables(path: str) -> Iterator[pa.Table]:
     """Yields the rows of a file or folder as Arrow tables of some 10 000 rows, in order; memory stays bounded.
 
@@ -112,16 +106,7 @@ def read_tables(path: str) -> Iterator[pa.Table]:
         DataError: see `list_input` and `read_blocks`.
     """
     files = list_input(path, tuple(READERS))
-    yield from read_blocks(files, lambda block: _plain(block.table), [Position() for _ in files])
-
-
-def _plain(table: pa.Table) -> pa.Table:
-    """Returns the table with dictionaries as the strings they stand for."""
-    for index, field in enumerate(table.schema):
-        if pa.types.is_dictionary(field.type):
-            column = table.column(index).cast(field.type.value_type)
-            table = table.set_column(index, field.with_type(field.type.value_type), column)
-    return table
+    yield from read_blocks(files, lambda block: block.table, [Position() for _ in files])
 
 
 READERS: dict[str, Reader] = {
@@ -136,10 +121,8 @@ READERS: dict[str, Reader] = {
     MINARI: read_minari,
 }
 ALL_COLUMNS: dict[str, Reader] = READERS | {
-    ".parquet": partial(read_parquet, columns=None),
-    ".arrow": partial(read_ipc, columns=None),
-    ".feather": partial(read_ipc, columns=None),
-    ".ipc": partial(read_ipc, columns=None),
-    ".csv": partial(read_csv, columns=None),
+    extension: partial(reader, columns=None)
+    for extension, reader in READERS.items()
+    if reader in (read_parquet, read_ipc, read_csv)
 }
 """Readers that leave no column out, for copies of logs."""

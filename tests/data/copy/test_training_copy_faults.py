@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from reagent_lite.data.copy.training_copy import prepare_training_copy
-from reagent_lite.data.formats import jsonl
+from reagent_lite.data.formats import text_files
 from reagent_lite.errors import DataError, Problem
 
 ACTIONS: tuple[str, ...] | None = ("left", "right")
@@ -105,8 +105,8 @@ def test_faults_of_discrete_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], expected: str, got: str, by_line: bool
 ) -> None:
     if by_line:  # a block per line: the faulty row is alone with its types
-        monkeypatch.setattr(jsonl, "FIRST_BLOCK_BYTES", 16)
-        monkeypatch.setattr(jsonl, "BLOCK_BYTES", 16)
+        monkeypatch.setattr(text_files, "FIRST_BLOCK_BYTES", 16)
+        monkeypatch.setattr(text_files, "BLOCK_BYTES", 16)
     problem = problem_in_line_three(tmp_path, GOOD, changes, ACTIONS)
     if not by_line:
         assert expected in problem.expected
@@ -182,8 +182,8 @@ def test_some_rows_without_sequence_number_are_refused(tmp_path: Path) -> None:
 
 
 def test_twenty_faults_are_shown_and_all_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jsonl, "FIRST_BLOCK_BYTES", 1500)
-    monkeypatch.setattr(jsonl, "BLOCK_BYTES", 1500)
+    monkeypatch.setattr(text_files, "FIRST_BLOCK_BYTES", 1500)
+    monkeypatch.setattr(text_files, "BLOCK_BYTES", 1500)
     file = tmp_path / "log.json"
     rows = [{**GOOD, "propensity": 2.0 if number % 2 else 1.0} for number in range(60)]
     file.write_text("".join(json.dumps(one) + "\n" for one in rows))

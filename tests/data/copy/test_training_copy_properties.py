@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
-from reagent_lite.data.formats import jsonl
+from reagent_lite.data.formats import text_files
 
 ACTIONS = ("left", "right", "7")
 Row = dict[str, Any]
@@ -241,14 +241,13 @@ def list_of(copy: TrainingCopy, number: int) -> list[dict[int, float]]:
     return [read_features(copy.action_ids, row) for row in rows]
 
 
-def read_json(rows: list[Row], actions: tuple[str, ...] | None, block: int, fast: bool) -> TrainingCopy:
+def read_json(rows: list[Row], actions: tuple[str, ...] | None, block: int) -> TrainingCopy:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "log.json"
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
         with (
-            mock.patch.object(jsonl, "FIRST_BLOCK_BYTES", block),
-            mock.patch.object(jsonl, "BLOCK_BYTES", block),
-            mock.patch.object(jsonl, "FAST_FROM_BYTES", 0 if fast else 1 << 40),
+            mock.patch.object(text_files, "FIRST_BLOCK_BYTES", block),
+            mock.patch.object(text_files, "BLOCK_BYTES", block),
         ):
             return prepare_training_copy(str(file), actions=actions, directory=folder)
 
@@ -290,17 +289,17 @@ def read_parquet(rows: list[Row], actions: tuple[str, ...] | None, style: str) -
 
 
 @PROFILE
-@given(rows=discrete_logs(mixed=True), block=st.integers(100, 2000), fast=st.booleans(), times=st.integers(1, 4))
-def test_discrete_json_lines_read_back(rows: list[Row], block: int, fast: bool, times: int) -> None:
-    rows = rows * times  # what earlier blocks teach, the fast parser uses
-    check_discrete(read_json(rows, ACTIONS, block, fast), rows)
+@given(rows=discrete_logs(mixed=True), block=st.integers(100, 2000), times=st.integers(1, 4))
+def test_discrete_json_lines_read_back(rows: list[Row], block: int, times: int) -> None:
+    rows = rows * times
+    check_discrete(read_json(rows, ACTIONS, block), rows)
 
 
 @PROFILE
-@given(rows=parametric_logs(), block=st.integers(100, 2000), fast=st.booleans(), times=st.integers(1, 4))
-def test_parametric_json_lines_read_back(rows: list[Row], block: int, fast: bool, times: int) -> None:
+@given(rows=parametric_logs(), block=st.integers(100, 2000), times=st.integers(1, 4))
+def test_parametric_json_lines_read_back(rows: list[Row], block: int, times: int) -> None:
     rows = rows * times
-    check_parametric(read_json(rows, None, block, fast), rows)
+    check_parametric(read_json(rows, None, block), rows)
 
 
 @PROFILE

@@ -21,7 +21,7 @@ import zstandard
 
 from reagent_lite.data.copy.first_look import first_rows
 from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
-from reagent_lite.data.formats import jsonl
+from reagent_lite.data.formats import text_files
 from reagent_lite.data.formats.jsonl import table_of
 
 Row = dict[str, Any]
@@ -151,8 +151,8 @@ def test_every_format_gives_the_same_copy(
     tmp_path: Path, kind: str, small_blocks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if small_blocks:
-        monkeypatch.setattr(jsonl, "FIRST_BLOCK_BYTES", 4000)
-        monkeypatch.setattr(jsonl, "BLOCK_BYTES", 9000)
+        monkeypatch.setattr(text_files, "FIRST_BLOCK_BYTES", 4000)
+        monkeypatch.setattr(text_files, "BLOCK_BYTES", 9000)
     rows = discrete_rows() if kind == "discrete" else parametric_rows()
     found = copies(tmp_path, rows, NAMES if kind == "discrete" else None)
     first = found["x.jsonl"]

@@ -14,19 +14,14 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import fsspec
-import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from reagent_lite.data.formats import jsonl
+from reagent_lite.data.formats import text_files
 from reagent_lite.data.formats.blocks import Position
 from reagent_lite.data.formats.files import list_input, local_path, not_read
 from reagent_lite.data.formats.jsonl import parse_with_arrow, parse_with_python, table_of
-from reagent_lite.data.formats.jsonl_fast import FastParser
 from reagent_lite.data.formats.reading import READERS, read_blocks, read_tables
 from reagent_lite.data.formats.schema import TEXT_METADATA
 from reagent_lite.errors import DataError, NoRowsError
@@ -82,7 +77,9 @@ def test_a_file_cut_short_says_so(tmp_path: Path, extension: str) -> None:
 def test_a_file_of_other_bytes_is_refused(tmp_path: Path, extension: str) -> None:
     file = tmp_path / f"a.json{extension}"
     file.write_bytes(TEXT)
-    with pytest.raises(DataError, match=rf"expected a complete {extension} file, got damaged data"):
+    with pytest.raises(
+        DataError, match=rf"expected a complete {extension} file, got one that ends early or is damaged: "
+    ):
         rows_of(file)
 
 
@@ -233,8 +230,8 @@ def test_marks_line_ends_and_blank_lines(tmp_path: Path) -> None:
     files = list_input(str(tmp_path / "a.json"), EXTENSIONS)
     blocks = list(read_blocks(files, lambda block: block, [Position()]))
     assert [row["a"] for block in blocks for row in block.table.to_pylist()] == [1, 2, 3]
-    assert blocks[0].lines.tolist() == [1, 4, 6]
-    assert blocks[0].where(2) == f"{tmp_path}/a.json:6"
+    assert [line for block in blocks for line in block.lines.tolist()] == [1, 4, 6]
+    assert blocks[-1].where(0) == f"{tmp_path}/a.json:6"
 
 
 @pytest.mark.parametrize(
@@ -248,13 +245,9 @@ def test_marks_line_ends_and_blank_lines(tmp_path: Path) -> None:
         ('{"a": "\xff"}', "can't decode"),
     ],
 )
-@pytest.mark.parametrize("fast_from", [0, 1 << 40])
-def test_a_broken_line_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, got: str, fast_from: int
-) -> None:
-    monkeypatch.setattr(jsonl, "FAST_FROM_BYTES", fast_from)
-    monkeypatch.setattr(jsonl, "FIRST_BLOCK_BYTES", 400)
-    monkeypatch.setattr(jsonl, "BLOCK_BYTES", 400)
+def test_a_broken_line_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, got: str) -> None:
+    monkeypatch.setattr(text_files, "FIRST_BLOCK_BYTES", 400)
+    monkeypatch.setattr(text_files, "BLOCK_BYTES", 400)
     good = ['{"a": 1}'] * 200
     file = tmp_path / "a.json"
     file.write_bytes("\n".join([*good[:120], line, *good[120:], line, ""]).encode("latin-1"))
@@ -267,10 +260,10 @@ def test_a_broken_line_is_named(
 
 
 def test_a_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jsonl, "LONGEST_LINE_BYTES", 1000)
-    monkeypatch.setattr(jsonl, "FIRST_BLOCK_BYTES", 100)
+    monkeypatch.setattr(text_files, "LONGEST_ROW_BYTES", 1000)
+    monkeypatch.setattr(text_files, "FIRST_BLOCK_BYTES", 100)
     (tmp_path / "a.json").write_bytes(b'{"a": "' + b"x" * 5000)
-    with pytest.raises(DataError, match=r"expected one JSON object per line, got no newline in 1200 bytes"):
+    with pytest.raises(DataError, match=r"a\.json:1: expected rows of at most 1000 bytes, got no end of a row in 1600"):
         rows_of(tmp_path / "a.json")
 
 
@@ -289,160 +282,12 @@ def test_mixed_types_become_text() -> None:
     assert lines.tolist() == [5, 6, 7]
 
 
-def fast_parse(known: list[str], lines: list[str]) -> pa.Table | None:
-    parser = FastParser()
-    parser.learn(table_of([json.loads(line) for line in known]))
-    texts = [line.encode() + b"\n" for line in lines]
-    return parser.parse(b"".join(texts), np.cumsum([0, *map(len, texts)]))
-
-
-KNOWN = ['{"m": "x", "r": 1, "s": {"0": 0.5}, "l": [1, 0], "c": [{"1": 2.0}], "e": {}}']
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        KNOWN[0],
-        '{"m": "y"}',
-        '{"r": 2.5, "l": [], "c": []}',
-        '{"s": {}, "c": [{}, {"1": 1}]}',
-        '{"r": -1e-3}',
-        '{"m": "y", "s": {"0": 2}, "l": [0], "c": [{"1": 3}]}',
-    ],
-)
-def test_the_fast_parser_reads_what_it_knows(line: str) -> None:
-    table = fast_parse(KNOWN, [line, KNOWN[0]])
-    assert table is not None
-    row, wanted = table.to_pylist()[0], json.loads(line)
-    assert row["m"] == wanted.get("m")
-    assert row["r"] == wanted.get("r")
-    assert (row["s"] or {}).get("0") == (wanted.get("s") or {}).get("0")
-    assert row["l"] == wanted.get("l")
-    assert [one.get("1") for one in row["c"] or []] == [one.get("1") for one in wanted.get("c") or []]
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        '{"m": 5}',  # a number where strings were
-        '{"m": ["x"]}',
-        '{"m": {"x": 1}}',
-        '{"m": "a\\"b"}',
-        '{"r": "1"}',
-        '{"r": "\\":null\\":null\\":null\\":null"}',  # as many marks as four keys with null have
-        '{"r": "null"}',
-        '{"r": {}}',
-        '{"r": 1e400}',
-        '{"r": 9007199254740993}',  # not exact as float64
-        '{"r": NaN}',
-        '{"s": {"0": "1"}}',
-        '{"s": {"0": null}}',  # as an object without values it looks like a number in the object's place
-        '{"s": 5}',
-        '{"s": true, "e": {}}',
-        '{"c": [5]}',
-        '{"s": {"0": 1, "1": 2}}',  # an id not seen before
-        '{"s": {"0": 1, "0": 2}}',
-        '{"s": {"0": 1e39}}',
-        '{"new": 1}',
-        '{"l": [1, null]}',
-        '{"l": ["1"]}',
-        '{"c": [{"1": 1}, null]}',
-        '{"c": [{"2": 1}]}',
-        '{"r": null}',
-        '{"r": 1, "r": null}',
-        '{"s": {"0": 1}, "s": null}',
-        '{"new": null}',
-        '{"e": {"0": 1}}',
-        '{"r": 1',
-        "",
-    ],
-)
-def test_the_fast_parser_refuses_what_it_may_lose(line: str) -> None:
-    assert fast_parse(KNOWN, [KNOWN[0], line]) is None
-
-
-def test_the_fast_parser_goes_on_after_a_block_it_cannot_read() -> None:
-    parser = FastParser()
-    parser.learn(table_of([{"r": 1}, {"r": 2.5}]))
-    for text, rows in ((b'{"r": 3}\n', [3.0]), (b'{"r": 3\n', None), (b'{"r": "x"}\n', None), (b'{"r": 4}\n', [4.0])):
-        table = parser.parse(text, np.array([0, len(text)]))
-        assert (None if table is None else table.column("r").to_pylist()) == rows
-
-
-MANY = {str(number): number / 4 for number in range(60)}
-KNOWN_SPARSE = [json.dumps({"r": 1, "s": MANY, "c": [MANY, {}]}), *['{"s": {}, "c": [{}]}'] * 9]
-
-
-def test_the_fast_parser_reads_sparse_maps_with_new_ids() -> None:
-    lines = ['{"s": {"3": 0.5, "99": 1}, "c": [{}, {"7": 2}]}', '{"r": 2, "s": {}}', '{"s": {"1": 1}, "c": []}']
-    table = fast_parse(KNOWN_SPARSE, lines)
-    assert table is not None
-    assert pa.types.is_map(table.schema.field("s").type)
-    assert table.to_pylist() == [
-        {"r": None, "s": [("3", 0.5), ("99", 1.0)], "c": [[], [("7", 2.0)]]},
-        {"r": 2.0, "s": [], "c": None},
-        {"r": None, "s": [("1", 1.0)], "c": []},
-    ]
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        '{"s": 5}',
-        '{"s": [1]}',
-        '{"s": {"0": "1"}}',
-        '{"s": {"0": "x"}}',
-        '{"s": {"0": {"a": 1}}}',
-        '{"s": {"0": 1, "0": 2}}',
-        '{"s": {"0": 1e39}}',
-        '{"s": {"0": NaN}}',
-        '{"c": [{}, 5]}',
-        '{"c": [null]}',
-        '{"new": 1, "s": {"0": 1}}',
-    ],
-)
-def test_the_fast_parser_refuses_what_it_may_lose_of_sparse_maps(line: str) -> None:
-    assert fast_parse(KNOWN_SPARSE, [KNOWN_SPARSE[0], line]) is None
-
-
-json_values: st.SearchStrategy[Any] = st.one_of(
-    st.none(),
-    st.integers(-9, 9),
-    st.just(0.5),
-    st.sampled_from(["x", "1", "null", ""]),
-    st.just([1]),
-    st.just({"0": 1}),
-)
-
-
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    known=st.lists(st.dictionaries(st.sampled_from("ab"), json_values, min_size=1), min_size=1, max_size=3),
-    rows=st.lists(st.dictionaries(st.sampled_from("abc"), json_values, min_size=1), min_size=1, max_size=3),
-)
-def test_the_fast_parser_is_right_or_silent(known: list[dict[str, Any]], rows: list[dict[str, Any]]) -> None:
-    table = fast_parse([json.dumps(row) for row in known], [json.dumps(row) for row in rows])
-    if table is None:
-        return
-    for row, wanted in zip(table.to_pylist(), rows, strict=True):
-        for field in table.schema:
-            cell = row[field.name]
-            is_text = field.metadata == TEXT_METADATA
-            cell = json.loads(cell) if is_text and cell is not None else cell
-            assert without_none(cell) == without_none(wanted.get(field.name))
-        assert {name for name, value in wanted.items() if value is not None} <= set(table.column_names)
-
-
-def without_none(value: Any) -> Any:
-    return {k: v for k, v in value.items() if v is not None} if isinstance(value, dict) else value
-
-
 def test_wide_rows_make_small_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jsonl, "FIRST_BLOCK_BYTES", 2000)
-    monkeypatch.setattr(jsonl, "BLOCK_BYTES", 12_000)
+    monkeypatch.setattr(text_files, "FIRST_BLOCK_BYTES", 2000)
+    monkeypatch.setattr(text_files, "BLOCK_BYTES", 12_000)
     # 40 ids, one in each row of 18 bytes: a block of 12 000 bytes takes 8 * 40 * 12 000 / 18 = 213 000 bytes dense.
     # 50 000 allow blocks of 2800 bytes, 156 rows; the next piece of 2000 bytes may come on top.
-    monkeypatch.setattr(jsonl, "DENSE_BLOCK_BYTES", 50_000)
+    monkeypatch.setattr(text_files, "TABLE_BYTES", 50_000)
     lines = ['{"s": {"%d": 1.0}}\n' % (number % 40) for number in range(3000)]  # noqa: UP031
     (tmp_path / "a.json").write_text("".join(lines))
     files = list_input(str(tmp_path / "a.json"), EXTENSIONS)
@@ -452,8 +297,8 @@ def test_wide_rows_make_small_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_progress_ends_at_the_total(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jsonl, "FIRST_BLOCK_BYTES", 1000)
-    monkeypatch.setattr(jsonl, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(text_files, "FIRST_BLOCK_BYTES", 1000)
+    monkeypatch.setattr(text_files, "BLOCK_BYTES", 1000)
     (tmp_path / "a.json").write_bytes(TEXT)
     calls: list[tuple[int, int]] = []
     record: Callable[[int, int], None] = lambda done, total: calls.append((done, total))  # noqa: E731

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from reagent_lite.data.copy.training_copy import prepare_training_copy
-from reagent_lite.data.formats import jsonl
+from reagent_lite.data.formats import text_files
 from reagent_lite.data.formats.blocks import Block, Position
-from reagent_lite.data.formats.csv_records import cells_of
+from reagent_lite.data.formats.csv import _cells_of
 from reagent_lite.data.formats.files import list_input
 from reagent_lite.data.formats.reading import ALL_COLUMNS, read_blocks, read_tables
 from reagent_lite.errors import DataError, NoRowsError
@@ -86,9 +85,9 @@ def test_columns_no_log_has_are_named_or_read_as_strings(tmp_path: Path) -> None
 
 def test_lines_marks_and_blank_lines(tmp_path: Path) -> None:
     text = b"\xef\xbb\xbf\r\n" + HEADER.replace("\n", "\r\n").encode() + b'\r\n"a\n\nb",1,{},x,1,1\r\n\n\nc,2,{},x,2,1'
-    (block,) = blocks_of(written(tmp_path, text))
-    assert [row["mdp_id"] for row in block.table.to_pylist()] == ["a\n\nb", "c"]
-    assert block.lines.tolist() == [4, 9]
+    blocks = blocks_of(written(tmp_path, text))
+    assert [row["mdp_id"] for block in blocks for row in block.table.to_pylist()] == ["a\n\nb", "c"]
+    assert [line for block in blocks for line in block.lines.tolist()] == [4, 9]
 
 
 texts = st.text(st.sampled_from('ab,"\n\r{é '), max_size=6)
@@ -110,15 +109,15 @@ def test_cells_are_those_of_pythons_csv(tmp_path: Path, rows: list[tuple[str, st
         writer.writerow(row)
         line += stream.getvalue()[before:].count("\n")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jsonl, "FIRST_BLOCK_BYTES", 16)
-        patch.setattr(jsonl, "BLOCK_BYTES", 32)
+        patch.setattr(text_files, "FIRST_BLOCK_BYTES", 16)
+        patch.setattr(text_files, "BLOCK_BYTES", 32)
         blocks = blocks_of(written(tmp_path, stream.getvalue()))
     found = [(r["mdp_id"] or "", r["note"] or "", int(r["reward"])) for b in blocks for r in b.table.to_pylist()]
     assert found == rows
     assert [int(one) for block in blocks for one in block.lines] == lines
     again = list(csv.reader(io.StringIO(stream.getvalue(), newline="")))
     if not any("\n" in cell or "\r" in cell for row in again for cell in row):
-        assert [cells_of(one) for one in stream.getvalue().splitlines()] == again
+        assert [_cells_of(one) for one in stream.getvalue().splitlines()] == again
 
 
 @pytest.mark.parametrize(
@@ -140,13 +139,12 @@ def test_cells_are_those_of_pythons_csv(tmp_path: Path, rows: list[tuple[str, st
         (GOOD + 'a,1,"{""0"": 1}, ""reward"": 5",left,1,0\n', "3: expected JSON in state_features, got Extra data"),
         (GOOD + 'a,1,"1, ""state_features"": {}",left,1,0\n', "3: expected JSON in state_features, got Extra data"),
         (GOOD + 'a,1,"{}} {""state_features"": {}",left,1,0\n', "3: expected JSON in state_features, got Extra data"),
-        (GOOD + 'a,1,{},"{""0"": 1}",1,0\n', "3: expected a name or an index as before in action"),
         (GOOD + 'a,1,{},le"ft,1,0\n', "3: expected quotation marks around whole cells, doubled inside them"),
         (GOOD + 'a,1,{},"left"x,1,0\n', "3: expected quotation marks around whole cells"),
         (GOOD + 'a,1,{},"left,1,0\na,1,{},"x",1,0\n', "4: expected quotation marks around whole cells, doubled inside "
          "them, got one in the middle of '{},\"left,1,0\\na,1,{},\"x\",1,0\\n', of a cell that begins in line 3"),
-        (GOOD + 'a,1,{},"left,1,0\n' + GOOD.replace('"', ""), "3: expected records whose quoted cells end, got a file "
-         "that ends inside a quoted cell of the record that begins here"),
+        (GOOD + 'a,1,{},"left,1,0\n' + GOOD.replace('"', ""), "3: expected quoted cells that end, got a file that ends "
+         "inside the quoted cell that begins here"),
         (GOOD + "a\rb,1,{},left,1,0\n", "3: expected lines that end by a newline, got a carriage return alone"),
     ],
 )  # fmt: skip
@@ -157,8 +155,8 @@ def test_faults_have_their_line(
     """In the first block, and in one that is parsed in a thread."""
     shift = 0
     if later:
-        monkeypatch.setattr(jsonl, "FIRST_BLOCK_BYTES", 400)
-        monkeypatch.setattr(jsonl, "BLOCK_BYTES", 4000)
+        monkeypatch.setattr(text_files, "FIRST_BLOCK_BYTES", 400)
+        monkeypatch.setattr(text_files, "BLOCK_BYTES", 4000)
         shift = 200
     line, colon, rest = words.partition(":")
     found = faults(written(tmp_path, HEADER + GOOD * shift + rows))[0]
@@ -197,30 +195,12 @@ def test_many_faults_are_told_at_once(tmp_path: Path) -> None:
     ]
 
 
-def test_actions_that_come_late_decide_what_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jsonl, "FIRST_BLOCK_BYTES", 300)
-    monkeypatch.setattr(jsonl, "BLOCK_BYTES", 1000)
+def test_actions_are_maps_where_one_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_files, "FIRST_BLOCK_BYTES", 300)
+    monkeypatch.setattr(text_files, "BLOCK_BYTES", 1000)
     none, some = "a,1,{},,1,0\n", 'a,1,{},"{""0"": 2}",1,0\n'
     rows = rows_of(written(tmp_path, HEADER + none * 200 + some * 3))
     assert [row["action"] for row in rows] == [None] * 200 + [{"0": 2.0}] * 3
-    assert faults(written(tmp_path, HEADER + none * 200 + some * 3 + GOOD)) == [
-        "205: expected a map as before in action, got 'left'"
-    ]
-
-
-def test_large_files_take_the_fast_way_with_the_same_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jsonl, "FAST_FROM_BYTES", 0)
-    monkeypatch.setattr(jsonl, "FIRST_BLOCK_BYTES", 300)
-    monkeypatch.setattr(jsonl, "BLOCK_BYTES", 1000)
-    cells = [{"0": n / 4, str(n % 7): 0.5} for n in range(200)]
-    lists = [["left"] if n % 2 else ["left", "right"] for n in range(200)]
-    stream = io.StringIO()
-    writer = csv.writer(stream)
-    writer.writerow(["state_features", "possible_actions", "action", "reward"])
-    writer.writerows(
-        [json.dumps(c, indent=1), json.dumps(p), "left", n] for n, (c, p) in enumerate(zip(cells, lists, strict=True))
-    )
-    rows = rows_of(written(tmp_path, stream.getvalue()))
-    assert [{k: v for k, v in row["state_features"].items() if v is not None} for row in rows] == cells
-    given_lists = [row["possible_actions"] for row in rows]
-    assert [json.loads(one) if isinstance(one, str) else one for one in given_lists] == lists
+    file = written(tmp_path, (HEADER + GOOD * 200 + some).replace(",false", ",true"))
+    with pytest.raises(DataError, match=r'x\.csv:202: expected one of the actions left, .*got {"0": 2'):
+        prepare_training_copy(str(file), actions=("left",), directory=str(tmp_path))

@@ -20,7 +20,6 @@ from oracles.event_files import write_events
 from oracles.events import make
 
 from reagent_lite.data.copy.training_copy import prepare_training_copy
-from reagent_lite.data.formats import jsonl
 from reagent_lite.data.formats.reading import read_tables
 from reagent_lite.data.formats.schema import TEXT_METADATA
 from reagent_lite.errors import DataError, Problem
@@ -106,14 +105,6 @@ def problem_of(file: Path, actions: tuple[str, ...] | None = ("left", "right")) 
     return caught.value.problems[0]
 
 
-@pytest.fixture(params=[False, True], ids=["small", "large"])
-def large(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether the input is read as a large one is."""
-    if request.param:
-        monkeypatch.setattr(jsonl, "FAST_FROM_BYTES", 0)
-        monkeypatch.setattr(jsonl, "FIRST_BLOCK_BYTES", 300)
-
-
 DEEP = b'{"0":' * 20_000 + b"1" + b"}" * 20_000
 TOO_DEEP, TWICE = "more than 100 objects and lists inside one another", "the key '0' twice in one object"
 FAULTS: list[tuple[str, bytes, Any, tuple[str, ...], str]] = [
@@ -152,7 +143,6 @@ FAULTS: list[tuple[str, bytes, Any, tuple[str, ...], str]] = [
 ]
 
 
-@pytest.mark.usefixtures("large")
 @pytest.mark.parametrize(
     ("name", "column", "text", "value", "words"),
     [(name, column, text, value, words) for column, text, value, names, words in FAULTS for name in names],
@@ -165,7 +155,6 @@ def test_a_faulty_row_is_named(tmp_path: Path, name: str, column: str, text: byt
     assert words.lower() in f"{problem.expected}, got {problem.got}".lower()
 
 
-@pytest.mark.usefixtures("large")
 @pytest.mark.parametrize("start", [b"\xef\xbb\xbf", b"\x00", b"[]\x00"], ids=repr)
 def test_a_line_that_does_not_begin_with_its_object_is_named(tmp_path: Path, start: bytes) -> None:
     file, good = tmp_path / "log.json", json.dumps(GOOD).encode() + b"\n"
@@ -253,7 +242,6 @@ def check_lines(file: Path, text: bytes) -> None:
         assert found == without_null(read_by_python(text))
 
 
-@pytest.mark.usefixtures("large")
 @settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(text=mutated())
 def test_lines_are_refused_or_read_as_python_reads_them(tmp_path: Path, text: bytes) -> None:
@@ -261,7 +249,6 @@ def test_lines_are_refused_or_read_as_python_reads_them(tmp_path: Path, text: by
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("large")
 @settings(max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck))
 @given(text=mutated())
 def test_many_lines_are_refused_or_read_as_python_reads_them(tmp_path: Path, text: bytes) -> None:

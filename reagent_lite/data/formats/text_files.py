@@ -1,0 +1,103 @@
+"""Files of text as blocks of whole rows: decompressed, hashed on the way, and cut at line ends.
+
+stored bytes ─► sha256 ─► decompressed ─► cut behind the last row that is whole ─► parsed in threads
+what is left begins the next block
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import IO
+
+import pyarrow as pa
+
+from reagent_lite.data.formats.blocks import Block, Position
+from reagent_lite.data.formats.files import COMPRESSIONS, InputFile, damage_reported
+from reagent_lite.errors import DataError, Problem
+
+FIRST_BLOCK_BYTES = 1 << 18
+BLOCK_BYTES = 1 << 22
+TABLE_BYTES = 1 << 24
+"""Of a block's table; rows with many columns take memory for those that they lack too."""
+LONGEST_ROW_BYTES = 1 << 28
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+def read_text(
+    file: InputFile, position: Position, end_of_rows: Callable[[bytes], int], parse: Callable[[bytes, int], Block]
+) -> Iterator[Callable[[], Block]]:
+    """Yields the parsing of each block of a file of text. The first block is small and parsed at once.
+
+    Args:
+        file: plain or compressed.
+        position: kept up to date with what has been read.
+        end_of_rows: returns the offset behind the last row that is whole, 0 where there is none.
+        parse: makes a block of rows and the line in which the first one begins; called in any thread and order.
+
+    Raises:
+        DataError: damaged compression, a row that is too long.
+    """
+    size = FIRST_BLOCK_BYTES
+
+    def parsed(text: bytes, line: int) -> Block:
+        nonlocal size
+        block = parse(text, line)
+        size = max(FIRST_BLOCK_BYTES, min(BLOCK_BYTES, TABLE_BYTES * len(text) // max(1, block.table.nbytes)))
+        return block
+
+    def parsing(text: bytes, line: int) -> Callable[[], Block]:
+        return partial(parsed, text, line) if line > 1 else partial(_given, parsed(text, line))
+
+    rest, line = b"", 1
+    with file.open() as stored:
+        read = _decompressed(_Hashed(stored, position), file)
+        while True:
+            with damage_reported(file, file.compression or file.extension):
+                piece = read(max(size, len(rest)))
+            if not piece:
+                break
+            text = rest + piece if rest or line > 1 else piece.removeprefix(_BYTE_ORDER_MARK)
+            end = end_of_rows(text)
+            if end:
+                yield parsing(text[:end], line)
+            elif len(text) > LONGEST_ROW_BYTES:
+                got = f"no end of a row in {len(text)} bytes from here"
+                raise DataError(Problem(f"{file.path}:{line}", f"rows of at most {LONGEST_ROW_BYTES} bytes", got))
+            line += text.count(b"\n", 0, end)
+            rest = text[end:]
+        if rest:
+            yield parsing(rest, line)
+
+
+def _given(block: Block) -> Block:
+    return block
+
+
+class _Hashed:
+    """The stored bytes of a file, counted and hashed as they are read."""
+
+    closed = False
+
+    def __init__(self, stream: IO[bytes], position: Position) -> None:
+        self._stream, self._position, self._digest = stream, position, hashlib.sha256()
+
+    def read(self, size: int = -1) -> bytes:
+        piece = self._stream.read(size)
+        self._digest.update(piece)
+        self._position.bytes_read += len(piece)
+        if not piece:
+            self._position.sha256 = self._digest.hexdigest()
+        return piece
+
+    def close(self) -> None:
+        """The file belongs to who opened it."""
+
+
+def _decompressed(stored: _Hashed, file: InputFile) -> Callable[[int], bytes]:
+    """Returns what reads decompressed bytes; streams that end early or are followed by other bytes raise OSError."""
+    if not file.compression:
+        return stored.read
+    read: Callable[[int], bytes] = pa.CompressedInputStream(stored, COMPRESSIONS[file.compression]).read
+    return read
