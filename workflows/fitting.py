@@ -6,7 +6,7 @@ shard 1 ─► summary of its rows ─┴► rank 0: merge, fit ─► file ─�
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from reagent_lite.config import WorkflowConfig
 from reagent_lite.data.copy.facts import Agreement
 from reagent_lite.data.copy.features import summarize_copy
 from reagent_lite.data.copy.training_copy import TrainingCopy
-from reagent_lite.data.features.fitting import VERSION, check_overrides, fit_column
+from reagent_lite.data.features.fitting import VERSION, check_overrides, fit_columns
 from reagent_lite.data.features.normalization import normalization_json, parse_normalization, write_normalization
 from reagent_lite.data.features.summary import ColumnSummary, Merge
 from reagent_lite.distributed.group import Group
@@ -24,6 +24,7 @@ from reagent_lite.types import NormalizationSpec
 from workflows.reporting import say
 from workflows.shards import Shards
 
+Json = dict[str, str]
 _COLUMNS = {"state": "state_features", "action": "action"}
 
 
@@ -50,47 +51,50 @@ def given_or_fitted(
     group = shards.group
     ids = {"state": agreement.state_ids, **({"action": agreement.action_ids} if train.parametric else {})}
     check_overrides(config.norm_params, {one for column in ids.values() for one in column}, "the training data")
-    specs = dict(given)
-    for name in ids:
-        if name in given:
-            continue
-        file = _file_of(config, train, agreement, name)
-        text = group.broadcast_text(_text_of(file) if group.is_first else None)
-        if text:
-            say(group, f"normalization of {_COLUMNS[name]}: fitted to the same rows before")
-        else:
-            fitted = _fitted(config, train, shards, _COLUMNS[name])
-            content = b"" if fitted is None else canonical(normalization_json(fitted))
-            if content and len(train):
-                with suppress(OSError):
-                    write_whole(file, content)
-            text = group.broadcast_text(content.decode())
-        specs[name] = parse_normalization(json.loads(text), where=name)
-    return specs
+    wanted = [name for name in ids if name not in given]
+    if not wanted:
+        return dict(given)
+    file = _file_of(config, train, agreement, wanted)
+    text = group.broadcast_text(_text_of(file) if group.is_first else None)
+    if text:
+        say(group, f"normalization of {_named(wanted)}: fitted to the same rows before")
+    else:
+        fitted = _fitted(config, train, shards, wanted)
+        if group.is_first and len(train):
+            with suppress(OSError):
+                write_whole(file, canonical(fitted))
+        text = group.broadcast_text(json.dumps(fitted))
+    return {**given, **{name: parse_normalization(tree, where=name) for name, tree in json.loads(text).items()}}
 
 
-def _fitted(config: WorkflowConfig, train: TrainingCopy, shards: Shards, column: str) -> NormalizationSpec | None:
-    """Returns the normalization of a column on rank 0, and None on the others."""
-    settings = config.norm_params
-    own = summarize_copy(train, column, settings, config.seed).to_bytes() if shards.is_first else b""
-    merge = Merge(settings.num_samples, settings.max_unique_enum_values)
-    for data in shards.group.gather_bytes(own):
-        if data:
-            merge.add(ColumnSummary.from_bytes(data))
+def _named(columns: Iterable[str]) -> str:
+    return " and ".join(_COLUMNS[name] for name in columns)
+
+
+def _fitted(config: WorkflowConfig, train: TrainingCopy, shards: Shards, wanted: list[str]) -> dict[str, Json]:
+    """Returns the normalization of columns as JSON on rank 0, and nothing on the others."""
+    settings, columns = config.norm_params, {}
+    for name in wanted:
+        own = summarize_copy(train, _COLUMNS[name], settings, config.seed).to_bytes() if shards.is_first else b""
+        merge = Merge(settings.num_samples, settings.max_unique_enum_values)
+        for data in shards.group.gather_bytes(own):
+            if data:
+                merge.add(ColumnSummary.from_bytes(data))
+        columns[_COLUMNS[name]] = merge.summary()
     if not shards.group.is_first:
-        return None
-    fitted = fit_column(merge.summary(), settings, where=config.training_data_path)
-    say(shards.group, f"normalization of {column}: fitted")
-    for note in fitted.notes:
-        say(shards.group, f"warning: normalization of {column}: {note}")
-    return fitted.spec
+        return {}
+    fitted = fit_columns(columns, settings, where=config.training_data_path)
+    say(shards.group, f"normalization of {_named(wanted)}: fitted")
+    for note in (note for one in fitted.values() for note in one.notes):
+        say(shards.group, f"warning: {note}")
+    return {name: normalization_json(fitted[_COLUMNS[name]].spec) for name in wanted}
 
 
-def _file_of(config: WorkflowConfig, train: TrainingCopy, agreement: Agreement, name: str) -> Path:
+def _file_of(config: WorkflowConfig, train: TrainingCopy, agreement: Agreement, wanted: list[str]) -> Path:
     """Returns the file, beside the training copy, of what is fitted to these rows by these settings."""
     settings = config.norm_params.model_dump(mode="json", exclude={"output_dir", "cols_to_norm"})
-    key = json.dumps([VERSION, agreement.content, name, config.seed, settings], sort_keys=True)
-    return train.folder / f"fitted_{name}_{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+    key = json.dumps([VERSION, agreement.content, wanted, config.seed, settings], sort_keys=True)
+    return train.folder / f"fitted_{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
 
 
 def _text_of(file: Path) -> str:

@@ -23,7 +23,7 @@ from typing import Any
 from reagent_lite.config import resolved
 from reagent_lite.config.normalize import NormalizeConfig
 from reagent_lite.data.features.drift import Drift, drift_between, drift_lines
-from reagent_lite.data.features.fitting import VERSION, Fitted, check_overrides, fit_column
+from reagent_lite.data.features.fitting import VERSION, Fitted, check_overrides, fit_columns
 from reagent_lite.data.features.log import ACTION, STATE, LogSummary, summarize_log
 from reagent_lite.data.features.normalization import write_normalization
 from reagent_lite.data.formats.files import InputFile
@@ -151,21 +151,12 @@ def _fitted(config: NormalizeConfig, training: LogSummary) -> dict[str, Fitted]:
         ConfigError: no column to fit; an override for a feature that no column has.
         DataError: all features that cannot be fitted.
     """
+    params, where = config.norm_params, config.training_data_path
     if not training.columns:
-        got, expected = str(list(config.norm_params.cols_to_norm)), "state_features among them where actions are names"
-        raise ConfigError(Problem("norm_params.cols_to_norm", expected, got))
-    where = config.training_data_path
-    check_overrides(config.norm_params, {one for column in training.columns.values() for one in column.features}, where)
-    fitted: dict[str, Fitted] = {}
-    problems: list[Problem] = []
-    for name, column in training.columns.items():
-        try:
-            fitted[name] = fit_column(column, config.norm_params, where=f"{where}: {name}")
-        except DataError as error:
-            problems += error.problems
-    if problems:
-        raise DataError(problems)
-    return fitted
+        expected = "state_features among them where actions are names"
+        raise ConfigError(Problem("norm_params.cols_to_norm", expected, str(list(params.cols_to_norm))))
+    check_overrides(params, {one for column in training.columns.values() for one in column.features}, where)
+    return fit_columns(training.columns, params, where=where)
 
 
 def _parent(path: str) -> str:
@@ -198,9 +189,9 @@ def _statistics(config: NormalizeConfig, training: LogSummary, fitted: dict[str,
         "rows_by_position": training.rows_by_position,
         "columns": {
             name: {
-                "rows": training.columns[name].rows,
-                "sampled": len(training.columns[name].hashes),
-                "features": {str(one): asdict(report) for one, report in fit.reports.items()},
+                "rows": fit.rows,
+                "sampled": fit.sampled,
+                "features": {str(one): asdict(report) for one, report in fit.features.items()},
             }
             for name, fit in fitted.items()
         },

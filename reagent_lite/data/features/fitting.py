@@ -7,7 +7,7 @@ sample ────┴─► CONTINUOUS, BOXCOX or QUANTILE; λ, quantiles ─�
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +19,7 @@ from reagent_lite.data.features.feature_types import FEATURE_TYPES, MIN_PRESENT_
 from reagent_lite.data.features.normalization import nearest, raise_any
 from reagent_lite.data.features.summary import ColumnSummary
 from reagent_lite.data.formats.reading import num_threads
-from reagent_lite.errors import ConfigError, DataError, Problem, counted
+from reagent_lite.errors import ConfigError, Problem, counted
 from reagent_lite.types import FeatureSpec, FeatureType, NormalizationSpec
 
 VERSION = 2
@@ -65,37 +65,55 @@ class FeatureReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitted:
-    """The normalization of a column, sentences a user should know, and a report by feature id."""
+    """The normalization of a column, sentences a user should know, and what statistics.json says of it.
+
+    Attributes:
+        spec: in column order.
+        notes: what is odd about features.
+        rows, sampled: rows (or candidates) of the column, and how many of them are in the sample.
+        features: report by feature id.
+    """
 
     spec: NormalizationSpec
     notes: tuple[str, ...]
-    reports: dict[int, FeatureReport]
+    rows: int
+    sampled: int
+    features: dict[int, FeatureReport]
 
 
-def fit_column(column: ColumnSummary, settings: NormParams, *, where: str) -> Fitted:
-    """Returns the normalization of every feature of a column; features are fitted in threads.
+def fit_columns(columns: Mapping[str, ColumnSummary], settings: NormParams, *, where: str) -> dict[str, Fitted]:
+    """Returns the normalization of every column; features are fitted in threads.
 
     Args:
-        column: of all rows.
+        columns: summaries of all rows, by name.
         settings: how to identify; overrides of other columns' features are passed over.
         where: what errors and notes name, such as the data's path.
 
     Raises:
-        DataError: no feature; fewer than 20 present values, or values that an override's type cannot be fitted to (20
-            features, and how many more).
+        DataError: a column without feature; fewer than 20 present values, or values that an override's type cannot be
+            fitted to (20 features, and how many more).
     """
-    if not column.features:
-        raise DataError(Problem(where, "at least one feature", f"none in {_rows(column)}"))
     overrides = {int(key): FeatureType(name) for key, name in settings.feature_overrides.items()}
+    results: dict[str, list[tuple[FeatureSpec, FeatureReport, list[str]]]] = {}
+    problems: list[Problem] = []
     with ThreadPoolExecutor(num_threads()) as pool:
-        results = list(pool.map(partial(_fit, column, settings, overrides, where), column.features))
-    raise_any([one for one in results if isinstance(one, Problem)])
-    fitted = [one for one in results if not isinstance(one, Problem)]
-    return Fitted(
-        spec=NormalizationSpec.ordered({spec.feature_id: spec for spec, _, _ in fitted}),
-        notes=tuple(note for _, _, notes in fitted for note in notes),
-        reports={spec.feature_id: report for spec, report, _ in fitted},
-    )
+        for name, column in columns.items():
+            if not column.features:
+                problems.append(Problem(f"{where}: {name}", "at least one feature", f"none in {_rows(column)}"))
+            found = list(pool.map(partial(_fit, column, settings, overrides, f"{where}: {name}"), column.features))
+            problems += [one for one in found if isinstance(one, Problem)]
+            results[name] = [one for one in found if not isinstance(one, Problem)]
+    raise_any(problems)
+    return {
+        name: Fitted(
+            spec=NormalizationSpec.ordered({spec.feature_id: spec for spec, _, _ in found}),
+            notes=tuple(note for _, _, notes in found for note in notes),
+            rows=columns[name].rows,
+            sampled=len(columns[name].hashes),
+            features={spec.feature_id: report for spec, report, _ in found},
+        )
+        for name, found in results.items()
+    }
 
 
 def _rows(column: ColumnSummary) -> str:

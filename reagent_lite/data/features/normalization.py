@@ -5,40 +5,37 @@ file ─► read_normalization ─► NormalizationSpec ─► write_normalizati
 
 import difflib
 import json
-import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import fsspec
 
-from reagent_lite.data.features.feature_types import FEATURE_TYPES
+from reagent_lite.config.loader import check
+from reagent_lite.config.section import Section
+from reagent_lite.data.features.feature_types import FEATURE_TYPES, Fault
 from reagent_lite.data.formats.files import local_path
-from reagent_lite.errors import DataError, Problem
+from reagent_lite.errors import ConfigError, DataError, Problem
 from reagent_lite.files import write_whole
 from reagent_lite.strict_json import unique_keys
 from reagent_lite.types import FeatureSpec, FeatureType, NormalizationSpec
 
-PARAMETERS = (
-    "feature_type",
-    "boxcox_lambda",
-    "boxcox_shift",
-    "mean",
-    "stddev",
-    "possible_values",
-    "quantiles",
-    "min_value",
-    "max_value",
-)
-"""Keys of one feature in the order they are written."""
-
-LISTS = ("possible_values", "quantiles")
-DEFAULTS = {field.name: field.default for field in fields(FeatureSpec)}
-
 MAX_PROBLEMS = 20
+
+
+class _Parameters(Section):
+    """One feature of a file, besides its type, in the order in which keys are written."""
+
+    boxcox_lambda: float = 1.0
+    boxcox_shift: float = 0.0
+    mean: float = 0.0
+    stddev: float = 1.0
+    possible_values: tuple[float, ...] = ()
+    quantiles: tuple[float, ...] = ()
+    min_value: float = 0.0
+    max_value: float = 1.0
 
 
 def read_normalization(path: str) -> NormalizationSpec:
@@ -116,26 +113,26 @@ def _feature(key: str, entry: object, where: str) -> FeatureSpec:
     """Returns one entry of the file as a feature, or raises all that is wrong with it."""
     if not re.fullmatch(r"-?[0-9]{1,18}", key):
         raise DataError(Problem(where, "an integer feature id as key", repr(key)))
-    parameters = _parse(entry, where) if isinstance(entry, str) else entry
-    if not isinstance(parameters, dict):
-        got = repr(parameters)[:80]
-        raise DataError(Problem(where, "an object of parameters, or a JSON string of one", got))
-    given = {name: value for name, value in parameters.items() if value is not None}
-    problems = [
-        Problem(where, "a known parameter", repr(name), nearest(name, PARAMETERS))
-        for name in given
-        if name not in PARAMETERS
-    ]
-    problems.extend(_wrong_kinds(given, where))
+    given = _parse(entry, where) if isinstance(entry, str) else entry
+    if not isinstance(given, dict):
+        raise DataError(Problem(where, "an object of parameters, or a JSON string of one", repr(given)[:80]))
+    given = {name: value for name, value in given.items() if value is not None}
+    name, problems = given.pop("feature_type", None), []
+    if name not in list(FeatureType):
+        got = "nothing" if name is None else repr(name)[:80]
+        todo = nearest(str(name).upper(), list(FeatureType))
+        problems.append(Problem(f"{where}: feature_type", "a feature type", got, todo))
+    try:
+        parameters = check(_Parameters, given)
+    except ConfigError as error:
+        problems += [replace(one, where=f"{where}: {one.where}") for one in error.problems]
     if problems:
         raise DataError(problems)
-    known: dict[str, Any] = {
-        name: tuple(map(float, value)) if name in LISTS else float(value)
-        for name, value in given.items()
-        if name != "feature_type"
-    }
-    feature = FeatureSpec(feature_id=int(key), feature_type=FeatureType(str(given["feature_type"])), **known)
-    raise_any(list(_faults(feature, given, where)))
+    feature = FeatureSpec(feature_id=int(key), feature_type=FeatureType(name), **parameters.model_dump())
+    rule = FEATURE_TYPES[feature.feature_type]
+    expected = f"a value, which {feature.feature_type} needs"
+    faults: Iterable[Fault] = [(one, expected, "nothing", "") for one in rule.needs if given.get(one) in (None, [])]
+    raise_any([Problem(f"{where}: {keys}", *words) for keys, *words in faults or rule.faults(feature)])
     return feature
 
 
@@ -145,52 +142,17 @@ def nearest(name: str, known: Sequence[str]) -> str:
     return f"Did you mean {near[0]}?" if near else f"Known: {', '.join(known)}"
 
 
-def _wrong_kinds(given: dict[str, Any], where: str) -> Iterator[Problem]:
-    """Yields parameters that are not the kind of JSON value they should be."""
-    name = given.get("feature_type")
-    if name not in list(FeatureType):
-        got = "nothing" if name is None else repr(name)[:80]
-        yield Problem(f"{where}: feature_type", "a feature type", got, nearest(str(name).upper(), list(FeatureType)))
-    for key in PARAMETERS[1:]:
-        value = given.get(key, DEFAULTS[key])
-        if key in LISTS and not isinstance(value, list | tuple):
-            yield Problem(f"{where}: {key}", "a list of finite numbers", repr(value)[:80])
-            continue
-        for number in value if key in LISTS else [value]:
-            if not _is_finite_number(number):
-                yield Problem(f"{where}: {key}", "a finite number", repr(number)[:80])
-                break
-
-
-def _is_finite_number(value: object) -> bool:
-    try:
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    except OverflowError:  # an integer beyond float64
-        return False
-
-
-def _faults(feature: FeatureSpec, given: dict[str, Any], where: str) -> Iterator[Problem]:
-    """Yields parameters that the feature's type needs and the file does not give, and those it cannot work with."""
-    rule = FEATURE_TYPES[feature.feature_type]
-    lacking = [key for key in rule.needs if given.get(key) in (None, [])]
-    for key in lacking:
-        yield Problem(f"{where}: {key}", f"a value, which {feature.feature_type} needs", "nothing")
-    if not lacking:
-        for keys, expected, got, todo in rule.faults(feature):
-            yield Problem(f"{where}: {keys}", expected, got, todo)
-
-
 def normalization_json(spec: NormalizationSpec) -> dict[str, str]:
     """Returns the 2019 file's content: feature id → JSON string of its parameters, null where there is none."""
-    return {str(f.feature_id): json.dumps(_written(f), allow_nan=False) for f in spec.features}
+    return {str(one.feature_id): json.dumps(_written(one), allow_nan=False) for one in spec.features}
 
 
 def _written(feature: FeatureSpec) -> dict[str, object]:
-    written: dict[str, object] = {}
-    for key in PARAMETERS:
+    written: dict[str, object] = {"feature_type": feature.feature_type}
+    for key, default in _Parameters().model_dump().items():
         value = getattr(feature, key)
-        used = key not in ("boxcox_lambda", "boxcox_shift", *LISTS) or key in FEATURE_TYPES[feature.feature_type].needs
-        written[key] = value if used or value != DEFAULTS[key] else None
+        used = key in (*FEATURE_TYPES[feature.feature_type].needs, "mean", "stddev", "min_value", "max_value")
+        written[key] = value if used or value != default else None
     return written
 
 

@@ -10,7 +10,7 @@ import torch
 from oracles.summaries import column
 
 from reagent_lite.config.norm_params import NormParams
-from reagent_lite.data.features.fitting import check_overrides, fit_column
+from reagent_lite.data.features.fitting import check_overrides, fit_columns
 from reagent_lite.data.features.normalization import read_normalization, write_normalization
 from reagent_lite.data.features.summary import MISSING
 from reagent_lite.errors import ConfigError, DataError
@@ -22,7 +22,8 @@ RNG = np.random.default_rng(11)
 
 
 def fit(*columns: npt.ArrayLike, norm_params: NormParams | None = None) -> tuple[NormalizationSpec, tuple[str, ...]]:
-    fitted = fit_column(column(*columns, ids=range(1, len(columns) + 1)), norm_params or NormParams(), where="data")
+    summary = {"x": column(*columns, ids=range(1, len(columns) + 1))}
+    fitted = fit_columns(summary, norm_params or NormParams(), where="data")["x"]
     return fitted.spec, fitted.notes
 
 
@@ -93,8 +94,8 @@ def test_constants_say_so() -> None:
     assert spec.features[0].stddev == 1.0
     assert spec.features[0].mean == -2.5
     assert notes == (
-        "data: feature 1: every value is -2.5; a constant is CONTINUOUS with stddev 1",
-        "data: feature 2: every value is 3; a constant is ENUM",
+        "data: x: feature 1: every value is -2.5; a constant is CONTINUOUS with stddev 1",
+        "data: x: feature 2: every value is 3; a constant is ENUM",
     )
     assert spec.features[1].possible_values == (3.0,)
 
@@ -104,7 +105,7 @@ def test_too_few_values_names_every_such_feature() -> None:
     sparse[:19] = np.arange(19) / 7
     with pytest.raises(DataError) as caught:
         fit(sparse, np.arange(50) / 7, np.full(50, NAN))
-    assert [problem.where for problem in caught.value.problems] == ["data: feature 1", "data: feature 3"]
+    assert [problem.where for problem in caught.value.problems] == ["data: x: feature 1", "data: x: feature 3"]
     assert "expected at least 20 present values, got 19 in 50 rows or candidates" in str(caught.value)
     sparse[19] = 0.0
     assert fit(sparse)[0].features[0].feature_type == "CONTINUOUS"

@@ -17,7 +17,7 @@ from oracles.logs import candidate_rows, random_rows, write_lines
 from scipy import stats
 
 from reagent_lite.config.norm_params import NormParams
-from reagent_lite.data.features.fitting import Fitted, fit_column
+from reagent_lite.data.features.fitting import Fitted, fit_columns
 from reagent_lite.data.features.log import ACTION, STATE, LogSummary, summarize_log
 from reagent_lite.data.formats.stage import data_files
 from reagent_lite.errors import DataError, NoRowsError
@@ -33,7 +33,8 @@ def summary(path: Path, num_samples: int = 2000, **changes: Any) -> LogSummary:
 
 
 def fitted(path: Path, norm_params: NormParams | None = None, column: str = STATE, **changes: Any) -> Fitted:
-    return fit_column(summary(path, **changes).columns[column], norm_params or NormParams(), where="data")
+    columns = {column: summary(path, **changes).columns[column]}
+    return fit_columns(columns, norm_params or NormParams(), where="data")[column]
 
 
 def feature(fit: Fitted, feature_id: int) -> FeatureSpec:
@@ -114,8 +115,8 @@ def test_the_same_numbers_whatever_the_form(parquet: Path, tmp_path: Path, kind:
             assert theirs.stddev == pytest.approx(mine.stddev, rel=1e-10)
         else:
             assert theirs == mine
-    for feature_id, report in one.reports.items():
-        like = other.reports[feature_id]
+    for feature_id, report in one.features.items():
+        like = other.features[feature_id]
         assert (like.quantiles, like.k_squared, like.boxcox_lambda) == (
             report.quantiles, report.k_squared, report.boxcox_lambda
         )  # fmt: skip
@@ -157,7 +158,7 @@ def test_shapes_are_those_of_scipy(parquet: Path) -> None:
     values = columns()["4"].astype(np.float64)
     values = values[~np.isnan(values)]
     fit = fitted(parquet, num_samples=NUM)
-    report = fit.reports[4]
+    report = fit.features[4]
     assert report.k_squared == pytest.approx(stats.normaltest(values).statistic, rel=1e-9)
     transformed, exponent = stats.boxcox(np.maximum(values - values.min(), 1e-4))
     assert report.boxcox_lambda == pytest.approx(exponent, abs=1e-4)
@@ -165,7 +166,7 @@ def test_shapes_are_those_of_scipy(parquet: Path) -> None:
     assert report.share_present == len(values) / NUM
     assert report.sampled == len(values)
     assert report.quantiles["0.5"] == np.median(values)
-    assert (report.parameters_from, fit.reports[3].parameters_from) == ("the sample", "all rows")
+    assert (report.parameters_from, fit.features[3].parameters_from) == ("the sample", "all rows")
     assert (feature(fit, 4).boxcox_shift, feature(fit, 4).min_value) == (-values.min(), values.min())
 
 
@@ -186,7 +187,7 @@ def test_one_row_of_many_decides_the_type(tmp_path: Path, odd: float, expected: 
     assert str(fit.spec.features[0].feature_type) == expected
     # 20 000 ones and 20 000 zeros, of which one became `odd`; row 12 345 was a one
     mean = (19_999 + odd) / NUM
-    assert fit.reports[0].mean == pytest.approx(mean, rel=1e-12)
+    assert fit.features[0].mean == pytest.approx(mean, rel=1e-12)
 
 
 def test_few_distinct_values_in_the_sample_and_many_in_all(tmp_path: Path) -> None:
@@ -196,7 +197,7 @@ def test_few_distinct_values_in_the_sample_and_many_in_all(tmp_path: Path) -> No
     pq.write_table(table(values), file)
     fit = fitted(file)
     assert feature(fit, 0).possible_values == tuple(map(float, range(100)))
-    assert (str(feature(fit, 1).feature_type), fit.reports[1].distinct) == ("CONTINUOUS", None)
+    assert (str(feature(fit, 1).feature_type), fit.features[1].distinct) == ("CONTINUOUS", None)
     with pytest.raises(DataError, match="feature 1: expected values that ENUM can be fitted to, got more than 100"):
         fitted(file, NormParams(feature_overrides={"1": "ENUM"}))
 
@@ -217,7 +218,7 @@ def test_absent_and_the_sentinel_are_missing(tmp_path: Path) -> None:
     states = [{"0": 2.5}, {"0": 3.5}] * 20 + [{"0": -1337.1337}, {}] * 10
     rows = [{"mdp_id": "e", "sequence_number": i, STATE: one, "action": "a"} for i, one in enumerate(states)]
     fit = fitted(write_lines(tmp_path / "log.jsonl", rows))
-    report = fit.reports[0]
+    report = fit.features[0]
     assert (report.count, report.share_present, report.low, report.high) == (40, 40 / 60, 2.5, 3.5)
     assert (fit.spec.features[0].mean, fit.spec.features[0].stddev) == (3.0, pytest.approx(math.sqrt(10 / 39)))
 
@@ -265,9 +266,13 @@ def test_constants_and_sparse_features_say_so(tmp_path: Path) -> None:
     pq.write_table(table(values), file)
     fit = fitted(file, num_samples=100)
     assert (feature(fit, 0).mean, feature(fit, 0).stddev) == (-2.5, 1.0)
-    assert fit.notes[0] == "data: feature 0: every value is -2.5; a constant is CONTINUOUS with stddev 1"
-    assert fit.notes[1].startswith(f"data: feature 1: {fit.reports[1].sampled} of its 25 values in the sample")
-    assert fit.reports[1].sampled < 20
+    assert (
+        fit.notes[0] == "data: state_features: feature 0: every value is -2.5; a constant is CONTINUOUS with stddev 1"
+    )
+    assert fit.notes[1].startswith(
+        f"data: state_features: feature 1: {fit.features[1].sampled} of its 25 values in the sample"
+    )
+    assert fit.features[1].sampled < 20
     # 0, 1/7, ..., 24/7: mean 12/7, sum of squares 2 (1 + 4 + ... + 144) / 49 = 1300/49, variance 1300/49/24
     assert feature(fit, 1).mean == pytest.approx(12 / 7, rel=1e-6)
     assert feature(fit, 1).stddev == pytest.approx(math.sqrt(1300 / 49 / 24), rel=1e-6)
@@ -283,7 +288,7 @@ def test_a_feature_that_no_sampled_row_has(tmp_path: Path) -> None:
     log = pa.Table.from_pylist([{**one, STATE: None} for one in rows])
     pq.write_table(log.set_column(2, STATE, pa.array(pairs, pa.map_(pa.string(), pa.float32()))), file)
     fit = fitted(file, num_samples=20, seed=1)
-    assert (fit.reports[7].sampled, fit.reports[7].count, fit.reports[7].share_present) == (0, 40, 0.01)
+    assert (fit.features[7].sampled, fit.features[7].count, fit.features[7].share_present) == (0, 40, 0.01)
     assert [str(feature(fit, one).feature_type) for one in (7, 8)] == ["BINARY", "CONTINUOUS"]
     # forty values one from their mean: 40 / 39
     assert (feature(fit, 8).mean, feature(fit, 8).stddev) == (1.5, pytest.approx(math.sqrt(40 / 39), rel=1e-12))
@@ -295,7 +300,7 @@ def test_a_feature_that_no_sampled_row_has(tmp_path: Path) -> None:
 
 def test_no_feature_at_all_is_refused(tmp_path: Path) -> None:
     file = write_lines(tmp_path / "log.jsonl", [row(i, **{STATE: {}}) for i in range(30)])
-    with pytest.raises(DataError, match="data: expected at least one feature, got none in 30 rows"):
+    with pytest.raises(DataError, match="data: state_features: expected at least one feature, got none in 30 rows"):
         fitted(file)
 
 
@@ -333,7 +338,7 @@ def test_other_bad_input(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="feature 0: expected at least 20 present values, got 19 in 19 rows"):
         fitted(few)
     left = fitted(few, NormParams(feature_overrides={"0": "DO_NOT_PREPROCESS"}))
-    assert (str(left.spec.features[0].feature_type), left.reports[0].reason) == (
+    assert (str(left.spec.features[0].feature_type), left.features[0].reason) == (
         "DO_NOT_PREPROCESS", "overridden; by itself CONTINUOUS"
     )  # fmt: skip
     (tmp_path / "none.jsonl").write_text("")
