@@ -25,7 +25,7 @@ from reagent_lite.data.writing.minari import KEPT, MinariForm, copy_to_minari
 from reagent_lite.data.writing.tables import conformed, merged, settled
 from reagent_lite.errors import ConfigError, Problem, counted
 from reagent_lite.files import require_writable
-from reagent_lite.progress import progress
+from reagent_lite.progress import log, progress
 from workflows.command_line import Command, main_alone
 
 
@@ -84,7 +84,7 @@ def convert(config: ConvertConfig) -> Converted:
     target = Path(config.output_path).expanduser().absolute()
     files = data_files(config.input_path)
     for note in left_out(config.input_path):
-        _log(f"warning: {note}")
+        log(f"warning: {note}")
     _require_apart(config.input_path, files, target)
     require_writable(target.parent, "output_path")
     jsonl = target.name.endswith((".jsonl", ".jsonl.gz", ".jsonl.zst"))
@@ -169,18 +169,14 @@ def _form(config: ConvertConfig, found: Survey) -> MinariForm:
 
 
 def _report(target: Path, rows: int, found: Survey, without: list[str], dropped: int) -> None:
-    _log(f"{target}: {counted(rows, 'row')}")
+    log(f"{target}: {counted(rows, 'row')}")
     if without:
-        _log(f"left out, since Minari has no place for it: {', '.join(without)}")
+        log(f"left out, since Minari has no place for it: {', '.join(without)}")
     if dropped:
         stops = counted(dropped, "episode merely stops", "episodes merely stop")
-        _log(f"{stops}: the state of the last row is the last observation")
+        log(f"{stops}: the state of the last row is the last observation")
     if pa.types.is_integer(found.action) and target.name.endswith(".csv"):
-        _log("actions are indices; CSV has them as text, which is read as a name first where `actions` has it")
-
-
-def _log(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+        log("actions are indices; CSV has them as text, which is read as a name first where `actions` has it")
 
 
 COMMAND = Command(

@@ -2,7 +2,7 @@
 
     <dataset>/data/metadata.json    spaces, environment, format
                    main_data.hdf5   episodes, T + 1 observations and T actions each (format hdf5)
-                   <episode>/...    likewise (formats arrow and parquet)
+                   <episode>/...    the same (formats arrow and parquet)
 
 A row is a step: mdp_id the episode's number, sequence_number the step, features 0, 1, ... the observation. The last row
 of an episode that was cut carries next_state_features, the observation behind it, so that its value can be counted on;
@@ -13,9 +13,8 @@ The package is needed, environments are not: spaces stand in the description.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
-from contextlib import closing
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,22 +23,20 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from reagent_lite.data.formats.arrow import BLOCK_VALUES
 from reagent_lite.data.formats.blocks import Block, Position
 from reagent_lite.data.formats.files import MINARI_DESCRIPTION, InputFile, sha256_of
-from reagent_lite.data.formats.schema import from_indices
 from reagent_lite.errors import DataError, Problem
 from reagent_lite.strict_json import parse_json
 
 if TYPE_CHECKING:
     from gymnasium.spaces import Space
-    from minari import EpisodeData, MinariDataset
+    from minari import MinariDataset
 
 OURS = "reagent_lite"
 """Key of the description under which our writer says which features and actions the columns stand for."""
 MDP_ID = "mdp_id"
 """Key of an episode's own description."""
-_EPISODES_AT_ONCE = 256
+_BLOCK_BYTES = 1 << 23
 # What h5py, pyarrow and minari raise for files that are damaged or not as the description says.
 _DAMAGED = (OSError, KeyError, ValueError, TypeError, IndexError, RuntimeError, AssertionError, pa.ArrowException)
 
@@ -58,15 +55,6 @@ def require_minari() -> Any:
     return minari
 
 
-@dataclass(frozen=True, slots=True)
-class _Names:
-    """What observation columns and actions are called; None where they are numbered."""
-
-    state_ids: list[int] | None = None
-    action_ids: list[int] | None = None
-    action_names: list[str] | None = None
-
-
 def read_minari(file: InputFile, number: int, position: Position) -> Iterator[Callable[[], Block]]:
     """Yields the steps of a Minari dataset in blocks of whole episodes; "lines" are steps of the dataset, from 1.
 
@@ -82,13 +70,17 @@ def read_minari(file: InputFile, number: int, position: Position) -> Iterator[Ca
     description = _description(data)
     holds_steps = "main_data.hdf5" if description["data_format"] == "hdf5" else MINARI_DESCRIPTION
     if file.name == holds_steps:
+        first, pending, size = 1, list[pa.Table](), 0
         dataset = _opened(data, description)
-        names = _Names(**description.get(OURS, {}))
-        first = 1
-        for steps, share in _blocks(dataset, str(data)):
-            position.bytes_read = int(file.size * share)
-            yield partial(_block, replace(file, path=str(data)), number, first, names, steps, dataset)
-            first += sum(len(one.rewards) for one in steps)
+        for index in range(dataset.total_episodes):
+            pending.append(_episode(dataset, index, description.get(OURS, {}), data))
+            size += pending[-1].nbytes
+            if size >= _BLOCK_BYTES or index + 1 == dataset.total_episodes:
+                table = pa.concat_tables(pending, promote_options="permissive")
+                lines = np.arange(first, first + len(table))
+                position.bytes_read = file.size * (index + 1) // dataset.total_episodes
+                yield partial(Block, file=replace(file, path=str(data)), file_number=number, table=table, lines=lines)
+                first, pending, size = first + len(table), [], 0
     position.sha256 = sha256_of(file)
     position.bytes_read = file.size
 
@@ -108,6 +100,8 @@ def _description(data: Path) -> dict[str, Any]:
 
 def _opened(data: Path, description: dict[str, Any]) -> MinariDataset:
     minari = require_minari()
+    from gymnasium import spaces
+
     try:
         dataset: MinariDataset = minari.MinariDataset(data)
     except ImportError as error:
@@ -115,8 +109,13 @@ def _opened(data: Path, description: dict[str, Any]) -> MinariDataset:
         raise DataError(Problem(str(data), f"a package for {description['data_format']}", str(error), todo)) from error
     except _DAMAGED as error:
         raise DataError(_damaged(data, error)) from error
-    _width(dataset.observation_space, str(data))
-    _require_action(dataset.action_space, str(data))
+    if not _is_vector(dataset.observation_space):
+        expected = "observations of Box, Discrete, MultiBinary, or Dict and Tuple of them"
+        raise DataError(Problem(str(data), expected, str(dataset.observation_space)))
+    if not isinstance(dataset.action_space, spaces.Discrete | spaces.Box):
+        expected = "actions of Discrete (named actions) or Box (feature maps)"
+        todo = "Number its combinations, and write the dataset again with Discrete"
+        raise DataError(Problem(str(data), expected, str(dataset.action_space), todo))
     return dataset
 
 
@@ -125,157 +124,85 @@ def _damaged(where: object, error: BaseException) -> Problem:
     return Problem(str(where), "a complete Minari dataset that the installed version reads", got, "Copy it again")
 
 
-def _blocks(dataset: MinariDataset, where: str) -> Iterator[tuple[list[EpisodeData], float]]:
-    """Yields (whole episodes of some BLOCK_VALUES numbers, share of the episodes read)."""
-    width, num = _width(dataset.observation_space, where) + 8, dataset.total_episodes
-    pending: list[EpisodeData] = []
-    values = 0
-    for index, episode in enumerate(_episodes(dataset, num, where)):
-        pending.append(episode)
-        values += len(episode.rewards) * width
-        if values >= BLOCK_VALUES:
-            yield pending, (index + 1) / num
-            pending, values = [], 0
-    if pending:
-        yield pending, 1.0
+def _episode(dataset: MinariDataset, index: int, names: dict[str, Any], data: Path) -> pa.Table:
+    """Returns the steps of an episode.
 
-
-def _episodes(dataset: MinariDataset, num: int, where: str) -> Iterator[EpisodeData]:
-    # An HDF5 file that stays open takes more memory with each episode; formats of many files would, asked for several
-    # episodes, be taken for one batch an episode.
-    at_once = _EPISODES_AT_ONCE if dataset.storage.FORMAT == "hdf5" else 1
-    for first in range(0, num, at_once):
-        numbers = range(first, min(first + at_once, num))
-        with closing(_pairs(dataset, numbers)) as pairs:
-            for index in numbers:
-                place = f"{where}, episode {index}"
-                try:
-                    pair = next(pairs)
-                except _DAMAGED as error:
-                    raise DataError(_damaged(place, error)) from error
-                yield _checked(*pair, index, place)
-
-
-def _pairs(dataset: MinariDataset, numbers: range) -> Generator[tuple[EpisodeData, dict[str, Any]], None, None]:
-    """Yields (episode, its own description), and closes the file after the last or when it is closed."""
-    minari = require_minari()
-    episodes, own = dataset.storage.get_episodes(numbers), dataset.storage.get_episode_metadata(numbers)
-    try:
-        for episode, description in zip(episodes, own, strict=True):
-            yield minari.EpisodeData(**episode), description
-    finally:
-        for one in (episodes, own):
-            if isinstance(one, Generator):
-                one.close()
-
-
-def _checked(episode: EpisodeData, own: dict[str, Any], index: int, where: str) -> EpisodeData:
-    steps = int(own["total_steps"])
-    lengths = [len(one) for one in (episode.rewards, episode.terminations, episode.truncations)]
-    if lengths != [steps] * 3 or not steps:
-        got = "{} rewards, {} terminations, {} truncations".format(*lengths)
-        raise DataError(Problem(where, f"{steps} steps, as its description says, and at least one", got))
-    return replace(episode, id=str(own.get(MDP_ID, index)))
-
-
-def _width(space: Space[Any], where: str) -> int:
-    """Returns how many features an observation has.
-
-    Raises:
-        DataError: a space that is no vector of numbers.
+    Args:
+        dataset: that it is of.
+        index: its number.
+        names: of features and actions, from the description of datasets that we wrote.
+        data: the dataset's folder.
     """
+    where = f"{data}, episode {index}"
+    try:
+        episode = dataset[index]
+        [own] = dataset.storage.get_episode_metadata([index])
+        steps, rewards = int(own["total_steps"]), np.asarray(episode.rewards, np.float64)
+        terminal, truncated = np.asarray(episode.terminations, bool), np.asarray(episode.truncations, bool)
+        seen = flattened(dataset.observation_space, episode.observations)
+        action = _actions(dataset.action_space, np.asarray(episode.actions), names)
+    except _DAMAGED as error:
+        raise DataError(_damaged(where, error)) from error
+    lengths = [len(rewards), len(terminal), len(truncated), len(action), len(seen)]
+    if lengths != [steps, steps, steps, steps, steps + 1] or not steps:
+        expected = f"{steps} steps, as its description says, at least one, and {steps + 1} observations"
+        got = "{} rewards, {} terminations, {} truncations, {} actions, {} observations".format(*lengths)
+        raise DataError(Problem(where, expected, got, "Copy it again"))
+    observations = _features(seen, names.get("state_ids"))
+    cut = truncated[-1] and not terminal[-1]
+    return pa.table(
+        {
+            "mdp_id": pa.repeat(str(own.get(MDP_ID, index)), steps),
+            "sequence_number": pa.array(np.arange(steps)),
+            "state_features": observations[:-1],
+            "action": action,
+            "reward": pa.array(rewards),
+            "next_state_features": observations.take(
+                pa.array([None] * (steps - 1) + [steps if cut else None], pa.int64())
+            ),
+            "terminal": pa.array(terminal),
+            "truncated": pa.array(truncated),
+        }
+    )
+
+
+def _is_vector(space: Space[Any]) -> bool:
     from gymnasium import spaces
 
-    parts = space.spaces.values() if isinstance(space, spaces.Dict) else getattr(space, "spaces", None)
-    if isinstance(space, spaces.Dict | spaces.Tuple) and parts is not None:
-        return sum(int(one.n) if isinstance(one, spaces.Discrete) else _width(one, where) for one in parts)
-    if isinstance(space, spaces.Discrete):
-        return 1
-    if isinstance(space, spaces.Box | spaces.MultiBinary):
-        return int(np.prod(space.shape))
-    raise DataError(Problem(where, "observations of Box, Discrete, MultiBinary, or Dict and Tuple of them", str(space)))
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        return all(_is_vector(one) for one in (space.values() if isinstance(space, spaces.Dict) else space))
+    return isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiBinary)
 
 
-def _require_action(space: Space[Any], where: str) -> None:
-    from gymnasium import spaces
-
-    if not isinstance(space, spaces.Discrete | spaces.Box):
-        raise DataError(Problem(where, "actions of Discrete (named actions) or Box (feature maps)", str(space),
-                                "Number its combinations, and write the dataset again with Discrete"))  # fmt: skip
-
-
-def flattened(space: Space[Any], values: Any) -> NDArray[Any]:
+def flattened(space: Space[Any], values: Any, *, inside: bool = False) -> NDArray[Any]:
     """Returns [n, width] of n observations in the order of gymnasium.spaces.flatten; a Discrete alone is one number.
 
     Args:
         space: of one observation.
         values: n of them as Minari has them: an array, or a dict or tuple of such.
+        inside: whether the space is part of a Dict or Tuple, where a Discrete is one column per value.
     """
     from gymnasium import spaces
 
-    if isinstance(space, spaces.Discrete):
-        return np.asarray(values).reshape(-1, 1)
     if isinstance(space, spaces.Dict):
-        return np.concatenate([_inside(one, values[name]) for name, one in space.spaces.items()], axis=1)
+        return np.concatenate([flattened(one, values[name], inside=True) for name, one in space.items()], axis=1)
     if isinstance(space, spaces.Tuple):
-        return np.concatenate([_inside(one, part) for one, part in zip(space.spaces, values, strict=True)], axis=1)
+        parts = zip(space, values, strict=True)
+        return np.concatenate([flattened(one, part, inside=True) for one, part in parts], axis=1)
     array = np.asarray(values)
-    return array.reshape(len(array), -1)
+    array = array.reshape(len(array), -1)
+    if inside and isinstance(space, spaces.Discrete):
+        return np.asarray(array == np.arange(space.start, space.start + space.n), np.int64)
+    return array
 
 
-def _inside(space: Space[Any], values: Any) -> NDArray[Any]:
-    """Likewise of a part of a Dict or Tuple, where a Discrete is one column a value."""
-    from gymnasium import spaces
-
-    if not isinstance(space, spaces.Discrete):
-        return flattened(space, values)
-    return np.asarray(np.asarray(values).reshape(-1, 1) == np.arange(space.start, space.start + space.n), np.int64)
-
-
-def _block(
-    file: InputFile, number: int, first: int, names: _Names, episodes: list[EpisodeData], dataset: MinariDataset
-) -> Block:
-    lengths = np.array([len(one.rewards) for one in episodes])
-    rows, last = int(lengths.sum()), lengths.cumsum() - 1
-    try:
-        seen = [flattened(dataset.observation_space, one.observations) for one in episodes]
-        for one, episode in zip(seen, episodes, strict=True):
-            if len(one) != len(episode.rewards) + 1:
-                raise ValueError(f"{len(one)} observations of {len(episode.rewards)} steps in episode {episode.id}")
-        taken = np.concatenate([np.asarray(one.actions) for one in episodes])
-        action = _actions(dataset.action_space, taken, names)
-    except _DAMAGED as error:
-        raise DataError(_damaged(file.path, error)) from error
-    terminal = np.concatenate([np.asarray(one.terminations, bool) for one in episodes])
-    truncated = np.concatenate([np.asarray(one.truncations, bool) for one in episodes])
-    # a null index takes a null
-    episode = np.zeros(rows, np.int64)
-    episode[last] = np.arange(len(episodes))
-    leads_on = np.zeros(rows, bool)
-    leads_on[last] = (truncated & ~terminal)[last]
-    after = _features(np.stack([one[-1] for one in seen]), names.state_ids).take(pa.array(episode, mask=~leads_on))
-    table = pa.table({
-        "mdp_id": pa.array([one.id for one in episodes], pa.string()).take(
-            from_indices(np.repeat(np.arange(len(episodes)), lengths))),
-        "sequence_number": from_indices(np.arange(rows) - np.repeat(last + 1 - lengths, lengths)),
-        "state_features": _features(np.concatenate([one[:-1] for one in seen]), names.state_ids),
-        "action": action,
-        "reward": pa.array(np.concatenate([np.asarray(one.rewards) for one in episodes])),
-        "next_state_features": after,
-        "terminal": pa.array(terminal),
-        "truncated": pa.array(truncated),
-    })  # fmt: skip
-    return Block(file=file, file_number=number, table=table, lines=np.arange(first, first + rows))
-
-
-def _actions(space: Space[Any], actions: NDArray[Any], names: _Names) -> pa.Array:
+def _actions(space: Space[Any], actions: NDArray[Any], names: dict[str, Any]) -> pa.Array:
     from gymnasium import spaces
 
     if isinstance(space, spaces.Box):
-        return _features(actions.reshape(len(actions), -1), names.action_ids)
-    distinct, codes = np.unique(actions.reshape(-1), return_inverse=True)
-    called = [str(one) if names.action_names is None else names.action_names[int(one)] for one in distinct]
-    return pa.array(called, pa.string()).take(from_indices(codes.astype(np.int64)))
+        return _features(actions.reshape(len(actions), -1), names.get("action_ids"))
+    called = names.get("action_names")
+    return pa.array([str(one) if called is None else called[one] for one in actions.reshape(-1).tolist()], pa.string())
 
 
 def _features(values: NDArray[Any], ids: list[int] | None) -> pa.StructArray:

@@ -184,7 +184,7 @@ def test_damaged_datasets_are_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     main.write_bytes(data)
     with h5py.File(main, "a") as file:
         file["episode_0/observations"].resize((4, 4))
-    assert "ValueError: 4 observations of" in words()
+    assert "actions, 4 observations" in words()
     main.write_bytes(data)
     description.write_text(json.dumps(json.loads(text) | {"total_episodes": 4}))
     assert "episode 3: expected a complete Minari dataset" in words()
