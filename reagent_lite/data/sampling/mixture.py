@@ -52,17 +52,12 @@ def joined(batches: Sequence[TransitionBatch], shares: Sequence[float]) -> Trans
     Missing candidates are not allowed and have features 0; missing metrics are 0.
     """
     num_metrics = max(batch.metrics.shape[1] for batch in batches)
+    plain = ("state", "action", "reward", "steps", "bootstrap", "next_state", "next_action", "propensity")
+    columns: dict[str, Any] = {name: torch.cat([getattr(batch, name) for batch in batches]) for name in plain}
     return TransitionBatch(
-        state=torch.cat([batch.state for batch in batches]),
+        **columns,
         actions=_joined_choices([batch.actions for batch in batches]),
-        action=torch.cat([batch.action for batch in batches]),
-        reward=torch.cat([batch.reward for batch in batches]),
-        steps=torch.cat([batch.steps for batch in batches]),
-        bootstrap=torch.cat([batch.bootstrap for batch in batches]),
-        next_state=torch.cat([batch.next_state for batch in batches]),
         next_actions=_joined_choices([batch.next_actions for batch in batches]),
-        next_action=torch.cat([batch.next_action for batch in batches]),
-        propensity=torch.cat([batch.propensity for batch in batches]),
         metrics=torch.cat([_widened(batch.metrics, 1, num_metrics) for batch in batches]),
         weight=torch.cat([batch.weight * share for batch, share in zip(batches, shares, strict=True)]),
     )

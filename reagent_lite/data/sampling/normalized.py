@@ -4,7 +4,6 @@ Where one-hot columns would make the matrix larger than the raw one and large at
 gathered instead: the same module either way.
 """
 
-import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from reagent_lite.data.sampling.source import Columns
+from reagent_lite.files import appearing_file
 from reagent_lite.types import NormalizationSpec
 
 _CHUNK_BYTES = 1 << 22  # a transform holds several times as much
@@ -59,25 +59,20 @@ def prepare_columns(matrix: np.ndarray[Any, Any], transform: nn.Module, width: i
         width: columns after normalization.
         file: named <matrix>_<normalization>.npy; appears by rename.
     """
-    if not _once(matrix, width) or file.exists():
+    small = len(matrix) * width * 4 <= max(matrix.nbytes, _SMALL_BYTES)
+    if not small or file.exists():
         return
     for other in file.parent.glob(f"{file.name.rpartition('_')[0]}_*.npy"):
         other.unlink(missing_ok=True)
-    temporary = file.with_suffix(f".{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as out:
-            header = {"descr": "<f4", "fortran_order": False, "shape": (len(matrix), width)}
-            np.lib.format.write_array_header_1_0(out, header)
-            for block in _blocks(matrix):
-                rows = torch.from_numpy(block)
-                with torch.no_grad():
-                    normalized = transform(rows, ~rows.isnan())
-                out.write(normalized.contiguous().numpy().data)
-            out.flush()
-            os.fsync(out.fileno())
-        temporary.replace(file)
-    finally:
-        temporary.unlink(missing_ok=True)
+    raw = raw_columns(matrix)
+    with appearing_file(file) as out:
+        header = {"descr": "<f4", "fortran_order": False, "shape": (len(matrix), width)}
+        np.lib.format.write_array_header_1_0(out, header)
+        for rows in torch.split(raw.values, max(_CHUNK_BYTES // max(matrix.shape[1] * 4, 1), 1)):
+            with torch.no_grad():
+                normalized = transform(rows, ~rows.isnan())
+            out.write(normalized.contiguous().numpy().data)
+            raw.release()
 
 
 def open_columns(
@@ -88,7 +83,6 @@ def open_columns(
     Where there are none, rows are normalized as they are gathered.
     """
     with suppress(FileNotFoundError):
-        # copy-on-write, because torch warns of read-only memory; nothing writes to it
         return _columns(np.load(file, mmap_mode="c"), width, place, None)
     return _columns(_writable(matrix), width, place, transform.to(place))
 
@@ -99,8 +93,8 @@ def raw_columns(matrix: np.ndarray[Any, Any]) -> Columns:
 
 
 def _writable(matrix: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Returns a matrix that torch does not warn of, for it is mapped copy-on-write; nothing writes to it."""
-    mapped = _mapped(matrix)
+    """Returns a memory-mapped matrix mapped copy-on-write, since torch warns of read-only memory; none is written."""
+    mapped = next((m for m in (matrix, matrix.base) if isinstance(m, np.memmap) and m.size == matrix.size > 0), None)
     if mapped is None:
         return matrix
     return np.memmap(str(mapped.filename), np.float32, "c", mapped.offset, mapped.shape)
@@ -112,27 +106,3 @@ def _columns(matrix: np.ndarray[Any, Any], width: int, place: torch.device, tran
     # numpy keeps the map to itself; there is no public name for it
     pages = getattr(matrix, "_mmap", None) if placed is values else None
     return Columns(values=placed, width=width, transform=transform, pages=pages)
-
-
-def _once(matrix: np.ndarray[Any, Any], width: int) -> bool:
-    return len(matrix) * width * 4 <= max(matrix.nbytes, _SMALL_BYTES)
-
-
-def _blocks(matrix: np.ndarray[Any, Any]) -> Any:
-    """Reads a memory-mapped matrix in blocks, by file reads: mapped pages would count as resident memory."""
-    rows = max(_CHUNK_BYTES // max(matrix.shape[1] * 4, 1), 1)
-    mapped = _mapped(matrix)
-    if mapped is None:
-        for start in range(0, len(matrix), rows):
-            yield np.array(matrix[start : start + rows])
-        return
-    with Path(str(mapped.filename)).open("rb") as file:
-        file.seek(mapped.offset)
-        for start in range(0, len(matrix), rows):
-            count = min(rows, len(matrix) - start)
-            yield np.fromfile(file, np.float32, count * matrix.shape[1]).reshape(count, matrix.shape[1])
-
-
-def _mapped(matrix: np.ndarray[Any, Any]) -> np.memmap[Any, Any] | None:
-    """Returns the memory map behind a whole matrix, or None where there is none."""
-    return next((m for m in (matrix, matrix.base) if isinstance(m, np.memmap) and m.size == matrix.size > 0), None)

@@ -257,14 +257,13 @@ class LoggedSource:
         self._rank = rank
         self._device = device
         self._step = 0
-        self._layout: _Layout | None = None
         self._batches = self._read()
 
     def __next__(self) -> TransitionBatch:
         return next(self._batches)
 
     def learned(self, row_errors: Tensor) -> None:
-        """Logged rows are read in the plan's order, whatever their errors."""
+        """Does nothing: logged rows are read in the plan's order, whatever their errors."""
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the number of the next optimizer step; call it between steps."""
@@ -277,85 +276,45 @@ class LoggedSource:
 
     def _read(self) -> Iterator[TransitionBatch]:
         plan = self._plan
-        epoch = -1
-        orders: list[Order] = []
         block_steps = max(min(rows.block_rows for rows in self._rows) // plan.rows_per_step, 1)
-        steps_per_epoch, num_steps = plan.steps_per_epoch, plan.num_steps
-        step = self._step
-        while step < num_steps:
-            if step // steps_per_epoch != epoch:
-                epoch = step // steps_per_epoch
+        step, epoch = self._step, -1
+        orders: list[Order] = []
+        while step < plan.num_steps:
+            if step // plan.steps_per_epoch != epoch:
+                epoch = step // plan.steps_per_epoch
                 orders = [plan.permutation(epoch, shard) for shard in plan.shards_of(self._rank)]
-            first = step - epoch * steps_per_epoch
-            end = min(first + block_steps, steps_per_epoch)
-            yield from self._block(orders, range(first, end), epoch * steps_per_epoch)
-            step += end - first
+            end = min(step + block_steps, (epoch + 1) * plan.steps_per_epoch)
+            yield from self._block(orders, range(step, end))
+            step = end
 
-    def _block(self, orders: list[Order], steps: range, before: int) -> Iterator[TransitionBatch]:
+    def _block(self, orders: list[Order], steps: range) -> Iterator[TransitionBatch]:
         """Gathers the rank's rows of several steps of an epoch at once and yields them minibatch by minibatch."""
-        if self._layout is None or self._layout.steps != steps:
-            self._layout = self._lay_out(steps)
+        minibatches = [(step, part) for step in steps for part in self._plan.parts(step, self._rank)]
+        shares = [len(self._plan.shares) / self._plan.rows_of_step(step) for step, _ in minibatches]
         blocks = [
-            rows.take(part.numbers(rows, order), part.weight).to(self._device).split(part.counts)
-            for rows, order, part in zip(self._rows, orders, self._layout.parts, strict=True)
+            _gathered(rows, order, [part[i][1:] for _, part in minibatches], shares, self._device)
+            for i, (rows, order) in enumerate(zip(self._rows, orders, strict=True))
         ]
-        for step, *batches in zip(self._layout.step_of_minibatch, *blocks, strict=True):
+        for (step, _), *batches in zip(minibatches, *blocks, strict=True):
             # set before the last minibatch of a step is handed out, so that between steps it is the next one
-            self._step = before + step + 1
+            self._step = step + 1
             yield batches[0] if len(batches) == 1 else joined(batches, (1.0,) * len(batches))
 
-    def _lay_out(self, steps: range) -> "_Layout":
-        plan, world = self._plan, len(self._plan.shares)
-        minibatches = [(step, part) for step in steps for part in plan.parts(step, self._rank)]
-        shares = [world / plan.rows_of_step(step) for step, _ in minibatches]
-        parts = [
-            _part([part[i][1:] for _, part in minibatches], shares, rows.scalars.device)
-            for i, rows in enumerate(self._rows)
-        ]
-        return _Layout(steps=steps, step_of_minibatch=[step for step, _ in minibatches], parts=parts)
 
+def _gathered(
+    rows: LoggedRows, order: Order, slices: list[tuple[int, int]], shares: list[float], device: torch.device
+) -> Iterator[TransitionBatch]:
+    """Returns a batch for each slice of the order, its rows weighted by their share in the loss.
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
-    """A rank's rows of one shard in a block.
-
-    Attributes:
-        slices: of the shard's order of the epoch, one a minibatch.
-        counts: rows of each minibatch, at least 1: an empty slice still takes part in the collectives of the step.
-        weight: [n] shares in the loss, 0 in place of an empty slice.
+    In place of an empty slice there is one row of weight 0: it takes part in the collectives of the step.
     """
-
-    slices: list[tuple[int, int]]
-    counts: list[int]
-    weight: Tensor
-
-    def numbers(self, rows: LoggedRows, order: Order) -> Tensor:
-        """Returns the row numbers, [n] int64, in an order of the epoch."""
-        none = np.zeros(1, order.dtype)
-        places = np.concatenate([order[start:stop] if stop > start else none for start, stop in self.slices])
-        return rows.numbers(torch.from_numpy(places.astype(np.int64)).to(self.weight.device))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Layout:
-    """What a block takes of every epoch's order: the same in each, so [m] computed once where a block is an epoch.
-
-    Attributes:
-        steps: of the epoch.
-        step_of_minibatch: the step each minibatch belongs to.
-        parts: one a shard.
-    """
-
-    steps: range
-    step_of_minibatch: list[int]
-    parts: list[_Part]
-
-
-def _part(slices: list[tuple[int, int]], shares: list[float], place: torch.device) -> _Part:
+    place, none = rows.scalars.device, np.zeros(1, order.dtype)
+    places = np.concatenate([order[start:stop] if stop > start else none for start, stop in slices])
     counts = [max(stop - start, 1) for start, stop in slices]
     weights = [share if stop > start else 0.0 for (start, stop), share in zip(slices, shares, strict=True)]
     weight = torch.from_numpy(np.repeat(np.array(weights, np.float32), counts)).to(place)
-    return _Part(slices=slices, counts=counts, weight=weight)
+    numbers = rows.numbers(torch.from_numpy(places.astype(np.int64)).to(place))
+    return rows.take(numbers, weight).to(device).split(counts)
 
 
 def rows_in_order(rows: LoggedRows, numbers: np.ndarray[Any, Any], device: torch.device) -> Iterator[TransitionBatch]:
