@@ -3,8 +3,8 @@
 import sys
 
 from reagent_lite.config.shard import ShardConfig
+from reagent_lite.data.shards.machines import shard
 from workflows.command_line import Command, main_alone
-from workflows.sharding import shard
 
 COMMAND = Command(
     module="workflows.shard",

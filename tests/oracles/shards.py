@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from reagent_lite.data.formats.stage import data_files
+from reagent_lite.data.formats.stage import StageManifest, data_files, write_manifest
 from reagent_lite.errors import NoRowsError
 
 
@@ -47,6 +47,15 @@ def write(file: Path, rows: pa.Table, group: int = 7) -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(rows, file, row_group_size=group)
     return file
+
+
+def stage(folder: Path) -> StageManifest:
+    """Makes a folder of Parquet files, which share no episode, one of a timeline."""
+    files = {file.name: {"rows": pq.read_metadata(file).num_rows} for file in sorted(folder.glob("*.parquet"))}
+    manifest = StageManifest(kind="timeline", rows=sum(one["rows"] for one in files.values()), columns={},
+                             state_ids=(0, 1), action_ids=(), metric_names=("m",), settings={}, inputs=(), report={},
+                             files=files)  # fmt: skip
+    return write_manifest(folder, manifest)
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:

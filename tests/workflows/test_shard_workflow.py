@@ -15,14 +15,14 @@ import pytest
 from oracles.disks import small_disk
 from oracles.logs import random_rows, write_lines
 from oracles.runs import ROOT
-from oracles.shards import multiset, plain, rows_of, table, write
+from oracles.shards import multiset, plain, rows_of, stage, table, write
 
 from reagent_lite.config.shard import ShardConfig
 from reagent_lite.data.formats.stage import read_manifest
+from reagent_lite.data.shards.machines import fetch, shard
 from reagent_lite.errors import ConfigError, DataError
 from workflows.command_line import main_alone
 from workflows.shard import COMMAND
-from workflows.sharding import fetch, shard
 
 ROWS = table([4, 3, 5, 2, 6, 4] * 10)
 
@@ -173,7 +173,7 @@ def test_killed_while_making(tree: dict[str, Any], tmp_path: Path) -> None:
     tree["training_data_path"] = str(write_lines(tmp_path / "log.jsonl", rows))
     share = tmp_path / "share"
     process = started(tree, tmp_path / "c.json")
-    assert killed_when(process, lambda: any(share.glob(".making-*/shard-*/part-*")))
+    assert killed_when(process, lambda: any(share.glob(".making-*/shards/shard-*/part-*")))
     assert [one.name[:8] for one in share.iterdir()] == [".making-"]
     late = started({**tree, "wait_seconds": 0.5}, tmp_path / "late.json", "--node_index=1")
     assert ended(late)[0] == 2  # nothing there looks whole
@@ -186,6 +186,7 @@ def test_killed_while_making(tree: dict[str, Any], tmp_path: Path) -> None:
 def test_killed_while_fetching(tree: dict[str, Any], tmp_path: Path) -> None:
     for number in range(60):  # some 60 MB in files of 1 MB
         write(tmp_path / "in" / f"{number}.parquet", table([100] * 200, first=1000 * number), group=5000)
+    stage(tmp_path / "in")
     code, outcome, err = ended(started({**tree, "num_nodes": 1}, tmp_path / "c.json"))
     assert code == 0, err
     target, fetching = tmp_path / "disk" / "shard", tmp_path / "disk" / ".shard.fetching"
@@ -279,7 +280,7 @@ def test_shards_made_again_are_fetched_as_such(run: Runner, tree: dict[str, Any]
 
 @pytest.mark.parametrize("what", ["full", "readonly"])
 def test_a_share_that_takes_nothing(run: Runner, tree: dict[str, Any], tmp_path: Path, what: str) -> None:
-    with small_disk(tmp_path / "small", size="64k", files=40) as disk:
+    with small_disk(tmp_path / "small", size="16k", files=40) as disk:
         if what == "readonly":
             subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
         done = run({**tree, "shards_path": str(disk / "shards")})

@@ -13,16 +13,16 @@ from oracles.nodes import run_nodes
 from oracles.runs import Runner
 from safetensors.torch import load_file
 from torch.testing import assert_close
+from workflows.pages_data import lineage_of
 
 from reagent_lite.config import DqnConfig, ParametricDqnConfig
 from reagent_lite.config.loader import check
 from reagent_lite.config.shard import ShardConfig
 from reagent_lite.data.copy.first_look import holds_events
+from reagent_lite.data.shards.machines import shard
 from reagent_lite.distributed.group import Group, Place
 from reagent_lite.errors import ConfigError
-from workflows.pages_data import lineage_of
 from workflows.preparation import prepare
-from workflows.sharding import shard
 
 ALONE = Group(Place(), torch.device("cpu"))
 WEIGHTS = "model/weights.safetensors"

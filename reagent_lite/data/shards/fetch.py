@@ -12,16 +12,15 @@ import fcntl
 import hashlib
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from reagent_lite.data.formats.stage import read_manifest
-from reagent_lite.data.shards.dealing import KIND, Steps
-from reagent_lite.data.shards.store import ShardEntry, Store, told
+from reagent_lite.data.shards.dealing import KIND, Progress
+from reagent_lite.data.shards.store import ShardEntry, Store, storage_errors
 from reagent_lite.errors import DataError, Problem
 from reagent_lite.files import sync
 from reagent_lite.manifest import FILE_NAME
@@ -32,22 +31,20 @@ _THREADS = 4  # buckets answer several requests faster than one
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetched:
-    """What a fetch took: names of the files that were not there, and of those that were there and altered.
+    """What a fetch took.
 
     Attributes:
-        new: not there, or another shard's.
+        new: files that were not there, or another shard's.
         altered: files of this shard that had other bytes.
         replaced: whether another shard, or this one as it was made before, stood there.
     """
 
-    new: tuple[str, ...]
-    altered: tuple[str, ...]
+    new: tuple[str, ...] = ()
+    altered: tuple[str, ...] = ()
     replaced: bool = False
 
 
-def fetch_shard(
-    store: Store, shard: ShardEntry, target: Path, progress: Callable[[int, int], None] | None = None
-) -> Fetched:
+def fetch_shard(store: Store, shard: ShardEntry, target: Path, progress: Progress | None = None) -> Fetched:
     """Makes `target` the shard's folder; where it is already, nothing is written.
 
     Args:
@@ -59,130 +56,126 @@ def fetch_shard(
     Raises:
         DataError: a file that is missing or altered at the store, a disk that is full, or other things at `target`.
     """
-    with told(str(target), "a folder for the shard that can be written"):
+    with storage_errors(str(target), "a folder for the shard that can be written"):
         target = target.resolve()  # the folder that a link names is replaced, on its own disk, and not the link
-        with _alone(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with target.with_name(f".{target.name}.lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # the system ends it with the process
             return _fetch(store, shard, target, progress)
 
 
-@contextmanager
-def _alone(target: Path) -> Iterator[None]:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with target.with_name(f".{target.name}.lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the system ends it with the process
-        yield
-
-
-def _fetch(store: Store, shard: ShardEntry, target: Path, progress: Callable[[int, int], None] | None) -> Fetched:
+def _fetch(store: Store, shard: ShardEntry, target: Path, progress: Progress | None) -> Fetched:
     fetching, aside = (target.with_name(f".{target.name}.{end}") for end in ("fetching", "old"))
     shutil.rmtree(aside, ignore_errors=True)
-    here = _right(target, shard)
-    _require_ours(target, some_right=bool(here))
-    wrong = tuple(sorted(name for name in shard.files if name not in here and (target / name).exists()))
-    replaced = bool(wrong) and (not here or _is_another(target, here))
-    altered = () if replaced else wrong
-    if len(here) == len(shard.files) and _names(target) == set(shard.files):
-        return Fetched(new=(), altered=())
+    here = _unaltered(target, shard)
+    another = _holds_another(target, shard, here)
+    if here == _names(target) == set(shard.files):
+        return Fetched()
+    altered = () if another else tuple(sorted(_names(target) & set(shard.files) - here))
     fetching.mkdir(exist_ok=True)
-    kept = _right(fetching, shard)
+    kept = _unaltered(fetching, shard)
     for name in _names(fetching) - kept:
         (fetching / name).unlink()
     for name in here - kept:
         os.link(target / name, fetching / name)
     missing = sorted(set(shard.files) - here - kept)
-    steps = Steps(progress, sum(shard.files[name]["size"] for name in missing))
+    count = _counter(progress, sum(shard.files[name]["size"] for name in missing))
     with ThreadPoolExecutor(_THREADS) as pool:
-        for done in [pool.submit(_take, store, shard, name, fetching / name, steps) for name in missing]:
-            done.result()
+        list(pool.map(lambda name: _take(store, shard, name, fetching / name, count), missing))
     sync(fetching)
     if target.exists():
         target.rename(aside)
     fetching.rename(target)
     sync(target.parent)
     shutil.rmtree(aside, ignore_errors=True)
-    return Fetched(new=tuple(name for name in missing if name not in altered), altered=altered, replaced=replaced)
+    return Fetched(new=tuple(name for name in missing if name not in altered), altered=altered, replaced=another)
 
 
-def _require_ours(target: Path, *, some_right: bool) -> None:
-    """Refuses a folder that holds anything but a shard, which would be replaced."""
-    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
-        return
+def _holds_another(target: Path, shard: ShardEntry, here: set[str]) -> bool:
+    """Returns whether a folder holds another shard, or this one as it was made before: its own manifest is whole.
+
+    Raises:
+        DataError: it holds anything but a shard, which would be replaced.
+    """
     names = _names(target)
-    like_ours = FILE_NAME in names and all(name == FILE_NAME or name.startswith("part-") for name in names)
+    if not names and (target.is_dir() or not target.exists()):
+        return False
+    named = FILE_NAME in names and all(name == FILE_NAME or name.startswith("part-") for name in names)
     try:
-        manifest = read_manifest(str(target)) if target.is_dir() else None
-        ours = manifest.kind == KIND if manifest is not None else like_ours and some_right
+        manifest = read_manifest(str(target))
+        ours = named and bool(here) if manifest is None else manifest.kind == KIND
     except DataError:  # a shard's, altered
-        ours = like_ours
+        manifest, ours = None, named
     if not ours:
         raise DataError(
             Problem(str(target), "nothing, or a shard that was fetched before", "something else",
                     "Give local_path a folder of its own: it is replaced")
         )  # fmt: skip
-
-
-def _is_another(target: Path, here: set[str]) -> bool:
-    """Whether a folder holds another shard, or this one as it was made before: its own manifest is whole."""
-    try:
-        return FILE_NAME not in here and read_manifest(str(target)) is not None
-    except DataError:
-        return False
+    wrong = names & set(shard.files) - here
+    return bool(wrong) and (not here or (manifest is not None and FILE_NAME not in here))
 
 
 def _names(folder: Path) -> set[str]:
     return {entry.name for entry in os.scandir(folder)} if folder.is_dir() else set()
 
 
-def _right(folder: Path, shard: ShardEntry) -> set[str]:
-    """Returns the names of the files that are as they should be."""
+def _unaltered(folder: Path, shard: ShardEntry) -> set[str]:
+    """Returns the names of the shard's files that a folder holds as they should be."""
     names = sorted(_names(folder) & set(shard.files))
     with ThreadPoolExecutor(_THREADS) as pool:
-        return {
-            name for name, right in zip(names, pool.map(lambda one: _is_right(folder, shard, one), names), strict=True)
-            if right
-        }  # fmt: skip
+        right = pool.map(lambda name: _is_right(folder / name, shard.files[name]), names)
+        return {name for name, one in zip(names, right, strict=True) if one}
 
 
-def _is_right(folder: Path, shard: ShardEntry, name: str) -> bool:
-    with (folder / name).open("rb") as stream:
-        if os.fstat(stream.fileno()).st_size != shard.files[name]["size"]:
+def _is_right(file: Path, entry: dict[str, object]) -> bool:
+    with file.open("rb") as stream:
+        if os.fstat(stream.fileno()).st_size != entry["size"]:
             return False
-        found = hashlib.file_digest(stream, "sha256").hexdigest()
-    return bool(found == shard.files[name]["sha256"])
+        return hashlib.file_digest(stream, "sha256").hexdigest() == entry["sha256"]
 
 
-def _take(store: Store, shard: ShardEntry, name: str, target: Path, steps: Steps) -> None:
+def _counter(progress: Progress | None, total: int) -> Callable[[int], None]:
+    """Returns a function that adds bytes that are done, from any thread, and shows their sum."""
+    lock, done = threading.Lock(), 0
+
+    def add(amount: int) -> None:
+        nonlocal done
+        with lock:
+            done = min(total, done + amount)
+            if progress is not None:
+                progress(done, total)
+
+    return add
+
+
+def _take(store: Store, shard: ShardEntry, name: str, target: Path, count: Callable[[int], None]) -> None:
     """Copies one file, and gives it its name when its sha256 is right."""
-    expected: dict[str, Any] = shard.files[name]
-    where = f"{store.where}/{shard.folder}/{name}"
     digest, temporary = hashlib.sha256(), target.with_name(f"{name}.part")
-    try:
-        source = store.open(f"{shard.folder}/{name}")
-    except OSError as error:
-        raise _altered(where, expected, error.strerror or str(error)) from error
-    with source, temporary.open("wb") as stream:
-        while chunk := _chunk(source, where):
+    with temporary.open("wb") as stream:
+        for chunk in _chunks(store, shard, name):
             digest.update(chunk)
             stream.write(chunk)
-            steps(len(chunk))
+            count(len(chunk))
         stream.flush()
         os.fsync(stream.fileno())
-    if digest.hexdigest() != expected["sha256"]:
+    if digest.hexdigest() != shard.files[name]["sha256"]:
         got = f"{temporary.stat().st_size} bytes with sha256 {digest.hexdigest()}"
         temporary.unlink()
-        raise _altered(where, expected, got)
+        raise _altered(store, shard, name, got)
     temporary.rename(target)
 
 
-def _chunk(source: Any, where: str) -> bytes:
+def _chunks(store: Store, shard: ShardEntry, name: str) -> Iterator[bytes]:
     try:
-        chunk: bytes = source.read(_CHUNK_BYTES)
+        with store.open(f"{shard.folder}/{name}") as source:
+            while chunk := source.read(_CHUNK_BYTES):
+                yield chunk
     except OSError as error:
-        raise DataError(Problem(where, "a file that can be read", error.strerror or str(error))) from error
-    return chunk
+        raise _altered(store, shard, name, error.strerror or str(error)) from error
 
 
-def _altered(where: str, expected: dict[str, Any], got: str) -> DataError:
-    wanted = f"{expected['size']} bytes with sha256 {expected['sha256']}, as shards.json says"
-    todo = "Remove shards.json and run node 0, or the command without --node_index, to make the shards again"
+def _altered(store: Store, shard: ShardEntry, name: str, got: str) -> DataError:
+    where, entry = f"{store.where}/{shard.folder}/{name}", shard.files[name]
+    wanted = f"{entry['size']} bytes with sha256 {entry['sha256']}, as shards.json says"
+    todo = "Remove this file and run node 0, or the command without --node_index, to make the shards again"
     return DataError(Problem(where, wanted, got, todo))

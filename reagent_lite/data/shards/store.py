@@ -18,12 +18,14 @@ import shutil
 import socket
 import tempfile
 import time
-import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
+
+import fsspec
+import psutil
 
 from reagent_lite.data.formats.files import POINTER, local_path
 from reagent_lite.data.formats.input_state import InputState
@@ -64,213 +66,111 @@ class Pointer:
     shards: tuple[ShardEntry, ...]
 
 
-class Store(Protocol):
-    """A place for files that all machines see; names have "/" in them."""
+class Store:
+    """A place for files that all machines see: a folder, or a bucket through fsspec; names have "/" in them.
 
-    @property
-    def where(self) -> str:
-        """The place, as errors name it."""
-        ...
+    A generation is built on the disk it is published to and renamed, or, as buckets know no rename, built on this
+    machine's disk and uploaded; nobody reads it before shards.json names it.
+
+    Attributes:
+        where: the folder or URL, as errors name it.
+    """
+
+    def __init__(self, path: str) -> None:
+        """Opens a place; nothing is made there yet.
+
+        Raises:
+            DataError: a protocol that is not allowed, or whose package is not installed.
+        """
+        self.where = local_path(path).rstrip("/")
+        self._folder = None if "://" in self.where else Path(self.where)
+        try:
+            self._files, self._root = fsspec.core.url_to_fs(self.where)
+        except (ImportError, ValueError, OSError) as error:
+            raise DataError(Problem(path, "a reachable bucket", f"{type(error).__name__}: {error}")) from error
 
     def read(self, name: str) -> bytes:
         """Returns a small file; FileNotFoundError where there is none."""
-        ...
-
-    def open(self, name: str) -> IO[bytes]:
-        """Opens a file for reading; FileNotFoundError where there is none."""
-        ...
-
-    def sizes(self, folder: str) -> dict[str, int]:
-        """Returns the size of each file of a folder; nothing where there is no such folder."""
-        ...
-
-    def building(self) -> AbstractContextManager[Path]:
-        """Gives an empty folder to build a generation in; gone afterwards."""
-        ...
-
-    def publish(self, built: Path, generation: str) -> None:
-        """Gives a built folder its name, or copies it there."""
-        ...
-
-    def write(self, name: str, data: bytes) -> None:
-        """Replaces a small file whole."""
-        ...
-
-    def generations(self) -> list[str]:
-        """Returns the names of all generations."""
-        ...
-
-    def remove(self, generation: str) -> None:
-        """Removes a generation."""
-        ...
-
-
-class FolderStore:
-    """A local folder, or one of a network file system."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-
-    @property
-    def where(self) -> str:
-        """The folder."""
-        return str(self._root)
-
-    def read(self, name: str) -> bytes:
-        """Returns a file's bytes."""
+        self._files.invalidate_cache()
         with self.open(name) as stream:
             return stream.read()
 
     def open(self, name: str) -> IO[bytes]:
-        """Opens a file."""
-        return open_regular(self._root / name)
-
-    def sizes(self, folder: str) -> dict[str, int]:
-        """Returns {name: bytes}."""
-        try:
-            return _sizes(self._root / folder)
-        except FileNotFoundError:
-            return {}
-
-    @contextmanager
-    def building(self) -> Iterator[Path]:
-        """Gives a folder on the same disk, so that a rename publishes it."""
-        self._root.mkdir(parents=True, exist_ok=True)
-        self._sweep()
-        folder = self._root / f"{_MAKING}{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-        folder.mkdir()
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-
-    def _sweep(self) -> None:
-        """Removes what killed processes left: of this host at once, of others after a day."""
-        for left in self._root.glob(f"{_MAKING}*"):
-            host, _, pid = left.name.removeprefix(_MAKING).rsplit("-", 1)[0].rpartition("-")
-            dead = host == socket.gethostname() and pid.isdigit() and not _lives(int(pid))
-            if dead or time.time() - left.stat().st_mtime > _ABANDONED_AFTER_SECONDS:
-                shutil.rmtree(left, ignore_errors=True)
-
-    def publish(self, built: Path, generation: str) -> None:
-        """Renames; where the same generation stands whole already, it stays."""
-        target = self._root / generation
-        for folder in sorted(built.iterdir()):
-            sync(folder)
-        sync(built)
-        if target.exists():
-            if all(self.sizes(f"{generation}/{one.name}") == _sizes(one) for one in built.iterdir()):
-                return
-            target.rename(built.with_name(f"{built.name}.old"))
-        built.rename(target)
-        sync(self._root)
-        shutil.rmtree(built.with_name(f"{built.name}.old"), ignore_errors=True)
-
-    def write(self, name: str, data: bytes) -> None:
-        """Replaces by rename."""
-        write_whole(self._root / name, data)
-
-    def generations(self) -> list[str]:
-        """Returns folders named as generations are."""
-        return [entry.name for entry in os.scandir(self._root) if entry.is_dir() and _GENERATION.fullmatch(entry.name)]
-
-    def remove(self, generation: str) -> None:
-        """Removes the folder."""
-        shutil.rmtree(self._root / generation, ignore_errors=True)
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
-def _sizes(folder: Path) -> dict[str, int]:
-    return {entry.name: entry.stat(follow_symlinks=False).st_size for entry in os.scandir(folder)}
-
-
-class BucketStore:
-    """A bucket, through fsspec; there is no rename, so a generation is built on this machine's disk."""
-
-    def __init__(self, url: str) -> None:
-        import fsspec  # only remote paths pay for its import
-
-        self._url = url.rstrip("/")
-        self._files, self._root = fsspec.core.url_to_fs(self._url)
-        self._files.invalidate_cache()
-
-    @property
-    def where(self) -> str:
-        """The URL."""
-        return self._url
-
-    def read(self, name: str) -> bytes:
-        """Returns an object."""
-        self._files.invalidate_cache()
-        data: bytes = self._files.cat_file(f"{self._root}/{name}")
-        return data
-
-    def open(self, name: str) -> IO[bytes]:
-        """Opens an object."""
+        """Opens a file for reading; FileNotFoundError where there is none."""
+        if self._folder is not None:
+            return open_regular(self._folder / name)
         stream: IO[bytes] = self._files.open(f"{self._root}/{name}", "rb")
         return stream
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """Returns {name: bytes}."""
+        """Returns the size of each file and folder in a folder; nothing where there is no such folder."""
         try:
-            entries = self._files.ls(f"{self._root}/{folder}", detail=True)
+            entries = self._files.ls(f"{self._root}/{folder}".rstrip("/"), detail=True)
         except FileNotFoundError:
             return {}
         return {str(one["name"]).rstrip("/").rsplit("/", 1)[-1]: int(one["size"] or 0) for one in entries}
 
     @contextmanager
     def building(self) -> Iterator[Path]:
-        """Gives a folder for temporary files (TMPDIR)."""
-        with tempfile.TemporaryDirectory(prefix="reagent-lite-shards-") as folder:
-            yield Path(folder)
+        """Gives an empty folder to build a generation in; gone afterwards. For a bucket it lies in TMPDIR."""
+        if self._folder is not None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            _sweep(self._folder)
+        prefix = f"{_MAKING}{socket.gethostname()}-{os.getpid()}-"
+        with tempfile.TemporaryDirectory(prefix=prefix, dir=self._folder) as folder:
+            built = Path(folder, "shards")  # with the rights that others are given, unlike the folder above
+            built.mkdir()
+            yield built
 
     def publish(self, built: Path, generation: str) -> None:
-        """Uploads data first, manifests last."""
-        files = sorted(built.glob("*/*"), key=lambda file: (file.name == FILE_NAME, file))
-        for file in files:
-            target = f"{self._root}/{generation}/{file.parent.name}"
-            self._files.makedirs(target, exist_ok=True)
-            self._files.put_file(str(file), f"{target}/{file.name}")
+        """Gives a built folder its name, or uploads it; where the same generation stands whole, that stays."""
+        if all(self.sizes(f"{generation}/{one.name}") == _sizes(one) for one in built.iterdir()):
+            return
+        if self._folder is None:
+            for file in sorted(built.glob("*/*")):
+                target = f"{self._root}/{generation}/{file.parent.name}"
+                self._files.makedirs(target, exist_ok=True)
+                self._files.put_file(str(file), f"{target}/{file.name}")
+            return
+        for folder in (*sorted(built.iterdir()), built):
+            sync(folder)
+        with suppress(FileNotFoundError):
+            (self._folder / generation).rename(built.with_name("replaced"))
+        built.rename(self._folder / generation)
+        sync(self._folder)
 
     def write(self, name: str, data: bytes) -> None:
-        """Replaces an object, which buckets do whole."""
-        self._files.pipe_file(f"{self._root}/{name}", data)
+        """Replaces a small file whole, as buckets do of themselves."""
+        if self._folder is None:
+            self._files.pipe_file(f"{self._root}/{name}", data)
+        else:
+            write_whole(self._folder / name, data)
 
     def generations(self) -> list[str]:
-        """Returns prefixes named as generations are."""
+        """Returns the names of all generations."""
         return [name for name in self.sizes("") if _GENERATION.fullmatch(name)]
 
     def remove(self, generation: str) -> None:
-        """Removes the objects."""
-        self._files.rm(f"{self._root}/{generation}", recursive=True)
+        """Removes a generation."""
+        with suppress(OSError):  # of files that someone reads still; the next time they go
+            self._files.rm(f"{self._root}/{generation}", recursive=True)
 
 
-def open_store(path: str) -> Store:
-    """Returns the place that a path or URL names; nothing is made there yet.
+def _sweep(folder: Path) -> None:
+    """Removes what killed processes left: of this host at once, of others after a day."""
+    for left in folder.glob(f"{_MAKING}*"):
+        host, _, pid = left.name.removeprefix(_MAKING).rsplit("-", 1)[0].rpartition("-")
+        dead = host == socket.gethostname() and pid.isdigit() and not psutil.pid_exists(int(pid))
+        if dead or time.time() - left.stat().st_mtime > _ABANDONED_AFTER_SECONDS:
+            shutil.rmtree(left, ignore_errors=True)
 
-    Raises:
-        DataError: a protocol that is not allowed, or whose package is not installed.
-    """
-    resolved = local_path(path)
-    if "://" not in resolved:
-        return FolderStore(Path(resolved))
-    try:
-        return BucketStore(resolved)
-    except (ImportError, ValueError, OSError) as error:
-        raise DataError(Problem(path, "a reachable bucket", f"{type(error).__name__}: {error}")) from error
+
+def _sizes(folder: Path) -> dict[str, int]:
+    return {file.name: file.lstat().st_size for file in folder.iterdir()}
 
 
 @contextmanager
-def told(where: str, expected: str) -> Iterator[None]:
+def storage_errors(where: str, expected: str) -> Iterator[None]:
     """Turns errors of disks and networks into one that says what was to be done."""
     try:
         yield
@@ -286,7 +186,7 @@ def read_pointer(store: Store) -> Pointer | None:
         DataError: it was altered, or cannot be read.
     """
     where = f"{store.where}/{POINTER}"
-    with told(where, "a file that can be read"):
+    with storage_errors(where, "a file that can be read"):
         try:
             data = store.read(POINTER)
         except FileNotFoundError:

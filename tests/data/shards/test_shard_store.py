@@ -8,12 +8,11 @@ from pathlib import Path
 import fsspec
 import pytest
 from oracles.disks import small_disk
-from oracles.shards import multiset, plain, rows_of, table, write
+from oracles.shards import multiset, plain, rows_of, stage, table, write
 
-from reagent_lite.data.formats.stage import StageManifest, write_manifest
 from reagent_lite.data.shards.dealing import Layout, make_shards
 from reagent_lite.data.shards.fetch import Fetched, fetch_shard
-from reagent_lite.data.shards.store import Pointer, Store, is_whole, open_store, publish, read_pointer
+from reagent_lite.data.shards.store import Pointer, Store, is_whole, publish, read_pointer
 from reagent_lite.errors import DataError
 from reagent_lite.manifest import opened, sealed
 
@@ -27,13 +26,14 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def publish_shards(store: Store, folder: Path, layout: Layout = LAYOUT, rows: int = 120) -> Pointer:
-    """Makes shards of the first rows, in 5 files of whole episodes (24 rows each) and publishes them."""
-    for number in range(rows // 24):
-        file = folder / f"in{rows}" / f"{number}.parquet"
-        if not file.exists():
-            write(file, ROWS.slice(24 * number, 24))
+    """Makes shards of a timeline of the first rows, in files of whole episodes (24 rows each), and publishes them."""
+    source = folder / f"in{rows}"
+    if not source.exists():
+        for number in range(rows // 24):
+            write(source / f"part-{number:05d}.parquet", ROWS.slice(24 * number, 24))
+        stage(source)
     with store.building() as built:
-        manifests = make_shards(str(folder / f"in{rows}"), layout, built)
+        manifests = make_shards(str(source), layout, built)
         return publish(store, built, manifests, layout.settings())
 
 
@@ -45,10 +45,10 @@ def change(place: str, name: str, edit: Callable[[bytes], bytes]) -> None:
 
 
 def test_shards_go_to_a_place_and_come_back(tmp_path: Path, place: str) -> None:
-    store = open_store(place)
+    store = Store(place)
     assert read_pointer(store) is None
     pointer = publish_shards(store, tmp_path)
-    assert read_pointer(open_store(place)) == pointer
+    assert read_pointer(Store(place)) == pointer
     assert is_whole(store, pointer)
     found = []
     for number, shard in enumerate(pointer.shards):
@@ -60,7 +60,7 @@ def test_shards_go_to_a_place_and_come_back(tmp_path: Path, place: str) -> None:
 
 
 def test_the_generation_before_stays_and_older_ones_go(tmp_path: Path, place: str) -> None:
-    store = open_store(place)
+    store = Store(place)
     first = publish_shards(store, tmp_path)
     second = publish_shards(store, tmp_path, Layout(layout="shards", num_nodes=3, seed=0))
     assert sorted(store.generations()) == sorted([first.generation, second.generation])
@@ -76,7 +76,7 @@ def test_the_generation_before_stays_and_older_ones_go(tmp_path: Path, place: st
 
 
 def test_what_is_right_is_not_fetched_again(tmp_path: Path, place: str) -> None:
-    store = open_store(place)
+    store = Store(place)
     (shard, other) = publish_shards(store, tmp_path).shards
     target = tmp_path / "disk"
     fetch_shard(store, shard, target)
@@ -110,7 +110,7 @@ def test_what_is_right_is_not_fetched_again(tmp_path: Path, place: str) -> None:
 
 @pytest.mark.parametrize("name", ["part-00000.parquet", "manifest.json"])
 def test_an_altered_shard_is_refused(tmp_path: Path, place: str, name: str) -> None:
-    store = open_store(place)
+    store = Store(place)
     shard = publish_shards(store, tmp_path).shards[0]
     change(place, f"{shard.folder}/{name}", lambda data: data[:9] + bytes([data[9] ^ 1]) + data[10:])
     with pytest.raises(DataError) as caught:
@@ -123,7 +123,7 @@ def test_an_altered_shard_is_refused(tmp_path: Path, place: str, name: str) -> N
 
 
 def test_an_altered_pointer_is_refused(tmp_path: Path, place: str) -> None:
-    store = open_store(place)
+    store = Store(place)
     publish_shards(store, tmp_path)
     change(place, "shards.json", lambda data: data.replace(b'"num_nodes": 2', b'"num_nodes": 3'))
     with pytest.raises(DataError, match=r"shards\.json: expected the shards\.json of this version"):
@@ -134,7 +134,7 @@ def test_an_altered_pointer_is_refused(tmp_path: Path, place: str) -> None:
     ("generation", "../elsewhere"), ("folder", "/elsewhere"), ("folder", "../elsewhere"), ("files", "../planted"),
 ])  # fmt: skip
 def test_a_pointer_names_nothing_outside_its_place(tmp_path: Path, place: str, key: str, name: str) -> None:
-    store = open_store(place)
+    store = Store(place)
     publish_shards(store, tmp_path)
 
     def planted(data: bytes) -> bytes:
@@ -151,7 +151,7 @@ def test_a_pointer_names_nothing_outside_its_place(tmp_path: Path, place: str, k
 
 
 def test_files_that_are_missing_make_shards_not_whole(tmp_path: Path) -> None:
-    store = open_store(str(tmp_path / "share"))
+    store = Store(str(tmp_path / "share"))
     pointer = publish_shards(store, tmp_path)
     (tmp_path / "share" / pointer.shards[1].folder / "part-00000.parquet").unlink()
     assert not is_whole(store, pointer)
@@ -162,12 +162,12 @@ def test_files_that_are_missing_make_shards_not_whole(tmp_path: Path) -> None:
 @pytest.mark.parametrize("url", ["http://host/shards", "ftp://host/x", "s3::file:///x", "github://a/b"])
 def test_protocols_that_are_not_allowed(url: str) -> None:
     with pytest.raises(DataError, match="expected a local path or a URL with one of"):
-        open_store(url)
+        Store(url)
 
 
 def test_a_shard_that_was_made_again_is_replaced_and_not_called_altered(tmp_path: Path) -> None:
     """Whole files are moved by their bytes: of two generations of one shard some files may be the same."""
-    store = open_store(str(tmp_path / "share"))
+    store = Store(str(tmp_path / "share"))
     layout = Layout(layout="shards", num_nodes=1, seed=0)
     first, second = publish_shards(store, tmp_path, layout, 96), publish_shards(store, tmp_path, layout, 120)
     same = {name for name, one in first.shards[0].files.items() if second.shards[0].files[name] == one}
@@ -180,7 +180,7 @@ def test_a_shard_that_was_made_again_is_replaced_and_not_called_altered(tmp_path
 
 
 def test_a_link_stays_and_its_folder_is_replaced_on_its_own_disk(tmp_path: Path) -> None:
-    store = open_store(str(tmp_path / "share"))
+    store = Store(str(tmp_path / "share"))
     target, disk = tmp_path / "shard", tmp_path / "big" / "disk"
     disk.mkdir(parents=True)
     target.symlink_to(disk)
@@ -193,7 +193,7 @@ def test_a_link_stays_and_its_folder_is_replaced_on_its_own_disk(tmp_path: Path)
 
 @pytest.mark.parametrize("what", ["file", "folder"])
 def test_other_things_are_not_replaced(tmp_path: Path, what: str) -> None:
-    store = open_store(str(tmp_path / "share"))
+    store = Store(str(tmp_path / "share"))
     shard = publish_shards(store, tmp_path).shards[0]
     target = tmp_path / "mine"
     if what == "file":
@@ -207,24 +207,16 @@ def test_other_things_are_not_replaced(tmp_path: Path, what: str) -> None:
 
 def test_the_input_is_not_replaced(tmp_path: Path) -> None:
     """A stage's folder may hold files of a shard's names and bytes."""
-    files = {}
-    for number in range(5):
-        write(tmp_path / "in" / f"part-0000{number}.parquet", ROWS.slice(24 * number, 24))
-        files[f"part-0000{number}.parquet"] = {"rows": 24}
-    write_manifest(tmp_path / "in", StageManifest(kind="timeline", rows=120, columns={}, settings={}, inputs=(),
-                                                  report={}, files=files))  # fmt: skip
-    store = open_store(str(tmp_path / "share"))
-    layout = Layout(layout="shards", num_nodes=1, seed=0)
-    with store.building() as built:
-        pointer = publish(store, built, make_shards(str(tmp_path / "in"), layout, built), layout.settings())
-    with pytest.raises(DataError, match="in: expected nothing, or a shard that was fetched before"):
-        fetch_shard(store, pointer.shards[0], tmp_path / "in")
-    assert len(list((tmp_path / "in").iterdir())) == 6
+    store = Store(str(tmp_path / "share"))
+    pointer = publish_shards(store, tmp_path, Layout(layout="shards", num_nodes=1, seed=0))
+    with pytest.raises(DataError, match="in120: expected nothing, or a shard that was fetched before"):
+        fetch_shard(store, pointer.shards[0], tmp_path / "in120")
+    assert len(list((tmp_path / "in120").iterdir())) == 6
 
 
 def test_a_full_disk(tmp_path: Path) -> None:
     """A disk of this machine's: what was there stays; with room the fetch goes on where it was."""
-    store = open_store(str(tmp_path / "share"))
+    store = Store(str(tmp_path / "share"))
     shard = publish_shards(store, tmp_path).shards[0]
     size = sum(one["size"] for one in shard.files.values())
     assert size > 12_000
@@ -241,7 +233,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
-    store = open_store(str(tmp_path / "share"))
+    store = Store(str(tmp_path / "share"))
     shard = publish_shards(store, tmp_path).shards[0]
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(DataError, match="expected a folder for the shard that can be written"):

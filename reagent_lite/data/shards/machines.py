@@ -1,12 +1,13 @@
-"""The story of shards: made once for all machines, then fetched by each.
+"""Shards for all machines: made once, awaited by the others, fetched by each.
 
 1 stand?   shards.json fits the config, and the input is what it was
 2 make     machine 0, or whoever gives no node_index: shards ─► a new generation ─► shards.json
-3 wait     the other machines, until shards.json fits, or names the generation that machine 0 told them
+3 wait     the other machines, until shards.json fits, or names the generation that machine 0 made
 4 fetch    one shard ─► local_path, every byte verified
 """
 
-import sys
+from __future__ import annotations
+
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +19,9 @@ from reagent_lite.data.formats.input_state import unchanged
 from reagent_lite.data.formats.stage import data_files, left_out
 from reagent_lite.data.shards.dealing import Layout, make_shards
 from reagent_lite.data.shards.fetch import Fetched, fetch_shard
-from reagent_lite.data.shards.store import Pointer, Store, is_whole, open_store, publish, read_pointer, told
+from reagent_lite.data.shards.store import Pointer, Store, is_whole, publish, read_pointer, storage_errors
 from reagent_lite.errors import ConfigError, DataError, NoRowsError, Problem, counted
-from reagent_lite.progress import progress
+from reagent_lite.progress import log, progress
 
 _POLL_SECONDS = 0.5
 _MESSAGE_SECONDS = 10.0
@@ -37,8 +38,8 @@ class Sharded:
         rows: of each shard.
         made: whether this run made them.
         local: the fetched shard; None where none was asked for.
-        fetched: its files that this run fetched.
-        seconds: in all.
+        fetched: number of its files that this run fetched.
+        seconds: total wall-clock time of the run.
     """
 
     shards: str
@@ -51,7 +52,7 @@ class Sharded:
 
 
 def shard(config: ShardConfig) -> Sharded:
-    """Makes the shards where they do not stand, fetches one where that is asked for, and says what is there.
+    """Makes the shards where they do not stand, or waits for them, and fetches one where that is asked for.
 
     Raises:
         ConfigError: places that are in each other's way.
@@ -60,10 +61,17 @@ def shard(config: ShardConfig) -> Sharded:
     if problems := list(config.problems()):
         raise ConfigError(problems)
     start = time.monotonic()
-    store = open_store(config.shards_path)
-    layout = _layout(config)
-    pointer, made = _made(config, store, layout) if not config.node_index else (_awaited(config, store, layout), False)
-    fetched = _fetched(config, store, pointer, newer=True) if config.node_index is not None else None
+    store = Store(config.shards_path)
+    pointer, made = (_awaited(config, store), False) if config.node_index else _made(config, store)
+    fetched = None
+    while config.node_index is not None and fetched is None:
+        try:
+            fetched = _fetched(config, store, pointer)
+        except DataError:  # unless the shards were made anew meanwhile
+            latest = read_pointer(store)
+            if latest is None or latest == pointer or _misfit(latest, config, None):
+                raise
+            pointer = latest
     return _outcome(config, store, pointer, start, made=made, fetched=fetched)
 
 
@@ -74,7 +82,7 @@ def fetch(config: ShardConfig, generation: str) -> Sharded:
         DataError: shards.json names another generation, or what is wrong with the shard or a place.
     """
     start = time.monotonic()
-    store = open_store(config.shards_path)
+    store = Store(config.shards_path)
     end = start + min(config.wait_seconds, _SEEN_WITHIN_SECONDS)
     while (pointer := read_pointer(store)) is None or pointer.generation != generation:
         if time.monotonic() >= end:
@@ -82,12 +90,7 @@ def fetch(config: ShardConfig, generation: str) -> Sharded:
             todo = "Does every machine see the same place? Runs at the same time need a shards_path each"
             raise DataError(Problem(store.where, f"generation {generation}, as machine 0 has it", there, todo))
         time.sleep(_POLL_SECONDS)
-    fetched = _fetched(config, store, pointer, newer=False)
-    return _outcome(config, store, pointer, start, made=False, fetched=fetched)
-
-
-def _layout(config: ShardConfig) -> Layout:
-    return Layout(layout=config.layout, num_nodes=config.num_nodes, seed=config.seed)
+    return _outcome(config, store, pointer, start, made=False, fetched=_fetched(config, store, pointer))
 
 
 def _outcome(
@@ -104,29 +107,34 @@ def _outcome(
     )
 
 
+def _layout(config: ShardConfig) -> Layout:
+    return Layout(layout=config.layout, num_nodes=config.num_nodes, seed=config.seed)
+
+
 def _local(config: ShardConfig) -> Path:
     return Path(config.local_path).expanduser().absolute()
 
 
-def _made(config: ShardConfig, store: Store, layout: Layout) -> tuple[Pointer, bool]:
+def _made(config: ShardConfig, store: Store) -> tuple[Pointer, bool]:
     """Returns the shards that fit, and whether they had to be made."""
     pointer = read_pointer(store)
     files = _input(config, pointer)
     for note in () if files is None else left_out(config.training_data_path):
-        _say(f"warning: {note}")
-    why = _misfit(pointer, layout, files)
-    if pointer is not None and not why and not is_whole(store, pointer):
-        why = "files of the shards are missing or have other sizes"
-    if pointer is not None and not why:
-        _say(f"{store.where}: {_described(pointer)}, nothing to make")
-        return pointer, False
+        log(f"warning: {note}")
+    why = _misfit(pointer, config, files)
     if pointer is not None:
-        _say(f"{store.where}: made anew, as {why}")
-    with told(store.where, "a place for the shards that can be written"), store.building() as folder:
+        if not why and not is_whole(store, pointer):
+            why = "files of the shards are missing or have other sizes"
+        if not why:
+            log(f"{store.where}: {_described(pointer)}, nothing to make")
+            return pointer, False
+        log(f"{store.where}: made anew, as {why}")
+    with storage_errors(store.where, "a place for the shards that can be written"), store.building() as folder:
         with progress("sharding", "bytes", enabled=True) as show:
-            manifests = make_shards(config.training_data_path, layout, folder, show)
-        pointer = publish(store, folder, manifests, layout.settings())
-    _say(f"{store.where}: {_described(pointer)}, moved as {manifests[0].report['moved_as']}")
+            manifests = make_shards(config.training_data_path, _layout(config), folder, show)
+        pointer = publish(store, folder, manifests, _layout(config).settings())
+    whole = counted(manifests[0].report["whole_files"], "whole file")
+    log(f"{store.where}: {_described(pointer)}, {whole} among them")
     return pointer, True
 
 
@@ -136,7 +144,7 @@ def _described(pointer: Pointer) -> str:
 
 
 def _input(config: ShardConfig, pointer: Pointer | None) -> tuple[InputFile, ...] | None:
-    """Returns the input's files, or None on a machine that does not see it and finds shards."""
+    """Returns the input's files, or None on a machine that does not see it and finds shards or waits for them."""
     try:
         return data_files(config.training_data_path)
     except NoRowsError:
@@ -147,12 +155,13 @@ def _input(config: ShardConfig, pointer: Pointer | None) -> tuple[InputFile, ...
         return None
 
 
-def _misfit(pointer: Pointer | None, layout: Layout, files: tuple[InputFile, ...] | None) -> str:
+def _misfit(pointer: Pointer | None, config: ShardConfig, files: tuple[InputFile, ...] | None) -> str:
     """Returns why shards are not those that are wanted, or "" where they are."""
     if pointer is None:
         return f"there is no {POINTER} yet"
-    if pointer.settings != layout.settings():
-        return f"the shards there are for {_keys(pointer.settings)}, and this config says {_keys(layout.settings())}"
+    wanted = _layout(config).settings()
+    if pointer.settings != wanted:
+        return f"the shards there are for {_keys(pointer.settings)}, and this config says {_keys(wanted)}"
     if files is not None and not unchanged(pointer.inputs, files):
         before = ", ".join(f"{one.name} ({one.size} bytes)" for one in pointer.inputs[:3])
         now = ", ".join(f"{one.name} ({one.size} bytes)" for one in files[:3])
@@ -164,16 +173,16 @@ def _keys(settings: dict[str, Any]) -> str:
     return ", ".join(f"{key} {value}" for key, value in sorted(settings.items()))
 
 
-def _awaited(config: ShardConfig, store: Store, layout: Layout) -> Pointer:
+def _awaited(config: ShardConfig, store: Store) -> Pointer:
     """Returns the shards when they fit.
 
     Raises:
         DataError: they do not within wait_seconds, with what is there instead.
     """
-    begin = said = time.monotonic()
+    begin = logged = time.monotonic()
     while True:
         pointer = read_pointer(store)
-        why = _misfit(pointer, layout, _input(config, pointer))
+        why = _misfit(pointer, config, _input(config, pointer))
         if pointer is not None and not why:
             return pointer
         now = time.monotonic()
@@ -182,34 +191,21 @@ def _awaited(config: ShardConfig, store: Store, layout: Layout) -> Pointer:
             raise DataError(
                 Problem(store.where, f"shards within {config.wait_seconds:g} s", f"none that fit: {why}", todo)
             )
-        if now - said >= _MESSAGE_SECONDS or said == begin:
-            _say(f"{store.where}: waiting for machine 0 to make the shards, {now - begin:.0f} s of "
-                 f"{config.wait_seconds:g} s; {why}")  # fmt: skip
-            said = now
+        if now - logged >= _MESSAGE_SECONDS or logged == begin:
+            log(f"{store.where}: waiting for machine 0 to make the shards, {now - begin:.0f} s of "
+                f"{config.wait_seconds:g} s; {why}")  # fmt: skip
+            logged = now
         time.sleep(min(_POLL_SECONDS, config.wait_seconds))
 
 
-def _fetched(config: ShardConfig, store: Store, pointer: Pointer, *, newer: bool) -> Fetched:
-    """Fetches this machine's shard; with `newer` the one that took its place, where it was replaced meanwhile."""
+def _fetched(config: ShardConfig, store: Store, pointer: Pointer) -> Fetched:
     target, number = _local(config), config.node_index or 0
-    while True:
-        try:
-            with progress("fetching", "bytes", enabled=True) as show:
-                fetched = fetch_shard(store, pointer.shards[number], target, show)
-            break
-        except DataError:
-            latest = read_pointer(store) if newer else None
-            if latest is None or latest == pointer or _misfit(latest, _layout(config), None):
-                raise
-            pointer = latest
+    with progress("fetching", "bytes", enabled=True) as show:
+        fetched = fetch_shard(store, pointer.shards[number], target, show)
     if fetched.replaced:
-        _say(f"{target}: held shards of another generation, replaced")
+        log(f"{target}: held shards of another generation, replaced")
     for name in fetched.altered:
-        _say(f"{target / name}: was altered, and fetched again")
+        log(f"{target / name}: was altered, and fetched again")
     count = len(fetched.new) + len(fetched.altered)
-    _say(f"{target}: shard {number}, {counted(pointer.shards[number].rows, 'row')}, {counted(count, 'file')} fetched")
+    log(f"{target}: shard {number}, {counted(pointer.shards[number].rows, 'row')}, {counted(count, 'file')} fetched")
     return fetched
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
