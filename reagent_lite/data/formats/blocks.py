@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 
 from reagent_lite.data.formats.files import InputFile
 
+MOST_THREADS = 8
+"""Threads that parse blocks; each holds about 60 MB of a block in its various forms."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:

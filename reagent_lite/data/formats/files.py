@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import hashlib
 import os
-import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -101,20 +100,16 @@ def local_path(path: str) -> str:
     Raises:
         DataError: for chained URLs and protocols that are not allowed.
     """
-    if "::" in path:
-        raise DataError(_refused(path, "a URL chained with '::'"))
-    match = re.match(r"([A-Za-z][A-Za-z0-9+.\-]*)://", path)
-    if match is None:
+    protocol, mark, rest = path.partition("://")
+    if not mark:
         return os.path.abspath(os.path.expanduser(path))
-    protocol = match.group(1).lower()
-    if protocol not in ALLOWED_PROTOCOLS:
-        raise DataError(_refused(path, f"protocol {protocol!r}"))
-    return os.path.abspath(path[len("file://") :]) if protocol == "file" else path
-
-
-def _refused(path: str, got: str) -> Problem:
-    allowed = ", ".join(f"{protocol}://" for protocol in ALLOWED_PROTOCOLS)
-    return Problem(path, f"a local path or a URL with one of {allowed}", got, "Copy the data to one of these first")
+    protocol = protocol.lower()
+    if "::" in path or protocol not in ALLOWED_PROTOCOLS:
+        allowed = ", ".join(f"{one}://" for one in ALLOWED_PROTOCOLS)
+        got = "a URL chained with '::'" if "::" in path else f"protocol {protocol!r}"
+        todo = "Copy the data to one of these first"
+        raise DataError(Problem(path, f"a local path or a URL with one of {allowed}", got, todo))
+    return os.path.abspath(rest) if protocol == "file" else path
 
 
 def list_input(path: str, extensions: tuple[str, ...]) -> tuple[InputFile, ...]:
@@ -130,25 +125,24 @@ def list_input(path: str, extensions: tuple[str, ...]) -> tuple[InputFile, ...]:
 
     Raises:
         DataError: nothing there (the nearest name is given), an unknown format, a folder without data files, or
-            something that is no file: a FIFO, a socket, a device, a link that leads nowhere.
+            something that is not a file: a FIFO, a socket, a device, a link that leads nowhere.
         NoRowsError: an empty folder.
     """
     resolved = local_path(path)
-    remote = "://" in resolved
-    if MINARI in extensions and not remote and (dataset := _minari_files(resolved)):
+    if MINARI in extensions and "://" not in resolved and (dataset := _minari_files(resolved)):
         return dataset
-    found, folders = _list_remote(resolved) if remote else _list_local(resolved)
+    found, folders = _listing(resolved)
     known = ", ".join(one for one in extensions if one != MINARI)
     if folders is None:
-        extension, _ = split_extension(found[0].name)
+        extension = found[0].extension
         if extension not in extensions or extension == MINARI:
-            got = f"extension {extension!r}"
-            raise DataError(Problem(resolved, f"a data file ({known}; .gz, .bz2, .zst of JSON and CSV)", got))
+            expected = f"a data file ({known}; .gz, .bz2, .zst of JSON and CSV)"
+            raise DataError(Problem(resolved, expected, f"extension {extension!r}"))
         return tuple(found)
     files = [file for file in found if _is_shard(file.name) and file.extension in extensions]
     if not files:
-        there = sorted([*(file.name for file in found), *filter(_is_shard, folders)])
-        got = f"none among {_listed(there)}" if there else "an empty folder"
+        there = [*(file.name for file in found), *filter(_is_shard, folders)]
+        got = f"none among {_counted_names(there)}" if there else "an empty folder"
         kind = DataError if there else NoRowsError
         raise kind(Problem(resolved, f"a folder with data files ({known}), or of a Minari dataset", got))
     return tuple(sorted(files, key=lambda file: file.name))
@@ -161,21 +155,18 @@ def not_read(path: str, extensions: tuple[str, ...]) -> tuple[str, ...]:
         DataError: see `list_input`.
     """
     resolved = local_path(path)
-    found, folders = _list_remote(resolved) if "://" in resolved else _list_local(resolved)
+    found, folders = _listing(resolved)
     if folders is None or MINARI in {file.extension for file in list_input(path, extensions)}:
         return ()
-    left = [file.name for file in found if _is_shard(file.name) and file.extension not in extensions]
-    left = sorted([*left, *(name for name in folders if _is_shard(name))])
-    return (f"{resolved}: not read: {_listed(left)}",) if left else ()
+    left = [file.name for file in found if file.extension not in extensions]
+    left = [name for name in (*left, *folders) if _is_shard(name)]
+    return (f"{resolved}: not read: {_counted_names(left)}",) if left else ()
 
 
-def _listed(names: list[str]) -> str:
-    more = len(names) - _MOST_NAMES
-    return (
-        f"{counted(len(names), 'entry', 'entries')}: "
-        + ", ".join(names[:_MOST_NAMES])
-        + (f" and {more:,} more" if more > 0 else "")
-    )
+def _counted_names(names: list[str]) -> str:
+    shown = ", ".join(sorted(names)[:_MOST_NAMES])
+    more = f" and {len(names) - _MOST_NAMES:,} more" if len(names) > _MOST_NAMES else ""
+    return f"{counted(len(names), 'entry', 'entries')}: {shown}{more}"
 
 
 def _minari_files(folder: str) -> tuple[InputFile, ...]:
@@ -203,24 +194,21 @@ def _is_shard(name: str) -> bool:
     return not name.startswith((".", "_")) and not name.endswith(NOT_DATA) and name != POINTER
 
 
-def split_extension(name: str) -> tuple[str, str]:
-    """Splits "a.json.gz" into (".json", ".gz"); the second is "" without compression."""
-    stem, last = os.path.splitext(name.lower())
-    if last in COMPRESSIONS:
-        return os.path.splitext(stem)[1], last
-    return last, ""
-
-
 def _input_file(path: str, size: int, modified_ns: int) -> InputFile:
     name = path.rstrip("/").rsplit("/", 1)[-1]
-    extension, compression = split_extension(name)
+    stem, extension = os.path.splitext(name.lower())
+    compression = ""
+    if extension in COMPRESSIONS:
+        compression, extension = extension, os.path.splitext(stem)[1]
     return InputFile(
         path=path, name=name, extension=extension, compression=compression, size=size, modified_ns=modified_ns
     )
 
 
-def _list_local(path: str) -> tuple[list[InputFile], list[str] | None]:
+def _listing(path: str) -> tuple[list[InputFile], list[str] | None]:
     """Returns the file, or the files of a folder and the names of the folders in it."""
+    if "://" in path:
+        return _list_remote(path)
     try:
         if not os.path.isdir(path):
             return [_regular(path)], None
@@ -274,10 +262,13 @@ def _list_remote(url: str) -> tuple[list[InputFile], list[str] | None]:
         raise DataError(Problem(url, "a data file or a folder of shards", "nothing at this URL")) from None
     except (OSError, ImportError, ValueError) as error:
         raise DataError(Problem(url, "a reachable URL", f"{type(error).__name__}: {error}")) from error
-    files = [entry for entry in entries if entry["type"] == "file"]
-    paths = [str(entry["name"]).rstrip("/") for entry in entries if entry["type"] == "directory"]
+    files = [
+        _input_file(
+            f"{protocol}://{str(one['name']).removeprefix(protocol + '://').lstrip('/')}", int(one["size"] or 0), 0
+        )
+        for one in entries
+        if one["type"] == "file"
+    ]
+    paths = [str(one["name"]).rstrip("/") for one in entries if one["type"] == "directory"]
     folders = [f"{path.rsplit('/', 1)[-1]}/" for path in paths if path != str(inside).rstrip("/")]
-    return [
-        _input_file(f"{protocol}://{str(e['name']).removeprefix(protocol + '://').lstrip('/')}", int(e["size"] or 0), 0)
-        for e in files
-    ], folders if is_folder else None
+    return files, folders if is_folder else None

@@ -17,7 +17,7 @@ from typing import TypeVar
 import pyarrow as pa
 
 from reagent_lite.data.formats.arrow import read_ipc, read_parquet
-from reagent_lite.data.formats.blocks import Block, Position, Reader
+from reagent_lite.data.formats.blocks import MOST_THREADS, Block, Position, Reader
 from reagent_lite.data.formats.csv import read_csv
 from reagent_lite.data.formats.files import MINARI, InputFile, list_input
 from reagent_lite.data.formats.jsonl import read_json_lines
@@ -25,8 +25,6 @@ from reagent_lite.data.formats.minari import read_minari
 from reagent_lite.errors import DataError, NoRowsError, Problem, counted
 
 T = TypeVar("T")
-MOST_THREADS = 8
-"""Each holds about 60 MB of a block in its various forms."""
 
 
 def num_threads() -> int:

@@ -15,7 +15,6 @@ TEXT_METADATA = {b"reagent_lite": b"json"}
 MAX_PROBLEMS = 20
 """Faults that an error spells out; the rest is counted."""
 
-REQUIRED_COLUMNS = ("state_features", "action", "reward")
 KNOWN_COLUMNS = (
     "mdp_id",
     "sequence_number",
@@ -53,33 +52,13 @@ def merge_fields(known: dict[str, pa.Field], more: dict[str, pa.Field]) -> dict[
 
 
 def _merge_field(one: pa.Field, other: pa.Field) -> pa.Field:
-    kind = None if is_text(one) or is_text(other) else _merge_types(one.type, other.type)
-    if kind is None:
-        return pa.field(one.name, pa.string(), metadata=TEXT_METADATA)
-    return pa.field(one.name, kind)
-
-
-def _merge_types(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    if pa.types.is_null(one) or one == other:
-        return other
-    if pa.types.is_null(other):
-        return one
-    if pa.types.is_struct(one) and pa.types.is_struct(other):
-        fields = {child.name: child.type for child in one}
-        for child in other:
-            kind = _merge_types(fields.get(child.name, pa.null()), child.type)
-            if kind is None:
-                return None
-            fields[child.name] = kind
-        return pa.struct(list(fields.items()))
-    if pa.types.is_list(one) and pa.types.is_list(other):
-        inner = _merge_types(one.value_type, other.value_type)
-        return None if inner is None else pa.list_(inner)
-    return pa.float64() if _is_number(one) and _is_number(other) else None
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
+    if not is_text(one) and not is_text(other):
+        try:
+            schemas = [pa.schema([(one.name, field.type)]) for field in (one, other)]
+            return pa.unify_schemas(schemas, promote_options="permissive").field(0)
+        except pa.ArrowException:
+            pass
+    return pa.field(one.name, pa.string(), metadata=TEXT_METADATA)
 
 
 def nearest(name: str, names: list[str]) -> str:

@@ -13,7 +13,7 @@ from typing import IO
 
 import pyarrow as pa
 
-from reagent_lite.data.formats.blocks import Block, Position
+from reagent_lite.data.formats.blocks import MOST_THREADS, Block, Position
 from reagent_lite.data.formats.files import COMPRESSIONS, InputFile, damage_reported
 from reagent_lite.errors import DataError, Problem
 
@@ -39,23 +39,29 @@ def read_text(
     Raises:
         DataError: damaged compression, a row that is too long.
     """
-    size = FIRST_BLOCK_BYTES
+    sizes: list[int] = []  # that each block asks for by its table
 
-    def parsed(text: bytes, line: int) -> Block:
-        nonlocal size
+    def parsed(number: int, text: bytes, line: int) -> Block:
         block = parse(text, line)
-        size = max(FIRST_BLOCK_BYTES, min(BLOCK_BYTES, TABLE_BYTES * len(text) // max(1, block.table.nbytes)))
+        sizes[number] = TABLE_BYTES * len(text) // max(1, block.table.nbytes)
         return block
 
     def parsing(text: bytes, line: int) -> Callable[[], Block]:
-        return partial(parsed, text, line) if line > 1 else partial(_given, parsed(text, line))
+        sizes.append(BLOCK_BYTES)
+        later = partial(parsed, len(sizes) - 1, text, line)
+        return later if line > 1 else partial(_given, later())
+
+    def size() -> int:
+        # Only of blocks that have been parsed whatever the number of threads: blocks are cut the same on any machine.
+        known = sizes[: max(1, len(sizes) - MOST_THREADS - 1)]
+        return max(FIRST_BLOCK_BYTES, min(known)) if known else FIRST_BLOCK_BYTES
 
     rest, line = b"", 1
     with file.open() as stored:
         read = _decompressed(_Hashed(stored, position), file)
         while True:
             with damage_reported(file, file.compression or file.extension):
-                piece = read(max(size, len(rest)))
+                piece = read(max(size(), len(rest)))
             if not piece:
                 break
             text = rest + piece if rest or line > 1 else piece.removeprefix(_BYTE_ORDER_MARK)
