@@ -97,6 +97,43 @@ class TransitionBatch:
 _COLUMNS: Final = tuple(one.name for one in fields(TransitionBatch))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvStep:
+    """One step of N environments, as a replay takes it.
+
+    Attributes:
+        observation: [N, S] float32, what the action was chosen by.
+        action: [N], any integer type.
+        reward: [N] float32.
+        terminated: [N] bool.
+        truncated: [N] bool; where both are true, terminated counts.
+        next_observation: [N, S] float32, where the action led, also at an end.
+        propensity: [N] float32.
+        mask, next_mask: [N, K] bool, where choices are masked or candidates.
+        features, next_features: [N, K, F] float32 of candidates.
+    """
+
+    observation: Tensor
+    action: Tensor
+    reward: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    next_observation: Tensor
+    propensity: Tensor
+    mask: Tensor | None = None
+    next_mask: Tensor | None = None
+    features: Tensor | None = None
+    next_features: Tensor | None = None
+
+    def to(self, device: torch.device) -> EnvStep:
+        """Returns the same step on another device."""
+
+        def moved(value: Any) -> Any:
+            return None if value is None else value.to(device)
+
+        return EnvStep(**{one.name: moved(getattr(self, one.name)) for one in fields(self)})
+
+
 class FeatureType(StrEnum):
     """How a feature is normalized; declared in the order of columns in the dense vector."""
 

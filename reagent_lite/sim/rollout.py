@@ -15,7 +15,7 @@ from torch import Tensor
 
 from reagent_lite.errors import Problem, SimulationError
 from reagent_lite.sim.env import Policy, VectorEnv
-from reagent_lite.types import TransitionBatch
+from reagent_lite.types import EnvStep, TransitionBatch
 
 Step = Callable[[], None]
 
@@ -37,21 +37,7 @@ class Sample(Protocol):
 class Ring(Protocol):
     """Transitions of the last steps of every environment; data/replay/ring.py has it."""
 
-    def write(
-        self,
-        *,
-        observation: Tensor,
-        action: Tensor,
-        reward: Tensor,
-        terminated: Tensor,
-        truncated: Tensor,
-        next_observation: Tensor,
-        propensity: Tensor,
-        mask: Tensor | None,
-        next_mask: Tensor | None,
-        features: Tensor | None,
-        next_features: Tensor | None,
-    ) -> None:
+    def write(self, step: EnvStep) -> None:
         """Stores one step of every environment."""
         ...
 
@@ -197,23 +183,20 @@ class Rollout:
         env.step()
         observation, mask, features = self._seen
         assert observation is not None
-
-        def home(tensor: Tensor) -> Tensor:
-            return tensor.to(self._device)
-
-        self._ring.write(
-            observation=home(observation),
-            action=home(env.action),
-            reward=home(env.reward),
-            terminated=home(env.terminated),
-            truncated=home(env.truncated),
-            next_observation=home(env.next_observation),
-            propensity=home(env.propensity),
-            mask=None if mask is None else home(mask),
-            next_mask=None if env.next_mask is None else home(env.next_mask),
-            features=None if features is None else home(features),
-            next_features=home(env.next_features) if features is not None and env.next_features is not None else None,
+        step = EnvStep(
+            observation=observation,
+            action=env.action,
+            reward=env.reward,
+            terminated=env.terminated,
+            truncated=env.truncated,
+            next_observation=env.next_observation,
+            propensity=env.propensity,
+            mask=mask,
+            next_mask=env.next_mask,
+            features=features,
+            next_features=env.next_features if features is not None else None,
         )
+        self._ring.write(step.to(self._device))
         if self._unit_reward:
             self._strange_rewards += (~((env.reward >= 0) & (env.reward <= 1))).sum()
         over = env.ended != 0

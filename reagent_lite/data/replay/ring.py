@@ -16,7 +16,7 @@ from torch import Tensor
 from reagent_lite.data.replay.sampling import Priorities, importance_weights, n_step_sum
 from reagent_lite.errors import Problem, SimulationError
 from reagent_lite.memory import free_bytes
-from reagent_lite.types import Actions, TransitionBatch
+from reagent_lite.types import Actions, EnvStep, TransitionBatch
 
 _KEY = "simulation.replay.capacity"
 _TERMINATED, _TRUNCATED = 1, 2
@@ -165,51 +165,16 @@ class ReplayRing:
         """Rows written and kept; waits for the device."""
         return int(self._filled) * self._settings.num_envs
 
-    def write(
-        self,
-        *,
-        observation: Tensor,
-        action: Tensor,
-        reward: Tensor,
-        terminated: Tensor,
-        truncated: Tensor,
-        next_observation: Tensor,
-        propensity: Tensor,
-        mask: Tensor | None = None,
-        next_mask: Tensor | None = None,
-        features: Tensor | None = None,
-        next_features: Tensor | None = None,
-    ) -> None:
-        """Takes one slot: a row of every environment, in place of the oldest slot when the ring is full.
-
-        Args:
-            observation: [N, S] float32, what the action was chosen by.
-            action: [N], any integer type.
-            reward: [N] float32.
-            terminated: [N] bool.
-            truncated: [N] bool; where both are true, terminated counts.
-            next_observation: [N, S] float32, where the action led, also at an end.
-            propensity: [N] float32.
-            mask: [N, K] bool, where choices are masked or candidates.
-            next_mask: [N, K] bool, likewise.
-            features: [N, K, F] float32 of candidates.
-            next_features: [N, K, F] float32, likewise.
-        """
+    def write(self, step: EnvStep) -> None:
+        """Takes one slot: a row of every environment, in place of the oldest slot when the ring is full."""
         kind = self._columns["marks"].dtype
-        ended = torch.add(terminated.to(kind), truncated, alpha=_TRUNCATED)
-        slot = {
-            "observation": observation,
-            "next_observation": next_observation,
-            "scalars": torch.stack((reward, propensity), 1),
-            "marks": torch.stack((action.to(kind), ended), 1),
-            "mask": mask,
-            "next_mask": next_mask,
-            "features": features,
-            "next_features": next_features,
+        ended = torch.add(step.terminated.to(kind), step.truncated, alpha=_TRUNCATED)
+        packed = {
+            "scalars": torch.stack((step.reward, step.propensity), 1),
+            "marks": torch.stack((step.action.to(kind), ended), 1),
         }
         for name, column in self._columns.items():
-            value = slot[name]
-            assert value is not None, f"a ring that keeps {name} is given it"
+            value = packed[name] if name in packed else getattr(step, name)
             column.index_copy_(0, self._head, value.unsqueeze(0))
         self._filled.add_(1).clamp_(max=self._settings.slots)
         if self._priorities is not None:
@@ -279,9 +244,13 @@ class ReplayRing:
         own = self.state_dict()
         if not _alike(own, state):
             raise SimulationError(
-                Problem(_KEY, f"a saved replay like this run's ({_shape_text(own)})", _shape_text(state),
-                        "Continue with the same capacity, num_envs and environment, or start with an empty replay")
-            )  # fmt: skip
+                Problem(
+                    _KEY,
+                    f"a saved replay like this run's ({_shape_text(own)})",
+                    _shape_text(state),
+                    "Continue with the same capacity, num_envs and environment, or start with an empty replay",
+                )
+            )
         filled = int(state["filled"])
         for name, column in self._columns.items():
             column[:filled].copy_(state[name])
@@ -358,16 +327,24 @@ def _check_capacity(settings: ReplaySettings, device: torch.device) -> None:
     s, rows = settings, settings.slots * settings.num_envs
     if s.slots <= s.waiting:
         raise SimulationError(
-            Problem(_KEY, f"at least {(s.waiting + 1) * s.num_envs}, {s.waiting + 1} rows of each environment",
-                    str(rows), "Raise it, or lower simulation.num_envs or rl.multi_steps")
-        )  # fmt: skip
+            Problem(
+                _KEY,
+                f"at least {(s.waiting + 1) * s.num_envs}, {s.waiting + 1} rows of each environment",
+                str(rows),
+                "Raise it, or lower simulation.num_envs or rl.multi_steps",
+            )
+        )
     free = free_bytes(device)
     if rows * s.row_bytes > free:
         raise SimulationError(
-            Problem(_KEY, f"at most {free // s.row_bytes:,} rows, for which there is memory on {device} "
-                    f"({free / 2**30:.1f} GiB free)",
-                    f"{rows:,} rows of {s.row_bytes:,} bytes ({rows * s.row_bytes / 2**30:.1f} GiB)", "Lower it")
-        )  # fmt: skip
+            Problem(
+                _KEY,
+                f"at most {free // s.row_bytes:,} rows, for which there is memory on {device} "
+                f"({free / 2**30:.1f} GiB free)",
+                f"{rows:,} rows of {s.row_bytes:,} bytes ({rows * s.row_bytes / 2**30:.1f} GiB)",
+                "Lower it",
+            )
+        )
 
 
 def _generator(seed: int | None, device: torch.device) -> torch.Generator:

@@ -223,11 +223,15 @@ def no_rows(spec: SourceSpec, device: torch.device) -> LoggedRows:
     """Returns the rows of a shard that has none: one row of zeros to gather as padding, and nothing to learn from."""
     parametric, first = spec.parametric, torch.zeros(1, dtype=torch.int32, device=device)
     candidates = Candidates(
-        features=Columns(values=torch.zeros(1, spec.num_action_features, device=device),
-                         width=spec.num_action_features),
+        features=Columns(
+            values=torch.zeros(1, spec.num_action_features, device=device), width=spec.num_action_features
+        ),
         offsets=torch.tensor([0, 1], device=device),
-        now=first.long(), after=first.long(), longest=1, width=spec.num_action_features,
-    )  # fmt: skip
+        now=first.long(),
+        after=first.long(),
+        longest=1,
+        width=spec.num_action_features,
+    )
     return LoggedRows(
         state=Columns(values=torch.zeros(1, spec.num_state_features, device=device), width=spec.num_state_features),
         next_index=first,

@@ -41,9 +41,9 @@ def time_steps(copy: TrainingCopy, unit_length: float) -> Spans:
     """
     _refuse_summed(copy, "rl.use_seq_num_diff_as_time_diff is true", "set use_seq_num_diff_as_time_diff to false")
     wrong = (copy.time_diff <= 0) & (copy.bootstrap > 0)
-    _refuse(copy, wrong, "a time_diff above 0, as rl.use_seq_num_diff_as_time_diff is true",
-            f"{copy.time_diff[int(wrong.argmax())]:g}",
-            "Correct the log, or set use_seq_num_diff_as_time_diff to false")  # fmt: skip
+    expected = "a time_diff above 0, as rl.use_seq_num_diff_as_time_diff is true"
+    todo = "Correct the log, or set use_seq_num_diff_as_time_diff to false"
+    _refuse(copy, wrong, expected, f"{copy.time_diff[int(wrong.argmax())]:g}", todo)
     # a terminal row's time_diff multiplies nothing, and 0 ** 0 must not come up
     return Spans(reward=copy.reward, steps=np.where(copy.bootstrap > 0, copy.time_diff / unit_length, 1).astype("f4"))
 
@@ -99,16 +99,17 @@ def learnable_rows(
         last = spans.last if spans.last is not None else np.arange(len(copy))
         missing = (np.asarray(copy.next_action)[last] < 0) & (np.asarray(copy.bootstrap)[last] > 0)
         cut = missing & (np.asarray(copy.truncated)[last] > 0)
-        _refuse(copy, missing & ~cut, "a next_action, as rl.maxq_learning is false", "none",
-                "Add next_action to rows that go on, or set rl.maxq_learning to true")  # fmt: skip
+        todo = "Add next_action to rows that go on, or set rl.maxq_learning to true"
+        _refuse(copy, missing & ~cut, "a next_action, as rl.maxq_learning is false", "none", todo)
         if cut.any():
             ends = counted(int(cut.sum()), "row ends", "rows end")
             notes.append(f"{ends} at a time limit without a next action; SARSA leaves that out")
         usable &= ~cut
     if unit_reward:
         wrong = (np.asarray(copy.reward) < 0) | (np.asarray(copy.reward) > 1)
-        _refuse(copy, wrong, "a reward in [0, 1], as rl.q_network_loss is bce_with_logits",
-                f"{copy.reward[int(wrong.argmax())]:g}", "Rescale the reward, or choose another loss")  # fmt: skip
+        expected = "a reward in [0, 1], as rl.q_network_loss is bce_with_logits"
+        got = f"{copy.reward[int(wrong.argmax())]:g}"
+        _refuse(copy, wrong, expected, got, "Rescale the reward, or choose another loss")
     return np.flatnonzero(usable), tuple(notes)
 
 

@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from reagent_lite.data.replay import ring as ring_module
 from reagent_lite.data.replay.ring import ReplayRing, ReplaySettings, Sample
 from reagent_lite.errors import SimulationError
+from reagent_lite.types import EnvStep
 
 CPU = torch.device("cpu")
 GOES_ON, TERMINATED, TRUNCATED = 0, 1, 2
@@ -24,13 +25,15 @@ def write_line(ring: ReplayRing, rewards: list[float], ends: list[int], first: i
     """One environment; row t has state t, action t mod 4, propensity 1 / (t + 1), and leads to t + 1, or t + 1.5."""
     for t, (reward, end) in enumerate(zip(rewards, ends, strict=True), first):
         ring.write(
-            observation=torch.tensor([[float(t)]]),
-            action=torch.tensor([t % 4], dtype=torch.uint8),
-            reward=torch.tensor([reward]),
-            terminated=torch.tensor([bool(end & TERMINATED)]),
-            truncated=torch.tensor([bool(end & TRUNCATED)]),
-            next_observation=torch.tensor([[t + (1.5 if end else 1.0)]]),
-            propensity=torch.tensor([1 / (t + 1)]),
+            EnvStep(
+                observation=torch.tensor([[float(t)]]),
+                action=torch.tensor([t % 4], dtype=torch.uint8),
+                reward=torch.tensor([reward]),
+                terminated=torch.tensor([bool(end & TERMINATED)]),
+                truncated=torch.tensor([bool(end & TRUNCATED)]),
+                next_observation=torch.tensor([[t + (1.5 if end else 1.0)]]),
+                propensity=torch.tensor([1 / (t + 1)]),
+            )
         )
 
 
@@ -153,17 +156,19 @@ def test_masks_and_candidates_belong_to_the_first_and_the_last_row_of_a_window()
     for t in range(5):
         here, there = float(t), t + 1.0
         ring.write(
-            observation=torch.full((2, 1), here),
-            action=torch.zeros(2, dtype=torch.int32),
-            reward=torch.zeros(2),
-            terminated=torch.zeros(2, dtype=torch.bool),
-            truncated=torch.zeros(2, dtype=torch.bool),
-            next_observation=torch.full((2, 1), there),
-            propensity=torch.ones(2),
-            mask=torch.tensor([[True, t % 2 == 0, False]]).expand(2, 3),
-            next_mask=torch.tensor([[True, t % 2 == 1, False]]).expand(2, 3),
-            features=torch.full((3, 2), here).expand(2, 3, 2),
-            next_features=torch.full((3, 2), there).expand(2, 3, 2),
+            EnvStep(
+                observation=torch.full((2, 1), here),
+                action=torch.zeros(2, dtype=torch.int32),
+                reward=torch.zeros(2),
+                terminated=torch.zeros(2, dtype=torch.bool),
+                truncated=torch.zeros(2, dtype=torch.bool),
+                next_observation=torch.full((2, 1), there),
+                propensity=torch.ones(2),
+                mask=torch.tensor([[True, t % 2 == 0, False]]).expand(2, 3),
+                next_mask=torch.tensor([[True, t % 2 == 1, False]]).expand(2, 3),
+                features=torch.full((3, 2), here).expand(2, 3, 2),
+                next_features=torch.full((3, 2), there).expand(2, 3, 2),
+            )
         )
     batch = ring.sample(64).batch
     for i in range(64):
@@ -179,11 +184,11 @@ def test_masks_and_candidates_belong_to_the_first_and_the_last_row_of_a_window()
 def test_candidates_without_features_keep_their_masks_only() -> None:
     ring = ring_of(num_actions=2, candidates=True)
     one = torch.zeros(1, 1)
-    ring.write(
+    ring.write(EnvStep(
         observation=one, next_observation=one, action=torch.zeros(1), reward=torch.zeros(1), propensity=torch.ones(1),
         terminated=torch.tensor([False]), truncated=torch.tensor([False]),
         mask=torch.tensor([[True, False]]), next_mask=torch.tensor([[False, True]]),
-    )  # fmt: skip
+    ))  # fmt: skip
     batch = ring.sample(1).batch
     assert batch.actions.mask.tolist() == [[True, False]]
     assert batch.next_actions.mask.tolist() == [[False, True]]
@@ -202,11 +207,11 @@ def test_fixed_candidates_are_the_same_in_every_row() -> None:
 
 def test_actions_beyond_a_byte() -> None:
     ring = ring_of(num_actions=70_000)
-    ring.write(
+    ring.write(EnvStep(
         observation=torch.zeros(1, 1), next_observation=torch.zeros(1, 1), action=torch.tensor([65_537]),
         reward=torch.zeros(1), terminated=torch.tensor([True]), truncated=torch.tensor([False]),
         propensity=torch.ones(1),
-    )  # fmt: skip
+    ))  # fmt: skip
     batch = ring.sample(2).batch
     assert batch.action.tolist() == [65_537] * 2
     assert batch.bootstrap.tolist() == [0] * 2
@@ -215,11 +220,11 @@ def test_actions_beyond_a_byte() -> None:
 def test_every_row_of_the_window_is_drawn_equally_often() -> None:
     ring = ring_of(num_envs=3, slots=20, n_step=3)
     for _ in range(27):
-        ring.write(
+        ring.write(EnvStep(
             observation=torch.zeros(3, 1), next_observation=torch.zeros(3, 1), action=torch.zeros(3),
             reward=torch.zeros(3), terminated=torch.zeros(3, dtype=torch.bool),
             truncated=torch.zeros(3, dtype=torch.bool), propensity=torch.ones(3),
-        )  # fmt: skip
+        ))  # fmt: skip
     counts = torch.bincount(ring.sample(54_000).index, minlength=60)
     # 27 writes into 20 slots: slot 6 is the newest, 5 and 6 wait
     assert counts.nonzero().flatten().tolist() == [row for row in range(60) if row // 3 not in (5, 6)]
@@ -312,8 +317,8 @@ def test_a_captured_graph_writes_and_draws(prioritized: bool) -> None:
     ones, action = torch.ones(64, device=cuda), torch.zeros(64, dtype=torch.uint8, device=cuda)
 
     def iteration() -> Sample:
-        ring.write(observation=time, action=action, reward=ones, terminated=never, truncated=never,
-                   next_observation=time + 1, propensity=ones)  # fmt: skip
+        ring.write(EnvStep(observation=time, action=action, reward=ones, terminated=never, truncated=never,
+                   next_observation=time + 1, propensity=ones))  # fmt: skip
         sample = ring.sample(256, beta=0.5)
         ring.update_priorities(sample.index, sample.batch.reward)
         time.add_(1)

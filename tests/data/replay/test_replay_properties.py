@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reagent_lite.data.replay.ring import ReplayRing, ReplaySettings
+from reagent_lite.types import EnvStep
 
 TERMINATED, TRUNCATED = 1, 2
 
@@ -78,11 +79,11 @@ def test_rows_equal_a_naive_list_of_episodes(data: st.DataObject) -> None:
 def write(ring: ReplayRing, rows: list[Row]) -> None:
     state = torch.tensor([[float(row.state)] for row in rows])
     end = torch.tensor([row.end for row in rows])
-    ring.write(
+    ring.write(EnvStep(
         observation=state, next_observation=-state, action=torch.tensor([row.action for row in rows]),
         reward=torch.tensor([row.reward for row in rows]), propensity=1 / state[:, 0],
         terminated=end == TERMINATED, truncated=end == TRUNCATED,
-    )  # fmt: skip
+    ))  # fmt: skip
 
 
 def agrees(ring: ReplayRing, model: Episodes) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from reagent_lite.data.replay.ring import ReplayRing, ReplaySettings
 from reagent_lite.data.replay.sampling import Priorities, importance_weights, n_step_sum
+from reagent_lite.types import EnvStep
 
 CPU = torch.device("cpu")
 
@@ -32,11 +33,11 @@ def filled_ring(
 
 
 def write(ring: ReplayRing, envs: int) -> None:
-    ring.write(
+    ring.write(EnvStep(
         observation=torch.zeros(envs, 1), next_observation=torch.zeros(envs, 1), action=torch.zeros(envs),
         reward=torch.zeros(envs), terminated=torch.zeros(envs, dtype=torch.bool),
         truncated=torch.zeros(envs, dtype=torch.bool), propensity=torch.ones(envs),
-    )  # fmt: skip
+    ))  # fmt: skip
 
 
 def saved_priority(ring: ReplayRing) -> np.ndarray:  # type: ignore[type-arg]
