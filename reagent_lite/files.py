@@ -235,6 +235,16 @@ def free_disk_bytes(folder: Path) -> int:
     return shutil.disk_usage(next(place for place in (folder, *folder.absolute().parents) if place.exists())).free
 
 
+def is_writable(folder: Path) -> bool:
+    """Whether files can be made in `folder`, or it can be made.
+
+    A folder without any write bit counts as not writable for root too, whom the system would let write.
+    """
+    while not folder.exists():
+        folder = folder.parent
+    return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK) and bool(folder.stat().st_mode & 0o222)
+
+
 def require_writable(folder: Path, key: str) -> None:
     """Makes the folder and writes a file into it, so that a long run does not find out at its end.
 

@@ -1,9 +1,10 @@
-"""The manifest of a bundle: every file with its size and SHA-256, sealed by a SHA-256 of its own.
+"""One manifest for every folder that is written once: its files with size and SHA-256, sealed by a SHA-256 of its own.
 
-    document ─► canonical JSON ─► SHA-256 of it, added as "sha256" ─► canonical JSON on disk
+    document ─► canonical JSON ─► SHA-256 of it, added as "sha256" ─► canonical JSON in manifest.json
 
-Bytes that are not the canonical form of what they say are refused, so that no byte of manifest.json can change unseen
-either. The seal is against damage and mix-ups, not against an author with intent: it is no signature.
+Exported models, checkpoints, the folders of stages, training copies and shards have it; what their documents say beside
+`files` is theirs. Bytes that are not the canonical form of what they say are refused, so that no byte of manifest.json
+changes unseen. The seal is against damage and mix-ups, not against an author with intent: it is no signature.
 Standard library only.
 """
 
@@ -13,21 +14,71 @@ import json
 import os
 import re
 import stat
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, Final
 
-from reagent_lite.errors import BundleError, Problem
+from reagent_lite.errors import BundleError, DataError, Problem
 
 FILE_NAME: Final = "manifest.json"
 SCHEMA_VERSION: Final = 1
 _SEAL: Final = "sha256"
 _MOST_PROBLEMS: Final = 20
-_COPY_AGAIN: Final = "Copy the bundle again from where it was written, or export it again"
 
 
-def canonical(document: dict[str, Any]) -> bytes:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """What errors say of a folder with a manifest.
+
+    Attributes:
+        name: what such a folder is.
+        damaged: what to do about one that is damaged.
+        outdated: what to do about one of another schema version.
+        error: what is raised.
+    """
+
+    name: str
+    damaged: str
+    outdated: str
+    error: type[BundleError | DataError]
+
+
+BUNDLE: Final = Kind(
+    name="the folder of an exported model",
+    damaged="Copy the bundle again from where it was written, or export it again",
+    outdated="Load the bundle with the release of reagent-lite that its manifest names under versions",
+    error=BundleError,
+)
+CHECKPOINT: Final = Kind(
+    name="the folder of a checkpoint",
+    damaged="Copy the checkpoint again from where it was written, or use another",
+    outdated="Continue with the release of reagent-lite that wrote the checkpoint, or use another",
+    error=BundleError,
+)
+STAGE: Final = Kind(
+    name="the folder of a stage",
+    damaged="Copy the folder again, or remove it: the stage that made it makes it again",
+    outdated="Remove the folder: the stage that made it makes it again",
+    error=DataError,
+)
+TRAINING_COPY: Final = Kind(
+    name="a whole training copy",
+    damaged="Remove the folder; the copy is then built again",
+    outdated="Remove the folder; the copy is then built again",
+    error=DataError,
+)
+SHARDS: Final = Kind(
+    name="the shards.json of this version",
+    damaged="Remove it and run node 0, or the command without --node_index, again",
+    outdated="Remove it and run node 0, or the command without --node_index, again",
+    error=DataError,
+)
+
+
+def canonical(document: Mapping[str, Any]) -> bytes:
     """Returns the one serialisation of a JSON object: sorted keys, two spaces, ASCII, a final newline.
 
     Raises:
@@ -36,50 +87,103 @@ def canonical(document: dict[str, Any]) -> bytes:
     return json.dumps(document, indent=2, sort_keys=True, allow_nan=False).encode() + b"\n"
 
 
-def sealed(document: dict[str, Any]) -> bytes:
+def sealed(document: Mapping[str, Any]) -> bytes:
     """Returns the canonical bytes of the document with its own hash added."""
     return canonical({**document, _SEAL: hashlib.sha256(canonical(document)).hexdigest()})
 
 
-def opened(data: bytes, where: str) -> dict[str, Any]:
+def opened(data: bytes, where: str, kind: Kind) -> dict[str, Any]:
     """Returns the document of sealed bytes, without its seal.
 
     Raises:
-        BundleError: when the bytes are no JSON object, not canonical, altered, or of another schema version.
+        BundleError, DataError: the bytes are no JSON object, not canonical, altered, or of another schema version.
     """
     try:
         document: dict[str, Any] = json.loads(data)
         faithful = isinstance(document, dict) and canonical(document) == data
     except (ValueError, RecursionError) as error:
-        raise BundleError(Problem(where, "JSON", str(error), _COPY_AGAIN)) from error
+        raise kind.error(Problem(where, "JSON", str(error), kind.damaged)) from error
     if not faithful:
-        raise BundleError(Problem(where, "a JSON object in canonical form", "other bytes", _COPY_AGAIN))
+        raise kind.error(Problem(where, "a JSON object in canonical form", "other bytes", kind.damaged))
     seal = document.pop(_SEAL, None)
     digest = hashlib.sha256(canonical(document)).hexdigest()
     if seal != digest:
-        raise BundleError(Problem(where, f"the manifest's own SHA-256 {seal}", digest, _COPY_AGAIN))
+        raise kind.error(Problem(where, f"the manifest's own SHA-256 {seal}", digest, kind.damaged))
     version = document.get("schema_version")
     if version != SCHEMA_VERSION:
-        advice = "Load the bundle with the release of reagent-lite that its manifest names under versions"
-        raise BundleError(Problem(where, f"schema version {SCHEMA_VERSION}", repr(version), advice))
+        raise kind.error(Problem(where, f"schema version {SCHEMA_VERSION}", repr(version), kind.outdated))
     return document
 
 
-def require_names(names: Iterable[Any], where: str, pattern: str = r"[A-Za-z0-9_][A-Za-z0-9._-]*") -> None:
+def require_names(names: Iterable[Any], where: str, kind: Kind, pattern: str = r"[A-Za-z0-9_][A-Za-z0-9._-]*") -> None:
     """Checks names that a manifest gives to files and folders beside it, before they become paths.
 
     Args:
         names: as they were read.
         where: the manifest, for the error.
+        kind: of the manifest.
         pattern: that each matches as a whole; none may lead out of the folder.
 
     Raises:
-        BundleError: for those that do not.
+        BundleError, DataError: for those that do not.
     """
     wrong = [name for name in names if not isinstance(name, str) or not re.fullmatch(pattern, name)]
     if wrong:
-        problems = [Problem(where, f"names of files in its own folder ({pattern})", repr(name)[:200]) for name in wrong]
-        raise BundleError(problems[:_MOST_PROBLEMS])
+        expected = f"names of files in its own folder ({pattern})"
+        raise kind.error(Problem(where, expected, repr(name)[:200], kind.damaged) for name in wrong[:_MOST_PROBLEMS])
+
+
+def require_files(files: object, where: str, kind: Kind) -> dict[str, dict[str, Any]]:
+    """Returns a manifest's `files` after checking that they are {name: {size, sha256, ...}} of files beside it.
+
+    Raises:
+        BundleError, DataError: they are not.
+    """
+    if not isinstance(files, dict) or not all(
+        isinstance(entry, dict)
+        and isinstance(entry.get("sha256"), str)
+        and type(entry.get("size")) is type(entry.get("rows", 0)) is int
+        for entry in files.values()
+    ):
+        raise kind.error(Problem(f"{where}, files", "{name: {size, sha256}}", f"{files!r:.200}", kind.damaged))
+    require_names(files, where, kind)
+    return files
+
+
+def seal_folder(
+    folder: Path, document: Mapping[str, Any], files: Mapping[str, Mapping[str, Any]] | None = None
+) -> dict[str, dict[str, Any]]:
+    """Hashes the files of a folder that is about to appear, brings them to the disk, and writes manifest.json.
+
+    Args:
+        folder: holds its files, and nothing else.
+        document: what the manifest says beside `files`.
+        files: {name: what its entry says beside size and sha256}; an entry that has both already is taken as it is.
+            None: the files that are there.
+
+    Returns:
+        The entries of all files.
+    """
+    known = {path.name: {} for path in folder.iterdir()} if files is None else files
+    missing = [name for name, entry in known.items() if not entry.keys() >= {"size", "sha256"}]
+    found = file_entries(folder, missing)
+    entries = {name: {**entry, **found.get(name, {})} for name, entry in known.items()}
+    data = sealed({**document, "schema_version": SCHEMA_VERSION, "files": entries})
+    (folder / FILE_NAME).write_bytes(data)
+    return entries
+
+
+def read_document(folder: Path, kind: Kind) -> dict[str, Any]:
+    """Returns the document of a folder's manifest.json.
+
+    Raises:
+        OSError: it cannot be read, or is no regular file.
+        BundleError, DataError: see `opened` and `require_files`.
+    """
+    with open_regular(folder / FILE_NAME) as stream:
+        document = opened(stream.read(), str(folder / FILE_NAME), kind)
+    require_files(document.get("files"), str(folder / FILE_NAME), kind)
+    return document
 
 
 def open_regular(file: Path) -> BufferedReader:
@@ -93,77 +197,67 @@ def open_regular(file: Path) -> BufferedReader:
     return open(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")
 
 
-def file_entries(folder: Path) -> dict[str, dict[str, Any]]:
-    """Returns {name: {size in bytes, sha256}} of every file of the folder."""
-    return {path.name: _entry_of(path) for path in sorted(folder.iterdir())}
+def file_entries(folder: Path, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Returns {name: {size in bytes, sha256}} of files of a folder, and brings them to the disk."""
+    ordered = sorted(names)
+    with ThreadPoolExecutor(4) as pool:
+        return dict(zip(ordered, pool.map(lambda name: _entry_of(folder / name, sync=True), ordered), strict=True))
 
 
-def verified(folder: Path, keep: Collection[str]) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Reads a bundle's manifest and compares every file with it; what is kept is what was hashed.
+def verified(folder: Path, kind: Kind, keep: Collection[str] = ()) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """Reads a manifest and compares every file of its folder with it; what is kept is what was hashed.
 
     Args:
-        folder: the bundle.
+        folder: holds manifest.json.
+        kind: of the folder.
         keep: names of the files whose bytes are wanted.
 
     Returns:
-        The manifest, and the bytes of the files in `keep`.
+        The manifest's document, and the bytes of the files in `keep`.
 
     Raises:
-        BundleError: for an altered manifest, and for every file that is missing, unlisted or altered.
+        BundleError, DataError: for an altered manifest, and for every file that is missing, unlisted or altered.
     """
     try:
-        with open_regular(folder / FILE_NAME) as stream:
-            manifest = opened(stream.read(), str(folder / FILE_NAME))
+        manifest = read_document(folder, kind)
         present = {path.name for path in folder.iterdir()} - {FILE_NAME}
     except OSError as error:
-        advice = "Give the folder that holds manifest.json"
-        raise BundleError(Problem(str(folder), "the folder of an exported model", str(error), advice)) from error
-    entries = _entries_of(manifest, str(folder / FILE_NAME))
-    require_names(entries, str(folder / FILE_NAME))
+        advice = f"Give the folder that holds {FILE_NAME}"
+        raise kind.error(Problem(str(folder), kind.name, str(error), advice)) from error
+    entries = manifest["files"]
     kept: dict[str, bytes] = {}
-    problems = [_problem(folder, name, "no such file in the manifest", "a file") for name in present - entries.keys()]
+
+    def problem(name: str, expected: str, got: str) -> Problem:
+        return Problem(str(folder / name), expected, got, kind.damaged)
+
+    problems = [problem(name, "no such file in the manifest", "a file") for name in present - entries.keys()]
     for name, entry in entries.items():
         try:
             if name in keep:
                 with open_regular(folder / name) as stream:
                     kept[name] = stream.read()
-                found = _entry(kept[name])
+                found = {"size": len(kept[name]), "sha256": hashlib.sha256(kept[name]).hexdigest()}
             else:
                 found = _entry_of(folder / name)
         except OSError as error:
-            problems.append(_problem(folder, name, _describe(entry), str(error)))
+            problems.append(problem(name, _described(entry), str(error)))
             continue
-        if found != entry:
-            problems.append(_problem(folder, name, _describe(entry), _describe(found)))
-    problems += [_problem(folder, name, "a file", "none in the manifest") for name in set(keep) - entries.keys()]
+        if _described(found) != _described(entry):
+            problems.append(problem(name, _described(entry), _described(found)))
+    problems += [problem(name, "a file", "none in the manifest") for name in set(keep) - entries.keys()]
     if problems:
-        raise BundleError(problems[:_MOST_PROBLEMS])
+        raise kind.error(problems[:_MOST_PROBLEMS])
     return manifest, kept
 
 
-def _entries_of(manifest: dict[str, Any], where: str) -> dict[str, dict[str, Any]]:
-    entries = manifest.get("files")
-    if not isinstance(entries, dict) or not all(
-        isinstance(entry, dict) and entry.keys() == {"size", "sha256"} for entry in entries.values()
-    ):
-        raise BundleError(Problem(f"{where}, files", "{name: {size, sha256}}", f"{entries!r:.200}", _COPY_AGAIN))
-    return entries
-
-
-def _entry(data: bytes) -> dict[str, Any]:
-    return {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-
-
-def _entry_of(file: Path) -> dict[str, Any]:
+def _entry_of(file: Path, *, sync: bool = False) -> dict[str, Any]:
     """Returns the entry of a file that may be larger than memory."""
     with open_regular(file) as stream:
         digest = hashlib.file_digest(stream, "sha256")
+        if sync:
+            os.fsync(stream.fileno())
         return {"size": stream.tell(), "sha256": digest.hexdigest()}
 
 
-def _describe(entry: dict[str, Any]) -> str:
+def _described(entry: dict[str, Any]) -> str:
     return f"{entry['size']} bytes with SHA-256 {entry['sha256']}"
-
-
-def _problem(folder: Path, name: str, expected: str, got: str) -> Problem:
-    return Problem(str(folder / name), expected, got, _COPY_AGAIN)

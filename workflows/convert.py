@@ -19,7 +19,7 @@ from reagent_lite.config.convert import MINARI_SUFFIX, ConvertConfig
 from reagent_lite.data.formats.blocks import Position
 from reagent_lite.data.formats.files import MINARI_DESCRIPTION, InputFile
 from reagent_lite.data.formats.reading import ALL_COLUMNS, read_blocks
-from reagent_lite.data.formats.stage import data_files, left_out
+from reagent_lite.data.stage import data_files, left_out
 from reagent_lite.data.writing.files import table_writer
 from reagent_lite.data.writing.minari import KEPT, MinariForm, copy_to_minari
 from reagent_lite.data.writing.tables import conformed, merged, settled

@@ -14,14 +14,14 @@ import torch
 
 from reagent_lite.config import ParametricDqnConfig, WorkflowConfig
 from reagent_lite.data.copy.first_look import FirstRows, first_rows, input_files, standing_copy
-from reagent_lite.data.copy.place import candidate_folders, is_writable
+from reagent_lite.data.copy.place import places_of
 from reagent_lite.data.features.normalization import check_covers, read_normalization
-from reagent_lite.data.formats.files import local_path
 from reagent_lite.distributed.inspection import list_gpus, nearest_existing
 from reagent_lite.distributed.launcher import Processes, choose_processes
 from reagent_lite.distributed.network import addresses, listening, own_address, resolved
 from reagent_lite.distributed.nodes import Node
 from reagent_lite.errors import DataError, NoRowsError, counted
+from reagent_lite.files import is_writable
 from reagent_lite.sim.backend import open_backend
 from reagent_lite.sim.cuda_build import cuda_problem
 from workflows.doctoring_report import Row, failed, of_error, ok, size_text, skipped, warning
@@ -150,15 +150,15 @@ def copy_folder(config: WorkflowConfig, path: str) -> Row:
     standing = standing_copy(path, actions, directory)
     if standing is not None:
         return ok(name, f"stands in {standing[0]}: {counted(standing[1].rows, 'row')}")
-    folders = candidate_folders(local_path(path), files, actions, directory)
+    folders = [place.parent for place in places_of(path, files, actions, directory)]
     places = [folder for folder in folders if is_writable(folder)]
     todo = "Set data.training_copy_dir to a folder on a local disk of this machine with enough room"
     if not places:
-        return failed(name, f"none of {', '.join(str(folder.parent) for folder in folders)} can be written", todo)
+        return failed(name, f"none of {', '.join(map(str, folders))} can be written", todo)
     packed = sum(file.size for file in files if file.compression or file.extension == ".parquet")
     need = _COPY_TIMES * (sum(file.size for file in files) - packed) + _PACKED_TIMES * packed
     free = disk_usage(nearest_existing(places[0])).free
-    found = f"{places[0].parent}: {size_text(free)} free, roughly {size_text(need)} needed"
+    found = f"{places[0]}: {size_text(free)} free, roughly {size_text(need)} needed"
     return ok(name, found) if free > need else warning(name, found, todo)
 
 

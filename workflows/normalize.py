@@ -27,8 +27,15 @@ from reagent_lite.data.features.fitting import VERSION, Fitted, check_overrides,
 from reagent_lite.data.features.log import ACTION, STATE, LogSummary, summarize_log
 from reagent_lite.data.features.normalization import write_normalization
 from reagent_lite.data.formats.files import InputFile
-from reagent_lite.data.formats.input_state import states_of
-from reagent_lite.data.formats.stage import StageManifest, data_files, left_out, read_manifest, standing, write_manifest
+from reagent_lite.data.stage import (
+    StageManifest,
+    data_files,
+    left_out,
+    read_manifest,
+    standing,
+    states_of,
+    write_manifest,
+)
 from reagent_lite.errors import ConfigError, DataError, Problem, counted
 from reagent_lite.files import appearing_folder, require_writable, write_whole
 from reagent_lite.manifest import FILE_NAME

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from reagent_lite.config import ParametricDqnConfig, WorkflowConfig
 from reagent_lite.data.copy.first_look import holds_events, input_files, rows_by_metadata, standing_copy
-from reagent_lite.data.copy.place import Manifest
+from reagent_lite.data.copy.place import CopyManifest
 from reagent_lite.data.features.normalization import read_normalization
 from reagent_lite.distributed.group import Place
 from reagent_lite.distributed.inspection import list_gpus
@@ -51,7 +51,7 @@ class Known:
     bytes: int = 0
     rows: int | None = None
     events: bool = False
-    copy: Manifest | None = None
+    copy: CopyManifest | None = None
     env: VectorEnv | None = None
     spec: SourceSpec | None = None
     troubles: tuple[str, ...] = ()

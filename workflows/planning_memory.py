@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from reagent_lite.config import ParametricDqnConfig, WorkflowConfig
-from reagent_lite.data.copy.place import Manifest
+from reagent_lite.data.copy.place import CopyManifest
 from reagent_lite.data.replay.ring import ReplaySettings
 from reagent_lite.distributed.inspection import Gpu
 from reagent_lite.distributed.launcher import Processes
@@ -121,7 +121,7 @@ def simulation_needs(config: WorkflowConfig, env: VectorEnv, world: World) -> li
     ]  # fmt: skip
 
 
-def page_need(config: WorkflowConfig, copy: Manifest) -> Need | None:
+def page_need(config: WorkflowConfig, copy: CopyManifest) -> Need | None:
     """Returns what the evaluation takes on rank 0: scored rows of all machines, and as much again for the estimates.
 
     None where only reading tells: eval data, or lists of candidates.
@@ -131,9 +131,9 @@ def page_need(config: WorkflowConfig, copy: Manifest) -> Need | None:
         copy: of the training data on this machine; other machines with shards are taken to have as many rows.
     """
     episodes = copy.counts.get("episodes", 0) * (config.num_nodes if config.data.layout == "shards" else 1)
-    if config.eval_data_path is not None or not copy.actions or not episodes:
+    if config.eval_data_path is not None or not copy.action_names or not episodes:
         return None
-    settings, choices, outcomes = config.evaluation, len(copy.actions), 1 + len(copy.metric_names)
+    settings, choices, outcomes = config.evaluation, len(copy.action_names), 1 + len(copy.metric_names)
     scored = min(round(episodes * settings.held_out_share), settings.max_episodes)
     length = copy.rows / copy.counts["episodes"]
     # columns of EvaluationPage; the mask has 1 byte each

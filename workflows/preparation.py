@@ -250,7 +250,7 @@ class _Matrix:
             raw=raw,
             transform=Reordered(ids, spec, Preprocessor(spec, missing_as_zero=as_zero)),
             width=spec.width,
-            file=copy.build / f"normalized_{name}_{key}.npy",
+            file=copy.folder / f"normalized_{name}_{key}.npy",
         )
 
 

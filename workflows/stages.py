@@ -15,12 +15,12 @@ from reagent_lite.config import DqnConfig, WorkflowConfig
 from reagent_lite.config.shard import ShardConfig
 from reagent_lite.config.timeline import QuerySection, TimelineConfig, TimelineSection
 from reagent_lite.data.copy.first_look import holds_events
-from reagent_lite.data.copy.place import FOLDER, is_writable
+from reagent_lite.data.copy.place import FOLDER
 from reagent_lite.data.formats.files import local_path
 from reagent_lite.data.shards.machines import fetch, shard
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import ConfigError, NoRowsError, Problem
-from reagent_lite.files import user_cache
+from reagent_lite.files import is_writable, user_cache
 from workflows.reporting import say
 from workflows.timelines import run_timeline
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from reagent_lite.config.timeline import TimelineConfig
 from reagent_lite.data.formats.files import InputFile
-from reagent_lite.data.formats.stage import StageManifest, data_files, left_out, read_manifest, standing
+from reagent_lite.data.stage import StageManifest, data_files, left_out, read_manifest, standing
 from reagent_lite.data.timeline.duckdb_engine import MEMORY_SHARE, DuckDBEngine
 from reagent_lite.data.timeline.engine import Engine
 from reagent_lite.data.timeline.making import KIND, make_timeline, output_folders, settings_of

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from reagent_lite.errors import BundleError, Problem, counted
 from reagent_lite.export.dense import FeatureMap, flags, from_maps, numbers, padded, refuse_infinity
 from reagent_lite.export.tolerance import Tolerance, compare_choices
-from reagent_lite.manifest import FILE_NAME, verified
+from reagent_lite.manifest import BUNDLE, FILE_NAME, verified
 
 MODEL_FILE: Final = "model.onnx"
 GOLDEN_FILE: Final = "golden.json"
@@ -275,7 +275,7 @@ def _verified(folder: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
     while True:
         before = _identity(folder)
         try:
-            return verified(folder, (MODEL_FILE, GOLDEN_FILE))
+            return verified(folder, BUNDLE, keep=(MODEL_FILE, GOLDEN_FILE))
         except BundleError:
             if _identity(folder) == before:
                 raise

@@ -22,7 +22,7 @@ from reagent_lite.export.formats import FORMATS
 from reagent_lite.export.model_card import model_card
 from reagent_lite.export.predictor import Predictor
 from reagent_lite.files import appearing_folder
-from reagent_lite.manifest import FILE_NAME, SCHEMA_VERSION, canonical, file_entries, sealed
+from reagent_lite.manifest import FILE_NAME, canonical, seal_folder
 from reagent_lite.rl.policies import policy_json
 
 _GOLDEN_ROWS: Final = 32
@@ -118,12 +118,11 @@ def _write_files(writing: Path, live: Predictor, content: BundleContent) -> None
     for name, document in documents.items():
         (writing / name).write_bytes(canonical(_finite(document)))
     (writing / "MODEL_CARD.md").write_text(model_card(live, content), encoding="utf-8")
-    (writing / FILE_NAME).write_bytes(sealed(_manifest(live, content, writing)))
+    seal_folder(writing, _manifest(live, content))
 
 
-def _manifest(live: Predictor, content: BundleContent, writing: Path) -> dict[str, Any]:
+def _manifest(live: Predictor, content: BundleContent) -> dict[str, Any]:
     return {
-        "schema_version": SCHEMA_VERSION,
         "workflow": content.workflow,
         "state_feature_ids": list(live.state_feature_ids),
         "action_feature_ids": list(live.action_feature_ids),
@@ -134,7 +133,6 @@ def _manifest(live: Predictor, content: BundleContent, writing: Path) -> dict[st
         "config_hash": content.config_hash,
         "versions": content.versions,
         "git_revision": content.git_revision,
-        "files": file_entries(writing),
     }
 
 

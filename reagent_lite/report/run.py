@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from reagent_lite.config import WorkflowConfig, fingerprint, resolved
-from reagent_lite.data.copy.place import read_manifest as read_copy_manifest
+from reagent_lite.data.copy.place import CopyManifest
 from reagent_lite.data.copy.training_copy import TrainingCopy
-from reagent_lite.data.formats.stage import StageManifest, read_manifest
+from reagent_lite.data.stage import StageManifest, read_manifest
 from reagent_lite.errors import counted
 from reagent_lite.evaluation.interval import Interval, number, percent
 from reagent_lite.files import write_whole
@@ -262,7 +262,7 @@ def lineage_section(sources: Sequence[Source]) -> Section:
     ]
     for source in sources:
         use, copy = f"{source.use} on node 0" if source.on_node else source.use, source.copy
-        manifest = read_copy_manifest(copy.folder)
+        manifest = CopyManifest.read(str(copy.folder))
         states = manifest.inputs if manifest is not None and len(manifest.inputs) == len(copy.files) else ()
         files = [(path, state.size, state.sha256) for path, state in zip(copy.files, states, strict=False)]
         tables.append(_files(f"Files of the {use}", files))

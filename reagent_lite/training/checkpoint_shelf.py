@@ -16,7 +16,7 @@ from typing import Any
 
 from reagent_lite.errors import BundleError, Problem
 from reagent_lite.files import appearing_folder, sync, write_whole
-from reagent_lite.manifest import FILE_NAME, SCHEMA_VERSION, file_entries, open_regular, opened, sealed, verified
+from reagent_lite.manifest import CHECKPOINT, FILE_NAME, read_document, seal_folder, verified
 
 STATE, LEARNER, OPTIMIZER, JUDGES = "state.json", "learner.safetensors", "optimizer.safetensors", "judge.safetensors"
 LATEST = "LATEST"
@@ -83,7 +83,7 @@ class Shelf:
         for name in self.names():
             folder = self.folder / name
             try:
-                _, kept = verified(folder, keep={STATE})
+                _, kept = verified(folder, CHECKPOINT, keep={STATE})
             except (BundleError, OSError) as error:
                 damaged.append((name, str(error).splitlines()[0]))
                 continue
@@ -126,11 +126,9 @@ class Shelf:
         target = self.folder / name
         with appearing_folder(target) as temporary:
             yield temporary
-            entries = file_entries(temporary)
-            head = {"schema_version": SCHEMA_VERSION, "kind": "checkpoint", **document}
-            (temporary / FILE_NAME).write_bytes(sealed({**head, "files": entries}))
+            seal_folder(temporary, {"kind": "checkpoint", **document})
         try:
-            verified(target, keep=())
+            verified(target, CHECKPOINT)
         except BundleError:
             self._set_aside(target)
             raise
@@ -146,8 +144,7 @@ class Shelf:
     def finish(self, name: str) -> None:
         """Marks a checkpoint as the end of its run; its other files stay the same bytes."""
         folder = self.folder / name
-        manifest = opened((folder / FILE_NAME).read_bytes(), str(folder))
-        del manifest["files"]
+        manifest = read_document(folder, CHECKPOINT)
         state = json.loads((folder / STATE).read_bytes())
         with self.adding(name, manifest) as temporary:
             for file in folder.iterdir():
@@ -175,8 +172,7 @@ def _order(folder: Path) -> tuple[int, int]:
     """Returns the number a checkpoint was written as, and its step, which stands for it where that cannot be read."""
     step = folder.name.removeprefix("step_")
     try:
-        with open_regular(folder / FILE_NAME) as stream:
-            serial = opened(stream.read(), str(folder)).get("serial", 0)
+        serial = read_document(folder, CHECKPOINT).get("serial", 0)
     except (BundleError, OSError):
         serial = 1 << 62  # to be looked at first, and set aside
     return serial, int(step) if step.isdigit() else 0

@@ -14,7 +14,7 @@ from safetensors.torch import load, save
 
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import ConfigError, Problem
-from reagent_lite.manifest import verified
+from reagent_lite.manifest import CHECKPOINT, verified
 from reagent_lite.training.checkpoint import Running
 from reagent_lite.training.checkpoint_shelf import JUDGES, LEARNER, OPTIMIZER, STATE, Found, Shelf, rank_file
 from reagent_lite.training.first_reads import first_reads
@@ -141,7 +141,7 @@ def restore(
         regrouped: makes the own state of a rank from those of all ranks that saved; None where they are the same.
     """
     folder = shelf.folder / state["name"]
-    files = first_reads(group, lambda: verified(folder, keep={LEARNER, OPTIMIZER, JUDGES})[1])
+    files = first_reads(group, lambda: verified(folder, CHECKPOINT, keep={LEARNER, OPTIMIZER, JUDGES})[1])
     running.learner.load_state_dict(load(files[LEARNER]))
     load_optimizer(running.optimization.optimizer, load(files[OPTIMIZER]), state["optimizer"])
     load_rates(running.optimization.optimizer, state["optimizer"])

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import ConfigError, Problem
-from reagent_lite.manifest import verified
+from reagent_lite.manifest import BUNDLE, CHECKPOINT, verified
 from reagent_lite.training.checkpoint_shelf import LEARNER, OPTIMIZER, STATE, Shelf
 from reagent_lite.training.first_reads import Files, first_reads
 from reagent_lite.training.tensors import Tree, differences, load_optimizer
@@ -67,7 +67,7 @@ def _under(prefix: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _read(path: Path) -> Files:
     found = _find(path)
     wanted = {_WEIGHTS} if found.model else {LEARNER, OPTIMIZER, STATE}
-    _, kept = verified(found.folder, keep=wanted)
+    _, kept = verified(found.folder, BUNDLE if found.model else CHECKPOINT, keep=wanted)
     return {_FOLDER: str(found.folder).encode(), **kept}
 
 

@@ -26,8 +26,8 @@ import pyarrow.parquet as pq
 
 from reagent_lite.config import check
 from reagent_lite.config.simulate import SimulateConfig
-from reagent_lite.data.formats.stage import StageManifest, write_manifest
 from reagent_lite.data.shards.dealing import Layout, make_shards
+from reagent_lite.data.stage import StageManifest, write_manifest
 from reagent_lite.files import sync
 from workflows.simulating import simulate
 

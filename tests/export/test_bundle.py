@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 from reagent_lite.errors import BundleError
 from reagent_lite.export import Bundle, load_bundle
 from reagent_lite.export.bundle import draw
-from reagent_lite.manifest import canonical, file_entries, opened, sealed
+from reagent_lite.manifest import BUNDLE, canonical, opened, read_document, seal_folder, sealed
 
 NAN, INF = float("nan"), float("inf")
 FILES = (
@@ -100,27 +100,27 @@ def test_no_folder_is_refused(tmp_path: Path) -> None:
 def test_manifest_seal() -> None:
     document = {"schema_version": 1, "b": [1, 2.5], "a": "ä"}
     data = sealed(document)
-    assert opened(data, "m") == document
+    assert opened(data, "m", BUNDLE) == document
     same_meaning = json.dumps(json.loads(data), sort_keys=True).encode()
     with pytest.raises(BundleError, match="canonical form"):
-        opened(same_meaning, "m")
+        opened(same_meaning, "m", BUNDLE)
     with pytest.raises(BundleError, match="own SHA-256"):
-        opened(data.replace(b"2.5", b"3.5"), "m")
+        opened(data.replace(b"2.5", b"3.5"), "m", BUNDLE)
     with pytest.raises(BundleError, match="own SHA-256 None"):
-        opened(canonical(document), "m")
+        opened(canonical(document), "m", BUNDLE)
     with pytest.raises(BundleError, match="expected JSON"):
-        opened(data[:-3], "m")
+        opened(data[:-3], "m", BUNDLE)
     with pytest.raises(BundleError, match="expected JSON"):
-        opened(b"[" * 100_000, "m")
+        opened(b"[" * 100_000, "m", BUNDLE)
     with pytest.raises(BundleError, match="expected schema version 1, got 2"):
-        opened(sealed({"schema_version": 2}), "m")
+        opened(sealed({"schema_version": 2}), "m", BUNDLE)
     with pytest.raises(ValueError, match="JSON compliant"):
         canonical({"a": NAN})
 
 
 def test_manifest_names_files_in_its_own_folder_alone(discrete_folder: Path, copied: Copy, tmp_path: Path) -> None:
     folder = copied(discrete_folder)
-    document = opened((folder / "manifest.json").read_bytes(), "m")
+    document = opened((folder / "manifest.json").read_bytes(), "m", BUNDLE)
     (tmp_path / "outside.json").write_text("{}")
     for name in ("../outside.json", str(tmp_path / "outside.json"), "..", "a/b", ".hidden", ""):
         files = {**document["files"], name: {"size": 2, "sha256": hashlib.sha256(b"{}").hexdigest()}}
@@ -430,10 +430,8 @@ def test_a_bundle_that_is_replaced_while_it_is_read_is_read_again(
 ) -> None:
     served = copied(discrete_folder)
     (served / "MODEL_CARD.md").write_text("another one")  # an older bundle, sealed anew
-    document = json.loads((served / "manifest.json").read_bytes())
-    document.pop("sha256")
-    document["files"] = {name: entry for name, entry in file_entries(served).items() if name != "manifest.json"}
-    (served / "manifest.json").write_bytes(sealed({**document, "steps": 1}))
+    document = read_document(served, BUNDLE)
+    seal_folder(served, {**document, "steps": 1}, {name: {} for name in document["files"]})
     assert load_bundle(served).manifest["steps"] == 1
     read = Path.iterdir
 

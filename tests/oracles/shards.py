@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from reagent_lite.data.formats.stage import StageManifest, data_files, write_manifest
+from reagent_lite.data.stage import StageManifest, data_files, write_manifest
 from reagent_lite.errors import NoRowsError
 
 

@@ -15,7 +15,7 @@ from oracles.runs import Runner
 from reagent_lite.config import check
 from reagent_lite.config.normalize import NormalizeConfig
 from reagent_lite.data.features.normalization import read_normalization
-from reagent_lite.data.formats.stage import read_manifest
+from reagent_lite.data.stage import read_manifest
 from reagent_lite.errors import ConfigError, DataError
 from workflows.normalize import Normalized, normalize
 

@@ -18,8 +18,8 @@ from oracles.runs import ROOT
 from oracles.shards import multiset, plain, rows_of, stage, table, write
 
 from reagent_lite.config.shard import ShardConfig
-from reagent_lite.data.formats.stage import read_manifest
 from reagent_lite.data.shards.machines import fetch, shard
+from reagent_lite.data.stage import read_manifest
 from reagent_lite.errors import ConfigError, DataError
 from workflows.command_line import main_alone
 from workflows.shard import COMMAND

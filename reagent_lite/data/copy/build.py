@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from numpy.typing import DTypeLike, NDArray
 
 from reagent_lite.data.copy.lists import list_records, share
+from reagent_lite.data.copy.place import KIND, CopyManifest, settings_of
 from reagent_lite.data.copy.spool import K, Spool, write_npy
 from reagent_lite.data.formats.blocks import Block, Position
 from reagent_lite.data.formats.files import InputFile
@@ -23,6 +24,7 @@ from reagent_lite.data.formats.schema import KNOWN_COLUMNS, MAX_PROBLEMS, TIMELI
 from reagent_lite.data.rows.contract import Contract
 from reagent_lite.data.rows.hashes import mix, name_hashes
 from reagent_lite.data.rows.reading import Rows, read_rows
+from reagent_lite.data.stage import states_of
 from reagent_lite.errors import DataError, Problem, counted
 
 VECTORS: dict[str, DTypeLike] = {
@@ -45,26 +47,13 @@ NEEDED_FOR_ENDS = ("terminal", "possible_next_actions", "next_action")
 _NAMES_AT_ONCE = 1 << 16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Built:
-    """What a build says about itself; names as in TrainingCopy and its Manifest."""
-
-    rows: int
-    hashes: tuple[str, ...]
-    state_ids: tuple[int, ...]
-    action_ids: tuple[int, ...]
-    metric_names: tuple[str, ...]
-    counts: dict[str, int]
-    notes: tuple[str, ...]
-
-
 def build(
     files: tuple[InputFile, ...],
     actions: tuple[str, ...] | None,
     folder: Path,
     progress: Callable[[int, int], None] | None,
-) -> Built:
-    """Writes the arrays of a training copy of `files` into `folder`.
+) -> CopyManifest:
+    """Writes the arrays of a training copy of `files` into `folder`, and returns what its manifest says of them.
 
     Args:
         files: the input; none for the copy of a machine without rows.
@@ -92,7 +81,23 @@ def build(
             if rows is not None:
                 log.append(rows)
         log.check(files[0].path)
-    return log.write(tuple(position.sha256 for position in positions))
+    log.write()
+    return CopyManifest(
+        kind=KIND,
+        rows=log.num_rows,
+        columns={},
+        state_ids=tuple(sorted(log.state_keys)),
+        action_ids=tuple(sorted(log.action_keys)),
+        metric_names=tuple(sorted(log.metric_keys)),
+        settings=settings_of(actions),
+        inputs=states_of(files, [position.sha256 for position in positions]),
+        report={},
+        files={file.name: {} for file in folder.iterdir()},
+        paths=tuple(file.path for file in files),
+        action_names=actions or (),
+        counts=dict(log.counts),
+        notes=notes(log.counts, log.seen_columns),
+    )
 
 
 class SpooledLog:
@@ -175,7 +180,7 @@ class SpooledLog:
             expected = f"one of the columns {', '.join(NEEDED_FOR_ENDS)}, to tell where episodes end"
             raise DataError(Problem(where, expected, "none of them"))
 
-    def write(self, hashes: tuple[str, ...]) -> Built:
+    def write(self) -> None:
         """Writes every array in the copy's order; the spools are gone afterwards."""
         sequence, slots = self._taken("sequence"), self._taken("episode")
         order = find_order(slots, self.mdp_ids, sequence if self.has_sequence else None)
@@ -199,15 +204,6 @@ class SpooledLog:
         for name, mask in (("mask", self.mask), ("next_mask", self.next_mask)):
             self._write(name, np.uint8, (self.num_rows, mask.width), mask.gathered(order.rows), mask)
         self._write_lists(order.rows)
-        return Built(
-            rows=self.num_rows,
-            hashes=hashes,
-            state_ids=tuple(sorted(self.state_keys)),
-            action_ids=tuple(sorted(self.action_keys)),
-            metric_names=tuple(sorted(self.metric_keys)),
-            counts=dict(self.counts),
-            notes=notes(self.counts, self.seen_columns),
-        )
 
     def _taken(self, name: str, order: NDArray[np.int64] | None = None) -> NDArray[Any]:
         """Returns a whole vector, whose spool ends with it."""

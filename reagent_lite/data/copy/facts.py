@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reagent_lite.data.copy.place import MANIFEST, read_manifest
+from reagent_lite.data.copy.place import CopyManifest
 from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.features.normalization import normalization_json
 from reagent_lite.errors import DataError, Problem, counted
@@ -36,7 +36,7 @@ class Facts:
         action_names: of discrete actions; empty for candidates.
         state_ids, action_ids, metric_names: as in TrainingCopy.
         content: sha256 over the rows in the copy's order; "" where there are none.
-        manifest: sha256 of the copy's manifest.json; of nothing where there are no rows.
+        manifest: digest of the copy's manifest; of nothing where there are no rows.
         counts, notes: as in TrainingCopy.
         normalization: sha256 of each given normalization, by column.
     """
@@ -64,7 +64,7 @@ class Facts:
             action_ids=copy.action_ids,
             metric_names=copy.metric_names,
             content=_content(copy) if len(copy) else "",
-            manifest=_sha256((copy.folder / MANIFEST).read_bytes() if len(copy) else b""),
+            manifest=copy.digest if len(copy) else _sha256(b""),
             counts=copy.counts,
             notes=copy.notes,
             normalization={name: _sha256(_encoded(normalization_json(spec))) for name, spec in given.items()},
@@ -210,10 +210,10 @@ def in_order(
 
 
 def _content(copy: TrainingCopy) -> str:
-    manifest = read_manifest(copy.folder)
+    manifest = CopyManifest.read(str(copy.folder))
     assert manifest is not None
     arrays = {name: file["sha256"] for name, file in manifest.files.items() if name not in ORIGIN}
-    return _sha256(_encoded([arrays, manifest.actions, copy.state_ids, copy.action_ids, copy.metric_names]))
+    return _sha256(_encoded([arrays, manifest.action_names, copy.state_ids, copy.action_ids, copy.metric_names]))
 
 
 def _joined(hashes: list[str]) -> str:

@@ -4,17 +4,17 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from reagent_lite.data.copy.place import Manifest, candidate_folders, read_manifest
+from reagent_lite.data.copy.place import CopyManifest, places_of
 from reagent_lite.data.formats.arrow import opened_parquet
 from reagent_lite.data.formats.blocks import Block, Position
-from reagent_lite.data.formats.files import InputFile, local_path
+from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.reading import READERS
-from reagent_lite.data.formats.stage import data_files
 from reagent_lite.data.rows.columns import column_of, flags
 from reagent_lite.data.rows.contract import Contract
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.reading import read_rows
 from reagent_lite.data.rows.table import event_table
+from reagent_lite.data.stage import data_files
 from reagent_lite.errors import DataError
 
 
@@ -41,7 +41,9 @@ def input_files(path: str) -> tuple[InputFile, ...]:
     return data_files(path)
 
 
-def standing_copy(path: str, actions: tuple[str, ...] | None, directory: str | None) -> tuple[Path, Manifest] | None:
+def standing_copy(
+    path: str, actions: tuple[str, ...] | None, directory: str | None
+) -> tuple[Path, CopyManifest] | None:
     """Returns the training copy that a run would use again, by names, sizes and times of the files, or None.
 
     Args:
@@ -50,12 +52,8 @@ def standing_copy(path: str, actions: tuple[str, ...] | None, directory: str | N
         directory: data.training_copy_dir.
     """
     files = input_files(path)
-    present = [(file.name, file.size, file.modified_ns) for file in files]
-    for folder in candidate_folders(local_path(path), files, actions, directory):
-        manifest = read_manifest(folder)
-        if manifest is not None and [(one.name, one.size, one.modified_ns) for one in manifest.inputs] == present:
-            return folder, manifest
-    return None
+    found = (place.untouched(files) for place in places_of(path, files, actions, directory))
+    return next((one for one in found if one is not None), None)
 
 
 def rows_by_metadata(files: tuple[InputFile, ...]) -> int | None:

@@ -111,9 +111,3 @@ def write_npy(file: Path, dtype: DTypeLike, shape: tuple[int, ...], chunks: Iter
 
 def _bytes(values: NDArray[Any], dtype: np.dtype[Any]) -> memoryview | bytes:
     return np.ascontiguousarray(values, dtype).data.cast("B") if values.size else b""
-
-
-def chunks(total: int, size: int) -> Iterator[tuple[int, int]]:
-    """Yields (start, stop) that cover 0 to total in pieces of `size`."""
-    for start in range(0, total, size):
-        yield start, min(total, start + size)

@@ -1,7 +1,7 @@
 """The training copy: a log's transitions as memory-mapped arrays, written once beside the data.
 
-    inputs ─► 1 blocks of Arrow columns ─► 2 checked numpy rows ─► 3 spooled in file order ─► 4 sorted, written, renamed
-              readers.py                   transitions.py          training_copy_build.py     training_copy_build.py
+    inputs ─► 1 blocks of Arrow columns ─► 2 checked rows ─► 3 spooled in file order ─► 4 sorted, written, renamed
+              formats/                     rows/               build.py                   build.py, place.py
 
 A copy that stands is used again while its inputs are unchanged: first by names, sizes and modification times, then by
 sha256. Next states are not stored where they are the following row's state, which halves the bytes.
@@ -12,10 +12,8 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import mmap
-import os
 import tempfile
-import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,24 +22,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from reagent_lite.data.copy.build import build
-from reagent_lite.data.copy.place import (
-    SCHEMA_VERSION,
-    Manifest,
-    candidate_folders,
-    is_writable,
-    new_build,
-    publish,
-    read_manifest,
-    remember_times,
-    seal,
-)
-from reagent_lite.data.formats.files import InputFile, local_path
-from reagent_lite.data.formats.input_state import states_of, unchanged
-from reagent_lite.data.formats.stage import data_files, left_out
+from reagent_lite.data.copy.place import CopyManifest, places_of
+from reagent_lite.data.stage import data_files, left_out
 from reagent_lite.errors import DataError, Problem
-from reagent_lite.files import sync
-
-OPEN_ATTEMPTS = 5
+from reagent_lite.files import is_writable
+from reagent_lite.manifest import TRAINING_COPY
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,8 +37,8 @@ class TrainingCopy:
     all, F candidate features, M metrics, E side rows, I input files.
 
     Attributes:
-        folder: where the copy lies.
-        build: folder inside it that holds the arrays, never changed; a copy of other inputs has another.
+        folder: holds manifest.json and the arrays, never changed; a copy of other inputs has another.
+        digest: says what the copy is, see `StageManifest.digest`.
         files: the I input files' paths.
         action_names: names of discrete actions; empty for parametric ones.
         state_ids: S feature ids, ascending: all seen in state_features or next_state_features.
@@ -89,7 +74,7 @@ class TrainingCopy:
     """
 
     folder: Path
-    build: Path
+    digest: str
     files: tuple[str, ...]
     action_names: tuple[str, ...]
     state_ids: tuple[int, ...]
@@ -146,63 +131,42 @@ class TrainingCopy:
         return f"{self.files[int(self.origin_file[row])]}:{int(self.origin_line[row])}"
 
 
-def open_training_copy(folder: Path, *, verify: bool = False) -> TrainingCopy:
+ARRAYS = frozenset(f"{one.name}.npy" for one in dataclasses.fields(TrainingCopy) if "NDArray" in str(one.type))
+
+
+def open_training_copy(folder: Path) -> TrainingCopy:
     """Opens the copy in `folder`.
 
     Args:
         folder: as `TrainingCopy.folder` gives it.
-        verify: whether every array's sha256 is compared too; sizes always are.
 
     Raises:
         DataError: no copy there, or a damaged one.
     """
-    # Another process may replace the build between reading its name and opening it: the new one is opened then.
-    for _ in range(OPEN_ATTEMPTS):
-        manifest = read_manifest(folder)
-        if manifest is None:
-            break
-        try:
-            return _opened(folder, manifest, verify)
-        except FileNotFoundError:
-            continue
-    advice = "Remove the folder; the copy is then built again"
-    raise DataError(Problem(str(folder), "a whole training copy", "none, or a damaged one", advice))
+    manifest = CopyManifest.read(str(folder))
+    if manifest is None or manifest.files.keys() != ARRAYS:
+        got = (
+            "none"
+            if manifest is None
+            else f"arrays {', '.join(sorted(manifest.files.keys() ^ ARRAYS))} too many or few"
+        )
+        raise DataError(Problem(str(folder), TRAINING_COPY.name, got, TRAINING_COPY.damaged))
+    return _opened(folder, manifest)
 
 
-def _opened(folder: Path, manifest: Manifest, verify: bool) -> TrainingCopy:
-    build = folder / manifest.build
-    if verify and (altered := [k for k, one in seal(build, manifest.files).items() if manifest.files[k] != one]):
-        raise DataError(Problem(str(build), "the arrays the manifest describes", f"altered {', '.join(altered)}"))
+def _opened(folder: Path, manifest: CopyManifest) -> TrainingCopy:
     return TrainingCopy(
         folder=folder,
-        build=build,
+        digest=manifest.digest,
         files=manifest.paths,
-        action_names=manifest.actions or (),
+        action_names=manifest.action_names,
         state_ids=manifest.state_ids,
         action_ids=manifest.action_ids,
         metric_names=manifest.metric_names,
         counts=manifest.counts,
         notes=manifest.notes,
-        **_arrays(build, manifest.files),
+        **{name.removesuffix(".npy"): _array(folder / name) for name in ARRAYS},
     )
-
-
-def empty_training_copy(actions: tuple[str, ...] | None) -> TrainingCopy:
-    """Returns the copy of a machine that has no rows where others have some, in memory only.
-
-    Args:
-        actions: names of discrete actions in output order; None for parametric ones.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        build((), actions, Path(folder), None)
-        return TrainingCopy(
-            folder=Path(), build=Path(), files=(), action_names=actions or (), state_ids=(), action_ids=(),
-            metric_names=(), counts={}, notes=(), **_arrays(Path(folder), os.listdir(folder))
-        )  # fmt: skip
-
-
-def _arrays(folder: Path, names: Iterable[str]) -> dict[str, NDArray[Any]]:
-    return {name.removesuffix(".npy"): _array(folder / name) for name in names}
 
 
 def _array(file: Path) -> NDArray[Any]:
@@ -212,6 +176,16 @@ def _array(file: Path) -> NDArray[Any]:
     except ValueError:
         array: NDArray[Any] = np.load(file, allow_pickle=False)
         return array
+
+
+def empty_training_copy(actions: tuple[str, ...] | None) -> TrainingCopy:
+    """Returns the copy of a machine that has no rows where others have some, in memory only.
+
+    Args:
+        actions: names of discrete actions in output order; None for parametric ones.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        return dataclasses.replace(_opened(Path(folder), build((), actions, Path(folder), None)), folder=Path())
 
 
 def prepare_training_copy(
@@ -237,50 +211,19 @@ def prepare_training_copy(
             folder that can be written.
     """
     files = data_files(path)
-    folders = candidate_folders(local_path(path), files, actions, directory)
-    for folder in folders:
-        manifest = read_manifest(folder)
-        if manifest is not None and unchanged(manifest.inputs, files):
-            remember_times(folder, manifest, files)
-            return _noted(open_training_copy(folder), path)
-    writable = [folder for folder in folders if is_writable(folder)]
-    if not writable:
-        places = ", ".join(str(folder.parent) for folder in folders)
-        raise DataError(Problem(places, "a folder that can be written, for the training copy", "none"))
-    _build(writable[0], files, actions, progress)
-    give_back_memory()
-    return _noted(open_training_copy(writable[0]), path)
-
-
-def _noted(copy: TrainingCopy, path: str) -> TrainingCopy:
-    """Returns a copy that also says what its input does not share with it today."""
+    places = places_of(path, files, actions, directory)
+    folder = next((folder for place in places if (folder := place.standing(files)) is not None), None)
+    if folder is None:
+        place = next((place for place in places if is_writable(place.parent)), None)
+        if place is None:
+            parents = ", ".join(str(place.parent) for place in places)
+            raise DataError(Problem(parents, "a folder that can be written, for the training copy", "none"))
+        with place.building() as temporary:
+            folder = place.publish(temporary, build(files, actions, temporary, progress))
+        give_back_memory()
+    copy = open_training_copy(folder)
+    # what lies beside the data today and is not read
     return dataclasses.replace(copy, notes=(*copy.notes, *left_out(path)))
-
-
-def _build(
-    folder: Path,
-    files: tuple[InputFile, ...],
-    actions: tuple[str, ...] | None,
-    progress: Callable[[int, int], None] | None,
-) -> None:
-    with new_build(folder) as temporary:
-        built = build(files, actions, temporary, progress)
-        manifest = Manifest(
-            schema_version=SCHEMA_VERSION,
-            build=f"build-{uuid.uuid4().hex}",
-            rows=built.rows,
-            inputs=states_of(files, built.hashes),
-            files=seal(temporary, [file.name for file in temporary.iterdir()]),
-            paths=tuple(file.path for file in files),
-            actions=actions,
-            state_ids=built.state_ids,
-            action_ids=built.action_ids,
-            metric_names=built.metric_names,
-            counts=built.counts,
-            notes=built.notes,
-        )
-        sync(temporary)
-        publish(folder, temporary, manifest)
 
 
 def give_back_memory() -> None:

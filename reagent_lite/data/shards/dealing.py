@@ -30,13 +30,12 @@ from numpy.typing import NDArray
 
 from reagent_lite.data.formats.blocks import Block, Position
 from reagent_lite.data.formats.files import InputFile, list_input
-from reagent_lite.data.formats.input_state import states_of
 from reagent_lite.data.formats.reading import ALL_COLUMNS, num_threads, read_blocks
 from reagent_lite.data.formats.schema import from_indices, is_text, merge_fields, to_numpy
-from reagent_lite.data.formats.stage import StageManifest, data_files, left_out, read_manifest, write_manifest
 from reagent_lite.data.rows.columns import column_of, strings
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.hashes import Hashes, mix, name_hashes, row_hashes
+from reagent_lite.data.stage import StageManifest, data_files, left_out, read_manifest, states_of, write_manifest
 from reagent_lite.errors import DataError, Problem
 
 KIND = "shard"

@@ -18,9 +18,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from reagent_lite.data.formats.stage import read_manifest
 from reagent_lite.data.shards.dealing import KIND, Progress
 from reagent_lite.data.shards.store import ShardEntry, Store, storage_errors
+from reagent_lite.data.stage import read_manifest
 from reagent_lite.errors import DataError, Problem
 from reagent_lite.files import sync
 from reagent_lite.manifest import FILE_NAME

@@ -15,11 +15,10 @@ from typing import Any
 
 from reagent_lite.config.shard import ShardConfig
 from reagent_lite.data.formats.files import POINTER, InputFile
-from reagent_lite.data.formats.input_state import unchanged
-from reagent_lite.data.formats.stage import data_files, left_out
 from reagent_lite.data.shards.dealing import Layout, make_shards
 from reagent_lite.data.shards.fetch import Fetched, fetch_shard
 from reagent_lite.data.shards.store import Pointer, Store, is_whole, publish, read_pointer, storage_errors
+from reagent_lite.data.stage import data_files, left_out, unchanged
 from reagent_lite.errors import ConfigError, DataError, NoRowsError, Problem, counted
 from reagent_lite.progress import log, progress
 

@@ -28,12 +28,20 @@ import fsspec
 import psutil
 
 from reagent_lite.data.formats.files import POINTER, local_path
-from reagent_lite.data.formats.input_state import InputState
-from reagent_lite.data.formats.stage import StageManifest
 from reagent_lite.data.shards.dealing import folder_name
-from reagent_lite.errors import BundleError, DataError, Problem
+from reagent_lite.data.stage import FIELDS, InputState, StageManifest, typed
+from reagent_lite.errors import DataError, Problem
 from reagent_lite.files import sync, write_whole
-from reagent_lite.manifest import FILE_NAME, SCHEMA_VERSION, open_regular, opened, require_names, sealed
+from reagent_lite.manifest import (
+    FILE_NAME,
+    SCHEMA_VERSION,
+    SHARDS,
+    open_regular,
+    opened,
+    require_files,
+    require_names,
+    sealed,
+)
 
 _MAKING = ".making-"
 _ABANDONED_AFTER_SECONDS = 86_400.0
@@ -59,6 +67,8 @@ class Pointer:
         inputs: what they were made from.
         shards: in their order.
     """
+
+    __pydantic_config__ = FIELDS
 
     generation: str
     settings: dict[str, Any]
@@ -191,21 +201,12 @@ def read_pointer(store: Store) -> Pointer | None:
             data = store.read(POINTER)
         except FileNotFoundError:
             return None
-    try:
-        document = opened(data, where)
-        document.pop("schema_version")
-        document["inputs"] = tuple(InputState(**one) for one in document["inputs"])
-        document["shards"] = tuple(ShardEntry(**one) for one in document["shards"])
-        pointer = Pointer(**document)
-        require_names([pointer.generation], where, _GENERATION.pattern)
-        for number, one in enumerate(pointer.shards):
-            require_names([one.folder], where, f"{pointer.generation}/{folder_name(number)}")
-            require_names(one.files, where)
-        return pointer
-    except (BundleError, TypeError, KeyError) as error:
-        got = error.problems[0].got if isinstance(error, BundleError) else f"other keys: {error}"
-        todo = "Remove it and run node 0, or the command without --node_index, again"
-        raise DataError(Problem(where, f"the {POINTER} of this version", got, todo)) from error
+    pointer = typed(Pointer, opened(data, where, SHARDS), where, SHARDS)
+    require_names([pointer.generation], where, SHARDS, _GENERATION.pattern)
+    for number, one in enumerate(pointer.shards):
+        require_names([one.folder], where, SHARDS, f"{pointer.generation}/{folder_name(number)}")
+        require_files(one.files, where, SHARDS)
+    return pointer
 
 
 def publish(store: Store, built: Path, manifests: Sequence[StageManifest], settings: dict[str, Any]) -> Pointer:

@@ -22,10 +22,9 @@ import pyarrow.parquet
 
 from reagent_lite.config.timeline import TimelineConfig
 from reagent_lite.data.formats.files import InputFile
-from reagent_lite.data.formats.input_state import InputState, hashes_of, states_of
 from reagent_lite.data.formats.schema import MAX_PROBLEMS
-from reagent_lite.data.formats.stage import StageManifest, read_manifest, write_manifest
 from reagent_lite.data.rows.contract import Contract
+from reagent_lite.data.stage import InputState, StageManifest, hashes_of, read_manifest, states_of, write_manifest
 from reagent_lite.data.timeline.engine import Engine, EventColumns
 from reagent_lite.data.timeline.pairs import FIGURES, Pairing
 from reagent_lite.errors import DataError, NoRowsError, Problem, counted

@@ -18,9 +18,9 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from reagent_lite.data.formats.files import InputFile
-from reagent_lite.data.formats.input_state import hashes_of
 from reagent_lite.data.formats.schema import MAX_PROBLEMS
 from reagent_lite.data.rows.contract import Contract, has_numerals_of_others
+from reagent_lite.data.stage import hashes_of
 from reagent_lite.data.timeline.dialects import SparkDialect
 from reagent_lite.data.timeline.engine import EventColumns, Show
 from reagent_lite.data.timeline.rules import faulty

@@ -11,7 +11,7 @@ from reagent_lite.data.copy import features
 from reagent_lite.data.copy.features import summarize_copy
 from reagent_lite.data.copy.training_copy import empty_training_copy, prepare_training_copy
 from reagent_lite.data.features.log import summarize_log
-from reagent_lite.data.formats.stage import data_files
+from reagent_lite.data.stage import data_files
 
 SETTINGS = NormParams(num_samples=40)
 

@@ -19,6 +19,7 @@ from reagent_lite.data.copy import training_copy as training_copy_module
 from reagent_lite.data.copy.build import build
 from reagent_lite.data.copy.training_copy import TrainingCopy, open_training_copy, prepare_training_copy
 from reagent_lite.errors import DataError
+from reagent_lite.manifest import TRAINING_COPY, read_document, sealed
 
 ACTIONS = ("left", "right")
 
@@ -57,10 +58,8 @@ def test_of_two_equal_builds_at_once_the_first_stays(tmp_path: Path, monkeypatch
     monkeypatch.setattr(training_copy_module, "build", overtaken)
     second = prepare_training_copy(path, actions=ACTIONS)
     (first,) = opened
-    files = [str(copy.state.base.filename) for copy in (first, second)]  # type: ignore[union-attr]
-    assert files[0] == files[1]
-    assert Path(files[0]).exists()
-    assert len(list(first.folder.glob("build-*"))) == 1
+    assert first.folder == second.folder
+    assert [one.name for one in first.folder.parent.iterdir()] == [first.folder.name]
 
 
 def test_a_copy_is_built_once_and_again_when_the_data_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,9 +78,9 @@ def test_a_copy_is_built_once_and_again_when_the_data_changes(tmp_path: Path, mo
     assert len(built) == 2
     prepare_training_copy(path, actions=("right", "left"))
     assert len(built) == 3
-    # The build that was replaced is gone, and the arrays opened before still read.
-    assert sorted(one.name for one in first.folder.iterdir())[0].startswith("build-")
-    assert len(list(first.folder.iterdir())) == 2
+    # The copy that was replaced is gone, and the arrays opened before still read.
+    assert not first.folder.exists()
+    assert len(list(first.folder.parent.iterdir())) == 2
     assert first.reward.tolist() == [1, 1]
 
 
@@ -89,7 +88,7 @@ def test_a_copy_is_built_once_and_again_when_the_data_changes(tmp_path: Path, mo
 def test_a_damaged_copy_is_built_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str) -> None:
     path = written(tmp_path, row(), row())
     folder = prepare_training_copy(path, actions=ACTIONS).folder
-    reward = next(folder.glob("build-*/reward.npy"))
+    reward = folder / "reward.npy"
     manifest = folder / "manifest.json"
     if damage == "truncate":
         reward.write_bytes(reward.read_bytes()[:-1])
@@ -98,57 +97,61 @@ def test_a_damaged_copy_is_built_again(tmp_path: Path, monkeypatch: pytest.Monke
     elif damage == "manifest":
         manifest.write_text(manifest.read_text()[:-30])
     else:
-        manifest.write_text(manifest.read_text().replace('"schema_version": 3', '"schema_version": 0'))
-    with pytest.raises(DataError, match="expected a whole training copy, got none, or a damaged one"):
+        manifest.write_bytes(sealed({**read_document(folder, TRAINING_COPY), "schema_version": 2}))
+    with pytest.raises((DataError, FileNotFoundError, ValueError)):
         open_training_copy(folder)
     built = builds(monkeypatch)
     assert prepare_training_copy(path, actions=ACTIONS).reward.tolist() == [1, 1]
     assert len(built) == 1
 
 
-def test_a_planted_manifest_removes_nothing(tmp_path: Path) -> None:
+PLANTED: list[tuple[str, Any]] = [
+    ("files", {"../reward.npy": {"size": 1, "sha256": ""}}),
+    ("files", {"unknown.npy": {"size": 1, "sha256": ""}}),
+    ("files", {"reward.npy": {"size": "1", "sha256": ""}}),
+    ("files", {"reward.npy": 1}),
+    ("files", ["reward.npy"]),
+    ("rows", "1"),
+    ("state_ids", [0.5]),
+    ("counts", {"rows": "1"}),
+    ("inputs", [{"name": "log.json"}]),
+    ("settings", []),
+    ("unknown", 1),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), PLANTED)
+def test_a_planted_manifest_is_a_data_error(tmp_path: Path, field: str, value: Any) -> None:
     path = written(tmp_path, row())
-    folder, victim = prepare_training_copy(path, actions=ACTIONS).folder, tmp_path / "victim"
-    document = json.loads((folder / "manifest.json").read_text())
-    for place in (str(victim), "../../victim"):
-        shutil.copytree(next(folder.glob("build-*")), victim, dirs_exist_ok=True)
-        (folder / "manifest.json").write_text(json.dumps({**document, "build": place}))
-        written(tmp_path, row(reward=2.0))
-        assert prepare_training_copy(path, actions=ACTIONS).reward.tolist() == [2]
-        assert len(list(victim.glob("*.npy"))) == len(document["files"])
-        written(tmp_path, row())
+    folder = prepare_training_copy(path, actions=ACTIONS).folder
+    document = read_document(folder, TRAINING_COPY)
+    (folder / "manifest.json").write_bytes(sealed({**document, field: value}))
+    with pytest.raises(DataError, match=rf"{folder}.*expected (a whole training|.*sha256|names of files in its own)"):
+        open_training_copy(folder)
+    assert prepare_training_copy(path, actions=ACTIONS).reward.tolist() == [1]
 
 
 def test_arrays_that_are_links_are_built_again(tmp_path: Path) -> None:
     path = written(tmp_path, row())
     folder = prepare_training_copy(path, actions=ACTIONS).folder
-    reward = next(folder.glob("build-*/reward.npy"))
+    reward = folder / "reward.npy"
     reward.rename(tmp_path / "elsewhere.npy")
     reward.symlink_to(tmp_path / "elsewhere.npy")
     copy = prepare_training_copy(path, actions=ACTIONS)
-    assert not (copy.build / "reward.npy").is_symlink()
-
-
-def test_verifying_finds_altered_bytes(tmp_path: Path) -> None:
-    folder = prepare_training_copy(written(tmp_path, row()), actions=ACTIONS).folder
-    assert open_training_copy(folder, verify=True).reward.tolist() == [1]
-    reward = next(folder.glob("build-*/reward.npy"))
-    reward.write_bytes(reward.read_bytes()[:-1] + b"\1")
-    with pytest.raises(DataError, match=r"got altered reward\.npy"):
-        open_training_copy(folder, verify=True)
+    assert not (copy.folder / "reward.npy").is_symlink()
 
 
 def test_arrays_are_mapped_for_reading_only(tmp_path: Path) -> None:
     copy = prepare_training_copy(written(tmp_path, row()), actions=ACTIONS)
     with pytest.raises(ValueError, match="read-only"):
         copy.reward[0] = 1.0
-    assert copy.num_bytes == sum(file.stat().st_size - 128 for file in copy.folder.glob("build-*/*.npy"))
+    assert copy.num_bytes == sum(file.stat().st_size - 128 for file in copy.folder.glob("*.npy"))
 
 
 def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(DataError):
         prepare_training_copy(written(tmp_path, row(reward=None)), actions=ACTIONS)
-    assert [one.name for folder in (tmp_path / ".reagent-lite").iterdir() for one in folder.iterdir()] == []
+    assert list((tmp_path / ".reagent-lite").iterdir()) == []
 
 
 @pytest.mark.parametrize(("blocks", "files"), [*((blocks, 200) for blocks in range(0, 52, 4)), (1000, 4), (1000, 20)])

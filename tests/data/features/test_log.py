@@ -19,7 +19,7 @@ from scipy import stats
 from reagent_lite.config.norm_params import NormParams
 from reagent_lite.data.features.fitting import Fitted, fit_columns
 from reagent_lite.data.features.log import ACTION, STATE, LogSummary, summarize_log
-from reagent_lite.data.formats.stage import data_files
+from reagent_lite.data.stage import data_files
 from reagent_lite.errors import DataError, NoRowsError
 from reagent_lite.types import FeatureSpec
 

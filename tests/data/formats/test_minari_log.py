@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from reagent_lite.data.formats.files import list_input
 from reagent_lite.data.formats.minari import flattened
 from reagent_lite.data.formats.reading import READERS, read_tables
-from reagent_lite.data.formats.stage import data_files
+from reagent_lite.data.stage import data_files
 from reagent_lite.data.writing.minari import MinariForm, copy_to_minari
 from reagent_lite.errors import DataError
 

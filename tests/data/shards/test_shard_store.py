@@ -14,7 +14,7 @@ from reagent_lite.data.shards.dealing import Layout, make_shards
 from reagent_lite.data.shards.fetch import Fetched, fetch_shard
 from reagent_lite.data.shards.store import Pointer, Store, is_whole, publish, read_pointer
 from reagent_lite.errors import DataError
-from reagent_lite.manifest import opened, sealed
+from reagent_lite.manifest import SHARDS, opened, sealed
 
 ROWS = table([4, 3, 5, 2, 6, 4] * 5)
 LAYOUT = Layout(layout="shards", num_nodes=2, seed=0)
@@ -126,7 +126,7 @@ def test_an_altered_pointer_is_refused(tmp_path: Path, place: str) -> None:
     store = Store(place)
     publish_shards(store, tmp_path)
     change(place, "shards.json", lambda data: data.replace(b'"num_nodes": 2', b'"num_nodes": 3'))
-    with pytest.raises(DataError, match=r"shards\.json: expected the shards\.json of this version"):
+    with pytest.raises(DataError, match=r"shards\.json: expected the manifest's own SHA-256 .*Remove it"):
         read_pointer(store)
 
 
@@ -138,7 +138,7 @@ def test_a_pointer_names_nothing_outside_its_place(tmp_path: Path, place: str, k
     publish_shards(store, tmp_path)
 
     def planted(data: bytes) -> bytes:
-        document = opened(data, "")
+        document = opened(data, "", SHARDS)
         if key == "generation":
             document["generation"] = name
         else:
@@ -146,7 +146,10 @@ def test_a_pointer_names_nothing_outside_its_place(tmp_path: Path, place: str, k
         return sealed(document)
 
     change(place, "shards.json", planted)
-    with pytest.raises(DataError, match=rf"shards\.json of this version, got '{name}'"):
+    with pytest.raises(
+        DataError,
+        match=rf"shards\.json: expected names of files in its own folder .*, got '{name}'\. Remove it",
+    ):
         read_pointer(store)
 
 

@@ -22,11 +22,11 @@ from oracles.runs import ROOT
 from oracles.shards import multiset, names, plain, rows_of, stage, table, write
 
 from reagent_lite.data.copy.training_copy import prepare_training_copy
-from reagent_lite.data.formats.stage import StageManifest, data_files, read_manifest
 from reagent_lite.data.shards import dealing
 from reagent_lite.data.shards.dealing import Layout, make_shards
+from reagent_lite.data.stage import StageManifest, data_files, read_manifest
 from reagent_lite.errors import DataError, NoRowsError
-from reagent_lite.manifest import opened, sealed
+from reagent_lite.manifest import STAGE, opened, sealed
 
 LENGTHS = [3, 1, 9, 4, 4, 17, 2, 6, 1, 1, 8, 5]
 Kind = Literal["shards", "replicas"]
@@ -338,7 +338,7 @@ def test_the_manifest_of_a_stage_names_files_of_its_own_folder(tmp_path: Path) -
         DataError, match=rf"{first.name}: expected a regular file, as manifest.json names it, got a link"
     ):
         data_files(str(folder))
-    document = opened((folder / "manifest.json").read_bytes(), "")
+    document = opened((folder / "manifest.json").read_bytes(), "", STAGE)
     document["files"]["../outside.parquet"] = document["files"].pop(first.name)
     (folder / "manifest.json").write_bytes(sealed(document))
     with pytest.raises(DataError, match=r"expected names of files in its own folder .*, got '../outside.parquet'"):

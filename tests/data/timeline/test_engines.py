@@ -25,7 +25,7 @@ from oracles.event_files import write_events
 
 from reagent_lite.config import check
 from reagent_lite.config.timeline import TimelineConfig
-from reagent_lite.data.formats.stage import data_files
+from reagent_lite.data.stage import data_files
 from reagent_lite.data.timeline import spark_progress as engine_spark_progress
 from reagent_lite.data.timeline.dialects import DuckDBDialect, SparkDialect
 from reagent_lite.data.timeline.duckdb_engine import DuckDBEngine

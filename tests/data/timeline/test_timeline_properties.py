@@ -18,7 +18,7 @@ from oracles.timelines import Transition, features, transitions
 from reagent_lite.config import check
 from reagent_lite.config.timeline import TimelineConfig
 from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
-from reagent_lite.data.formats.stage import data_files
+from reagent_lite.data.stage import data_files
 from reagent_lite.data.timeline.duckdb_engine import DuckDBEngine
 from reagent_lite.data.timeline.engine import Engine
 from reagent_lite.data.timeline.making import make_timeline

@@ -1,0 +1,272 @@
+"""Folders that a stage leaves: data files, and a manifest that says what they hold and what they were made from.
+
+    <folder>/manifest.json        kind, rows, columns, feature ids, settings, inputs, report, files with size and sha256
+             part-00000.parquet   data
+
+A folder appears by rename and its data never change. A stage whose folder stands, made by the same settings from
+unchanged inputs, has nothing to do; a training copy is such a folder too. Whoever reads one holds every file to its
+manifest: names and sizes before, sha256 while reading.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, ClassVar, Self, TypeVar
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from reagent_lite.data.formats.files import InputFile, list_input, local_path, not_read, sha256_of
+from reagent_lite.data.formats.reading import READERS
+from reagent_lite.errors import DataError, NoRowsError, Problem
+from reagent_lite.files import is_writable, write_whole
+from reagent_lite.manifest import (
+    FILE_NAME,
+    SCHEMA_VERSION,
+    STAGE,
+    Kind,
+    canonical,
+    opened,
+    require_files,
+    seal_folder,
+    sealed,
+)
+
+T = TypeVar("T")
+FIELDS = ConfigDict(extra="forbid", strict=True)
+"""Config of a manifest's dataclass: no fields but its own, and no other types."""
+
+
+@dataclass(frozen=True, slots=True)
+class InputState:
+    """One input file's name, size in bytes, modification time and sha256."""
+
+    name: str
+    size: int
+    modified_ns: int
+    sha256: str
+
+
+def states_of(files: Sequence[InputFile], hashes: Sequence[str]) -> tuple[InputState, ...]:
+    """Returns the states of files whose sha256 are known."""
+    return tuple(
+        InputState(file.name, file.size, file.modified_ns, sha256) for file, sha256 in zip(files, hashes, strict=True)
+    )
+
+
+def hashes_of(files: Sequence[InputFile]) -> list[str]:
+    """Returns the sha256 of each file's stored bytes."""
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(sha256_of, files))
+
+
+def untouched(known: Sequence[InputState], files: Sequence[InputFile]) -> bool:
+    """Whether files are those that are known, by names, sizes and modification times."""
+    found = [(file.name, file.size, file.modified_ns) for file in files]
+    return found == [(one.name, one.size, one.modified_ns) for one in known]
+
+
+def unchanged(known: Sequence[InputState], files: Sequence[InputFile]) -> bool:
+    """Whether files are those that are known: by names, sizes and times, else by sha256."""
+    if [(one.name, one.size) for one in known] != [(file.name, file.size) for file in files]:
+        return False
+    if untouched(known, files) and all(file.modified_ns for file in files):  # 0 where the storage tells none
+        return True
+    return hashes_of(files) == [one.sha256 for one in known]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageManifest:
+    """What a stage's folder holds.
+
+    Attributes:
+        kind: name of the stage, such as "timeline".
+        rows: of all data files.
+        columns: {name: Arrow type} of the data files, in their order.
+        state_ids, action_ids, metric_names: features of states and candidates and names of metrics, ascending.
+        settings: what the content depends on, JSON.
+        inputs: what it was made from; their names tell files of several inputs apart.
+        parent: sha256 of the manifest of the folder it was made from; "" where that had none.
+        report: what was read, kept, refused and why, JSON.
+        files: {name: {"size": bytes, "sha256": hex, "rows": rows}} of the data files.
+    """
+
+    __pydantic_config__ = FIELDS
+    what: ClassVar[Kind] = STAGE
+
+    kind: str
+    rows: int
+    columns: dict[str, str]
+    state_ids: tuple[int, ...] = ()
+    action_ids: tuple[int, ...] = ()
+    metric_names: tuple[str, ...] = ()
+    settings: dict[str, Any]
+    inputs: tuple[InputState, ...]
+    parent: str = ""
+    report: dict[str, Any]
+    files: dict[str, dict[str, Any]]
+
+    @property
+    def digest(self) -> str:
+        """sha256 of the manifest but for modification times: equal for equal content made from equal inputs."""
+        timeless = replace(self, inputs=tuple(replace(one, modified_ns=0) for one in self.inputs))
+        return hashlib.sha256(canonical(timeless.document())).hexdigest()
+
+    def document(self) -> dict[str, Any]:
+        """Returns the manifest as JSON has it."""
+        document: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return document
+
+    @classmethod
+    def read(cls, folder: str) -> Self | None:
+        """Returns the manifest of a folder, or None where there is none of ours.
+
+        Args:
+            folder: local path or URL of an allowed protocol.
+
+        Raises:
+            DataError: a manifest that was altered, or that another version wrote.
+        """
+        where = f"{local_path(folder).rstrip('/')}/{FILE_NAME}"
+        try:
+            data = _bytes_at(where)
+        except (FileNotFoundError, NotADirectoryError, FileExistsError):  # the last as fsspec says it of a file's child
+            return None
+        except (OSError, ImportError, ValueError) as error:
+            raise DataError(Problem(where, "a readable file", f"{type(error).__name__}: {error}")) from error
+        if not all(f'"{one.name}"'.encode() in data for one in fields(cls)):  # users keep manifests of their own, too
+            return None
+        manifest = typed(cls, opened(data, where, cls.what), where, cls.what)
+        require_files(manifest.files, where, cls.what)
+        return manifest
+
+    @classmethod
+    def whole(cls, folder: Path, kind: str, settings: dict[str, Any]) -> Self | None:
+        """Returns the manifest of a folder made by these settings with all its files; None where it is another."""
+        try:
+            manifest = cls.read(str(folder))
+            if manifest is None or manifest.kind != kind or manifest.settings != json.loads(json.dumps(settings)):
+                return None
+            with os.scandir(folder) as entries:
+                sizes = {one.name: one.stat().st_size for one in entries if one.is_file(follow_symlinks=False)}
+        except (DataError, OSError):
+            return None
+        return None if _altered(str(folder), manifest, sizes) else manifest
+
+    @classmethod
+    def standing(cls, folder: Path, kind: str, settings: dict[str, Any], inputs: Sequence[InputFile]) -> Self | None:
+        """Returns the manifest of a folder that need not be made again, or None where it must.
+
+        It stands when it is whole (every file there with its size) and was made by the same settings from the same
+        inputs. New modification times of unchanged inputs are noted, so that they are not hashed every time.
+        """
+        manifest = cls.whole(folder, kind, settings)
+        if manifest is None or not unchanged(manifest.inputs, inputs):
+            return None
+        states = states_of(inputs, [one.sha256 for one in manifest.inputs])
+        if states != manifest.inputs and is_writable(folder):
+            manifest = replace(manifest, inputs=states)
+            with suppress(OSError):
+                document = {"schema_version": SCHEMA_VERSION, **manifest.document()}
+                write_whole(folder / FILE_NAME, sealed(document))
+        return manifest
+
+    def write(self, folder: Path) -> Self:
+        """Writes manifest.json into a folder that is about to appear, and returns it with its data files hashed.
+
+        `files` say {name: {"rows": rows}}; sizes and sha256 are added. An entry that has both is that of a file whose
+        writer hashed it on the way and brought it to the disk.
+        """
+        return replace(self, files=seal_folder(folder, self.document(), self.files))
+
+
+read_manifest = StageManifest.read
+standing = StageManifest.standing
+
+
+def write_manifest(folder: Path, manifest: StageManifest) -> StageManifest:
+    """Writes a manifest into a folder, see `StageManifest.write`."""
+    return manifest.write(folder)
+
+
+def typed(of: type[T], document: dict[str, Any], where: str, kind: Kind) -> T:
+    """Returns the dataclass that a manifest's document describes.
+
+    Raises:
+        DataError: fields that are missing, unknown or of another type.
+    """
+    own = {name: value for name, value in document.items() if name != "schema_version"}
+    try:
+        return TypeAdapter(of).validate_json(json.dumps(own))
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = f"{where}, {'.'.join(map(str, first['loc']))}"
+        got = f"{first['msg']}: {first['input']!r:.200}"
+        raise kind.error(Problem(field, kind.name, got, kind.outdated)) from error
+
+
+def _bytes_at(path: str) -> bytes:
+    if "://" not in path:
+        if not os.path.isfile(path):  # a FIFO among others, which would wait for ever
+            raise FileNotFoundError(path)
+        return Path(path).read_bytes()
+    import fsspec  # only remote paths pay for its import
+
+    with fsspec.open(path, "rb") as stream:
+        data: bytes = stream.read()
+    return data
+
+
+def _altered(folder: str, manifest: StageManifest, sizes: dict[str, int]) -> list[Problem]:
+    """Returns what is not as the manifest says, by names and sizes."""
+    problems = []
+    for name, entry in manifest.files.items():
+        if sizes.get(name) != entry["size"]:
+            got = f"{sizes[name]} bytes" if name in sizes else "no such file"
+            where, expected = f"{folder.rstrip('/')}/{name}", f"{entry['size']} bytes, as {FILE_NAME} says"
+            problems.append(Problem(where, expected, got, STAGE.damaged))
+    return problems
+
+
+def data_files(path: str) -> tuple[InputFile, ...]:
+    """Returns the data files of a path; those of a stage's folder carry the sha256 that readers hold them to.
+
+    Raises:
+        DataError: see `list_input`; files that are missing, altered or not in the folder's manifest.
+        NoRowsError: a folder whose manifest says that it has no rows.
+    """
+    manifest = _manifest_at(path)
+    if manifest is None:
+        return list_input(path, tuple(READERS))
+    if not manifest.files:
+        raise NoRowsError(Problem(local_path(path), "rows of data", f"none, as its {FILE_NAME} says"))
+    files = list_input(path, tuple(READERS))
+    problems = _altered(local_path(path), manifest, {file.name: file.size for file in files})
+    for file in files:
+        if os.path.islink(file.path):
+            problems.append(Problem(file.path, f"a regular file, as {FILE_NAME} names it", "a link", STAGE.damaged))
+        if file.name not in manifest.files:
+            todo = "Remove it, or give it a folder of its own"
+            problems.append(Problem(file.path, f"a file of {FILE_NAME}", "one it does not name", todo))
+    if problems:
+        raise DataError(problems[:20])
+    return tuple(replace(file, sha256=manifest.files[file.name]["sha256"]) for file in files)
+
+
+def left_out(path: str) -> tuple[str, ...]:
+    """Returns sentences about what lies at a path and is not read, and what the stage that made it left out before."""
+    manifest = _manifest_at(path)
+    before = [] if manifest is None else manifest.report.get("left_out")
+    sentences = [one for one in before if isinstance(one, str)] if isinstance(before, list) else []
+    return (*not_read(path, tuple(READERS)), *sentences)
+
+
+def _manifest_at(path: str) -> StageManifest | None:
+    resolved = local_path(path)
+    return read_manifest(path) if os.path.isdir(resolved) or "://" in resolved else None
