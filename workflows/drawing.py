@@ -6,12 +6,8 @@ import numpy as np
 import torch
 
 from reagent_lite.algorithms.dqn import DQN
-from reagent_lite.evaluation.pictures import (
-    Trace,
-    curve_points,
-    write_learning_curve,
-    write_rollout,
-)
+from reagent_lite.report.curves import read_series
+from reagent_lite.report.pictures import Trace, write_learning_curve, write_rollout
 from reagent_lite.rl.policies import TargetPolicy
 from workflows.simulation import PICTURE, Reader, Simulation
 
@@ -19,7 +15,7 @@ PICTURES = ("learning_curve.png", "rollout.gif")
 
 
 def draw_pictures(
-    folder: Path, simulation: Simulation, reader: Reader, learner: DQN, target: TargetPolicy, *, behaviour: float | None
+    folder: Path, simulation: Simulation, reader: Reader, learner: DQN, target: TargetPolicy
 ) -> list[Path]:
     """Writes learning_curve.png and rollout.gif into the run's folder and returns their paths.
 
@@ -29,13 +25,10 @@ def draw_pictures(
         reader: its features to the network's.
         learner: gives the values.
         target: plays by them.
-        behaviour: mean return of uniformly random actions, for comparison.
     """
     name = simulation.backend.spec.name
     curve, rollout = (folder / name for name in PICTURES)
-    write_learning_curve(
-        curve, curve_points(folder / "metrics.jsonl"), title=name, behaviour=behaviour, behaviour_name="random actions"
-    )
+    write_learning_curve(curve, read_series(folder / "metrics.jsonl"), title=name)
     write_rollout(rollout, record(simulation, reader, learner, target))
     return [curve, rollout]
 
@@ -48,15 +41,13 @@ def record(simulation: Simulation, reader: Reader, learner: DQN, target: TargetP
     policy = reader.policy(learner, env.device)
     env.reset()
     epsilon = torch.tensor([target.epsilon], device=env.device)
-    seen, actions, rewards, values, features = [_row(env.observation)], [], [], [], []
+    seen, actions, rewards, values = [_row(env.observation)], [], [], []
     for _ in range(env.time_limit):
         q = policy(env.observation, env.mask, env.features)
         env.act(q, epsilon=epsilon, temperature=target.temperature)
         action = int(env.action[0])
         closed = torch.zeros_like(q, dtype=torch.bool) if env.mask is None else ~env.mask
         values.append(_row(q.masked_fill(closed, torch.nan)))
-        if env.features is not None:
-            features.append(_row(env.features[:, action]))
         env.step()
         actions.append(action)
         rewards.append(float(env.reward[0]))
@@ -71,7 +62,6 @@ def record(simulation: Simulation, reader: Reader, learner: DQN, target: TargetP
         terminated=bool(env.terminated[0]),
         truncated=bool(env.truncated[0]),
         action_names=() if spec.candidates else spec.action_names,
-        features=np.stack(features) if features else None,
         q=np.stack(values),
         parameters=spec.parameters,
     )

@@ -21,7 +21,6 @@ from reagent_lite.distributed.inspection import nearest_existing
 from reagent_lite.distributed.workers import tell_model_stands
 from reagent_lite.errors import ConfigError, DivergenceError, Problem
 from reagent_lite.evaluation.gate import Gate
-from reagent_lite.evaluation.pictures import require_pictures
 from reagent_lite.export.content import BundleContent
 from reagent_lite.export.predictor import DiscretePredictor, ParametricPredictor, Predictor
 from reagent_lite.export.tolerance import Tolerance
@@ -31,6 +30,7 @@ from reagent_lite.manifest import canonical
 from reagent_lite.models.preprocessor import Preprocessor
 from reagent_lite.progress import progress
 from reagent_lite.report.markdown import findings
+from reagent_lite.report.pictures import require_pictures
 from reagent_lite.report.run import PAGE, RunFigures, evaluation_of_run, write_page
 from reagent_lite.sim.cuda import on_stream
 from reagent_lite.training.checkpoint import Checkpoints, Running
@@ -109,7 +109,7 @@ def _train(setup: "Setup", folder: Path, signal: StopSignal) -> Outcome:
         else:
             write_reason(folder, gate)
             say(group, f"not published: {gate.reason}; see {folder / NOT_PUBLISHED}")
-        _draw(config, folder, experience, learned.learner, judgement, group)
+        _draw(config, folder, experience, learned.learner, group)
         say(group, _page(folder, _figures(config, learned, experience, judgement, scores, present, gate)))
         tell_model_stands()
         failure = learned.checkpoints.finish()
@@ -329,16 +329,12 @@ def _preflight(config: WorkflowConfig, group: Group) -> None:
         require_pictures()
 
 
-def _draw(
-    config: WorkflowConfig, folder: Path, experience: Experience, learner: DQN, judgement: Judgement, group: Group
-) -> None:
+def _draw(config: WorkflowConfig, folder: Path, experience: Experience, learner: DQN, group: Group) -> None:
     if config.simulation is None or not config.simulation.pictures:
         return
     assert experience.reader is not None
     assert experience.simulation is not None
-    behaviour = judgement.scalars["simulation/random_return/mean"]
-    for file in draw_pictures(folder, experience.simulation, experience.reader, learner, target_policy(config.rl),
-                              behaviour=behaviour):  # fmt: skip
+    for file in draw_pictures(folder, experience.simulation, experience.reader, learner, target_policy(config.rl)):
         say(group, f"picture: {file}")
 
 

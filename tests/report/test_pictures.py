@@ -1,0 +1,263 @@
+"""Pictures: what they show is read back from pixels and lines, against positions worked out by hand."""
+
+import math
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from reagent_lite.errors import ConfigError
+from reagent_lite.report.charts import Curves, Line
+from reagent_lite.report.curves import Series
+from reagent_lite.report.pictures import (
+    FOOTER,
+    HEADER,
+    SCENES,
+    VALUES,
+    WIDTH,
+    Trace,
+    above_worst,
+    caption,
+    frame,
+    learning_curve,
+    require_pictures,
+    scene_of,
+    write_learning_curve,
+    write_rollout,
+)
+
+drawn = pytest.mark.skipif(find_spec("matplotlib") is None, reason="the extra `pictures` is not installed")
+
+VERMILION, SKY = (213, 94, 0), (86, 180, 233)
+SERIES: Series = {
+    "simulation/return/mean": [(1000.0, 10.0), (2000.0, 20.0)],
+    "simulation/return/lower": [(1000.0, 8.0), (2000.0, 17.0)],
+    "simulation/return/upper": [(1000.0, 12.0), (2000.0, 23.0)],
+    "simulation/random_return/mean": [(2000.0, 22.0)],
+    "train/td_loss": [(500.0, 40.0), (1500.0, 1.0)],
+}
+
+
+def make_trace(env: str, observation: list[list[float]], **changes: object) -> Trace:
+    """A trace through these observations; action 0 and reward 1 at every step unless told."""
+    steps = len(observation) - 1
+    values = {
+        "env": env,
+        "observation": np.array(observation, dtype=np.float32),
+        "action": np.zeros(steps, dtype=np.int64),
+        "reward": np.ones(steps, dtype=np.float32),
+        "terminated": True,
+        "truncated": False,
+        "action_names": (),
+    }
+    return Trace(**(values | changes))  # type: ignore[arg-type]
+
+
+def pixels(trace: Trace, step: int) -> NDArray[np.uint8]:
+    return np.array(frame(trace, step))
+
+
+def near(picture: NDArray[np.uint8], colour: tuple[int, int, int]) -> NDArray[np.bool_]:
+    return np.abs(picture.astype(int) - colour).max(axis=2) <= 8
+
+
+def centre(picture: NDArray[np.uint8], colour: tuple[int, int, int] = VERMILION) -> tuple[float, float]:
+    """Centroid (x, y) in pixels of a colour, y downwards."""
+    rows, columns = np.nonzero(near(picture, colour))
+    assert len(rows)
+    return float(columns.mean()), float(rows.mean())
+
+
+@pytest.mark.parametrize("module", ["matplotlib", pytest.param("PIL.GifImagePlugin", marks=drawn)])
+def test_missing_packages_are_named_with_the_way_to_get_them(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ConfigError, match=r"pip install 'reagent-lite\[pictures\]'") as error:
+        require_pictures()
+    assert error.value.problems[0].where == "simulation.pictures"
+    assert module.split(".")[0] in error.value.problems[0].got
+
+
+def test_importing_has_no_effects() -> None:
+    code = "import sys, reagent_lite.report.pictures; print({'matplotlib', 'PIL'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+# ---- the learning curve
+
+
+def curves(*points: float) -> list[Curves]:
+    line = Line(name="while learning", points=tuple((float(x), y) for x, y in enumerate(points)))
+    return [Curves(title="TD loss", x="optimizer steps", y="loss", lines=(line,))]
+
+
+@drawn
+def test_a_loss_over_orders_of_magnitude_is_drawn_logarithmically() -> None:
+    scales = [learning_curve(curves(*points), title="x").axes[0].get_yscale() for points in
+              ((40.0, 1.0), (2.0, 1.0), (100.0, 0.0))]  # fmt: skip
+    assert scales == ["log", "linear", "linear"]
+
+
+@drawn
+@pytest.mark.parametrize("series", [SERIES, {}])
+def test_learning_curve_as_png(series: Series, tmp_path: Path) -> None:
+    """The same run gives the same bytes, whatever the user's own settings, which stay as they are."""
+    import matplotlib
+    from PIL import Image
+
+    one, other = tmp_path / "made" / "one.png", tmp_path / "made" / "other.png"
+    write_learning_curve(one, series, title="costs $5 and $6")
+    with Image.open(one) as image:
+        assert (image.format, image.width) == ("PNG", 1080)
+    with matplotlib.rc_context({"figure.facecolor": "black", "text.usetex": True, "font.size": 30}):
+        settings = dict(matplotlib.rcParams)
+        write_learning_curve(other, series, title="costs $5 and $6")
+        assert dict(matplotlib.rcParams) == settings
+    assert one.read_bytes() == other.read_bytes()
+    assert len(list(one.parent.iterdir())) == 2
+
+
+# ---- the animation
+
+
+@drawn
+def test_size_frames_and_duration(tmp_path: Path) -> None:
+    from PIL import Image, ImageSequence
+
+    write_rollout(tmp_path / "rollout.gif", make_trace("cartpole_v1", [[0, 0, 0, 0]] * 11))
+    with Image.open(tmp_path / "rollout.gif") as image:
+        shown = [(page.size, page.info["duration"]) for page in ImageSequence.Iterator(image)]
+    # 10 steps, and where the last one led
+    assert shown == [((WIDTH, HEADER + 150 + FOOTER), 40)] * 10 + [((WIDTH, HEADER + 150 + FOOTER), 2000)]
+    assert [path.name for path in tmp_path.iterdir()] == ["rollout.gif"]
+
+
+@drawn
+def test_a_long_episode_is_thinned_and_keeps_its_last_state(tmp_path: Path) -> None:
+    from PIL import Image, ImageSequence
+
+    # x runs evenly from -2 to 2; 5 of 101 states are at -2, -1, 0, 1, 2
+    trace = make_trace("cartpole_v1", [[x, 0, 0, 0] for x in np.linspace(-2, 2, 101)])
+    write_rollout(tmp_path / "rollout.gif", trace, most_frames=5)
+    with Image.open(tmp_path / "rollout.gif") as image:
+        pages = [np.array(page.convert("RGB")) for page in ImageSequence.Iterator(image)]
+    places = [(centre(page)[0] - WIDTH / 2) / (WIDTH / 5.8) for page in pages]
+    np.testing.assert_allclose(places, [-2, -1, 0, 1, 2], atol=0.02)
+
+
+@drawn
+@pytest.mark.parametrize("env", ["cartpole_v1", "elsewhere"])
+def test_an_episode_without_steps_is_one_frame(env: str, tmp_path: Path) -> None:
+    write_rollout(tmp_path / "one.gif", make_trace(env, [[0, 0, 0, 0]], q=np.zeros((0, 2)), terminated=False))
+    assert (tmp_path / "one.gif").stat().st_size > 0
+
+
+def test_captions() -> None:
+    trace = make_trace("mountain_car", [[0, 0]] * 3, action=np.array([0, 2]), action_names=("left", "right"))
+    assert caption(trace, 0, "") == "action: left"
+    assert caption(trace, 1, "") == "action: 2"  # an action without a name
+    assert caption(trace, 2, "the flag is reached") == "terminated: the flag is reached"
+    assert caption(make_trace("x", [[0]], truncated=True, terminated=False), 0, "").startswith("truncated")
+    assert caption(make_trace("x", [[0]], terminated=False), 0, "") == "the recording stops here"
+
+
+@drawn
+def test_values_stand_above_the_worst_choice_on_offer() -> None:
+    q = np.array([[1.0, 4.0, 2.0], [7.0, -math.inf, 5.0], [-math.inf, 3.0, math.nan]])
+    expected = [[0, 3, 1], [2, math.nan, 0], [math.nan, 0, math.nan]]
+    np.testing.assert_array_equal(above_worst(q), expected)
+    trace = make_trace("cartpole_v1", [[0, 0, 0, 0]] * 4, q=q, action=np.array([1, 0, 1]))
+    picture = pixels(trace, 0)
+    assert picture.shape[0] == HEADER + 150 + VALUES + FOOTER
+    strip = picture[HEADER + 150 :]
+    # three places of 440 / 3 pixels from 20 on: the taken one is the middle, the third is a third as high
+    assert centre(strip)[0] == pytest.approx(240, abs=1)
+    assert centre(strip, SKY)[0] == pytest.approx(20 + 440 * 5 / 6, abs=1)
+    assert near(strip, VERMILION).sum() == pytest.approx(3 * near(strip, SKY).sum(), rel=0.1)
+
+
+# ---- scenes
+
+
+@drawn
+@pytest.mark.parametrize(("x", "angle"), [(0.0, 0.0), (1.0, 0.2), (-2.0, -0.2), (0.5, math.pi / 2)])
+@pytest.mark.parametrize("limit", [2.4, 4.8])
+def test_cartpole(x: float, angle: float, limit: float) -> None:
+    trace = make_trace("cartpole_v0", [[0, 0, 0, 0], [x, 0, angle, 0]], parameters={"position_limit": limit})
+    scale = WIDTH / 5.8  # pixels of the pole's length; the track fills the picture
+    before, after = centre(pixels(trace, 0)), centre(pixels(trace, 1))
+    moved = x * 2.4 / limit + 0.5 * math.sin(angle)
+    assert after[0] - before[0] == pytest.approx(moved * scale, abs=3.5)
+    assert after[1] - before[1] == pytest.approx(0.5 * (1 - math.cos(angle)) * scale, abs=3.5)
+    assert before[0] == pytest.approx(240, abs=1)
+
+
+@drawn
+def test_mountain_car_from_valley_to_hill() -> None:
+    trace = make_trace("mountain_car", [[-math.pi / 6, 0], [math.pi / 6, 0]])
+    (x, y), (u, v) = centre(pixels(trace, 0)), centre(pixels(trace, 1))
+    # 2 pi / 6 further right, 2 * 0.45 higher, 250 pixels a unit
+    assert (u - x, v - y) == pytest.approx((math.pi / 3 * 250, -0.9 * 250), abs=1.5)
+
+
+@drawn
+def test_pendulum_turns_counterclockwise() -> None:
+    trace = make_trace("pendulum", [[1, 0, 0], [0, 1, 0], [-1, 0, 0], [0, -1, 0]])
+    half = 0.5 * 320 / 2.3  # half the rod, in pixels
+    for step, (x, y) in enumerate([(0, -1), (-1, 0), (0, 1), (1, 0)]):
+        assert centre(pixels(trace, step)) == pytest.approx((240 + x * half, HEADER + 160 + y * half), abs=5)
+
+
+@drawn
+def test_acrobot() -> None:
+    # angles (1st, 2nd relative to it) and the middle of the second link, in links, y upwards
+    cases = [
+        ((0.0, 0.0), (0.0, -1.5)),
+        ((math.pi / 2, 0.0), (1.5, 0.0)),
+        ((math.pi / 2, math.pi / 2), (1.0, 0.5)),
+        ((math.pi / 2, -math.pi / 2), (1.0, -0.5)),
+        ((math.pi, 0.0), (0.0, 1.5)),
+    ]
+    observation = [[math.cos(a), math.sin(a), math.cos(b), math.sin(b), 0, 0] for (a, b), _ in cases]
+    trace, scale = make_trace("acrobot", observation), 340 / 4.3
+    for step, (_, (x, y)) in enumerate(cases):
+        assert centre(pixels(trace, step)) == pytest.approx((240 + x * scale, HEADER + 170 - y * scale), abs=4)
+
+
+@drawn
+def test_gridworld_cells_walls_and_the_way_behind() -> None:
+    cells, scale = [0, 5, 6, 16, 24], 360 / 5.1
+    trace = make_trace("gridworld", np.eye(25)[cells].tolist())
+
+    def pixel(cell: int) -> tuple[float, float]:
+        return 240 + (cell % 5 - 2) * scale, HEADER + 180 + (cell // 5 - 2) * scale
+
+    shown = [pixels(trace, step) for step in range(5)]
+    for picture, cell in zip(shown, cells, strict=True):
+        assert centre(picture) == pytest.approx(pixel(cell), abs=1)
+    dark = [cell for cell in range(25) if shown[0][round(pixel(cell)[1]), round(pixel(cell)[0])].max() < 16]
+    assert dark == [7, 12, 17]
+    assert not near(shown[0], SKY).any()
+    assert near(shown[-1], SKY)[round(pixel(6)[1]), round(pixel(6)[0])]
+
+
+@drawn
+def test_other_environments_are_curves_with_a_line_at_the_present() -> None:
+    observation = [[0.0, 5.0, math.nan], [1.0, 5.0, 2.0], [4.0, 5.0, 3.0]]
+    trace = make_trace("my_env", observation, reward=np.array([1.0, 3.0]))
+    picture = pixels(trace, 1)
+    # three features and the reward, 30 pixels each, 20 around; 480 pixels show -0.2 to 1.25: 0.5 lies at 231.7
+    assert picture.shape == (HEADER + 20 + 4 * 30 + FOOTER, WIDTH, 3)
+    assert centre(picture)[0] == pytest.approx(0.7 / 1.45 * WIDTH, abs=1)
+
+
+def test_every_scene_reads_its_own_size_only() -> None:
+    for name, scene in SCENES.items():
+        assert scene_of(make_trace(name, [[0.0] * scene.size] * 2)) is scene
+        assert scene_of(make_trace(name, [[0.0] * (scene.size + 1)] * 2)) not in SCENES.values()
+    # 12 curves and the reward fit, whatever the size
+    assert scene_of(make_trace("wide", [[0.0] * 500] * 2)).height == 20 + 30 * 13
