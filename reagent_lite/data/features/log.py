@@ -177,12 +177,12 @@ def _has_features(block: Block) -> bool | None:
 
 
 def _candidates(block: Block, faults: Faults) -> tuple[NDArray[np.int64], FeatureMatrix]:
-    """Returns ([c] row of each candidate, their features); the action alone where a row lists none.
+    """Returns ([c] row of each candidate, their features); the action alone where a row lists none, as in training.
 
     Raises:
         DataError: an id that is no integer; other faults are noted.
     """
     action, taken = features(column_of(block, ACTION), faults, todo="Or set parametric to false")
-    listed = column_of(block, "possible_actions")
-    lists = candidate_lists(listed, faults).or_alone(action, taken, ~listed.present)
+    lists = candidate_lists(column_of(block, "possible_actions"), faults)
+    lists = lists.or_alone(action, taken, lists.lengths == 0)
     return lists.rows, lists.features
