@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reagent_lite.data.rows.hashes import Hashes
-from reagent_lite.data.rows.lists import aligned
 from reagent_lite.data.rows.named import FeatureMatrix
 from reagent_lite.types import MISSING_VALUE
 
@@ -225,7 +224,7 @@ class Merge:
         first = 0
         for part, matrix in self._parts:
             start, stop = np.searchsorted(kept, (first, first + len(part)))
-            values[start:stop] = aligned(FeatureMatrix(matrix.ids, matrix.values[kept[start:stop] - first]), ids)
+            values[start:stop] = FeatureMatrix(matrix.ids, matrix.values[kept[start:stop] - first]).aligned(ids)
             first += len(part)
         chosen = hashes[kept], FeatureMatrix(ids, values)
         self._parts, self._num_waiting = [chosen], 0

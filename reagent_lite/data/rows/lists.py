@@ -38,8 +38,8 @@ class Lists:
         lengths = np.where(rows, taken, self.lengths)
         alone = np.repeat(rows, lengths)
         values = np.empty((len(alone), len(ids)), np.float32)
-        values[alone] = aligned(action, ids)[rows & taken]
-        values[~alone] = aligned(self.features, ids)[~rows[self.rows]]
+        values[alone] = action.aligned(ids)[rows & taken]
+        values[~alone] = self.features.aligned(ids)[~rows[self.rows]]
         return Lists(lengths, FeatureMatrix(ids, values))
 
 
@@ -51,20 +51,10 @@ def candidate_lists(column: Column, faults: Faults) -> Lists:
     return Lists(lengths, found)
 
 
-def aligned(matrix: FeatureMatrix, ids: tuple[int, ...]) -> NDArray[np.float32]:
-    """Returns the values in the columns of `ids`, which has all of theirs; NaN where they lack one."""
-    if matrix.ids == ids:
-        return matrix.values
-    values = np.full((len(matrix.values), len(ids)), np.nan, np.float32)
-    place = {one: index for index, one in enumerate(ids)}
-    values[:, [place[one] for one in matrix.ids]] = matrix.values
-    return values
-
-
 def match(action: FeatureMatrix, known: Mask, lists: Lists) -> NDArray[np.int32]:
     """Returns [n] index of the first candidate whose features equal the action's, absent = absent; NONE without one."""
     ids = tuple(dict.fromkeys(lists.features.ids + action.ids))
-    candidates, wanted = aligned(lists.features, ids), aligned(action, ids)
+    candidates, wanted = lists.features.aligned(ids), action.aligned(ids)
     rows = lists.rows
     equal = known[rows]
     for index in range(len(ids)):

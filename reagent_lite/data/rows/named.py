@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,6 +39,23 @@ class FeatureMatrix:
 
     ids: tuple[int, ...]
     values: NDArray[np.float32]
+
+    def aligned(self, ids: tuple[int, ...]) -> NDArray[np.float32]:
+        """Returns [n, ids], the values in the columns of `ids`; NaN where they lack one."""
+        return in_order(self.values, self.ids, ids, absent=np.nan)
+
+
+def in_order(
+    values: NDArray[np.float32], names: Sequence[object], order: Sequence[object], *, absent: float
+) -> NDArray[np.float32]:
+    """Returns columns [n, names] in another order, [n, order]; those that are not there are `absent`."""
+    if tuple(names) == tuple(order):
+        return values
+    result = np.full((len(values), len(order)), absent, np.float32)
+    place = {name: column for column, name in enumerate(names)}
+    to = [column for column, name in enumerate(order) if name in place]
+    result[:, to] = values[:, [place[order[column]] for column in to]]
+    return result
 
 
 def features(column: Column, faults: Faults, *, rule: str = UNREADABLE, todo: str = "") -> tuple[FeatureMatrix, Mask]:

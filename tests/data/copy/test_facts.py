@@ -1,7 +1,6 @@
 """What machines hold, compared and merged: a pure function of their facts."""
 
 import hashlib
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import numpy as np
 import pytest
 from oracles.logs import random_rows, write_lines
 
-from reagent_lite.data.copy.facts import Agreement, Facts, agree, in_order
+from reagent_lite.data.copy.facts import Agreement, Facts, agree
 from reagent_lite.data.copy.training_copy import empty_training_copy, prepare_training_copy
 from reagent_lite.errors import DataError
 from reagent_lite.types import FeatureSpec, FeatureType, NormalizationSpec
@@ -137,10 +136,3 @@ def test_a_copy_of_nothing_has_what_a_copy_has(tmp_path: Path) -> None:
             assert (empty.dtype, empty.ndim) == (value.dtype, value.ndim), name
     assert nothing.list_offsets.tolist() == [0]
     assert empty_training_copy(None).parametric
-
-
-def test_columns_in_another_order() -> None:
-    values = np.array([[1, 2], [3, 4]], np.float32)
-    assert in_order(values, ("x", "y"), ("y", "z", "x"), absent=0).tolist() == [[2, 0, 1], [4, 0, 3]]
-    assert in_order(values, (5, 9), (5, 9), absent=0) is values
-    assert json.dumps(in_order(values[:0], (5, 9), (9,), absent=0).tolist()) == "[]"

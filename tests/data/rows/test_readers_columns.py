@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 
 from reagent_lite.data.rows.columns import Column, per_distinct
+from reagent_lite.data.rows.named import in_order
 
 ABSENT = -1
 
@@ -64,3 +65,10 @@ def test_a_slice_of_an_array_has_its_own_values() -> None:
 def test_texts_are_parsed_and_strings_are_not() -> None:
     assert coded(pa.array(["3", '"a"', None]), text=True)[0] == [1003, -7, ABSENT]
     assert coded(pa.array(["3", "a"]))[1] == ["3", "a"]
+
+
+def test_columns_in_another_order() -> None:
+    values = np.array([[1, 2], [3, 4]], np.float32)
+    assert in_order(values, ("x", "y"), ("y", "z", "x"), absent=0).tolist() == [[2, 0, 1], [4, 0, 3]]
+    assert in_order(values, (5, 9), (5, 9), absent=0) is values
+    assert in_order(values[:0], (5, 9), (9,), absent=0).shape == (0, 1)
