@@ -25,8 +25,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from reagent_lite.config import check
+from reagent_lite.config.shard import ShardConfig
 from reagent_lite.config.simulate import SimulateConfig
-from reagent_lite.data.shards.dealing import Layout, make_shards
+from reagent_lite.data.shards.dealing import make_shards
 from reagent_lite.data.stage import StageManifest, write_manifest
 from reagent_lite.files import sync
 from workflows.simulating import simulate
@@ -74,7 +75,7 @@ def making(source: Path, target: Path, nodes: int, layout: str = "shards") -> fl
     target.mkdir()
     start = time.perf_counter()
     kind = "replicas" if layout == "replicas" else "shards"
-    make_shards(str(source), Layout(layout=kind, num_nodes=nodes, seed=0), target)
+    make_shards(ShardConfig(training_data_path=str(source), layout=kind, num_nodes=nodes), target)
     seconds = time.perf_counter() - start
     shutil.rmtree(target)
     return seconds

@@ -18,9 +18,9 @@ import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +28,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet
 from numpy.typing import NDArray
 
+from reagent_lite.config.shard import ShardConfig
 from reagent_lite.data.formats.blocks import Block, Position
 from reagent_lite.data.formats.files import InputFile, list_input
 from reagent_lite.data.formats.reading import ALL_COLUMNS, num_threads, read_blocks
@@ -53,27 +54,14 @@ Parts = list[dict[str, dict[str, Any]]]
 """Of each shard {file name: {"rows": rows}}."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """How an input is laid out over machines.
+def settings(config: ShardConfig) -> dict[str, Any]:
+    """Returns what the content of the shards of an input depends on, as manifests have it."""
+    return {"layout": config.layout, "num_nodes": config.num_nodes, "seed": config.seed}
 
-    Attributes:
-        layout: parts of the rows, or a copy of all of them for each machine.
-        num_nodes: machines.
-        seed: draws which episodes go where, or the order of each copy.
-    """
 
-    layout: Literal["shards", "replicas"]
-    num_nodes: int
-    seed: int
-
-    def settings(self) -> dict[str, Any]:
-        """Returns what the content of the shards depends on, as manifests have it."""
-        return {"layout": self.layout, "num_nodes": self.num_nodes, "seed": self.seed}
-
-    def draw(self, copy: int = 0) -> Hashes:
-        """Returns [1] a number to combine with hashes; each seed and copy has its own."""
-        return mix(np.array([self.seed << 32 | copy], np.uint64))
+def _draw(seed: int, copy: int = 0) -> Hashes:
+    """Returns [1] a number to combine with hashes; each seed and copy has its own."""
+    return mix(np.array([seed << 32 | copy], np.uint64))
 
 
 def folder_name(shard: int) -> str:
@@ -86,12 +74,11 @@ def part_name(number: int) -> str:
     return f"part-{number:05d}.parquet"
 
 
-def make_shards(path: str, layout: Layout, folder: Path, progress: Progress | None = None) -> tuple[StageManifest, ...]:
+def make_shards(config: ShardConfig, folder: Path, progress: Progress | None = None) -> tuple[StageManifest, ...]:
     """Writes every shard of an input as a stage's folder of Parquet files.
 
     Args:
-        path: a stage's folder, or any file or folder of rows.
-        layout: how many, of what.
+        config: the input, how many shards, of what, and the seed.
         folder: empty; gets a folder for each shard, whole on the disk afterwards, and temporary files meanwhile.
         progress: called with (bytes done, bytes to do).
 
@@ -101,60 +88,58 @@ def make_shards(path: str, layout: Layout, folder: Path, progress: Progress | No
     Raises:
         DataError: an input that cannot be read, is not as its manifest says, or changes meanwhile.
     """
+    path = config.training_data_path
     files = data_files(path)
     parent = read_manifest(path) if len(files) != 1 or files[0].path != path else None
-    whole: list[list[InputFile]] = [[] for _ in range(layout.num_nodes)]
-    rest, room = files, np.ones(layout.num_nodes)
-    if parent is not None and parent.rows and parent.kind in _FILES_OF_WHOLE_EPISODES and layout.layout == "shards":
-        whole, rest, room = whole_files(files, parent, layout)
-    folders = [folder / folder_name(shard) for shard in range(layout.num_nodes)]
+    manifest = StageManifest(kind=KIND, rows=0, columns={}, settings={}, inputs=(), report={}, files={})
+    whole: list[list[InputFile]] = [[] for _ in range(config.num_nodes)]
+    rest, room = files, np.ones(config.num_nodes)
+    if parent is not None:
+        manifest = replace(parent, kind=KIND, parent=parent.digest)
+        if parent.rows and parent.kind in _FILES_OF_WHOLE_EPISODES and config.layout == "shards":
+            whole, rest, room = whole_files(files, parent, config)
+    folders = [folder / folder_name(shard) for shard in range(config.num_nodes)]
     parts: Parts = [{} for _ in folders]
-    for shard, one in enumerate(folders):
+    for one in folders:
         one.mkdir()
-        for number, file in enumerate(whole[shard]):
+    for one, own, named in zip(folders, whole, parts, strict=True):
+        for number, file in enumerate(own):
             _bring(file, one / part_name(number))
-            parts[shard][part_name(number)] = {"rows": parent.files[file.name]["rows"] if parent else 0}
-    states, columns = states_of(files, [file.sha256 for file in files]), parent.columns if parent else {}
+            named[part_name(number)] = {"rows": manifest.files[file.name]["rows"]}
+    hashes = {file: file.sha256 for file in files}
     if rest:
-        passes = 2 if layout.layout == "shards" else 1 + layout.num_nodes
-
-        def shown(number: int) -> Progress | None:
-            return progress and (lambda done, total: progress(number * total + done, passes * total))
-
-        log = _survey(rest, shown(0))
-        read = dict(zip(rest, log.hashes, strict=True))
-        states = states_of(files, [file.sha256 or read[file] for file in files])
-        columns = columns or {one.name: str(one.type) for one in log.schema}
-        with tempfile.TemporaryDirectory(prefix=".spool-", dir=folder) as scratch:
-            if layout.layout == "shards":
-                _deal(log, layout.draw(), room, Path(scratch), folders, parts, shown(1))
-            else:
-                for copy, one in enumerate(folders):
-                    own = parts[copy : copy + 1]
-                    _deal(log, layout.draw(copy), room[:1], Path(scratch), [one], own, shown(1 + copy))
+        log = _deal_rows(rest, config, room, folders, parts, progress)
+        hashes |= dict(zip(rest, log.hashes, strict=True))
+        manifest = replace(manifest, columns=manifest.columns or {one.name: str(one.type) for one in log.schema})
     _require_same(files, path)
-    manifests = []
-    for shard, one in enumerate(folders):
-        manifest = StageManifest(
-            kind=KIND,
-            rows=sum(part["rows"] for part in parts[shard].values()),
-            columns=columns,
-            state_ids=parent.state_ids if parent else (),
-            action_ids=parent.action_ids if parent else (),
-            metric_names=parent.metric_names if parent else (),
-            settings={**layout.settings(), "shard": shard},
-            inputs=states,
-            parent=parent.digest if parent else "",
-            report={"whole_files": sum(map(len, whole)), "left_out": list(left_out(path))},
-            files=parts[shard],
-        )
-        manifests.append(write_manifest(one, manifest))
-        _require_hashes(whole[shard], manifests[-1])
-    return tuple(manifests)
+    report = {"whole_files": sum(map(len, whole)), "left_out": list(left_out(path))}
+    manifest = replace(manifest, inputs=states_of(files, list(hashes.values())), report=report)
+    return tuple(
+        _written(replace(manifest, settings={**settings(config), "shard": shard}), *of_shard)
+        for shard, of_shard in enumerate(zip(folders, parts, whole, strict=True))
+    )
+
+
+def _written(
+    manifest: StageManifest, folder: Path, parts: dict[str, dict[str, Any]], whole: list[InputFile]
+) -> StageManifest:
+    """Writes the manifest of a shard's folder, and holds its whole files to what the input's manifest says of them."""
+    rows = sum(one["rows"] for one in parts.values())
+    manifest = write_manifest(folder, replace(manifest, rows=rows, files=parts))
+    found = [manifest.files[part_name(number)]["sha256"] for number in range(len(whole))]
+    todo = "Copy the folder again, or let the stage that made it make it again"
+    problems = [
+        Problem(file.path, f"bytes with sha256 {file.sha256}, as its manifest says", f"sha256 {sha256}", todo)
+        for file, sha256 in zip(whole, found, strict=True)
+        if sha256 != file.sha256
+    ]
+    if problems:
+        raise DataError(problems[:20])
+    return manifest
 
 
 def whole_files(
-    files: Sequence[InputFile], parent: StageManifest, layout: Layout
+    files: Sequence[InputFile], parent: StageManifest, config: ShardConfig
 ) -> tuple[list[list[InputFile]], tuple[InputFile, ...], NDArray[np.float64]]:
     """Returns how files that never share an episode go to machines as they are.
 
@@ -162,16 +147,16 @@ def whole_files(
         The files of each machine; those that fit no machine's share; and [machines] the rows that each still lacks.
     """
     rows = {file: int(parent.files[file.name]["rows"]) for file in files}
-    share = sum(rows.values()) / layout.num_nodes
-    rank = dict(zip(files, mix(name_hashes(file.sha256 for file in files) ^ layout.draw()).tolist(), strict=True))
-    machines = np.argsort(mix(np.arange(layout.num_nodes, dtype=np.uint64) ^ layout.draw())).tolist()
-    held, owner = [0] * layout.num_nodes, {}
+    share = sum(rows.values()) / config.num_nodes
+    rank = dict(zip(files, mix(name_hashes(file.sha256 for file in files) ^ _draw(config.seed)).tolist(), strict=True))
+    machines = np.argsort(mix(np.arange(config.num_nodes, dtype=np.uint64) ^ _draw(config.seed))).tolist()
+    held, owner = [0] * config.num_nodes, {}
     for file in sorted(files, key=lambda file: (-rows[file], rank[file])):
         machine = min(machines, key=held.__getitem__)
         if held[machine] + rows[file] <= share * (1 + _SLACK):
             held[machine] += rows[file]
             owner[file] = machine
-    whole = [[file for file in files if owner.get(file) == machine] for machine in range(layout.num_nodes)]
+    whole = [[file for file in files if owner.get(file) == machine] for machine in range(config.num_nodes)]
     return whole, tuple(file for file in files if file not in owner), np.maximum(share - np.array(held), 0)
 
 
@@ -210,13 +195,35 @@ def _plain(field: pa.Field) -> pa.Field:
     return pa.field(field.name, field.type.value_type if pa.types.is_dictionary(field.type) else field.type)
 
 
+def _deal_rows(
+    files: tuple[InputFile, ...],
+    config: ShardConfig,
+    room: NDArray[np.float64],
+    folders: Sequence[Path],
+    parts: Parts,
+    progress: Progress | None,
+) -> _Log:
+    """Writes the rows of files to shards, or to every copy, and returns what they are; see `_deal`."""
+    orders = [(_draw(config.seed), folders, parts, room)]
+    if config.layout == "replicas":
+        each = enumerate(zip(folders, parts, strict=True))
+        orders = [(_draw(config.seed, copy), [folder], [own], np.ones(1)) for copy, (folder, own) in each]
+
+    def shown(number: int) -> Progress | None:
+        return progress and (lambda done, total: progress(number * total + done, (1 + len(orders)) * total))
+
+    log = _survey(files, shown(0))
+    for number, order in enumerate(orders, 1):
+        _deal(log, *order, shown(number))
+    return log
+
+
 def _deal(
     log: _Log,
     draw: Hashes,
-    room: NDArray[np.float64],
-    scratch: Path,
     folders: Sequence[Path],
     parts: Parts,
+    room: NDArray[np.float64],
     progress: Progress | None,
 ) -> None:
     """Writes the rows of a log to folders, episodes in the order of their hash, and adds the files to `parts`.
@@ -224,14 +231,12 @@ def _deal(
     Args:
         log: the rows.
         draw: [1], decides the order.
-        room: [folders] rows that each folder gets, or anything in proportion to them, but for whole episodes.
-        scratch: a folder for temporary files.
-        folders: where data files go, behind those that `parts` names.
+        folders: where data files go, behind those that `parts` names; temporary files lie beside them.
         parts: of each folder.
+        room: [folders] rows that each folder gets, or anything in proportion to them, but for whole episodes.
         progress: called with (bytes read, bytes to read).
     """
     count = min(_MOST_BUCKETS, 1 + log.num_bytes // BUCKET_BYTES)
-    spools = [scratch / f"{number}.arrow" for number in range(count)]
     rows = np.zeros(count, np.int64)
 
     def spread(block: Block) -> tuple[pa.Table, NDArray[np.int64]]:
@@ -241,36 +246,39 @@ def _deal(
         table = conformed(block.table, log.schema).append_column(_KEY, pa.array(keys))
         return table.take(from_indices(order)), np.searchsorted(bucket[order], np.arange(count + 1))
 
-    with ExitStack() as stack:
-        options = pa.ipc.IpcWriteOptions(compression="lz4")
-        sinks = [stack.enter_context(pa.OSFile(str(spool), "wb")) for spool in spools]
-        schema = log.schema.append(_KEY)
-        writers = [stack.enter_context(pa.ipc.new_stream(sink, schema, options=options)) for sink in sinks]
-        positions = [Position() for _ in log.files]
-        for table, bounds in read_blocks(log.files, spread, positions, progress, ALL_COLUMNS):
-            for number in np.flatnonzero(np.diff(bounds)).tolist():
-                writers[number].write_table(table.slice(bounds[number], bounds[number + 1] - bounds[number]))
-            rows += np.diff(bounds)
-    ends = np.cumsum(rows)
-    wanted = np.cumsum(room)[:-1] * (ends[-1] / room.sum())
-    first_parts = [len(one) for one in parts]
+    with tempfile.TemporaryDirectory(prefix=".spool-", dir=folders[0].parent) as scratch:
+        spools = [Path(scratch, f"{number}.arrow") for number in range(count)]
+        with ExitStack() as stack:
+            options = pa.ipc.IpcWriteOptions(compression="lz4")
+            sinks = [stack.enter_context(pa.OSFile(str(spool), "wb")) for spool in spools]
+            schema = log.schema.append(_KEY)
+            writers = [stack.enter_context(pa.ipc.new_stream(sink, schema, options=options)) for sink in sinks]
+            positions = [Position() for _ in log.files]
+            for table, bounds in read_blocks(log.files, spread, positions, progress, ALL_COLUMNS):
+                for number in np.flatnonzero(np.diff(bounds)).tolist():
+                    writers[number].write_table(table.slice(bounds[number], bounds[number + 1] - bounds[number]))
+                rows += np.diff(bounds)
+        ends = np.cumsum(rows)
+        wanted = np.cumsum(room)[:-1] * (ends[-1] / room.sum())
+        first_parts = [len(one) for one in parts]
 
-    def finish(number: int) -> list[tuple[int, str, int]]:
-        """Writes a bucket's rows to the folders they belong to, and returns (folder, file name, rows)."""
-        table, starts = _ordered(spools[number])
-        edges = _cuts(starts, wanted - (ends[number] - rows[number]))
-        written = []
-        for folder, (start, stop) in enumerate(itertools.pairwise(edges.tolist())):
-            if start < stop:
-                name = part_name(first_parts[folder] + number)
-                pa.parquet.write_table(table.slice(start, stop - start), folders[folder] / name, compression="zstd",
-                                       row_group_size=_ROW_GROUP_ROWS)  # fmt: skip
-                written.append((folder, name, stop - start))
-        return written
+        def finish(number: int) -> list[tuple[int, str, int]]:
+            """Writes a bucket's rows to the folders they belong to, and returns (folder, file name, rows)."""
+            table, starts = _ordered(spools[number])
+            spools[number].unlink()
+            edges = _cuts(starts, wanted - (ends[number] - rows[number]))
+            written = []
+            for folder, (start, stop) in enumerate(itertools.pairwise(edges.tolist())):
+                if start < stop:
+                    name = part_name(first_parts[folder] + number)
+                    part, target = table.slice(start, stop - start), folders[folder] / name
+                    pa.parquet.write_table(part, target, compression="zstd", row_group_size=_ROW_GROUP_ROWS)
+                    written.append((folder, name, stop - start))
+            return written
 
-    with ThreadPoolExecutor(min(2, num_threads())) as pool:
-        for folder, name, num in itertools.chain.from_iterable(pool.map(finish, np.flatnonzero(rows).tolist())):
-            parts[folder][name] = {"rows": num}
+        with ThreadPoolExecutor(min(2, num_threads())) as pool:
+            for folder, name, num in itertools.chain.from_iterable(pool.map(finish, np.flatnonzero(rows).tolist())):
+                parts[folder][name] = {"rows": num}
 
 
 _KEY = pa.field("hash of the episode", pa.uint64())
@@ -325,46 +333,25 @@ def conformed(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def _texts(column: pa.ChunkedArray) -> pa.Array:
-    values = (_json_value(value, column.type) for value in column.to_pylist())
-    return pa.array([None if value is None else json.dumps(value) for value in values], pa.string())
+    values = column.to_pylist(maps_as_pydicts="lossy")
+    return pa.array([None if value is None else json.dumps(_present(value)) for value in values], pa.string())
 
 
-def _json_value(value: Any, kind: pa.DataType) -> Any:
-    """Returns an Arrow value as JSON has it; of objects, what is absent is left out: Arrow gives each all keys."""
-    if value is None:
-        return None
-    if pa.types.is_struct(kind):
-        return {
-            child.name: _json_value(value[child.name], child.type) for child in kind if value[child.name] is not None
-        }
-    if pa.types.is_map(kind):
-        return {str(key): _json_value(inner, kind.item_type) for key, inner in value}
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return [_json_value(inner, kind.value_type) for inner in value]
-    return value
-
-
-def _require_hashes(files: Sequence[InputFile], shard: StageManifest) -> None:
-    """Holds files that went to a shard as they are to what their folder's manifest says of them."""
-    found = [shard.files[part_name(number)]["sha256"] for number in range(len(files))]
-    problems = [
-        Problem(file.path, f"bytes with sha256 {file.sha256}, as its manifest says", f"sha256 {sha256}",
-                "Copy the folder again, or let the stage that made it make it again")
-        for file, sha256 in zip(files, found, strict=True)
-        if sha256 != file.sha256
-    ]  # fmt: skip
-    if problems:
-        raise DataError(problems[:20])
+def _present(value: Any) -> Any:
+    """Returns a value without what is absent in objects, of which Arrow gives each the keys of all."""
+    if isinstance(value, dict):
+        return {str(key): _present(inner) for key, inner in value.items() if inner is not None}
+    return [_present(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _require_same(files: Sequence[InputFile], path: str) -> None:
     """Checks that the input is what it was at the beginning."""
     now = {one.name: (one.size, one.modified_ns) for one in list_input(path, tuple({one.extension for one in files}))}
+    expected, todo = "a file that stays the same while shards are made of it", "Run again when its writer has ended"
     problems = [
-        Problem(file.path, "a file that stays the same while shards are made of it", "one that was changed",
-                "Run again when whatever writes it has ended")
+        Problem(file.path, expected, "one that was changed", todo)
         for file in files
         if now.get(file.name) != (file.size, file.modified_ns)
-    ]  # fmt: skip
+    ]
     if problems:
         raise DataError(problems[:20])

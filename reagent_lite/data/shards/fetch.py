@@ -107,10 +107,8 @@ def _holds_another(target: Path, shard: ShardEntry, here: set[str]) -> bool:
     except DataError:  # a shard's, altered
         manifest, ours = None, named
     if not ours:
-        raise DataError(
-            Problem(str(target), "nothing, or a shard that was fetched before", "something else",
-                    "Give local_path a folder of its own: it is replaced")
-        )  # fmt: skip
+        todo = "Give local_path a folder of its own: it is replaced"
+        raise DataError(Problem(str(target), "nothing, or a shard that was fetched before", "something else", todo))
     wrong = names & set(shard.files) - here
     return bool(wrong) and (not here or (manifest is not None and FILE_NAME not in here))
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from reagent_lite.config.shard import ShardConfig
 from reagent_lite.data.formats.files import POINTER, InputFile
-from reagent_lite.data.shards.dealing import Layout, make_shards
+from reagent_lite.data.shards.dealing import make_shards, settings
 from reagent_lite.data.shards.fetch import Fetched, fetch_shard
 from reagent_lite.data.shards.store import Pointer, Store, is_whole, publish, read_pointer, storage_errors
 from reagent_lite.data.stage import data_files, left_out, unchanged
@@ -106,10 +106,6 @@ def _outcome(
     )
 
 
-def _layout(config: ShardConfig) -> Layout:
-    return Layout(layout=config.layout, num_nodes=config.num_nodes, seed=config.seed)
-
-
 def _local(config: ShardConfig) -> Path:
     return Path(config.local_path).expanduser().absolute()
 
@@ -130,8 +126,8 @@ def _made(config: ShardConfig, store: Store) -> tuple[Pointer, bool]:
         log(f"{store.where}: made anew, as {why}")
     with storage_errors(store.where, "a place for the shards that can be written"), store.building() as folder:
         with progress("sharding", "bytes", enabled=True) as show:
-            manifests = make_shards(config.training_data_path, _layout(config), folder, show)
-        pointer = publish(store, folder, manifests, _layout(config).settings())
+            manifests = make_shards(config, folder, show)
+        pointer = publish(store, folder, manifests, settings(config))
     whole = counted(manifests[0].report["whole_files"], "whole file")
     log(f"{store.where}: {_described(pointer)}, {whole} among them")
     return pointer, True
@@ -158,7 +154,7 @@ def _misfit(pointer: Pointer | None, config: ShardConfig, files: tuple[InputFile
     """Returns why shards are not those that are wanted, or "" where they are."""
     if pointer is None:
         return f"there is no {POINTER} yet"
-    wanted = _layout(config).settings()
+    wanted = settings(config)
     if pointer.settings != wanted:
         return f"the shards there are for {_keys(pointer.settings)}, and this config says {_keys(wanted)}"
     if files is not None and not unchanged(pointer.inputs, files):
@@ -191,8 +187,8 @@ def _awaited(config: ShardConfig, store: Store) -> Pointer:
                 Problem(store.where, f"shards within {config.wait_seconds:g} s", f"none that fit: {why}", todo)
             )
         if now - logged >= _MESSAGE_SECONDS or logged == begin:
-            log(f"{store.where}: waiting for machine 0 to make the shards, {now - begin:.0f} s of "
-                f"{config.wait_seconds:g} s; {why}")  # fmt: skip
+            waited = f"{now - begin:.0f} s of {config.wait_seconds:g} s"
+            log(f"{store.where}: waiting for machine 0 to make the shards, {waited}; {why}")
             logged = now
         time.sleep(min(_POLL_SECONDS, config.wait_seconds))
 

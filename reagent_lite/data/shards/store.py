@@ -36,6 +36,7 @@ from reagent_lite.manifest import (
     FILE_NAME,
     SCHEMA_VERSION,
     SHARDS,
+    file_entries,
     open_regular,
     opened,
     require_files,
@@ -219,7 +220,7 @@ def publish(store: Store, built: Path, manifests: Sequence[StageManifest], setti
         settings: of all of them.
     """
     before = read_pointer(store)
-    own = [_entry(built / folder_name(number) / FILE_NAME) for number in range(len(manifests))]
+    own = [file_entries(built / folder_name(number), [FILE_NAME])[FILE_NAME] for number in range(len(manifests))]
     generation = hashlib.sha256("".join(one["sha256"] for one in own).encode()).hexdigest()[:16]
     entries = tuple(
         ShardEntry(
@@ -238,11 +239,6 @@ def publish(store: Store, built: Path, manifests: Sequence[StageManifest], setti
         if other not in kept:
             store.remove(other)
     return pointer
-
-
-def _entry(file: Path) -> dict[str, Any]:
-    data = file.read_bytes()
-    return {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
 def is_whole(store: Store, pointer: Pointer) -> bool:

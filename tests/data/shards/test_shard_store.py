@@ -10,14 +10,14 @@ import pytest
 from oracles.disks import small_disk
 from oracles.shards import multiset, plain, rows_of, stage, table, write
 
-from reagent_lite.data.shards.dealing import Layout, make_shards
+from reagent_lite.config.shard import ShardConfig
+from reagent_lite.data.shards.dealing import make_shards, settings
 from reagent_lite.data.shards.fetch import Fetched, fetch_shard
 from reagent_lite.data.shards.store import Pointer, Store, is_whole, publish, read_pointer
 from reagent_lite.errors import DataError
 from reagent_lite.manifest import SHARDS, opened, sealed
 
 ROWS = table([4, 3, 5, 2, 6, 4] * 5)
-LAYOUT = Layout(layout="shards", num_nodes=2, seed=0)
 
 
 @pytest.fixture(params=["folder", "bucket"])
@@ -25,7 +25,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return str(tmp_path / "share") if request.param == "folder" else f"memory://{tmp_path.name}-{os.getpid()}/shards"
 
 
-def publish_shards(store: Store, folder: Path, layout: Layout = LAYOUT, rows: int = 120) -> Pointer:
+def publish_shards(store: Store, folder: Path, num_nodes: int = 2, rows: int = 120) -> Pointer:
     """Makes shards of a timeline of the first rows, in files of whole episodes (24 rows each), and publishes them."""
     source = folder / f"in{rows}"
     if not source.exists():
@@ -33,8 +33,8 @@ def publish_shards(store: Store, folder: Path, layout: Layout = LAYOUT, rows: in
             write(source / f"part-{number:05d}.parquet", ROWS.slice(24 * number, 24))
         stage(source)
     with store.building() as built:
-        manifests = make_shards(str(source), layout, built)
-        return publish(store, built, manifests, layout.settings())
+        config = ShardConfig(training_data_path=str(source), num_nodes=num_nodes)
+        return publish(store, built, make_shards(config, built), settings(config))
 
 
 def change(place: str, name: str, edit: Callable[[bytes], bytes]) -> None:
@@ -62,7 +62,7 @@ def test_shards_go_to_a_place_and_come_back(tmp_path: Path, place: str) -> None:
 def test_the_generation_before_stays_and_older_ones_go(tmp_path: Path, place: str) -> None:
     store = Store(place)
     first = publish_shards(store, tmp_path)
-    second = publish_shards(store, tmp_path, Layout(layout="shards", num_nodes=3, seed=0))
+    second = publish_shards(store, tmp_path, 3)
     assert sorted(store.generations()) == sorted([first.generation, second.generation])
     fetch_shard(store, first.shards[1], tmp_path / "late")  # by a machine that had read shards.json before
     third = publish_shards(store, tmp_path, rows=96)
@@ -171,8 +171,7 @@ def test_protocols_that_are_not_allowed(url: str) -> None:
 def test_a_shard_that_was_made_again_is_replaced_and_not_called_altered(tmp_path: Path) -> None:
     """Whole files are moved by their bytes: of two generations of one shard some files may be the same."""
     store = Store(str(tmp_path / "share"))
-    layout = Layout(layout="shards", num_nodes=1, seed=0)
-    first, second = publish_shards(store, tmp_path, layout, 96), publish_shards(store, tmp_path, layout, 120)
+    first, second = publish_shards(store, tmp_path, 1, 96), publish_shards(store, tmp_path, 1, 120)
     same = {name for name, one in first.shards[0].files.items() if second.shards[0].files[name] == one}
     assert same
     fetch_shard(store, first.shards[0], tmp_path / "disk")
@@ -211,7 +210,7 @@ def test_other_things_are_not_replaced(tmp_path: Path, what: str) -> None:
 def test_the_input_is_not_replaced(tmp_path: Path) -> None:
     """A stage's folder may hold files of a shard's names and bytes."""
     store = Store(str(tmp_path / "share"))
-    pointer = publish_shards(store, tmp_path, Layout(layout="shards", num_nodes=1, seed=0))
+    pointer = publish_shards(store, tmp_path, 1)
     with pytest.raises(DataError, match="in120: expected nothing, or a shard that was fetched before"):
         fetch_shard(store, pointer.shards[0], tmp_path / "in120")
     assert len(list((tmp_path / "in120").iterdir())) == 6

@@ -21,9 +21,10 @@ from oracles.logs import random_rows, write_lines
 from oracles.runs import ROOT
 from oracles.shards import multiset, names, plain, rows_of, stage, table, write
 
+from reagent_lite.config.shard import ShardConfig
 from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.data.shards import dealing
-from reagent_lite.data.shards.dealing import Layout, make_shards
+from reagent_lite.data.shards.dealing import make_shards
 from reagent_lite.data.stage import StageManifest, data_files, read_manifest
 from reagent_lite.errors import DataError, NoRowsError
 from reagent_lite.manifest import STAGE, opened, sealed
@@ -37,7 +38,8 @@ def made(
 ) -> tuple[list[list[dict[str, Any]]], tuple[StageManifest, ...]]:
     """Returns the rows of each shard, and the manifests."""
     folder.mkdir(parents=True)
-    manifests = make_shards(str(path), Layout(layout=layout, num_nodes=num_nodes, seed=seed), folder)
+    config = ShardConfig(training_data_path=str(path), layout=layout, num_nodes=num_nodes, seed=seed)
+    manifests = make_shards(config, folder)
     return [rows_of(folder / f"shard-{number:05d}") for number in range(num_nodes)], manifests
 
 
@@ -147,8 +149,7 @@ def test_whole_files_by_hand(tmp_path: Path) -> None:
     parent = stage(tmp_path)
 
     def dealt(num_nodes: int) -> tuple[list[list[str]], list[str], list[float]]:
-        layout = Layout(layout="shards", num_nodes=num_nodes, seed=0)
-        whole, rest, room = dealing.whole_files(data_files(str(tmp_path)), parent, layout)
+        whole, rest, room = dealing.whole_files(data_files(str(tmp_path)), parent, ShardConfig(num_nodes=num_nodes))
         return (
             sorted([file.name[:2] for file in own] for own in whole),
             [file.name[:2] for file in rest],
@@ -185,9 +186,10 @@ def test_the_number_of_threads_changes_no_byte(tmp_path: Path, form: Any) -> Non
     _, manifests = made(path, tmp_path / "out", 2)
     program = (
         "import os, sys; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
-        "from pathlib import Path; from reagent_lite.data.shards.dealing import Layout, make_shards\n"
-        "layout = Layout(layout='shards', num_nodes=2, seed=0)\n"
-        "print(*[one.digest for one in make_shards(sys.argv[1], layout, Path(sys.argv[2]))])"
+        "from pathlib import Path; from reagent_lite.config.shard import ShardConfig\n"
+        "from reagent_lite.data.shards.dealing import make_shards\n"
+        "config = ShardConfig(training_data_path=sys.argv[1], num_nodes=2)\n"
+        "print(*[one.digest for one in make_shards(config, Path(sys.argv[2]))])"
     )
     (tmp_path / "alone").mkdir()
     command = [sys.executable, "-c", program, str(path), str(tmp_path / "alone")]
