@@ -283,25 +283,20 @@ def _value_of(cell: str, kind: pa.DataType) -> Any:
         if cell in (*_TRUE, *_FALSE):
             return cell in _TRUE
         raise ValueError("true or false, or 1 or 0")
-    number = _number_of(cell, float)
-    if pa.types.is_floating(kind):
-        if number is None:
-            raise ValueError("a number")
-        return number
-    # pandas writes integers as 3.0 where a column has gaps
-    whole = int(number) if number is not None and abs(number) < EXACT_BELOW else _number_of(cell, int)
-    if whole is None or (number != whole and abs(whole) < EXACT_BELOW):
-        raise ValueError("an integer")
-    if not -(1 << 63) <= whole < 1 << 63:
-        raise ValueError("a 64-bit integer")
-    return whole
-
-
-def _number_of(cell: str, kind: Callable[[str], Any]) -> Any:
+    floating = pa.types.is_floating(kind)
     try:
-        return None if "_" in cell else kind(cell)
+        if "_" in cell:
+            raise ValueError  # Python's own way to group digits
+        number = float(cell)
+        # pandas writes integers as 3.0 where a column has gaps
+        value = number if floating else int(number) if abs(number) < EXACT_BELOW else int(cell)
     except ValueError:
-        return None
+        raise ValueError("a number" if floating else "an integer") from None
+    if not floating and number != value and abs(number) < EXACT_BELOW:
+        raise ValueError("an integer")
+    if not floating and not -(1 << 63) <= value < 1 << 63:
+        raise ValueError("a 64-bit integer")
+    return value
 
 
 def _plain_column(name: str, array: pa.Array, lines: NDArray[np.int64], path: str) -> Column:

@@ -43,7 +43,7 @@ def read_text(
 
     def parsed(number: int, text: bytes, line: int) -> Block:
         block = parse(text, line)
-        sizes[number] = TABLE_BYTES * len(text) // max(1, block.table.nbytes)
+        sizes[number] = min(BLOCK_BYTES, TABLE_BYTES * len(text) // max(1, block.table.nbytes))
         return block
 
     def parsing(text: bytes, line: int) -> Callable[[], Block]:
