@@ -1,4 +1,4 @@
-"""Listing inputs, decompressing, and the three JSON parsers giving one result."""
+"""Which files an input has, packed or not, and what is refused."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import gzip
 import json
 import os
 import socket
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,12 +17,9 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from reagent_lite.data.formats import text_files
-from reagent_lite.data.formats.blocks import Position
 from reagent_lite.data.formats.files import list_input, local_path, not_read
-from reagent_lite.data.formats.jsonl import parse_with_arrow, parse_with_python, table_of
-from reagent_lite.data.formats.reading import READERS, read_blocks, read_tables
-from reagent_lite.data.formats.schema import TEXT_METADATA
+from reagent_lite.data.formats.jsonl import table_of
+from reagent_lite.data.formats.reading import READERS, read_tables
 from reagent_lite.errors import DataError, NoRowsError
 
 EXTENSIONS = tuple(READERS)
@@ -223,87 +219,3 @@ def test_an_empty_file_is_refused(tmp_path: Path, content: bytes) -> None:
     file.write_bytes(content)
     with pytest.raises(DataError, match=r"a\.json.*: expected rows of data, got none"):
         rows_of(file)
-
-
-def test_marks_line_ends_and_blank_lines(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_bytes(b'\xef\xbb\xbf{"a": 1}\r\n\r\n  \n{"a": 2}\n\n{"a": 3}')
-    files = list_input(str(tmp_path / "a.json"), EXTENSIONS)
-    blocks = list(read_blocks(files, lambda block: block, [Position()]))
-    assert [row["a"] for block in blocks for row in block.table.to_pylist()] == [1, 2, 3]
-    assert [line for block in blocks for line in block.lines.tolist()] == [1, 4, 6]
-    assert blocks[-1].where(0) == f"{tmp_path}/a.json:6"
-
-
-@pytest.mark.parametrize(
-    ("line", "got"),
-    [
-        ('{"a": 1', "delimiter: line 1 column 8"),
-        ('{"a": NaN}', "NaN, which JSON does not have"),
-        ('{"a": -Infinity}', "-Infinity, which JSON does not have"),
-        ("[1]", "a JSON list"),
-        ('{"a": 1} {"a": 2}', "Extra data"),
-        ('{"a": "\xff"}', "can't decode"),
-    ],
-)
-def test_a_broken_line_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, got: str) -> None:
-    monkeypatch.setattr(text_files, "FIRST_BLOCK_BYTES", 400)
-    monkeypatch.setattr(text_files, "BLOCK_BYTES", 400)
-    good = ['{"a": 1}'] * 200
-    file = tmp_path / "a.json"
-    file.write_bytes("\n".join([*good[:120], line, *good[120:], line, ""]).encode("latin-1"))
-    with pytest.raises(DataError) as caught:
-        rows_of(file)
-    problem = caught.value.problems[0]
-    assert problem.where == f"{file}:121"
-    assert problem.expected == "one JSON object in the line"
-    assert got in problem.got
-
-
-def test_a_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_files, "LONGEST_ROW_BYTES", 1000)
-    monkeypatch.setattr(text_files, "FIRST_BLOCK_BYTES", 100)
-    (tmp_path / "a.json").write_bytes(b'{"a": "' + b"x" * 5000)
-    with pytest.raises(DataError, match=r"a\.json:1: expected rows of at most 1000 bytes, got no end of a row in 1600"):
-        rows_of(tmp_path / "a.json")
-
-
-def test_strings_that_look_like_times_stay_strings() -> None:
-    table = parse_with_arrow(b'{"mdp_id": "2019-12-01 00:00:00", "x": {"y": "2019-12-01"}}\n')
-    assert table is not None
-    assert table.to_pylist() == [{"mdp_id": "2019-12-01 00:00:00", "x": {"y": "2019-12-01"}}]
-
-
-def test_mixed_types_become_text() -> None:
-    text = b'{"action": 3}\n{"action": "left"}\n{"action": null}\n'
-    assert parse_with_arrow(text) is None
-    table, lines = parse_with_python(text, 5, "x")
-    assert table.column("action").to_pylist() == ["3", '"left"', None]
-    assert table.schema.field("action").metadata == TEXT_METADATA
-    assert lines.tolist() == [5, 6, 7]
-
-
-def test_wide_rows_make_small_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_files, "FIRST_BLOCK_BYTES", 2000)
-    monkeypatch.setattr(text_files, "BLOCK_BYTES", 12_000)
-    # 40 ids, one in each row of 18 bytes: a block of 12 000 bytes takes 8 * 40 * 12 000 / 18 = 213 000 bytes dense.
-    # 50 000 allow blocks of 2800 bytes, 156 rows; the next piece of 2000 bytes may come on top.
-    monkeypatch.setattr(text_files, "TABLE_BYTES", 50_000)
-    lines = ['{"s": {"%d": 1.0}}\n' % (number % 40) for number in range(3000)]  # noqa: UP031
-    (tmp_path / "a.json").write_text("".join(lines))
-    files = list_input(str(tmp_path / "a.json"), EXTENSIONS)
-    sizes = list(read_blocks(files, lambda block: block.table.num_rows, [Position()]))
-    assert sum(sizes) == 3000
-    assert max(sizes) <= (2800 + 2000) / 17
-
-
-def test_progress_ends_at_the_total(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_files, "FIRST_BLOCK_BYTES", 1000)
-    monkeypatch.setattr(text_files, "BLOCK_BYTES", 1000)
-    (tmp_path / "a.json").write_bytes(TEXT)
-    calls: list[tuple[int, int]] = []
-    record: Callable[[int, int], None] = lambda done, total: calls.append((done, total))  # noqa: E731
-    files = list_input(str(tmp_path), EXTENSIONS)
-    assert sum(read_blocks(files, lambda block: block.table.num_rows, [Position()], record)) == 50
-    assert calls[-1] == (len(TEXT), len(TEXT))
-    assert calls == sorted(calls)
-    assert len(calls) > 2

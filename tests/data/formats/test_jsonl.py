@@ -1,0 +1,101 @@
+"""JSON lines: what Arrow's parser gives is what Python's json reads, or Python reads it; broken lines are named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reagent_lite.data.formats import text_files
+from reagent_lite.data.formats.jsonl import parse_with_arrow, parse_with_python
+from reagent_lite.data.formats.reading import read_tables
+from reagent_lite.data.formats.schema import TEXT_METADATA
+from reagent_lite.errors import DataError
+
+KNOWN = '{"m": "x", "r": 1, "s": {"0": 0.5}, "l": [1, 0], "c": [{"1": 2.0}], "e": {}}'
+
+
+def without_null(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: without_null(one) for name, one in value.items() if one is not None}
+    return [without_null(one) for one in value] if isinstance(value, list) else value
+
+
+def check(lines: list[str], *, exact: bool = False) -> None:
+    """Arrow's rows, if it gives any, and Python's are those that the json module reads."""
+    text = "".join(line + "\n" for line in lines).encode()
+    tables = [table for table in (parse_with_arrow(text), parse_with_python(text, 1, "x")[0]) if table is not None]
+    assert len(tables) == 2 or not exact
+    for table in tables:
+        is_text = {one.name: one.metadata == TEXT_METADATA for one in table.schema}
+        rows = [{k: json.loads(v) if v and is_text[k] else v for k, v in row.items()} for row in table.to_pylist()]
+        assert without_null(rows) == [without_null(json.loads(line)) for line in lines]
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["{}", KNOWN, '{"r": 2.5, "l": [], "c": []}', '{"s": {}, "c": [{}, {"1": 1}]}', '{"r": -1e-3}', '{"m": "a\\"b"}',
+     '{"s": {"0": null}}', '{"s": {"0": 1, "1": 2}}', '{"new": [{"a": {"b": [true]}}]}', '{"l": [1, null]}',
+     '{"r": 9007199254740993}', '{"m": "2019-12-01 00:00:00", "new": [{"y": "2019-12-01"}]}'],
+)  # fmt: skip
+def test_arrow_reads(line: str) -> None:
+    check([KNOWN, line, KNOWN], exact=True)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ['{"m": 5}', '{"m": ["x"]}', '{"m": {"x": 1}}', '{"r": "1"}', '{"r": {}}', '{"r": true}', '{"s": 5}', '{"c": [5]}',
+     '{"l": ["1"]}', '{"s": {"0": "1"}}', '{"r": 1e300}', '{"r": 123456789012345678901}',
+     '{"r": 1.5, "n": 9007199254740993}\n{"n": 0.5}', '{"n": true}\n{"n": 0.5}'],
+)  # fmt: skip
+def test_python_reads_what_arrow_would_change_or_refuse(line: str) -> None:
+    lines = [KNOWN, *line.split("\n"), KNOWN]
+    assert parse_with_arrow("".join(one + "\n" for one in lines).encode()) is None
+    check(lines)
+
+
+values: st.SearchStrategy[Any] = st.recursive(
+    st.sampled_from([None, True, 3, -(2**53) - 1, 2**64, 0.5, 1e300, "x", "1", "null", "", "2019-12-01", "é,}"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("01"), inner, max_size=2),
+    max_leaves=4,
+)
+
+
+@given(rows=st.lists(st.dictionaries(st.sampled_from("abc"), values, min_size=1), min_size=1, max_size=4))
+def test_both_parsers_read_what_json_reads(rows: list[dict[str, Any]]) -> None:
+    check([json.dumps(row, ensure_ascii=False) for row in rows])
+
+
+@pytest.mark.parametrize(
+    ("line", "got"),
+    [
+        ('{"a": 1', "delimiter: line 1 column 8"),
+        ('{"a": NaN}', "NaN, which JSON does not have"),
+        ('{"a": -Infinity}', "-Infinity, which JSON does not have"),
+        ("[1]", "a JSON list"),
+        ('{"a": 1} {"a": 2}', "Extra data"),
+        ('{"a": "\xff"}', "can't decode"),
+    ],
+)
+def test_a_broken_line_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, got: str) -> None:
+    monkeypatch.setattr(text_files, "FIRST_BLOCK_BYTES", 400)
+    monkeypatch.setattr(text_files, "BLOCK_BYTES", 400)
+    good = ['{"a": 1}'] * 200
+    file = tmp_path / "a.json"
+    file.write_bytes("\n".join([*good[:120], line, *good[120:], line, ""]).encode("latin-1"))
+    with pytest.raises(DataError) as caught:
+        list(read_tables(str(file)))
+    problem = caught.value.problems[0]
+    assert (problem.where, problem.expected) == (f"{file}:121", "one JSON object in the line")
+    assert got in problem.got
+
+
+def test_mixed_types_become_text() -> None:
+    table, lines = parse_with_python(b'{"action": 3}\n\n{"action": "left"}\n{"action": null}\n', 5, "x")
+    assert table.column("action").to_pylist() == ["3", '"left"', None]
+    assert table.schema.field("action").metadata == TEXT_METADATA
+    assert lines.tolist() == [5, 7, 8]
