@@ -13,7 +13,6 @@ from oracles.nodes import run_nodes
 from oracles.runs import Runner
 from safetensors.torch import load_file
 from torch.testing import assert_close
-from workflows.pages_data import lineage_of
 
 from reagent_lite.config import DqnConfig, ParametricDqnConfig
 from reagent_lite.config.loader import check
@@ -22,6 +21,7 @@ from reagent_lite.data.copy.first_look import holds_events
 from reagent_lite.data.shards.machines import shard
 from reagent_lite.distributed.group import Group, Place
 from reagent_lite.errors import ConfigError
+from reagent_lite.report.run import Source, lineage_section
 from workflows.preparation import prepare
 
 ALONE = Group(Place(), torch.device("cpu"))
@@ -107,7 +107,8 @@ def test_every_run_says_what_the_stages_before_it_left_out(tmp_path: Path, capsy
         err = capsys.readouterr().err
         assert f"warning: training data: {left_out}\n" in err
         assert f"warning: {tmp_path}/log: not read: 1 entry: events.tsv\n" in err
-    stage = next(table for table in lineage_of(tree, data) if table.title.startswith("Stage timeline"))
+    source = Source(use="training", path="", rows=0, counts="", on_node=False, copy=data.train)
+    stage = next(table for table in lineage_section([source]).tables if table.title.startswith("Stage timeline"))
     assert ("left out", left_out) in stage.rows
 
     transitions = Path(data.train.files[0]).parent
