@@ -13,9 +13,10 @@ from urllib.parse import urlsplit
 import torch
 
 from reagent_lite.config import ParametricDqnConfig, WorkflowConfig
-from reagent_lite.data.copy.first_look import FirstRows, first_rows, input_files, standing_copy
+from reagent_lite.data.copy.first_look import FirstRows, first_rows, standing_copy
 from reagent_lite.data.copy.place import places_of
 from reagent_lite.data.features.normalization import check_covers, read_normalization
+from reagent_lite.data.stage import data_files
 from reagent_lite.distributed.inspection import list_gpus, nearest_existing
 from reagent_lite.distributed.launcher import Processes, choose_processes
 from reagent_lite.distributed.network import addresses, listening, own_address, resolved
@@ -144,13 +145,13 @@ def copy_folder(config: WorkflowConfig, path: str) -> Row:
     """Looks at where the training copy of a path goes."""
     name, actions, directory = "training copy", config.actions or None, config.data.training_copy_dir
     try:
-        files = input_files(path)
+        files = data_files(path)
     except DataError:
         return skipped(name, "there is no data to copy")
     standing = standing_copy(path, actions, directory)
     if standing is not None:
         return ok(name, f"stands in {standing[0]}: {counted(standing[1].rows, 'row')}")
-    folders = [place.parent for place in places_of(path, files, actions, directory)]
+    folders = [place.parent for place in places_of(path, actions, directory)]
     places = [folder for folder in folders if is_writable(folder)]
     todo = "Set data.training_copy_dir to a folder on a local disk of this machine with enough room"
     if not places:
@@ -165,7 +166,7 @@ def copy_folder(config: WorkflowConfig, path: str) -> Row:
 def data(config: WorkflowConfig, node: Node, key: str, path: str) -> Iterator[Row]:
     """Reads and checks the first rows of a path, and whether normalization files cover their features."""
     try:
-        files = input_files(path)
+        files = data_files(path)
         rows = first_rows(path, config.actions or None)
     except NoRowsError as error:
         row = of_error(key, error)

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from reagent_lite.config import ParametricDqnConfig, WorkflowConfig
-from reagent_lite.data.copy.first_look import holds_events, input_files, rows_by_metadata, standing_copy
+from reagent_lite.data.copy.first_look import holds_events, rows_by_metadata, standing_copy
 from reagent_lite.data.copy.place import CopyManifest
 from reagent_lite.data.features.normalization import read_normalization
+from reagent_lite.data.stage import data_files
 from reagent_lite.distributed.group import Place
 from reagent_lite.distributed.inspection import list_gpus
 from reagent_lite.distributed.launcher import Processes
@@ -77,7 +78,7 @@ def look(config: WorkflowConfig) -> Known:
 def _look_at_data(config: WorkflowConfig, known: Known) -> Known:
     if not config.training_data_path:
         return known
-    files = input_files(config.training_data_path)
+    files = data_files(config.training_data_path)
     standing = standing_copy(config.training_data_path, config.actions or None, config.data.training_copy_dir)
     copy = None if standing is None else standing[1]
     rows = rows_by_metadata(files) if copy is None else copy.rows

@@ -10,9 +10,8 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -96,11 +95,11 @@ def prepare(config: WorkflowConfig, group: Group) -> Data:
     config = staged(config, group)
     shards = Shards.of(config, group)
     given = _given_normalization(config)
-    train, agreement = _copy(config, config.training_data_path, shards, "training data", given)
+    train, found = _copy(config, config.training_data_path, shards, "training data", given)
     held_out = held_out_found = None
     if config.eval_data_path is not None:
         held_out, held_out_found = _copy(config, config.eval_data_path, shards, "eval data", {})
-    specs = given_or_fitted(config, train, agreement, shards, given)
+    specs = given_or_fitted(config, train, found, shards, given)
     normalization = Normalization(state=specs["state"], action=specs.get("action"))
     for copy in (train, held_out):
         if copy is not None:
@@ -109,21 +108,29 @@ def prepare(config: WorkflowConfig, group: Group) -> Data:
         num_state_features=normalization.state.width,
         num_action_features=normalization.action.width if normalization.action else 0,
         action_names=config.actions,
-        metric_names=agreement.metric_names,
+        metric_names=found.metric_names,
     )
-    train_rows = _rows(config, train, normalization, spec, group, partial(_spans, config))
+    train_rows = _rows(config, train, normalization, spec, group)
     counts = shards.counts(train_rows.count)
     if not sum(counts):
         raise DataError(Problem(config.training_data_path, "rows with an action", "none"))
     if shards.several:
-        say(group, f"shards: {' + '.join(f'{count:,}' for count in counts)} rows on {len(counts)} nodes, "
-                   "each minibatch takes its share of every one")  # fmt: skip
-    held_out_rows = (
-        None if held_out is None else _rows(config, held_out, normalization, spec, group, partial(_spans, config))
+        each = " + ".join(f"{count:,}" for count in counts)
+        say(group, f"shards: {each} rows on {len(counts)} nodes, each minibatch takes its share of every one")
+    return Data(
+        spec=spec,
+        normalization=normalization,
+        shards=shards,
+        counts=counts,
+        hash=found.hash,
+        content=found.content,
+        train=train,
+        held_out=held_out,
+        found=found,
+        held_out_found=held_out_found,
+        train_rows=train_rows,
+        held_out_rows=None if held_out is None else _rows(config, held_out, normalization, spec, group),
     )
-    return Data(spec=spec, normalization=normalization, shards=shards, counts=counts, hash=agreement.hash,
-                content=agreement.content, train=train, held_out=held_out, found=agreement,
-                held_out_found=held_out_found, train_rows=train_rows, held_out_rows=held_out_rows)  # fmt: skip
 
 
 def _copy(
@@ -146,12 +153,12 @@ def _copy(
     group.barrier()
     if not group.is_first_on_node:
         copy = prepared(None)
-    # rows to be judged on may be on several machines: an episode counts once there
-    agreement = shards.agree(Facts.of(copy, group.node, given), path, disjoint=path == config.training_data_path)
-    say(group, f"{title}: {path}: {named_counts(agreement.counts)}")
-    for note in agreement.notes:
+    # an episode of eval data counts once, even if several machines have it
+    found = shards.agree(Facts.of(copy, group.node, given), path, disjoint=path == config.training_data_path)
+    say(group, f"{title}: {path}: {named_counts(found.counts)}")
+    for note in found.notes:
         say(group, f"warning: {title}: {note}")
-    return copy, agreement
+    return copy, found
 
 
 def _given_normalization(config: WorkflowConfig) -> dict[str, NormalizationSpec]:
@@ -163,18 +170,19 @@ def _given_normalization(config: WorkflowConfig) -> dict[str, NormalizationSpec]
 def _check_covers(config: WorkflowConfig, copy: TrainingCopy, normalization: Normalization) -> None:
     """Checks that every feature of a copy has parameters."""
     of = f", for {copy.files[0]}" if copy.files else ""
-    where = config.state_norm_data_path or config.training_data_path
-    check_covers(normalization.state, copy.state_ids, where=f"{where}{of}")
-    if normalization.action is not None:
-        where = config.action_norm_data_path or config.training_data_path
-        check_covers(normalization.action, copy.action_ids, where=f"{where}{of}")
+    for path, spec, ids in (
+        (config.state_norm_data_path, normalization.state, copy.state_ids),
+        (config.action_norm_data_path, normalization.action, copy.action_ids),
+    ):
+        if spec is not None:
+            check_covers(spec, ids, where=f"{path or config.training_data_path}{of}")
 
 
 def single_step_rows(config: WorkflowConfig, copy: TrainingCopy, data: Data, group: Group) -> LoggedRows:
     """Returns the rows of a copy with one logged step each, as evaluation wants them, whatever the learner spans."""
     if config.rl.multi_steps is None:
         return data.train_rows if copy is data.train or data.held_out_rows is None else data.held_out_rows
-    return _rows(config, copy, data.normalization, data.spec, group, single_steps)
+    return _rows(config, copy, data.normalization, data.spec, group, single_step=True)
 
 
 def _rows(
@@ -183,36 +191,49 @@ def _rows(
     normalization: Normalization,
     spec: SourceSpec,
     group: Group,
-    spans: Callable[[TrainingCopy], Spans],
+    *,
+    single_step: bool = False,
 ) -> LoggedRows:
     """Returns what sources gather from a copy; every rank calls it, those without rows too."""
-    columns = [("state", copy.state, copy.state_ids, normalization.state)]
-    if normalization.action is not None:
-        columns.append(("candidates", copy.candidates, copy.action_ids, normalization.action))
-    matrices = [_Matrix.of(config, copy, *column) for column in columns]
-    place = _place(config, group, sum(len(matrix.raw) * matrix.width * 4 for matrix in matrices))
+    matrices = tuple(_matrices(config, copy, normalization))
+    place = _place(config, group, sum(len(raw) * width * 4 for raw, _, width, _ in matrices))
     if not len(copy):
         group.barrier()  # where the others wait for their columns
         return no_rows(spec, place)
-    spanned = spans(copy)
+    spans = single_steps(copy) if single_step else _spans(config, copy)
     usable, notes = learnable_rows(
-        copy, spanned, maxq=config.rl.maxq_learning, unit_reward=config.rl.q_network_loss == "bce_with_logits"
+        copy, spans, maxq=config.rl.maxq_learning, unit_reward=config.rl.q_network_loss == "bce_with_logits"
     )
     for note in notes:
         say(group, f"warning: {note}")
     if group.is_first_on_node:
         for matrix in matrices:
             try:
-                prepare_columns(matrix.raw, matrix.transform, matrix.width, matrix.file)
+                prepare_columns(*matrix)
             except OSError as error:
-                say(group, f"{matrix.file.parent}: {error.strerror or error}: rows are normalized as they are read, "
-                           "which takes longer")  # fmt: skip
+                why = f"{copy.folder}: {error.strerror or error}"
+                say(group, f"{why}: rows are normalized as they are read, which takes longer")
     group.barrier()
-    opened = [open_columns(matrix.raw, matrix.transform, matrix.width, matrix.file, place) for matrix in matrices]
-    rows = build_rows(copy, spanned, usable, *opened, metric_names=spec.metric_names)
+    columns = [open_columns(*matrix, place) for matrix in matrices]
+    rows = build_rows(copy, spans, usable, *columns, metric_names=spec.metric_names)
     copy.release()
     give_back_memory()
     return rows
+
+
+def _matrices(
+    config: WorkflowConfig, copy: TrainingCopy, normalization: Normalization
+) -> Iterator[tuple[NDArray[np.float32], Reordered, int, Path]]:
+    """Yields raw features, how they are normalized, how wide they are then, and the file for it, as columns need."""
+    as_zero = config.rl.set_missing_value_to_zero
+    for name, raw, ids, spec in (
+        ("state", copy.state, copy.state_ids, normalization.state),
+        ("candidates", copy.candidates, copy.action_ids, normalization.action),
+    ):
+        if spec is not None:
+            known = json.dumps([normalization_json(spec), as_zero], sort_keys=True)
+            file = copy.folder / f"normalized_{name}_{hashlib.sha256(known.encode()).hexdigest()[:16]}.npy"
+            yield raw, Reordered(ids, spec, Preprocessor(spec, missing_as_zero=as_zero)), spec.width, file
 
 
 def _spans(config: WorkflowConfig, copy: TrainingCopy) -> Spans:
@@ -223,35 +244,6 @@ def _spans(config: WorkflowConfig, copy: TrainingCopy) -> Spans:
         boost = [(rl.reward_boost or {}).get(name, 0.0) for name in config.actions]
         return n_steps(copy, rl.multi_steps, rl.gamma, np.array(boost) if rl.reward_boost else None)
     return single_steps(copy)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Matrix:
-    """Raw features of a copy and the way to their normalized columns, in the file that holds them."""
-
-    raw: NDArray[np.float32]
-    transform: Reordered
-    width: int
-    file: Path
-
-    @classmethod
-    def of(
-        cls,
-        config: WorkflowConfig,
-        copy: TrainingCopy,
-        name: str,
-        raw: NDArray[np.float32],
-        ids: tuple[int, ...],
-        spec: NormalizationSpec,
-    ) -> "_Matrix":
-        as_zero = config.rl.set_missing_value_to_zero
-        key = hashlib.sha256(json.dumps([normalization_json(spec), as_zero], sort_keys=True).encode()).hexdigest()[:16]
-        return cls(
-            raw=raw,
-            transform=Reordered(ids, spec, Preprocessor(spec, missing_as_zero=as_zero)),
-            width=spec.width,
-            file=copy.folder / f"normalized_{name}_{key}.npy",
-        )
 
 
 def _place(config: WorkflowConfig, group: Group, num_bytes: int) -> torch.device:

@@ -15,12 +15,11 @@ from reagent_lite.config import DqnConfig, WorkflowConfig
 from reagent_lite.config.shard import ShardConfig
 from reagent_lite.config.timeline import QuerySection, TimelineConfig, TimelineSection
 from reagent_lite.data.copy.first_look import holds_events
-from reagent_lite.data.copy.place import FOLDER
-from reagent_lite.data.formats.files import local_path
+from reagent_lite.data.copy.place import parents_of
 from reagent_lite.data.shards.machines import fetch, shard
 from reagent_lite.distributed.group import Group
-from reagent_lite.errors import ConfigError, NoRowsError, Problem
-from reagent_lite.files import is_writable, user_cache
+from reagent_lite.errors import ConfigError, Problem
+from reagent_lite.files import is_writable
 from workflows.reporting import say
 from workflows.timelines import run_timeline
 
@@ -65,7 +64,7 @@ def _transitions(config: WorkflowConfig, group: Group, paths: Paths) -> Paths:
         source = path
         if first and config.timeline is not None and path == config.timeline.outputTableName:
             source = config.timeline.inputTableName or path
-        if not _has_events(source):
+        if not holds_events(source):
             if first:
                 _require_no_timeline(config, path)
             continue
@@ -90,20 +89,13 @@ def _require_no_timeline(config: WorkflowConfig, path: str) -> None:
             )  # fmt: skip
 
 
-def _has_events(path: str) -> bool:
-    try:
-        return holds_events(path)
-    except NoRowsError:
-        return False  # a machine without rows beside others; who reads the path says what that means
-
-
 def _timeline(config: WorkflowConfig, group: Group, path: str, *, first: bool) -> TimelineConfig:
     """Returns the timeline of the events at a path."""
     section = config.timeline or TimelineSection()
     output = section.outputTableName if first else ""
     changes = {
         "inputTableName": path,
-        "outputTableName": output or str(_place(config, group, f"timeline of {path}", near=path) / "transitions"),
+        "outputTableName": output or str(_place(config, group, f"timeline of {path}", path) / "transitions"),
         "evalTableName": section.evalTableName if first else None,
         "actionDiscrete": isinstance(config, DqnConfig),
         "gamma": config.rl.gamma if section.steps > 1 else None,
@@ -133,8 +125,8 @@ def _fetched_shards(config: WorkflowConfig, generations: dict[str, str], group: 
     """Fetches this machine's part of each generation, and returns their paths."""
     found: Paths = {}
     for key, generation in generations.items():
-        place = f"{config.data.shards_path} {_set_of(key)} {group.node} of {group.num_nodes}"
-        folder = _place(config, group, place, near=None) / _set_of(key)
+        name = f"{config.data.shards_path} {_set_of(key)} {group.node} of {group.num_nodes}"
+        folder = _place(config, group, name, None) / _set_of(key)
         wanted = _sharding(config, group, key, {"local_path": str(folder), "node_index": group.node})
         found[key] = fetch(wanted, generation).local
     return found
@@ -151,7 +143,7 @@ def _set_of(key: str) -> str:
     return key.removesuffix("_data_path")
 
 
-def _place(config: WorkflowConfig, group: Group, name: str, *, near: str | None) -> Path:
+def _place(config: WorkflowConfig, group: Group, name: str, near: str | None) -> Path:
     """Returns a folder of this machine for what a stage makes: where the user says, beside the data, or in the cache.
 
     Several machines may share what lies beside the data, and their home folders: the number of the machine keeps them
@@ -163,10 +155,5 @@ def _place(config: WorkflowConfig, group: Group, name: str, *, near: str | None)
     folder = f"stage-{key.hexdigest()[:16]}"
     if group.num_nodes > 1:
         folder += f"-node-{group.node}"
-    if config.data.training_copy_dir is not None:
-        return Path(config.data.training_copy_dir).expanduser().absolute() / folder
-    if near is not None and "://" not in near:
-        beside = Path(local_path(near)).parent / FOLDER / folder
-        if is_writable(beside):
-            return beside
-    return user_cache() / folder
+    parents = parents_of(near, config.data.training_copy_dir)
+    return next((parent for parent in parents if is_writable(parent)), parents[0]) / folder

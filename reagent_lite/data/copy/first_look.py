@@ -15,7 +15,7 @@ from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.reading import read_rows
 from reagent_lite.data.rows.table import event_table
 from reagent_lite.data.stage import data_files
-from reagent_lite.errors import DataError
+from reagent_lite.errors import DataError, NoRowsError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,11 +36,6 @@ class FirstRows:
     action_ids: tuple[int, ...]
 
 
-def input_files(path: str) -> tuple[InputFile, ...]:
-    """Returns the data files of a path; raises DataError, see stage.data_files."""
-    return data_files(path)
-
-
 def standing_copy(
     path: str, actions: tuple[str, ...] | None, directory: str | None
 ) -> tuple[Path, CopyManifest] | None:
@@ -51,8 +46,8 @@ def standing_copy(
         actions: names of discrete actions, None for parametric ones.
         directory: data.training_copy_dir.
     """
-    files = input_files(path)
-    found = (place.untouched(files) for place in places_of(path, files, actions, directory))
+    files = data_files(path)
+    found = (place.untouched(files) for place in places_of(path, actions, directory))
     return next((one for one in found if one is not None), None)
 
 
@@ -77,38 +72,35 @@ def first_rows(path: str, actions: tuple[str, ...] | None) -> FirstRows:
     Raises:
         DataError: a file that cannot be read, or what is wrong in these rows, with file and line.
     """
-    files = input_files(path)
-    for number, file in enumerate(files):
-        block = _first_block(file, number)
-        if block is None or not block.table.num_rows:
-            continue
-        if _are_events(block):
-            return _first_events(block, actions)
-        contract = Contract(actions=actions)
-        contract.require_columns(block.table.column_names, block.where(0))
-        rows = read_rows(block, contract)
-        if rows.problems:
-            raise DataError(rows.problems)
-        seen = {*rows.state.ids, *rows.next_state.ids}
-        lists = [one for one in (rows.lists, rows.next_lists) if one is not None]
-        candidates = {feature for one in lists for feature in one.features.ids}
-        return FirstRows(
-            file=file.path, rows=len(rows), state_ids=tuple(sorted(seen)), action_ids=tuple(sorted(candidates))
-        )
-    return FirstRows(file=files[0].path, rows=0, state_ids=(), action_ids=())
+    block = _first_block(path)
+    if block is None:
+        return FirstRows(file=data_files(path)[0].path, rows=0, state_ids=(), action_ids=())
+    if _are_events(block):
+        return _first_events(block, actions)
+    contract = Contract(actions=actions)
+    contract.require_columns(block.table.column_names, block.where(0))
+    rows = read_rows(block, contract)
+    if rows.problems:
+        raise DataError(rows.problems)
+    seen = {*rows.state.ids, *rows.next_state.ids}
+    candidates = {feature for one in (rows.lists, rows.next_lists) if one is not None for feature in one.features.ids}
+    return FirstRows(
+        file=block.file.path, rows=len(rows), state_ids=tuple(sorted(seen)), action_ids=tuple(sorted(candidates))
+    )
 
 
 def holds_events(path: str) -> bool:
     """Whether the rows at a path are events and not transitions, by the first of them.
 
     Events say nothing of what follows them but where a limit cut the episode: they have mdp_id and sequence_number, and
-    neither next_action, nor next_state_features in a row that is not truncated.
+    neither next_action, nor next_state_features in a row that is not truncated. Where there are no rows, as on a
+    machine beside others, there are no events.
     """
-    for number, file in enumerate(input_files(path)):
-        block = _first_block(file, number)
-        if block is not None and block.table.num_rows:
-            return _are_events(block)
-    return False
+    try:
+        block = _first_block(path)
+    except NoRowsError:
+        return False
+    return block is not None and _are_events(block)
 
 
 def _are_events(block: Block) -> bool:
@@ -130,7 +122,12 @@ def _first_events(block: Block, actions: tuple[str, ...] | None) -> FirstRows:
                      action_ids=tuple(sorted(ids[-1])) if not discrete else ())  # fmt: skip
 
 
-def _first_block(file: InputFile, number: int) -> Block | None:
-    with closing(READERS[file.extension](file, number, Position())) as blocks:  # type: ignore[type-var]
-        parse = next(blocks, None)
-        return None if parse is None else parse()
+def _first_block(path: str) -> Block | None:
+    """Returns the first rows at a path; None where there are none."""
+    for number, file in enumerate(data_files(path)):
+        with closing(READERS[file.extension](file, number, Position())) as blocks:  # type: ignore[type-var]
+            for parse in blocks:
+                block = parse()
+                if block.table.num_rows:
+                    return block
+    return None

@@ -135,22 +135,29 @@ class Place:
         return folder
 
 
-def places_of(
-    path: str, files: tuple[InputFile, ...], actions: tuple[str, ...] | None, directory: str | None
-) -> list[Place]:
+def places_of(path: str, actions: tuple[str, ...] | None, directory: str | None) -> list[Place]:
     """Returns the places a copy may lie in, best first.
 
     Args:
         path: the input.
-        files: its files.
         actions: names of discrete actions, None for parametric: other options, another copy.
         directory: parent folder that the user chose, or None.
     """
     path, settings = local_path(path), settings_of(actions)
     name = re.sub(r"[^A-Za-z0-9._-]", "_", path.rstrip("/").rsplit("/", 1)[-1]).lstrip(".")
     options = hashlib.sha256(json.dumps([settings, path]).encode()).hexdigest()[:16]
-    if directory is not None:
-        parents = [Path(directory).expanduser().absolute()]
-    else:
-        parents = [*([] if files[0].remote else [Path(path).parent / FOLDER]), user_cache()]
+    parents = parents_of(path, directory)
     return [Place(parent=parent, stem=f"{name}-{options}", settings=settings) for parent in parents]
+
+
+def parents_of(path: str | None, directory: str | None) -> list[Path]:
+    """Returns the folders for what is made of data: the one the user chose; else beside local data, then the cache.
+
+    Args:
+        path: of the data; None for what shall not lie beside them.
+        directory: data.training_copy_dir, or None.
+    """
+    if directory is not None:
+        return [Path(directory).expanduser().absolute()]
+    beside = "://" if path is None else local_path(path)
+    return [*([] if "://" in beside else [Path(beside).parent / FOLDER]), user_cache()]

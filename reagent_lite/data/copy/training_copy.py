@@ -211,7 +211,7 @@ def prepare_training_copy(
             folder that can be written.
     """
     files = data_files(path)
-    places = places_of(path, files, actions, directory)
+    places = places_of(path, actions, directory)
     folder = next((folder for place in places if (folder := place.standing(files)) is not None), None)
     if folder is None:
         place = next((place for place in places if is_writable(place.parent)), None)
