@@ -169,7 +169,7 @@ def test_a_broken_event_ends_the_run(run: Runner, tmp_path: Path) -> None:
     rows[7]["action"] = "x"
     done = run("dqn", config(tmp_path, write_lines(tmp_path / "events.jsonl", rows)))
     assert done.code == 2
-    assert "events.jsonl:8: expected one of query.actions (l, r), or an index below 2, got x" in done.err
+    assert 'events.jsonl:8: expected one of the actions l, r, or an index below 2, got "x"' in done.err
     assert not (tmp_path / "out/model").exists()
 
 
