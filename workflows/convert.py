@@ -19,10 +19,11 @@ from reagent_lite.config.convert import MINARI_SUFFIX, ConvertConfig
 from reagent_lite.data.formats.blocks import Position
 from reagent_lite.data.formats.files import MINARI_DESCRIPTION, InputFile
 from reagent_lite.data.formats.reading import ALL_COLUMNS, read_blocks
+from reagent_lite.data.rows.table import typed_table
 from reagent_lite.data.stage import data_files, left_out
 from reagent_lite.data.writing.files import table_writer
 from reagent_lite.data.writing.minari import KEPT, MinariForm, copy_to_minari
-from reagent_lite.data.writing.tables import conformed, merged, settled
+from reagent_lite.data.writing.tables import conformed, merged
 from reagent_lite.errors import ConfigError, Problem, counted
 from reagent_lite.files import require_writable
 from reagent_lite.progress import log, progress
@@ -121,7 +122,7 @@ def _tables(files: tuple[InputFile, ...], doing: str) -> Generator[tuple[pa.Tabl
     """Yields the rows of a log as tables of the types of logs, and where the first row of each comes from."""
     with progress(doing, "bytes", enabled=True) as show:
         positions = [Position() for _ in files]
-        yield from read_blocks(files, lambda block: (settled(block), block.where(0)), positions, show, ALL_COLUMNS)
+        yield from read_blocks(files, lambda block: (typed_table(block), block.where(0)), positions, show, ALL_COLUMNS)
 
 
 def _survey(files: tuple[InputFile, ...]) -> Survey:

@@ -13,7 +13,7 @@ import numpy as np
 
 from reagent_lite.algorithms.dqn import DQN
 from reagent_lite.config import WorkflowConfig
-from reagent_lite.data.rows.named import in_order
+from reagent_lite.data.rows.maps import in_order
 from reagent_lite.data.sampling.mixture import MixedSource
 from reagent_lite.data.sampling.plan import ReadPlan
 from reagent_lite.data.sampling.source import LoggedSource

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from reagent_lite.data.copy.training_copy import TrainingCopy
-from reagent_lite.data.rows.named import in_order
+from reagent_lite.data.rows.maps import in_order
 from reagent_lite.distributed.group import Group
 from reagent_lite.evaluation.candidates import CandidateTally
 from reagent_lite.evaluation.page import EvaluationPage

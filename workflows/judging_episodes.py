@@ -18,8 +18,7 @@ from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.data.copy.lists import list_hashes
 from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.rows.hashes import mix
-from reagent_lite.data.rows.lists import Lists
-from reagent_lite.data.rows.named import FeatureMatrix
+from reagent_lite.data.rows.maps import FeatureMatrix, Lists
 from reagent_lite.errors import counted
 from reagent_lite.evaluation.page import held_out
 from workflows.preparation import Data

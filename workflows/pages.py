@@ -5,7 +5,7 @@ import torch
 from numpy.typing import NDArray
 
 from reagent_lite.config import WorkflowConfig
-from reagent_lite.data.rows.named import in_order
+from reagent_lite.data.rows.maps import in_order
 from reagent_lite.data.sampling.plan import apportion
 from reagent_lite.report.run import Source
 from workflows.preparation import Data

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from reagent_lite.data.features.summary import ColumnSummary
-from reagent_lite.data.rows.named import FeatureMatrix
+from reagent_lite.data.rows.maps import FeatureMatrix
 
 
 def column(*features: npt.ArrayLike, ids: Sequence[int] = (), most_distinct: int = 100) -> ColumnSummary:

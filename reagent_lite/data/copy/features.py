@@ -14,7 +14,7 @@ from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.features.summary import ColumnSummary, Merge
 from reagent_lite.data.formats.reading import num_threads
 from reagent_lite.data.rows.hashes import row_hashes
-from reagent_lite.data.rows.named import FeatureMatrix
+from reagent_lite.data.rows.maps import FeatureMatrix
 
 _BLOCK_BYTES = 32 << 20
 

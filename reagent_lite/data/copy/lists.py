@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from reagent_lite.data.formats.schema import to_numpy
 from reagent_lite.data.rows.hashes import Hashes, mix
-from reagent_lite.data.rows.lists import Lists
+from reagent_lite.data.rows.maps import Lists
 
 _LISTS_OF_A_CHUNK = 1 << 12
 

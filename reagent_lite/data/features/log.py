@@ -21,8 +21,7 @@ from reagent_lite.data.formats.schema import MAX_PROBLEMS, nearest
 from reagent_lite.data.rows.columns import column_of, integers, is_number, is_string, strings
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.hashes import Hashes, name_hashes, row_hashes
-from reagent_lite.data.rows.lists import candidate_lists
-from reagent_lite.data.rows.named import FeatureMatrix, features
+from reagent_lite.data.rows.maps import FeatureMatrix, candidate_lists, features
 from reagent_lite.errors import DataError, Problem, counted
 
 STATE, ACTION = "state_features", "action"

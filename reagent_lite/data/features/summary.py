@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reagent_lite.data.rows.hashes import Hashes
-from reagent_lite.data.rows.named import FeatureMatrix
+from reagent_lite.data.rows.maps import FeatureMatrix
 from reagent_lite.types import MISSING_VALUE
 
 Floats = NDArray[np.float64]

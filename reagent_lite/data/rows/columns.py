@@ -21,6 +21,9 @@ from reagent_lite.data.formats.blocks import Block
 from reagent_lite.data.formats.schema import filled, is_text, to_numpy, valid_rows
 from reagent_lite.data.rows.faults import Faults, Mask
 
+NONE, WRONG = -1, -2
+"""Codes of what is absent or unknown, and of a value that is none of those that are known."""
+
 
 @dataclass(frozen=True, slots=True)
 class Column:
@@ -42,6 +45,11 @@ class Column:
     def present(self) -> Mask:
         """[n] whether there is a value."""
         return valid_rows(self.array)
+
+    @property
+    def nested(self) -> bool:
+        """Whether the values are lists or objects."""
+        return bool(pa.types.is_nested(self.array.type))
 
     def value(self, at: int) -> str:
         """Returns a value as JSON, for errors; ids that a struct has for other rows are left out."""
@@ -241,35 +249,12 @@ def per_distinct(
     if pa.types.is_null(array.type) or pa.types.is_nested(array.type):
         # Nothing here reads lists and objects, whatever is in them.
         return np.where(column.present, decode({}), absent).astype(dtype)
-    if (small := _small_integers(array)) is not None:
-        return _per_small(small, column.present, decode, absent, dtype)
     encoded = array.dictionary_encode()
     values = encoded.dictionary.to_pylist()
     parsed = [json.loads(value) for value in values] if column.text else values
     codes = np.array([*(decode(value) for value in parsed), absent], dtype)
     result: NDArray[Any] = codes[filled(encoded.indices, len(values))]
     return result
-
-
-def _small_integers(array: pa.Array) -> NDArray[np.uint8] | None:
-    """Returns [n] numbers of an array of integers from 0 to 255, whole floats among them; None where others are."""
-    if not pa.types.is_integer(array.type) and not pa.types.is_float64(array.type):
-        return None
-    values = filled(array, 0)
-    with np.errstate(invalid="ignore"):
-        small = values.astype(np.uint8)
-    return small if (small == values).all() else None
-
-
-def _per_small(
-    values: NDArray[np.uint8], present: Mask, decode: Callable[[object], int], absent: int, dtype: type[np.integer[Any]]
-) -> NDArray[Any]:
-    every = bool(present.all())
-    table = np.full(256, absent, dtype)
-    for value in np.flatnonzero(np.bincount(values if every else values[present])).tolist():
-        table[value] = decode(value)
-    codes = np.take(table, values)
-    return codes if every else np.where(present, codes, dtype(absent))
 
 
 def pieces(column: Column, faults: Faults, expected: str, todo: str = "") -> tuple[NDArray[np.int64], Column]:
@@ -294,9 +279,3 @@ def pieces(column: Column, faults: Faults, expected: str, todo: str = "") -> tup
         kept = np.repeat(present, lengths)
         elements, lengths = elements.filter(pa.array(kept)), np.where(present, lengths, 0)
     return lengths, Column(column.name, elements, column.text, np.repeat(np.arange(len(lengths)), lengths))
-
-
-def list_array(elements: pa.Array, lengths: NDArray[np.int64], present: Mask) -> pa.Array:
-    """Returns lists [n] of the elements in order, null where there is none."""
-    offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(offsets), elements, mask=pa.array(~present))

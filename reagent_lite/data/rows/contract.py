@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from reagent_lite.data.formats.blocks import Block
 from reagent_lite.data.formats.schema import nearest
-from reagent_lite.data.rows.columns import Column, column_of, numbers
+from reagent_lite.data.rows.columns import NONE, WRONG, Column, column_of, numbers
 from reagent_lite.data.rows.faults import Faults, Mask
 from reagent_lite.errors import DataError, Problem
 
@@ -34,8 +34,8 @@ PROPENSITIES = ("propensity", "action_probability")
 TRANSITION_COLUMNS = ("state_features", "action", "reward")
 EVENT_COLUMNS = ("mdp_id", "sequence_number", *TRANSITION_COLUMNS)
 """Columns that no log lacks."""
-NONE, WRONG = -1, -2
-"""Codes of actions that are unknown or absent, and of values that are no action."""
+TODO_NAMES = "Names and indices are actions of workflows.dqn, and of timelines with actionDiscrete true"
+TODO_MAPS = "Maps are actions of workflows.parametric_dqn, and of timelines with actionDiscrete false"
 _NUMERAL = re.compile("0|[1-9][0-9]{0,17}")
 
 
@@ -81,10 +81,9 @@ class Contract:
             )
 
 
-def require_present(column: Column, present: Mask, faults: Faults, todo: str = "") -> None:
+def require_present(name: str, present: Mask, faults: Faults, todo: str = "") -> None:
     """Records a fault where a row lacks what no row may lack."""
-    name = column.name
-    expected = name if name.endswith("s") else f"{'an' if name[0] in 'aeiom' else 'a'} {name}"
+    expected = {"mdp_id": "an mdp_id", "sequence_number": "a sequence_number"}.get(name, name)
     faults.add(~present, expected, lambda _: "null", todo, f"{name}_absent")
 
 
@@ -106,8 +105,8 @@ def finite(column: Column, faults: Faults, *, required: bool = False) -> NDArray
     return np.where(wrong, np.nan, values)
 
 
-def propensity(block: Block, contract: Contract, faults: Faults) -> NDArray[np.float64]:
-    """Returns [n] float64 the probability with which the action was taken, NaN where the log does not say."""
+def propensity(block: Block, contract: Contract, faults: Faults) -> tuple[NDArray[np.float64], Mask]:
+    """Returns ([n] float64 probability with which the action was taken, NaN without one; [n] whether there is one)."""
     one, other = (contract.column(block, name) for name in PROPENSITIES)
     first, second = numbers(one, faults), numbers(other, faults)
     differ = one.present & other.present & (first != second)
@@ -118,14 +117,7 @@ def propensity(block: Block, contract: Contract, faults: Faults) -> NDArray[np.f
     single = values.astype(np.float32)
     wrong = (one.present | other.present) & ~((single > 0) & (single <= 1))  # NaN is outside too: it compares false
     faults.add(wrong, "a propensity above 0 and at most 1", lambda row: values[row], rule="propensity_outside")
-    return np.where(wrong, np.nan, values)
-
-
-def require_one_end(terminal: NDArray[np.float64], truncated: NDArray[np.float64], faults: Faults) -> None:
-    """Records a fault where a row is terminal and truncated."""
-    todo = "A true end is terminal; truncated says that a limit cut the episode before one"
-    both = (terminal == 1) & (truncated == 1)
-    faults.add(both, "terminal or truncated, not both", lambda _: "both", todo, "terminal_and_truncated")
+    return np.where(wrong, np.nan, values), one.present | other.present
 
 
 def has_numerals_of_others(actions: tuple[str, ...]) -> bool:

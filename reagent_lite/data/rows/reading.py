@@ -9,7 +9,9 @@ outranks the last two: a row cut by a limit has a next state whose value counts.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +21,8 @@ from numpy.typing import NDArray
 from reagent_lite.data.formats.blocks import Block
 from reagent_lite.data.formats.schema import any_true
 from reagent_lite.data.rows.columns import (
+    NONE,
+    WRONG,
     Column,
     flags,
     float64,
@@ -30,8 +34,8 @@ from reagent_lite.data.rows.columns import (
     strings,
 )
 from reagent_lite.data.rows.contract import (
-    NONE,
-    WRONG,
+    TODO_MAPS,
+    TODO_NAMES,
     ActionRule,
     Contract,
     finite,
@@ -39,8 +43,7 @@ from reagent_lite.data.rows.contract import (
     require_present,
 )
 from reagent_lite.data.rows.faults import Faults, Mask
-from reagent_lite.data.rows.lists import Lists, candidate_lists, match
-from reagent_lite.data.rows.named import FeatureMatrix, Named, features, metrics
+from reagent_lite.data.rows.maps import FeatureMatrix, Lists, Named, candidate_lists, features, match, metrics
 from reagent_lite.errors import Problem, counted
 
 MOST_STEPS = 255
@@ -100,30 +103,29 @@ def read_rows(block: Block, contract: Contract) -> Rows:
     Raises:
         DataError: for what makes the block unreadable; faults of single rows are in the result.
     """
-    faults = Faults(block)
-    column = {name: contract.column(block, name) for name in _COLUMNS}
-    state, known = features(column["state_features"], faults)
-    require_present(column["state_features"], known, faults)
-    next_state, _ = features(column["next_state_features"], faults)
-    ends, truncated = flags(column["terminal"], faults), flags(column["truncated"], faults) == 1
-    read = _parametric if contract.actions is None else _discrete
-    choices = read(contract, column, faults, ends == 1)
+    faults, column = Faults(block), partial(contract.column, block)
+    state, known = features(column("state_features"), faults)
+    require_present("state_features", known, faults)
+    next_state, _ = features(column("next_state_features"), faults)
+    ends, truncated = flags(column("terminal"), faults), flags(column("truncated"), faults) == 1
+    if contract.actions is None:
+        choices = _parametric(column, faults, ends == 1)
+    else:
+        choices = _discrete(column, faults, contract.actions)
 
     ends = np.where(truncated & np.isnan(ends), 0.0, ends)
-    terminal = np.where(np.isnan(ends), choices.looks_terminal, ends == 1)
+    looks_terminal = np.where(choices.next_listed, ~choices.has_next, choices.next_action == NONE)
+    terminal = np.where(np.isnan(ends), looks_terminal, ends == 1)
     lacking = ~terminal & ~any_true(~np.isnan(next_state.values))
     faults.add(lacking, "next_state_features in a row that is not terminal", lambda _: "none")
     lacking = ~terminal & ~choices.has_next
     faults.add(lacking, "a possible next action in a row that is not terminal", lambda _: "none")
-    reward = finite(column["reward"], faults, required=True)
-    probability = propensity(block, contract, faults)
-    # beside its only candidate no other could have been taken
-    probability = np.where(choices.candidates_unknown | np.isnan(probability), 1, probability)
-    episode, mdp_ids = strings(column["mdp_id"], faults)
-    sequence, has_sequence = integers(column["sequence_number"], faults)
-    time_diff, step = finite(column["time_diff"], faults), _steps(column["step"], faults)
-    named = metrics(column["metrics"], faults)
-    absent = ~contract.column(block, "propensity").present & ~contract.column(block, "action_probability").present
+    reward = finite(column("reward"), faults, required=True)
+    time_diff, step = finite(column("time_diff"), faults), _steps(column("step"), faults)
+    probability, has_probability = propensity(block, contract, faults)
+    episode, mdp_ids = strings(column("mdp_id"), faults)
+    sequence, has_sequence = integers(column("sequence_number"), faults)
+    named = metrics(column("metrics"), faults)
     next_mask = choices.next_mask.copy()  # a third of the time of `where` for two actions
     next_mask[terminal] = 0
     return Rows(
@@ -137,11 +139,12 @@ def read_rows(block: Block, contract: Contract) -> Rows:
         mask=choices.mask,
         next_mask=next_mask,
         lists=choices.lists,
-        next_lists=None if choices.next_lists is None else choices.next_lists.without(terminal),
-        reward=np.nan_to_num(reward, nan=0.0).astype(np.float32),
-        time_diff=np.nan_to_num(time_diff, nan=1.0).astype(np.float32),
+        next_lists=choices.next_lists and choices.next_lists.without(terminal),
+        reward=np.where(np.isnan(reward), 0, reward).astype(np.float32),
+        time_diff=np.where(np.isnan(time_diff), 1, time_diff).astype(np.float32),
         step=step,
-        propensity=probability.astype(np.float32),
+        # beside its only candidate no other could have been taken
+        propensity=np.where(choices.unknown | np.isnan(probability), 1, probability).astype(np.float32),
         metrics=named,
         episode=episode,
         mdp_ids=mdp_ids,
@@ -150,32 +153,14 @@ def read_rows(block: Block, contract: Contract) -> Rows:
         columns=frozenset(block.table.column_names),
         counts={
             "unknown_action_rows": int((choices.action == NONE).sum()),
-            "candidates_unknown_rows": int(choices.candidates_unknown.sum()),
-            "propensity_absent_rows": int(absent.sum()),
+            "candidates_unknown_rows": int(choices.unknown.sum()),
+            "propensity_absent_rows": int((~has_probability).sum()),
             "next_action_not_possible_rows": int((choices.next_not_possible & ~terminal).sum()),
             "rows_without_mdp_id": int((episode < 0).sum()),
         },
         problems=tuple(faults.first()),
         num_faults=faults.count,
     )
-
-
-_COLUMNS = (
-    "mdp_id",
-    "sequence_number",
-    "state_features",
-    "next_state_features",
-    "action",
-    "next_action",
-    "possible_actions",
-    "possible_next_actions",
-    "reward",
-    "time_diff",
-    "step",
-    "metrics",
-    "terminal",
-    "truncated",
-)
 
 
 def _steps(column: Column, faults: Faults) -> NDArray[np.uint8]:
@@ -188,52 +173,48 @@ def _steps(column: Column, faults: Faults) -> NDArray[np.uint8]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Choices:
-    """What a block says about actions, before it is known which rows end.
+    """What a block says about actions, before it is known which rows end; other attributes as in Rows.
 
     Attributes:
-        looks_terminal: [n] by possible_next_actions, else by next_action.
+        next_listed: [n] whether the row has a list of next actions.
         has_next: [n] whether there is a possible next action, were the row not terminal.
         next_not_possible: [n] whether next_action is known and not among possible_next_actions.
-        candidates_unknown: [n] whether the list is empty though an action was taken; always false of discrete actions.
-        action, next_action, mask, next_mask, lists, next_lists: as in Rows.
+        unknown: [n] whether the list of candidates is empty though an action was taken.
     """
 
-    looks_terminal: Mask
-    has_next: Mask
-    next_not_possible: Mask
-    candidates_unknown: Mask
     action: NDArray[np.int32]
     next_action: NDArray[np.int32]
     mask: NDArray[np.uint8]
     next_mask: NDArray[np.uint8]
     lists: Lists | None = None
     next_lists: Lists | None = None
+    next_listed: Mask
+    has_next: Mask
+    next_not_possible: Mask
+    unknown: Mask
 
 
-def _discrete(contract: Contract, column: dict[str, Column], faults: Faults, ended: Mask) -> _Choices:
-    """Reads actions that are indices into the contract's actions, or names among them."""
-    del ended  # a terminal row may have any next action
-    actions = contract.actions or ()
-    rule = ActionRule(actions)
-    todo = "Maps are actions of workflows.parametric_dqn" if pa.types.is_nested(column["action"].array.type) else ""
-    action = per_distinct(column["action"], rule.action, NONE, np.int32)
-    faults.add(action == WRONG, rule.expected, column["action"].value, todo, "action_unknown")
-    next_action = per_distinct(column["next_action"], rule.next_action, NONE, np.int32)
-    faults.add(next_action == WRONG, f"{rule.expected} in next_action", column["next_action"].value)
-    mask, _ = _mask(column["possible_actions"], actions, faults)
-    next_mask, next_listed = _mask(column["possible_next_actions"], actions, faults)
+def _discrete(column: Callable[[str], Column], faults: Faults, actions: tuple[str, ...]) -> _Choices:
+    """Reads actions that are indices into `actions`, or names among them."""
+    rule, taken, after = ActionRule(actions), column("action"), column("next_action")
+    action = per_distinct(taken, rule.action, NONE, np.int32)
+    todo = TODO_MAPS if taken.nested else ""
+    faults.add(action == WRONG, rule.expected, taken.value, todo, "action_unknown")
+    next_action = per_distinct(after, rule.next_action, NONE, np.int32)
+    faults.add(next_action == WRONG, f"{rule.expected} in next_action", after.value)
+    mask = _mask(column("possible_actions"), actions, faults)
+    next_mask = _mask(column("possible_next_actions"), actions, faults)
     impossible = (action >= 0) & ~_at(mask, action)
-    faults.add(impossible, "an action among possible_actions", column["action"].value, rule="action_not_possible")
-    any_next = any_true(next_mask)
+    faults.add(impossible, "an action among possible_actions", taken.value, rule="action_not_possible")
     return _Choices(
-        looks_terminal=np.where(next_listed, ~any_next, next_action == NONE),
-        has_next=any_next,
-        next_not_possible=(next_action >= 0) & ~_at(next_mask, next_action),
-        candidates_unknown=np.zeros(len(action), bool),
         action=action,
         next_action=next_action,
         mask=mask,
         next_mask=next_mask,
+        next_listed=column("possible_next_actions").present,
+        has_next=any_true(next_mask),
+        next_not_possible=(next_action >= 0) & ~_at(next_mask, next_action),
+        unknown=np.zeros(len(action), bool),
     )
 
 
@@ -242,18 +223,17 @@ def _at(mask: NDArray[np.uint8], action: NDArray[np.int32]) -> Mask:
     return np.take(mask, starts + np.maximum(action, 0)).astype(bool)
 
 
-def _mask(column: Column, actions: tuple[str, ...], faults: Faults) -> tuple[NDArray[np.uint8], Mask]:
-    """Returns ([n, A] possible actions, ones where the row has no list; [n] whether it has one)."""
+def _mask(column: Column, actions: tuple[str, ...], faults: Faults) -> NDArray[np.uint8]:
+    """Returns [n, A] possible actions, ones where the row has no list."""
     present, num = column.present, len(actions)
     if not present.any():
-        return np.ones((len(present), num), np.uint8), present
+        return np.ones((len(present), num), np.uint8)
     expected = f"0 or 1 for each of {counted(num, 'action')}, or names of actions"
     lengths, elements = pieces(column, faults, expected)
     if is_number(elements.array.type) and (lengths == num).all():
-        values = float64(elements.array)
-        ones = values == 1
-        if (ones | (values == 0)).all():
-            return ones.view(np.uint8).reshape(-1, num), present
+        values = float64(elements.array).reshape(-1, num)
+        if ((values == 0) | (values == 1)).all():
+            return values.astype(np.uint8)
     index = {name: number for number, name in enumerate(actions)}
 
     def code(value: object) -> int:
@@ -266,50 +246,45 @@ def _mask(column: Column, actions: tuple[str, ...], faults: Faults) -> tuple[NDA
     place = np.arange(len(rows)) - (np.cumsum(lengths) - lengths)[rows]
     of_names, of_flags = (np.bincount(rows[one], minlength=len(lengths)) for one in (codes >= 0, codes < WRONG))
     wrong = (of_names < lengths) & ((of_flags < lengths) | (lengths != num))
-    todo = "Lists of maps are of workflows.parametric_dqn" if pa.types.is_nested(elements.array.type) else ""
-    faults.add(wrong, f"{expected}, in {column.name}", column.value, todo)
+    faults.add(wrong, f"{expected}, in {column.name}", column.value, TODO_MAPS if elements.nested else "")
     allowed = ~wrong[rows] & (codes != _ZERO)
     mask = np.where(present[:, None], np.uint8(0), np.ones(num, np.uint8))
     mask[rows[allowed], np.where(codes >= 0, codes, place)[allowed]] = 1
-    return mask, present
+    return mask
 
 
-def _parametric(contract: Contract, column: dict[str, Column], faults: Faults, ended: Mask) -> _Choices:
+def _parametric(column: Callable[[str], Column], faults: Faults, ended: Mask) -> _Choices:
     """Reads actions that are feature maps; `action` becomes the index of the equal candidate of the row.
 
     A row without a list has its action as the only candidate; likewise at the next state. So has a row whose list is
     empty although an action was taken: its candidates are unknown. An empty list of next candidates is an end.
     """
-    todo = "Indices and names are actions of workflows.dqn"
-    action, taken = features(column["action"], faults, rule="action_infinite", todo=todo)
-    next_action, next_taken = features(_empty_strings_as_null(column["next_action"]), faults)
+    action, taken = features(column("action"), faults, rule="action_infinite", todo=TODO_NAMES)
+    next_action, next_taken = features(_empty_strings_as_null(column("next_action")), faults)
     # {} is a legal action, but as a next action it means none.
     next_taken = next_taken & any_true(~np.isnan(next_action.values))
-    lists, next_lists = (
-        candidate_lists(column[name], faults) for name in ("possible_actions", "possible_next_actions")
-    )
-    listed, next_listed = column["possible_actions"].present, column["possible_next_actions"].present
-    unknown = listed & (lists.lengths == 0) & taken
-    lists = lists.or_alone(action, taken, ~listed | unknown)
-    next_lists = next_lists.or_alone(next_action, next_taken, ~next_listed)
+    possible, after = column("possible_actions"), column("possible_next_actions")
+    lists, next_lists = candidate_lists(possible, faults), candidate_lists(after, faults)
+    unknown = possible.present & (lists.lengths == 0) & taken
+    lists = lists.or_alone(action, taken, ~possible.present | unknown)
+    next_lists = next_lists.or_alone(next_action, next_taken, ~after.present)
     index, next_index = match(action, taken, lists), match(next_action, next_taken, next_lists)
-    todo = "They are compared by their features"
-    missing = taken & (index == NONE)
-    faults.add(missing, "an action among possible_actions", column["action"].value, todo, "action_not_possible")
-    unmatched = next_taken & (next_index == NONE) & (next_lists.lengths > 0) & ~ended
-    faults.add(unmatched, "a next_action among possible_next_actions", column["next_action"].value, todo)
+    todo, missing = "They are compared by their features", taken & (index == NONE)
+    faults.add(missing, "an action among possible_actions", column("action").value, todo, "action_not_possible")
+    missing = next_taken & (next_index == NONE) & (next_lists.lengths > 0) & ~ended
+    faults.add(missing, "a next_action among possible_next_actions", column("next_action").value, todo)
     none = np.zeros((len(index), 0), np.uint8)
     return _Choices(
-        looks_terminal=np.where(next_listed, next_lists.lengths == 0, ~next_taken),
-        has_next=next_lists.lengths > 0,
-        next_not_possible=np.zeros(len(index), bool),
-        candidates_unknown=unknown,
         action=index,
         next_action=next_index,
         mask=none,
         next_mask=none,
         lists=lists,
         next_lists=next_lists,
+        next_listed=after.present,
+        has_next=next_lists.lengths > 0,
+        next_not_possible=np.zeros(len(index), bool),
+        unknown=unknown,
     )
 
 

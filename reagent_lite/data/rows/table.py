@@ -1,19 +1,22 @@
-"""Events of any format as one table: the columns of the contract, typed, with the faults and the line of every row.
+"""Rows of any format as a table of typed columns: for SQL engines, which pair, count and sort, and for conversion.
 
-    blocks ─► EventReader, in threads or in Spark's executors ─► Arrow tables of one schema ─► SQL
+    mdp_id, ds                                  text
+    sequence_number                             int64
+    state_features, next_state_features         map<int64, float>
+    action, next_action                         text (names), int64 (indices) or map<int64, float>
+    possible_actions, possible_next_actions     lists of names, of 0 and 1, or of map<int64, float>
+    reward, propensity, time_diff               double
+    metrics                                     map<text, number>
+    terminal, truncated                         bool
 
-    mdp_id text · sequence_number int64 · ds text · state_features map<int64, float> · action text or map ·
-    reward, action_probability double · possible_actions list · metrics map<text, double> · terminal, truncated bool ·
-    next_state_features, possible_next_actions · further columns as text · fault · source_file · source_line
-
-What is wrong with a single row stands in `fault`, by its rule and words; whoever reads the table decides what follows.
-SQL has nothing left to check: it pairs, counts and sorts.
+A table of events has action_probability for either name of the propensity, further columns as text, and `fault`,
+`source_file` and `source_line`: what is wrong with a row stands in its fault, and whoever reads the table decides what
+follows. SQL has nothing left to check.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass, field
 from datetime import date, time
 
@@ -23,80 +26,64 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from reagent_lite.data.formats.blocks import Block
-from reagent_lite.data.formats.schema import any_true, filled
+from reagent_lite.data.formats.schema import filled, to_numpy, valid_rows
 from reagent_lite.data.rows.columns import (
+    NONE,
+    WRONG,
     Column,
+    column_of,
     flags,
     integers,
-    is_number,
     is_string,
-    list_array,
+    numbers,
     per_distinct,
     pieces,
-    strings,
     texts,
 )
 from reagent_lite.data.rows.contract import (
-    NONE,
-    WRONG,
+    PROPENSITIES,
+    TODO_MAPS,
+    TODO_NAMES,
     ActionRule,
     Contract,
     finite,
     propensity,
-    require_one_end,
     require_present,
 )
 from reagent_lite.data.rows.faults import FAULT, Faults, Mask
-from reagent_lite.data.rows.lists import Lists, candidate_lists, match
-from reagent_lite.data.rows.named import FeatureMatrix, Named, features, metrics
+from reagent_lite.data.rows.maps import FeatureMatrix, Named, candidate_lists, features, match, metrics
 
 FEATURES = pa.map_(pa.int64(), pa.float32())
-METRICS = pa.map_(pa.string(), pa.float64())
 INTEGER, NUMBER, FLAG, TEXT, JSON = "integer", "number", "flag", "text", "json"
 """Kinds of values of a further column; of several kinds in one column, JSON text stands for all."""
+_LISTS = ("possible_actions", "possible_next_actions")
+_NAME, _INDEX, _MAP = 0, 1, 2
+_WORDS = ("a name", "an index", "a map")
 
 
 def schema(*, discrete: bool, extra: tuple[str, ...]) -> pa.Schema:
-    """Returns the columns of the table, in order."""
+    """Returns the columns of a table of events, in order."""
     action = pa.string() if discrete else FEATURES
-    return pa.schema(
-        [
-            ("mdp_id", pa.string()),
-            ("sequence_number", pa.int64()),
-            ("ds", pa.string()),
-            ("state_features", FEATURES),
-            ("action", action),
-            ("reward", pa.float64()),
-            ("possible_actions", pa.list_(action)),
-            ("action_probability", pa.float64()),
-            ("metrics", METRICS),
-            ("terminal", pa.bool_()),
-            ("truncated", pa.bool_()),
-            ("next_state_features", FEATURES),
-            ("possible_next_actions", pa.list_(action)),
-            *((name, pa.string()) for name in extra),
-            ("fault", FAULT),
-            ("source_file", pa.dictionary(pa.int32(), pa.string())),
-            ("source_line", pa.int64()),
-        ]
-    )
-
-
-def event_table(block: Block, contract: Contract) -> tuple[pa.Table, Faults, dict[str, str]]:
-    """Returns (a block's rows in `schema`, their faults, what kinds of values each further column has).
-
-    Raises:
-        DataError: a column that is missing, or what makes the block unreadable.
-    """
-    contract.require_columns(block.table.column_names, block.where(0))
-    faults = Faults(block)
-    columns, kinds = _columns(block, contract, faults)
-    columns["fault"] = faults.column()
-    file = pa.array(np.zeros(block.table.num_rows, np.int32))
-    columns["source_file"] = pa.DictionaryArray.from_arrays(file, pa.array([block.file.path]))
-    columns["source_line"] = pa.array(block.lines)
-    wanted = schema(discrete=contract.discrete, extra=contract.extra)
-    return pa.table([columns[name].cast(wanted.field(name).type) for name in wanted.names], wanted), faults, kinds
+    columns = {
+        "mdp_id": pa.string(),
+        "sequence_number": pa.int64(),
+        "ds": pa.string(),
+        "state_features": FEATURES,
+        "action": action,
+        "reward": pa.float64(),
+        "possible_actions": pa.list_(action),
+        "action_probability": pa.float64(),
+        "metrics": pa.map_(pa.string(), pa.float64()),
+        "terminal": pa.bool_(),
+        "truncated": pa.bool_(),
+        "next_state_features": FEATURES,
+        "possible_next_actions": pa.list_(action),
+        **dict.fromkeys(extra, pa.string()),
+        "fault": FAULT,
+        "source_file": pa.dictionary(pa.int32(), pa.string()),
+        "source_line": pa.int64(),
+    }
+    return pa.schema(list(columns.items()))
 
 
 @dataclass(slots=True)
@@ -122,100 +109,197 @@ class EventReader:
         return table
 
 
-def _columns(block: Block, contract: Contract, faults: Faults) -> tuple[dict[str, pa.Array], dict[str, str]]:
-    """Returns the columns: first those whose values are of the wrong type are found, then all other faults."""
-    column = {name: contract.column(block, name) for name in schema(discrete=True, extra=contract.extra).names}
-    kinds: dict[str, str] = {}
-    found = {"mdp_id": texts(column["mdp_id"], faults), "ds": _days(column["ds"], faults)}
-    numbers, placed = integers(column["sequence_number"], faults)
-    found["sequence_number"] = pa.array(numbers, mask=~placed)
-    state, known = features(column["state_features"], faults, rule="state_features_infinite")
-    found["state_features"] = map_array(state, known)
-    found["next_state_features"] = map_array(*features(column["next_state_features"], faults))
-    named = metrics(column["metrics"], faults)
-    found["metrics"] = map_array(named, named.present)
-    terminal, truncated = (flags(column[name], faults) for name in ("terminal", "truncated"))
-    for name, values in (("terminal", terminal), ("truncated", truncated)):
-        found[name] = pa.array(values == 1, mask=np.isnan(values))
-    for name in contract.extra:
-        found[name], kind = _as_text(column[name], faults)
-        kinds |= {name: kind} if kind else {}
-    found |= _named(contract, column, faults) if contract.actions is not None else _parametric(column, faults)
+def event_table(block: Block, contract: Contract) -> tuple[pa.Table, Faults, dict[str, str]]:
+    """Returns (a block's rows in `schema`, their faults, the kind of values of each further column that has some).
 
-    require_present(column["mdp_id"], column["mdp_id"].present, faults, "It says which rows are one episode")
+    Raises:
+        DataError: a column that is missing, or what makes the block unreadable.
+    """
+    contract.require_columns(block.table.column_names, block.where(0))
+    faults, wanted = Faults(block), schema(discrete=contract.discrete, extra=contract.extra)
+    column = {name: contract.column(block, name) for name in wanted.names}
+    found: dict[str, pa.Array] = {}
+    # what has no value of its column's type comes first, as other faults follow from it
+    for name in (
+        "mdp_id",
+        "sequence_number",
+        "state_features",
+        "next_state_features",
+        "metrics",
+        "terminal",
+        "truncated",
+    ):
+        found[name] = _READERS[name](column[name], faults)
+    found["ds"] = _days(column["ds"], faults)
+    kinds = {}
+    for name in contract.extra:
+        found[name], kinds[name] = _as_text(column[name], faults)
+    found |= _actions_of_events(contract, column, faults)
+
+    require_present("mdp_id", valid_rows(found["mdp_id"]), faults, "It says which rows are one episode")
     todo = "It says in which order the rows of an episode happened"
-    require_present(column["sequence_number"], placed, faults, todo)
-    require_present(column["state_features"], known, faults)
+    require_present("sequence_number", valid_rows(found["sequence_number"]), faults, todo)
+    require_present("state_features", valid_rows(found["state_features"]), faults)
     todo = "A state of which nothing is known leads nowhere"
-    empty = ~any_true(~np.isnan(state.values))
+    empty = np.diff(to_numpy(found["state_features"].offsets)) == 0
     faults.add(empty, "at least one feature in state_features", lambda _: "none", todo, "state_features_empty")
     found["reward"] = _numbers(finite(column["reward"], faults, required=True))
     if contract.dated:
-        faults.add(~column["ds"].present, "a date in ds", lambda _: "null", rule="ds_absent")
+        faults.add(~valid_rows(found["ds"]), "a date in ds", lambda _: "null", rule="ds_absent")
     for name in contract.rewards:
-        _require_finite_text(column[name], found[name], faults)
-    found["action_probability"] = _numbers(propensity(block, contract, faults))
-    require_one_end(terminal, truncated, faults)
-    return found, kinds
+        finite(column[name], faults)
+    found["action_probability"] = _numbers(propensity(block, contract, faults)[0])
+    both = (filled(found["terminal"], 0) & filled(found["truncated"], 0)).astype(bool)
+    todo = "A true end is terminal; truncated says that a limit cut the episode before one"
+    faults.add(both, "terminal or truncated, not both", lambda _: "both", todo, "terminal_and_truncated")
+
+    found["fault"] = faults.column()
+    file = pa.array(np.zeros(block.table.num_rows, np.int32))
+    found["source_file"] = pa.DictionaryArray.from_arrays(file, pa.array([block.file.path]))
+    found["source_line"] = pa.array(block.lines)
+    table = pa.table([found[name].cast(wanted.field(name).type) for name in wanted.names], wanted)
+    return table, faults, {name: kind for name, kind in kinds.items() if kind}
+
+
+def _actions_of_events(contract: Contract, column: dict[str, Column], faults: Faults) -> dict[str, pa.Array]:
+    """Returns the columns of actions; in rows whose list lacks the action taken that is a fault."""
+    if contract.actions is None:
+        return _parametric(column, faults)
+    found = {name: _choices(column[name], _NAME, faults) for name in _LISTS}
+    rule, taken = ActionRule(contract.actions), column["action"]
+    if contract.actions:
+        codes = per_distinct(taken, rule.action, NONE, np.int32)
+        faults.add(codes == WRONG, rule.expected, taken.value, TODO_MAPS if taken.nested else "", "action_unknown")
+        found["action"] = pa.array(contract.actions, pa.string()).take(pa.array(codes, mask=codes < 0))
+    else:
+        found["action"] = texts(taken, faults, "the name or the index of an action")
+    lists = found["possible_actions"]
+    row = to_numpy(pc.list_parent_indices(lists))
+    equal = filled(pc.equal(lists.flatten(), found["action"].take(pa.array(row))), 0).astype(bool)
+    missing = valid_rows(found["action"]) & valid_rows(lists)
+    missing[row[equal]] = False
+    got = found["action"]
+    faults.add(missing, "an action among possible_actions", lambda at: got[at].as_py(), rule="action_not_possible")
+    return found
+
+
+def _parametric(column: dict[str, Column], faults: Faults) -> dict[str, pa.Array]:
+    action, taken = features(column["action"], faults, rule="action_infinite", todo=TODO_NAMES)
+    lists = {name: candidate_lists(column[name], faults) for name in _LISTS}
+    possible = lists["possible_actions"]  # of an empty list the candidates are unknown
+    missing = taken & (possible.lengths > 0) & (match(action, taken, possible) == NONE)
+    faults.add(missing, "an action among possible_actions", column["action"].value, rule="action_not_possible")
+    every = {name: np.ones(len(one.features.values), bool) for name, one in lists.items()}
+    return {"action": map_array(action, taken)} | {
+        name: list_array(map_array(one.features, every[name]), one.lengths, column[name].present)
+        for name, one in lists.items()
+    }
+
+
+def typed_table(block: Block) -> pa.Table:
+    """Returns the columns of a block as the types above; columns that no log has stay as they are.
+
+    Raises:
+        DataError: naming the lines of values that are not of their column's type, or of actions of several kinds.
+    """
+    faults = Faults(block)
+    columns = {name: typed_column(column_of(block, name), faults) for name in block.table.column_names}
+    faults.require_none()
+    return pa.table(columns)
+
+
+def typed_column(column: Column, faults: Faults) -> pa.Array:
+    """Returns a column as the type that its name has; values of other types are faults, and null."""
+    read = _READERS.get(column.name)
+    if read is not None and not pa.types.is_null(column.array.type):
+        return read(column, faults)
+    return column.array.dictionary_decode() if pa.types.is_dictionary(column.array.type) else column.array
+
+
+def _integers(column: Column, faults: Faults) -> pa.Array:
+    values, present = integers(column, faults)
+    return pa.array(values, mask=~present)
 
 
 def _numbers(values: NDArray[np.float64]) -> pa.Array:
     return pa.array(values, mask=np.isnan(values))
 
 
-def _named(contract: Contract, column: dict[str, Column], faults: Faults) -> dict[str, pa.Array]:
-    """Returns the columns of discrete actions; in rows whose list lacks the action taken that is a fault."""
-    lists = {name: _names(column[name], faults) for name in ("possible_actions", "possible_next_actions")}
-    codes, names = _taken(contract.actions or (), column["action"], faults)
-    lengths, elements, _ = lists["possible_actions"]
-    code = {name: number for number, name in enumerate(names.to_pylist())}
-    of_element = per_distinct(elements, lambda name: code.get(str(name), WRONG), WRONG)
-    possible = np.zeros(len(codes), bool)
-    possible[np.repeat(np.arange(len(codes)), lengths)[of_element == np.repeat(codes, lengths)]] = True
-    got = pa.DictionaryArray.from_arrays(pa.array(codes, mask=codes < 0), names)
-    missing = (codes >= 0) & ~possible & column["possible_actions"].present
-    faults.add(missing, "an action among possible_actions", lambda row: got[row].as_py(), rule="action_not_possible")
-    return {"action": got.cast(pa.string()), **{name: one[2] for name, one in lists.items()}}
+def _finite(column: Column, faults: Faults) -> pa.Array:
+    values = _numbers(finite(column, faults))
+    return values.cast(pa.float32()) if pa.types.is_float32(column.array.type) else values
 
 
-def _taken(actions: tuple[str, ...], column: Column, faults: Faults) -> tuple[NDArray[np.int32], pa.Array]:
-    """Returns ([n] number of the action's name, negative where there is none; the names)."""
-    nested = pa.types.is_nested(column.array.type)
-    todo = "Maps are actions with timeline.actionDiscrete false" if nested else ""
-    if not actions:
-        expected = "the name or the index of an action" if nested else "a string or an integer"
-        return strings(column, faults, expected, todo=todo)
-    rule = ActionRule(actions)
-    codes = per_distinct(column, rule.action, NONE, np.int32)
-    faults.add(codes == WRONG, rule.expected, column.value, todo, "action_unknown")
-    return codes, pa.array(actions, pa.string())
+def _flags(column: Column, faults: Faults) -> pa.Array:
+    values = flags(column, faults)
+    return pa.array(values == 1, mask=np.isnan(values))
 
 
-def _names(column: Column, faults: Faults) -> tuple[NDArray[np.int64], Column, pa.Array]:
-    """Returns ([n] lengths; all names in the lists; [n] lists) of a column of lists of names."""
-    lengths, elements = pieces(column, faults, "a list of action names")
-    names = texts(elements, faults, "a list of action names", integers_too=False)
-    inner = Column(column.name, names, rows=elements.rows)
-    inner.fault(faults, ~inner.present, f"a list of action names in {column.name}", lambda _: "null")
-    return lengths, inner, list_array(names, lengths, column.present)
+def _features(column: Column, faults: Faults) -> pa.Array:
+    return map_array(*features(column, faults, rule=f"{column.name}_infinite"))
 
 
-def _parametric(column: dict[str, Column], faults: Faults) -> dict[str, pa.Array]:
-    """Returns the columns of actions that are maps; in rows whose candidates lack the action taken that is a fault."""
-    todo = "Names are actions with timeline.actionDiscrete true"
-    action, taken = features(column["action"], faults, rule="action_infinite", todo=todo)
-    found = {"action": map_array(action, taken)}
-    for name in ("possible_actions", "possible_next_actions"):
-        lists = candidate_lists(column[name], faults)
-        found[name] = list_array(_candidates(lists), lists.lengths, column[name].present)
-        if name == "possible_actions":  # of an empty list the candidates are unknown
-            missing = taken & (match(action, taken, lists) == NONE) & (lists.lengths > 0)
-            faults.add(missing, "an action among possible_actions", column["action"].value, rule="action_not_possible")
-    return found
+def _metrics(column: Column, faults: Faults) -> pa.Array:
+    named = metrics(column, faults)
+    return map_array(named, named.present)
 
 
-def _candidates(lists: Lists) -> pa.Array:
-    return map_array(lists.features, np.ones(len(lists.features.values), bool))
+def _action(column: Column, faults: Faults) -> pa.Array:
+    read = (texts, _integers, _features)[_one_kind(column, faults)]
+    return read(column, faults)
+
+
+def _choices(column: Column, kind: int | None, faults: Faults) -> pa.Array:
+    """Returns lists of names, flags or maps; None: of the kind that the first has."""
+    what = "a list of action names" if kind == _NAME else "a list"
+    lengths, elements = pieces(column, faults, what)
+    if kind is None and not len(elements.array):
+        return list_array(pa.nulls(0), lengths, column.present)
+    kind = _one_kind(elements, faults) if kind is None else kind
+    if kind == _MAP:
+        values = _features(elements, faults)
+    elif kind == _NAME:
+        values = texts(elements, faults, what, integers_too=False)
+        missing = ~valid_rows(values)
+        elements.fault(faults, missing, f"{what} in {column.name}", lambda _: "null")
+    else:
+        flag = numbers(elements, faults)
+        wrong = (flag != 0) & (flag != 1)
+        elements.fault(faults, wrong, f"0 or 1 per action, names, or maps in {column.name}")
+        values = pa.array((flag == 1).astype(np.int8))
+    return list_array(values, lengths, column.present)
+
+
+def _one_kind(column: Column, faults: Faults) -> int:
+    """Returns what all values of a column are: names, indices or maps; others than the first are faults."""
+
+    def kind_of(value: object) -> int:
+        if isinstance(value, int | float):
+            return _INDEX
+        return _NAME if isinstance(value, str) else _MAP if isinstance(value, dict) else WRONG
+
+    kinds = per_distinct(column, kind_of, NONE)
+    found = kinds[kinds >= 0]
+    first = int(found[0]) if len(found) else _NAME
+    expected = f"{_WORDS[first]} as before in {column.name}"
+    column.fault(faults, (kinds != NONE) & (kinds != first), expected, todo="Write actions of one kind")
+    return first
+
+
+_READERS = {
+    "mdp_id": texts,
+    "ds": texts,
+    "sequence_number": _integers,
+    "state_features": _features,
+    "next_state_features": _features,
+    "action": _action,
+    "next_action": _action,
+    **dict.fromkeys(_LISTS, lambda column, faults: _choices(column, None, faults)),
+    **dict.fromkeys(("reward", "time_diff", *PROPENSITIES), _finite),
+    "metrics": _metrics,
+    "terminal": _flags,
+    "truncated": _flags,
+}
 
 
 def map_array(named: Named | FeatureMatrix, present: Mask) -> pa.Array:
@@ -230,6 +314,12 @@ def map_array(named: Named | FeatureMatrix, present: Mask) -> pa.Array:
         type=pa.map_(keys.type, pa.float32()),
         mask=pa.array(~present),
     )
+
+
+def list_array(elements: pa.Array, lengths: NDArray[np.int64], present: Mask) -> pa.Array:
+    """Returns lists [n] of the elements in order, null where there is none."""
+    offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), elements, mask=pa.array(~present))
 
 
 def _days(column: Column, faults: Faults) -> pa.Array:
@@ -251,55 +341,32 @@ def _days(column: Column, faults: Faults) -> pa.Array:
 
 def _as_text(column: Column, faults: Faults) -> tuple[pa.Array, str]:
     """Returns a further column's values as text, and of what kind they are, "" without any; bytes are faults."""
-    array = column.array
+    array, kind, types = column.array, column.array.type, pa.types
     if array.null_count == len(array):
         return pa.nulls(len(array), pa.string()), ""
-    kind = JSON if column.text else next((kind for test, kind in _KINDS if test(array.type)), "")
-    if kind:
-        return array.cast(pa.string()), kind
-    rows: list[str | None] = []
-    wrong = np.zeros(len(array), bool)
-    for row, value in enumerate(array.to_pylist()):
-        text: str | None = None
-        try:
-            text = None if value is None else json.dumps(value, default=_plain)
-        except _BytesError:
-            wrong[row] = True
-        rows.append(text)
+    if is_string(kind) or types.is_temporal(kind) or types.is_decimal(kind):
+        return array.cast(pa.string()), JSON if column.text else TEXT
+    if types.is_primitive(kind):
+        whole = FLAG if types.is_boolean(kind) else INTEGER if types.is_integer(kind) else NUMBER
+        return array.cast(pa.string()), whole
+    found = pa.array([_dumped(value) for value in array.to_pylist()], pa.string())
+    wrong = column.present & ~valid_rows(found)
     faults.add(wrong, f"values that can be written as text in {column.name}", lambda _: "bytes")
-    return pa.array(rows, pa.string()), JSON
+    return found, JSON
 
 
-class _BytesError(Exception):
-    """A value, or a part of one, is bytes."""
+def _dumped(value: object) -> str | None:
+    """Returns JSON, dates and times by ISO 8601 and decimals by their digits; None of null and of what has bytes."""
 
+    def plain(one: object) -> str:
+        if isinstance(one, bytes):
+            raise TypeError
+        return one.isoformat() if isinstance(one, date | time) else str(one)
 
-def _plain(value: object) -> str:
-    """Returns a date or time by ISO 8601, and a decimal by its digits."""
-    if isinstance(value, bytes):
-        raise _BytesError
-    return value.isoformat() if isinstance(value, date | time) else str(value)
-
-
-def _require_finite_text(column: Column, array: pa.Array, faults: Faults) -> None:
-    """Records a fault where a further column has what is no finite number."""
-    if is_number(column.array.type):
-        finite(column, faults)
-        return
-    wrong = per_distinct(Column(column.name, array), lambda text: -1 if _is_finite(str(text)) else 0, -1)
-    faults.add(
-        wrong == 0,
-        f"a finite number in {column.name}",
-        lambda row: array[row].as_py(),
-        rule=f"{column.name}_not_finite",
-    )
-
-
-def _is_finite(text: str) -> bool:
     try:
-        return text in ("true", "false") or math.isfinite(float(text))
-    except ValueError:
-        return False
+        return None if value is None else json.dumps(value, default=plain)
+    except TypeError:
+        return None
 
 
 def type_of(kinds: set[str]) -> str:
@@ -309,15 +376,3 @@ def type_of(kinds: set[str]) -> str:
     if kinds == {INTEGER}:
         return "integer"
     return "number" if kinds and kinds <= {INTEGER, NUMBER} else "text"
-
-
-_KINDS = (
-    (pa.types.is_boolean, FLAG),
-    (pa.types.is_integer, INTEGER),
-    (pa.types.is_floating, NUMBER),
-    (is_string, TEXT),
-    (pa.types.is_date, TEXT),
-    (pa.types.is_time, TEXT),
-    (pa.types.is_timestamp, TEXT),
-    (pa.types.is_decimal, TEXT),
-)

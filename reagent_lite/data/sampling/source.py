@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from reagent_lite.data.copy.training_copy import TrainingCopy
-from reagent_lite.data.rows.named import in_order
+from reagent_lite.data.rows.maps import in_order
 from reagent_lite.data.sampling.mixture import joined
 from reagent_lite.data.sampling.plan import ReadPlan
 from reagent_lite.data.sampling.spans import Spans

@@ -28,8 +28,7 @@ from reagent_lite.data.formats.blocks import Block, Position
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.minari import MDP_ID, OURS, require_minari
 from reagent_lite.data.formats.reading import ALL_COLUMNS, read_blocks
-from reagent_lite.data.rows.table import FEATURES
-from reagent_lite.data.writing.tables import settled
+from reagent_lite.data.rows.table import FEATURES, typed_table
 from reagent_lite.errors import DataError, Problem
 from reagent_lite.files import appearing_folder
 
@@ -83,7 +82,7 @@ def copy_to_minari(
     """
     counts = MinariCounts()
     blocks = read_blocks(
-        files, lambda block: (settled(block), block), [Position() for _ in files], progress, ALL_COLUMNS
+        files, lambda block: (typed_table(block), block), [Position() for _ in files], progress, ALL_COLUMNS
     )
     try:
         # closed here and not by the garbage collector, in whose thread its pool might wait for itself

@@ -151,9 +151,9 @@ def test_an_action_is_shown_as_the_file_has_it(tmp_path: Path) -> None:
 def test_the_other_workflow_is_named(tmp_path: Path) -> None:
     file = tmp_path / "log.json"
     file.write_text(json.dumps(GOOD_PARAMETRIC) + "\n")
-    assert problems_of(file, ACTIONS)[0].todo == "Maps are actions of workflows.parametric_dqn"
+    assert problems_of(file, ACTIONS)[0].todo.startswith("Maps are actions of workflows.parametric_dqn")
     file.write_text(json.dumps(GOOD) + "\n")
-    assert problems_of(file, None)[0].todo == "Indices and names are actions of workflows.dqn"
+    assert problems_of(file, None)[0].todo.startswith("Names and indices are actions of workflows.dqn")
 
 
 @pytest.mark.parametrize("missing", ["state_features", "action", "reward"])
