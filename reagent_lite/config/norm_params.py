@@ -7,6 +7,7 @@ from pydantic import Field
 
 from reagent_lite.config.section import Section, local_problems
 from reagent_lite.errors import Problem
+from reagent_lite.feature_ids import id_of
 from reagent_lite.types import FeatureType
 
 
@@ -30,7 +31,7 @@ class NormParams(Section):
     skip_quantiles: bool = True
     """Never choose QUANTILE."""
     feature_overrides: dict[str, str] = {}
-    """{feature id: type} for features whose type is known."""
+    """{feature id or name: type} for features whose type is known."""
 
     def problems(self, path: str) -> Iterator[Problem]:
         """Yields an output that is no folder, and overrides that name no type or no feature id."""
@@ -38,7 +39,9 @@ class NormParams(Section):
         known = ", ".join(FeatureType)
         for feature, name in self.feature_overrides.items():
             where = f"{path}.feature_overrides.{feature}"
-            if not feature.lstrip("-").isdigit():
-                yield Problem(where, "an integer feature id as key", repr(feature))
+            try:
+                id_of(feature)
+            except ValueError as error:
+                yield Problem(where, f"{error} as key", repr(feature))
             if name not in list(FeatureType):
                 yield Problem(where, f"one of {known}", repr(name))

@@ -19,7 +19,7 @@ from reagent_lite.distributed.workers import end_with_parent, report_failure
 from workflows.experience import Experience
 from workflows.judging import Judge, Judgement
 from workflows.learning import build_learner
-from workflows.pages_data import lineage_of, present_shares
+from workflows.pages import present_shares, sources_of
 from workflows.preparation import prepare
 from workflows.publishing import held_back
 
@@ -39,7 +39,7 @@ def evaluate(name: str, group: Group) -> None:
     judge = judge_of(name, group)
     judgement = judge.evaluate(final=True)
     page = judge._gathered(*judge._part())
-    said = {"present": present_shares(judge._data), "found": lineage_of(judge._config, judge._data)[0].rows[0][2]}
+    said = {"present": present_shares(judge._data), "found": str(sources_of(judge._config, judge._data)[0].rows)}
     print(json.dumps({"name": name, "rows": len(judge._scored.numbers), **said}))
     if page is None:
         assert (judgement.document, judgement.scalars, judgement.lines) == ({}, {}, ())

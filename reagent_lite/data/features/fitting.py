@@ -20,6 +20,7 @@ from reagent_lite.data.features.normalization import nearest, raise_any
 from reagent_lite.data.features.summary import ColumnSummary
 from reagent_lite.data.formats.reading import num_threads
 from reagent_lite.errors import ConfigError, Problem, counted
+from reagent_lite.feature_ids import id_of
 from reagent_lite.types import FeatureSpec, FeatureType, NormalizationSpec
 
 VERSION = 2
@@ -93,7 +94,7 @@ def fit_columns(columns: Mapping[str, ColumnSummary], settings: NormParams, *, w
         DataError: a column without feature; fewer than 20 present values, or values that an override's type cannot be
             fitted to (20 features, and how many more).
     """
-    overrides = {int(key): FeatureType(name) for key, name in settings.feature_overrides.items()}
+    overrides = {id_of(key): FeatureType(name) for key, name in settings.feature_overrides.items()}
     results: dict[str, list[tuple[FeatureSpec, FeatureReport, list[str]]]] = {}
     problems: list[Problem] = []
     with ThreadPoolExecutor(num_threads()) as pool:
@@ -223,8 +224,8 @@ def _notes(place: str, kind: FeatureType, values: Values) -> list[str]:
 
 def check_overrides(settings: NormParams, ids: Iterable[int], where: str) -> None:
     """Raises ConfigError for overrides of features that are not in `ids`, with the nearest that is."""
-    known = [str(feature_id) for feature_id in sorted(ids)]
-    unknown = [key for key in settings.feature_overrides if str(int(key)) not in known]
+    known = [str(one) for one in sorted(ids)]
+    unknown = [key for key in settings.feature_overrides if str(id_of(key)) not in known]
     if unknown:
         raise ConfigError(
             Problem(f"norm_params.feature_overrides.{key}", f"a feature of {where}", key, nearest(key, known))

@@ -6,7 +6,6 @@ file ─► read_normalization ─► NormalizationSpec ─► write_normalizati
 import difflib
 import json
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from reagent_lite.config.section import Section
 from reagent_lite.data.features.feature_types import FEATURE_TYPES, Fault
 from reagent_lite.data.formats.files import local_path
 from reagent_lite.errors import ConfigError, DataError, Problem
+from reagent_lite.feature_ids import id_of
 from reagent_lite.files import write_whole
 from reagent_lite.strict_json import unique_keys
 from reagent_lite.types import FeatureSpec, FeatureType, NormalizationSpec
@@ -111,8 +111,10 @@ def _parse(text: str, where: str) -> object:
 
 def _feature(key: str, entry: object, where: str) -> FeatureSpec:
     """Returns one entry of the file as a feature, or raises all that is wrong with it."""
-    if not re.fullmatch(r"-?[0-9]{1,18}", key):
-        raise DataError(Problem(where, "an integer feature id as key", repr(key)))
+    try:
+        identity = id_of(key)
+    except ValueError as error:
+        raise DataError(Problem(where, f"{error} as key", repr(key))) from None
     given = _parse(entry, where) if isinstance(entry, str) else entry
     if not isinstance(given, dict):
         raise DataError(Problem(where, "an object of parameters, or a JSON string of one", repr(given)[:80]))
@@ -128,7 +130,7 @@ def _feature(key: str, entry: object, where: str) -> FeatureSpec:
         problems += [replace(one, where=f"{where}: {one.where}") for one in error.problems]
     if problems:
         raise DataError(problems)
-    feature = FeatureSpec(feature_id=int(key), feature_type=FeatureType(name), **parameters.model_dump())
+    feature = FeatureSpec(feature_id=identity, feature_type=FeatureType(name), **parameters.model_dump())
     rule = FEATURE_TYPES[feature.feature_type]
     expected = f"a value, which {feature.feature_type} needs"
     faults: Iterable[Fault] = [(one, expected, "nothing", "") for one in rule.needs if given.get(one) in (None, [])]

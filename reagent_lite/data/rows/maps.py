@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,8 +13,7 @@ from numpy.typing import NDArray
 from reagent_lite.data.formats.schema import any_true, filled, to_numpy, valid_rows
 from reagent_lite.data.rows.columns import NONE, Column, float64, float_of, is_list, is_number, pieces, typed
 from reagent_lite.data.rows.faults import UNREADABLE, Faults, Mask
-
-_FEATURE_ID = re.compile(r"0|-?[1-9][0-9]{0,17}")
+from reagent_lite.feature_ids import id_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,22 +57,27 @@ def in_order(
 
 
 def features(column: Column, faults: Faults, *, rule: str = UNREADABLE, todo: str = "") -> tuple[FeatureMatrix, Mask]:
-    """Returns (the features, [n] whether there is a map) of maps {id: number}; null and NaN count as absent.
+    """Returns (the features, [n] whether there is a map) of maps {id or name: number}; null and NaN count as absent.
 
     Infinite values break `rule`.
 
     Raises:
-        DataError: for an id that is no integer, with the first line that has it.
+        DataError: for a key that is neither an id nor a name, with the first line that has it.
     """
     named = named_numbers(column, faults, todo=todo)
-    for index, name in enumerate(named.names):
-        if _FEATURE_ID.fullmatch(name) is None:
-            having = np.flatnonzero(~np.isnan(named.values[:, index]))
-            first = int(having[0]) if len(having) else 0
-            row = first if column.rows is None else int(column.rows[first])
-            raise faults.refuse(row, "integers as feature ids", repr(name[:60]), "They have at most 18 digits")
+    ids = tuple(_id_of(name, column, named.values[:, index], faults) for index, name in enumerate(named.names))
     _require_finite(column, named, faults, rule)
-    return FeatureMatrix(tuple(int(name) for name in named.names), named.values), named.present
+    return FeatureMatrix(ids, named.values), named.present
+
+
+def _id_of(name: str, column: Column, values: NDArray[np.float32], faults: Faults) -> int:
+    try:
+        return id_of(name)
+    except ValueError as error:
+        having = np.flatnonzero(~np.isnan(values))
+        first = int(having[0]) if len(having) else 0
+        row = first if column.rows is None else int(column.rows[first])
+        raise faults.refuse(row, str(error), repr(name[:60])) from None
 
 
 def metrics(column: Column, faults: Faults) -> Named:

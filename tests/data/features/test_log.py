@@ -313,8 +313,14 @@ def row(number: int, **changes: Any) -> dict[str, Any]:
     ("changed", "message"),
     [
         ({STATE: {"0": 1e39}}, "log.jsonl:8: expected finite numbers in state_features, got inf for '0' as float32"),
-        ({STATE: {"speed": 1}}, "log.jsonl:8: expected integers as feature ids, got 'speed'"),
-        ({STATE: {"01": 1}}, "log.jsonl:8: expected integers as feature ids, got '01'"),
+        (
+            {STATE: {"1 speed": 1}},
+            "a name that begins with a letter, got '1 speed'",
+        ),
+        (
+            {STATE: {"01": 1}},
+            "a name that begins with a letter, got '01'",
+        ),
         ({STATE: None}, "log.jsonl:8: expected state_features, got null"),
         ({STATE: {"0": "fast"}}, "log.jsonl:8: expected an object"),
         ({"sequence_number": 1.5}, "log.jsonl:8: expected an integer in sequence_number, got 1.5"),

@@ -132,7 +132,7 @@ FAULTS: list[tuple[str, bytes, Any, tuple[str, ...], str]] = [
         b'{"%d": 1.0}' % 10**18,
         [(b"%d" % 10**18, 1.0)],
         JSON + CSV + TABLES,
-        "integers as feature ids, got '1000000000000000000'",
+        "an integer of at most 18 digits or a name that begins with a letter, got '1000000000000000000'",
     ),
     ("sequence_number", b"%d" % -(2**63), -(2**63), JSON + CSV + TABLES, "an integer within ±2^62"),
     ("sequence_number", b"%d" % 2**62, 2**62, JSON + CSV + TABLES, "an integer within ±2^62"),

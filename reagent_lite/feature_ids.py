@@ -1,0 +1,64 @@
+"""Feature ids: integers as in 2019, or names, which stand for the same integer in every log and on every machine.
+
+A log may call a feature `3` or `age`. Everything is computed by integer; the id of a name is a hash of it, so that
+files, machines and executors agree without a table. An id that came from a name is shown and written as the name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+
+_ID = re.compile(r"0|-?[1-9][0-9]{0,17}")
+_NAME = re.compile(r"[^\W\d][^\x00-\x1f\x7f]{0,99}")
+EXPECTED = "as a feature id an integer of at most 18 digits or a name that begins with a letter"
+
+
+class FeatureId(int):
+    """An id that has a name: an int to compute with, the name as a string.
+
+    Attributes:
+        name: as the log has it.
+    """
+
+    name: str
+
+    def __new__(cls, name: str) -> FeatureId:
+        """Returns the id of a name."""
+        # 56 bits: at most 17 digits, as an id of 2019 may have
+        self = super().__new__(cls, int.from_bytes(hashlib.sha256(name.encode()).digest()[:7]))
+        self.name = name
+        return self
+
+    def __getnewargs__(self) -> tuple[str]:  # type: ignore[override] # what copy and pickle hand to __new__
+        return (self.name,)
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __repr__(self) -> str:
+        return repr(self.name)
+
+
+def id_of(key: str | int) -> int:
+    """Returns the id that a key of a feature map or of a normalization file stands for.
+
+    Raises:
+        ValueError: the key is neither an id nor a name; the message says what is expected.
+    """
+    if isinstance(key, int) or _ID.fullmatch(key):
+        return key if isinstance(key, FeatureId) else int(key)
+    if not _NAME.fullmatch(key):
+        raise ValueError(EXPECTED)
+    return FeatureId(key)
+
+
+def written(ids: Iterable[int]) -> list[str | int]:
+    """Returns ids as JSON holds them: names as strings, other ids as integers."""
+    return [one.name if isinstance(one, FeatureId) else int(one) for one in ids]
+
+
+def read(keys: Iterable[str | int]) -> tuple[int, ...]:
+    """Returns the ids that `written` wrote."""
+    return tuple(id_of(key) for key in keys)
