@@ -24,7 +24,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from reagent_lite.data.formats.files import InputFile, list_input, local_path, not_read, sha256_of
 from reagent_lite.data.formats.reading import READERS
-from reagent_lite.errors import DataError, NoRowsError, Problem
+from reagent_lite.errors import ConfigError, DataError, NoRowsError, Problem
 from reagent_lite.files import is_writable, write_whole
 from reagent_lite.manifest import (
     FILE_NAME,
@@ -241,7 +241,7 @@ def data_files(path: str) -> tuple[InputFile, ...]:
         DataError: see `list_input`; files that are missing, altered or not in the folder's manifest.
         NoRowsError: a folder whose manifest says that it has no rows.
     """
-    manifest = _manifest_at(path)
+    manifest = manifest_at(path)
     if manifest is None:
         return list_input(path, tuple(READERS))
     if not manifest.files:
@@ -261,12 +261,27 @@ def data_files(path: str) -> tuple[InputFile, ...]:
 
 def left_out(path: str) -> tuple[str, ...]:
     """Returns sentences about what lies at a path and is not read, and what the stage that made it left out before."""
-    manifest = _manifest_at(path)
+    manifest = manifest_at(path)
     before = [] if manifest is None else manifest.report.get("left_out")
     sentences = [one for one in before if isinstance(one, str)] if isinstance(before, list) else []
     return (*not_read(path, tuple(READERS)), *sentences)
 
 
-def _manifest_at(path: str) -> StageManifest | None:
+def require_own(folder: Path, kind: str, key: str) -> None:
+    """Raises ConfigError, naming `key`, where a path holds what this kind of stage did not make."""
+    present = {one.name for one in folder.iterdir()} if folder.is_dir() else set()
+    manifest = None
+    with suppress(DataError):
+        manifest = StageManifest.read(str(folder))
+    own = {FILE_NAME, *manifest.files} if manifest is not None and manifest.kind == kind else set()
+    others = sorted(present - own)
+    if others or (folder.exists() and not folder.is_dir()):
+        got = f"{folder} with {', '.join(others[:5])}" if others else f"the file {folder}"
+        expected = f"a folder that is not there, is empty, or holds a {kind} alone"
+        raise ConfigError(Problem(key, expected, got, "It would be replaced: choose another"))
+
+
+def manifest_at(path: str) -> StageManifest | None:
+    """Returns the manifest of the stage's folder at a path or URL of data; None where it is no such folder."""
     resolved = local_path(path)
     return read_manifest(path) if os.path.isdir(resolved) or "://" in resolved else None

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -80,6 +81,11 @@ class Fitted:
     rows: int
     sampled: int
     features: dict[int, FeatureReport]
+
+    def statistics(self) -> dict[str, Any]:
+        """Returns the column's part of statistics.json."""
+        features = {str(one): asdict(report) for one, report in self.features.items()}
+        return {"rows": self.rows, "sampled": self.sampled, "features": features}
 
 
 def fit_columns(columns: Mapping[str, ColumnSummary], settings: NormParams, *, where: str) -> dict[str, Fitted]:
