@@ -1,7 +1,7 @@
 """A run as pictures beside the model: the learning curve as PNG, one episode as an animated GIF.
 
 matplotlib and Pillow, which it brings, are the extra `pictures`, imported where they are used: the learner runs without
-them. matplotlib draws without pyplot, so that there is no display, no global figure and no window.
+them. matplotlib is used without pyplot, so that there is no display, no global figure and no window.
 """
 
 import io
@@ -29,21 +29,15 @@ if TYPE_CHECKING:
 
 # Okabe & Ito (2008), Color Universal Design: told apart with any colour vision
 BLACK, SKY, GREEN, BLUE, VERMILION = "#000000", "#56b4e9", "#009e73", "#0072b2", "#d55e00"
-ORANGE, GREY, PALE, WHITE = "#e69f00", "#999999", "#d9d9d9", "#ffffff"
+ORANGE, GREY, PALE = "#e69f00", "#999999", "#d9d9d9"
 
-WIDTH, HEADER, FOOTER, VALUES = 480, 32, 32, 92  # pixels of a frame
+WIDTH, HEIGHT, TOP, BOTTOM = 480, 440, 40, 320  # pixels of a frame, and of the scene in it
 _FINE = 2  # a frame is drawn so many times larger, and shrunk: smooth edges
-_FRAME_SECONDS, _LAST_FRAME_SECONDS = 0.04, 2.0  # how it ended is read before the loop starts again
+_MILLISECONDS, _LAST_MILLISECONDS = 40, 2000  # how it ended is read before the loop starts again
 _MOST_FRAMES = 300
-_MOST_NAMES = 12  # names of choices that fit side by side
-_MOST_CURVES = 12  # more do not fit on a telephone
 _FEW_POINTS = 40  # so few are marked: a line through one point does not show
 _DRAWN = ("Return in simulation", "TD loss")
-_WALLS, _GOAL = (7, 12, 17), 24
-
-Point = tuple[float, float]
-View = tuple[float, float, float, float]
-"""Left, right, bottom and top."""
+_MOST_CURVES = 12  # more do not fit on a telephone
 
 
 def require_pictures() -> None:
@@ -64,9 +58,6 @@ def require_pictures() -> None:
                 "Run: pip install 'reagent-lite[pictures]', or set it to false",
             )
         ) from error
-
-
-# ---- the learning curve
 
 
 def write_learning_curve(file: Path, series: Series, *, title: str) -> None:
@@ -116,9 +107,6 @@ def _defaults() -> Iterator[None]:
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         yield
-
-
-# ---- an episode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,71 +160,37 @@ def write_rollout(file: Path, trace: Trace, *, most_frames: int = _MOST_FRAMES) 
     palette.putpalette(_palette())
     steps = np.linspace(0, trace.num_steps, min(trace.num_steps + 1, most_frames)).round().astype(int).tolist()
     frames = [frame(trace, step).quantize(palette=palette, dither=Image.Dither.NONE) for step in steps]
-    durations = [round(1000 * _FRAME_SECONDS)] * (len(frames) - 1) + [round(1000 * _LAST_FRAME_SECONDS)]
+    durations = [_MILLISECONDS] * (len(frames) - 1) + [_LAST_MILLISECONDS]
     data = io.BytesIO()
     frames[0].save(data, format="GIF", save_all=True, append_images=frames[1:], duration=durations, loop=0)
     write_whole(file, data.getvalue())
-
-
-class Pen:
-    """Draws into a box of a frame (left, top, width, height in pixels) in the units of a view, y upwards."""
-
-    def __init__(self, draw: "ImageDraw", box: View, view: View, *, equal: bool = True) -> None:
-        (left, top, width, height), (low_x, high_x, low_y, high_y) = box, view
-        scale = np.array([width / (high_x - low_x), height / (high_y - low_y)])
-        self._draw, self._scale = draw, _FINE * (scale.min() if equal else scale) * np.array([1, -1])
-        middle = np.array([left + width / 2, top + height / 2]) * _FINE
-        self._origin = middle - self._scale * np.array([(low_x + high_x) / 2, (low_y + high_y) / 2])
-
-    def _at(self, points: Sequence[Point] | NDArray[np.floating]) -> list[Point]:
-        return [(float(x), float(y)) for x, y in np.asarray(points, dtype=np.float64) * self._scale + self._origin]
-
-    def line(self, points: Sequence[Point] | NDArray[np.floating], colour: str, width: float = 2) -> None:
-        """Draws a line through points, so many pixels wide."""
-        self._draw.line(self._at(points), fill=colour, width=round(width * _FINE), joint="curve")
-
-    def box(self, low: Point, high: Point, colour: str, edge: str | None = None) -> None:
-        """Fills the box between two corners."""
-        (x, y), (u, v) = self._at([low, high])
-        self._draw.rectangle((min(x, u), min(y, v), max(x, u), max(y, v)), fill=colour, outline=edge)
-
-    def disc(self, centre: Point, radius: float, colour: str) -> None:
-        """Fills a disc, its radius in pixels."""
-        ((x, y),) = self._at([centre])
-        self._draw.circle((x, y), radius * _FINE, fill=colour)
-
-    def text(self, at: Point, words: str, size: int = 11, colour: str = BLACK, anchor: str = "lm") -> None:
-        """Writes words; the anchor is Pillow's."""
-        self._draw.text(self._at([at])[0], words, fill=colour, font=_font(size * _FINE), anchor=anchor)
-
-
-@cache
-def _font(size: int) -> "FreeTypeFont | ImageFont":
-    from PIL import ImageFont
-
-    return ImageFont.load_default(size)
 
 
 def frame(trace: Trace, step: int) -> "Image":
     """Returns the picture of an episode at a step, 0 to T: its state, what is done, and how much choices are worth."""
     from PIL import Image, ImageDraw
 
-    scene = scene_of(trace)
-    values = VALUES if trace.q is not None and trace.num_steps else 0
-    height = HEADER + scene.height + values + FOOTER
-    image = Image.new("RGB", (WIDTH * _FINE, height * _FINE), WHITE)
+    image = Image.new("RGB", (WIDTH * _FINE, HEIGHT * _FINE), "#ffffff")
     draw = ImageDraw.Draw(image)
-    pen = Pen(draw, (0, HEADER, WIDTH, scene.height), scene.view, equal=scene.draw is not _curves)
-    scene.draw(pen, trace, step)
-    page = Pen(draw, (0, 0, WIDTH, height), (0, WIDTH, -height, 0))  # pixels, y negative
+    size, shapes, view, ending = SCENES.get(trace.env, (0, _curves, _UNIT, ""))
+    if size != trace.observation.shape[1]:
+        shapes, view = _curves, _UNIT
+    scale = np.array([WIDTH - 40, TOP - BOTTOM]) / (view[1] - view[0], view[3] - view[2])
+    if view is not _UNIT:
+        scale = np.abs(scale).min() * np.array([1, -1])
+    middle = np.array([WIDTH, TOP + BOTTOM]) / 2 - scale * ((view[0] + view[1]) / 2, (view[2] + view[3]) / 2)
+    for points, colour, width in shapes(trace, step):
+        at = [(float(x), float(y)) for x, y in _FINE * (np.asarray(points, dtype=np.float64) * scale + middle)]
+        if len(at) == 1:
+            draw.circle(at[0], width * _FINE / 2, fill=colour)
+        else:
+            draw.line(at, fill=colour, width=round(width * _FINE), joint="curve")
     total = float(trace.reward[:step].sum(dtype=np.float64))
-    page.text((12, -HEADER / 2), _shortened(trace.env, 24), 13)
-    page.text((WIDTH - 12, -HEADER / 2), f"step {step}/{trace.num_steps}   return {total:.4g}", anchor="rm")
-    page.text((12, FOOTER / 2 - height), caption(trace, step, scene.ending))
-    if values:
-        _draw_values(
-            Pen(draw, (20, HEADER + scene.height, WIDTH - 40, VALUES), (0, WIDTH - 40, -VALUES, 0)), trace, step
-        )
+    _text(draw, 12, 16, _shortened(trace.env, 24), 13)
+    _text(draw, WIDTH - 12, 16, f"step {step}/{trace.num_steps}   return {total:.4g}", anchor="rm")
+    _text(draw, 12, HEIGHT - 16, caption(trace, step, ending))
+    if trace.q is not None and step < trace.num_steps:
+        _draw_values(draw, trace, trace.q, step)
     return image.reduce(_FINE)
 
 
@@ -249,132 +203,35 @@ def caption(trace: Trace, step: int, ending: str) -> str:
     return "truncated: the time limit is reached" if trace.truncated else "the recording stops here"
 
 
+def _draw_values(draw: "ImageDraw", trace: Trace, q: NDArray[np.floating], step: int) -> None:
+    """Draws a bar for each choice, the one taken in another colour; none for a choice that is not on offer."""
+    above, width, ground = above_worst(q), (WIDTH - 40) / q.shape[1], HEIGHT - 50
+    _text(draw, 20, ground - 60, "value above the worst choice", 9, GREY)
+    for k, value in enumerate(50 * above[step] / (above.max() or 1.0)):
+        left, colour = 20 + (k + 0.2) * width, VERMILION if k == trace.action[step] else SKY
+        _text(draw, left + 0.3 * width, ground + 9, _shortened(trace.name_of(k), int(width / 7)), 9, anchor="mm")
+        if value > 0:
+            draw.rectangle([_FINE * end for end in (left, ground - value, left + 0.6 * width, ground)], fill=colour)
+
+
 def above_worst(q: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Returns how much choices are worth above the worst on offer at their step, [T, K]; NaN where not on offer."""
+    """Returns how much choices are worth above the worst on offer at their step, [T, K]; 0 where not on offer."""
     worst = np.where(np.isfinite(q), q, np.inf).min(axis=1, keepdims=True)
-    above: NDArray[np.float64] = np.where(np.isfinite(q), q - worst, np.nan)
+    above: NDArray[np.float64] = np.where(np.isfinite(q), q - worst, 0.0)
     return above
 
 
-def _draw_values(pen: Pen, trace: Trace, step: int) -> None:
-    """Draws a bar for each choice, the one taken in another colour, and a cross for one that is not on offer."""
-    assert trace.q is not None
-    above, width, ground = above_worst(trace.q), (WIDTH - 40) / trace.q.shape[1], 18 - VALUES
-    span = float(np.nan_to_num(above).max()) or 1.0
-    pen.text((0, -10), "value above the worst choice", 9, GREY)
-    pen.line([(0, ground), (WIDTH - 40, ground)], GREY, 1)
-    for k in range(trace.q.shape[1]):
-        middle = (k + 0.5) * width
-        if width * _MOST_NAMES >= WIDTH - 40:
-            pen.text((middle, ground - 9), _shortened(trace.name_of(k), int(width / 7)), 9, anchor="mm")
-        if step < trace.num_steps and math.isnan(above[step, k]):
-            pen.text((middle, ground + 6), "x", 10, GREY, anchor="mm")
-        elif step < trace.num_steps and above[step, k] > 0:
-            top, colour = ground + 50 * above[step, k] / span, VERMILION if k == trace.action[step] else SKY
-            pen.box((middle - 0.3 * width, ground), (middle + 0.3 * width, top), colour)
+def _text(
+    draw: "ImageDraw", x: float, y: float, words: str, size: int = 11, colour: str = BLACK, anchor: str = "lm"
+) -> None:
+    draw.text((x * _FINE, y * _FINE), words, fill=colour, font=_font(size * _FINE), anchor=anchor)
 
 
-def _shortened(name: str, letters: int) -> str:
-    return name if len(name) <= letters else name[: letters - 1] + "…"
+@cache
+def _font(size: int) -> "FreeTypeFont | ImageFont":
+    from PIL import ImageFont
 
-
-# ---- scenes: geometry, signs and limits of the classic control problems are Gymnasium's
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
-    """How an environment is drawn.
-
-    Attributes:
-        size: S that the scene reads; an environment of that name with another size is drawn as curves.
-        height: in pixels.
-        view: left, right, bottom and top of what is seen.
-        draw: draws the state at a step.
-        ending: what it means that the episode terminated, in words.
-    """
-
-    size: int
-    height: int
-    view: View
-    draw: Callable[[Pen, Trace, int], None]
-    ending: str = ""
-
-
-def scene_of(trace: Trace) -> Scene:
-    """Returns the scene of the trace's environment; curves of the observation where there is none."""
-    size = trace.observation.shape[1]
-    scene = SCENES.get(trace.env)
-    if scene is not None and scene.size == size:
-        return scene
-    rows = min(size, _MOST_CURVES) + 1
-    return Scene(size=size, height=20 + 30 * rows, view=(-0.2, 1.25, -rows, 0), draw=_curves)
-
-
-def _cartpole(pen: Pen, trace: Trace, step: int) -> None:
-    x, _, angle, _ = map(float, trace.observation[step])  # angle 0 is up, right > 0
-    limit = trace.parameters.get("position_limit", 2.4)
-    x *= 2.4 / limit  # the track fills the picture, however long it is
-    pen.line([(-2.4, 0), (2.4, 0)], GREY)
-    for end in (-2.4, 2.4):
-        pen.text((end, -0.2), f"{math.copysign(limit, end):+g} m", 9, GREY, "mm")
-    pen.box((x - 0.2, 0), (x + 0.2, 0.24), BLACK)
-    pen.line([(x, 0.24), (x + math.sin(angle), 0.24 + math.cos(angle))], VERMILION, 7)
-
-
-def _mountain_car(pen: Pen, trace: Trace, step: int) -> None:
-    x = np.linspace(-1.2, 0.6, 100)
-    pen.line(np.stack([x, 0.45 * np.sin(3 * x)], axis=1), GREY)
-    goal = trace.parameters.get("goal_position", 0.45 if trace.env.endswith("continuous") else 0.5)
-    pen.line([(goal, 0.45 * math.sin(3 * goal)), (goal, 0.45 * math.sin(3 * goal) + 0.22)], GREEN, 4)
-    position = float(trace.observation[step, 0])
-    pen.disc((position, 0.45 * math.sin(3 * position) + 0.03), 9, VERMILION)
-
-
-def _pendulum(pen: Pen, trace: Trace, step: int) -> None:
-    cosine, sine = map(float, trace.observation[step, :2])  # angle 0 is up, counterclockwise > 0
-    pen.line([(0, 0), (-sine, cosine)], VERMILION, 14)
-    pen.disc((0, 0), 5, BLACK)
-
-
-def _acrobot(pen: Pen, trace: Trace, step: int) -> None:
-    cosine1, sine1, cosine2, sine2 = map(float, trace.observation[step, :4])  # angle 0 hangs down, the second relative
-    goal = trace.parameters.get("goal_height", 1.0)
-    pen.line([(-2.6, goal), (2.6, goal)], GREEN)
-    elbow = np.array([sine1, -cosine1])
-    tip = elbow + np.array([sine1 * cosine2 + cosine1 * sine2, sine1 * sine2 - cosine1 * cosine2])
-    pen.line(np.stack([np.zeros(2), elbow]), BLACK, 10)
-    pen.line(np.stack([elbow, tip]), VERMILION, 10)
-
-
-def _gridworld(pen: Pen, trace: Trace, step: int) -> None:
-    for cell in range(25):
-        x, y, colour = cell % 5, -(cell // 5), BLACK if cell in _WALLS else GREEN if cell == _GOAL else WHITE
-        pen.box((x, y), (x + 1, y - 1), colour, GREY)
-    cells = trace.observation[: step + 1].argmax(axis=1)  # one-hot of 5 y + x
-    way = np.stack([cells % 5 + 0.5, -(cells // 5) - 0.5], axis=1)
-    if step:
-        pen.line(way, SKY, 4)
-    pen.disc((float(way[-1, 0]), float(way[-1, 1])), 16, VERMILION)
-
-
-def _curves(pen: Pen, trace: Trace, step: int) -> None:
-    """Draws each feature of the observation over the steps, at its own scale, with the reward below."""
-    shown = min(trace.observation.shape[1], _MOST_CURVES)
-    reward = np.concatenate([trace.reward[:1], trace.reward])  # the reward of a step stands where the step led
-    curves = [*trace.observation[:, :shown].T.astype(np.float64), *([reward] if len(reward) else [])]
-    x = np.linspace(0, 1, trace.num_steps + 1)
-    for row, values in enumerate(curves):
-        pen.text((-0.02, -row - 0.5), f"feature {row}" if row < shown else "reward", 9, anchor="rm")
-        known = np.isfinite(values)
-        if not known.any():
-            continue
-        low, high = float(values[known].min()), float(values[known].max())
-        height = (values - low) / (high - low) if high > low else np.where(known, 0.5, np.nan)
-        pen.line(np.stack([x, height * 0.8 - row - 0.9], axis=1)[known], GREY if row < shown else GREEN, 1.5)
-        pen.text((1.02, -row - 0.5), f"{low:.3g} to {high:.3g}", 8, GREY)
-        if known[step]:
-            pen.disc((float(x[step]), float(height[step]) * 0.8 - row - 0.9), 2.5, VERMILION)
-    pen.line([(float(x[step]), 0), (float(x[step]), -len(curves))], VERMILION, 1)
+    return ImageFont.load_default(size)
 
 
 def _palette() -> list[int]:
@@ -386,17 +243,88 @@ def _palette() -> list[int]:
     return [round(c + (255 - c) * i / 14) for hue in hues for i in range(15) for c in hue]
 
 
-_CARTPOLE = Scene(size=4, height=150, view=(-2.9, 2.9, -0.32, 1.34), draw=_cartpole,
-                  ending="the pole fell or the cart left the track")  # fmt: skip
-_CAR = Scene(size=2, height=318, view=(-1.26, 0.66, -0.54, 0.73), draw=_mountain_car, ending="the flag is reached")
-SCENES = {
+def _shortened(name: str, letters: int) -> str:
+    return name if len(name) <= letters else name[: max(letters - 1, 0)] + "…"
+
+
+# ---- scenes: geometry, signs and limits of the classic control problems are Gymnasium's
+
+Points = Sequence[tuple[float, float]] | NDArray[np.floating]
+Shapes = Iterator[tuple[Points, str, float]]
+"""Lines of (points, colour, width in pixels); one point alone is a disc."""
+
+
+def _cartpole(trace: Trace, step: int) -> Shapes:
+    x, _, angle, _ = map(float, trace.observation[step])  # angle 0 is up, right > 0
+    x *= 2.4 / trace.parameters.get("position_limit", 2.4)  # the track fills the picture, however long it is
+    yield [(-2.4, 0), (2.4, 0)], GREY, 2
+    yield [(x - 0.15, 0.12), (x + 0.15, 0.12)], BLACK, 14
+    yield [(x, 0.24), (x + math.sin(angle), 0.24 + math.cos(angle))], VERMILION, 6
+
+
+def _mountain_car(trace: Trace, step: int) -> Shapes:
+    def at(x: NDArray[np.floating] | float) -> NDArray[np.float64]:
+        return np.stack([np.atleast_1d(x), 0.45 * np.sin(3 * np.atleast_1d(x))], axis=1)
+
+    goal = trace.parameters.get("goal_position", 0.45 if trace.env.endswith("continuous") else 0.5)
+    yield at(np.linspace(-1.2, 0.6, 100)), GREY, 2
+    yield np.concatenate([at(goal), at(goal) + np.array([0, 0.22])]), GREEN, 4
+    yield at(trace.observation[step, 0]), VERMILION, 14
+
+
+def _pendulum(trace: Trace, step: int) -> Shapes:
+    cosine, sine = map(float, trace.observation[step, :2])  # angle 0 is up, counterclockwise > 0
+    yield [(0, 0), (-sine, cosine)], VERMILION, 10
+    yield [(0, 0)], BLACK, 6
+
+
+def _acrobot(trace: Trace, step: int) -> Shapes:
+    cosine1, sine1, cosine2, sine2 = map(float, trace.observation[step, :4])  # angle 0 hangs down, the second relative
+    goal, elbow = trace.parameters.get("goal_height", 1.0), (sine1, -cosine1)
+    tip = (elbow[0] + sine1 * cosine2 + cosine1 * sine2, elbow[1] + sine1 * sine2 - cosine1 * cosine2)
+    yield [(-2.2, goal), (2.2, goal)], GREEN, 2
+    yield [(0, 0), elbow], BLACK, 8
+    yield [elbow, tip], VERMILION, 8
+
+
+def _gridworld(trace: Trace, step: int) -> Shapes:
+    cells = trace.observation[: step + 1].argmax(axis=1)  # one-hot of 5 y + x
+    way = np.stack([cells % 5, -(cells // 5)], axis=1)
+    for edge in np.arange(-0.5, 5):
+        yield [(edge, 0.5), (edge, -4.5)], GREY, 1
+        yield [(-0.5, -edge), (4.5, -edge)], GREY, 1
+    for cell, colour in ((7, BLACK), (12, BLACK), (17, BLACK), (24, GREEN)):
+        yield [(cell % 5 - 0.48, -(cell // 5)), (cell % 5 + 0.48, -(cell // 5))], colour, 52
+    yield way, SKY, 4
+    yield way[-1:], VERMILION, 16
+
+
+def _curves(trace: Trace, step: int) -> Shapes:
+    """Each feature of the observation over the steps, at its own scale, the reward below; a line at the present."""
+    reward = np.concatenate([trace.reward[:1], trace.reward])  # the reward of a step stands where the step led
+    features = trace.observation[:, :_MOST_CURVES].T.astype(np.float64)
+    curves, steps = [*features, *([reward] if len(reward) else [])], np.linspace(0, 1, trace.num_steps + 1)
+    for row, values in enumerate(curves):
+        known = np.isfinite(values)
+        if known.any():
+            low, high = values[known].min(), values[known].max()
+            height = 1 - (row + 0.9 - 0.8 * (values - low) / (high - low or 1.0)) / len(curves)
+            yield np.stack([steps, height], axis=1)[known], GREY if row < len(features) else GREEN, 1.5
+    yield [(steps[step], 0), (steps[step], 1)], VERMILION, 3
+
+
+Scene = tuple[int, Callable[[Trace, int], Shapes], tuple[float, float, float, float], str]
+"""S that it reads, its shapes, the view (left, right, bottom, top), and what it means that the episode terminated."""
+
+_UNIT = (0.0, 1.0, 0.0, 1.0)  # the view of curves
+_CARTPOLE: Scene = (4, _cartpole, (-2.6, 2.6, -0.2, 1.4), "the pole fell or the cart left the track")
+_CAR: Scene = (2, _mountain_car, (-1.26, 0.66, -0.54, 0.73), "the flag is reached")
+SCENES: Mapping[str, Scene] = {
     "cartpole_v0": _CARTPOLE,
     "cartpole_v1": _CARTPOLE,
     "mountain_car": _CAR,
     "mountain_car_continuous": _CAR,
-    "pendulum": Scene(size=3, height=320, view=(-1.3, 1.3, -1.15, 1.15), draw=_pendulum),
-    "acrobot": Scene(size=6, height=340, view=(-2.6, 2.6, -2.15, 2.15), draw=_acrobot,
-                     ending="the tip is above the line"),
-    "gridworld": Scene(size=25, height=360, view=(-0.05, 5.05, -5.05, 0.05), draw=_gridworld,
-                       ending="the goal is reached"),
-}  # fmt: skip
+    "pendulum": (3, _pendulum, (-1.3, 1.3, -1.15, 1.15), ""),
+    "acrobot": (6, _acrobot, (-2.3, 2.3, -2.15, 2.15), "the tip is above the line"),
+    "gridworld": (25, _gridworld, (-0.6, 4.6, -4.6, 0.6), "the goal is reached"),
+}
