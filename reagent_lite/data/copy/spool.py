@@ -65,30 +65,27 @@ class Spool(Generic[K]):
         ascending = None if self._keys is None else [self._keys[key] for key in sorted(self._keys)]
         shape: tuple[int, ...] = () if ascending is None else (len(ascending),)
         in_order = ascending is None or ascending == list(range(len(ascending)))
-        starts, parts = self._mapped()
+        starts = np.cumsum([0, *(part[0] for part in self._parts)])
+        offsets = np.cumsum([0, *(int(np.prod(part)) * self._dtype.itemsize for part in self._parts)])
         size = max(1, CHUNK_BYTES // max(1, self._dtype.itemsize * int(np.prod(shape))))
         for start in range(0, len(rows), size):
             chunk = rows[start : start + size]
-            if len(parts) == 1 and parts[0].shape[1:] == shape:
-                found = np.take(parts[0], chunk, axis=0)
+            if [part[1:] for part in self._parts] == [shape]:
+                found = np.take(self._mapped(0, 0), chunk, axis=0)
             else:
                 found = np.full((len(chunk), *shape), self._absent, self._dtype)
                 part_of = np.searchsorted(starts, chunk, side="right") - 1
                 for part in np.unique(part_of):
-                    inside = part_of == part
-                    found[inside, : parts[part].shape[1]] = parts[part][chunk[inside] - starts[part]]
+                    inside, values = part_of == part, self._mapped(part, offsets[part])
+                    found[inside, : values.shape[1]] = values[chunk[inside] - starts[part]]
             yield found if in_order else found[:, ascending]
 
-    def _mapped(self) -> tuple[NDArray[np.int64], list[NDArray[Any]]]:
-        """Returns the first row of each part, and the parts, mapped from the file."""
-        parts: list[NDArray[Any]] = []
-        offset = 0
-        for shape in self._parts:
-            size = int(np.prod(shape)) * self._dtype.itemsize
-            part = np.memmap(self._file, self._dtype, "r", offset, shape) if size else None
-            parts.append(np.empty(shape, self._dtype) if part is None else np.asarray(part))
-            offset += size
-        return np.cumsum([0, *(shape[0] for shape in self._parts)]), parts
+    def _mapped(self, part: int, offset: int) -> NDArray[Any]:
+        """Returns a part, mapped from the file: its pages count as this process's memory while they are mapped."""
+        shape = self._parts[part]
+        if not np.prod(shape):
+            return np.empty(shape, self._dtype)
+        return np.asarray(np.memmap(self._file, self._dtype, "r", int(offset), shape))
 
     def remove(self) -> None:
         """Removes the file."""
