@@ -84,9 +84,13 @@ def _require_no_timeline(config: WorkflowConfig, path: str) -> None:
     for key, given in (("timeline", config.timeline is not None), ("query", bool(config.query.changed))):
         if given:
             raise ConfigError(
-                Problem(key, f"absent, as {path} holds transitions", "given",
-                        "A timeline is made of events, rows that do not say what follows them")
-            )  # fmt: skip
+                Problem(
+                    key,
+                    f"absent, as {path} holds transitions",
+                    "given",
+                    "A timeline is made of events, rows that do not say what follows them",
+                )
+            )
 
 
 def _timeline(config: WorkflowConfig, group: Group, path: str, *, first: bool) -> TimelineConfig:

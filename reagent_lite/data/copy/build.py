@@ -341,27 +341,21 @@ def find_order(slots: NDArray[np.int64], mdp_ids: list[pa.Array], sequence: NDAr
 def notes(counts: Counter[str], columns: set[str]) -> tuple[str, ...]:
     """Returns sentences about what a user should know of a log."""
     of_all = counted(counts["rows"], "row has", "rows have")
-    found: list[str] = []
-    if absent := counts["propensity_absent_rows"]:
-        found.append(f"{absent:,} of {of_all} no propensity; it counts as 1, so importance weights are meaningless")
-    if unknown := counts["unknown_action_rows"]:
-        found.append(f"{unknown:,} of {of_all} no action and no part in training")
-    if unlisted := counts["candidates_unknown_rows"]:
-        found.append(
-            f"{unlisted:,} of {of_all} an empty possible_actions; the action taken is the only candidate there"
-        )
-    if duplicates := counts["duplicate_rows"]:
-        found.append(f"{counted(duplicates, 'row shares', 'rows share')} mdp_id and sequence_number with another row")
-    if lacking := counts["metrics_absent_values"]:
-        found.append(
-            f"{counted(lacking, 'metric value is absent and counts', 'metric values are absent and count')} as 0"
-        )
-    if impossible := counts["next_action_not_possible_rows"]:
-        found.append(
-            f"{counted(impossible, 'row has', 'rows have')} a next_action that is not among possible_next_actions"
-        )
-    if nameless := counts["rows_without_mdp_id"]:
-        found.append(f"{counted(nameless, 'row has', 'rows have')} no mdp_id; each counts as an episode of its own")
+    found = [f"{counts[key]:,} of {of_all} {what}" for key, what in _OF_ALL_ROWS.items() if counts[key]]
+    found += [f"{counted(counts[key], *words)} {what}" for key, (*words, what) in _COUNTED.items() if counts[key]]
     if ignored := sorted(columns - {*KNOWN_COLUMNS, *TIMELINE_COLUMNS}):
         found.append(f"columns that are not used: {', '.join(ignored)}")
     return tuple(found)
+
+
+_OF_ALL_ROWS = {
+    "propensity_absent_rows": "no propensity; it counts as 1, so importance weights are meaningless",
+    "unknown_action_rows": "no action and no part in training",
+    "candidates_unknown_rows": "an empty possible_actions; the action taken is the only candidate there",
+}
+_COUNTED = {
+    "duplicate_rows": ("row shares", "rows share", "mdp_id and sequence_number with another row"),
+    "metrics_absent_values": ("metric value is absent and counts", "metric values are absent and count", "as 0"),
+    "next_action_not_possible_rows": ("row has", "rows have", "a next_action that is not among possible_next_actions"),
+    "rows_without_mdp_id": ("row has", "rows have", "no mdp_id; each counts as an episode of its own"),
+}

@@ -118,8 +118,13 @@ def _first_events(block: Block, actions: tuple[str, ...] | None) -> FirstRows:
     faults.require_none()
     columns = ["state_features"] if discrete else ["state_features", "action"]
     ids = [{key for row in table.column(name).to_pylist() for key, _ in row or ()} for name in columns]
-    return FirstRows(events=True, file=block.file.path, rows=table.num_rows, state_ids=tuple(sorted(ids[0])),
-                     action_ids=tuple(sorted(ids[-1])) if not discrete else ())  # fmt: skip
+    return FirstRows(
+        events=True,
+        file=block.file.path,
+        rows=table.num_rows,
+        state_ids=tuple(sorted(ids[0])),
+        action_ids=tuple(sorted(ids[-1])) if not discrete else (),
+    )
 
 
 def _first_block(path: str) -> Block | None:

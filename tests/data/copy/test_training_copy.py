@@ -230,12 +230,25 @@ def test_ignored_columns_and_either_propensity_are_reported(tmp_path: Path) -> N
 def test_parametric_lists_by_hand(tmp_path: Path) -> None:
     one, two, three = {"1": 1.0}, {"1": 2.0, "4": 0.5}, {"4": 3.0}
     rows = [
-        row(mdp_id="a", sequence_number=1, action=two, possible_actions=[one, two], next_action=three,
-            possible_next_actions=[one, three]),
-        row(mdp_id="a", sequence_number=2, state_features={"0": 2.0}, action=one, possible_actions=[one, three],
-            next_action={}, possible_next_actions=[]),
+        row(
+            mdp_id="a",
+            sequence_number=1,
+            action=two,
+            possible_actions=[one, two],
+            next_action=three,
+            possible_next_actions=[one, three],
+        ),
+        row(
+            mdp_id="a",
+            sequence_number=2,
+            state_features={"0": 2.0},
+            action=one,
+            possible_actions=[one, three],
+            next_action={},
+            possible_next_actions=[],
+        ),
         row(mdp_id="b", sequence_number=1, action={"4": 3, "1": None}, next_action=two),
-    ]  # fmt: skip
+    ]
     copy = parametric(tmp_path, *rows)
     nan = np.nan
     assert copy.action_ids == (1, 4)

@@ -137,8 +137,10 @@ def test_faults_of_parametric_rows(tmp_path: Path, changes: dict[str, Any], expe
 
 def test_an_action_is_shown_as_the_file_has_it(tmp_path: Path) -> None:
     file, action = tmp_path / "log.json", {"5": 1.0}
-    rows = [{**GOOD_PARAMETRIC, "action": {"4": 1.0}, "possible_actions": [{"4": 1.0}]},
-            {**GOOD_PARAMETRIC, "action": action, "possible_actions": [{"4": 1.0}]}]  # fmt: skip
+    rows = [
+        {**GOOD_PARAMETRIC, "action": {"4": 1.0}, "possible_actions": [{"4": 1.0}]},
+        {**GOOD_PARAMETRIC, "action": action, "possible_actions": [{"4": 1.0}]},
+    ]
     file.write_text("".join(json.dumps(one) + "\n" for one in rows))
     assert [problem.got for problem in problems_of(file, None)] == ['{"5": 1.0}']
     of = {dict: pa.map_(pa.string(), pa.float64()), list: pa.list_(pa.map_(pa.string(), pa.float64()))}
