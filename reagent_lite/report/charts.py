@@ -1,4 +1,4 @@
-"""Charts as inline SVG: curves, dots with whiskers, bars. Shape and dash tell marks apart first, colour second.
+"""Charts as inline SVG: curves, and dots with whiskers. Shape and dash tell marks apart first, colour second.
 
 Colours and fonts come from the page's style sheet by class, so that one drawing serves light, dark and print.
 A drawing is 480 units wide; on a phone it shrinks to two thirds, and the style sheet makes its letters larger.
@@ -18,11 +18,10 @@ Point = tuple[float, float]
 
 _WIDTH = 480
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 466, 26, 246  # of the plot of curves
-_EDGE = 14  # left edge of the plot of whiskers and bars
-_MOST_LINES, _MOST_BARS = 8, 12
+_EDGE = 14  # left edge of the plot of whiskers
+_MOST_LINES = 8
 _TABLE_ROWS = 20  # of a curve's table
 _ROW = 44  # height of an estimator's row: words above, whisker below
-_BAR = 10
 _LOGARITHMIC_FROM = 200.0  # largest over smallest, from where a linear axis hides the small half of a curve
 _LETTER = 9.6  # width of a letter on a phone: digits of DejaVu Sans, a wide font
 _STATE: dict[Verdict, State] = {Verdict.TRUSTWORTHY: "good", Verdict.WIDE: "unclear", Verdict.DO_NOT_USE: "bad"}
@@ -262,44 +261,6 @@ def _whisker(figure: Interval, verdict: Verdict, axis: Axis, y: int) -> Markup:
         }[verdict]
         parts.append(_tag("path", class_=f"dot {kind}", d=draw))
     return Markup("").join(parts)
-
-
-def bar_chart(title: str, series: Sequence[str], shares: Mapping[str, Sequence[float | None]]) -> Chart:
-    """Returns up to three bars for each name, of the twelve names with the largest shares.
-
-    Args:
-        title: what a reader hears who does not see it.
-        series: what a name's shares are, by place; a series without any share is not shown.
-        shares: of each name, None where unknown.
-    """
-    known = {name: [share for share in values if share is not None] for name, values in shares.items()}
-    shown = sorted(shares, key=lambda name: -max(known[name], default=0.0))[:_MOST_BARS]
-    largest = max((share for name in shown for share in known[name]), default=0.0) or 1.0
-    axis = Axis(low=0.0, high=largest, start=_EDGE, stop=400)
-    parts, top = [], 4
-    for name in shown:
-        parts.append(_text(_EDGE, top + 12, name if len(name) <= 60 else f"{name[:59]}…"))
-        top += 17
-        for place, share in enumerate(shares[name]):
-            if share is None:
-                continue
-            box = {"x": _EDGE, "y": top, "width": axis.at(share) - _EDGE, "height": _BAR}
-            parts.append(_tag("rect", class_=f"bar s{place}", **box))
-            parts.append(_text(axis.at(share) + 5, top + _BAR, f"{share:.1%}", kind="tick"))
-            top += _BAR + 3
-        top += 8
-    used = [place for place in range(len(series)) if any(values[place] is not None for values in shares.values())]
-    words = "; ".join(f"{name}: " + ", ".join(f"{share:.1%}" for share in known[name]) for name in shown)
-    return Chart(
-        svg=_svg(title, words, top, parts),
-        legend=tuple((_bar_swatch(place), series[place]) for place in used),
-        note=f"The {_MOST_BARS} most frequent are drawn." if len(shares) > _MOST_BARS else "",
-    )
-
-
-def _bar_swatch(place: int) -> Markup:
-    bar = _tag("rect", class_=f"bar s{place}", x=1, y=2, width=32, height=8)
-    return _tag("svg", bar, class_="swatch", viewBox="0 0 34 12", aria_hidden="true")
 
 
 def _svg(title: str, words: str, height: float, parts: Iterable[Markup]) -> Markup:

@@ -19,7 +19,8 @@ class Table:
         title: its caption.
         head: names of the columns.
         rows: as many cells each.
-        figures, words, short: columns of numbers, of sentences, and of cells that are not broken.
+        figures, bars, words, short: columns of numbers, of percentages drawn as bars, of sentences, and of cells that
+            are not broken.
         note: a sentence below it.
     """
 
@@ -27,13 +28,14 @@ class Table:
     head: tuple[str, ...]
     rows: Sequence[tuple[str, ...]]
     figures: tuple[int, ...] = ()
+    bars: tuple[int, ...] = ()
     words: tuple[int, ...] = ()
     short: tuple[int, ...] = ()
     note: str = ""
 
     def kind(self, column: int) -> str:
         """Returns the class of a column's cells."""
-        kinds = {"figure": self.figures, "words": self.words, "short": self.short}
+        kinds = {"figure": self.figures, "bar": self.bars, "words": self.words, "short": self.short}
         return next((name for name, columns in kinds.items() if column in columns), "")
 
 
@@ -42,14 +44,14 @@ class Chart:
     """A drawing with what a reader without eyes for it needs.
 
     Attributes:
-        title: its heading; empty where the section's heading says it.
+        title: its heading.
         svg: the drawing.
         legend: sample and name of each series.
         note: a sentence below the legend.
-        table: the numbers; None where the section has them in a table of its own.
+        table: the numbers; None where a table of the section has them.
     """
 
-    title: str = ""
+    title: str
     svg: Markup
     legend: tuple[tuple[Markup, str], ...] = ()
     note: str = ""

@@ -13,7 +13,7 @@ from reagent_lite.errors import counted
 from reagent_lite.evaluation.cpe import Estimate
 from reagent_lite.evaluation.interval import UNDEFINED, Interval, number, percent
 from reagent_lite.evaluation.verdict import Verdict
-from reagent_lite.report.charts import Curves, Line, bar_chart, curve_chart, thinned, whisker_chart
+from reagent_lite.report.charts import Curves, Line, curve_chart, thinned, whisker_chart
 from reagent_lite.report.content import Chart, Fact, Headline, Section, State, Table, left_out
 
 _MOST_COMPARISONS = 12  # six outcomes
@@ -310,10 +310,10 @@ def actions_section(shares: Shares, where: str) -> Section:
         title="Shares of actions on judged rows",
         head=("Action", *(names[place] for place in used)),
         rows=[(name, *(percent(values[place]) for place in used)) for name, values in shown],
-        figures=(1, 2, 3),
+        bars=(1, 2, 3),
         note=left_out(len(shares) - len(shown), "actions", where),
     )
-    return Section(title="Actions", charts=(bar_chart("Shares of actions", names, shares),), tables=(table,))
+    return Section(title="Actions", tables=(table,))
 
 
 def candidates_section(document: Mapping[str, Any] | None, where: str) -> Section:

@@ -65,7 +65,8 @@ def cell(value: str, scope: str, kind: str) -> Markup:
         return Markup('<th scope="row"{}>{}</th>').format(shown, breakable(value))
     figure, interval = re.fullmatch(r"(.*?)( \([^()]*\))?", value, re.DOTALL).groups()  # type: ignore[union-attr]
     if interval is None:
-        return Markup("<td{}>{}</td>").format(shown, breakable(value))
+        bar = Markup(' style="--w:{}"').format(value) if kind == "bar" and value.endswith("%") else ""
+        return Markup("<td{}{}>{}</td>").format(shown, bar, breakable(value))
     return Markup("<td{}>{} <span>{}</span></td>").format(shown, breakable(figure), breakable(interval[1:]))
 
 

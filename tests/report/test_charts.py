@@ -7,7 +7,7 @@ from oracles.reports import around, estimated, undefined
 
 from reagent_lite.evaluation.cpe import Estimate
 from reagent_lite.evaluation.verdict import Verdict
-from reagent_lite.report.charts import Axis, Curves, Line, bar_chart, curve_chart, thinned, ticks, whisker_chart
+from reagent_lite.report.charts import Axis, Curves, Line, curve_chart, thinned, ticks, whisker_chart
 
 
 def whiskers(*rows: Estimate, **marks: float) -> str:
@@ -78,14 +78,6 @@ def test_a_wild_estimate_that_may_not_be_used_leaves_the_others_readable() -> No
 
 def test_an_undefined_estimate_is_said_to_be_one() -> None:
     assert "undefined on this log" in whiskers(undefined("IPS"))
-
-
-def test_bars_are_as_long_as_their_shares() -> None:
-    chart = bar_chart("t", ("one", "two", "three"), {"a": (0.5, 0.25, None)})
-    # the largest share fills 14 to 400: 386 and 193
-    found = re.findall(r'<rect class="bar s(\d)" x="14" y="\d+" width="([\d.]+)"', chart.svg)
-    assert found == [("0", "386"), ("1", "193")]
-    assert [name for _, name in chart.legend] == ["one", "two"]
 
 
 def test_thinning_keeps_ends_and_spikes() -> None:

@@ -108,6 +108,13 @@ def test_long_tables_unfold() -> None:
     assert "summary" not in Page(report_of(Section(title="s", tables=(table,)))).text
 
 
+def test_shares_of_actions_are_bars_of_their_length() -> None:
+    text = render(report_of(actions_section({"a": (0.75, None, 0.5), "b": (0.25, None, None)}, "")))
+    found = re.findall(r'<td class="bar"(?: style="--w:([\d.]+%)")?>([\d.%–]+)', text)
+    assert found == [("75.00%", "75.00%"), ("50.00%", "50.00%"), ("25.00%", "25.00%"), ("", "–")]
+    assert Page(text).text["thead"] == ["ActionLogMean propensity of the evaluated policy"]
+
+
 # ---- headlines
 
 
