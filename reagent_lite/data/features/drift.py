@@ -21,6 +21,8 @@ from reagent_lite.errors import DataError, Problem
 
 Verdict = Literal["stable", "moderate", "large"]
 VERDICTS: tuple[Verdict, ...] = ("stable", "moderate", "large")
+Figure = tuple[float, float] | tuple[None, None]
+"""A figure, and what chance alone stays below."""
 CHANCE = 0.95
 MOST_TABLE_ROWS = 40
 
@@ -88,24 +90,24 @@ def _feature_drift(
     feature_id: int, training: ColumnSummary, reference: ColumnSummary, settings: DriftConfig
 ) -> FeatureDrift:
     ours, theirs = training.sampled(feature_id), reference.sampled(feature_id)
-    psi = ks = psi_chance = ks_chance = None
+    psi: Figure = (None, None)
+    ks: Figure = (None, None)
     if len(ours) and len(theirs):
-        psi, psi_chance = stability_index(ours, theirs, settings.num_bins)
-        ks, ks_chance = distance(ours, theirs)
+        psi, ks = stability_index(ours, theirs, settings.num_bins), distance(ours, theirs)
     one, other = training.features[feature_id].moments, reference.features[feature_id].moments
     present, before = one.count / max(training.rows, 1), other.count / max(reference.rows, 1)
-    levels = [_level(abs(present - before), 0.0, settings.present_moderate, settings.present_large)]
-    if psi is not None and psi_chance is not None:
-        levels.append(_level(psi, psi_chance, settings.psi_moderate, settings.psi_large))
-    if ks is not None and ks_chance is not None:
-        levels.append(_level(ks, ks_chance, settings.ks_moderate, settings.ks_large))
+    levels = (
+        _level((abs(present - before), 0.0), settings.present_moderate, settings.present_large),
+        _level(psi, settings.psi_moderate, settings.psi_large),
+        _level(ks, settings.ks_moderate, settings.ks_large),
+    )
     return FeatureDrift(
         feature_id=feature_id,
         verdict=VERDICTS[max(levels)],
-        psi=psi,
-        psi_by_chance=psi_chance,
-        ks=ks,
-        ks_by_chance=ks_chance,
+        psi=psi[0],
+        psi_by_chance=psi[1],
+        ks=ks[0],
+        ks_by_chance=ks[1],
         present=present,
         reference_present=before,
         mean=one.mean if one.count else None,
@@ -113,10 +115,11 @@ def _feature_drift(
     )
 
 
-def _level(figure: float, chance: float, moderate: float, large: float) -> int:
-    if figure < moderate or figure <= chance:
+def _level(figure: Figure, moderate: float, large: float) -> int:
+    value, chance = figure
+    if value is None or chance is None or value < moderate or value <= chance:
         return 0
-    return 1 if figure < large else 2
+    return 1 if value < large else 2
 
 
 def stability_index(values: Floats, reference: Floats, num_bins: int) -> tuple[float, float]:

@@ -75,15 +75,15 @@ def summarize_log(
     positions = [Position() for _ in files]
     rows = by_position = num_faults = 0
     problems: list[Problem] = []
-    reader = _Reader(settings, parametric, seed)
-    for part in read_blocks(files, reader.read, positions, progress):
-        rows, by_position = rows + part.rows, by_position + part.rows_by_position
-        num_faults += part.num_faults
-        problems += part.problems[: MAX_PROBLEMS - len(problems)]
+    for part in read_blocks(files, _Reader(settings, parametric, seed).read, positions, progress):
+        faults = part.faults
+        rows, by_position = rows + len(faults.rows), by_position + part.rows_by_position
+        num_faults += faults.count
+        problems += faults.first()[: MAX_PROBLEMS - len(problems)]
         if part.parametric is not None:
             if parametric not in (None, part.parametric):
                 before, now = (f"actions that are {_KINDS[one]}" for one in (not part.parametric, part.parametric))
-                raise DataError(Problem(part.where, f"{before}, as before", now))
+                raise DataError(Problem(faults.block.where(0), f"{before}, as before", now))
             parametric = part.parametric
         for name, summary in part.columns.items():
             merges[name].add(summary)
@@ -107,13 +107,10 @@ def summarize_log(
 class _Part:
     """The features of a block."""
 
-    where: str
-    rows: int
+    faults: Faults
     rows_by_position: int
     parametric: bool | None
     columns: dict[str, ColumnSummary]
-    problems: list[Problem]
-    num_faults: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +120,8 @@ class _Reader:
     seed: int
 
     def read(self, block: Block) -> _Part:
-        faults, matrices, parametric, by_position = Faults(block), {}, None, 0
+        faults, parametric, by_position = Faults(block), None, 0
+        matrices: dict[str, tuple[FeatureMatrix, Hashes]] = {}
         if block.table.num_rows:
             hashes, by_position = self._hashes(block, faults)
             parametric = _has_features(block) if self.parametric is None else self.parametric
@@ -133,15 +131,8 @@ class _Reader:
                 of_row, candidates = _candidates(block, faults)
                 matrices[ACTION] = candidates, hashes[of_row]
         most = self.settings.max_unique_enum_values
-        return _Part(
-            where=block.where(0) if block.table.num_rows else block.file.path,
-            rows=block.table.num_rows,
-            rows_by_position=by_position,
-            parametric=parametric,
-            columns={} if faults.count else {name: ColumnSummary.of(*one, most) for name, one in matrices.items()},
-            problems=faults.first(),
-            num_faults=faults.count,
-        )
+        columns = {} if faults.count else {name: ColumnSummary.of(*one, most) for name, one in matrices.items()}
+        return _Part(faults=faults, rows_by_position=by_position, parametric=parametric, columns=columns)
 
     def _hashes(self, block: Block, faults: Faults) -> tuple[Hashes, int]:
         """Returns ([n] hash of each row, rows without a name, which are known by the number of file and line)."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
@@ -30,8 +29,6 @@ MISSING = np.float32(MISSING_VALUE)
 
 SMALLEST_STDDEV = float(np.finfo(np.float32).tiny)
 """Below it a standard deviation is 0 to a float32 network."""
-
-_COPIED_COLUMNS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,8 +118,8 @@ class FeatureSummary:
 
 
 def _present(values: NDArray[Any]) -> NDArray[Any]:
-    present: NDArray[Any] = values[~np.isnan(values) & (values != MISSING)]
-    return present
+    values = np.ascontiguousarray(values)  # a column of a matrix, which is gone through several times
+    return values[~np.isnan(values) & (values != MISSING)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +141,8 @@ class ColumnSummary:
     @classmethod
     def of(cls, matrix: FeatureMatrix, hashes: Hashes, most_distinct: int) -> Self:
         """Returns the summary of a part: values [n, F] and the hash of each row [n]."""
-        features = {one: FeatureSummary.of(values, most_distinct) for one, values in _columns(matrix)}
+        columns = zip(matrix.ids, matrix.values.T, strict=True)
+        features = {one: FeatureSummary.of(values, most_distinct) for one, values in columns}
         return cls(rows=len(hashes), features=features, hashes=hashes, sample=matrix)
 
     def sampled(self, feature_id: int) -> Floats:
@@ -173,13 +171,6 @@ class ColumnSummary:
             moments = Moments(**fields["moments"])
             features[int(one)] = FeatureSummary(**{**fields, "moments": moments, "distinct": distinct})
         return cls(rows=tree["rows"], features=features, hashes=hashes, sample=sample)
-
-
-def _columns(matrix: FeatureMatrix) -> Iterator[tuple[int, NDArray[np.float32]]]:
-    """Yields each feature's values in one piece, which is gone through several times; a few are copied together."""
-    for start in range(0, len(matrix.ids), _COPIED_COLUMNS):
-        some = slice(start, start + _COPIED_COLUMNS)
-        yield from zip(matrix.ids[some], np.ascontiguousarray(matrix.values[:, some].T), strict=True)
 
 
 class Merge:
