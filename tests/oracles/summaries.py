@@ -1,6 +1,7 @@
 """Summaries of columns that a test writes down."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -9,8 +10,9 @@ from reagent_lite.data.features.summary import ColumnSummary
 from reagent_lite.data.rows.maps import FeatureMatrix
 
 
-def column(*features: npt.ArrayLike, ids: Sequence[int] = (), most_distinct: int = 100) -> ColumnSummary:
-    """A column of these features, from id 0 on, all rows of which are its sample."""
+def column(*features: npt.ArrayLike, ids: Sequence[int] = (), sampled: slice = slice(None)) -> ColumnSummary:
+    """A column of these features, from id 0 on, some rows of which are its sample: all, unless it says otherwise."""
     values = np.stack([np.asarray(one, np.float32) for one in features], axis=1)
-    matrix = FeatureMatrix(tuple(ids) or tuple(range(len(features))), values)
-    return ColumnSummary.of(matrix, np.arange(len(values), dtype=np.uint64), most_distinct)
+    ids, hashes = tuple(ids) or tuple(range(len(features))), np.arange(len(values), dtype=np.uint64)
+    whole = ColumnSummary.of(FeatureMatrix(ids, values), hashes, 100)
+    return replace(whole, hashes=hashes[sampled], sample=FeatureMatrix(ids, values[sampled]))

@@ -119,7 +119,8 @@ class FeatureSummary:
 
 def _present(values: NDArray[Any]) -> NDArray[Any]:
     values = np.ascontiguousarray(values)  # a column of a matrix, which is gone through several times
-    return values[~np.isnan(values) & (values != MISSING)]
+    present: NDArray[Any] = values[~np.isnan(values) & (values != MISSING)]
+    return present
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

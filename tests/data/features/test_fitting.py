@@ -12,19 +12,25 @@ from oracles.summaries import column
 from reagent_lite.config.norm_params import NormParams
 from reagent_lite.data.features.fitting import check_overrides, fit_columns
 from reagent_lite.data.features.normalization import read_normalization, write_normalization
-from reagent_lite.data.features.summary import MISSING
+from reagent_lite.data.features.summary import MISSING, ColumnSummary, Merge
 from reagent_lite.errors import ConfigError, DataError
 from reagent_lite.models.preprocessor import Preprocessor
 from reagent_lite.types import NormalizationSpec
 
 NAN = math.nan
 RNG = np.random.default_rng(11)
+FIRST = slice(100)
 
 
 def fit(*columns: npt.ArrayLike, norm_params: NormParams | None = None) -> tuple[NormalizationSpec, tuple[str, ...]]:
     summary = {"x": column(*columns, ids=range(1, len(columns) + 1))}
     fitted = fit_columns(summary, norm_params or NormParams(), where="data")["x"]
     return fitted.spec, fitted.notes
+
+
+def kinds(summary: ColumnSummary, norm_params: NormParams | None = None) -> list[str]:
+    fitted = fit_columns({"x": summary}, norm_params or NormParams(), where="data")
+    return [str(one.feature_type) for one in fitted["x"].spec.features]
 
 
 def overridden(**types: str) -> NormParams:
@@ -87,6 +93,66 @@ def test_fit_ignores_absent_and_the_sentinel() -> None:
     # Twenty values half a unit from their mean: 20 · 0.25 / 19
     assert feature.stddev == pytest.approx(math.sqrt(5 / 19), rel=1e-12)
     assert float(MISSING) == float(np.float32(Preprocessor.missing_value))
+
+
+@pytest.mark.parametrize(
+    ("odd", "expected"), [(0.5, "PROBABILITY"), (2.0, "ENUM"), (-1.0, "CONTINUOUS"), (2.5, "CONTINUOUS")]
+)
+def test_one_row_of_many_decides_the_type(odd: float, expected: str) -> None:
+    """500 zeros and 500 ones, one of which is odd and not in the sample."""
+    values = np.tile(np.float32([0, 1]), 500)
+    assert kinds(column(values, sampled=FIRST)) == ["BINARY"]
+    values[777] = odd
+    fit = fit_columns({"x": column(values, sampled=FIRST)}, NormParams(), where="data")["x"]
+    assert (str(fit.spec.features[0].feature_type), fit.features[0].mean) == (
+        expected,
+        pytest.approx((499 + odd) / 1000),
+    )
+
+
+def test_few_distinct_values_in_the_sample_and_many_in_all() -> None:
+    values = np.arange(4000) % 100
+    more = np.where(np.arange(4000) == 777, 4000, values)  # the 101st
+    assert kinds(column(values, more, sampled=FIRST)) == ["CONTINUOUS", "ENUM"]
+    with pytest.raises(DataError, match="feature 0: expected values that ENUM can be fitted to, got more than 100"):
+        kinds(column(more, sampled=FIRST), overridden(f0="ENUM"))
+
+
+def test_box_cox_shifts_by_the_least_of_all_rows() -> None:
+    values = np.append(RNG.lognormal(0, 0.5, 3000) + 5, 4.5)
+    (feature,) = fit_columns({"x": column(values, sampled=slice(3000))}, NormParams(), where="data")["x"].spec.features
+    assert (str(feature.feature_type), feature.boxcox_shift, feature.min_value) == ("BOXCOX", -4.5, 4.5)
+
+
+def test_too_few_values_in_the_sample() -> None:
+    """0, 1/7, ..., 24/7 have mean 12/7 and squares 2 (1 + 4 + ... + 144) / 49 = 1300/49; ten are in the sample.
+
+    Of the second, 0 and 1, and the third, 0.5 and 2.5, which is one from its mean forty times, none is.
+    """
+    rows = np.arange(1000)
+    values = (
+        np.where(rows % 40 == 0, rows // 40 / 7, np.nan),
+        np.where(rows >= 960, rows % 2, np.nan),
+        np.where(rows >= 960, 0.5 + 2 * (rows % 2), np.nan),
+    )
+    few = {"x": column(*values, sampled=slice(400))}
+    fit = fit_columns(few, NormParams(), where="data")["x"]
+    assert fit.notes == tuple(
+        f"data: x: feature {one} of its {count} values in the sample, too few to see how far from normal it is; raise "
+        "norm_params.num_samples" for one, count in (("0: 10", 25), ("2: 0", 40))
+    )  # fmt: skip
+    found = {one.feature_id: one for one in fit.spec.features}
+    assert [str(found[one].feature_type) for one in range(3)] == ["CONTINUOUS", "BINARY", "CONTINUOUS"]
+    assert (found[0].mean, found[0].stddev) == (pytest.approx(12 / 7), pytest.approx(math.sqrt(1300 / 49 / 24)))
+    assert (found[2].mean, found[2].stddev) == (1.5, pytest.approx(math.sqrt(40 / 39)))
+    assert (fit.features[1].sampled, fit.features[1].count, fit.features[1].share_present) == (0, 40, 0.04)
+    with pytest.raises(DataError, match="values that QUANTILE can be fitted to, got 0 values in the sample"):
+        kinds(few["x"], overridden(f2="QUANTILE"))
+
+
+def test_no_feature_at_all_is_refused() -> None:
+    with pytest.raises(DataError, match="data: x: expected at least one feature, got none in 0 rows"):
+        kinds(Merge(20, 4).summary())
 
 
 def test_constants_say_so() -> None:

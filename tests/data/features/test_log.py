@@ -170,59 +170,6 @@ def test_shapes_are_those_of_scipy(parquet: Path) -> None:
     assert (feature(fit, 4).boxcox_shift, feature(fit, 4).min_value) == (-values.min(), values.min())
 
 
-@pytest.mark.parametrize(
-    ("odd", "expected"), [(0.5, "PROBABILITY"), (2.0, "ENUM"), (-1.0, "CONTINUOUS"), (2.5, "CONTINUOUS")]
-)
-def test_one_row_of_many_decides_the_type(tmp_path: Path, odd: float, expected: str) -> None:
-    """The odd row is not in the sample: its hash is the largest."""
-    values = {"0": np.tile(np.float32([0, 1]), NUM // 2)}
-    plain = tmp_path / "plain.parquet"
-    pq.write_table(table(values), plain)
-    assert str(fitted(plain, num_samples=30).spec.features[0].feature_type) == "BINARY"
-    values["0"][12_345] = odd
-    file = tmp_path / "log.parquet"
-    pq.write_table(table(values), file)
-    fit = fitted(file, num_samples=30)
-    assert odd not in summary(file, num_samples=30).columns[STATE].sampled(0)
-    assert str(fit.spec.features[0].feature_type) == expected
-    # 20 000 ones and 20 000 zeros, of which one became `odd`; row 12 345 was a one
-    mean = (19_999 + odd) / NUM
-    assert fit.features[0].mean == pytest.approx(mean, rel=1e-12)
-
-
-def test_few_distinct_values_in_the_sample_and_many_in_all(tmp_path: Path) -> None:
-    values = {"0": np.float32(np.arange(NUM) % 100), "1": np.float32(np.arange(NUM) % 100)}
-    values["1"][777] = 4000  # the 101st
-    file = tmp_path / "log.parquet"
-    pq.write_table(table(values), file)
-    fit = fitted(file)
-    assert feature(fit, 0).possible_values == tuple(map(float, range(100)))
-    assert (str(feature(fit, 1).feature_type), fit.features[1].distinct) == ("CONTINUOUS", None)
-    with pytest.raises(DataError, match="feature 1: expected values that ENUM can be fitted to, got more than 100"):
-        fitted(file, NormParams(feature_overrides={"1": "ENUM"}))
-
-
-def test_box_cox_shifts_by_the_least_of_all_rows(tmp_path: Path) -> None:
-    rng = np.random.default_rng(1)
-    values = {"0": np.asarray(rng.lognormal(0, 0.5, NUM) + 5, np.float32)}
-    values["0"][1] = 4.5
-    file = tmp_path / "log.parquet"
-    pq.write_table(table(values), file)
-    fit = fitted(file)
-    assert summary(file).columns[STATE].sampled(0).min() > 5
-    assert (str(fit.spec.features[0].feature_type), fit.spec.features[0].boxcox_shift) == ("BOXCOX", -4.5)
-
-
-def test_absent_and_the_sentinel_are_missing(tmp_path: Path) -> None:
-    """Of 60 rows 20 have 2.5, 20 have 3.5, 10 the missing value and 10 nothing: stddev² is 40 · 0.25 / 39."""
-    states = [{"0": 2.5}, {"0": 3.5}] * 20 + [{"0": -1337.1337}, {}] * 10
-    rows = [{"mdp_id": "e", "sequence_number": i, STATE: one, "action": "a"} for i, one in enumerate(states)]
-    fit = fitted(write_lines(tmp_path / "log.jsonl", rows))
-    report = fit.features[0]
-    assert (report.count, report.share_present, report.low, report.high) == (40, 40 / 60, 2.5, 3.5)
-    assert (fit.spec.features[0].mean, fit.spec.features[0].stddev) == (3.0, pytest.approx(math.sqrt(10 / 39)))
-
-
 def test_candidates_count_as_often_as_rows_list_them(tmp_path: Path) -> None:
     """20 rows list {1: 0.5}, {1: 3}; 10 rows list nothing and take {1: 9.5}: mean (20 · 3.5 + 10 · 9.5) / 50 = 3.3."""
     listed = {"action": {"1": 0.5}, "possible_actions": [{"1": 0.5}, {"1": 3.0}]}
@@ -257,51 +204,6 @@ def test_rows_without_a_name_are_known_by_position(tmp_path: Path) -> None:
     assert found.rows_by_position == 499
     again = summary(file, num_samples=100)
     np.testing.assert_array_equal(found.columns[STATE].sampled(0), again.columns[STATE].sampled(0))
-
-
-def test_constants_and_sparse_features_say_so(tmp_path: Path) -> None:
-    values = {"0": np.full(NUM, -2.5, np.float32), "1": np.full(NUM, np.nan, np.float32)}
-    values["1"][:25] = np.arange(25) / 7
-    file = tmp_path / "log.parquet"
-    pq.write_table(table(values), file)
-    fit = fitted(file, num_samples=100)
-    assert (feature(fit, 0).mean, feature(fit, 0).stddev) == (-2.5, 1.0)
-    assert (
-        fit.notes[0] == "data: state_features: feature 0: every value is -2.5; a constant is CONTINUOUS with stddev 1"
-    )
-    assert fit.notes[1].startswith(
-        f"data: state_features: feature 1: {fit.features[1].sampled} of its 25 values in the sample"
-    )
-    assert fit.features[1].sampled < 20
-    # 0, 1/7, ..., 24/7: mean 12/7, sum of squares 2 (1 + 4 + ... + 144) / 49 = 1300/49, variance 1300/49/24
-    assert feature(fit, 1).mean == pytest.approx(12 / 7, rel=1e-6)
-    assert feature(fit, 1).stddev == pytest.approx(math.sqrt(1300 / 49 / 24), rel=1e-6)
-
-
-def test_a_feature_that_no_sampled_row_has(tmp_path: Path) -> None:
-    """Forty rows of 4 000 have feature 7, with 0 and 1, and feature 8, with 0.5 and 2.5; the sample is 20 others."""
-    rows = [{"mdp_id": "e", "sequence_number": i, STATE: {"0": i}, "action": "a"} for i in range(4000)]
-    for i in range(3000, 3040):
-        rows[i][STATE] = {"0": i, "7": i % 2, "8": 0.5 + 2 * (i % 2)}
-    file = tmp_path / "log.parquet"
-    pairs = [list(one[STATE].items()) for one in rows]  # type: ignore[attr-defined]
-    log = pa.Table.from_pylist([{**one, STATE: None} for one in rows])
-    pq.write_table(log.set_column(2, STATE, pa.array(pairs, pa.map_(pa.string(), pa.float32()))), file)
-    fit = fitted(file, num_samples=20, seed=1)
-    assert (fit.features[7].sampled, fit.features[7].count, fit.features[7].share_present) == (0, 40, 0.01)
-    assert [str(feature(fit, one).feature_type) for one in (7, 8)] == ["BINARY", "CONTINUOUS"]
-    # forty values one from their mean: 40 / 39
-    assert (feature(fit, 8).mean, feature(fit, 8).stddev) == (1.5, pytest.approx(math.sqrt(40 / 39), rel=1e-12))
-    with pytest.raises(
-        DataError, match="feature 8: expected values that QUANTILE can be fitted to, got 0 values in the"
-    ):
-        fitted(file, NormParams(feature_overrides={"8": "QUANTILE"}), num_samples=20, seed=1)
-
-
-def test_no_feature_at_all_is_refused(tmp_path: Path) -> None:
-    file = write_lines(tmp_path / "log.jsonl", [row(i, **{STATE: {}}) for i in range(30)])
-    with pytest.raises(DataError, match="data: state_features: expected at least one feature, got none in 30 rows"):
-        fitted(file)
 
 
 def row(number: int, **changes: Any) -> dict[str, Any]:
@@ -340,13 +242,6 @@ def test_many_faults_are_counted(tmp_path: Path) -> None:
 
 
 def test_other_bad_input(tmp_path: Path) -> None:
-    few = write_lines(tmp_path / "few.jsonl", [row(i) for i in range(19)])
-    with pytest.raises(DataError, match="feature 0: expected at least 20 present values, got 19 in 19 rows"):
-        fitted(few)
-    left = fitted(few, NormParams(feature_overrides={"0": "DO_NOT_PREPROCESS"}))
-    assert (str(left.spec.features[0].feature_type), left.features[0].reason) == (
-        "DO_NOT_PREPROCESS", "overridden; by itself CONTINUOUS"
-    )  # fmt: skip
     (tmp_path / "none.jsonl").write_text("")
     with pytest.raises(NoRowsError):
         summary(tmp_path / "none.jsonl")
