@@ -30,7 +30,7 @@ from reagent_lite.data.formats.blocks import Block, Position
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.jsonl import EXACT_BELOW, column_of, parse_with_arrow, table_of_columns
 from reagent_lite.data.formats.schema import KNOWN_COLUMNS, MAX_PROBLEMS, valid_rows
-from reagent_lite.data.formats.text_files import read_text
+from reagent_lite.data.formats.text_files import contains, read_text
 from reagent_lite.errors import DataError, Problem
 from reagent_lite.strict_json import parse_json
 
@@ -135,9 +135,7 @@ def _end_of_records(text: bytes) -> int:
 
 def _require_grammar(text: bytes, line: int, path: str) -> None:
     """Refuses quotation marks that neither open nor close a cell, and carriage returns alone outside quoted cells."""
-    if b'"' not in text and b"\r" not in text:
-        return
-    if pc.match_substring_regex(pa.array([text], pa.binary()), _RECORDS_RE2)[0].as_py():
+    if contains(text, _RECORDS_RE2):
         return
 
     def line_at(offset: int) -> int:

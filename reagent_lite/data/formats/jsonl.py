@@ -16,14 +16,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.json
 from numpy.typing import NDArray
 
 from reagent_lite.data.formats.blocks import Block, Position
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.schema import MAX_PROBLEMS, TEXT_METADATA, filled
-from reagent_lite.data.formats.text_files import read_text
+from reagent_lite.data.formats.text_files import contains, read_text
 from reagent_lite.errors import DataError, Problem
 from reagent_lite.strict_json import MOST_LEVELS, is_deep, parse_json
 
@@ -96,7 +95,7 @@ def _in_doubt(text: bytes, bounds: NDArray[np.int64]) -> bool:
         str(text, "utf-8")
     except UnicodeDecodeError:
         return True
-    return bool(pc.match_substring_regex(pa.array([text], pa.binary()), r",[ \t\r\n]*[\]}]")[0].as_py())
+    return contains(text, r",[ \t\r\n]*[\]}]")
 
 
 def _arrow_table(text: bytes, schema: pa.Schema | None) -> pa.Table | None:

@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import IO
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from reagent_lite.data.formats.blocks import MOST_THREADS, Block, Position
 from reagent_lite.data.formats.files import COMPRESSIONS, InputFile, damage_reported
@@ -107,3 +109,11 @@ def _decompressed(stored: _Hashed, file: InputFile) -> Callable[[int], bytes]:
         return stored.read
     read: Callable[[int], bytes] = pa.CompressedInputStream(stored, COMPRESSIONS[file.compression]).read
     return read
+
+
+def contains(text: bytes, pattern: str) -> bool:
+    """Whether a pattern of RE2 is found in bytes; other threads run meanwhile, and memory is bounded."""
+    offsets = np.array([0, len(text)], np.int32)
+    # `pyarrow.array` would import pandas
+    texts = pa.Array.from_buffers(pa.binary(), 1, [None, pa.py_buffer(offsets), pa.py_buffer(text)])
+    return bool(pc.match_substring_regex(texts, pattern)[0].as_py())
