@@ -46,8 +46,8 @@ _TYPES = {
 # pandas writes 1.0 where a column has gaps, PostgreSQL writes t.
 _TRUE, _FALSE = ("true", "True", "TRUE", "1", "1.0", "t"), ("false", "False", "FALSE", "0", "0.0", "f")
 _QUOTED = re.compile(rb'"(?:[^"]|"")*+"')
-_RECORDS = re.compile(rb'(?:(?:"(?:[^"]|"")*+"|[^",\r\n]*+)(?:,|\r?\n|\Z))*+')
-_RECORDS_RE2 = r'\A(?:(?:"(?:[^"]|"")*"|[^",\r\n]*)(?:,|\r?\n|\z))*\z'
+_RECORDS = re.compile(rb'(?:(?:"(?:[^"]|"")*+"|[^",\r\n]*+)(?:,|\r?(?:\n|\Z)))*+')
+_RECORDS_RE2 = r'\A(?:(?:"(?:[^"]|"")*"|[^",\r\n]*)(?:,|\r?(?:\n|\z)))*\z'
 _CELL = re.compile(r'"((?:[^"]|"")*)"|([^,]*)')
 
 Column = tuple[pa.Field, pa.Array]

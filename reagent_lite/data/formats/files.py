@@ -8,7 +8,7 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
@@ -181,13 +181,10 @@ def _minari_files(folder: str) -> tuple[InputFile, ...]:
         return ()
     files = sorted((file for file in data.rglob("*") if file.is_file()), key=lambda file: (file.name, file.parent))
     files.sort(key=lambda file: file != data / MINARI_DESCRIPTION)
-    stats = [file.stat() for file in files]
     return tuple(
-        InputFile(
-            path=str(file), name=str(file.relative_to(data)), extension=MINARI, compression="", size=stat.st_size,
-            modified_ns=stat.st_mtime_ns,
-        ) for file, stat in zip(files, stats, strict=True)
-    )  # fmt: skip
+        replace(_regular(str(file)), name=str(file.relative_to(data)), extension=MINARI, compression="")
+        for file in files
+    )
 
 
 def _is_shard(name: str) -> bool:

@@ -180,6 +180,10 @@ def test_headers_and_encodings(tmp_path: Path, text: str | bytes, words: str) ->
     assert words in faults(written(tmp_path, text))[0]
 
 
+def test_a_carriage_return_may_end_the_file(tmp_path: Path) -> None:
+    assert [row["reward"] for row in rows_of(written(tmp_path, HEADER + GOOD.strip() + "\r"))] == [1.5]
+
+
 @pytest.mark.parametrize("text", ["", "\n\n", HEADER, HEADER.strip()])
 def test_no_rows(tmp_path: Path, text: str) -> None:
     with pytest.raises(NoRowsError):
