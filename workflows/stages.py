@@ -21,7 +21,7 @@ from reagent_lite.distributed.group import Group
 from reagent_lite.errors import ConfigError, Problem
 from reagent_lite.files import is_writable
 from workflows.reporting import say
-from workflows.timelines import run_timeline
+from workflows.timeline import run_timeline
 
 Paths = dict[str, str | None]
 """training_data_path and eval_data_path."""

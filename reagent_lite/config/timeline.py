@@ -140,7 +140,8 @@ class EngineKeys(Section):
     """What does the work: DuckDB in this process, or a Spark that is there."""
 
     engine: Literal["duckdb", "spark"] = "duckdb"
-    """duckdb works on this machine's cores and disk; spark needs reagent-lite[spark] and Java 17 or newer."""
+    """duckdb works on this machine's cores and disk; spark needs reagent-lite[spark], Java 17 or newer, and executors
+    whose Python, named by PYSPARK_PYTHON, has reagent-lite."""
     master: str | None = None
     """Of Spark: spark://host:7077, local[4], yarn, k8s://..., or sc://host:15002 for Spark Connect."""
     memory_limit_mb: Annotated[int, Field(ge=100)] | None = None

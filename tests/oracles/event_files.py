@@ -23,7 +23,6 @@ FORMATS = (
     "arrow",
     "csv",
 )
-OF_SPARK = FORMATS[:7]
 _FEATURES, _METRICS = pa.map_(pa.int64(), pa.float32()), pa.map_(pa.string(), pa.float64())
 _PAIRS = pa.list_(pa.struct([("key", pa.int32()), ("value", pa.float64())]))
 

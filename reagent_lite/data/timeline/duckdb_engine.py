@@ -1,44 +1,40 @@
-"""The embedded engine: DuckDB in this process, sealed, with as much memory as it is given and the disk for the rest.
-
-    files ─► EventReader, in threads ─► Parquet in a temporary folder ─► relation events
-
-[m] 2 cores, 5 M rows of 4 features, CPU seconds: read in place, paired, sorted and written 10.6; one leading map 1.8;
-without the sort, which makes the same input the same bytes, 8.0.
-"""
+"""The embedded engine: DuckDB in this process, sealed, with as much memory as it is given and the disk for the rest."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet
 
-from reagent_lite.data.formats.blocks import Position
 from reagent_lite.data.formats.files import InputFile
-from reagent_lite.data.formats.reading import ALL_COLUMNS, num_threads, read_blocks
+from reagent_lite.data.formats.reading import num_threads
 from reagent_lite.data.rows.contract import Contract
-from reagent_lite.data.rows.table import EventReader, schema, type_of
-from reagent_lite.data.timeline.dialects import DuckDBDialect
-from reagent_lite.data.timeline.engine import OPTIONAL_COLUMNS, EventColumns, Show, looking
-from reagent_lite.data.timeline.pairs import PLACE
+from reagent_lite.data.timeline.engine import CheckedEvents, Show, check_events, polling
+from reagent_lite.data.timeline.pairs import PLACE, hash32
 from reagent_lite.data.writing.part_files import ROW_GROUP_ROWS, PartFiles
 from reagent_lite.errors import DataError, Problem
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-MEMORY_SHARE = 0.6
-_READ = "read_parquet({}, file_row_number = true, hive_partitioning = false)"
-"""Columns are those of the file: what names of folders say is not among them."""
+_MACROS = (
+    "ARRAY_SIZE(items) AS LEN(items)",
+    "CONV(digits, base, wanted) AS CAST(CONCAT('0x', digits) AS BIGINT)",
+    "EXPLODE(items) AS UNNEST(items)",
+    "MAP_FROM_ARRAYS(ids, items) AS MAP(ids, items)",
+    "SLICE(items, first, number) AS items[first:first + number - 1]",
+    "TO_BINARY(words, form) AS ENCODE(words)",
+    "TRY_ELEMENT_AT(entries, id) AS entries[id]",
+)
+"""Functions of Spark, as far as pairs.py and making.py use them."""
 _PROBE_ROWS = 10_000
-_WATCH_SECONDS = 0.5
+_PROGRESS_SECONDS = 0.5
 _TIMES_ROWS = 12.0
 """Memory that pairing and sorting take, in bytes of their rows."""
 
@@ -47,20 +43,17 @@ class DuckDBEngine:
     """Runs queries in this process.
 
     Args of the constructor:
-        folder: temporary folder of its own, on a local disk.
-        inputs: folders that hold the input files; nothing else is readable.
+        folder: temporary folder of its own, on a local disk; nothing else can be reached from SQL.
         memory_bytes: what it may take; more goes to the disk.
         threads: None takes the cores this process may use.
     """
 
-    dialect = DuckDBDialect()
-    unit = "percent"
+    array, unit = "LIST_VALUE", "percent"
 
-    def __init__(self, folder: Path, inputs: Sequence[str], memory_bytes: int, threads: int | None = None) -> None:
+    def __init__(self, folder: Path, memory_bytes: int, threads: int | None = None) -> None:
         import duckdb  # 0.1 s that other engines need not pay
 
         self._folder, self._memory_bytes, self._parts = folder, memory_bytes, 1
-        self._hashes: tuple[str, ...] | None = None
         settings: dict[str, Any] = {
             "threads": threads or num_threads(),
             "memory_limit": f"{memory_bytes // 1_000_000}MB",
@@ -70,61 +63,38 @@ class DuckDBEngine:
             "autoload_known_extensions": False,
         }
         self._connection: DuckDBPyConnection = duckdb.connect(":memory:", config=settings)
-        allowed = {form for path in (str(folder), *inputs) for form in (path, _verbatim(path))}
-        folders = ", ".join(self.dialect.literal(path) for path in sorted(allowed))
-        self._connection.execute(f"SET allowed_directories = [{folders}]")
+        for macro in _MACROS:
+            self._connection.execute(f"CREATE MACRO {macro}")
+        self._connection.execute(f"SET allowed_directories = [{_text(str(folder))}, {_text(_pattern(str(folder)))}]")
         self._connection.execute("SET enable_progress_bar = true")  # or it does not count
         self._connection.execute("SET enable_progress_bar_print = false")
-        # from here on nothing but these folders can be reached, and nothing can change that
+        # from here on nothing but this folder can be reached, and nothing can change that
         self._connection.execute("SET enable_external_access = false")
         self._connection.execute("SET lock_configuration = true")
 
-    @property
-    def hashes(self) -> tuple[str, ...] | None:
-        """sha256 of each file where loading has read all bytes, else None."""
-        return self._hashes
-
-    def load(self, files: Sequence[InputFile], contract: Contract, show: Show) -> EventColumns:
+    def load(self, files: Sequence[InputFile], contract: Contract, show: Show) -> CheckedEvents:
         """Makes relation `events` of the files; see Engine."""
-        return self._spooled(tuple(files), EventReader(contract), show)
-
-    def _spooled(self, files: tuple[InputFile, ...], reader: EventReader, show: Show) -> EventColumns:
-        discrete, extra, spool = reader.contract.discrete, reader.contract.extra, self._folder / "events.parquet"
-        positions = [Position() for _ in files]
-        wanted = schema(discrete=discrete, extra=extra)
-        with pa.parquet.ParquetWriter(spool, wanted, compression="lz4") as writer:
-            for table in read_blocks(files, reader.read, positions, show, ALL_COLUMNS):
-                writer.write_table(table, ROW_GROUP_ROWS)
-        self._hashes = tuple(position.sha256 for position in positions)
-        columns = [self.dialect.quote(name) for name in wanted.names if name not in extra]
-        for name in extra:
-            kind = self.dialect.types[type_of(reader.kinds.get(name, set()))]
-            columns.append(f"CAST({self.dialect.quote(name)} AS {kind}) AS {self.dialect.quote(name)}")
-        self._loaded(f"SELECT {', '.join(columns)} FROM {_READ.format(self.dialect.literal(_verbatim(str(spool))))}")
-        optional = frozenset(name for name in OPTIONAL_COLUMNS if name in reader.seen)
-        return EventColumns(discrete=discrete, optional=optional, extra=extra)
-
-    def _loaded(self, query: str) -> None:
-        """Names the events, and looks how many parts of the episodes fit into memory one by one."""
-        self.name("all_events", query)
+        spool = self._folder / "events.parquet"
+        found = check_events(files, contract, spool, show)
+        self.name("all_events", f"SELECT * FROM read_parquet({_text(_pattern(str(spool)))})")
         self._take(0, 1)
         rows = self.rows("SELECT COUNT(*) FROM all_events")[0][0]
         with _problems_of_data():
             first = self._connection.sql(f"SELECT * FROM all_events LIMIT {_PROBE_ROWS}").to_arrow_table()
         bytes_per_row = first.nbytes / max(1, first.num_rows)
         self._parts = max(1, -(-int(rows * bytes_per_row * _TIMES_ROWS) // self._memory_bytes))
+        return found
 
     def _take(self, part: int, parts: int) -> None:
-        """Makes `events` one of so many equal parts of the episodes by their place."""
+        """Makes `events` one of so many equal parts of the episodes by their place, which fit into memory."""
         low, high = (2**32 * number // parts for number in (part, part + 1))
-        place = self.dialect.hash32("mdp_id", PLACE)
-        condition = f" WHERE {place} >= {low} AND {place} < {high}" if parts > 1 else ""
+        condition = f" WHERE {hash32(PLACE)} >= {low} AND {hash32(PLACE)} < {high}" if parts > 1 else ""
         self.name("events", f"SELECT * FROM all_events{condition}")
 
     def name(self, relation: str, query: str) -> None:
         """Makes a view."""
         with _problems_of_data():
-            self._connection.execute(f"CREATE OR REPLACE VIEW {self.dialect.quote(relation)} AS {query}")
+            self._connection.execute(f"CREATE OR REPLACE VIEW {relation} AS {query}")
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
         """Runs a query of few rows."""
@@ -140,7 +110,9 @@ class DuckDBEngine:
         self._take(0, 1)
         return tuple(sum(int(count) for count in column) for column in zip(*counts, strict=True))
 
-    def write(self, query: str, folders: Sequence[Path], files: int, rows: int, show: Show) -> list[list[int]]:
+    def write(
+        self, query: str, names: Sequence[str], folders: Sequence[Path], files: int, rows: int, show: Show
+    ) -> list[list[int]]:
         """Writes the rows sorted by place, episode and number in it; see Engine."""
         ordered = f"SELECT * FROM ({query}) result ORDER BY place, mdp_id, sequence_number"
         outputs: list[PartFiles] = []
@@ -149,11 +121,10 @@ class DuckDBEngine:
         with _problems_of_data(), ExitStack() as stack, ThreadPoolExecutor(1, thread_name_prefix="write") as pool:
             for part in range(self._parts):
                 self._take(part, self._parts)
-                with self._watched(partial(self._show_part, show, part)):
-                    reader = self._connection.sql(ordered).to_arrow_reader(ROW_GROUP_ROWS)
-                outputs = outputs or [
-                    stack.enter_context(PartFiles(folder, files, reader.schema)) for folder in folders
-                ]
+                with self._progress(show, part):
+                    reader = self._connection.sql(ordered).to_arrow_reader(ROW_GROUP_ROWS // 4)
+                if not outputs:
+                    outputs = [stack.enter_context(PartFiles(folder, names, reader.schema)) for folder in folders]
                 for batch in reader:
                     # the database makes the next rows while these are written
                     waiting.append(pool.submit(_distribute, batch, outputs))
@@ -163,17 +134,21 @@ class DuckDBEngine:
                     show(min(99, 100 * done // max(rows, 1)), 100)
             for one in waiting:
                 one.result()
+            for output in outputs:
+                output.write_empty(set(range(files)) - set(output.rows))
             self._take(0, 1)
             show(100, 100)
-        return [output.rows for output in outputs]
-
-    def _show_part(self, show: Show, part: int, share: float) -> None:
-        show(int(100 * (part + share) / self._parts), 100)
+        return [[output.rows[number] for number in range(files)] for output in outputs]
 
     @contextmanager
-    def _watched(self, show: Callable[[float], None]) -> Iterator[None]:
+    def _progress(self, show: Show, part: int) -> Iterator[None]:
         """Shows how much of the block's query is done, as far as the database can tell."""
-        with looking(_WATCH_SECONDS, lambda: show(max(0.0, self._connection.query_progress()) / 100)):
+
+        def poll() -> None:
+            share = max(0.0, self._connection.query_progress()) / 100
+            show(int(100 * (part + share) / self._parts), 100)
+
+        with polling(_PROGRESS_SECONDS, poll):
             yield
 
     def close(self) -> None:
@@ -191,25 +166,29 @@ def _problems_of_data() -> Iterator[None]:
     """Turns what DuckDB finds wrong with files, disks and memory into errors of ours."""
     import duckdb
 
+    todo = "Raise memory_limit_mb, or free disk in temporary_directory"
     try:
         yield
     except duckdb.OutOfMemoryException as error:
-        todo = "Raise memory_limit_mb, or free disk in temporary_directory"
         raise DataError(Problem("DuckDB", "memory and disk for the work", _first_line(error), todo)) from error
-    except duckdb.IOException as error:
-        raise DataError(Problem("DuckDB", "files that can be read and written", _first_line(error))) from error
     except OSError as error:  # as Arrow passes on what DuckDB says while rows are read
         got = _first_line(error)
-        todo = "Raise memory_limit_mb, or free disk in temporary_directory" if "emory" in got else ""
-        raise DataError(Problem("DuckDB", "memory and disk for the work", got, todo)) from error
+        advice = todo if "emory" in got else ""
+        raise DataError(Problem("DuckDB", "memory and disk for the work", got, advice)) from error
+    except duckdb.IOException as error:
+        raise DataError(Problem("DuckDB", "files that can be read and written", _first_line(error))) from error
     except duckdb.Error as error:
         raise DataError(Problem("the events", "values that DuckDB can work with", _first_line(error))) from error
 
 
-def _verbatim(path: str) -> str:
-    """Returns a path as a pattern that means it alone: DuckDB reads patterns."""
-    return "".join(f"[{one}]" if one in "*?[" else one for one in path)
-
-
 def _first_line(error: Exception) -> str:
     return str(error).strip().split("\n")[0]
+
+
+def _text(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"
+
+
+def _pattern(path: str) -> str:
+    """Returns a path as a pattern that means it alone: DuckDB reads patterns."""
+    return "".join(f"[{one}]" if one in "*?[" else one for one in path)

@@ -1,9 +1,9 @@
 """From logged decisions to transitions: what is read, what is refused, how rows pair up, and what is written.
 
-1 load      files ─► relation events, checked    *_engine.py, rows/table.py
-2 take      date partitions, sample of episodes  pairs.py
-3 refuse    rows with a fault: an error, or episodes left out
-4 single    one row per (mdp_id, sequence_number), no outliers
+1 load      files ─► checked rows with their faults ─► relation events      rows/events.py, engine.py
+2 take      date partitions, sample of episodes                             pairs.py
+3 refuse    rows with a fault: an error, or their episodes are left out
+4 single    one row per (mdp_id, sequence_number), no outlier episodes
 5 pair      each row with what follows it, up to `steps` rows
 6 write     folders of Parquet that appear whole, each with the report in its manifest
 """
@@ -11,9 +11,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,21 +23,18 @@ from reagent_lite.config.timeline import TimelineConfig
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.schema import MAX_PROBLEMS
 from reagent_lite.data.rows.contract import Contract
-from reagent_lite.data.stage import InputState, StageManifest, hashes_of, read_manifest, states_of, write_manifest
-from reagent_lite.data.timeline.engine import Engine, EventColumns
-from reagent_lite.data.timeline.pairs import FIGURES, Pairing
+from reagent_lite.data.stage import InputState, StageManifest, read_manifest, states_of, write_manifest
+from reagent_lite.data.timeline.engine import CheckedEvents, Engine
+from reagent_lite.data.timeline.pairs import FIGURES, Pairing, further_columns, reward_columns
+from reagent_lite.data.writing.part_files import part_file
 from reagent_lite.errors import DataError, NoRowsError, Problem, counted
 from reagent_lite.files import appearing_folder
+from reagent_lite.progress import log, progress
 
 KIND = "timeline"
 ROWS_PER_FILE = 300_000
 VERSION = 2
 """Of the transformation: folders made by another version are made again."""
-
-Say = Callable[[str], None]
-Show = Callable[[int, int], None]
-Progress = Callable[[str, str], AbstractContextManager[Show]]
-"""Given a title and a unit, a context whose value takes (units done, units in all)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,15 +42,13 @@ class Features:
     """Keys of the maps in the events.
 
     Attributes:
-        state: feature ids of states, {id: rows that have a value}; those without any value are left out.
+        state: feature ids of states, {id: rows that have a value}.
         action_ids, metric_names: of candidates and of metrics, ascending.
-        nan: {id: rows whose value is NaN, which counts as absent}.
     """
 
     state: dict[int, int]
     action_ids: tuple[int, ...]
     metric_names: tuple[str, ...]
-    nan: dict[int, int]
 
 
 def settings_of(config: TimelineConfig) -> dict[str, Any]:
@@ -72,53 +66,47 @@ def output_folders(config: TimelineConfig) -> tuple[Path, ...]:
     return tuple(Path(path).expanduser().absolute() for path in paths if path is not None)
 
 
-def make_timeline(
-    config: TimelineConfig, engine: Engine, files: tuple[InputFile, ...], *, say: Say, progress: Progress
-) -> tuple[StageManifest, ...]:
+def make_timeline(config: TimelineConfig, engine: Engine, files: tuple[InputFile, ...]) -> tuple[StageManifest, ...]:
     """Makes the folders of a timeline, and returns their manifests.
 
     Args:
         config: what to make.
         engine: that does it.
         files: the events.
-        say: takes sentences on what was found.
-        progress: shows how far the work has come.
 
     Raises:
         DataError: files that cannot be read, rows that break a rule (up to 20 of them, and how many there are), no
             rows, a disk without room; no folder has changed then.
     """
-    with progress("reading events", "bytes") as show:
-        columns = engine.load(files, _contract(config), show)
-    with ThreadPoolExecutor(1) as pool:
-        hashes = pool.submit(hashes_of, files) if engine.hashes is None else None
-        work = _Work(config, engine, columns, say)
-        relation, report = work.checked()
-        features = work.features(relation)
-        known = tuple(hashes.result()) if hashes is not None else engine.hashes or ()
-    pairing = work.pairing(features.metric_names)
+    with progress("reading events", "bytes", enabled=True) as show:
+        events = engine.load(files, contract_of(config), show)
+    work = _Work(config, engine, events)
+    relation, report = work.checked()
+    features = work.features(relation)
+    count = config.timeline.numOutputShards or -(-report["complete_rows"] // ROWS_PER_FILE) or 1
+    query, names = work.pairing(features.metric_names).result(relation, count)
     with ExitStack() as stack:
-        targets = output_folders(config)
-        folders = [stack.enter_context(appearing_folder(target)) for target in targets]
-        query = pairing.result(relation)
-        count = config.timeline.numOutputShards or -(-report["complete_rows"] // ROWS_PER_FILE) or 1
-        with progress("pairing and writing transitions", engine.unit) as show:
-            written = engine.write(query, folders, count, report["complete_rows"], show)
+        folders = [stack.enter_context(appearing_folder(target)) for target in output_folders(config)]
+        with progress("pairing and writing transitions", engine.unit, enabled=True) as show:
+            written = engine.write(query, names, folders, count, report["complete_rows"], show)
         report = _finished(config, report, written, features)
         _require_unchanged(files)
-        manifests = _describe(config, folders, written, (states_of(files, known), features, report))
+        inputs = states_of(files, events.hashes)
+        manifests = tuple(
+            _describe(config, folder, rows, use, inputs, features, report)
+            for folder, rows, use in zip(folders, written, ("train", "eval"), strict=False)
+        )
     return manifests
 
 
-def _contract(config: TimelineConfig) -> Contract:
-    timeline = config.timeline
-    rewards = tuple(name for name in timeline.rewardColumns if name not in ("reward", "metrics"))
+def contract_of(config: TimelineConfig) -> Contract:
+    """Returns what the rows of the events must be."""
     return Contract(
-        actions=config.query.actions if timeline.actionDiscrete else None,
+        actions=config.query.actions if config.timeline.actionDiscrete else None,
         events=True,
-        extra=(*rewards, *timeline.extraFeatureColumns),
-        rewards=rewards,
-        dated=bool(timeline.startDs or timeline.endDs),
+        extra=further_columns(config),
+        rewards=reward_columns(config),
+        dated=bool(config.timeline.startDs or config.timeline.endDs),
     )
 
 
@@ -128,65 +116,60 @@ class _Work:
 
     config: TimelineConfig
     engine: Engine
-    columns: EventColumns
-    say: Say
+    events: CheckedEvents
 
     def pairing(self, metric_names: tuple[str, ...] = ()) -> Pairing:
-        return Pairing(dialect=self.engine.dialect, columns=self.columns, timeline=self.config.timeline,
-                       query=self.config.query, metric_names=metric_names)  # fmt: skip
+        return Pairing(config=self.config, array=self.engine.array, events=self.events, metric_names=metric_names)
 
     def checked(self) -> tuple[str, dict[str, Any]]:
         """Returns the relation whose rows are paired, and the report so far."""
         pairing, report = self.pairing(), dict[str, Any]()
         self._require_dates()
         self.engine.name("taken", pairing.taken("events"))
-        report["rows_in_files"] = self.engine.rows("SELECT COUNT(*) FROM events")[0][0]
+        ((report["rows_in_files"],),) = self.engine.rows("SELECT COUNT(*) FROM events")
         report["refused"] = self._refused()
-        self.engine.name("sound", pairing.without_faults("taken", any_faults=bool(report["refused"])))
-        figures, relation = self._figures("sound"), "sound"
+        unbroken = "SELECT * FROM taken"
+        if report["refused"]:
+            broken = "SELECT mdp_id FROM taken WHERE fault IS NOT NULL AND mdp_id IS NOT NULL"
+            unbroken += f" WHERE mdp_id IS NOT NULL AND mdp_id NOT IN ({broken})"
+        self.engine.name("unbroken", unbroken)
+        figures, relation = self._figures("unbroken"), "unbroken"
         self._require_rows(figures, report)
         report["rows"], report["duplicate_rows"] = figures["rows"], figures["duplicate_rows"]
         if figures["duplicate_rows"]:
-            self._say_duplicates(figures["duplicate_rows"])
-            self.engine.name("single", pairing.unique("sound"))
-            relation = "single"
+            relation = self._without_duplicates(figures["duplicate_rows"])
         relation, report["outliers"] = self._without_outliers(relation)
-        if relation != "sound":
+        if relation != "unbroken":
             figures = self._figures(relation)
         report |= {name: figures[name] for name in FIGURES if name not in ("rows", "duplicate_rows")}
         report["paired_rows"] = figures["rows"]
         incomplete = 0 if self.config.timeline.addTerminalStateRow else figures["last_rows_without_an_end"]
         report["complete_rows"] = figures["rows"] - incomplete - figures["truncated_rows_without_next_state"]
-        self._say_figures(figures)
+        self._log_figures(figures)
         return relation, report
 
     def features(self, relation: str) -> Features:
         """Returns the keys of all maps."""
-        dialect, has = self.engine.dialect, self.columns.optional
-        count = "SELECT k, COUNT(v), SUM(CASE WHEN ISNAN(v) THEN 1 ELSE 0 END) FROM ({}) entries GROUP BY k ORDER BY k"
-        state = self.engine.rows(count.format(dialect.entries("state_features", relation)))
-        after: list[tuple[Any, ...]] = []
-        if "next_state_features" in has:
-            after = self.engine.rows(count.format(dialect.entries("next_state_features", relation)))
-        actions = set() if self.columns.discrete else self._keys(dialect.entries("action", relation))
-        if not self.columns.discrete and "possible_actions" in has:
-            elements = dialect.elements("possible_actions", relation)
-            actions |= self._keys(dialect.entries("e", f"({elements}) elements"))
-        metrics = self._keys(dialect.entries("metrics", relation)) if "metrics" in has else set()
+        after, actions = self._keys("next_state_features", relation), set[Any]()
+        if not self.config.timeline.actionDiscrete:
+            candidates = f"(SELECT EXPLODE(possible_actions) AS c FROM {relation}) candidates"
+            actions = {*self._keys("action", relation), *self._keys("c", candidates)}
         return Features(
-            state={key: 0 for key, rows, nan in after if rows > nan}
-            | {key: rows - nan for key, rows, nan in state if rows > nan},
+            state=dict.fromkeys(after, 0) | self._keys("state_features", relation),
             action_ids=tuple(sorted(actions)),
-            metric_names=tuple(sorted(metrics)),
-            nan={key: int(rows) for key, _, rows in state if rows},
+            metric_names=tuple(sorted(self._keys("metrics", relation))),
         )
 
-    def _keys(self, entries: str) -> set[Any]:
-        return {key for (key,) in self.engine.rows(f"SELECT DISTINCT k FROM ({entries}) entries")}
+    def _keys(self, column: str, relation: str) -> dict[Any, int]:
+        """Returns how many of the maps in a column have each key."""
+        if column not in {*self.events.seen, "c"}:
+            return {}
+        entries = f"SELECT EXPLODE(MAP_ENTRIES({column})) AS e FROM {relation}"
+        return dict(self.engine.rows(f"SELECT e.key, COUNT(*) FROM ({entries}) entries GROUP BY e.key"))
 
     def _require_dates(self) -> None:
         timeline = self.config.timeline
-        if "ds" not in self.columns.optional and (timeline.startDs or timeline.endDs):
+        if "ds" not in self.events.seen and (timeline.startDs or timeline.endDs):
             raise DataError(
                 Problem(timeline.inputTableName, "a column 'ds', as timeline.startDs or endDs is given", "none")
             )
@@ -211,10 +194,11 @@ class _Work:
         if not counts:
             return []
         first = self.engine.rows(
-            "SELECT source_file, source_line, fault.rule, fault.expected, fault.got, fault.todo FROM taken "
-            f"WHERE fault IS NOT NULL ORDER BY source_file, source_line LIMIT {MAX_PROBLEMS}"
+            "SELECT source_file, source_line, fault.rule, fault.expected, COALESCE(fault.got, 'something else'), "
+            "fault.todo FROM taken WHERE fault IS NOT NULL "
+            f"ORDER BY source_file, source_line LIMIT {MAX_PROBLEMS}"
         )
-        problems = [Problem(_place(file, line), *words) for file, line, _, *words in first]
+        problems = [Problem(f"{file}:{line}", *words) for file, line, _, *words in first]
         if self.config.timeline.on_refused == "error":
             total = sum(rows for _, rows, _ in counts)
             by_rule = ", ".join(f"{rows:,} {rule}" for rule, rows, _ in counts)
@@ -226,7 +210,7 @@ class _Work:
         for (_, _, rule, *_), problem in zip(first, problems, strict=True):
             places.setdefault(rule, str(problem))
         for rule, rows, episodes in counts:
-            self.say(f"warning: {counted(rows, 'row')} of {counted(episodes, 'episode')} refused ({rule}), "
+            log(f"warning: {counted(rows, 'row')} of {counted(episodes, 'episode')} refused ({rule}), "
                      f"their episodes are left out; {places.get(rule, '')}")  # fmt: skip
         return [
             {"rule": rule, "rows": rows, "episodes": episodes, "first": places.get(rule, "")}
@@ -236,52 +220,59 @@ class _Work:
     def _figures(self, relation: str) -> dict[str, int]:
         return dict(zip(FIGURES, self.engine.sums(self.pairing().figures(relation)), strict=True))
 
-    def _say_duplicates(self, count: int) -> None:
-        first = self.engine.rows(self.pairing().duplicates("sound", 3))
-        places = ", ".join(_place(file, line) for file, line in first)
-        self.say(f"warning: {counted(count, 'row has', 'rows have')} the mdp_id and sequence_number of another; "
+    def _without_duplicates(self, count: int) -> str:
+        """Names the relation of the first row of each (mdp_id, sequence_number) by file and line."""
+        number = "ROW_NUMBER() OVER (PARTITION BY mdp_id, sequence_number ORDER BY source_file, source_line)"
+        self.engine.name("numbered", f"SELECT *, {number} AS seen FROM unbroken")
+        first = self.engine.rows(
+            "SELECT source_file, source_line FROM numbered WHERE seen > 1 ORDER BY source_file, source_line LIMIT 3"
+        )
+        places = ", ".join(f"{file}:{line}" for file, line in first)
+        log(f"warning: {counted(count, 'row has', 'rows have')} the mdp_id and sequence_number of another; "
                  f"the first of each is kept. Left out: {places}{', ...' if count > len(first) else ''}")  # fmt: skip
+        self.engine.name("single", "SELECT * FROM numbered WHERE seen = 1")
+        return "single"
 
     def _without_outliers(self, relation: str) -> tuple[str, dict[str, Any]]:
         share = self.config.timeline.outlierEpisodeLengthPercentile
         if share is None:
             return relation, {}
-        pairing = self.pairing()
-        longest = float(self.engine.rows(pairing.longest(relation))[0][0])
-        ((episodes, rows),) = self.engine.rows(pairing.longer(relation, longest))
-        ((total,),) = self.engine.rows(f"SELECT COUNT(DISTINCT mdp_id) FROM {relation}")
-        self.say(f"episodes of more than {longest:g} rows: {episodes:,} of {total:,}, left out with "
+        exact = self.config.timeline.percentileFunction == "percentile"
+        self.engine.name("lengths", f"SELECT mdp_id, COUNT(*) AS length FROM {relation} GROUP BY mdp_id")
+        percentile = f"{'PERCENTILE_CONT' if exact else 'PERCENTILE_DISC'}({share!r}) WITHIN GROUP (ORDER BY length)"
+        ((total, longest),) = self.engine.rows(f"SELECT COUNT(*), {percentile} FROM lengths")
+        ((episodes, rows),) = self.engine.rows(
+            f"SELECT COUNT(*), COALESCE(SUM(length), 0) FROM lengths WHERE length > {float(longest)!r}"
+        )
+        log(f"episodes of more than {longest:g} rows: {episodes:,} of {total:,}, left out with "
                  f"{counted(rows, 'row')}")  # fmt: skip
         if abs(episodes / total - (1 - share)) > 0.1:
-            self.say(f"warning: outlierEpisodeLengthPercentile {share:g} leaves out {episodes / total:.1%} of the "
+            log(f"warning: outlierEpisodeLengthPercentile {share:g} leaves out {episodes / total:.1%} of the "
                      f"episodes, not {1 - share:.1%}: many have the same length")  # fmt: skip
-        self.engine.name("usual", pairing.not_longer(relation, longest))
-        return "usual", {"longest_rows": longest, "episodes": int(episodes), "rows": int(rows)}
+        usual = f"SELECT mdp_id FROM lengths WHERE length <= {float(longest)!r}"
+        self.engine.name("usual", f"SELECT * FROM {relation} WHERE mdp_id IN ({usual})")
+        return "usual", {"longest_rows": float(longest), "episodes": int(episodes), "rows": int(rows)}
 
-    def _say_figures(self, figures: dict[str, int]) -> None:
-        self.say(f"{counted(figures['rows'], 'row')} in {counted(figures['episodes'], 'episode')}, "
+    def _log_figures(self, figures: dict[str, int]) -> None:
+        log(f"{counted(figures['rows'], 'row')} in {counted(figures['episodes'], 'episode')}, "
                  f"{counted(figures['terminal_rows'], 'true end')}, {figures['truncated_rows']:,} cut by a limit, "
                  f"{counted(figures['gaps'], 'gap')}")  # fmt: skip
         if unlisted := figures["candidates_unknown_rows"]:
-            self.say(f"{counted(unlisted, 'row has', 'rows have')} an empty possible_actions; "
+            log(f"{counted(unlisted, 'row has', 'rows have')} an empty possible_actions; "
                      "the action taken is the only candidate there")  # fmt: skip
         last = figures["last_rows_without_an_end"]
         said = counted(last, "last row does not say how it ends", "last rows do not say how they end")
         if last and self.config.timeline.addTerminalStateRow:
-            self.say(f"{said}: true ends, as addTerminalStateRow says")
+            log(f"{said}: true ends, as addTerminalStateRow says")
         elif last:
-            self.say(f"warning: {said}: left out, for nobody knows where they led. "
+            log(f"warning: {said}: left out, for nobody knows where they led. "
                      "Log terminal or truncated, or set addTerminalStateRow")  # fmt: skip
         if cut := figures["truncated_rows_without_next_state"]:
-            self.say(f"warning: {counted(cut, 'truncated row has', 'truncated rows have')} no next_state_features: "
+            log(f"warning: {counted(cut, 'truncated row has', 'truncated rows have')} no next_state_features: "
                      "left out: a value behind the limit cannot be counted on. Log what was seen there")  # fmt: skip
         if after := figures["rows_after_an_end"]:
-            self.say(f"warning: {counted(after, 'row follows', 'rows follow')} an end inside an mdp_id; "
+            log(f"warning: {counted(after, 'row follows', 'rows follow')} an end inside an mdp_id; "
                      "nothing is paired across it. Give each episode an mdp_id of its own")  # fmt: skip
-
-
-def _place(file: str, line: int | None) -> str:
-    return file if line is None else f"{file}:{line}"
 
 
 def _require_unchanged(files: Sequence[InputFile]) -> None:
@@ -323,7 +314,6 @@ def _finished(
         "train_rows": rows[0],
         "eval_rows": sum(rows[1:]),
         "state_features": {str(key): count for key, count in sorted(features.state.items())},
-        "nan_features": {str(key): count for key, count in sorted(features.nan.items())},
     }
 
 
@@ -345,29 +335,27 @@ def _left_out(config: TimelineConfig, report: dict[str, Any]) -> list[str]:
 
 def _describe(
     config: TimelineConfig,
-    folders: Sequence[Path],
-    written: Sequence[Sequence[int]],
-    made: tuple[tuple[InputState, ...], Features, dict[str, Any]],
-) -> tuple[StageManifest, ...]:
-    """Writes the manifest of each folder, which makes it whole."""
-    inputs, features, report = made
+    folder: Path,
+    rows: Sequence[int],
+    use: str,
+    inputs: tuple[InputState, ...],
+    features: Features,
+    report: dict[str, Any],
+) -> StageManifest:
+    """Writes the manifest of a folder, which makes it whole."""
     above = read_manifest(config.timeline.inputTableName)
-    manifests = []
-    for folder, rows, use in zip(folders, written, ("train", "eval"), strict=False):
-        names = [f"part-{number:05}.parquet" for number in range(len(rows))]
-        columns = pyarrow.parquet.read_schema(folder / names[0])
-        manifest = StageManifest(
-            kind=KIND,
-            rows=sum(rows),
-            columns={one.name: str(one.type) for one in columns},
-            state_ids=tuple(sorted(features.state)),
-            action_ids=features.action_ids,
-            metric_names=features.metric_names,
-            settings={**settings_of(config), "use": use},
-            inputs=inputs,
-            parent=above.digest if above else "",
-            report=report,
-            files={name: {"rows": count} for name, count in zip(names, rows, strict=True)},
-        )
-        manifests.append(write_manifest(folder, manifest))
-    return tuple(manifests)
+    parts = [part_file(folder, number) for number in range(len(rows))]
+    manifest = StageManifest(
+        kind=KIND,
+        rows=sum(rows),
+        columns={one.name: str(one.type) for one in pyarrow.parquet.read_schema(parts[0])},
+        state_ids=tuple(sorted(features.state)),
+        action_ids=features.action_ids,
+        metric_names=features.metric_names,
+        settings={**settings_of(config), "use": use},
+        inputs=inputs,
+        parent=above.digest if above else "",
+        report=report,
+        files={part.name: {"rows": count} for part, count in zip(parts, rows, strict=True)},
+    )
+    return write_manifest(folder, manifest)

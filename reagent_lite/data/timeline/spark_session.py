@@ -1,4 +1,4 @@
-"""The session that Spark's engine works in: found or made, set so that results do not depend on the user's settings."""
+"""The session that Spark's engine works in: found or made, its progress, and its errors in our words."""
 
 from __future__ import annotations
 
@@ -6,35 +6,37 @@ import os
 import re
 import shutil
 import socket
+import sys
+import uuid
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reagent_lite.data.timeline.spark_progress import Tasks, classic_tasks, connect_tasks
+from reagent_lite.data.timeline.engine import polling
 from reagent_lite.errors import ConfigError, DataError, Problem, ReagentLiteError
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark import SparkContext, StatusTracker
+    from pyspark.sql import SparkSession
 
-_SETTINGS = {
+Tasks = Callable[[int, int], None]
+"""Takes (tasks done, tasks known so far): Spark plans a query as it goes, so that both grow."""
+
+_SETTINGS = {  # results do not depend on the user's
     "spark.sql.ansi.enabled": "true",  # as DuckDB: an overflow is an error
-    "spark.sql.caseSensitive": "true",
     "spark.sql.variable.substitute": "false",  # a name of the user's may hold ${...}
-    "spark.sql.parser.escapedStringLiterals": "false",
-    "spark.sql.session.timeZone": "UTC",
-    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    "spark.sql.parquet.writeLegacyFormat": "false",
+    "spark.sql.execution.arrow.useLargeVarTypes": "false",
     "spark.sql.files.ignoreCorruptFiles": "false",
     "spark.sql.files.ignoreMissingFiles": "false",
-    "spark.sql.mapKeyDedupPolicy": "EXCEPTION",
-    "spark.sql.json.enablePartialResults": "true",
 }
 _CONNECT_PORT = 15_002
 _CONNECT_SECONDS = 10.0
+_POLL_SECONDS = 1.0
+_GROUP = "spark.jobGroup.id"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +45,11 @@ class SparkPlace:
 
     Attributes:
         session: to run SQL in.
-        observe: of a frame: (a call that gives the rows that were written, once they are; the frame to write).
         watched: tells inside its block how many tasks are done.
         close: leaves or stops the session.
     """
 
     session: SparkSession
-    observe: Callable[[DataFrame], tuple[Callable[[], int], DataFrame]]
     watched: Callable[[Tasks], AbstractContextManager[None]]
     close: Callable[[], None]
 
@@ -64,14 +64,23 @@ def opened(master: str, folder: Path) -> SparkPlace:
     Raises:
         ConfigError: no pyspark, no Java, nobody at the address, an address that Spark does not take.
     """
-    with warnings.catch_warnings():
-        # pyspark warns of pandas 3, which nothing here hands to it
-        warnings.simplefilter("ignore", FutureWarning)
+    with _without_warnings():
         try:
             import pyspark.sql  # noqa: F401 # seconds that other engines need not pay
         except ImportError as error:
             raise _lacks("the package pyspark", str(error)) from error
-        return _connected(master) if master.startswith("sc://") else _classic(master, folder)
+        place = _connected(master) if master.startswith("sc://") else _classic(master, folder)
+        for key, value in _SETTINGS.items():
+            place.session.conf.set(key, value)
+        return place
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Leaves out what pyspark warns of pandas 3, which nothing here hands to it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        yield
 
 
 def _lacks(expected: str, got: str) -> ConfigError:
@@ -83,30 +92,20 @@ def _lacks(expected: str, got: str) -> ConfigError:
 
 def _connected(master: str) -> SparkPlace:
     try:
-        from pyspark.sql.connect import functions
-        from pyspark.sql.connect.observation import Observation
         from pyspark.sql.connect.session import SparkSession as ConnectSession
     except ImportError as error:  # grpcio and what belongs to it
         raise _lacks("the packages of Spark Connect", str(error).strip().split("\n")[0]) from error
-    _require_somebody(master)
+    _require_server(master)
     with _problems_of_master(master):
         session: Any = ConnectSession.builder.remote(master).create()
-        for key, value in _SETTINGS.items():
-            session.conf.set(key, value)
-
-    def observe(frame: Any) -> tuple[Callable[[], int], Any]:
-        observation = Observation()
-        counting = frame.observe(observation, functions.count(functions.lit(1)).alias("rows"))
-        return lambda: int(observation.get["rows"]), counting
-
-    return SparkPlace(session, observe, partial(connect_tasks, session), session.stop)
+    return SparkPlace(session, partial(_connect_tasks, session), session.stop)
 
 
-def _require_somebody(master: str) -> None:
-    """Checks that somebody listens: Spark's client would try for minutes.
+def _require_server(master: str) -> None:
+    """Checks that a server listens: Spark's client would try for minutes.
 
     Raises:
-        ConfigError: nobody does.
+        ConfigError: none does.
     """
     address = re.match(r"sc://(\[[^\]]+\]|[^:/;]+)(?::(\d+))?(?:/|$)", master)
     if address is None:
@@ -120,23 +119,17 @@ def _require_somebody(master: str) -> None:
 
 
 def _classic(master: str, folder: Path) -> SparkPlace:
-    from pyspark.sql import Observation, SparkSession, functions
+    from pyspark.sql import SparkSession
 
     there = SparkSession.getActiveSession()
     if there is None and not _java():
         raise _lacks("Java 17 or newer", "no command java")
     with _problems_of_master(master):
         session = _started(master, folder) if there is None else there.newSession()
-        for key, value in _SETTINGS.items():
-            session.conf.set(key, value)
-
-    def observe(frame: DataFrame) -> tuple[Callable[[], int], DataFrame]:
-        observation = Observation()
-        counting = frame.observe(observation, functions.count(functions.lit(1)).alias("rows"))
-        return lambda: int(observation.get["rows"]), counting
-
-    watched = partial(classic_tasks, session.sparkContext)
-    return SparkPlace(session, observe, watched, session.stop if there is None else lambda: None)
+    context = session.sparkContext
+    if (context.master or "").startswith("local") and "PYSPARK_PYTHON" not in os.environ:
+        context.pythonExec = sys.executable  # as this Python has what the tasks import
+    return SparkPlace(session, partial(classic_tasks, context), session.stop if there is None else lambda: None)
 
 
 def _java() -> bool:
@@ -164,51 +157,110 @@ def _problems_of_master(master: str) -> Iterator[None]:
 
     try:
         yield
-    except PySparkException as error:
-        if error.getCondition() == "JAVA_GATEWAY_EXITED":
-            raise _lacks("Java 17 or newer", "a Java that ends at once") from error
-        raise ConfigError(Problem("master", "a Spark that takes work", f"{master}: {_first_line(error)}")) from error
     except Exception as error:
+        if isinstance(error, PySparkException) and error.getCondition() == "JAVA_GATEWAY_EXITED":
+            raise _lacks("Java 17 or newer", "a Java that ends at once") from error
         if not _of_spark(error):
             raise
-        raise ConfigError(Problem("master", "a Spark that takes work", f"{master}: {_first_line(error)}")) from error
+        raise ConfigError(Problem("master", "a Spark that takes work", f"{master}: {_cause(str(error))}")) from error
 
 
 @contextmanager
 def problems_of_spark() -> Iterator[None]:
-    """Turns what Spark finds wrong with files, disks and values into errors of ours."""
+    """Turns what Spark finds wrong with its executors, files and disks into errors of ours."""
     try:
-        yield
+        with _without_warnings():
+            yield
     except ReagentLiteError:
         raise
     except Exception as error:
         if not _of_spark(error):
             raise
-        raise DataError(_problem(str(error))) from error
+        raise DataError(_problem(error)) from error
 
 
 def _of_spark(error: Exception) -> bool:
     return type(error).__module__.split(".")[0] in ("pyspark", "py4j", "grpc")
 
 
-def _problem(text: str) -> Problem:
+def _problem(error: Exception) -> Problem:
+    """Returns what Spark says, which has no fields: of what went wrong in an executor it passes on the text alone."""
+    text = str(error)
     if "No space left on device" in text:
         return Problem("Spark", "room on the disk", "No space left on device", "Free disk where it writes")
-    file = re.search(r"file:/+([^\s,]+\.\w+)", text)
-    where = f"/{file.group(1)}" if file else "Spark"
-    if "PATH_NOT_FOUND" in text or "FileNotFoundException" in text or "FILE_NOT_EXIST" in text:
-        return Problem(where, "a file that every executor of Spark sees under this path", "none on one of them",
-                       "Give a folder that all machines share")  # fmt: skip
-    if "FAILED_READ_FILE" in text or "EOFException" in text or "Unexpected end" in text:
-        return Problem(where, "a complete file", f"one that ends early or is damaged: {_cause(text)}",
-                       "Copy the file again")  # fmt: skip
-    return Problem(where, "events and room that Spark can work with", _cause(text))
+    of_python = re.search(r".*(ModuleNotFoundError|Cannot run program|PYTHON_VERSION_MISMATCH).*", text)
+    if of_python:
+        todo = "Install reagent-lite in a Python that all machines have under one path, and name it in PYSPARK_PYTHON"
+        got = of_python.group().strip()[:300]
+        return Problem("Spark's executors", "a Python with this version of reagent-lite", got, todo)
+    return Problem("Spark", "events and room that Spark can work with", _cause(text))
 
 
 def _cause(text: str) -> str:
-    causes = re.findall(r"^(?:Caused by)?: (.*)", text, re.MULTILINE)
-    return str(causes[-1] if causes else text.strip().split("\n")[0])[:300]
+    causes = re.findall(r"^(?:Caused by: (.*)|(\w+Error: .*))", text, re.MULTILINE)
+    return str("".join(causes[-1]) if causes else text.strip().split("\n")[0])[:300]
 
 
-def _first_line(error: Exception) -> str:
-    return _cause(str(error))
+@contextmanager
+def classic_tasks(context: SparkContext, tell: Tasks) -> Iterator[None]:
+    """Tells of the jobs that this thread starts inside the block; the thread's own group of jobs stands again after it.
+
+    Args:
+        context: of the session.
+        tell: called from a thread of its own.
+    """
+    group, before = f"reagent-lite-{uuid.uuid4().hex}", context.getLocalProperty(_GROUP)
+    tracker = context.statusTracker()
+
+    def poll() -> None:
+        done = known = 0
+        with suppress(Exception):  # a Spark that is gone: the block's own call says so
+            done, known = _tasks(tracker, group)
+        if known:
+            tell(done, known)
+
+    context.setLocalProperty(_GROUP, group)
+    try:
+        with polling(_POLL_SECONDS, poll):
+            yield
+    finally:
+        context.setLocalProperty(_GROUP, before)  # type: ignore[arg-type] # None takes it away
+
+
+def _tasks(tracker: StatusTracker, group: str) -> tuple[int, int]:
+    """Returns tasks done and known; stages that an ended job has skipped have none."""
+    done = known = 0
+    for number in tracker.getJobIdsForGroup(group):
+        job = tracker.getJobInfo(number)
+        stages = [] if job is None else [tracker.getStageInfo(stage) for stage in job.stageIds]
+        for stage in stages:
+            if stage is not None:
+                done += stage.numCompletedTasks
+                known += stage.numTasks if job is not None and job.status == "RUNNING" else stage.numCompletedTasks
+    return done, known
+
+
+@contextmanager
+def _connect_tasks(session: Any, tell: Tasks) -> Iterator[None]:
+    """Tells of the operations of a Connect session inside the block, as often as its server reports.
+
+    Args:
+        session: of Spark Connect.
+        tell: called from the thread that waits for an operation.
+    """
+    ended = running = 0
+
+    def hear(*, stages: Any, inflight_tasks: int, operation_id: str | None, done: bool) -> None:
+        nonlocal ended, running
+        if done:
+            ended, running = ended + running, 0
+            return
+        stages = list(stages or ())
+        running = sum(stage.num_completed_tasks for stage in stages)
+        tell(ended + running, ended + sum(stage.num_tasks for stage in stages))
+
+    session.registerProgressHandler(hear)
+    try:
+        yield
+    finally:
+        session.removeProgressHandler(hear)

@@ -1,4 +1,4 @@
-"""Parquet files of a folder, written one after the other from rows in the order of their place.
+"""Parquet files part-00000.parquet and so on of one folder, from rows in the order of their file.
 
 The same rows give the same bytes, however they come: row groups have a fixed number of rows.
 """
@@ -6,7 +6,7 @@ The same rows give the same bytes, however they come: row groups have a fixed nu
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -15,99 +15,96 @@ import pyarrow as pa
 import pyarrow.parquet
 
 ROW_GROUP_ROWS = 1 << 17
-_ALL = 1 << 32
-_BESIDE = ("folder", "place")
-"""Columns that say where a row goes and are not written."""
 
 
 class PartFiles:
-    """The files part-00000.parquet and so on of one folder.
+    """Writes the files of one folder, one after the other.
 
     Args of the constructor:
         folder: where they go.
-        files: how many; file f holds the rows with f / files <= place / 2^32 < (f + 1) / files.
-        columns: of the rows.
+        names: of the columns in the files.
+        columns: of the rows; those beyond the names are not written.
 
     Attributes:
-        rows: of each file.
+        rows: of each file that has some, by its number.
     """
 
-    def __init__(self, folder: Path, files: int, columns: pa.Schema) -> None:
-        self._folder, self._files = folder, files
-        kept = [field for field in columns if field.name not in _BESIDE]
-        self._columns = pa.schema([field.remove_metadata() for field in kept])
-        self.rows = [0] * files
+    def __init__(self, folder: Path, names: Sequence[str], columns: pa.Schema) -> None:
+        self._folder = folder
+        self._columns = pa.schema([pa.field(name, columns.field(at).type) for at, name in enumerate(names)])
+        self._distinct = _distinct(self._columns)
+        self.rows: dict[int, int] = {}
         self._held: list[pa.RecordBatch] = []
-        self._number = 0
-        self._writer = self._opened()
+        self._writer: pa.parquet.ParquetWriter | None = None
 
     def __enter__(self) -> PartFiles:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Ends the files that are left, those without rows among them."""
-        try:
-            if kind is None:
-                while self._number < self._files - 1:
-                    self._next()
-                self._end()
-        finally:
-            self._stream.close()
+        if kind is None:
+            self._end()
+        elif self._writer is not None:
+            self._stream.close()  # after an error nothing keeps the disk busy
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Adds rows in the order of their place."""
-        numbers = batch.column("place").to_numpy() * self._files // _ALL
-        kept = batch.select(self._columns.names)
-        # where the file changes
+        """Adds rows; their column `part`, which does not descend from one to the next, is the number of the file."""
+        numbers = batch.column("part").to_numpy()
+        kept = pa.RecordBatch.from_arrays(batch.columns[: len(self._columns)], schema=self._columns)
         bounds = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
         for start, stop in itertools.pairwise(bounds):
             if start == stop:
                 continue
-            while self._number < numbers[start]:
-                self._next()
+            number = int(numbers[start])
+            if number not in self.rows:
+                self._begin(number)
             self._held.append(kept.slice(start, stop - start))
-            self.rows[self._number] += stop - start
+            self.rows[number] += stop - start
             if sum(one.num_rows for one in self._held) >= ROW_GROUP_ROWS:
                 self._flush(whole_groups=True)
 
-    def _end(self) -> None:
-        self._flush(whole_groups=False)
-        self._writer.close()
-        self._stream.close()
-
-    def _next(self) -> None:
+    def write_empty(self, numbers: Iterable[int]) -> None:
+        """Writes files without rows."""
         self._end()
-        self._number += 1
-        self._writer = self._opened()
+        for number in numbers:
+            self._begin(number)
+            self._end()
 
-    def _opened(self) -> pa.parquet.ParquetWriter:
-        # [m] numbers that hardly repeat take 23.5 bytes a row of four as a dictionary that overflows, 15.0 plain
-        leaves = [leaf for field in self._columns for leaf in _leaves(field.name, field.type)]
-        distinct = [path for path, kind in leaves if not pa.types.is_floating(kind)]
-        # a stream of our own: after an error nothing keeps the disk busy
-        self._stream = (self._folder / f"part-{self._number:05}.parquet").open("wb")
-        return pa.parquet.ParquetWriter(
-            self._stream, self._columns, compression="zstd", compression_level=1, use_dictionary=distinct
+    def _begin(self, number: int) -> None:
+        self._end()
+        self.rows[number] = 0
+        self._stream = part_file(self._folder, number).open("wb")
+        self._writer = pa.parquet.ParquetWriter(
+            self._stream, self._columns, compression="zstd", compression_level=1, use_dictionary=self._distinct
         )
+
+    def _end(self) -> None:
+        if self._writer is not None:
+            self._flush(whole_groups=False)
+            self._writer.close()
+            self._stream.close()
+            self._writer = None
 
     def _flush(self, *, whole_groups: bool) -> None:
         table = pa.Table.from_batches(self._held, self._columns)
         rows = table.num_rows // ROW_GROUP_ROWS * ROW_GROUP_ROWS if whole_groups else table.num_rows
-        if rows:
+        if rows and self._writer is not None:
             # in one piece: pages end where chunks do
             self._writer.write_table(table.slice(0, rows).combine_chunks(), ROW_GROUP_ROWS)
         self._held = table.slice(rows).to_batches()
 
 
-def _leaves(path: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:
-    """Yields the columns of a Parquet file that a column of a type becomes, by their paths there."""
-    if pa.types.is_map(kind):
-        yield from _leaves(f"{path}.key_value.key", kind.key_type)
-        yield from _leaves(f"{path}.key_value.value", kind.item_type)
-    elif pa.types.is_list(kind):
-        yield from _leaves(f"{path}.list.element", kind.value_type)
-    elif pa.types.is_struct(kind):
-        for child in kind:
-            yield from _leaves(f"{path}.{child.name}", child.type)
-    else:
-        yield path, kind
+def part_file(folder: Path, number: int) -> Path:
+    """Returns the path of a file of a folder."""
+    return folder / f"part-{number:05}.parquet"
+
+
+def _distinct(columns: pa.Schema) -> list[str]:
+    """Returns the paths of the Parquet columns that are worth a dictionary: all but fractions.
+
+    [m] Numbers that hardly repeat take 23.5 bytes a row of four as a dictionary that overflows, 15.0 plain.
+    """
+    sink = pa.BufferOutputStream()
+    pa.parquet.write_table(columns.empty_table(), sink)
+    leaves = pa.parquet.ParquetFile(sink.getvalue()).schema
+    found = [leaves.column(number) for number in range(len(leaves))]
+    return [leaf.path for leaf in found if leaf.physical_type not in ("FLOAT", "DOUBLE")]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from oracles.event_files import FORMATS, OF_SPARK, write_events
+from oracles.event_files import FORMATS, write_events
 from oracles.timelines import Transition, features, transitions
 
 from reagent_lite.config import check
@@ -74,13 +73,8 @@ def logs(draw: st.DrawFn, parametric: bool, episodes: st.SearchStrategy[int]) ->
     return draw(st.permutations(rows))
 
 
-@contextmanager
-def quiet(what: str, unit: str) -> Iterator[Callable[[int, int], None]]:
-    yield lambda done, total: None
-
-
 def check_timeline(
-    open_engine: Callable[[Path, Path], Engine], rows: list[Row], form: str, files: int, *, parametric: bool, add: bool
+    open_engine: Callable[[Path], Engine], rows: list[Row], form: str, files: int, *, parametric: bool, add: bool
 ) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -90,9 +84,9 @@ def check_timeline(
         config = check(TimelineConfig, {"timeline": tree})
         work = folder / "work"
         work.mkdir()
-        engine = open_engine(work, events)
+        engine = open_engine(work)
         try:
-            (manifest,) = make_timeline(config, engine, data_files(str(events)), say=lambda text: None, progress=quiet)
+            (manifest,) = make_timeline(config, engine, data_files(str(events)))
         finally:
             engine.close()
         wanted = transitions(rows, add_terminal_state_row=add)
@@ -154,8 +148,8 @@ def listed(copy: TrainingCopy, number: int) -> list[dict[int, float]]:
     return [read(copy.action_ids, row) for row in rows]
 
 
-def duckdb(work: Path, events: Path) -> Engine:
-    return DuckDBEngine(work, [str(events)], 400_000_000, threads=1)
+def duckdb(work: Path) -> Engine:
+    return DuckDBEngine(work, 400_000_000, threads=1)
 
 
 few, several = st.integers(1, 4), st.integers(5, 8)
@@ -179,13 +173,13 @@ MANY = settings(PROFILE, max_examples=2, suppress_health_check=list(HealthCheck)
 
 @pytest.mark.slow
 @MANY
-@given(rows=logs(False, several), form=st.sampled_from(OF_SPARK), files=st.integers(1, 3), add=st.booleans())
+@given(rows=logs(False, several), form=st.sampled_from(FORMATS), files=st.integers(1, 3), add=st.booleans())
 def test_spark_gives_discrete_ones(spark: Any, rows: list[Row], form: str, files: int, add: bool) -> None:
-    check_timeline(lambda work, _: SparkEngine("local[2]", work), rows, form, files, parametric=False, add=add)
+    check_timeline(lambda work: SparkEngine("local[2]", work), rows, form, files, parametric=False, add=add)
 
 
 @pytest.mark.slow
 @MANY
-@given(rows=logs(True, several), form=st.sampled_from(OF_SPARK), files=st.integers(1, 3), add=st.booleans())
+@given(rows=logs(True, several), form=st.sampled_from(FORMATS), files=st.integers(1, 3), add=st.booleans())
 def test_spark_gives_parametric_ones(spark: Any, rows: list[Row], form: str, files: int, add: bool) -> None:
-    check_timeline(lambda work, _: SparkEngine("local[2]", work), rows, form, files, parametric=True, add=add)
+    check_timeline(lambda work: SparkEngine("local[2]", work), rows, form, files, parametric=True, add=add)
