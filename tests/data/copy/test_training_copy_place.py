@@ -105,18 +105,12 @@ def test_a_damaged_copy_is_built_again(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(built) == 1
 
 
+ENTRY = {"size": 1, "sha256": ""}
 PLANTED: list[tuple[str, Any]] = [
-    ("files", {"../reward.npy": {"size": 1, "sha256": ""}}),
-    ("files", {"unknown.npy": {"size": 1, "sha256": ""}}),
-    ("files", {"reward.npy": {"size": "1", "sha256": ""}}),
-    ("files", {"reward.npy": 1}),
-    ("files", ["reward.npy"]),
-    ("rows", "1"),
-    ("state_ids", [0.5]),
+    ("files", {"unknown.npy": ENTRY}),
     ("counts", {"rows": "1"}),
-    ("inputs", [{"name": "log.json"}]),
-    ("settings", []),
-    ("unknown", 1),
+    ("action_names", ["left", 1]),
+    ("build", "build-0"),
 ]
 
 
