@@ -17,8 +17,9 @@ from reagent_lite.data.features.summary import ColumnSummary, Merge
 from reagent_lite.data.formats.blocks import Block, Position
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.reading import read_blocks
-from reagent_lite.data.formats.schema import MAX_PROBLEMS, nearest
+from reagent_lite.data.formats.schema import MAX_PROBLEMS
 from reagent_lite.data.rows.columns import column_of, integers, is_number, is_string, strings
+from reagent_lite.data.rows.contract import require_columns
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.hashes import Hashes, name_hashes, row_hashes
 from reagent_lite.data.rows.maps import FeatureMatrix, candidate_lists, features
@@ -146,10 +147,7 @@ class _Reader:
 
 
 def _states(block: Block, faults: Faults) -> FeatureMatrix:
-    names = block.table.column_names
-    if STATE not in names:
-        here = f"columns {', '.join(sorted(names))}"
-        raise DataError(Problem(block.where(0), f"a column {STATE!r}", here, nearest(STATE, names)))
+    require_columns(block.table.column_names, (STATE,), block.where(0))
     found, present = features(column_of(block, STATE), faults)
     faults.add(~present, STATE, lambda _: "null", rule=f"{STATE}_absent")
     return found

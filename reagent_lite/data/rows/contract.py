@@ -18,6 +18,7 @@ Transitions have next_action, time_diff and step besides, events ds and further 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,18 +68,20 @@ class Contract:
         return column_of(block, name)
 
     def require_columns(self, names: list[str], where: str) -> None:
-        """Checks that a file has the columns that no log lacks, and those that the config names.
+        """Checks that a file has the columns that no log lacks and those of the config; see require_columns."""
+        require_columns(names, (*(EVENT_COLUMNS if self.events else TRANSITION_COLUMNS), *self.extra), where)
 
-        Raises:
-            DataError: naming those that are missing and the nearest that are there.
-        """
-        wanted = dict.fromkeys((*(EVENT_COLUMNS if self.events else TRANSITION_COLUMNS), *self.extra))
-        missing = [name for name in wanted if name not in names]
-        if missing:
-            here = ", ".join(sorted(names))
-            raise DataError(
-                Problem(where, f"a column {name!r}", f"columns {here}", nearest(name, names)) for name in missing
-            )
+
+def require_columns(names: list[str], wanted: Iterable[str], where: str) -> None:
+    """Checks that a file has columns.
+
+    Raises:
+        DataError: naming those that are missing and the nearest that are there.
+    """
+    here = f"columns {', '.join(sorted(names))}"
+    missing = [one for one in dict.fromkeys(wanted) if one not in names]
+    if missing:
+        raise DataError(Problem(where, f"a column {one!r}", here, nearest(one, names)) for one in missing)
 
 
 def require_present(name: str, present: Mask, faults: Faults, todo: str = "") -> None:
@@ -93,15 +96,10 @@ def finite(column: Column, faults: Faults, *, required: bool = False) -> NDArray
     with np.errstate(over="ignore"):
         wrong = column.present & ~np.isfinite(values.astype(np.float32))
 
-    def got(row: int) -> object:
-        return values[row] if column.present[row] else "null"
-
-    faults.add(
-        wrong | ~column.present if required else wrong,
-        f"a finite number in {column.name}",
-        got,
-        rule=f"{column.name}_not_finite",
-    )
+    expected, rule = f"a finite number in {column.name}", f"{column.name}_not_finite"
+    faults.add(wrong, expected, lambda row: values[row], rule=rule)
+    if required:
+        faults.add(~column.present, expected, lambda _: "null", rule=rule)
     return np.where(wrong, np.nan, values)
 
 
