@@ -118,12 +118,6 @@ def propensity(block: Block, contract: Contract, faults: Faults) -> tuple[NDArra
     return np.where(wrong, np.nan, values), one.present | other.present
 
 
-def has_numerals_of_others(actions: tuple[str, ...]) -> bool:
-    """Whether an action's name is the index of another, so that an integer may mean either: such logs write strings."""
-    others = {str(index) for index in range(len(actions))} & set(actions)
-    return any(actions[int(name)] != name for name in others)
-
-
 class ActionRule:
     """What one logged value of a discrete action means: an integer is an index, a string a name; else the other.
 
@@ -134,7 +128,8 @@ class ActionRule:
     def __init__(self, actions: tuple[str, ...]) -> None:
         self._index = {name: index for index, name in enumerate(actions)}
         self._num = len(actions)
-        self._indices = not has_numerals_of_others(actions)
+        # where a name is the index of another action, an integer may mean either: such logs write strings
+        self._indices = all(self._index.get(str(number), number) == number for number in range(self._num))
         names = ", ".join(actions[:10]) + (", ..." if self._num > 10 else "")
         which = f"an index below {self._num}" if self._indices else "written as strings: integers may mean either"
         self.expected = f"one of the actions {names}, {'or ' if self._indices else ''}{which}"
