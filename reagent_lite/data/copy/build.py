@@ -20,7 +20,7 @@ from reagent_lite.data.copy.spool import K, Spool, write_npy
 from reagent_lite.data.formats.blocks import Block, Position
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.reading import read_blocks
-from reagent_lite.data.formats.schema import KNOWN_COLUMNS, MAX_PROBLEMS, TIMELINE_COLUMNS, any_true, to_numpy
+from reagent_lite.data.formats.schema import KNOWN_COLUMNS, MAX_PROBLEMS, TIMELINE_COLUMNS, to_numpy
 from reagent_lite.data.rows.contract import Contract
 from reagent_lite.data.rows.hashes import mix, name_hashes
 from reagent_lite.data.rows.reading import Rows, read_rows
@@ -234,7 +234,7 @@ class SpooledLog:
         start = 0
         following = self.state.gathered(np.roll(rows, -1))
         for after, state in zip(self.next_state.gathered(rows), following, strict=True):
-            same[start : start + len(after)] = ~any_true(after.view(np.uint32) != state.view(np.uint32))
+            same[start : start + len(after)] = (after.view(np.uint32) == state.view(np.uint32)).all(axis=1)
             start += len(after)
         same &= ~terminal
         same[:-1] &= order.episode[:-1] == order.episode[1:]

@@ -107,13 +107,3 @@ def filled(array: pa.Array, value: float) -> NDArray[Any]:
 def from_indices(indices: NDArray[np.int64]) -> pa.Array:
     """Returns int64 indices as an Arrow array; `pyarrow.array` would import pandas."""
     return pa.Array.from_buffers(pa.int64(), len(indices), [None, pa.py_buffer(np.ascontiguousarray(indices))])
-
-
-def any_true(matrix: NDArray[Any]) -> NDArray[np.bool_]:
-    """Returns [n], whether a row of [n, k] has a value that is not 0; by columns, 5 times faster where k is small."""
-    found = np.zeros(len(matrix), bool)
-    if matrix.shape[1] > 32:
-        return np.asarray(matrix.any(axis=1), bool)
-    for column in matrix.T:
-        found |= column.astype(bool, copy=False)
-    return found

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from reagent_lite.data.formats.schema import any_true, filled, to_numpy, valid_rows
+from reagent_lite.data.formats.schema import filled, to_numpy, valid_rows
 from reagent_lite.data.rows.columns import NONE, Column, float64, float_of, is_list, is_number, pieces, typed
 from reagent_lite.data.rows.faults import UNREADABLE, Faults, Mask
 from reagent_lite.feature_ids import id_of
@@ -96,7 +96,7 @@ def _require_finite(column: Column, named: Named, faults: Faults, rule: str) -> 
         def got(at: int) -> str:
             return f"{named.values[at, first[at]]} for {named.names[first[at]]!r} as float32"
 
-        column.fault(faults, any_true(infinite), f"finite numbers in {column.name}", got, rule=rule)
+        column.fault(faults, np.any(infinite, axis=1), f"finite numbers in {column.name}", got, rule=rule)
 
 
 def named_numbers(column: Column, faults: Faults, *, nan_rule: str = "", todo: str = "") -> Named:

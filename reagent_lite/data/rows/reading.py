@@ -19,7 +19,6 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from reagent_lite.data.formats.blocks import Block
-from reagent_lite.data.formats.schema import any_true
 from reagent_lite.data.rows.columns import (
     NONE,
     WRONG,
@@ -116,7 +115,7 @@ def read_rows(block: Block, contract: Contract) -> Rows:
     ends = np.where(truncated & np.isnan(ends), 0.0, ends)
     looks_terminal = np.where(choices.next_listed, ~choices.has_next, choices.next_action == NONE)
     terminal = np.where(np.isnan(ends), looks_terminal, ends == 1)
-    lacking = ~terminal & ~any_true(~np.isnan(next_state.values))
+    lacking = ~terminal & np.isnan(next_state.values).all(axis=1)
     faults.add(lacking, "next_state_features in a row that is not terminal", lambda _: "none")
     lacking = ~terminal & ~choices.has_next
     faults.add(lacking, "a possible next action in a row that is not terminal", lambda _: "none")
@@ -212,7 +211,7 @@ def _discrete(column: Callable[[str], Column], faults: Faults, actions: tuple[st
         mask=mask,
         next_mask=next_mask,
         next_listed=column("possible_next_actions").present,
-        has_next=any_true(next_mask),
+        has_next=np.any(next_mask, axis=1),
         next_not_possible=(next_action >= 0) & ~_at(next_mask, next_action),
         unknown=np.zeros(len(action), bool),
     )
@@ -262,7 +261,7 @@ def _parametric(column: Callable[[str], Column], faults: Faults, ended: Mask) ->
     action, taken = features(column("action"), faults, rule="action_infinite", todo=TODO_NAMES)
     next_action, next_taken = features(_empty_strings_as_null(column("next_action")), faults)
     # {} is a legal action, but as a next action it means none.
-    next_taken = next_taken & any_true(~np.isnan(next_action.values))
+    next_taken = next_taken & ~np.isnan(next_action.values).all(axis=1)
     possible, after = column("possible_actions"), column("possible_next_actions")
     lists, next_lists = candidate_lists(possible, faults), candidate_lists(after, faults)
     unknown = possible.present & (lists.lengths == 0) & taken

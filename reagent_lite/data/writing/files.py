@@ -22,7 +22,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet
-import zstandard
 
 from reagent_lite.data.formats.reading import num_threads
 from reagent_lite.errors import DataError, Problem
@@ -176,7 +175,7 @@ def _joined(opening: str, array: pa.Array, elements: pa.Array, closing: str) -> 
 
 
 def _json_lines(compress: Callable[[memoryview], Any]) -> Format:
-    """Blocks are compressed one by one, which readers of gzip and zstandard take as one file."""
+    """Blocks are compressed one by one, which readers of gzip and Zstandard take as one file."""
     return Format(lambda table: compress(json_lines(table)), lambda stream, _: nullcontext(stream))
 
 
@@ -188,7 +187,7 @@ def _arrow(writer: Callable[..., Any], **options: Any) -> Format:
 FORMATS: dict[str, Format] = {
     ".jsonl": _json_lines(bytes),
     ".jsonl.gz": _json_lines(lambda text: gzip.compress(text, 4, mtime=0)),  # no time: the same log has the same bytes
-    ".jsonl.zst": _json_lines(lambda text: zstandard.ZstdCompressor().compress(text)),
+    ".jsonl.zst": _json_lines(lambda text: pa.Codec("zstd").compress(text, asbytes=True)),
     ".parquet": _arrow(pa.parquet.ParquetWriter, compression="zstd"),
     ".arrow": _arrow(pa.ipc.new_file, options=pa.ipc.IpcWriteOptions(compression="zstd")),
     ".csv": Format(csv_cells, lambda stream, first: pa.csv.CSVWriter(stream, first.schema)),
