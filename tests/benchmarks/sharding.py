@@ -2,16 +2,14 @@
 
     python -m tests.benchmarks.sharding [--rows 5000000] [--nodes 2] [--repeats 5] [--memory_rows 10000000]
 
-Four forms of one input take turns with a copy of the same bytes (`cp` and an fsync of what it wrote); medians, in bytes
-of input per second, as a share of the copy's. Row groups move without decoding: a timeline's folder (16 files of whole
-episodes, with a manifest), the same files without one, and one file. The rows in a random order of time go row by row.
-Peak memory is that of `workflows.shard` in a process of its own.
+Two forms of one input take turns with a copy of the same bytes (`cp` and an fsync of what it wrote); medians, in bytes
+of input per second, as a share of the copy's. A timeline's folder (16 files of whole episodes, with a manifest) needs
+links alone; one file is dealt row by row. Peak memory is that of `workflows.shard` in a process of its own.
 """
 
 import argparse
 import itertools
 import json
-import os
 import shutil
 import statistics
 import subprocess
@@ -21,7 +19,6 @@ import time
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from reagent_lite.config import check
@@ -36,29 +33,26 @@ FILES = 16
 
 
 def write_inputs(folder: Path, rows: int) -> dict[str, Path]:
-    """Writes the log in its forms and returns their places."""
-    one, files, timeline, mixed = (folder / name for name in ("one", "files", "timeline", "mixed"))
-    for place in (one, files, timeline, mixed):
-        place.mkdir()
+    """Writes the log in both forms and returns their places."""
+    one, timeline = folder / "one", folder / "timeline"
+    one.mkdir()
+    timeline.mkdir()
     tree = {"env": "cartpole_v0", "output_path": str(one / "log.parquet"), "format": "transitions", "rows": rows}
     simulate(check(SimulateConfig, {**tree, "use_gpu": False, "num_envs": 1024}))
     log = pq.ParquetFile(one / "log.parquet")
     bounds = np.linspace(0, log.num_row_groups, FILES + 1).astype(int)
     entries = {}
-    with pq.ParquetWriter(mixed / "log.parquet", log.schema_arrow, compression="zstd") as mixing:
-        for number, (start, stop) in enumerate(itertools.pairwise(bounds)):
-            name = f"part-{number:05d}.parquet"
-            with pq.ParquetWriter(files / name, log.schema_arrow, compression="zstd") as writer:
-                for group in range(start, stop):
-                    table = log.read_row_group(group)
-                    writer.write_table(table)
-                    order = np.argsort(table["sequence_number"].to_numpy(), kind="stable")
-                    mixing.write_table(table.take(pa.array(order)))
-            os.link(files / name, timeline / name)
-            entries[name] = {"rows": pq.read_metadata(files / name).num_rows}
-    write_manifest(timeline, StageManifest(kind="timeline", rows=log.metadata.num_rows, columns={}, settings={},
-                                           inputs=(), report={}, files=entries))  # fmt: skip
-    return {"timeline": timeline, "files": files, "one_file": one, "row_by_row": mixed}
+    for number, (start, stop) in enumerate(itertools.pairwise(bounds)):
+        name = f"part-{number:05d}.parquet"
+        with pq.ParquetWriter(timeline / name, log.schema_arrow, compression="zstd") as writer:
+            for group in range(start, stop):
+                writer.write_table(log.read_row_group(group))
+        entries[name] = {"rows": pq.read_metadata(timeline / name).num_rows}
+    manifest = StageManifest(
+        kind="timeline", rows=log.metadata.num_rows, columns={}, settings={}, inputs=(), report={}, files=entries
+    )
+    write_manifest(timeline, manifest)
+    return {"timeline": timeline, "one_file": one}
 
 
 def copying(source: Path, target: Path) -> float:
@@ -93,15 +87,17 @@ def measured(source: Path, folder: Path, nodes: int, repeats: int) -> dict[str, 
 
 
 def peak_megabytes(source: Path, folder: Path, layout: str, nodes: int) -> float:
-    tree = {"training_data_path": str(source), "shards_path": str(folder / "shards"), "layout": layout,
-            "num_nodes": nodes}  # fmt: skip
-    (folder / "shard.json").write_text(json.dumps(tree))
-    command = [sys.executable, "-m", "workflows.shard", "--config", str(folder / "shard.json")]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    _, status, usage = os.wait4(process.pid, 0)
-    assert status == 0
+    """Returns the peak of the command's resident set; VmHWM begins with the program, ru_maxrss with who started it."""
+    program = (
+        "import sys; from reagent_lite.config.shard import ShardConfig; from workflows.shard import shard;"
+        "shard(ShardConfig.model_validate_json(sys.argv[1]));"
+        "print(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))"
+    )
+    tree = {"training_data_path": str(source), "shards_path": str(folder / "shards"), "layout": layout}
+    command = [sys.executable, "-c", program, json.dumps({**tree, "num_nodes": nodes})]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     shutil.rmtree(folder / "shards")
-    return round(usage.ru_maxrss * 1024 / 1e6)
+    return round(int(done.stdout) * 1024 / 1e6)
 
 
 def main() -> None:
@@ -115,15 +111,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for form, source in write_inputs(folder, options.rows).items():
-            repeats = min(2, options.repeats) if form == "row_by_row" else options.repeats
-            result[form] = measured(source, folder, options.nodes, repeats)
+            result[form] = measured(source, folder, options.nodes, options.repeats)
         result["replicas_seconds"] = round(making(folder / "timeline", folder / "made", options.nodes, "replicas"), 1)
     if options.memory_rows:
         with tempfile.TemporaryDirectory() as name:
             places = write_inputs(Path(name), options.memory_rows)
             result["peak_megabytes"] = {
-                form: peak_megabytes(places[form], Path(name), "shards", options.nodes)
-                for form in ("timeline", "one_file", "row_by_row")
+                f"{form}, {layout}": peak_megabytes(places[form], Path(name), layout, options.nodes)
+                for form, layout in (("timeline", "shards"), ("one_file", "shards"), ("one_file", "replicas"))
             }
     json.dump(result, sys.stdout, indent=2)
     print()
