@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -57,16 +56,7 @@ def require_fair(shards: list[list[dict[str, Any]]], rows: Sequence[dict[str, An
     assert all(abs(len(shard) - len(rows) / len(shards)) <= longest for shard in shards)
 
 
-def whole_groups(folder: Path) -> Path:
-    """A file whose row groups hold whole episodes, as workflows.simulate writes it."""
-    folder.mkdir()
-    with pq.ParquetWriter(folder / "log.parquet", table([1]).schema) as writer:
-        for number, length in enumerate(LENGTHS):
-            writer.write_table(table([length], first=number))
-    return folder
-
-
-def any_groups(folder: Path) -> Path:
+def one_file(folder: Path) -> Path:
     write(folder / "log.parquet", table(LENGTHS))
     return folder
 
@@ -86,14 +76,11 @@ def scattered(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("num_nodes", [1, 2, 3, 7])
-@pytest.mark.parametrize("form", [whole_groups, any_groups, many_files, scattered])
+@pytest.mark.parametrize("form", [one_file, many_files, scattered])
 def test_every_row_once_and_episodes_whole(tmp_path: Path, form: Any, num_nodes: int) -> None:
     path = form(tmp_path / "in")
     shards, manifests = made(path, tmp_path / "out", num_nodes)
-    whole = table(LENGTHS) if form is not whole_groups and form is not many_files else pa.concat_tables(
-        [pq.ParquetFile(file.path).read() for file in data_files(str(path))]
-    )  # fmt: skip
-    require_fair(shards, [plain(row, whole.schema) for row in whole.to_pylist()])
+    require_fair(shards, rows_of(path))
     assert [one.rows for one in manifests] == [len(shard) for shard in shards]
     assert manifests[0].columns["of_our_own"] == "int64"
 
@@ -118,8 +105,10 @@ def json_file(folder: Path, rows: list[dict[str, Any]]) -> None:
     write_lines(folder / "log.jsonl", rows)
 
 
-@pytest.mark.parametrize("layout", ["shards", "replicas"])
-@pytest.mark.parametrize("write_file", [csv_file, ipc_file, json_file])
+@pytest.mark.parametrize(
+    ("write_file", "layout"),
+    [(csv_file, "shards"), (ipc_file, "shards"), (json_file, "shards"), (json_file, "replicas")],
+)
 def test_columns_that_no_log_has_stay(tmp_path: Path, write_file: Any, layout: Kind) -> None:
     rows = [{"ds": f"2019-01-{1 + i // 10:02}", "country": "KE" if i % 3 else "", **row}
             for i, row in enumerate(random_rows(60, missing=0.0))]  # fmt: skip
@@ -135,11 +124,10 @@ def test_columns_that_no_log_has_stay(tmp_path: Path, write_file: Any, layout: K
     assert sorted(learned.reward) == sorted(np.float32(row["reward"]) for row in shards[0])
 
 
-def test_sizes_by_hand(tmp_path: Path) -> None:
-    """61 rows: a half is 30.5; the nearest ends of episodes in any order differ from it by at most 17 / 2."""
-    shards, _ = made(any_groups(tmp_path / "in"), tmp_path / "out", 2)
-    assert sum(map(len, shards)) == sum(LENGTHS) == 61
-    assert all(abs(len(shard) - 30.5) <= 8.5 for shard in shards)
+def test_cuts_by_hand() -> None:
+    """Episodes of 3, 1 and 9 rows, and shards that are full before, within and behind them: the nearest ends."""
+    starts = np.array([0, 3, 4, 13])
+    assert dealing._cuts(starts, np.array([-5, 2, 3.6, 8, 9, 40])).tolist() == [0, 0, 3, 4, 4, 13, 13, 13]
 
 
 def test_whole_files_by_hand(tmp_path: Path) -> None:
@@ -175,15 +163,13 @@ def test_the_seed_decides_and_the_names_of_files_do_not(tmp_path: Path) -> None:
 
     assert episodes(first, 0, "a") == episodes(other, 0, "b")
     assert len({json.dumps([sorted(one) for one in episodes(first, seed, f"s{seed}")]) for seed in range(8)}) > 4
-    spread = scattered(tmp_path / "spread")
-    assert episodes(spread, 0, "c") == episodes(spread, 0, "d")
-    assert episodes(spread, 0, "e") != episodes(spread, 1, "f")
 
 
-@pytest.mark.parametrize("form", [whole_groups, scattered])
-def test_the_number_of_threads_changes_no_byte(tmp_path: Path, form: Any) -> None:
-    path = form(tmp_path / "in")
+def test_the_number_of_threads_changes_no_byte_and_the_seed_does(tmp_path: Path) -> None:
+    path = scattered(tmp_path / "in")
     _, manifests = made(path, tmp_path / "out", 2)
+    _, other = made(path, tmp_path / "other", 2, seed=1)
+    assert [one.digest for one in other] != [one.digest for one in manifests]
     program = (
         "import os, sys; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
         "from pathlib import Path; from reagent_lite.config.shard import ShardConfig\n"
@@ -203,17 +189,23 @@ EPISODES = st.lists(st.integers(1, 12), min_size=1, max_size=15)
 @settings(max_examples=40, deadline=None)
 @given(
     files=st.lists(EPISODES, min_size=1, max_size=4),
-    group=st.integers(1, 20),
+    bucket_bytes=st.sampled_from([1 << 11, 1 << 25]),
     num_nodes=st.integers(1, 6),
     seed=st.integers(0, 3),
     spread=st.booleans(),
     unnamed=st.booleans(),
     timeline=st.booleans(),
 )
-def test_any_episodes_in_any_groups(
-    tmp_path_factory: pytest.TempPathFactory, files: list[list[int]], group: int, num_nodes: int, seed: int,
-    spread: bool, unnamed: bool, timeline: bool,
-) -> None:  # fmt: skip
+def test_any_episodes_in_any_files(
+    tmp_path_factory: pytest.TempPathFactory,
+    files: list[list[int]],
+    bucket_bytes: int,
+    num_nodes: int,
+    seed: int,
+    spread: bool,
+    unnamed: bool,
+    timeline: bool,
+) -> None:
     folder = tmp_path_factory.mktemp("any")
     tables = []
     for number, lengths in enumerate(files):
@@ -223,13 +215,15 @@ def test_any_episodes_in_any_groups(
             rows = rows.set_column(0, "mdp_id", pa.array(ids, pa.string()))
         if spread:
             rows = rows.take(pa.array(np.argsort(rows["sequence_number"].to_numpy(), kind="stable")))
-        write(folder / "in" / f"{number}.parquet", rows, group)
+        write(folder / "in" / f"{number}.parquet", rows)
         tables.append(rows)
     if timeline:  # whose files never share an episode
         stage(folder / "in")
     whole = pa.concat_tables(tables)
     expected = [plain(row, whole.schema) for row in whole.to_pylist()]
-    shards, _ = made(folder / "in", folder / "out", num_nodes, seed=seed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dealing, "BUCKET_BYTES", bucket_bytes)
+        shards, _ = made(folder / "in", folder / "out", num_nodes, seed=seed)
     assert multiset([row for shard in shards for row in shard]) == multiset(expected)
     owners: dict[str, set[int]] = {}
     for number, shard in enumerate(shards):
@@ -270,7 +264,7 @@ def test_the_training_copy_of_shards_has_the_rows_of_the_input(tmp_path: Path, f
     if form == "json":
         path = write_lines(tmp_path / "in" / "log.jsonl", random_rows(300))
     else:
-        path = (any_groups if form == "parquet" else scattered)(tmp_path / "in")
+        path = (one_file if form == "parquet" else scattered)(tmp_path / "in")
     shards, _ = made(path, tmp_path / "out", 2)
     assert all(shards)
 
@@ -292,14 +286,11 @@ def test_the_training_copy_of_shards_has_the_rows_of_the_input(tmp_path: Path, f
     assert len(parts[0]) + len(parts[1]) == len(expected)
 
 
-@pytest.mark.parametrize("form", [whole_groups, scattered])
-def test_replicas_are_whole_and_in_orders_of_their_own(
-    tmp_path: Path, form: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_replicas_are_whole_and_in_orders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dealing, "BUCKET_BYTES", 1 << 10)  # several parts
-    path = form(tmp_path / "in")
+    path = scattered(tmp_path / "in")
     copies, manifests = made(path, tmp_path / "out", 3, layout="replicas")
-    expected = multiset([row for shard in made(path, tmp_path / "one", 1)[0] for row in shard])
+    expected = multiset(rows_of(path))
     for copy in copies:
         assert multiset(copy) == expected
         assert len(names(copy)) == len(LENGTHS)  # each episode in one piece
@@ -407,7 +398,7 @@ def test_an_input_that_is_not_as_its_manifest_says_is_refused(tmp_path: Path, pl
 
 
 def test_a_parquet_file_that_ends_early_is_named(tmp_path: Path) -> None:
-    file = any_groups(tmp_path / "in") / "log.parquet"
+    file = one_file(tmp_path / "in") / "log.parquet"
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(DataError, match=r"log\.parquet: expected a complete Parquet file"):
         made(tmp_path / "in", tmp_path / "out", 2)
@@ -432,12 +423,3 @@ def test_integer_names_and_dictionaries_are_read(tmp_path: Path) -> None:
     write(tmp_path / "encoded" / "log.parquet", encoded)
     shards, _ = made(tmp_path / "encoded", tmp_path / "out2", 3)
     require_fair(shards, [plain(row, rows.schema) for row in rows.to_pylist()])
-
-
-def test_one_digest_for_one_content(tmp_path: Path) -> None:
-    path = whole_groups(tmp_path / "in")
-    _, one = made(path, tmp_path / "a", 2)
-    _, same = made(path, tmp_path / "b", 2)
-    _, other = made(path, tmp_path / "c", 2, seed=1)
-    assert [m.digest for m in one] == [m.digest for m in same] != [m.digest for m in other]
-    assert replace(one[0], rows=1).digest != one[0].digest
