@@ -153,7 +153,10 @@ _KEYS = ("training_data_path", "simulation.env")
 def _identity(experience: Experience) -> dict[str, str]:
     """Returns a sha256 of what is learned from, in the order of _KEYS; "" for what is not."""
     data, simulation = experience.data, experience.simulation
-    return {"data": "" if data is None else data.content, "env": "" if simulation is None else simulation.identity()}
+    return {
+        "data": "" if data is None else data.found.content,
+        "env": "" if simulation is None else simulation.identity(),
+    }
 
 
 def times(config: WorkflowConfig) -> Times:

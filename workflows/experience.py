@@ -58,7 +58,7 @@ class Experience:
     def identity(self) -> str:
         """Returns the sha256 that says what was learned from: the data, else the environment."""
         if self.data is not None:
-            return self.data.hash
+            return self.data.found.hash
         assert self.simulation is not None
         return self.simulation.identity()
 

@@ -65,8 +65,6 @@ class Data:
         normalization: of both.
         shards: which process reads which rows.
         counts: rows of each shard that may be learned from.
-        hash: sha256 that says what was learned from, on all machines: inputs, and the copies made of them.
-        content: sha256 of the rows alone.
         train, held_out: this machine's training copies; held_out is None without eval_data_path.
         found, held_out_found: what the rows of all machines are together, of each.
         train_rows, held_out_rows: what sources gather from.
@@ -76,8 +74,6 @@ class Data:
     normalization: Normalization
     shards: Shards
     counts: tuple[int, ...]
-    hash: str
-    content: str
     train: TrainingCopy
     held_out: TrainingCopy | None
     found: Agreement
@@ -122,8 +118,6 @@ def prepare(config: WorkflowConfig, group: Group) -> Data:
         normalization=normalization,
         shards=shards,
         counts=counts,
-        hash=found.hash,
-        content=found.content,
         train=train,
         held_out=held_out,
         found=found,

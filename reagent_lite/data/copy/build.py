@@ -20,8 +20,9 @@ from reagent_lite.data.copy.spool import K, Spool, write_npy
 from reagent_lite.data.formats.blocks import Block, Position
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.reading import read_blocks
-from reagent_lite.data.formats.schema import KNOWN_COLUMNS, MAX_PROBLEMS, TIMELINE_COLUMNS, to_numpy
+from reagent_lite.data.formats.schema import KNOWN_COLUMNS, TIMELINE_COLUMNS, to_numpy
 from reagent_lite.data.rows.contract import Contract
+from reagent_lite.data.rows.faults import FaultsOfLog
 from reagent_lite.data.rows.hashes import mix, name_hashes
 from reagent_lite.data.rows.reading import Rows, read_rows
 from reagent_lite.data.stage import states_of
@@ -129,8 +130,7 @@ class SpooledLog:
         self.num_rows = 0
         self.counts: Counter[str] = Counter()
         self.seen_columns: set[str] = set()
-        self.problems: list[Problem] = []
-        self.num_faults = 0
+        self.faults = FaultsOfLog()
         self.has_sequence = False
         self.first_without_sequence: str | None = None
 
@@ -138,9 +138,8 @@ class SpooledLog:
         """Adds a block; its faults are collected."""
         self.seen_columns |= rows.columns
         self.counts.update(rows.counts)
-        self.num_faults += rows.num_faults
-        self.problems += rows.problems[: MAX_PROBLEMS - len(self.problems)]
-        if self.num_faults:
+        self.faults.add(rows.problems, rows.num_faults)
+        if self.faults.count:
             return
         found = {
             **{name: getattr(rows, name) for name in _FROM_ROWS},
@@ -168,12 +167,7 @@ class SpooledLog:
 
     def check(self, where: str) -> None:
         """Raises the faults that were collected, and those of the log as a whole."""
-        if self.num_faults:
-            more = self.num_faults - len(self.problems)
-            summary = Problem(
-                where, "rows without fault", f"{counted(self.num_faults, 'row')} with one, {more:,} more than shown"
-            )
-            raise DataError([*self.problems, *([summary] if more else [])])
+        self.faults.require_none(where)
         if self.has_sequence and self.first_without_sequence is not None:
             raise DataError(Problem(self.first_without_sequence, "a sequence_number, as other rows have one", "none"))
         if not self.seen_columns & set(NEEDED_FOR_ENDS):

@@ -17,13 +17,12 @@ from reagent_lite.data.features.summary import ColumnSummary, Merge
 from reagent_lite.data.formats.blocks import Block, Position
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.reading import read_blocks
-from reagent_lite.data.formats.schema import MAX_PROBLEMS
 from reagent_lite.data.rows.columns import column_of, integers, is_number, is_string, strings
 from reagent_lite.data.rows.contract import require_columns
-from reagent_lite.data.rows.faults import Faults
+from reagent_lite.data.rows.faults import Faults, FaultsOfLog
 from reagent_lite.data.rows.hashes import Hashes, name_hashes, row_hashes
 from reagent_lite.data.rows.maps import FeatureMatrix, candidate_lists, features
-from reagent_lite.errors import DataError, Problem, counted
+from reagent_lite.errors import DataError, Problem
 
 STATE, ACTION = "state_features", "action"
 _LINE_BITS = 40  # of a position: lines of a file, below the number of the file
@@ -74,13 +73,12 @@ def summarize_log(
         name: Merge(settings.num_samples, settings.max_unique_enum_values) for name in settings.cols_to_norm
     }
     positions = [Position() for _ in files]
-    rows = by_position = num_faults = 0
-    problems: list[Problem] = []
+    rows = by_position = 0
+    refused = FaultsOfLog()
     for part in read_blocks(files, _Reader(settings, parametric, seed).read, positions, progress):
         faults = part.faults
         rows, by_position = rows + len(faults.rows), by_position + part.rows_by_position
-        num_faults += faults.count
-        problems += faults.first()[: MAX_PROBLEMS - len(problems)]
+        refused.add(faults.first(), faults.count)
         if part.parametric is not None:
             if parametric not in (None, part.parametric):
                 before, now = (f"actions that are {_KINDS[one]}" for one in (not part.parametric, part.parametric))
@@ -88,11 +86,7 @@ def summarize_log(
             parametric = part.parametric
         for name, summary in part.columns.items():
             merges[name].add(summary)
-    if num_faults > len(problems):
-        more = f"{counted(num_faults, 'row')} with one, {num_faults - len(problems):,} more than shown"
-        problems.append(Problem(files[0].path, "rows without fault", more))
-    if problems:
-        raise DataError(problems)
+    refused.require_none(files[0].path)
     return LogSummary(
         rows=rows,
         parametric=bool(parametric),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from reagent_lite.data.formats.blocks import Block
 from reagent_lite.data.formats.schema import MAX_PROBLEMS
-from reagent_lite.errors import DataError, Problem
+from reagent_lite.errors import DataError, Problem, counted
 
 Mask = NDArray[np.bool_]
 FAULT = pa.struct([(name, pa.string()) for name in ("rule", "expected", "got", "todo")])
@@ -87,3 +87,23 @@ class Faults:
         """Raises DataError where a row has a fault."""
         if self.kinds:
             raise DataError(self.first())
+
+
+@dataclass(slots=True)
+class FaultsOfLog:
+    """The faults of all blocks: the first MAX_PROBLEMS of them, and how many rows have one."""
+
+    problems: list[Problem] = field(default_factory=list)
+    count: int = 0
+
+    def add(self, problems: Sequence[Problem], count: int) -> None:
+        """Adds the first faults of a block, and how many of its rows have one."""
+        self.problems += problems[: MAX_PROBLEMS - len(self.problems)]
+        self.count += count
+
+    def require_none(self, where: str) -> None:
+        """Raises DataError where a row has a fault; the number of those that are not shown is said of `where`."""
+        more = self.count - len(self.problems)
+        got = f"{counted(self.count, 'row')} with one, {more:,} more than shown"
+        if self.count:
+            raise DataError([*self.problems, *([Problem(where, "rows without fault", got)] if more else [])])
