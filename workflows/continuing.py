@@ -16,12 +16,9 @@ from reagent_lite.distributed.agreement import patient
 from reagent_lite.distributed.faults import fault_here
 from reagent_lite.distributed.group import Group, attempt_here
 from reagent_lite.errors import ConfigError, Problem, counted
-from reagent_lite.training.checkpoint import Checkpoints, Running
-from reagent_lite.training.checkpoint_shelf import Shelf
-from reagent_lite.training.keeper import Times
-from reagent_lite.training.loop import Position
-from reagent_lite.training.resuming import look_for, position_in, regrouped_own, require_same_learning, restore
-from reagent_lite.training.tensors import Tree
+from reagent_lite.training.checkpoint import CheckpointFolder, Checkpoints, Tree
+from reagent_lite.training.loop import Position, Running
+from reagent_lite.training.resume import look_for, position_in, regrouped_own, require_same_learning, restore
 from workflows.experience import Experience, Stream
 from workflows.reporting import say
 
@@ -32,14 +29,14 @@ def look_back(config: WorkflowConfig, group: Group, folder: Path) -> "History":
     Raises:
         ConfigError: an unfinished run of another learning config stands there.
     """
-    shelf = Shelf(folder)
+    checkpoints = CheckpointFolder(folder)
     wanted = config.checkpoint.resume or attempt_here() > 0  # the first attempt has begun anew, the others continue it
-    state = look_for(shelf, group, lambda text: say(group, text), wanted=wanted)
+    state = look_for(checkpoints, group, lambda text: say(group, text), wanted=wanted)
     if state is not None:
         logs_only = bool(config.training_data_path) and not config.simulated_share
         growing = ("epochs",) if logs_only else ()  # what is simulated, and how, depends on the length of the run
         require_same_learning(state["config"], resolved(config), state["name"], growing=growing)
-    return History(config=config, group=group, shelf=shelf, state=state)
+    return History(config=config, group=group, folder=checkpoints, state=state)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,13 +46,13 @@ class History:
     Attributes:
         config: the run's config.
         group: the ranks.
-        shelf: the run's checkpoints, on rank 0's disk.
+        folder: the run's checkpoints, on rank 0's disk.
         state: state.json of the checkpoint to continue from, on every rank; None begins anew.
     """
 
     config: WorkflowConfig
     group: Group
-    shelf: Shelf
+    folder: CheckpointFolder
     state: dict[str, Any] | None
 
     @property
@@ -104,7 +101,7 @@ class History:
         said = counted(again, "row of an epoch is", "rows of an epoch are")
         note = f"; {said} read again, for the minibatches are others than before" if again else ""
         epoch = step // stream.order.steps
-        say(self.group, f"resuming from {self.shelf.folder.name}/{self.state['name']} (epoch {epoch}, "
+        say(self.group, f"resuming from {self.folder.folder.name}/{self.state['name']} (epoch {epoch}, "
                         f"{counted(rows, 'row')})"
                         f"{note}")  # fmt: skip
         return Position(step=step, rows=rows)
@@ -128,7 +125,7 @@ class History:
         if state is not None:
             self._load(state, running, stream, versions)
         since = None if state is None else state["name"]
-        return Checkpoints(self.shelf, group, running, document, keep=self.config.checkpoint.keep, since=since)
+        return Checkpoints(self.folder, group, running, document, keep=self.config.checkpoint.keep, since=since)
 
     def _load(self, state: dict[str, Any], running: Running, stream: Stream, versions: dict[str, str]) -> None:
         group, step = self.group, running.position.step
@@ -144,7 +141,7 @@ class History:
             return regrouped_own(states, rank, source, between=same)
 
         alike = same and state["world"]["processes"] == group.world_size
-        restore(state, self.shelf, running, group, None if alike else deal)
+        restore(state, self.folder, running, group, None if alike else deal)
 
 
 _KEYS = ("training_data_path", "simulation.env")
@@ -159,26 +156,16 @@ def _identity(experience: Experience) -> dict[str, str]:
     }
 
 
-def times(config: WorkflowConfig) -> Times:
-    """Returns how long ranks wait for each other, and how often they compare, while learning."""
-    settings = config.rendezvous
-    return Times(
-        step_seconds=settings.step_timeout_seconds,
-        work_seconds=settings.startup_timeout_seconds,
-        compare_steps=settings.checksum_every_steps,
-    )
-
-
 def short_waits(config: WorkflowConfig, group: Group) -> AbstractContextManager[None]:
     """Lets ranks wait for each other only as long as a step may take, inside the block."""
-    limits = times(config)
-    return patient(group, limits.step_seconds, then=limits.work_seconds)
+    waits = config.rendezvous
+    return patient(group, waits.step_timeout_seconds, then=waits.startup_timeout_seconds)
 
 
 def long_waits(config: WorkflowConfig, group: Group) -> AbstractContextManager[None]:
     """Lets them wait longer again, for work that one of them does alone between two steps."""
-    limits = times(config)
-    return patient(group, limits.work_seconds, then=limits.step_seconds)
+    waits = config.rendezvous
+    return patient(group, waits.startup_timeout_seconds, then=waits.step_timeout_seconds)
 
 
 def with_fault(before_step: Callable[[int], None], group: Group) -> Callable[[int], None]:

@@ -22,9 +22,9 @@ from reagent_lite.errors import counted
 from reagent_lite.export.content import SampleRows
 from reagent_lite.sim.rollout import RolloutSource, regrouped
 from reagent_lite.training.capture import Captured, eager
+from reagent_lite.training.checkpoint import Tree
 from reagent_lite.training.loop import StepPlan, Update
-from reagent_lite.training.resuming import ReadOrder
-from reagent_lite.training.tensors import Tree
+from reagent_lite.training.resume import ReadOrder
 from reagent_lite.types import BatchSource, SourceSpec
 from workflows.judging import Judge, Judgement
 from workflows.learning import captures

@@ -40,7 +40,7 @@ from reagent_lite.evaluation.cpe import evaluate_page
 from reagent_lite.evaluation.figures import figures
 from reagent_lite.evaluation.page import EvaluationPage, build_page, held_out
 from reagent_lite.progress import progress, with_progress
-from reagent_lite.training.tensors import Tree, load_optimizer, optimizer_state, plain
+from reagent_lite.training.checkpoint import Tree, load_optimizer, optimizer_state, plain
 from reagent_lite.types import Actions, TransitionBatch
 from workflows.judging_candidates import candidate_choices
 from workflows.judging_episodes import episode_hashes, scored_episodes, spread

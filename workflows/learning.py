@@ -14,7 +14,7 @@ from reagent_lite.distributed.group import Group
 from reagent_lite.models.q_networks import NetworkSettings, build_q_network
 from reagent_lite.models.value_heads import Bounds, CategoricalHead, QuantileHead, ScalarHead
 from reagent_lite.rl.policies import EpsilonGreedy, Softmax, TargetPolicy
-from reagent_lite.training.optimization import Optimization
+from reagent_lite.training.loop import Optimization
 from reagent_lite.types import SourceSpec
 
 _OPERATIONS_PER_THREAD = 1e8  # [m] below, threads wait for each other longer than they save

@@ -14,7 +14,7 @@ from reagent_lite.errors import counted
 from reagent_lite.evaluation.interval import Interval
 from reagent_lite.evaluation.returns import estimate, play
 from reagent_lite.sim.env import Policy
-from reagent_lite.training.tensors import Tree
+from reagent_lite.training.checkpoint import Tree
 from workflows.judging import Judgement
 from workflows.learning import target_policy
 from workflows.simulation import EPOCH, FINAL, Reader, Simulation

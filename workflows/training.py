@@ -28,20 +28,18 @@ from reagent_lite.export.writer import require_replaceable, write_bundle
 from reagent_lite.files import LOCK, alone_in, require_writable, room_in, write_whole
 from reagent_lite.manifest import canonical
 from reagent_lite.models.preprocessor import Preprocessor
-from reagent_lite.progress import progress
+from reagent_lite.progress import Progress, progress
 from reagent_lite.report.markdown import findings
 from reagent_lite.report.pictures import require_pictures
 from reagent_lite.report.run import PAGE, RunFigures, evaluation_of_run, write_page
 from reagent_lite.sim.cuda import on_stream
-from reagent_lite.training.checkpoint import Checkpoints, Running
-from reagent_lite.training.keeper import Keeper
-from reagent_lite.training.loop import Position, Report, fit
+from reagent_lite.training.checkpoint import Checkpoints, CheckpointSchedule
+from reagent_lite.training.loop import Hooks, Optimization, Position, Report, Running, fit
 from reagent_lite.training.metrics import MetricsWriter
-from reagent_lite.training.optimization import Optimization
 from reagent_lite.training.stop import StopSignal
 from reagent_lite.training.warm_start import warm_start
 from workflows.command_line_training import Outcome
-from workflows.continuing import History, long_waits, look_back, short_waits, times, with_fault
+from workflows.continuing import History, long_waits, look_back, short_waits, with_fault
 from workflows.drawing import PICTURES, draw_pictures
 from workflows.experience import Experience, Judges, Stream, build_judges, gather_experience, open_stream
 from workflows.fitting import write_fitted
@@ -219,8 +217,14 @@ def learn(setup: Setup, signal: StopSignal, writer: MetricsWriter) -> Learned:
     writer.forget_after(position.step)
     watch = ValueWatch(setup.payable, lambda text: say(group, text))
     reporter = _Reporter(config, judges, stream, group, writer, history.figures, watch)
-    running = Running(learner=learner, optimization=optimization, source=stream.source, judges=judges,
-                      position=position, told=reporter.told)  # fmt: skip
+    running = Running(
+        learner=learner,
+        optimization=optimization,
+        source=stream.source,
+        evaluators=judges,
+        position=position,
+        reported=reporter.reported,
+    )
     checkpoints = history.continue_in(running, stream, setup.experience, _versions())
     begin, start = position.rows, time.monotonic()
     with (
@@ -228,19 +232,37 @@ def learn(setup: Setup, signal: StopSignal, writer: MetricsWriter) -> Learned:
         signal.deferred(),
         short_waits(config, group),
     ):
-        keeper = Keeper(config.checkpoint, times(config), group=group, checkpoints=checkpoints, learner=learner,
-                        position=position, signal=signal, note=lambda text: say(group, text))  # fmt: skip
-        fit(
-            learner, stream.source, optimization, group, stream.plan,
-            report=reporter, every_steps=config.rl.tensorboard_logging_freq,
-            before_step=with_fault(stream.before_step, group),
-            on_step=lambda rows: show(rows, stream.rows, reporter.note),
-            stop=judges.satisfied, capture=stream.capture, position=position, between=keeper,
-        )  # fmt: skip
-        keeper.at_end()
+        schedule = CheckpointSchedule(
+            config.checkpoint, config.rendezvous, checkpoints, signal, lambda text: say(group, text)
+        )
+        hooks = _RunHooks(setup, reporter, schedule, show)
+        every_steps = config.rl.tensorboard_logging_freq
+        fit(running, stream.plan, group, hooks, every_steps=every_steps, capture=stream.capture)
+        schedule.at_end()
     rate = (position.rows - begin) / (time.monotonic() - start)
     return Learned(learner=learner, judges=judges, position=position, checkpoints=checkpoints, rows_per_second=rate,
                    latest=reporter.latest, payable=setup.payable)  # fmt: skip
+
+
+class _RunHooks(Hooks):
+    """What a run does around its steps: experience before, figures, progress and checkpoints after."""
+
+    def __init__(self, setup: Setup, reporter: "_Reporter", schedule: CheckpointSchedule, show: Progress) -> None:
+        self._setup, self._reporter, self._schedule, self._show = setup, reporter, schedule, show
+        self._before_step = with_fault(setup.stream.before_step, setup.group)
+
+    def before_step(self, step: int) -> None:
+        self._before_step(step)
+
+    def report(self, report: Report) -> None:
+        self._reporter(report)
+
+    def after_step(self) -> None:
+        self._show(self._setup.position.rows, self._setup.stream.rows, self._reporter.note)
+        self._schedule.after_step()
+
+    def satisfied(self) -> bool:
+        return self._setup.judges.satisfied()
 
 
 class _Reporter:
@@ -260,7 +282,7 @@ class _Reporter:
         self.latest, self._watch = latest, watch
         self.note = ""
 
-    def told(self) -> dict[str, Any]:
+    def reported(self) -> dict[str, Any]:
         """Returns what a checkpoint keeps of the reports: lines of metrics.jsonl, figures of the last epoch."""
         return {"lines": self._writer.kept(), "figures": self.latest}
 

@@ -6,87 +6,203 @@
                                                                 state.json  manifest.json
  space checked ─► temporary folder ─► written, synced, hashed ─► renamed ─► read back ─► older ones removed
 
+ LATEST: a hint for people    quarantine_step_000110/: damaged, kept to be looked at    .step_000130.77.tmp/: unfinished
+
 A failure on the way leaves the checkpoint before it, and a run that goes on.
 """
 
 import json
 import os
+import re
 import shutil
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
+from reagent_lite.config.checkpoint import CheckpointConfig
+from reagent_lite.config.rendezvous import RendezvousConfig
+from reagent_lite.distributed.agreement import Agreement, patient
 from reagent_lite.distributed.group import Group
-from reagent_lite.errors import BundleError
-from reagent_lite.files import FolderIdentity
-from reagent_lite.training.checkpoint_shelf import JUDGES, LEARNER, OPTIMIZER, STATE, Shelf, rank_file
-from reagent_lite.training.loop import Position
-from reagent_lite.training.optimization import Optimization
-from reagent_lite.training.tensors import Tree, flat, optimizer_state, plain
-from reagent_lite.types import BatchSource
+from reagent_lite.errors import BundleError, CheckpointError, PeerError, Problem
+from reagent_lite.files import FolderIdentity, appearing_folder, sync, write_whole
+from reagent_lite.manifest import CHECKPOINT, read_document, seal_folder, verified
+from reagent_lite.training.loop import Running
+from reagent_lite.training.stop import StopSignal
 
+STATE, LEARNER, OPTIMIZER, EVALUATORS = (
+    "state.json",
+    "learner.safetensors",
+    "optimizer.safetensors",
+    "judge.safetensors",
+)
+LATEST = "LATEST"
 _SPARE_BYTES = 1 << 20  # for state.json, the manifest and the folder itself
+_FACTOR = 0x9E3779B97F4A7C15 - (1 << 64)  # odd, so that no power of it is 0: tensors that swap places show
+
+Tree = dict[str, Any]
+"""Nested dictionaries whose leaves are tensors and numbers."""
 
 
-class Stateful(Protocol):
-    """What has a state between two steps."""
-
-    def state_dict(self) -> Tree:
-        """Returns nested dictionaries of tensors and numbers."""
-        ...
-
-    def load_state_dict(self, state: Tree) -> None:
-        """Continues from such a state."""
-        ...
+def rank_file(rank: int) -> str:
+    """Returns the name of the file that holds what one rank had for itself."""
+    return f"rank_{rank:04d}.safetensors"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Running:
-    """Everything of a run that changes while it learns.
+class CheckpointFolder:
+    """The checkpoints of a run on rank 0's disk, ordered as they were written, not by their step.
 
-    Attributes:
-        learner: all its tensors, target networks and running statistics included.
-        optimization: moments, counts, learning rates.
-        source: where this rank reads on.
-        judges: what they have fitted so far, alike on all ranks.
-        position: steps and rows done, and sums since the last report.
-        told: what was reported so far, as JSON; asked when the checkpoint is written.
+    Args:
+        folder: the run's checkpoints folder; it need not exist.
     """
 
-    learner: nn.Module
-    optimization: Optimization
-    source: BatchSource
-    judges: Stateful
-    position: Position
-    told: Callable[[], dict[str, Any]] = dict
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
 
-    def own_state(self, group: Group) -> Tree:
-        """Returns what this rank alone knows."""
-        rng = {"cpu": torch.get_rng_state()}
-        if group.device.type == "cuda":
-            rng["cuda"] = torch.cuda.get_rng_state(group.device)
-        return {"rng": rng, "source": self.source.state_dict(), "meter": self.position.meter.state_dict()}
+    def tidy(self) -> None:
+        """Removes what dead runs left half written, and puts back what one had moved aside."""
+        for path in [*self.folder.glob(".step_*.tmp"), *self.folder.glob(".step_*.old")]:
+            target = self.folder / path.name.split(".")[1]
+            if path.suffix == ".old" and not target.exists():
+                path.rename(target)
+            else:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def names(self) -> list[str]:
+        """Returns the names of all checkpoints, the newest first; damaged ones may be among them."""
+        written = filter(_is_checkpoint, self.folder.glob("step_*"))  # what others put there is not ours to remove
+        return [path.name for path in sorted(written, key=_order, reverse=True)]
+
+    def unfinished(self, note: Callable[[str], None]) -> Tree | None:
+        """Returns state.json and `name` of the newest whole checkpoint of a run that has not ended.
+
+        Args:
+            note: called with what was damaged and where it was set aside.
+
+        Raises:
+            BundleError: there are checkpoints, and none that can be read is whole; all stay where they are.
+        """
+        ended, damaged = set(), []
+        found = None
+        for name in self.names():
+            try:
+                _, kept = verified(self.folder / name, CHECKPOINT, keep={STATE})
+            except (BundleError, OSError) as error:
+                damaged.append((name, str(error).splitlines()[0]))
+                continue
+            state = json.loads(kept[STATE])
+            if state.get("finished", True):
+                ended.add(state.get("run"))
+            elif state["run"] not in ended:
+                found = {**state, "name": name}
+                break
+        if damaged and not found and not ended:  # to begin anew would throw away what a person may still put right
+            expected = "a whole checkpoint of the unfinished run"
+            todo = "Look at the disk, put a copy back, or begin anew with --set checkpoint.resume=false"
+            raise BundleError([Problem(str(self.folder / name), expected, reason, todo) for name, reason in damaged])
+        instead = f"continuing from {found['name']}" if found else "there is no other of an unfinished run"
+        for name, reason in damaged:
+            aside = self._set_aside(self.folder / name)
+            note(f"warning: checkpoint {name} is damaged ({reason}): set aside as {aside}; {instead}")
+        return found
+
+    def clear(self) -> None:
+        """Removes all checkpoints."""
+        for name in self.names():
+            shutil.rmtree(self.folder / name)
+        (self.folder / LATEST).unlink(missing_ok=True)
+
+    @contextmanager
+    def adding(self, name: str, document: Tree) -> Iterator[Path]:
+        """Gives an empty folder that becomes the checkpoint `name` once it is written, hashed and on the disk.
+
+        Args:
+            name: of the checkpoint; an older one of that name makes way.
+            document: what its manifest says beside files.
+
+        Raises:
+            OSError: no space, or a disk that fails; nothing has changed then.
+            BundleError: what was read back is not what was written; it has been set aside.
+        """
+        target = self.folder / name
+        with appearing_folder(target) as temporary:
+            yield temporary
+            seal_folder(temporary, {"kind": "checkpoint", **document})
+        try:
+            verified(target, CHECKPOINT)
+        except BundleError:
+            self._set_aside(target)
+            raise
+        with suppress(OSError):  # the checkpoint is complete; only people read the hint
+            write_whole(self.folder / LATEST, name.encode() + b"\n")
+
+    def keep_only(self, names: list[str]) -> None:
+        """Removes all checkpoints but these."""
+        for name in set(self.names()).difference(names):
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+
+    def finish(self, name: str) -> None:
+        """Marks a checkpoint as the end of its run; its other files stay the same bytes."""
+        folder = self.folder / name
+        state = json.loads((folder / STATE).read_bytes())
+        with self.adding(name, read_document(folder, CHECKPOINT)) as temporary:
+            for file in folder.glob("*.safetensors"):
+                try:
+                    os.link(file, temporary / file.name)
+                except OSError:  # a file system without links
+                    shutil.copyfile(file, temporary / file.name)
+            (temporary / STATE).write_text(json.dumps({**state, "finished": True}, indent=2))
+
+    def _set_aside(self, folder: Path) -> str:
+        names = [f"quarantine_{folder.name}", *(f"quarantine_{folder.name}.{n}" for n in range(1, 1000))]
+        name = next(name for name in names if not (folder.parent / name).exists())
+        folder.rename(folder.parent / name)
+        sync(folder.parent)
+        return name
+
+
+def _is_checkpoint(folder: Path) -> bool:
+    """Whether this program wrote the folder: it has files that others do not write, or lost all it had."""
+    if folder.is_symlink() or not folder.is_dir() or not re.fullmatch(r"step_\d+", folder.name):
+        return False
+    files = {path.name for path in folder.iterdir()}
+    return not files or bool(files & {LEARNER, EVALUATORS, rank_file(0)})
+
+
+def _order(folder: Path) -> tuple[int, int]:
+    """Returns the number a checkpoint was written as, and its step, which decides where that cannot be read."""
+    try:
+        serial = read_document(folder, CHECKPOINT).get("serial", 0)
+    except (BundleError, OSError):
+        serial = 1 << 62  # to be looked at first, and set aside
+    return serial, int(folder.name.removeprefix("step_"))
 
 
 class Checkpoints:
     """Writes a run's checkpoints; every rank has one and calls it at the same steps.
 
     Args:
-        shelf: where they stand; only rank 0 looks at it.
+        folder: where they are; only rank 0 looks at it.
         group: the ranks.
         running: what is saved.
         document: what else each of them says, as JSON; `run` and `serial` among it.
         keep: how many of this run stay.
         since: name of the checkpoint this process continued from, or None.
+
+    Attributes:
+        running, group: as given.
     """
 
     def __init__(
         self,
-        shelf: Shelf,
+        folder: CheckpointFolder,
         group: Group,
         running: Running,
         document: Mapping[str, Any],
@@ -94,44 +210,45 @@ class Checkpoints:
         keep: int,
         since: str | None = None,
     ) -> None:
-        self._shelf, self._group, self._running, self._keep = shelf, group, running, keep
-        self._document = dict(document)
+        self.running, self.group = running, group
+        self._folder, self._keep, self._document = folder, keep, dict(document)
         self._serial = int(document["serial"])
-        self._mine = [] if since is None else [*_older(shelf, since, group), since]
+        self._written = [] if since is None else [*_older(folder, since, group), since]
         self._step = None if since is None else running.position.step
-        self._place = FolderIdentity.of(shelf.folder.parent) if group.is_first else None
+        self._place = FolderIdentity.of(folder.folder.parent) if group.is_first else None
 
     @property
     def latest(self) -> str | None:
         """Name of the newest checkpoint of this run, or None."""
-        return self._mine[-1] if self._mine else None
+        return self._written[-1] if self._written else None
 
     def save(self) -> str:
-        """Saves the run as it stands between two steps; every rank calls it.
+        """Saves the run as it is between two steps; every rank calls it.
 
         Returns:
             What went wrong, the same on every rank, or "".
         """
-        if self._step == self._running.position.step:
+        step, group = self.running.position.step, self.group
+        if self._step == step:
             return ""
-        data = save(flat(self._running.own_state(self._group)))
-        need = sum(self._group.each(len(data)))
-        name = f"step_{self._running.position.step:06d}"
-        parts = self._group.gather_bytes(data)
-        failure = self._write(name, need, parts) if self._group.is_first else ""
+        data = save(flat(own_state(self.running, group)))
+        need = sum(group.each(len(data)))
+        name = f"step_{step:06d}"
+        parts = group.gather_bytes(data)
+        failure = self._write(name, need, parts) if group.is_first else ""
         for _ in parts:  # every rank must run it to its end, whatever happened to the disk
             pass
-        failure = self._group.broadcast_text(failure)
+        failure = group.broadcast_text(failure)
         if not failure:
             self._serial += 1
-            self._mine = [*[kept for kept in self._mine if kept != name][1 - self._keep :], name]
-            self._step = self._running.position.step
-            if self._group.is_first:
-                self._shelf.keep_only(self._mine)
+            self._written = [*[kept for kept in self._written if kept != name][1 - self._keep :], name]
+            self._step = step
+            if group.is_first:
+                self._folder.keep_only(self._written)
         return failure
 
     def finish(self) -> str:
-        """Marks the newest checkpoint as the end of its run; rank 0 calls it once everything stands that it leads to.
+        """Marks the newest checkpoint as the end of its run; rank 0 calls it once the model is written.
 
         Returns:
             What went wrong, or "".
@@ -140,7 +257,7 @@ class Checkpoints:
         assert self._place is not None
         try:
             self._place.require()
-            self._shelf.finish(self.latest)
+            self._folder.finish(self.latest)
         except (OSError, BundleError) as error:
             return str(error)
         return ""
@@ -148,29 +265,30 @@ class Checkpoints:
     def _write(self, name: str, need: int, parts: Iterator[bytes]) -> str:
         """Writes all files and returns "", or leaves things as they were and returns the reason."""
         assert self._place is not None
+        folder = self._folder.folder
         try:
             self._place.require()
             files = self._common()
             need += sum(map(len, files.values())) + _SPARE_BYTES
-            self._shelf.folder.mkdir(exist_ok=True)
-            free = shutil.disk_usage(self._shelf.folder).free
+            folder.mkdir(exist_ok=True)
+            free = shutil.disk_usage(folder).free
             if free < need:
-                return f"it needs {need:,} bytes, and {free:,} are free in {self._shelf.folder}"
-            head = {"step": self._running.position.step, "serial": self._serial + 1}
-            with self._shelf.adding(name, head) as folder:
+                return f"it needs {need:,} bytes, and {free:,} are free in {folder}"
+            head = {"step": self.running.position.step, "serial": self._serial + 1}
+            with self._folder.adding(name, head) as temporary:
                 for file, data in files.items():
-                    (folder / file).write_bytes(data)
+                    (temporary / file).write_bytes(data)
                 for rank, data in enumerate(parts):
-                    (folder / rank_file(rank)).write_bytes(data)
+                    (temporary / rank_file(rank)).write_bytes(data)
         except OSError as error:
-            return f"{os.strerror(error.errno)} ({self._shelf.folder})" if error.errno else str(error)
+            return f"{os.strerror(error.errno)} ({folder})" if error.errno else str(error)
         except BundleError as error:
             return str(error)
         return ""
 
     def _common(self) -> dict[str, bytes]:
         """Returns the files whose content is the same on all ranks."""
-        running = self._running
+        running = self.running
         tensors, settings = optimizer_state(running.optimization.optimizer)
         state = {
             **self._document,
@@ -179,19 +297,189 @@ class Checkpoints:
             "serial": self._serial + 1,
             "parent": self.latest,
             "finished": False,
-            "told": running.told(),
+            "told": running.reported(),
             "optimizer": settings,
             "schedule": running.optimization.progress(),
         }
         return {
             LEARNER: save(plain(running.learner)),
             OPTIMIZER: save(tensors),
-            JUDGES: save(flat(running.judges.state_dict())),
+            EVALUATORS: save(flat(running.evaluators.state_dict())),
             STATE: json.dumps(state, indent=2).encode(),
         }
 
 
-def _older(shelf: Shelf, name: str, group: Group) -> list[str]:
+def _older(folder: CheckpointFolder, name: str, group: Group) -> list[str]:
     """Returns the checkpoints before one, the oldest first; only rank 0 needs to know them."""
-    names = shelf.names() if group.is_first else [name]
+    names = folder.names() if group.is_first else [name]
     return names[names.index(name) + 1 :][::-1]
+
+
+class CheckpointSchedule:
+    """What happens after each step, on every rank: ranks agree, compare, save, and end together when asked to.
+
+    Args:
+        config: when to save.
+        waits: how long ranks wait for each other, and how often they compare.
+        checkpoints: of the run.
+        signal: asks the run to end.
+        note: prints a line, once for all ranks.
+    """
+
+    def __init__(
+        self,
+        config: CheckpointConfig,
+        waits: RendezvousConfig,
+        checkpoints: Checkpoints,
+        signal: StopSignal,
+        note: Callable[[str], None],
+    ) -> None:
+        self._waits, self._checkpoints, self._signal, self._note = waits, checkpoints, signal, note
+        self._running, self._group = checkpoints.running, checkpoints.group
+        self._every_steps = config.every_steps or 0
+        self._every_seconds = float("inf") if config.every_minutes is None else 60 * config.every_minutes
+        self._agreement = Agreement(self._group, self._running.position.step)
+        self._saved_at = time.monotonic()
+        self._say_what_stands()
+
+    def after_step(self) -> None:
+        """Saves and compares where it is time to.
+
+        Raises:
+            Preempted: some rank was asked to end; what can be saved is saved, and all ranks end here.
+            PeerError: ranks hold different numbers.
+        """
+        done = self._running.position.step
+        due = time.monotonic() - self._saved_at >= self._every_seconds
+        agreed = self._agreement.after_step(done, stop=self._signal.wanted, save=due)
+        if agreed.stop or agreed.save or (self._every_steps and done % self._every_steps == 0):
+            failure = self._save()
+            if failure:
+                self._note(f"warning: no checkpoint at step {done:,}: {failure}; {self._signal.standing}")
+        elif done % self._waits.checksum_every_steps == 0:
+            require_equal(self._running.learner, self._group, done)
+        if agreed.stop:
+            raise self._signal.preempted()
+
+    def at_end(self) -> None:
+        """Saves what training leads to, before anything else may fail.
+
+        Raises:
+            CheckpointError: it cannot be saved.
+        """
+        failure = self._save()
+        if failure:
+            where, todo = "checkpoint at the end of training", "Put that right and run the same command again"
+            raise CheckpointError(
+                Problem(where, "room on a disk that works", failure, f"{todo}; {self._signal.standing}")
+            )
+
+    def _save(self) -> str:
+        waits = self._waits
+        with patient(self._group, waits.startup_timeout_seconds, then=waits.step_timeout_seconds):
+            require_equal(self._running.learner, self._group, self._running.position.step)
+            failure = self._checkpoints.save()
+        self._saved_at = time.monotonic()
+        self._say_what_stands()
+        return failure
+
+    def _say_what_stands(self) -> None:
+        if self._checkpoints.latest is not None:
+            self._signal.standing = f"checkpoint {self._checkpoints.latest} stands; run the same command again to go on"
+
+
+def own_state(running: Running, group: Group) -> Tree:
+    """Returns what this rank alone knows of a run."""
+    rng = {"cpu": torch.get_rng_state()}
+    if group.device.type == "cuda":
+        rng["cuda"] = torch.cuda.get_rng_state(group.device)
+    return {"rng": rng, "source": running.source.state_dict(), "meter": running.position.meter.state_dict()}
+
+
+def flat(tree: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Returns the leaves by path, on the CPU and contiguous; numbers become tensors [] of 64 bits."""
+    leaves: dict[str, Tensor] = {}
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            leaves |= {f"{name}/{path}": leaf for path, leaf in flat(value).items()}
+        elif isinstance(value, Tensor):
+            leaves[name] = value.detach().cpu().contiguous()
+        else:
+            leaves[name] = torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else torch.int64)
+    return leaves
+
+
+def nested(leaves: Mapping[str, Tensor]) -> Tree:
+    """Returns the tree of which `flat` gives the leaves; numbers are tensors [], which int() and bool() read."""
+    tree: Tree = {}
+    for path, leaf in leaves.items():
+        *parents, name = path.split("/")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[name] = leaf
+    return tree
+
+
+def plain(module: nn.Module) -> dict[str, Tensor]:
+    """Returns a module's tensors on the CPU; those that share memory are copied apart, as safetensors wants it."""
+    return {name: value.detach().cpu().contiguous().clone() for name, value in module.state_dict().items()}
+
+
+def optimizer_state(optimizer: Optimizer) -> tuple[dict[str, Tensor], Tree]:
+    """Splits an optimizer's state into tensors by "index.name", and class, settings and numbers as JSON."""
+    whole = optimizer.state_dict()
+    tensors: dict[str, Tensor] = {}
+    numbers: dict[str, dict[str, Any]] = {}
+    for index, entries in whole["state"].items():
+        for name, value in entries.items():
+            if isinstance(value, Tensor):
+                tensors[f"{index}.{name}"] = value.detach().cpu().contiguous().clone()
+            else:
+                numbers.setdefault(str(index), {})[name] = value
+    # a learning rate that CUDA graphs read is a tensor
+    groups = [
+        {name: value.item() if isinstance(value, Tensor) else value for name, value in group.items()}
+        for group in whole["param_groups"]
+    ]
+    return tensors, {"class": type(optimizer).__name__, "groups": groups, "numbers": numbers}
+
+
+def load_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor], settings: Tree) -> None:
+    """Loads moments and counts; learning rate and decay stay as they are."""
+    state: dict[int, dict[str, Any]] = {int(index): dict(values) for index, values in settings["numbers"].items()}
+    for key, value in tensors.items():
+        index, _, name = key.partition(".")
+        state.setdefault(int(index), {})[name] = value
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def checksum(module: nn.Module) -> int:
+    """Returns an int64 that changes with every single bit of a module's tensors; waits for the device once."""
+    sums = torch.stack([_bits(tensor).sum(dtype=torch.int64) for tensor in module.state_dict().values()])
+    factors = torch.full_like(sums, _FACTOR).cumprod(0)
+    return int((sums * factors).sum())
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return tensor.detach().contiguous().view(-1).view(kinds[tensor.element_size()])
+
+
+def require_equal(module: nn.Module, group: Group, step: int) -> None:
+    """Compares a module between ranks; every rank calls it, and all raise or none.
+
+    Raises:
+        PeerError: some ranks hold other numbers than most, or, where there is no majority, than rank 0.
+    """
+    sums = group.each(checksum(module))
+    counts = Counter(sums)
+    if len(counts) == 1:
+        return
+    usual, count = counts.most_common(1)[0]
+    right = usual if count > len(sums) / 2 else sums[0]
+    others = ", ".join(str(rank) for rank, value in enumerate(sums) if value != right)
+    alike = ", ".join(str(rank) for rank, value in enumerate(sums) if value == right)
+    got = f"parameters differ between ranks: {others} from {alike}"
+    todo = "Memory or a kernel of one of them is at fault; the checkpoint before it is good"
+    raise PeerError(Problem(f"step {step}", "the same parameters on all ranks", got, todo))

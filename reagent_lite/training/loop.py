@@ -3,15 +3,16 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from reagent_lite.distributed.group import Group
 from reagent_lite.distributed.rehearsal import rehearse
 from reagent_lite.training.metrics import Meter
-from reagent_lite.training.optimization import Optimization
 from reagent_lite.types import BatchSource
 
 
@@ -36,6 +37,41 @@ class StepPlan(Protocol):
     def rows_of_step(self, step: int) -> int:
         """Returns the rows of a step over all ranks."""
         ...
+
+
+@dataclass(slots=True, kw_only=True)
+class Optimization:
+    """An optimizer and what surrounds its step: clipping, the schedule of learning rates, cleared gradients.
+
+    Attributes:
+        optimizer: over the learner's trainable parameters.
+        schedule: stepped once an epoch, or None for a fixed learning rate.
+        clip_norm: largest norm of the whole gradient, or None.
+    """
+
+    optimizer: Optimizer
+    schedule: LRScheduler | None = None
+    clip_norm: float | None = None
+
+    def step(self) -> None:
+        """Clips, moves the parameters and clears the gradients."""
+        if self.clip_norm is not None:
+            parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+            nn.utils.clip_grad_norm_(parameters, self.clip_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def progress(self) -> dict[str, Any] | None:
+        """Returns how far the schedule is, as JSON; the rates themselves stand with the optimizer's settings."""
+        if self.schedule is None:
+            return None
+        return {"last_epoch": self.schedule.last_epoch, "_step_count": self.schedule._step_count}
+
+    def load_progress(self, saved: dict[str, Any] | None) -> None:
+        """Continues the schedule; call it once the rates are restored."""
+        if self.schedule is not None and saved is not None:
+            rates = [group["lr"] for group in self.optimizer.param_groups]
+            self.schedule.load_state_dict({**saved, "_last_lr": rates})
 
 
 @dataclass(slots=True, kw_only=True)
@@ -75,40 +111,77 @@ class Report:
 Update = Callable[[], None]
 
 
+class Stateful(Protocol):
+    """What has a state between two steps."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns nested dictionaries of tensors and numbers."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues from such a state."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """Everything of a run that changes while it learns.
+
+    Attributes:
+        learner: forward(batch) -> (loss, metrics), row_errors and after_step(); all its tensors, target networks and
+            running statistics included, are its state.
+        optimization: moments, counts, learning rates.
+        source: batches of this rank.
+        evaluators: what they have fitted so far, alike on all ranks.
+        position: steps and rows done, and sums since the last report.
+        reported: what was reported so far, as JSON; asked when a checkpoint is written.
+    """
+
+    learner: nn.Module
+    optimization: Optimization
+    source: BatchSource
+    evaluators: Stateful
+    position: Position = field(default_factory=Position)
+    reported: Callable[[], dict[str, Any]] = dict
+
+
+class Hooks:
+    """What happens around the steps of a run, on every rank; the methods here do nothing."""
+
+    def before_step(self, step: int) -> None:
+        """Called with the number of the step that follows; a simulation collects experience here."""
+
+    def report(self, report: Report) -> None:
+        """Called at the end of each epoch, and every `every_steps` steps."""
+
+    def after_step(self) -> None:
+        """Called after each step and what is reported of it; checkpoints are saved here."""
+
+    def satisfied(self) -> bool:
+        """Asked between two epochs whether the run may end; every rank must answer alike."""
+        return False
+
+
 def fit(
-    learner: nn.Module,
-    source: BatchSource,
-    optimization: Optimization,
-    group: Group,
+    running: Running,
     plan: StepPlan,
+    group: Group,
+    hooks: Hooks,
     *,
-    report: Callable[[Report], None],
     every_steps: int | None = None,
-    before_step: Callable[[int], None] = lambda step: None,
-    on_step: Callable[[int], None] = lambda rows: None,
-    stop: Callable[[], bool] = lambda: False,
     capture: Callable[[Update], Update] = lambda update: update,
-    position: Position | None = None,
-    between: Callable[[], None] = lambda: None,
-) -> int:
-    """Trains from the position to the plan's last step and returns the number of steps done since the run began.
+) -> None:
+    """Trains from the run's position, which it keeps up to date, to the plan's last step.
 
     Args:
-        learner: forward(batch) -> (loss, metrics), row_errors and after_step().
-        source: batches of this rank, minibatches_per_step of them a step.
-        optimization: optimizer, schedule, clipping.
-        group: averages gradients and metrics over ranks.
+        running: learner, optimizer and batches, minibatches_per_step of them a step.
         plan: number of steps.
-        report: called on every rank at the end of each epoch, and every `every_steps` steps.
-        every_steps: more reports, or None.
-        before_step: called with the number of the step that follows; a simulation collects experience here.
-        on_step: called after each step with the rows read by all ranks so far.
-        stop: asked between two epochs; every rank must answer alike.
+        group: averages gradients and metrics over ranks.
+        hooks: called around the steps.
+        every_steps: reports between the ends of epochs, or None.
         capture: turns an update on fixed buffers into one that is replayed on the device.
-        position: where to begin, and kept up to date; None begins at the beginning.
-        between: called after each step and what is reported of it; checkpoints are saved here.
     """
-    at = Position() if position is None else position
+    learner, optimization, at = running.learner, running.optimization, running.position
     wrapped = group.wrap(learner)
     clock = Clock()
     learner.train()
@@ -118,7 +191,7 @@ def fit(
         nonlocal rehearsed
         for minibatch in range(plan.minibatches_per_step):
             with clock("time/gather"):
-                batch = next(source)
+                batch = next(running.source)
             if not rehearsed:
                 rehearse(wrapped, lambda: wrapped(batch)[0])  # noqa: B023 # called at once
                 rehearsed = True
@@ -128,7 +201,7 @@ def fit(
                 if last:
                     group.entering(at.step)  # gradients are averaged on the way back
                 loss.backward()
-            source.learned(learner.row_errors)  # type: ignore[arg-type]
+            running.source.learned(learner.row_errors)  # type: ignore[arg-type]
             at.meter.add(metrics)
         with clock("time/step"):
             optimization.step()
@@ -137,24 +210,22 @@ def fit(
     one_step = capture(update)
     num_steps, steps_per_epoch = plan.num_steps, plan.steps_per_epoch
     while at.step < num_steps:
-        if at.step and at.step % steps_per_epoch == 0 and stop():
+        if at.step and at.step % steps_per_epoch == 0 and hooks.satisfied():
             break
         with clock("time/simulate"):
-            before_step(at.step)
+            hooks.before_step(at.step)
         one_step()
         at.meter.step()
         at.rows += plan.rows_of_step(at.step)
         at.step += 1
-        on_step(at.rows)
         end_of_epoch = at.step % steps_per_epoch == 0 or at.step == num_steps
         if end_of_epoch and optimization.schedule is not None:
             optimization.schedule.step()
         if end_of_epoch or (every_steps and at.step % every_steps == 0):
             figures = at.meter.means(group) | clock.seconds() | {"learning_rate": _learning_rate(optimization)}
             epoch = -(-at.step // steps_per_epoch) if end_of_epoch else at.step // steps_per_epoch
-            report(Report(step=at.step, epoch=epoch, end_of_epoch=end_of_epoch, rows=at.rows, metrics=figures))
-        between()
-    return at.step
+            hooks.report(Report(step=at.step, epoch=epoch, end_of_epoch=end_of_epoch, rows=at.rows, metrics=figures))
+        hooks.after_step()
 
 
 class Clock:

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors.torch import load
@@ -11,10 +10,9 @@ from torch.optim import Optimizer
 
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import ConfigError, Problem
-from reagent_lite.manifest import BUNDLE, CHECKPOINT, verified
-from reagent_lite.training.checkpoint_shelf import LEARNER, OPTIMIZER, STATE, Shelf
-from reagent_lite.training.first_reads import Files, first_reads
-from reagent_lite.training.tensors import Tree, differences, load_optimizer
+from reagent_lite.manifest import BUNDLE, CHECKPOINT, FILE_NAME, Kind, verified
+from reagent_lite.training.checkpoint import LEARNER, OPTIMIZER, STATE, CheckpointFolder, load_optimizer
+from reagent_lite.training.resume import Files, first_reads
 
 _KEY = "training.warm_start_model_path"
 _FOLDER, _WEIGHTS = "folder", "weights.safetensors"
@@ -41,7 +39,10 @@ def warm_start(path: str, learner: nn.Module, optimizer: Optimizer | None, group
     if optimizer is None:
         return f"warm start: learner of {folder}; the optimizer starts anew"
     settings = json.loads(files[STATE])["optimizer"]
-    _require_class(optimizer, settings, path)
+    if settings["class"] != type(optimizer).__name__:
+        expected, got = f"the state of {type(optimizer).__name__}", f"that of {settings['class']} at {path}"
+        todo = "Set training.do_not_warm_start_optimizer to true, or the same training.optimizer"
+        raise ConfigError(Problem(_KEY, expected, got, todo))
     load_optimizer(optimizer, load(files[OPTIMIZER]), settings)
     return f"warm start: learner and optimizer of {folder}"
 
@@ -65,48 +66,41 @@ def _under(prefix: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _read(path: Path) -> Files:
-    found = _find(path)
-    wanted = {_WEIGHTS} if found.model else {LEARNER, OPTIMIZER, STATE}
-    _, kept = verified(found.folder, BUNDLE if found.model else CHECKPOINT, keep=wanted)
-    return {_FOLDER: str(found.folder).encode(), **kept}
+    folder, kind = _find(path)
+    wanted = {_WEIGHTS} if kind is BUNDLE else {LEARNER, OPTIMIZER, STATE}
+    return {_FOLDER: str(folder).encode(), **verified(folder, kind, keep=wanted)[1]}
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    folder: Path
-    model: bool
-
-
-def _find(path: Path) -> _Found:
+def _find(path: Path) -> tuple[Path, Kind]:
     """Accepts what an earlier run left, at any of its levels; the newest checkpoint where there are several."""
     for folder in (path, path / "checkpoints"):
         if (folder / LEARNER).is_file():
-            return _Found(folder, model=False)
-        steps = [name for name in Shelf(folder).names() if (folder / name / "manifest.json").is_file()]
-        if steps:
-            return _Found(folder / steps[0], model=False)
+            return folder, CHECKPOINT
+        names = (name for name in CheckpointFolder(folder).names() if (folder / name / FILE_NAME).is_file())
+        if newest := next(names, None):
+            return folder / newest, CHECKPOINT
     for folder in (path, path / "model"):
         if (folder / _WEIGHTS).is_file():
-            return _Found(folder, model=True)
+            return folder, BUNDLE
     got = "a file" if path.is_file() else "a folder without either" if path.is_dir() else "nothing"
     advice = "Pickled models of the 2019 workflows are not read" if path.is_file() else ""
     raise ConfigError(Problem(_KEY, f"an output folder, checkpoint or exported model at {path}", got, advice))
 
 
 def _assign(module: nn.Module, saved: Mapping[str, Tensor], path: str) -> None:
-    differs = differences(module.state_dict(), saved)
+    """Loads tensors, or refuses them and names those that are missing, unknown, or of another shape."""
+    own = module.state_dict()
+    differs = [
+        f"{name} {_shape(saved.get(name))} instead of {_shape(own.get(name))}"
+        for name in sorted(own.keys() | saved.keys())
+        if _shape(saved.get(name)) != _shape(own.get(name))
+    ]
     if differs:
-        shown = "; ".join(differs[:8]) + (f"; and {len(differs) - 8} more" if len(differs) > 8 else "")
-        raise ConfigError(
-            Problem(_KEY, "the same network", f"at {path}: {shown}",
-                    "Give training.layers, rainbow and the features of the earlier run, or start without it")
-        )  # fmt: skip
+        more = f"; and {len(differs) - 8} more" if len(differs) > 8 else ""
+        todo = "Give training.layers, rainbow and the features of the earlier run, or start without it"
+        raise ConfigError(Problem(_KEY, "the same network", f"at {path}: {'; '.join(differs[:8])}{more}", todo))
     module.load_state_dict(dict(saved))
 
 
-def _require_class(optimizer: Optimizer, settings: Tree, path: str) -> None:
-    if settings["class"] != type(optimizer).__name__:
-        raise ConfigError(
-            Problem(_KEY, f"the state of {type(optimizer).__name__}", f"that of {settings['class']} at {path}",
-                    "Set training.do_not_warm_start_optimizer to true, or the same training.optimizer")
-        )  # fmt: skip
+def _shape(tensor: Tensor | None) -> str:
+    return "absent" if tensor is None else str(list(tensor.shape))

@@ -21,7 +21,7 @@ from reagent_lite.algorithms.dqn import DQN, DQNSettings
 from reagent_lite.models import q_networks
 from reagent_lite.models.q_networks import NetworkSettings, build_q_network
 from reagent_lite.models.value_heads import ScalarHead
-from reagent_lite.training.optimization import Optimization
+from reagent_lite.training.loop import Optimization
 from reagent_lite.types import Actions, SourceSpec, TransitionBatch
 
 ROWS = 512

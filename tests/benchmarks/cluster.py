@@ -60,7 +60,7 @@ import torch
 from reagent_lite.config.rendezvous import RendezvousConfig
 from reagent_lite.distributed.agreement import Agreement
 from reagent_lite.distributed.group import Place, joined
-from reagent_lite.training.checksum import require_equal
+from reagent_lite.training.checkpoint import require_equal
 every = RendezvousConfig().checksum_every_steps
 with joined(Place.read(), torch.device("cpu")) as group:
     learner, gradient = torch.nn.Sequential(torch.nn.Linear(4, 128), torch.nn.Linear(128, 64)), torch.zeros(9000)

@@ -12,15 +12,14 @@ from oracles.batches import random_batch
 
 from reagent_lite.algorithms.dqn import DQN, DQNSettings
 from reagent_lite.config.checkpoint import CheckpointConfig
+from reagent_lite.config.rendezvous import RendezvousConfig
 from reagent_lite.distributed.agreement import Agreement
 from reagent_lite.distributed.group import Group, Place, joined
 from reagent_lite.errors import PeerError
 from reagent_lite.models.q_networks import NetworkSettings, build_q_network
 from reagent_lite.models.value_heads import ScalarHead
-from reagent_lite.training.checkpoint import Checkpoints, Running
-from reagent_lite.training.checkpoint_shelf import Shelf
-from reagent_lite.training.keeper import Keeper, Times
-from reagent_lite.training.loop import Optimization, Position, fit
+from reagent_lite.training.checkpoint import CheckpointFolder, Checkpoints, CheckpointSchedule
+from reagent_lite.training.loop import Hooks, Optimization, Running, fit
 from reagent_lite.training.stop import StopSignal
 from reagent_lite.types import SourceSpec, TransitionBatch
 
@@ -77,25 +76,29 @@ def diverge(group: Group, folder: Path) -> dict[str, object]:
     )
     learner = DQN(network, ScalarHead(), DQNSettings(gamma=0.9, target_update_rate=0.1))
     optimization = Optimization(optimizer=torch.optim.SGD(network.parameters(), lr=0.01))
-    source, position = Rows(), Position()
-    running = Running(learner=learner, optimization=optimization, source=source, judges=source, position=position)
+    source = Rows()
+    running = Running(learner=learner, optimization=optimization, source=source, evaluators=source)
     document = {"run": "r", "serial": 0, "world": {"processes": group.world_size}}
-    signal, notes = StopSignal(), []
-    keeper = Keeper(
-        CheckpointConfig(every_steps=2), Times(step_seconds=60, work_seconds=60, compare_steps=5), group=group,
-        checkpoints=Checkpoints(Shelf(folder / "checkpoints"), group, running, document, keep=9), learner=learner,
-        position=position, signal=signal, note=notes.append,
-    )  # fmt: skip
+    schedule = CheckpointSchedule(
+        CheckpointConfig(every_steps=2),
+        RendezvousConfig(step_timeout_seconds=60, startup_timeout_seconds=60, checksum_every_steps=5),
+        Checkpoints(CheckpointFolder(folder / "checkpoints"), group, running, document, keep=9),
+        StopSignal(),
+        print,
+    )
 
-    def flip(step: int) -> None:
-        if step == 4 and group.rank == 1:
-            next(learner.q_network.parameters()).data.view(-1).view(torch.int32)[0] ^= 1
+    class Flip(Hooks):
+        def before_step(self, step: int) -> None:
+            if step == 4 and group.rank == 1:
+                next(learner.q_network.parameters()).data.view(-1).view(torch.int32)[0] ^= 1
+
+        def after_step(self) -> None:
+            schedule.after_step()
 
     try:
-        fit(learner, source, optimization, group, Plan(), report=lambda report: None, before_step=flip,
-            position=position, between=keeper)  # fmt: skip
+        fit(running, Plan(), group, Flip())
     except PeerError as error:
-        return {"error": str(error), "step": position.step}
+        return {"error": str(error), "step": running.position.step}
     return {}
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from reagent_lite.distributed.agreement import Agreed, Agreement, steps_between
 from reagent_lite.distributed.group import Group, Place
-from reagent_lite.training.checksum import checksum
+from reagent_lite.training.checkpoint import checksum
 
 WORKER = str(Path(__file__).with_name("agreement_worker.py"))
 

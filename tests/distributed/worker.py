@@ -17,7 +17,7 @@ from reagent_lite.distributed.workers import end_with_parent, report_failure
 from reagent_lite.errors import DataError, Problem, ReagentLiteError
 from reagent_lite.models.q_networks import NetworkSettings, build_q_network
 from reagent_lite.models.value_heads import ScalarHead
-from reagent_lite.training.loop import Optimization, Report, fit
+from reagent_lite.training.loop import Hooks, Optimization, Report, Running, fit
 from reagent_lite.types import SourceSpec, TransitionBatch
 
 SHARES = {"one": (1,), "even": (1, 1), "uneven": (3, 1)}
@@ -56,8 +56,15 @@ def learn(task: str, group: Group, out: Path) -> None:
     learner = DQN(network, ScalarHead(), DQNSettings(gamma=0.9, target_update_rate=0.1))
     optimization = Optimization(optimizer=torch.optim.Adam(learner.q_network.parameters(), lr=1e-3))
     reports: list[Report] = []
-    steps = fit(learner, Source(plan, group.rank), optimization, group, plan, report=reports.append)
-    assert steps == 104
+
+    class Reports(Hooks):
+        def report(self, report: Report) -> None:
+            reports.append(report)
+
+    source = Source(plan, group.rank)
+    running = Running(learner=learner, optimization=optimization, source=source, evaluators=source)
+    fit(running, plan, group, Reports())
+    assert running.position.step == 104
     assert [report.step for report in reports] == [13 * epoch for epoch in range(1, 9)]
     out.mkdir(parents=True, exist_ok=True)
     save_file(learner.state_dict(), out / f"rank{group.rank}.safetensors")

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from reagent_lite.config import ParametricDqnConfig, WorkflowConfig, check
 from reagent_lite.distributed.group import Group
-from reagent_lite.training.checkpoint_shelf import Shelf
+from reagent_lite.training.checkpoint import CheckpointFolder
 from reagent_lite.training.metrics import MetricsWriter
 from reagent_lite.training.stop import StopSignal
 from workflows.continuing import look_back
@@ -90,7 +90,7 @@ class Laboratory:
 
 def read(folder: Path) -> tuple[dict[str, torch.Tensor], list[Tree]]:
     """Returns all tensors of the newest checkpoint, and the lines of metrics without times."""
-    checkpoint = folder / "checkpoints" / Shelf(folder / "checkpoints").names()[0]
+    checkpoint = folder / "checkpoints" / CheckpointFolder(folder / "checkpoints").names()[0]
     tensors = {
         f"{file.name}:{name}": tensor
         for file in sorted(checkpoint.glob("*.safetensors"))

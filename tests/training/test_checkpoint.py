@@ -19,11 +19,9 @@ from reagent_lite.distributed.group import Group, Place
 from reagent_lite.errors import BundleError, ConfigError
 from reagent_lite.models.q_networks import NetworkSettings, build_q_network
 from reagent_lite.models.value_heads import ScalarHead
-from reagent_lite.training.checkpoint import Checkpoints, Running
-from reagent_lite.training.checkpoint_shelf import Shelf
-from reagent_lite.training.loop import Position
-from reagent_lite.training.optimization import Optimization
-from reagent_lite.training.resuming import look_for, restore
+from reagent_lite.training.checkpoint import CheckpointFolder, Checkpoints
+from reagent_lite.training.loop import Optimization, Position, Running
+from reagent_lite.training.resume import look_for, restore
 from reagent_lite.training.warm_start import warm_start
 from reagent_lite.types import SourceSpec, TransitionBatch
 
@@ -31,7 +29,7 @@ ALONE = Group(Place(), torch.device("cpu"))
 
 
 class Numbered:
-    """A source and judges of nothing but a number."""
+    """A source and evaluators of nothing but a number."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -60,7 +58,7 @@ def running(optimizer: str = "Adam", hidden: int = 8, step: int = 0) -> Running:
     schedule = torch.optim.lr_scheduler.ExponentialLR(made, 0.5)
     return Running(
         learner=learner, optimization=Optimization(optimizer=made, schedule=schedule), source=Numbered(),
-        judges=Numbered(), position=Position(step=step, rows=10 * step),
+        evaluators=Numbered(), position=Position(step=step, rows=10 * step),
     )  # fmt: skip
 
 
@@ -78,7 +76,7 @@ def steps(run: Running, *seeds: int) -> None:
 
 def checkpoints(folder: Path, run: Running, *, name: str = "r", keep: int = 2, serial: int = 0) -> Checkpoints:
     document = {"run": name, "serial": serial, "world": {"processes": 1}}
-    return Checkpoints(Shelf(folder), ALONE, run, document, keep=keep)
+    return Checkpoints(CheckpointFolder(folder), ALONE, run, document, keep=keep)
 
 
 def saved(folder: Path, *at: int, **other: Any) -> Checkpoints:
@@ -109,10 +107,10 @@ def test_a_restored_run_goes_on_bit_for_bit(tmp_path: Path, optimizer: str) -> N
     steps(first, 4, 5)
 
     notes: list[str] = []
-    state = look_for(Shelf(tmp_path), ALONE, notes.append, wanted=True)
+    state = look_for(CheckpointFolder(tmp_path), ALONE, notes.append, wanted=True)
     assert state is not None
     assert (state["name"], state["step"], state["rows"], state["parent"], notes) == ("step_000003", 3, 30, None, [])
-    restore(state, Shelf(tmp_path), second, ALONE, None)
+    restore(state, CheckpointFolder(tmp_path), second, ALONE, None)
     assert second.source.number == 3  # type: ignore[attr-defined]
     assert second.optimization.optimizer.param_groups[0]["lr"] == 0.01 * 0.5 * 0.5 * 0.5
     steps(second, 4, 5)
@@ -127,10 +125,10 @@ def test_the_state_of_the_generator_is_part_of_it(tmp_path: Path) -> None:
     torch.manual_seed(3)
     checkpoints(tmp_path, run).save()
     drawn = torch.rand(4).tolist()
-    state = look_for(Shelf(tmp_path), ALONE, print, wanted=True)
+    state = look_for(CheckpointFolder(tmp_path), ALONE, print, wanted=True)
     assert state is not None
     torch.manual_seed(99)
-    restore(state, Shelf(tmp_path), running(), ALONE, None)
+    restore(state, CheckpointFolder(tmp_path), running(), ALONE, None)
     assert torch.rand(4).tolist() == drawn
 
 
@@ -169,17 +167,17 @@ def test_the_order_of_writing_counts_not_the_step(tmp_path: Path) -> None:
     """After a change of the minibatch a later checkpoint may have a lower step."""
     saved(tmp_path, 20)
     low = running(step=7)
-    shelf = Shelf(tmp_path)
-    Checkpoints(shelf, ALONE, low, {"run": "r", "serial": 1, "world": {}}, keep=2, since="step_000020").save()
+    folder = CheckpointFolder(tmp_path)
+    Checkpoints(folder, ALONE, low, {"run": "r", "serial": 1, "world": {}}, keep=2, since="step_000020").save()
     low.position.step = 9
-    found = shelf.unfinished(print)
+    found = folder.unfinished(print)
     assert found is not None
-    assert found.folder.name == "step_000020"  # saved at its step already: what it began with stands
-    later = Checkpoints(shelf, ALONE, running(step=7), {"run": "r", "serial": 1, "world": {}}, keep=2)
+    assert found["name"] == "step_000020"  # saved at its step already: what it began with stands
+    later = Checkpoints(folder, ALONE, running(step=7), {"run": "r", "serial": 1, "world": {}}, keep=2)
     later.save()
-    found = shelf.unfinished(print)
+    found = folder.unfinished(print)
     assert found is not None
-    assert found.folder.name == "step_000007"
+    assert found["name"] == "step_000007"
 
 
 def test_a_finished_run_is_not_continued(tmp_path: Path) -> None:
@@ -188,20 +186,20 @@ def test_a_finished_run_is_not_continued(tmp_path: Path) -> None:
     assert made.finish() == ""
     assert names(tmp_path) == ["LATEST", "step_000005", "step_000010"]
     assert (tmp_path / "step_000010" / "learner.safetensors").read_bytes() == before
-    shelf = Shelf(tmp_path)
-    assert shelf.unfinished(print) is None  # the one at step 5 belongs to the same run
+    folder = CheckpointFolder(tmp_path)
+    assert folder.unfinished(print) is None  # the one at step 5 belongs to the same run
     (tmp_path / "LATEST").write_text("step_000005\n")
-    assert shelf.unfinished(print) is None
+    assert folder.unfinished(print) is None
     run = running(step=3)
     checkpoints(tmp_path, run, name="next").save()
-    found = shelf.unfinished(print)
+    found = folder.unfinished(print)
     assert found is not None
-    assert found.folder.name == "step_000003"
+    assert found["name"] == "step_000003"
 
 
 def test_resume_false_removes_what_stands(tmp_path: Path) -> None:
     saved(tmp_path, 5)
-    assert look_for(Shelf(tmp_path), ALONE, print, wanted=False) is None
+    assert look_for(CheckpointFolder(tmp_path), ALONE, print, wanted=False) is None
     assert names(tmp_path) == []
 
 
@@ -213,8 +211,8 @@ def test_what_others_put_there_is_neither_removed_nor_a_checkpoint(tmp_path: Pat
     others = names(tmp_path)
     saved(tmp_path, 5, 10, 15)
     assert names(tmp_path) == sorted([*others, "LATEST", "step_000010", "step_000015"])
-    assert look_for(Shelf(tmp_path), ALONE, print, wanted=True) is not None
-    assert look_for(Shelf(tmp_path), ALONE, print, wanted=False) is None
+    assert look_for(CheckpointFolder(tmp_path), ALONE, print, wanted=True) is not None
+    assert look_for(CheckpointFolder(tmp_path), ALONE, print, wanted=False) is None
     assert names(tmp_path) == others
 
 
@@ -226,7 +224,7 @@ def test_what_dead_runs_left_is_removed_or_put_back(tmp_path: Path) -> None:
     # killed between the two renames of a checkpoint that takes the place of another one
     (tmp_path / "step_000010").rename(tmp_path / ".step_000010.77.old")
     notes: list[str] = []
-    state = look_for(Shelf(tmp_path), ALONE, notes.append, wanted=True)
+    state = look_for(CheckpointFolder(tmp_path), ALONE, notes.append, wanted=True)
     assert state is not None
     assert (state["name"], notes) == ("step_000010", [])
     assert names(tmp_path) == ["LATEST", "step_000005", "step_000010"]
@@ -244,9 +242,9 @@ def test_a_flipped_byte_in_any_file_sets_the_newest_aside(tmp_path: Path) -> Non
         altered[len(data) // 2] ^= 1
         file.write_bytes(bytes(altered))
         notes: list[str] = []
-        found = Shelf(tmp_path).unfinished(notes.append)
+        found = CheckpointFolder(tmp_path).unfinished(notes.append)
         assert found is not None
-        assert found.folder.name == "step_000005"
+        assert found["name"] == "step_000005"
         aside = "quarantine_step_000010" + (f".{number}" if number else "")
         assert len(notes) == 1
         assert name in notes[0]
@@ -265,14 +263,14 @@ def test_a_missing_file_and_an_empty_folder_are_damage_too(tmp_path: Path) -> No
     (tmp_path / "step_000013" / "learner.safetensors").touch()
     os.mkfifo(tmp_path / "step_000013" / "manifest.json")
     notes: list[str] = []
-    found = Shelf(tmp_path).unfinished(notes.append)
+    found = CheckpointFolder(tmp_path).unfinished(notes.append)
     assert found is not None
-    assert found.folder.name == "step_000005"
+    assert found["name"] == "step_000005"
     assert len(notes) == 3
     (tmp_path / "step_000005" / "state.json").write_text("{}")
     before = sorted(tmp_path.iterdir())
     with pytest.raises(BundleError, match=r"step_000005: expected a whole checkpoint of the unfinished run"):
-        Shelf(tmp_path).unfinished(notes.append)
+        CheckpointFolder(tmp_path).unfinished(notes.append)
     assert sorted(tmp_path.iterdir()) == before  # a person may still put it right
 
 
@@ -309,22 +307,22 @@ def test_a_disk_that_fills_up_while_writing_keeps_what_stands(disk_of_64_files: 
     steps(run, 1)
     assert made.save().startswith(os.strerror(errno.ENOSPC))
     assert names(disk_of_64_files / "c") == ["LATEST", "step_000000"]
-    found = Shelf(disk_of_64_files / "c").unfinished(print)
+    found = CheckpointFolder(disk_of_64_files / "c").unfinished(print)
     assert found is not None
-    assert found.folder.name == "step_000000"
+    assert found["name"] == "step_000000"
 
 
 def test_a_learning_rate_that_a_graph_reads_is_saved_as_a_number(tmp_path: Path) -> None:
     run = running()
     optimizer = torch.optim.Adam(run.learner.q_network.parameters(), lr=torch.tensor(0.25))  # type: ignore[union-attr]
     fixed = Running(learner=run.learner, optimization=Optimization(optimizer=optimizer), source=run.source,
-                    judges=run.judges, position=run.position)  # fmt: skip
+                    evaluators=run.evaluators, position=run.position)  # fmt: skip
     checkpoints(tmp_path, fixed).save()
-    state = look_for(Shelf(tmp_path), ALONE, print, wanted=True)
+    state = look_for(CheckpointFolder(tmp_path), ALONE, print, wanted=True)
     assert state is not None
     assert state["optimizer"]["groups"][0]["lr"] == 0.25
     optimizer.param_groups[0]["lr"].fill_(0.5)
-    restore(state, Shelf(tmp_path), fixed, ALONE, None)
+    restore(state, CheckpointFolder(tmp_path), fixed, ALONE, None)
     assert optimizer.param_groups[0]["lr"].equal(torch.tensor(0.25))  # a tensor still
 
 

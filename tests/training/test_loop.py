@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from reagent_lite.data.sampling.plan import ReadPlan
 from reagent_lite.distributed.group import Group, Place
 from reagent_lite.models.q_networks import NetworkSettings, build_q_network
-from reagent_lite.training.loop import Position, Report, fit
+from reagent_lite.training.loop import Hooks, Optimization, Position, Report, Running, fit
 from reagent_lite.training.metrics import Meter, MetricsWriter
-from reagent_lite.training.optimization import Optimization
 from reagent_lite.types import SourceSpec
 
 ALONE = Group(Place(), torch.device("cpu"))
@@ -53,18 +52,50 @@ class Numbers:
         return torch.tensor(next(self._batches))
 
 
-def run_line(plan: ReadPlan, source: Numbers, **other: object) -> tuple[Line, list[Report]]:
-    line, reports = Line(), []
+class Recorded(Hooks):
+    """What was asked of the hooks; `satisfied` answers what it is given in turn, then no."""
+
+    def __init__(self, position: Position, *satisfied: bool) -> None:
+        self.position, self._satisfied = position, iter(satisfied)
+        self.before: list[int] = []
+        self.reports: list[Report] = []
+        self.after: list[tuple[int, int]] = []
+
+    def before_step(self, step: int) -> None:
+        self.before.append(step)
+
+    def report(self, report: Report) -> None:
+        self.reports.append(report)
+
+    def after_step(self) -> None:
+        self.after.append((self.position.step, self.position.rows))
+
+    def satisfied(self) -> bool:
+        return next(self._satisfied, False)
+
+
+def run_line(
+    plan: ReadPlan,
+    source: Numbers,
+    *satisfied: bool,
+    clip: float | None = None,
+    at: tuple[int, int] = (0, 0),
+    **other: object,
+) -> tuple[Line, Recorded]:
+    line, position = Line(), Position(step=at[0], rows=at[1])
     optimizer = torch.optim.SGD(line.parameters(), lr=1.0)
     decay = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
-    optimization = Optimization(optimizer=optimizer, schedule=decay, clip_norm=other.pop("clip", None))  # type: ignore[arg-type]
-    fit(line, source, optimization, ALONE, plan, report=reports.append, **other)  # type: ignore[arg-type]
-    return line, reports
+    optimization = Optimization(optimizer=optimizer, schedule=decay, clip_norm=clip)
+    running = Running(learner=line, optimization=optimization, source=source, evaluators=source, position=position)  # type: ignore[arg-type]
+    hooks = Recorded(position, *satisfied)
+    fit(running, plan, ALONE, hooks, **other)  # type: ignore[arg-type]
+    return line, hooks
 
 
 def test_two_minibatches_make_one_step_and_the_rate_decays_by_epoch() -> None:
     plan = ReadPlan(shards=(4,), minibatch=2, minibatches_per_step=2, epochs=2)
-    line, reports = run_line(plan, Numbers([1.0, 2.0], [3.0], [4.0], [5.0]))
+    line, hooks = run_line(plan, Numbers([1.0, 2.0], [3.0], [4.0], [5.0]))
+    reports = hooks.reports
     assert line.w.item() == -(1 + 2 + 3) - 0.5 * (4 + 5)
     assert line.updates == 2
     assert [(r.step, r.epoch, r.end_of_epoch, r.rows) for r in reports] == [(1, 1, True, 4), (2, 2, True, 8)]
@@ -80,15 +111,11 @@ def test_sources_are_told_the_losses_of_their_rows() -> None:
 
 
 def test_a_run_may_prepare_steps_and_end_early() -> None:
-    before: list[int] = []
-    stops = iter([False, True])
     plan = ReadPlan(shards=(2,), minibatch=1, epochs=9)
-    line, reports = run_line(
-        plan, Numbers(*[[1.0]] * 18), before_step=before.append, stop=lambda: next(stops), every_steps=1
-    )
-    assert before == [0, 1, 2, 3]  # asked after each epoch of two steps, not between
+    line, hooks = run_line(plan, Numbers(*[[1.0]] * 18), False, True, every_steps=1)
+    assert hooks.before == [0, 1, 2, 3]  # asked after each epoch of two steps, not between
     assert line.updates == 4
-    assert [r.step for r in reports] == [1, 2, 3, 4]
+    assert [r.step for r in hooks.reports] == [1, 2, 3, 4]
 
 
 def test_every_update_goes_through_what_captures_it() -> None:
@@ -106,13 +133,12 @@ def test_every_update_goes_through_what_captures_it() -> None:
 
 
 def test_clipping_and_reports_between_epochs() -> None:
-    seen: list[int] = []
     plan = ReadPlan(shards=(6,), minibatch=2, epochs=1)
-    line, reports = run_line(plan, Numbers([3.0], [-4.0], [0.25]), clip=1.0, every_steps=2, on_step=seen.append)
+    line, hooks = run_line(plan, Numbers([3.0], [-4.0], [0.25]), clip=1.0, every_steps=2)
     assert line.w.item() == pytest.approx(-1 + 1 - 0.25, abs=1e-5)
-    assert [(r.step, r.end_of_epoch) for r in reports] == [(2, False), (3, True)]
-    assert [r.metrics["td_loss"] for r in reports] == [-0.5, 0.25]
-    assert seen == [2, 4, 6]
+    assert [(r.step, r.end_of_epoch) for r in hooks.reports] == [(2, False), (3, True)]
+    assert [r.metrics["td_loss"] for r in hooks.reports] == [-0.5, 0.25]
+    assert hooks.after == [(1, 2), (2, 4), (3, 6)]
 
 
 def test_meter_means_over_steps_not_minibatches() -> None:
@@ -189,22 +215,15 @@ def test_a_meter_goes_on_from_its_state() -> None:
 
 
 def test_a_loop_begins_at_its_position() -> None:
-    plan, between = ReadPlan(shards=(6,), minibatch=2, epochs=2), []
-    position = Position(step=4, rows=8)
-    line, reports = run_line(
-        plan,
-        Numbers([3.0], [5.0]),
-        position=position,
-        between=lambda: between.append(position.step),
-        stop=lambda: False,
-    )
+    plan = ReadPlan(shards=(6,), minibatch=2, epochs=2)
+    line, hooks = run_line(plan, Numbers([3.0], [5.0]), at=(4, 8))
     assert line.updates == 2
-    assert between == [5, 6]
-    assert [(r.step, r.epoch, r.end_of_epoch, r.rows) for r in reports] == [(6, 2, True, 12)]
-    assert reports[0].metrics["td_loss"] == 4.0
-    at_end, _ = run_line(plan, Numbers(), position=Position(step=6, rows=12))
+    assert hooks.after == [(5, 10), (6, 12)]
+    assert [(r.step, r.epoch, r.end_of_epoch, r.rows) for r in hooks.reports] == [(6, 2, True, 12)]
+    assert hooks.reports[0].metrics["td_loss"] == 4.0
+    at_end, _ = run_line(plan, Numbers(), at=(6, 12))
     assert at_end.updates == 0
-    satisfied, _ = run_line(plan, Numbers(), position=Position(step=3, rows=6), stop=lambda: True)
+    satisfied, _ = run_line(plan, Numbers(), True, at=(3, 6))
     assert satisfied.updates == 0  # the epoch before was good enough, and the run was ended between it and the model
 
 

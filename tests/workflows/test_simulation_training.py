@@ -17,7 +17,7 @@ from reagent_lite.distributed.group import Group, Place
 from reagent_lite.errors import SimulationError
 from reagent_lite.export import load_bundle
 from reagent_lite.sim.rollout import RolloutSource
-from reagent_lite.training.loop import Report, fit
+from reagent_lite.training.loop import Hooks, Report, Running, fit
 from workflows.experience import build_judges, gather_experience, open_stream
 from workflows.judging import Judgement
 from workflows.learning import build_learner, build_optimization
@@ -97,14 +97,21 @@ def fitted(model: type[WorkflowConfig], tree: Tree) -> tuple[int, Judgement]:
     stream = open_stream(config, experience, learner, group)
     judges = build_judges(config, experience, learner, group)
 
-    def report(report: Report) -> None:
-        assert np.isfinite(report.metrics["td_loss"])
-        judges.figures(final=False)
+    class Judged(Hooks):
+        def before_step(self, step: int) -> None:
+            stream.before_step(step)
 
-    steps = fit(learner, stream.source, optimization, group, stream.plan, report=report, stop=judges.satisfied,
-                before_step=stream.before_step)  # fmt: skip
+        def report(self, report: Report) -> None:
+            assert np.isfinite(report.metrics["td_loss"])
+            judges.figures(final=False)
+
+        def satisfied(self) -> bool:
+            return judges.satisfied()
+
+    running = Running(learner=learner, optimization=optimization, source=stream.source, evaluators=judges)
+    fit(running, stream.plan, group, Judged())
     assert stream.figures()["simulation/episodes"] > 0
-    return steps, judges.at_end()
+    return running.position.step, judges.at_end()
 
 
 @pytest.mark.parametrize(

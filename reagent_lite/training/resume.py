@@ -1,7 +1,7 @@
-"""From a checkpoint back to a run: found by rank 0, held against the present config, handed out to all ranks.
+"""From a checkpoint back to a run: found by rank 0, compared with the present config, handed out to all ranks.
 
 newest whole, unfinished ─► same learning config? same data? ─► position in the present plan ─► tensors to every rank
-                              └ no: refused, with the keys       └ another plan: begin of the epoch
+                              └ no: refused, with the keys       └ another plan: beginning of the epoch
 """
 
 import json
@@ -11,45 +11,81 @@ from typing import Any
 
 import torch
 from safetensors.torch import load, save
+from torch import Tensor
 
+from reagent_lite import errors
 from reagent_lite.distributed.group import Group
-from reagent_lite.errors import ConfigError, Problem
+from reagent_lite.errors import ConfigError, Problem, ReagentLiteError
 from reagent_lite.manifest import CHECKPOINT, verified
-from reagent_lite.training.checkpoint import Running
-from reagent_lite.training.checkpoint_shelf import JUDGES, LEARNER, OPTIMIZER, STATE, Found, Shelf, rank_file
-from reagent_lite.training.first_reads import first_reads
-from reagent_lite.training.tensors import Tree, flat, load_optimizer, load_rates, nested
+from reagent_lite.training.checkpoint import (
+    EVALUATORS,
+    LEARNER,
+    OPTIMIZER,
+    STATE,
+    CheckpointFolder,
+    Tree,
+    flat,
+    load_optimizer,
+    nested,
+    rank_file,
+)
+from reagent_lite.training.loop import Running
 
 SAME_RESULT = (
-    "node_index", "num_nodes", "num_processes_per_node", "use_all_avail_gpus", "init_method", "use_gpu",
-    "model_output_path", "rendezvous", "checkpoint", "data.training_copy_dir", "data.residency",
-    "publish_if",
-)  # fmt: skip
+    *("node_index", "num_nodes", "num_processes_per_node", "use_all_avail_gpus", "init_method", "use_gpu"),
+    *("model_output_path", "rendezvous", "checkpoint", "data.training_copy_dir", "data.residency", "publish_if"),
+)
 """Keys, and sections, that say where and how a run computes, not what it learns."""
 
 _ADVICE = "Give another model_output_path, or begin anew with --set checkpoint.resume=false"
 
 
-def look_for(shelf: Shelf, group: Group, note: Callable[[str], None], *, wanted: bool) -> dict[str, Any] | None:
+Files = dict[str, bytes]
+
+
+def first_reads(group: Group, read: Callable[[], Files]) -> Files:
+    """Returns what `read` returns on rank 0, on every rank; every rank calls it.
+
+    Raises:
+        ReagentLiteError: what `read` raised on rank 0, on every rank alike.
+    """
+    files: Files = {}
+    head = ""
+    if group.is_first:
+        try:
+            files = read()
+            head = json.dumps({"names": list(files)})
+        except ReagentLiteError as error:
+            problems = [[p.where, p.expected, p.got, p.todo] for p in error.problems]
+            head = json.dumps({"error": type(error).__name__, "problems": problems})
+    said = json.loads(group.broadcast_text(head))
+    if "error" in said:
+        kind: type[ReagentLiteError] = getattr(errors, said["error"])
+        raise kind(Problem(*problem) for problem in said["problems"])
+    return {name: group.broadcast_bytes(files.get(name)) for name in said["names"]}
+
+
+def look_for(
+    folder: CheckpointFolder, group: Group, note: Callable[[str], None], *, wanted: bool
+) -> dict[str, Any] | None:
     """Returns state.json of the checkpoint to continue from, with its `name`, on every rank; None begins anew.
 
     Args:
-        shelf: looked at, and tidied, by rank 0.
+        folder: looked at, and tidied, by rank 0.
         group: the ranks.
-        note: told what was damaged.
-        wanted: false removes what stands there.
+        note: called with what was damaged.
+        wanted: false removes the checkpoints that are there.
     """
 
-    def read() -> dict[str, bytes]:
-        shelf.tidy()
+    def read() -> Files:
+        folder.tidy()
         if not wanted:
-            shelf.clear()
-        found = shelf.unfinished(note)
-        return {} if found is None else {STATE: json.dumps({**found.state, "name": found.folder.name}).encode()}
+            folder.clear()
+        found = folder.unfinished(note)
+        return {} if found is None else {STATE: json.dumps(found).encode()}
 
     files = first_reads(group, read)
-    state: dict[str, Any] | None = json.loads(files[STATE]) if files else None
-    return state
+    return json.loads(files[STATE]) if files else None
 
 
 def require_same_learning(
@@ -126,7 +162,7 @@ def position_in(state: Mapping[str, Any], now: ReadOrder) -> tuple[int, int, int
 
 def restore(
     state: Mapping[str, Any],
-    shelf: Shelf,
+    folder: CheckpointFolder,
     running: Running,
     group: Group,
     regrouped: Callable[[list[Tree], int], Tree] | None,
@@ -135,22 +171,35 @@ def restore(
 
     Args:
         state: from look_for.
-        shelf: read by rank 0.
+        folder: read by rank 0.
         running: takes everything but its position.
         group: the ranks.
         regrouped: makes the own state of a rank from those of all ranks that saved; None where they are the same.
     """
-    folder = shelf.folder / state["name"]
-    files = first_reads(group, lambda: verified(folder, CHECKPOINT, keep={LEARNER, OPTIMIZER, JUDGES})[1])
+    saved = folder.folder / state["name"]
+    files = first_reads(group, lambda: verified(saved, CHECKPOINT, keep={LEARNER, OPTIMIZER, EVALUATORS})[1])
     running.learner.load_state_dict(load(files[LEARNER]))
-    load_optimizer(running.optimization.optimizer, load(files[OPTIMIZER]), state["optimizer"])
-    load_rates(running.optimization.optimizer, state["optimizer"])
+    optimizer = running.optimization.optimizer
+    load_optimizer(optimizer, load(files[OPTIMIZER]), state["optimizer"])
+    for parameters, settings in zip(optimizer.param_groups, state["optimizer"]["groups"], strict=True):
+        if isinstance(parameters["lr"], Tensor):  # one that CUDA graphs read stays where it is
+            parameters["lr"].fill_(settings["lr"])
+        else:
+            parameters["lr"] = settings["lr"]
     running.optimization.load_progress(state["schedule"])
-    running.judges.load_state_dict(nested(load(files[JUDGES])))
-    parts = None
-    if group.is_first:
-        parts = _parts(Found(folder=folder, state=dict(state)), group, regrouped)
-    own = nested(load(group.scatter_bytes(parts)))
+    running.evaluators.load_state_dict(nested(load(files[EVALUATORS])))
+
+    def own_states() -> Iterator[bytes]:
+        """Yields those of this run's ranks; as saved, one is in memory at a time."""
+        data = ((saved / rank_file(rank)).read_bytes() for rank in range(int(state["world"]["processes"])))
+        if regrouped is None:
+            yield from data
+            return
+        states = [nested(load(one)) for one in data]
+        for rank in range(group.world_size):
+            yield save(flat(regrouped(states, rank)))
+
+    own = nested(load(group.scatter_bytes(own_states() if group.is_first else None)))
     running.source.load_state_dict(own["source"])
     running.position.meter.load_state_dict(own["meter"])
     rng = own.get("rng", {})
@@ -158,18 +207,6 @@ def restore(
         torch.set_rng_state(rng["cpu"])
     if "cuda" in rng and group.device.type == "cuda":
         torch.cuda.set_rng_state(rng["cuda"], group.device)
-
-
-def _parts(found: Found, group: Group, regrouped: Callable[[list[Tree], int], Tree] | None) -> Iterator[bytes]:
-    """Yields the own states of this run's ranks; as saved, one is in memory at a time."""
-    count = int(found.state["world"]["processes"])
-    files = (found.folder / rank_file(rank) for rank in range(count))
-    if regrouped is None:
-        yield from (file.read_bytes() for file in files)
-        return
-    states = [nested(load(file.read_bytes())) for file in files]
-    for rank in range(group.world_size):
-        yield save(flat(regrouped(states, rank)))
 
 
 def regrouped_own(states: list[Tree], rank: int, source: Tree, *, between: bool) -> Tree:

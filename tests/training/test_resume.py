@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from reagent_lite.errors import ConfigError
-from reagent_lite.training.resuming import ReadOrder, position_in, regrouped_own, require_same_learning
-from reagent_lite.training.tensors import flat, nested
+from reagent_lite.training.checkpoint import flat, nested
+from reagent_lite.training.resume import ReadOrder, position_in, regrouped_own, require_same_learning
 
 SAVED = {"epochs": 2, "seed": 0, "node_index": 1, "training": {"learning_rate": 0.1, "layers": [-1, 8, -1]},
          "checkpoint": {"keep": 2}, "data": {"layout": "shards", "residency": "auto"}}  # fmt: skip
