@@ -15,7 +15,7 @@ import json
 import sys
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +153,7 @@ def _documents(
     }
     documents["statistics.json"] = sum(count for count, _ in documents.values()), statistics
     if drifts:
-        tree = {name: asdict(drift) for name, drift in drifts.items()}
+        tree = {name: drift.document() for name, drift in drifts.items()}
         documents["drift.json"] = sum(len(drift.features) for drift in drifts.values()), tree
     return documents
 

@@ -172,6 +172,17 @@ def test_drift_against_a_reference(tmp_path: Path, capsys: pytest.CaptureFixture
         normalized(tmp_path, reference_data_path=str(other))
 
 
+def test_names_of_features_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"state_features": {"age": i + 0.5, "3": i % 2}, "action": "a"} for i in range(40)]
+    log = write_lines(tmp_path / "log.jsonl", rows)
+    norm = {"output_dir": str(tmp_path / "norm"), "feature_overrides": {"age": "CLIP_LOG"}}
+    normalized(tmp_path, norm_params=norm, reference_data_path=str(log))
+    spec = json.loads((tmp_path / "norm" / "state_features_norm.json").read_text())
+    assert list(spec) == list(written(tmp_path)["columns"]["state_features"]["features"]) == ["3", "age"]
+    assert [one["feature_id"] for one in written(tmp_path, "drift.json")["state_features"]["features"]] == [3, "age"]
+    assert capsys.readouterr().err.splitlines()[-1].split()[:2] == ["age", "stable"]
+
+
 def test_what_the_config_cannot_say(tmp_path: Path) -> None:
     tree = {"norm_params": {"cols_to_norm": []}, "drift": {"psi_large": 0.1}}
     with pytest.raises(ConfigError) as caught:

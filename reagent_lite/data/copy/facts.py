@@ -15,6 +15,7 @@ from reagent_lite.data.copy.place import CopyManifest
 from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.features.normalization import normalization_json
 from reagent_lite.errors import DataError, Problem, counted
+from reagent_lite.feature_ids import read, written
 from reagent_lite.types import NormalizationSpec
 
 ORIGIN = ("origin_file.npy", "origin_line.npy")
@@ -78,12 +79,14 @@ class Facts:
     def read(cls, text: str) -> "Facts":
         """Returns the facts that `json` wrote."""
         tree: dict[str, Any] = json.loads(text)
+        tree |= {name: read(tree[name]) for name in ("state_ids", "action_ids")}
         tree |= {name: tuple(value) for name, value in tree.items() if isinstance(value, list)}
         return cls(**tree)
 
     def json(self) -> str:
         """Returns the facts as text."""
-        return json.dumps(asdict(self))
+        ids = {"state_ids": written(self.state_ids), "action_ids": written(self.action_ids)}
+        return json.dumps({**asdict(self), **ids})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

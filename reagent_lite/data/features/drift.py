@@ -10,14 +10,15 @@ Two samples of one distribution differ by chance; a figure below what 95 % of su
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 import numpy as np
 
 from reagent_lite.config.drift import DriftConfig
 from reagent_lite.data.features.summary import ColumnSummary, Floats
 from reagent_lite.errors import DataError, Problem
+from reagent_lite.feature_ids import written
 
 Verdict = Literal["stable", "moderate", "large"]
 VERDICTS: tuple[Verdict, ...] = ("stable", "moderate", "large")
@@ -59,6 +60,14 @@ class Drift:
     features: tuple[FeatureDrift, ...]
     only_in_training: tuple[int, ...]
     only_in_reference: tuple[int, ...]
+
+    def document(self) -> dict[str, Any]:
+        """Returns the column's part of drift.json."""
+        return {
+            "features": [{**asdict(one), "feature_id": written([one.feature_id])[0]} for one in self.features],
+            "only_in_training": written(self.only_in_training),
+            "only_in_reference": written(self.only_in_reference),
+        }
 
 
 def drift_between(training: ColumnSummary, reference: ColumnSummary, settings: DriftConfig, *, where: str) -> Drift:
@@ -178,6 +187,6 @@ def _drift_line(one: FeatureDrift) -> str:
     figures = [("n/a" if figure is None else f"{figure:.4f}") for figure in (one.psi, one.ks)]
     means = ["n/a" if mean is None else f"{mean:.4g}" for mean in (one.reference_mean, one.mean)]
     return (
-        f"{one.feature_id:>12}  {one.verdict:<8}  {figures[0]:>8} {figures[1]:>7}  "
+        f"{one.feature_id!s:>12}  {one.verdict:<8}  {figures[0]:>8} {figures[1]:>7}  "
         f"{one.reference_present:7.2%} → {one.present:7.2%}  {means[0]} → {means[1]}"
     )

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from reagent_lite.data.rows.hashes import Hashes
 from reagent_lite.data.rows.maps import FeatureMatrix
+from reagent_lite.feature_ids import id_of, read, written
 from reagent_lite.types import MISSING_VALUE
 
 Floats = NDArray[np.float64]
@@ -154,8 +155,8 @@ class ColumnSummary:
 
     def to_bytes(self) -> bytes:
         """Returns the summary for another machine."""
-        stream, features = io.BytesIO(), {one: asdict(summary) for one, summary in self.features.items()}
-        text = json.dumps({"rows": self.rows, "ids": self.sample.ids, "features": features}).encode()
+        stream, features = io.BytesIO(), {str(one): asdict(summary) for one, summary in self.features.items()}
+        text = json.dumps({"rows": self.rows, "ids": written(self.sample.ids), "features": features}).encode()
         np.savez(stream, text=np.frombuffer(text, np.uint8), hashes=self.hashes, values=self.sample.values)
         return stream.getvalue()
 
@@ -164,13 +165,13 @@ class ColumnSummary:
         """Returns the summary that `to_bytes` wrote."""
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
             tree = json.loads(arrays["text"].tobytes())
-            sample = FeatureMatrix(tuple(tree["ids"]), arrays["values"])
+            sample = FeatureMatrix(read(tree["ids"]), arrays["values"])
             hashes = arrays["hashes"]
         features = {}
         for one, fields in tree["features"].items():
             distinct = None if fields["distinct"] is None else tuple(fields["distinct"])
             moments = Moments(**fields["moments"])
-            features[int(one)] = FeatureSummary(**{**fields, "moments": moments, "distinct": distinct})
+            features[id_of(one)] = FeatureSummary(**{**fields, "moments": moments, "distinct": distinct})
         return cls(rows=tree["rows"], features=features, hashes=hashes, sample=sample)
 
 

@@ -11,6 +11,7 @@ from oracles.logs import random_rows, write_lines
 from reagent_lite.data.copy.facts import Agreement, Facts, agree
 from reagent_lite.data.copy.training_copy import empty_training_copy, prepare_training_copy
 from reagent_lite.errors import DataError
+from reagent_lite.feature_ids import id_of
 from reagent_lite.types import FeatureSpec, FeatureType, NormalizationSpec
 
 ACTIONS = ("a", "b")
@@ -109,6 +110,8 @@ def test_facts_of_a_copy_come_back_from_their_text(tmp_path: Path) -> None:
     nothing = Facts.of(empty_training_copy(ACTIONS), 1, {})
     assert (nothing.rows, nothing.content, sum(nothing.counts.values())) == (0, "", 0)
     assert Facts.read(nothing.json()) == nothing
+    named = Facts.read(replace(facts, state_ids=(id_of("age"), 3)).json())
+    assert [str(one) for one in named.state_ids] == ["age", "3"]
 
 
 def test_the_same_rows_in_another_order_have_the_same_content(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from reagent_lite.data.features.summary import ColumnSummary, FeatureSummary, Merge, Moments
 from reagent_lite.data.rows.maps import FeatureMatrix
+from reagent_lite.feature_ids import id_of
 
 VALUES = st.floats(-100, 100, width=32) | st.just(math.nan) | st.just(-1337.1337)
 
@@ -69,3 +70,10 @@ def test_the_least_hashes_stay_and_of_equals_the_first(blocks: list[Block], size
     for one in range(4):
         chosen: list[Any] = sorted(number for number in expected if rows[number][1] == one)
         assert found.sampled(one).tolist() == chosen
+
+
+def test_names_of_features_come_back_from_bytes() -> None:
+    matrix = FeatureMatrix((3, id_of("age")), np.ones((2, 2), np.float32))
+    sent = ColumnSummary.of(matrix, np.zeros(2, np.uint64), 4)
+    found = ColumnSummary.from_bytes(sent.to_bytes())
+    assert [str(one) for one in (*found.sample.ids, *found.features)] == ["3", "age", "3", "age"]
