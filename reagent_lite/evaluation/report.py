@@ -73,7 +73,10 @@ def lines(result: CPEResult) -> list[str]:
 
 def _outcome_lines(outcome: OutcomeResult) -> list[str]:
     text: list[str] = []
-    for unit, family in (("reward of a row", outcome.one_step), ("return of an episode", outcome.sequential)):
+    for unit, family in (
+        ("reward of a row", outcome.one_step),
+        ("discounted return of an episode", outcome.sequential),
+    ):
         text.append(f"{outcome.name}, {unit}: logged {family.logged}")
         text += [_estimate_line(estimate) for estimate in family.estimates]
     return text

@@ -17,7 +17,7 @@ _STEPS = "optimizer steps"
 _ESTIMATES = "CPE/Reward/"
 _ONE_STEP = "_Reward"  # how names of estimates of a row's reward end; the others are of returns
 _TOGETHER = {
-    "Return in simulation": ("return", {"simulation/return/mean": "learned policy",
+    "Return in simulation": ("sum of rewards", {"simulation/return/mean": "learned policy",
                                         "simulation/training_return/mean": "episodes that ended while learning"}),
     "TD loss": ("loss", {"train/td_loss": "while learning", "td_loss/mean": "judged rows"}),
     "Value": ("mean q", {"value/logged/mean": "logged choices", "value/model/mean": "learned policy's choices"}),
@@ -65,7 +65,11 @@ def curves_of(series: Series) -> tuple[Curves, ...]:
     charts = []
     for title, (unit, names) in _TOGETHER.items():
         lines = tuple(_line(name, tag, curved) for tag, name in names.items() if tag in curved)
-        mark = _mark("random actions", "simulation/random_return/mean", series) if unit == "return" else None
+        mark = (
+            _mark("random actions", "simulation/random_return/mean", series)
+            if title == "Return in simulation"
+            else None
+        )
         charts.append(Curves(title=title, x=_STEPS, y=unit, lines=lines, mark=mark))
     by_action = {tag: points for tag, points in curved.items() if tag.endswith("/mean") and tag.count("/") > 2}
     estimates = {
@@ -79,7 +83,7 @@ def curves_of(series: Series) -> tuple[Curves, ...]:
         _by_name("Learned policy's actions", "share of judged rows", "actions/model/", curved),
         _by_name("Value by action", "mean q", "value/model/", by_action),
         _by_name("Reward model by action", "mean reward", "reward/model/", by_action, reward),
-        _by_name("Estimated return of an episode", "return", _ESTIMATES, estimates, logged),
+        _by_name("Estimated discounted return of an episode", "discounted return", _ESTIMATES, estimates, logged),
     ]
     used = {tag for _, names in _TOGETHER.values() for tag in names}
     for tag in sorted(curved):

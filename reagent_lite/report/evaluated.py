@@ -24,7 +24,7 @@ from reagent_lite.report.evaluation import (
 from reagent_lite.report.run import config_section
 from reagent_lite.rl.estimators import ONE_STEP_ESTIMATORS
 
-AIM = "what estimates of the reward's return of an episode aim at, if the log is this environment's"
+AIM = "what estimates of the reward's discounted return of an episode aim at, if the log is this environment's"
 DIFFERENCES = {"against": "difference", "random": "difference_to_random"}
 """Under which key of the simulation the difference to a policy stands."""
 
@@ -132,7 +132,7 @@ def _simulated_note(document: Mapping[str, Any]) -> str:
 
 def _differences(document: Mapping[str, Any]) -> Iterator[Comparison]:
     for outcome, estimates in document.get("difference", {}).items():
-        for one_step, unit in ((False, "return of an episode"), (True, "reward of a row")):
+        for one_step, unit in ((False, "discounted return of an episode"), (True, "reward of a row")):
             rows = tuple(
                 Estimate(name=name, figure=Interval.read(one), difference=Interval.read(one),
                          normalized=UNDEFINED.value, verdict=Verdict(one["verdict"]), reason=one["reason"])

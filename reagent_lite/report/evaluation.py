@@ -22,7 +22,7 @@ _MOST_FEATURES = 100  # of candidates, those that differ most
 _MOST_POINTS = 500  # of a curve by step
 _SIGN = {Verdict.TRUSTWORTHY: "●", Verdict.WIDE: "◇", Verdict.DO_NOT_USE: "✕"}
 _UNITS = (
-    (("sequential", "return of an episode"), ("one_step", "reward of a row")),
+    (("sequential", "discounted return of an episode"), ("one_step", "reward of a row")),
     (("sequential", "discounted sum over an episode"), ("one_step", "mean of a row")),
 )
 
@@ -33,7 +33,7 @@ class Comparison:
 
     Attributes:
         outcome: "Reward", or "Metric" and its name, which may be "reward" as well.
-        unit: what is averaged, such as "return of an episode".
+        unit: what is averaged, such as "discounted return of an episode".
         decides: whether the headline rests on it; the first that does is used.
         reference_name: what the estimates are compared with.
         reference: its value.
@@ -156,7 +156,7 @@ def _from_log(comparison: Comparison) -> Headline:
 def _from_simulation(simulated: Sequence[Simulated], note: str) -> Headline:
     first, *others = simulated
     state: State = "unclear"
-    sentence = f"Returns {number(first.returns.value)} in simulation."
+    sentence = f"Episodes earn {number(first.returns.value)} in simulation."
     if others and (side := _side(first, others[0])) is not None:
         other = f"{others[0].name[0].lower()}{others[0].name[1:]}"
         if side:
@@ -166,7 +166,7 @@ def _from_simulation(simulated: Sequence[Simulated], note: str) -> Headline:
             sentence = f"No difference from {other} is shown in simulation."
     because = [
         f"{one.name}: {one.returns}." if one.difference is None
-        else f"{one.name}: {one.returns}; the first policy returns {one.difference} more."
+        else f"{one.name}: {one.returns}; the first policy minus this one: {one.difference}."
         for one in simulated
     ]  # fmt: skip
     return Headline(source="In simulation", state=state, sentence=sentence, because=(*because, note))
@@ -229,7 +229,7 @@ def simulated_section(simulated: Sequence[Simulated], level: float, note: str) -
     """Returns what policies earned in simulation; columns without a figure are left out."""
     if not simulated:
         return Section(title="Returns in simulation")
-    head = ("Policy", "Return of an episode", "Discounted return", f"{simulated[0].name}, more by",
+    head = ("Policy", "Sum of rewards of an episode", "Discounted return", f"{simulated[0].name}, more by",
             "Mean length in steps", "Cut by the time limit")  # fmt: skip
     rows = [
         (one.name, str(one.returns), str(one.discounted or "–"), str(one.difference or "–"), number(one.length),

@@ -50,8 +50,8 @@ def comparison(outcome: str, names: list[str]) -> Comparison:
                  verdict=verdicts[place % 3], reason=REASON)
         for place, name in enumerate(names)
     )  # fmt: skip
-    return Comparison(outcome=outcome, unit="return of an episode", decides=True, reference=figure(1), rows=rows,
-                      simulated=figure(2))  # fmt: skip
+    return Comparison(outcome=outcome, unit="discounted return of an episode", decides=True, reference=figure(1),
+                      rows=rows, simulated=figure(2))  # fmt: skip
 
 
 def table(title: str, head: tuple[str, ...], *row: str) -> Table:

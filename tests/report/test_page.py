@@ -146,7 +146,7 @@ def test_simulation_is_judged_by_intervals_that_do_not_meet() -> None:
     assert conclusion(5.0, 2.0) == ("good", "Better than random actions in simulation.")
     assert conclusion(2.0, 5.0) == ("bad", "Worse than random actions in simulation.")
     assert conclusion(5.0, 5.0) == ("unclear", "No difference from random actions is shown in simulation.")
-    assert conclusion(5.0) == ("unclear", "Returns 5 in simulation.")
+    assert conclusion(5.0) == ("unclear", "Episodes earn 5 in simulation.")
 
 
 @pytest.mark.parametrize(("difference", "state"), [(0.5, "good"), (-0.5, "bad"), (0.1, "unclear")])
@@ -179,7 +179,9 @@ def test_returns_in_simulation_have_only_the_columns_that_are_known() -> None:
     first = Simulated(name="one", returns=around(5.0, 1.0), discounted=around(3.0, 1.0), cut_share=0.25)
     other = Simulated(name="two", returns=around(4.0, 1.0), difference=around(1.0, 0.5))
     page = Page(report_of(simulated_section((first, other), 0.95, "")))
-    assert page.text["thead"] == ["PolicyReturn of an episodeDiscounted returnone, more byCut by the time limit"]
+    assert page.text["thead"] == [
+        "PolicySum of rewards of an episodeDiscounted returnone, more byCut by the time limit"
+    ]
     assert page.text["td"] == ["5 (4 to 6)", "3 (2 to 4)", "–", "25.00%", "4 (3 to 5)", "–", "1 (0.5 to 1.5)", "–"]
 
 

@@ -43,7 +43,10 @@ def test_log_and_simulation_side_by_side(tmp_path: Path, grid_log: Path, capsys:
     assert {"simulation/return/mean", "CPE/Reward/MAGIC"} <= set(outcome.scores)
     said = capsys.readouterr().err
     shown = "{value:.4g} ({low:.4g} to {high:.4g})".format(**simulated)
-    assert f"in simulation, discounted: {shown}; what estimates of the reward's return of an episode aim at" in said
+    assert (
+        f"in simulation, discounted: {shown}; what estimates of the reward's discounted return of an episode aim at"
+        in said
+    )
     assert f"in simulation{shown}" in re.sub("<[^>]*>", "", Path(outcome.page).read_text())
 
 

@@ -152,7 +152,7 @@ def test_a_run_s_page_and_evaluation_say_what_its_tags_say(
     assert tags["CPE/overlap/mean_weight"] == pytest.approx(overlap["mean_weight"]["value"], rel=1e-6)
 
     # the page shows four digits
-    units = {"Reward": ("Reward: return of an episode", "Reward: reward of a row"),
+    units = {"Reward": ("Reward: discounted return of an episode", "Reward: reward of a row"),
              case.metric: (f"Metric {case.metric}: discounted sum over an episode",
                            f"Metric {case.metric}: mean of a row")}  # fmt: skip
     for metric, captions in units.items():
