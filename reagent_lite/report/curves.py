@@ -17,12 +17,17 @@ _STEPS = "optimizer steps"
 _ESTIMATES = "CPE/Reward/"
 _ONE_STEP = "_Reward"  # how names of estimates of a row's reward end; the others are of returns
 _TOGETHER = {
-    "Return in simulation": ("sum of rewards", {"simulation/return/mean": "learned policy",
-                                        "simulation/training_return/mean": "episodes that ended while learning"}),
+    "Return in simulation": (
+        "sum of rewards",
+        {
+            "simulation/return/mean": "learned policy",
+            "simulation/training_return/mean": "episodes that ended while learning",
+        },
+    ),
     "TD loss": ("loss", {"train/td_loss": "while learning", "td_loss/mean": "judged rows"}),
     "Value": ("mean q", {"value/logged/mean": "logged choices", "value/model/mean": "learned policy's choices"}),
     "Loss of the reward model": ("loss", {"reward_loss/mean": "while fitting it"}),
-}  # fmt: skip
+}
 """{title: (unit, {tag: name of its line})}"""
 
 

@@ -101,8 +101,10 @@ def _simulated(document: Mapping[str, Any]) -> Iterator[Simulated]:
     if simulation is None:
         return
     yield _returns(f"The model, {document['model']['policy']}", document["model"]["simulated"])
-    others = {"against": ("The other model", document.get("against", {}).get("simulated")),
-              "random": ("Random actions", simulation["random"])}  # fmt: skip
+    others = {
+        "against": ("The other model", document.get("against", {}).get("simulated")),
+        "random": ("Random actions", simulation["random"]),
+    }
     for key, (name, played) in others.items():
         difference = simulation.get(DIFFERENCES[key])
         if difference is not None:
@@ -111,8 +113,13 @@ def _simulated(document: Mapping[str, Any]) -> Iterator[Simulated]:
 
 def _returns(name: str, played: Mapping[str, Any]) -> Simulated:
     total, discounted = Interval.read(played["return"]), Interval.read(played["discounted_return"])
-    return Simulated(name=name, returns=total, discounted=discounted, length=played["mean_length"],
-                     cut_share=played["truncated_share"])  # fmt: skip
+    return Simulated(
+        name=name,
+        returns=total,
+        discounted=discounted,
+        length=played["mean_length"],
+        cut_share=played["truncated_share"],
+    )
 
 
 def _simulated_note(document: Mapping[str, Any]) -> str:
@@ -134,10 +141,17 @@ def _differences(document: Mapping[str, Any]) -> Iterator[Comparison]:
     for outcome, estimates in document.get("difference", {}).items():
         for one_step, unit in ((False, "discounted return of an episode"), (True, "reward of a row")):
             rows = tuple(
-                Estimate(name=name, figure=Interval.read(one), difference=Interval.read(one),
-                         normalized=UNDEFINED.value, verdict=Verdict(one["verdict"]), reason=one["reason"])
-                for name, one in estimates.items() if (name in ONE_STEP_ESTIMATORS) == one_step
-            )  # fmt: skip
+                Estimate(
+                    name=name,
+                    figure=Interval.read(one),
+                    difference=Interval.read(one),
+                    normalized=UNDEFINED.value,
+                    verdict=Verdict(one["verdict"]),
+                    reason=one["reason"],
+                )
+                for name, one in estimates.items()
+                if (name in ONE_STEP_ESTIMATORS) == one_step
+            )
             yield Comparison(
                 outcome=outcome,
                 unit=f"{unit}, model minus against",

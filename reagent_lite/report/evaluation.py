@@ -165,10 +165,11 @@ def _from_simulation(simulated: Sequence[Simulated], note: str) -> Headline:
         else:
             sentence = f"No difference from {other} is shown in simulation."
     because = [
-        f"{one.name}: {one.returns}." if one.difference is None
+        f"{one.name}: {one.returns}."
+        if one.difference is None
         else f"{one.name}: {one.returns}; the first policy minus this one: {one.difference}."
         for one in simulated
-    ]  # fmt: skip
+    ]
     return Headline(source="In simulation", state=state, sentence=sentence, because=(*because, note))
 
 
@@ -229,13 +230,25 @@ def simulated_section(simulated: Sequence[Simulated], level: float, note: str) -
     """Returns what policies earned in simulation; columns without a figure are left out."""
     if not simulated:
         return Section(title="Returns in simulation")
-    head = ("Policy", "Sum of rewards of an episode", "Discounted return", f"{simulated[0].name}, more by",
-            "Mean length in steps", "Cut by the time limit")  # fmt: skip
+    head = (
+        "Policy",
+        "Sum of rewards of an episode",
+        "Discounted return",
+        f"{simulated[0].name}, more by",
+        "Mean length in steps",
+        "Cut by the time limit",
+    )
     rows = [
-        (one.name, str(one.returns), str(one.discounted or "–"), str(one.difference or "–"), number(one.length),
-         percent(one.cut_share))
+        (
+            one.name,
+            str(one.returns),
+            str(one.discounted or "–"),
+            str(one.difference or "–"),
+            number(one.length),
+            percent(one.cut_share),
+        )
         for one in simulated
-    ]  # fmt: skip
+    ]
     used = [column for column in range(len(head)) if column < 2 or any(row[column] != "–" for row in rows)]
     table = Table(
         title=f"Returns in simulation with {level:.0%} intervals",

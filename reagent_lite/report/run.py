@@ -176,8 +176,9 @@ def _simulated(document: Mapping[str, Any], policy: str) -> tuple[Simulated, ...
     if learned is None:
         return ()
     length = document.get("simulation/length/mean")
-    first = Simulated(name=f"The learned policy, {policy}", returns=learned, discounted=figure("discounted_return"),
-                      length=length)  # fmt: skip
+    first = Simulated(
+        name=f"The learned policy, {policy}", returns=learned, discounted=figure("discounted_return"), length=length
+    )
     return (first,) if random is None else (first, Simulated(name="Random actions", returns=random))
 
 
@@ -229,18 +230,23 @@ def drift_section(config: WorkflowConfig) -> Section:
     files = dict.fromkeys(Path(path).expanduser().parent / "drift.json" for path in paths)
     found = [
         (column, one)
-        for file in files if file.is_file()
+        for file in files
+        if file.is_file()
         for column, drift in json.loads(file.read_bytes()).items()
         for one in drift["features"]
-    ]  # fmt: skip
+    ]
     rows = [
         (
-            str(one["feature_id"]), column, f"{_SHIFT_SIGN.get(one['verdict'], '')} {one['verdict']}",
-            number(one["psi"]), number(one["ks"]), f"{percent(one['reference_present'])} → {percent(one['present'])}",
+            str(one["feature_id"]),
+            column,
+            f"{_SHIFT_SIGN.get(one['verdict'], '')} {one['verdict']}",
+            number(one["psi"]),
+            number(one["ks"]),
+            f"{percent(one['reference_present'])} → {percent(one['present'])}",
             f"{number(one['reference_mean'])} → {number(one['mean'])}",
         )
         for column, one in found[:_MOST_FEATURES]
-    ]  # fmt: skip
+    ]
     table = Table(
         title="Features against the reference data, most drifted first",
         head=("Feature", "Of", "Drift", "PSI", "KS", "Present: reference → training", "Mean: reference → training"),

@@ -1,0 +1,27 @@
+"""Figures with intervals: one text, one JSON form, one set of tags."""
+
+import math
+
+import pytest
+
+from reagent_lite.evaluation.interval import UNDEFINED, Interval
+
+HALF = Interval(value=1234.5, low=0.5, high=math.inf)
+
+
+def test_text_json_and_tags() -> None:
+    assert str(HALF) == "1,234 (0.5 to –)"
+    assert str(UNDEFINED) == "–"
+    assert HALF.json() == {"value": 1234.5, "low": 0.5, "high": None}
+    read = Interval.read(HALF.json())
+    assert (read.value, read.low) == (1234.5, 0.5)
+    assert math.isnan(read.high)
+    assert HALF.tags("a") == {"a/mean": 1234.5, "a/lower": 0.5, "a/upper": math.inf}
+
+
+@pytest.mark.parametrize(("low", "high", "side"), [(0.1, 2.0, 1), (-2.0, -0.1, -1), (-1.0, 1.0, 0), (math.nan, 1.0, 0)])
+def test_the_side_of_zero_needs_the_whole_interval(low: float, high: float, side: int) -> None:
+    interval = Interval(value=0.0, low=low, high=high)
+    assert interval.side == side
+    assert interval.excludes(0.0) == bool(side)
+    assert interval.defined == math.isfinite(low)
