@@ -183,16 +183,10 @@ def _survey(files: tuple[InputFile, ...], progress: Progress | None) -> _Log:
     fields: dict[str, pa.Field] = {}
     num_bytes, positions = 0, [Position() for _ in files]
     for table in read_blocks(files, lambda block: block.table, positions, progress, ALL_COLUMNS):
-        fields = merge_fields(fields, {one.name: _plain(one) for one in table.schema})
+        fields = merge_fields(fields, {one.name: one for one in table.schema})
         num_bytes += table.nbytes
     hashes = tuple(position.sha256 for position in positions)
     return _Log(files=files, hashes=hashes, schema=pa.schema(list(fields.values())), num_bytes=num_bytes)
-
-
-def _plain(field: pa.Field) -> pa.Field:
-    if is_text(field):
-        return field
-    return pa.field(field.name, field.type.value_type if pa.types.is_dictionary(field.type) else field.type)
 
 
 def _deal_rows(

@@ -128,7 +128,7 @@ class Store:
             self._folder.mkdir(parents=True, exist_ok=True)
             _sweep(self._folder)
         prefix = f"{_MAKING}{socket.gethostname()}-{os.getpid()}-"
-        with tempfile.TemporaryDirectory(prefix=prefix, dir=self._folder) as folder:
+        with tempfile.TemporaryDirectory(prefix=prefix, dir=self._folder, ignore_cleanup_errors=True) as folder:
             built = Path(folder, "shards")  # with the rights that others are given, unlike the folder above
             built.mkdir()
             yield built
