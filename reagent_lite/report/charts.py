@@ -189,7 +189,7 @@ def _swatch(place: int) -> Markup:
 def whisker_chart(title: str, rows: Sequence[tuple[str, Interval, Verdict]], marks: Mapping[str, Interval]) -> Chart:
     """Returns a dot with a whisker for each estimate, against the lines and bands of what they are compared with.
 
-    Estimates that may not be used do not stretch the axis far: an arrow says that a whisker goes on.
+    Estimates that may not be used do not stretch the axis far: an arrow marks a whisker that continues.
 
     Args:
         title: of the chart.

@@ -24,7 +24,7 @@ _TOGETHER = {
             "simulation/training_return/mean": "episodes that ended while learning",
         },
     ),
-    "TD loss": ("loss", {"train/td_loss": "while learning", "td_loss/mean": "judged rows"}),
+    "TD loss": ("loss", {"train/td_loss": "while learning", "td_loss/mean": "evaluated rows"}),
     "Value": ("mean q", {"value/logged/mean": "logged choices", "value/model/mean": "learned policy's choices"}),
     "Loss of the reward model": ("loss", {"reward_loss/mean": "while fitting it"}),
 }
@@ -85,7 +85,7 @@ def curves_of(series: Series) -> tuple[Curves, ...]:
     logged = _mark("logged policy", f"{_ESTIMATES}Logged_Return", series)
     reward = _mark("logged rewards", "reward/logged/mean", series)
     charts += [
-        _by_name("Learned policy's actions", "share of judged rows", "actions/model/", curved),
+        _by_name("Learned policy's actions", "share of evaluated rows", "actions/model/", curved),
         _by_name("Value by action", "mean q", "value/model/", by_action),
         _by_name("Reward model by action", "mean reward", "reward/model/", by_action, reward),
         _by_name("Estimated discounted return of an episode", "discounted return", _ESTIMATES, estimates, logged),

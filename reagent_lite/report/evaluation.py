@@ -198,7 +198,7 @@ def estimates_section(comparisons: Sequence[Comparison], level: float, where: st
     dotted = ", the dotted line the value in simulation" if any(one.simulated for one in comparisons) else ""
     note = (
         f"A dot is an estimate, its whisker the {level:.0%} interval, the dashed line and band what it is compared "
-        f"with{dotted}. ● trustworthy, ◇ wide, ✕ do not use. An arrow says that a whisker goes on."
+        f"with{dotted}. ● trustworthy, ◇ wide, ✕ do not use. An arrow marks a whisker that continues."
     )
     return Section(
         title="Estimates",
@@ -234,7 +234,7 @@ def simulated_section(simulated: Sequence[Simulated], level: float, note: str) -
         "Policy",
         "Sum of rewards of an episode",
         "Discounted return",
-        f"{simulated[0].name}, more by",
+        f"{simulated[0].name} minus this policy",
         "Mean length in steps",
         "Cut by the time limit",
     )
@@ -284,9 +284,8 @@ def weights_section(cpe: Mapping[str, Any] | None, enough: float | None) -> Sect
         ("Episodes cut before their end", percent(overlap["cut_share"])),
     )
     note = (
-        "Estimates that weight the log know only what the log has tried. Effective episodes say how many equally "
-        f"weighted ones would tell as much; a return is judged at step {step}, by which 95% of discounted time has "
-        "passed."
+        "Weighted estimates know only what the log has tried. Effective episodes: how many equally weighted ones "
+        f"would tell as much. A return is evaluated at step {step}, by which 95% of discounted time has passed."
     )
     line = None if enough is None else (enough, f"enough: {number(enough)}")
     charts = (
@@ -320,7 +319,7 @@ def actions_section(shares: Shares, where: str) -> Section:
     used = [place for place in range(3) if any(values[place] is not None for values in shares.values())]
     shown = list(shares.items())[:_MOST_ACTIONS]
     table = Table(
-        title="Shares of actions on judged rows",
+        title="Shares of actions on evaluated rows",
         head=("Action", *(names[place] for place in used)),
         rows=[(name, *(percent(values[place]) for place in used)) for name, values in shown],
         bars=(1, 2, 3),

@@ -43,7 +43,7 @@ _MOST_FEATURES = 500
 _MOST_TABLES = 20
 _MOST_FILES = 50
 _MOST_LETTERS, _MOST_CONFIG_LETTERS = 400, 100_000
-_SCORES = {"td_loss/mean": "TD loss on judged rows", "value/model/mean": "Mean value of the policy's choices"}
+_SCORES = {"td_loss/mean": "TD loss on evaluated rows", "value/model/mean": "Mean value of the policy's choices"}
 _SHIFT_SIGN = {"stable": "●", "moderate": "◇", "large": "✕"}
 
 
@@ -261,7 +261,7 @@ def lineage_section(sources: Sequence[Source]) -> Section:
     """Returns what was read on all machines, and files, hashes and stages of this machine."""
     tables = [
         Table(
-            title="Data that was asked for, and what was found",
+            title="Data that the config names, and what was found",
             head=("Use", "Path", "Rows", "Counts"),
             rows=[(one.use, one.path, f"{one.rows:,}", one.counts) for one in sources],
         )

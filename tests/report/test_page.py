@@ -57,7 +57,7 @@ def test_a_full_page_is_well_formed_and_needs_nothing_but_itself() -> None:
     assert page.text["h2"] == TITLES
     assert "script" not in page.tags
     assert re.findall(r"(?:https?:|//|url\(|@import)[^\s<]*", text) == []
-    assert page.text["caption"].count("Shares of actions on judged rows") == 1
+    assert page.text["caption"].count("Shares of actions on evaluated rows") == 1
 
 
 def test_words_from_outside_cannot_become_tags() -> None:
@@ -136,7 +136,7 @@ def test_the_headline_rests_on_trustworthy_differences(rows: list[Estimate], sta
     assert (found.state, found.sentence) == (state, sentence)
 
 
-def test_simulation_is_judged_by_intervals_that_do_not_meet() -> None:
+def test_simulation_is_decided_by_intervals_that_do_not_meet() -> None:
     def conclusion(*returns: float) -> tuple[str, str]:
         names = ("The policy", "Random actions")
         played = [Simulated(name=name, returns=around(one, 1.0)) for name, one in zip(names, returns, strict=False)]
@@ -180,7 +180,7 @@ def test_returns_in_simulation_have_only_the_columns_that_are_known() -> None:
     other = Simulated(name="two", returns=around(4.0, 1.0), difference=around(1.0, 0.5))
     page = Page(report_of(simulated_section((first, other), 0.95, "")))
     assert page.text["thead"] == [
-        "PolicySum of rewards of an episodeDiscounted returnone, more byCut by the time limit"
+        "PolicySum of rewards of an episodeDiscounted returnone minus this policyCut by the time limit"
     ]
     assert page.text["td"] == ["5 (4 to 6)", "3 (2 to 4)", "–", "25.00%", "4 (3 to 5)", "–", "1 (0.5 to 1.5)", "–"]
 

@@ -68,7 +68,7 @@ def shown(cell: str) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A config without its output, names in it, and what the judged rows of its log say."""
+    """A config without its output, names in it, and what the evaluated rows of its log say."""
 
     tree: dict[str, Any]
     actions: tuple[str, str]
@@ -160,7 +160,7 @@ def test_a_run_s_page_and_evaluation_say_what_its_tags_say(
             caption = f"{captions[name.endswith('_Reward')]}, beside the logged policy"
             assert shown(tables.row(caption, name)[1]) == pytest.approx(tags[f"CPE/{metric}/{name}"], rel=1e-3), name
     for action in case.actions:
-        shares = tables.row("Shares of actions on judged rows", action)[1:]
+        shares = tables.row("Shares of actions on evaluated rows", action)[1:]
         for cell, tag in zip(shares, BY_ACTION[:3], strict=True):
             assert shown(cell) == pytest.approx(tags[tag.format(action)], abs=5.1e-5)  # percent to two digits
         for title, tag in (("Value by action", BY_ACTION[3]), ("Reward model by action", BY_ACTION[4])):
@@ -168,7 +168,7 @@ def test_a_run_s_page_and_evaluation_say_what_its_tags_say(
             assert shown(end[1]) == done.outcome["steps"]
             assert shown(end[2]) == pytest.approx(tags[tag.format(action)], rel=1e-3)
     ends = {
-        "TD loss": ("judged rows", "td_loss/mean"),
+        "TD loss": ("evaluated rows", "td_loss/mean"),
         "Loss of the reward model": ("while fitting it", "reward_loss/mean"),
     }
     for title, (name, tag) in ends.items():
