@@ -30,7 +30,7 @@ from reagent_lite.data.formats.blocks import Block, Position
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.jsonl import EXACT_BELOW, column_of, parse_with_arrow, table_of_columns
 from reagent_lite.data.formats.schema import KNOWN_COLUMNS, MAX_PROBLEMS, valid_rows
-from reagent_lite.data.formats.text_files import contains, read_text
+from reagent_lite.data.formats.text_files import BYTE_ORDER_MARK, contains, read_text
 from reagent_lite.errors import DataError, Problem
 from reagent_lite.strict_json import parse_json
 
@@ -210,7 +210,9 @@ def _layout(header: bytes, where: str, columns: Collection[str] | None) -> _Layo
 
 
 def _by_arrow(text: bytes, layout: _Layout) -> pa.Table | None:
-    """Returns the columns that are read; None where Arrow's parser refuses a row or a cell."""
+    """Returns the columns that are read; None where Arrow's parser refuses a row or a cell, or would change one."""
+    if text.startswith(BYTE_ORDER_MARK):
+        return None  # it would be left out, and only at a file's start it is not part of a cell
     read = pa.csv.ReadOptions(use_threads=False, column_names=list(layout.kinds), block_size=len(text) + 1)
     convert = pa.csv.ConvertOptions(
         column_types=layout.kinds,

@@ -24,7 +24,7 @@ BLOCK_BYTES = 1 << 22
 TABLE_BYTES = 1 << 24
 """Of a block's table; rows with many columns take memory for those that they lack too."""
 LONGEST_ROW_BYTES = 1 << 28
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def read_text(
@@ -66,7 +66,7 @@ def read_text(
                 piece = read(max(size(), len(rest)))
             if not piece:
                 break
-            text = rest + piece if rest or line > 1 else piece.removeprefix(_BYTE_ORDER_MARK)
+            text = rest + piece if rest or line > 1 else piece.removeprefix(BYTE_ORDER_MARK)
             end = end_of_rows(text)
             if end:
                 yield parsing(text[:end], line)
