@@ -59,6 +59,8 @@ def written(ids: Iterable[int]) -> list[str | int]:
     return [one.name if isinstance(one, FeatureId) else int(one) for one in ids]
 
 
-def read(keys: Iterable[str | int]) -> tuple[int, ...]:
-    """Returns the ids that `written` wrote."""
+def read(keys: object) -> tuple[int, ...]:
+    """Returns the ids that `written` wrote; raises ValueError for anything else."""
+    if not isinstance(keys, list) or not all(type(key) in (int, str) for key in keys):
+        raise ValueError("expected a list of ids and names")
     return tuple(id_of(key) for key in keys)

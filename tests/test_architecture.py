@@ -20,8 +20,8 @@ LAYERS = {
 }  # fmt: skip
 DATA_LAYERS = {
     "formats": 0,
-    "rows": 1, "stage": 1,
-    "features": 2, "writing": 2,
+    "rows": 1,
+    "features": 2, "writing": 2, "stage": 2,
     "copy": 3, "timeline": 3,
     "sampling": 4, "shards": 4, "replay": 4,
 }  # fmt: skip

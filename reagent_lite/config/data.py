@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from reagent_lite.config.columns import Columns, column_problems
 from reagent_lite.config.section import Section, local_problems
 from reagent_lite.errors import Problem
 
@@ -12,6 +13,9 @@ from reagent_lite.errors import Problem
 class DataConfig(Section):
     """Training copy and read plan."""
 
+    columns: Columns = {}
+    """The log's own names for columns of the contract, {"mdp_id": "session", "reward": "clicked", ...}; of features
+    also the columns of the single ones, {"state_features": ["age", "income"]}, which are named after them."""
     training_copy_dir: str | None = None
     """Folder for the memory-mapped copy; absent: beside the data, or the user's cache where that is not writable."""
     global_minibatch_size: Annotated[int, Field(ge=1)] | None = None
@@ -25,5 +29,6 @@ class DataConfig(Section):
     """device: all rows in device memory; host: gathered from the memory-mapped copy; auto: device if it fits."""
 
     def problems(self, path: str) -> Iterator[Problem]:
-        """Yields a folder that is a URL."""
+        """Yields columns that no log has, and a folder that is a URL."""
+        yield from column_problems(f"{path}.columns", self.columns)
         yield from local_problems(f"{path}.training_copy_dir", self.training_copy_dir)

@@ -18,13 +18,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, PlainValidator, TypeAdapter, ValidationError
 
+from reagent_lite.config.columns import Columns
 from reagent_lite.data.formats.files import InputFile, list_input, local_path, not_read, sha256_of
 from reagent_lite.data.formats.reading import READERS
+from reagent_lite.data.rows.own_columns import OwnColumns
 from reagent_lite.errors import ConfigError, DataError, NoRowsError, Problem
+from reagent_lite.feature_ids import FeatureId, read, written
 from reagent_lite.files import is_writable, write_whole
 from reagent_lite.manifest import (
     FILE_NAME,
@@ -39,6 +42,7 @@ from reagent_lite.manifest import (
 )
 
 T = TypeVar("T")
+FeatureIds = Annotated[tuple[int, ...], PlainValidator(read)]
 FIELDS = ConfigDict(extra="forbid", strict=True)
 """Config of a manifest's dataclass: no fields but its own, and no other types."""
 
@@ -103,8 +107,8 @@ class StageManifest:
     kind: str
     rows: int
     columns: dict[str, str]
-    state_ids: tuple[int, ...] = ()
-    action_ids: tuple[int, ...] = ()
+    state_ids: FeatureIds = ()
+    action_ids: FeatureIds = ()
     metric_names: tuple[str, ...] = ()
     settings: dict[str, Any]
     inputs: tuple[InputState, ...]
@@ -120,7 +124,8 @@ class StageManifest:
 
     def document(self) -> dict[str, Any]:
         """Returns the manifest as JSON has it."""
-        document: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        ids = {"state_ids": written(self.state_ids), "action_ids": written(self.action_ids)}
+        document: dict[str, Any] = json.loads(json.dumps({**asdict(self), **ids}))
         return document
 
     @classmethod
@@ -234,8 +239,12 @@ def _altered(folder: str, manifest: StageManifest, sizes: dict[str, int]) -> lis
     return problems
 
 
-def data_files(path: str) -> tuple[InputFile, ...]:
+def data_files(path: str, columns: Columns | None = None) -> tuple[InputFile, ...]:
     """Returns the data files of a path; those of a stage's folder carry the sha256 that readers hold them to.
+
+    Args:
+        path: local path or URL.
+        columns: the log's own names for columns of the contract; a stage's folder has the contract's.
 
     Raises:
         DataError: see `list_input`; files that are missing, altered or not in the folder's manifest.
@@ -243,7 +252,8 @@ def data_files(path: str) -> tuple[InputFile, ...]:
     """
     manifest = manifest_at(path)
     if manifest is None:
-        return list_input(path, tuple(READERS))
+        own = OwnColumns.of(columns or {})
+        return tuple(replace(file, columns=own) for file in list_input(path, tuple(READERS)))
     if not manifest.files:
         raise NoRowsError(Problem(local_path(path), "rows of data", f"none, as its {FILE_NAME} says"))
     files = list_input(path, tuple(READERS))
@@ -256,7 +266,8 @@ def data_files(path: str) -> tuple[InputFile, ...]:
             problems.append(Problem(file.path, f"a file of {FILE_NAME}", "one it does not name", todo))
     if problems:
         raise DataError(problems[:20])
-    return tuple(replace(file, sha256=manifest.files[file.name]["sha256"]) for file in files)
+    named = tuple(one for one in (*manifest.state_ids, *manifest.action_ids) if isinstance(one, FeatureId))
+    return tuple(replace(file, sha256=manifest.files[file.name]["sha256"], features=named) for file in files)
 
 
 def left_out(path: str) -> tuple[str, ...]:

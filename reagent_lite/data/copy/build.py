@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import DTypeLike, NDArray
 
+from reagent_lite.config.columns import Columns
 from reagent_lite.data.copy.lists import list_records, share
 from reagent_lite.data.copy.place import KIND, CopyManifest, settings_of
 from reagent_lite.data.copy.spool import K, Spool, write_npy
@@ -53,6 +54,7 @@ def build(
     actions: tuple[str, ...] | None,
     folder: Path,
     progress: Callable[[int, int], None] | None,
+    columns: Columns | None = None,
 ) -> CopyManifest:
     """Writes the arrays of a training copy of `files` into `folder`, and returns what its manifest says of them.
 
@@ -61,6 +63,7 @@ def build(
         actions: names of discrete actions, or None for parametric ones.
         folder: empty; holds the arrays alone afterwards.
         progress: called with (bytes read, bytes in all).
+        columns: the log's own names for columns of the contract.
 
     Raises:
         DataError: with file and line, up to 20 faults and how many there are in all.
@@ -90,7 +93,7 @@ def build(
         state_ids=tuple(sorted(log.state_keys)),
         action_ids=tuple(sorted(log.action_keys)),
         metric_names=tuple(sorted(log.metric_keys)),
-        settings=settings_of(actions),
+        settings=settings_of(actions, columns),
         inputs=states_of(files, [position.sha256 for position in positions]),
         report={},
         files={file.name: {} for file in folder.iterdir()},

@@ -4,11 +4,12 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from reagent_lite.config.columns import Columns
 from reagent_lite.data.copy.place import CopyManifest, places_of
 from reagent_lite.data.formats.arrow import opened_parquet
 from reagent_lite.data.formats.blocks import Block, Position
 from reagent_lite.data.formats.files import InputFile
-from reagent_lite.data.formats.reading import READERS
+from reagent_lite.data.formats.reading import parses_of
 from reagent_lite.data.rows.columns import column_of, flags
 from reagent_lite.data.rows.contract import Contract
 from reagent_lite.data.rows.faults import Faults
@@ -37,7 +38,7 @@ class FirstRows:
 
 
 def standing_copy(
-    path: str, actions: tuple[str, ...] | None, directory: str | None
+    path: str, actions: tuple[str, ...] | None, directory: str | None, columns: Columns | None = None
 ) -> tuple[Path, CopyManifest] | None:
     """Returns the training copy that a run would use again, by names, sizes and times of the files, or None.
 
@@ -45,9 +46,10 @@ def standing_copy(
         path: of the data.
         actions: names of discrete actions, None for parametric ones.
         directory: data.training_copy_dir.
+        columns: data.columns.
     """
-    files = data_files(path)
-    found = (place.untouched(files) for place in places_of(path, actions, directory))
+    files = data_files(path, columns)
+    found = (place.untouched(files) for place in places_of(path, actions, directory, columns))
     return next((one for one in found if one is not None), None)
 
 
@@ -66,13 +68,13 @@ def rows_by_metadata(files: tuple[InputFile, ...]) -> int | None:
     return total
 
 
-def first_rows(path: str, actions: tuple[str, ...] | None) -> FirstRows:
+def first_rows(path: str, actions: tuple[str, ...] | None, columns: Columns | None = None) -> FirstRows:
     """Reads and checks the first rows of the first file that has some.
 
     Raises:
         DataError: a file that cannot be read, or what is wrong in these rows, with file and line.
     """
-    block = _first_block(path)
+    block = _first_block(path, columns)
     if block is None:
         return FirstRows(file=data_files(path)[0].path, rows=0, state_ids=(), action_ids=())
     if _are_events(block):
@@ -89,7 +91,7 @@ def first_rows(path: str, actions: tuple[str, ...] | None) -> FirstRows:
     )
 
 
-def holds_events(path: str) -> bool:
+def holds_events(path: str, columns: Columns | None = None) -> bool:
     """Whether the rows at a path are events and not transitions, by the first of them.
 
     Events say nothing of what follows them but where a limit cut the episode: they have mdp_id and sequence_number, and
@@ -97,7 +99,7 @@ def holds_events(path: str) -> bool:
     machine beside others, there are no events.
     """
     try:
-        block = _first_block(path)
+        block = _first_block(path, columns)
     except NoRowsError:
         return False
     return block is not None and _are_events(block)
@@ -127,10 +129,10 @@ def _first_events(block: Block, actions: tuple[str, ...] | None) -> FirstRows:
     )
 
 
-def _first_block(path: str) -> Block | None:
+def _first_block(path: str, columns: Columns | None) -> Block | None:
     """Returns the first rows at a path; None where there are none."""
-    for number, file in enumerate(data_files(path)):
-        with closing(READERS[file.extension](file, number, Position())) as blocks:  # type: ignore[type-var]
+    for number, file in enumerate(data_files(path, columns)):
+        with closing(parses_of(file, number, Position())) as blocks:
             for parse in blocks:
                 block = parse()
                 if block.table.num_rows:

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from reagent_lite.config.columns import Columns
 from reagent_lite.data.formats.files import InputFile, local_path
 from reagent_lite.data.stage import StageManifest, untouched
 from reagent_lite.errors import DataError, Problem
@@ -53,9 +54,9 @@ class CopyManifest(StageManifest):
     notes: tuple[str, ...]
 
 
-def settings_of(actions: tuple[str, ...] | None) -> dict[str, Any]:
+def settings_of(actions: tuple[str, ...] | None, columns: Columns | None) -> dict[str, Any]:
     """Returns what a copy's content depends on beside its inputs."""
-    return {"layout": LAYOUT, "actions": actions}
+    return {"layout": LAYOUT, "actions": actions, **({"columns": columns} if columns else {})}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,15 +136,18 @@ class Place:
         return folder
 
 
-def places_of(path: str, actions: tuple[str, ...] | None, directory: str | None) -> list[Place]:
+def places_of(
+    path: str, actions: tuple[str, ...] | None, directory: str | None, columns: Columns | None = None
+) -> list[Place]:
     """Returns the places a copy may lie in, best first.
 
     Args:
         path: the input.
         actions: names of discrete actions, None for parametric: other options, another copy.
         directory: parent folder that the user chose, or None.
+        columns: the log's own names for columns of the contract.
     """
-    path, settings = local_path(path), settings_of(actions)
+    path, settings = local_path(path), settings_of(actions, columns)
     name = re.sub(r"[^A-Za-z0-9._-]", "_", path.rstrip("/").rsplit("/", 1)[-1]).lstrip(".")
     options = hashlib.sha256(json.dumps([settings, path]).encode()).hexdigest()[:16]
     parents = parents_of(path, directory)

@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from reagent_lite.config.columns import Columns
 from reagent_lite.data.copy.build import build
 from reagent_lite.data.copy.place import CopyManifest, places_of
 from reagent_lite.data.stage import data_files, left_out
@@ -193,6 +194,7 @@ def prepare_training_copy(
     *,
     actions: tuple[str, ...] | None,
     directory: str | None = None,
+    columns: Columns | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> TrainingCopy:
     """Opens the training copy of a log, building it first unless one with unchanged inputs is there.
@@ -204,14 +206,15 @@ def prepare_training_copy(
         path: JSON lines or Parquet file, folder of shards, or URL.
         actions: names of discrete actions in output order; None for parametric ones.
         directory: parent folder of the copy.
+        columns: the log's own names for columns of the contract.
         progress: called with (bytes read, bytes in all) while building.
 
     Raises:
         DataError: what is wrong in the data with file and line, up to 20 faults and how many there are in all; no
             folder that can be written.
     """
-    files = data_files(path)
-    places = places_of(path, actions, directory)
+    files = data_files(path, columns)
+    places = places_of(path, actions, directory, columns)
     folder = next((folder for place in places if (folder := place.standing(files)) is not None), None)
     if folder is None:
         place = next((place for place in places if is_writable(place.parent)), None)
@@ -219,7 +222,7 @@ def prepare_training_copy(
             parents = ", ".join(str(place.parent) for place in places)
             raise DataError(Problem(parents, "a folder that can be written, for the training copy", "none"))
         with place.building() as temporary:
-            folder = place.publish(temporary, build(files, actions, temporary, progress))
+            folder = place.publish(temporary, build(files, actions, temporary, progress, columns))
         give_back_memory()
     copy = open_training_copy(folder)
     # what lies beside the data today and is not read

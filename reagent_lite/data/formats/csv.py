@@ -27,9 +27,9 @@ import pyarrow.csv
 from numpy.typing import NDArray
 
 from reagent_lite.data.formats.blocks import Block, Position
-from reagent_lite.data.formats.files import InputFile
+from reagent_lite.data.formats.files import InputFile, OwnNames
 from reagent_lite.data.formats.jsonl import EXACT_BELOW, column_of, parse_with_arrow, table_of_columns
-from reagent_lite.data.formats.schema import KNOWN_COLUMNS, MAX_PROBLEMS, valid_rows
+from reagent_lite.data.formats.schema import KNOWN_COLUMNS, MAX_PROBLEMS, microseconds_of, valid_rows
 from reagent_lite.data.formats.text_files import BYTE_ORDER_MARK, contains, read_text
 from reagent_lite.errors import DataError, Problem
 from reagent_lite.strict_json import parse_json
@@ -79,12 +79,14 @@ class _Layout:
         dense: {column of a log: {feature: name of the file's column}} of maps that are spread over columns.
         plain: columns that are read as they are.
         ignored: columns of which only the names are kept.
+        fields: {column that is read as it is: the contract's name of it}.
     """
 
     kinds: dict[str, pa.DataType]
     dense: dict[str, dict[str, str]]
     plain: tuple[str, ...]
     ignored: tuple[str, ...]
+    fields: dict[str, str]
 
     @property
     def read(self) -> list[str]:
@@ -108,15 +110,18 @@ class _CsvParser:
         bounds, lines = _records(text, line)
         if self.layout is None:
             if len(lines):
-                self.layout = _layout(text[bounds[0] : bounds[1]], f"{path}:{lines[0]}", self.columns)
+                header, own = text[bounds[0] : bounds[1]], self.file.columns
+                self.layout = _layout(header, f"{path}:{lines[0]}", self.columns, own)
                 text, bounds, lines = text[bounds[1] :], bounds[1:] - bounds[1], lines[1:]
             elif line > 1:
                 raise DataError(Problem(f"{path}:{line}", "a header as the first record", "blank lines"))
-        layout = self.layout or _Layout(kinds={}, dense={}, plain=(), ignored=())
+        layout = self.layout or _Layout(kinds={}, dense={}, plain=(), ignored=(), fields={})
         cells = _by_arrow(text, layout)
         if cells is None or cells.num_rows != len(lines):
             cells = _by_python(text, bounds, lines, layout, path)
-        columns = [_plain_column(name, _one(cells.column(name)), lines, path) for name in layout.plain]
+        columns = [
+            _plain_column(name, layout.fields[name], _one(cells.column(name)), lines, path) for name in layout.plain
+        ]
         columns += [_dense_column(name, features, cells) for name, features in layout.dense.items()]
         columns += [(pa.field(name, pa.null()), pa.nulls(len(lines))) for name in layout.ignored]
         return Block(file=self.file, file_number=self.number, table=table_of_columns(columns), lines=lines)
@@ -175,13 +180,14 @@ def _records(text: bytes, line: int) -> tuple[NDArray[np.int64], NDArray[np.int6
     return np.append(starts, len(text)), line + np.searchsorted(newlines, starts)
 
 
-def _layout(header: bytes, where: str, columns: Collection[str] | None) -> _Layout:
+def _layout(header: bytes, where: str, columns: Collection[str] | None, own: OwnNames | None) -> _Layout:
     try:
         cells = _cells_of(header.decode())
     except UnicodeDecodeError as error:
         raise DataError(Problem(where, "a header in UTF-8", str(error), "Write the file as UTF-8")) from error
     # pandas writes its row labels as a column without a name
     names = [name or f"Unnamed: {index}" for index, name in enumerate(cells)]
+    fields = {name: name if own is None else own.meaning(name) for name in names}
     dense: dict[str, dict[str, str]] = {}
     for name in names:
         column, dot, feature = name.partition(".")
@@ -194,7 +200,8 @@ def _layout(header: bytes, where: str, columns: Collection[str] | None) -> _Layo
         one = next(iter(dense[column].values()))
         problems.append(Problem(where, f"{column} once", f"a column {column!r} and a column {one!r}", "Keep one"))
     spread = {name for features in dense.values() for name in features.values()}
-    if not spread and not set(names) & set(KNOWN_COLUMNS):
+    single = {name for name, field in fields.items() if field != name and "." in field}
+    if not spread and not single and not set(fields.values()) & set(KNOWN_COLUMNS):
         todo = "Separate cells by commas" if any(one in cells[0] for one in ";\t|") else "Write it as the first line"
         expected = "a header with names of columns like state_features"
         problems.append(Problem(where, expected, repr(cells[0][:60]), todo))
@@ -202,10 +209,13 @@ def _layout(header: bytes, where: str, columns: Collection[str] | None) -> _Layo
         raise DataError(problems)
     plain = tuple(name for name in names if name not in spread and (columns is None or name in columns))
     return _Layout(
-        kinds={name: pa.float64() if name in spread else _TYPES.get(name, pa.string()) for name in names},
+        kinds={
+            name: pa.float64() if name in spread | single else _TYPES.get(fields[name], pa.string()) for name in names
+        },
         dense={name: features for name, features in dense.items() if columns is None or name in columns},
         plain=plain,
         ignored=tuple(name for name in names if name not in spread and name not in plain),
+        fields=fields,
     )
 
 
@@ -284,6 +294,8 @@ def _value_of(cell: str, kind: pa.DataType) -> Any:
             return cell in _TRUE
         raise ValueError("true or false, or 1 or 0")
     floating = pa.types.is_floating(kind)
+    if not floating and (time := microseconds_of(cell)) is not None:
+        return time
     try:
         if "_" in cell:
             raise ValueError  # Python's own way to group digits
@@ -299,17 +311,17 @@ def _value_of(cell: str, kind: pa.DataType) -> Any:
     return value
 
 
-def _plain_column(name: str, array: pa.Array, lines: NDArray[np.int64], path: str) -> Column:
+def _plain_column(name: str, field: str, array: pa.Array, lines: NDArray[np.int64], path: str) -> Column:
     """Returns a column of cells, those of JSON parsed; actions are JSON where one of them begins with a brace."""
-    if name in _ACTIONS:
+    if field in _ACTIONS:
         is_json = bool(pc.any(pc.match_substring_regex(array, r"^\s*\{"), min_count=0).as_py())
     else:
-        is_json = name in _JSON
+        is_json = field in _JSON
     if not is_json:
         return pa.field(name, array.type), array
     table = _json_by_arrow(name, array)
     if table is None:
-        return column_of(name, _json_by_python(name, array, lines, path))
+        return column_of(name, _json_by_python(name, field, array, lines, path))
     return table.schema.field(0), _one(table.column(0))
 
 
@@ -324,7 +336,7 @@ def _json_by_arrow(name: str, array: pa.Array) -> pa.Table | None:
     return table if same else None
 
 
-def _json_by_python(name: str, array: pa.Array, lines: NDArray[np.int64], path: str) -> list[Any]:
+def _json_by_python(name: str, field: str, array: pa.Array, lines: NDArray[np.int64], path: str) -> list[Any]:
     """Returns the values of JSON cells by the json module; an action that does not begin with a brace is a name.
 
     Raises:
@@ -334,7 +346,7 @@ def _json_by_python(name: str, array: pa.Array, lines: NDArray[np.int64], path: 
     values: list[Any] = []
     for line, cell in zip(lines.tolist(), array.to_pylist(), strict=True):
         try:
-            is_json = cell is not None and (name not in _ACTIONS or cell.lstrip().startswith("{"))
+            is_json = cell is not None and (field not in _ACTIONS or cell.lstrip().startswith("{"))
             values.append(parse_json(cell.encode()) if is_json else cell)
         except ValueError as error:
             todo = "json.dumps writes it: a Python dict's own text is not JSON" if "'" in cell else ""

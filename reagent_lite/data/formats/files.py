@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, Protocol
 
 import pyarrow as pa
 
@@ -32,6 +32,18 @@ _MOST_NAMES = 10
 _NO_FILES = {stat.S_ISFIFO: "a FIFO", stat.S_ISSOCK: "a socket", stat.S_ISCHR: "a device", stat.S_ISBLK: "a device"}
 
 
+class OwnNames(Protocol):
+    """What a user calls the columns of the contract; see rows/own_columns.py."""
+
+    def meaning(self, name: str) -> str:
+        """Returns the field that a column holds; `field.name` where it holds one of the field's features."""
+        ...
+
+    def read(self, block: Any) -> Any:
+        """Returns a block with the contract's columns."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputFile:
     """One data file of an input.
@@ -44,6 +56,8 @@ class InputFile:
         size: bytes as stored.
         modified_ns: local modification time; 0 where the storage tells none.
         sha256: what a manifest says of the stored bytes, which readers compare; "" where none does.
+        columns: the user's own names of columns; None where they are the contract's.
+        features: ids that have a name, where rows hold the ids alone.
     """
 
     path: str
@@ -53,6 +67,8 @@ class InputFile:
     size: int
     modified_ns: int
     sha256: str = ""
+    columns: OwnNames | None = None
+    features: tuple[int, ...] = ()
 
     @property
     def remote(self) -> bool:

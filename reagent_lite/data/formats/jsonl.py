@@ -102,7 +102,9 @@ def _arrow_table(text: bytes, schema: pa.Schema | None) -> pa.Table | None:
     read = pa.json.ReadOptions(use_threads=False, block_size=len(text) + 1)
     parse = pa.json.ParseOptions(explicit_schema=schema, newlines_in_values=False)
     try:
-        return pa.json.read_json(pa.BufferReader(text), read_options=read, parse_options=parse)
+        table = pa.json.read_json(pa.BufferReader(text), read_options=read, parse_options=parse)
+        table.validate()  # Arrow 26 loses a null that begins the first list of a column
+        return table
     except (pa.ArrowException, UnicodeDecodeError):
         return None
 

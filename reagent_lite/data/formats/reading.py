@@ -19,7 +19,7 @@ import pyarrow as pa
 from reagent_lite.data.formats.arrow import read_ipc, read_parquet
 from reagent_lite.data.formats.blocks import MOST_THREADS, Block, Position, Reader
 from reagent_lite.data.formats.csv import read_csv
-from reagent_lite.data.formats.files import MINARI, InputFile, list_input
+from reagent_lite.data.formats.files import MINARI, InputFile, OwnNames, list_input
 from reagent_lite.data.formats.jsonl import read_json_lines
 from reagent_lite.data.formats.minari import read_minari
 from reagent_lite.errors import DataError, NoRowsError, Problem, counted
@@ -31,6 +31,21 @@ def num_threads() -> int:
     """Returns how many threads parse blocks: the cores this process may use, at most MOST_THREADS."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(cores, MOST_THREADS)
+
+
+def parses_of(
+    file: InputFile, number: int, position: Position, readers: Mapping[str, Reader] | None = None
+) -> Generator[Callable[[], Block]]:
+    """Yields the parsing of each block of a file, with the contract's names for the user's own columns; see Reader."""
+    own = file.columns
+    reader = (ALL_COLUMNS if own is not None else readers or READERS)[file.extension]
+    for parse in reader(file, number, position):
+        yield parse if own is None else partial(_renamed, own, parse)
+
+
+def _renamed(own: OwnNames, parse: Callable[[], Block]) -> Block:
+    block: Block = own.read(parse())
+    return block
 
 
 def read_blocks(
@@ -52,7 +67,6 @@ def read_blocks(
     Raises:
         DataError: a file that cannot be read, with file and line; no rows in any file.
     """
-    readers = READERS if readers is None else readers
     total = sum(file.size for file in files)
     pending: deque[Future[list[T]]] = deque()
     rows = False
@@ -64,7 +78,7 @@ def read_blocks(
     with ThreadPoolExecutor(num_threads(), thread_name_prefix="read") as pool:
         try:
             for number, file in enumerate(files):
-                for parse in readers[file.extension](file, number, positions[number]):
+                for parse in parses_of(file, number, positions[number], readers):
                     pending.append(pool.submit(work, parse))
                     if progress is not None:
                         progress(sum(position.bytes_read for position in positions), total)

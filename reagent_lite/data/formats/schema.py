@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
@@ -107,3 +108,14 @@ def filled(array: pa.Array, value: float) -> NDArray[Any]:
 def from_indices(indices: NDArray[np.int64]) -> pa.Array:
     """Returns int64 indices as an Arrow array; `pyarrow.array` would import pandas."""
     return pa.Array.from_buffers(pa.int64(), len(indices), [None, pa.py_buffer(np.ascontiguousarray(indices))])
+
+
+def microseconds_of(text: str) -> int | None:
+    """Returns microseconds since 1970 of a date or time by ISO 8601, of UTC where it names no zone; None of others."""
+    try:
+        time = datetime.fromisoformat(text) if "-" in text else None
+    except ValueError:
+        return None
+    if time is None:
+        return None
+    return (time.replace(tzinfo=time.tzinfo or UTC) - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from reagent_lite.data.formats.blocks import Block
-from reagent_lite.data.formats.schema import filled, is_text, to_numpy, valid_rows
+from reagent_lite.data.formats.schema import filled, is_text, microseconds_of, to_numpy, valid_rows
 from reagent_lite.data.rows.faults import Faults, Mask
 
 NONE, WRONG = -1, -2
@@ -191,6 +191,19 @@ def integers(column: Column, faults: Faults, expected: str = "an integer") -> tu
     column.fault(faults, far, f"an integer within ±2^62 in {column.name}", rule=f"{column.name}_far")
     column.fault(faults, wrong, f"{expected} in {column.name}")
     return np.where(wrong | ~present, 0, values).astype(np.int64), present & ~wrong
+
+
+def sequence_numbers(column: Column, faults: Faults) -> tuple[NDArray[np.int64], Mask]:
+    """Returns `integers` of a column that may hold times, or texts of them by ISO 8601, as microseconds since 1970."""
+    array = column.array
+    if pa.types.is_timestamp(array.type) or pa.types.is_date(array.type):
+        array = array.cast(pa.timestamp("us", getattr(array.type, "tz", None)), safe=False).cast(pa.int64())
+    elif is_string(array.type) and not column.text:
+        encoded = array.dictionary_encode()
+        values = [microseconds_of(text) for text in encoded.dictionary.to_pylist()]
+        if None not in values:
+            array = pa.array(values, pa.int64()).take(encoded.indices)
+    return integers(replace(column, array=array), faults)
 
 
 def flags(column: Column, faults: Faults) -> NDArray[np.float64]:

@@ -72,7 +72,8 @@ def features(column: Column, faults: Faults, *, rule: str = UNREADABLE, todo: st
 
 def _id_of(name: str, column: Column, values: NDArray[np.float32], faults: Faults) -> int:
     try:
-        return id_of(name)
+        found = id_of(name)
+        return next((one for one in faults.block.file.features if one == found), found)
     except ValueError as error:
         having = np.flatnonzero(~np.isnan(values))
         first = int(having[0]) if len(having) else 0

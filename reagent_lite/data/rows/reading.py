@@ -30,6 +30,7 @@ from reagent_lite.data.rows.columns import (
     is_string,
     per_distinct,
     pieces,
+    sequence_numbers,
     strings,
 )
 from reagent_lite.data.rows.contract import (
@@ -123,7 +124,7 @@ def read_rows(block: Block, contract: Contract) -> Rows:
     time_diff, step = finite(column("time_diff"), faults), _steps(column("step"), faults)
     probability, has_probability = propensity(block, contract, faults)
     episode, mdp_ids = strings(column("mdp_id"), faults)
-    sequence, has_sequence = integers(column("sequence_number"), faults)
+    sequence, has_sequence = sequence_numbers(column("sequence_number"), faults)
     named = metrics(column("metrics"), faults)
     next_mask = choices.next_mask.copy()  # a third of the time of `where` for two actions
     next_mask[terminal] = 0

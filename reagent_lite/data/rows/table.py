@@ -38,6 +38,7 @@ from reagent_lite.data.rows.columns import (
     numbers,
     per_distinct,
     pieces,
+    sequence_numbers,
     texts,
 )
 from reagent_lite.data.rows.contract import (
@@ -221,6 +222,11 @@ def _integers(column: Column, faults: Faults) -> pa.Array:
     return pa.array(values, mask=~present)
 
 
+def _sequence_numbers(column: Column, faults: Faults) -> pa.Array:
+    values, present = sequence_numbers(column, faults)
+    return pa.array(values, mask=~present)
+
+
 def _numbers(values: NDArray[np.float64]) -> pa.Array:
     return pa.array(values, mask=np.isnan(values))
 
@@ -289,7 +295,7 @@ def _one_kind(column: Column, faults: Faults) -> int:
 _READERS = {
     "mdp_id": texts,
     "ds": texts,
-    "sequence_number": _integers,
+    "sequence_number": _sequence_numbers,
     "state_features": _features,
     "next_state_features": _features,
     "action": _action,

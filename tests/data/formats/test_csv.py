@@ -162,7 +162,7 @@ def test_files_are_refused_or_read_as_pythons_csv_reads_them(tmp_path: Path, tex
         (GOOD + GOOD + "a,1,{},left,1,0,9\n", "4: expected 6 cells, as the header has, got 7"),
         ('"x\ny",1,{},left,1,0\na,b,{},left,1,0\n', "4: expected an integer in sequence_number, got 'b'"),
         (GOOD + "a,1.5,{},left,1,0\n", "3: expected an integer in sequence_number, got '1.5'"),
-        (GOOD + "a,2026-01-01 00:00:00,{},left,1,0\n", "3: expected an integer in sequence_number"),
+        (GOOD + "a,2026-13-01 00:00:00,{},left,1,0\n", "3: expected an integer in sequence_number"),
         (GOOD + "a,99999999999999999999,{},left,1,0\n", "3: expected a 64-bit integer in sequence_number"),
         (GOOD + "a,1,{},left,one,0\n", "3: expected a number in reward, got 'one'"),
         (GOOD + "a,1,{},left,\"1,5\",0\n", "3: expected a number in reward, got '1,5'"),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from reagent_lite.data.formats import text_files
@@ -65,6 +65,9 @@ values: st.SearchStrategy[Any] = st.recursive(
 )
 
 
+@settings(deadline=None)
+@example(rows=[{"a": [None, True]}])
+@example(rows=[{"a": [[], [None, "x"]]}, {"a": None}])
 @given(rows=st.lists(st.dictionaries(st.sampled_from("abc"), values, min_size=1), min_size=1, max_size=4))
 def test_both_parsers_read_what_json_reads(rows: list[dict[str, Any]]) -> None:
     check([json.dumps(row, ensure_ascii=False) for row in rows])

@@ -1,0 +1,107 @@
+"""A user's own columns, read as those of the contract.
+
+    session, time, age, income, clicked ─► mdp_id, sequence_number, state_features {age, income}, reward
+
+The names are given where files are listed and travel with each file, so that whoever reads its rows sees the
+contract's columns, in this process and in an executor. Folders that a stage made have the contract's names already.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+
+from reagent_lite.data.formats.blocks import Block
+from reagent_lite.data.formats.schema import TEXT_METADATA, is_text, nearest
+from reagent_lite.data.rows.columns import in_one_piece
+from reagent_lite.errors import DataError, Problem
+
+_LATE = ("ds", "terminal", "truncated", "next_state_features", "possible_next_actions", "metrics")
+"""Fields whose column the first rows of a JSON lines file may lack."""
+_JSON_LINES = (".json", ".jsonl", ".ndjson")
+
+
+@dataclass(frozen=True, slots=True)
+class OwnColumns:
+    """Which of a log's columns hold the fields of the contract.
+
+    Attributes:
+        fields: (field, name of its column; of features and metrics the names of one column each).
+    """
+
+    fields: tuple[tuple[str, str | tuple[str, ...]], ...]
+
+    @classmethod
+    def of(cls, columns: Mapping[str, str | Sequence[str]]) -> OwnColumns | None:
+        """Returns the names that a config gives, None where it gives none."""
+        fields = [(name, one if isinstance(one, str) else tuple(one)) for name, one in columns.items()]
+        return cls(tuple(fields)) if fields else None
+
+    def meaning(self, name: str) -> str:
+        """Returns the field that a column holds; `field.name` where it holds one of the field's features."""
+        for field, source in self.fields:
+            if name == source:
+                return field
+            if not isinstance(source, str) and name in source:
+                return f"{field}.{name}"
+        return name
+
+    def read(self, block: Block) -> Block:
+        """Returns a block with the contract's columns.
+
+        Raises:
+            DataError: for columns that are not there, with the nearest that are.
+        """
+        table = block.table
+        lines = block.file.extension in _JSON_LINES
+        if not lines or (len(block.lines) and block.lines[0] == 1):
+            self._require(table.column_names, block.where(0), late=_LATE if lines else ())
+        given = dict(self.fields)
+        used = {name for _, source in self.fields for name in ((source,) if isinstance(source, str) else source)}
+        columns = [
+            (one, table.column(number))
+            for number, one in enumerate(table.schema)
+            if one.name not in given and one.name not in used
+        ]
+        for field, source in self.fields:
+            if not isinstance(source, str):
+                columns.append(_together(field, source, table))
+            elif source in table.column_names:
+                columns.append((table.schema.field(source).with_name(field), table.column(source)))
+        fields, arrays = zip(*columns, strict=True)
+        return replace(block, table=pa.table(list(arrays), pa.schema(fields)))
+
+    def _require(self, names: Sequence[str], where: str, late: Sequence[str] = ()) -> None:
+        wanted = [(field, (one,) if isinstance(one, str) else one) for field, one in self.fields if field not in late]
+        problems = [
+            Problem(where, f"a column {name!r}, as columns.{field} says", f"columns {', '.join(sorted(names))}",
+                    nearest(name, list(names)))
+            for field, sources in wanted for name in sources if name not in names
+        ]  # fmt: skip
+        if problems:
+            raise DataError(problems)
+
+
+def _together(field: str, names: tuple[str, ...], table: pa.Table) -> tuple[pa.Field, pa.Array]:
+    """Returns columns of single features as one column of maps; as JSON texts where one of them is such."""
+    schema = table.schema
+    if any(name in schema.names and is_text(schema.field(name)) for name in names):
+        values = [_parsed(name, table) for name in names]
+        texts = [json.dumps(dict(zip(names, row, strict=True))) for row in zip(*values, strict=True)]
+        return pa.field(field, pa.string(), metadata=TEXT_METADATA), pa.array(texts, pa.string())
+    none = pa.nulls(table.num_rows, pa.float64())
+    arrays = [in_one_piece(table.column(name)) if name in schema.names else none for name in names]
+    struct = pa.StructArray.from_arrays(arrays, list(names))
+    return pa.field(field, struct.type), struct
+
+
+def _parsed(name: str, table: pa.Table) -> list[Any]:
+    if name not in table.column_names:
+        return [None] * table.num_rows
+    values = table.column(name).to_pylist()
+    text = is_text(table.schema.field(name))
+    return [json.loads(one) if text and one is not None else one for one in values]

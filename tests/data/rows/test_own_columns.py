@@ -1,0 +1,96 @@
+"""Logs with the user's own names for columns and features, in every format, held to what pandas and hand say."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
+from reagent_lite.errors import DataError
+from reagent_lite.feature_ids import id_of
+
+COLUMNS: dict[str, Any] = {
+    "mdp_id": "session",
+    "sequence_number": "at",
+    "state_features": ["age", "income"],
+    "reward": "clicked",
+    "action": "shown",
+    "possible_next_actions": "next_allowed",
+    "next_state_features": ["age_after", "income"],
+}
+FRAME = pd.DataFrame(
+    {
+        "session": ["a", "a", "b"],
+        "at": pd.to_datetime(["2026-01-01 10:00:00", "2026-01-01 10:00:30", "2026-01-02 00:00:00"]),
+        "age": [30.0, 31.0, np.nan],
+        "income": [1.5, 2.5, -1.0],
+        "age_after": [31.0, 5.0, 5.0],
+        "clicked": [0.0, 1.0, 2.0],
+        "shown": ["left", "right", "left"],
+        "reward": [9.0, 9.0, 9.0],
+        "note": ["x", "y", "z"],
+    }
+)
+FRAME["next_allowed"] = [[1, 1], [0, 0], [0, 0]]
+
+
+def written(folder: Path, name: str) -> str:
+    file, frame = folder / name, FRAME.copy()
+    if name.endswith(".csv"):
+        frame["next_allowed"] = frame["next_allowed"].map(str)
+        frame.to_csv(file, index=False)
+    elif name.endswith(".jsonl"):
+        frame["at"] = frame["at"].dt.strftime("%Y-%m-%dT%H:%M:%S")
+        frame.to_json(file, orient="records", lines=True)
+    elif name.endswith(".parquet"):
+        frame.to_parquet(file)
+    else:
+        with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_file(sink, (table := pa.table(frame)).schema) as writer:
+            writer.write_table(table)
+    return str(file)
+
+
+def copy_of(path: str, folder: Path, columns: dict[str, Any]) -> TrainingCopy:
+    return prepare_training_copy(path, actions=("left", "right"), directory=str(folder / "copies"), columns=columns)
+
+
+@pytest.mark.parametrize("name", ["log.csv", "log.jsonl", "log.parquet", "log.arrow"])
+def test_own_columns_are_read_as_the_contract_s(tmp_path: Path, name: str) -> None:
+    copy = copy_of(written(tmp_path, name), tmp_path, COLUMNS)
+    ids = [str(one) for one in copy.state_ids]
+    assert sorted(ids) == ["age", "age_after", "income"]
+    assert copy.state_ids == tuple(sorted(id_of(one) for one in ids))
+    order = np.argsort(copy.sequence)  # the episodes' times
+    state = {one: copy.state[:3][order, column] for column, one in enumerate(ids)}
+    np.testing.assert_array_equal(state["age"], np.float32([30, 31, np.nan]))
+    np.testing.assert_array_equal(state["income"], np.float32([1.5, 2.5, -1]))
+    np.testing.assert_array_equal(copy.reward[order], [0, 1, 2])
+    assert copy.action[order].tolist() == [0, 1, 0]
+    # by hand: 2026-01-01 is day 20 454 since 1970
+    ten = (20_454 * 86_400 + 36_000) * 10**6
+    assert copy.sequence[order].tolist() == [ten, ten + 30 * 10**6, (20_455 * 86_400) * 10**6]
+    again = copy_of(str(tmp_path / name), tmp_path, COLUMNS)
+    assert again.folder == copy.folder
+    assert [str(one) for one in again.state_ids] == ids
+
+
+@pytest.mark.parametrize("name", ["log.csv", "log.jsonl", "log.parquet", "log.arrow"])
+def test_a_column_that_is_not_there_is_named_with_the_nearest(tmp_path: Path, name: str) -> None:
+    path = written(tmp_path, name)
+    with pytest.raises(DataError, match=r"expected a column 'click', as columns.reward says, got columns .*'clicked'"):
+        copy_of(path, tmp_path, {**COLUMNS, "reward": "click"})
+    with pytest.raises(DataError, match=r"expected a column 'agee', as columns.state_features says"):
+        copy_of(path, tmp_path, {**COLUMNS, "state_features": ["agee"]})
+    assert not (tmp_path / "copies").exists() or not list((tmp_path / "copies").iterdir())
+
+
+def test_numbers_beside_texts_in_a_column_are_refused_row_by_row(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text(
+        '{"age": 3, "r": 1, "action": 0, "terminal": true}\n{"age": "x", "r": 1, "action": 0, "terminal": true}\n'
+    )
+    with pytest.raises(DataError, match=r"log.jsonl:2: expected an object \{id: number\} in state_features, got"):
+        copy_of(str(path), tmp_path, {"state_features": ["age"], "reward": "r"})
