@@ -16,7 +16,7 @@ from reagent_lite.data.formats.reading import num_threads
 from reagent_lite.data.rows.hashes import row_hashes
 from reagent_lite.data.rows.maps import FeatureMatrix
 
-_BLOCK_BYTES = 32 << 20
+_BLOCK_BYTES = 8 << 20
 
 
 def summarize_copy(copy: TrainingCopy, column: str, settings: NormParams, seed: int) -> ColumnSummary:
