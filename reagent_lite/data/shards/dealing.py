@@ -48,6 +48,8 @@ _FILES_OF_WHOLE_EPISODES = ("timeline",)
 _SLACK = 0.02
 """By how much whole files may exceed an equal share."""
 _ROW_GROUP_ROWS = 1 << 17
+_KEY = pa.field("hash of the episode", pa.uint64())
+"""The last column of rows that wait in their bucket."""
 
 Progress = Callable[[int, int], None]
 Parts = list[dict[str, dict[str, Any]]]
@@ -212,6 +214,30 @@ def _deal_rows(
     return log
 
 
+def _spread(log: _Log, draw: Hashes, spools: Sequence[Path], progress: Progress | None) -> NDArray[np.int64]:
+    """Writes rows to Arrow streams, each for an equal part of all hashes of episodes, and returns the rows of each."""
+    count, schema = len(spools), log.schema.append(_KEY)
+    rows = np.zeros(count, np.int64)
+
+    def by_bucket(block: Block) -> tuple[pa.Table, NDArray[np.int64]]:
+        keys = episode_hashes(block, draw)
+        bucket = ((keys >> np.uint64(32)) * np.uint64(count)) >> np.uint64(32)
+        order = np.argsort(bucket, kind="stable")
+        table = conformed(block.table, log.schema).append_column(_KEY, pa.array(keys))
+        return table.take(from_indices(order)), np.searchsorted(bucket[order], np.arange(count + 1))
+
+    with ExitStack() as stack:
+        options = pa.ipc.IpcWriteOptions(compression="lz4")
+        sinks = [stack.enter_context(pa.OSFile(str(spool), "wb")) for spool in spools]
+        writers = [stack.enter_context(pa.ipc.new_stream(sink, schema, options=options)) for sink in sinks]
+        positions = [Position() for _ in log.files]
+        for table, bounds in read_blocks(log.files, by_bucket, positions, progress, ALL_COLUMNS):
+            for number in np.flatnonzero(np.diff(bounds)).tolist():
+                writers[number].write_table(table.slice(bounds[number], bounds[number + 1] - bounds[number]))
+            rows += np.diff(bounds)
+    return rows
+
+
 def _deal(
     log: _Log,
     draw: Hashes,
@@ -231,27 +257,9 @@ def _deal(
         progress: called with (bytes read, bytes to read).
     """
     count = min(_MOST_BUCKETS, 1 + log.num_bytes // BUCKET_BYTES)
-    rows = np.zeros(count, np.int64)
-
-    def spread(block: Block) -> tuple[pa.Table, NDArray[np.int64]]:
-        keys = episode_hashes(block, draw)
-        bucket = ((keys >> np.uint64(32)) * np.uint64(count)) >> np.uint64(32)
-        order = np.argsort(bucket, kind="stable")
-        table = conformed(block.table, log.schema).append_column(_KEY, pa.array(keys))
-        return table.take(from_indices(order)), np.searchsorted(bucket[order], np.arange(count + 1))
-
     with tempfile.TemporaryDirectory(prefix=".spool-", dir=folders[0].parent) as scratch:
         spools = [Path(scratch, f"{number}.arrow") for number in range(count)]
-        with ExitStack() as stack:
-            options = pa.ipc.IpcWriteOptions(compression="lz4")
-            sinks = [stack.enter_context(pa.OSFile(str(spool), "wb")) for spool in spools]
-            schema = log.schema.append(_KEY)
-            writers = [stack.enter_context(pa.ipc.new_stream(sink, schema, options=options)) for sink in sinks]
-            positions = [Position() for _ in log.files]
-            for table, bounds in read_blocks(log.files, spread, positions, progress, ALL_COLUMNS):
-                for number in np.flatnonzero(np.diff(bounds)).tolist():
-                    writers[number].write_table(table.slice(bounds[number], bounds[number + 1] - bounds[number]))
-                rows += np.diff(bounds)
+        rows = _spread(log, draw, spools, progress)
         ends = np.cumsum(rows)
         wanted = np.cumsum(room)[:-1] * (ends[-1] / room.sum())
         first_parts = [len(one) for one in parts]
@@ -273,9 +281,6 @@ def _deal(
         with ThreadPoolExecutor(min(2, num_threads())) as pool:
             for folder, name, num in itertools.chain.from_iterable(pool.map(finish, np.flatnonzero(rows).tolist())):
                 parts[folder][name] = {"rows": num}
-
-
-_KEY = pa.field("hash of the episode", pa.uint64())
 
 
 def episode_hashes(block: Block, draw: Hashes) -> Hashes:
