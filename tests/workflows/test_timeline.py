@@ -246,7 +246,7 @@ BROKEN: list[tuple[dict[str, Any], str, str]] = [
     ({"action_probability": 0.0}, "expected a propensity above 0 .*, got 0.0", "propensity_outside"),
     ({"action_probability": 1.5}, "expected a propensity .* at most 1, got 1.5", "propensity_outside"),
     ({"action": "x"}, 'expected one of the actions l, r, or an index below 2, got "x"', "action_unknown"),
-    ({"possible_actions": ["r"]}, "expected an action among possible_actions, got l", "action_not_possible"),
+    ({"possible_actions": ["r"]}, 'expected an action among possible_actions, got "l"', "action_not_possible"),
     ({"action": 3}, "expected one of the actions l, r, or an index below 2, got 3", "action_unknown"),
     ({"action": {"0": 1.0}}, "expected one of the actions l, r, or an index below 2, got", "action_unknown"),
     ({"possible_actions": [1, 0]}, "expected a list of action names in possible_actions, got", "unreadable"),

@@ -135,7 +135,8 @@ def event_table(block: Block, contract: Contract) -> tuple[pa.Table, Faults, dic
     kinds = {}
     for name in contract.extra:
         found[name], kinds[name] = _as_text(column[name], faults)
-    found |= _actions_of_events(contract, column, faults)
+    actions, missing = _actions_of_events(contract, column, faults)
+    found |= actions
 
     require_present("mdp_id", valid_rows(found["mdp_id"]), faults, "It says which rows are one episode")
     todo = "It says in which order the rows of an episode happened"
@@ -150,6 +151,13 @@ def event_table(block: Block, contract: Contract) -> tuple[pa.Table, Faults, dic
     for name in contract.rewards:
         finite(column[name], faults)
     found["action_probability"] = _numbers(propensity(block, contract, faults)[0])
+    if contract.actions:
+        unknown = column["action"].present & ~valid_rows(found["action"])
+        todo = TODO_MAPS if column["action"].nested else ""
+        expected = ActionRule(contract.actions).expected
+        faults.add(unknown, expected, column["action"].value, todo, "action_unknown")
+    got = column["action"].value
+    faults.add(missing, "an action among possible_actions", got, rule="action_not_possible")
     both = (filled(found["terminal"], 0) & filled(found["truncated"], 0)).astype(bool)
     todo = "A true end is terminal; truncated says that a limit cut the episode before one"
     faults.add(both, "terminal or truncated, not both", lambda _: "both", todo, "terminal_and_truncated")
@@ -162,15 +170,15 @@ def event_table(block: Block, contract: Contract) -> tuple[pa.Table, Faults, dic
     return table, faults, {name: kind for name, kind in kinds.items() if kind}
 
 
-def _actions_of_events(contract: Contract, column: dict[str, Column], faults: Faults) -> dict[str, pa.Array]:
-    """Returns the columns of actions; in rows whose list lacks the action taken that is a fault."""
+def _actions_of_events(
+    contract: Contract, column: dict[str, Column], faults: Faults
+) -> tuple[dict[str, pa.Array], Mask]:
+    """Returns (the columns of actions, null where one is unknown; [n] whether the list lacks the action taken)."""
     if contract.actions is None:
         return _parametric(column, faults)
-    found = {name: _choices(column[name], _NAME, faults) for name in _LISTS}
-    rule, taken = ActionRule(contract.actions), column["action"]
+    found, taken = {name: _choices(column[name], _NAME, faults) for name in _LISTS}, column["action"]
     if contract.actions:
-        codes = per_distinct(taken, rule.action, NONE, np.int32)
-        faults.add(codes == WRONG, rule.expected, taken.value, TODO_MAPS if taken.nested else "", "action_unknown")
+        codes = per_distinct(taken, ActionRule(contract.actions).action, NONE, np.int32)
         found["action"] = pa.array(contract.actions, pa.string()).take(pa.array(codes, mask=codes < 0))
     else:
         found["action"] = texts(taken, faults, "the name or the index of an action")
@@ -179,22 +187,20 @@ def _actions_of_events(contract: Contract, column: dict[str, Column], faults: Fa
     equal = filled(pc.equal(lists.flatten(), found["action"].take(pa.array(row))), 0).astype(bool)
     missing = valid_rows(found["action"]) & valid_rows(lists)
     missing[row[equal]] = False
-    got = found["action"]
-    faults.add(missing, "an action among possible_actions", lambda at: got[at].as_py(), rule="action_not_possible")
-    return found
+    return found, missing
 
 
-def _parametric(column: dict[str, Column], faults: Faults) -> dict[str, pa.Array]:
+def _parametric(column: dict[str, Column], faults: Faults) -> tuple[dict[str, pa.Array], Mask]:
     action, taken = features(column["action"], faults, rule="action_infinite", todo=TODO_NAMES)
     lists = {name: candidate_lists(column[name], faults) for name in _LISTS}
     possible = lists["possible_actions"]  # of an empty list the candidates are unknown
     missing = taken & (possible.lengths > 0) & (match(action, taken, possible) == NONE)
-    faults.add(missing, "an action among possible_actions", column["action"].value, rule="action_not_possible")
     every = {name: np.ones(len(one.features.values), bool) for name, one in lists.items()}
-    return {"action": map_array(action, taken)} | {
+    arrays = {
         name: list_array(map_array(one.features, every[name]), one.lengths, column[name].present)
         for name, one in lists.items()
     }
+    return {"action": map_array(action, taken), **arrays}, missing
 
 
 def typed_table(block: Block) -> pa.Table:
