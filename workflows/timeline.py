@@ -16,14 +16,13 @@ from pathlib import Path
 
 from reagent_lite.config.timeline import TimelineConfig
 from reagent_lite.data.formats.files import InputFile
-from reagent_lite.data.stage import StageManifest, data_files, left_out, read_manifest, standing
+from reagent_lite.data.stage import StageManifest, data_files, left_out, read_manifest, require_own, standing
 from reagent_lite.data.timeline.duckdb_engine import DuckDBEngine
 from reagent_lite.data.timeline.engine import Engine
 from reagent_lite.data.timeline.making import KIND, make_timeline, output_folders, settings_of
 from reagent_lite.data.timeline.spark_engine import SparkEngine
 from reagent_lite.errors import ConfigError, Problem, counted
 from reagent_lite.files import require_writable, room_in
-from reagent_lite.manifest import FILE_NAME
 from reagent_lite.memory import free_host_bytes
 from reagent_lite.progress import log
 from workflows.command_line import Command, main_alone
@@ -76,7 +75,6 @@ def run_timeline(config: TimelineConfig) -> TimelineOutcome:
     manifests = tuple(manifest for manifest in found if manifest is not None)
     made = len(manifests) < len(folders)
     if made:
-        _require_ours(folders)
         manifests = _made(config, files, folders)
     else:
         log(f"{', '.join(map(str, folders))}: made of these events before, nothing to do")
@@ -99,6 +97,7 @@ def run_timeline(config: TimelineConfig) -> TimelineOutcome:
 
 def _made(config: TimelineConfig, files: tuple[InputFile, ...], folders: tuple[Path, ...]) -> tuple[StageManifest, ...]:
     for folder, key in zip(folders, ("outputTableName", "evalTableName"), strict=False):
+        require_own(folder, KIND, f"timeline.{key}")
         require_writable(folder.parent, f"timeline.{key}")
     room = room_in(folders[0].parent, "timeline.outputTableName")
     with room, _work_folder(config, folders[0]) as work, _engine(config, work) as engine:
@@ -164,26 +163,6 @@ def _require_apart(config: TimelineConfig, files: tuple[InputFile, ...], folders
                             "It is replaced as a whole, so nothing else may be in it")
                 )  # fmt: skip
         taken[own] = "outputTableName"
-
-
-def _require_ours(folders: tuple[Path, ...]) -> None:
-    """Checks that what an output replaces is a timeline of before, and nobody's own files.
-
-    Raises:
-        ConfigError: naming what is there.
-    """
-    for folder, key in zip(folders, ("outputTableName", "evalTableName"), strict=False):
-        if not folder.exists():
-            continue
-        names = {entry.name for entry in folder.iterdir()} if folder.is_dir() else {folder.name}
-        before = read_manifest(str(folder)) if folder.is_dir() else None
-        ours = {FILE_NAME, *before.files} if before is not None and before.kind == KIND else set()
-        if names - ours:
-            found = ", ".join(sorted(names - ours)[:3])
-            raise ConfigError(
-                Problem(f"timeline.{key}", "a folder that is not there, is empty, or holds a timeline alone",
-                        f"{folder} with {found}", "It would be replaced; choose another name")
-            )  # fmt: skip
 
 
 COMMAND = Command(

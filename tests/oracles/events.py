@@ -36,7 +36,9 @@ def make(folder: Path, rows: Sequence[dict[str, Any]] | Path, top: dict[str, Any
 
 def read(folder: Path) -> list[dict[str, Any]]:
     """The transitions of a folder in the order of mdp_id and sequence_number; maps as dicts."""
-    rows = [row for file in sorted(folder.glob("*.parquet")) for row in pq.read_table(file).to_pylist()]
+    rows = [
+        row for file in sorted(folder.glob("*.parquet")) for row in pq.read_table(file, partitioning=None).to_pylist()
+    ]
     for row in rows:
         for key in ("state_features", "next_state_features", "metrics", "action", "next_action"):
             if isinstance(row.get(key), list):

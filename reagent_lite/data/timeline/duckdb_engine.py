@@ -76,7 +76,9 @@ class DuckDBEngine:
         """Makes relation `events` of the files; see Engine."""
         spool = self._folder / "events.parquet"
         found = check_events(files, contract, spool, show)
-        self.name("all_events", f"SELECT * FROM read_parquet({_text(_pattern(str(spool)))})")
+        # names of folders are no columns, whatever they say
+        scan = f"read_parquet({_text(_pattern(str(spool)))}, hive_partitioning = false)"
+        self.name("all_events", f"SELECT * FROM {scan}")
         self._take(0, 1)
         rows = self.rows("SELECT COUNT(*) FROM all_events")[0][0]
         with _problems_of_data():

@@ -257,7 +257,7 @@ def test_the_same_faults_give_the_same_reports(spark: Any, tmp_path: Path) -> No
     events = write_events(broken_events(BROKEN), tmp_path / "events", "jsonl", 2)
     settings: Row = {"addTerminalStateRow": True, "rewardColumns": ["reward", "cost"]}
     query = {"actions": ["left", "right"]}
-    kept = [make(engine, events, tmp_path / engine, query, on_refused="drop_episode", **settings)
+    kept = [make(engine, events, tmp_path / "reward=7" / engine, query, on_refused="drop_episode", **settings)
             for engine in ("duckdb", "spark")]  # fmt: skip
     assert kept[1].files == kept[0].files
     assert kept[1].report["refused"] == kept[0].report["refused"]
