@@ -70,7 +70,7 @@ class TrainingCopy:
         sequence: [R] int64, sequence_number, else the row's number in the input.
         origin_file: [R] int32, number of the input file.
         origin_line: [R] int64, line (Parquet: row) in it, from 1.
-        counts: what was counted on the way, by name.
+        counts: what was counted on the way, by name; rows first.
         notes: sentences worth reporting to the user.
     """
 
@@ -164,7 +164,7 @@ def _opened(folder: Path, manifest: CopyManifest) -> TrainingCopy:
         state_ids=manifest.state_ids,
         action_ids=manifest.action_ids,
         metric_names=manifest.metric_names,
-        counts=manifest.counts,
+        counts={"rows": manifest.rows, **manifest.counts},
         notes=manifest.notes,
         **{name.removesuffix(".npy"): _array(folder / name) for name in ARRAYS},
     )
