@@ -16,6 +16,7 @@ from oracles.runs import ROOT, Run
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
+from reagent_lite.data.copy.place import CopyManifest
 from reagent_lite.evaluation.page import held_out
 
 WORKER = str(Path(__file__).parent / "shards_worker.py")
@@ -131,8 +132,8 @@ def test_shards_train_the_model_of_one_process_with_all_rows(tmp_path: Path) -> 
     figures = [json.loads(line) for line in (folders[0] / "out" / "metrics.jsonl").read_text().splitlines()]
     logged = [line["reward/logged/mean"] for line in figures if "reward/logged/mean" in line]
     assert logged[-1] == pytest.approx(np.mean([row["reward"] for rows in shards for row in rows]), abs=1e-6)
-    manifests = [next((f / "data").parent.rglob(".reagent-lite/*/manifest.json")).read_bytes() for f in folders]
-    hashes = "\n".join(hashlib.sha256(manifest).hexdigest() for manifest in manifests)
+    copies = [next(folder.rglob(".reagent-lite/*/manifest.json")).parent for folder in folders]
+    hashes = "\n".join(manifest.digest for copy in copies if (manifest := CopyManifest.read(str(copy))))
     exported = json.loads((folders[0] / "out" / "model" / "manifest.json").read_text())
     assert exported["data_hash"] == hashlib.sha256(hashes.encode()).hexdigest()
     both = node(tmp_path / "both", [*shards[0], *shards[1]])
