@@ -25,6 +25,7 @@ from reagent_lite.data.writing.files import table_writer
 from reagent_lite.data.writing.minari import KEPT, MinariForm, copy_to_minari
 from reagent_lite.data.writing.tables import conformed, merged
 from reagent_lite.errors import ConfigError, Problem, counted
+from reagent_lite.feature_ids import id_of
 from reagent_lite.files import require_writable
 from reagent_lite.progress import log, progress
 from workflows.command_line import Command, main_alone
@@ -83,7 +84,7 @@ def convert(config: ConvertConfig) -> Converted:
     """Writes the log in its new format and returns what is in it."""
     start = time.monotonic()
     target = Path(config.output_path).expanduser().absolute()
-    files = data_files(config.input_path)
+    files = data_files(config.input_path, config.columns)
     for note in left_out(config.input_path):
         log(f"warning: {note}")
     _require_apart(config.input_path, files, target)
@@ -133,7 +134,7 @@ def _survey(files: tuple[InputFile, ...]) -> Survey:
             found.fields = merged(found.fields, table, where)
             for name, ids in ids_of.items():
                 if name in table.column_names and pa.types.is_map(table[name].type):
-                    ids.update(pc.unique(table[name].combine_chunks().keys).to_pylist())
+                    ids.update(map(id_of, pc.unique(table[name].combine_chunks().keys).to_pylist()))
     return found
 
 

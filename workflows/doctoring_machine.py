@@ -143,15 +143,16 @@ def model_folder(config: WorkflowConfig, node: Node, known: Known) -> Row:
 
 def copy_folder(config: WorkflowConfig, path: str) -> Row:
     """Looks at where the training copy of a path goes."""
-    name, actions, directory = "training copy", config.actions or None, config.data.training_copy_dir
+    name, actions = "training copy", config.actions or None
+    directory, columns = config.data.training_copy_dir, config.data.columns
     try:
-        files = data_files(path)
+        files = data_files(path, columns)
     except DataError:
         return skipped(name, "there is no data to copy")
-    standing = standing_copy(path, actions, directory)
+    standing = standing_copy(path, actions, directory, columns)
     if standing is not None:
         return ok(name, f"stands in {standing[0]}: {counted(standing[1].rows, 'row')}")
-    folders = [place.parent for place in places_of(path, actions, directory)]
+    folders = [place.parent for place in places_of(path, actions, directory, columns)]
     places = [folder for folder in folders if is_writable(folder)]
     todo = "Set data.training_copy_dir to a folder on a local disk of this machine with enough room"
     if not places:
@@ -166,8 +167,8 @@ def copy_folder(config: WorkflowConfig, path: str) -> Row:
 def data(config: WorkflowConfig, node: Node, key: str, path: str) -> Iterator[Row]:
     """Reads and checks the first rows of a path, and whether normalization files cover their features."""
     try:
-        files = data_files(path)
-        rows = first_rows(path, config.actions or None)
+        files = data_files(path, config.data.columns)
+        rows = first_rows(path, config.actions or None, config.data.columns)
     except NoRowsError as error:
         row = of_error(key, error)
         if node.count == 1 or config.data.layout != "shards":

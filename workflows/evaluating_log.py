@@ -81,9 +81,12 @@ def _copy(config: EvaluateConfig, candidate: Candidate, group: Group) -> Trainin
         reading = staged(_as_training(config, candidate), group)
         with progress("reading the log", "bytes", enabled=True) as show:
             return prepare_training_copy(
-                reading.training_data_path, actions=names, directory=config.training_copy_dir,
+                reading.training_data_path,
+                actions=names,
+                directory=config.training_copy_dir,
+                columns=config.columns,
                 progress=lambda done, total: show(done, total),
-            )  # fmt: skip
+            )
     except DataError as error:
         if not any("action" in problem.expected for problem in error.problems):
             raise
@@ -97,7 +100,7 @@ def _as_training(config: EvaluateConfig, candidate: Candidate) -> WorkflowConfig
     tree: dict[str, Any] = {
         "training_data_path": config.data_path,
         "model_output_path": str(candidate.path),
-        "data": {"training_copy_dir": config.training_copy_dir},
+        "data": {"training_copy_dir": config.training_copy_dir, "columns": config.columns},
         "query": config.query.model_dump(mode="json"),
     }
     if config.timeline is not None:

@@ -67,7 +67,7 @@ def normalize(config: NormalizeConfig) -> Normalized:
     params, key = config.norm_params, "norm_params.output_dir"
     folder = Path(params.output_dir or "").expanduser().absolute()
     paths = {"training": config.training_data_path, "reference": config.reference_data_path}
-    files = {side: () if path is None else data_files(path) for side, path in paths.items()}
+    files = {side: () if path is None else data_files(path, config.columns) for side, path in paths.items()}
     for note in (note for path in paths.values() if path is not None for note in left_out(path)):
         log(f"warning: {note}")
     # names tell which of the two a file is of

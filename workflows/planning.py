@@ -78,11 +78,15 @@ def look(config: WorkflowConfig) -> Known:
 def _look_at_data(config: WorkflowConfig, known: Known) -> Known:
     if not config.training_data_path:
         return known
-    files = data_files(config.training_data_path)
-    standing = standing_copy(config.training_data_path, config.actions or None, config.data.training_copy_dir)
+    files = data_files(config.training_data_path, config.data.columns)
+    standing = standing_copy(
+        config.training_data_path, config.actions or None, config.data.training_copy_dir, config.data.columns
+    )
     copy = None if standing is None else standing[1]
     rows = rows_by_metadata(files) if copy is None else copy.rows
-    events = config.timeline is not None or (copy is None and holds_events(config.training_data_path))
+    events = config.timeline is not None or (
+        copy is None and holds_events(config.training_data_path, config.data.columns)
+    )
     size = sum(file.size for file in files)
     return replace(known, files=len(files), bytes=size, rows=None if events else rows, events=events, copy=copy)
 

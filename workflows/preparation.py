@@ -131,11 +131,13 @@ def _copy(
     config: WorkflowConfig, path: str, shards: Shards, title: str, given: Mapping[str, NormalizationSpec]
 ) -> tuple[TrainingCopy, Agreement]:
     """Returns this machine's rows at a path, and what the rows of all machines there are together."""
-    group, actions = shards.group, config.actions or None
+    group, actions, data = shards.group, config.actions or None, config.data
 
     def prepared(show: Callable[[int, int], None] | None) -> TrainingCopy:
         try:
-            return prepare_training_copy(path, actions=actions, directory=config.data.training_copy_dir, progress=show)
+            return prepare_training_copy(
+                path, actions=actions, directory=data.training_copy_dir, columns=data.columns, progress=show
+            )
         except NoRowsError:
             if not shards.several:
                 raise

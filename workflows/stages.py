@@ -64,7 +64,7 @@ def _transitions(config: WorkflowConfig, group: Group, paths: Paths) -> Paths:
         source = path
         if first and config.timeline is not None and path == config.timeline.outputTableName:
             source = config.timeline.inputTableName or path
-        if not holds_events(source):
+        if not holds_events(source, config.data.columns):
             if first:
                 _require_no_timeline(config, path)
             continue
@@ -107,7 +107,7 @@ def _timeline(config: WorkflowConfig, group: Group, path: str, *, first: bool) -
     if section.evalTableName is None or not first:
         changes["eval_percent"] = TimelineSection().eval_percent
     query = QuerySection(tableSample=config.query.tableSample if first else 100.0, actions=config.actions)
-    return TimelineConfig(timeline=section.model_copy(update=changes), query=query)
+    return TimelineConfig(timeline=section.model_copy(update=changes), query=query, columns=config.data.columns)
 
 
 def _made_shards(config: WorkflowConfig, paths: Paths, group: Group) -> dict[str, str]:
@@ -140,6 +140,7 @@ def _sharding(config: WorkflowConfig, group: Group, key: str, own: dict[str, str
     assert config.data.shards_path is not None
     path = f"{config.data.shards_path.rstrip('/')}/{_set_of(key)}"
     common = {"shards_path": path, "layout": config.data.layout, "seed": config.seed, "num_nodes": group.num_nodes}
+    common |= {"columns": config.data.columns}
     return ShardConfig.model_validate(common | own)
 
 

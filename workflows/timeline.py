@@ -62,7 +62,7 @@ def run_timeline(config: TimelineConfig) -> TimelineOutcome:
         DataError: what is wrong with the events, see data/timeline/making.py.
     """
     start = time.monotonic()
-    files = data_files(config.timeline.inputTableName)
+    files = data_files(config.timeline.inputTableName, config.columns)
     for note in left_out(config.timeline.inputTableName):
         log(f"warning: {note}")
     folders = output_folders(config)

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
+from reagent_lite.config.columns import Columns, column_problems
 from reagent_lite.config.section import Section, local_problems
 from reagent_lite.config.simulate import LOG_SUFFIXES
 from reagent_lite.errors import Problem
@@ -18,6 +19,8 @@ class ConvertConfig(Section):
 
     input_path: str = ""
     """The log: a file or folder of any format that training reads, a Minari dataset, or a URL."""
+    columns: Columns = {}
+    """The log's own names for columns of the contract, as data.columns of training."""
     output_path: str = ""
     """.jsonl, .jsonl.gz, .jsonl.zst, .parquet, .arrow, .csv, or a folder .minari; replaced if it is there, and whole or
     not there at all."""
@@ -43,6 +46,7 @@ class ConvertConfig(Section):
         """Yields everything wrong beyond single keys."""
         if not self.input_path:
             yield Problem("input_path", "a path or a URL", "nothing")
+        yield from column_problems("columns", self.columns)
         yield from self._output_problems()
         for key in () if self.to_minari else ("actions", "dataset_id", "env_id"):
             if key in self.changed:

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from reagent_lite.config.columns import Columns, column_problems
 from reagent_lite.config.environment import EnvironmentConfig
 from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.config.section import Section, local_problems
@@ -51,6 +52,8 @@ class EvaluateConfig(Section):
     data_path: str = ""
     """The log: events, of which transitions are made first, or transitions, in any format that training reads; absent:
     only `simulation` tells."""
+    columns: Columns = {}
+    """The log's own names for columns of the contract, as data.columns of training."""
     simulation: PlayedEnvironmentConfig | None = None
     """An environment to play in; absent: only the log tells."""
     output_path: str | None = None
@@ -77,6 +80,7 @@ class EvaluateConfig(Section):
         """Yields everything wrong beyond single keys."""
         if not self.model:
             yield Problem("model", "a path", "nothing", "Or give --model")
+        yield from column_problems("columns", self.columns)
         if self.simulation is not None:
             yield from self.simulation.problems("simulation")
         if not self.data_path:

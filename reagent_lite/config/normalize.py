@@ -5,6 +5,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from reagent_lite.config.columns import Columns, column_problems
 from reagent_lite.config.drift import DriftConfig
 from reagent_lite.config.norm_params import NormParams
 from reagent_lite.config.section import Section
@@ -16,6 +17,8 @@ class NormalizeConfig(Section):
 
     training_data_path: str = ""
     """Events, transitions or a stage's folder, in any format that training reads; local path or URL."""
+    columns: Columns = {}
+    """The log's own names for columns of the contract, as data.columns of training."""
     reference_data_path: str | None = None
     """Data that the training data is compared with, feature by feature; absent: no drift report."""
     parametric: bool | None = None
@@ -28,6 +31,7 @@ class NormalizeConfig(Section):
 
     def problems(self, path: str = "") -> Iterator[Problem]:
         """Yields everything wrong beyond single keys, in this section and below."""
+        yield from column_problems("columns", self.columns)
         if not self.training_data_path:
             yield Problem("training_data_path", "a path", "nothing")
         where, folder = "norm_params.output_dir", self.norm_params.output_dir

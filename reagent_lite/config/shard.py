@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from reagent_lite.config.columns import Columns, column_problems
 from reagent_lite.config.section import Section, local_problems
 from reagent_lite.errors import Problem
 
@@ -15,6 +16,8 @@ class ShardConfig(Section):
 
     training_data_path: str = ""
     """A timeline's folder, or any file or folder of rows in a format that training reads."""
+    columns: Columns = {}
+    """The log's own names for columns of the contract, as data.columns of training."""
     shards_path: str = ""
     """Folder that all machines see, or URL of a bucket (s3://, gs://, abfs://); older shards there are replaced."""
     local_path: str = ""
@@ -32,6 +35,7 @@ class ShardConfig(Section):
 
     def problems(self, path: str = "") -> Iterator[Problem]:
         """Yields missing paths, paths that are in each other's way, and a number without a machine."""
+        yield from column_problems("columns", self.columns)
         for key in ("training_data_path", "shards_path"):
             if not getattr(self, key):
                 yield Problem(key, "a path", "nothing")

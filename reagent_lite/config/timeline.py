@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from reagent_lite.config.columns import Columns, column_problems
 from reagent_lite.config.section import Section, local_problems
 from reagent_lite.errors import Problem
 
@@ -167,10 +168,13 @@ class TimelineConfig(EngineKeys):
 
     timeline: TimelineSection = TimelineSection()
     query: QuerySection = QuerySection()
+    columns: Columns = {}
+    """The log's own names for columns of the contract, as data.columns of training."""
 
     def problems(self, path: str = "") -> Iterator[Problem]:
         """Yields everything wrong beyond single keys."""
         yield from super().problems(path)
+        yield from column_problems("columns", self.columns)
         yield from self.timeline.problems("timeline")
         yield from self.query.problems("query")
         if not self.timeline.actionDiscrete and self.query.actions:

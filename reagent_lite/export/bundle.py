@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from reagent_lite.errors import BundleError, Problem, counted
 from reagent_lite.export.dense import FeatureMap, flags, from_maps, numbers, padded, refuse_infinity
 from reagent_lite.export.tolerance import Tolerance, compare_choices
+from reagent_lite.feature_ids import read, written
 from reagent_lite.manifest import BUNDLE, FILE_NAME, verified
 
 MODEL_FILE: Final = "model.onnx"
@@ -60,8 +61,8 @@ class Bundle:
     def __init__(self, manifest: dict[str, Any], session: onnxruntime.InferenceSession, golden: dict[str, Any]) -> None:
         self.manifest = manifest
         self.workflow: str = manifest["workflow"]
-        self.state_feature_ids = tuple(manifest["state_feature_ids"])
-        self.action_feature_ids = tuple(manifest["action_feature_ids"])
+        self.state_feature_ids = read(manifest["state_feature_ids"])
+        self.action_feature_ids = read(manifest["action_feature_ids"])
         self.action_names = tuple(manifest["action_names"])
         self.policy: dict[str, Any] = manifest["policy"]
         self._session = session
@@ -258,10 +259,17 @@ def _is_policy(value: Any) -> bool:
     return len(value) == 2 and isinstance(number, int | float) and not isinstance(number, bool)
 
 
+def _are_ids(value: Any) -> bool:
+    try:
+        return bool(written(read(value)) == value)
+    except ValueError:
+        return False
+
+
 _PARTS: Final[dict[str, tuple[str, Callable[[Any], bool]]]] = {
     "workflow": ("dqn or parametric_dqn", lambda value: value in ("dqn", "parametric_dqn")),
-    "state_feature_ids": ("a list of feature ids", lambda value: _list_of(int, value)),
-    "action_feature_ids": ("a list of feature ids", lambda value: _list_of(int, value)),
+    "state_feature_ids": ("a list of feature ids and names", _are_ids),
+    "action_feature_ids": ("a list of feature ids and names", _are_ids),
     "action_names": ("a list of names", lambda value: _list_of(str, value)),
     "policy": ("softmax with its temperature, or epsilon_greedy with its epsilon", _is_policy),
     "steps": ("a number of optimizer steps", lambda value: type(value) is int),

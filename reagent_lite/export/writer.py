@@ -21,6 +21,7 @@ from reagent_lite.export.content import BundleContent
 from reagent_lite.export.formats import FORMATS
 from reagent_lite.export.model_card import model_card
 from reagent_lite.export.predictor import Predictor
+from reagent_lite.feature_ids import written
 from reagent_lite.files import appearing_folder
 from reagent_lite.manifest import FILE_NAME, canonical, seal_folder
 from reagent_lite.rl.policies import policy_json
@@ -124,8 +125,8 @@ def _write_files(writing: Path, live: Predictor, content: BundleContent) -> None
 def _manifest(live: Predictor, content: BundleContent) -> dict[str, Any]:
     return {
         "workflow": content.workflow,
-        "state_feature_ids": list(live.state_feature_ids),
-        "action_feature_ids": list(live.action_feature_ids),
+        "state_feature_ids": written(live.state_feature_ids),
+        "action_feature_ids": written(live.action_feature_ids),
         "action_names": list(live.action_names),
         "policy": policy_json(live.policy),
         "steps": content.steps,

@@ -19,6 +19,7 @@ from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.stage import StageManifest, read_manifest
 from reagent_lite.errors import counted
 from reagent_lite.evaluation.interval import Interval, number, percent
+from reagent_lite.feature_ids import id_of
 from reagent_lite.files import write_whole
 from reagent_lite.report.content import Fact, Report, Section, Table, left_out
 from reagent_lite.report.curves import Series, curves_section, last, read_series
@@ -212,7 +213,7 @@ def features_section(
     rows = []
     for name, column, text in found[:_MOST_FEATURES]:
         one = json.loads(text) if isinstance(text, str) else text
-        share = percent(present.get(column, {}).get(int(name)))
+        share = percent(present.get(column, {}).get(id_of(name)))
         rows.append((name, column, one["feature_type"], share, number(one.get("mean")), number(one.get("stddev"))))
     table = Table(
         title="Normalization of features; mean and deviation in the space of the type",

@@ -30,12 +30,14 @@ class Faults:
         kinds: (rule, expected, todo) of each kind of fault.
         kind: [n] number of the row's kind, NO_RULE without a fault.
         got: what the row has instead; of the first MAX_PROBLEMS rows of each kind.
+        features: ids in the block that have a name, no fault but found on the same way.
     """
 
     block: Block
     kinds: list[tuple[str, str, str]] = field(default_factory=list)
     kind: NDArray[np.int32] = field(init=False)
     got: dict[int, str] = field(default_factory=dict)
+    features: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.kind = np.full(self.block.table.num_rows, NO_RULE, np.int32)

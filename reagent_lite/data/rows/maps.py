@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from reagent_lite.data.formats.schema import filled, to_numpy, valid_rows
 from reagent_lite.data.rows.columns import NONE, Column, float64, float_of, is_list, is_number, pieces, typed
 from reagent_lite.data.rows.faults import UNREADABLE, Faults, Mask
-from reagent_lite.feature_ids import id_of
+from reagent_lite.feature_ids import FeatureId, id_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,7 @@ def features(column: Column, faults: Faults, *, rule: str = UNREADABLE, todo: st
     """
     named = named_numbers(column, faults, todo=todo)
     ids = tuple(_id_of(name, column, named.values[:, index], faults) for index, name in enumerate(named.names))
+    faults.features |= {one for one in ids if isinstance(one, FeatureId)}
     _require_finite(column, named, faults, rule)
     return FeatureMatrix(ids, named.values), named.present
 

@@ -95,15 +95,18 @@ class EventReader:
         contract: of events.
         seen: columns that had a value in some block.
         kinds: of the values of each further column.
+        features: ids that have a name.
     """
 
     contract: Contract
     seen: set[str] = field(default_factory=set)
     kinds: dict[str, set[str]] = field(default_factory=dict)
+    features: set[int] = field(default_factory=set)
 
     def read(self, block: Block) -> pa.Table:
         """Returns a block's rows in `schema`; raises DataError, see event_table."""
-        table, _, kinds = event_table(block, self.contract)
+        table, faults, kinds = event_table(block, self.contract)
+        self.features |= faults.features
         self.seen |= {name for name in table.column_names if table.column(name).null_count < table.num_rows}
         for name, kind in kinds.items():
             self.kinds.setdefault(name, set()).add(kind)  # by one call each, as threads share the sets
@@ -206,13 +209,31 @@ def _parametric(column: dict[str, Column], faults: Faults) -> tuple[dict[str, pa
 def typed_table(block: Block) -> pa.Table:
     """Returns the columns of a block as the types above; columns that no log has stay as they are.
 
+    Features are by id, and by name, as strings, where one of the block has a name.
+
     Raises:
         DataError: naming the lines of values that are not of their column's type, or of actions of several kinds.
     """
     faults = Faults(block)
     columns = {name: typed_column(column_of(block, name), faults) for name in block.table.column_names}
     faults.require_none()
+    if faults.features:
+        names = {int(one): str(one) for one in faults.features}
+        columns = {name: by_name(array, names) for name, array in columns.items()}
     return pa.table(columns)
+
+
+def by_name(array: pa.Array, names: dict[int, str]) -> pa.Array:
+    """Returns maps of features, or lists of them, with strings as keys: names, and the digits of other ids."""
+    kind = array.type
+    if pa.types.is_list(kind) and kind.value_type == FEATURES:
+        return pa.ListArray.from_arrays(array.offsets, by_name(array.values, names), mask=array.is_null())
+    if kind != FEATURES:
+        return array
+    encoded = array.keys.dictionary_encode()
+    texts_of = [names.get(key, str(key)) for key in encoded.dictionary.to_pylist()]
+    keys = pa.array(texts_of, pa.string()).take(encoded.indices)
+    return pa.MapArray.from_arrays(array.offsets, keys, array.items, mask=array.is_null())
 
 
 def typed_column(column: Column, faults: Faults) -> pa.Array:

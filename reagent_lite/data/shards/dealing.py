@@ -58,7 +58,8 @@ Parts = list[dict[str, dict[str, Any]]]
 
 def settings(config: ShardConfig) -> dict[str, Any]:
     """Returns what the content of the shards of an input depends on, as manifests have it."""
-    return {"layout": config.layout, "num_nodes": config.num_nodes, "seed": config.seed}
+    columns = {"columns": config.columns} if config.columns else {}
+    return {"layout": config.layout, "num_nodes": config.num_nodes, "seed": config.seed, **columns}
 
 
 def _draw(seed: int, copy: int = 0) -> Hashes:
@@ -91,7 +92,7 @@ def make_shards(config: ShardConfig, folder: Path, progress: Progress | None = N
         DataError: an input that cannot be read, is not as its manifest says, or changes meanwhile.
     """
     path = config.training_data_path
-    files = data_files(path)
+    files = data_files(path, config.columns)
     parent = read_manifest(path) if len(files) != 1 or files[0].path != path else None
     manifest = StageManifest(kind=KIND, rows=0, columns={}, settings={}, inputs=(), report={}, files={})
     whole: list[list[InputFile]] = [[] for _ in range(config.num_nodes)]

@@ -141,7 +141,7 @@ def _described(pointer: Pointer) -> str:
 def _input(config: ShardConfig, pointer: Pointer | None) -> tuple[InputFile, ...] | None:
     """Returns the input's files, or None on a machine that does not see it and finds shards or waits for them."""
     try:
-        return data_files(config.training_data_path)
+        return data_files(config.training_data_path, config.columns)
     except NoRowsError:
         raise
     except DataError:

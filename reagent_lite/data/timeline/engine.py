@@ -37,11 +37,13 @@ class CheckedEvents:
         hashes: sha256 of each file.
         seen: columns that have a value in some row.
         kinds: of the values of each further column, see rows/table.py.
+        features: ids that have a name.
     """
 
     hashes: tuple[str, ...]
     seen: frozenset[str]
     kinds: dict[str, set[str]]
+    features: frozenset[int]
 
 
 class Engine(Protocol):
@@ -118,6 +120,7 @@ def check_events(files: Sequence[InputFile], contract: Contract, target: Path, s
         hashes=tuple(position.sha256 for position in positions),
         seen=frozenset(reader.seen),
         kinds=reader.kinds,
+        features=frozenset(reader.features),
     )
 
 

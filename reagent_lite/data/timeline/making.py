@@ -57,7 +57,8 @@ def settings_of(config: TimelineConfig) -> dict[str, Any]:
     for key in ("inputTableName", "outputTableName"):
         del timeline[key]
     timeline["evalTableName"] = config.timeline.evalTableName is not None
-    return {"version": VERSION, "timeline": timeline, "query": config.query.model_dump(mode="json")}
+    columns = {"columns": config.columns} if config.columns else {}
+    return {"version": VERSION, "timeline": timeline, "query": config.query.model_dump(mode="json"), **columns}
 
 
 def output_folders(config: TimelineConfig) -> tuple[Path, ...]:
@@ -165,7 +166,9 @@ class _Work:
         if column not in {*self.events.seen, "c"}:
             return {}
         entries = f"SELECT EXPLODE(MAP_ENTRIES({column})) AS e FROM {relation}"
-        return dict(self.engine.rows(f"SELECT e.key, COUNT(*) FROM ({entries}) entries GROUP BY e.key"))
+        counts = self.engine.rows(f"SELECT e.key, COUNT(*) FROM ({entries}) entries GROUP BY e.key")
+        named = {int(one): one for one in self.events.features}
+        return {named.get(key, key): count for key, count in counts}
 
     def _require_dates(self) -> None:
         timeline = self.config.timeline

@@ -31,6 +31,7 @@ from reagent_lite.data.timeline.engine import CheckedEvents, Show, check_events
 from reagent_lite.data.timeline.spark_session import SparkPlace, opened, problems_of_spark
 from reagent_lite.data.writing.part_files import PartFiles, part_file
 from reagent_lite.errors import DataError, NoRowsError, Problem, counted
+from reagent_lite.feature_ids import read, written
 
 Batches = Iterable[pa.RecordBatch]
 _WRITTEN = pa.schema([("part", pa.int32()), ("count", pa.int64()), ("file", pa.string())])
@@ -93,6 +94,7 @@ class SparkEngine:
             hashes=tuple(report["sha256"] for report in reports),
             seen=frozenset(name for report in reports for name in report["seen"]),
             kinds=kinds,
+            features=frozenset(one for report in reports for one in read(report["features"])),
         )
 
     def name(self, relation: str, query: str) -> None:
@@ -164,7 +166,7 @@ def _check_files(
 
 def _checked(file: InputFile, contract: Contract, spool: Path) -> dict[str, Any]:
     part = f"{uuid.uuid4().hex}.parquet"  # of this attempt alone
-    found: dict[str, Any] = {"problems": [], "part": part, "sha256": "", "seen": [], "kinds": {}}
+    found: dict[str, Any] = {"problems": [], "part": part, "sha256": "", "seen": [], "kinds": {}, "features": []}
     expected, todo = "a path that every executor of Spark sees", "Give folders that all machines share"
     for path in (str(spool), *(() if file.remote else (file.path,))):
         if not os.path.exists(path):
@@ -177,7 +179,8 @@ def _checked(file: InputFile, contract: Contract, spool: Path) -> dict[str, Any]
     except DataError as error:
         return found | {"problems": [asdict(problem) for problem in error.problems]}
     kinds = {name: sorted(some) for name, some in events.kinds.items()}
-    return found | {"sha256": events.hashes[0], "seen": sorted(events.seen), "kinds": kinds}
+    names = {"seen": sorted(events.seen), "kinds": kinds, "features": written(events.features)}
+    return found | {"sha256": events.hashes[0], **names}
 
 
 def _write_files(folder: Path, names: tuple[str, ...], batches: Batches) -> Iterator[pa.RecordBatch]:

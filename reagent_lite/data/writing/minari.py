@@ -30,6 +30,7 @@ from reagent_lite.data.formats.minari import MDP_ID, OURS, require_minari
 from reagent_lite.data.formats.reading import ALL_COLUMNS, read_blocks
 from reagent_lite.data.rows.table import FEATURES, typed_table
 from reagent_lite.errors import DataError, Problem
+from reagent_lite.feature_ids import id_of
 from reagent_lite.files import appearing_folder
 
 if TYPE_CHECKING:
@@ -235,7 +236,9 @@ def _dense(maps: pa.ChunkedArray, ids: tuple[int, ...]) -> Floats:
     offsets = np.asarray(array.offsets)
     part = slice(offsets[0], offsets[-1])
     row = np.repeat(np.arange(len(array)), np.diff(offsets))
-    values[row, np.searchsorted(ids, array.keys[part])] = array.items[part]
+    keys = array.keys[part].dictionary_encode()
+    column = np.array([ids.index(id_of(key)) for key in keys.dictionary.to_pylist()], np.int64)
+    values[row, column[np.asarray(keys.indices)]] = array.items[part]
     return values
 
 

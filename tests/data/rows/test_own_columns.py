@@ -6,11 +6,19 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet
 import pytest
 
+from reagent_lite.config.convert import ConvertConfig
+from reagent_lite.config.loader import check
+from reagent_lite.config.shard import ShardConfig
+from reagent_lite.config.timeline import TimelineConfig
 from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
-from reagent_lite.errors import DataError
+from reagent_lite.data.shards.machines import shard
+from reagent_lite.errors import ConfigError, DataError
 from reagent_lite.feature_ids import id_of
+from workflows.convert import convert
+from workflows.timeline import run_timeline
 
 COLUMNS: dict[str, Any] = {
     "mdp_id": "session",
@@ -94,3 +102,49 @@ def test_numbers_beside_texts_in_a_column_are_refused_row_by_row(tmp_path: Path)
     )
     with pytest.raises(DataError, match=r"log.jsonl:2: expected an object \{id: number\} in state_features, got"):
         copy_of(str(path), tmp_path, {"state_features": ["age"], "reward": "r"})
+
+
+def events(folder: Path) -> str:
+    file = folder / "events.parquet"
+    FRAME.drop(columns=["age_after", "next_allowed"]).assign(last=[False, True, True]).to_parquet(file)
+    return str(file)
+
+
+OF_EVENTS: dict[str, Any] = {key: value for key, value in COLUMNS.items() if not key.startswith(("next", "possible"))}
+
+
+def test_names_pass_through_timelines_shards_and_conversion(tmp_path: Path) -> None:
+    columns = OF_EVENTS | {"terminal": "last"}
+    tree: dict[str, Any] = {"timeline": {"inputTableName": events(tmp_path), "outputTableName": f"{tmp_path}/made"}}
+    run_timeline(check(TimelineConfig, tree | {"columns": columns}))
+    copy = prepare_training_copy(f"{tmp_path}/made", actions=("left", "right"), directory=f"{tmp_path}/copies")
+    assert {str(one) for one in copy.state_ids} == {"age", "income"}
+    assert sorted(copy.reward.tolist()) == [0, 1, 2]
+
+    target = tmp_path / "converted.parquet"
+    convert(check(ConvertConfig, {"input_path": events(tmp_path), "output_path": str(target), "columns": columns}))
+    rows = pa.parquet.read_table(target).to_pylist()
+    assert [dict(row["state_features"]) for row in rows] == [
+        {"age": 30, "income": 1.5}, {"age": 31, "income": 2.5}, {"income": -1}
+    ]  # fmt: skip
+    assert [row["reward"] for row in rows] == [0, 1, 2]
+
+    shards = {"training_data_path": str(target), "shards_path": f"{tmp_path}/shards", "num_nodes": 2}
+    shard(check(ShardConfig, shards))
+    parts = [pa.parquet.read_table(file) for file in Path(shards["shards_path"]).rglob("*.parquet")]
+    assert sorted(row["reward"] for part in parts for row in part.to_pylist()) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"rewards": "clicked"}, r"columns.rewards: expected one of mdp_id, .*, got 'rewards'"),
+        ({"reward": ["a", "b"]}, r"columns.reward: expected the name of one column, got \['a', 'b'\]"),
+        ({"state_features": ["a", "b", "a"]}, "columns.state_features: expected each column once, got 'a' twice"),
+        ({"mdp_id": ""}, "columns.mdp_id: expected names of columns, got ''"),
+        ({"mdp_id": 3}, "columns.mdp_id"),
+    ],
+)
+def test_names_that_no_log_can_have(columns: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check(ConvertConfig, {"input_path": "a.csv", "output_path": "b.csv", "columns": columns})
