@@ -24,6 +24,7 @@ from pydantic import ConfigDict, PlainValidator, TypeAdapter, ValidationError
 
 from reagent_lite.config.columns import Columns
 from reagent_lite.data.formats.files import InputFile, list_input, local_path, not_read, sha256_of
+from reagent_lite.data.formats.frames import Log, path_of
 from reagent_lite.data.formats.reading import READERS
 from reagent_lite.data.rows.own_columns import OwnColumns
 from reagent_lite.errors import ConfigError, DataError, NoRowsError, Problem
@@ -239,17 +240,18 @@ def _altered(folder: str, manifest: StageManifest, sizes: dict[str, int]) -> lis
     return problems
 
 
-def data_files(path: str, columns: Columns | None = None) -> tuple[InputFile, ...]:
+def data_files(log: Log, columns: Columns | None = None) -> tuple[InputFile, ...]:
     """Returns the data files of a path; those of a stage's folder carry the sha256 that readers hold them to.
 
     Args:
-        path: local path or URL.
+        log: local path, URL or frame.
         columns: the log's own names for columns of the contract; a stage's folder has the contract's.
 
     Raises:
         DataError: see `list_input`; files that are missing, altered or not in the folder's manifest.
         NoRowsError: a folder whose manifest says that it has no rows.
     """
+    path = path_of(log)
     manifest = manifest_at(path)
     if manifest is None:
         own = OwnColumns.of(columns or {})

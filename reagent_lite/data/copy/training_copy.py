@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from reagent_lite.config.columns import Columns
 from reagent_lite.data.copy.build import build
 from reagent_lite.data.copy.place import CopyManifest, places_of
+from reagent_lite.data.formats.frames import Log, path_of
 from reagent_lite.data.stage import data_files, left_out
 from reagent_lite.errors import DataError, Problem
 from reagent_lite.files import is_writable
@@ -190,7 +191,7 @@ def empty_training_copy(actions: tuple[str, ...] | None) -> TrainingCopy:
 
 
 def prepare_training_copy(
-    path: str,
+    log: Log,
     *,
     actions: tuple[str, ...] | None,
     directory: str | None = None,
@@ -203,7 +204,7 @@ def prepare_training_copy(
     cache folder. Memory: at most 1.3 times the copy's bytes and some 100 MB.
 
     Args:
-        path: JSON lines or Parquet file, folder of shards, or URL.
+        log: path of a file or a folder in any format, URL, or frame.
         actions: names of discrete actions in output order; None for parametric ones.
         directory: parent folder of the copy.
         columns: the log's own names for columns of the contract.
@@ -213,6 +214,7 @@ def prepare_training_copy(
         DataError: what is wrong in the data with file and line, up to 20 faults and how many there are in all; no
             folder that can be written.
     """
+    path = path_of(log)
     files = data_files(path, columns)
     places = places_of(path, actions, directory, columns)
     folder = next((folder for place in places if (folder := place.standing(files)) is not None), None)

@@ -20,6 +20,7 @@ from reagent_lite.data.formats.arrow import read_ipc, read_parquet
 from reagent_lite.data.formats.blocks import MOST_THREADS, Block, Position, Reader
 from reagent_lite.data.formats.csv import read_csv
 from reagent_lite.data.formats.files import MINARI, InputFile, OwnNames, list_input
+from reagent_lite.data.formats.frames import Log, path_of
 from reagent_lite.data.formats.jsonl import read_json_lines
 from reagent_lite.data.formats.minari import read_minari
 from reagent_lite.errors import DataError, NoRowsError, Problem, counted
@@ -75,26 +76,27 @@ def read_blocks(
         block = parse()
         return [transform(block)] if block.table.num_rows else []
 
-    with ThreadPoolExecutor(num_threads(), thread_name_prefix="read") as pool:
-        try:
-            for number, file in enumerate(files):
-                for parse in parses_of(file, number, positions[number], readers):
-                    pending.append(pool.submit(work, parse))
-                    if progress is not None:
-                        progress(sum(position.bytes_read for position in positions), total)
-                    if len(pending) > num_threads():
-                        for result in pending.popleft().result():
-                            rows = True
-                            yield result
-                _require_hash(file, positions[number])
-            while pending:
-                for result in pending.popleft().result():
-                    rows = True
-                    yield result
-        finally:
-            # what has not begun is dropped, and memory goes back to the system
-            pool.shutdown(cancel_futures=True)
-            pa.default_memory_pool().release_unused()
+    pool = ThreadPoolExecutor(num_threads(), thread_name_prefix="read")
+    try:
+        for number, file in enumerate(files):
+            for parse in parses_of(file, number, positions[number], readers):
+                pending.append(pool.submit(work, parse))
+                if progress is not None:
+                    progress(sum(position.bytes_read for position in positions), total)
+                if len(pending) > num_threads():
+                    for result in pending.popleft().result():
+                        rows = True
+                        yield result
+            _require_hash(file, positions[number])
+        while pending:
+            for result in pending.popleft().result():
+                rows = True
+                yield result
+    finally:
+        # What has not begun is dropped. Nobody waits: a generator that is left behind may be collected in one of the
+        # pool's own threads.
+        pool.shutdown(wait=False, cancel_futures=True)
+        pa.default_memory_pool().release_unused()
     if progress is not None:
         progress(total, total)
     if not rows:
@@ -111,13 +113,13 @@ def _require_hash(file: InputFile, position: Position) -> None:
         raise DataError(Problem(file.path, f"bytes with sha256 {file.sha256}", f"sha256 {position.sha256}", todo))
 
 
-def read_tables(path: str) -> Iterator[pa.Table]:
-    """Yields the rows of a file or folder as Arrow tables of some 10 000 rows, in order; memory stays bounded.
+def read_tables(log: Log) -> Iterator[pa.Table]:
+    """Yields the rows of a file, folder or frame as Arrow tables of some 10 000 rows, in order; memory stays bounded.
 
     Raises:
         DataError: see `list_input` and `read_blocks`.
     """
-    files = list_input(path, tuple(READERS))
+    files = list_input(path_of(log), tuple(READERS))
     yield from read_blocks(files, lambda block: block.table, [Position() for _ in files])
 
 

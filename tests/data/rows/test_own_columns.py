@@ -148,3 +148,17 @@ def test_names_pass_through_timelines_shards_and_conversion(tmp_path: Path) -> N
 def test_names_that_no_log_can_have(columns: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         check(ConvertConfig, {"input_path": "a.csv", "output_path": "b.csv", "columns": columns})
+
+
+def test_a_frame_stands_where_a_path_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    copies = [
+        prepare_training_copy(log, actions=("left", "right"), directory=f"{tmp_path}/copies", columns=COLUMNS)
+        for log in (FRAME, pa.table(FRAME), Path(written(tmp_path, "log.parquet")))
+    ]
+    for copy in copies:
+        assert sorted(copy.reward.tolist()) == [0, 1, 2]
+        np.testing.assert_array_equal(copy.state, copies[0].state)
+    assert len(list(tmp_path.glob("reagent-lite/frames/*.arrow"))) == 1
+    with pytest.raises(DataError, match="data: expected a path, or a frame of pandas, polars or Arrow, got"):
+        prepare_training_copy(3, actions=("left", "right"))  # type: ignore[arg-type]
