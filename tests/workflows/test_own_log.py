@@ -1,0 +1,69 @@
+"""A log as people keep it, with columns and features of their own names, from the file to decisions by name."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from oracles.runs import Runner
+
+from reagent_lite.export import load_bundle
+
+COLUMNS = {
+    "mdp_id": "session",
+    "sequence_number": "at",
+    "state_features": ["age", "income"],
+    "action": "shown",
+    "action_probability": "p",
+    "reward": "clicked",
+    "terminal": "last",
+}
+
+
+def frame() -> pd.DataFrame:
+    """Who has a positive income answers mail, the others answer calls; 200 sessions of 6 decisions."""
+    rng = np.random.default_rng(0)
+    shown, income = rng.choice(["mail", "call"], 1200), rng.normal(size=1200)
+    return pd.DataFrame(
+        {
+            "session": np.repeat([f"s{number}" for number in range(200)], 6),
+            "at": pd.Timestamp("2026-01-01") + pd.to_timedelta(np.arange(1200) * 3, unit="min"),
+            "age": np.repeat(rng.integers(20, 60, 200), 6),
+            "income": income,
+            "shown": shown,
+            "p": 0.5,
+            "clicked": ((shown == "mail") == (income > 0)).astype(float),
+            "last": np.arange(1200) % 6 == 5,
+        }
+    )
+
+
+def test_names_from_the_log_to_decisions(tmp_path: Path, run: Runner) -> None:
+    frame().to_csv(tmp_path / "own.csv", index=False)
+    config: dict[str, Any] = {
+        "training_data_path": str(tmp_path / "own.csv"),
+        "model_output_path": str(tmp_path / "out"),
+        "actions": ["mail", "call"],
+        "epochs": 60,
+        "data": {"columns": COLUMNS},
+        "norm_params": {"feature_overrides": {"age": "CONTINUOUS"}},
+        "rl": {"gamma": 0.0},
+        "training": {"minibatch_size": 128, "learning_rate": 0.01, "l2_decay": 0.0},
+        "evaluation": {"calc_cpe_in_training": False},
+    }
+    done = run("dqn", config)
+    assert done.code == 0, done.err
+    model = tmp_path / "out/model"
+    manifest = json.loads((model / "manifest.json").read_text())
+    assert sorted(manifest["state_feature_ids"]) == ["age", "income"]
+    assert sorted(json.loads((model / "normalization.json").read_text())["state"]) == ["age", "income"]
+    assert "income" in (tmp_path / "out/report.html").read_text()
+    assert "| income | CONTINUOUS |" in (model / "MODEL_CARD.md").read_text()
+    decided = load_bundle(model).predict_rows([{"age": 30, "income": 1.0}, {"income": -1.0, "age": 50}])
+    assert [manifest["action_names"][choice] for choice in decided.greedy] == ["mail", "call"]
+
+    wrong = run("dqn", config | {"data": {"columns": COLUMNS | {"reward": "click"}}})
+    assert wrong.code == 2
+    assert "own.csv:2: expected a column 'click', as columns.reward says" in wrong.err
+    assert "'clicked'" in wrong.err
