@@ -1,4 +1,4 @@
-"""The house and its rooms: imports go downwards only, siblings never import each other."""
+"""Packages: imports go downwards only, packages of one layer never import each other."""
 
 import ast
 import subprocess
@@ -16,7 +16,9 @@ LAYERS = {
     "rl": 2,
     "models": 3, "data": 3, "sim": 3,
     "algorithms": 4, "evaluation": 4, "export": 4, "training": 4,
-    "report": 5,
+    "report": 5, "cli": 5,
+    "run": 6,
+    "exported": 7, "doctor": 7,
 }  # fmt: skip
 DATA_LAYERS = {
     "formats": 0,

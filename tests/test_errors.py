@@ -3,7 +3,7 @@
 import pytest
 
 from reagent_lite.errors import counted
-from workflows.reporting import named_counts
+from reagent_lite.run.reporting import named_counts
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,10 @@ import torch
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, check
 from reagent_lite.distributed.group import Group, Place
 from reagent_lite.errors import ConfigError, Problem, ReagentLiteError, counted
+from reagent_lite.run.train import train
 from reagent_lite.sim.backend import Backend, open_backend
 from reagent_lite.sim.cuda import on_stream
 from reagent_lite.sim.env import VectorEnv
-from workflows.training import train
 
 _ROUNDS = 5
 _COPIED_BYTES = 1 << 29  # read and written; larger than any cache

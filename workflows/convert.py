@@ -15,6 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from reagent_lite.cli import Command, main_alone
 from reagent_lite.config.convert import MINARI_SUFFIX, ConvertConfig
 from reagent_lite.data.formats.blocks import Position
 from reagent_lite.data.formats.files import MINARI_DESCRIPTION, InputFile
@@ -28,7 +29,6 @@ from reagent_lite.errors import ConfigError, Problem, counted
 from reagent_lite.feature_ids import id_of
 from reagent_lite.files import require_writable
 from reagent_lite.progress import log, progress
-from workflows.command_line import Command, main_alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

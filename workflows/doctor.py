@@ -2,8 +2,8 @@
 
 import sys
 
+from reagent_lite.doctor.doctor import main
 from reagent_lite.training.stop import outliving_terminal
-from workflows.doctoring import main
 
 if __name__ == "__main__":
     try:

@@ -2,9 +2,9 @@
 
 import sys
 
+from reagent_lite.cli import Command, main_alone
 from reagent_lite.config.evaluate import EvaluateConfig
-from workflows.command_line import Command, main_alone
-from workflows.evaluating import evaluate
+from reagent_lite.exported.evaluate import evaluate
 
 COMMAND = Command(
     module="workflows.evaluate",

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from reagent_lite.cli import Command, main_alone
 from reagent_lite.config import resolved
 from reagent_lite.config.normalize import NormalizeConfig
 from reagent_lite.data.features.drift import Drift, drift_between, drift_lines
@@ -30,7 +31,6 @@ from reagent_lite.data.stage import StageManifest, data_files, left_out, manifes
 from reagent_lite.errors import ConfigError, DataError, Problem, counted
 from reagent_lite.files import appearing_folder, require_writable, write_whole
 from reagent_lite.progress import log, progress
-from workflows.command_line import Command, main_alone
 
 KIND = "normalization"
 Json = dict[str, Any]

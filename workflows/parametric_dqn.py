@@ -3,8 +3,8 @@
 import sys
 
 from reagent_lite.config import ParametricDqnConfig
-from workflows.command_line_training import main
-from workflows.training import train
+from reagent_lite.run.command_line import main
+from reagent_lite.run.train import train
 
 if __name__ == "__main__":
     sys.exit(main("workflows.parametric_dqn", ParametricDqnConfig, train, "configs/cartpole/parametric_dqn.json"))

@@ -2,9 +2,9 @@
 
 import sys
 
+from reagent_lite.cli import Command, main_alone
 from reagent_lite.config.shard import ShardConfig
 from reagent_lite.data.shards.machines import shard
-from workflows.command_line import Command, main_alone
 
 COMMAND = Command(
     module="workflows.shard",

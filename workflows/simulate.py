@@ -2,9 +2,9 @@
 
 import sys
 
+from reagent_lite.cli import Command, main_alone
 from reagent_lite.config.simulate import SimulateConfig
-from workflows.command_line import Command, main_alone
-from workflows.simulating import simulate
+from reagent_lite.exported.simulate import simulate
 
 COMMAND = Command(
     module="workflows.simulate",

@@ -25,9 +25,9 @@ import torch
 
 from reagent_lite.config import DqnConfig, check
 from reagent_lite.distributed.group import Group, Place
+from reagent_lite.run.train import train
 from tests.benchmarks.peers import interpreter, printed_number
 from tests.oracles.cartpole import write_log
-from workflows.training import train
 
 BATCH, WIDTHS, ROWS = 512, (4, 128, 64, 2), 3470
 REAGENT_2019 = 5465  # rows/s of ReAgent's workflow end to end, read elsewhere on two EPYC cores

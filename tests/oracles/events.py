@@ -10,7 +10,7 @@ from oracles.logs import write_lines
 
 from reagent_lite.config.loader import check
 from reagent_lite.config.timeline import TimelineConfig
-from workflows.timeline import TimelineOutcome, run_timeline
+from reagent_lite.data.timeline.stage import TimelineOutcome, run_timeline
 
 
 def event(mdp_id: str, number: int, state: float, reward: float = 0.0, /, **changes: Any) -> dict[str, Any]:

@@ -200,8 +200,8 @@ def _import_libraries() -> None:
     import torch.onnx._internal.exporter._core  # as the export does
     import torch.utils.tensorboard  # noqa: F401
 
-    import workflows.judging
-    import workflows.pages  # noqa: F401
+    import reagent_lite.run.evaluators
+    import reagent_lite.run.figures  # noqa: F401
 
     _export_once()
     del sys.path[1]

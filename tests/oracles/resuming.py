@@ -18,13 +18,13 @@ from safetensors.torch import load_file
 
 from reagent_lite.config import ParametricDqnConfig, WorkflowConfig, check
 from reagent_lite.distributed.group import Group
+from reagent_lite.run.environments import open_simulation, with_actions
+from reagent_lite.run.experience import Experience, gather_experience
+from reagent_lite.run.resume import look_back
+from reagent_lite.run.train import learn, set_up
 from reagent_lite.training.checkpoint import CheckpointFolder
 from reagent_lite.training.metrics import MetricsWriter
 from reagent_lite.training.stop import StopSignal
-from workflows.continuing import look_back
-from workflows.experience import Experience, gather_experience
-from workflows.simulation import open_simulation, with_actions
-from workflows.training import learn, set_up
 
 Tree = dict[str, Any]
 

@@ -16,12 +16,12 @@ from reagent_lite.config import DqnConfig, ParametricDqnConfig, load_config
 from reagent_lite.distributed.faults import fault_here
 from reagent_lite.distributed.group import Group, Place, joined
 from reagent_lite.distributed.workers import end_with_parent, report_failure
-from workflows.experience import Experience
-from workflows.judging import Judge, Judgement
-from workflows.learning import build_learner
-from workflows.pages import present_shares, sources_of
-from workflows.preparation import prepare
-from workflows.publishing import held_back
+from reagent_lite.run.evaluators import Judge, Judgement
+from reagent_lite.run.experience import Experience
+from reagent_lite.run.figures import present_shares, sources_of
+from reagent_lite.run.learner import build_learner
+from reagent_lite.run.logged import prepare
+from reagent_lite.run.publish import held_back
 
 CPU = torch.device("cpu")
 

@@ -18,11 +18,11 @@ from reagent_lite.config import DqnConfig, ParametricDqnConfig, WorkflowConfig, 
 from reagent_lite.data.sampling.plan import ReadPlan
 from reagent_lite.data.sampling.source import LoggedRows, LoggedSource
 from reagent_lite.distributed.group import Group, Place, joined
-from workflows.experience import logged_plan
-from workflows.fitting import write_fitted
-from workflows.judging import Judge
-from workflows.learning import build_learner, build_optimization
-from workflows.preparation import prepare
+from reagent_lite.run.evaluators import Judge
+from reagent_lite.run.experience import logged_plan
+from reagent_lite.run.learner import build_learner, build_optimization
+from reagent_lite.run.logged import prepare
+from reagent_lite.run.normalization import write_fitted
 
 CPU = torch.device("cpu")
 

@@ -12,7 +12,7 @@ from oracles.logs import candidate_rows, random_rows, write_lines
 
 from reagent_lite.distributed.inspection import Mount, find_mount, parse_gpus
 from reagent_lite.distributed.link import Store
-from workflows.doctoring import choose_workflow, main
+from reagent_lite.doctor.doctor import choose_workflow, main
 
 Examine = Callable[..., tuple[int, Rows]]
 

@@ -23,8 +23,8 @@ from reagent_lite.distributed.link import Link, connect
 from reagent_lite.distributed.meeting_file import Record
 from reagent_lite.distributed.membership import Membership
 from reagent_lite.distributed.network import Address
-from workflows.doctoring_report import Row
-from workflows.doctoring_together import _clocks, reach_others, watch_share
+from reagent_lite.doctor.machines import _clocks, reach_others, watch_share
+from reagent_lite.run.checks import Row
 
 
 def together(work: Callable[[Talk], list[Row]], seconds: float = 1.0) -> list[list[Row]]:
@@ -85,7 +85,7 @@ def test_a_slow_network_does_not_count_as_a_wrong_clock(monkeypatch: pytest.Monk
 def test_a_pair_that_is_cut_is_named_with_both_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     own = [Address("lo", "127.0.0.1"), Address("lo", "127.0.0.2")]
     monkeypatch.setattr(connections, "answers", lambda address, *_: "" if address == own[0].address else "timed out")
-    monkeypatch.setattr("workflows.doctoring_together._CONNECT_SECONDS", 0.1)
+    monkeypatch.setattr("reagent_lite.doctor.machines._CONNECT_SECONDS", 0.1)
     for rows in together(lambda talk: reach_others(talk, own[talk.node])):
         assert [row.state for row in rows] == ["FAILED"]
         words = r"node 0 \(127.0.0.1, lo\): expected a connection to node 1 \(127.0.0.2:\d+, lo\), got timed out"

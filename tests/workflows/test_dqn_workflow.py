@@ -18,8 +18,8 @@ from reagent_lite.config import DqnConfig, check
 from reagent_lite.distributed.group import Group, Place
 from reagent_lite.errors import BundleError, CheckpointError, ConfigError
 from reagent_lite.export import load_bundle
-from workflows.preparation import prepare
-from workflows.training import train
+from reagent_lite.run.logged import prepare
+from reagent_lite.run.train import train
 
 # TorchScript is what users of 2019 load; torch calls it deprecated
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.load` is deprecated:DeprecationWarning")

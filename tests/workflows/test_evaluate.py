@@ -16,17 +16,17 @@ from oracles.logs import random_rows, write_lines
 from oracles.played import gridworld_log
 from oracles.runs import Runner
 
+from reagent_lite.cli import main_alone
 from reagent_lite.config import DqnConfig, check
 from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.distributed.group import Group, Place
 from reagent_lite.errors import BundleError, ConfigError, DataError
 from reagent_lite.evaluation.withheld import MODEL_ALONE, MODELLED, WEIGHTED, WEIGHTS_ALONE
+from reagent_lite.exported.evaluate import Evaluated, evaluate
 from reagent_lite.rl.estimators import ESTIMATORS
 from reagent_lite.rl.policies import EpsilonGreedy
-from workflows.command_line import main_alone
+from reagent_lite.run.train import train
 from workflows.evaluate import COMMAND
-from workflows.evaluating import Evaluated, evaluate
-from workflows.training import train
 
 AB = ("a", "b")
 ALL = 0.999999  # of the episodes are scored, but for the one of the largest hash, which is fitted to

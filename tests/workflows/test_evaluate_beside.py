@@ -12,9 +12,9 @@ from oracles.logs import write_lines
 from oracles.played import gridworld_log, played, world
 
 from reagent_lite.evaluation.interval import UNDEFINED
-from workflows.evaluating import Evaluated
-from workflows.evaluating_beside import Beside, Counted, beside
-from workflows.evaluating_simulation import RANDOM, Played, PlayedPolicy
+from reagent_lite.exported.comparison import Beside, Counted, beside
+from reagent_lite.exported.evaluate import Evaluated
+from reagent_lite.exported.simulation import RANDOM, Played, PlayedPolicy
 
 
 @pytest.fixture(scope="module")

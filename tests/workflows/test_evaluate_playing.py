@@ -12,14 +12,14 @@ from oracles.bundles import linear_bundle
 from oracles.played import played
 from oracles.runs import Runner
 
+from reagent_lite.cli import main_alone
 from reagent_lite.config import check
 from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.errors import BundleError, ConfigError, ReagentLiteError
+from reagent_lite.exported.evaluate import evaluate
 from reagent_lite.sim.cuda_build import cuda_problem, driver_problem
 from reagent_lite.sim.sources import find_environment
-from workflows.command_line import main_alone
 from workflows.evaluate import COMMAND
-from workflows.evaluating import evaluate
 
 LOUD = """
 #define NUM_ACTIONS 2

@@ -10,17 +10,18 @@ from oracles.bundles import linear_bundle
 from oracles.logs import random_rows, write_lines
 from torch import Tensor
 
+from reagent_lite import progress
 from reagent_lite.algorithms import cpe_heads
 from reagent_lite.algorithms.cpe_heads import CPEHeads
 from reagent_lite.config import DqnConfig, check
 from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.distributed.group import Group, Place
-from reagent_lite.training import progress
+from reagent_lite.exported import estimates as evaluating_estimates
+from reagent_lite.exported.evaluate import evaluate
+from reagent_lite.run import evaluators as judging
+from reagent_lite.run.experience import build_judges, gather_experience
+from reagent_lite.run.learner import build_learner
 from reagent_lite.types import TransitionBatch
-from workflows import evaluating_estimates, judging
-from workflows.evaluating import evaluate
-from workflows.experience import build_judges, gather_experience
-from workflows.learning import build_learner
 
 ALONE = Group(Place(), torch.device("cpu"))
 

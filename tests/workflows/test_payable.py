@@ -12,9 +12,9 @@ from reagent_lite.config import DqnConfig, check
 from reagent_lite.distributed.group import Group, Place
 from reagent_lite.errors import ConfigError
 from reagent_lite.export.model_card import plain
-from workflows.payable import Payable, ValueWatch, payable_values
-from workflows.preparation import prepare
-from workflows.training import train
+from reagent_lite.run.logged import prepare
+from reagent_lite.run.train import train
+from reagent_lite.run.value_bounds import Payable, ValueWatch, payable_values
 
 ALONE = Group(Place(), torch.device("cpu"))
 

@@ -14,8 +14,8 @@ from reagent_lite.distributed.group import Group, Place
 from reagent_lite.errors import ConfigError
 from reagent_lite.evaluation.gate import decide
 from reagent_lite.rl.estimators import ESTIMATORS
+from reagent_lite.run.train import train
 from reagent_lite.training.resume import require_same_learning
-from workflows.training import train
 
 ALONE = Group(Place(), torch.device("cpu"))
 

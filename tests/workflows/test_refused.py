@@ -13,7 +13,7 @@ from oracles.resuming import candidates, logged, simulated
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, WorkflowConfig, check
 from reagent_lite.distributed.group import Group, Place
 from reagent_lite.errors import ReagentLiteError
-from workflows.training import train
+from reagent_lite.run.train import train
 
 ALONE = Group(Place(), torch.device("cpu"))
 Tree = dict[str, Any]

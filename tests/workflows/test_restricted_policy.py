@@ -11,11 +11,11 @@ from oracles.logs import random_rows, write_lines
 from reagent_lite.config import DqnConfig, check
 from reagent_lite.distributed.group import Group, Place
 from reagent_lite.rl.policies import EpsilonGreedy
+from reagent_lite.run.environments import open_simulation, with_actions
+from reagent_lite.run.experience import build_judges, gather_experience
+from reagent_lite.run.learner import build_learner
+from reagent_lite.run.pictures import record
 from reagent_lite.types import Actions
-from workflows.drawing import record
-from workflows.experience import build_judges, gather_experience
-from workflows.learning import build_learner
-from workflows.simulation import open_simulation, with_actions
 
 ALONE = Group(Place(), torch.device("cpu"))
 SHARED: dict[str, Any] = {

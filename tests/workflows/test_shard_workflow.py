@@ -17,11 +17,11 @@ from oracles.logs import random_rows, write_lines
 from oracles.runs import ROOT
 from oracles.shards import multiset, plain, rows_of, stage, table, write
 
+from reagent_lite.cli import main_alone
 from reagent_lite.config.shard import ShardConfig
 from reagent_lite.data.shards.machines import fetch, shard
 from reagent_lite.data.stage import read_manifest
 from reagent_lite.errors import ConfigError, DataError
-from workflows.command_line import main_alone
 from workflows.shard import COMMAND
 
 ROWS = table([4, 3, 5, 2, 6, 4] * 10)

@@ -11,11 +11,11 @@ from oracles import gridworld
 from oracles.bundles import Habit, bilinear_bundle, linear_bundle
 from oracles.simulated import made
 
+from reagent_lite.cli import main_alone
 from reagent_lite.config.simulate import SimulateConfig
+from reagent_lite.exported.simulate import simulate
 from reagent_lite.models.restrictions import LikelyInTheLog
-from workflows.command_line import main_alone
 from workflows.simulate import COMMAND
-from workflows.simulating import simulate
 
 Array = NDArray[np.float64]
 NAMES = ("left", "right")

@@ -16,12 +16,12 @@ from reagent_lite.data.sampling.source import LoggedSource
 from reagent_lite.distributed.group import Group, Place
 from reagent_lite.errors import SimulationError
 from reagent_lite.export import load_bundle
+from reagent_lite.run.environments import open_simulation, with_actions
+from reagent_lite.run.evaluators import Judgement
+from reagent_lite.run.experience import build_judges, gather_experience, open_stream
+from reagent_lite.run.learner import build_learner, build_optimization
 from reagent_lite.sim.rollout import RolloutSource
 from reagent_lite.training.loop import Hooks, Report, Running, fit
-from workflows.experience import build_judges, gather_experience, open_stream
-from workflows.judging import Judgement
-from workflows.learning import build_learner, build_optimization
-from workflows.simulation import open_simulation, with_actions
 
 Tree = dict[str, Any]
 

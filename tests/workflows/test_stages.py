@@ -22,7 +22,7 @@ from reagent_lite.data.shards.machines import shard
 from reagent_lite.distributed.group import Group, Place
 from reagent_lite.errors import ConfigError
 from reagent_lite.report.run import Source, lineage_section
-from workflows.preparation import prepare
+from reagent_lite.run.logged import prepare
 
 ALONE = Group(Place(), torch.device("cpu"))
 WEIGHTS = "model/weights.safetensors"

@@ -14,7 +14,7 @@ from reagent_lite.config import DqnConfig, check
 from reagent_lite.distributed.group import Group, Place
 from reagent_lite.errors import Preempted
 from reagent_lite.export import load_bundle
-from workflows.training import train
+from reagent_lite.run.train import train
 
 ALONE = Group(Place(), torch.device("cpu"))
 

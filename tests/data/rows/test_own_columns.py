@@ -15,10 +15,10 @@ from reagent_lite.config.shard import ShardConfig
 from reagent_lite.config.timeline import TimelineConfig
 from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
 from reagent_lite.data.shards.machines import shard
+from reagent_lite.data.timeline.stage import run_timeline
 from reagent_lite.errors import ConfigError, DataError
 from reagent_lite.feature_ids import id_of
 from workflows.convert import convert
-from workflows.timeline import run_timeline
 
 COLUMNS: dict[str, Any] = {
     "mdp_id": "session",

@@ -1,0 +1,1 @@
+"""Checks of this machine, of the share, and of the machines together."""

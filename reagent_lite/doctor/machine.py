@@ -1,0 +1,234 @@
+"""What the doctor finds out on one machine alone: processes, network, disks, data, environments, versions."""
+
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from shutil import disk_usage
+from urllib.parse import urlsplit
+
+import torch
+
+from reagent_lite.config import ParametricDqnConfig, WorkflowConfig
+from reagent_lite.data.copy.first_look import FirstRows, first_rows, standing_copy
+from reagent_lite.data.copy.place import places_of
+from reagent_lite.data.features.normalization import check_covers, read_normalization
+from reagent_lite.data.stage import data_files
+from reagent_lite.distributed.inspection import list_gpus, nearest_existing
+from reagent_lite.distributed.launcher import Processes, choose_processes
+from reagent_lite.distributed.network import addresses, listening, own_address, resolved
+from reagent_lite.distributed.nodes import Node
+from reagent_lite.errors import DataError, NoRowsError, counted
+from reagent_lite.files import is_writable
+from reagent_lite.run.checks import Row, failed, of_error, ok, size_text, skipped, warning
+from reagent_lite.run.dry_run import Known
+from reagent_lite.run.dry_run_memory import network_needs
+from reagent_lite.run.launch import used_gpus
+from reagent_lite.sim.backend import open_backend
+from reagent_lite.sim.cuda_build import cuda_problem
+
+_COPY_TIMES = 2.0  # a training copy and what is spooled on the way, against stored bytes of plain input
+_PACKED_TIMES = 10.0  # the same against compressed bytes
+_MODEL_TIMES = 4  # ONNX, TorchScript, weights, and the folder before while the new one appears
+
+
+def processes_here(config: WorkflowConfig) -> Processes:
+    """Returns the processes that a run would start here; see launcher.choose_processes for errors."""
+    return choose_processes(
+        use_gpu=config.use_gpu,
+        use_all=config.use_all_avail_gpus,
+        explicit=config.num_processes_per_node,
+        gpus=torch.cuda.device_count() if config.use_gpu else 0,
+    )
+
+
+def versions() -> Row:
+    """Reports what is installed."""
+    parts = [f"python {sys.version.split()[0]}", f"torch {torch.__version__}", f"CUDA {torch.version.cuda or 'none'}"]
+    if torch.cuda.is_available():
+        parts.append("NCCL " + ".".join(map(str, torch.cuda.nccl.version())))  # type: ignore[no-untyped-call]
+    return ok("versions", ", ".join([f"reagent-lite {version('reagent-lite')}", *parts]))
+
+
+def devices(processes: Processes) -> Iterator[Row]:
+    """Reports processes, and the GPUs they will use."""
+    count = counted(processes.count, f"{processes.device_type} process")
+    if processes.note:
+        todo = (
+            "Set use_gpu to false if that is meant; else check nvidia-smi, CUDA_VISIBLE_DEVICES and torch's CUDA build"
+        )
+        yield warning("processes", f"{count}: {processes.note}", todo)
+    else:
+        yield ok("processes", count)
+    if processes.device_type != "cuda":
+        return
+    gpus = list_gpus()
+    used = used_gpus([gpu.uuid for gpu in gpus], os.environ.get("CUDA_VISIBLE_DEVICES"), processes.count)
+    if not used:
+        yield warning("GPUs", "nvidia-smi does not list them", "Without their UUIDs, one used twice is not noticed")
+        return
+    for gpu in gpus:
+        if gpu.uuid in used:
+            found = f"{gpu.name}, {gpu.uuid}, {size_text(gpu.free)} of {size_text(gpu.total)} free, driver {gpu.driver}"
+            busy = warning("GPUs", found, "Half of it is taken: end what uses it, or choose with CUDA_VISIBLE_DEVICES")
+            yield busy if gpu.total and gpu.free < gpu.total / 2 else ok("GPUs", found)
+
+
+def network(config: WorkflowConfig, node: Node) -> Iterator[Row]:
+    """Looks at addresses, the host's name, and the port that is asked for."""
+    settings, method = config.rendezvous, config.init_method or ""
+    listed = ", ".join(f"{one.interface} {one.address}" for one in addresses()) or "none"
+    if node.count == 1:
+        yield skipped("network", f"one machine needs none; there are {listed}")
+        return
+    own = own_address(settings.interface)
+    found = f"{own.interface} {own.address} of {listed}"
+    if not own.is_loopback:
+        yield ok("network", found)
+    else:
+        yield warning("network", found, "Other machines do not reach it: name another one in rendezvous.interface")
+    yield _host_name()
+    if method.startswith("file:") and settings.port and node.index == 0:
+        listening(own.address, settings.port).close()
+        yield ok("port", f"{own.address}:{settings.port} is free")
+    elif method.startswith("tcp:"):
+        yield _meeting_point(method, node)
+
+
+def _meeting_point(method: str, node: Node) -> Row:
+    parts = urlsplit(method)
+    try:
+        port = parts.port
+    except ValueError:
+        port = None
+    if not parts.hostname or not port:
+        return failed("port", f"init_method {method}", "Write tcp://host:port, both of node 0")
+    address = resolved(parts.hostname, port)
+    if node.index == 0:
+        listening(address, port).close()
+    return ok("port", f"{parts.hostname} is {address}" + ("" if node.index else f", whose port {port} is free here"))
+
+
+def _host_name() -> Row:
+    name = socket.gethostname()
+    try:
+        found = sorted({str(entry[4][0]) for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)})
+    except OSError as error:
+        todo = "Nothing here needs it, as machines use numeric addresses; other programs may: add it to /etc/hosts"
+        return warning("host name", f"{name} does not resolve: {error.strerror or error}", todo)
+    return ok("host name", f"{name} is {', '.join(found)}")
+
+
+def model_folder(config: WorkflowConfig, node: Node, known: Known) -> Row:
+    """Looks at where the model and checkpoints go."""
+    name = "model_output_path"
+    if node.index:
+        return skipped(name, "node 0 alone writes there")
+    folder = Path(config.model_output_path).expanduser()
+    place = nearest_existing(folder)
+    todo = "Choose a folder that this user can write, or make room"
+    if not place.is_dir():
+        return failed(name, f"{place} is a file", todo)
+    with tempfile.TemporaryFile(dir=place) as probe:
+        probe.write(b"probe")
+    free = disk_usage(place).free
+    need = sum(one.bytes for one in network_needs(config, known.spec)) if known.spec is not None else 0
+    whole = need * (config.checkpoint.keep + 1 + _MODEL_TIMES)
+    found = f"{folder}: writable, {size_text(free)} free; {size_text(whole)} for checkpoints and model, without replay"
+    return ok(name, found) if free > whole else failed(name, found, todo)
+
+
+def copy_folder(config: WorkflowConfig, path: str) -> Row:
+    """Looks at where the training copy of a path goes."""
+    name, actions = "training copy", config.actions or None
+    directory, columns = config.data.training_copy_dir, config.data.columns
+    try:
+        files = data_files(path, columns)
+    except DataError:
+        return skipped(name, "there is no data to copy")
+    standing = standing_copy(path, actions, directory, columns)
+    if standing is not None:
+        return ok(name, f"stands in {standing[0]}: {counted(standing[1].rows, 'row')}")
+    folders = [place.parent for place in places_of(path, actions, directory, columns)]
+    places = [folder for folder in folders if is_writable(folder)]
+    todo = "Set data.training_copy_dir to a folder on a local disk of this machine with enough room"
+    if not places:
+        return failed(name, f"none of {', '.join(map(str, folders))} can be written", todo)
+    packed = sum(file.size for file in files if file.compression or file.extension == ".parquet")
+    need = _COPY_TIMES * (sum(file.size for file in files) - packed) + _PACKED_TIMES * packed
+    free = disk_usage(nearest_existing(places[0])).free
+    found = f"{places[0]}: {size_text(free)} free, roughly {size_text(need)} needed"
+    return ok(name, found) if free > need else warning(name, found, todo)
+
+
+def data(config: WorkflowConfig, node: Node, key: str, path: str) -> Iterator[Row]:
+    """Reads and checks the first rows of a path, and whether normalization files cover their features."""
+    try:
+        files = data_files(path, config.data.columns)
+        rows = first_rows(path, config.actions or None, config.data.columns)
+    except NoRowsError as error:
+        row = of_error(key, error)
+        if node.count == 1 or config.data.layout != "shards":
+            yield row
+        else:
+            yield warning(
+                key, row.found, "This machine takes part without rows; put its shard there if it should have one"
+            )
+        return
+    total = size_text(sum(file.size for file in files))
+    read = counted(rows.rows, "row has", "rows have")
+    yield ok(key, f"{path}: {counted(len(files), 'file')}, {total}; the first {read} no fault")
+    yield from _normalization(config, rows)
+
+
+def _normalization(config: WorkflowConfig, rows: FirstRows) -> Iterator[Row]:
+    columns = [("state_norm_data_path", config.state_norm_data_path, rows.state_ids)]
+    columns.append(("action_norm_data_path", config.action_norm_data_path, rows.action_ids))
+    for key, path, ids in columns:
+        if path is not None:
+            spec = read_normalization(path)
+            check_covers(spec, ids, where=path)
+            yield ok(key, f"{path}: {counted(len(spec.feature_ids), 'feature')} in {counted(spec.width, 'column')}; "
+                          f"covers {rows.file}")  # fmt: skip
+
+
+def simulation(config: WorkflowConfig, processes: Processes) -> Iterator[Row]:
+    """Compiles the environment, and looks for what CUDA needs where processes have GPUs."""
+    settings = config.simulation
+    if settings is None:
+        yield skipped("environment", "the config has no simulation section")
+        return
+    device = processes.device(0)
+    if device.type == "cuda" and settings.backend != "cpu":
+        problem = cuda_problem(device)
+        if problem is None:
+            yield ok("GPU toolkit", "PyCUDA and nvcc")
+        elif settings.backend == "auto":
+            yield warning("GPU toolkit", problem, "Environments run on the CPU until then")
+        else:
+            yield failed("GPU toolkit", problem, "Or set simulation.backend to auto")
+            return
+    backend = open_backend(
+        settings.env, backend=settings.backend, device=device, parameters=settings.env_parameters, math=settings.math
+    )
+    spec = backend.spec
+    found = (
+        f"{spec.name} compiles for {backend.device.type}: {counted(spec.observation_size, 'feature')}, "
+        f"{counted(spec.num_actions, 'choice')}"
+    )
+    if spec.candidates and not isinstance(config, ParametricDqnConfig):
+        yield warning("environment", f"{found}, which differ from step to step", "Train with workflows.parametric_dqn")
+    else:
+        yield ok("environment", found)
+
+
+def memory(known: Known, lines: list[str]) -> Row:
+    """Reports the plan's memory."""
+    short = [line for line in lines if line.startswith("warning: memory")]
+    found = "\n".join(line.removeprefix("memory of a process: ") for line in lines if line.startswith("memory"))
+    if short:
+        return warning("memory", found, short[0].removeprefix("warning: ") + "; lower it, or use more machines")
+    return ok("memory", found) if known.spec is not None else skipped("memory", "known when the data has been read")

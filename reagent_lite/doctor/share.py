@@ -1,0 +1,92 @@
+"""What the doctor finds out about the folder where machines meet, from one machine."""
+
+import os
+import pwd
+from collections.abc import Iterator
+from pathlib import Path
+from shutil import disk_usage
+
+from reagent_lite.config import WorkflowConfig
+from reagent_lite.distributed.inspection import find_mount, is_live, probe_folder
+from reagent_lite.distributed.meeting_file import MeetingFile, Record
+from reagent_lite.distributed.nodes import Node
+from reagent_lite.run.checks import Row, failed, ok, size_text, skipped, warning
+
+_SLOW_SECONDS = 1.0
+_LITTLE_BYTES = 1 << 20  # a record has 1 kB
+
+
+def share(config: WorkflowConfig, node: Node) -> Iterator[Row]:
+    """Looks at the folder of init_method; a machine that is not node 0 need only read it."""
+    method = config.init_method
+    if node.count == 1 or (method is not None and not method.startswith("file:")):
+        yield skipped("share", "one machine meets nobody" if node.count == 1 else f"{method} needs no file")
+        return
+    if method is None:
+        todo = "Name a file on a folder that all machines share, such as file:///share/run.rdzv; it need not exist"
+        yield failed("share", f"{node.count} machines and no init_method", todo)
+        return
+    file = MeetingFile.of(method)
+    folder = file.path.parent
+    if not folder.is_dir():
+        found = f"{folder} is {'a file' if folder.exists() else 'not there'}"
+        yield failed("share", found, "Mount the share there, or point init_method at a folder of it")
+        return
+    yield from _mount(folder)
+    yield from _speed(folder, node)
+    yield _room(folder)
+    yield _standing(file)
+
+
+def _mount(folder: Path) -> Iterator[Row]:
+    mount = find_mount(folder)
+    if mount is None:
+        yield skipped("share: mount", "this system does not tell what is mounted")
+        return
+    if mount.is_network:
+        yield ok("share: mount", str(mount))
+    else:
+        yield warning("share: mount", f"this folder is on a local disk: {mount}",
+                      "Are the machines really sharing it? The doctor, run on all at once, tells")  # fmt: skip
+    yield from (warning("share: mount", found, todo) for found, todo in mount.warnings())
+
+
+def _speed(folder: Path, node: Node) -> Iterator[Row]:
+    name = "share: write and read"
+    try:
+        timings = probe_folder(folder)
+    except OSError as error:
+        found = f"{folder}: {type(error).__name__}: {error.strerror or error}"
+        if node.index:
+            yield warning(name, found, "Only node 0 must write here; the doctor cannot measure how soon its files show")
+        else:
+            yield failed(name, found, "Mount it writable for this user, or make room")
+        return
+    slow = warning(name, str(timings), "Joining takes longer; look at the load of the share's server")
+    yield slow if timings.total > _SLOW_SECONDS else ok(name, str(timings))
+
+
+def _room(folder: Path) -> Row:
+    free, status = disk_usage(folder).free, folder.stat()
+    found = f"{size_text(free)} free; {folder} belongs to {_user(status.st_uid)}, mode {status.st_mode & 0o7777:o}"
+    if free < _LITTLE_BYTES:
+        return failed("share: room", found, "Make room on the share")
+    return ok("share: room", f"{found}; this is {_user(os.getuid())}")
+
+
+def _standing(file: MeetingFile) -> Row:
+    """Tells whose record is in the file."""
+    name, found = "share: file", file.read()
+    if not isinstance(found, Record):
+        return ok(name, f"{file.path}: {found}")
+    if is_live(found):
+        return warning(name, f"{file.path} is used by a live {found}",
+                       "Give each job a file of its own, or end that run with --force")  # fmt: skip
+    return ok(name, f"{file.path} is left from {found}, which does not answer; node 0 replaces it")
+
+
+def _user(number: int) -> str:
+    try:
+        return f"{pwd.getpwuid(number).pw_name} ({number})"
+    except KeyError:
+        return str(number)

@@ -1,0 +1,1 @@
+"""Exported models: judged on logs and in simulation, and playing."""

@@ -1,0 +1,178 @@
+"""What an evaluation found: as a JSON document, as text, and as the few numbers of the last line."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from reagent_lite.config import resolved
+from reagent_lite.config.evaluate import EvaluateConfig
+from reagent_lite.distributed.group import Group, Place
+from reagent_lite.errors import counted
+from reagent_lite.evaluation import report
+from reagent_lite.evaluation.cpe import CPEResult
+from reagent_lite.evaluation.interval import finite
+from reagent_lite.evaluation.page import EvaluationPage
+from reagent_lite.exported.comparison import Beside, Counted, beside
+from reagent_lite.exported.estimates import Estimates
+from reagent_lite.exported.log import Log
+from reagent_lite.exported.policy import Candidate
+from reagent_lite.exported.simulation import Played
+from reagent_lite.exported.simulation_report import (
+    beside_line,
+    played_document,
+    simulation_differences,
+    simulation_document,
+    simulation_lines,
+    simulation_scores,
+)
+from reagent_lite.run.candidates import candidate_choices
+
+_OF_ROWS = ("num_rows", "num_episodes", "horizon", "cut_share")
+"""What of the overlap does not rest on weights."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """Everything that is reported.
+
+    Attributes:
+        config: the workflow's.
+        candidates: the model, and the one it is held against.
+        gamma: discount per step.
+        estimates: what the log tells, if there is one.
+        played: what was earned in simulation, if there was one.
+    """
+
+    config: EvaluateConfig
+    candidates: tuple[Candidate, ...]
+    gamma: float
+    estimates: Estimates | None
+    played: Played | None
+
+    @property
+    def beside(self) -> Beside | None:
+        """How far log and simulation may be held against each other, None with one of them."""
+        if self.estimates is None or self.played is None:
+            return None
+        overlap = self.estimates.results[0].overlap
+        counted = Counted(
+            gamma=self.gamma,
+            by_time=self.candidates[0].by_time,
+            horizon=self.config.evaluation.max_horizon,
+            longest=int(np.bincount(np.asarray(self.estimates.log.copy.episode)).max()),
+            cut_share=0.0 if overlap is None else overlap.cut_share,
+        )
+        return beside(counted, self.played)
+
+
+def document_of(findings: Findings) -> dict[str, Any]:
+    """Returns the report file's content; what is undefined is null, and what was not asked for is absent."""
+    estimates = findings.estimates
+    document: dict[str, Any] = {"config": resolved(findings.config), "gamma": findings.gamma, "warnings": []}
+    for candidate in findings.candidates:
+        told = {key: candidate.bundle.manifest[key] for key in ("workflow", "steps", "data_hash", "config_hash")}
+        policy = str(candidate.policy(findings.config))
+        document[candidate.key] = {"path": str(candidate.path), "policy": policy, **told}
+    if estimates is not None:
+        document |= {"log": _log(findings.config, estimates.log), "warnings": list(estimates.warnings)}
+        for place, candidate in enumerate(findings.candidates):
+            document[candidate.key] |= _estimated(estimates, place, candidate)
+        if estimates.compared is not None:
+            document["difference"] = {
+                name: {one.name: {**one.figure.json(), "verdict": one.verdict, "reason": one.reason} for one in found}
+                for name, found in estimates.compared.items()
+            }
+    if findings.played is not None:
+        for candidate in findings.candidates:
+            document[candidate.key]["simulated"] = played_document(findings.played.of(candidate.key))
+        document["simulation"] = simulation_document(findings.played, findings.beside)
+    return document
+
+
+def _log(config: EvaluateConfig, log: Log) -> dict[str, Any]:
+    return {"path": config.data_path, "rows": len(log.copy), "scored_rows": len(log.scored), **log.counts,
+            "rows_without_propensity": log.without_propensity}  # fmt: skip
+
+
+def _estimated(estimates: Estimates, place: int, candidate: Candidate) -> dict[str, Any]:
+    log, page = estimates.log, estimates.pages[place]
+    document = {
+        "actions": _actions(page, log.copy.action_names),
+        "cpe": _cpe(estimates.results[place], weighted=not log.without_propensity),
+    }
+    if candidate.bundle.parametric:
+        order = log.scored[np.argsort(log.copy.episode[log.scored], kind="stable")]  # as the page orders its rows
+        ids, alone = candidate.bundle.action_feature_ids, Group(Place(), torch.device("cpu"))
+        document["candidates"] = candidate_choices(page, log.copy, order, ids, alone)
+    return document
+
+
+def _cpe(result: CPEResult, *, weighted: bool) -> dict[str, Any]:
+    tree = report.as_json(result)
+    if not weighted and tree["overlap"] is not None:
+        tree["overlap"] = {key: value if key in _OF_ROWS else None for key, value in tree["overlap"].items()}
+    return tree
+
+
+def _actions(page: EvaluationPage, names: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Returns shares of the scored rows by named action: what the log does, and what the policy would."""
+    return {
+        name: {"logged": float((page.action == number).double().mean()),
+               "policy": float(page.model_propensities[:, number].mean())}
+        for number, name in enumerate(names)
+    }  # fmt: skip
+
+
+def lines_of(findings: Findings) -> list[str]:
+    """Returns the report as text, warnings last."""
+    text = [] if findings.estimates is None else _estimate_lines(findings, findings.estimates)
+    if findings.played is not None:
+        text += simulation_lines(findings.played, findings.beside, findings.candidates, findings.config, findings.gamma)
+    warnings = () if findings.estimates is None else findings.estimates.warnings
+    return text + [f"warning: {warning}" for warning in warnings]
+
+
+def _estimate_lines(findings: Findings, estimates: Estimates) -> list[str]:
+    text = []
+    for candidate, result in zip(findings.candidates, estimates.results, strict=True):
+        text.append(f"{candidate.key} {candidate.path}, {candidate.policy(findings.config)}, "
+                    f"discount {findings.gamma:g}:")  # fmt: skip
+        own = report.lines(result)
+        if estimates.log.without_propensity:  # the first line is about weights
+            own[0] = (f"CPE on {counted(estimates.log.counts['scored_episodes'], 'episode')}, "
+                      f"{counted(len(estimates.log.scored), 'row')}")  # fmt: skip
+        text += [f"  {line}" for line in own]
+        if findings.beside is not None and findings.played is not None:
+            text.append(f"  {beside_line(findings.played.of(candidate.key), findings.beside)}")
+    for name, found in (estimates.compared or {}).items():
+        text.append(f"{name}: model minus against")
+        text += [f"  {one.name}: {one.figure}; {one.verdict}: {one.reason}" for one in found]
+    return text
+
+
+def scores_of(findings: Findings) -> tuple[dict[str, float | None], dict[str, list[float | None]] | None]:
+    """Returns the model's figures by tag, and where two were compared the differences with their intervals."""
+    scores, differences = _estimate_scores(findings.estimates)
+    if findings.played is not None:
+        scores |= simulation_scores(findings.played)
+        differences |= simulation_differences(findings.played)
+    return scores, differences if len(findings.candidates) == 2 else None
+
+
+def _estimate_scores(estimates: Estimates | None) -> tuple[dict[str, float | None], dict[str, list[float | None]]]:
+    scores: dict[str, float | None] = {}
+    if estimates is None:
+        return scores, {}
+    for outcome in estimates.results[0].outcomes:
+        tag = f"CPE/{outcome.name}"
+        scores[f"{tag}/Logged_Reward"] = outcome.one_step.logged.value
+        scores[f"{tag}/Logged_Return"] = outcome.sequential.logged.value
+        scores |= {f"{tag}/{estimate.name}": finite(estimate.figure.value) for estimate in outcome.estimates}
+    return scores, {
+        f"CPE/{name}/{one.name}": list(one.figure.json().values())
+        for name, found in (estimates.compared or {}).items()
+        for one in found
+    }

@@ -1,0 +1,1 @@
+"""A training run: its data, environments, learner, evaluators, checkpoints and what it publishes."""

@@ -1,0 +1,284 @@
+"""Environments of a run: opened, and fitted to what the network reads.
+
+1 open        the node's first process compiles, the others find the result in the cache
+2 fit         features of the environment to columns of the network
+3 learn       rollouts.py
+4 judge       playing.py
+"""
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from reagent_lite.algorithms.dqn import DQN
+from reagent_lite.config import WorkflowConfig
+from reagent_lite.config.simulation import SimulationConfig
+from reagent_lite.data.features.normalization import check_covers, read_normalization
+from reagent_lite.data.sampling.normalized import Reordered
+from reagent_lite.distributed.group import Group
+from reagent_lite.errors import ConfigError, Problem, counted
+from reagent_lite.export.content import SampleRows
+from reagent_lite.models.preprocessor import Preprocessor
+from reagent_lite.run.logged import Normalization
+from reagent_lite.run.reporting import say
+from reagent_lite.sim.backend import Backend, open_backend
+from reagent_lite.sim.cuda_build import cuda_problem
+from reagent_lite.sim.env import Policy, VectorEnv
+from reagent_lite.sim.sources import built_from, find_environment
+from reagent_lite.types import Actions, FeatureSpec, FeatureType, NormalizationSpec, SourceSpec, TransitionBatch
+
+# streams of random numbers, so that what is judged was not trained on
+TRAINING, EPOCH, FINAL, PICTURE, SAMPLE = range(5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulation:
+    """An environment compiled for this process.
+
+    Attributes:
+        config: the run's simulation section.
+        backend: runs its kernels.
+        parametric: whether choices carry features.
+        seed: of all its random numbers.
+    """
+
+    config: SimulationConfig
+    backend: Backend
+    parametric: bool
+    seed: int
+
+    def part(self, count: int, group: Group) -> tuple[int, int]:
+        """Returns [first, stop) of this rank's environments among `count`."""
+        return count * group.rank // group.world_size, count * (group.rank + 1) // group.world_size
+
+    def envs(self, first: int, stop: int, *, stream: int) -> VectorEnv:
+        """Returns environments by global number."""
+        return VectorEnv(
+            self.backend, num_envs=stop - first, first_env=first, seed=self.seed, stream=stream,
+            time_limit=self.config.time_limit, parametric=self.parametric,
+        )  # fmt: skip
+
+    def identity(self) -> str:
+        """Returns the sha256 of the environment's sources and constants: what stands for the data's hash."""
+        parts = built_from(find_environment(self.config.env), self.config.env_parameters)
+        settings = [self.config.time_limit, self.config.math]
+        return hashlib.sha256(json.dumps([settings, parts]).encode()).hexdigest()
+
+
+def open_simulation(config: WorkflowConfig, group: Group, *, parametric: bool) -> Simulation:
+    """Compiles the environment, or finds it compiled.
+
+    Raises:
+        SimulationError: unknown environment or parameter.
+        KernelBuildError: it does not compile, or there is nothing to compile it with.
+        ConfigError: fewer environments than processes, or an environment of the other workflow.
+    """
+    settings = config.simulation
+    assert settings is not None
+    if config.simulated_share and settings.num_envs < group.world_size:
+        raise ConfigError(
+            Problem("simulation.num_envs", f"at least one for each of {counted(group.world_size, 'process')}",
+                    str(settings.num_envs))
+        )  # fmt: skip
+
+    if "OMP_NUM_THREADS" not in os.environ:  # environments take as many threads as torch has when they are opened
+        torch.set_num_threads(group.cores)
+
+    def opened() -> Backend:
+        return open_backend(
+            settings.env, backend=settings.backend, device=group.device, parameters=settings.env_parameters,
+            math=settings.math,
+        )  # fmt: skip
+
+    backend = opened() if group.is_first_on_node else None
+    group.barrier()
+    backend = backend or opened()
+    if settings.backend == "auto" and group.device.type == "cuda" and backend.device.type == "cpu":
+        say(group, f"environments run on the CPU: {cuda_problem(group.device)}")
+    spec = backend.spec
+    if spec.candidates and not parametric:
+        raise ConfigError(
+            Problem("simulation.env", "an environment with fixed actions", f"{spec.name}, whose candidates differ from "
+                    "step to step", "Use workflows.parametric_dqn")
+        )  # fmt: skip
+    say(group, f"simulation: {spec.name}, {counted(settings.num_envs, 'environment')} on {backend.device.type}, "
+               f"{counted(spec.observation_size, 'feature')}, {counted(spec.num_actions, 'choice')}")  # fmt: skip
+    return Simulation(config=settings, backend=backend, parametric=parametric, seed=config.seed)
+
+
+def with_actions(config: WorkflowConfig, simulation: Simulation) -> WorkflowConfig:
+    """Returns the config with the environment's action names where it has none.
+
+    Raises:
+        ConfigError: another number of actions than the environment has.
+    """
+    names = simulation.backend.spec.action_names
+    if simulation.parametric:
+        return config
+    if not config.actions:
+        unknown = sorted(set(config.rl.reward_boost or {}) - set(names))
+        if unknown:
+            raise ConfigError([Problem(f"rl.reward_boost.{name}", f"one of {list(names)}", name) for name in unknown])
+        return config.model_copy(update={"actions": names})
+    if config.actions != names and set(config.actions) == set(names):
+        raise ConfigError(
+            Problem("actions", f"{list(names)}, the order of {simulation.backend.spec.name}", str(list(config.actions)),
+                    "In another order a name would stand for another action")
+        )  # fmt: skip
+    if len(config.actions) != len(names):
+        raise ConfigError(
+            Problem("actions", f"{counted(len(names), 'name')}, for {', '.join(names)} of "
+                    f"{simulation.backend.spec.name}", str(list(config.actions)))
+        )  # fmt: skip
+    return config
+
+
+def given_normalization(config: WorkflowConfig, simulation: Simulation) -> Normalization:
+    """Returns the normalization of a run without data: the given files, else features as they are."""
+    spec = simulation.backend.spec
+
+    def of(path: str | None, size: int) -> NormalizationSpec:
+        if path is not None:
+            return read_normalization(path)
+        kind = FeatureType.DO_NOT_PREPROCESS
+        return NormalizationSpec.ordered({i: FeatureSpec(feature_id=i, feature_type=kind) for i in range(size)})
+
+    action = of(config.action_norm_data_path, spec.action_feature_size) if simulation.parametric else None
+    return Normalization(state=of(config.state_norm_data_path, spec.observation_size), action=action)
+
+
+def check_features(simulation: Simulation, normalization: Normalization) -> None:
+    """Refuses a normalization that lacks features of the environment, or has others.
+
+    Raises:
+        ConfigError, DataError: naming the features.
+    """
+    spec = simulation.backend.spec
+    sides = [("state", normalization.state, spec.observation_size)]
+    if normalization.action is not None:
+        sides.append(("action", normalization.action, spec.action_feature_size))
+    for side, columns, size in sides:
+        check_covers(columns, range(size), where=f"normalization of {side} features, for simulation.env {spec.name}")
+        others = sorted(set(columns.feature_ids) - set(range(size)))
+        if others:
+            raise ConfigError(
+                Problem("simulation.env", f"an environment with the {side} features of the data",
+                        f"{spec.name}, which has 0 to {size - 1} but not {others[:10]}")
+            )  # fmt: skip
+
+
+class Reader:
+    """From what environments show to what the network reads.
+
+    Args:
+        simulation: whose features.
+        normalization: how they are normalized.
+        missing_as_zero: rl.set_missing_value_to_zero.
+        device: where the network is.
+    """
+
+    def __init__(
+        self, simulation: Simulation, normalization: Normalization, *, missing_as_zero: bool, device: torch.device
+    ) -> None:
+        spec = simulation.backend.spec
+
+        def transform(columns: NormalizationSpec, size: int) -> nn.Module | None:
+            ids = tuple(range(size))
+            kinds = {feature.feature_type for feature in columns.features}
+            if columns.feature_ids == ids and kinds == {FeatureType.DO_NOT_PREPROCESS}:
+                return None
+            return Reordered(ids, columns, Preprocessor(columns, missing_as_zero=missing_as_zero)).to(device)
+
+        self._state = transform(normalization.state, spec.observation_size)
+        self._action = (
+            None if normalization.action is None else transform(normalization.action, spec.action_feature_size)
+        )
+        self._num_actions, self._device = spec.num_actions, device
+
+    def state(self, raw: Tensor) -> Tensor:
+        """Returns [N, W] for observations [N, S]."""
+        raw = raw.to(self._device)
+        return raw if self._state is None else self._state(raw, torch.ones_like(raw, dtype=torch.bool))
+
+    def features(self, raw: Tensor | None) -> Tensor | None:
+        """Returns [N, K, W] for features of choices [N, K, F]."""
+        if raw is None:
+            return None
+        raw = raw.to(self._device)
+        if self._action is None:
+            return raw
+        flat = raw.flatten(0, 1)
+        return self._action(flat, torch.ones_like(flat, dtype=torch.bool)).view(*raw.shape[:2], -1)  # type: ignore[no-any-return]
+
+    def actions(self, choices: Actions) -> Actions:
+        """Returns the choices with features as the network reads them."""
+        return replace(choices, features=self.features(choices.features))
+
+    @torch.no_grad()
+    def batch(self, raw: TransitionBatch, scale: float) -> TransitionBatch:
+        """Returns a batch for the learner, its weights multiplied by `scale`."""
+        return replace(
+            raw,
+            state=self.state(raw.state),
+            next_state=self.state(raw.next_state),
+            actions=self.actions(raw.actions),
+            next_actions=self.actions(raw.next_actions),
+            weight=raw.weight * scale,
+        )
+
+    def policy(self, learner: DQN, home: torch.device) -> Policy:
+        """Returns the learner's values as a function of what environments on `home` show.
+
+        A choice that the learner's restriction excludes has -inf.
+        """
+        scorer, restriction = learner.scorer, learner.restriction
+        every = torch.ones(1, 1, dtype=torch.bool, device=self._device)
+
+        @torch.no_grad()
+        def values(observation: Tensor, mask: Tensor | None, features: Tensor | None) -> Tensor:
+            was_training = learner.q_network.training
+            learner.eval()
+            allowed = every.expand(len(observation), self._num_actions) if mask is None else mask.to(self._device)
+            state, read = self.state(observation), self.features(features)
+            taken = restriction(state, allowed, read)
+            q: Tensor = scorer(state, allowed, read).masked_fill(~taken, -torch.inf).to(home)
+            learner.train(was_training)
+            return q
+
+        return values
+
+
+def sample_rows(simulation: Simulation, normalization: Normalization, count: int) -> SampleRows:
+    """Returns raw observations of random play, in the model's column order, for the export's check."""
+    env = simulation.envs(0, count, stream=SAMPLE)
+    env.reset()
+    seen = [None if t is None else t.clone() for t in (env.observation, env.mask, env.features)]
+    for step in range(count):  # environment i is looked at after i steps, so that states differ in age
+        for kept, now in zip(seen, (env.observation, env.mask, env.features), strict=True):
+            if kept is not None and now is not None:
+                kept[step] = now[step]
+        env.act(None, epsilon=torch.ones(1, device=env.device))
+        env.advance()
+    state, mask, features = (None if t is None else t.cpu().numpy() for t in seen)
+    assert state is not None
+    values = state[:, list(normalization.state.feature_ids)]
+    if features is None or normalization.action is None:
+        return SampleRows(values=values, mask=mask)
+    candidates = np.ascontiguousarray(features[:, :, list(normalization.action.feature_ids)])
+    return SampleRows(
+        values=values, candidates=candidates, mask=np.ones(features.shape[:2], bool) if mask is None else mask
+    )
+
+
+def source_spec(config: WorkflowConfig, normalization: Normalization) -> SourceSpec:
+    """Returns what the network of a run without data must fit."""
+    return SourceSpec(
+        num_state_features=normalization.state.width,
+        num_action_features=normalization.action.width if normalization.action else 0,
+        action_names=config.actions,
+    )

@@ -1,0 +1,115 @@
+"""Normalization from the rows of all machines: each shard's first process sends a summary of them, rank 0 fits.
+
+shard 0 ─► summary of its rows ─┐
+shard 1 ─► summary of its rows ─┴► rank 0: merge, fit ─► file ─► sent to all
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from reagent_lite.config import WorkflowConfig
+from reagent_lite.data.copy.facts import Agreement
+from reagent_lite.data.copy.features import summarize_copy
+from reagent_lite.data.copy.training_copy import TrainingCopy
+from reagent_lite.data.features.fitting import VERSION, check_overrides, fit_columns
+from reagent_lite.data.features.normalization import normalization_json, parse_normalization, write_normalization
+from reagent_lite.data.features.summary import ColumnSummary, Merge
+from reagent_lite.distributed.group import Group
+from reagent_lite.files import write_whole
+from reagent_lite.manifest import canonical
+from reagent_lite.run.reporting import say
+from reagent_lite.run.shards import Shards
+from reagent_lite.types import NormalizationSpec
+
+Json = dict[str, str]
+_COLUMNS = {"state": "state_features", "action": "action"}
+
+
+def given_or_fitted(
+    config: WorkflowConfig,
+    train: TrainingCopy,
+    agreement: Agreement,
+    shards: Shards,
+    given: Mapping[str, NormalizationSpec],
+) -> dict[str, NormalizationSpec]:
+    """Returns the normalization of "state" and, for candidates, of "action"; the same on every rank, which all call it.
+
+    Args:
+        config: says how to fit and where the files go.
+        train: this machine's rows.
+        agreement: what all machines' rows are together.
+        shards: who reads what.
+        given: what files gave; the rest is fitted.
+
+    Raises:
+        ConfigError: on every rank, an override for a feature that no machine has.
+        DataError: on rank 0, features that cannot be fitted.
+    """
+    group = shards.group
+    ids = {"state": agreement.state_ids, **({"action": agreement.action_ids} if train.parametric else {})}
+    check_overrides(config.norm_params, {one for column in ids.values() for one in column}, "the training data")
+    wanted = [name for name in ids if name not in given]
+    if not wanted:
+        return dict(given)
+    file = _file_of(config, train, agreement, wanted)
+    text = group.broadcast_text(_text_of(file) if group.is_first else None)
+    if text:
+        say(group, f"normalization of {_named(wanted)}: fitted to the same rows before")
+    else:
+        fitted = _fitted(config, train, shards, wanted)
+        if group.is_first and len(train):
+            with suppress(OSError):
+                write_whole(file, canonical(fitted))
+        text = group.broadcast_text(json.dumps(fitted))
+    return {**given, **{name: parse_normalization(tree, where=name) for name, tree in json.loads(text).items()}}
+
+
+def _named(columns: Iterable[str]) -> str:
+    return " and ".join(_COLUMNS[name] for name in columns)
+
+
+def _fitted(config: WorkflowConfig, train: TrainingCopy, shards: Shards, wanted: list[str]) -> dict[str, Json]:
+    """Returns the normalization of columns as JSON on rank 0, and nothing on the others."""
+    settings, columns = config.norm_params, {}
+    for name in wanted:
+        own = summarize_copy(train, _COLUMNS[name], settings, config.seed).to_bytes() if shards.is_first else b""
+        merge = Merge(settings.num_samples, settings.max_unique_enum_values)
+        for data in shards.group.gather_bytes(own):
+            if data:
+                merge.add(ColumnSummary.from_bytes(data))
+        columns[_COLUMNS[name]] = merge.summary()
+    if not shards.group.is_first:
+        return {}
+    fitted = fit_columns(columns, settings, where=config.training_data_path)
+    say(shards.group, f"normalization of {_named(wanted)}: fitted")
+    for note in (note for one in fitted.values() for note in one.notes):
+        say(shards.group, f"warning: {note}")
+    return {name: normalization_json(fitted[_COLUMNS[name]].spec) for name in wanted}
+
+
+def _file_of(config: WorkflowConfig, train: TrainingCopy, agreement: Agreement, wanted: list[str]) -> Path:
+    """Returns the file, beside the training copy, of what is fitted to these rows by these settings."""
+    settings = config.norm_params.model_dump(mode="json", exclude={"output_dir", "cols_to_norm"})
+    key = json.dumps([VERSION, agreement.content, wanted, config.seed, settings], sort_keys=True)
+    return train.folder / f"fitted_{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+
+
+def _text_of(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
+
+def write_fitted(config: WorkflowConfig, specs: Mapping[str, NormalizationSpec | None], group: Group) -> None:
+    """Writes what no file gave, of "state" and "action", beside the model or where the config wants it; on rank 0."""
+    given = {"state": config.state_norm_data_path, "action": config.action_norm_data_path}
+    folder = Path(config.norm_params.output_dir or config.model_output_path).expanduser()
+    for name, spec in specs.items():
+        if spec is not None and given[name] is None:
+            file = folder / f"{_COLUMNS[name]}_norm.json"
+            write_normalization(str(file), spec)
+            say(group, f"normalization of {_COLUMNS[name]}: written to {file}")

@@ -1,0 +1,278 @@
+"""Which episodes are scored, agreed on by all machines: the same ones however many machines hold the rows.
+
+1 candidates   own eval episodes; without eval data, the own training episodes that the share by hash chooses
+2 questions    each shard's candidates go to all: who trains on them, who cannot score them, who has them too?
+3 draw         of those that are left the first max_episodes, in an order that depends on seed and mdp_id alone
+4 rows         own rows of the drawn episodes, a part for each process of the machine
+
+Hashes of names, digests and answers travel, 32 bytes an episode; rows are read when the draw is over.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from reagent_lite.config.evaluation import EvaluationConfig
+from reagent_lite.data.copy.lists import list_hashes
+from reagent_lite.data.copy.training_copy import TrainingCopy
+from reagent_lite.data.rows.hashes import mix
+from reagent_lite.data.rows.maps import FeatureMatrix, Lists
+from reagent_lite.errors import counted
+from reagent_lite.evaluation.page import held_out
+from reagent_lite.run.logged import Data
+from reagent_lite.run.reporting import say
+from reagent_lite.run.shards import Shards
+
+Hashes = NDArray[np.uint64]
+
+_DIGEST_ROWS, _DIGEST_VALUES = 1 << 16, 1 << 22  # most at once: some 30 MB; longer blocks are slower
+_EVAL_DATA = 1 << 32  # no number of a shard
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    """What is scored, and this process's part of it.
+
+    Attributes:
+        hashes: [n] of the episodes that are scored, of all machines; ascending, on every rank.
+        numbers: [R] row numbers in `copy` that this process scores, in its order.
+        episode: [R] int64, a code per row, the same for an episode on every machine.
+        sequence: [R] int64, the row's place in its episode among all machines' rows of it.
+    """
+
+    hashes: Hashes
+    numbers: NDArray[np.int64]
+    episode: NDArray[np.int64]
+    sequence: NDArray[np.int64]
+
+
+def scored_episodes(data: Data, settings: EvaluationConfig, seed: int) -> Scored:
+    """Agrees on the episodes to be scored, and divides their rows; every rank calls it, and rank 0 says what comes out.
+
+    They are whole episodes, disjoint from those fitted on: of eval data every episode that is not in the training data
+    of any machine; of those that are, and of the training data where there is no eval data, about held_out_share by
+    hash. Episodes with an unknown action are left out whole: without one row the weights of all later ones are wrong.
+    Likewise those with a row that sums up several: what was done inside is not known. An episode that several machines
+    have is scored once; where each has rows of its own of it, all of them are.
+
+    Args:
+        data: training and held-out rows.
+        settings: of the evaluation.
+        seed: of the draw where there are more than max_episodes.
+    """
+    shards = data.shards
+    copy = data.train if data.held_out is None else data.held_out
+    own = _Candidates.of(data, settings.held_out_share if data.held_out is None else 1.0)
+    trained_on = np.unique(episode_hashes(data, data.train))
+    asked = _ask_all(own, trained_on, shards)
+    left = ~asked.trained_on | held_out(own.hashes, settings.held_out_share)
+    _say_summed(own, asked, left, shards)
+    left &= ~asked.faulty
+    _say_shared(asked, left, shards)
+    chosen = _draw(own.hashes[left & ~asked.elsewhere], settings.max_episodes, seed, shards)
+    mine = np.zeros(len(copy.episode_hash), np.bool_)
+    mine[own.numbers] = np.isin(own.hashes, chosen) & ~asked.copied
+    numbers = shards.part(np.flatnonzero(mine[copy.episode]))
+    codes = episode_hashes(data, copy).view(np.int64)
+    return Scored(
+        hashes=chosen,
+        numbers=numbers,
+        episode=codes[copy.episode[numbers]],
+        sequence=np.asarray(copy.sequence[numbers], np.int64),
+    )
+
+
+def episode_hashes(data: Data, copy: TrainingCopy) -> Hashes:
+    """Returns the hash of each episode of this shard's training or eval data, [episodes]: that of its mdp_id.
+
+    A row without mdp_id is an episode of its own, whose hash is that of its number; here also of the number of the
+    shard, for row 7 of another machine is another row, as is row 7 of eval data that are not the training data.
+    """
+    place, known = data.shards.own, data.held_out_found
+    if copy is data.held_out and known is not None and known.content != data.found.content:
+        place += _EVAL_DATA
+    hashes = np.array(copy.episode_hash, np.uint64)
+    nameless = copy.counts.get("rows_without_mdp_id", 0)
+    if nameless and place:
+        hashes[-nameless:] = mix(hashes[-nameless:] ^ np.uint64(place))  # they come last in a copy
+    return hashes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Candidates:
+    """A shard's episodes that may be scored, by ascending hash.
+
+    Attributes:
+        numbers: [E] in its copy.
+        hashes: [E].
+        digest: [E] uint64, equal for equal rows, states and candidates too; 0 where there is one shard only.
+        unknown: [E] whether a row has no action.
+        summed: [E] whether a row spans several steps.
+    """
+
+    numbers: NDArray[np.int64]
+    hashes: Hashes
+    digest: Hashes
+    unknown: NDArray[np.bool_]
+    summed: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, data: Data, share: float) -> "_Candidates":
+        copy = data.train if data.held_out is None else data.held_out
+        hashes = episode_hashes(data, copy)
+        count = len(hashes)
+        unknown, summed = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
+        unknown[copy.episode[np.asarray(copy.action) < 0]] = True
+        summed[copy.episode[np.asarray(copy.step) > 1]] = True
+        numbers = np.argsort(hashes)
+        if share < 1:
+            numbers = numbers[held_out(hashes[numbers], share)]
+        wanted = np.zeros(count, np.bool_)
+        wanted[numbers] = data.shards.several
+        return cls(numbers=numbers, hashes=hashes[numbers], digest=episode_digests(copy, wanted)[numbers],
+                   unknown=unknown[numbers], summed=summed[numbers])  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answers:
+    """What all machines say of a shard's candidates, [E] bool each.
+
+    Attributes:
+        trained_on: some machine has the episode in its training data.
+        faulty: some machine has a row of it that cannot be scored.
+        elsewhere: an earlier shard has the episode too, and counts it.
+        copied: that shard has the same rows of it, and scores them.
+    """
+
+    trained_on: NDArray[np.bool_]
+    faulty: NDArray[np.bool_]
+    elsewhere: NDArray[np.bool_]
+    copied: NDArray[np.bool_]
+
+
+def _ask_all(own: _Candidates, trained_on: Hashes, shards: Shards) -> _Answers:
+    """Returns the answers to this shard's candidates; one shard asks at a time, and one process of each answers."""
+    group, found = shards.group, None
+    for shard in range(max(shards.of_rank) + 1):
+        asks = group.rank == shards.of_rank.index(shard)
+        question = np.stack((own.hashes, own.digest)).tobytes() if asks else None
+        told = np.frombuffer(group.broadcast_bytes(question, shards.of_rank.index(shard)), np.uint64).reshape(2, -1)
+        answers = np.zeros((4, told.shape[1]), np.int32)
+        if shards.is_first:
+            place = _find(own.hashes, told[0])
+            known, before = place >= 0, shards.own < shard
+            answers[0] = _find(trained_on, told[0]) >= 0
+            if known.any():
+                answers[1] = known & (own.unknown | own.summed)[place]
+                answers[2] = known & before
+                answers[3] = known & before & (own.digest[place] == told[1])
+        said = group.sum(torch.from_numpy(answers)).numpy() > 0
+        if shard == shards.own:
+            found = _Answers(trained_on=said[0], faulty=said[1], elsewhere=said[2], copied=said[3])
+    assert found is not None
+    return found
+
+
+def _find(ascending: Hashes, hashes: Hashes) -> NDArray[np.int64]:
+    """Returns the place of each hash, [n], among ascending ones; -1 where it is none of them."""
+    if not len(ascending):
+        return np.full(len(hashes), -1, np.int64)
+    places = np.searchsorted(ascending, hashes).clip(max=len(ascending) - 1)
+    return np.where(ascending[places] == hashes, places, -1)
+
+
+def _draw(hashes: Hashes, most: int, seed: int, shards: Shards) -> Hashes:
+    """Returns at most so many of all shards' hashes, ascending: the first ones in an order that the seed mixes.
+
+    The first of all are among the first of each shard, so that no more than these travel.
+    """
+    group = shards.group
+    count = sum(shards.counts(len(hashes)))
+    proposed = drawn(hashes, most, seed).tobytes()
+    every = [group.broadcast_bytes(proposed if group.rank == rank else None, rank) for rank in _first_readers(shards)]
+    if count > most:
+        say(group, f"evaluation: {most:,} of {count:,} episodes are scored (evaluation.max_episodes)")
+    elif shards.several:
+        of = f"of {len(every)} machines"
+        say(group, f"evaluation: {counted(count, f'episode {of} is', f'episodes {of} are')} scored")
+    return np.sort(drawn(np.frombuffer(b"".join(every), np.uint64), most, seed))
+
+
+def spread(numbers: NDArray[np.int64], most: int) -> NDArray[np.int64]:
+    """Returns at most so many of the numbers, evenly spread over them."""
+    return numbers if most >= len(numbers) else numbers[np.linspace(0, len(numbers) - 1, most).astype(np.int64)]
+
+
+def drawn(hashes: Hashes, most: int, seed: int) -> Hashes:
+    """Returns at most so many hashes: of more the first ones in an order that the seed mixes."""
+    if len(hashes) <= most:
+        return hashes
+    return hashes[np.argsort(mix(hashes ^ mix(np.array([seed], np.uint64))), kind="stable")[:most]]
+
+
+def _first_readers(shards: Shards) -> list[int]:
+    return [shards.of_rank.index(shard) for shard in range(max(shards.of_rank) + 1)]
+
+
+def _say_summed(own: _Candidates, asked: _Answers, left: NDArray[np.bool_], shards: Shards) -> None:
+    summed = sum(shards.counts(int((left & own.summed & ~asked.elsewhere).sum())))
+    if summed:
+        said = counted(summed, "episode has", "episodes have")
+        say(shards.group, f"warning: evaluation: {said} rows that span several steps and cannot be scored; give "
+                          "eval_data_path of a timeline with steps 1")  # fmt: skip
+
+
+def _say_shared(asked: _Answers, left: NDArray[np.bool_], shards: Shards) -> None:
+    shared = sum(shards.counts(int((left & asked.elsewhere).sum())))
+    if shared:
+        say(shards.group, f"evaluation: {counted(shared, 'time')} a machine has rows of an episode that an earlier one "
+                          "has too; each episode counts once")  # fmt: skip
+
+
+def episode_digests(copy: TrainingCopy, wanted: NDArray[np.bool_]) -> Hashes:
+    """Returns a number per episode, [episodes], that tells its rows from others: what was seen, done, possible, earned.
+
+    The order of rows, of features and of files does not matter, nor do features that no row of the episode has.
+
+    Args:
+        copy: training or eval data.
+        wanted: [episodes], whose number is asked for; the others' is 0.
+    """
+    digests = np.zeros(len(wanted), np.uint64)
+    if not wanted.any():
+        return digests
+    choices = _choices_hashes(copy)
+    size = min(_DIGEST_ROWS, max(_DIGEST_VALUES // max(len(copy.state_ids), 1), 1))
+    for start in range(0, len(copy), size):
+        rows = start + np.flatnonzero(wanted[copy.episode[start : start + size]])
+        row = _hashes(copy.state_ids, copy.state[rows], np.ones(len(rows), np.int64))
+        row = mix(row ^ np.asarray(copy.sequence[rows], np.int64).view(np.uint64))
+        for column in (copy.action[rows], copy.reward[rows], copy.propensity[rows]):
+            row = mix(row ^ np.ascontiguousarray(column).view(np.uint32).astype(np.uint64))
+        if copy.parametric:
+            row = mix(row ^ choices[copy.actions_list[rows]])
+        np.add.at(digests, copy.episode[rows], row)
+        copy.release()
+    return digests
+
+
+def _choices_hashes(copy: TrainingCopy) -> Hashes:
+    """Returns a hash of each list of candidates, [L]."""
+    ends = copy.list_offsets[1:]
+    hashes = np.zeros(len(ends), np.uint64)
+    most = min(_DIGEST_ROWS, max(_DIGEST_VALUES // max(len(copy.action_ids), 1), 1))
+    begin = 0
+    while begin < len(ends):
+        first = int(copy.list_offsets[begin])
+        end = max(begin + 1, int(np.searchsorted(ends, first + most, side="right")))
+        lengths = np.diff(copy.list_offsets[begin : end + 1])
+        hashes[begin:end] = _hashes(copy.action_ids, copy.candidates[first : int(ends[end - 1])], lengths)
+        begin = end
+    return hashes
+
+
+def _hashes(ids: tuple[int, ...], values: NDArray[np.float32], lengths: NDArray[np.int64]) -> Hashes:
+    """Returns a hash of each run of rows, [n]: a state is a list of one."""
+    return list_hashes(Lists(lengths, FeatureMatrix(ids, values)))[0]

@@ -1,0 +1,164 @@
+"""The stages before training that a run goes through by itself: from what it was given to rows on this machine's disk.
+
+    events at training_data_path ─► transitions ───────┬─────────────────────────────────────► this machine's rows
+    data.shards_path given:   node 0: transitions ─► shards there ─► each machine: its shard ─► this machine's rows
+
+The first process of a machine does the work, the others wait. What stands from before, made of the same input in the
+same way, is not made again.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+
+from reagent_lite.config import DqnConfig, WorkflowConfig
+from reagent_lite.config.shard import ShardConfig
+from reagent_lite.config.timeline import QuerySection, TimelineConfig, TimelineSection
+from reagent_lite.data.copy.first_look import holds_events
+from reagent_lite.data.copy.place import parents_of
+from reagent_lite.data.shards.machines import fetch, shard
+from reagent_lite.data.timeline.stage import run_timeline
+from reagent_lite.distributed.group import Group
+from reagent_lite.errors import ConfigError, Problem
+from reagent_lite.files import is_writable
+from reagent_lite.run.reporting import say
+
+Paths = dict[str, str | None]
+"""training_data_path and eval_data_path."""
+
+
+def staged(config: WorkflowConfig, group: Group) -> WorkflowConfig:
+    """Returns the config with paths to this machine's transitions, made first where they are not there.
+
+    Raises:
+        ConfigError: keys of a timeline, but no events.
+        DataError: what is wrong with the events, the shards or their places.
+    """
+    paths: Paths = {"training_data_path": config.training_data_path, "eval_data_path": config.eval_data_path}
+    if config.data.shards_path is None:
+        if group.is_first_on_node:
+            paths = _transitions(config, group, paths)
+        return _of_this_machine(config, paths, group)
+    made = json.dumps(_made_shards(config, _transitions(config, group, paths), group)) if group.is_first else None
+    generations = json.loads(group.broadcast_text(made))
+    paths = dict.fromkeys(paths)
+    if group.is_first_on_node:
+        paths |= _fetched_shards(config, generations, group)
+    return _of_this_machine(config, paths, group)
+
+
+def _of_this_machine(config: WorkflowConfig, paths: Paths, group: Group) -> WorkflowConfig:
+    """Returns the config with the paths that the first process of each machine has."""
+    texts = group.gather_text(json.dumps([group.is_first_on_node, group.node, paths]))
+    own = next(found for first, node, found in map(json.loads, texts) if first and node == group.node)
+    return config.model_copy(update=own)
+
+
+def _transitions(config: WorkflowConfig, group: Group, paths: Paths) -> Paths:
+    """Returns paths of transitions: those given, or of what was made of the events there."""
+    found = dict(paths)
+    for key, path in paths.items():
+        if path is None:
+            continue
+        first = key == "training_data_path"
+        source = path
+        if first and config.timeline is not None and path == config.timeline.outputTableName:
+            source = config.timeline.inputTableName or path
+        if not holds_events(source, config.data.columns):
+            if first:
+                _require_no_timeline(config, path)
+            continue
+        made = run_timeline(_timeline(config, group, source, first=first))
+        found[key] = made.train
+        if first and made.eval is not None:
+            found["eval_data_path"] = made.eval
+    return found
+
+
+def _require_no_timeline(config: WorkflowConfig, path: str) -> None:
+    """Checks that nothing asks for a timeline of rows that are transitions already: they would be paired twice.
+
+    Raises:
+        ConfigError: naming the section.
+    """
+    for key, given in (("timeline", config.timeline is not None), ("query", bool(config.query.changed))):
+        if given:
+            raise ConfigError(
+                Problem(
+                    key,
+                    f"absent, as {path} holds transitions",
+                    "given",
+                    "A timeline is made of events, rows that do not say what follows them",
+                )
+            )
+
+
+def _timeline(config: WorkflowConfig, group: Group, path: str, *, first: bool) -> TimelineConfig:
+    """Returns the timeline of the events at a path."""
+    section = config.timeline or TimelineSection()
+    output = section.outputTableName if first else ""
+    changes = {
+        "inputTableName": path,
+        "outputTableName": output or str(_place(config, group, f"timeline of {path}", path) / "transitions"),
+        "evalTableName": section.evalTableName if first else None,
+        "actionDiscrete": isinstance(config, DqnConfig),
+        "gamma": config.rl.gamma if section.steps > 1 else None,
+    }
+    if section.evalTableName is None or not first:
+        changes["eval_percent"] = TimelineSection().eval_percent
+    query = QuerySection(tableSample=config.query.tableSample if first else 100.0, actions=config.actions)
+    return TimelineConfig(timeline=section.model_copy(update=changes), query=query, columns=config.data.columns)
+
+
+def _made_shards(config: WorkflowConfig, paths: Paths, group: Group) -> dict[str, str]:
+    """Makes the parts of all machines where they do not stand, and returns their generations by the keys of the paths.
+
+    What the first machine made counts, whatever the others see at training_data_path: nothing, or rows of their own.
+    """
+    found = {}
+    for key, path in paths.items():
+        if path is not None:
+            outcome = shard(_sharding(config, group, key, {"training_data_path": path}))
+            rows = ", ".join(f"{one:,}" for one in outcome.rows)
+            say(group, f"{_set_of(key)} rows of each machine: {rows}")
+            found[key] = outcome.generation
+    return found
+
+
+def _fetched_shards(config: WorkflowConfig, generations: dict[str, str], group: Group) -> Paths:
+    """Fetches this machine's part of each generation, and returns their paths."""
+    found: Paths = {}
+    for key, generation in generations.items():
+        name = f"{config.data.shards_path} {_set_of(key)} {group.node} of {group.num_nodes}"
+        folder = _place(config, group, name, None) / _set_of(key)
+        wanted = _sharding(config, group, key, {"local_path": str(folder), "node_index": group.node})
+        found[key] = fetch(wanted, generation).local
+    return found
+
+
+def _sharding(config: WorkflowConfig, group: Group, key: str, own: dict[str, str | int]) -> ShardConfig:
+    assert config.data.shards_path is not None
+    path = f"{config.data.shards_path.rstrip('/')}/{_set_of(key)}"
+    common = {"shards_path": path, "layout": config.data.layout, "seed": config.seed, "num_nodes": group.num_nodes}
+    common |= {"columns": config.data.columns}
+    return ShardConfig.model_validate(common | own)
+
+
+def _set_of(key: str) -> str:
+    return key.removesuffix("_data_path")
+
+
+def _place(config: WorkflowConfig, group: Group, name: str, near: str | None) -> Path:
+    """Returns a folder of this machine for what a stage makes: where the user says, beside the data, or in the cache.
+
+    Several machines may share what lies beside the data, and their home folders: the number of the machine keeps them
+    apart.
+    """
+    gamma = config.rl.gamma if config.timeline and config.timeline.steps > 1 else None
+    settings = config.model_dump_json(include={"timeline", "query", "actions"})
+    key = hashlib.sha256(f"{name} {settings} {gamma}".encode())
+    folder = f"stage-{key.hexdigest()[:16]}"
+    if group.num_nodes > 1:
+        folder += f"-node-{group.node}"
+    parents = parents_of(near, config.data.training_copy_dir)
+    return next((parent for parent in parents if is_writable(parent)), parents[0]) / folder

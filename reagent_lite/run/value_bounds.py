@@ -1,0 +1,96 @@
+"""Values that the data's rewards can pay, held against those that a learner says it will have."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from reagent_lite.config import WorkflowConfig
+from reagent_lite.distributed.group import Group
+from reagent_lite.errors import ConfigError, Problem
+from reagent_lite.rl.td import discount, value_bounds
+from reagent_lite.run.learner import reward_boost
+from reagent_lite.run.logged import Data
+
+_SLACK = 0.01  # of the larger bound: a mean of estimates strays a little around one that is reached
+_ROWS_AT_ONCE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Payable:
+    """The lowest and the highest value that rewards of the training data can pay, boosts included; 0 is among them."""
+
+    low: float
+    high: float
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Both."""
+        return self.low, self.high
+
+    def excess(self, mean: float) -> float:
+        """Returns how far a mean value lies outside; 0 inside, or so little beyond that it may be chance."""
+        outside = max(mean - self.high, self.low - mean)
+        size = max((abs(bound) for bound in self.bounds if math.isfinite(bound)), default=0.0)
+        return outside if outside > _SLACK * size > 0 else 0.0
+
+    def warning(self, mean: float) -> str:
+        """Returns what to say of a mean value that lies outside."""
+        return (
+            f"the policy's choices have a mean value of {mean:.4g}, which rewards of the training data cannot pay "
+            f'({self.low:.4g} to {self.high:.4g}): values are not to be relied on. Try rl.value_bounds "rewards" '
+            "(with rainbow.categorical: qmin and qmax), a larger rl.cql_alpha, rainbow.bcq, or a smaller "
+            "rl.target_update_rate"
+        )
+
+    def document(self, mean: float) -> dict[str, Any]:
+        """Returns what evaluation.json says of a mean value: its bounds, null without one, and a warning if outside."""
+        low, high = (bound if math.isfinite(bound) else None for bound in self.bounds)
+        warnings = [f"{self.warning(mean)}."] if self.excess(mean) else []
+        return {"values": {"mean": mean, "low": low, "high": high}, "warnings": warnings}
+
+
+def payable_values(config: WorkflowConfig, data: Data | None, group: Group) -> Payable | None:
+    """Returns what the rows of all machines can pay; every rank calls it.
+
+    None where a simulation is learned from, whose rewards are not known, and where values are logits.
+
+    Raises:
+        ConfigError: rl.value_bounds asks for bounds that are not there, as gamma is 1.
+    """
+    if data is None or config.simulated_share or config.rl.q_network_loss == "bce_with_logits":
+        return None
+    rows, boost = data.train_rows, reward_boost(config)
+    found = [(0.0, 0.0)]
+    for places in torch.split(torch.arange(rows.count, device=rows.scalars.device), _ROWS_AT_ONCE):
+        numbers = rows.numbers(places)
+        reward, steps, bootstrap, _ = rows.scalars[numbers].double().unbind(1)
+        if boost is not None:
+            reward = reward + boost.to(reward)[rows.choices[numbers, 0].long()]
+        found.append(value_bounds(reward, discount(config.rl.gamma, steps, bootstrap)))
+    lows, highs = zip(*found, strict=True)
+    ends = group.max(torch.tensor([-min(lows), max(highs)], dtype=torch.float64)).tolist()
+    low, high = -ends[0], ends[1]
+    if config.rl.value_bounds == "rewards" and math.isinf(low) and math.isinf(high):
+        raise ConfigError(
+            Problem("rl.value_bounds", "[low, high] or null, as rewards of both signs have no bound without a discount",
+                    '"rewards"')
+        )  # fmt: skip
+    return Payable(low=low, high=high)
+
+
+class ValueWatch:
+    """Says that values have left what rewards can pay: once, and again whenever they are twice as far outside."""
+
+    def __init__(self, payable: Payable | None, log: Callable[[str], None]) -> None:
+        self._payable, self._log = payable, log
+        self._logged = 0.0
+
+    def __call__(self, mean: float) -> None:
+        """Looks at the mean value of the policy's choices."""
+        excess = 0.0 if self._payable is None else self._payable.excess(mean)
+        if self._payable is not None and excess > 2 * self._logged:
+            self._logged = excess
+            self._log(f"warning: {self._payable.warning(mean)}")
