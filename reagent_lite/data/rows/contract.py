@@ -112,7 +112,8 @@ def propensity(block: Block, contract: Contract, faults: Faults) -> tuple[NDArra
         differ, f"{' and '.join(PROPENSITIES)} alike", lambda row: f"{first[row]:g} and {second[row]:g}", "Keep one"
     )
     values = np.where(one.present, first, second)
-    single = values.astype(np.float32)
+    with np.errstate(over="ignore"):
+        single = values.astype(np.float32)
     wrong = (one.present | other.present) & ~((single > 0) & (single <= 1))  # NaN is outside too: it compares false
     faults.add(wrong, "a propensity above 0 and at most 1", lambda row: values[row], rule="propensity_outside")
     return np.where(wrong, np.nan, values), one.present | other.present

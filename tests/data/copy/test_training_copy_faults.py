@@ -76,6 +76,7 @@ DISCRETE_FAULTS: list[tuple[dict[str, Any], str, str]] = [
     ({"time_diff": 1e39}, "a finite number in time_diff", "1e+39"),
     ({"propensity": 0}, "a propensity above 0 and at most 1", "0.0"),
     ({"propensity": 1.5}, "a propensity above 0 and at most 1", "1.5"),
+    ({"propensity": 1e39}, "a propensity above 0 and at most 1", "1e+39"),
     ({"propensity": 1e-60}, "a propensity above 0 and at most 1", "1e-60"),
     ({"propensity": 0.5, "action_probability": 0.25}, "propensity and action_probability alike", "0.5 and 0.25"),
     ({"state_features": None}, "state_features", "null"),

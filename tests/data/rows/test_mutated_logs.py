@@ -1,0 +1,379 @@
+"""A good log, mutated: refused with file and line, or read as the json module and pandas read it."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import datetime
+import decimal
+import io
+import json
+import math
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
+from reagent_lite.errors import DataError
+
+Row = dict[str, Any]
+Pairs = list[tuple[str, Any]]
+ACTIONS = ("left", "right")
+GOOD: list[Row] = [
+    {
+        "mdp_id": episode,
+        "sequence_number": 3 - step,
+        "state_features": {"0": 0.5 + step, "age": -1.25},
+        "action": ACTIONS[step % 2],
+        "reward": 0.1 * step - 1,
+        "next_state_features": {"0": 7.5 - step, "age": 3.0} if step else None,
+        "next_action": ACTIONS[step // 2] if step else None,
+        "possible_actions": [1, 1],
+        "possible_next_actions": [1, int(step != 1)] if step else [0, 0],
+        "propensity": 0.75,
+        "time_diff": 1,
+        "terminal": not step,
+        "metrics": {"x": 1.5},
+        "note": "n",
+    }
+    for episode in ("b", "a")
+    for step in range(3)
+]
+NAMES = [*GOOD[0], "truncated", "action_probability", "step"]
+MAPS = ("state_features", "next_state_features", "metrics")
+VALUES: list[Any] = [
+    None, True, False, 0, 1, 2, -1, 0.5, 1.0, 3e38, 1e39, math.inf, math.nan, 2**53 + 1, 2**62, -(2**63), 2**64,
+    10**400, "", "left", "right", "up", "0", "1", "01", "-1", "true", "NaN", "1e3", " 1", "1_0", "é", "\0", "{",
+    "[1, 0]", '"', "2026-01-02", [], [0, 0], [0, 1], [1, 0], [1], [1, 1, 1], [1, 2], [1, None], [True, False],
+    ["left"], ["left", "left"], ["up"], ["left", 1], [[1]], [{"0": 1.0}], {}, {"0": None}, {"0": 2, "age": 3},
+    {"age": True, "0": 0.25}, {"höhe cm": 2.5}, {"-3": 1.0}, {"0": "1"}, {"01": 1.0}, {"": 1.0}, {"1.5": 1.0},
+    {"0": 1e39}, {"0": math.nan}, {"0": {"1": 1.0}}, {"0": [1.0]}, {"9" * 19: 1.0}, {"x": None},
+]  # fmt: skip
+PIECES = [
+    b"", b"{", b"}", b"[", b"]", b",", b":", b'"', b'""', b"\\", b" ", b"\r", b"\n", b"\n\n", b"null", b"NaN", b"-",
+    b"0", b"e9", b"1e999", b"\xef\xbb\xbf", b"\xff", b"\\ud800", b"\0", b'"a":1,', b"[[[[", b"true", b"\xc3\xa9",
+]  # fmt: skip
+KINDS = [
+    pa.float16(), pa.float32(), pa.int8(), pa.uint64(), pa.decimal128(20, 3), pa.bool_(), pa.binary(), pa.null(),
+    pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int8(), pa.string()), pa.timestamp("us"),
+    pa.timestamp("ns", "CET"), pa.date32(), pa.map_(pa.string(), pa.float32()), pa.map_(pa.string(), pa.string()),
+    pa.large_list(pa.float64()), pa.list_(pa.int8(), 2), pa.list_(pa.bool_()),
+]  # fmt: skip
+OF_THE_LOG = ("rows of data", "one of the columns terminal", "each column once")
+"""What is expected where no single line is at fault."""
+
+
+@st.composite
+def mutated_rows(draw: st.DrawFn) -> tuple[list[Pairs], set[int] | None]:
+    """Rows as pairs of names and values; the numbers of those that were mutated, None where columns were."""
+    rows, touched = [list(row.items()) for row in GOOD], set[int]()
+    columns = False
+    for _ in range(draw(st.integers(1, 2))):
+        number, value, name = draw(st.integers(0, 5)), draw(st.sampled_from(VALUES)), draw(st.sampled_from(NAMES))
+        row = rows[number]
+        at, other = (draw(st.integers(0, len(row) - 1)) for _ in range(2))
+        what = draw(
+            st.sampled_from(["set", "set", "set", "drop", "double", "swap", "rename", "row", "column", "columns"])
+        )
+        touched.add(number)
+        columns |= what in ("row", "column", "columns")
+        if what == "set":
+            row[at] = row[at][0], value
+        elif what == "drop" and len(row) > 1:
+            del row[at]
+        elif what == "double":
+            row.append((row[at][0], value))
+        elif what == "swap":
+            row[at], row[other] = (row[at][0], row[other][1]), (row[other][0], row[at][1])
+        elif what == "rename":
+            row[at] = name, row[at][1]
+        elif what == "row":
+            rows[draw(st.integers(0, 5))] = list(row)
+        elif what == "column":
+            rows = [[(one, value if one == name else old) for one, old in each] for each in rows]
+        else:
+            rows = [[pair for pair in each if pair[0] != name] for each in rows]
+    return rows, None if columns else touched
+
+
+@st.composite
+def mutated_text(draw: st.DrawFn, text_of: Callable[[list[Pairs]], bytes]) -> tuple[bytes, set[int] | None]:
+    """Mutated rows, or rows whose bytes are mutated, as text; as mutated_rows."""
+    if draw(st.booleans()):
+        rows, touched = draw(mutated_rows())
+        return text_of(rows), touched
+    text = text_of([list(row.items()) for row in GOOD])
+    for _ in range(draw(st.integers(1, 2))):
+        start = draw(st.integers(0, len(text) - 1))
+        end = start + draw(st.sampled_from([0, 1, 1, 2, 9, 400]))
+        flipped = bytes([text[start] ^ 1 << draw(st.integers(0, 5))])
+        text = text[:start] + draw(st.sampled_from([flipped, flipped, text[start:end] * 2, *PIECES])) + text[end:]
+    return text, None
+
+
+def json_lines(rows: list[Pairs]) -> bytes:
+    def of_row(row: Pairs) -> str:
+        return "{" + ", ".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in row) + "}\n"
+
+    return "".join(map(of_row, rows)).encode()
+
+
+def csv_records(rows: list[Pairs]) -> bytes:
+    """States in columns of single features, next states as JSON; the first row says what the header is."""
+
+    def spread(row: Pairs) -> Pairs:
+        cells: Pairs = []
+        for name, value in row:
+            if name == "state_features" and isinstance(value, dict):
+                cells += [(f"{name}.{one}", value.get(one)) for one in ("0", "age")]
+            else:
+                cells.append((name, value))
+        return cells
+
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow([name for name, _ in spread(rows[0])])
+    for row in rows:
+        writer.writerow([json.dumps(one) if isinstance(one, dict | list) else one for _, one in spread(row)])
+    return file.getvalue().encode()
+
+
+@st.composite
+def mutated_table(draw: st.DrawFn) -> pa.Table:
+    """A column for each name, twice where the first row has it twice; one of them cast to another type."""
+    rows, _ = draw(mutated_rows())
+    maps = draw(st.sampled_from([None, pa.map_(pa.string(), pa.float64())]))
+    cast, kind = draw(st.sampled_from(NAMES)), draw(st.sampled_from([None, *KINDS]))
+    columns = []
+    for name in dict.fromkeys(name for row in rows for name, _ in row):
+        array = array_of([dict(row).get(name) for row in rows], maps if name in MAPS else None)
+        if name == cast and kind is not None:
+            with contextlib.suppress(pa.ArrowException):
+                array = array.cast(kind, safe=False)
+        columns += [(name, array)] * max(1, sum(one == name for one, _ in rows[0]))
+    return pa.table([array for _, array in columns], [name for name, _ in columns])
+
+
+def array_of(values: list[Any], kind: pa.DataType | None) -> pa.Array:
+    for one in (kind, None):
+        with contextlib.suppress(pa.ArrowException, OverflowError, AttributeError):
+            return pa.array(values, one)
+    return pa.array([None if value is None else str(value) for value in values])
+
+
+def read_json(file: Path) -> list[tuple[int, Row]]:
+    """The rows and their lines, as the json module reads each line."""
+
+    def once(pairs: Pairs) -> Row:
+        assert len(dict(pairs)) == len(pairs)
+        return dict(pairs)
+
+    lines = file.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    return [
+        (number, json.loads(line.decode(), object_pairs_hook=once))
+        for number, line in enumerate(lines, 1)
+        if line.strip()
+    ]
+
+
+def read_csv(file: Path) -> list[tuple[int, Row]]:
+    """The records as pandas reads texts of them; an empty cell is absent, t and 1.0 are true."""
+    frame = pd.read_csv(file, dtype=str, keep_default_na=False, index_col=False, lineterminator=None)
+    rows: list[tuple[int, Row]] = []
+    for record in frame.to_dict("records"):
+        row: Row = {"state_features": {}} if any(name.startswith("state_features.") for name in record) else {}
+        for name, cell in record.items():
+            column, dot, feature = str(name).partition(".")
+            if dot and column in MAPS:
+                if cell:
+                    row.setdefault(column, {})[feature] = float(cell)
+            elif not cell:
+                row[name] = None
+            elif name in (*MAPS, "possible_actions", "possible_next_actions"):
+                row[name] = json.loads(cell)
+            elif name in ("terminal", "truncated"):
+                row[name] = {"t": True, "f": False}.get(cell.lower()[:1]) if cell[0] in "tTfF" else float(cell)
+            elif name == "sequence_number":
+                row[name] = pd.Timestamp(cell) if "-" in cell[1:] else int(float(cell)) if "." in cell else int(cell)
+            elif name in ("reward", "propensity", "action_probability", "time_diff"):
+                row[name] = float(cell)
+            else:
+                row[name] = cell
+        rows.append((len(rows), row))
+    return rows
+
+
+def read_frame(frame: pd.DataFrame) -> list[tuple[int, Row]]:
+    """The rows of a table as pandas has them, NaN as absent, maps as dicts."""
+
+    def plain(name: str, value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            value = list(value)
+        if name in MAPS and isinstance(value, list):
+            value = dict(value)
+        return None if value is None or value is pd.NaT or (isinstance(value, float) and math.isnan(value)) else value
+
+    return [
+        (number, {str(name): plain(str(name), value) for name, value in row.items()})
+        for number, row in enumerate(frame.to_dict("records"), 1)
+    ]
+
+
+def number_of(value: Any) -> np.float32:
+    assert isinstance(value, bool | int | float | np.number | np.bool_ | decimal.Decimal), value  # true counts as 1
+    return np.float32(float(value))
+
+
+def features_of(value: Row | None) -> dict[str, np.float32]:
+    """Null and NaN count as absent."""
+    found = {str(name): number_of(one) for name, one in (value or {}).items() if one is not None}
+    return {name: one for name, one in found.items() if not np.isnan(one)}
+
+
+def action_of(value: Any) -> int:
+    """An integer is an index, a string a name or else an index; a next action of "" or from 2 on is none."""
+    if value is None or value == "":
+        return -1
+    assert isinstance(value, int | float | str | np.integer), value
+    index = ACTIONS.index(value) if value in ACTIONS else int(value)
+    return index if index < len(ACTIONS) else -1
+
+
+def mask_of(listed: list[Any] | None) -> list[int]:
+    if listed is None:
+        return [1, 1]
+    names = all(isinstance(one, str) for one in listed)
+    return [int(name in listed) for name in ACTIONS] if names else [int(one) for one in listed]
+
+
+def is_terminal(row: Row) -> bool:
+    if row.get("terminal") is not None:
+        return bool(row["terminal"])
+    if row.get("truncated"):
+        return False
+    listed = row.get("possible_next_actions")
+    return action_of(row.get("next_action")) == -1 if listed is None else not any(mask_of(listed))
+
+
+def text_of(value: Any) -> str:
+    """An mdp_id that is a number counts by its digits."""
+    return value if isinstance(value, str) else str(int(value))
+
+
+def sequence_of(value: Any) -> int:
+    """Dates and times count as microseconds since 1970."""
+    if isinstance(value, str | datetime.date):
+        value = pd.Timestamp(value)
+    if isinstance(value, pd.Timestamp):
+        return (value.tz_localize("UTC") if value.tzinfo is None else value).value // 1000
+    return int(value)
+
+
+def order_of(rows: list[Row]) -> list[int]:
+    """By (mdp_id, sequence_number) where the log has both; behind them rows without mdp_id, episodes of their own."""
+    ids, numbers = ([row.get(name) for row in rows] for name in ("mdp_id", "sequence_number"))
+    order = list(range(len(rows)))
+    if all(one is None for one in ids) or all(one is None for one in numbers):
+        return order
+    return sorted(
+        order, key=lambda n: (True, "", n) if ids[n] is None else (False, text_of(ids[n]), sequence_of(numbers[n]))
+    )
+
+
+def check_copy(copy: TrainingCopy, read: list[tuple[int, Row]], lines: bool) -> None:
+    rows = [row for _, row in read]
+    order = order_of(rows)
+    assert len(copy) == len(rows)
+    if lines:
+        assert copy.origin_line.tolist() == [read[number][0] for number in order]
+    else:
+        assert np.argsort(np.argsort(copy.origin_line)).tolist() == order
+
+    def state(at: int) -> dict[str, np.float32]:
+        return {
+            str(one): value for one, value in zip(copy.state_ids, copy.state[at], strict=True) if not np.isnan(value)
+        }
+
+    for at, row in enumerate(rows[number] for number in order):
+        terminal = is_terminal(row)
+        assert copy.reward[at] == number_of(row["reward"])
+        assert copy.action[at] == action_of(row.get("action"))
+        assert copy.mask[at].tolist() == mask_of(row.get("possible_actions"))
+        assert state(at) == features_of(row["state_features"])
+        assert copy.bootstrap[at] == (not terminal)
+        if row.get("sequence_number") is not None:
+            assert copy.sequence[at] == sequence_of(row["sequence_number"])
+        if not terminal:
+            assert state(copy.next_index[at]) == features_of(row["next_state_features"])
+            assert copy.next_mask[at].tolist() == mask_of(row.get("possible_next_actions"))
+
+
+def check(file: Path, read: Callable[[], list[tuple[int, Row]]], touched: set[int] | None, *, lines: bool) -> None:
+    """`touched`: numbers of the lines that an error may name, None: any."""
+    try:
+        copy = prepare_training_copy(str(file), actions=ACTIONS, directory=str(file.parent / "copies"))
+    except DataError as error:
+        problem = error.problems[0]
+        if problem.where == str(file):
+            assert problem.expected.startswith(OF_THE_LOG)
+            return
+        path, _, line = problem.where.rpartition(":")
+        assert path == str(file)
+        assert int(line) > 0
+        assert touched is None or int(line) in touched
+    else:
+        check_copy(copy, read(), lines)
+
+
+PROFILE = settings(
+    max_examples=125, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None
+)
+
+
+@PROFILE
+@given(log=mutated_text(json_lines))
+def test_json_lines(log: tuple[bytes, set[int] | None]) -> None:
+    text, touched = log
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "log.jsonl"
+        file.write_bytes(text)
+        check(file, lambda: read_json(file), touched and {1 + number for number in touched}, lines=True)
+
+
+@PROFILE
+@given(log=mutated_text(csv_records))
+def test_csv(log: tuple[bytes, set[int] | None]) -> None:
+    text, touched = log
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "log.csv"
+        file.write_bytes(text)
+        # the header is made of the first row
+        touched = None if touched is None or 0 in touched else {2 + number for number in touched}
+        check(file, lambda: read_csv(file), touched, lines=False)
+
+
+@pytest.mark.parametrize("name", ["log.parquet", "log.arrow"])
+@PROFILE
+@given(table=mutated_table())
+def test_tables(name: str, table: pa.Table) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / name
+        if name == "log.parquet":
+            try:
+                pq.write_table(table, file)
+            except pa.ArrowException:
+                return  # Parquet has no such type
+            check(file, lambda: read_frame(pd.read_parquet(file)), None, lines=True)
+            return
+        with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+            writer.write_table(table)
+        check(file, lambda: read_frame(pd.read_feather(file)), None, lines=True)
