@@ -137,31 +137,6 @@ def test_the_terminal_rule(tmp_path: Path, changes: dict[str, Any], bootstrap: f
     assert copy.truncated.tolist() == [int(bool(changes.get("truncated"))), 0]
 
 
-@pytest.mark.parametrize(
-    ("logged", "actions", "index"),
-    [
-        (1, ACTIONS, 1),
-        (1.0, ACTIONS, 1),
-        ("right", ACTIONS, 1),
-        ("1", ACTIONS, 1),
-        (10, ("10", "20"), 0),
-        ("20", ("10", "20"), 1),
-        ("1", ("1", "2"), 0),
-        ("2", ("1", "2"), 1),
-        (1, ("0", "1"), 1),
-        (3, ("2", "3"), 1),
-        (0, ("2", "3"), 0),
-        (-1, ("0", "-1"), 1),
-        (None, ACTIONS, -1),
-    ],
-)
-def test_what_a_logged_action_means(tmp_path: Path, logged: Any, actions: tuple[str, ...], index: int) -> None:
-    base = row(action=actions[0], next_action=actions[0])
-    copy = discrete(tmp_path, {**base, "action": logged}, base, actions=actions)
-    assert copy.action.tolist() == [index, 0]
-    assert copy.counts["unknown_action_rows"] == int(logged is None)
-
-
 def test_masks_as_numbers_names_and_both(tmp_path: Path) -> None:
     rows = [
         row(possible_actions=[1, 0], possible_next_actions=["right"]),
@@ -180,14 +155,6 @@ def test_rows_without_mdp_id_are_episodes_of_their_own(tmp_path: Path) -> None:
     assert copy.sequence.tolist() == [0, 1, 2]
     assert not copy.follows.any()
     assert copy.origin_line.tolist() == [1, 2, 3]
-
-
-def test_an_order_without_sequence_numbers_is_the_files(tmp_path: Path) -> None:
-    rows = [row(mdp_id="b"), row(mdp_id="a"), row(mdp_id="a", state_features={"0": 2.0})]
-    copy = discrete(tmp_path, *rows)
-    assert copy.episode.tolist() == [1, 0, 0]
-    assert copy.follows.tolist() == [False, True, False]
-    assert copy.next_index.tolist() == [3, 2, 4]
 
 
 def test_episode_hashes_are_stable(tmp_path: Path) -> None:

@@ -101,19 +101,6 @@ def test_windows_by_hand(n: int, ends: dict[int, int], expected: dict[float, tup
     assert table(ring.sample(512)) == expected
 
 
-@pytest.mark.parametrize("n", [1, 3, 5])
-@pytest.mark.parametrize("prioritized", [False, True])
-def test_no_window_crosses_the_head_however_often_the_ring_wraps(n: int, prioritized: bool) -> None:
-    ring = ring_of(n_step=n, slots=6, gamma=1.0, prioritized=prioritized)
-    for t in range(40):
-        write_line(ring, [1.0], [GOES_ON], first=t)
-        if t >= n - 1:
-            # of rows max(0, t - 5) … t the newest n − 1 wait; each sums n ones and leads n on
-            states = range(max(0, t - 5), t - n + 2)
-            assert table(ring.sample(256)) == {s: (n, n, 1, s + n) for s in states}
-    assert ring.rows == 6
-
-
 def test_what_lies_behind_an_end_is_not_summed_even_where_it_is_not_finite() -> None:
     ring = ring_of(n_step=2)
     write_line(ring, [3, float("inf"), 1], [TERMINATED, GOES_ON, GOES_ON])
@@ -125,15 +112,6 @@ def test_boost_of_later_actions_is_in_the_sum_as_for_logged_rows() -> None:
     write_line(ring, [1, 2, 4], [GOES_ON] * 3)
     # 1 + 0.5 (2 + 10) + 0.25 (4 + 20); the 100 of the first action is the learner's
     assert table(ring.sample(4)) == {0: (13, 3, 1, 3)}
-
-
-@pytest.mark.parametrize("prioritized", [False, True])
-def test_rows_drawn_too_early_have_no_weight(prioritized: bool) -> None:
-    ring = ring_of(n_step=3, prioritized=prioritized)
-    for t in range(3):
-        assert ring.sample(16).batch.weight.tolist() == [0] * 16
-        write_line(ring, [1.0], [GOES_ON], first=t)
-    assert ring.sample(16).batch.weight.tolist() == [1 / 16] * 16
 
 
 @pytest.mark.parametrize("prioritized", [False, True])

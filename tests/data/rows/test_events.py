@@ -180,27 +180,6 @@ def test_a_log_of_dates_and_bytes_goes_through_a_timeline(tmp_path: Path) -> Non
         make(tmp_path, tmp_path / "raw.parquet", extraFeatureColumns=["raw"])
 
 
-MAP_FAULTS = {
-    "each id once in state_features": [("1", 1.0), ("1", 2.0)],
-    "as a feature id an integer of at most 18 digits": [(str(10**18), 1.0)],
-    "finite numbers in state_features": [("1", 1e39)],
-}
-
-
-@pytest.mark.parametrize("expected", MAP_FAULTS)
-@pytest.mark.parametrize("kind", [pa.string(), pa.int64()], ids=str)
-def test_maps_of_parquet_have_the_faults_of_lines(tmp_path: Path, expected: str, kind: pa.DataType) -> None:
-    pairs = [(int(key) if kind == pa.int64() else key, value) for key, value in MAP_FAULTS[expected]]
-    good = [(0 if kind == pa.int64() else "0", 1.0)]
-    states = pa.array([good, pairs], pa.map_(kind, pa.float64()))
-    pq.write_table(block(state_features=states).table, tmp_path / "log.parquet")
-    with pytest.raises(DataError) as caught:
-        make(tmp_path, tmp_path / "log.parquet")
-    problem = caught.value.problems[0]
-    assert problem.where == f"{tmp_path / 'log.parquet'}:2"
-    assert problem.expected.startswith(expected)
-
-
 def test_a_fault_says_its_rule_and_what_to_do() -> None:
     table, _ = read(block(mdp_id=pa.array([None, "b"]), terminal=pa.array([None, True]), truncated=pa.array([0, 1])))
     assert table.column("fault").to_pylist() == [

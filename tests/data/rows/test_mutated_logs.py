@@ -60,7 +60,7 @@ VALUES: list[Any] = [
 ]  # fmt: skip
 PIECES = [
     b"", b"{", b"}", b"[", b"]", b",", b":", b'"', b'""', b"\\", b" ", b"\r", b"\n", b"\n\n", b"null", b"NaN", b"-",
-    b"0", b"e9", b"1e999", b"\xef\xbb\xbf", b"\xff", b"\\ud800", b"\0", b'"a":1,', b"[[[[", b"true", b"\xc3\xa9",
+    b"0", b"e9", b"1e999", b"\xef\xbb\xbf", b"\xff", b"\\ud800", b"\0", b'"reward":1,', b"[[[[", b"true", b"\xc3\xa9",
 ]  # fmt: skip
 KINDS = [
     pa.float16(), pa.float32(), pa.int8(), pa.uint64(), pa.decimal128(20, 3), pa.bool_(), pa.binary(), pa.null(),
@@ -187,12 +187,12 @@ def read_json(file: Path) -> list[tuple[int, Row]]:
 
 def read_csv(file: Path) -> list[tuple[int, Row]]:
     """The records as pandas reads texts of them; an empty cell is absent, t and 1.0 are true."""
-    frame = pd.read_csv(file, dtype=str, keep_default_na=False, index_col=False, lineterminator=None)
+    frame = pd.read_csv(file, dtype=str, keep_default_na=False, index_col=False)
     rows: list[tuple[int, Row]] = []
     for record in frame.to_dict("records"):
-        row: Row = {"state_features": {}} if any(name.startswith("state_features.") for name in record) else {}
-        for name, cell in record.items():
-            column, dot, feature = str(name).partition(".")
+        row: Row = {"state_features": {}} if any(str(name).startswith("state_features.") for name in record) else {}
+        for name, cell in ((str(name), cell) for name, cell in record.items()):
+            column, dot, feature = name.partition(".")
             if dot and column in MAPS:
                 if cell:
                     row.setdefault(column, {})[feature] = float(cell)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +13,15 @@ import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from oracles.event_files import write_events
 from oracles.events import make
 
 from reagent_lite.data.copy.training_copy import prepare_training_copy
-from reagent_lite.data.formats.reading import read_tables
-from reagent_lite.data.formats.schema import TEXT_METADATA
+from reagent_lite.data.formats import text_files
 from reagent_lite.errors import DataError, Problem
 
+Actions = tuple[str, ...] | None
+ACTIONS: Actions = ("left", "right")
 GOOD: dict[str, Any] = {
     "mdp_id": "a",
     "sequence_number": 1,
@@ -99,10 +97,10 @@ def write(file: Path, column: str, text: bytes, value: Any) -> int:
     return BEFORE + 1
 
 
-def problem_of(file: Path, actions: tuple[str, ...] | None = ("left", "right")) -> Problem:
+def problems_of(file: Path, actions: Actions = ACTIONS) -> tuple[Problem, ...]:
     with pytest.raises(DataError) as caught:
         prepare_training_copy(str(file), actions=actions)
-    return caught.value.problems[0]
+    return caught.value.problems
 
 
 DEEP = b'{"0":' * 20_000 + b"1" + b"}" * 20_000
@@ -124,6 +122,14 @@ FAULTS: list[tuple[str, bytes, Any, tuple[str, ...], str]] = [
     ("mdp_id", b'"\\ud800"', None, JSON, "\\ud800, which is half of a character"),
     ("metrics", b'{"\\udfff": 1.0}', None, JSON + CSV, "\\udfff, which is half of a character"),
     ("state_features", b'{"0": ' + b"1" * 400 + b"}", None, JSON + CSV, "an integer of 400 digits"),
+    (
+        "state_features",
+        b'{"0": 1e39}',
+        [(b"0", 1e39)],
+        JSON + CSV + TABLES,
+        "finite numbers in state_features, got inf",
+    ),
+    ("next_state_features", b'{"0": -1e400}', None, JSON, "finite numbers in next_state_features, got -inf for '0'"),
     ("reward", b"1" * 400, None, JSON, "an integer of 400 digits"),
     ("reward", b"1" * 400, None, CSV, "a finite number in reward"),
     ("sequence_number", b"1" * 400, None, JSON + CSV, "integer"),
@@ -150,7 +156,7 @@ FAULTS: list[tuple[str, bytes, Any, tuple[str, ...], str]] = [
 )
 def test_a_faulty_row_is_named(tmp_path: Path, name: str, column: str, text: bytes, value: Any, words: str) -> None:
     line = write(tmp_path / name, column, text, value)
-    problem = problem_of(tmp_path / name)
+    problem = problems_of(tmp_path / name)[0]
     assert problem.where == f"{tmp_path / name}:{line}"
     assert words.lower() in f"{problem.expected}, got {problem.got}".lower()
 
@@ -159,7 +165,7 @@ def test_a_faulty_row_is_named(tmp_path: Path, name: str, column: str, text: byt
 def test_a_line_that_does_not_begin_with_its_object_is_named(tmp_path: Path, start: bytes) -> None:
     file, good = tmp_path / "log.json", json.dumps(GOOD).encode() + b"\n"
     file.write_bytes(good * BEFORE + start + good * AFTER)
-    assert problem_of(file).where == f"{file}:{BEFORE + 1}"
+    assert problems_of(file)[0].where == f"{file}:{BEFORE + 1}"
 
 
 @pytest.mark.parametrize("name", CSV + TABLES)
@@ -175,7 +181,7 @@ def test_a_column_twice_is_refused(tmp_path: Path, name: str, column: str) -> No
     else:
         with pa.ipc.new_file(file, twice.schema) as writer:
             writer.write_table(twice)
-    problem = problem_of(file)
+    problem = problems_of(file)[0]
     assert problem.where.startswith(str(file))
     assert "once" in problem.expected
     assert f"'{column}'" in problem.got
@@ -183,76 +189,207 @@ def test_a_column_twice_is_refused(tmp_path: Path, name: str, column: str) -> No
 
 def test_text_of_arrow_files_is_utf_8(tmp_path: Path) -> None:
     write(tmp_path / "log.arrow", "mdp_id", b"", b"\xff")
-    assert "UTF8" in problem_of(tmp_path / "log.arrow").got
+    assert "UTF8" in problems_of(tmp_path / "log.arrow")[0].got
 
 
-PIECES = st.sampled_from(
-    [b"{", b"}", b"[", b"]", b",", b":", b'"', b"\\", b" ", b"\t", b"\r", b"\n", b"null", b"NaN", b"-", b"0", b"1e999",
-     b'"0"', b'"reward"', b'"metrics":null', b"\xef\xbb\xbf", b"\xff", b"\\ud800", b"\x00", b'{"0":1}', b"[[[[[["]
-)  # fmt: skip
+GOOD_PARAMETRIC: dict[str, Any] = {
+    **GOOD,
+    "action": {"1": 1.0},
+    "next_action": {"1": 2.0},
+    "possible_actions": [{"1": 1.0}, {"1": 3.0}],
+    "possible_next_actions": [{"1": 2.0}],
+}
 
 
-@st.composite
-def mutated(draw: st.DrawFn) -> bytes:
-    """Lines of a log with a few bytes taken out, put in or said twice."""
-    text = json_lines("reward", b"2.5")[: 3 * len(json.dumps(GOOD)) + 3]
-    for _ in range(draw(st.integers(1, 3))):
-        start = draw(st.integers(0, len(text) - 1))
-        end = draw(st.sampled_from([start, start, start + 1, start + 12]))
-        text = text[:start] + draw(st.one_of(PIECES, st.just(b""), st.just(text[start:end] * 2))) + text[end:]
-    return text
+def lines(*rows: dict[str, Any]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
 
 
-def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    assert len(dict(pairs)) == len(pairs)
-    return dict(pairs)
+def problem_in_line_three(folder: Path, good: dict[str, Any], changes: dict[str, Any], actions: Actions) -> Problem:
+    """Returns the only problem of two good rows, one with the changes, and another good row."""
+    file = folder / "log.json"
+    file.write_text(lines(good, good, {**good, **changes}, good))
+    (problem,) = problems_of(file, actions)
+    assert problem.where == f"{file}:3"
+    return problem
 
 
-def read_by_python(text: bytes) -> list[Any]:
-    """The rows as the json module reads them, each line by itself."""
-    lines = text.removeprefix(b"\xef\xbb\xbf").split(b"\n")
-    return [json.loads(line.decode(), object_pairs_hook=once) for line in lines if line.strip()]
+LISTED = "0 or 1 for each of 2 actions, or names of actions, in possible_actions"
+DISCRETE_FAULTS: list[tuple[dict[str, Any], str, str]] = [
+    ({"action": -1}, "an index below 2", "-1"),
+    ({"action": "up"}, "one of the actions left, right", '"up"'),
+    ({"action": ""}, "one of the actions left, right", '""'),
+    ({"action": 0.5}, "one of the actions", "0.5"),
+    ({"action": [1]}, "one of the actions", "[1]"),
+    ({"next_action": "up"}, "an index below 2 in next_action", '"up"'),
+    ({"next_action": -1}, "an index below 2 in next_action", "-1"),
+    ({"possible_actions": [0, 1]}, "an action among possible_actions", '"left"'),
+    ({"possible_actions": []}, "an action among possible_actions", '"left"'),
+    ({"possible_actions": [1]}, LISTED, "[1]"),
+    ({"possible_actions": [1, 2]}, LISTED, "[1, 2]"),
+    ({"possible_actions": ["left", "up"]}, LISTED, '["left", "up"]'),
+    ({"possible_actions": {"0": 1}}, "in possible_actions", '{"0": 1}'),
+    ({"possible_actions": 1}, "in possible_actions", "1"),
+    ({"reward": None}, "a finite number in reward", "null"),
+    ({"reward": "1"}, "a number in reward", '"1"'),
+    ({"reward": 1e39}, "a finite number in reward", "1e+39"),
+    ({"reward": [1.0]}, "a number in reward", "[1.0]"),
+    ({"time_diff": 1e39}, "a finite number in time_diff", "1e+39"),
+    ({"propensity": 0}, "a propensity above 0 and at most 1", "0.0"),
+    ({"propensity": 1.5}, "a propensity above 0 and at most 1", "1.5"),
+    ({"propensity": 1e39}, "a propensity above 0 and at most 1", "1e+39"),
+    ({"propensity": 1e-60}, "a propensity above 0 and at most 1", "1e-60"),
+    ({"propensity": 0.5, "action_probability": 0.25}, "propensity and action_probability alike", "0.5 and 0.25"),
+    ({"state_features": None}, "state_features", "null"),
+    ({"state_features": {"0": "1"}}, "an object {id: number} in state_features", '{"0": "1"}'),
+    ({"state_features": [1.0]}, "an object {id: number} in state_features", "[1.0]"),
+    ({"state_features": 1.0}, "an object {id: number} in state_features", "1.0"),
+    ({"state_features": {"1 speed": 1.0}}, "an integer of at most 18 digits or a name", "'1 speed'"),
+    ({"next_state_features": {"1.5": 1.0}}, "an integer of at most 18 digits or a name", "'1.5'"),
+    ({"next_state_features": {"01": 1.0}}, "an integer of at most 18 digits or a name", "'01'"),
+    ({"next_state_features": None}, "next_state_features in a row that is not terminal", "none"),
+    ({"next_state_features": {}}, "next_state_features in a row that is not terminal", "none"),
+    ({"terminal": False, "possible_next_actions": []}, "a possible next action in a row that is not terminal", "none"),
+    ({"truncated": True, "possible_next_actions": [0, 0]}, "a possible next action in a row that is not", "none"),
+    ({"terminal": 2}, "true or false in terminal", "2"),
+    ({"truncated": "yes"}, "true or false in truncated", '"yes"'),
+    ({"metrics": {"y": "1"}}, "a number for 'y' in metrics", '"1"'),
+    ({"metrics": {"x": 1e39}}, "finite numbers in metrics", "inf for 'x'"),
+    ({"mdp_id": 1.5}, "an integer in mdp_id", "1.5"),
+    ({"mdp_id": {"a": 1}}, "mdp_id", '{"a": 1}'),
+]
 
 
-def without_null(value: Any) -> Any:
-    """The value without keys that are null, numbers as float32 has them at most: all that a column keeps."""
-    if isinstance(value, dict):
-        return {name: without_null(one) for name, one in value.items() if one is not None}
-    if isinstance(value, list):
-        return [without_null(one) for one in value]
-    return float(value) if isinstance(value, int | float) else value
+@pytest.mark.parametrize(("changes", "expected", "got"), DISCRETE_FAULTS, ids=lambda one: json.dumps(one)[:40])
+@pytest.mark.parametrize("by_line", [False, True])
+def test_faults_of_discrete_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], expected: str, got: str, by_line: bool
+) -> None:
+    if by_line:  # a block per line: the faulty row is alone with its types
+        monkeypatch.setattr(text_files, "FIRST_BLOCK_BYTES", 16)
+        monkeypatch.setattr(text_files, "BLOCK_BYTES", 16)
+    problem = problem_in_line_three(tmp_path, GOOD, changes, ACTIONS)
+    if not by_line:
+        assert expected in problem.expected
+        assert got in problem.got
 
 
-def rows_of(file: Path) -> Iterator[Any]:
-    for found in read_tables(str(file)):
-        is_text = {one.name: one.metadata == TEXT_METADATA for one in found.schema}
-        for row in found.to_pylist():
-            values = {k: json.loads(v) if is_text[k] and v is not None else v for k, v in row.items()}
-            yield without_null(values)
+PARAMETRIC_FAULTS: list[tuple[dict[str, Any], str, str]] = [
+    ({"action": {"1": 2.0}}, "an action among possible_actions", '{"1": 2.0}'),
+    ({"action": {}}, "an action among possible_actions", "{"),
+    ({"action": {"1": 1.0, "2": 0.0}}, "an action among possible_actions", '"2": 0.0'),
+    ({"next_action": {"1": 1.0}}, "a next_action among possible_next_actions", '{"1": 1.0}'),
+    ({"action": 0}, "an object {id: number} in action", "0"),
+    ({"action": {"?": 1.0}}, "an integer of at most 18 digits or a name", "'?'"),
+    ({"possible_actions": [{"1": 1.0}, None]}, "an object for every candidate in possible_actions", "null"),
+    ({"possible_actions": [{"1": 1.0}, {"1": "x"}]}, "an object {id: number} in possible_actions", '{"1": "x"}'),
+    ({"possible_actions": [{"1": 1.0}, {"1": 1e39}]}, "finite numbers in possible_actions", "inf for '1'"),
+    ({"possible_actions": {"1": 1.0}}, "a list of objects {id: number} in possible_actions", '{"1": 1.0}'),
+    ({"terminal": False, "possible_next_actions": []}, "a possible next action in a row that is not terminal", "none"),
+]
 
 
-def check_lines(file: Path, text: bytes) -> None:
-    file.write_bytes(text)
-    try:
-        found = list(rows_of(file))
-    except DataError as error:
-        places = {problem.where.removeprefix(str(file)) for problem in error.problems}
-        assert "" not in places or not text.strip()
-    else:
-        assert found == without_null(read_by_python(text))
+@pytest.mark.parametrize(("changes", "expected", "got"), PARAMETRIC_FAULTS, ids=lambda one: json.dumps(one)[:40])
+def test_faults_of_parametric_rows(tmp_path: Path, changes: dict[str, Any], expected: str, got: str) -> None:
+    problem = problem_in_line_three(tmp_path, GOOD_PARAMETRIC, changes, None)
+    assert expected in problem.expected
+    assert got in problem.got
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(text=mutated())
-def test_lines_are_refused_or_read_as_python_reads_them(tmp_path: Path, text: bytes) -> None:
-    check_lines(tmp_path / "log.json", text)
+def test_an_action_is_shown_as_the_file_has_it(tmp_path: Path) -> None:
+    file, action = tmp_path / "log.json", {"5": 1.0}
+    rows = [
+        {**GOOD_PARAMETRIC, "action": {"4": 1.0}, "possible_actions": [{"4": 1.0}]},
+        {**GOOD_PARAMETRIC, "action": action, "possible_actions": [{"4": 1.0}]},
+    ]
+    file.write_text(lines(*rows))
+    assert [problem.got for problem in problems_of(file, None)] == ['{"5": 1.0}']
+    of = {
+        str: pa.string(),
+        dict: pa.map_(pa.string(), pa.float64()),
+        list: pa.list_(pa.map_(pa.string(), pa.float64())),
+    }
+    schema = pa.schema([(name, of.get(type(value), pa.float64())) for name, value in GOOD_PARAMETRIC.items()])
+    table = pa.Table.from_pylist(rows, schema)
+    pq.write_table(table, tmp_path / "log.parquet")
+    assert [problem.got for problem in problems_of(tmp_path / "log.parquet", None)] == ['{"5": 1.0}']
 
 
-@pytest.mark.slow
-@settings(max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck))
-@given(text=mutated())
-def test_many_lines_are_refused_or_read_as_python_reads_them(tmp_path: Path, text: bytes) -> None:
-    check_lines(tmp_path / "log.json", text)
+def test_the_other_workflow_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "log.json"
+    file.write_text(lines(GOOD_PARAMETRIC))
+    assert problems_of(file, ACTIONS)[0].todo.startswith("Maps are actions of workflows.parametric_dqn")
+    file.write_text(lines(GOOD))
+    assert problems_of(file, None)[0].todo.startswith("Names and indices are actions of workflows.dqn")
+
+
+@pytest.mark.parametrize("missing", ["state_features", "action", "reward"])
+def test_a_missing_column_is_named_with_the_nearest(tmp_path: Path, missing: str) -> None:
+    file = tmp_path / "log.json"
+    file.write_text(json.dumps({f"{k}s" if k == missing else k: v for k, v in GOOD.items()}) + "\n")
+    problem = problems_of(file, ACTIONS)[0]
+    assert problem.where == f"{file}:1"
+    assert problem.expected == f"a column '{missing}'"
+    assert problem.todo == f"Nearest column: '{missing}s'"
+
+
+def test_a_log_must_say_where_episodes_end(tmp_path: Path) -> None:
+    file = tmp_path / "log.json"
+    file.write_text(json.dumps({"state_features": {"0": 1.0}, "action": 0, "reward": 1.0}) + "\n")
+    problem = problems_of(file, ACTIONS)[0]
+    assert problem.where == str(file)
+    assert problem.expected.startswith("one of the columns terminal, possible_next_actions, next_action")
+
+
+def test_some_rows_without_sequence_number_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "log.json"
+    rows = [GOOD, {**GOOD, "sequence_number": None}]
+    file.write_text(lines(*rows))
+    assert problems_of(file, ACTIONS) == (Problem(f"{file}:2", "a sequence_number, as other rows have one", "none"),)
+
+
+def test_twenty_faults_are_shown_and_all_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_files, "FIRST_BLOCK_BYTES", 1500)
+    monkeypatch.setattr(text_files, "BLOCK_BYTES", 1500)
+    file = tmp_path / "log.json"
+    rows = [{**GOOD, "propensity": 2.0 if number % 2 else 1.0} for number in range(60)]
+    file.write_text(lines(*rows))
+    problems = problems_of(file, ACTIONS)
+    assert [problem.where for problem in problems[:20]] == [f"{file}:{2 * number + 2}" for number in range(20)]
+    assert problems[20] == Problem(str(file), "rows without fault", "30 rows with one, 10 more than shown")
+    assert len(problems) == 21
+
+
+def test_faults_name_their_shard(tmp_path: Path) -> None:
+    for name, reward in (("a.json", 1.0), ("b.json", None)):
+        (tmp_path / name).write_text(lines({**GOOD, "reward": reward}) * 2)
+    assert [problem.where for problem in problems_of(tmp_path, ACTIONS)] == [
+        f"{tmp_path}/b.json:1",
+        f"{tmp_path}/b.json:2",
+    ]
+
+
+PARQUET_FAULTS: list[tuple[str, pa.Array, str, str]] = [
+    ("reward", pa.array([1.0, float("nan")]), "a finite number in reward", "nan"),
+    ("reward", pa.array([1.0, float("inf")]), "a finite number in reward", "inf"),
+    ("propensity", pa.array([1.0, float("nan")]), "a propensity above 0 and at most 1", "nan"),
+    ("metrics", pa.array([[("x", 1.0)], [("x", float("nan"))]], pa.map_(pa.string(), pa.float64())), "metrics", "NaN"),
+    ("state_features", pa.array([[(0, 1.0)], [(1, float("inf"))]], pa.map_(pa.int32(), pa.float64())), "finite", "inf"),
+    ("state_features", pa.array([["x"], ["y"]][1:] * 2), "an object {id: number} in state_features", '["y"]'),
+    ("reward", pa.array([None, "1"]), "a number in reward", '"1"'),
+    ("possible_actions", pa.array([["left"], ["up"]]), LISTED, '["up"]'),
+    ("possible_actions", pa.array([[1, 1], [1, None]]), LISTED, "[1, null]"),
+]
+
+
+@pytest.mark.parametrize(("name", "array", "expected", "got"), PARQUET_FAULTS)
+def test_faults_of_parquet_rows(tmp_path: Path, name: str, array: pa.Array, expected: str, got: str) -> None:
+    good, file = table("", None).slice(0, 2), tmp_path / "log.parquet"
+    kept = good.drop_columns([name] if name in good.column_names else [])
+    pq.write_table(kept.append_column(name, array), file)
+    problems = [problem for problem in problems_of(file, ACTIONS) if problem.where == f"{file}:2"]
+    assert expected in problems[0].expected
+    assert got in problems[0].got
 
 
 def actions_of(file: Path, actions: tuple[str, ...]) -> list[int]:
@@ -267,6 +404,8 @@ LOGGED: list[tuple[list[Any], tuple[str, ...], list[int] | str, tuple[str, ...]]
     ([1, 0, 1.0, "1", "b"], ("a", "b"), [1, 0, 1, 1, 1], LINES),
     ([10, 20, 0], ("10", "20"), [0, 1, 0], FORMS),
     (["1", "2", "3", "0"], ("1", "2", "3"), [0, 1, 2, 0], FORMS),
+    ([3, 0], ("2", "3"), [1, 0], FORMS),
+    ([0, -1, 1, None], ("0", "-1"), [0, 1, 1, -1], ("jsonl", "map.parquet")),
     ([3, 1], ("1", "2", "3"), "3", ("jsonl", "map.parquet")),
     (["0", 1], ("1", "0"), "1", LINES),
     (["a", "01"], ("a", "b"), "01", FORMS),
@@ -296,7 +435,7 @@ def test_actions_mean_the_same_in_rows_and_events(
         make(tmp_path, tmp_path / "events", {"query": {"actions": names}})
         assert actions_of(tmp_path / "train", names) == found
         return
-    problem = problem_of(tmp_path / "rows", names)
+    problem = problems_of(tmp_path / "rows", names)[0]
     with pytest.raises(DataError) as caught:
         make(tmp_path, tmp_path / "events", {"query": {"actions": names}})
     same = caught.value.problems[0]
@@ -307,6 +446,6 @@ def test_actions_mean_the_same_in_rows_and_events(
 
 def test_a_next_action_that_may_be_none_or_a_name_is_refused(tmp_path: Path) -> None:
     rows = [{**GOOD, "action": 3, "next_action": one} for one in (3, "2", "9", 2)]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    problem = problem_of(tmp_path / "rows.jsonl", ("2", "3"))
+    (tmp_path / "rows.jsonl").write_text(lines(*rows))
+    problem = problems_of(tmp_path / "rows.jsonl", ("2", "3"))[0]
     assert (problem.where, problem.got) == (f"{tmp_path}/rows.jsonl:4", "2")
