@@ -199,7 +199,7 @@ WHOLE = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
         (changed(5, possible_actions=[1, 0], action="b"), "log.jsonl:6"),
         (changed(4, action="c"), "log.jsonl:5"),
         (changed(4, possible_next_actions=[0, 0], terminal=False), "log.jsonl:5"),
-        (changed(4, state_features={"x1": 1.0}), "x1"),
+        (changed(4, state_features={"1x": 1.0}), "1x"),
     ],
     ids=["missing", "empty", "broken line", "cut gz", "cut bz2", "NaN reward", "infinite reward", "propensity 0",
          "propensity 1.5", "impossible action", "unknown action", "no next action", "feature id"],
