@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from oracles.transitions import check_copy, features_of, is_terminal
 
 from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
 from reagent_lite.data.formats import text_files
@@ -62,7 +62,7 @@ def discrete_logs(draw: st.DrawFn, mixed: bool) -> list[Row]:
         if list_style != "none" and chance(draw):
             row["possible_next_actions"] = [0, 0, 0] if list_style == "mask" else []
 
-    log = draw_log(draw, choose, end)
+    log = draw_log(draw, choose, end, ACTIONS)
     for row in log:
         if draw(st.integers(0, 5)) == 0:
             row["action"] = None
@@ -77,7 +77,7 @@ def parametric_logs(draw: st.DrawFn) -> list[Row]:
         candidates = draw(candidate_lists)
         if now == "next_action":
             candidates = [*candidates, draw(some_features)]
-        chosen = draw(st.sampled_from([one for one in candidates if now == "action" or present(one)]))
+        chosen = draw(st.sampled_from([one for one in candidates if now == "action" or features_of(one)]))
         row[now] = chosen
         if with_lists and chance(draw):
             row[possible] = candidates
@@ -86,10 +86,10 @@ def parametric_logs(draw: st.DrawFn) -> list[Row]:
         row["next_action"] = draw(st.sampled_from([None, {}]))
         row["possible_next_actions"] = [] if with_lists and chance(draw) else None
 
-    return draw_log(draw, choose, end)
+    return draw_log(draw, choose, end, None)
 
 
-def draw_log(draw: st.DrawFn, choose: Any, end: Any) -> list[Row]:
+def draw_log(draw: st.DrawFn, choose: Any, end: Any, actions: tuple[str, ...] | None) -> list[Row]:
     with_id, with_sequence = chance(draw), chance(draw)
     rows: list[Row] = []
     for episode in range(draw(st.integers(1, 3))):
@@ -115,130 +115,9 @@ def draw_log(draw: st.DrawFn, choose: Any, end: Any) -> list[Row]:
                 row["metrics"] = {"clicks": draw(values)}
             rows.append(row)
     for row in rows:
-        if not ends(row, "next_state_features") and not present(row.get("next_state_features")):
+        if not is_terminal(row, actions) and not features_of(row.get("next_state_features")):
             row["next_state_features"] = {"0": 0.5}
     return draw(st.permutations(rows))
-
-
-def present(one: dict[str, float | None] | None) -> dict[int, float]:
-    return {int(name): float(np.float32(value)) for name, value in (one or {}).items() if value is not None}
-
-
-def ends(row: Row, _: str = "") -> bool:
-    listed = row.get("possible_next_actions")
-    if listed is not None:
-        return not any(listed) if not listed or not isinstance(listed[0], dict) else False
-    after = row.get("next_action")
-    return after is None or after in ("", {}, 3) or (isinstance(after, dict) and not present(after))
-
-
-def plain_index(value: Any) -> int:
-    if value is None:
-        return -1
-    return ACTIONS.index(value) if isinstance(value, str) else int(value)
-
-
-def plain_mask(listed: Any, otherwise: int) -> list[int]:
-    if listed is None:
-        return [otherwise] * 3
-    if all(isinstance(one, str) for one in listed):
-        return [int(name in listed) for name in ACTIONS]
-    return list(listed)
-
-
-def plain_order(rows: list[Row]) -> list[int]:
-    numbers = list(range(len(rows)))
-    if all("mdp_id" in row and "sequence_number" in row for row in rows):
-        return sorted(numbers, key=lambda i: (rows[i]["mdp_id"], rows[i]["sequence_number"]))
-    return numbers
-
-
-def read_features(ids: tuple[int, ...], row: Any) -> dict[int, float]:
-    return {one: float(value) for one, value in zip(ids, row, strict=True) if not np.isnan(value)}
-
-
-def check_common(copy: TrainingCopy, rows: list[Row]) -> None:
-    order = plain_order(rows)
-    assert [int(line) - 1 for line in copy.origin_line] == order
-    for at, number in enumerate(order):
-        row = rows[number]
-        terminal = ends(row)
-        assert read_features(copy.state_ids, copy.state[at]) == present(row["state_features"])
-        assert copy.reward[at] == np.float32(row["reward"])
-        assert copy.time_diff[at] == row["time_diff"]
-        assert copy.propensity[at] == np.float32(row.get("propensity") or 1.0)
-        assert copy.bootstrap[at] == (0.0 if terminal else 1.0)
-        metric = (row.get("metrics") or {}).get("clicks", 0.0)
-        assert copy.metrics[at].tolist() == ([float(np.float32(metric))] if copy.metric_names else [])
-        if terminal:
-            assert copy.next_index[at] == at
-            assert not copy.follows[at]
-            continue
-        after = present(row["next_state_features"])
-        assert read_features(copy.state_ids, copy.state[copy.next_index[at]]) == after
-        following = rows[order[at + 1]] if at + 1 < len(rows) else None
-        continues = (
-            following is not None
-            and row.get("mdp_id") is not None
-            and following["mdp_id"] == row["mdp_id"]
-            and same_bits(after, present(following["state_features"]))
-        )
-        assert (copy.next_index[at] < len(rows)) == continues
-        later = (
-            continues
-            and following is not None
-            and plain_sequence(following, order, at + 1) > plain_sequence(row, order, at)
-        )
-        assert bool(copy.follows[at]) == later
-        assert not continues or copy.next_index[at] == at + 1
-
-
-def plain_sequence(row: Row, order: list[int], at: int) -> int:
-    return int(row.get("sequence_number", order[at]))
-
-
-def same_bits(one: dict[int, float], other: dict[int, float]) -> bool:
-    return {k: str(v) for k, v in one.items()} == {k: str(v) for k, v in other.items()}
-
-
-def check_discrete(copy: TrainingCopy, rows: list[Row]) -> None:
-    check_common(copy, rows)
-    for at, number in enumerate(plain_order(rows)):
-        row = rows[number]
-        assert copy.action[at] == plain_index(row["action"])
-        assert copy.mask[at].tolist() == plain_mask(row.get("possible_actions"), 1)
-        if ends(row):
-            assert copy.next_action[at] == -1
-            assert copy.next_mask[at].tolist() == [0, 0, 0]
-        else:
-            assert copy.next_action[at] == plain_index(row["next_action"])
-            assert copy.next_mask[at].tolist() == plain_mask(row.get("possible_next_actions"), 1)
-
-
-def check_parametric(copy: TrainingCopy, rows: list[Row]) -> None:
-    check_common(copy, rows)
-    for at, number in enumerate(plain_order(rows)):
-        row = rows[number]
-        now = [present(one) for one in (row.get("possible_actions") or [row["action"]])]
-        assert list_of(copy, int(copy.actions_list[at])) == now
-        assert copy.action[at] == now.index(present(row["action"]))
-        after = list_of(copy, int(copy.next_list[at]))
-        if ends(row):
-            assert after == []
-            assert copy.next_action[at] == -1
-            continue
-        listed = row.get("possible_next_actions")
-        assert after == [present(one) for one in (listed if listed is not None else [row["next_action"]])]
-        assert copy.next_action[at] == after.index(present(row["next_action"]))
-    distinct = {
-        json.dumps([sorted(one.items()) for one in list_of(copy, i)]) for i in range(len(copy.list_offsets) - 1)
-    }
-    assert len(distinct) == len(copy.list_offsets) - 1
-
-
-def list_of(copy: TrainingCopy, number: int) -> list[dict[int, float]]:
-    rows = copy.candidates[copy.list_offsets[number] : copy.list_offsets[number + 1]]
-    return [read_features(copy.action_ids, row) for row in rows]
 
 
 def read_json(rows: list[Row], actions: tuple[str, ...] | None, block: int) -> TrainingCopy:
@@ -292,23 +171,23 @@ def read_parquet(rows: list[Row], actions: tuple[str, ...] | None, style: str) -
 @given(rows=discrete_logs(mixed=True), block=st.integers(100, 2000), times=st.integers(1, 4))
 def test_discrete_json_lines_read_back(rows: list[Row], block: int, times: int) -> None:
     rows = rows * times
-    check_discrete(read_json(rows, ACTIONS, block), rows)
+    check_copy(read_json(rows, ACTIONS, block), rows, ACTIONS)
 
 
 @PROFILE
 @given(rows=parametric_logs(), block=st.integers(100, 2000), times=st.integers(1, 4))
 def test_parametric_json_lines_read_back(rows: list[Row], block: int, times: int) -> None:
     rows = rows * times
-    check_parametric(read_json(rows, None, block), rows)
+    check_copy(read_json(rows, None, block), rows, None)
 
 
 @PROFILE
 @given(rows=discrete_logs(mixed=False), style=st.sampled_from(list(FEATURE_TYPES)))
 def test_discrete_parquet_reads_back(rows: list[Row], style: str) -> None:
-    check_discrete(read_parquet(rows, ACTIONS, style), rows)
+    check_copy(read_parquet(rows, ACTIONS, style), rows, ACTIONS)
 
 
 @PROFILE
 @given(rows=parametric_logs(), style=st.sampled_from(list(FEATURE_TYPES)))
 def test_parametric_parquet_reads_back(rows: list[Row], style: str) -> None:
-    check_parametric(read_parquet(rows, None, style), rows)
+    check_copy(read_parquet(rows, None, style), rows, None)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import datetime
-import decimal
 import io
 import json
 import math
@@ -21,8 +19,9 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from oracles.transitions import check_copy
 
-from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
+from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.errors import DataError
 
 Row = dict[str, Any]
@@ -228,95 +227,6 @@ def read_frame(frame: pd.DataFrame) -> list[tuple[int, Row]]:
     ]
 
 
-def number_of(value: Any) -> np.float32:
-    assert isinstance(value, bool | int | float | np.number | np.bool_ | decimal.Decimal), value  # true counts as 1
-    return np.float32(float(value))
-
-
-def features_of(value: Row | None) -> dict[str, np.float32]:
-    """Null and NaN count as absent."""
-    found = {str(name): number_of(one) for name, one in (value or {}).items() if one is not None}
-    return {name: one for name, one in found.items() if not np.isnan(one)}
-
-
-def action_of(value: Any) -> int:
-    """An integer is an index, a string a name or else an index; a next action of "" or from 2 on is none."""
-    if value is None or value == "":
-        return -1
-    assert isinstance(value, int | float | str | np.integer), value
-    index = ACTIONS.index(value) if value in ACTIONS else int(value)
-    return index if index < len(ACTIONS) else -1
-
-
-def mask_of(listed: list[Any] | None) -> list[int]:
-    if listed is None:
-        return [1, 1]
-    names = all(isinstance(one, str) for one in listed)
-    return [int(name in listed) for name in ACTIONS] if names else [int(one) for one in listed]
-
-
-def is_terminal(row: Row) -> bool:
-    if row.get("terminal") is not None:
-        return bool(row["terminal"])
-    if row.get("truncated"):
-        return False
-    listed = row.get("possible_next_actions")
-    return action_of(row.get("next_action")) == -1 if listed is None else not any(mask_of(listed))
-
-
-def text_of(value: Any) -> str:
-    """An mdp_id that is a number counts by its digits."""
-    return value if isinstance(value, str) else str(int(value))
-
-
-def sequence_of(value: Any) -> int:
-    """Dates and times count as microseconds since 1970."""
-    if isinstance(value, str | datetime.date):
-        value = pd.Timestamp(value)
-    if isinstance(value, pd.Timestamp):
-        return (value.tz_localize("UTC") if value.tzinfo is None else value).value // 1000
-    return int(value)
-
-
-def order_of(rows: list[Row]) -> list[int]:
-    """By (mdp_id, sequence_number) where the log has both; behind them rows without mdp_id, episodes of their own."""
-    ids, numbers = ([row.get(name) for row in rows] for name in ("mdp_id", "sequence_number"))
-    order = list(range(len(rows)))
-    if all(one is None for one in ids) or all(one is None for one in numbers):
-        return order
-    return sorted(
-        order, key=lambda n: (True, "", n) if ids[n] is None else (False, text_of(ids[n]), sequence_of(numbers[n]))
-    )
-
-
-def check_copy(copy: TrainingCopy, read: list[tuple[int, Row]], lines: bool) -> None:
-    rows = [row for _, row in read]
-    order = order_of(rows)
-    assert len(copy) == len(rows)
-    if lines:
-        assert copy.origin_line.tolist() == [read[number][0] for number in order]
-    else:
-        assert np.argsort(np.argsort(copy.origin_line)).tolist() == order
-
-    def state(at: int) -> dict[str, np.float32]:
-        return {
-            str(one): value for one, value in zip(copy.state_ids, copy.state[at], strict=True) if not np.isnan(value)
-        }
-
-    for at, row in enumerate(rows[number] for number in order):
-        terminal = is_terminal(row)
-        assert copy.reward[at] == number_of(row["reward"])
-        assert copy.action[at] == action_of(row.get("action"))
-        assert copy.mask[at].tolist() == mask_of(row.get("possible_actions"))
-        assert state(at) == features_of(row["state_features"])
-        assert copy.bootstrap[at] == (not terminal)
-        if row.get("sequence_number") is not None:
-            assert copy.sequence[at] == sequence_of(row["sequence_number"])
-        if not terminal:
-            assert state(copy.next_index[at]) == features_of(row["next_state_features"])
-            assert copy.next_mask[at].tolist() == mask_of(row.get("possible_next_actions"))
-
-
 def check(file: Path, read: Callable[[], list[tuple[int, Row]]], touched: set[int] | None, *, lines: bool) -> None:
     """`touched`: numbers of the lines that an error may name, None: any."""
     try:
@@ -331,7 +241,9 @@ def check(file: Path, read: Callable[[], list[tuple[int, Row]]], touched: set[in
         assert int(line) > 0
         assert touched is None or int(line) in touched
     else:
-        check_copy(copy, read(), lines)
+        found = read()
+        assert not lines or sorted(copy.origin_line.tolist()) == [line for line, _ in found]
+        check_copy(copy, [row for _, row in found], ACTIONS)
 
 
 PROFILE = settings(

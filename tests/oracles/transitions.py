@@ -1,0 +1,157 @@
+"""What a training copy has to hold of logged transitions, in plain Python: the contract of a row once more."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import json
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from reagent_lite.data.copy.training_copy import TrainingCopy
+
+Row = dict[str, Any]
+Actions = tuple[str, ...]
+Features = dict[str, np.float32]
+
+
+def number_of(value: Any) -> np.float32:
+    """True and false count as 1 and 0."""
+    assert isinstance(value, bool | int | float | np.number | np.bool_ | decimal.Decimal), value
+    return np.float32(float(value))
+
+
+def features_of(value: Row | None) -> Features:
+    """Null and NaN count as absent."""
+    found = {str(name): number_of(one) for name, one in (value or {}).items() if one is not None}
+    return {name: one for name, one in found.items() if not np.isnan(one)}
+
+
+def action_of(value: Any, actions: Actions) -> int:
+    """An integer is an index, a string a name or else an index; a next action of "" or beyond the actions is none."""
+    if value is None or value == "":
+        return -1
+    assert isinstance(value, int | float | str | np.integer), value
+    index = actions.index(value) if value in actions else int(value)
+    return index if index < len(actions) else -1
+
+
+def mask_of(listed: list[Any] | None, actions: Actions) -> list[int]:
+    """0 or 1 per action, or names; without a list every action is possible."""
+    if listed is None:
+        return [1] * len(actions)
+    names = all(isinstance(one, str) for one in listed)
+    return [int(name in listed) for name in actions] if names else [int(one) for one in listed]
+
+
+def is_terminal(row: Row, actions: Actions | None) -> bool:
+    """By terminal; else, if no limit cut the episode, by what is possible next; else by the next action."""
+    if row.get("terminal") is not None:
+        return bool(row["terminal"])
+    if row.get("truncated"):
+        return False
+    listed, after = row.get("possible_next_actions"), row.get("next_action")
+    if listed is not None:
+        return not any(mask_of(listed, actions)) if actions else not listed
+    return action_of(after, actions) == -1 if actions else not after or not features_of(after)
+
+
+def text_of(value: Any) -> str:
+    """An mdp_id that is a number counts by its digits."""
+    return value if isinstance(value, str) else str(int(value))
+
+
+def sequence_of(value: Any) -> int:
+    """Dates and times count as microseconds since 1970."""
+    if isinstance(value, str | datetime.date):
+        value = pd.Timestamp(value)
+    if isinstance(value, pd.Timestamp):
+        return int((value.tz_localize("UTC") if value.tzinfo is None else value).value // 1000)
+    return int(value)
+
+
+def order_of(rows: list[Row]) -> list[int]:
+    """By (mdp_id, sequence_number) where the log has both; behind them rows without mdp_id, episodes of their own."""
+    ids, numbers = ([row.get(name) for row in rows] for name in ("mdp_id", "sequence_number"))
+    order = list(range(len(rows)))
+    if all(one is None for one in ids) or all(one is None for one in numbers):
+        return order
+
+    def key(number: int) -> tuple[bool, str, int]:
+        alone = ids[number] is None
+        return (True, "", number) if alone else (False, text_of(ids[number]), sequence_of(numbers[number]))
+
+    return sorted(order, key=key)
+
+
+def check_copy(copy: TrainingCopy, rows: list[Row], actions: Actions | None) -> None:
+    """Holds every array of a copy to the rows of a log in the order of the file; `actions`: None of parametric rows."""
+    order = order_of(rows)
+    assert np.argsort(np.argsort(copy.origin_line)).tolist() == order
+    lists = [_named(copy.action_ids, copy.candidates, range(*ends)) for ends in _pairs(copy.list_offsets)]
+    assert len({json.dumps([sorted(map(str, one.items())) for one in each]) for each in lists}) == len(lists)
+
+    def state(at: int) -> Features:
+        return _named(copy.state_ids, copy.state, [at])[0]
+
+    sequences = [row.get("sequence_number") for row in rows]
+    for at, number in enumerate(order):
+        row = rows[number]
+        terminal = is_terminal(row, actions)
+        sequence = number if sequences[number] is None else sequence_of(sequences[number])
+        probability = row.get("propensity") if row.get("propensity") is not None else row.get("action_probability")
+        measured = features_of(row.get("metrics"))
+        assert copy.sequence[at] == sequence
+        assert copy.reward[at] == number_of(row["reward"])
+        assert copy.time_diff[at] == (1 if row.get("time_diff") is None else number_of(row["time_diff"]))
+        assert copy.propensity[at] == (1 if probability is None else number_of(probability))
+        assert copy.bootstrap[at] == (not terminal)
+        assert copy.truncated[at] == bool(row.get("truncated"))
+        assert copy.metrics[at].tolist() == [measured.get(name, 0) for name in copy.metric_names]
+        assert measured.keys() <= set(copy.metric_names)
+        assert state(at) == features_of(row["state_features"])
+        if actions is None:
+            _check_candidates(copy, at, row, lists, terminal=terminal)
+        else:
+            following = row.get("possible_next_actions")
+            assert copy.action[at] == action_of(row.get("action"), actions)
+            assert copy.mask[at].tolist() == mask_of(row.get("possible_actions"), actions)
+            assert copy.next_action[at] == (-1 if terminal else action_of(row.get("next_action"), actions))
+            assert copy.next_mask[at].tolist() == ([0] * len(actions) if terminal else mask_of(following, actions))
+        if terminal:
+            assert (copy.next_index[at], copy.follows[at]) == (at, False)
+            continue
+        after = features_of(row["next_state_features"])
+        assert state(copy.next_index[at]) == after
+        later = rows[order[at + 1]] if at + 1 < len(rows) else {}
+        same = row.get("mdp_id") is not None and later.get("mdp_id") is not None
+        same = same and text_of(row["mdp_id"]) == text_of(later["mdp_id"])
+        same = same and _texts(after) == _texts(features_of(later["state_features"]))
+        assert (copy.next_index[at] < len(rows)) == same
+        assert not same or copy.next_index[at] == at + 1
+        assert copy.follows[at] == (same and copy.sequence[at + 1] > sequence)
+
+
+def _check_candidates(copy: TrainingCopy, at: int, row: Row, lists: list[list[Features]], *, terminal: bool) -> None:
+    now = [features_of(one) for one in (row.get("possible_actions") or [row["action"]])]
+    assert lists[copy.actions_list[at]] == now
+    assert copy.action[at] == now.index(features_of(row["action"]))
+    listed = row.get("possible_next_actions")
+    after = [features_of(one) for one in (listed if listed is not None else [row.get("next_action")])]
+    assert lists[copy.next_list[at]] == ([] if terminal else after)
+    assert copy.next_action[at] == (-1 if terminal else after.index(features_of(row["next_action"])))
+
+
+def _named(ids: tuple[int, ...], values: Any, rows: Any) -> list[Features]:
+    return [{str(one): value for one, value in zip(ids, values[at], strict=True) if not np.isnan(value)} for at in rows]
+
+
+def _pairs(offsets: Any) -> list[tuple[int, int]]:
+    return list(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True))
+
+
+def _texts(features: Features) -> dict[str, str]:
+    """Minus zero is another state than zero."""
+    return {name: str(value) for name, value in features.items()}
