@@ -1,7 +1,11 @@
 """Errors that say where, what was expected, what came instead, and what to do."""
 
-from collections.abc import Iterable
+import difflib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+MAX_PROBLEMS = 20
+"""Faults that an error spells out; the rest is counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,12 @@ def counted(number: int, one: str, many: str = "") -> str:
     if number == 1:
         return f"1 {one}"
     return f"{number:,} {many or one + ('es' if one.endswith('s') else 's')}"
+
+
+def nearest(name: str, known: Sequence[str], advice: str = "Did you mean {!r}?", otherwise: str = "") -> str:
+    """Returns `advice` with the known name most like `name`, or `otherwise` where none is like it."""
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return advice.format(near[0]) if near else otherwise
 
 
 class ReagentLiteError(Exception):
@@ -66,6 +76,15 @@ class DataError(ReagentLiteError):
 
     title = "data error"
     exit_code = 2
+
+
+def raise_any(problems: Sequence[Problem], error: type[ReagentLiteError] = DataError) -> None:
+    """Raises the first MAX_PROBLEMS, if there are any, and says how many more there are."""
+    if len(problems) > MAX_PROBLEMS:
+        more = Problem(problems[0].where, "no further problem", f"{len(problems) - MAX_PROBLEMS} more")
+        problems = [*problems[:MAX_PROBLEMS], more]
+    if problems:
+        raise error(problems)
 
 
 class NoRowsError(DataError):

@@ -21,12 +21,11 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, Final
 
-from reagent_lite.errors import BundleError, DataError, Problem
+from reagent_lite.errors import BundleError, DataError, Problem, raise_any
 
 FILE_NAME: Final = "manifest.json"
 SCHEMA_VERSION: Final = 1
 _SEAL: Final = "sha256"
-_MOST_PROBLEMS: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +129,7 @@ def require_names(names: Iterable[Any], where: str, kind: Kind, pattern: str = r
     wrong = [name for name in names if not isinstance(name, str) or not re.fullmatch(pattern, name)]
     if wrong:
         expected = f"names of files in its own folder ({pattern})"
-        raise kind.error(Problem(where, expected, repr(name)[:200], kind.damaged) for name in wrong[:_MOST_PROBLEMS])
+        raise_any([Problem(where, expected, repr(name)[:200], kind.damaged) for name in wrong], kind.error)
 
 
 def require_files(files: object, where: str, kind: Kind) -> dict[str, dict[str, Any]]:
@@ -245,8 +244,7 @@ def verified(folder: Path, kind: Kind, keep: Collection[str] = ()) -> tuple[dict
         if _described(found) != _described(entry):
             problems.append(problem(name, _described(entry), _described(found)))
     problems += [problem(name, "a file", "none in the manifest") for name in set(keep) - entries.keys()]
-    if problems:
-        raise kind.error(problems[:_MOST_PROBLEMS])
+    raise_any(problems, kind.error)
     return manifest, kept
 
 

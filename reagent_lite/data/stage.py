@@ -27,7 +27,7 @@ from reagent_lite.data.formats.files import InputFile, list_input, local_path, n
 from reagent_lite.data.formats.frames import Log, path_of
 from reagent_lite.data.formats.reading import READERS
 from reagent_lite.data.rows.own_columns import OwnColumns
-from reagent_lite.errors import ConfigError, DataError, NoRowsError, Problem
+from reagent_lite.errors import ConfigError, DataError, NoRowsError, Problem, raise_any
 from reagent_lite.feature_ids import FeatureId, read, written
 from reagent_lite.files import is_writable, write_whole
 from reagent_lite.manifest import (
@@ -266,8 +266,7 @@ def data_files(log: Log, columns: Columns | None = None) -> tuple[InputFile, ...
         if file.name not in manifest.files:
             todo = "Remove it, or give it a folder of its own"
             problems.append(Problem(file.path, f"a file of {FILE_NAME}", "one it does not name", todo))
-    if problems:
-        raise DataError(problems[:20])
+    raise_any(problems)
     named = tuple(one for one in (*manifest.state_ids, *manifest.action_ids) if isinstance(one, FeatureId))
     return tuple(replace(file, sha256=manifest.files[file.name]["sha256"], features=named) for file in files)
 

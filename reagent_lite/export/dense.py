@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reagent_lite.errors import BundleError, Problem
+from reagent_lite.errors import BundleError, Problem, raise_any
 
 FeatureMap = Mapping[str, float | None] | Mapping[int, float | None]
-_MOST_PROBLEMS = 20
 
 
 def numbers(where: str, given: Any, shape: tuple[int | None, ...]) -> NDArray[np.float32]:
@@ -73,8 +72,7 @@ def from_maps(where: str, maps: Sequence[FeatureMap], feature_ids: Sequence[int]
                 problems.append(Problem(f"{place}, feature {key}", "a number or null", repr(value)))
             elif value is not None:
                 dense[row, columns[str(key)]] = value
-    if problems:
-        raise BundleError(problems[:_MOST_PROBLEMS])
+    raise_any(problems, BundleError)
     with np.errstate(over="ignore"):
         return dense.astype(np.float32)
 

@@ -1,10 +1,9 @@
 """The export gate: what `publish_if` holds back, and the file that says why."""
 
-import difflib
 from pathlib import Path
 
 from reagent_lite.config import WorkflowConfig
-from reagent_lite.errors import ConfigError, Problem
+from reagent_lite.errors import ConfigError, Problem, nearest
 from reagent_lite.evaluation.gate import Gate, decide
 from reagent_lite.evaluation.page import REWARD_NAME
 from reagent_lite.files import write_whole
@@ -25,9 +24,8 @@ def require_outcome(config: WorkflowConfig, experience: Experience) -> None:
         return
     known, asked = (REWARD_NAME, *experience.spec.metric_names), config.publish_if.outcome
     if asked not in known:
-        near = difflib.get_close_matches(asked, known, n=1)
-        advice = f"Did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(Problem("publish_if.outcome", f"one of {', '.join(known)}", repr(asked), advice))
+        expected = f"one of {', '.join(known)}"
+        raise ConfigError(Problem("publish_if.outcome", expected, repr(asked), nearest(asked, known)))
 
 
 def held_back(config: WorkflowConfig, experience: Experience, judgement: Judgement) -> Gate | None:

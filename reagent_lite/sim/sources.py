@@ -4,7 +4,6 @@ name or path ──find_environment──► file ┬─read_sources────
                                         └─compilation_unit──► the few lines that a compiler is given
 """
 
-import difflib
 import math
 import os
 import re
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import numpy
 
-from reagent_lite.errors import Problem, SimulationError
+from reagent_lite.errors import Problem, SimulationError, nearest, raise_any
 from reagent_lite.sim.compiler import KERNELS
 
 _MACHINERY = ("port.cuh", "philox.cuh", "env.cuh")  # and the folder core, which env.cuh includes
@@ -40,8 +39,7 @@ def find_environment(name_or_path: str) -> Path:
     known = known_environments()
     if name_or_path in known:
         return KERNELS / f"{name_or_path}.cuh"
-    near = difflib.get_close_matches(_plain(name_or_path), known, n=1, cutoff=0.5)
-    hint = f"Did you mean {near[0]!r}? " if near else ""
+    hint = nearest(_plain(name_or_path), known, "Did you mean {!r}? ")
     raise SimulationError(
         Problem(
             "simulation.env",
@@ -131,16 +129,7 @@ def require_parameters(given: dict[str, float], known: dict[str, float], environ
     Raises:
         SimulationError: one per unknown name, with the known ones.
     """
-    problems = []
-    for name in sorted(set(given) - set(known)):
-        near = difflib.get_close_matches(name, known, n=1)
-        problems.append(
-            Problem(
-                "simulation.env_parameters",
-                f"parameters of {environment}: {', '.join(known) or 'it has none'}",
-                repr(name),
-                f"Did you mean {near[0]!r}?" if near else "",
-            )
-        )
-    if problems:
-        raise SimulationError(problems)
+    expected = f"parameters of {environment}: {', '.join(known) or 'it has none'}"
+    unknown = sorted(set(given) - set(known))
+    problems = [Problem("simulation.env_parameters", expected, repr(one), nearest(one, list(known))) for one in unknown]
+    raise_any(problems, SimulationError)

@@ -17,10 +17,9 @@ import numpy as np
 
 from reagent_lite.config.norm_params import NormParams
 from reagent_lite.data.features.feature_types import FEATURE_TYPES, MIN_PRESENT_VALUES, Values, fit_feature
-from reagent_lite.data.features.normalization import nearest, raise_any
 from reagent_lite.data.features.summary import ColumnSummary
 from reagent_lite.data.formats.reading import num_threads
-from reagent_lite.errors import ConfigError, Problem, counted
+from reagent_lite.errors import ConfigError, Problem, counted, nearest, raise_any
 from reagent_lite.feature_ids import id_of
 from reagent_lite.types import FeatureSpec, FeatureType, NormalizationSpec
 
@@ -234,6 +233,11 @@ def check_overrides(settings: NormParams, ids: Iterable[int], where: str) -> Non
     unknown = [key for key in settings.feature_overrides if str(id_of(key)) not in known]
     if unknown:
         raise ConfigError(
-            Problem(f"norm_params.feature_overrides.{key}", f"a feature of {where}", key, nearest(key, known))
+            Problem(
+                f"norm_params.feature_overrides.{key}",
+                f"a feature of {where}",
+                key,
+                nearest(key, known, "Did you mean {}?", f"Known: {', '.join(known)}"),
+            )
             for key in unknown
         )

@@ -3,7 +3,6 @@
 file ─► read_normalization ─► NormalizationSpec ─► write_normalization ─► file
 """
 
-import difflib
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,13 +15,11 @@ from reagent_lite.config.loader import check
 from reagent_lite.config.section import Section
 from reagent_lite.data.features.feature_types import FEATURE_TYPES, Fault
 from reagent_lite.data.formats.files import local_path
-from reagent_lite.errors import ConfigError, DataError, Problem
+from reagent_lite.errors import MAX_PROBLEMS, ConfigError, DataError, Problem, nearest, raise_any
 from reagent_lite.feature_ids import id_of
 from reagent_lite.files import write_whole
 from reagent_lite.strict_json import unique_keys
 from reagent_lite.types import FeatureSpec, FeatureType, NormalizationSpec
-
-MAX_PROBLEMS = 20
 
 
 class _Parameters(Section):
@@ -71,15 +68,6 @@ def parse_normalization(document: Mapping[str, object], *, where: str) -> Normal
     return NormalizationSpec.ordered(features)
 
 
-def raise_any(problems: Sequence[Problem]) -> None:
-    """Raises the first problems, if any, and says how many more there are."""
-    if len(problems) > MAX_PROBLEMS:
-        more = Problem(problems[0].where, "no further problem", f"{len(problems) - MAX_PROBLEMS} more")
-        raise DataError([*problems[:MAX_PROBLEMS], more])
-    if problems:
-        raise DataError(problems)
-
-
 def _document(path: str) -> dict[str, object]:
     """Returns the file's JSON object."""
     source = local_path(path)
@@ -122,7 +110,7 @@ def _feature(key: str, entry: object, where: str) -> FeatureSpec:
     name, problems = given.pop("feature_type", None), []
     if name not in list(FeatureType):
         got = "nothing" if name is None else repr(name)[:80]
-        todo = nearest(str(name).upper(), list(FeatureType))
+        todo = nearest(str(name).upper(), list(FeatureType), "Did you mean {}?", f"Known: {', '.join(FeatureType)}")
         problems.append(Problem(f"{where}: feature_type", "a feature type", got, todo))
     try:
         parameters = check(_Parameters, given)
@@ -136,12 +124,6 @@ def _feature(key: str, entry: object, where: str) -> FeatureSpec:
     faults: Iterable[Fault] = [(one, expected, "nothing", "") for one in rule.needs if given.get(one) in (None, [])]
     raise_any([Problem(f"{where}: {keys}", *words) for keys, *words in faults or rule.faults(feature)])
     return feature
-
-
-def nearest(name: str, known: Sequence[str]) -> str:
-    """Returns advice that gives the known name most like `name`, or else all of them."""
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"Did you mean {near[0]}?" if near else f"Known: {', '.join(known)}"
 
 
 def normalization_json(spec: NormalizationSpec) -> dict[str, str]:

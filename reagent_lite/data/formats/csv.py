@@ -29,9 +29,9 @@ from numpy.typing import NDArray
 from reagent_lite.data.formats.blocks import Block, Position
 from reagent_lite.data.formats.files import InputFile, OwnNames
 from reagent_lite.data.formats.jsonl import EXACT_BELOW, column_of, parse_with_arrow, table_of_columns
-from reagent_lite.data.formats.schema import KNOWN_COLUMNS, MAX_PROBLEMS, microseconds_of, valid_rows
+from reagent_lite.data.formats.schema import KNOWN_COLUMNS, microseconds_of, valid_rows
 from reagent_lite.data.formats.text_files import BYTE_ORDER_MARK, contains, read_text
-from reagent_lite.errors import DataError, Problem
+from reagent_lite.errors import MAX_PROBLEMS, DataError, Problem, raise_any
 from reagent_lite.strict_json import parse_json
 
 _MAPS = ("state_features", "next_state_features", "metrics")
@@ -268,8 +268,7 @@ def _by_python(
                 problems.append(Problem(where, f"{error} in {name}", repr(cell[:60])))
         if len(problems) >= MAX_PROBLEMS:
             break
-    if problems:
-        raise DataError(problems[:MAX_PROBLEMS])
+    raise_any(problems)
     return pa.table({name: pa.array(found, layout.kinds[name]) for name, found in values.items()})
 
 
@@ -354,8 +353,7 @@ def _json_by_python(name: str, field: str, array: pa.Array, lines: NDArray[np.in
             problems.append(Problem(f"{path}:{line}", f"JSON in {name}", got, todo))
             if len(problems) == MAX_PROBLEMS:
                 break
-    if problems:
-        raise DataError(problems)
+    raise_any(problems)
     return values
 
 

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from reagent_lite.data.formats.blocks import Block, Position
 from reagent_lite.data.formats.files import InputFile
-from reagent_lite.data.formats.schema import MAX_PROBLEMS, TEXT_METADATA, filled
+from reagent_lite.data.formats.schema import TEXT_METADATA, filled
 from reagent_lite.data.formats.text_files import contains, read_text
-from reagent_lite.errors import DataError, Problem
+from reagent_lite.errors import MAX_PROBLEMS, Problem, raise_any
 from reagent_lite.strict_json import MOST_LEVELS, is_deep, parse_json
 
 EXACT_BELOW = float(1 << 53)
@@ -156,8 +156,7 @@ def parse_with_python(text: bytes, first_line: int, path: str) -> tuple[pa.Table
             continue
         rows.append(row)
         lines.append(line)
-    if problems:
-        raise DataError(problems)
+    raise_any(problems)
     return table_of(rows), np.array(lines, np.int64)
 
 

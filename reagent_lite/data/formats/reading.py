@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
@@ -87,7 +87,7 @@ def read_blocks(
                     for result in pending.popleft().result():
                         rows = True
                         yield result
-            _require_hash(file, positions[number])
+            require_hash(file, positions[number].sha256)
         while pending:
             for result in pending.popleft().result():
                 rows = True
@@ -100,17 +100,22 @@ def read_blocks(
     if progress is not None:
         progress(total, total)
     if not rows:
-        where = files[0].path if len(files) == 1 else os.path.dirname(files[0].path)
-        raise NoRowsError(
-            Problem(where, "rows of data", f"none in {counted(len(files), 'file')}, {counted(total, 'byte')}")
-        )
+        raise no_rows(files)
 
 
-def _require_hash(file: InputFile, position: Position) -> None:
-    """Compares a file that has been read with what the manifest of its folder says."""
-    if file.sha256 and position.sha256 != file.sha256:
+def no_rows(files: Sequence[InputFile]) -> NoRowsError:
+    """Returns the error of files that can be read and have no rows."""
+    where = files[0].path if len(files) == 1 else os.path.dirname(files[0].path)
+    got = f"none in {counted(len(files), 'file')}, {counted(sum(file.size for file in files), 'byte')}"
+    return NoRowsError(Problem(where, "rows of data", got))
+
+
+def require_hash(file: InputFile, sha256: str) -> None:
+    """Raises DataError where a file's sha256 is not what the manifest of its folder says."""
+    if file.sha256 and sha256 != file.sha256:
         todo = "Copy the folder again, or let the stage that made it make it again"
-        raise DataError(Problem(file.path, f"bytes with sha256 {file.sha256}", f"sha256 {position.sha256}", todo))
+        expected = f"bytes with sha256 {file.sha256}, as its manifest says"
+        raise DataError(Problem(file.path, expected, f"sha256 {sha256}", todo))
 
 
 def read_tables(log: Log) -> Iterator[pa.Table]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -12,9 +11,6 @@ from numpy.typing import NDArray
 
 TEXT_METADATA = {b"reagent_lite": b"json"}
 """Marks a string column whose values are JSON texts, since they have no common Arrow type."""
-
-MAX_PROBLEMS = 20
-"""Faults that an error spells out; the rest is counted."""
 
 KNOWN_COLUMNS = (
     "mdp_id",
@@ -60,12 +56,6 @@ def _merge_field(one: pa.Field, other: pa.Field) -> pa.Field:
         except pa.ArrowException:
             pass
     return pa.field(one.name, pa.string(), metadata=TEXT_METADATA)
-
-
-def nearest(name: str, names: list[str]) -> str:
-    """Returns advice that gives the name most like `name`, or "" where none is near."""
-    near = difflib.get_close_matches(name, names, n=1)
-    return f"Nearest column: {near[0]!r}" if near else ""
 
 
 def to_numpy(array: pa.Array) -> NDArray[Any]:

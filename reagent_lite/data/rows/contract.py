@@ -25,11 +25,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reagent_lite.data.formats.blocks import Block
-from reagent_lite.data.formats.schema import nearest
 from reagent_lite.data.rows.columns import NONE, WRONG, Column, column_of, numbers
 from reagent_lite.data.rows.faults import Faults, Mask
-from reagent_lite.errors import DataError, Problem
+from reagent_lite.errors import DataError, Problem, nearest
 
+NEAREST_COLUMN = "Nearest column: {!r}"
 PROPENSITIES = ("propensity", "action_probability")
 """Two names of one column; a log that has both must have the same in both."""
 TRANSITION_COLUMNS = ("state_features", "action", "reward")
@@ -81,7 +81,9 @@ def require_columns(names: list[str], wanted: Iterable[str], where: str) -> None
     here = f"columns {', '.join(sorted(names))}"
     missing = [one for one in dict.fromkeys(wanted) if one not in names]
     if missing:
-        raise DataError(Problem(where, f"a column {one!r}", here, nearest(one, names)) for one in missing)
+        raise DataError(
+            Problem(where, f"a column {one!r}", here, nearest(one, names, NEAREST_COLUMN)) for one in missing
+        )
 
 
 def require_present(name: str, present: Mask, faults: Faults, todo: str = "") -> None:

@@ -10,8 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from reagent_lite.data.formats.blocks import Block
-from reagent_lite.data.formats.schema import MAX_PROBLEMS
-from reagent_lite.errors import DataError, Problem, counted
+from reagent_lite.errors import MAX_PROBLEMS, DataError, Problem, counted
 
 Mask = NDArray[np.bool_]
 FAULT = pa.struct([(name, pa.string()) for name in ("rule", "expected", "got", "todo")])

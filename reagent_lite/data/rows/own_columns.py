@@ -16,9 +16,10 @@ from typing import Any
 import pyarrow as pa
 
 from reagent_lite.data.formats.blocks import Block
-from reagent_lite.data.formats.schema import TEXT_METADATA, is_text, nearest
+from reagent_lite.data.formats.schema import TEXT_METADATA, is_text
 from reagent_lite.data.rows.columns import in_one_piece
-from reagent_lite.errors import DataError, Problem
+from reagent_lite.data.rows.contract import NEAREST_COLUMN
+from reagent_lite.errors import Problem, nearest, raise_any
 
 _LATE = ("ds", "terminal", "truncated", "next_state_features", "possible_next_actions", "metrics")
 """Fields whose column the first rows of a JSON lines file may lack."""
@@ -75,15 +76,14 @@ class OwnColumns:
         fields, arrays = zip(*columns, strict=True)
         return replace(block, table=pa.table(list(arrays), pa.schema(fields)))
 
-    def _require(self, names: Sequence[str], where: str, late: Sequence[str] = ()) -> None:
-        wanted = [(field, (one,) if isinstance(one, str) else one) for field, one in self.fields if field not in late]
-        problems = [
-            Problem(where, f"a column {name!r}, as columns.{field} says", f"columns {', '.join(sorted(names))}",
-                    nearest(name, list(names)))
-            for field, sources in wanted for name in sources if name not in names
-        ]  # fmt: skip
-        if problems:
-            raise DataError(problems)
+    def _require(self, names: Sequence[str], where: str, late: Sequence[str]) -> None:
+        problems, here = [], f"columns {', '.join(sorted(names))}"
+        for field, source in self.fields:
+            for name in (source,) if isinstance(source, str) else source:
+                if field not in late and name not in names:
+                    expected = f"a column {name!r}, as columns.{field} says"
+                    problems.append(Problem(where, expected, here, nearest(name, names, NEAREST_COLUMN)))
+        raise_any(problems)
 
 
 def _together(field: str, names: tuple[str, ...], table: pa.Table) -> tuple[pa.Field, pa.Array]:

@@ -31,13 +31,13 @@ from numpy.typing import NDArray
 from reagent_lite.config.shard import ShardConfig
 from reagent_lite.data.formats.blocks import Block, Position
 from reagent_lite.data.formats.files import InputFile, list_input
-from reagent_lite.data.formats.reading import ALL_COLUMNS, num_threads, read_blocks
+from reagent_lite.data.formats.reading import ALL_COLUMNS, num_threads, read_blocks, require_hash
 from reagent_lite.data.formats.schema import from_indices, is_text, merge_fields, to_numpy
 from reagent_lite.data.rows.columns import column_of, strings
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.hashes import Hashes, mix, name_hashes, row_hashes
 from reagent_lite.data.stage import StageManifest, data_files, left_out, read_manifest, states_of, write_manifest
-from reagent_lite.errors import DataError, Problem
+from reagent_lite.errors import Problem, raise_any
 
 KIND = "shard"
 BUCKET_BYTES = 1 << 25
@@ -129,15 +129,8 @@ def _written(
     """Writes the manifest of a shard's folder, and holds its whole files to what the input's manifest says of them."""
     rows = sum(one["rows"] for one in parts.values())
     manifest = write_manifest(folder, replace(manifest, rows=rows, files=parts))
-    found = [manifest.files[part_name(number)]["sha256"] for number in range(len(whole))]
-    todo = "Copy the folder again, or let the stage that made it make it again"
-    problems = [
-        Problem(file.path, f"bytes with sha256 {file.sha256}, as its manifest says", f"sha256 {sha256}", todo)
-        for file, sha256 in zip(whole, found, strict=True)
-        if sha256 != file.sha256
-    ]
-    if problems:
-        raise DataError(problems[:20])
+    for number, file in enumerate(whole):
+        require_hash(file, manifest.files[part_name(number)]["sha256"])
     return manifest
 
 
@@ -348,10 +341,5 @@ def _require_same(files: Sequence[InputFile], path: str) -> None:
     """Checks that the input is what it was at the beginning."""
     now = {one.name: (one.size, one.modified_ns) for one in list_input(path, tuple({one.extension for one in files}))}
     expected, todo = "a file that stays the same while shards are made of it", "Run again when its writer has ended"
-    problems = [
-        Problem(file.path, expected, "one that was changed", todo)
-        for file in files
-        if now.get(file.name) != (file.size, file.modified_ns)
-    ]
-    if problems:
-        raise DataError(problems[:20])
+    changed = [file for file in files if now.get(file.name) != (file.size, file.modified_ns)]
+    raise_any([Problem(file.path, expected, "one that was changed", todo) for file in changed])

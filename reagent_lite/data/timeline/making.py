@@ -21,13 +21,12 @@ import pyarrow.parquet
 
 from reagent_lite.config.timeline import TimelineConfig
 from reagent_lite.data.formats.files import InputFile
-from reagent_lite.data.formats.schema import MAX_PROBLEMS
 from reagent_lite.data.rows.contract import Contract
 from reagent_lite.data.stage import InputState, StageManifest, read_manifest, states_of, write_manifest
 from reagent_lite.data.timeline.engine import CheckedEvents, Engine
 from reagent_lite.data.timeline.pairs import FIGURES, Pairing, further_columns, reward_columns
 from reagent_lite.data.writing.part_files import part_file
-from reagent_lite.errors import DataError, NoRowsError, Problem, counted
+from reagent_lite.errors import MAX_PROBLEMS, DataError, NoRowsError, Problem, counted
 from reagent_lite.files import appearing_folder
 from reagent_lite.progress import log, progress
 

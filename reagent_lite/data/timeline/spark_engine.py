@@ -25,12 +25,12 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from reagent_lite.data.formats.files import InputFile
-from reagent_lite.data.formats.schema import MAX_PROBLEMS
+from reagent_lite.data.formats.reading import no_rows
 from reagent_lite.data.rows.contract import Contract
 from reagent_lite.data.timeline.engine import CheckedEvents, Show, check_events
 from reagent_lite.data.timeline.spark_session import SparkPlace, opened, problems_of_spark
 from reagent_lite.data.writing.part_files import PartFiles, part_file
-from reagent_lite.errors import DataError, NoRowsError, Problem, counted
+from reagent_lite.errors import DataError, NoRowsError, Problem, counted, raise_any
 from reagent_lite.feature_ids import read, written
 
 Batches = Iterable[pa.RecordBatch]
@@ -74,13 +74,10 @@ class SparkEngine:
             found = numbers.mapInArrow(task, "file BIGINT, found STRING").collect()
         texts = dict(tuple(row) for row in found)
         reports = [json.loads(texts[number]) for number in range(len(files))]
-        if problems := [Problem(**fields) for report in reports for fields in report["problems"]]:
-            raise DataError(problems[:MAX_PROBLEMS])
+        raise_any([Problem(**fields) for report in reports for fields in report["problems"]])
         parts = [spool / report["part"] for report in reports if report["part"]]
         if not parts:
-            got = f"none in {counted(len(files), 'file')}, {counted(total, 'byte')}"
-            where = files[0].path if len(files) == 1 else os.path.dirname(files[0].path)
-            raise NoRowsError(Problem(where, "rows of data", got))
+            raise no_rows(files)
         for part in parts:
             _require_here(part, None)
         with problems_of_spark():
