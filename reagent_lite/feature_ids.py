@@ -63,4 +63,7 @@ def read(keys: object) -> tuple[int, ...]:
     """Returns the ids that `written` wrote; raises ValueError for anything else."""
     if not isinstance(keys, list) or not all(type(key) in (int, str) for key in keys):
         raise ValueError("expected a list of ids and names")
-    return tuple(id_of(key) for key in keys)
+    ids = tuple(id_of(key) for key in keys)
+    if written(ids) != keys:
+        raise ValueError("expected ids as integers and names as strings")
+    return ids
