@@ -134,6 +134,14 @@ def check_copy(copy: TrainingCopy, rows: list[Row], actions: Actions | None) -> 
         assert copy.follows[at] == (same and copy.sequence[at + 1] > sequence)
 
 
+def check_same(one: TrainingCopy, other: TrainingCopy) -> None:
+    """Two copies of the same rows, whatever files they were read from."""
+    for name, value in vars(one).items():
+        if isinstance(value, np.ndarray) and name not in ("origin_file", "origin_line"):
+            np.testing.assert_array_equal(value, getattr(other, name), err_msg=name)
+    assert (one.state_ids, one.action_ids, one.metric_names) == (other.state_ids, other.action_ids, other.metric_names)
+
+
 def _check_candidates(copy: TrainingCopy, at: int, row: Row, lists: list[list[Features]], *, terminal: bool) -> None:
     now = [features_of(one) for one in (row.get("possible_actions") or [row["action"]])]
     assert lists[copy.actions_list[at]] == now

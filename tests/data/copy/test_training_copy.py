@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
 
@@ -135,17 +133,6 @@ def test_the_terminal_rule(tmp_path: Path, changes: dict[str, Any], bootstrap: f
     copy = discrete(tmp_path, {**row(), **changes}, row())
     assert copy.bootstrap.tolist() == [bootstrap, 1]
     assert copy.truncated.tolist() == [int(bool(changes.get("truncated"))), 0]
-
-
-def test_masks_as_numbers_names_and_both(tmp_path: Path) -> None:
-    rows = [
-        row(possible_actions=[1, 0], possible_next_actions=["right"]),
-        row(possible_actions=["left", "right"], possible_next_actions=[True, False]),
-        row(possible_actions=[1.0, 0.0]),
-    ]
-    copy = discrete(tmp_path, *rows)
-    assert copy.mask.tolist() == [[1, 0], [1, 1], [1, 0]]
-    assert copy.next_mask.tolist() == [[0, 1], [1, 0], [1, 1]]
 
 
 def test_rows_without_mdp_id_are_episodes_of_their_own(tmp_path: Path) -> None:
@@ -302,24 +289,3 @@ def test_shards_and_late_features(tmp_path: Path) -> None:
     assert copy.origin_file.tolist() == [0, 1]
     assert copy.source_line(1) == f"{folder}/b.json:1"
     assert copy.folder.parent == tmp_path / ".reagent-lite"
-
-
-def test_parquet_with_nan_features_and_fixed_lists(tmp_path: Path) -> None:
-    table = pa.table(
-        {
-            "state_features": pa.array([[(0, float("nan")), (1, 2.0)], [(1, 3.0)]], pa.map_(pa.int32(), pa.float32())),
-            "next_state_features": pa.array([[(1, 3.0)], None], pa.map_(pa.int32(), pa.float32())),
-            "action": pa.array(["left", "right"]).dictionary_encode(),
-            "next_action": pa.array(["right", None]),
-            "reward": pa.array([1, 2], pa.int8()),
-            "possible_actions": pa.array([[True, False], [True, True]], pa.list_(pa.bool_(), 2)),
-            "mdp_id": pa.array(["e", "e"], pa.large_string()),
-        }
-    )
-    pq.write_table(table, tmp_path / "log.parquet")
-    copy = prepare_training_copy(str(tmp_path / "log.parquet"), actions=ACTIONS)
-    np.testing.assert_array_equal(copy.state, floats([[np.nan, 2], [np.nan, 3]]))
-    assert copy.action.tolist() == [0, 1]
-    assert copy.mask.tolist() == [[1, 0], [1, 1]]
-    assert copy.bootstrap.tolist() == [1, 0]
-    assert copy.follows.tolist() == [True, False]

@@ -233,11 +233,6 @@ def test_round_trip_of_every_type(tmp_path: Path) -> None:
     assert os.listdir(path.parent) == ["norm.json"]
 
 
-def test_round_trip_through_a_url() -> None:
-    write_normalization("memory://norms/a.json", EVERY_TYPE)
-    assert read_normalization("memory://norms/a.json") == EVERY_TYPE
-
-
 def test_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "norm.json"
     write_normalization(str(path), EVERY_TYPE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
@@ -140,13 +141,13 @@ def test_types_that_other_writers_choose(tmp_path: Path) -> None:
     strings = [f"e{number // 2}" for number in range(num)]
     actions = ["left", "right"] * 3
     views = pa.array([["left", "right"]] * num, pa.list_view(pa.string_view()))
-    states = [[(0, 0.5), (3, float(number))] for number in range(num)]
+    states = [[(0, math.nan), (3, float(number))] for number in range(num)]
     table = pa.table({
         "mdp_id": pa.array(strings, pa.string_view()),
         "action": pa.array(actions).dictionary_encode(),
         "next_action": pa.array(actions, pa.large_string()),
         "possible_actions": views,
-        "possible_next_actions": pa.array([["left", "right"]] * num, pa.large_list(pa.large_string())),
+        "possible_next_actions": pa.array([[True, True]] * num, pa.list_(pa.bool_(), 2)),
         "state_features": pa.array(states, pa.map_(pa.int64(), pa.float64())),
         "next_state_features": pa.array(states, pa.map_(pa.int32(), pa.float32())),
         "reward": pa.array(np.arange(num), pa.float16()),
@@ -160,7 +161,9 @@ def test_types_that_other_writers_choose(tmp_path: Path) -> None:
     np.testing.assert_array_equal(copy.action, np.array([0, 1] * 3)[order])
     np.testing.assert_array_equal(copy.time_diff, np.array([1, 1, 1, 2, 2, 2])[order])
     np.testing.assert_array_equal(np.array(copy.state)[:num, 1], np.arange(num)[order])
-    assert (copy.state_ids, np.array(copy.mask).tolist()) == ((0, 3), [[1, 1]] * num)
+    assert np.isnan(np.array(copy.state)[:num, 0]).all()
+    assert copy.state_ids == (0, 3)
+    assert copy.mask.tolist() == copy.next_mask.tolist() == [[1, 1]] * num
 
 
 def test_pandas_feather(tmp_path: Path) -> None:

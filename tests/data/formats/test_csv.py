@@ -56,13 +56,6 @@ def test_types_are_the_columns_own(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_an_index_and_a_name_in_one_column(tmp_path: Path) -> None:
-    """What is no name is an index, also where the first block has names alone."""
-    states = 'state_features,action,reward,terminal\n"{""0"": 1}",left,1,1\n"{""0"": 2}",1,1,1\n"{""0"": 3}",0,1,1\n'
-    copy = prepare_training_copy(str(written(tmp_path, states)), actions=("left", "right"), directory=str(tmp_path))
-    assert dict(zip(copy.state[:3, 0].tolist(), copy.action.tolist(), strict=True)) == {1.0: 0, 2.0: 1, 3.0: 0}
-
-
 def test_dense_columns(tmp_path: Path) -> None:
     text = (
         ",state_features.3,state_features.10,next_state_features.3,action.0,action.1,metrics.a b,reward\n"

@@ -41,19 +41,30 @@ GOOD: list[Row] = [
         "propensity": 0.75,
         "time_diff": 1,
         "terminal": not step,
+        "truncated": False,
         "metrics": {"x": 1.5},
         "note": "n",
     }
     for episode in ("b", "a")
     for step in range(3)
 ]
-NAMES = [*GOOD[0], "truncated", "action_probability", "step"]
+# cut by a limit; ended, as nothing is possible next; ended, as the next action is none
+GOOD += [
+    {**GOOD[1], "mdp_id": "cut", "terminal": None} | changes
+    for changes in (
+        {"truncated": True, "possible_next_actions": None, "next_action": None},
+        {"possible_next_actions": [0, 0]},
+        {"possible_next_actions": None, "next_action": "5"},
+    )
+]
+NAMES = [*GOOD[0], "action_probability", "step"]
 MAPS = ("state_features", "next_state_features", "metrics")
 VALUES: list[Any] = [
     None, True, False, 0, 1, 2, -1, 0.5, 1.0, 3e38, 1e39, math.inf, math.nan, 2**53 + 1, 2**62, -(2**63), 2**64,
     10**400, "", "left", "right", "up", "0", "1", "01", "-1", "true", "NaN", "1e3", " 1", "1_0", "é", "\0", "{",
     "[1, 0]", '"', "2026-01-02", [], [0, 0], [0, 1], [1, 0], [1], [1, 1, 1], [1, 2], [1, None], [True, False],
-    ["left"], ["left", "left"], ["up"], ["left", 1], [[1]], [{"0": 1.0}], {}, {"0": None}, {"0": 2, "age": 3},
+    [1.0, 0.0], ["left"],
+    ["left", "left"], ["up"], ["left", 1], [[1]], [{"0": 1.0}], {}, {"0": None}, {"0": 2, "age": 3},
     {"age": True, "0": 0.25}, {"höhe cm": 2.5}, {"-3": 1.0}, {"0": "1"}, {"01": 1.0}, {"": 1.0}, {"1.5": 1.0},
     {"0": 1e39}, {"0": math.nan}, {"0": {"1": 1.0}}, {"0": [1.0]}, {"9" * 19: 1.0}, {"x": None},
 ]  # fmt: skip
@@ -77,7 +88,11 @@ def mutated_rows(draw: st.DrawFn) -> tuple[list[Pairs], set[int] | None]:
     rows, touched = [list(row.items()) for row in GOOD], set[int]()
     columns = False
     for _ in range(draw(st.integers(1, 2))):
-        number, value, name = draw(st.integers(0, 5)), draw(st.sampled_from(VALUES)), draw(st.sampled_from(NAMES))
+        number, value, name = (
+            draw(st.integers(0, len(rows) - 1)),
+            draw(st.sampled_from(VALUES)),
+            draw(st.sampled_from(NAMES)),
+        )
         row = rows[number]
         at, other = (draw(st.integers(0, len(row) - 1)) for _ in range(2))
         what = draw(
@@ -96,7 +111,7 @@ def mutated_rows(draw: st.DrawFn) -> tuple[list[Pairs], set[int] | None]:
         elif what == "rename":
             row[at] = name, row[at][1]
         elif what == "row":
-            rows[draw(st.integers(0, 5))] = list(row)
+            rows[draw(st.integers(0, len(rows) - 1))] = list(row)
         elif what == "column":
             rows = [[(one, value if one == name else old) for one, old in each] for each in rows]
         else:

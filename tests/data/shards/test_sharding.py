@@ -397,13 +397,6 @@ def test_an_input_that_is_not_as_its_manifest_says_is_refused(tmp_path: Path, pl
         made(tmp_path / "in", tmp_path / "out", 2)
 
 
-def test_a_parquet_file_that_ends_early_is_named(tmp_path: Path) -> None:
-    file = one_file(tmp_path / "in") / "log.parquet"
-    file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(DataError, match=r"log\.parquet: expected a complete Parquet file"):
-        made(tmp_path / "in", tmp_path / "out", 2)
-
-
 def test_an_input_without_rows_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "in" / "log.parquet", table([]))
     with pytest.raises(NoRowsError, match="expected rows of data, got none"):

@@ -14,8 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 from numpy.typing import NDArray
+from oracles.transitions import check_same
 
-from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
+from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.data.writing.episodes import EpisodeBlock, LogSchema, episode_rows
 from reagent_lite.data.writing.files import FORMATS, table_writer
 from reagent_lite.errors import DataError
@@ -191,13 +192,6 @@ def test_every_float32_comes_back_bit_for_bit(tmp_path: Path, suffix: str) -> No
         assert np.array_equal(read.view(np.uint32), values.view(np.uint32))
 
 
-def same_copy(one: TrainingCopy, other: TrainingCopy) -> None:
-    names = ("state", "action", "next_action", "reward", "bootstrap", "propensity", "mask", "next_mask", "sequence",
-             "episode", "next_index", "follows", "time_diff", "actions_list", "candidates", "list_offsets")  # fmt: skip
-    for name in names:
-        np.testing.assert_array_equal(getattr(one, name), getattr(other, name), err_msg=name)
-
-
 @pytest.mark.parametrize("kind", ["names", "fixed", "differ"])
 def test_all_formats_hold_the_same_rows(tmp_path: Path, kind: str) -> None:
     rng = np.random.default_rng(1)
@@ -216,7 +210,7 @@ def test_all_formats_hold_the_same_rows(tmp_path: Path, kind: str) -> None:
     for copy in copies:
         assert len(copy) == rows
         assert copy.notes == ()
-        same_copy(copies[0], copy)
+        check_same(copies[0], copy)
     # against the blocks: rows of the copy are sorted by episode, and tell their line
     line = np.array(copies[0].origin_line) - 1
     np.testing.assert_array_equal(copies[0].reward, np.concatenate([b.reward for b in blocks])[line])
