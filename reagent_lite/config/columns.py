@@ -1,15 +1,77 @@
-"""`columns`: a log's own names for the columns of the contract."""
+"""The columns of a log, each described once; `columns`: a log's own names for them."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
 
 from reagent_lite.errors import Problem
 
-MAPS = ("state_features", "next_state_features", "action", "next_action", "metrics")
-FIELDS = (
-    *("mdp_id", "sequence_number", "ds", "reward", "action_probability", "terminal", "truncated", "time_diff"),
-    *("possible_actions", "possible_next_actions", *MAPS),
-)
+Kind = Literal["text", "date", "order", "integer", "number", "flag", "features", "metrics", "action", "actions", "any"]
+"""What the values of a column are. order: integers or times; features: {id: number}; metrics: {name: number}; action: a
+name, an index or features; actions: a list of them, or 0 and 1 per action."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContractColumn:
+    """One column of a log.
+
+    Attributes:
+        kind: of its values.
+        needed: "rows": no log lacks it; "events": nor do events; "ends": transitions have at least one of these.
+        late: the first rows of a JSON lines file may lack it, also where a config names it.
+        event: events have it; else transitions alone.
+        training: it is read for training.
+        alias_of: another name of the same column, which events have instead.
+        own: a config may give the log's own name for it.
+    """
+
+    kind: Kind
+    needed: str = ""
+    late: bool = False
+    event: bool = True
+    training: bool = True
+    alias_of: str = ""
+    own: bool = True
+
+
+COLUMNS = {
+    "mdp_id": ContractColumn("text", needed="events"),
+    "sequence_number": ContractColumn("order", needed="events"),
+    "sequence_number_ordinal": ContractColumn("any", event=False, training=False, own=False),
+    "time_since_first": ContractColumn("any", event=False, training=False, own=False),
+    "ds": ContractColumn("date", late=True, training=False),
+    "state_features": ContractColumn("features", needed="rows"),
+    "next_state_features": ContractColumn("features", late=True),
+    "action": ContractColumn("action", needed="rows"),
+    "reward": ContractColumn("number", needed="rows"),
+    "time_diff": ContractColumn("number", event=False),
+    "step": ContractColumn("integer", event=False, own=False),
+    "possible_actions": ContractColumn("actions"),
+    "propensity": ContractColumn("number", event=False, alias_of="action_probability", own=False),
+    "action_probability": ContractColumn("number"),
+    "metrics": ContractColumn("metrics", late=True),
+    "terminal": ContractColumn("flag", late=True, needed="ends"),
+    "truncated": ContractColumn("flag", late=True),
+    "possible_next_actions": ContractColumn("actions", late=True, needed="ends"),
+    "next_action": ContractColumn("action", event=False, needed="ends"),
+}
+"""Every column that a log may have; a timeline adds to transitions those that training does not read."""
+
+TRAINING_COLUMNS = tuple(name for name, one in COLUMNS.items() if one.training)
+TRANSITION_COLUMNS = tuple(name for name, one in COLUMNS.items() if one.needed == "rows")
+EVENT_COLUMNS = tuple(name for name, one in COLUMNS.items() if one.needed in ("events", "rows"))
+"""Columns that no log of transitions, and none of events, lacks."""
+LATE_COLUMNS = tuple(name for name, one in COLUMNS.items() if one.late)
+MAPS = tuple(name for name, one in COLUMNS.items() if one.kind in ("features", "metrics", "action"))
+"""Columns whose values may be spread over columns of their own, one for each feature or metric."""
+FIELDS = tuple(name for name, one in COLUMNS.items() if one.own)
 """What a user's columns may stand for."""
+
+
+def kind_of(name: str) -> Kind:
+    """Returns the kind of a column's values."""
+    return COLUMNS[name].kind if name in COLUMNS else "any"
+
 
 Columns = dict[str, str | list[str]]
 """{field of the contract: name of the log's column; of features and metrics also the columns of the single ones}."""

@@ -6,16 +6,16 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from reagent_lite.config.columns import Columns, column_problems
+from reagent_lite.config.columns import COLUMNS, Columns, column_problems
 from reagent_lite.config.section import Section, local_problems
 from reagent_lite.errors import Problem
 
-RESERVED_COLUMNS = frozenset({
-    "mdp_id", "sequence_number", "sequence_number_ordinal", "time_since_first", "time_diff", "step", "ds",
-    "state_features", "action", "action_probability", "possible_actions", "next_state_features", "next_action",
-    "possible_next_actions", "terminal", "truncated", "fault", "broken", "seen", "folder", "place", "file_row_number",
-    "source_file", "source_line",
-})  # fmt: skip
+RESERVED_COLUMNS = frozenset(
+    {
+        *(name for name, one in COLUMNS.items() if name not in ("reward", "metrics") and not one.alias_of),
+        *("fault", "broken", "seen", "folder", "place", "file_row_number", "source_file", "source_line"),
+    }
+)
 """Columns a timeline makes itself, some of them on the way; they are no reward and no extra columns."""
 
 

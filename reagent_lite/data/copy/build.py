@@ -14,14 +14,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import DTypeLike, NDArray
 
-from reagent_lite.config.columns import Columns
+from reagent_lite.config.columns import COLUMNS, Columns
 from reagent_lite.data.copy.lists import list_records, share
 from reagent_lite.data.copy.place import KIND, CopyManifest, settings_of
 from reagent_lite.data.copy.spool import K, Spool, write_npy
 from reagent_lite.data.formats.blocks import Block, Position
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.reading import read_blocks
-from reagent_lite.data.formats.schema import KNOWN_COLUMNS, TIMELINE_COLUMNS, to_numpy
+from reagent_lite.data.formats.schema import to_numpy
 from reagent_lite.data.rows.contract import Contract
 from reagent_lite.data.rows.faults import FaultsOfLog
 from reagent_lite.data.rows.hashes import mix, name_hashes
@@ -45,7 +45,6 @@ VECTORS: dict[str, DTypeLike] = {
 }
 _FROM_ROWS = tuple(VECTORS)[:-3]  # as `Rows` has them
 _RECORD = (0, 1, 2, 3)  # columns of what `list_records` returns
-NEEDED_FOR_ENDS = ("terminal", "possible_next_actions", "next_action")
 _NAMES_AT_ONCE = 1 << 16
 
 
@@ -173,8 +172,9 @@ class SpooledLog:
         self.faults.require_none(where)
         if self.has_sequence and self.first_without_sequence is not None:
             raise DataError(Problem(self.first_without_sequence, "a sequence_number, as other rows have one", "none"))
-        if not self.seen_columns & set(NEEDED_FOR_ENDS):
-            expected = f"one of the columns {', '.join(NEEDED_FOR_ENDS)}, to tell where episodes end"
+        ends = [name for name, one in COLUMNS.items() if one.needed == "ends"]
+        if self.seen_columns.isdisjoint(ends):
+            expected = f"one of the columns {', '.join(ends)}, to tell where episodes end"
             raise DataError(Problem(where, expected, "none of them"))
 
     def write(self) -> None:
@@ -340,7 +340,7 @@ def notes(counts: Counter[str], columns: set[str]) -> tuple[str, ...]:
     of_all = counted(counts["rows"], "row has", "rows have")
     found = [f"{counts[key]:,} of {of_all} {what}" for key, what in _OF_ALL_ROWS.items() if counts[key]]
     found += [f"{counted(counts[key], *words)} {what}" for key, (*words, what) in _COUNTED.items() if counts[key]]
-    if ignored := sorted(columns - {*KNOWN_COLUMNS, *TIMELINE_COLUMNS}):
+    if ignored := sorted(columns - COLUMNS.keys()):
         found.append(f"columns that are not used: {', '.join(ignored)}")
     return tuple(found)
 

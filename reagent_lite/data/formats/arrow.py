@@ -17,9 +17,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet
 
+from reagent_lite.config.columns import TRAINING_COLUMNS
 from reagent_lite.data.formats.blocks import Block, Position
 from reagent_lite.data.formats.files import InputFile, damage_reported, sha256_of
-from reagent_lite.data.formats.schema import KNOWN_COLUMNS, filled, valid_rows
+from reagent_lite.data.formats.schema import filled, valid_rows
 from reagent_lite.errors import DataError, Problem
 
 BLOCK_VALUES = 1 << 19
@@ -30,7 +31,7 @@ _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
 
 def read_parquet(
-    file: InputFile, number: int, position: Position, columns: Collection[str] | None = KNOWN_COLUMNS
+    file: InputFile, number: int, position: Position, columns: Collection[str] | None = TRAINING_COLUMNS
 ) -> Iterator[Callable[[], Block]]:
     """Yields the rows of a Parquet file in blocks.
 
@@ -74,7 +75,7 @@ def _rows_of_block(metadata: pa.parquet.FileMetaData) -> int:
 
 
 def read_ipc(
-    file: InputFile, number: int, position: Position, columns: Collection[str] | None = KNOWN_COLUMNS
+    file: InputFile, number: int, position: Position, columns: Collection[str] | None = TRAINING_COLUMNS
 ) -> Iterator[Callable[[], Block]]:
     """Yields the rows of an Arrow IPC file or stream in blocks.
 

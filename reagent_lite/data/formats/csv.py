@@ -26,23 +26,16 @@ import pyarrow.compute as pc
 import pyarrow.csv
 from numpy.typing import NDArray
 
+from reagent_lite.config.columns import MAPS, TRAINING_COLUMNS, kind_of
 from reagent_lite.data.formats.blocks import Block, Position
 from reagent_lite.data.formats.files import InputFile, OwnNames
 from reagent_lite.data.formats.jsonl import EXACT_BELOW, column_of, parse_with_arrow, table_of_columns
-from reagent_lite.data.formats.schema import KNOWN_COLUMNS, microseconds_of, valid_rows
+from reagent_lite.data.formats.schema import microseconds_of, valid_rows
 from reagent_lite.data.formats.text_files import BYTE_ORDER_MARK, contains, read_text
 from reagent_lite.errors import MAX_PROBLEMS, DataError, Problem, raise_any
 from reagent_lite.strict_json import parse_json
 
-_MAPS = ("state_features", "next_state_features", "metrics")
-_JSON = (*_MAPS, "possible_actions", "possible_next_actions")
-_ACTIONS = ("action", "next_action")
-_DENSE = (*_MAPS, *_ACTIONS)
-_TYPES = {
-    **dict.fromkeys(("reward", "propensity", "action_probability", "time_diff"), pa.float64()),
-    **dict.fromkeys(("terminal", "truncated"), pa.bool_()),
-    "sequence_number": pa.int64(),
-}
+_TYPES = {"number": pa.float64(), "flag": pa.bool_(), "order": pa.int64(), "integer": pa.int64()}
 # pandas writes 1.0 where a column has gaps, PostgreSQL writes t.
 _TRUE, _FALSE = ("true", "True", "TRUE", "1", "1.0", "t"), ("false", "False", "FALSE", "0", "0.0", "f")
 _QUOTED = re.compile(rb'"(?:[^"]|"")*+"')
@@ -54,7 +47,7 @@ Column = tuple[pa.Field, pa.Array]
 
 
 def read_csv(
-    file: InputFile, number: int, position: Position, columns: Collection[str] | None = KNOWN_COLUMNS
+    file: InputFile, number: int, position: Position, columns: Collection[str] | None = TRAINING_COLUMNS
 ) -> Iterator[Callable[[], Block]]:
     """Yields the parsing of each block of a CSV file.
 
@@ -191,7 +184,7 @@ def _layout(header: bytes, where: str, columns: Collection[str] | None, own: Own
     dense: dict[str, dict[str, str]] = {}
     for name in names:
         column, dot, feature = name.partition(".")
-        if dot and column in _DENSE:
+        if dot and column in MAPS:
             dense.setdefault(column, {})[feature] = name
     problems = []
     for name in sorted({name for name in names if names.count(name) > 1}):
@@ -201,7 +194,7 @@ def _layout(header: bytes, where: str, columns: Collection[str] | None, own: Own
         problems.append(Problem(where, f"{column} once", f"a column {column!r} and a column {one!r}", "Keep one"))
     spread = {name for features in dense.values() for name in features.values()}
     single = {name for name, field in fields.items() if field != name and "." in field}
-    if not spread and not single and not set(fields.values()) & set(KNOWN_COLUMNS):
+    if not spread and not single and not set(fields.values()) & set(TRAINING_COLUMNS):
         todo = "Separate cells by commas" if any(one in cells[0] for one in ";\t|") else "Write it as the first line"
         expected = "a header with names of columns like state_features"
         problems.append(Problem(where, expected, repr(cells[0][:60]), todo))
@@ -210,7 +203,8 @@ def _layout(header: bytes, where: str, columns: Collection[str] | None, own: Own
     plain = tuple(name for name in names if name not in spread and (columns is None or name in columns))
     return _Layout(
         kinds={
-            name: pa.float64() if name in spread | single else _TYPES.get(fields[name], pa.string()) for name in names
+            name: _TYPES.get("number" if name in spread | single else kind_of(field), pa.string())
+            for name, field in fields.items()
         },
         dense={name: features for name, features in dense.items() if columns is None or name in columns},
         plain=plain,
@@ -312,11 +306,9 @@ def _value_of(cell: str, kind: pa.DataType) -> Any:
 
 def _plain_column(name: str, field: str, array: pa.Array, lines: NDArray[np.int64], path: str) -> Column:
     """Returns a column of cells, those of JSON parsed; actions are JSON where one of them begins with a brace."""
-    if field in _ACTIONS:
-        is_json = bool(pc.any(pc.match_substring_regex(array, r"^\s*\{"), min_count=0).as_py())
-    else:
-        is_json = field in _JSON
-    if not is_json:
+    kind = kind_of(field)
+    has_maps = kind == "action" and pc.any(pc.match_substring_regex(array, r"^\s*\{"), min_count=0).as_py()
+    if not has_maps and kind not in ("features", "metrics", "actions"):
         return pa.field(name, array.type), array
     table = _json_by_arrow(name, array)
     if table is None:
@@ -345,7 +337,7 @@ def _json_by_python(name: str, field: str, array: pa.Array, lines: NDArray[np.in
     values: list[Any] = []
     for line, cell in zip(lines.tolist(), array.to_pylist(), strict=True):
         try:
-            is_json = cell is not None and (field not in _ACTIONS or cell.lstrip().startswith("{"))
+            is_json = cell is not None and (kind_of(field) != "action" or cell.lstrip().startswith("{"))
             values.append(parse_json(cell.encode()) if is_json else cell)
         except ValueError as error:
             todo = "json.dumps writes it: a Python dict's own text is not JSON" if "'" in cell else ""

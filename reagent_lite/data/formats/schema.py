@@ -1,4 +1,4 @@
-"""Arrow types of logs: which columns a log has, and how types of different blocks become one."""
+"""Arrow types of logs: how types of different blocks become one, and arrays as numpy."""
 
 from __future__ import annotations
 
@@ -11,28 +11,6 @@ from numpy.typing import NDArray
 
 TEXT_METADATA = {b"reagent_lite": b"json"}
 """Marks a string column whose values are JSON texts, since they have no common Arrow type."""
-
-KNOWN_COLUMNS = (
-    "mdp_id",
-    "sequence_number",
-    "state_features",
-    "next_state_features",
-    "action",
-    "next_action",
-    "possible_actions",
-    "possible_next_actions",
-    "propensity",
-    "action_probability",
-    "reward",
-    "time_diff",
-    "step",
-    "metrics",
-    "terminal",
-    "truncated",
-)
-
-TIMELINE_COLUMNS = ("ds", "sequence_number_ordinal", "time_since_first")
-"""Columns that a timeline adds for people and other tools; training has no use for them and says nothing of them."""
 
 
 def is_text(field: pa.Field) -> bool:

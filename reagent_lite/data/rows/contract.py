@@ -1,18 +1,13 @@
-"""What a row must be: which columns it has, which it may lack, what their values are, and the words of what is wrong.
+"""What the values of a row must be, and the words of what is wrong; config/columns.py says which columns there are.
 
-Events are logged decisions; transitions say beside what followed them. Both have the columns
+Events are logged decisions; transitions say beside what followed them. Of their values it holds that
 
-    mdp_id, sequence_number          the episode and the order in it
-    state_features                   {id: number}; null and NaN count as absent
-    action                           a name or an index; of parametric rows {id: number}; null = unknown
-    possible_actions                 names, or of transitions 0 or 1 per action; of parametric rows a list of candidates
-    reward                           finite
-    propensity or action_probability above 0 and at most 1
-    metrics                          {name: finite number}
-    terminal, truncated              true or false
-    next_state_features, possible_next_actions   of events where `truncated` is true: what was seen at the limit
-
-Transitions have next_action, time_diff and step besides, events ds and further columns of their own.
+    action               null = unknown
+    features             null and NaN count as absent
+    possible_actions     are names, or of transitions 0 or 1 per action; of parametric rows a list of candidates
+    reward, metrics      are finite
+    propensity           is above 0 and at most 1
+    next_state_features, possible_next_actions   of events count where `truncated` is true: what was seen at the limit
 """
 
 from __future__ import annotations
@@ -24,17 +19,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from reagent_lite.config.columns import COLUMNS, EVENT_COLUMNS, TRANSITION_COLUMNS
 from reagent_lite.data.formats.blocks import Block
 from reagent_lite.data.rows.columns import NONE, WRONG, Column, column_of, numbers
 from reagent_lite.data.rows.faults import Faults, Mask
 from reagent_lite.errors import DataError, Problem, nearest
 
 NEAREST_COLUMN = "Nearest column: {!r}"
-PROPENSITIES = ("propensity", "action_probability")
+PROPENSITIES = tuple(name for name, one in COLUMNS.items() if "action_probability" in (name, one.alias_of))
 """Two names of one column; a log that has both must have the same in both."""
-TRANSITION_COLUMNS = ("state_features", "action", "reward")
-EVENT_COLUMNS = ("mdp_id", "sequence_number", *TRANSITION_COLUMNS)
-"""Columns that no log lacks."""
 TODO_NAMES = "Names and indices are actions of workflows.dqn, and of timelines with actionDiscrete true"
 TODO_MAPS = "Maps are actions of workflows.parametric_dqn, and of timelines with actionDiscrete false"
 _NUMERAL = re.compile("0|[1-9][0-9]{0,17}")
@@ -62,10 +55,6 @@ class Contract:
     def discrete(self) -> bool:
         """Whether actions are names."""
         return self.actions is not None
-
-    def column(self, block: Block, name: str) -> Column:
-        """Returns the column that holds a field of the contract; only nulls where the block lacks it."""
-        return column_of(block, name)
 
     def require_columns(self, names: list[str], where: str) -> None:
         """Checks that a file has the columns that no log lacks and those of the config; see require_columns."""
@@ -105,9 +94,9 @@ def finite(column: Column, faults: Faults, *, required: bool = False) -> NDArray
     return np.where(wrong, np.nan, values)
 
 
-def propensity(block: Block, contract: Contract, faults: Faults) -> tuple[NDArray[np.float64], Mask]:
+def propensity(block: Block, faults: Faults) -> tuple[NDArray[np.float64], Mask]:
     """Returns ([n] float64 probability with which the action was taken, NaN without one; [n] whether there is one)."""
-    one, other = (contract.column(block, name) for name in PROPENSITIES)
+    one, other = (column_of(block, name) for name in PROPENSITIES)
     first, second = numbers(one, faults), numbers(other, faults)
     differ = one.present & other.present & (first != second)
     faults.add(

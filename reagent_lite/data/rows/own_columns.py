@@ -15,14 +15,13 @@ from typing import Any
 
 import pyarrow as pa
 
+from reagent_lite.config.columns import LATE_COLUMNS
 from reagent_lite.data.formats.blocks import Block
 from reagent_lite.data.formats.schema import TEXT_METADATA, is_text
 from reagent_lite.data.rows.columns import in_one_piece
 from reagent_lite.data.rows.contract import NEAREST_COLUMN
 from reagent_lite.errors import Problem, nearest, raise_any
 
-_LATE = ("ds", "terminal", "truncated", "next_state_features", "possible_next_actions", "metrics")
-"""Fields whose column the first rows of a JSON lines file may lack."""
 _JSON_LINES = (".json", ".jsonl", ".ndjson")
 
 
@@ -60,7 +59,7 @@ class OwnColumns:
         table = block.table
         lines = block.file.extension in _JSON_LINES
         if not lines or (len(block.lines) and block.lines[0] == 1):
-            self._require(table.column_names, block.where(0), late=_LATE if lines else ())
+            self._require(table.column_names, block.where(0), late=LATE_COLUMNS if lines else ())
         given = dict(self.fields)
         used = {name for _, source in self.fields for name in ((source,) if isinstance(source, str) else source)}
         columns = [

@@ -23,6 +23,7 @@ from reagent_lite.data.rows.columns import (
     NONE,
     WRONG,
     Column,
+    column_of,
     flags,
     float64,
     integers,
@@ -103,7 +104,7 @@ def read_rows(block: Block, contract: Contract) -> Rows:
     Raises:
         DataError: for what makes the block unreadable; faults of single rows are in the result.
     """
-    faults, column = Faults(block), partial(contract.column, block)
+    faults, column = Faults(block), partial(column_of, block)
     state, known = features(column("state_features"), faults)
     require_present("state_features", known, faults)
     next_state, _ = features(column("next_state_features"), faults)
@@ -122,7 +123,7 @@ def read_rows(block: Block, contract: Contract) -> Rows:
     faults.add(lacking, "a possible next action in a row that is not terminal", lambda _: "none")
     reward = finite(column("reward"), faults, required=True)
     time_diff, step = finite(column("time_diff"), faults), _steps(column("step"), faults)
-    probability, has_probability = propensity(block, contract, faults)
+    probability, has_probability = propensity(block, faults)
     episode, mdp_ids = strings(column("mdp_id"), faults)
     sequence, has_sequence = sequence_numbers(column("sequence_number"), faults)
     named = metrics(column("metrics"), faults)

@@ -1,22 +1,21 @@
 """Rows of any format as a table of typed columns: for SQL engines, which pair, count and sort, and for conversion.
 
-    mdp_id, ds                                  text
-    sequence_number                             int64
-    state_features, next_state_features         map<int64, float>
-    action, next_action                         text (names), int64 (indices) or map<int64, float>
-    possible_actions, possible_next_actions     lists of names, of 0 and 1, or of map<int64, float>
-    reward, propensity, time_diff               double
-    metrics                                     map<text, number>
-    terminal, truncated                         bool
+    text, date            text
+    order                 int64
+    number, flag          double, bool
+    features, metrics     map<int64, float>, map<text, number>
+    action                text (names), int64 (indices) or map<int64, float>
+    actions               lists of names, of 0 and 1, or of map<int64, float>
 
-A table of events has action_probability for either name of the propensity, further columns as text, and `fault`,
-`source_file` and `source_line`: what is wrong with a row stands in its fault, and whoever reads the table decides what
-follows. SQL has nothing left to check.
+config/columns.py says of which kind a column is. A table of events has action_probability for either name of the
+propensity, further columns as text, and `fault`, `source_file` and `source_line`: what is wrong with a row stands in
+its fault, and whoever reads the table decides what follows. SQL has nothing left to check.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import date, time
 
@@ -25,6 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from reagent_lite.config.columns import COLUMNS, Kind, kind_of
 from reagent_lite.data.formats.blocks import Block
 from reagent_lite.data.formats.schema import filled, to_numpy, valid_rows
 from reagent_lite.data.rows.columns import (
@@ -42,7 +42,6 @@ from reagent_lite.data.rows.columns import (
     texts,
 )
 from reagent_lite.data.rows.contract import (
-    PROPENSITIES,
     TODO_MAPS,
     TODO_NAMES,
     ActionRule,
@@ -57,28 +56,18 @@ from reagent_lite.data.rows.maps import FeatureMatrix, Named, candidate_lists, f
 FEATURES = pa.map_(pa.int64(), pa.float32())
 INTEGER, NUMBER, FLAG, TEXT, JSON = "integer", "number", "flag", "text", "json"
 """Kinds of values of a further column; of several kinds in one column, JSON text stands for all."""
-_LISTS = ("possible_actions", "possible_next_actions")
+_LISTS = tuple(name for name, one in COLUMNS.items() if one.kind == "actions")
 _NAME, _INDEX, _MAP = 0, 1, 2
 _WORDS = ("a name", "an index", "a map")
 
 
 def schema(*, discrete: bool, extra: tuple[str, ...]) -> pa.Schema:
     """Returns the columns of a table of events, in order."""
-    action = pa.string() if discrete else FEATURES
+    types = {kind: one for kind, (one, _) in _KINDS.items()}
+    if discrete:
+        types |= {"action": pa.string(), "actions": pa.list_(pa.string())}
     columns = {
-        "mdp_id": pa.string(),
-        "sequence_number": pa.int64(),
-        "ds": pa.string(),
-        "state_features": FEATURES,
-        "action": action,
-        "reward": pa.float64(),
-        "possible_actions": pa.list_(action),
-        "action_probability": pa.float64(),
-        "metrics": pa.map_(pa.string(), pa.float64()),
-        "terminal": pa.bool_(),
-        "truncated": pa.bool_(),
-        "next_state_features": FEATURES,
-        "possible_next_actions": pa.list_(action),
+        **{name: types[one.kind] for name, one in COLUMNS.items() if one.event},
         **dict.fromkeys(extra, pa.string()),
         "fault": FAULT,
         "source_file": pa.dictionary(pa.int32(), pa.string()),
@@ -121,19 +110,12 @@ def event_table(block: Block, contract: Contract) -> tuple[pa.Table, Faults, dic
     """
     contract.require_columns(block.table.column_names, block.where(0))
     faults, wanted = Faults(block), schema(discrete=contract.discrete, extra=contract.extra)
-    column = {name: contract.column(block, name) for name in wanted.names}
+    column = {name: column_of(block, name) for name in wanted.names}
     found: dict[str, pa.Array] = {}
     # what has no value of its column's type comes first, as other faults follow from it
-    for name in (
-        "mdp_id",
-        "sequence_number",
-        "state_features",
-        "next_state_features",
-        "metrics",
-        "terminal",
-        "truncated",
-    ):
-        found[name] = _READERS[name](column[name], faults)
+    for name, one in COLUMNS.items():
+        if one.event and one.kind in ("text", "order", "features", "metrics", "flag"):
+            found[name] = _KINDS[one.kind][1](column[name], faults)
     found["ds"] = _days(column["ds"], faults)
     kinds = {}
     for name in contract.extra:
@@ -153,7 +135,7 @@ def event_table(block: Block, contract: Contract) -> tuple[pa.Table, Faults, dic
         faults.add(~valid_rows(found["ds"]), "a date in ds", lambda _: "null", rule="ds_absent")
     for name in contract.rewards:
         finite(column[name], faults)
-    found["action_probability"] = _numbers(propensity(block, contract, faults)[0])
+    found["action_probability"] = _numbers(propensity(block, faults)[0])
     if contract.actions:
         unknown = column["action"].present & ~valid_rows(found["action"])
         todo = TODO_MAPS if column["action"].nested else ""
@@ -238,9 +220,9 @@ def by_name(array: pa.Array, names: dict[int, str]) -> pa.Array:
 
 def typed_column(column: Column, faults: Faults) -> pa.Array:
     """Returns a column as the type that its name has; values of other types are faults, and null."""
-    read = _READERS.get(column.name)
-    if read is not None and not pa.types.is_null(column.array.type):
-        return read(column, faults)
+    kind = kind_of(column.name)
+    if kind in _KINDS and not pa.types.is_null(column.array.type):
+        return _KINDS[kind][1](column, faults)
     return column.array.dictionary_decode() if pa.types.is_dictionary(column.array.type) else column.array
 
 
@@ -319,20 +301,18 @@ def _one_kind(column: Column, faults: Faults) -> int:
     return first
 
 
-_READERS = {
-    "mdp_id": texts,
-    "ds": texts,
-    "sequence_number": _sequence_numbers,
-    "state_features": _features,
-    "next_state_features": _features,
-    "action": _action,
-    "next_action": _action,
-    **dict.fromkeys(_LISTS, lambda column, faults: _choices(column, None, faults)),
-    **dict.fromkeys(("reward", "time_diff", *PROPENSITIES), _finite),
-    "metrics": _metrics,
-    "terminal": _flags,
-    "truncated": _flags,
+_KINDS: dict[Kind, tuple[pa.DataType, Callable[[Column, Faults], pa.Array]]] = {
+    "text": (pa.string(), texts),
+    "date": (pa.string(), texts),
+    "order": (pa.int64(), _sequence_numbers),
+    "number": (pa.float64(), _finite),
+    "flag": (pa.bool_(), _flags),
+    "features": (FEATURES, _features),
+    "metrics": (pa.map_(pa.string(), pa.float64()), _metrics),
+    "action": (FEATURES, _action),
+    "actions": (pa.list_(FEATURES), lambda column, faults: _choices(column, None, faults)),
 }
+"""Type in a table of events, where names of actions are text, and what reads a column of any table."""
 
 
 def map_array(named: Named | FeatureMatrix, present: Mask) -> pa.Array:

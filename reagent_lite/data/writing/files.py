@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet
 
+from reagent_lite.config.columns import kind_of
 from reagent_lite.data.formats.reading import num_threads
 from reagent_lite.errors import DataError, Problem
 from reagent_lite.files import appearing_file
@@ -123,7 +124,7 @@ def _require_strings(name: str, array: pa.Array) -> None:
     if "" in distinct and name != "next_action":  # where "" means none
         got = "an empty one, which CSV reads as none"
         raise DataError(Problem(f"column {name}", "strings that CSV can hold", got, todo))
-    if name in ("action", "next_action") and any(one.lstrip().startswith("{") for one in distinct):
+    if kind_of(name) == "action" and any(one.lstrip().startswith("{") for one in distinct):
         got = "one that starts with { as maps do"
         raise DataError(Problem(f"column {name}", "names that CSV can hold", got, todo))
 

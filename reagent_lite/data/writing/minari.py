@@ -24,6 +24,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from reagent_lite.config.columns import EVENT_COLUMNS
 from reagent_lite.data.formats.blocks import Block, Position
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.minari import MDP_ID, OURS, require_minari
@@ -36,8 +37,7 @@ from reagent_lite.files import appearing_folder
 if TYPE_CHECKING:
     from minari.data_collector import EpisodeBuffer
 
-_NEEDED = ("mdp_id", "sequence_number", "state_features", "action", "reward")
-KEPT = (*_NEEDED, "next_state_features", "terminal", "truncated")
+KEPT = (*EVENT_COLUMNS, "next_state_features", "terminal", "truncated")
 """Columns that a dataset has a place for."""
 _EPISODES_AT_ONCE = 256
 _EPISODE_BYTES = 1 << 16
@@ -163,7 +163,7 @@ def _episodes(blocks: Iterable[tuple[pa.Table, Block]], form: MinariForm) -> Ite
 
 def _checked(table: pa.Table, block: Block, form: MinariForm) -> pa.Table:
     """Returns the columns in KEPT, each of one type in all blocks; names of actions as their index."""
-    for name in _NEEDED:
+    for name in EVENT_COLUMNS:
         values = table[name].to_pylist() if name in table.column_names else [None]
         if None in values:
             raise DataError(Problem(block.where(values.index(None)), f"a value in {name}, for Minari", "none"))

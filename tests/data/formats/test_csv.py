@@ -56,6 +56,12 @@ def test_types_are_the_columns_own(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_rows_of_several_steps(tmp_path: Path) -> None:
+    text = "state_features.0,action,reward,terminal,step\n1,0,1,1,2\n2,1,1,1,3.0\n3,1,1,1,\n"
+    copy = prepare_training_copy(str(written(tmp_path, text)), actions=("left", "right"), directory=str(tmp_path))
+    assert dict(zip(copy.state[:3, 0].tolist(), copy.step.tolist(), strict=True)) == {1.0: 2, 2.0: 3, 3.0: 1}
+
+
 def test_dense_columns(tmp_path: Path) -> None:
     text = (
         ",state_features.3,state_features.10,next_state_features.3,action.0,action.1,metrics.a b,reward\n"
