@@ -225,15 +225,3 @@ def test_shares_where_rounding_makes_blocks_and_rows_disagree(seed: int) -> None
     for near in (edges, np.nextafter(edges, 0), np.nextafter(edges, 1)):
         rows = priorities.rows_at(torch.from_numpy(near)).numpy()
         assert (value[rows] > 0).all()
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_rows_without_priority_are_never_drawn(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    rows = int(rng.integers(1, 300))
-    priorities = Priorities(rows, CPU)
-    priorities.value.copy_(torch.from_numpy((rng.random(rows) < 0.1).astype(np.float32) * 1e-3))
-    priorities.value[int(rng.integers(rows))] = 1e6
-    priorities.refresh()
-    drawn = priorities.draw(512, torch.Generator().manual_seed(seed))
-    assert (priorities.value[drawn] > 0).all()

@@ -205,15 +205,6 @@ def lines(*rows: dict[str, Any]) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
-def problem_in_line_three(folder: Path, good: dict[str, Any], changes: dict[str, Any], actions: Actions) -> Problem:
-    """Returns the only problem of two good rows, one with the changes, and another good row."""
-    file = folder / "log.json"
-    file.write_text(lines(good, good, {**good, **changes}, good))
-    (problem,) = problems_of(file, actions)
-    assert problem.where == f"{file}:3"
-    return problem
-
-
 LISTED = "0 or 1 for each of 2 actions, or names of actions, in possible_actions"
 DISCRETE_FAULTS: list[tuple[dict[str, Any], str, str]] = [
     ({"action": -1}, "an index below 2", "-1"),
@@ -245,8 +236,6 @@ DISCRETE_FAULTS: list[tuple[dict[str, Any], str, str]] = [
     ({"state_features": [1.0]}, "an object {id: number} in state_features", "[1.0]"),
     ({"state_features": 1.0}, "an object {id: number} in state_features", "1.0"),
     ({"state_features": {"1 speed": 1.0}}, "an integer of at most 18 digits or a name", "'1 speed'"),
-    ({"next_state_features": {"1.5": 1.0}}, "an integer of at most 18 digits or a name", "'1.5'"),
-    ({"next_state_features": {"01": 1.0}}, "an integer of at most 18 digits or a name", "'01'"),
     ({"next_state_features": None}, "next_state_features in a row that is not terminal", "none"),
     ({"next_state_features": {}}, "next_state_features in a row that is not terminal", "none"),
     ({"terminal": False, "possible_next_actions": []}, "a possible next action in a row that is not terminal", "none"),
@@ -258,20 +247,6 @@ DISCRETE_FAULTS: list[tuple[dict[str, Any], str, str]] = [
     ({"mdp_id": 1.5}, "an integer in mdp_id", "1.5"),
     ({"mdp_id": {"a": 1}}, "mdp_id", '{"a": 1}'),
 ]
-
-
-@pytest.mark.parametrize(("changes", "expected", "got"), DISCRETE_FAULTS, ids=lambda one: json.dumps(one)[:40])
-@pytest.mark.parametrize("by_line", [False, True])
-def test_faults_of_discrete_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], expected: str, got: str, by_line: bool
-) -> None:
-    if by_line:  # a block per line: the faulty row is alone with its types
-        monkeypatch.setattr(text_files, "FIRST_BLOCK_BYTES", 16)
-        monkeypatch.setattr(text_files, "BLOCK_BYTES", 16)
-    problem = problem_in_line_three(tmp_path, GOOD, changes, ACTIONS)
-    if not by_line:
-        assert expected in problem.expected
-        assert got in problem.got
 
 
 PARAMETRIC_FAULTS: list[tuple[dict[str, Any], str, str]] = [
@@ -289,11 +264,31 @@ PARAMETRIC_FAULTS: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "expected", "got"), PARAMETRIC_FAULTS, ids=lambda one: json.dumps(one)[:40])
-def test_faults_of_parametric_rows(tmp_path: Path, changes: dict[str, Any], expected: str, got: str) -> None:
-    problem = problem_in_line_three(tmp_path, GOOD_PARAMETRIC, changes, None)
-    assert expected in problem.expected
-    assert got in problem.got
+@pytest.mark.parametrize(
+    ("parametric", "changes", "expected", "got"),
+    [*((False, *one) for one in DISCRETE_FAULTS), *((True, *one) for one in PARAMETRIC_FAULTS)],
+    ids=lambda one: json.dumps(one)[:40],
+)
+@pytest.mark.parametrize("by_line", [False, True])
+def test_faults_of_transitions(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    parametric: bool,
+    changes: dict[str, Any],
+    expected: str,
+    got: str,
+    by_line: bool,
+) -> None:
+    if by_line:  # a block per line: the faulty row is alone with its types
+        monkeypatch.setattr(text_files, "FIRST_BLOCK_BYTES", 16)
+        monkeypatch.setattr(text_files, "BLOCK_BYTES", 16)
+    file, good = tmp_path / "log.json", GOOD_PARAMETRIC if parametric else GOOD
+    file.write_text(lines(good, good, {**good, **changes}, good))
+    (problem,) = problems_of(file, None if parametric else ACTIONS)
+    assert problem.where == f"{file}:3"
+    if not by_line:
+        assert expected in problem.expected
+        assert got in problem.got
 
 
 def test_an_action_is_shown_as_the_file_has_it(tmp_path: Path) -> None:
