@@ -34,7 +34,7 @@ def action_of(value: Any, actions: Actions) -> int:
     if value is None or value == "":
         return -1
     assert isinstance(value, int | float | str | np.integer), value
-    index = actions.index(value) if value in actions else int(value)
+    index = actions.index(value) if value in actions else int(float(value))
     return index if index < len(actions) else -1
 
 

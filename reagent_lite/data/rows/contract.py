@@ -31,6 +31,8 @@ PROPENSITIES = tuple(name for name, one in COLUMNS.items() if "action_probabilit
 TODO_NAMES = "Names and indices are actions of workflows.dqn, and of timelines with actionDiscrete true"
 TODO_MAPS = "Maps are actions of workflows.parametric_dqn, and of timelines with actionDiscrete false"
 _NUMERAL = re.compile("0|[1-9][0-9]{0,17}")
+_NUMERAL_BESIDE_GAPS = re.compile(r"(0|-?[1-9][0-9]{0,17})\.0")
+"""What pandas makes of an integer in a CSV file where its column has gaps, as next_action has at every end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +130,7 @@ class ActionRule:
 
     def action(self, value: object) -> int:
         """Returns the index, NONE for null, WRONG for anything else."""
+        value = self._without_point(value)
         if value is None:
             return NONE
         if isinstance(value, str):
@@ -140,6 +143,7 @@ class ActionRule:
 
     def next_action(self, value: object) -> int:
         """Likewise; "" and integers from the number of actions on are NONE, unless the larger ones are names."""
+        value = self._without_point(value)
         index = self.action(value)
         if index != WRONG and _integer(value) != self._num:
             return index
@@ -150,6 +154,11 @@ class ActionRule:
             return WRONG
         # an integer that may be a name as well as "none"
         return WRONG if not isinstance(value, str) and str(number) in self._index else NONE
+
+    def _without_point(self, value: object) -> object:
+        """Returns "3" of "3.0", unless that is a name."""
+        found = _NUMERAL_BESIDE_GAPS.fullmatch(value) if isinstance(value, str) and value not in self._index else None
+        return found[1] if found else value
 
     def _place(self, number: int | None) -> int:
         return number if number is not None and number < self._num else WRONG

@@ -401,7 +401,10 @@ LOGGED: list[tuple[list[Any], tuple[str, ...], list[int] | str, tuple[str, ...]]
     (["1", "2", "3", "0"], ("1", "2", "3"), [0, 1, 2, 0], FORMS),
     (["a", "1", "0"], ("a", "b"), [0, 1, 0], FORMS),
     ([3, 0], ("2", "3"), [1, 0], FORMS),
-    ([0, -1, 1, None], ("0", "-1"), [0, 1, 1, -1], ("jsonl", "map.parquet")),
+    ([1, None, 0], ("a", "b"), [1, -1, 0], FORMS),
+    ([0, -1, 1, None], ("0", "-1"), [0, 1, 1, -1], FORMS),
+    ([10, None, 20], ("10", "20"), [0, -1, 1], FORMS),
+    ([1, None, 2], ("1", "2"), [0, -1, 1], ("csv",)),
     ([3, 1], ("1", "2", "3"), "3", ("jsonl", "map.parquet")),
     (["0", 1], ("1", "0"), "1", LINES),
     (["a", "01"], ("a", "b"), "01", FORMS),
@@ -445,3 +448,12 @@ def test_a_next_action_that_may_be_none_or_a_name_is_refused(tmp_path: Path) -> 
     (tmp_path / "rows.jsonl").write_text(lines(*rows))
     problem = problems_of(tmp_path / "rows.jsonl", ("2", "3"))[0]
     assert (problem.where, problem.got) == (f"{tmp_path}/rows.jsonl:4", "2")
+
+
+@pytest.mark.parametrize(("names", "found"), [(("a", "b"), [1, 0, -1, -1]), (("10", "20"), [1, 0, 1, -1])])
+def test_next_actions_beside_gaps_as_pandas_writes_them(tmp_path: Path, names: Actions, found: list[int]) -> None:
+    """Integers and nothing are 1.0 and an empty cell in its CSV files; 20.0 is the name 20, or beyond the indices."""
+    rows = [{**GOOD, "action": 1, "next_action": one, "sequence_number": at} for at, one in enumerate((1, 0, 20, None))]
+    write_events(rows, tmp_path / "log", "csv")
+    assert "20.0" in (tmp_path / "log/events-0.csv").read_text()
+    assert prepare_training_copy(str(tmp_path / "log"), actions=names).next_action.tolist() == found
