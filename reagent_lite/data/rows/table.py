@@ -54,8 +54,6 @@ from reagent_lite.data.rows.faults import FAULT, Faults, Mask
 from reagent_lite.data.rows.maps import FeatureMatrix, Named, candidate_lists, features, match, metrics
 
 FEATURES = pa.map_(pa.int64(), pa.float32())
-INTEGER, NUMBER, FLAG, TEXT, JSON = "integer", "number", "flag", "text", "json"
-"""Kinds of values of a further column; of several kinds in one column, JSON text stands for all."""
 _LISTS = tuple(name for name, one in COLUMNS.items() if one.kind == "actions")
 _NAME, _INDEX, _MAP = 0, 1, 2
 _WORDS = ("a name", "an index", "a map")
@@ -288,12 +286,12 @@ def _choices(column: Column, kind: int | None, faults: Faults) -> pa.Array:
 def _one_kind(column: Column, faults: Faults) -> int:
     """Returns what all values of a column are: names, indices or maps; others than the first are faults."""
 
-    def kind_of(value: object) -> int:
+    def code(value: object) -> int:
         if isinstance(value, int | float):
             return _INDEX
         return _NAME if isinstance(value, str) else _MAP if isinstance(value, dict) else WRONG
 
-    kinds = per_distinct(column, kind_of, NONE)
+    kinds = per_distinct(column, code, NONE)
     found = kinds[kinds >= 0]
     first = int(found[0]) if len(found) else _NAME
     expected = f"{_WORDS[first]} as before in {column.name}"
@@ -358,14 +356,14 @@ def _as_text(column: Column, faults: Faults) -> tuple[pa.Array, str]:
     if array.null_count == len(array):
         return pa.nulls(len(array), pa.string()), ""
     if is_string(kind) or types.is_temporal(kind) or types.is_decimal(kind):
-        return array.cast(pa.string()), JSON if column.text else TEXT
+        return array.cast(pa.string()), "text"
     if types.is_primitive(kind):
-        whole = FLAG if types.is_boolean(kind) else INTEGER if types.is_integer(kind) else NUMBER
+        whole = "flag" if types.is_boolean(kind) else "integer" if types.is_integer(kind) else "number"
         return array.cast(pa.string()), whole
     found = pa.array([_dumped(value) for value in array.to_pylist()], pa.string())
     wrong = column.present & ~valid_rows(found)
     faults.add(wrong, f"values that can be written as text in {column.name}", lambda _: "bytes")
-    return found, JSON
+    return found, "text"
 
 
 def _dumped(value: object) -> str | None:
@@ -383,9 +381,7 @@ def _dumped(value: object) -> str | None:
 
 
 def type_of(kinds: set[str]) -> str:
-    """Returns the name of the type, as dialects have it, that holds a further column's kinds of values."""
-    if kinds == {FLAG}:
-        return "flag"
-    if kinds == {INTEGER}:
-        return "integer"
-    return "number" if kinds and kinds <= {INTEGER, NUMBER} else "text"
+    """Returns the kind that holds a further column's values of several kinds; text holds all."""
+    if kinds == {"integer", "number"}:
+        return "number"
+    return min(kinds) if len(kinds) == 1 else "text"
