@@ -15,7 +15,7 @@ import shutil
 import socket
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -133,15 +133,21 @@ def _can_exchange(one: Path, other: Path) -> bool:
 def _sweep(target: Path) -> None:
     """Removes what killed processes left beside a folder that stands."""
     name = f".{glob.escape(target.name)}"
-    for left in (*target.parent.glob(f"{name}.*.tmp"), *target.parent.glob(f"{name}.*.now"),
-                 *(target.parent.glob(f"{name}.*.old") if target.exists() else ())):  # fmt: skip
+    ends = (".tmp", ".now", *((".old",) if target.exists() else ()))
+    beside = target.parent.glob(f"{name}.*")
+    sweep(one for one in beside if one.suffix in ends and one != target.resolve())
+
+
+def sweep(left: Iterable[Path]) -> None:
+    """Removes those folders and links, left by killed processes, that are older than a day."""
+    for one in left:
         with suppress(OSError):
-            if time.time() - left.lstat().st_mtime < _ABANDONED_AFTER_SECONDS or left == target.resolve():
+            if time.time() - one.lstat().st_mtime < _ABANDONED_AFTER_SECONDS:
                 continue
-            if left.is_symlink():
-                left.unlink()
-            elif left.is_dir():
-                shutil.rmtree(left, ignore_errors=True)
+            if one.is_symlink():
+                one.unlink()
+            elif one.is_dir():
+                shutil.rmtree(one, ignore_errors=True)
 
 
 @dataclass(frozen=True, slots=True)

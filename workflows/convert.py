@@ -24,7 +24,7 @@ from reagent_lite.data.rows.table import typed_table
 from reagent_lite.data.stage import data_files, left_out
 from reagent_lite.data.writing.files import table_writer
 from reagent_lite.data.writing.minari import KEPT, MinariForm, copy_to_minari
-from reagent_lite.data.writing.tables import conformed, merged
+from reagent_lite.data.writing.tables import merged, with_types
 from reagent_lite.errors import ConfigError, Problem, counted
 from reagent_lite.feature_ids import id_of
 from reagent_lite.files import require_writable
@@ -103,7 +103,7 @@ def convert(config: ConvertConfig) -> Converted:
         with closing(_tables(files, "converting")) as tables, table_writer(target) as writer:
             for table, _ in tables:
                 # each row of JSON lines may have columns of its own
-                writer.write(table if jsonl else conformed(table, found.fields))
+                writer.write(table if jsonl else with_types(table, found.fields))
                 rows += table.num_rows
     _report(target, rows, found, without, dropped)
     seconds = time.monotonic() - start

@@ -192,15 +192,6 @@ class StageManifest:
         return replace(self, files=seal_folder(folder, self.document(), self.files))
 
 
-read_manifest = StageManifest.read
-standing = StageManifest.standing
-
-
-def write_manifest(folder: Path, manifest: StageManifest) -> StageManifest:
-    """Writes a manifest into a folder, see `StageManifest.write`."""
-    return manifest.write(folder)
-
-
 def typed(of: type[T], document: dict[str, Any], where: str, kind: Kind) -> T:
     """Returns the dataclass that a manifest's document describes.
 
@@ -296,4 +287,4 @@ def require_own(folder: Path, kind: str, key: str) -> None:
 def manifest_at(path: str) -> StageManifest | None:
     """Returns the manifest of the stage's folder at a path or URL of data; None where it is no such folder."""
     resolved = local_path(path)
-    return read_manifest(path) if os.path.isdir(resolved) or "://" in resolved else None
+    return StageManifest.read(path) if os.path.isdir(resolved) or "://" in resolved else None

@@ -16,7 +16,7 @@ from typing import Any
 from reagent_lite.config import WorkflowConfig, fingerprint, resolved
 from reagent_lite.data.copy.place import CopyManifest
 from reagent_lite.data.copy.training_copy import TrainingCopy
-from reagent_lite.data.stage import StageManifest, read_manifest
+from reagent_lite.data.stage import StageManifest
 from reagent_lite.errors import counted
 from reagent_lite.evaluation.interval import Interval, number, percent
 from reagent_lite.feature_ids import id_of
@@ -274,7 +274,7 @@ def lineage_section(sources: Sequence[Source]) -> Section:
         files = [(path, state.size, state.sha256) for path, state in zip(copy.files, states, strict=False)]
         tables.append(_files(f"Files of the {use}", files))
         for folder in dict.fromkeys(str(Path(file).parent) for file in copy.files if "://" not in file):
-            stage = read_manifest(folder)
+            stage = StageManifest.read(folder)
             if stage is not None:
                 tables += _stage(use, folder, stage)
     shown = [one for one in tables if one.rows]

@@ -1,11 +1,11 @@
 """What a run says on standard error: rank 0 only."""
 
 import re
-import sys
 from collections.abc import Mapping
 
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import counted
+from reagent_lite.progress import log
 
 
 def named_counts(counts: Mapping[str, int]) -> str:
@@ -21,4 +21,4 @@ def named_counts(counts: Mapping[str, int]) -> str:
 def say(group: Group, text: str) -> None:
     """Prints a line on standard error, once for all ranks."""
     if group.is_first:
-        print(text, file=sys.stderr, flush=True)
+        log(text)

@@ -25,7 +25,7 @@ from reagent_lite.config import check
 from reagent_lite.config.shard import ShardConfig
 from reagent_lite.config.simulate import SimulateConfig
 from reagent_lite.data.shards.dealing import make_shards
-from reagent_lite.data.stage import StageManifest, write_manifest
+from reagent_lite.data.stage import StageManifest
 from reagent_lite.exported.simulate import simulate
 from reagent_lite.files import sync
 
@@ -51,7 +51,7 @@ def write_inputs(folder: Path, rows: int) -> dict[str, Path]:
     manifest = StageManifest(
         kind="timeline", rows=log.metadata.num_rows, columns={}, settings={}, inputs=(), report={}, files=entries
     )
-    write_manifest(timeline, manifest)
+    manifest.write(timeline)
     return {"timeline": timeline, "one_file": one}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from reagent_lite.data.stage import StageManifest, data_files, hashes_of, left_out, read_manifest, standing, states_of
+from reagent_lite.data.stage import StageManifest, data_files, hashes_of, left_out, states_of
 from reagent_lite.errors import DataError
 from reagent_lite.manifest import STAGE, read_document, sealed
 
@@ -35,12 +35,12 @@ def made(tmp_path: Path) -> tuple[Path, StageManifest]:
 
 
 def stands(folder: Path, kind: str = "timeline", settings: dict[str, Any] = SETTINGS) -> bool:
-    return standing(folder, kind, settings, data_files(str(folder.parent / "in.jsonl"))) is not None
+    return StageManifest.standing(folder, kind, settings, data_files(str(folder.parent / "in.jsonl"))) is not None
 
 
 def test_a_folder_stands_while_inputs_settings_and_files_are_the_same(tmp_path: Path) -> None:
     folder, manifest = made(tmp_path)
-    found = read_manifest(str(folder))
+    found = StageManifest.read(str(folder))
     assert found is not None
     assert (found.files, found.digest) == (manifest.files, manifest.digest)
     assert (data_files(str(folder))[0].sha256, left_out(str(folder))) == (
@@ -52,7 +52,7 @@ def test_a_folder_stands_while_inputs_settings_and_files_are_the_same(tmp_path: 
     assert not stands(folder, settings={**SETTINGS, "seed": 2})
     os.utime(tmp_path / "in.jsonl", (1, 1))
     assert stands(folder)
-    touched = read_manifest(str(folder))
+    touched = StageManifest.read(str(folder))
     assert touched is not None
     assert (touched.inputs[0].modified_ns, touched.digest) == (10**9, manifest.digest)
     (tmp_path / "in.jsonl").write_text('{"x": 3}\n')
@@ -82,7 +82,7 @@ def test_a_planted_manifest_is_a_data_error(tmp_path: Path, field: str, value: A
     folder, _ = made(tmp_path)
     (folder / "manifest.json").write_bytes(sealed({**read_document(folder, STAGE), field: value}))
     with pytest.raises(DataError, match=rf"{folder}/manifest\.json"):
-        read_manifest(str(folder))
+        StageManifest.read(str(folder))
     assert not stands(folder)
 
 

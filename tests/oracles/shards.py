@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from reagent_lite.data.stage import StageManifest, data_files, write_manifest
+from reagent_lite.data.stage import StageManifest, data_files
 from reagent_lite.errors import NoRowsError
 
 
@@ -55,7 +55,7 @@ def stage(folder: Path) -> StageManifest:
     manifest = StageManifest(kind="timeline", rows=sum(one["rows"] for one in files.values()), columns={},
                              state_ids=(0, 1), action_ids=(), metric_names=("m",), settings={}, inputs=(), report={},
                              files=files)  # fmt: skip
-    return write_manifest(folder, manifest)
+    return manifest.write(folder)
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:

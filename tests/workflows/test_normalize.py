@@ -15,7 +15,7 @@ from oracles.runs import Runner
 from reagent_lite.config import check
 from reagent_lite.config.normalize import NormalizeConfig
 from reagent_lite.data.features.normalization import read_normalization
-from reagent_lite.data.stage import read_manifest
+from reagent_lite.data.stage import StageManifest
 from reagent_lite.errors import ConfigError, DataError
 from workflows.normalize import Normalized, normalize
 
@@ -130,7 +130,7 @@ def test_nothing_is_done_twice(tmp_path: Path) -> None:
 def test_the_folder_of_a_stage_is_its_parent(tmp_path: Path) -> None:
     write_lines(tmp_path / "log.jsonl", random_rows(200))
     normalized(tmp_path)
-    manifest = read_manifest(str(tmp_path / "norm"))
+    manifest = StageManifest.read(str(tmp_path / "norm"))
     assert manifest is not None
     assert (manifest.kind, manifest.rows, manifest.state_ids, manifest.parent) == ("normalization", 200, (0, 1, 2), "")
     assert [one.name for one in manifest.inputs] == ["training/log.jsonl"]

@@ -20,7 +20,7 @@ from oracles.shards import multiset, plain, rows_of, stage, table, write
 from reagent_lite.cli import main_alone
 from reagent_lite.config.shard import ShardConfig
 from reagent_lite.data.shards.machines import fetch, shard
-from reagent_lite.data.stage import read_manifest
+from reagent_lite.data.stage import StageManifest
 from reagent_lite.errors import ConfigError, DataError
 from workflows.shard import COMMAND
 
@@ -113,7 +113,7 @@ def test_a_changed_input_is_sharded_anew(run: Runner, tree: dict[str, Any], tmp_
     assert "made anew, as the shards there were made from" in second.err
     assert "9.parquet" not in first.err
     assert second.outcome["generation"] != first.outcome["generation"]
-    manifest = read_manifest(tree["local_path"])
+    manifest = StageManifest.read(tree["local_path"])
     assert manifest is not None
     assert manifest.rows == second.outcome["rows"][0]
     other = run(tree, "--num_nodes=5")

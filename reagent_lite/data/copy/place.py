@@ -15,7 +15,6 @@ import hashlib
 import json
 import re
 import shutil
-import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -27,13 +26,12 @@ from reagent_lite.config.columns import Columns
 from reagent_lite.data.formats.files import InputFile, local_path
 from reagent_lite.data.stage import StageManifest, untouched
 from reagent_lite.errors import DataError, Problem
-from reagent_lite.files import NO_ROOM, free_disk_bytes, sync, user_cache
+from reagent_lite.files import NO_ROOM, free_disk_bytes, sweep, sync, user_cache
 from reagent_lite.manifest import TRAINING_COPY, Kind
 
 KIND = "training copy"
 LAYOUT = 4
 FOLDER = ".reagent-lite"
-_ABANDONED_AFTER_SECONDS = 86_400.0
 _CONTENT = "[0-9a-f]" * 16
 
 
@@ -99,9 +97,7 @@ class Place:
         temporary = self.parent / f".{self.stem}-{uuid.uuid4().hex}.tmp"
         try:
             self.parent.mkdir(parents=True, exist_ok=True)
-            for left in self.parent.glob(f".{glob.escape(self.stem)}-*.tmp"):
-                if time.time() - left.stat().st_mtime > _ABANDONED_AFTER_SECONDS:
-                    shutil.rmtree(left, ignore_errors=True)
+            sweep(self.parent.glob(f".{glob.escape(self.stem)}-*.tmp"))
             temporary.mkdir()
             yield temporary
         except OSError as error:

@@ -30,7 +30,7 @@ from reagent_lite.config.columns import MAPS, TRAINING_COLUMNS, kind_of
 from reagent_lite.data.formats.blocks import Block, Position
 from reagent_lite.data.formats.files import InputFile, OwnNames
 from reagent_lite.data.formats.jsonl import EXACT_BELOW, column_of, parse_with_arrow, table_of_columns
-from reagent_lite.data.formats.schema import microseconds_of, valid_rows
+from reagent_lite.data.formats.schema import in_one_piece, microseconds_of, valid_rows
 from reagent_lite.data.formats.text_files import BYTE_ORDER_MARK, contains, read_text
 from reagent_lite.errors import MAX_PROBLEMS, DataError, Problem, raise_any
 from reagent_lite.strict_json import parse_json
@@ -113,7 +113,8 @@ class _CsvParser:
         if cells is None or cells.num_rows != len(lines):
             cells = _by_python(text, bounds, lines, layout, path)
         columns = [
-            _plain_column(name, layout.fields[name], _one(cells.column(name)), lines, path) for name in layout.plain
+            _plain_column(name, layout.fields[name], in_one_piece(cells.column(name)), lines, path)
+            for name in layout.plain
         ]
         columns += [_dense_column(name, features, cells) for name, features in layout.dense.items()]
         columns += [(pa.field(name, pa.null()), pa.nulls(len(lines))) for name in layout.ignored]
@@ -313,7 +314,7 @@ def _plain_column(name: str, field: str, array: pa.Array, lines: NDArray[np.int6
     table = _json_by_arrow(name, array)
     if table is None:
         return column_of(name, _json_by_python(name, field, array, lines, path))
-    return table.schema.field(0), _one(table.column(0))
+    return table.schema.field(0), in_one_piece(table.column(0))
 
 
 def _json_by_arrow(name: str, array: pa.Array) -> pa.Table | None:
@@ -354,13 +355,9 @@ def _dense_column(name: str, features: dict[str, str], cells: pa.Table) -> Colum
 
     A row without any cell has no map, but for state_features: a state of which nothing is known is a state.
     """
-    arrays = [_one(cells.column(column)) for column in features.values()]
+    arrays = [in_one_piece(cells.column(column)) for column in features.values()]
     mask = None
     if name != "state_features":
         mask = pa.array(~np.logical_or.reduce([valid_rows(array) for array in arrays]))
     struct = pa.StructArray.from_arrays(arrays, list(features), mask=mask)
     return pa.field(name, struct.type), struct
-
-
-def _one(column: pa.ChunkedArray) -> pa.Array:
-    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)

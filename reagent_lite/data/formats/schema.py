@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -34,6 +35,34 @@ def _merge_field(one: pa.Field, other: pa.Field) -> pa.Field:
         except pa.ArrowException:
             pass
     return pa.field(one.name, pa.string(), metadata=TEXT_METADATA)
+
+
+def conformed(table: pa.Table, fields: dict[str, pa.Field]) -> pa.Table:
+    """Returns a table with the columns `merge_fields` gives: others' types, JSON texts where types are mixed, nulls."""
+    for number, one in enumerate(table.schema):
+        if is_text(fields[one.name]) and not is_text(one):
+            values = table.column(number).to_pylist(maps_as_pydicts="lossy")
+            texts = [None if value is None else json.dumps(_present(value)) for value in values]
+            table = table.set_column(number, fields[one.name], pa.array(texts, pa.string()))
+    whole = pa.schema(list(fields.values()))
+    if table.schema == whole:
+        return table
+    return pa.concat_tables([whole.empty_table(), table], promote_options="permissive")
+
+
+def _present(value: Any) -> Any:
+    """Returns a value without what is absent in objects, of which Arrow gives each the keys of all."""
+    if isinstance(value, dict):
+        return {str(key): _present(inner) for key, inner in value.items() if inner is not None}
+    return [_present(inner) for inner in value] if isinstance(value, list) else value
+
+
+def in_one_piece(chunks: pa.ChunkedArray) -> pa.Array:
+    """Returns a table's column as one array."""
+    array = chunks.chunk(0) if chunks.num_chunks == 1 else chunks.combine_chunks()
+    if isinstance(array, pa.ChunkedArray):
+        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
+    return array
 
 
 def to_numpy(array: pa.Array) -> NDArray[Any]:

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from reagent_lite.data.formats.blocks import Block
-from reagent_lite.data.formats.schema import filled, is_text, microseconds_of, to_numpy, valid_rows
+from reagent_lite.data.formats.schema import filled, in_one_piece, is_text, microseconds_of, to_numpy, valid_rows
 from reagent_lite.data.rows.faults import Faults, Mask
 
 NONE, WRONG = -1, -2
@@ -96,14 +96,6 @@ def column_of(block: Block, name: str) -> Column:
     if pa.types.is_dictionary(array.type) and not is_string(array.type):
         array = array.dictionary_decode()
     return Column(name, array, text=is_text(block.table.schema.field(index)))
-
-
-def in_one_piece(chunks: pa.ChunkedArray) -> pa.Array:
-    """Returns a table's column as one array."""
-    array = chunks.chunk(0) if chunks.num_chunks == 1 else chunks.combine_chunks()
-    if isinstance(array, pa.ChunkedArray):
-        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
-    return array
 
 
 def is_number(kind: pa.DataType) -> bool:
@@ -220,7 +212,6 @@ def strings(
     expected: str = "a string or an integer",
     *,
     integers_too: bool = True,
-    todo: str = "",
 ) -> tuple[NDArray[np.int32], pa.Array]:
     """Returns ([n] number of the distinct value, -1 where null; the distinct values).
 
@@ -236,7 +227,7 @@ def strings(
     def fits(kind: pa.DataType) -> bool:
         return is_string(kind) or (integers_too and is_number(kind) and not pa.types.is_boolean(kind))
 
-    array = typed(column, faults, expected, fits, (pa.string(), text), todo)
+    array = typed(column, faults, expected, fits, (pa.string(), text))
     if pa.types.is_null(array.type):
         return np.full(len(array), -1, np.int32), pa.array([], pa.string())
     if not is_string(array.type) and not pa.types.is_integer(array.type):
@@ -270,7 +261,7 @@ def per_distinct(
     return result
 
 
-def pieces(column: Column, faults: Faults, expected: str, todo: str = "") -> tuple[NDArray[np.int64], Column]:
+def pieces(column: Column, faults: Faults, expected: str) -> tuple[NDArray[np.int64], Column]:
     """Takes a column of lists apart: ([n] lengths, 0 where null; all elements in order).
 
     Rows with other things than a list are faults and count as empty.
@@ -281,7 +272,7 @@ def pieces(column: Column, faults: Faults, expected: str, todo: str = "") -> tup
             return None
         return [None if one is None else json.dumps(one) for one in value]
 
-    array = typed(column, faults, expected, is_list, (pa.list_(pa.string()), dumped), todo)
+    array = typed(column, faults, expected, is_list, (pa.list_(pa.string()), dumped))
     if pa.types.is_null(array.type):
         return np.zeros(len(array), np.int64), Column(column.name, pa.nulls(0), rows=np.zeros(0, np.int64))
     if pa.types.is_fixed_size_list(array.type):

@@ -17,8 +17,7 @@ import pyarrow as pa
 
 from reagent_lite.config.columns import LATE_COLUMNS
 from reagent_lite.data.formats.blocks import Block
-from reagent_lite.data.formats.schema import TEXT_METADATA, is_text
-from reagent_lite.data.rows.columns import in_one_piece
+from reagent_lite.data.formats.schema import TEXT_METADATA, in_one_piece, is_text
 from reagent_lite.data.rows.contract import NEAREST_COLUMN
 from reagent_lite.errors import Problem, nearest, raise_any
 

@@ -11,7 +11,6 @@ the rows of an episode keep the order of the input. Memory is that of a few buck
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import shutil
 import tempfile
@@ -24,7 +23,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet
 from numpy.typing import NDArray
 
@@ -32,11 +30,11 @@ from reagent_lite.config.shard import ShardConfig
 from reagent_lite.data.formats.blocks import Block, Position
 from reagent_lite.data.formats.files import InputFile, list_input
 from reagent_lite.data.formats.reading import ALL_COLUMNS, num_threads, read_blocks, require_hash
-from reagent_lite.data.formats.schema import from_indices, is_text, merge_fields, to_numpy
+from reagent_lite.data.formats.schema import conformed, from_indices, merge_fields, to_numpy
 from reagent_lite.data.rows.columns import column_of, strings
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.hashes import Hashes, mix, name_hashes, row_hashes
-from reagent_lite.data.stage import StageManifest, data_files, left_out, read_manifest, states_of, write_manifest
+from reagent_lite.data.stage import StageManifest, data_files, left_out, states_of
 from reagent_lite.errors import Problem, raise_any
 
 KIND = "shard"
@@ -93,7 +91,7 @@ def make_shards(config: ShardConfig, folder: Path, progress: Progress | None = N
     """
     path = config.training_data_path
     files = data_files(path, config.columns)
-    parent = read_manifest(path) if len(files) != 1 or files[0].path != path else None
+    parent = StageManifest.read(path) if len(files) != 1 or files[0].path != path else None
     manifest = StageManifest(kind=KIND, rows=0, columns={}, settings={}, inputs=(), report={}, files={})
     whole: list[list[InputFile]] = [[] for _ in range(config.num_nodes)]
     rest, room = files, np.ones(config.num_nodes)
@@ -128,7 +126,7 @@ def _written(
 ) -> StageManifest:
     """Writes the manifest of a shard's folder, and holds its whole files to what the input's manifest says of them."""
     rows = sum(one["rows"] for one in parts.values())
-    manifest = write_manifest(folder, replace(manifest, rows=rows, files=parts))
+    manifest = replace(manifest, rows=rows, files=parts).write(folder)
     for number, file in enumerate(whole):
         require_hash(file, manifest.files[part_name(number)]["sha256"])
     return manifest
@@ -210,14 +208,14 @@ def _deal_rows(
 
 def _spread(log: _Log, draw: Hashes, spools: Sequence[Path], progress: Progress | None) -> NDArray[np.int64]:
     """Writes rows to Arrow streams, each for an equal part of all hashes of episodes, and returns the rows of each."""
-    count, schema = len(spools), log.schema.append(_KEY)
+    count, schema, fields = len(spools), log.schema.append(_KEY), {one.name: one for one in log.schema}
     rows = np.zeros(count, np.int64)
 
     def by_bucket(block: Block) -> tuple[pa.Table, NDArray[np.int64]]:
         keys = episode_hashes(block, draw)
         bucket = ((keys >> np.uint64(32)) * np.uint64(count)) >> np.uint64(32)
         order = np.argsort(bucket, kind="stable")
-        table = conformed(block.table, log.schema).append_column(_KEY, pa.array(keys))
+        table = conformed(block.table, fields).append_column(_KEY, pa.array(keys))
         return table.take(from_indices(order)), np.searchsorted(bucket[order], np.arange(count + 1))
 
     with ExitStack() as stack:
@@ -309,32 +307,6 @@ def _cuts(starts: NDArray[np.int64], wanted: NDArray[np.float64]) -> NDArray[np.
     before = np.maximum(after - 1, 0)
     nearest = np.where(wanted - starts[before] < starts[after] - wanted, starts[before], starts[after])
     return np.concatenate(([0], nearest, starts[-1:]))
-
-
-def conformed(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Returns rows with the columns and types of all: nulls for what they lack, JSON texts where types are mixed."""
-    arrays = []
-    for field in schema:
-        index = table.schema.get_field_index(field.name)
-        if index < 0:
-            arrays.append(pa.nulls(table.num_rows, field.type))
-        elif is_text(field) and not is_text(table.schema.field(index)):
-            arrays.append(_texts(table.column(index)))
-        else:
-            arrays.append(pc.cast(table.column(index), field.type))
-    return pa.table(arrays, schema=schema)
-
-
-def _texts(column: pa.ChunkedArray) -> pa.Array:
-    values = column.to_pylist(maps_as_pydicts="lossy")
-    return pa.array([None if value is None else json.dumps(_present(value)) for value in values], pa.string())
-
-
-def _present(value: Any) -> Any:
-    """Returns a value without what is absent in objects, of which Arrow gives each the keys of all."""
-    if isinstance(value, dict):
-        return {str(key): _present(inner) for key, inner in value.items() if inner is not None}
-    return [_present(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _require_same(files: Sequence[InputFile], path: str) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from reagent_lite.data.shards.dealing import KIND, Progress
 from reagent_lite.data.shards.store import ShardEntry, Store, storage_errors
-from reagent_lite.data.stage import read_manifest
+from reagent_lite.data.stage import StageManifest
 from reagent_lite.errors import DataError, Problem
 from reagent_lite.files import sync
 from reagent_lite.manifest import FILE_NAME
@@ -102,7 +102,7 @@ def _holds_another(target: Path, shard: ShardEntry, here: set[str]) -> bool:
         return False
     named = FILE_NAME in names and all(name == FILE_NAME or name.startswith("part-") for name in names)
     try:
-        manifest = read_manifest(str(target))
+        manifest = StageManifest.read(str(target))
         ours = named and bool(here) if manifest is None else manifest.kind == KIND
     except DataError:  # a shard's, altered
         manifest, ours = None, named

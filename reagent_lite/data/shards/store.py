@@ -17,7 +17,6 @@ import re
 import shutil
 import socket
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -31,7 +30,7 @@ from reagent_lite.data.formats.files import POINTER, local_path
 from reagent_lite.data.shards.dealing import folder_name
 from reagent_lite.data.stage import FIELDS, InputState, StageManifest, typed
 from reagent_lite.errors import DataError, Problem
-from reagent_lite.files import sync, write_whole
+from reagent_lite.files import sweep, sync, write_whole
 from reagent_lite.manifest import (
     FILE_NAME,
     SCHEMA_VERSION,
@@ -45,7 +44,6 @@ from reagent_lite.manifest import (
 )
 
 _MAKING = ".making-"
-_ABANDONED_AFTER_SECONDS = 86_400.0
 _GENERATION = re.compile(r"[0-9a-f]{16}")
 
 
@@ -169,10 +167,10 @@ class Store:
 
 def _sweep(folder: Path) -> None:
     """Removes what killed processes left: of this host at once, of others after a day."""
+    sweep(folder.glob(f"{_MAKING}*"))
     for left in folder.glob(f"{_MAKING}*"):
         host, _, pid = left.name.removeprefix(_MAKING).rsplit("-", 1)[0].rpartition("-")
-        dead = host == socket.gethostname() and pid.isdigit() and not psutil.pid_exists(int(pid))
-        if dead or time.time() - left.stat().st_mtime > _ABANDONED_AFTER_SECONDS:
+        if host == socket.gethostname() and pid.isdigit() and not psutil.pid_exists(int(pid)):
             shutil.rmtree(left, ignore_errors=True)
 
 

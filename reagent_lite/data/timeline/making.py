@@ -22,7 +22,7 @@ import pyarrow.parquet
 from reagent_lite.config.timeline import TimelineConfig
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.rows.contract import Contract
-from reagent_lite.data.stage import InputState, StageManifest, read_manifest, states_of, write_manifest
+from reagent_lite.data.stage import InputState, StageManifest, states_of
 from reagent_lite.data.timeline.engine import CheckedEvents, Engine
 from reagent_lite.data.timeline.pairs import FIGURES, Pairing, further_columns, reward_columns
 from reagent_lite.data.writing.part_files import part_file
@@ -205,15 +205,14 @@ class _Work:
             total = sum(rows for _, rows, _ in counts)
             by_rule = ", ".join(f"{rows:,} {rule}" for rule, rows, _ in counts)
             todo = 'Correct the log, or set timeline.on_refused to "drop_episode" to leave their episodes out'
-            summary = Problem(self.config.timeline.inputTableName, "rows that keep the rules",
-                              f"{total:,} that do not: {by_rule}", todo)  # fmt: skip
-            raise DataError([*problems, summary])
+            where, got = self.config.timeline.inputTableName, f"{total:,} that do not: {by_rule}"
+            raise DataError([*problems, Problem(where, "rows that keep the rules", got, todo)])
         places: dict[str, str] = {}
         for (_, _, rule, *_), problem in zip(first, problems, strict=True):
             places.setdefault(rule, str(problem))
         for rule, rows, episodes in counts:
-            log(f"warning: {counted(rows, 'row')} of {counted(episodes, 'episode')} refused ({rule}), "
-                     f"their episodes are left out; {places.get(rule, '')}")  # fmt: skip
+            said = f"{counted(rows, 'row')} of {counted(episodes, 'episode')} refused ({rule})"
+            log(f"warning: {said}, their episodes are left out; {places.get(rule, '')}")
         return [
             {"rule": rule, "rows": rows, "episodes": episodes, "first": places.get(rule, "")}
             for rule, rows, episodes in counts
@@ -230,8 +229,9 @@ class _Work:
             "SELECT source_file, source_line FROM numbered WHERE seen > 1 ORDER BY source_file, source_line LIMIT 3"
         )
         places = ", ".join(f"{file}:{line}" for file, line in first)
-        log(f"warning: {counted(count, 'row has', 'rows have')} the mdp_id and sequence_number of another; "
-                 f"the first of each is kept. Left out: {places}{', ...' if count > len(first) else ''}")  # fmt: skip
+        more = ", ..." if count > len(first) else ""
+        said = f"{counted(count, 'row has', 'rows have')} the mdp_id and sequence_number of another"
+        log(f"warning: {said}; the first of each is kept. Left out: {places}{more}")
         self.engine.name("single", "SELECT * FROM numbered WHERE seen = 1")
         return "single"
 
@@ -246,35 +246,36 @@ class _Work:
         ((episodes, rows),) = self.engine.rows(
             f"SELECT COUNT(*), COALESCE(SUM(length), 0) FROM lengths WHERE length > {float(longest)!r}"
         )
-        log(f"episodes of more than {longest:g} rows: {episodes:,} of {total:,}, left out with "
-                 f"{counted(rows, 'row')}")  # fmt: skip
+        log(f"episodes of more than {longest:g} rows: {episodes:,} of {total:,}, left out with {counted(rows, 'row')}")
         if abs(episodes / total - (1 - share)) > 0.1:
-            log(f"warning: outlierEpisodeLengthPercentile {share:g} leaves out {episodes / total:.1%} of the "
-                     f"episodes, not {1 - share:.1%}: many have the same length")  # fmt: skip
+            said = f"outlierEpisodeLengthPercentile {share:g} leaves out {episodes / total:.1%} of the episodes"
+            log(f"warning: {said}, not {1 - share:.1%}: many have the same length")
         usual = f"SELECT mdp_id FROM lengths WHERE length <= {float(longest)!r}"
         self.engine.name("usual", f"SELECT * FROM {relation} WHERE mdp_id IN ({usual})")
         return "usual", {"longest_rows": float(longest), "episodes": int(episodes), "rows": int(rows)}
 
     def _log_figures(self, figures: dict[str, int]) -> None:
-        log(f"{counted(figures['rows'], 'row')} in {counted(figures['episodes'], 'episode')}, "
-                 f"{counted(figures['terminal_rows'], 'true end')}, {figures['truncated_rows']:,} cut by a limit, "
-                 f"{counted(figures['gaps'], 'gap')}")  # fmt: skip
+        rows = f"{counted(figures['rows'], 'row')} in {counted(figures['episodes'], 'episode')}"
+        ends = f"{counted(figures['terminal_rows'], 'true end')}, {figures['truncated_rows']:,} cut by a limit"
+        log(f"{rows}, {ends}, {counted(figures['gaps'], 'gap')}")
         if unlisted := figures["candidates_unknown_rows"]:
-            log(f"{counted(unlisted, 'row has', 'rows have')} an empty possible_actions; "
-                     "the action taken is the only candidate there")  # fmt: skip
+            said = counted(unlisted, "row has", "rows have")
+            log(f"{said} an empty possible_actions; the action taken is the only candidate there")
         last = figures["last_rows_without_an_end"]
         said = counted(last, "last row does not say how it ends", "last rows do not say how they end")
         if last and self.config.timeline.addTerminalStateRow:
             log(f"{said}: true ends, as addTerminalStateRow says")
         elif last:
-            log(f"warning: {said}: left out, for nobody knows where they led. "
-                     "Log terminal or truncated, or set addTerminalStateRow")  # fmt: skip
+            todo = "Log terminal or truncated, or set addTerminalStateRow"
+            log(f"warning: {said}: left out, for nobody knows where they led. {todo}")
         if cut := figures["truncated_rows_without_next_state"]:
-            log(f"warning: {counted(cut, 'truncated row has', 'truncated rows have')} no next_state_features: "
-                     "left out: a value behind the limit cannot be counted on. Log what was seen there")  # fmt: skip
+            said = counted(cut, "truncated row has", "truncated rows have")
+            why = "a value behind the limit cannot be counted on. Log what was seen there"
+            log(f"warning: {said} no next_state_features: left out: {why}")
         if after := figures["rows_after_an_end"]:
-            log(f"warning: {counted(after, 'row follows', 'rows follow')} an end inside an mdp_id; "
-                     "nothing is paired across it. Give each episode an mdp_id of its own")  # fmt: skip
+            said = counted(after, "row follows", "rows follow")
+            todo = "Give each episode an mdp_id of its own"
+            log(f"warning: {said} an end inside an mdp_id; nothing is paired across it. {todo}")
 
 
 def _require_unchanged(files: Sequence[InputFile]) -> None:
@@ -304,11 +305,9 @@ def _finished(
     rows = [sum(folder) for folder in written]
     beyond = report["complete_rows"] - sum(rows)
     if beyond < 0 or (beyond and config.timeline.timeWindowLimit is None):
-        raise DataError(
-            Problem(config.timeline.inputTableName, counted(report["complete_rows"], "transition"),
-                    f"{sum(rows):,} written",
-                    "The events may have changed while they were read; if not, please report this")
-        )  # fmt: skip
+        expected, got = counted(report["complete_rows"], "transition"), f"{sum(rows):,} written"
+        todo = "The events may have changed while they were read; if not, please report this"
+        raise DataError(Problem(config.timeline.inputTableName, expected, got, todo))
     return {
         **report,
         "left_out": _left_out(config, report),
@@ -345,7 +344,7 @@ def _describe(
     report: dict[str, Any],
 ) -> StageManifest:
     """Writes the manifest of a folder, which makes it whole."""
-    above = read_manifest(config.timeline.inputTableName)
+    above = StageManifest.read(config.timeline.inputTableName)
     parts = [part_file(folder, number) for number in range(len(rows))]
     manifest = StageManifest(
         kind=KIND,
@@ -360,4 +359,4 @@ def _describe(
         report=report,
         files={part.name: {"rows": count} for part, count in zip(parts, rows, strict=True)},
     )
-    return write_manifest(folder, manifest)
+    return manifest.write(folder)

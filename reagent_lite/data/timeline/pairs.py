@@ -28,9 +28,19 @@ from reagent_lite.data.timeline.engine import CheckedEvents
 _ALL = 2**32
 SAMPLE, EVAL, PLACE = 0, 1, 2
 """Which four bytes of md5(mdp_id) say whether an episode is taken, where it goes, and its place there."""
-FIGURES = ("rows", "episodes", "one_row_episodes", "duplicate_rows", "gaps", "rows_after_an_end", "terminal_rows",
-           "truncated_rows", "last_rows_without_an_end", "truncated_rows_without_next_state",
-           "candidates_unknown_rows")  # fmt: skip
+FIGURES = (
+    "rows",
+    "episodes",
+    "one_row_episodes",
+    "duplicate_rows",
+    "gaps",
+    "rows_after_an_end",
+    "terminal_rows",
+    "truncated_rows",
+    "last_rows_without_an_end",
+    "truncated_rows_without_next_state",
+    "candidates_unknown_rows",
+)
 """Names of what `Pairing.figures` counts, in the order of its columns."""
 _SQL_TYPES = {"flag": "BOOLEAN", "integer": "BIGINT", "number": "DOUBLE", "text": "STRING"}
 _TERMINAL, _TRUNCATED = "COALESCE(terminal, FALSE)", "COALESCE(truncated, FALSE)"
@@ -159,9 +169,13 @@ class Pairing:
         after["possible_actions"] = choices
         own = {name: name for name in ("next_state_features", "possible_next_actions", "reward", "metrics")}
         own |= {"terminal": _TERMINAL, "truncated": _TRUNCATED} | {name: name for name in further[:num_rewards]}
-        found = ["mdp_id", "ds", f"CASE WHEN {unknown} THEN 1 ELSE action_probability END AS action_probability",
-                 "ROW_NUMBER() OVER w AS sequence_number_ordinal",
-                 "sequence_number - (FIRST_VALUE(sequence_number) OVER w) AS time_since_first"]  # fmt: skip
+        found = [
+            "mdp_id",
+            "ds",
+            f"CASE WHEN {unknown} THEN 1 ELSE action_probability END AS action_probability",
+            "ROW_NUMBER() OVER w AS sequence_number_ordinal",
+            "sequence_number - (FIRST_VALUE(sequence_number) OVER w) AS time_since_first",
+        ]
         found += [f"{expression} AS {name}_0" for name, expression in (after | own).items()]
         for k in range(1, self._steps + 1):
             there = after | own if k < self._steps else after
@@ -196,9 +210,13 @@ class Pairing:
         # nobody knows when a limit cut the episode: one unit after its last row
         time_diff = "(CASE WHEN {last} THEN 0 WHEN truncated_{k} THEN sequence_number_{k} - sequence_number_0 + 1 "
         time_diff += "ELSE sequence_number_{next} - sequence_number_0 END)"
-        found = {"mdp_id": "mdp_id", "sequence_number": "sequence_number_0",
-                 "sequence_number_ordinal": "CAST(sequence_number_ordinal AS BIGINT)",
-                 "time_since_first": "time_since_first", "time_diff": self._at_end(time_diff)}  # fmt: skip
+        found = {
+            "mdp_id": "mdp_id",
+            "sequence_number": "sequence_number_0",
+            "sequence_number_ordinal": "CAST(sequence_number_ordinal AS BIGINT)",
+            "time_since_first": "time_since_first",
+            "time_diff": self._at_end(time_diff),
+        }
         found |= {"step": "step"} if self._steps > 1 else {}
         found |= {"ds": "ds"} if "ds" in self.events.seen else {}
         found |= {"state_features": "state_features_0", "action": "action_0"}

@@ -5,6 +5,7 @@
 3 make     by DuckDB in this process or by a Spark that is there; see reagent_lite/data/timeline/making.py
 """
 
+import glob
 import shutil
 import tempfile
 import time
@@ -15,17 +16,16 @@ from pathlib import Path
 
 from reagent_lite.config.timeline import TimelineConfig
 from reagent_lite.data.formats.files import InputFile
-from reagent_lite.data.stage import StageManifest, data_files, left_out, read_manifest, require_own, standing
+from reagent_lite.data.stage import StageManifest, data_files, left_out, require_own
 from reagent_lite.data.timeline.duckdb_engine import DuckDBEngine
 from reagent_lite.data.timeline.engine import Engine
 from reagent_lite.data.timeline.making import KIND, make_timeline, output_folders, settings_of
 from reagent_lite.data.timeline.spark_engine import SparkEngine
 from reagent_lite.errors import ConfigError, Problem, counted
-from reagent_lite.files import require_writable, room_in
+from reagent_lite.files import require_writable, room_in, sweep
 from reagent_lite.memory import free_host_bytes
 from reagent_lite.progress import log
 
-_ABANDONED_AFTER_SECONDS = 86_400.0
 _MEMORY_SHARE = 0.6
 
 
@@ -67,7 +67,7 @@ def run_timeline(config: TimelineConfig) -> TimelineOutcome:
     _require_events(config)
     _require_apart(config, files, folders)
     found = [
-        standing(folder, KIND, {**settings_of(config), "use": use}, files)
+        StageManifest.standing(folder, KIND, {**settings_of(config), "use": use}, files)
         for folder, use in zip(folders, ("train", "eval"), strict=False)
     ]
     manifests = tuple(manifest for manifest in found if manifest is not None)
@@ -107,9 +107,7 @@ def _work_folder(config: TimelineConfig, target: Path) -> Iterator[Path]:
     """Gives a folder on a local disk for what does not fit into memory."""
     parent = Path(config.temporary_directory).expanduser() if config.temporary_directory else target.parent
     require_writable(parent, "temporary_directory")
-    for left in parent.glob(f".{target.name}.*.work"):
-        if time.time() - left.stat().st_mtime > _ABANDONED_AFTER_SECONDS:
-            shutil.rmtree(left, ignore_errors=True)
+    sweep(parent.glob(f".{glob.escape(target.name)}.*.work"))
     folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".work", dir=parent))
     try:
         yield folder.absolute()
@@ -133,12 +131,10 @@ def _engine(config: TimelineConfig, work: Path) -> Iterator[Engine]:
 
 def _require_events(config: TimelineConfig) -> None:
     """Checks that the input is no folder of transitions, which would be paired a second time."""
-    above = read_manifest(config.timeline.inputTableName)
+    above = StageManifest.read(config.timeline.inputTableName)
     if above is not None and "next_action" in above.columns:
-        raise ConfigError(
-            Problem("timeline.inputTableName", "events", f"transitions: {config.timeline.inputTableName} was made by "
-                    f"workflows.{above.kind}", "Train on them as they are")
-        )  # fmt: skip
+        got = f"transitions: {config.timeline.inputTableName} was made by workflows.{above.kind}"
+        raise ConfigError(Problem("timeline.inputTableName", "events", got, "Train on them as they are"))
 
 
 def _require_apart(config: TimelineConfig, files: tuple[InputFile, ...], folders: tuple[Path, ...]) -> None:
@@ -156,8 +152,7 @@ def _require_apart(config: TimelineConfig, files: tuple[InputFile, ...], folders
         own = folder.resolve()
         for path, what in taken.items():
             if own == path or own in path.parents or path in own.parents:
-                raise ConfigError(
-                    Problem(f"timeline.{key}", f"a folder apart from {what} in {path}", str(folder),
-                            "It is replaced as a whole, so nothing else may be in it")
-                )  # fmt: skip
+                todo = "It is replaced as a whole, so nothing else may be in it"
+                expected = f"a folder apart from {what} in {path}"
+                raise ConfigError(Problem(f"timeline.{key}", expected, str(folder), todo))
         taken[own] = "outputTableName"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from reagent_lite.data.formats.schema import is_text, merge_fields
-from reagent_lite.data.rows.columns import in_one_piece
+from reagent_lite.data.formats.schema import conformed, in_one_piece, is_text, merge_fields
 from reagent_lite.data.rows.table import FEATURES, by_name
 from reagent_lite.errors import DataError, Problem
 
@@ -33,13 +32,12 @@ def merged(known: dict[str, pa.Field], table: pa.Table, where: str) -> dict[str,
     return fields
 
 
-def conformed(table: pa.Table, fields: dict[str, pa.Field]) -> pa.Table:
+def with_types(table: pa.Table, fields: dict[str, pa.Field]) -> pa.Table:
     """Returns a typed table with the columns `merged` gives: others' types, and nulls for columns it lacks."""
-    whole = pa.schema(list(fields.values())).empty_table()
     for number, one in enumerate(table.schema):
         if one.type != fields[one.name].type and _has_names(fields[one.name].type):
             table = table.set_column(number, one.name, by_name(in_one_piece(table.column(number)), {}))
-    return pa.concat_tables([whole, table], promote_options="permissive")
+    return conformed(table, fields)
 
 
 def _by_name(kind: pa.DataType) -> pa.DataType:

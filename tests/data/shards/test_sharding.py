@@ -24,7 +24,7 @@ from reagent_lite.config.shard import ShardConfig
 from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.data.shards import dealing
 from reagent_lite.data.shards.dealing import make_shards
-from reagent_lite.data.stage import StageManifest, data_files, read_manifest
+from reagent_lite.data.stage import StageManifest, data_files
 from reagent_lite.errors import DataError, NoRowsError
 from reagent_lite.manifest import STAGE, opened, sealed
 
@@ -307,7 +307,7 @@ def test_more_machines_than_episodes(tmp_path: Path) -> None:
     assert sorted(len(shard) for shard in shards) == [0, 0, 0, 4, 4]
     for number, shard in enumerate(shards):
         folder = tmp_path / "out" / f"shard-{number:05d}"
-        assert manifests[number] == read_manifest(str(folder))
+        assert manifests[number] == StageManifest.read(str(folder))
         if not shard:
             assert [file.name for file in folder.iterdir()] == ["manifest.json"]
             with pytest.raises(NoRowsError, match="none, as its manifest"):
@@ -317,7 +317,7 @@ def test_more_machines_than_episodes(tmp_path: Path) -> None:
 def test_a_fifo_that_is_called_a_manifest_is_none(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "manifest.json")
     write(tmp_path / "log.parquet", table([2]))
-    assert read_manifest(str(tmp_path)) is None
+    assert StageManifest.read(str(tmp_path)) is None
     assert [file.name for file in data_files(str(tmp_path))] == ["log.parquet"]
 
 
