@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -18,7 +18,7 @@ from reagent_lite.config.columns import COLUMNS, Columns
 from reagent_lite.data.copy.lists import list_records, share
 from reagent_lite.data.copy.place import KIND, CopyManifest, settings_of
 from reagent_lite.data.copy.spool import K, Spool, write_npy
-from reagent_lite.data.formats.blocks import Block, Position
+from reagent_lite.data.formats.blocks import Block, Position, Show
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.reading import read_blocks
 from reagent_lite.data.formats.schema import to_numpy
@@ -52,7 +52,7 @@ def build(
     files: tuple[InputFile, ...],
     actions: tuple[str, ...] | None,
     folder: Path,
-    progress: Callable[[int, int], None] | None,
+    progress: Show | None,
     columns: Columns | None = None,
 ) -> CopyManifest:
     """Writes the arrays of a training copy of `files` into `folder`, and returns what its manifest says of them.
@@ -69,9 +69,7 @@ def build(
     """
     contract, checked = Contract(actions=actions), set[int]()
 
-    def transform(block: Block) -> Rows | None:
-        if not block.table.num_rows:
-            return None
+    def transform(block: Block) -> Rows:
         if block.file_number not in checked:
             contract.require_columns(block.table.column_names, block.where(0))
             checked.add(block.file_number)
@@ -81,8 +79,7 @@ def build(
     log = SpooledLog(folder, actions)
     if files:
         for rows in read_blocks(files, transform, positions, progress):
-            if rows is not None:
-                log.append(rows)
+            log.append(rows)
         log.check(files[0].path)
     log.write()
     return CopyManifest(

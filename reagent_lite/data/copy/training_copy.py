@@ -13,7 +13,6 @@ import ctypes
 import dataclasses
 import mmap
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from numpy.typing import NDArray
 from reagent_lite.config.columns import Columns
 from reagent_lite.data.copy.build import build
 from reagent_lite.data.copy.place import CopyManifest, places_of
+from reagent_lite.data.formats.blocks import Show
 from reagent_lite.data.formats.frames import Log, path_of
 from reagent_lite.data.stage import data_files, left_out
 from reagent_lite.errors import DataError, Problem
@@ -196,7 +196,7 @@ def prepare_training_copy(
     actions: tuple[str, ...] | None,
     directory: str | None = None,
     columns: Columns | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Show | None = None,
 ) -> TrainingCopy:
     """Opens the training copy of a log, building it first unless one with unchanged inputs is there.
 

@@ -5,7 +5,6 @@ files ─► blocks ─► in threads: states, candidates, hashes of rows ─►
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 
 from reagent_lite.config.norm_params import NormParams
 from reagent_lite.data.features.summary import ColumnSummary, Merge
-from reagent_lite.data.formats.blocks import Block, Position
+from reagent_lite.data.formats.blocks import Block, Position, Show
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.reading import read_blocks
 from reagent_lite.data.rows.columns import column_of, integers, is_number, is_string, strings
@@ -54,7 +53,7 @@ def summarize_log(
     *,
     parametric: bool | None = None,
     seed: int = 0,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Show | None = None,
 ) -> LogSummary:
     """Reads all rows once and returns what their features are.
 
@@ -115,16 +114,14 @@ class _Reader:
     seed: int
 
     def read(self, block: Block) -> _Part:
-        faults, parametric, by_position = Faults(block), None, 0
-        matrices: dict[str, tuple[FeatureMatrix, Hashes]] = {}
-        if block.table.num_rows:
-            hashes, by_position = self._hashes(block, faults)
-            parametric = _has_features(block) if self.parametric is None else self.parametric
-            if STATE in self.settings.cols_to_norm:
-                matrices[STATE] = _states(block, faults), hashes
-            if parametric and ACTION in self.settings.cols_to_norm:
-                of_row, candidates = _candidates(block, faults)
-                matrices[ACTION] = candidates, hashes[of_row]
+        faults, matrices = Faults(block), dict[str, tuple[FeatureMatrix, Hashes]]()
+        hashes, by_position = self._hashes(block, faults)
+        parametric = _has_features(block) if self.parametric is None else self.parametric
+        if STATE in self.settings.cols_to_norm:
+            matrices[STATE] = _states(block, faults), hashes
+        if parametric and ACTION in self.settings.cols_to_norm:
+            of_row, candidates = _candidates(block, faults)
+            matrices[ACTION] = candidates, hashes[of_row]
         most = self.settings.max_unique_enum_values
         columns = {} if faults.count else {name: ColumnSummary.of(*one, most) for name, one in matrices.items()}
         return _Part(faults=faults, rows_by_position=by_position, parametric=parametric, columns=columns)

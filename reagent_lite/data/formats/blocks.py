@@ -44,6 +44,8 @@ class Position:
     sha256: str = ""
 
 
+Show = Callable[[int, int], None]
+"""Shows progress; called with (units done, units in all)."""
 Reader = Callable[[InputFile, int, Position], Iterator[Callable[[], Block]]]
 """Yields the parsing of each block of a file, to be called once, in any thread and order.
 

@@ -17,7 +17,7 @@ from typing import TypeVar
 import pyarrow as pa
 
 from reagent_lite.data.formats.arrow import read_ipc, read_parquet
-from reagent_lite.data.formats.blocks import MOST_THREADS, Block, Position, Reader
+from reagent_lite.data.formats.blocks import MOST_THREADS, Block, Position, Reader, Show
 from reagent_lite.data.formats.csv import read_csv
 from reagent_lite.data.formats.files import MINARI, InputFile, OwnNames, list_input
 from reagent_lite.data.formats.frames import Log, path_of
@@ -53,7 +53,7 @@ def read_blocks(
     files: tuple[InputFile, ...],
     transform: Callable[[Block], T],
     positions: list[Position],
-    progress: Callable[[int, int], None] | None = None,
+    progress: Show | None = None,
     readers: Mapping[str, Reader] | None = None,
 ) -> Generator[T]:
     """Yields `transform` of every block with rows in order; parsing and transforming run in threads.

@@ -62,10 +62,6 @@ class Faults:
         self.kinds.append((rule, expected, todo))
         self.got |= {row: str(got(row)) for row in new[:MAX_PROBLEMS].tolist()}
 
-    def refuse(self, row: int, expected: str, got: object) -> DataError:
-        """Returns the error of a fault that makes the rest of the block unreadable."""
-        return DataError(Problem(self.block.where(row), expected, str(got)))
-
     def first(self) -> list[Problem]:
         """Returns the first MAX_PROBLEMS faults by row."""
         problems = []

@@ -25,7 +25,7 @@ def name_hashes(names: Iterable[str]) -> Hashes:
 
 
 def _digest(name: str) -> bytes:
-    # [m] 8900 names: 1.9 ms, with a new object of its own for each 3.5
+    # measured for 8900 names: 1.9 ms, with a new object of its own for each 3.5
     own = _EMPTY.copy()
     own.update(name.encode())
     return own.digest()

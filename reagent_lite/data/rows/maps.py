@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from reagent_lite.data.formats.schema import filled, to_numpy, valid_rows
 from reagent_lite.data.rows.columns import NONE, Column, float64, float_of, is_list, is_number, pieces, typed
 from reagent_lite.data.rows.faults import UNREADABLE, Faults, Mask
+from reagent_lite.errors import DataError, Problem
 from reagent_lite.feature_ids import FeatureId, id_of
 
 
@@ -79,7 +80,7 @@ def _id_of(name: str, column: Column, values: NDArray[np.float32], faults: Fault
         having = np.flatnonzero(~np.isnan(values))
         first = int(having[0]) if len(having) else 0
         row = first if column.rows is None else int(column.rows[first])
-        raise faults.refuse(row, str(error), repr(name[:60])) from None
+        raise DataError(Problem(faults.block.where(row), str(error), repr(name[:60]))) from None
 
 
 def metrics(column: Column, faults: Faults) -> Named:

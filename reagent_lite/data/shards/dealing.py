@@ -14,7 +14,7 @@ import itertools
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -27,7 +27,7 @@ import pyarrow.parquet
 from numpy.typing import NDArray
 
 from reagent_lite.config.shard import ShardConfig
-from reagent_lite.data.formats.blocks import Block, Position
+from reagent_lite.data.formats.blocks import Block, Position, Show
 from reagent_lite.data.formats.files import InputFile, list_input
 from reagent_lite.data.formats.reading import ALL_COLUMNS, num_threads, read_blocks, require_hash
 from reagent_lite.data.formats.schema import conformed, from_indices, merge_fields, to_numpy
@@ -35,6 +35,7 @@ from reagent_lite.data.rows.columns import column_of, strings
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.hashes import Hashes, mix, name_hashes, row_hashes
 from reagent_lite.data.stage import StageManifest, data_files, left_out, states_of
+from reagent_lite.data.writing.part_files import ROW_GROUP_ROWS, part_name
 from reagent_lite.errors import Problem, raise_any
 
 KIND = "shard"
@@ -45,11 +46,9 @@ _FILES_OF_WHOLE_EPISODES = ("timeline",)
 """Kinds of stages in whose folders no two files share an episode."""
 _SLACK = 0.02
 """By how much whole files may exceed an equal share."""
-_ROW_GROUP_ROWS = 1 << 17
 _KEY = pa.field("hash of the episode", pa.uint64())
 """The last column of rows that wait in their bucket."""
 
-Progress = Callable[[int, int], None]
 Parts = list[dict[str, dict[str, Any]]]
 """Of each shard {file name: {"rows": rows}}."""
 
@@ -70,12 +69,7 @@ def folder_name(shard: int) -> str:
     return f"shard-{shard:05d}"
 
 
-def part_name(number: int) -> str:
-    """Returns the name of a shard's data file."""
-    return f"part-{number:05d}.parquet"
-
-
-def make_shards(config: ShardConfig, folder: Path, progress: Progress | None = None) -> tuple[StageManifest, ...]:
+def make_shards(config: ShardConfig, folder: Path, progress: Show | None = None) -> tuple[StageManifest, ...]:
     """Writes every shard of an input as a stage's folder of Parquet files.
 
     Args:
@@ -173,7 +167,7 @@ class _Log:
     num_bytes: int
 
 
-def _survey(files: tuple[InputFile, ...], progress: Progress | None) -> _Log:
+def _survey(files: tuple[InputFile, ...], progress: Show | None) -> _Log:
     fields: dict[str, pa.Field] = {}
     num_bytes, positions = 0, [Position() for _ in files]
     for table in read_blocks(files, lambda block: block.table, positions, progress, ALL_COLUMNS):
@@ -189,7 +183,7 @@ def _deal_rows(
     room: NDArray[np.float64],
     folders: Sequence[Path],
     parts: Parts,
-    progress: Progress | None,
+    progress: Show | None,
 ) -> _Log:
     """Writes the rows of files to shards, or to every copy, and returns what they are; see `_deal`."""
     orders = [(_draw(config.seed), folders, parts, room)]
@@ -197,7 +191,7 @@ def _deal_rows(
         each = enumerate(zip(folders, parts, strict=True))
         orders = [(_draw(config.seed, copy), [folder], [own], np.ones(1)) for copy, (folder, own) in each]
 
-    def shown(number: int) -> Progress | None:
+    def shown(number: int) -> Show | None:
         return progress and (lambda done, total: progress(number * total + done, (1 + len(orders)) * total))
 
     log = _survey(files, shown(0))
@@ -206,7 +200,7 @@ def _deal_rows(
     return log
 
 
-def _spread(log: _Log, draw: Hashes, spools: Sequence[Path], progress: Progress | None) -> NDArray[np.int64]:
+def _spread(log: _Log, draw: Hashes, spools: Sequence[Path], progress: Show | None) -> NDArray[np.int64]:
     """Writes rows to Arrow streams, each for an equal part of all hashes of episodes, and returns the rows of each."""
     count, schema, fields = len(spools), log.schema.append(_KEY), {one.name: one for one in log.schema}
     rows = np.zeros(count, np.int64)
@@ -236,7 +230,7 @@ def _deal(
     folders: Sequence[Path],
     parts: Parts,
     room: NDArray[np.float64],
-    progress: Progress | None,
+    progress: Show | None,
 ) -> None:
     """Writes the rows of a log to folders, episodes in the order of their hash, and adds the files to `parts`.
 
@@ -266,7 +260,7 @@ def _deal(
                 if start < stop:
                     name = part_name(first_parts[folder] + number)
                     part, target = table.slice(start, stop - start), folders[folder] / name
-                    pa.parquet.write_table(part, target, compression="zstd", row_group_size=_ROW_GROUP_ROWS)
+                    pa.parquet.write_table(part, target, compression="zstd", row_group_size=ROW_GROUP_ROWS)
                     written.append((folder, name, stop - start))
             return written
 

@@ -18,7 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from reagent_lite.data.shards.dealing import KIND, Progress
+from reagent_lite.data.formats.blocks import Show
+from reagent_lite.data.shards.dealing import KIND
 from reagent_lite.data.shards.store import ShardEntry, Store, storage_errors
 from reagent_lite.data.stage import StageManifest
 from reagent_lite.errors import DataError, Problem
@@ -44,7 +45,7 @@ class Fetched:
     replaced: bool = False
 
 
-def fetch_shard(store: Store, shard: ShardEntry, target: Path, progress: Progress | None = None) -> Fetched:
+def fetch_shard(store: Store, shard: ShardEntry, target: Path, progress: Show | None = None) -> Fetched:
     """Makes `target` the shard's folder; where it is already, nothing is written.
 
     Args:
@@ -64,7 +65,7 @@ def fetch_shard(store: Store, shard: ShardEntry, target: Path, progress: Progres
             return _fetch(store, shard, target, progress)
 
 
-def _fetch(store: Store, shard: ShardEntry, target: Path, progress: Progress | None) -> Fetched:
+def _fetch(store: Store, shard: ShardEntry, target: Path, progress: Show | None) -> Fetched:
     fetching, aside = (target.with_name(f".{target.name}.{end}") for end in ("fetching", "old"))
     shutil.rmtree(aside, ignore_errors=True)
     here = _unaltered(target, shard)
@@ -132,7 +133,7 @@ def _is_right(file: Path, entry: dict[str, object]) -> bool:
         return hashlib.file_digest(stream, "sha256").hexdigest() == entry["sha256"]
 
 
-def _counter(progress: Progress | None, total: int) -> Callable[[int], None]:
+def _counter(progress: Show | None, total: int) -> Callable[[int], None]:
     """Returns a function that adds bytes that are done, from any thread, and shows their sum."""
     lock, done = threading.Lock(), 0
 

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from reagent_lite.data.formats.blocks import Show
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.reading import num_threads
 from reagent_lite.data.rows.contract import Contract
-from reagent_lite.data.timeline.engine import CheckedEvents, Show, check_events, polling
+from reagent_lite.data.timeline.engine import CheckedEvents, check_events, polling
 from reagent_lite.data.timeline.pairs import PLACE, hash32
 from reagent_lite.data.writing.part_files import ROW_GROUP_ROWS, PartFiles
 from reagent_lite.errors import DataError, Problem

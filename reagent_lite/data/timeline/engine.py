@@ -18,15 +18,12 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pyarrow.parquet
 
-from reagent_lite.data.formats.blocks import Position
+from reagent_lite.data.formats.blocks import Position, Show
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.reading import ALL_COLUMNS, read_blocks
 from reagent_lite.data.rows.contract import Contract
 from reagent_lite.data.rows.table import EventReader, schema
 from reagent_lite.data.writing.part_files import ROW_GROUP_ROWS
-
-Show = Callable[[int, int], None]
-"""Called with (units done, units in all)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

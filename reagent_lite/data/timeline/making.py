@@ -25,7 +25,7 @@ from reagent_lite.data.rows.contract import Contract
 from reagent_lite.data.stage import InputState, StageManifest, states_of
 from reagent_lite.data.timeline.engine import CheckedEvents, Engine
 from reagent_lite.data.timeline.pairs import FIGURES, Pairing, further_columns, reward_columns
-from reagent_lite.data.writing.part_files import part_file
+from reagent_lite.data.writing.part_files import part_name
 from reagent_lite.errors import MAX_PROBLEMS, DataError, NoRowsError, Problem, counted
 from reagent_lite.files import appearing_folder
 from reagent_lite.progress import log, progress
@@ -345,7 +345,7 @@ def _describe(
 ) -> StageManifest:
     """Writes the manifest of a folder, which makes it whole."""
     above = StageManifest.read(config.timeline.inputTableName)
-    parts = [part_file(folder, number) for number in range(len(rows))]
+    parts = [folder / part_name(number) for number in range(len(rows))]
     manifest = StageManifest(
         kind=KIND,
         rows=sum(rows),

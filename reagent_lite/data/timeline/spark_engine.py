@@ -24,12 +24,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet
 
+from reagent_lite.data.formats.blocks import Show
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.reading import no_rows
 from reagent_lite.data.rows.contract import Contract
-from reagent_lite.data.timeline.engine import CheckedEvents, Show, check_events
+from reagent_lite.data.timeline.engine import CheckedEvents, check_events
 from reagent_lite.data.timeline.spark_session import SparkPlace, opened, problems_of_spark
-from reagent_lite.data.writing.part_files import PartFiles, part_file
+from reagent_lite.data.writing.part_files import PartFiles, part_name
 from reagent_lite.errors import DataError, NoRowsError, Problem, counted, raise_any
 from reagent_lite.feature_ids import read, written
 
@@ -139,7 +140,7 @@ class SparkEngine:
             _require_here(Path(file), count)
             at, part = divmod(number, files)
             counts[at][part] = count
-            shutil.move(file, part_file(folders[at], part))
+            shutil.move(file, folders[at] / part_name(part))
         shutil.rmtree(together)
         for folder, of_folder in zip(folders, counts, strict=True):
             with PartFiles(folder, names, columns) as rest:
@@ -191,7 +192,7 @@ def _write_files(folder: Path, names: tuple[str, ...], batches: Batches) -> Iter
         for batch in chain([first], rows):
             output.write(batch)
     for part, count in output.rows.items():
-        yield pa.RecordBatch.from_pylist([{"part": part, "count": count, "file": str(part_file(own, part))}], _WRITTEN)
+        yield pa.RecordBatch.from_pylist([{"part": part, "count": count, "file": str(own / part_name(part))}], _WRITTEN)
 
 
 def _uri(file: Path) -> str:

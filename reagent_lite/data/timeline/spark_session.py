@@ -16,15 +16,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from reagent_lite.data.formats.blocks import Show
 from reagent_lite.data.timeline.engine import polling
 from reagent_lite.errors import ConfigError, DataError, Problem, ReagentLiteError
 
 if TYPE_CHECKING:
     from pyspark import SparkContext, StatusTracker
     from pyspark.sql import SparkSession
-
-Tasks = Callable[[int, int], None]
-"""Takes (tasks done, tasks known so far): Spark plans a query as it goes, so that both grow."""
 
 _SETTINGS = {  # results do not depend on the user's
     "spark.sql.ansi.enabled": "true",  # as DuckDB: an overflow is an error
@@ -45,12 +43,12 @@ class SparkPlace:
 
     Attributes:
         session: to run SQL in.
-        watched: tells inside its block how many tasks are done.
+        watched: shows inside its block (tasks done, tasks known so far); Spark plans a query as it goes, so both grow.
         close: leaves or stops the session.
     """
 
     session: SparkSession
-    watched: Callable[[Tasks], AbstractContextManager[None]]
+    watched: Callable[[Show], AbstractContextManager[None]]
     close: Callable[[], None]
 
 
@@ -202,7 +200,7 @@ def _cause(text: str) -> str:
 
 
 @contextmanager
-def classic_tasks(context: SparkContext, tell: Tasks) -> Iterator[None]:
+def classic_tasks(context: SparkContext, tell: Show) -> Iterator[None]:
     """Tells of the jobs that this thread starts inside the block; the thread's own group of jobs stands again after it.
 
     Args:
@@ -241,7 +239,7 @@ def _tasks(tracker: StatusTracker, group: str) -> tuple[int, int]:
 
 
 @contextmanager
-def _connect_tasks(session: Any, tell: Tasks) -> Iterator[None]:
+def _connect_tasks(session: Any, tell: Show) -> Iterator[None]:
     """Tells of the operations of a Connect session inside the block, as often as its server reports.
 
     Args:

@@ -13,7 +13,7 @@ becomes the last observation: what came after is not known.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import groupby, islice
@@ -25,7 +25,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from reagent_lite.config.columns import EVENT_COLUMNS
-from reagent_lite.data.formats.blocks import Block, Position
+from reagent_lite.data.formats.blocks import Block, Position, Show
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.minari import MDP_ID, OURS, require_minari
 from reagent_lite.data.formats.reading import ALL_COLUMNS, read_blocks
@@ -72,9 +72,7 @@ class MinariCounts:
     dropped: int = 0
 
 
-def copy_to_minari(
-    files: tuple[InputFile, ...], target: Path, form: MinariForm, progress: Callable[[int, int], None] | None
-) -> MinariCounts:
+def copy_to_minari(files: tuple[InputFile, ...], target: Path, form: MinariForm, progress: Show | None) -> MinariCounts:
     """Writes a log, each episode in one piece and in the order of its steps, as a dataset that appears whole.
 
     Raises:

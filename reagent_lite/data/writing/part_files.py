@@ -72,7 +72,7 @@ class PartFiles:
     def _begin(self, number: int) -> None:
         self._end()
         self.rows[number] = 0
-        self._stream = part_file(self._folder, number).open("wb")
+        self._stream = (self._folder / part_name(number)).open("wb")
         self._writer = pa.parquet.ParquetWriter(
             self._stream, self._columns, compression="zstd", compression_level=1, use_dictionary=self._distinct
         )
@@ -93,15 +93,15 @@ class PartFiles:
         self._held = table.slice(rows).to_batches()
 
 
-def part_file(folder: Path, number: int) -> Path:
-    """Returns the path of a file of a folder."""
-    return folder / f"part-{number:05}.parquet"
+def part_name(number: int) -> str:
+    """Returns the name of a file of such a folder."""
+    return f"part-{number:05}.parquet"
 
 
 def _distinct(columns: pa.Schema) -> list[str]:
     """Returns the paths of the Parquet columns that are worth a dictionary: all but fractions.
 
-    [m] Numbers that hardly repeat take 23.5 bytes a row of four as a dictionary that overflows, 15.0 plain.
+    Measured: numbers that hardly repeat take 23.5 bytes a row of four as a dictionary that overflows, 15.0 plain.
     """
     sink = pa.BufferOutputStream()
     pa.parquet.write_table(columns.empty_table(), sink)
