@@ -41,6 +41,11 @@ def nearest(name: str, known: Sequence[str], advice: str = "Did you mean {!r}?",
     return advice.format(near[0]) if near else otherwise
 
 
+def first_line(error: Exception) -> str:
+    """Returns the first line of what an error of a library says."""
+    return str(error).strip().split("\n")[0]
+
+
 class ReagentLiteError(Exception):
     """Base of all errors a user can cause or meet.
 

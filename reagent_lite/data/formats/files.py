@@ -14,7 +14,7 @@ from typing import IO, Any, Protocol
 
 import pyarrow as pa
 
-from reagent_lite.errors import DataError, NoRowsError, Problem, counted
+from reagent_lite.errors import DataError, NoRowsError, Problem, counted, first_line
 from reagent_lite.strict_json import parse_json
 
 ALLOWED_PROTOCOLS = ("file", "s3", "gs", "abfs", "memory")
@@ -106,7 +106,7 @@ def damage_reported(file: InputFile, kind: str) -> Iterator[None]:
         yield
     except (pa.ArrowException, OSError, ValueError, EOFError, MemoryError) as error:
         # Damaged lengths ask for any amount of memory.
-        got = "one that ends early or is damaged: " + str(error).strip().split("\n")[0]
+        got = f"one that ends early or is damaged: {first_line(error)}"
         raise DataError(Problem(file.path, f"a complete {kind} file", got, "Copy the file again")) from error
 
 

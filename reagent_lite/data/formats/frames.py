@@ -8,7 +8,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from reagent_lite.errors import DataError, Problem
+from reagent_lite.errors import DataError, Problem, first_line
 from reagent_lite.files import appearing_file, user_cache
 
 
@@ -34,8 +34,8 @@ def path_of(log: Log) -> str:
     try:
         table = pa.table(log)
     except (TypeError, pa.ArrowException) as error:
-        got = str(error).split("\n")[0]
-        raise DataError(Problem("data", "a path, or a frame of pandas, polars or Arrow", got)) from error
+        expected = "a path, or a frame of pandas, polars or Arrow"
+        raise DataError(Problem("data", expected, first_line(error))) from error
     digest = hashlib.sha256()
     with pa.PythonFile(_Hash(digest), "w") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)

@@ -19,7 +19,7 @@ from reagent_lite.data.rows.contract import Contract
 from reagent_lite.data.timeline.engine import CheckedEvents, check_events, polling
 from reagent_lite.data.timeline.pairs import PLACE, hash32
 from reagent_lite.data.writing.part_files import ROW_GROUP_ROWS, PartFiles
-from reagent_lite.errors import DataError, Problem
+from reagent_lite.errors import DataError, Problem, first_line
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -173,19 +173,15 @@ def _problems_of_data() -> Iterator[None]:
     try:
         yield
     except duckdb.OutOfMemoryException as error:
-        raise DataError(Problem("DuckDB", "memory and disk for the work", _first_line(error), todo)) from error
+        raise DataError(Problem("DuckDB", "memory and disk for the work", first_line(error), todo)) from error
     except OSError as error:  # as Arrow passes on what DuckDB says while rows are read
-        got = _first_line(error)
+        got = first_line(error)
         advice = todo if "emory" in got else ""
         raise DataError(Problem("DuckDB", "memory and disk for the work", got, advice)) from error
     except duckdb.IOException as error:
-        raise DataError(Problem("DuckDB", "files that can be read and written", _first_line(error))) from error
+        raise DataError(Problem("DuckDB", "files that can be read and written", first_line(error))) from error
     except duckdb.Error as error:
-        raise DataError(Problem("the events", "values that DuckDB can work with", _first_line(error))) from error
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0]
+        raise DataError(Problem("the events", "values that DuckDB can work with", first_line(error))) from error
 
 
 def _text(value: str) -> str:

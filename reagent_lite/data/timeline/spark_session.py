@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from reagent_lite.data.formats.blocks import Show
 from reagent_lite.data.timeline.engine import polling
-from reagent_lite.errors import ConfigError, DataError, Problem, ReagentLiteError
+from reagent_lite.errors import ConfigError, DataError, Problem, ReagentLiteError, first_line
 
 if TYPE_CHECKING:
     from pyspark import SparkContext, StatusTracker
@@ -92,7 +92,7 @@ def _connected(master: str) -> SparkPlace:
     try:
         from pyspark.sql.connect.session import SparkSession as ConnectSession
     except ImportError as error:  # grpcio and what belongs to it
-        raise _lacks("the packages of Spark Connect", str(error).strip().split("\n")[0]) from error
+        raise _lacks("the packages of Spark Connect", first_line(error)) from error
     _require_server(master)
     with _problems_of_master(master):
         session: Any = ConnectSession.builder.remote(master).create()
