@@ -2,8 +2,8 @@
 
 1 open        the node's first process compiles, the others find the result in the cache
 2 fit         features of the environment to columns of the network
-3 learn       rollouts.py
-4 judge       playing.py
+3 learn       simulated.py
+4 evaluate    returns.py
 """
 
 import hashlib

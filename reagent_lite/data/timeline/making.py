@@ -1,6 +1,6 @@
 """From logged decisions to transitions: what is read, what is refused, how rows pair up, and what is written.
 
-1 load      files ─► checked rows with their faults ─► relation events      rows/events.py, engine.py
+1 load      files ─► checked rows with their faults ─► relation events      rows/table.py, engine.py
 2 take      date partitions, sample of episodes                             pairs.py
 3 refuse    rows with a fault: an error, or their episodes are left out
 4 single    one row per (mdp_id, sequence_number), no outlier episodes
