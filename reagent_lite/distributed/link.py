@@ -22,6 +22,8 @@ _OPEN_SECONDS = 60.0
 _CALL_SECONDS = 5.0
 _MAC_CHARS = 64
 _ATTEMPT = "attempt"
+_ABSENT = "-"
+"""No text of ours: each begins with a proof of _MAC_CHARS characters."""
 
 
 class LostError(Exception):
@@ -86,7 +88,9 @@ class Store:
         return f"{self.attempt}/{key}"
 
     def _peek(self, key: str) -> str | None:
-        return self._verified(key, self._store.get(key)) if self._store.check([key]) else None
+        # in one request: between `check` and `get` the key may be deleted, and `get` would wait for it
+        found = self._store.compare_set(key, _ABSENT, _ABSENT)
+        return None if found == _ABSENT.encode() else self._verified(key, found)
 
     def _signed(self, key: str, text: str) -> bytes:
         return self._mac(key, text.encode()) + text.encode()
