@@ -1,7 +1,8 @@
 """Errors that say where, what was expected, what came instead, and what to do."""
 
 import difflib
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 MAX_PROBLEMS = 20
@@ -33,6 +34,16 @@ def counted(number: int, one: str, many: str = "") -> str:
     if number == 1:
         return f"1 {one}"
     return f"{number:,} {many or one + ('es' if one.endswith('s') else 's')}"
+
+
+def named_counts(counts: Mapping[str, int]) -> str:
+    """Returns counts other than 0 as text: "3,470 rows, 1 terminal row" of {"rows": 3470, "terminal_rows": 1}."""
+
+    def named(key: str, count: int) -> str:
+        name = key.replace("_", " ")
+        return counted(count, re.sub("(row|episode|value)s", r"\1", name), name)
+
+    return ", ".join(named(key, count) for key, count in counts.items() if count)
 
 
 def nearest(name: str, known: Sequence[str], advice: str = "Did you mean {!r}?", otherwise: str = "") -> str:

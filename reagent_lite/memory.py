@@ -1,4 +1,4 @@
-"""How much memory may still be taken, asked before it is."""
+"""How much memory may still be taken, asked before it is; sizes for people."""
 
 from __future__ import annotations
 
@@ -43,6 +43,15 @@ def oom_kills() -> int:
             continue
         return next((int(line.split()[1]) for line in events if line.startswith("oom_kill ")), 0)
     return 0
+
+
+def size_text(count: float) -> str:
+    """Returns a number of bytes for people."""
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
 
 
 def _machine() -> int:

@@ -2,8 +2,7 @@
 
 import pytest
 
-from reagent_lite.errors import counted
-from reagent_lite.run.reporting import named_counts
+from reagent_lite.errors import counted, named_counts
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import sys
 
 from reagent_lite.config import DqnConfig
-from reagent_lite.run.command_line import main
+from reagent_lite.run.launch import main
 from reagent_lite.run.train import train
 
 if __name__ == "__main__":

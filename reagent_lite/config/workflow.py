@@ -192,6 +192,12 @@ class WorkflowConfig(Section):
         assert self.simulation is not None
         return max(-(-self.simulation.warmup_steps // self.simulation.num_envs), self.fewest_slots - 1)
 
+    @property
+    def restarts(self) -> int:
+        """How often the run may begin again after a failure: rendezvous.max_restarts, else 3 with checkpoints."""
+        given = self.rendezvous.max_restarts
+        return given if given is not None else 3 if self.checkpoint.periodic else 0
+
     def _beside_data(self, simulation: SimulationConfig) -> Iterator[Problem]:
         if simulation.share is None:
             yield Problem("simulation.share", "a number from 0 to 1 beside training_data_path", "nothing",

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -181,3 +182,16 @@ def parse_gpus(text: str) -> tuple[Gpu, ...]:
             free, total = (int(field) << 20 if field.isdigit() else 0 for field in fields[3:])
             gpus.append(Gpu(name=fields[0], uuid=fields[1], driver=fields[2], free=free, total=total))
     return tuple(gpus)
+
+
+def used_gpus(gpus: Sequence[Gpu], count: int) -> tuple[str, ...]:
+    """Returns the UUIDs of the first `count` of a machine's GPUs that CUDA_VISIBLE_DEVICES shows.
+
+    The variable holds numbers or UUIDs; without it all GPUs are visible.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return tuple(gpu.uuid for gpu in gpus[:count])
+    names = [name.strip() for name in visible.split(",") if name.strip()]
+    shown = [gpus[int(name)].uuid if name.isdigit() and int(name) < len(gpus) else name for name in names]
+    return tuple(shown[:count])

@@ -18,10 +18,10 @@ from reagent_lite.config import DqnConfig, ParametricDqnConfig, WorkflowConfig, 
 from reagent_lite.distributed.launcher import Processes
 from reagent_lite.distributed.nodes import Node, find_node
 from reagent_lite.doctor import machine as machine
+from reagent_lite.doctor.checks import Row, checked, of_error, ok, show, skipped, summary
 from reagent_lite.doctor.machines import Here, meet
 from reagent_lite.doctor.share import share
 from reagent_lite.errors import ConfigError, ReagentLiteError
-from reagent_lite.run.checks import Row, checked, of_error, ok, show, skipped, summary
 from reagent_lite.run.dry_run import look, plan
 
 _EPILOG = """\

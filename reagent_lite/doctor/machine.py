@@ -1,6 +1,5 @@
 """What the doctor finds out on one machine alone: processes, network, disks, data, environments, versions."""
 
-import os
 import socket
 import sys
 import tempfile
@@ -17,16 +16,16 @@ from reagent_lite.data.copy.first_look import FirstRows, first_rows, standing_co
 from reagent_lite.data.copy.place import places_of
 from reagent_lite.data.features.normalization import check_covers, read_normalization
 from reagent_lite.data.stage import data_files
-from reagent_lite.distributed.inspection import list_gpus, nearest_existing
+from reagent_lite.distributed.inspection import list_gpus, nearest_existing, used_gpus
 from reagent_lite.distributed.launcher import Processes, choose_processes
 from reagent_lite.distributed.network import addresses, listening, own_address, resolved
 from reagent_lite.distributed.nodes import Node
+from reagent_lite.doctor.checks import Row, failed, of_error, ok, skipped, warning
 from reagent_lite.errors import DataError, NoRowsError, counted
 from reagent_lite.files import is_writable
-from reagent_lite.run.checks import Row, failed, of_error, ok, size_text, skipped, warning
+from reagent_lite.memory import size_text
 from reagent_lite.run.dry_run import Known
 from reagent_lite.run.dry_run_memory import network_needs
-from reagent_lite.run.launch import used_gpus
 from reagent_lite.sim.backend import open_backend
 from reagent_lite.sim.cuda_build import cuda_problem
 
@@ -66,7 +65,7 @@ def devices(processes: Processes) -> Iterator[Row]:
     if processes.device_type != "cuda":
         return
     gpus = list_gpus()
-    used = used_gpus([gpu.uuid for gpu in gpus], os.environ.get("CUDA_VISIBLE_DEVICES"), processes.count)
+    used = used_gpus(gpus, processes.count)
     if not used:
         yield warning("GPUs", "nvidia-smi does not list them", "Without their UUIDs, one used twice is not noticed")
         return

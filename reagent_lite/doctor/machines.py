@@ -25,8 +25,8 @@ from reagent_lite.distributed.membership import Membership
 from reagent_lite.distributed.network import Address, own_address
 from reagent_lite.distributed.nodes import Node
 from reagent_lite.distributed.verdict import Declaration, compare
+from reagent_lite.doctor.checks import Row, failed, of_error, ok, warning
 from reagent_lite.errors import ReagentLiteError
-from reagent_lite.run.checks import Row, failed, of_error, ok, warning
 from reagent_lite.run.launch import prepare_rendezvous
 
 _ROUND_SECONDS = 0.02

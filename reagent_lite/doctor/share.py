@@ -10,7 +10,8 @@ from reagent_lite.config import WorkflowConfig
 from reagent_lite.distributed.inspection import find_mount, is_live, probe_folder
 from reagent_lite.distributed.meeting_file import MeetingFile, Record
 from reagent_lite.distributed.nodes import Node
-from reagent_lite.run.checks import Row, failed, ok, size_text, skipped, warning
+from reagent_lite.doctor.checks import Row, failed, ok, skipped, warning
+from reagent_lite.memory import size_text
 
 _SLOW_SECONDS = 1.0
 _LITTLE_BYTES = 1 << 20  # a record has 1 kB

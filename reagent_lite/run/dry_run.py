@@ -4,7 +4,6 @@ config ─► machines, meeting ─┬─► known of data ──────┐
                              └─► known of simulation ─┴─► steps, memory ─► lines
 """
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -14,10 +13,10 @@ from reagent_lite.data.copy.place import CopyManifest
 from reagent_lite.data.features.normalization import read_normalization
 from reagent_lite.data.stage import data_files
 from reagent_lite.distributed.group import Place
-from reagent_lite.distributed.inspection import list_gpus
+from reagent_lite.distributed.inspection import list_gpus, used_gpus
 from reagent_lite.distributed.launcher import Processes
 from reagent_lite.errors import ReagentLiteError, counted
-from reagent_lite.run.checks import size_text
+from reagent_lite.memory import size_text
 from reagent_lite.run.dry_run_memory import (
     Need,
     World,
@@ -27,7 +26,6 @@ from reagent_lite.run.dry_run_memory import (
     page_need,
     simulation_needs,
 )
-from reagent_lite.run.launch import restarts, used_gpus
 from reagent_lite.run.simulated import simulated_plan
 from reagent_lite.sim.env import VectorEnv
 from reagent_lite.sim.sources import find_environment
@@ -128,7 +126,7 @@ def plan(config: WorkflowConfig, processes: Processes, known: Known) -> Iterator
         + ([f"every {every.every_minutes:g} minutes"] if every.every_minutes else [])
     )
     yield (f"checkpoints: {cadence or 'one at the end'}, the newest {every.keep} stay; begins again at most "
-           f"{counted(restarts(config), 'time')} after a failure")  # fmt: skip
+           f"{counted(config.restarts, 'time')} after a failure")  # fmt: skip
     yield from _memory(config, world, known)
     yield from (f"warning: {trouble}" for trouble in known.troubles)
 
@@ -205,7 +203,7 @@ def _memory(config: WorkflowConfig, world: World, known: Known) -> Iterator[str]
     for need in needs:
         yield f"memory of a process: {need.name} {size_text(need.bytes)} = {need.formula}"
     gpus = list_gpus() if world.device_type == "cuda" else ()
-    chosen = used_gpus([gpu.uuid for gpu in gpus], os.environ.get("CUDA_VISIBLE_DEVICES"), world.here)
+    chosen = used_gpus(gpus, world.here)
     free = free_here(world, tuple(gpu for gpu in gpus if gpu.uuid in chosen))
     total = sum(need.bytes for need in needs)
     if free is None:

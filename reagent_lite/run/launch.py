@@ -1,23 +1,174 @@
-"""What a machine says of itself before it trains with others, and what it checks before anyone waits for it."""
+"""The command line of training: processes of this machine, and of others, that run the same command.
 
+config ─► processes ─► one: train here
+                    └► several: declared to the other machines, then a worker each, same command, watched
+"""
+
+import argparse
+import contextlib
+import json
 import os
 import platform
 import socket
-import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
+from pathlib import Path
+from typing import TypeVar
 
 import torch
 
+from reagent_lite.cli import Command, add_node_index, config_of, guarded, message_of, note, parser_of
 from reagent_lite.config import WorkflowConfig, resolved
 from reagent_lite.data.formats.files import list_input
 from reagent_lite.data.formats.reading import READERS
-from reagent_lite.distributed.launcher import Processes
-from reagent_lite.distributed.nodes import Node
+from reagent_lite.distributed.group import Group, Place, joined
+from reagent_lite.distributed.inspection import list_gpus, nearest_existing, used_gpus
+from reagent_lite.distributed.launcher import LaunchError, Processes, choose_processes, launch
+from reagent_lite.distributed.nodes import Node, find_node
 from reagent_lite.distributed.rendezvous import Rendezvous
 from reagent_lite.distributed.verdict import Declaration, flat
-from reagent_lite.errors import ReagentLiteError
+from reagent_lite.distributed.workers import end_with_parent, is_worker, report_failure
+from reagent_lite.errors import Preempted, ReagentLiteError
+from reagent_lite.files import FolderIdentity
+from reagent_lite.run.dry_run import look, plan
+from reagent_lite.training.stop import StopSignal
 
-_RESTARTS = 3
+Config = TypeVar("Config", bound=WorkflowConfig)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a run leaves; printed as the last line of standard output.
+
+    Attributes:
+        model: the exported folder; None where publish_if held it back.
+        steps, rows: of the whole run.
+        rows_per_second: of this start.
+        seconds: in all.
+        scores: of the policy.
+        not_published: why publish_if held the model back; printed only then.
+    """
+
+    model: str | None
+    steps: int
+    rows: int
+    rows_per_second: float
+    seconds: float
+    scores: dict[str, float | None]
+    not_published: str | None = None
+
+    def line(self) -> str:
+        """Returns it as one line of JSON."""
+        tree = asdict(self)
+        if self.not_published is None:
+            del tree["not_published"]
+        return json.dumps(tree)
+
+
+def main(
+    module: str,
+    model: type[Config],
+    train: Callable[[Config, Group], Outcome],
+    example: str,
+    arguments: list[str] | None = None,
+) -> int:
+    """Runs a training workflow and returns its exit code.
+
+    Args:
+        module: what stands after `python -m`.
+        model: the config's class.
+        train: the workflow; called on every process.
+        example: a config for the help text.
+        arguments: of the command line; None takes the process's own.
+    """
+    end_with_parent()
+    command = Command(
+        module=module,
+        model=model,
+        example=example,
+        settings="--set training.learning_rate=0.01 --set num_processes_per_node=2",
+        outcome="model, steps, rows, rows_per_second, seconds, scores; with publish_if, not_published",
+        codes="0 done, 1 unexpected error or diverged, 2 config or data error, 3 rendezvous failed, "
+        "4 a peer failed, 5 model_output_path is in use by another run, "
+        "75 told to end, run again to continue",
+    )
+    arguments = sys.argv[1:] if arguments is None else arguments
+    parser = parser_of(command)
+    add_node_index(parser)
+    parser.add_argument(
+        "--force", action="store_true", help="end a live run that holds the file of init_method, and take its place"
+    )
+    options = parser.parse_args(arguments)
+    return guarded(command, options, lambda: _reported(lambda: _run(module, model, train, options, arguments)))
+
+
+def _reported(run: Callable[[], int]) -> int:
+    """Returns the exit code of a run; a worker tells its launcher why it ends, which says it for all."""
+    try:
+        with StopSignal(last=True):
+            return run()
+    except LaunchError as error:
+        note(str(error))
+        return error.exit_code
+    except (Exception, Preempted) as error:
+        if not is_worker():
+            raise
+        report_failure(error, message_of(error))
+        return error.exit_code if isinstance(error, ReagentLiteError | Preempted) else 4
+
+
+def _run(
+    module: str,
+    model: type[Config],
+    train: Callable[[Config, Group], Outcome],
+    options: argparse.Namespace,
+    arguments: list[str],
+) -> int:
+    config = config_of(module, model, options, [])
+    index = config.node_index if options.node_index is None else options.node_index
+    node = find_node(index=index, count=config.num_nodes, environment=os.environ)
+    config = config.model_copy(update={"node_index": node.index, "num_nodes": node.count})
+    processes = choose_processes(
+        use_gpu=config.use_gpu,
+        use_all=config.use_all_avail_gpus,
+        explicit=config.num_processes_per_node,
+        gpus=torch.cuda.device_count() if config.use_gpu else 0,
+    )
+    if options.dry_run:
+        _describe(config, processes)
+        return 0
+    place = Place.read()
+    if place is None and processes.count * node.count > 1:
+        note(processes.note)
+        rendezvous = prepare_rendezvous(config, node, processes, force=options.force)
+        output = FolderIdentity.of(nearest_existing(Path(config.model_output_path).expanduser()))
+        launch([sys.executable, "-m", module, *arguments], processes.count, rendezvous, restarts=config.restarts,
+               folder=None if node.index else output)  # fmt: skip
+        return 0
+    place = place or Place()
+    note(processes.note if place.rank == 0 and not is_worker() else "")
+    with (
+        contextlib.redirect_stdout(sys.stderr),
+        joined(place, processes.device(place.local_rank), config.rendezvous.startup_timeout_seconds) as group,
+    ):
+        try:
+            outcome = train(config, group)
+        except Exception as error:  # said before the process group is taken down, which may take long without peers
+            if is_worker():
+                report_failure(error, message_of(error))
+            raise
+    if place.rank == 0:
+        print(outcome.line(), flush=True)
+    return 0
+
+
+def _describe(config: WorkflowConfig, processes: Processes) -> None:
+    note(processes.note)
+    for line in plan(config, processes, look(config)):
+        note(line)
+    print(json.dumps(resolved(config), indent=2))
 
 
 def prepare_rendezvous(config: WorkflowConfig, node: Node, processes: Processes, *, force: bool) -> Rendezvous:
@@ -45,7 +196,7 @@ def prepare_rendezvous(config: WorkflowConfig, node: Node, processes: Processes,
             processes=processes.count,
             device=processes.device_type,
             versions=_versions(processes),
-            gpus=_gpus(processes) if node.count > 1 else (),
+            gpus=used_gpus(list_gpus(), processes.count) if node.count > 1 and processes.device_type == "cuda" else (),
             config=flat(resolved(config)),
             problem=problem,
             exit_code=code,
@@ -54,12 +205,6 @@ def prepare_rendezvous(config: WorkflowConfig, node: Node, processes: Processes,
     )
     rendezvous.preflight()
     return rendezvous
-
-
-def restarts(config: WorkflowConfig) -> int:
-    """Returns how often the run may begin again."""
-    given = config.rendezvous.max_restarts
-    return given if given is not None else _RESTARTS if config.checkpoint.periodic else 0
 
 
 def _find_data(config: WorkflowConfig) -> None:
@@ -77,31 +222,3 @@ def _versions(processes: Processes) -> dict[str, str]:
         versions["cuda"] = str(torch.version.cuda)
         versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
     return versions
-
-
-def _gpus(processes: Processes) -> tuple[str, ...]:
-    """Returns the UUIDs of the GPUs this machine will use, as far as nvidia-smi tells; no CUDA context is made."""
-    if processes.device_type != "cuda":
-        return ()
-    try:
-        done = subprocess.run(
-            ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"], capture_output=True, text=True, check=True
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return ()
-    return used_gpus(done.stdout.split(), os.environ.get("CUDA_VISIBLE_DEVICES"), processes.count)
-
-
-def used_gpus(uuids: list[str], visible: str | None, count: int) -> tuple[str, ...]:
-    """Returns the first `count` of a machine's GPUs that CUDA_VISIBLE_DEVICES shows, by UUID.
-
-    Args:
-        uuids: of all GPUs of the machine, in order.
-        visible: the variable's text: numbers or UUIDs; None shows all.
-        count: processes, one for each GPU.
-    """
-    if visible is None:
-        return tuple(uuids[:count])
-    names = [name.strip() for name in visible.split(",") if name.strip()]
-    shown = [uuids[int(name)] if name.isdigit() and int(name) < len(uuids) else name for name in names]
-    return tuple(shown[:count])

@@ -31,11 +31,11 @@ from reagent_lite.data.sampling.normalized import Reordered, open_columns, prepa
 from reagent_lite.data.sampling.source import LoggedRows, build_rows, no_rows
 from reagent_lite.data.sampling.spans import Spans, learnable_rows, n_steps, single_steps, time_steps
 from reagent_lite.distributed.group import Group
-from reagent_lite.errors import DataError, NoRowsError, Problem
+from reagent_lite.errors import DataError, NoRowsError, Problem, named_counts
 from reagent_lite.models.preprocessor import Preprocessor
 from reagent_lite.progress import progress
 from reagent_lite.run.normalization import given_or_fitted
-from reagent_lite.run.reporting import named_counts, say
+from reagent_lite.run.reporting import say
 from reagent_lite.run.shards import Shards
 from reagent_lite.run.stages import staged
 from reagent_lite.types import NormalizationSpec, SourceSpec

@@ -32,11 +32,11 @@ from reagent_lite.progress import Progress, progress
 from reagent_lite.report.markdown import findings
 from reagent_lite.report.pictures import require_pictures
 from reagent_lite.report.run import PAGE, RunFigures, evaluation_of_run, write_page
-from reagent_lite.run.command_line import Outcome
 from reagent_lite.run.environments import open_simulation, with_actions
 from reagent_lite.run.evaluators import Judgement
 from reagent_lite.run.experience import Experience, Judges, Stream, build_judges, gather_experience, open_stream
 from reagent_lite.run.figures import SAMPLE, Presence, present_shares, sources_of
+from reagent_lite.run.launch import Outcome
 from reagent_lite.run.learner import build_learner, build_optimization, captures, choose_threads, target_policy
 from reagent_lite.run.logged import Normalization
 from reagent_lite.run.normalization import write_fitted

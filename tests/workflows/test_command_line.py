@@ -20,7 +20,7 @@ from reagent_lite.cli import message_of
 from reagent_lite.config import DqnConfig, ParametricDqnConfig
 from reagent_lite.distributed.signals import SIGNALS
 from reagent_lite.errors import KernelBuildError, NoRowsError, Preempted, Problem
-from reagent_lite.run.command_line import Outcome, main
+from reagent_lite.run.launch import Outcome, main
 
 
 def never(config: Any, group: Any) -> Outcome:
@@ -91,7 +91,7 @@ def test_without_standard_streams(tmp_path: Path) -> None:
     config = json.loads(Path(config_file(tmp_path)).read_text()) | {"epochs": 0}
     (tmp_path / "c.json").write_text(json.dumps(config))
     program = (
-        "import os, sys; from reagent_lite.run import command_line as c; from reagent_lite.config import DqnConfig\n"
+        "import os, sys; from reagent_lite.run import launch as c; from reagent_lite.config import DqnConfig\n"
         "os.close(1); os.close(2); sys.stdout = sys.stderr = None\n"
         "code = c.main('workflows.dqn', DqnConfig, None, 'x', ['--config', 'c.json'])\n"
         "assert os.readlink('/proc/self/fd/1') == os.readlink('/proc/self/fd/2') == os.devnull; os._exit(code)"

@@ -12,7 +12,7 @@ import yaml
 from oracles.runs import ROOT
 
 from reagent_lite.config import DqnConfig
-from reagent_lite.run.command_line import Outcome, main
+from reagent_lite.run.launch import Outcome, main
 
 DEPLOY = ROOT / "deploy"
 

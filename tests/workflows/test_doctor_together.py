@@ -23,8 +23,8 @@ from reagent_lite.distributed.link import Link, connect
 from reagent_lite.distributed.meeting_file import Record
 from reagent_lite.distributed.membership import Membership
 from reagent_lite.distributed.network import Address
+from reagent_lite.doctor.checks import Row
 from reagent_lite.doctor.machines import _clocks, reach_others, watch_share
-from reagent_lite.run.checks import Row
 
 
 def together(work: Callable[[Talk], list[Row]], seconds: float = 1.0) -> list[list[Row]]:

@@ -12,7 +12,7 @@ from oracles.logs import random_rows
 
 from reagent_lite.config import DqnConfig
 from reagent_lite.data.copy.training_copy import prepare_training_copy
-from reagent_lite.run.command_line import Outcome, main
+from reagent_lite.run.launch import Outcome, main
 
 Plan = Callable[..., list[str]]
 

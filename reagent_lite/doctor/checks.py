@@ -101,12 +101,3 @@ def _lines(row: Row) -> str:
     found = row.found.replace("\n", indent)
     advice = f"{indent}-> {row.todo.replace(chr(10), indent + '   ')}" if row.todo else ""
     return f"{row.state:<8} {row.name:<24} {found}{advice}"
-
-
-def size_text(count: float) -> str:
-    """Returns a number of bytes for people."""
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
