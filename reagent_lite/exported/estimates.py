@@ -16,6 +16,7 @@ from reagent_lite.algorithms.cpe_heads import (
     EarlyStopping,
     fit_heads,
 )
+from reagent_lite.algorithms.optimizers import optimizer_class
 from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.data.rows.hashes import mix
 from reagent_lite.data.sampling.source import rows_in_order
@@ -113,7 +114,7 @@ def _fitted(config: EvaluateConfig, candidate: Candidate, policy: ExportedPolicy
     propensities = torch.cat([pad(part, (0, max(one.shape[1] for one in after) - part.shape[1])) for part in after])
     heads.set_scales(torch.stack([heads.scale_sums(one) for one in rows("measuring outcomes for")]).sum(0))
     trained = [parameter for parameter in heads.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.Adam(trained, lr=settings.learning_rate, fused=True)
+    optimizer = optimizer_class("Adam")(trained, lr=settings.learning_rate, fused=True)
     unfitted = list(rows_in_order(log.rows, checked, CPU))
     theirs = [policy(batch.next_state, batch.next_actions) for batch in unfitted]
 

@@ -28,6 +28,7 @@ from reagent_lite.algorithms.cpe_heads import (
     fit_heads,
 )
 from reagent_lite.algorithms.dqn import DQN
+from reagent_lite.algorithms.optimizers import optimizer_class
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.data.copy.training_copy import give_back_memory
 from reagent_lite.data.rows.hashes import mix
@@ -191,7 +192,7 @@ class Judge:
             ).to(self._group.device)  # fmt: skip
         self._wrapped = self._group.wrap(self._heads)
         trained = [p for p in self._heads.parameters() if p.requires_grad]
-        self._optimizer = torch.optim.Adam(trained, lr=config.evaluation.learning_rate, fused=True)
+        self._optimizer = optimizer_class("Adam")(trained, lr=config.evaluation.learning_rate, fused=True)
         if sum(self._fit_counts):
             first = self._fit_batches(0, self._steps(self._fit_counts, 1))
             seen = self._shown("measuring outcomes", first, self._fit_rows.count)

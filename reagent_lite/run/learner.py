@@ -8,6 +8,7 @@ from itertools import pairwise
 import torch
 
 from reagent_lite.algorithms.dqn import DQN, DQNSettings
+from reagent_lite.algorithms.optimizers import optimizer_class
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.config.rl import RLConfig
 from reagent_lite.distributed.group import Group
@@ -94,14 +95,13 @@ def build_optimization(config: WorkflowConfig, learner: DQN, *, captured: bool) 
         groups.append({"params": list(learner.imitator.parameters()), "weight_decay": 0.0})
     name = training.optimizer_class
     assert name is not None
-    kind = getattr(torch.optim, name)
     # one kernel for all parameters instead of several each: [m] a tenth of a small network's step on a CPU
     fused = {"fused": True} if name in ("Adam", "AdamW", "SGD") else {}
     rate: float | torch.Tensor = training.learning_rate
     if captured:
         device = next(learner.q_network.parameters()).device
         rate, fused = torch.tensor(rate, device=device), fused | {"capturable": True}
-    optimizer = kind(groups, lr=rate, **fused)
+    optimizer = optimizer_class(name)(groups, lr=rate, **fused)
     schedule = None
     if training.lr_policy == "exponential":
         schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, training.lr_decay)
