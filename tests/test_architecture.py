@@ -15,10 +15,11 @@ LAYERS = {
     "distributed": 1,
     "rl": 2,
     "models": 3, "data": 3, "sim": 3,
-    "algorithms": 4, "evaluation": 4, "export": 4, "training": 4,
-    "report": 5, "cli": 5,
-    "run": 6,
-    "exported": 7, "doctor": 7,
+    "algorithms": 4, "export": 4, "training": 4,
+    "evaluation": 5, "cli": 5,
+    "report": 6,
+    "run": 7,
+    "doctor": 8,
 }  # fmt: skip
 DATA_LAYERS = {
     "formats": 0,

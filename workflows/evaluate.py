@@ -1,10 +1,209 @@
-"""Evaluate an exported model: python -m workflows.evaluate --model BUNDLE --data LOGS --env ENVIRONMENT."""
+"""Evaluate an exported model: python -m workflows.evaluate --model BUNDLE --data LOGS --env ENVIRONMENT.
 
+Exported models judged on a log they need not have learned from, by playing, or both.
+
+1 models    loaded, verified; two of them decide among the same choices; held against the environment
+2 log       events become transitions ─► training copy ─► its features held against those of the models
+3 play      each model in the environment, on the same starts
+4 estimate  of each model: heads fitted to its policy ─► page ─► estimators; of two also the difference
+5 report    JSON file, page beside it, text
+
+One process does all of it, on the CPU: the exported model runs in onnxruntime.
+"""
+
+import hashlib
+import json
+import os
+import re
 import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
 
 from reagent_lite.cli import Command, main_alone
+from reagent_lite.config import DqnConfig, ParametricDqnConfig, WorkflowConfig, check, fingerprint
 from reagent_lite.config.evaluate import EvaluateConfig
-from reagent_lite.exported.evaluate import evaluate
+from reagent_lite.data.copy.facts import Facts
+from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
+from reagent_lite.distributed.group import Group, Place
+from reagent_lite.errors import BundleError, ConfigError, DataError, Problem
+from reagent_lite.evaluation.document import Findings, document_of, lines_of, scores_of
+from reagent_lite.evaluation.estimates import Estimates, estimates_of
+from reagent_lite.evaluation.exported_model import Candidate
+from reagent_lite.evaluation.log import prepare_log
+from reagent_lite.evaluation.simulation import Arena
+from reagent_lite.files import require_writable, write_whole
+from reagent_lite.manifest import canonical
+from reagent_lite.progress import progress
+from reagent_lite.report.evaluated import report_of_evaluation
+from reagent_lite.report.page import render
+from reagent_lite.run.learner import threads_for
+from reagent_lite.run.stages import staged
+
+_KINDS = ("named actions (workflows.dqn)", "candidates with features (workflows.parametric_dqn)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated:
+    """What is left; printed as the last line of standard output.
+
+    Attributes:
+        report: path of the JSON file.
+        page: path of the same as one HTML file, beside it.
+        episodes, rows: scored of the log; 0 without one.
+        scores: {`CPE/{outcome}/{estimator}`: estimate}, null where there is none; the logged policy's own among them;
+            of what was played {`simulation/...`: figure}, by the tags of training.
+        difference: {`CPE/{outcome}/{estimator}`, `simulation/...`: [estimate, lower, upper]} of model minus against;
+            null without.
+        warnings: what was found wrong with the log or the models.
+        seconds: in all.
+    """
+
+    report: str
+    page: str
+    episodes: int
+    rows: int
+    scores: dict[str, float | None]
+    difference: dict[str, list[float | None]] | None
+    warnings: tuple[str, ...]
+    seconds: float
+
+
+def evaluate(config: EvaluateConfig) -> Evaluated:
+    """Evaluates, writes the report and returns the estimates.
+
+    Raises:
+        BundleError: a model that is not whole, or two that decide among other choices, or one that does not fit the
+            environment.
+        SimulationError: no such environment.
+        DataError: what is wrong with the log, or that it is none for this model.
+    """
+    start = time.monotonic()
+    given = None if config.output_path is None else Path(config.output_path).expanduser()
+    if given is not None and given.is_dir():
+        raise ConfigError(Problem("output_path", "a file", f"the folder {given}", "Choose another name"))
+    candidates = _candidates(config)
+    folder = candidates[0].path.resolve().parent if given is None else given.parent
+    require_writable(folder, "output_path")
+    findings = _findings(config, candidates)
+    target = given or folder / _name(findings)
+    for line in lines_of(findings):
+        _say(line)
+    document, page = document_of(findings), target.with_suffix(".html")
+    write_whole(target, canonical(document))
+    write_whole(page, render(report_of_evaluation(document, target.name)).encode())
+    _say(f"written to {target} and {page}")
+    scores, difference = scores_of(findings)
+    log = None if findings.estimates is None else findings.estimates.log
+    return Evaluated(
+        report=str(target),
+        page=str(page),
+        episodes=0 if log is None else log.counts["scored_episodes"],
+        rows=0 if log is None else len(log.scored),
+        scores=scores,
+        difference=difference,
+        warnings=() if findings.estimates is None else findings.estimates.warnings,
+        seconds=round(time.monotonic() - start, 3),
+    )
+
+
+def _name(findings: Findings) -> str:
+    """Returns the name of the report's file: another one for another model, log or config."""
+    config, estimates = findings.config, findings.estimates
+    log = "" if estimates is None else Facts.of(estimates.log.copy, 0, {}).manifest
+    parts = [fingerprint(config), log, *(one.bundle.manifest for one in findings.candidates)]
+    source = config.data_path or (config.simulation.env if config.simulation else "")
+    words = re.sub(r"[^A-Za-z0-9_-]+", "_", Path(source).name.split(".")[0])
+    return f"evaluation_{words}_{hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:8]}.json"
+
+
+def _findings(config: EvaluateConfig, candidates: tuple[Candidate, ...]) -> Findings:
+    gamma = candidates[0].gamma if config.gamma is None else config.gamma
+    if gamma is None:
+        raise ConfigError(Problem("gamma", "a number, as the config of the model does not say it", "nothing"))
+    arena = None if config.simulation is None else Arena(config, config.simulation, candidates)
+    log = None
+    if config.data_path:
+        log = prepare_log(config, candidates, _copy(config, candidates[0], Group(Place(), torch.device("cpu"))))
+    played = None if arena is None else arena.play(gamma)
+    _choose_threads(config.evaluation.minibatch_size, candidates[0])
+    estimates: Estimates | None = None if log is None else estimates_of(config, candidates, log, gamma)
+    return Findings(config=config, candidates=candidates, gamma=gamma, estimates=estimates, played=played)
+
+
+def _candidates(config: EvaluateConfig) -> tuple[Candidate, ...]:
+    """Loads the models.
+
+    Raises:
+        BundleError: two that decide among other choices.
+    """
+    model = Candidate.load("model", config.model)
+    if config.against is None:
+        return (model,)
+    against = Candidate.load("against", config.against)
+    names, others = model.bundle.action_names, against.bundle.action_names
+    if set(names) != set(others):
+        shown = [", ".join(one) or "candidates with features" for one in (names, others)]
+        raise BundleError(Problem(f"against {against.path}", f"a model that decides as {model.path}: {shown[0]}",
+                                  shown[1]))  # fmt: skip
+    return model, against
+
+
+def _copy(config: EvaluateConfig, candidate: Candidate, group: Group) -> TrainingCopy:
+    """Returns the rows, after those stages that the log needs.
+
+    Raises:
+        DataError: what is wrong with them; where that is in their actions, beside those that the model chooses among.
+    """
+    names = candidate.bundle.action_names or None
+    try:
+        reading = staged(_as_training(config, candidate), group)
+        with progress("reading the log", "bytes", enabled=True) as show:
+            return prepare_training_copy(
+                reading.training_data_path,
+                actions=names,
+                directory=config.training_copy_dir,
+                columns=config.columns,
+                progress=lambda done, total: show(done, total),
+            )
+    except DataError as error:
+        if not any("action" in problem.expected for problem in error.problems):
+            raise
+        wanted = f"a log of {_KINDS[candidate.bundle.parametric]}" + (f": {', '.join(names)}" if names else "")
+        about = Problem(f"{candidate.key} {candidate.path}", wanted, "rows with other actions")
+        raise DataError([about, *error.problems]) from error
+
+
+def _as_training(config: EvaluateConfig, candidate: Candidate) -> WorkflowConfig:
+    """Returns the training config that reads the same log for the same choices; stages are made for such a one."""
+    tree: dict[str, Any] = {
+        "training_data_path": config.data_path,
+        "model_output_path": str(candidate.path),
+        "data": {"training_copy_dir": config.training_copy_dir, "columns": config.columns},
+        "query": config.query.model_dump(mode="json"),
+    }
+    if config.timeline is not None:
+        section = config.timeline.model_dump(mode="json")
+        tree["timeline"] = {**section, "actionDiscrete": not candidate.bundle.parametric, "inputTableName": ""}
+    if candidate.bundle.parametric:
+        columns = {"cols_to_norm": ["state_features", "action"]}
+        return check(ParametricDqnConfig, {**tree, "norm_params": columns})
+    return check(DqnConfig, {**tree, "actions": list(candidate.bundle.action_names)})
+
+
+def _choose_threads(rows: int, candidate: Candidate) -> None:
+    """Sets torch's threads by the size of one forward pass; a user's OMP_NUM_THREADS stands."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        widths = (sum(spec.width for spec in candidate.normalization.values()), *candidate.training.layers[1:-1], 1)
+        torch.set_num_threads(threads_for(widths, rows, len(os.sched_getaffinity(0))))
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
 
 COMMAND = Command(
     module="workflows.evaluate",

@@ -1,10 +1,287 @@
-"""Play a policy in an environment and write its log: python -m workflows.simulate --config x.json."""
+"""Play a policy in an environment and write its log: python -m workflows.simulate --config x.json.
 
+A policy plays, its episodes are written, and another policy's true value is computed.
+
+1 open     environment compiled, models loaded and fitted to it: everything that can be wrong is found here
+2 play     episodes in the order of their starts ─► blocks ─► log, under a temporary name
+3 value    another policy plays as many episodes as asked for ─► output_path.truth.json
+4 appear   the log gets its name
+"""
+
+import hashlib
+import json
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from reagent_lite.cli import Command, main_alone
-from reagent_lite.config.simulate import SimulateConfig
-from reagent_lite.exported.simulate import simulate
+from reagent_lite.config import resolved
+from reagent_lite.config.simulate import PlayConfig, SimulateConfig, ValueOfConfig
+from reagent_lite.data.writing.episodes import EpisodeBlock, LogSchema, episode_rows
+from reagent_lite.data.writing.files import TableWriter, table_writer
+from reagent_lite.errors import BundleError, ConfigError, Problem, SimulationError, counted
+from reagent_lite.evaluation.choices import ChoicesInSimulation, kind_of, misfits
+from reagent_lite.evaluation.interval import number
+from reagent_lite.evaluation.returns import estimate, play
+from reagent_lite.export.bundle import Bundle, load_bundle
+from reagent_lite.files import require_writable, write_whole
+from reagent_lite.manifest import canonical
+from reagent_lite.progress import progress
+from reagent_lite.sim.backend import Backend, open_backend
+from reagent_lite.sim.env import Policy, VectorEnv
+from reagent_lite.sim.episodes import Amount, Episodes, whole_episodes
+from reagent_lite.sim.spec import EnvSpec
+
+LEVEL = 0.95  # of the interval of the log's mean return
+RESAMPLES = 2000
+# streams of random numbers beside those of training runs, which may have the same seed
+LOG, TRUTH = 16, 17
+
+Returns = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulated:
+    """What is left; printed as the last line of standard output.
+
+    Attributes:
+        log: path of the file.
+        rows, episodes: in it.
+        mean_return: undiscounted, of the log's episodes, with a 95 % interval by the central limit theorem; bounds are
+            None for a single episode.
+        rows_per_second: played and written.
+        seconds: in all.
+        value_of: what stands in the truth file; None where none was asked for.
+    """
+
+    log: str
+    rows: int
+    episodes: int
+    mean_return: float
+    lower: float | None
+    upper: float | None
+    rows_per_second: float
+    seconds: float
+    value_of: dict[str, Any] | None
+
+
+def simulate(config: SimulateConfig) -> Simulated:
+    """Writes the log and returns what is in it."""
+    start = time.monotonic()
+    target = Path(config.output_path).expanduser()
+    if target.is_dir():
+        raise ConfigError(Problem("output_path", "a file", f"the folder {target}", "Choose another name"))
+    with _own_keys():
+        backend = open_backend(
+            config.env, backend=config.backend, device=_device(config), parameters=config.env_parameters,
+            math=config.math,
+        )  # fmt: skip
+    spec = backend.spec
+    schema = _schema(config, spec)
+    policy = _policy(config.policy, "policy", spec, parametric=config.parametric)
+    judged = _policy(config.value_of, "value_of", spec, parametric=config.parametric)
+    require_writable(target.parent, "output_path")
+    with table_writer(target) as writer:
+        playing = time.monotonic()
+        returns, rows = _write(config, backend, policy, schema, writer)
+        seconds = time.monotonic() - playing
+        value = None if config.value_of is None else _value(config, config.value_of, backend, judged)
+        truth = target.with_name(f"{target.name}.truth.json")
+        truth.unlink(missing_ok=True)  # of an earlier log of this name
+        if value is not None:
+            write_whole(truth, canonical(value))
+    mean, lower, upper = _interval(returns)
+    bounds = "" if lower is None else f" ({number(lower)} to {number(upper)})"
+    _say(f"{target}: {counted(rows, 'row')}, {counted(len(returns), 'episode')}, mean return {number(mean)}{bounds}")
+    return Simulated(
+        log=str(target),
+        rows=rows,
+        episodes=len(returns),
+        mean_return=mean,
+        lower=lower,
+        upper=upper,
+        rows_per_second=round(rows / seconds, 1),
+        seconds=round(time.monotonic() - start, 3),
+        value_of=value,
+    )
+
+
+def _write(
+    config: SimulateConfig, backend: Backend, policy: Policy | None, schema: LogSchema, writer: TableWriter
+) -> tuple[Returns, int]:
+    """Plays and writes; returns the returns of all episodes [E], and the number of rows."""
+    amount = Amount(rows=config.rows, episodes=config.episodes)
+    with _own_keys():
+        env = _envs(config, backend, min(config.num_envs, amount.most_envs), LOG)
+    _say(f"{env.spec.name}: {counted(env.num_envs, 'environment')} on {env.device.type}, "
+         f"at most {counted(env.time_limit, 'step')}, policy {config.policy.kind}")  # fmt: skip
+    returns, rows, prefix = [], 0, _prefix(config)
+    with progress("simulating", "rows", enabled=True) as show:
+        for episodes in whole_episodes(env, policy, amount, **_drawing(config.policy)):
+            writer.write(episode_rows(_block(episodes, prefix), schema))
+            returns.append(episodes.returns)
+            rows += len(episodes.state)
+            show(rows, max(config.rows or 0, rows))
+        writer.finish()
+    return np.concatenate(returns), rows
+
+
+def _device(config: SimulateConfig) -> torch.device:
+    if not config.use_gpu or config.backend == "cpu":
+        return torch.device("cpu")
+    if config.backend == "auto" and not torch.cuda.is_available():
+        _say("use_gpu is true, but no GPU was found: playing on the CPU")
+        return torch.device("cpu")
+    return torch.device("cuda", 0)  # where the backend is cuda and there is none, opening it says what is missing
+
+
+def _schema(config: SimulateConfig, spec: EnvSpec) -> LogSchema:
+    """Returns what rows hold.
+
+    Raises:
+        ConfigError: actions as names in an environment whose candidates have none.
+    """
+    transitions = config.format == "transitions"
+    if not config.parametric:
+        if spec.candidates:
+            raise ConfigError(
+                Problem("parametric", f"true with {spec.name}, whose candidates differ from step to step", "false",
+                        "They have features but no names")
+            )  # fmt: skip
+        return LogSchema(transitions=transitions, action_names=spec.action_names, ds=config.ds)
+    features = None if spec.candidates else np.array(spec.action_features, np.float32)
+    return LogSchema(transitions=transitions, action_features=features, ds=config.ds)
+
+
+def _envs(config: SimulateConfig, backend: Backend, count: int, stream: int) -> VectorEnv:
+    return VectorEnv(
+        backend,
+        num_envs=count,
+        seed=config.seed,
+        stream=stream,
+        time_limit=config.time_limit,
+        parametric=config.parametric,
+    )
+
+
+class BundlePolicy:
+    """Values of choices by an exported model, through onnxruntime."""
+
+    def __init__(self, bundle: Bundle, spec: EnvSpec) -> None:
+        self._choices = ChoicesInSimulation(bundle, spec)
+
+    def __call__(self, observation: Tensor, mask: Tensor | None, features: Tensor | None) -> Tensor:
+        """Returns q [N, K] of observation [N, S], mask [N, K] and, for candidates, features [N, K, F].
+
+        A choice that the model does not take has -inf.
+        """
+        prediction = self._choices(observation, mask, features)
+        q = np.where(prediction.mask, prediction.q, np.float32(-np.inf))
+        return torch.from_numpy(q).to(observation.device)
+
+
+def _policy(config: PlayConfig | None, where: str, spec: EnvSpec, *, parametric: bool) -> Policy | None:
+    """Returns a model's policy, or None for the random one and where none is wanted.
+
+    Raises:
+        BundleError: no model there, one that was altered, or one of other features or actions.
+    """
+    if config is None or config.model is None:
+        return None
+    path = Path(config.model).expanduser()
+    bundle = load_bundle(path)
+    where = f"{where}.model {path}"
+    problems = misfits(bundle, spec, where)
+    if bundle.parametric != parametric:
+        expected, got = kind_of(parametric=parametric), kind_of(parametric=bundle.parametric)
+        problems = [Problem(where, expected, got, "Or change `parametric`")]
+    if problems:
+        raise BundleError(problems)
+    return BundlePolicy(bundle, spec)
+
+
+def _drawing(config: PlayConfig) -> dict[str, float]:
+    """Returns how actions are drawn from values; the random policy has none and reads neither."""
+    return {
+        "epsilon": config.epsilon if config.kind == "epsilon_greedy" else 0.0,
+        "temperature": config.temperature if config.kind == "softmax" else 0.0,
+    }
+
+
+@contextmanager
+def _own_keys() -> Iterator[None]:
+    """Names keys as they stand in this workflow's config: without the section of the training workflows."""
+    try:
+        yield
+    except SimulationError as error:
+        own = [replace(problem, where=problem.where.removeprefix("simulation.")) for problem in error.problems]
+        raise SimulationError(own) from error
+
+
+def _prefix(config: SimulateConfig) -> str:
+    """Returns what the names of this log's episodes begin with: the same name is the same episode, in any log."""
+    keys = ("env", "env_parameters", "time_limit", "math", "seed", "policy")
+    playing = {key: value for key, value in resolved(config).items() if key in keys}
+    return hashlib.sha256(json.dumps(playing, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def _block(episodes: Episodes, prefix: str) -> EpisodeBlock:
+    """Returns episodes as the writer takes them, named by the log's prefix, environment and number."""
+    names = [f"{prefix}-{env}-{number}" for env, number in zip(episodes.env, episodes.number, strict=True)]
+    columns = {name: getattr(episodes, name) for name in EpisodeBlock.__dataclass_fields__ if name != "mdp_ids"}
+    return EpisodeBlock(mdp_ids=names, **columns)
+
+
+def _interval(returns: Returns) -> tuple[float, float | None, float | None]:
+    """Returns the mean of independent episodes with its interval by the central limit theorem."""
+    mean = float(returns.mean())
+    if len(returns) < 2:
+        return mean, None, None
+    half = NormalDist().inv_cdf((1 + LEVEL) / 2) * float(returns.std(ddof=1)) / len(returns) ** 0.5
+    return mean, mean - half, mean + half
+
+
+def _value(config: SimulateConfig, wanted: ValueOfConfig, backend: Backend, policy: Policy | None) -> dict[str, Any]:
+    """Returns the true value of a policy, as the truth file has it."""
+    env = _envs(config, backend, wanted.episodes, TRUTH)
+    with progress("valuing", "episodes", enabled=True) as show:
+        played = play(
+            env, policy, gamma=wanted.gamma, on_step=lambda ended: show(ended, env.num_envs), **_drawing(wanted)
+        )
+    both = {
+        name: estimate(samples, level=wanted.confidence_level, resamples=RESAMPLES, seed=config.seed)
+        for name, samples in (("return", played.total), ("discounted_return", played.discounted))
+    }
+    _say(f"true value of {wanted.kind} over {counted(wanted.episodes, 'episode')}: "
+         f"return {both['return']}, discounted by {wanted.gamma:g} {both['discounted_return']}")  # fmt: skip
+    return {
+        "env": config.env,
+        "env_parameters": {name: float(str(np.float32(one))) for name, one in backend.spec.parameters.items()},
+        "time_limit": env.time_limit,
+        "seed": config.seed,
+        "policy": {"kind": wanted.kind, "model": wanted.model, **_drawing(wanted)},
+        "episodes": wanted.episodes,
+        "gamma": wanted.gamma,
+        "confidence_level": wanted.confidence_level,
+        **{name: {"mean": one.value, "lower": one.low, "upper": one.high} for name, one in both.items()},
+        "mean_length": float(played.length.double().mean()),
+        "terminated_share": float(played.terminated.double().mean()),
+    }
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
 
 COMMAND = Command(
     module="workflows.simulate",

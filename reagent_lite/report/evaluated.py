@@ -7,6 +7,7 @@ from typing import Any
 from reagent_lite.errors import counted
 from reagent_lite.evaluation.cpe import Estimate
 from reagent_lite.evaluation.interval import UNDEFINED, Interval, number
+from reagent_lite.evaluation.simulation_document import AIM, DIFFERENCES
 from reagent_lite.evaluation.verdict import Verdict
 from reagent_lite.report.content import Fact, Report, Section, Table
 from reagent_lite.report.evaluation import (
@@ -23,10 +24,6 @@ from reagent_lite.report.evaluation import (
 )
 from reagent_lite.report.run import config_section
 from reagent_lite.rl.estimators import ONE_STEP_ESTIMATORS
-
-AIM = "what estimates of the reward's discounted return of an episode aim at, if the log is this environment's"
-DIFFERENCES = {"against": "difference", "random": "difference_to_random"}
-"""Under which key of the simulation the difference to a policy stands."""
 
 _MODEL = ("path", "workflow", "steps", "data_hash", "config_hash")
 

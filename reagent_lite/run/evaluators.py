@@ -37,15 +37,14 @@ from reagent_lite.data.sampling.source import LoggedSource, rows_in_order
 from reagent_lite.distributed.group import Group
 from reagent_lite.distributed.rehearsal import rehearse
 from reagent_lite.evaluation import report
+from reagent_lite.evaluation.candidates import candidate_choices
 from reagent_lite.evaluation.cpe import evaluate_page
+from reagent_lite.evaluation.episodes import episode_hashes, scored_episodes, spread
 from reagent_lite.evaluation.figures import figures
-from reagent_lite.evaluation.page import EvaluationPage, build_page, held_out
+from reagent_lite.evaluation.page import EvaluationPage, build_page, gather_page, held_out
 from reagent_lite.progress import progress, with_progress
-from reagent_lite.run.candidates import candidate_choices
-from reagent_lite.run.evaluation_page import gather_page
 from reagent_lite.run.learner import network_settings, target_policy
 from reagent_lite.run.logged import Data, single_step_rows
-from reagent_lite.run.scored_episodes import episode_hashes, scored_episodes, spread
 from reagent_lite.training.checkpoint import Tree, load_optimizer, optimizer_state, plain
 from reagent_lite.types import Actions, TransitionBatch
 

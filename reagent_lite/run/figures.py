@@ -7,10 +7,10 @@ from numpy.typing import NDArray
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.data.rows.maps import in_order
 from reagent_lite.data.sampling.plan import apportion
+from reagent_lite.data.sampling.shards import Shards
 from reagent_lite.errors import named_counts
 from reagent_lite.report.run import Source
 from reagent_lite.run.logged import Data
-from reagent_lite.run.shards import Shards
 
 SAMPLE = 4096  # rows that say how often a feature is present: to 0.8 % at worst, whatever the size of the log
 

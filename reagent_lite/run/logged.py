@@ -28,6 +28,7 @@ from reagent_lite.data.copy.training_copy import (
 )
 from reagent_lite.data.features.normalization import check_covers, normalization_json, read_normalization
 from reagent_lite.data.sampling.normalized import Reordered, open_columns, prepare_columns
+from reagent_lite.data.sampling.shards import Shards
 from reagent_lite.data.sampling.source import LoggedRows, build_rows, no_rows
 from reagent_lite.data.sampling.spans import Spans, learnable_rows, n_steps, single_steps, time_steps
 from reagent_lite.distributed.group import Group
@@ -36,7 +37,6 @@ from reagent_lite.models.preprocessor import Preprocessor
 from reagent_lite.progress import progress
 from reagent_lite.run.normalization import given_or_fitted
 from reagent_lite.run.reporting import say
-from reagent_lite.run.shards import Shards
 from reagent_lite.run.stages import staged
 from reagent_lite.types import NormalizationSpec, SourceSpec
 

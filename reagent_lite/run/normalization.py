@@ -17,11 +17,11 @@ from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.features.fitting import VERSION, check_overrides, fit_columns
 from reagent_lite.data.features.normalization import normalization_json, parse_normalization, write_normalization
 from reagent_lite.data.features.summary import ColumnSummary, Merge
+from reagent_lite.data.sampling.shards import Shards
 from reagent_lite.distributed.group import Group
 from reagent_lite.files import write_whole
 from reagent_lite.manifest import canonical
 from reagent_lite.run.reporting import say
-from reagent_lite.run.shards import Shards
 from reagent_lite.types import NormalizationSpec
 
 Json = dict[str, str]

@@ -26,8 +26,8 @@ from reagent_lite.config.shard import ShardConfig
 from reagent_lite.config.simulate import SimulateConfig
 from reagent_lite.data.shards.dealing import make_shards
 from reagent_lite.data.stage import StageManifest
-from reagent_lite.exported.simulate import simulate
 from reagent_lite.files import sync
+from workflows.simulate import simulate
 
 FILES = 16
 

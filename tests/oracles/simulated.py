@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from reagent_lite.config import check
 from reagent_lite.config.simulate import SimulateConfig
-from reagent_lite.exported.simulate import Simulated, simulate
+from workflows.simulate import Simulated, simulate
 
 Array = NDArray[np.float64]
 

@@ -22,11 +22,10 @@ from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.distributed.group import Group, Place
 from reagent_lite.errors import BundleError, ConfigError, DataError
 from reagent_lite.evaluation.withheld import MODEL_ALONE, MODELLED, WEIGHTED, WEIGHTS_ALONE
-from reagent_lite.exported.evaluate import Evaluated, evaluate
 from reagent_lite.rl.estimators import ESTIMATORS
 from reagent_lite.rl.policies import EpsilonGreedy
 from reagent_lite.run.train import train
-from workflows.evaluate import COMMAND
+from workflows.evaluate import COMMAND, Evaluated, evaluate
 
 AB = ("a", "b")
 ALL = 0.999999  # of the episodes are scored, but for the one of the largest hash, which is fitted to

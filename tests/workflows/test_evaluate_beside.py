@@ -11,10 +11,10 @@ from oracles import gridworld
 from oracles.logs import write_lines
 from oracles.played import gridworld_log, played, world
 
+from reagent_lite.evaluation.comparison import Beside, Counted, beside
 from reagent_lite.evaluation.interval import UNDEFINED
-from reagent_lite.exported.comparison import Beside, Counted, beside
-from reagent_lite.exported.evaluate import Evaluated
-from reagent_lite.exported.simulation import RANDOM, Played, PlayedPolicy
+from reagent_lite.evaluation.simulation import RANDOM, Played, PlayedPolicy
+from workflows.evaluate import Evaluated
 
 
 @pytest.fixture(scope="module")

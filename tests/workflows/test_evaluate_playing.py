@@ -16,10 +16,9 @@ from reagent_lite.cli import main_alone
 from reagent_lite.config import check
 from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.errors import BundleError, ConfigError, ReagentLiteError
-from reagent_lite.exported.evaluate import evaluate
 from reagent_lite.sim.cuda_build import cuda_problem, driver_problem
 from reagent_lite.sim.sources import find_environment
-from workflows.evaluate import COMMAND
+from workflows.evaluate import COMMAND, evaluate
 
 LOUD = """
 #define NUM_ACTIONS 2

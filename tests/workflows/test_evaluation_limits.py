@@ -16,12 +16,12 @@ from reagent_lite.algorithms.cpe_heads import CPEHeads
 from reagent_lite.config import DqnConfig, check
 from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.distributed.group import Group, Place
-from reagent_lite.exported import estimates as evaluating_estimates
-from reagent_lite.exported.evaluate import evaluate
+from reagent_lite.evaluation import estimates as evaluating_estimates
 from reagent_lite.run import evaluators as judging
 from reagent_lite.run.experience import build_judges, gather_experience
 from reagent_lite.run.learner import build_learner
 from reagent_lite.types import TransitionBatch
+from workflows.evaluate import evaluate
 
 ALONE = Group(Place(), torch.device("cpu"))
 

@@ -14,11 +14,11 @@ from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.distributed.group import Group, Place
 from reagent_lite.evaluation.returns import estimate, play
 from reagent_lite.export import load_bundle
-from reagent_lite.exported.evaluate import evaluate
-from reagent_lite.exported.simulate import BundlePolicy
 from reagent_lite.rl.policies import policy_of
 from reagent_lite.run.environments import FINAL, open_simulation
 from reagent_lite.run.train import train
+from workflows.evaluate import evaluate
+from workflows.simulate import BundlePolicy
 
 ALONE = Group(Place(), torch.device("cpu"))
 EPISODES = 12

@@ -21,10 +21,10 @@ from torch.testing import assert_close
 from reagent_lite.config import DqnConfig, check
 from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.distributed.group import Group, Place
+from reagent_lite.evaluation import episodes as judging_episodes
+from reagent_lite.evaluation.episodes import drawn, episode_digests, episode_hashes, scored_episodes
 from reagent_lite.evaluation.page import held_out
-from reagent_lite.run import scored_episodes as judging_episodes
 from reagent_lite.run.logged import prepare
-from reagent_lite.run.scored_episodes import drawn, episode_digests, episode_hashes, scored_episodes
 
 WORKER = str(Path(__file__).parent / "judging_worker.py")
 Rows = list[dict[str, Any]]

@@ -16,9 +16,9 @@ from oracles.simulated import dense, made
 from reagent_lite.config import check
 from reagent_lite.config.simulate import SimulateConfig
 from reagent_lite.data.copy.training_copy import prepare_training_copy
-from reagent_lite.exported.simulate import _prefix, simulate
 from reagent_lite.sim.cuda_build import cuda_problem, driver_problem
 from reagent_lite.sim.sources import find_environment
+from workflows.simulate import _prefix, simulate
 
 Array = NDArray[np.float64]
 NAMES = ("left", "right")

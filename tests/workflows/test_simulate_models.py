@@ -13,9 +13,8 @@ from oracles.simulated import made
 
 from reagent_lite.cli import main_alone
 from reagent_lite.config.simulate import SimulateConfig
-from reagent_lite.exported.simulate import simulate
 from reagent_lite.models.restrictions import LikelyInTheLog
-from workflows.simulate import COMMAND
+from workflows.simulate import COMMAND, simulate
 
 Array = NDArray[np.float64]
 NAMES = ("left", "right")

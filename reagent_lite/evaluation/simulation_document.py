@@ -5,13 +5,15 @@ from typing import Any
 
 from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.errors import counted
+from reagent_lite.evaluation.comparison import Beside
+from reagent_lite.evaluation.exported_model import Candidate
 from reagent_lite.evaluation.interval import finite, number
-from reagent_lite.exported.comparison import Beside
-from reagent_lite.exported.policy import Candidate
-from reagent_lite.exported.simulation import RANDOM, Played, PlayedPolicy
-from reagent_lite.report.evaluated import AIM, DIFFERENCES
+from reagent_lite.evaluation.simulation import RANDOM, Played, PlayedPolicy
 
 AGAINST = "against"
+AIM = "what estimates of the reward's discounted return of an episode aim at, if the log is this environment's"
+DIFFERENCES = {"against": "difference", "random": "difference_to_random"}
+"""Under which key of the simulation the difference to a policy stands."""
 
 
 def played_document(policy: PlayedPolicy) -> dict[str, Any]:

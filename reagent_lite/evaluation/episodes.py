@@ -9,26 +9,47 @@ Hashes of names, digests and answers travel, 32 bytes an episode; rows are read 
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from reagent_lite.config.evaluation import EvaluationConfig
+from reagent_lite.data.copy.facts import Agreement
 from reagent_lite.data.copy.lists import list_hashes
 from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.rows.hashes import mix
 from reagent_lite.data.rows.maps import FeatureMatrix, Lists
+from reagent_lite.data.sampling.shards import Shards
+from reagent_lite.distributed.group import Group
 from reagent_lite.errors import counted
 from reagent_lite.evaluation.page import held_out
-from reagent_lite.run.logged import Data
-from reagent_lite.run.reporting import say
-from reagent_lite.run.shards import Shards
+from reagent_lite.progress import log
 
 Hashes = NDArray[np.uint64]
 
 _DIGEST_ROWS, _DIGEST_VALUES = 1 << 16, 1 << 22  # most at once: some 30 MB; longer blocks are slower
 _EVAL_DATA = 1 << 32  # no number of a shard
+
+
+class Data(Protocol):
+    """Logged rows of all machines: to fit to and to score. `held_out` is None where a share of `train` is scored."""
+
+    @property
+    def shards(self) -> Shards: ...  # noqa: D102
+
+    @property
+    def train(self) -> TrainingCopy: ...  # noqa: D102
+
+    @property
+    def held_out(self) -> TrainingCopy | None: ...  # noqa: D102
+
+    @property
+    def found(self) -> Agreement: ...  # noqa: D102
+
+    @property
+    def held_out_found(self) -> Agreement | None: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,10 +214,10 @@ def _draw(hashes: Hashes, most: int, seed: int, shards: Shards) -> Hashes:
     proposed = drawn(hashes, most, seed).tobytes()
     every = [group.broadcast_bytes(proposed if group.rank == rank else None, rank) for rank in _first_readers(shards)]
     if count > most:
-        say(group, f"evaluation: {most:,} of {count:,} episodes are scored (evaluation.max_episodes)")
+        _log(group, f"evaluation: {most:,} of {count:,} episodes are scored (evaluation.max_episodes)")
     elif shards.several:
         of = f"of {len(every)} machines"
-        say(group, f"evaluation: {counted(count, f'episode {of} is', f'episodes {of} are')} scored")
+        _log(group, f"evaluation: {counted(count, f'episode {of} is', f'episodes {of} are')} scored")
     return np.sort(drawn(np.frombuffer(b"".join(every), np.uint64), most, seed))
 
 
@@ -216,19 +237,30 @@ def _first_readers(shards: Shards) -> list[int]:
     return [shards.of_rank.index(shard) for shard in range(max(shards.of_rank) + 1)]
 
 
+def _log(group: Group, text: str) -> None:
+    if group.is_first:
+        log(text)
+
+
 def _say_summed(own: _Candidates, asked: _Answers, left: NDArray[np.bool_], shards: Shards) -> None:
     summed = sum(shards.counts(int((left & own.summed & ~asked.elsewhere).sum())))
     if summed:
         said = counted(summed, "episode has", "episodes have")
-        say(shards.group, f"warning: evaluation: {said} rows that span several steps and cannot be scored; give "
-                          "eval_data_path of a timeline with steps 1")  # fmt: skip
+        _log(
+            shards.group,
+            f"warning: evaluation: {said} rows that span several steps and cannot be scored; give eval_data_path of a "
+            "timeline with steps 1",
+        )
 
 
 def _say_shared(asked: _Answers, left: NDArray[np.bool_], shards: Shards) -> None:
     shared = sum(shards.counts(int((left & asked.elsewhere).sum())))
     if shared:
-        say(shards.group, f"evaluation: {counted(shared, 'time')} a machine has rows of an episode that an earlier one "
-                          "has too; each episode counts once")  # fmt: skip
+        _log(
+            shards.group,
+            f"evaluation: {counted(shared, 'time')} a machine has rows of an episode that an earlier one has too; "
+            "each episode counts once",
+        )
 
 
 def episode_digests(copy: TrainingCopy, wanted: NDArray[np.bool_]) -> Hashes:

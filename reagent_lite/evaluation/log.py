@@ -2,27 +2,21 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from reagent_lite.config import DqnConfig, ParametricDqnConfig, WorkflowConfig, check
 from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.data.copy.facts import Facts
-from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
+from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.sampling.normalized import raw_columns
 from reagent_lite.data.sampling.source import LoggedRows, build_rows
-from reagent_lite.distributed.group import Group
 from reagent_lite.errors import DataError, Problem, counted
+from reagent_lite.evaluation.episodes import drawn
+from reagent_lite.evaluation.exported_model import Candidate
 from reagent_lite.evaluation.page import held_out
-from reagent_lite.exported.policy import Candidate
-from reagent_lite.progress import progress
-from reagent_lite.run.scored_episodes import drawn
-from reagent_lite.run.stages import staged
 
 _MOST_NAMED = 10
-_KINDS = ("named actions (workflows.dqn)", "candidates with features (workflows.parametric_dqn)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,13 +44,12 @@ class Log:
         return self.copy.counts.get("propensity_absent_rows", 0)
 
 
-def read_log(config: EvaluateConfig, candidates: Sequence[Candidate], group: Group) -> Log:
+def prepare_log(config: EvaluateConfig, candidates: Sequence[Candidate], copy: TrainingCopy) -> Log:
     """Returns the log for models that decide among the same choices.
 
     Raises:
         DataError: what is wrong with the rows; none of a model's features in them; no episode to score.
     """
-    copy = _copy(config, candidates[0], group)
     warnings = [*copy.notes]
     for candidate in candidates:
         warnings += _feature_warnings(candidate, copy)
@@ -68,48 +61,6 @@ def read_log(config: EvaluateConfig, candidates: Sequence[Candidate], group: Gro
     features = raw_columns(copy.candidates) if copy.parametric else None
     rows = build_rows(copy, candidates[0].spans(copy), np.arange(len(copy)), raw_columns(copy.state), features)
     return Log(copy=copy, rows=rows, fitted=fitted, scored=scored, counts=counts, warnings=(*warnings, *notes))
-
-
-def _copy(config: EvaluateConfig, candidate: Candidate, group: Group) -> TrainingCopy:
-    """Returns the rows, after those stages that the log needs.
-
-    Raises:
-        DataError: what is wrong with them; where that is in their actions, beside those that the model chooses among.
-    """
-    names = candidate.bundle.action_names or None
-    try:
-        reading = staged(_as_training(config, candidate), group)
-        with progress("reading the log", "bytes", enabled=True) as show:
-            return prepare_training_copy(
-                reading.training_data_path,
-                actions=names,
-                directory=config.training_copy_dir,
-                columns=config.columns,
-                progress=lambda done, total: show(done, total),
-            )
-    except DataError as error:
-        if not any("action" in problem.expected for problem in error.problems):
-            raise
-        wanted = f"a log of {_KINDS[candidate.bundle.parametric]}" + (f": {', '.join(names)}" if names else "")
-        about = Problem(f"{candidate.key} {candidate.path}", wanted, "rows with other actions")
-        raise DataError([about, *error.problems]) from error
-
-
-def _as_training(config: EvaluateConfig, candidate: Candidate) -> WorkflowConfig:
-    """Returns the training config that reads the same log for the same choices; stages are made for such a one."""
-    tree: dict[str, Any] = {
-        "training_data_path": config.data_path,
-        "model_output_path": str(candidate.path),
-        "data": {"training_copy_dir": config.training_copy_dir, "columns": config.columns},
-        "query": config.query.model_dump(mode="json"),
-    }
-    if config.timeline is not None:
-        section = config.timeline.model_dump(mode="json")
-        tree["timeline"] = {**section, "actionDiscrete": not candidate.bundle.parametric, "inputTableName": ""}
-    if candidate.bundle.parametric:
-        columns = {"cols_to_norm": ["state_features", "action"]}
-        return check(ParametricDqnConfig, {**tree, "norm_params": columns})
-    return check(DqnConfig, {**tree, "actions": list(candidate.bundle.action_names)})
 
 
 def _feature_warnings(candidate: Candidate, copy: TrainingCopy) -> list[str]:

@@ -1,6 +1,5 @@
 """What a log tells of exported models: heads fitted to each one's policy, its page, every estimator, differences."""
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -22,14 +21,13 @@ from reagent_lite.data.rows.hashes import mix
 from reagent_lite.data.sampling.source import rows_in_order
 from reagent_lite.errors import counted
 from reagent_lite.evaluation.cpe import CPEResult, evaluate_page
+from reagent_lite.evaluation.episodes import spread
+from reagent_lite.evaluation.exported_model import Candidate, ExportedPolicy
+from reagent_lite.evaluation.log import Log
 from reagent_lite.evaluation.page import EvaluationPage, Policy, build_page, held_out
 from reagent_lite.evaluation.paired import Difference, differences
 from reagent_lite.evaluation.withheld import MODELLED, WEIGHTED, withhold
-from reagent_lite.exported.log import Log
-from reagent_lite.exported.policy import Candidate, ExportedPolicy
 from reagent_lite.progress import progress, with_progress
-from reagent_lite.run.learner import threads_for
-from reagent_lite.run.scored_episodes import spread
 from reagent_lite.types import Actions, TransitionBatch
 
 CPU = torch.device("cpu")
@@ -93,7 +91,6 @@ def _page(config: EvaluateConfig, candidate: Candidate, log: Log, gamma: float) 
 def _fitted(config: EvaluateConfig, candidate: Candidate, policy: ExportedPolicy, log: Log, gamma: float) -> CPEHeads:
     settings = config.evaluation
     torch.manual_seed(config.seed)
-    _choose_threads(settings.minibatch_size, candidate)
     heads = candidate.heads(log.copy, gamma=gamma, target_update_rate=settings.target_update_rate)
     if not len(log.fitted):
         return heads
@@ -147,13 +144,6 @@ def _known(propensities: torch.Tensor) -> Policy:
         return propensities
 
     return policy
-
-
-def _choose_threads(rows: int, candidate: Candidate) -> None:
-    """Sets torch's threads by the size of one forward pass; a user's OMP_NUM_THREADS stands."""
-    if "OMP_NUM_THREADS" not in os.environ:
-        widths = (sum(spec.width for spec in candidate.normalization.values()), *candidate.training.layers[1:-1], 1)
-        torch.set_num_threads(threads_for(widths, rows, len(os.sched_getaffinity(0))))
 
 
 def _reasons(log: Log) -> dict[str, str]:

@@ -12,15 +12,16 @@ from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.distributed.group import Group, Place
 from reagent_lite.errors import counted
 from reagent_lite.evaluation import report
+from reagent_lite.evaluation.candidates import candidate_choices
+from reagent_lite.evaluation.comparison import Beside, Counted, beside
 from reagent_lite.evaluation.cpe import CPEResult
+from reagent_lite.evaluation.estimates import Estimates
+from reagent_lite.evaluation.exported_model import Candidate
 from reagent_lite.evaluation.interval import finite
+from reagent_lite.evaluation.log import Log
 from reagent_lite.evaluation.page import EvaluationPage
-from reagent_lite.exported.comparison import Beside, Counted, beside
-from reagent_lite.exported.estimates import Estimates
-from reagent_lite.exported.log import Log
-from reagent_lite.exported.policy import Candidate
-from reagent_lite.exported.simulation import Played
-from reagent_lite.exported.simulation_report import (
+from reagent_lite.evaluation.simulation import Played
+from reagent_lite.evaluation.simulation_document import (
     beside_line,
     played_document,
     simulation_differences,
@@ -28,7 +29,6 @@ from reagent_lite.exported.simulation_report import (
     simulation_lines,
     simulation_scores,
 )
-from reagent_lite.run.candidates import candidate_choices
 
 _OF_ROWS = ("num_rows", "num_episodes", "horizon", "cut_share")
 """What of the overlap does not rest on weights."""

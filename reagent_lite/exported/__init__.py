@@ -1,1 +1,0 @@
-"""Exported models: judged on logs and in simulation, and playing."""
