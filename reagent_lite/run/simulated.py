@@ -12,7 +12,7 @@ from reagent_lite.data.replay.ring import ReplayRing, ReplaySettings
 from reagent_lite.distributed.group import Group
 from reagent_lite.run.environments import TRAINING, Reader, Simulation
 from reagent_lite.run.learner import reward_boost
-from reagent_lite.sim.rollout import Cadence, Exploration, Rollout, RolloutSource
+from reagent_lite.sim.rollout import Exploration, Rollout, RolloutSource, UpdateSchedule
 from reagent_lite.training.capture import eager
 
 
@@ -103,7 +103,7 @@ def build_source(
         capture=capture if env.device.type == "cuda" else eager, unit_reward=rl.q_network_loss == "bce_with_logits",
     )  # fmt: skip
     mps = config.training.minibatches_per_step
-    cadence = Cadence(
+    schedule = UpdateSchedule(
         num_envs=settings.num_envs,
         warmup=config.warmup_rounds,
         steps=settings.steps_per_rollout,
@@ -111,7 +111,7 @@ def build_source(
         num_updates=num_steps,
         beta=settings.replay.beta,
     )
-    whole = cadence.env_steps(num_steps)
+    whole = schedule.env_steps(num_steps)
     exploration = Exploration(
         start=settings.epsilon_start,
         end=rl.epsilon if settings.epsilon_end is None else settings.epsilon_end,
@@ -122,7 +122,7 @@ def build_source(
     rows = max(stop - first, 1)
     scale = rows * world / (minibatch * mps) if stop > first else 0.0
     return RolloutSource(
-        rollout, ring, exploration, cadence, rows=rows, scale=scale, transform=reader.batch, device=group.device
+        rollout, ring, exploration, schedule, rows=rows, scale=scale, transform=reader.batch, device=group.device
     )
 
 

@@ -4,7 +4,7 @@ from typing import Literal, Protocol
 
 import torch
 
-from reagent_lite.sim.calls import ActCall, Call
+from reagent_lite.sim.calls import ActCall, Call, Kernel
 from reagent_lite.sim.cpu import CpuBackend
 from reagent_lite.sim.cuda import CudaBackend
 from reagent_lite.sim.cuda_build import cuda_problem
@@ -23,20 +23,8 @@ class Backend(Protocol):
     spec: EnvSpec
     device: torch.device
 
-    def reset(self, call: Call) -> None:
-        """Starts the running episode of every environment anew."""
-        ...
-
-    def step(self, call: Call) -> None:
-        """Takes an action in every environment; ended ones start their next episode."""
-        ...
-
-    def observe(self, call: Call) -> None:
-        """Writes observation, mask and features of the present states."""
-        ...
-
-    def act(self, call: ActCall) -> None:
-        """Draws an action in every environment."""
+    def launch(self, kernel: Kernel, call: Call | ActCall) -> None:
+        """Runs one kernel over all environments of a call."""
         ...
 
 

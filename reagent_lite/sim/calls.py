@@ -4,9 +4,13 @@ The CPU build takes a pointer to the structure, CUDA takes it by value.
 """
 
 import ctypes
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 _POINTER = ctypes.c_void_p
+
+Kernel = Literal["env_reset", "env_step", "env_observe", "env_act"]
+"""Starts every environment's running episode anew; takes an action in every environment, where an episode that ends is
+followed by the next one; writes observation, mask and features of the present states; draws actions (`ActCall`)."""
 
 
 class Call(ctypes.Structure):

@@ -2,21 +2,36 @@
 
 import ctypes
 import re
+import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
 from reagent_lite.errors import KernelBuildError, Problem
-from reagent_lite.sim.calls import ActCall, Call
-from reagent_lite.sim.compiler import KERNELS, Compiler, build_library, find_compiler
+from reagent_lite.sim.cache import cached, machine, make_key
+from reagent_lite.sim.calls import ActCall, Call, Kernel
+from reagent_lite.sim.compiler import KERNELS, Compiler, find_compiler
 from reagent_lite.sim.sources import built_from, compilation_unit, require_parameters
 from reagent_lite.sim.spec import EnvSpec
 
 # Lines by which compilers lead to the next error.
 _CONTEXT = re.compile(r"^(?:In file included|\S+: (?:In|At) |\d+ errors? generated)", re.MULTILINE)
+_FLAGS = (
+    "-std=c++17",
+    "-march=native",
+    "-fno-math-errno",  # square roots in line; the value is the same
+    "-fno-trapping-math",  # nobody reads exception flags: both sides of a choice may be computed; values are the same
+    "-fopenmp-simd",  # `omp simd` without libgomp: torch has its own OpenMP, and two in a process fight for the cores
+    "-fno-exceptions",
+    "-fno-rtti",
+    "-fPIC",
+    "-shared",
+    "-nostdlib",  # nothing of it is used: the same object on any distribution
+    "-w",
+)
 _CONTRACTION = {"exact": "-ffp-contract=off", "fast": "-ffp-contract=fast"}
 # With fewer words of state and observation another thread costs more (about 50 us) than it saves.
 _WORDS_PER_SLICE = 262144
@@ -60,34 +75,16 @@ class CpuBackend:
         self.device = torch.device("cpu")
         library = _build(path, parameters, (optimization, _CONTRACTION[math]), compiler or find_compiler())
         self._library = ctypes.CDLL(str(library))
-        self._reset = self._entry("env_reset")
-        self._step = self._entry("env_step")
-        self._observe = self._entry("env_observe")
-        self._act = self._entry("env_act")
+        self._entries = {kernel: self._entry(kernel) for kernel in get_args(Kernel)}
         self.spec = self._read_spec(path.stem)
         require_parameters(parameters, self.spec.parameters, path.stem)
         self._threads = threads or torch.get_num_threads()
         self._slice = max(1, _WORDS_PER_SLICE // (self.spec.state_words + self.spec.observation_size))
         self._pool = ThreadPoolExecutor(self._threads - 1, "simulation") if self._threads > 1 else None
 
-    def reset(self, call: Call) -> None:
-        """Starts the running episode of every environment anew."""
-        self._run(self._reset, call)
-
-    def step(self, call: Call) -> None:
-        """Takes an action in every environment; ended ones start their next episode."""
-        self._run(self._step, call)
-
-    def observe(self, call: Call) -> None:
-        """Writes observation, mask and features of the present states."""
-        self._run(self._observe, call)
-
-    def act(self, call: ActCall) -> None:
-        """Draws an action in every environment."""
-        self._run(self._act, call)
-
-    def _run(self, entry: _Entry, call: Call | ActCall) -> None:
-        num = call.num
+    def launch(self, kernel: Kernel, call: Call | ActCall) -> None:
+        """Runs one kernel over all environments of a call."""
+        entry, num = self._entries[kernel], call.num
         address = ctypes.addressof(call)
         if self._pool is None or num < 2 * self._slice:
             entry(address, 0, num)
@@ -114,22 +111,22 @@ class CpuBackend:
 
 
 def _build(path: Path, parameters: dict[str, float], flags: tuple[str, ...], compiler: Compiler) -> Path:
-    def explained(message: str) -> KernelBuildError:
-        return KernelBuildError(
-            Problem(str(path), "an environment that compiles", f"from the compiler:\n{_essence(message)}\n")
-        )
+    key = make_key((*built_from(path, parameters), *_FLAGS, *flags, *compiler.command[1:], compiler.version, machine()))
 
-    return build_library(
-        compilation_unit(path, parameters),
-        built_from(path, parameters),
-        compiler=compiler,
-        flags=flags,
-        folders=(KERNELS, path.parent),
-        explained=explained,
-    )
+    def build(target: Path) -> None:
+        source = target.with_suffix(".cpp")
+        source.write_text(compilation_unit(path, parameters), encoding="utf-8")
+        includes = (f"-I{KERNELS}", f"-I{path.parent}")
+        command = (*compiler.command, *flags, *_FLAGS, *includes, str(source), "-o", str(target))
+        answer = subprocess.run(command, capture_output=True, text=True, check=False)
+        if answer.returncode != 0:
+            got = f"from the compiler:\n{_relevant_errors(answer.stderr)}\n"
+            raise KernelBuildError(Problem(str(path), "an environment that compiles", got))
+
+    return cached(key, ".so", build)
 
 
-def _essence(message: str) -> str:
+def _relevant_errors(message: str) -> str:
     """Of a compiler's errors: what the machinery says is missing, else what is wrong outside it, else everything."""
     errors = [
         _CONTEXT.split(block)[0].rstrip()

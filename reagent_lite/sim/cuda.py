@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch
 
 from reagent_lite.errors import KernelBuildError, Problem, SimulationError
-from reagent_lite.sim.calls import ActCall, Call
+from reagent_lite.sim.calls import ActCall, Call, Kernel
 from reagent_lite.sim.cuda_build import architecture, build_cubin, device_problem, driver_problem, read_description
 from reagent_lite.sim.sources import require_parameters
 from reagent_lite.sim.spec import EnvSpec
@@ -147,21 +147,9 @@ class CudaBackend:
         self.spec = self._measure(EnvSpec.parse(self._name, read_description(cubin)))
         require_parameters(parameters, self.spec.parameters, self._name)
 
-    def reset(self, call: Call) -> None:
-        """Starts the running episode of every environment anew."""
-        self._launch("env_reset", call.num, bytes(call))
-
-    def step(self, call: Call) -> None:
-        """Takes an action in every environment; ended ones start their next episode."""
-        self._launch("env_step", call.num, bytes(call))
-
-    def observe(self, call: Call) -> None:
-        """Writes observation, mask and features of the present states."""
-        self._launch("env_observe", call.num, bytes(call))
-
-    def act(self, call: ActCall) -> None:
-        """Draws an action in every environment."""
-        self._launch("env_act", call.num, bytes(call))
+    def launch(self, kernel: Kernel, call: Call | ActCall) -> None:
+        """Runs one kernel over all environments of a call."""
+        self._launch(kernel, call.num, bytes(call))
 
     def _launch(self, name: str, threads: int, *arguments: bytes | int) -> None:
         block = min(self._block_size, threads)

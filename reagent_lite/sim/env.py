@@ -97,7 +97,7 @@ class VectorEnv:
             tensor.zero_()
         for tensor in (self.last_return, self.last_length, self._fault):
             tensor.zero_()
-        self._backend.reset(self._call)
+        self._backend.launch("env_reset", self._call)
 
     def act(self, q: Tensor | None, *, epsilon: Tensor, temperature: float = 0.0) -> None:
         """Draws `action` and its `propensity`.
@@ -121,11 +121,11 @@ class VectorEnv:
         self._epsilon = epsilon.float()
         call.epsilon = self._epsilon.data_ptr()
         call.temperature = temperature
-        self._backend.act(call)
+        self._backend.launch("env_act", call)
 
     def step(self) -> None:
         """Takes `action`; where an episode ends, the next one starts in the same step."""
-        self._backend.step(self._call)
+        self._backend.launch("env_step", self._call)
 
     def advance(self, *, observe: bool = True) -> None:
         """Takes `action` as `step` does, but does not write where the transition led: enough to play, not to learn.
@@ -133,11 +133,11 @@ class VectorEnv:
         Args:
             observe: refresh observation, mask and features; false runs the dynamics alone.
         """
-        self._backend.step(self._play_call if observe else self._bare_call)
+        self._backend.launch("env_step", self._play_call if observe else self._bare_call)
 
     def observe(self) -> None:
         """Refreshes `observation`, `mask` and `features` after the state was written from outside."""
-        self._backend.observe(self._call)
+        self._backend.launch("env_observe", self._call)
 
     def field(self, name: str) -> Tensor:
         """Returns a view of one variable of the state, [N], or [n, N] of an array.

@@ -206,7 +206,7 @@ class Rollout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cadence:
+class UpdateSchedule:
     """When environments step and when the learner does.
 
     Attributes:
@@ -237,7 +237,7 @@ class RolloutSource:
         rollout: collects them.
         ring: keeps them.
         exploration: share of uniform draws over time.
-        cadence: when to collect.
+        schedule: when to collect.
         rows: of a minibatch of this rank.
         scale: what a ring's weights, importance over rows, are multiplied by to be shares of an optimizer step's loss.
         transform: raw features to what the network reads.
@@ -248,7 +248,7 @@ class RolloutSource:
         rollout: Rollout,
         ring: Ring,
         exploration: Exploration,
-        cadence: Cadence,
+        schedule: UpdateSchedule,
         *,
         rows: int,
         scale: float,
@@ -256,24 +256,24 @@ class RolloutSource:
         device: torch.device,
     ) -> None:
         self.rollout = rollout
-        self._ring, self._exploration, self._cadence = ring, exploration, cadence
+        self._ring, self._exploration, self._schedule = ring, exploration, schedule
         self._rows, self._scale, self._transform = rows, scale, transform
-        self._beta = torch.full((1,), cadence.beta, device=device)
+        self._beta = torch.full((1,), schedule.beta, device=device)
         self._index = torch.empty(0, dtype=torch.int64)
         self._step = 0
         self._warm = False
 
     def collect(self, step: int) -> None:
         """Collects what optimizer step `step` may learn from."""
-        cadence, self._step = self._cadence, step
+        schedule, self._step = self._schedule, step
         if not self._warm:
-            self.rollout.run(cadence.warmup, informed=False)
+            self.rollout.run(schedule.warmup, informed=False)
             self.rollout.check()
             self._warm = True
-        if step % cadence.updates == 0:
-            self.rollout.explore(self._exploration.epsilon(cadence.env_steps(step)))
-            self.rollout.run(cadence.steps)
-        self._beta.fill_(cadence.beta + (1 - cadence.beta) * step / max(cadence.num_updates, 1))
+        if step % schedule.updates == 0:
+            self.rollout.explore(self._exploration.epsilon(schedule.env_steps(step)))
+            self.rollout.run(schedule.steps)
+        self._beta.fill_(schedule.beta + (1 - schedule.beta) * step / max(schedule.num_updates, 1))
 
     def __next__(self) -> TransitionBatch:
         drawn = self._ring.sample(self._rows, beta=self._beta)
@@ -287,8 +287,8 @@ class RolloutSource:
     @property
     def env_steps(self) -> int:
         """Environment steps of all ranks so far, warm-up included."""
-        cadence = self._cadence
-        return cadence.warmup * cadence.num_envs + cadence.env_steps(self._step + cadence.updates)
+        schedule = self._schedule
+        return schedule.warmup * schedule.num_envs + schedule.env_steps(self._step + schedule.updates)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns ring, environments and the number of the next optimizer step."""

@@ -15,7 +15,6 @@ from sim.conftest import COUNTER, MASKED_COUNTER
 
 from reagent_lite.errors import KernelBuildError, SimulationError
 from reagent_lite.sim import cache, cpu
-from reagent_lite.sim import compiler as making
 from reagent_lite.sim.backend import open_backend
 from reagent_lite.sim.cache import cache_folder, cached, make_key
 from reagent_lite.sim.compiler import KERNELS, find_compiler, zig_compiler
@@ -300,7 +299,7 @@ def test_everything_that_matters_is_in_the_key(
     assert count() == 5
     CpuBackend(file, {}, "exact", compiler=zig_compiler())
     assert count() == 6
-    monkeypatch.setattr(making, "machine", lambda: "another processor")
+    monkeypatch.setattr(cpu, "machine", lambda: "another processor")
     opened(str(file))
     assert count() == 7
     monkeypatch.undo()

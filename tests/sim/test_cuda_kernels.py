@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from reagent_lite.sim.calls import ActCall, Call
+from reagent_lite.sim.calls import ActCall, Call, Kernel
 from reagent_lite.sim.compiler import KERNELS, find_compiler
 from reagent_lite.sim.cpu import CpuBackend
 from reagent_lite.sim.env import VectorEnv
@@ -59,17 +59,8 @@ class EmulatedBackend:
         subprocess.run([*find_compiler().command, *flags, str(source), "-o", str(library)], check=True)
         self._library = ctypes.CDLL(str(library))
 
-    def reset(self, call: Call) -> None:
-        self._library.launch_env_reset(ctypes.byref(call), self._block_size)
-
-    def step(self, call: Call) -> None:
-        self._library.launch_env_step(ctypes.byref(call), self._block_size)
-
-    def observe(self, call: Call) -> None:
-        self._library.launch_env_observe(ctypes.byref(call), self._block_size)
-
-    def act(self, call: ActCall) -> None:
-        self._library.launch_env_act(ctypes.byref(call), self._block_size)
+    def launch(self, kernel: Kernel, call: Call | ActCall) -> None:
+        self._library[f"launch_{kernel}"](ctypes.byref(call), self._block_size)
 
 
 def bits(env: VectorEnv) -> dict[str, bytes]:

@@ -8,7 +8,7 @@ from torch import Tensor
 from reagent_lite.data.replay.ring import ReplayRing, ReplaySettings
 from reagent_lite.sim.backend import open_backend
 from reagent_lite.sim.env import VectorEnv
-from reagent_lite.sim.rollout import Cadence, Exploration, Rollout, RolloutSource, regrouped
+from reagent_lite.sim.rollout import Exploration, Rollout, RolloutSource, UpdateSchedule, regrouped
 from reagent_lite.types import TransitionBatch
 
 CPU = torch.device("cpu")
@@ -25,13 +25,13 @@ def source(first: int, stop: int, *, prioritized: bool) -> tuple[RolloutSource, 
         CPU,
     )  # fmt: skip
     rollout = Rollout(env, lambda observation, mask, features: observation[:, :2], ring, device=CPU)
-    cadence = Cadence(num_envs=NUM_ENVS, warmup=2, steps=1, updates=1, num_updates=30, beta=0.4)
+    schedule = UpdateSchedule(num_envs=NUM_ENVS, warmup=2, steps=1, updates=1, num_updates=30, beta=0.4)
     exploration = Exploration(start=1.0, end=0.1, decay_steps=60)
 
     def raw(batch: TransitionBatch, scale: float) -> TransitionBatch:
         return batch
 
-    return RolloutSource(rollout, ring, exploration, cadence, rows=4, scale=1.0, transform=raw, device=CPU), ring
+    return RolloutSource(rollout, ring, exploration, schedule, rows=4, scale=1.0, transform=raw, device=CPU), ring
 
 
 def part(rank: int, world: int) -> tuple[int, int]:

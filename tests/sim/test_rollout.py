@@ -10,7 +10,7 @@ from torch import Tensor
 from reagent_lite.data.replay.ring import ReplayRing, ReplaySettings
 from reagent_lite.sim.backend import open_backend
 from reagent_lite.sim.env import VectorEnv
-from reagent_lite.sim.rollout import Cadence, Exploration, Rollout, RolloutSource
+from reagent_lite.sim.rollout import Exploration, Rollout, RolloutSource, UpdateSchedule
 from reagent_lite.types import TransitionBatch
 
 CPU = torch.device("cpu")
@@ -38,16 +38,16 @@ def scaled(batch: TransitionBatch, scale: float) -> TransitionBatch:
     return replace(batch, weight=batch.weight * scale)
 
 
-def source(cadence: Cadence, *, prioritized: bool = False) -> RolloutSource:
+def source(schedule: UpdateSchedule, *, prioritized: bool = False) -> RolloutSource:
     kept = ring(prioritized=prioritized)
     exploration = Exploration(start=1.0, end=0.2, decay_steps=320)
     return RolloutSource(
-        Rollout(environments(), lean, kept, device=CPU), kept, exploration, cadence,
+        Rollout(environments(), lean, kept, device=CPU), kept, exploration, schedule,
         rows=32, scale=0.5, transform=scaled, device=CPU,
     )  # fmt: skip
 
 
-CADENCE = Cadence(num_envs=NUM, warmup=10, steps=2, updates=4, num_updates=80, beta=0.4)
+SCHEDULE = UpdateSchedule(num_envs=NUM, warmup=10, steps=2, updates=4, num_updates=80, beta=0.4)
 
 
 def test_stored_transitions_are_the_environments() -> None:
@@ -87,8 +87,8 @@ def test_epsilon_falls_linearly_and_stays() -> None:
     assert [exploration.epsilon(steps) for steps in (0, 50, 100, 1000)] == pytest.approx([1.0, 0.6, 0.2, 0.2])
 
 
-def test_environments_step_as_the_cadence_says() -> None:
-    batches = source(CADENCE)
+def test_environments_step_as_the_schedule_says() -> None:
+    batches = source(SCHEDULE)
     steps = []
     for step in range(9):
         batches.collect(step)
@@ -99,13 +99,13 @@ def test_environments_step_as_the_cadence_says() -> None:
 
 
 def test_weights_are_scaled_shares() -> None:
-    batches = source(CADENCE)
+    batches = source(SCHEDULE)
     batches.collect(0)
     assert float(next(batches).weight.sum()) == pytest.approx(0.5)
 
 
 def test_priorities_follow_the_losses() -> None:
-    batches = source(CADENCE, prioritized=True)
+    batches = source(SCHEDULE, prioritized=True)
     batches.collect(0)
     for _ in range(40):  # until every row has been drawn
         batch = next(batches)
@@ -115,7 +115,7 @@ def test_priorities_follow_the_losses() -> None:
 
 
 def test_a_priority_is_the_error_to_the_power_alpha() -> None:
-    batches = source(CADENCE, prioritized=True)
+    batches = source(SCHEDULE, prioritized=True)
     batches.collect(0)
     next(batches)
     batches.learned(torch.full((32,), 9.0))
@@ -123,11 +123,11 @@ def test_a_priority_is_the_error_to_the_power_alpha() -> None:
 
 
 def test_a_saved_source_goes_on_as_it_would_have() -> None:
-    one = source(CADENCE)
+    one = source(SCHEDULE)
     for step in range(5):
         one.collect(step)
         next(one)
-    other = source(CADENCE)
+    other = source(SCHEDULE)
     other.load_state_dict({name: _copied(part) for name, part in one.state_dict().items()})
     for step in range(5, 15):
         one.collect(step)
