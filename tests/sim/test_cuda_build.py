@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from reagent_lite.errors import KernelBuildError, SimulationError
+from reagent_lite.errors import KernelBuildError
 from reagent_lite.sim import cuda_build, sources
 from reagent_lite.sim.backend import open_backend
 from reagent_lite.sim.compiler import KERNELS
@@ -68,7 +68,8 @@ def ptx(environment: Path, math: str, tmp_path: Path) -> tuple[str, Counter[str]
     """What nvcc makes of an environment before the assembler: the text, and its instructions by name."""
     source = tmp_path / "unit.cu"
     source.write_text(compilation_unit(environment, {}))
-    flags = compiler_flags(math, "sm_75")  # type: ignore[arg-type]
+    kept = (flag for flag in compiler_flags(math, "sm_75") if flag != "-w")  # type: ignore[arg-type]
+    flags = (*kept, "-Werror=all-warnings")
     folders = [f"-I{KERNELS}", f"-I{environment.parent}"]
     target = tmp_path / "unit.ptx"
     subprocess.run([str(NVCC), "-ptx", *flags, *folders, str(source), "-o", str(target)], check=True)
@@ -261,13 +262,6 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @needs_nvcc
-def test_the_second_time_nothing_is_compiled(own: Path, runs: list[str]) -> None:
-    first = build_cubin(own, {}, "exact", "sm_90")
-    assert build_cubin(own, {}, "exact", "sm_90") == first
-    assert len(runs) == 1
-
-
-@needs_nvcc
 def test_what_decides_the_code_decides_the_file(own: Path, runs: list[str], tmp_path: Path) -> None:
     cartpole = find_environment("cartpole_v1")
     files = [
@@ -280,6 +274,8 @@ def test_what_decides_the_code_decides_the_file(own: Path, runs: list[str], tmp_
     own.write_text(OWN.replace("s.x >= goal", "s.x > goal"))
     files.append(build_cubin(own, {}, "exact", "sm_90"))
     assert len(set(files)) == len(runs) == 6
+    assert build_cubin(own, {}, "exact", "sm_90") == files[-1]
+    assert len(runs) == 6  # nothing is compiled a second time
     elsewhere = tmp_path / "elsewhere" / own.name
     elsewhere.parent.mkdir()
     elsewhere.write_text(own.read_text())
@@ -295,19 +291,6 @@ def test_a_cache_serves_another_checkout(own: Path, tmp_path: Path, monkeypatch:
     monkeypatch.setattr(cuda_build, "KERNELS", moved)
     monkeypatch.setattr(cuda_build, "find_nvcc", lambda: None)
     assert [build_cubin(path, {}, "exact", "sm_90") for path in (own, find_environment("cartpole_v1"))] == here
-
-
-@needs_nvcc
-@pytest.mark.parametrize("damage", ["cut", "flipped", "emptied"])
-def test_a_damaged_cubin_is_built_anew(own: Path, runs: list[str], damage: str) -> None:
-    file = build_cubin(own, {}, "exact", "sm_90")
-    whole = file.read_bytes()
-    file.write_bytes({"cut": whole[:1000], "flipped": whole[:-1] + bytes([whole[-1] ^ 1]), "emptied": b""}[damage])
-    again = build_cubin(own, {}, "exact", "sm_90")
-    assert len(runs) == 2
-    assert again.read_bytes()[:4] == b"\x7fELF"
-    assert read_description(again) == read_description(build_cubin(own, {}, "exact", "sm_90"))
-    assert len(runs) == 2
 
 
 @needs_nvcc
@@ -335,8 +318,3 @@ def test_an_nvcc_in_cuda_home_comes_first(tmp_path: Path, monkeypatch: pytest.Mo
     assert find_nvcc() == fake
     with pytest.raises(KernelBuildError, match="expected a version, got no version here"):
         build_cubin(find_environment("cartpole_v1"), {}, "exact", "sm_90")
-
-
-def test_a_parameter_that_is_no_number_never_reaches_the_compiler(own: Path) -> None:
-    with pytest.raises(SimulationError, match=r"env_parameters\.gravity: expected a finite number"):
-        build_cubin(own, {"gravity": float("nan")}, "exact", "sm_90")

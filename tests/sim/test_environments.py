@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
-import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,9 +11,8 @@ import torch
 from oracles.episodes import environments
 from torch import Tensor
 
-from reagent_lite.sim.compiler import KERNELS
 from reagent_lite.sim.env import VectorEnv
-from reagent_lite.sim.sources import compilation_unit, find_environment, known_environments
+from reagent_lite.sim.sources import find_environment, known_environments
 
 every_environment = pytest.mark.parametrize("name", known_environments())
 
@@ -128,26 +124,3 @@ def test_same_bits_at_any_optimization(name: str) -> None:
         for level in ("-O3", "-O0")
     )
     assert fast == plain
-
-
-@every_environment
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on the PATH")
-def test_compiles_for_a_gpu(name: str, tmp_path: Path) -> None:
-    file = find_environment(name)
-    source = tmp_path / f"{name}.cu"
-    source.write_text(compilation_unit(file, {}), encoding="utf-8")
-    flags = [
-        "-std=c++17",
-        "-fmad=false",
-        "-cubin",
-        "-arch=sm_90",
-        f"-I{KERNELS}",
-        f"-I{file.parent}",
-        "-Werror=all-warnings",
-    ]
-    target = tmp_path / f"{name}.cubin"
-    answer = subprocess.run(
-        ["nvcc", *flags, str(source), "-o", str(target)], capture_output=True, text=True, check=False
-    )
-    assert answer.returncode == 0, answer.stderr
-    assert b"env_step" in target.read_bytes()
