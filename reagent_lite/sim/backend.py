@@ -1,4 +1,4 @@
-"""One protocol in front of both compilers, and the choice between them."""
+"""The protocol of both backends and the choice between them."""
 
 from typing import Literal, Protocol
 
@@ -36,11 +36,11 @@ def open_backend(
     parameters: dict[str, float],
     math: Literal["exact", "fast"],
 ) -> Backend:
-    """Compiles an environment for where it is to run.
+    """Returns an environment compiled for the CPU or a GPU.
 
     Args:
         env: name of one of ours, or path of a `.cuh` file.
-        backend: `auto` takes CUDA where the device is a GPU and nothing is missing; `cuda_problem` says what is.
+        backend: `auto` takes CUDA if the device is a GPU and `cuda_problem` finds nothing missing.
         device: of the learner; the CUDA build runs on it.
         parameters: constants of the dynamics to replace.
         math: `exact` gives the same bits on every machine.

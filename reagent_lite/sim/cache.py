@@ -1,4 +1,4 @@
-"""Compiled code on disk, found again by everything that went into them.
+"""A cache of compiled code on disk, keyed by everything that decides its bytes.
 
 A file's name is `<key>-<digest of its bytes><suffix>`: one rename puts file and digest in place together, concurrent
 builders cannot mix them, and a file cut short by a full disk is noticed and built anew.
@@ -23,13 +23,13 @@ _DIGITS = 32
 
 
 def cache_folder() -> Path:
-    """Returns where compiled code lies: $REAGENT_LITE_CACHE, or a folder of the user's cache."""
+    """Returns the folder of compiled code: $REAGENT_LITE_CACHE, else a folder in the user's cache."""
     chosen = os.environ.get("REAGENT_LITE_CACHE")
     return Path(chosen).expanduser() if chosen else user_cache() / "kernels"
 
 
 def make_key(parts: Iterable[str]) -> str:
-    """Returns one name for all that decides the compiled bytes; parts may not run into each other."""
+    """Returns a hash of the parts; each part is preceded by its length, so that ("ab", "c") and ("a", "bc") differ."""
     digest = hashlib.sha256()
     for part in parts:
         data = part.encode()
@@ -38,7 +38,7 @@ def make_key(parts: Iterable[str]) -> str:
 
 
 def machine() -> str:
-    """Returns what `-march=native` depends on: a home shared by different machines must not mix their code."""
+    """Returns the processor's description, on which `-march=native` depends; machines may share a home folder."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -49,9 +49,9 @@ def machine() -> str:
 
 
 def cached(key: str, suffix: str, build: Callable[[Path], None]) -> Path:
-    """Returns the compiled file of a key, building it where there is no whole one of this user's.
+    """Returns the compiled file of a key and builds it if there is no intact one.
 
-    Where others can write to the folder, a warning says so and the file is built in a folder of this process.
+    If other users can write to the folder, a warning is logged and the file is built in a folder of this process.
 
     Args:
         key: from `make_key`.
@@ -90,7 +90,7 @@ def cached(key: str, suffix: str, build: Callable[[Path], None]) -> Path:
 
 
 def _is_private(status: os.stat_result) -> bool:
-    """Whether nobody but this user and root can have written a folder or file; a link may lead anywhere."""
+    """Returns whether only this user and root can write to a folder or file; links are refused."""
     return (
         status.st_uid in (0, os.geteuid())
         and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
@@ -100,7 +100,7 @@ def _is_private(status: os.stat_result) -> bool:
 
 @functools.cache
 def _process_folder(instead_of: Path) -> tempfile.TemporaryDirectory[str]:
-    """Returns a folder that is removed with the process, and warns once."""
+    """Returns a temporary folder of this process in place of an unsafe one, and warns once."""
     status = instead_of.stat()
     problem = Problem(
         str(instead_of),

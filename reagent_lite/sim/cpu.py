@@ -127,12 +127,12 @@ def _build(path: Path, parameters: dict[str, float], flags: tuple[str, ...], com
 
 
 def _relevant_errors(message: str) -> str:
-    """Of a compiler's errors: what the machinery says is missing, else what is wrong outside it, else everything."""
+    """Returns the errors that name what the environment lacks, else those outside our headers, else all of them."""
     errors = [
         _CONTEXT.split(block)[0].rstrip()
         for block in re.split(r"^(?=\S.*?:\d+:\d+: (?:fatal )?error: )", message, flags=re.MULTILINE)[1:]
     ]
     machinery = tuple(f"{KERNELS}/{part}" for part in ("core/", "env.cuh", "philox.cuh", "port.cuh"))
-    said = [error for error in errors if re.match(r".*(an environment |a state variable is )", error)]
+    missing = [error for error in errors if re.match(r".*(an environment |a state variable is )", error)]
     own = [error for error in errors if not error.startswith(machinery)]
-    return "\n".join(said or own or [message.strip()])
+    return "\n".join(missing or own or [message.strip()])

@@ -30,7 +30,7 @@ _KERNELS = {"env_reset": Call, "env_step": Call, "env_observe": Call, "env_act":
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """What PyCUDA holds of a device until the process ends.
+    """PyCUDA's objects for one device, kept until the process ends.
 
     Attributes:
         context: the device's primary one, which is torch's.
@@ -44,7 +44,7 @@ class _Opened:
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """Makes the context current for PyCUDA; a thread that ended with it so would abort the process."""
+        """Makes the context current for PyCUDA; a thread that ends with a context pushed aborts the process."""
         self.context.push()
         try:
             yield
@@ -53,7 +53,7 @@ class _Opened:
 
     @contextmanager
     def ordered(self, device: torch.device) -> Iterator[None]:
-        """Orders launches after what torch's current stream has to do, and before what it gets to do."""
+        """Orders launches after earlier work on torch's current stream and before later work on it."""
         outside = torch.cuda.current_stream(device)
         if outside == self.torch_stream:
             yield
@@ -65,9 +65,9 @@ class _Opened:
 
 @contextmanager
 def on_stream(device: torch.device) -> Iterator[torch.cuda.Stream | None]:
-    """Makes the stream of simulation torch's current one, for a whole run; work before and after is waited for.
+    """Makes the simulation's stream torch's current one; the streams wait for each other at both ends.
 
-    Gives the stream, to hand to `torch.cuda.graph(graph, stream=...)`; None on a CPU, where the context does nothing.
+    Yields the stream, to pass to `torch.cuda.graph(graph, stream=...)`; None on a CPU, where the context does nothing.
     Without a working PyCUDA it is a stream of torch's own: environments are on the CPU then, updates still captured.
     """
     stream = _shared_stream(device)
@@ -160,12 +160,14 @@ class CudaBackend:
                 if self._synchronize and not torch.cuda.is_current_stream_capturing():
                     self._synchronize()
         except self._driver_error as error:
-            advice = "" if self._synchronize else f"The fault may be an earlier kernel's: {SYNCHRONIZE}=1 tells"
+            advice = (
+                "" if self._synchronize else f"An earlier kernel may be at fault: set {SYNCHRONIZE}=1 to find out which"
+            )
             where = f"kernel {name} of {self._name} on {self.device}"
             raise SimulationError(Problem(where, "a launch without error", str(error), advice)) from error
 
     def _measure(self, spec: EnvSpec) -> EnvSpec:
-        """Asks the kernel for the numbers that only running code knows."""
+        """Returns the spec with parameters and action features, which the kernel computes."""
         parameters = torch.zeros(len(spec.parameters), device=self.device)
         features = torch.zeros(spec.num_actions * spec.action_feature_size, device=self.device)
         self._launch("env_describe", 1, parameters.data_ptr(), features.data_ptr())
@@ -219,7 +221,7 @@ def _open(index: int) -> _Opened:
 
 @functools.cache
 def _load(cubin: Path, index: int) -> Any:
-    """A module stays loaded: unloading waits for the device, and captured graphs hold its kernels."""
+    """Loads a module for good: unloading waits for the device, and captured graphs refer to its kernels."""
     cuda = _driver()
     with _open(index).current():
         try:

@@ -1,9 +1,9 @@
-"""The compiling of an environment for a GPU, and what is missing where that cannot be done.
+"""Compilation of an environment for a GPU, and checks of what it needs.
 
     file, constants, math, architecture ──nvcc──► cubin in the cache
 
-A cubin is found again by its sources, flags, architecture and nvcc's version. Where there is no nvcc the version does
-not matter: such machines use a cache that was filled elsewhere.
+The cache key holds sources, flags and architecture, the file name also nvcc's version. A machine without nvcc takes a
+cubin of any version, from a cache that another machine filled.
 """
 
 import importlib.util
@@ -24,7 +24,7 @@ from reagent_lite.sim.sources import built_from, compilation_unit
 OLDEST = (7, 5)
 _FLAGS = (
     "-std=c++17",
-    "-prec-div=true",  # IEEE division and square root, and numbers below 2^-126 as they are: the defaults, said aloud
+    "-prec-div=true",  # IEEE division and square root, and numbers below 2^-126 as they are: the defaults
     "-prec-sqrt=true",
     "-ftz=false",
     "-w",
@@ -34,7 +34,7 @@ _CONTRACTION = {"exact": "-fmad=false", "fast": "-fmad=true"}
 
 
 def find_nvcc() -> Path | None:
-    """Returns the CUDA compiler of $CUDA_HOME or $CUDA_PATH, else of the PATH, else of the toolkit's usual place."""
+    """Returns nvcc from $CUDA_HOME, $CUDA_PATH, the PATH or /usr/local/cuda, in this order, or None."""
     homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")]
     places = [Path(home) / "bin" / "nvcc" for home in homes if home]
     on_path = shutil.which("nvcc")
@@ -44,12 +44,12 @@ def find_nvcc() -> Path | None:
 
 
 def compiler_flags(math: Literal["exact", "fast"], arch: str) -> tuple[str, ...]:
-    """Returns what decides the code that nvcc makes of a source: the language, the arithmetic, the architecture."""
+    """Returns nvcc's flags for language, arithmetic and architecture."""
     return (*_FLAGS, _CONTRACTION[math], f"-arch={arch}")
 
 
 def build_cubin(path: Path, parameters: dict[str, float], math: Literal["exact", "fast"], arch: str) -> Path:
-    """Returns the machine code of an environment, compiled now or before.
+    """Returns the cubin of an environment from the cache, compiling it if it is not there.
 
     Args:
         path: file of the environment.
@@ -79,7 +79,7 @@ def build_cubin(path: Path, parameters: dict[str, float], math: Literal["exact",
 
 
 def read_description(cubin: Path) -> str:
-    """Returns the JSON by which an environment describes itself; it lies in its machine code as plain text.
+    """Returns the JSON description of an environment, which its cubin contains as plain text.
 
     Raises:
         KernelBuildError: the file holds none.
@@ -96,7 +96,7 @@ def cuda_problem(
     parameters: dict[str, float] | None = None,
     math: Literal["exact", "fast"] = "exact",
 ) -> str | None:
-    """Returns what keeps a device from simulating and how to get it, or None.
+    """Returns what a device lacks for simulation and how to get it, or None.
 
     Args:
         device: the GPU.
@@ -115,7 +115,7 @@ def cuda_problem(
 
 
 def driver_problem() -> Problem | None:
-    """Returns what is missing to use PyCUDA beside torch: a GPU, torch's own CUDA build, PyCUDA."""
+    """Returns which of torch's CUDA build, a GPU and PyCUDA is missing, or None."""
     if torch.version.cuda is None:
         got = f"torch {torch.__version__}, built without CUDA"
         return Problem("simulation on a GPU", "a torch built for CUDA", got, "Install one, or simulate on the CPU")
@@ -129,7 +129,7 @@ def driver_problem() -> Problem | None:
 
 
 def device_problem(device: torch.device) -> Problem | None:
-    """Returns why a GPU is too old, or None."""
+    """Returns the problem of a GPU that is too old, or None."""
     capability = torch.cuda.get_device_capability(device)
     if capability >= OLDEST:
         return None
@@ -155,7 +155,7 @@ def _files(key: str) -> list[Path]:
 
 
 def _newest_suffix(key: str) -> str:
-    """Of the cubins that some nvcc made of a key, the name's end of the newest."""
+    """Returns the suffix of the newest cubin of a key, whichever nvcc made it."""
     files = _files(key)
     return files[-1].name[files[-1].name.index(".") :] if files else ".cubin"
 

@@ -128,7 +128,7 @@ class VectorEnv:
         self._backend.launch("env_step", self._call)
 
     def advance(self, *, observe: bool = True) -> None:
-        """Takes `action` as `step` does, but does not write where the transition led: enough to play, not to learn.
+        """Takes `action` as `step` does without writing `next_observation`, `next_mask` and `next_features`.
 
         Args:
             observe: refresh observation, mask and features; false runs the dynamics alone.
@@ -155,7 +155,7 @@ class VectorEnv:
         raise SimulationError(Problem(f"state of {self.spec.name}", f"one of {known}", repr(name)))
 
     def check(self) -> None:
-        """Reads the error word, which waits for the device.
+        """Reads the count of invalid actions, which waits for the device.
 
         Raises:
             SimulationError: actions were taken that the environment does not have; they were replaced by allowed ones.
@@ -180,7 +180,7 @@ class VectorEnv:
         return {name: tensor.clone() for name, tensor in self._tensors().items()} | {"identity": self._identity()}
 
     def load_state_dict(self, tensors: dict[str, Tensor]) -> None:
-        """Goes on from where `state_dict` was taken.
+        """Continues from a `state_dict`.
 
         Raises:
             SimulationError: it was taken from other environments.
@@ -250,7 +250,7 @@ class VectorEnv:
 
     @property
     def bytes_per_env(self) -> int:
-        """Bytes of buffers that one environment takes."""
+        """Bytes that the buffers of one environment take."""
         spec = self.spec
         words = spec.state_words + 2 * spec.observation_size + 7
         masks = 2 * spec.num_actions if spec.has_mask else 0
@@ -292,7 +292,7 @@ class VectorEnv:
             self.features = self.next_features = fixed.expand(num, -1, -1)
 
     def _bind(self) -> None:
-        """Writes the buffers' addresses into the calls, once."""
+        """Writes the buffers' addresses into the calls."""
         outputs = self._tensors()
         for name, *_ in Call._fields_:
             if name in outputs:
@@ -305,7 +305,7 @@ class VectorEnv:
 
 
 def _without(call: Call, *outputs: str) -> Call:
-    """Returns the same call that leaves some outputs alone."""
+    """Returns a copy of a call that does not write some outputs."""
     other = Call.from_buffer_copy(call)
     for name in outputs:
         setattr(other, name, None)

@@ -32,7 +32,7 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episodes:
-    """E whole episodes one after the other, R rows.
+    """E whole episodes, one after the other, with R rows in all.
 
     Attributes:
         env: [E] global number of the environment.
@@ -73,18 +73,18 @@ class Episodes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amount:
-    """How much is wanted: one of both."""
+    """A number of episodes, or a number of rows that whole episodes are to cover."""
 
     rows: int | None = None
     episodes: int | None = None
 
     @property
     def most_envs(self) -> int:
-        """Environments of which every one's first episode may be taken: more would play for nothing."""
+        """The most environments that can contribute an episode."""
         return self.rows or self.episodes or 0
 
     def of(self, lengths: Ints) -> tuple[int, bool]:
-        """Returns how many of the first episodes to take, and whether they are enough."""
+        """Returns how many of the first episodes belong to the amount, and whether they complete it."""
         if self.episodes is not None:
             return min(len(lengths), self.episodes), len(lengths) >= self.episodes
         rows = self.rows or 0
@@ -92,7 +92,7 @@ class Amount:
         return min(count, len(lengths)), count <= len(lengths)
 
     def less(self, rows: int, episodes: int) -> "Amount":
-        """Returns what is wanted after so many."""
+        """Returns the amount that remains after some rows and episodes."""
         return Amount(
             rows=None if self.rows is None else self.rows - rows,
             episodes=None if self.episodes is None else self.episodes - episodes,
@@ -103,9 +103,9 @@ class Amount:
 def whole_episodes(
     env: VectorEnv, policy: Policy | None, amount: Amount, *, epsilon: float, temperature: float
 ) -> Iterator[Episodes]:
-    """Plays from a fresh start and yields episodes in the order of their starts, in blocks of some BLOCK_ROWS rows.
+    """Yields episodes played from a reset, in the order of their starts, in blocks of about BLOCK_ROWS rows.
 
-    Memory holds the rounds from the start of the oldest episode that is not over.
+    Memory holds the rounds since the start of the oldest unfinished episode.
 
     Args:
         env: reset here.
@@ -144,7 +144,7 @@ def whole_episodes(
 
 
 def _blocks(lengths: Ints, *, last: bool) -> Iterator[tuple[int, int]]:
-    """Yields [begin, stop) of episodes with BLOCK_ROWS rows at most, one at least; a small rest only at the last."""
+    """Yields ranges [begin, stop) of at least one episode and at most BLOCK_ROWS rows; fewer rows only at the last."""
     cumulative = lengths.cumsum()
     begin, taken = 0, 0
     while begin < len(lengths):
@@ -156,7 +156,7 @@ def _blocks(lengths: Ints, *, last: bool) -> Iterator[tuple[int, int]]:
 
 
 class _Chunk:
-    """What is recorded of some rounds: tensors [rounds, N, ...] on the device."""
+    """A recording of some rounds: tensors [rounds, N, ...] on the device."""
 
     def __init__(self, env: VectorEnv) -> None:
         self.rounds = min(max(BLOCK_ROWS // env.num_envs, 1), _MOST_ROUNDS)
@@ -171,25 +171,25 @@ class _Chunk:
         self._kept = {name: tensor.new_empty(self.rounds, *tensor.shape) for name, tensor in every.items()}
 
     def before(self, step: int) -> None:
-        """Notes what the policy sees."""
-        self._note(step, self._before)
+        """Records what the policy sees."""
+        self._record(step, self._before)
 
     def after(self, step: int) -> None:
-        """Notes what was done and where it led."""
-        self._note(step, self._after | self._ends)
+        """Records action, reward and where they led."""
+        self._record(step, self._after | self._ends)
 
-    def _note(self, step: int, tensors: dict[str, Tensor]) -> None:
+    def _record(self, step: int, tensors: dict[str, Tensor]) -> None:
         for name, tensor in tensors.items():
             self._kept[name][step].copy_(tensor)
 
     def on_host(self) -> tuple[dict[str, Array], dict[str, Array]]:
-        """Returns what every row has, and what ends have, by name."""
+        """Returns the columns of rows and the columns of ends, each {name: [rounds, N, ...]}."""
         kept = {name: tensor.cpu().numpy() for name, tensor in self._kept.items()}
         return {name: kept[name] for name in self._before | self._after}, {name: kept[name] for name in self._ends}
 
 
 class _Held:
-    """Rows on the host by round: arrays [rounds, N, ...], of rounds `first` to `stop`."""
+    """Recorded rounds on the host: arrays [rounds, N, ...] that grow at the end and shrink at the beginning."""
 
     def __init__(self, num_envs: int) -> None:
         self._num_envs = num_envs
@@ -200,22 +200,22 @@ class _Held:
     def add(self, rows: dict[str, Array]) -> None:
         """Appends rounds."""
         rounds = len(rows["action"])
-        self._make_room(rows, rounds)
+        self._reserve(rows, rounds)
         for name, values in rows.items():
             self._rows[name][self._end : self._end + rounds] = values
         self._end += rounds
         self.stop += rounds
 
     def drop(self, first: int) -> None:
-        """Forgets the rounds before `first`."""
+        """Drops the rounds before `first`."""
         self._begin = self._end - (self.stop - first)
 
     def take(self, rounds: Ints, envs: Ints) -> dict[str, Array]:
-        """Returns rows by round and environment, by name."""
+        """Returns the rows at pairs of round and environment, {name: [R, ...]}."""
         place = (rounds - self.stop + self._end) * self._num_envs + envs
         return {name: values.reshape(-1, *values.shape[2:])[place] for name, values in self._rows.items()}
 
-    def _make_room(self, rows: dict[str, Array], rounds: int) -> None:
+    def _reserve(self, rows: dict[str, Array], rounds: int) -> None:
         held = self._end - self._begin
         capacity = len(self._rows["action"]) if self._rows else 0
         if self._end + rounds <= capacity:
@@ -237,14 +237,17 @@ class _Held:
         free = free_bytes(torch.device("cpu"))
         if need > free:
             raise SimulationError(
-                Problem("num_envs", f"episodes that fit into the {free / 2**30:.1f} GiB free while they are played",
-                        f"{self._num_envs} environments, which need {need / 2**30:.1f} GiB",
-                        "Lower num_envs, or time_limit")
-            )  # fmt: skip
+                Problem(
+                    "num_envs",
+                    f"episodes that fit into the {free / 2**30:.1f} GiB free while they are played",
+                    f"{self._num_envs} environments, which need {need / 2**30:.1f} GiB",
+                    "Lower num_envs, or time_limit",
+                )
+            )
 
 
 class _EpisodeList:
-    """Episodes that have started and are not taken yet, in the order of their starts: (round, environment).
+    """Episodes that have started and are not yielded yet, ordered by start: (round, environment).
 
     Attributes:
         start: [L] first round.
@@ -261,7 +264,7 @@ class _EpisodeList:
 
     @property
     def lengths(self) -> Ints:
-        """Lengths of the first episodes, up to the first that is not over."""
+        """Lengths of the episodes before the first unfinished one."""
         over = self._stop >= 0
         count = len(over) if over.all() else int(over.argmin())
         return self._stop[:count] - self.start[:count]
@@ -296,7 +299,7 @@ class _EpisodeList:
             self._ends[name] = grown
 
     def gather(self, begin: int, stop: int, held: _Held) -> Episodes:
-        """Returns some of the episodes that are over, with their rows."""
+        """Returns finished episodes [begin, stop) with their rows."""
         lengths = self.lengths[begin:stop]
         starts = lengths.cumsum() - lengths
         within = np.arange(lengths.sum()) - np.repeat(starts, lengths)
@@ -320,7 +323,7 @@ class _EpisodeList:
         )
 
     def drop(self, count: int) -> None:
-        """Forgets the first episodes, which are over."""
+        """Drops the first episodes."""
         self._env, self._number = self._env[count:], self._number[count:]
         self.start, self._stop = self.start[count:], self._stop[count:]
         self._ends = {name: values[count:] for name, values in self._ends.items()}

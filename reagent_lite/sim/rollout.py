@@ -1,4 +1,4 @@
-"""Experience from environments: act, step, store; and batches from what is stored.
+"""Experience from environments: act, step, store, and draw batches from what is stored.
 
  policy ─► act ─► step ─► replay ring ─► sample ─► TransitionBatch
    ▲ observation   └► episodes' returns
@@ -21,7 +21,7 @@ Step = Callable[[], None]
 
 
 class Sample(Protocol):
-    """Rows drawn from a ring, and where they lie in it."""
+    """Rows drawn from a ring and their places in it."""
 
     @property
     def batch(self) -> TransitionBatch:
@@ -35,7 +35,7 @@ class Sample(Protocol):
 
 
 class Ring(Protocol):
-    """Transitions of the last steps of every environment; data/replay/ring.py has it."""
+    """Transitions of the last steps of every environment, as data/replay/ring.py stores them."""
 
     def write(self, step: EnvStep) -> None:
         """Stores one step of every environment."""
@@ -46,15 +46,15 @@ class Ring(Protocol):
         ...
 
     def update_priorities(self, index: Tensor, error: Tensor) -> None:
-        """Notes how wrong rows were."""
+        """Sets the priorities of rows from their errors."""
         ...
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Everything stored."""
+        """Returns everything stored."""
         ...
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Continues from what was stored."""
+        """Continues from a `state_dict`."""
         ...
 
 
@@ -143,7 +143,7 @@ class Rollout:
         return totals
 
     def check(self) -> None:
-        """Waits for the device and looks at what went wrong.
+        """Waits for the device and raises the errors of the environments.
 
         Raises:
             SimulationError: an environment was given an action it does not have, or paid a reward that the loss cannot
@@ -153,16 +153,20 @@ class Rollout:
         strange = int(self._strange_rewards)
         if strange:
             raise SimulationError(
-                Problem(f"rewards of {self.env.spec.name}", "numbers from 0 to 1 for rl.q_network_loss bce_with_logits",
-                        f"{strange} others", "Use mse or huber")
-            )  # fmt: skip
+                Problem(
+                    f"rewards of {self.env.spec.name}",
+                    "numbers from 0 to 1 for rl.q_network_loss bce_with_logits",
+                    f"{strange} others",
+                    "Use mse or huber",
+                )
+            )
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the environments' state, and what is not reported of it yet."""
+        """Returns the environments' state and the counts that are not reported yet."""
         return {"env": self.env.state_dict(), "finished": self._finished, "strange_rewards": self._strange_rewards}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues in the middle of the saved episodes."""
+        """Continues from a `state_dict`, in the middle of its episodes."""
         self.env.load_state_dict(state["env"])
         self._finished.copy_(state["finished"])
         self._strange_rewards.copy_(state["strange_rewards"])
@@ -264,7 +268,7 @@ class RolloutSource:
         self._warm = False
 
     def collect(self, step: int) -> None:
-        """Collects what optimizer step `step` may learn from."""
+        """Steps the environments if the schedule wants it before optimizer step `step`."""
         schedule, self._step = self._schedule, step
         if not self._warm:
             self.rollout.run(schedule.warmup, informed=False)
@@ -281,7 +285,7 @@ class RolloutSource:
         return self._transform(drawn.batch, self._scale)
 
     def learned(self, row_errors: Tensor) -> None:
-        """Sets priorities."""
+        """Sets the priorities of the last batch's rows."""
         self._ring.update_priorities(self._index, row_errors)
 
     @property
@@ -296,14 +300,14 @@ class RolloutSource:
         return {"step": self._step, "warm": self._warm, **parts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues where a run was."""
+        """Continues from a `state_dict`."""
         self._step, self._warm = int(state["step"]), bool(state["warm"])
         self._ring.load_state_dict(state["ring"])
         self.rollout.load_state_dict(state["rollout"])
 
 
 def regrouped(states: Sequence[dict[str, Any]], rank: int, first: int, stop: int) -> dict[str, Any]:
-    """Returns the state of a RolloutSource with other environments of the same run.
+    """Returns the state of a RolloutSource for another range of a run's environments.
 
     Args:
         states: of all ranks that saved, whose environments follow each other by global number.
@@ -334,7 +338,7 @@ _WHOLE_RING = {"shape", "head", "filled", "generator", "largest_priority"}
 
 
 def _slice(parts: Sequence[Tensor], axis: int, first: int, stop: int) -> Tensor:
-    """Returns [first, stop) along an axis of the parts laid end to end, which are never all in memory twice."""
+    """Returns [first, stop) along an axis of the concatenated parts without concatenating all of them."""
     taken, begin = [], 0
     for part in parts:
         size = part.shape[axis]

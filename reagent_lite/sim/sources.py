@@ -51,15 +51,16 @@ def find_environment(name_or_path: str) -> Path:
 
 
 def _plain(name: str) -> str:
-    """A name as ours are written: MountainCar-v0 -> mountain_car_v0, CartPole-v1 -> cartpole_v1."""
+    """Returns a name in our spelling: MountainCar-v0 -> mountain_car_v0, CartPole-v1 -> cartpole_v1."""
     words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().replace("-", "_")
     return words.replace("cart_pole", "cartpole")
 
 
 def read_sources(environment: Path) -> dict[str, str]:
-    """Returns the text of every file that an environment is compiled from, by its place among ours or in its folder.
+    """Returns {name: text} of every file that an environment is compiled from.
 
-    Followed are `#include "..."` of files that lie beside the including file or among our kernels.
+    Names are relative to our kernels or to the environment's folder. An `#include "..."` leads to a file beside
+    the including one or among our kernels.
 
     Raises:
         SimulationError: a file cannot be read as text.
@@ -85,7 +86,7 @@ def read_sources(environment: Path) -> dict[str, str]:
 
 
 def compilation_unit(environment: Path, parameters: dict[str, float]) -> str:
-    """Returns the source that a compiler is given: constants in force, and the environment's file.
+    """Returns the source text given to the compiler: overridden constants and the environment's file.
 
     Args:
         environment: its file; KERNELS must be among the compiler's include folders.
@@ -105,7 +106,7 @@ def compilation_unit(environment: Path, parameters: dict[str, float]) -> str:
 
 
 def built_from(environment: Path, parameters: dict[str, float]) -> tuple[str, ...]:
-    """Returns every text that decides what an environment does, without its place: two checkouts share what is built.
+    """Returns every text that decides what an environment does; paths are left out, so that checkouts share a cache.
 
     Raises:
         SimulationError: see `read_sources` and `compilation_unit`.

@@ -1,4 +1,4 @@
-"""What a compiled environment says of itself."""
+"""The description of a compiled environment."""
 
 import json
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ class Field:
 
     @property
     def dtype(self) -> torch.dtype:
-        """How torch reads the words; unsigned ones are read as signed."""
+        """The torch type of the words; unsigned words are read as signed."""
         return torch.float32 if self.kind == "float" else torch.int32
 
 
@@ -61,7 +61,7 @@ class EnvSpec:
 
     @classmethod
     def parse(cls, name: str, description: str) -> Self:
-        """Reads the JSON a compiled environment carries; parameters and action features may follow by `measured`."""
+        """Returns the spec in a compiled environment's JSON; `measured` adds parameters and action features."""
         tree: dict[str, Any] = json.loads(description)
         return cls(
             name=name,
@@ -81,23 +81,25 @@ class EnvSpec:
     def measured(self, parameters: list[float], action_features: list[float]) -> Self:
         """Returns the spec with the numbers that the kernel computed: parameters in order, features [K * F]."""
         size = self.action_feature_size
-        rows = () if self.candidates else tuple(
-            tuple(action_features[i * size : (i + 1) * size]) for i in range(self.num_actions)
-        )  # fmt: skip
+        rows = (
+            ()
+            if self.candidates
+            else tuple(tuple(action_features[i * size : (i + 1) * size]) for i in range(self.num_actions))
+        )
         named = dict(zip(self.parameters, parameters, strict=True))
         return replace(self, parameters=named, action_features=rows)
 
     @property
     def state_words(self) -> int:
-        """4-byte words of one environment's state."""
+        """Number of 4-byte words of one environment's state."""
         return sum(field.size for field in self.fields)
 
     @property
     def action_dtype(self) -> torch.dtype:
-        """How action ids are stored."""
+        """The torch type of action ids."""
         return torch.uint8 if self.action_bytes == 1 else torch.int32
 
     @property
     def has_mask(self) -> bool:
-        """Whether some choices may be closed at some steps."""
+        """Whether some choices may be forbidden at some steps."""
         return self.candidates or self.masked
