@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from reagent_lite.models.restrictions import LikelyInTheLog, Unrestricted
-from reagent_lite.rl.policies import TargetPolicy
+from reagent_lite.rl.policies import LOWEST, TargetPolicy
 
 Outputs = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -23,7 +23,7 @@ class Predictor(nn.Module):
     """Base of the two predictors: finished parts, and the names of the exported graph's inputs and outputs.
 
     Attributes:
-        state_preprocessor: forward(values [N, F] float32, presence [N, F] bool) -> [N, W].
+        state_preprocessor: forward(values [..., F] float32, presence [..., F] bool) -> [..., W].
         scorer: forward(state [N, W], mask [N, K] bool, features [N, K, W'] or None) -> q [N, K].
         state_feature_ids: ids of the raw state's columns.
         action_feature_ids: ids of a raw candidate's columns; empty where actions are fixed.
@@ -142,13 +142,12 @@ class ParametricPredictor(Predictor):
             meaningless.
         """
         infinite_features = infinite(action_values, action_presence)
-        in_candidates = (infinite_features & action_mask.unsqueeze(2)).flatten(1).any(1)
+        in_candidates = (infinite_features & action_mask.unsqueeze(2)).any(2).any(1)
         # infinity in padding must not reach sums over candidates, where infinity * 0 is NaN
         known = action_presence & ~infinite_features
         in_state = infinite(state_values, state_presence).any(1)
         state = self.state_preprocessor(state_values, state_presence)
-        flat = self.action_preprocessor(action_values.flatten(0, 1), known.flatten(0, 1))
-        features = flat.reshape(action_values.shape[0], action_values.shape[1], flat.shape[1])
+        features = self.action_preprocessor(action_values, known)
         q = self.scorer(state, action_mask, features)
         choices = self.restriction(state, action_mask, features)
         return decide(q, choices, in_state | in_candidates, self.policy)
@@ -169,6 +168,6 @@ def decide(q: Tensor, mask: Tensor, refused: Tensor, policy: TargetPolicy) -> Ou
         policy: of the propensities.
     """
     usable = mask & ~refused.unsqueeze(1)
-    allowed = q.masked_fill(~usable, torch.finfo(q.dtype).min)
+    allowed = q.masked_fill(~usable, LOWEST)
     greedy = torch.where(usable.any(1), allowed.argmax(1), -1)
     return q.masked_fill(refused.unsqueeze(1), torch.nan), greedy, policy.propensities(q, usable), usable

@@ -74,12 +74,13 @@ class BatchNorm(nn.BatchNorm1d):
     """Batch normalization that uses its running statistics where a batch of one row has none of its own."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalizes [N, W]; see torch.nn.BatchNorm1d."""
-        if self.training and input.shape[0] > 1:
-            return super().forward(input)
+        """Normalizes [..., W]; see torch.nn.BatchNorm1d."""
+        rows = input.flatten(0, -2)
+        if self.training and rows.shape[0] > 1:
+            return super().forward(rows).view_as(input)
         return nn.functional.batch_norm(
-            input, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
-        )
+            rows, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
+        ).view_as(input)
 
 
 class Dueling(nn.Module):
@@ -218,11 +219,9 @@ def _stream(width: int, outputs: int, settings: NetworkSettings) -> MLP:
 
 def _per_candidate(layers: nn.Module, state: Tensor, features: Tensor, only: Tensor | None) -> Tensor:
     """Returns [B, K, H] of layers over the concatenation of state [B, S] and features [B, K, F]; 0 but in `only`."""
-    lists, longest, _ = features.shape
+    lists, longest = features.shape[0], features.shape[1]
     if only is None:
-        rows = torch.cat((state.unsqueeze(1).expand(-1, longest, -1), features), 2)
-        flat: Tensor = layers(rows.flatten(0, 1))
-        return flat.view(lists, longest, flat.shape[1])
+        return layers(torch.cat((state.unsqueeze(1).expand(-1, longest, -1), features), 2))  # type: ignore[no-any-return]
     place = only.flatten().nonzero().squeeze(1)
     of_list = state.index_select(0, place // longest)
     values: Tensor = layers(torch.cat((of_list, features.flatten(0, 1).index_select(0, place)), 1))

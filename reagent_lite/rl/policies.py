@@ -5,10 +5,13 @@ A run has one: it is what is evaluated on logs, played in simulation and exporte
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor
+
+LOWEST: Final = torch.finfo(torch.float32).min
+"""Stands for the value of a choice that is not allowed; unlike -inf it may be subtracted from itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +24,7 @@ class Softmax:
 
     def propensities(self, q: Tensor, mask: Tensor) -> Tensor:
         """Returns the probability of each choice, [B, K]; a row with none allowed gives zeros."""
-        masked = q.masked_fill(~mask, torch.finfo(q.dtype).min)
+        masked = q.masked_fill(~mask, LOWEST)
         # the largest is subtracted first: large values divided by a small temperature leave no digits
         return ((masked - masked.amax(1, keepdim=True)) / self.temperature).softmax(1) * mask
 
@@ -41,7 +44,7 @@ class EpsilonGreedy:
         """Returns the probability of each choice, [B, K]; ties go to the lowest index, none allowed gives zeros."""
         allowed = mask.to(q.dtype)
         uniform = allowed / allowed.sum(1, keepdim=True).clamp(min=1)
-        largest = q.masked_fill(~mask, torch.finfo(q.dtype).min).argmax(1, keepdim=True)
+        largest = q.masked_fill(~mask, LOWEST).argmax(1, keepdim=True)
         greedy = (torch.arange(q.shape[1], device=q.device) == largest).to(q.dtype)
         return self.epsilon * uniform + (1 - self.epsilon) * greedy * allowed
 
@@ -69,5 +72,5 @@ def likely_enough(logits: Tensor, mask: Tensor, threshold: float) -> Tensor:
     Discrete BCQ's filter: Fujimoto et al. (2019), Benchmarking Batch Deep RL, eq. 10. Softmax ratios are
     exp(logit - largest logit), so nothing is normalized.
     """
-    masked = logits.masked_fill(~mask, torch.finfo(logits.dtype).min)
+    masked = logits.masked_fill(~mask, LOWEST)
     return mask & ((masked - masked.amax(1, keepdim=True)).exp() >= threshold)

@@ -31,7 +31,7 @@ def rows_of(made: nn.Module) -> list[int]:
     """Rows that the layers over candidates are given, from now on."""
     rows: list[int] = []
     part = made.advantage if hasattr(made, "advantage") else made.layers
-    part.register_forward_hook(lambda module, given, result: rows.append(len(given[0])))  # type: ignore[union-attr]
+    part.register_forward_hook(lambda module, given, result: rows.append(given[0].shape[:-1].numel()))  # type: ignore[union-attr]
     return rows
 
 

@@ -1,11 +1,10 @@
-"""Python processes that begin with torch and its exporter imported: each is a fork of one interpreter that waits.
+"""Python processes that begin with torch imported: each is a fork of one interpreter that waits.
 
     test ── socket ──► waiting interpreter ── fork ──► keeper ── fork ──► runs `-m workflows.dqn …` as python would
 
-[m] A run of a moment takes 5 s of processor time from the command line, 1.7 s forked: the rest is imports of libraries,
-and of the product's modules that import no onnxruntime, and what torch's exporter prepares at its first use. What
-libraries read from the environment when they are loaded is fixed, so that there is one waiting interpreter for each
-value of those variables.
+What a fork saves is the import of torch, of other libraries and of the product's modules that import no onnxruntime.
+What libraries read from the environment when they are loaded is fixed, so that there is one waiting interpreter for
+each value of those variables.
 """
 
 import gc
@@ -195,36 +194,17 @@ def _become(request: dict[str, Any]) -> None:
 def _import_libraries() -> None:
     """Imports what takes long and starts no thread of its own, as onnxruntime does: threads do not survive a fork."""
     sys.path.insert(1, str(Path(__file__).resolve().parents[2]))
-    import onnxscript.function_libs.torch_lib.ops  # noqa: F401
-    import torch._dynamo  # an optimizer imports it
-    import torch.onnx._internal.exporter._core  # as the export does
-    import torch.utils.tensorboard  # noqa: F401
+    import onnx  # noqa: F401
+    import tensorboard.compat.proto.event_pb2  # noqa: F401
+    import torch  # noqa: F401
 
     import reagent_lite.run.evaluators
     import reagent_lite.run.figures  # noqa: F401
 
-    _export_once()
     del sys.path[1]
     assert "onnxruntime" not in sys.modules
     gc.collect()
     gc.freeze()  # [m] 1.5 s of a fork's time: its garbage collector does not touch, and so not copy, what is there now
-
-
-def _export_once() -> None:
-    """Fills the exporter's caches: [m] the export of a run takes 3.0 s of processor time before, 1.4 s after."""
-    import contextlib
-    import io
-    import warnings
-
-    import torch
-    import tqdm
-
-    tqdm.tqdm.monitor_interval = 0  # a thread of its own otherwise
-    threads = os.listdir("/proc/self/task")
-    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
-        warnings.simplefilter("ignore")
-        torch.onnx.export(torch.nn.Linear(2, 2), (torch.zeros(3, 2),), dynamo=True, verbose=False)
-    assert os.listdir("/proc/self/task") == threads
 
 
 if __name__ == "__main__":

@@ -1,0 +1,266 @@
+"""A module as an ONNX graph: a node or a few for every torch call of its forward pass.
+
+    module ─► torch.fx: its calls, inner modules opened ─► run on an example, for types ─► _CALLS ─► onnx.helper
+
+torch's own exporter gets to such a graph by way of its compiler, in seconds; this takes milliseconds. A call that is
+not in _CALLS is added there. Whoever writes a file compares it with the module: see writer.py.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import onnx
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from torch import Tensor, nn
+from torch.fx import Interpreter, Node, Tracer
+
+OPSET: Final = 18
+_IR_VERSION: Final = 10
+_END: Final = torch.iinfo(torch.int64).max
+_TYPES: Final = {
+    torch.float32: TensorProto.FLOAT,
+    torch.float64: TensorProto.DOUBLE,
+    torch.int32: TensorProto.INT32,
+    torch.int64: TensorProto.INT64,
+    torch.bool: TensorProto.BOOL,
+}
+Axes = Sequence[str | int]
+
+
+def onnx_model(
+    module: nn.Module, example: Sequence[Tensor], *, inputs: Mapping[str, Axes], outputs: Mapping[str, Axes]
+) -> onnx.ModelProto:
+    """Returns the ONNX model of a module, checked by onnx.
+
+    Args:
+        module: in evaluation mode, on the CPU; its forward pass branches on no value of a tensor.
+        example: an input for each argument of `forward`.
+        inputs: {argument of `forward`: its axes}; an axis is its size, or a name where the size varies.
+        outputs: {name: axes} of what `forward` returns, in its order.
+
+    Raises:
+        NotImplementedError: a call is not in _CALLS.
+    """
+    writer = _Writer(module)
+    results = writer.run(*example)
+    for node, name in zip(writer.returned, outputs, strict=True):
+        writer.nodes.append(helper.make_node("Identity", [writer.name_of(node)], [name]))
+    types = [_TYPES[value.dtype] for value in (*example, *results)]
+    described = list(
+        map(helper.make_tensor_value_info, [*inputs, *outputs], types, [*inputs.values(), *outputs.values()])
+    )
+    graph = helper.make_graph(
+        writer.nodes, "model", described[: len(inputs)], described[len(inputs) :], list(writer.constants.values())
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=_IR_VERSION)
+    onnx.checker.check_model(model)
+    return model
+
+
+class _Calls(Tracer):
+    """Opens torch's own modules too, so that only calls of functions are left."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return False
+
+
+class _Writer(Interpreter):
+    """Runs the calls of a module and writes each as ONNX nodes.
+
+    Attributes:
+        nodes, constants: of the graph so far.
+        value: result of the call that is being written.
+        returned: what the module returns.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module, garbage_collect_values=False, graph=_Calls().trace(module))
+        self.nodes: list[onnx.NodeProto] = []
+        self.constants: dict[str, onnx.TensorProto] = {}
+        self.value: Any = None
+        self.returned: Sequence[Node] = ()
+        self._names: dict[Node, str] = {}
+
+    def run_node(self, n: Node) -> Any:
+        self.value = super().run_node(n)
+        if n.op == "output":
+            self.returned = n.args[0]  # type: ignore[assignment]
+        elif n.op == "placeholder":
+            self._names[n] = n.name
+        elif n.op == "get_attr":
+            self._names[n] = self.constant(self.value, name=str(n.target))
+        elif isinstance(self.value, Tensor | torch.Size | int):
+            call = n.target if isinstance(n.target, str) else n.target.__name__
+            if call not in _CALLS:
+                raise NotImplementedError(f"torch's {call} in a model that is exported: add it to _CALLS of {__name__}")
+            self._names[n] = _CALLS[call](self, *n.args, **n.kwargs)
+        return self.value
+
+    def name_of(self, node: Node) -> str:
+        """Returns the name of an argument that is a tensor."""
+        return self._names[node]
+
+    def value_of(self, argument: Any) -> Any:
+        """Returns the value of an argument on the example."""
+        return self.env[argument] if isinstance(argument, Node) else argument
+
+    def add(self, operator: str, *inputs: str, **attributes: Any) -> str:
+        """Adds an ONNX node of one output and returns the output's name."""
+        name = f"{operator}_{len(self.nodes)}"
+        self.nodes.append(helper.make_node(operator, inputs, [name], **attributes))
+        return name
+
+    def constant(self, value: Any, dtype: torch.dtype | None = None, name: str = "") -> str:
+        """Adds a constant tensor and returns its name."""
+        name = name or f"constant_{len(self.constants)}"
+        array = torch.as_tensor(value, dtype=dtype).detach().numpy()
+        self.constants[name] = numpy_helper.from_array(array, name)
+        return name
+
+    def ints(self, *values: int) -> str:
+        """Adds a constant list, of axes or of places on an axis, and returns its name."""
+        return self.constant(values, torch.int64)
+
+    def operand(self, argument: Any, dtype: torch.dtype | None = None) -> str:
+        """Returns the name of a tensor or number in a type, by default that of the call's result."""
+        dtype = dtype or self.value.dtype
+        if not isinstance(argument, Node):
+            return self.constant(argument, dtype)
+        name = self._names[argument]
+        return name if self.env[argument].dtype == dtype else self.add("Cast", name, to=_TYPES[dtype])
+
+    def sizes(self, sizes: Sequence[Any]) -> str:
+        """Returns the name of a list of sizes: numbers, sizes of tensors, or the whole shape of one."""
+        if isinstance(sizes[0], Node) and isinstance(self.env[sizes[0]], torch.Size):
+            return self._names[sizes[0]]
+        return self.add("Concat", *(self._names[s] if isinstance(s, Node) else self.ints(s) for s in sizes), axis=0)
+
+
+_Call = Callable[..., str]
+
+
+def _elementwise(operator: str) -> _Call:
+    """Tensors and numbers, in the type of the result."""
+    return lambda w, *x: w.add(operator, *map(w.operand, x))
+
+
+def _unary(operator: str) -> _Call:
+    """One tensor in its own type; torch's further arguments have ONNX's default values."""
+    return lambda w, x, *_, **__: w.add(operator, w.name_of(x))
+
+
+def _compared(operator: str) -> _Call:
+    """Tensors and numbers, in the type that holds both."""
+
+    def write(w: _Writer, *x: Any) -> str:
+        dtype = torch.result_type(*map(w.value_of, x))
+        return w.add(operator, *(w.operand(one, dtype) for one in x))
+
+    return write
+
+
+def _reduced(operator: str) -> _Call:
+    """Over one axis, counted from the first: onnxruntime takes an axis from the last for another where no row is."""
+
+    def write(w: _Writer, x: Node, dim: int, keepdim: bool = False) -> str:
+        axis = dim % w.value_of(x).dim()
+        return w.add(operator, w.operand(x), w.ints(axis), keepdims=int(keepdim))
+
+    return write
+
+
+def _any(w: _Writer, x: Node, dim: int) -> str:
+    largest = w.add("ReduceMax", w.operand(x, torch.int32), w.ints(dim), keepdims=0)
+    return w.add("Cast", largest, to=TensorProto.BOOL)
+
+
+def _clamp(w: _Writer, x: Node, min: float | None = None, max: float | None = None) -> str:
+    return w.add("Clip", w.operand(x), *("" if bound is None else w.operand(bound) for bound in (min, max)))
+
+
+def _item(w: _Writer, x: Node, index: Any) -> str:
+    """Slices axes, and drops those of which one place is wanted; a size stays a list of one."""
+    whole, name, dropped = w.value_of(x), w.name_of(x), []
+    if isinstance(whole, torch.Size):
+        return w.add("Slice", name, w.ints(index), w.ints(index + 1))
+    place = index.index(...) if ... in index else len(index)
+    index = (*index[:place], *[slice(None)] * (whole.dim() - len(index) + 1), *index[place + 1 :])
+    for axis, part in enumerate(index[: whole.dim()]):
+        if isinstance(part, int):
+            dropped.append(axis)
+            part = slice(part, part + 1)
+        if part != slice(None):
+            stop = _END if part.stop is None else part.stop
+            name = w.add("Slice", name, w.ints(part.start or 0), w.ints(stop), w.ints(axis))
+    return w.add("Squeeze", name, w.ints(*dropped)) if dropped else name
+
+
+def _linear(w: _Writer, x: Node, weight: Node, bias: Node | None = None) -> str:
+    product = w.add("MatMul", w.name_of(x), w.add("Transpose", w.name_of(weight)))
+    return product if bias is None else w.add("Add", product, w.name_of(bias))
+
+
+def _batch_norm(w: _Writer, x: Node, mean: Node, var: Node, *, weight: Node, bias: Node, eps: float, **_: Any) -> str:
+    return w.add("BatchNormalization", *map(w.name_of, (x, weight, bias, mean, var)), epsilon=eps)
+
+
+def _gelu(w: _Writer, x: Node, **_: Any) -> str:
+    twice = w.add("Add", w.add("Erf", w.add("Mul", w.name_of(x), w.constant(0.5**0.5))), w.constant(1.0))
+    return w.add("Mul", w.add("Mul", w.name_of(x), twice), w.constant(0.5))
+
+
+_CALLS: Final[dict[str, _Call]] = {
+    "add": _elementwise("Add"),
+    "and_": _elementwise("And"),
+    "cat": lambda w, tensors, dim: w.add("Concat", *map(w.operand, tensors), axis=dim),
+    "clamp": _clamp,
+    "eq": _compared("Equal"),
+    "exp": _elementwise("Exp"),
+    "ge": _compared("GreaterOrEqual"),
+    "invert": _elementwise("Not"),
+    "isinf": _unary("IsInf"),
+    "isnan": _unary("IsNaN"),
+    "log": _elementwise("Log"),
+    "masked_fill": lambda w, x, mask, value: w.add("Where", w.name_of(mask), w.operand(value), w.operand(x)),
+    "maximum": _elementwise("Max"),
+    "minimum": _elementwise("Min"),
+    "mul": _elementwise("Mul"),
+    "ne": lambda w, *x: w.add("Not", _compared("Equal")(w, *x)),
+    "or_": _elementwise("Or"),
+    "sub": _elementwise("Sub"),
+    "truediv": _elementwise("Div"),
+    "where": lambda w, mask, x, y: w.add("Where", w.name_of(mask), w.operand(x), w.operand(y)),
+    # types and shapes
+    "arange": lambda w, end, **_: w.add("Range", w.constant(0), w.add("Squeeze", w.name_of(end)), w.constant(1)),
+    "double": lambda w, x: w.operand(x),
+    "expand": lambda w, x, *sizes: w.add("Expand", w.name_of(x), w.sizes([1 if s == -1 else s for s in sizes])),
+    "flatten": lambda w, x, *_: w.add("Flatten", w.name_of(x), axis=-1),  # all axes but the last
+    "getattr": lambda w, x, _: w.add("Shape", w.name_of(x)),
+    "getitem": _item,
+    "index_select": lambda w, x, dim, index: w.add("Gather", w.name_of(x), w.name_of(index), axis=dim),
+    "squeeze": lambda w, x, dim: w.add("Squeeze", w.name_of(x), w.ints(dim)),
+    "to": lambda w, x, _: w.operand(x),
+    "unsqueeze": lambda w, x, dim: w.add("Unsqueeze", w.name_of(x), w.ints(dim)),
+    "view": lambda w, x, *sizes: w.add("Reshape", w.name_of(x), w.sizes(sizes)),
+    "view_as": lambda w, x, other: w.add("Reshape", w.name_of(x), w.add("Shape", w.name_of(other))),
+    # over an axis
+    "amax": _reduced("ReduceMax"),
+    "any": _any,
+    "argmax": lambda w, x, dim, keepdim=False: w.add("ArgMax", w.name_of(x), axis=dim, keepdims=int(keepdim)),
+    "mean": _reduced("ReduceMean"),
+    "softmax": lambda w, x, dim: w.add("Softmax", w.name_of(x), axis=dim),
+    "sum": _reduced("ReduceSum"),
+    # layers
+    "batch_norm": _batch_norm,
+    "dropout": lambda w, x, **_: w.name_of(x),
+    "elu": _unary("Elu"),
+    "gelu": _gelu,
+    "leaky_relu": lambda w, x, negative_slope, **_: w.add("LeakyRelu", w.name_of(x), alpha=negative_slope),
+    "linear": _linear,
+    "relu": _unary("Relu"),
+    "selu": _unary("Selu"),
+    "sigmoid": _unary("Sigmoid"),
+    "silu": lambda w, x, **_: w.add("Mul", w.name_of(x), w.add("Sigmoid", w.name_of(x))),
+    "tanh": _unary("Tanh"),
+}
