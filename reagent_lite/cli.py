@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from reagent_lite.config import load_config, resolved
 from reagent_lite.config.section import Section
+from reagent_lite.console import logger, logging_to_stderr, outliving_terminal
 from reagent_lite.errors import ConfigError, Preempted, Problem, ReagentLiteError
-from reagent_lite.training.stop import outliving_terminal
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -100,7 +100,7 @@ def main_alone(
 
 def guarded(command: Command, options: argparse.Namespace, body: Callable[[], int]) -> int:
     """Returns the body's exit code, or that of the error it ends with, which is said."""
-    with outliving_terminal():
+    with outliving_terminal(), logging_to_stderr():
         try:
             if options.print_schema:
                 print(json.dumps(command.model.model_json_schema(), indent=2))
@@ -108,12 +108,12 @@ def guarded(command: Command, options: argparse.Namespace, body: Callable[[], in
             _require_open_files()
             return body()
         except (ReagentLiteError, Preempted) as error:
-            note(message_of(error))
+            logger.error(message_of(error))
             return error.exit_code
         except KeyboardInterrupt:
             return 130
         except Exception as error:
-            note(message_of(error))
+            logger.error(message_of(error))
             return 1
 
 
@@ -176,9 +176,3 @@ def message_of(error: BaseException) -> str:
         number = f" ({len(error.problems)})" if len(error.problems) > 1 else ""
         return f"{error.title}{number}:\n{error}"
     return "".join(traceback.format_exception(error))
-
-
-def note(text: str) -> None:
-    """Says something on standard error."""
-    if text:
-        print(text, file=sys.stderr, flush=True)

@@ -15,13 +15,14 @@ import shutil
 import socket
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
+from reagent_lite.console import logger
 from reagent_lite.errors import ConfigError, FolderInUseError, Problem
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -269,7 +270,7 @@ def require_writable(folder: Path, key: str) -> None:
 
 
 @contextmanager
-def alone_in(folder: Path, key: str, say: Callable[[str], None], *, again: bool = False) -> Iterator[None]:
+def alone_in(folder: Path, key: str, *, again: bool = False) -> Iterator[None]:
     """Keeps others that ask for the same folder out of it inside the block; the system does, until the process ends.
 
     Where the filesystem knows no locks the block runs all the same.
@@ -277,7 +278,6 @@ def alone_in(folder: Path, key: str, say: Callable[[str], None], *, again: bool 
     Args:
         folder: where a file is left to be locked: if it were removed, two could each lock one of that name.
         key: of the config that names the folder.
-        say: takes a warning, and why it takes a while.
         again: whether an earlier start of this same run may hold the folder still, in a disk or driver that hangs.
 
     Raises:
@@ -286,17 +286,17 @@ def alone_in(folder: Path, key: str, say: Callable[[str], None], *, again: bool 
     try:
         descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
-        say(_unlocked(folder, error))
+        logger.warning(_unlocked(folder, error))
         yield
         return
     try:
-        _lock(descriptor, folder, key, say, _LEASE_SECONDS if again else _ENDING_SECONDS)
+        _lock(descriptor, folder, key, _LEASE_SECONDS if again else _ENDING_SECONDS)
         yield
     finally:
         os.close(descriptor)
 
 
-def _lock(descriptor: int, folder: Path, key: str, say: Callable[[str], None], waits: float) -> None:
+def _lock(descriptor: int, folder: Path, key: str, waits: float) -> None:
     begun = time.monotonic()
     while True:
         try:
@@ -304,12 +304,14 @@ def _lock(descriptor: int, folder: Path, key: str, say: Callable[[str], None], w
             break
         except OSError as error:
             if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-                say(_unlocked(folder, error))
+                logger.warning(_unlocked(folder, error))
                 return
         holder = _holder(folder)
         if holder and _machine(holder) != _machine(_own_record()) and waits != _LEASE_SECONDS:
             waits = _LEASE_SECONDS
-            say(f"{key}: {folder} is in use by {_named(holder)}; waiting {waits:g} s in case that machine has died")
+            logger.info(
+                f"{key}: {folder} is in use by {_named(holder)}; waiting {waits:g} s in case that machine has died"
+            )
         if time.monotonic() - begun > waits:
             raise FolderInUseError(
                 Problem(key, "a folder that no other run writes into", f"{folder}, in use by {_named(holder)}",
@@ -350,5 +352,5 @@ def _named(holder: dict[str, object]) -> str:
 
 
 def _unlocked(folder: Path, error: OSError) -> str:
-    return (f"warning: {folder / LOCK} cannot be locked ({error.strerror or error}): nothing keeps a second run from "
+    return (f"{folder / LOCK} cannot be locked ({error.strerror or error}): nothing keeps a second run from "
             "writing into this folder too")  # fmt: skip

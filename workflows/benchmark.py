@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, check
+from reagent_lite.console import logger, logging_to_stderr
 from reagent_lite.distributed.group import Group, Place
 from reagent_lite.errors import ConfigError, Problem, ReagentLiteError, counted
 from reagent_lite.run.train import train
@@ -100,7 +101,7 @@ def measure_simulation(backend: Backend, sizes: tuple[int, ...], seconds: float)
                   share_of_limit=round(rates[0] / rates[3], 3))
         )  # fmt: skip
         last = points[-1]
-        _note(f"{size:>9,} {last.dynamics:>12,.2f} {last.observed:>12,.2f} {last.acting:>12,.2f} "
+        logger.info(f"{size:>9,} {last.dynamics:>12,.2f} {last.observed:>12,.2f} {last.acting:>12,.2f} "
               f"{last.copy_limit:>12,.2f} {last.share_of_limit:>8.2f}")  # fmt: skip
     return points
 
@@ -176,10 +177,6 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _note(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Measures what is asked for and returns the exit code."""
     parser = argparse.ArgumentParser(
@@ -199,11 +196,12 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--seconds", type=float, default=0.2, help="of each round")
     options = parser.parse_args(arguments)
-    try:
-        return _measure(options)
-    except ReagentLiteError as error:
-        _note(str(error))
-        return error.exit_code
+    with logging_to_stderr():
+        try:
+            return _measure(options)
+        except ReagentLiteError as error:
+            logger.error(error)
+            return error.exit_code
 
 
 def _measure(options: argparse.Namespace) -> int:
@@ -214,12 +212,12 @@ def _measure(options: argparse.Namespace) -> int:
         raise ConfigError(Problem("--num_envs", "at least 1", str(min(options.num_envs))))
     device = torch.device("cuda", 0) if gpu else torch.device("cpu")
     name = torch.cuda.get_device_name(0) if gpu else f"cpu, {counted(torch.get_num_threads(), 'thread')}"
-    _note(f"{options.env} on {name}, torch {torch.__version__}")
+    logger.info(f"{options.env} on {name}, torch {torch.__version__}")
     backend = open_backend(options.env, backend="auto", device=device, parameters={}, math="exact")
     result: dict[str, object] = {"env": options.env, "device": name, "torch": torch.__version__}
     if "simulation" in options.only:
-        _note("millions of environment steps per second")
-        _note(f"{'envs':>9} {'dynamics':>12} {'observed':>12} {'acting':>12} {'copy limit':>12} {'share':>8}")
+        logger.info("millions of environment steps per second")
+        logger.info(f"{'envs':>9} {'dynamics':>12} {'observed':>12} {'acting':>12} {'copy limit':>12} {'share':>8}")
         with on_stream(device):
             points = measure_simulation(backend, tuple(options.num_envs or _ALL), options.seconds)
         result["simulation"] = [asdict(point) for point in points]

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from reagent_lite.cli import Command, main_alone
 from reagent_lite.config.convert import MINARI_SUFFIX, ConvertConfig
+from reagent_lite.console import logger, progress
 from reagent_lite.data.formats.blocks import Position
 from reagent_lite.data.formats.files import MINARI_DESCRIPTION, InputFile
 from reagent_lite.data.formats.reading import ALL_COLUMNS, read_blocks
@@ -28,7 +29,6 @@ from reagent_lite.data.writing.tables import merged, with_types
 from reagent_lite.errors import ConfigError, Problem, counted
 from reagent_lite.feature_ids import id_of
 from reagent_lite.files import require_writable
-from reagent_lite.progress import log, progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +86,7 @@ def convert(config: ConvertConfig) -> Converted:
     target = Path(config.output_path).expanduser().absolute()
     files = data_files(config.input_path, config.columns)
     for note in left_out(config.input_path):
-        log(f"warning: {note}")
+        logger.warning(note)
     _require_apart(config.input_path, files, target)
     require_writable(target.parent, "output_path")
     jsonl = target.name.endswith((".jsonl", ".jsonl.gz", ".jsonl.zst"))
@@ -171,14 +171,14 @@ def _form(config: ConvertConfig, found: Survey) -> MinariForm:
 
 
 def _report(target: Path, rows: int, found: Survey, without: list[str], dropped: int) -> None:
-    log(f"{target}: {counted(rows, 'row')}")
+    logger.info(f"{target}: {counted(rows, 'row')}")
     if without:
-        log(f"left out, since Minari has no place for it: {', '.join(without)}")
+        logger.info(f"left out, since Minari has no place for it: {', '.join(without)}")
     if dropped:
         stops = counted(dropped, "episode merely stops", "episodes merely stop")
-        log(f"{stops}: the state of the last row is the last observation")
+        logger.info(f"{stops}: the state of the last row is the last observation")
     if pa.types.is_integer(found.action) and target.name.endswith(".csv"):
-        log("actions are indices; CSV has them as text, which is read as a name first where `actions` has it")
+        logger.info("actions are indices; CSV has them as text, which is read as a name first where `actions` has it")
 
 
 COMMAND = Command(

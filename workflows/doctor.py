@@ -2,12 +2,12 @@
 
 import sys
 
+from reagent_lite.console import logging_to_stderr, outliving_terminal
 from reagent_lite.doctor.doctor import main
-from reagent_lite.training.stop import outliving_terminal
 
 if __name__ == "__main__":
     try:
-        with outliving_terminal():
+        with outliving_terminal(), logging_to_stderr():
             code = main()
         sys.exit(code)
     except KeyboardInterrupt:

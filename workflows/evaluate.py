@@ -26,6 +26,7 @@ import torch
 from reagent_lite.cli import Command, main_alone
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, WorkflowConfig, check, fingerprint
 from reagent_lite.config.evaluate import EvaluateConfig
+from reagent_lite.console import logger, progress
 from reagent_lite.data.copy.facts import Facts
 from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
 from reagent_lite.distributed.group import Group, Place
@@ -37,7 +38,6 @@ from reagent_lite.evaluation.log import prepare_log
 from reagent_lite.evaluation.simulation import Arena
 from reagent_lite.files import require_writable, write_whole
 from reagent_lite.manifest import canonical
-from reagent_lite.progress import progress
 from reagent_lite.report.evaluated import report_of_evaluation
 from reagent_lite.report.page import render
 from reagent_lite.run.learner import threads_for
@@ -91,11 +91,11 @@ def evaluate(config: EvaluateConfig) -> Evaluated:
     findings = _findings(config, candidates)
     target = given or folder / _name(findings)
     for line in lines_of(findings):
-        _say(line)
+        logger.info(line)
     document, page = document_of(findings), target.with_suffix(".html")
     write_whole(target, canonical(document))
     write_whole(page, render(report_of_evaluation(document, target.name)).encode())
-    _say(f"written to {target} and {page}")
+    logger.info(f"written to {target} and {page}")
     scores, difference = scores_of(findings)
     log = None if findings.estimates is None else findings.estimates.log
     return Evaluated(
@@ -199,10 +199,6 @@ def _choose_threads(rows: int, candidate: Candidate) -> None:
     if "OMP_NUM_THREADS" not in os.environ:
         widths = (sum(spec.width for spec in candidate.normalization.values()), *candidate.training.layers[1:-1], 1)
         torch.set_num_threads(threads_for(widths, rows, len(os.sched_getaffinity(0))))
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 COMMAND = Command(

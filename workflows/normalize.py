@@ -22,6 +22,7 @@ from typing import Any
 from reagent_lite.cli import Command, main_alone
 from reagent_lite.config import resolved
 from reagent_lite.config.normalize import NormalizeConfig
+from reagent_lite.console import logger, progress
 from reagent_lite.data.features.drift import Drift, drift_between, drift_lines
 from reagent_lite.data.features.fitting import VERSION, Fitted, check_overrides, fit_columns
 from reagent_lite.data.features.log import ACTION, STATE, LogSummary, summarize_log
@@ -30,7 +31,6 @@ from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.stage import StageManifest, data_files, left_out, manifest_at, require_own, states_of
 from reagent_lite.errors import ConfigError, DataError, Problem, counted
 from reagent_lite.files import appearing_folder, require_writable, write_whole
-from reagent_lite.progress import log, progress
 
 KIND = "normalization"
 Json = dict[str, Any]
@@ -69,14 +69,14 @@ def normalize(config: NormalizeConfig) -> Normalized:
     paths = {"training": config.training_data_path, "reference": config.reference_data_path}
     files = {side: () if path is None else data_files(path, config.columns) for side, path in paths.items()}
     for note in (note for path in paths.values() if path is not None for note in left_out(path)):
-        log(f"warning: {note}")
+        logger.warning(note)
     # names tell which of the two a file is of
     inputs = tuple(replace(file, name=f"{side}/{file.name}") for side, some in files.items() for file in some)
     settings = resolved(config)
     del settings["norm_params"]["output_dir"], settings["training_data_path"], settings["reference_data_path"]
     settings |= {"version": VERSION, "compared": bool(files["reference"])}
     if manifest := StageManifest.standing(folder, KIND, settings, inputs):
-        log(f"{folder}: made from these inputs by these settings; nothing to do")
+        logger.info(f"{folder}: made from these inputs by these settings; nothing to do")
         return _outcome(folder, manifest, start, skipped=True)
     require_own(folder, KIND, key)
     require_writable(folder.parent, key)
@@ -192,16 +192,18 @@ def _log_results(config: NormalizeConfig, manifest: StageManifest, drifts: dict[
     report = manifest.report
     kind = "candidates with features" if report["parametric"] else "names"
     by = "by the action column" if config.parametric is None else "as parametric says"
-    log(f"{config.training_data_path}: {counted(manifest.rows, 'row')}; actions are {kind}, {by}")
+    logger.info(f"{config.training_data_path}: {counted(manifest.rows, 'row')}; actions are {kind}, {by}")
     if report["rows_by_position"]:
         unnamed = counted(report["rows_by_position"], "row")
-        log(f"note: {unnamed} without mdp_id or sequence_number; which of them are sampled depends on their order")
+        logger.info(
+            f"note: {unnamed} without mdp_id or sequence_number; which of them are sampled depends on their order"
+        )
     for name, types in report["types"].items():
-        log(f"{name}: {', '.join(f'{count} {one}' for one, count in types.items())}")
+        logger.info(f"{name}: {', '.join(f'{count} {one}' for one, count in types.items())}")
     for note in report["notes"]:
-        log(f"warning: {note}")
+        logger.warning(note)
     for line in (line for name, drift in drifts.items() for line in drift_lines(name, drift)):
-        log(line)
+        logger.info(line)
 
 
 COMMAND = Command(

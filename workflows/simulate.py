@@ -27,6 +27,7 @@ from torch import Tensor
 from reagent_lite.cli import Command, main_alone
 from reagent_lite.config import resolved
 from reagent_lite.config.simulate import PlayConfig, SimulateConfig, ValueOfConfig
+from reagent_lite.console import logger, progress
 from reagent_lite.data.writing.episodes import EpisodeBlock, LogSchema, episode_rows
 from reagent_lite.data.writing.files import TableWriter, table_writer
 from reagent_lite.errors import BundleError, ConfigError, Problem, SimulationError, counted
@@ -36,7 +37,6 @@ from reagent_lite.evaluation.returns import estimate, play
 from reagent_lite.export.bundle import Bundle, load_bundle
 from reagent_lite.files import require_writable, write_whole
 from reagent_lite.manifest import canonical
-from reagent_lite.progress import progress
 from reagent_lite.sim.backend import Backend, open_backend
 from reagent_lite.sim.env import Policy, VectorEnv
 from reagent_lite.sim.episodes import Amount, Episodes, whole_episodes
@@ -102,7 +102,9 @@ def simulate(config: SimulateConfig) -> Simulated:
             write_whole(truth, canonical(value))
     mean, lower, upper = _interval(returns)
     bounds = "" if lower is None else f" ({number(lower)} to {number(upper)})"
-    _say(f"{target}: {counted(rows, 'row')}, {counted(len(returns), 'episode')}, mean return {number(mean)}{bounds}")
+    logger.info(
+        f"{target}: {counted(rows, 'row')}, {counted(len(returns), 'episode')}, mean return {number(mean)}{bounds}"
+    )
     return Simulated(
         log=str(target),
         rows=rows,
@@ -123,7 +125,7 @@ def _write(
     amount = Amount(rows=config.rows, episodes=config.episodes)
     with _own_keys():
         env = _envs(config, backend, min(config.num_envs, amount.most_envs), LOG)
-    _say(f"{env.spec.name}: {counted(env.num_envs, 'environment')} on {env.device.type}, "
+    logger.info(f"{env.spec.name}: {counted(env.num_envs, 'environment')} on {env.device.type}, "
          f"at most {counted(env.time_limit, 'step')}, policy {config.policy.kind}")  # fmt: skip
     returns, rows, prefix = [], 0, _prefix(config)
     with progress("simulating", "rows", enabled=True) as show:
@@ -140,7 +142,7 @@ def _device(config: SimulateConfig) -> torch.device:
     if not config.use_gpu or config.backend == "cpu":
         return torch.device("cpu")
     if config.backend == "auto" and not torch.cuda.is_available():
-        _say("use_gpu is true, but no GPU was found: playing on the CPU")
+        logger.info("use_gpu is true, but no GPU was found: playing on the CPU")
         return torch.device("cpu")
     return torch.device("cuda", 0)  # where the backend is cuda and there is none, opening it says what is missing
 
@@ -262,7 +264,7 @@ def _value(config: SimulateConfig, wanted: ValueOfConfig, backend: Backend, poli
         name: estimate(samples, level=wanted.confidence_level, resamples=RESAMPLES, seed=config.seed)
         for name, samples in (("return", played.total), ("discounted_return", played.discounted))
     }
-    _say(f"true value of {wanted.kind} over {counted(wanted.episodes, 'episode')}: "
+    logger.info(f"true value of {wanted.kind} over {counted(wanted.episodes, 'episode')}: "
          f"return {both['return']}, discounted by {wanted.gamma:g} {both['discounted_return']}")  # fmt: skip
     return {
         "env": config.env,
@@ -277,10 +279,6 @@ def _value(config: SimulateConfig, wanted: ValueOfConfig, backend: Backend, poli
         "mean_length": float(played.length.double().mean()),
         "terminated_share": float(played.terminated.double().mean()),
     }
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 COMMAND = Command(

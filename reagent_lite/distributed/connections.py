@@ -8,12 +8,12 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from reagent_lite.console import logger
 from reagent_lite.distributed.link import LostError
 from reagent_lite.distributed.membership import Membership
 from reagent_lite.distributed.network import Address, addresses, answers, listening, own_address, toward
@@ -93,14 +93,13 @@ def worker_address(membership: Membership) -> Address | None:
     return next((one for one in addresses() if one.interface == name), reach)
 
 
-def find_unreached(talk: Talk, own: Address, seconds: float, say: Callable[[str], None]) -> list[Problem]:
+def find_unreached(talk: Talk, own: Address, seconds: float) -> list[Problem]:
     """Connects to every other machine; all machines learn of all pairs. Returns those that failed.
 
     Args:
         talk: with the others.
         own: address to listen on.
         seconds: how long each machine tries.
-        say: takes lines for the user.
 
     Raises:
         LostError: others did not take part.
@@ -110,13 +109,13 @@ def find_unreached(talk: Talk, own: Address, seconds: float, say: Callable[[str]
         others = [i for i in range(talk.count) if i != talk.node]
         deadline = time.monotonic() + seconds
         with ThreadPoolExecutor(max_workers=32) as pool:
-            found = list(pool.map(lambda i: _connect(own, i, places[i], deadline, say), others))
+            found = list(pool.map(lambda i: _connect(own, i, places[i], deadline), others))
         unreached = {str(i): why for i, why in zip(others, found, strict=True) if why}
         tables = talk.exchange("unreached", unreached, later=seconds + _ONE_SECONDS)
     return [_problem(i, int(other), places, why) for i, table in enumerate(tables) for other, why in table.items()]
 
 
-def _connect(own: Address, other: int, place: list[Any], deadline: float, say: Callable[[str], None]) -> str:
+def _connect(own: Address, other: int, place: list[Any], deadline: float) -> str:
     """Returns "" once another machine was reached, or why it was not until the deadline."""
     address, interface, port, _ = place
     if (":" in address) != (":" in own.address):
@@ -128,8 +127,8 @@ def _connect(own: Address, other: int, place: list[Any], deadline: float, say: C
             return why
         if now - said > _SAY_SECONDS:
             said = now
-            say(f"connections: node {other} is not reached at {address}:{port} ({interface}): {why}; "
-                f"{deadline - now:.0f} s left")  # fmt: skip
+            logger.info(f"connections: node {other} is not reached at {address}:{port} ({interface}): {why}; "
+                     f"{deadline - now:.0f} s left")  # fmt: skip
         time.sleep(min(1.0, max(deadline - now, 0.0)))
     return ""
 

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from reagent_lite.config.rendezvous import RendezvousConfig
+from reagent_lite.console import logger
 from reagent_lite.distributed.link import Link, Store
 from reagent_lite.distributed.membership import ROUND_SECONDS, Abort, Pulse
 from reagent_lite.distributed.nodes import Node
@@ -34,7 +35,6 @@ class Entry:
         run: tells two starts on one machine apart.
         settings: times.
         interrupted: asked while waiting; raises to leave.
-        say: takes lines for the user.
     """
 
     def __init__(
@@ -46,10 +46,9 @@ class Entry:
         settings: RendezvousConfig,
         *,
         interrupted: Callable[[], None],
-        say: Callable[[str], None],
     ) -> None:
         self._link, self._node, self._declaration, self._run = link, node, declaration, run
-        self._settings, self._interrupted, self._say = settings, interrupted, say
+        self._settings, self._interrupted = settings, interrupted
 
     def declare(self) -> None:
         """Puts this machine's declaration down."""
@@ -89,7 +88,7 @@ class Entry:
 
     def wait(self, deadline: float) -> dict[str, Any]:
         """Shows signs of life until node 0 has put down the verdict; on node 0, makes it."""
-        council = _Council(self._node.count, self._settings, self._say)
+        council = _Council(self._node.count, self._settings)
         said, beat = time.monotonic(), 0
         while True:
             try:
@@ -130,7 +129,7 @@ class Entry:
                 raise late
             if now - said > SAY_SECONDS:
                 said = now
-                self._say(f"rendezvous: waiting for node {names} of {self._node.count}; {deadline - now:.0f} s left")
+                logger.info(f"rendezvous: waiting for node {names} of {self._node.count}; {deadline - now:.0f} s left")
             time.sleep(ROUND_SECONDS / 2)
 
     def _give_up(self, error: RendezvousError) -> None:
@@ -147,8 +146,8 @@ class Entry:
 class _Council:
     """Node 0's view of who has come: clears the places of those who went away, and makes the verdict."""
 
-    def __init__(self, count: int, settings: RendezvousConfig, say: Callable[[str], None]) -> None:
-        self._count, self._say = count, say
+    def __init__(self, count: int, settings: RendezvousConfig) -> None:
+        self._count = count
         self._pulse = Pulse(list(range(count)), settings.lost_after_seconds, looked_at_every=ROUND_SECONDS)
 
     def sit(self, store: Store) -> None:
@@ -160,7 +159,7 @@ class _Council:
             holder = holders[i]
             if i and holder is not None:
                 other = json.loads(holder)
-                self._say(f"rendezvous: node {i} (host {other['host']}, pid {other['pid']}) went away before all had "
+                logger.info(f"rendezvous: node {i} (host {other['host']}, pid {other['pid']}) went away before all had "
                           "come; its place is free again")  # fmt: skip
                 for key in ("node", "info"):
                     store.delete(f"{key}/{i}")

@@ -7,7 +7,6 @@ import gc
 import inspect
 import math
 import os
-import sys
 import time
 import weakref
 from collections.abc import Iterator, Mapping
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 from torch.distributed.distributed_c10d import _set_pg_timeout  # the only way to change it; there since torch 2.1
 from torch.nn.parallel import DistributedDataParallel
 
+from reagent_lite.console import log_as, machine_logger
 from reagent_lite.distributed.signs import SignFile
 from reagent_lite.errors import Problem, RendezvousError, counted
 
@@ -294,6 +294,7 @@ def joined(place: Place, device: torch.device, timeout_seconds: float = 7200.0) 
     Raises:
         RendezvousError: not all processes came; the absent ones are named.
     """
+    log_as(place.rank)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if place.world_size == 1:
@@ -338,8 +339,8 @@ def _arrive(store: Any, place: Place, timeout: timedelta) -> None:
             if left <= _SAY_SECONDS:
                 raise _absent(place, timeout, f"no sign of rank {ranks}", error) from error
             if all(rank in absent for rank in range(place.rank)):  # one rank speaks for all that came
-                print(f"start of {counted(place.world_size, 'process')}: waiting for rank {ranks}; "
-                      f"{left - _SAY_SECONDS:.0f} s left", file=sys.stderr, flush=True)  # fmt: skip
+                machine_logger.info(f"start of {counted(place.world_size, 'process')}: waiting for rank {ranks}; "
+                                 f"{left - _SAY_SECONDS:.0f} s left")  # fmt: skip
 
 
 def _absent(place: Place, timeout: timedelta, got: str, error: Exception) -> RendezvousError:

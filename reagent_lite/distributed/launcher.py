@@ -6,7 +6,6 @@ join ─► workers ─► watch ─┬─► all done ─► finish
 """
 
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from types import FrameType
 
 import torch
 
+from reagent_lite.console import logger
 from reagent_lite.distributed.connections import CONNECT_SECONDS, Talk, find_unreached, worker_address
 from reagent_lite.distributed.link import Link, LostError
 from reagent_lite.distributed.membership import Abort, Membership
@@ -119,8 +119,9 @@ def launch(
             used += 1
             told.standing = _STANDING
             rendezvous.again(membership)
-            print(f"{abort.reason}\nbeginning again from the last checkpoint: restart {used} of at most {restarts}",
-                  file=sys.stderr, flush=True)  # fmt: skip
+            logger.info(
+                f"{abort.reason}\nbeginning again from the last checkpoint: restart {used} of at most {restarts}"
+            )
 
 
 def _attempt(
@@ -164,7 +165,7 @@ def _prepare(membership: Membership, told: "_Told", output: FolderIdentity | Non
         if count == 1 or own is None:
             return []
         talk = Talk(membership, count, CONNECT_SECONDS)
-        return find_unreached(talk, own, CONNECT_SECONDS, lambda line: print(line, file=sys.stderr, flush=True))
+        return find_unreached(talk, own, CONNECT_SECONDS)
 
     looking = Link(lambda: None).send(lambda _: look())
     while not looking.done():

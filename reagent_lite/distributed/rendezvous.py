@@ -13,7 +13,6 @@ import os
 import random
 import secrets
 import socket
-import sys
 import time
 import uuid
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 from reagent_lite.config.rendezvous import RendezvousConfig
+from reagent_lite.console import logger
 from reagent_lite.distributed.entering import ANSWER_SECONDS, SAY_SECONDS, AgainError, Entry
 from reagent_lite.distributed.link import Link, LostError, Store, connect, serve
 from reagent_lite.distributed.meeting_file import EMPTY_FILE, NO_FILE, NO_RECORD, MeetingFile, Record
@@ -70,7 +70,6 @@ class Rendezvous:
         declaration: of this machine.
         force: end a live run that holds the file.
         interrupted: asked while waiting; raises to leave.
-        say: takes lines for the user.
         attempt: of the next membership, on node 0.
     """
 
@@ -80,7 +79,6 @@ class Rendezvous:
     declaration: Declaration
     force: bool = False
     interrupted: Callable[[], None] = lambda: None
-    say: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True)
     attempt: int = 0
     _run: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
     _over: set[tuple[str, int]] = field(default_factory=set)
@@ -123,7 +121,7 @@ class Rendezvous:
             try:
                 membership = self._enter(link, record, deadline)
             except (LostError, AgainError) as error:
-                self.say(f"rendezvous: {record}: {error}; looking again")
+                logger.info(f"rendezvous: {record}: {error}; looking again")
                 link.close()
                 if isinstance(error, AgainError):  # one that was only out of reach may be entered after all
                     self._end(record)
@@ -134,7 +132,7 @@ class Rendezvous:
                 self.close()
                 raise
             if self.node.count > 1:
-                self.say(f"rendezvous: {self.node.count} machines met after {time.monotonic() - begun:.1f} s: "
+                logger.info(f"rendezvous: {self.node.count} machines met after {time.monotonic() - begun:.1f} s: "
                          f"{counted(membership.world_size, 'process')}, attempt {record.attempt}")  # fmt: skip
             return membership
 
@@ -216,7 +214,7 @@ class Rendezvous:
         self._served, link = served, Link(lambda: store)
         if self.node.count > 1:
             where = self.init_method if served.file is None else str(served.file.path)
-            self.say(f"rendezvous: node 0 of {self.node.count} listens at {record.address}:{record.port} "
+            logger.info(f"rendezvous: node 0 of {self.node.count} listens at {record.address}:{record.port} "
                      f"({record.interface}), found through {where}, attempt {record.attempt}")  # fmt: skip
         return link, record
 
@@ -271,7 +269,7 @@ class Rendezvous:
                 socket.getnameinfo((found.address, found.port), socket.NI_NUMERICSERV)
             reached = self._reach(found)
         if reached is None:
-            self.say(f"rendezvous: {file.path} is left from {found}, which does not answer: replaced")
+            logger.info(f"rendezvous: {file.path} is left from {found}, which does not answer: replaced")
             return
         link, _ = reached
         if not self.force:
@@ -286,7 +284,7 @@ class Rendezvous:
             link.ask(lambda store: store.set_once("abort", text), ANSWER_SECONDS)
         link.close()
         self.force = False  # once: a run that comes between two attempts is not meant
-        self.say(f"rendezvous: --force: ended {found}")
+        logger.info(f"rendezvous: --force: ended {found}")
         deadline = time.monotonic() + 30.0
         while time.monotonic() < deadline and not answers(found.address, found.port, 1.0):
             time.sleep(ROUND_SECONDS)
@@ -323,7 +321,7 @@ class Rendezvous:
                 )  # fmt: skip
             if now - said > SAY_SECONDS:
                 said = now
-                self.say(f"rendezvous: node {self.node.index} waits for node 0 at {self.init_method}: {state}; "
+                logger.info(f"rendezvous: node {self.node.index} waits for node 0 at {self.init_method}: {state}; "
                          f"{deadline - now:.0f} s left")  # fmt: skip
             time.sleep(delay * random.uniform(0.5, 1.0))
             delay = min(delay * 1.5, _LONGEST_POLL)
@@ -379,12 +377,12 @@ class Rendezvous:
     def _enter(self, link: Link, record: Record, deadline: float) -> Membership:
         """Claims this machine's number, declares it, and waits for the verdict."""
         entry = Entry(link, self.node, self.declaration, self._run, self.settings,
-                      interrupted=self._guarding(record), say=self.say)  # fmt: skip
+                      interrupted=self._guarding(record))  # fmt: skip
         entry.claim()
         entry.declare()
         verdict = entry.wait(deadline)
         for warning in verdict["warnings"]:
-            self.say(f"rendezvous: warning: {warning}")
+            logger.info(f"rendezvous: warning: {warning}")
         if verdict["problems"]:
             entry.linger()
             error = RendezvousError([Problem(**problem) for problem in verdict["problems"]])
@@ -414,7 +412,7 @@ class Rendezvous:
         try:
             found = self._on_share(file.read)
             if isinstance(found, str) and found.startswith((NO_FILE, EMPTY_FILE)):
-                self.say(f"rendezvous: {file.path} is gone while machines meet: written again")
+                logger.info(f"rendezvous: {file.path} is gone while machines meet: written again")
                 self._on_share(lambda: file.publish(record, self._folder))
         except RendezvousError:
             return  # a share that is gone for the moment: who looks at it sees no file either

@@ -7,7 +7,6 @@ Every step is: say something under a key of node 0's store, then wait until all 
 """
 
 import os
-import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -125,7 +124,7 @@ def _fit(facts: list[Any]) -> list[Row]:
 def reach_others(talk: Talk, own: Address) -> list[Row]:
     """Connects to every other machine; all learn of all pairs."""
     name = "machines reach each other"
-    problems = find_unreached(talk, own, _CONNECT_SECONDS, lambda line: print(line, file=sys.stderr))
+    problems = find_unreached(talk, own, _CONNECT_SECONDS)
     rows = [failed(name, f"{one.where}: expected {one.expected}, got {one.got}", one.todo) for one in problems]
     pairs = talk.count * (talk.count - 1)
     return rows or [ok(name, f"{pairs} connections, each machine to each other")]

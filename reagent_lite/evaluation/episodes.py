@@ -16,16 +16,15 @@ import torch
 from numpy.typing import NDArray
 
 from reagent_lite.config.evaluation import EvaluationConfig
+from reagent_lite.console import logger
 from reagent_lite.data.copy.facts import Agreement
 from reagent_lite.data.copy.lists import list_hashes
 from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.rows.hashes import mix
 from reagent_lite.data.rows.maps import FeatureMatrix, Lists
 from reagent_lite.data.sampling.shards import Shards
-from reagent_lite.distributed.group import Group
 from reagent_lite.errors import counted
 from reagent_lite.evaluation.page import held_out
-from reagent_lite.progress import log
 
 Hashes = NDArray[np.uint64]
 
@@ -214,10 +213,10 @@ def _draw(hashes: Hashes, most: int, seed: int, shards: Shards) -> Hashes:
     proposed = drawn(hashes, most, seed).tobytes()
     every = [group.broadcast_bytes(proposed if group.rank == rank else None, rank) for rank in _first_readers(shards)]
     if count > most:
-        _log(group, f"evaluation: {most:,} of {count:,} episodes are scored (evaluation.max_episodes)")
+        logger.info(f"evaluation: {most:,} of {count:,} episodes are scored (evaluation.max_episodes)")
     elif shards.several:
         of = f"of {len(every)} machines"
-        _log(group, f"evaluation: {counted(count, f'episode {of} is', f'episodes {of} are')} scored")
+        logger.info(f"evaluation: {counted(count, f'episode {of} is', f'episodes {of} are')} scored")
     return np.sort(drawn(np.frombuffer(b"".join(every), np.uint64), most, seed))
 
 
@@ -237,29 +236,22 @@ def _first_readers(shards: Shards) -> list[int]:
     return [shards.of_rank.index(shard) for shard in range(max(shards.of_rank) + 1)]
 
 
-def _log(group: Group, text: str) -> None:
-    if group.is_first:
-        log(text)
-
-
 def _say_summed(own: _Candidates, asked: _Answers, left: NDArray[np.bool_], shards: Shards) -> None:
     summed = sum(shards.counts(int((left & own.summed & ~asked.elsewhere).sum())))
-    if summed:
+    if summed and shards.group.is_first:
         said = counted(summed, "episode has", "episodes have")
-        _log(
-            shards.group,
-            f"warning: evaluation: {said} rows that span several steps and cannot be scored; give eval_data_path of a "
-            "timeline with steps 1",
+        logger.warning(
+            f"evaluation: {said} rows that span several steps and cannot be scored; give eval_data_path of a "
+            "timeline with steps 1"
         )
 
 
 def _say_shared(asked: _Answers, left: NDArray[np.bool_], shards: Shards) -> None:
     shared = sum(shards.counts(int((left & asked.elsewhere).sum())))
     if shared:
-        _log(
-            shards.group,
+        logger.info(
             f"evaluation: {counted(shared, 'time')} a machine has rows of an episode that an earlier one has too; "
-            "each episode counts once",
+            "each episode counts once"
         )
 
 

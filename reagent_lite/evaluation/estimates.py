@@ -17,6 +17,7 @@ from reagent_lite.algorithms.cpe_heads import (
 )
 from reagent_lite.algorithms.optimizers import optimizer_class
 from reagent_lite.config.evaluate import EvaluateConfig
+from reagent_lite.console import progress, with_progress
 from reagent_lite.data.rows.hashes import mix
 from reagent_lite.data.sampling.source import rows_in_order
 from reagent_lite.errors import counted
@@ -27,7 +28,6 @@ from reagent_lite.evaluation.log import Log
 from reagent_lite.evaluation.page import EvaluationPage, Policy, build_page, held_out
 from reagent_lite.evaluation.paired import Difference, differences
 from reagent_lite.evaluation.withheld import MODELLED, WEIGHTED, withhold
-from reagent_lite.progress import progress, with_progress
 from reagent_lite.types import Actions, TransitionBatch
 
 CPU = torch.device("cpu")

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from reagent_lite.config.evaluate import EvaluateConfig, PlayedEnvironmentConfig
+from reagent_lite.console import progress
 from reagent_lite.errors import BundleError, Problem, SimulationError
 from reagent_lite.evaluation.choices import ChoicesInSimulation, misfits
 from reagent_lite.evaluation.exported_model import Candidate, probabilities_of
 from reagent_lite.evaluation.interval import Interval
 from reagent_lite.evaluation.returns import Returns, estimates, play
-from reagent_lite.progress import progress
 from reagent_lite.sim.backend import open_backend
 from reagent_lite.sim.env import VectorEnv
 

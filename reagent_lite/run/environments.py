@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from reagent_lite.algorithms.dqn import DQN
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.config.simulation import SimulationConfig
+from reagent_lite.console import logger
 from reagent_lite.data.features.normalization import check_covers, read_normalization
 from reagent_lite.data.sampling.normalized import Reordered
 from reagent_lite.distributed.group import Group
@@ -25,7 +26,6 @@ from reagent_lite.errors import ConfigError, Problem, counted
 from reagent_lite.export.content import SampleRows
 from reagent_lite.models.preprocessor import Preprocessor
 from reagent_lite.run.logged import Normalization
-from reagent_lite.run.reporting import say
 from reagent_lite.sim.backend import Backend, open_backend
 from reagent_lite.sim.cuda_build import cuda_problem
 from reagent_lite.sim.env import Policy, VectorEnv
@@ -99,14 +99,14 @@ def open_simulation(config: WorkflowConfig, group: Group, *, parametric: bool) -
     group.barrier()
     backend = backend or opened()
     if settings.backend == "auto" and group.device.type == "cuda" and backend.device.type == "cpu":
-        say(group, f"environments run on the CPU: {cuda_problem(group.device)}")
+        logger.info(f"environments run on the CPU: {cuda_problem(group.device)}")
     spec = backend.spec
     if spec.candidates and not parametric:
         raise ConfigError(
             Problem("simulation.env", "an environment with fixed actions", f"{spec.name}, whose candidates differ from "
                     "step to step", "Use workflows.parametric_dqn")
         )  # fmt: skip
-    say(group, f"simulation: {spec.name}, {counted(settings.num_envs, 'environment')} on {backend.device.type}, "
+    logger.info(f"simulation: {spec.name}, {counted(settings.num_envs, 'environment')} on {backend.device.type}, "
                f"{counted(spec.observation_size, 'feature')}, {counted(spec.num_actions, 'choice')}")  # fmt: skip
     return Simulation(config=settings, backend=backend, parametric=parametric, seed=config.seed)
 

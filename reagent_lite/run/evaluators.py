@@ -30,6 +30,7 @@ from reagent_lite.algorithms.cpe_heads import (
 from reagent_lite.algorithms.dqn import DQN
 from reagent_lite.algorithms.optimizers import optimizer_class
 from reagent_lite.config import WorkflowConfig
+from reagent_lite.console import progress, with_progress
 from reagent_lite.data.copy.training_copy import give_back_memory
 from reagent_lite.data.rows.hashes import mix
 from reagent_lite.data.sampling.plan import ReadPlan, apportion
@@ -42,7 +43,6 @@ from reagent_lite.evaluation.cpe import evaluate_page
 from reagent_lite.evaluation.episodes import episode_hashes, scored_episodes, spread
 from reagent_lite.evaluation.figures import figures
 from reagent_lite.evaluation.page import EvaluationPage, build_page, gather_page, held_out
-from reagent_lite.progress import progress, with_progress
 from reagent_lite.run.learner import network_settings, target_policy
 from reagent_lite.run.logged import Data, single_step_rows
 from reagent_lite.training.checkpoint import Tree, load_optimizer, optimizer_state, plain

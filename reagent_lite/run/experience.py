@@ -13,6 +13,7 @@ import numpy as np
 
 from reagent_lite.algorithms.dqn import DQN
 from reagent_lite.config import WorkflowConfig
+from reagent_lite.console import logger
 from reagent_lite.data.rows.maps import in_order
 from reagent_lite.data.sampling.mixture import MixedSource
 from reagent_lite.data.sampling.plan import ReadPlan
@@ -31,7 +32,6 @@ from reagent_lite.run.environments import (
 from reagent_lite.run.evaluators import Judge, Judgement
 from reagent_lite.run.learner import captures
 from reagent_lite.run.logged import Data, Normalization, prepare
-from reagent_lite.run.reporting import say
 from reagent_lite.run.returns import SimulationJudge
 from reagent_lite.run.simulated import build_source, simulated_plan, training_scalars
 from reagent_lite.sim.rollout import RolloutSource, regrouped
@@ -249,7 +249,7 @@ def _announce(config: WorkflowConfig, plan: StepPlan, minibatch: int, simulated:
     mixed = f", {simulated} of them simulated" if 0 < simulated < minibatch else ""
     parts = -(-plan.num_steps // plan.steps_per_epoch)
     unit = "epoch" if config.training_data_path else "evaluation"
-    say(group, f"global minibatch {minibatch} rows = {counted(world, 'process')} x {minibatch / world:g}{mixed}"
+    logger.info(f"global minibatch {minibatch} rows = {counted(world, 'process')} x {minibatch / world:g}{mixed}"
                f"{accumulated}, {counted(plan.steps_per_epoch, 'step')}/{unit}, {counted(parts, unit)}, "
                f"learning rate {config.training.learning_rate:g} (not scaled), on {group.device}")  # fmt: skip
 

@@ -19,8 +19,9 @@ from typing import TypeVar
 
 import torch
 
-from reagent_lite.cli import Command, add_node_index, config_of, guarded, message_of, note, parser_of
+from reagent_lite.cli import Command, add_node_index, config_of, guarded, message_of, parser_of
 from reagent_lite.config import WorkflowConfig, resolved
+from reagent_lite.console import logger
 from reagent_lite.data.formats.files import list_input
 from reagent_lite.data.formats.reading import READERS
 from reagent_lite.distributed.group import Group, Place, joined
@@ -110,7 +111,7 @@ def _reported(run: Callable[[], int]) -> int:
         with StopSignal(last=True):
             return run()
     except LaunchError as error:
-        note(str(error))
+        logger.error(error)
         return error.exit_code
     except (Exception, Preempted) as error:
         if not is_worker():
@@ -141,14 +142,15 @@ def _run(
         return 0
     place = Place.read()
     if place is None and processes.count * node.count > 1:
-        note(processes.note)
+        _log_choice(processes)
         rendezvous = prepare_rendezvous(config, node, processes, force=options.force)
         output = FolderIdentity.of(nearest_existing(Path(config.model_output_path).expanduser()))
         launch([sys.executable, "-m", module, *arguments], processes.count, rendezvous, restarts=config.restarts,
                folder=None if node.index else output)  # fmt: skip
         return 0
     place = place or Place()
-    note(processes.note if place.rank == 0 and not is_worker() else "")
+    if place.rank == 0 and not is_worker():
+        _log_choice(processes)
     with (
         contextlib.redirect_stdout(sys.stderr),
         joined(place, processes.device(place.local_rank), config.rendezvous.startup_timeout_seconds) as group,
@@ -165,9 +167,9 @@ def _run(
 
 
 def _describe(config: WorkflowConfig, processes: Processes) -> None:
-    note(processes.note)
+    _log_choice(processes)
     for line in plan(config, processes, look(config)):
-        note(line)
+        logger.info(line)
     print(json.dumps(resolved(config), indent=2))
 
 
@@ -222,3 +224,8 @@ def _versions(processes: Processes) -> dict[str, str]:
         versions["cuda"] = str(torch.version.cuda)
         versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
     return versions
+
+
+def _log_choice(processes: Processes) -> None:
+    if processes.note:
+        logger.info(processes.note)

@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from reagent_lite.config import WorkflowConfig
+from reagent_lite.console import logger, progress
 from reagent_lite.data.copy.facts import Agreement, Facts
 from reagent_lite.data.copy.training_copy import (
     TrainingCopy,
@@ -34,9 +35,7 @@ from reagent_lite.data.sampling.spans import Spans, learnable_rows, n_steps, sin
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import DataError, NoRowsError, Problem, named_counts
 from reagent_lite.models.preprocessor import Preprocessor
-from reagent_lite.progress import progress
 from reagent_lite.run.normalization import given_or_fitted
-from reagent_lite.run.reporting import say
 from reagent_lite.run.stages import staged
 from reagent_lite.types import NormalizationSpec, SourceSpec
 
@@ -112,7 +111,7 @@ def prepare(config: WorkflowConfig, group: Group) -> Data:
         raise DataError(Problem(config.training_data_path, "rows with an action", "none"))
     if shards.several:
         each = " + ".join(f"{count:,}" for count in counts)
-        say(group, f"shards: {each} rows on {len(counts)} nodes, each minibatch takes its share of every one")
+        logger.info(f"shards: {each} rows on {len(counts)} nodes, each minibatch takes its share of every one")
     return Data(
         spec=spec,
         normalization=normalization,
@@ -151,9 +150,9 @@ def _copy(
         copy = prepared(None)
     # an episode of eval data counts once, even if several machines have it
     found = shards.agree(Facts.of(copy, group.node, given), path, disjoint=path == config.training_data_path)
-    say(group, f"{title}: {path}: {named_counts(found.counts)}")
-    for note in found.notes:
-        say(group, f"warning: {title}: {note}")
+    logger.info(f"{title}: {path}: {named_counts(found.counts)}")
+    for note in found.notes if group.is_first else ():
+        logger.warning(f"{title}: {note}")
     return copy, found
 
 
@@ -200,15 +199,15 @@ def _rows(
     usable, notes = learnable_rows(
         copy, spans, maxq=config.rl.maxq_learning, unit_reward=config.rl.q_network_loss == "bce_with_logits"
     )
-    for note in notes:
-        say(group, f"warning: {note}")
+    for note in notes if group.is_first else ():
+        logger.warning(note)
     if group.is_first_on_node:
         for matrix in matrices:
             try:
                 prepare_columns(*matrix)
             except OSError as error:
                 why = f"{copy.folder}: {error.strerror or error}"
-                say(group, f"{why}: rows are normalized as they are read, which takes longer")
+                logger.info(f"{why}: rows are normalized as they are read, which takes longer")
     group.barrier()
     columns = [open_columns(*matrix, place) for matrix in matrices]
     rows = build_rows(copy, spans, usable, *columns, metric_names=spec.metric_names)

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from reagent_lite.config import WorkflowConfig
+from reagent_lite.console import logger
 from reagent_lite.data.copy.facts import Agreement
 from reagent_lite.data.copy.features import summarize_copy
 from reagent_lite.data.copy.training_copy import TrainingCopy
@@ -21,7 +22,6 @@ from reagent_lite.data.sampling.shards import Shards
 from reagent_lite.distributed.group import Group
 from reagent_lite.files import write_whole
 from reagent_lite.manifest import canonical
-from reagent_lite.run.reporting import say
 from reagent_lite.types import NormalizationSpec
 
 Json = dict[str, str]
@@ -57,7 +57,7 @@ def given_or_fitted(
     file = _file_of(config, train, agreement, wanted)
     text = group.broadcast_text(_text_of(file) if group.is_first else None)
     if text:
-        say(group, f"normalization of {_named(wanted)}: fitted to the same rows before")
+        logger.info(f"normalization of {_named(wanted)}: fitted to the same rows before")
     else:
         fitted = _fitted(config, train, shards, wanted)
         if group.is_first and len(train):
@@ -84,9 +84,9 @@ def _fitted(config: WorkflowConfig, train: TrainingCopy, shards: Shards, wanted:
     if not shards.group.is_first:
         return {}
     fitted = fit_columns(columns, settings, where=config.training_data_path)
-    say(shards.group, f"normalization of {_named(wanted)}: fitted")
-    for note in (note for one in fitted.values() for note in one.notes):
-        say(shards.group, f"warning: {note}")
+    logger.info(f"normalization of {_named(wanted)}: fitted")
+    for note in (note for one in fitted.values() for note in one.notes if shards.group.is_first):
+        logger.warning(note)
     return {name: normalization_json(fitted[_COLUMNS[name]].spec) for name in wanted}
 
 
@@ -112,4 +112,4 @@ def write_fitted(config: WorkflowConfig, specs: Mapping[str, NormalizationSpec |
         if spec is not None and given[name] is None:
             file = folder / f"{_COLUMNS[name]}_norm.json"
             write_normalization(str(file), spec)
-            say(group, f"normalization of {_COLUMNS[name]}: written to {file}")
+            logger.info(f"normalization of {_COLUMNS[name]}: written to {file}")

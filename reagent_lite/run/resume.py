@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from reagent_lite.config import WorkflowConfig, fingerprint, resolved
+from reagent_lite.console import logger
 from reagent_lite.distributed.agreement import patient
 from reagent_lite.distributed.faults import fault_here
 from reagent_lite.distributed.group import Group, attempt_here
 from reagent_lite.errors import ConfigError, Problem, counted
 from reagent_lite.run.experience import Experience, Stream
-from reagent_lite.run.reporting import say
 from reagent_lite.training.checkpoint import CheckpointFolder, Checkpoints, Tree
 from reagent_lite.training.loop import Position, Running
 from reagent_lite.training.resume import look_for, position_in, regrouped_own, require_same_learning, restore
@@ -31,7 +31,7 @@ def look_back(config: WorkflowConfig, group: Group, folder: Path) -> "History":
     """
     checkpoints = CheckpointFolder(folder)
     wanted = config.checkpoint.resume or attempt_here() > 0  # the first attempt has begun anew, the others continue it
-    state = look_for(checkpoints, group, lambda text: say(group, text), wanted=wanted)
+    state = look_for(checkpoints, group, wanted=wanted)
     if state is not None:
         logs_only = bool(config.training_data_path) and not config.simulated_share
         growing = ("epochs",) if logs_only else ()  # what is simulated, and how, depends on the length of the run
@@ -101,7 +101,7 @@ class History:
         said = counted(again, "row of an epoch is", "rows of an epoch are")
         note = f"; {said} read again, for the minibatches are others than before" if again else ""
         epoch = step // stream.order.steps
-        say(self.group, f"resuming from {self.folder.folder.name}/{self.state['name']} (epoch {epoch}, "
+        logger.info(f"resuming from {self.folder.folder.name}/{self.state['name']} (epoch {epoch}, "
                         f"{counted(rows, 'row')})"
                         f"{note}")  # fmt: skip
         return Position(step=step, rows=rows)
@@ -132,8 +132,8 @@ class History:
         others = [
             f"{name} {old} -> {versions[name]}" for name, old in state["versions"].items() if versions[name] != old
         ]
-        if others:
-            say(group, f"warning: versions are not those of the checkpoint: {', '.join(others)}")
+        if others and group.is_first:
+            logger.warning(f"versions are not those of the checkpoint: {', '.join(others)}")
         same = state["order"] == stream.order.order
 
         def deal(states: list[Tree], rank: int) -> Tree:

@@ -14,6 +14,7 @@ from pathlib import Path
 from reagent_lite.config import DqnConfig, WorkflowConfig
 from reagent_lite.config.shard import ShardConfig
 from reagent_lite.config.timeline import QuerySection, TimelineConfig, TimelineSection
+from reagent_lite.console import logger
 from reagent_lite.data.copy.first_look import holds_events
 from reagent_lite.data.copy.place import parents_of
 from reagent_lite.data.shards.machines import fetch, shard
@@ -21,7 +22,6 @@ from reagent_lite.data.timeline.stage import run_timeline
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import ConfigError, Problem
 from reagent_lite.files import is_writable
-from reagent_lite.run.reporting import say
 
 Paths = dict[str, str | None]
 """training_data_path and eval_data_path."""
@@ -120,7 +120,7 @@ def _made_shards(config: WorkflowConfig, paths: Paths, group: Group) -> dict[str
         if path is not None:
             outcome = shard(_sharding(config, group, key, {"training_data_path": path}))
             rows = ", ".join(f"{one:,}" for one in outcome.rows)
-            say(group, f"{_set_of(key)} rows of each machine: {rows}")
+            logger.info(f"{_set_of(key)} rows of each machine: {rows}")
             found[key] = outcome.generation
     return found
 

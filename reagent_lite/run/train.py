@@ -15,6 +15,7 @@ import torch
 
 from reagent_lite.algorithms.dqn import DQN
 from reagent_lite.config import ParametricDqnConfig, WorkflowConfig, fingerprint, resolved
+from reagent_lite.console import Progress, logger, progress
 from reagent_lite.data.copy.training_copy import give_back_memory
 from reagent_lite.distributed.group import Group, attempt_here
 from reagent_lite.distributed.inspection import nearest_existing
@@ -28,7 +29,6 @@ from reagent_lite.export.writer import require_replaceable, write_bundle
 from reagent_lite.files import LOCK, alone_in, require_writable, room_in, write_whole
 from reagent_lite.manifest import canonical
 from reagent_lite.models.preprocessor import Preprocessor
-from reagent_lite.progress import Progress, progress
 from reagent_lite.report.markdown import findings
 from reagent_lite.report.pictures import require_pictures
 from reagent_lite.report.run import PAGE, RunFigures, evaluation_of_run, write_page
@@ -42,7 +42,6 @@ from reagent_lite.run.logged import Normalization
 from reagent_lite.run.normalization import write_fitted
 from reagent_lite.run.pictures import PICTURES, draw_pictures
 from reagent_lite.run.publish import NOT_PUBLISHED, forget_reason, held_back, require_outcome, write_reason
-from reagent_lite.run.reporting import say
 from reagent_lite.run.resume import History, long_waits, look_back, short_waits, with_fault
 from reagent_lite.run.value_bounds import Payable, ValueWatch, payable_values
 from reagent_lite.sim.cuda import on_stream
@@ -87,14 +86,14 @@ def train(config: WorkflowConfig, group: Group) -> Outcome:
 
 def _train(setup: "Setup", folder: Path, signal: StopSignal) -> Outcome:
     config, group, experience = setup.config, setup.group, setup.experience
-    say(group, f"policy: {target_policy(config.rl)}; it is evaluated, simulated and exported")
+    logger.info(f"policy: {target_policy(config.rl)}; it is evaluated, simulated and exported")
     with MetricsWriter(folder, enabled=group.is_first, lines=setup.history.lines) as writer:
         learned = learn(setup, signal, writer)
         judgement = learned.judges.at_end()
         judgement = replace(judgement, document={**judgement.document, **learned.document()})
         writer.write(learned.position.step, judgement.scalars)
     for line in judgement.lines:
-        say(group, line)
+        logger.info(line)
     scores = {name: value if np.isfinite(value) else None for name, value in learned.scores(judgement).items()}
     give_back_memory()
     present = {} if experience.data is None else present_shares(experience.data)
@@ -106,13 +105,13 @@ def _train(setup: "Setup", folder: Path, signal: StopSignal) -> Outcome:
             forget_reason(folder)
         else:
             write_reason(folder, gate)
-            say(group, f"not published: {gate.reason}; see {folder / NOT_PUBLISHED}")
+            logger.info(f"not published: {gate.reason}; see {folder / NOT_PUBLISHED}")
         _draw(config, folder, experience, learned.learner, group)
-        say(group, _page(folder, _figures(config, learned, experience, judgement, scores, present, gate)))
+        logger.info(_page(folder, _figures(config, learned, experience, judgement, scores, present, gate)))
         tell_model_stands()
         failure = learned.checkpoints.finish()
-        if failure:
-            say(group, f"warning: the model stands, but the run could not be marked as ended: {failure}")
+        if failure and group.is_first:
+            logger.warning(f"the model stands, but the run could not be marked as ended: {failure}")
     group.barrier()
     return Outcome(
         model=None if gate else str(folder / "model"),
@@ -196,7 +195,7 @@ def set_up(config: WorkflowConfig, group: Group, experience: Experience, history
     optimization = build_optimization(config, learner, captured=captures(config, group))
     if config.training.warm_start_model_path is not None and history.state is None:
         optimizer = None if config.training.do_not_warm_start_optimizer else optimization.optimizer
-        say(group, warm_start(config.training.warm_start_model_path, learner, optimizer, group))
+        logger.info(warm_start(config.training.warm_start_model_path, learner, optimizer, group))
     stream = open_stream(config, experience, learner, group)
     torch.manual_seed(config.seed + group.rank)  # dropout differs between ranks, initial weights do not
     return Setup(
@@ -215,7 +214,7 @@ def learn(setup: Setup, signal: StopSignal, writer: MetricsWriter) -> Learned:
     config, group, history, stream = setup.config, setup.group, setup.history, setup.stream
     learner, optimization, judges, position = setup.learner, setup.optimization, setup.judges, setup.position
     writer.forget_after(position.step)
-    watch = ValueWatch(setup.payable, lambda text: say(group, text))
+    watch = ValueWatch(setup.payable if group.is_first else None)
     reporter = _Reporter(config, judges, stream, group, writer, history.figures, watch)
     running = Running(
         learner=learner,
@@ -232,9 +231,7 @@ def learn(setup: Setup, signal: StopSignal, writer: MetricsWriter) -> Learned:
         signal.deferred(),
         short_waits(config, group),
     ):
-        schedule = CheckpointSchedule(
-            config.checkpoint, config.rendezvous, checkpoints, signal, lambda text: say(group, text)
-        )
+        schedule = CheckpointSchedule(config.checkpoint, config.rendezvous, checkpoints, signal)
         hooks = _RunHooks(setup, reporter, schedule, show)
         every_steps = config.rl.tensorboard_logging_freq
         fit(running, stream.plan, group, hooks, every_steps=every_steps, capture=stream.capture)
@@ -326,7 +323,7 @@ def _output(config: WorkflowConfig, group: Group) -> Iterator[Callable[[], None]
 
         def lock() -> None:
             again = attempt_here() > 0
-            stack.enter_context(alone_in(folder, key, lambda text: say(group, text), again=again))
+            stack.enter_context(alone_in(folder, key, again=again))
 
         def take() -> None:
             require_writable(folder, key)
@@ -357,7 +354,7 @@ def _draw(config: WorkflowConfig, folder: Path, experience: Experience, learner:
     assert experience.reader is not None
     assert experience.simulation is not None
     for file in draw_pictures(folder, experience.simulation, experience.reader, learner, target_policy(config.rl)):
-        say(group, f"picture: {file}")
+        logger.info(f"picture: {file}")
 
 
 def _figures(

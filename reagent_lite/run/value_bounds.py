@@ -1,13 +1,13 @@
 """Values that the data's rewards can pay, held against those that a learner says it will have."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from reagent_lite.config import WorkflowConfig
+from reagent_lite.console import logger
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import ConfigError, Problem
 from reagent_lite.rl.td import discount, value_bounds
@@ -84,8 +84,8 @@ def payable_values(config: WorkflowConfig, data: Data | None, group: Group) -> P
 class ValueWatch:
     """Says that values have left what rewards can pay: once, and again whenever they are twice as far outside."""
 
-    def __init__(self, payable: Payable | None, log: Callable[[str], None]) -> None:
-        self._payable, self._log = payable, log
+    def __init__(self, payable: Payable | None) -> None:
+        self._payable = payable
         self._logged = 0.0
 
     def __call__(self, mean: float) -> None:
@@ -93,4 +93,4 @@ class ValueWatch:
         excess = 0.0 if self._payable is None else self._payable.excess(mean)
         if self._payable is not None and excess > 2 * self._logged:
             self._logged = excess
-            self._log(f"warning: {self._payable.warning(mean)}")
+            logger.warning(self._payable.warning(mean))

@@ -11,11 +11,11 @@ import hashlib
 import os
 import platform
 import stat
-import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from reagent_lite.console import logger
 from reagent_lite.errors import KernelBuildError, Problem
 from reagent_lite.files import user_cache
 
@@ -108,7 +108,7 @@ def _process_folder(instead_of: Path) -> tempfile.TemporaryDirectory[str]:
         f"owner {status.st_uid}, mode {stat.S_IMODE(status.st_mode):04o}; compiling for this process alone",
         "Remove it, or set REAGENT_LITE_CACHE to another folder",
     )
-    print(f"warning: {problem}", file=sys.stderr, flush=True)
+    logger.warning(problem)
     return tempfile.TemporaryDirectory(prefix="reagent-lite-")
 
 

@@ -17,7 +17,7 @@ import re
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from torch.optim import Optimizer
 
 from reagent_lite.config.checkpoint import CheckpointConfig
 from reagent_lite.config.rendezvous import RendezvousConfig
+from reagent_lite.console import logger
 from reagent_lite.distributed.agreement import Agreement, patient
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import BundleError, CheckpointError, PeerError, Problem
@@ -80,11 +81,8 @@ class CheckpointFolder:
         written = filter(_is_checkpoint, self.folder.glob("step_*"))  # what others put there is not ours to remove
         return [path.name for path in sorted(written, key=_order, reverse=True)]
 
-    def unfinished(self, note: Callable[[str], None]) -> Tree | None:
+    def unfinished(self) -> Tree | None:
         """Returns state.json and `name` of the newest whole checkpoint of a run that has not ended.
-
-        Args:
-            note: called with what was damaged and where it was set aside.
 
         Raises:
             BundleError: there are checkpoints, and none that can be read is whole; all stay where they are.
@@ -110,7 +108,7 @@ class CheckpointFolder:
         instead = f"continuing from {found['name']}" if found else "there is no other of an unfinished run"
         for name, reason in damaged:
             aside = self._set_aside(self.folder / name)
-            note(f"warning: checkpoint {name} is damaged ({reason}): set aside as {aside}; {instead}")
+            logger.warning(f"checkpoint {name} is damaged ({reason}): set aside as {aside}; {instead}")
         return found
 
     def clear(self) -> None:
@@ -323,7 +321,6 @@ class CheckpointSchedule:
         waits: how long ranks wait for each other, and how often they compare.
         checkpoints: of the run.
         signal: asks the run to end.
-        note: prints a line, once for all ranks.
     """
 
     def __init__(
@@ -332,9 +329,8 @@ class CheckpointSchedule:
         waits: RendezvousConfig,
         checkpoints: Checkpoints,
         signal: StopSignal,
-        note: Callable[[str], None],
     ) -> None:
-        self._waits, self._checkpoints, self._signal, self._note = waits, checkpoints, signal, note
+        self._waits, self._checkpoints, self._signal = waits, checkpoints, signal
         self._running, self._group = checkpoints.running, checkpoints.group
         self._every_steps = config.every_steps or 0
         self._every_seconds = float("inf") if config.every_minutes is None else 60 * config.every_minutes
@@ -354,8 +350,8 @@ class CheckpointSchedule:
         agreed = self._agreement.after_step(done, stop=self._signal.wanted, save=due)
         if agreed.stop or agreed.save or (self._every_steps and done % self._every_steps == 0):
             failure = self._save()
-            if failure:
-                self._note(f"warning: no checkpoint at step {done:,}: {failure}; {self._signal.standing}")
+            if failure and self._group.is_first:
+                logger.warning(f"no checkpoint at step {done:,}: {failure}; {self._signal.standing}")
         elif done % self._waits.checksum_every_steps == 0:
             require_equal(self._running.learner, self._group, done)
         if agreed.stop:

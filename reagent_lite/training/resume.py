@@ -65,15 +65,12 @@ def first_reads(group: Group, read: Callable[[], Files]) -> Files:
     return {name: group.broadcast_bytes(files.get(name)) for name in said["names"]}
 
 
-def look_for(
-    folder: CheckpointFolder, group: Group, note: Callable[[str], None], *, wanted: bool
-) -> dict[str, Any] | None:
+def look_for(folder: CheckpointFolder, group: Group, *, wanted: bool) -> dict[str, Any] | None:
     """Returns state.json of the checkpoint to continue from, with its `name`, on every rank; None begins anew.
 
     Args:
         folder: looked at, and tidied, by rank 0.
         group: the ranks.
-        note: called with what was damaged.
         wanted: false removes the checkpoints that are there.
     """
 
@@ -81,7 +78,7 @@ def look_for(
         folder.tidy()
         if not wanted:
             folder.clear()
-        found = folder.unfinished(note)
+        found = folder.unfinished()
         return {} if found is None else {STATE: json.dumps(found).encode()}
 
     files = first_reads(group, read)

@@ -3,17 +3,14 @@
 Where the terminal goes, with or without a signal, what the run says is lost and the run is not.
 """
 
-import errno
-import io
 import os
 import signal
-import stat
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Self, TextIO
+from typing import TYPE_CHECKING, Self
 
 from reagent_lite.distributed.signals import heeded
 from reagent_lite.errors import Preempted
@@ -21,7 +18,6 @@ from reagent_lite.errors import Preempted
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
-    from _typeshed import ReadableBuffer
 
 _AGAIN_SECONDS = 0.02
 
@@ -108,62 +104,3 @@ class StopSignal:
         self._raised = False
         self._again = threading.Timer(_AGAIN_SECONDS, os.kill, (os.getpid(), signal.Signals[self._name]))
         self._again.start()
-
-
-@contextmanager
-def outliving_terminal() -> Iterator[None]:
-    """Makes standard output and standard error swallow what nobody reads: a terminal or pipe that is gone, or none."""
-    before = sys.stdout, sys.stderr
-    for number, stream in enumerate(before, start=1):
-        if stream is None:  # the caller closed it, as `2>&-` does: the next file would have its number
-            _occupy(number)
-    sys.stdout, sys.stderr = (_outliving(stream, number) for number, stream in enumerate(before, start=1))
-    try:
-        yield
-    finally:
-        for old, stream in zip(before, (sys.stdout, sys.stderr), strict=True):
-            if old is None:
-                stream.close()
-            else:
-                stream.flush()
-        sys.stdout, sys.stderr = before
-
-
-def _outliving(stream: TextIO | None, number: int) -> TextIO:
-    if stream is None:
-        return open(os.devnull, "w")
-    try:
-        if stream.fileno() != number or stat.S_ISREG(os.fstat(number).st_mode):  # a disk that fails is no terminal
-            return stream
-    except OSError:  # no file at all
-        return stream
-    stream.flush()
-    file = io.BufferedWriter(_Outliving(number, "wb", closefd=False))
-    return io.TextIOWrapper(file, encoding=stream.encoding, errors=stream.errors, line_buffering=True)
-
-
-def _occupy(number: int) -> None:
-    """Opens nothing under the number of a descriptor, for this process and its children, unless it is in use."""
-    with suppress(OSError):
-        os.fstat(number)
-        return
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    if nowhere != number:
-        os.dup2(nowhere, number)
-        os.close(nowhere)
-    os.set_inheritable(number, True)
-
-
-class _Outliving(io.FileIO):
-    """A file whose descriptor leads nowhere once its reader is gone."""
-
-    def write(self, data: "ReadableBuffer", /) -> int:
-        try:
-            return super().write(data)
-        except OSError as error:
-            if error.errno not in (errno.EIO, errno.EPIPE, errno.EBADF):  # EBADF: some library's, open for reading
-                raise
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self.fileno())
-            os.close(nowhere)
-            return super().write(data)

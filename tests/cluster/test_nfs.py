@@ -124,7 +124,7 @@ def until(name):
     while name not in os.listdir(folder):
         time.sleep(0.1)
 if role == "hold":
-    with files.alone_in(folder, "model_output_path", print):
+    with files.alone_in(folder, "model_output_path"):
         (folder / "held").touch()
         time.sleep(600)
 elif role == "0":
@@ -137,13 +137,13 @@ else:
     until("held")
     files._LEASE_SECONDS = 2.0
     try:
-        with files.alone_in(folder, "model_output_path", print):
+        with files.alone_in(folder, "model_output_path"):
             print("two have it")
     except ConfigError as error:
         print(error)
     (folder / "tried").touch()
     until("killed")
-    with files.alone_in(folder, "model_output_path", print):
+    with files.alone_in(folder, "model_output_path"):
         print("has it")
 """
 

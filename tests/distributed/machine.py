@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from reagent_lite.config.rendezvous import RendezvousConfig
+from reagent_lite.console import logging_to_stderr
 from reagent_lite.distributed.group import Place, joined
 from reagent_lite.distributed.launcher import LaunchError, launch
 from reagent_lite.distributed.nodes import Node
@@ -106,7 +107,8 @@ def fail(task: str, options: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     try:
-        (work if is_worker() else main)(json.loads(sys.argv[1]))
+        with logging_to_stderr():
+            (work if is_worker() else main)(json.loads(sys.argv[1]))
     except LaunchError as error:
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)

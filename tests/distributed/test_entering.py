@@ -32,9 +32,8 @@ class Waiting(threading.Thread):
 
     def __init__(self, index: int, link: Link) -> None:
         super().__init__()
-        self.said: list[str] = []
         self._left = threading.Event()
-        self._entry = entry(index, link, interrupted=self._leave, say=self.said.append)
+        self._entry = entry(index, link, interrupted=self._leave)
         self._entry.claim()
         self._entry.declare()
         self.start()
@@ -57,10 +56,9 @@ def entry(
     link: Link,
     *,
     interrupted: Callable[[], None] = lambda: None,
-    say: Callable[[str], None] = lambda text: None,
 ) -> Entry:
     who = Declaration(node=index, host=f"host{index}", pid=index, processes=1, device="cpu")
-    return Entry(link, Node(index, 3), who, f"run{index}", SETTINGS, interrupted=interrupted, say=say)
+    return Entry(link, Node(index, 3), who, f"run{index}", SETTINGS, interrupted=interrupted)
 
 
 @pytest.fixture
@@ -76,7 +74,9 @@ def holds(store: Any, *keys: str) -> bool:
     return all(store.check([key]) for key in keys)
 
 
-def test_who_comes_late_keeps_the_place_before_the_first_sign_of_life(store: Any) -> None:
+def test_who_comes_late_keeps_the_place_before_the_first_sign_of_life(
+    store: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     """Node 0 looks every 0.1 s, several times between this machine's number and a first beat, which never comes."""
     first = Waiting(0, link(store.port))
     late = entry(1, link(store.port))
@@ -91,7 +91,7 @@ def test_who_comes_late_keeps_the_place_before_the_first_sign_of_life(store: Any
     first.leave()
     assert kept
     assert not holds(store, "0/node/1")  # 0.6 s of silence are a loss
-    assert first.said == [
+    assert caplog.messages == [
         "rendezvous: node 1 (host host1, pid 1) went away before all had come; its place is free again"
     ]
 

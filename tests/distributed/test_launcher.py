@@ -31,6 +31,7 @@ WORKER = Path(__file__).parent / "worker.py"
 
 PROGRAM = """
 import sys
+from reagent_lite.console import logging_to_stderr
 from reagent_lite.config.rendezvous import RendezvousConfig
 from reagent_lite.distributed.launcher import LaunchError, launch
 from reagent_lite.distributed.nodes import Node
@@ -40,7 +41,8 @@ count = int(sys.argv[1])
 alone = Declaration(node=0, host="here", pid=1, processes=count, device="cpu")
 rendezvous = Rendezvous(Node(), None, RendezvousConfig(), alone)
 try:
-    launch([sys.executable, *sys.argv[2:]], count, rendezvous, restarts=0)
+    with logging_to_stderr():
+        launch([sys.executable, *sys.argv[2:]], count, rendezvous, restarts=0)
 except LaunchError as error:
     print(error, file=sys.stderr)
     sys.exit(error.exit_code)

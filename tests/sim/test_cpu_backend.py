@@ -351,20 +351,20 @@ def tampered(folder: Path, how: str) -> Path:
     "how", ["folder, anybody", "file, anybody", "folder, another user", "file, another user", "a link"]
 )
 def test_code_that_others_may_have_written_is_compiled_anew(
-    how: str, empty_cache: Path, capsys: pytest.CaptureFixture[str]
+    how: str, empty_cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     if how.endswith("another user") and os.geteuid() != 0:
         pytest.skip("only root can give a file away")
     planted = tampered(empty_cache, how)
     for _ in range(2):
         assert cached("key", ".so", lambda target: target.write_bytes(b"ours") and None).read_bytes() == b"ours"
-    lines = capsys.readouterr().err.splitlines()
+    lines = caplog.messages
     if "folder" not in how:
         assert (lines, planted.exists()) == ([], False)
     else:
         status = f"owner {os.geteuid()}, mode 0777" if how.endswith("anybody") else "owner 12345, mode 0700"
         assert lines == [
-            f"warning: {empty_cache}: expected a folder for compiled code that only this user can write to, got "
+            f"{empty_cache}: expected a folder for compiled code that only this user can write to, got "
             f"{status}; compiling for this process alone. "
             "Remove it, or set REAGENT_LITE_CACHE to another folder"
         ]

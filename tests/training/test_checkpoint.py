@@ -98,7 +98,7 @@ def weights(module: nn.Module) -> list[list[float]]:
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_restored_run_goes_on_bit_for_bit(tmp_path: Path, optimizer: str) -> None:
+def test_a_restored_run_goes_on_bit_for_bit(tmp_path: Path, optimizer: str, caplog: pytest.LogCaptureFixture) -> None:
     first, second = running(optimizer), running(optimizer)
     steps(first, 1, 2, 3)
     assert checkpoints(tmp_path, first).save() == ""
@@ -106,10 +106,10 @@ def test_a_restored_run_goes_on_bit_for_bit(tmp_path: Path, optimizer: str) -> N
     before = torch.rand(3).tolist()
     steps(first, 4, 5)
 
-    notes: list[str] = []
-    state = look_for(CheckpointFolder(tmp_path), ALONE, notes.append, wanted=True)
+    state = look_for(CheckpointFolder(tmp_path), ALONE, wanted=True)
     assert state is not None
-    assert (state["name"], state["step"], state["rows"], state["parent"], notes) == ("step_000003", 3, 30, None, [])
+    assert (state["name"], state["step"], state["rows"], state["parent"]) == ("step_000003", 3, 30, None)
+    assert caplog.messages == []
     restore(state, CheckpointFolder(tmp_path), second, ALONE, None)
     assert second.source.number == 3  # type: ignore[attr-defined]
     assert second.optimization.optimizer.param_groups[0]["lr"] == 0.01 * 0.5 * 0.5 * 0.5
@@ -125,7 +125,7 @@ def test_the_state_of_the_generator_is_part_of_it(tmp_path: Path) -> None:
     torch.manual_seed(3)
     checkpoints(tmp_path, run).save()
     drawn = torch.rand(4).tolist()
-    state = look_for(CheckpointFolder(tmp_path), ALONE, print, wanted=True)
+    state = look_for(CheckpointFolder(tmp_path), ALONE, wanted=True)
     assert state is not None
     torch.manual_seed(99)
     restore(state, CheckpointFolder(tmp_path), running(), ALONE, None)
@@ -170,12 +170,12 @@ def test_the_order_of_writing_counts_not_the_step(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path)
     Checkpoints(folder, ALONE, low, {"run": "r", "serial": 1, "world": {}}, keep=2, since="step_000020").save()
     low.position.step = 9
-    found = folder.unfinished(print)
+    found = folder.unfinished()
     assert found is not None
     assert found["name"] == "step_000020"  # saved at its step already: what it began with stands
     later = Checkpoints(folder, ALONE, running(step=7), {"run": "r", "serial": 1, "world": {}}, keep=2)
     later.save()
-    found = folder.unfinished(print)
+    found = folder.unfinished()
     assert found is not None
     assert found["name"] == "step_000007"
 
@@ -187,19 +187,19 @@ def test_a_finished_run_is_not_continued(tmp_path: Path) -> None:
     assert names(tmp_path) == ["LATEST", "step_000005", "step_000010"]
     assert (tmp_path / "step_000010" / "learner.safetensors").read_bytes() == before
     folder = CheckpointFolder(tmp_path)
-    assert folder.unfinished(print) is None  # the one at step 5 belongs to the same run
+    assert folder.unfinished() is None  # the one at step 5 belongs to the same run
     (tmp_path / "LATEST").write_text("step_000005\n")
-    assert folder.unfinished(print) is None
+    assert folder.unfinished() is None
     run = running(step=3)
     checkpoints(tmp_path, run, name="next").save()
-    found = folder.unfinished(print)
+    found = folder.unfinished()
     assert found is not None
     assert found["name"] == "step_000003"
 
 
 def test_resume_false_removes_what_stands(tmp_path: Path) -> None:
     saved(tmp_path, 5)
-    assert look_for(CheckpointFolder(tmp_path), ALONE, print, wanted=False) is None
+    assert look_for(CheckpointFolder(tmp_path), ALONE, wanted=False) is None
     assert names(tmp_path) == []
 
 
@@ -211,26 +211,25 @@ def test_what_others_put_there_is_neither_removed_nor_a_checkpoint(tmp_path: Pat
     others = names(tmp_path)
     saved(tmp_path, 5, 10, 15)
     assert names(tmp_path) == sorted([*others, "LATEST", "step_000010", "step_000015"])
-    assert look_for(CheckpointFolder(tmp_path), ALONE, print, wanted=True) is not None
-    assert look_for(CheckpointFolder(tmp_path), ALONE, print, wanted=False) is None
+    assert look_for(CheckpointFolder(tmp_path), ALONE, wanted=True) is not None
+    assert look_for(CheckpointFolder(tmp_path), ALONE, wanted=False) is None
     assert names(tmp_path) == others
 
 
-def test_what_dead_runs_left_is_removed_or_put_back(tmp_path: Path) -> None:
+def test_what_dead_runs_left_is_removed_or_put_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     saved(tmp_path, 5, 10)
     torn = tmp_path / ".step_000015.77.tmp"
     torn.mkdir()
     (torn / "learner.safetensors").write_bytes(b"half")
     # killed between the two renames of a checkpoint that takes the place of another one
     (tmp_path / "step_000010").rename(tmp_path / ".step_000010.77.old")
-    notes: list[str] = []
-    state = look_for(CheckpointFolder(tmp_path), ALONE, notes.append, wanted=True)
+    state = look_for(CheckpointFolder(tmp_path), ALONE, wanted=True)
     assert state is not None
-    assert (state["name"], notes) == ("step_000010", [])
+    assert (state["name"], caplog.messages) == ("step_000010", [])
     assert names(tmp_path) == ["LATEST", "step_000005", "step_000010"]
 
 
-def test_a_flipped_byte_in_any_file_sets_the_newest_aside(tmp_path: Path) -> None:
+def test_a_flipped_byte_in_any_file_sets_the_newest_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     saved(tmp_path, 5, 10)
     files = sorted(path.name for path in (tmp_path / "step_000010").iterdir())
     assert files == ["judge.safetensors", "learner.safetensors", "manifest.json", "optimizer.safetensors",
@@ -241,36 +240,35 @@ def test_a_flipped_byte_in_any_file_sets_the_newest_aside(tmp_path: Path) -> Non
         altered = bytearray(data)
         altered[len(data) // 2] ^= 1
         file.write_bytes(bytes(altered))
-        notes: list[str] = []
-        found = CheckpointFolder(tmp_path).unfinished(notes.append)
+        caplog.clear()
+        found = CheckpointFolder(tmp_path).unfinished()
         assert found is not None
         assert found["name"] == "step_000005"
         aside = "quarantine_step_000010" + (f".{number}" if number else "")
-        assert len(notes) == 1
-        assert name in notes[0]
-        assert "warning: checkpoint step_000010 is damaged" in notes[0]
-        assert f"set aside as {aside}; continuing from step_000005" in notes[0]
+        (note,) = caplog.messages
+        assert name in note
+        assert "checkpoint step_000010 is damaged" in note
+        assert f"set aside as {aside}; continuing from step_000005" in note
         (tmp_path / aside / name).write_bytes(data)
         (tmp_path / aside).rename(tmp_path / "step_000010")
         (tmp_path / f"quarantine_step_000010{f'.{number}' if number else ''}").mkdir()
 
 
-def test_a_missing_file_and_an_empty_folder_are_damage_too(tmp_path: Path) -> None:
+def test_a_missing_file_and_an_empty_folder_are_damage_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     saved(tmp_path, 5, 10)
     (tmp_path / "step_000010" / "rank_0000.safetensors").unlink()
     (tmp_path / "step_000012").mkdir()
     (tmp_path / "step_000013").mkdir()
     (tmp_path / "step_000013" / "learner.safetensors").touch()
     os.mkfifo(tmp_path / "step_000013" / "manifest.json")
-    notes: list[str] = []
-    found = CheckpointFolder(tmp_path).unfinished(notes.append)
+    found = CheckpointFolder(tmp_path).unfinished()
     assert found is not None
     assert found["name"] == "step_000005"
-    assert len(notes) == 3
+    assert len(caplog.messages) == 3
     (tmp_path / "step_000005" / "state.json").write_text("{}")
     before = sorted(tmp_path.iterdir())
     with pytest.raises(BundleError, match=r"step_000005: expected a whole checkpoint of the unfinished run"):
-        CheckpointFolder(tmp_path).unfinished(notes.append)
+        CheckpointFolder(tmp_path).unfinished()
     assert sorted(tmp_path.iterdir()) == before  # a person may still put it right
 
 
@@ -307,7 +305,7 @@ def test_a_disk_that_fills_up_while_writing_keeps_what_stands(disk_of_64_files: 
     steps(run, 1)
     assert made.save().startswith(os.strerror(errno.ENOSPC))
     assert names(disk_of_64_files / "c") == ["LATEST", "step_000000"]
-    found = CheckpointFolder(disk_of_64_files / "c").unfinished(print)
+    found = CheckpointFolder(disk_of_64_files / "c").unfinished()
     assert found is not None
     assert found["name"] == "step_000000"
 
@@ -318,7 +316,7 @@ def test_a_learning_rate_that_a_graph_reads_is_saved_as_a_number(tmp_path: Path)
     fixed = Running(learner=run.learner, optimization=Optimization(optimizer=optimizer), source=run.source,
                     evaluators=run.evaluators, position=run.position)  # fmt: skip
     checkpoints(tmp_path, fixed).save()
-    state = look_for(CheckpointFolder(tmp_path), ALONE, print, wanted=True)
+    state = look_for(CheckpointFolder(tmp_path), ALONE, wanted=True)
     assert state is not None
     assert state["optimizer"]["groups"][0]["lr"] == 0.25
     optimizer.param_groups[0]["lr"].fill_(0.5)

@@ -2,19 +2,17 @@
 
 import os
 import signal
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 from oracles.resuming import until
 
 from reagent_lite.distributed.signals import SIGNALS
 from reagent_lite.errors import Preempted
-from reagent_lite.training.stop import StopSignal, outliving_terminal
+from reagent_lite.training.stop import StopSignal
 
 
 @pytest.fixture(autouse=True)
@@ -77,54 +75,6 @@ def test_what_nohup_ignores_stays_ignored() -> None:
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
         assert not stop.wanted
     assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-
-
-def test_what_is_said_to_nobody_is_lost_and_no_more() -> None:
-    """Standard error is a pipe whose reader goes, which a terminal that is closed comes down to."""
-    reader, writer = os.pipe()
-    kept = os.dup(2)
-    os.dup2(writer, 2)
-    os.close(writer)
-    stream, sys.stderr = sys.stderr, open(2, "w", closefd=False)  # noqa: SIM115 # of descriptor 2, as a process has it
-    try:
-        with outliving_terminal():
-            print("heard", file=sys.stderr)
-            assert os.read(reader, 100) == b"heard\n"
-            os.close(reader)
-            for _ in range(2):
-                print("not heard", file=sys.stderr, flush=True)
-    finally:
-        sys.stderr = stream
-        os.dup2(kept, 2)
-        os.close(kept)
-
-
-def test_a_file_that_cannot_be_written_is_an_error_still(tmp_path: Path) -> None:
-    kept = os.dup(1)
-    stream = sys.stdout
-    with (tmp_path / "outcome.json").open("w") as file:
-        os.dup2(file.fileno(), 1)
-        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 # of descriptor 1, as a process has it
-        try:
-            before = sys.stdout
-            with outliving_terminal():
-                assert sys.stdout is before
-        finally:
-            sys.stdout = stream
-            os.dup2(kept, 1)
-            os.close(kept)
-
-
-def test_without_standard_streams() -> None:
-    """As `>&- 2>&-` starts a process."""
-    before = sys.stdout, sys.stderr
-    sys.stdout = sys.stderr = None  # type: ignore[assignment]
-    try:
-        with outliving_terminal():
-            print("not heard", file=sys.stderr, flush=True)
-            print("not heard", flush=True)
-    finally:
-        sys.stdout, sys.stderr = before
 
 
 def test_other_threads_listen_to_nothing() -> None:

@@ -30,7 +30,7 @@ def both(folder: Path, model: Path, grid_log: Path, **keys: Any) -> tuple[Evalua
                   **keys)  # fmt: skip
 
 
-def test_log_and_simulation_side_by_side(tmp_path: Path, grid_log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_and_simulation_side_by_side(tmp_path: Path, grid_log: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Both aim at 2.588442, and JSON, text and page say so."""
     outcome, report = both(tmp_path, world(grid_log.parent, 0.5), grid_log)
     estimates = {one["name"]: one for one in report["model"]["cpe"]["outcomes"][0]["sequential"]["estimates"]}
@@ -41,7 +41,7 @@ def test_log_and_simulation_side_by_side(tmp_path: Path, grid_log: Path, capsys:
     assert report["simulation"]["remarks"] == []
     assert outcome.rows > 0
     assert {"simulation/return/mean", "CPE/Reward/MAGIC"} <= set(outcome.scores)
-    said = capsys.readouterr().err
+    said = caplog.text
     shown = "{value:.4g} ({low:.4g} to {high:.4g})".format(**simulated)
     assert (
         f"in simulation, discounted: {shown}; what estimates of the reward's discounted return of an episode aim at"

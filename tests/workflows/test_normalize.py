@@ -139,7 +139,7 @@ def test_the_folder_of_a_stage_is_its_parent(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_drift_against_a_reference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_drift_against_a_reference(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Feature 0 moves by two deviations, feature 1 not at all; 2 and 9 are in one of the two only."""
     rng = np.random.default_rng(2)
 
@@ -158,7 +158,7 @@ def test_drift_against_a_reference(tmp_path: Path, capsys: pytest.CaptureFixture
     assert (drift["only_in_training"], drift["only_in_reference"]) == ([2], [9])
     # two normals two deviations apart: 2 Φ(1) − 1
     assert drift["features"][0]["ks"] == pytest.approx(0.6827, abs=0.06)
-    table = capsys.readouterr().err.splitlines()
+    table = caplog.messages
     lines = table[table.index("drift of state_features against the reference") :]
     assert [line.split()[:2] for line in lines[2:4]] == [["0", "large"], ["1", "stable"]]
     assert lines[4:] == ["only in the training data: 2", "only in the reference: 9"]
@@ -172,7 +172,7 @@ def test_drift_against_a_reference(tmp_path: Path, capsys: pytest.CaptureFixture
         normalized(tmp_path, reference_data_path=str(other))
 
 
-def test_names_of_features_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_of_features_are_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rows = [{"state_features": {"age": i + 0.5, "3": i % 2}, "action": "a"} for i in range(40)]
     log = write_lines(tmp_path / "log.jsonl", rows)
     norm = {"output_dir": str(tmp_path / "norm"), "feature_overrides": {"age": "CLIP_LOG"}}
@@ -180,7 +180,7 @@ def test_names_of_features_are_kept(tmp_path: Path, capsys: pytest.CaptureFixtur
     spec = json.loads((tmp_path / "norm" / "state_features_norm.json").read_text())
     assert list(spec) == list(written(tmp_path)["columns"]["state_features"]["features"]) == ["3", "age"]
     assert [one["feature_id"] for one in written(tmp_path, "drift.json")["state_features"]["features"]] == [3, "age"]
-    assert capsys.readouterr().err.splitlines()[-1].split()[:2] == ["age", "stable"]
+    assert caplog.messages[-1].split()[:2] == ["age", "stable"]
 
 
 def test_what_the_config_cannot_say(tmp_path: Path) -> None:
@@ -247,12 +247,12 @@ def test_a_full_disk_keeps_what_stood(tmp_path: Path) -> None:
         assert normalized(tmp_path, norm_params=norm).skipped
 
 
-def test_long_tables_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_long_tables_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rows = [{"state_features": {str(k): i + k for k in range(45)}, "action": "a"} for i in range(60)]
     log = write_lines(tmp_path / "log.jsonl", rows)
     normalized(tmp_path, reference_data_path=str(log))
     tree = written(tmp_path, "drift.json")["state_features"]
     assert len(tree["features"]) == 45
-    table = capsys.readouterr().err.splitlines()
+    table = caplog.messages
     assert table[-1] == "5 more in drift.json"
     assert len(table) - table.index("drift of state_features against the reference") == 1 + 1 + 40 + 1

@@ -94,7 +94,7 @@ def test_a_run_on_events_is_a_run_on_their_timeline(run: Runner, tmp_path: Path)
     same_weights(tmp_path / "out", tmp_path / "first")
 
 
-def test_every_run_says_what_the_stages_before_it_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_run_says_what_the_stages_before_it_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rows = events(20)
     del rows[4]["terminal"]
     write_lines(tmp_path / "log/events.jsonl", [*rows, *rows[5:12]])
@@ -104,9 +104,9 @@ def test_every_run_says_what_the_stages_before_it_left_out(tmp_path: Path, capsy
                 "another, 1 last of an episode without a word on how it ends")  # fmt: skip
     for _ in range(2):
         data = prepare(tree, ALONE)
-        err = capsys.readouterr().err
-        assert f"warning: training data: {left_out}\n" in err
-        assert f"warning: {tmp_path}/log: not read: 1 entry: events.tsv\n" in err
+        assert f"training data: {left_out}" in caplog.messages
+        assert f"{tmp_path}/log: not read: 1 entry: events.tsv" in caplog.messages
+        caplog.clear()
     source = Source(use="training", path="", rows=0, counts="", on_node=False, copy=data.train)
     stage = next(table for table in lineage_section([source]).tables if table.title.startswith("Stage timeline"))
     assert ("left out", left_out) in stage.rows

@@ -70,14 +70,14 @@ def test_a_span_ends_before_a_row_of_which_nobody_knows_where_it_led(tmp_path: P
     assert values(rows, "next_state_features") == [{0: 5.0}] * 3
 
 
-def test_spans_stop_at_ends_inside_an_mdp_id(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_spans_stop_at_ends_inside_an_mdp_id(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rows = [event("a", n, n, 1, terminal=n in (1, 3), metrics={"m": float(n)}) for n in range(4)]
     make(tmp_path, rows, steps=3, gamma=1.0)
     found = read(tmp_path / "train")
     assert values(found, "step") == [2, 1, 2, 1]
     assert values(found, "terminal") == [True] * 4
     assert values(found, "metrics") == [{"m": 1.0}, {"m": 1.0}, {"m": 5.0}, {"m": 3.0}]
-    assert "1 row follows an end inside an mdp_id" in capsys.readouterr().err
+    assert "1 row follows an end inside an mdp_id" in caplog.text
 
 
 def test_terminal_and_truncated_rows_are_kept(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_parametric_actions(tmp_path: Path) -> None:
         make(tmp_path / "other", [event("a", 0, 0.0, action={"0": 3.0}, possible_actions=[one])], actionDiscrete=False)
 
 
-def test_candidates_that_are_unknown_are_the_action_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_candidates_that_are_unknown_are_the_action_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     one, other = {"0": 1.0}, {"0": 2.0}
     rows = [event("a", 0, 0.0, action=one, possible_actions=[one, other]),
             event("a", 1, 1.0, action=other, possible_actions=[], action_probability=0.5),
@@ -136,7 +136,7 @@ def test_candidates_that_are_unknown_are_the_action_alone(tmp_path: Path, capsys
     assert first["possible_next_actions"] == [{0: 1.0}]
     assert (first["terminal"], last["possible_next_actions"]) == (False, [])
     assert report(tmp_path / "train")["candidates_unknown_rows"] == 2
-    assert "2 rows have an empty possible_actions; the action taken is the only candidate" in capsys.readouterr().err
+    assert "2 rows have an empty possible_actions; the action taken is the only candidate" in caplog.text
 
 
 def test_episodes_are_apart_and_none_is_lost(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_dates(tmp_path: Path) -> None:
         make(tmp_path, rows, startDs="yesterday")
 
 
-def test_outlier_episodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_outlier_episodes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Lengths 1 to 10: the 0.8 percentile that occurs is 8, the interpolated one 1 + 0.8 · 9 = 8.2."""
     rows = [event(f"e{n}", k, k, terminal=k == n) for n in range(10) for k in range(n + 1)]
     for function, longest in (("percentile_approx", 8.0), ("percentile", 8.2)):
@@ -188,10 +188,10 @@ def test_outlier_episodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         assert {row["mdp_id"] for row in kept} == {f"e{n}" for n in range(8)}
         expected = {"longest_rows": pytest.approx(longest), "episodes": 2, "rows": 9 + 10}
         assert report(tmp_path / function / "train")["outliers"] == expected
-    assert "warning: outlier" not in capsys.readouterr().err
+    assert "outlierEpisode" not in caplog.text
     same = [event(f"e{n}", k, k, terminal=k == 1) for n in range(10) for k in range(2)]
     make(tmp_path / "same", same, outlierEpisodeLengthPercentile=0.5)
-    assert "leaves out 0.0% of the episodes, not 50.0%" in capsys.readouterr().err
+    assert "leaves out 0.0% of the episodes, not 50.0%" in caplog.text
 
 
 def test_the_time_window_cuts_after_pairing(tmp_path: Path) -> None:
@@ -223,14 +223,14 @@ def test_further_columns(tmp_path: Path) -> None:
         make(tmp_path, rows, extraFeatureColumns=["next_action"])
 
 
-def test_duplicates_leave_the_first_and_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_duplicates_leave_the_first_and_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rows = [event("a", 0, 0.0), event("a", 1, 1.0), event("a", 1, 7.0), event("a", 2, 2.0), event("b", 1, 3.0)]
     make(tmp_path, rows)
     assert values(read(tmp_path / "train"), "next_state_features") == [{0: 1.0}, {0: 2.0}]
     counts = report(tmp_path / "train")
     assert [counts[name] for name in ("rows", "duplicate_rows", "paired_rows", "one_row_episodes")] == [5, 1, 4, 1]
     assert f"1 row has the mdp_id and sequence_number of another; the first of each is kept. Left out: {tmp_path}/" \
-           "events.jsonl:3" in capsys.readouterr().err  # fmt: skip
+           "events.jsonl:3" in caplog.text  # fmt: skip
 
 
 BROKEN: list[tuple[dict[str, Any], str, str]] = [
@@ -254,7 +254,7 @@ BROKEN: list[tuple[dict[str, Any], str, str]] = [
 ]  # fmt: skip
 
 
-def test_broken_rows_are_named_or_their_episodes_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_broken_rows_are_named_or_their_episodes_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rows = [event("good", 0, 0.0, terminal=False, truncated=False), event("good", 1, 1.0)]
     for number, (change, _, _) in enumerate(BROKEN):
         rows += [event(f"e{number}", 0, 0.0), event(f"e{number}", 1, 0.0, **change), event(f"e{number}", 2, 0.0)]
@@ -271,7 +271,7 @@ def test_broken_rows_are_named_or_their_episodes_left_out(tmp_path: Path, capsys
     counts = {one["rule"]: one["rows"] for one in report(tmp_path / "train")["refused"]}
     assert counts == Counter(rule for _, _, rule in BROKEN)
     assert all("events.jsonl:" in one["first"] for one in report(tmp_path / "train")["refused"])
-    assert "their episodes are left out" in capsys.readouterr().err
+    assert "their episodes are left out" in caplog.text
     assert list(tmp_path.glob(".*")) == []  # nothing temporary stays
 
 
@@ -331,7 +331,7 @@ def test_the_same_transitions_from_maps_structs_and_lines(tmp_path: Path) -> Non
     assert read(tmp_path / "of_frame/train") == expected
 
 
-def test_files_of_different_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_of_different_columns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "events").mkdir()
     pq_maps(tmp_path / "events/one.parquet", FOUR[:2])
     table = pq.read_table(tmp_path / "events/one.parquet")

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from reagent_lite.config.shard import ShardConfig
+from reagent_lite.console import machine_logger, progress
 from reagent_lite.data.formats.files import POINTER, InputFile
 from reagent_lite.data.shards.dealing import make_shards, settings
 from reagent_lite.data.shards.fetch import Fetched, fetch_shard
 from reagent_lite.data.shards.store import Pointer, Store, is_whole, publish, read_pointer, storage_errors
 from reagent_lite.data.stage import data_files, left_out, unchanged
 from reagent_lite.errors import ConfigError, DataError, NoRowsError, Problem, counted
-from reagent_lite.progress import log, progress
 
 _POLL_SECONDS = 0.5
 _MESSAGE_SECONDS = 10.0
@@ -115,21 +115,21 @@ def _made(config: ShardConfig, store: Store) -> tuple[Pointer, bool]:
     pointer = read_pointer(store)
     files = _input(config, pointer)
     for note in () if files is None else left_out(config.training_data_path):
-        log(f"warning: {note}")
+        machine_logger.warning(note)
     why = _misfit(pointer, config, files)
     if pointer is not None:
         if not why and not is_whole(store, pointer):
             why = "files of the shards are missing or have other sizes"
         if not why:
-            log(f"{store.where}: {_described(pointer)}, nothing to make")
+            machine_logger.info(f"{store.where}: {_described(pointer)}, nothing to make")
             return pointer, False
-        log(f"{store.where}: made anew, as {why}")
+        machine_logger.info(f"{store.where}: made anew, as {why}")
     with storage_errors(store.where, "a place for the shards that can be written"), store.building() as folder:
         with progress("sharding", "bytes", enabled=True) as show:
             manifests = make_shards(config, folder, show)
         pointer = publish(store, folder, manifests, settings(config))
     whole = counted(manifests[0].report["whole_files"], "whole file")
-    log(f"{store.where}: {_described(pointer)}, {whole} among them")
+    machine_logger.info(f"{store.where}: {_described(pointer)}, {whole} among them")
     return pointer, True
 
 
@@ -188,7 +188,7 @@ def _awaited(config: ShardConfig, store: Store) -> Pointer:
             )
         if now - logged >= _MESSAGE_SECONDS or logged == begin:
             waited = f"{now - begin:.0f} s of {config.wait_seconds:g} s"
-            log(f"{store.where}: waiting for machine 0 to make the shards, {waited}; {why}")
+            machine_logger.info(f"{store.where}: waiting for machine 0 to make the shards, {waited}; {why}")
             logged = now
         time.sleep(min(_POLL_SECONDS, config.wait_seconds))
 
@@ -198,9 +198,11 @@ def _fetched(config: ShardConfig, store: Store, pointer: Pointer) -> Fetched:
     with progress("fetching", "bytes", enabled=True) as show:
         fetched = fetch_shard(store, pointer.shards[number], target, show)
     if fetched.replaced:
-        log(f"{target}: held shards of another generation, replaced")
+        machine_logger.info(f"{target}: held shards of another generation, replaced")
     for name in fetched.altered:
-        log(f"{target / name}: was altered, and fetched again")
+        machine_logger.info(f"{target / name}: was altered, and fetched again")
     count = len(fetched.new) + len(fetched.altered)
-    log(f"{target}: shard {number}, {counted(pointer.shards[number].rows, 'row')}, {counted(count, 'file')} fetched")
+    machine_logger.info(
+        f"{target}: shard {number}, {counted(pointer.shards[number].rows, 'row')}, {counted(count, 'file')} fetched"
+    )
     return fetched

@@ -20,6 +20,7 @@ from typing import Any
 import pyarrow.parquet
 
 from reagent_lite.config.timeline import TimelineConfig
+from reagent_lite.console import machine_logger, progress
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.rows.contract import Contract
 from reagent_lite.data.stage import InputState, StageManifest, states_of
@@ -28,7 +29,6 @@ from reagent_lite.data.timeline.pairs import FIGURES, Pairing, further_columns, 
 from reagent_lite.data.writing.part_files import part_name
 from reagent_lite.errors import MAX_PROBLEMS, DataError, NoRowsError, Problem, counted
 from reagent_lite.files import appearing_folder
-from reagent_lite.progress import log, progress
 
 KIND = "timeline"
 ROWS_PER_FILE = 300_000
@@ -212,7 +212,7 @@ class _Work:
             places.setdefault(rule, str(problem))
         for rule, rows, episodes in counts:
             said = f"{counted(rows, 'row')} of {counted(episodes, 'episode')} refused ({rule})"
-            log(f"warning: {said}, their episodes are left out; {places.get(rule, '')}")
+            machine_logger.warning(f"{said}, their episodes are left out; {places.get(rule, '')}")
         return [
             {"rule": rule, "rows": rows, "episodes": episodes, "first": places.get(rule, "")}
             for rule, rows, episodes in counts
@@ -231,7 +231,7 @@ class _Work:
         places = ", ".join(f"{file}:{line}" for file, line in first)
         more = ", ..." if count > len(first) else ""
         said = f"{counted(count, 'row has', 'rows have')} the mdp_id and sequence_number of another"
-        log(f"warning: {said}; the first of each is kept. Left out: {places}{more}")
+        machine_logger.warning(f"{said}; the first of each is kept. Left out: {places}{more}")
         self.engine.name("single", "SELECT * FROM numbered WHERE seen = 1")
         return "single"
 
@@ -246,10 +246,12 @@ class _Work:
         ((episodes, rows),) = self.engine.rows(
             f"SELECT COUNT(*), COALESCE(SUM(length), 0) FROM lengths WHERE length > {float(longest)!r}"
         )
-        log(f"episodes of more than {longest:g} rows: {episodes:,} of {total:,}, left out with {counted(rows, 'row')}")
+        machine_logger.info(
+            f"episodes of more than {longest:g} rows: {episodes:,} of {total:,}, left out with {counted(rows, 'row')}"
+        )
         if abs(episodes / total - (1 - share)) > 0.1:
             said = f"outlierEpisodeLengthPercentile {share:g} leaves out {episodes / total:.1%} of the episodes"
-            log(f"warning: {said}, not {1 - share:.1%}: many have the same length")
+            machine_logger.warning(f"{said}, not {1 - share:.1%}: many have the same length")
         usual = f"SELECT mdp_id FROM lengths WHERE length <= {float(longest)!r}"
         self.engine.name("usual", f"SELECT * FROM {relation} WHERE mdp_id IN ({usual})")
         return "usual", {"longest_rows": float(longest), "episodes": int(episodes), "rows": int(rows)}
@@ -257,25 +259,25 @@ class _Work:
     def _log_figures(self, figures: dict[str, int]) -> None:
         rows = f"{counted(figures['rows'], 'row')} in {counted(figures['episodes'], 'episode')}"
         ends = f"{counted(figures['terminal_rows'], 'true end')}, {figures['truncated_rows']:,} cut by a limit"
-        log(f"{rows}, {ends}, {counted(figures['gaps'], 'gap')}")
+        machine_logger.info(f"{rows}, {ends}, {counted(figures['gaps'], 'gap')}")
         if unlisted := figures["candidates_unknown_rows"]:
             said = counted(unlisted, "row has", "rows have")
-            log(f"{said} an empty possible_actions; the action taken is the only candidate there")
+            machine_logger.info(f"{said} an empty possible_actions; the action taken is the only candidate there")
         last = figures["last_rows_without_an_end"]
         said = counted(last, "last row does not say how it ends", "last rows do not say how they end")
         if last and self.config.timeline.addTerminalStateRow:
-            log(f"{said}: true ends, as addTerminalStateRow says")
+            machine_logger.info(f"{said}: true ends, as addTerminalStateRow says")
         elif last:
             todo = "Log terminal or truncated, or set addTerminalStateRow"
-            log(f"warning: {said}: left out, for nobody knows where they led. {todo}")
+            machine_logger.warning(f"{said}: left out, for nobody knows where they led. {todo}")
         if cut := figures["truncated_rows_without_next_state"]:
             said = counted(cut, "truncated row has", "truncated rows have")
             why = "a value behind the limit cannot be counted on. Log what was seen there"
-            log(f"warning: {said} no next_state_features: left out: {why}")
+            machine_logger.warning(f"{said} no next_state_features: left out: {why}")
         if after := figures["rows_after_an_end"]:
             said = counted(after, "row follows", "rows follow")
             todo = "Give each episode an mdp_id of its own"
-            log(f"warning: {said} an end inside an mdp_id; nothing is paired across it. {todo}")
+            machine_logger.warning(f"{said} an end inside an mdp_id; nothing is paired across it. {todo}")
 
 
 def _require_unchanged(files: Sequence[InputFile]) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from reagent_lite.config.timeline import TimelineConfig
+from reagent_lite.console import machine_logger
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.stage import StageManifest, data_files, left_out, require_own
 from reagent_lite.data.timeline.duckdb_engine import DuckDBEngine
@@ -24,7 +25,6 @@ from reagent_lite.data.timeline.spark_engine import SparkEngine
 from reagent_lite.errors import ConfigError, Problem, counted
 from reagent_lite.files import require_writable, room_in, sweep
 from reagent_lite.memory import free_host_bytes
-from reagent_lite.progress import log
 
 _MEMORY_SHARE = 0.6
 
@@ -62,7 +62,7 @@ def run_timeline(config: TimelineConfig) -> TimelineOutcome:
     start = time.monotonic()
     files = data_files(config.timeline.inputTableName, config.columns)
     for note in left_out(config.timeline.inputTableName):
-        log(f"warning: {note}")
+        machine_logger.warning(note)
     folders = output_folders(config)
     _require_events(config)
     _require_apart(config, files, folders)
@@ -75,12 +75,16 @@ def run_timeline(config: TimelineConfig) -> TimelineOutcome:
     if made:
         manifests = _made(config, files, folders)
     else:
-        log(f"{', '.join(map(str, folders))}: made of these events before, nothing to do")
+        machine_logger.info(f"{', '.join(map(str, folders))}: made of these events before, nothing to do")
     report = manifests[0].report
     for folder, manifest in zip(folders, manifests, strict=True):
-        log(f"{folder}: {counted(manifest.rows, 'transition')} in {counted(len(manifest.files), 'file')}")
+        machine_logger.info(
+            f"{folder}: {counted(manifest.rows, 'transition')} in {counted(len(manifest.files), 'file')}"
+        )
         if not manifest.rows:
-            log(f"warning: {folder} has no transitions: there are too few episodes for eval_percent, or none is whole")
+            machine_logger.warning(
+                f"{folder} has no transitions: there are too few episodes for eval_percent, or none is whole"
+            )
     return TimelineOutcome(
         train=str(folders[0]),
         eval=str(folders[1]) if len(folders) > 1 else None,

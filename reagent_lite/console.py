@@ -1,0 +1,214 @@
+"""What a command shows on standard error: its log, with ranks, and progress; streams that outlive their terminal."""
+
+import errno
+import io
+import logging
+import os
+import stat
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Protocol, TextIO
+
+from reagent_lite.types import TransitionBatch
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+_LINE_SECONDS = 10.0
+_BRIEF_SECONDS = 2.0
+
+logger = logging.getLogger("reagent_lite")
+"""The log of a command: `info` is shown from rank 0 only, a `warning` from every rank."""
+machine_logger = logger.getChild("machine")
+"""The log of work that one process does for its machine: `info` too is shown from every rank."""
+
+
+class _StandardError(logging.Handler):
+    """Writes to what `sys.stderr` is at the moment, since a progress bar replaces it; names ranks other than 0.
+
+    Attributes:
+        rank: of this process; 0 where there is one process, and in the launcher.
+    """
+
+    rank = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Writes one message; unlike logging's own handlers it raises what writing raises."""
+        if self.rank and record.levelno < logging.WARNING and record.name == logger.name:
+            return
+        rank = f"rank {self.rank}: " if self.rank else ""
+        level = "warning: " if record.levelno == logging.WARNING else ""
+        print(f"{rank}{level}{record.getMessage()}", file=sys.stderr, flush=True)
+
+
+_HANDLER = _StandardError()
+
+
+@contextmanager
+def logging_to_stderr() -> Iterator[None]:
+    """Shows the log of the package on standard error inside the block, which is a command's."""
+    logger.addHandler(_HANDLER)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(_HANDLER)
+        logger.setLevel(logging.NOTSET)
+        logger.propagate = True
+
+
+def log_as(rank: int) -> None:
+    """Sets the rank of this process in the log."""
+    _HANDLER.rank = rank
+
+
+class Progress(Protocol):
+    """Takes note of how far the work has come."""
+
+    def __call__(self, done: int, total: int, note: str = "") -> None:
+        """Shows `done` of `total` units, and a note such as the current loss."""
+        ...
+
+
+@contextmanager
+def progress(title: str, unit: str, *, enabled: bool, begin: int = 0, brief: bool = False) -> Iterator[Progress]:
+    """Shows the progress of the block's work with units per second and time left.
+
+    Args:
+        title: what is going on.
+        unit: plural of what is counted, such as "rows"; "percent" has no speed.
+        enabled: false on ranks that stay silent.
+        begin: units done before; they say nothing about the speed.
+        brief: for work that is often over at once: nothing is left of it if it takes less than two seconds.
+    """
+    if not enabled:
+        yield lambda done, total, note="": None
+    elif sys.stderr.isatty() and not _under_a_bar():
+        yield from _bar(title, unit, begin, brief)
+    else:
+        yield _lines(title, unit, begin, brief)
+
+
+def with_progress(
+    title: str, batches: Iterable[TransitionBatch], rows: int, *, enabled: bool
+) -> Iterator[TransitionBatch]:
+    """Yields the batches, of so many rows in all, and shows how far the work with them has come."""
+    with progress(title, "rows", enabled=enabled, brief=True) as show:
+        done = 0
+        for batch in batches:
+            yield batch
+            done += len(batch.reward)
+            show(min(done, rows), rows)
+
+
+def _under_a_bar() -> bool:
+    """Whether a bar is on the terminal already: it takes what is written to standard error and prints it above."""
+    from rich.file_proxy import FileProxy
+
+    return isinstance(sys.stderr, FileProxy)
+
+
+def _lines(title: str, unit: str, begin: int, brief: bool) -> Progress:
+    start = last = time.monotonic()
+    if brief:
+        last -= _LINE_SECONDS - _BRIEF_SECONDS
+    shown = -1
+
+    def show(done: int, total: int, note: str = "") -> None:
+        nonlocal last, shown
+        now = time.monotonic()
+        if done == shown or (now - last < _LINE_SECONDS and (done < total or (brief and shown < 0))):
+            return
+        last, shown = now, done
+        rate = (done - begin) / max(now - start, 1e-9)
+        left = (total - done) / rate if rate else 0.0
+        parts = (f"{title}: {done:,} of {total:,} {unit}", _speed(rate, unit), f"{left:.0f} s left  {note}")
+        machine_logger.info(", ".join(filter(None, parts)).rstrip())
+
+    return show
+
+
+def _speed(rate: float, unit: str) -> str:
+    return "" if unit == "percent" else f"{rate:,.0f} {unit}/s"
+
+
+def _bar(title: str, unit: str, begin: int, brief: bool) -> Iterator[Progress]:
+    # imported here: a run without a terminal does not pay for it
+    from rich.console import Console
+    from rich.progress import BarColumn, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+    from rich.text import Text
+
+    class Rate(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            seconds = task.finished_time or task.elapsed or 0.0
+            average = (task.completed - begin) / max(seconds, 1e-9)  # rich's own speed needs two updates
+            return Text(_speed(task.finished_speed or task.speed or average, unit))
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"),
+               Rate(), TimeRemainingColumn(), TextColumn("{task.fields[note]}"))  # fmt: skip
+    with Bar(*columns, console=Console(stderr=True), refresh_per_second=4, transient=brief) as bar:
+        task = bar.add_task(title, total=None, completed=begin, note="", visible=False)  # until there is work to do
+        yield lambda done, total, note="": bar.update(task, completed=done, total=total, note=note, visible=True)
+
+
+@contextmanager
+def outliving_terminal() -> Iterator[None]:
+    """Makes standard output and standard error swallow what nobody reads: a terminal or pipe that is gone, or none."""
+    before = sys.stdout, sys.stderr
+    for number, stream in enumerate(before, start=1):
+        if stream is None:  # the caller closed it, as `2>&-` does: the next file would have its number
+            _occupy(number)
+    sys.stdout, sys.stderr = (_outliving(stream, number) for number, stream in enumerate(before, start=1))
+    try:
+        yield
+    finally:
+        for old, stream in zip(before, (sys.stdout, sys.stderr), strict=True):
+            if old is None:
+                stream.close()
+            else:
+                stream.flush()
+        sys.stdout, sys.stderr = before
+
+
+def _outliving(stream: TextIO | None, number: int) -> TextIO:
+    if stream is None:
+        return open(os.devnull, "w")
+    try:
+        if stream.fileno() != number or stat.S_ISREG(os.fstat(number).st_mode):  # a disk that fails is no terminal
+            return stream
+    except OSError:  # no file at all
+        return stream
+    stream.flush()
+    file = io.BufferedWriter(_Outliving(number, "wb", closefd=False))
+    return io.TextIOWrapper(file, encoding=stream.encoding, errors=stream.errors, line_buffering=True)
+
+
+def _occupy(number: int) -> None:
+    """Opens nothing under the number of a descriptor, for this process and its children, unless it is in use."""
+    with suppress(OSError):
+        os.fstat(number)
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    if nowhere != number:
+        os.dup2(nowhere, number)
+        os.close(nowhere)
+    os.set_inheritable(number, True)
+
+
+class _Outliving(io.FileIO):
+    """A file whose descriptor leads nowhere once its reader is gone."""
+
+    def write(self, data: "ReadableBuffer", /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno not in (errno.EIO, errno.EPIPE, errno.EBADF):  # EBADF: some library's, open for reading
+                raise
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.fileno())
+            os.close(nowhere)
+            return super().write(data)
