@@ -13,8 +13,6 @@ from reagent_lite.data.formats.blocks import Block
 from reagent_lite.errors import MAX_PROBLEMS, DataError, Problem, counted
 
 Mask = NDArray[np.bool_]
-FAULT = pa.struct([(name, pa.string()) for name in ("rule", "expected", "got", "todo")])
-"""Type of a table's column `fault`; null where the row has none."""
 UNREADABLE = "unreadable"
 """The rule that a value breaks which is not of its column's type."""
 NO_RULE = -1
@@ -67,18 +65,13 @@ class Faults:
         problems = []
         for row in np.flatnonzero(self.rows)[:MAX_PROBLEMS].tolist():
             _, expected, todo = self.kinds[self.kind[row]]
-            problems.append(Problem(self.block.where(row), expected, self.got[row], todo))
+            problems.append(Problem(self.block.where(row), expected, self.got.get(row, "something else"), todo))
         return problems
 
-    def column(self) -> pa.Array:
-        """Returns [n] FAULT; `got` is null beyond the first rows of a kind."""
-        if not self.kinds:
-            return pa.nulls(len(self.kind), FAULT)
-        mask = ~self.rows
-        kinds = pa.array(self.kind, mask=mask)
-        rule, expected, todo = (pa.array(words, pa.string()).take(kinds) for words in zip(*self.kinds, strict=True))
-        got = pa.array([self.got.get(row) for row in range(len(self.kind))], pa.string())
-        return pa.StructArray.from_arrays([rule, expected, got, todo], fields=list(FAULT), mask=pa.array(mask))
+    def rules(self) -> pa.Array:
+        """Returns [n] the rule that each row breaks, null without a fault."""
+        names = pa.array([rule for rule, _, _ in self.kinds], pa.string())
+        return names.take(pa.array(self.kind, mask=~self.rows))
 
     def require_none(self) -> None:
         """Raises DataError where a row has a fault."""

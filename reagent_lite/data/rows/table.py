@@ -1,4 +1,4 @@
-"""Rows of any format as a table of typed columns: for SQL engines, which pair, count and sort, and for conversion.
+"""Rows of any format as a table of typed columns: for timelines and for conversion.
 
     text, date            text
     order                 int64
@@ -8,15 +8,13 @@
     actions               lists of names, of 0 and 1, or of map<int64, float>
 
 config/columns.py says of which kind a column is. A table of events has action_probability for either name of the
-propensity, further columns as text, and `fault`, `source_file` and `source_line`: what is wrong with a row stands in
-its fault, and whoever reads the table decides what follows. SQL has nothing left to check.
+propensity, and further columns as text, or as numbers where they are rewards.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from datetime import date, time
 
 import numpy as np
@@ -50,7 +48,7 @@ from reagent_lite.data.rows.contract import (
     propensity,
     require_present,
 )
-from reagent_lite.data.rows.faults import FAULT, Faults, Mask
+from reagent_lite.data.rows.faults import Faults, Mask
 from reagent_lite.data.rows.maps import FeatureMatrix, Named, candidate_lists, features, match, metrics
 
 FEATURES = pa.map_(pa.int64(), pa.float32())
@@ -59,65 +57,33 @@ _NAME, _INDEX, _MAP = 0, 1, 2
 _WORDS = ("a name", "an index", "a map")
 
 
-def schema(*, discrete: bool, extra: tuple[str, ...]) -> pa.Schema:
+def event_schema(contract: Contract) -> pa.Schema:
     """Returns the columns of a table of events, in order."""
     types = {kind: one for kind, (one, _) in _KINDS.items()}
-    if discrete:
+    if contract.discrete:
         types |= {"action": pa.string(), "actions": pa.list_(pa.string())}
-    columns = {
-        **{name: types[one.kind] for name, one in COLUMNS.items() if one.event},
-        **dict.fromkeys(extra, pa.string()),
-        "fault": FAULT,
-        "source_file": pa.dictionary(pa.int32(), pa.string()),
-        "source_line": pa.int64(),
-    }
-    return pa.schema(list(columns.items()))
-
-
-@dataclass(slots=True)
-class EventReader:
-    """Makes the table of each block; safe to call from several threads.
-
-    Attributes:
-        contract: of events.
-        seen: columns that had a value in some block.
-        kinds: of the values of each further column.
-        features: ids that have a name.
-    """
-
-    contract: Contract
-    seen: set[str] = field(default_factory=set)
-    kinds: dict[str, set[str]] = field(default_factory=dict)
-    features: set[int] = field(default_factory=set)
-
-    def read(self, block: Block) -> pa.Table:
-        """Returns a block's rows in `schema`; raises DataError, see event_table."""
-        table, faults, kinds = event_table(block, self.contract)
-        self.features |= faults.features
-        self.seen |= {name for name in table.column_names if table.column(name).null_count < table.num_rows}
-        for name, kind in kinds.items():
-            self.kinds.setdefault(name, set()).add(kind)  # by one call each, as threads share the sets
-        return table
+    further = {name: pa.float64() if name in contract.rewards else pa.string() for name in contract.extra}
+    return pa.schema({name: types[one.kind] for name, one in COLUMNS.items() if one.event} | further)
 
 
 def event_table(block: Block, contract: Contract) -> tuple[pa.Table, Faults, dict[str, str]]:
-    """Returns (a block's rows in `schema`, their faults, the kind of values of each further column that has some).
+    """Returns (a block's rows in `event_schema`, their faults, the kind of values of each further column of text).
 
     Raises:
         DataError: a column that is missing, or what makes the block unreadable.
     """
     contract.require_columns(block.table.column_names, block.where(0))
-    faults, wanted = Faults(block), schema(discrete=contract.discrete, extra=contract.extra)
+    faults, wanted = Faults(block), event_schema(contract)
     column = {name: column_of(block, name) for name in wanted.names}
     found: dict[str, pa.Array] = {}
     # what has no value of its column's type comes first, as other faults follow from it
     for name, one in COLUMNS.items():
-        if one.event and one.kind in ("text", "order", "features", "metrics", "flag"):
+        if one.event and one.kind in ("text", "date", "order", "features", "metrics", "flag"):
             found[name] = _KINDS[one.kind][1](column[name], faults)
-    found["ds"] = _days(column["ds"], faults)
     kinds = {}
     for name in contract.extra:
-        found[name], kinds[name] = _as_text(column[name], faults)
+        if name not in contract.rewards:
+            found[name], kinds[name] = _as_text(column[name], faults)
     actions, missing = _actions_of_events(contract, column, faults)
     found |= actions
 
@@ -132,7 +98,7 @@ def event_table(block: Block, contract: Contract) -> tuple[pa.Table, Faults, dic
     if contract.dated:
         faults.add(~valid_rows(found["ds"]), "a date in ds", lambda _: "null", rule="ds_absent")
     for name in contract.rewards:
-        finite(column[name], faults)
+        found[name] = _numbers(finite(column[name], faults))
     found["action_probability"] = _numbers(propensity(block, faults)[0])
     if contract.actions:
         unknown = column["action"].present & ~valid_rows(found["action"])
@@ -144,11 +110,6 @@ def event_table(block: Block, contract: Contract) -> tuple[pa.Table, Faults, dic
     both = (filled(found["terminal"], 0) & filled(found["truncated"], 0)).astype(bool)
     todo = "A true end is terminal; truncated says that a limit cut the episode before one"
     faults.add(both, "terminal or truncated, not both", lambda _: "both", todo, "terminal_and_truncated")
-
-    found["fault"] = faults.column()
-    file = pa.array(np.zeros(block.table.num_rows, np.int32))
-    found["source_file"] = pa.DictionaryArray.from_arrays(file, pa.array([block.file.path]))
-    found["source_line"] = pa.array(block.lines)
     table = pa.table([found[name].cast(wanted.field(name).type) for name in wanted.names], wanted)
     return table, faults, {name: kind for name, kind in kinds.items() if kind}
 
@@ -299,9 +260,26 @@ def _one_kind(column: Column, faults: Faults) -> int:
     return first
 
 
+def _days(column: Column, faults: Faults) -> pa.Array:
+    """Returns ds as text: strings as they are, dates and times at midnight as 2026-01-31, as Hive and Spark type them.
+
+    A time with a zone is taken in its zone.
+    """
+    array, expected = column.array, "a date such as 2026-01-31"
+    if pa.types.is_timestamp(array.type):
+        local = array if array.type.tz is None else pc.local_timestamp(array)
+        days = local.cast(pa.date32(), safe=False)
+        midnight = pc.equal(days.cast(local.type), local)
+        faults.add(filled(midnight, 1) == 0, f"{expected} in {column.name}", column.value)
+        return days.cast(pa.string())
+    if pa.types.is_date(array.type):
+        return array.cast(pa.date32()).cast(pa.string())
+    return texts(column, faults, expected, integers_too=False)
+
+
 _KINDS: dict[Kind, tuple[pa.DataType, Callable[[Column, Faults], pa.Array]]] = {
     "text": (pa.string(), texts),
-    "date": (pa.string(), texts),
+    "date": (pa.string(), _days),
     "order": (pa.int64(), _sequence_numbers),
     "number": (pa.float64(), _finite),
     "flag": (pa.bool_(), _flags),
@@ -333,23 +311,6 @@ def list_array(elements: pa.Array, lengths: NDArray[np.int64], present: Mask) ->
     return pa.ListArray.from_arrays(pa.array(offsets), elements, mask=pa.array(~present))
 
 
-def _days(column: Column, faults: Faults) -> pa.Array:
-    """Returns ds as text: strings as they are, dates and times at midnight as 2026-01-31, as Hive and Spark type them.
-
-    A time with a zone is taken in its zone.
-    """
-    array, expected = column.array, "a date such as 2026-01-31"
-    if pa.types.is_timestamp(array.type):
-        local = array if array.type.tz is None else pc.local_timestamp(array)
-        days = local.cast(pa.date32(), safe=False)
-        midnight = pc.equal(days.cast(local.type), local)
-        faults.add(filled(midnight, 1) == 0, f"{expected} in {column.name}", column.value)
-        return days.cast(pa.string())
-    if pa.types.is_date(array.type):
-        return array.cast(pa.date32()).cast(pa.string())
-    return texts(column, faults, expected, integers_too=False)
-
-
 def _as_text(column: Column, faults: Faults) -> tuple[pa.Array, str]:
     """Returns a further column's values as text, and of what kind they are, "" without any; bytes are faults."""
     array, kind, types = column.array, column.array.type, pa.types
@@ -358,7 +319,7 @@ def _as_text(column: Column, faults: Faults) -> tuple[pa.Array, str]:
     if is_string(kind) or types.is_temporal(kind) or types.is_decimal(kind):
         return array.cast(pa.string()), "text"
     if types.is_primitive(kind):
-        whole = "flag" if types.is_boolean(kind) else "integer" if types.is_integer(kind) else "number"
+        whole = "flag" if types.is_boolean(kind) else "integer" if types.is_signed_integer(kind) else "number"
         return array.cast(pa.string()), whole
     found = pa.array([_dumped(value) for value in array.to_pylist()], pa.string())
     wrong = column.present & ~valid_rows(found)

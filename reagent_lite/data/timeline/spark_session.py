@@ -14,10 +14,10 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
 from reagent_lite.data.formats.blocks import Show
-from reagent_lite.data.timeline.engine import polling
 from reagent_lite.errors import ConfigError, DataError, Problem, ReagentLiteError, first_line
 
 if TYPE_CHECKING:
@@ -200,6 +200,24 @@ def _cause(text: str) -> str:
 
 
 @contextmanager
+def _polling(poll: Callable[[], None]) -> Iterator[None]:
+    """Calls `poll` every _POLL_SECONDS, from a thread of its own, until the block ends."""
+    ended = Event()
+
+    def work() -> None:
+        while not ended.wait(_POLL_SECONDS):
+            poll()
+
+    thread = Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+@contextmanager
 def classic_tasks(context: SparkContext, tell: Show) -> Iterator[None]:
     """Tells of the jobs that this thread starts inside the block; the thread's own group of jobs stands again after it.
 
@@ -219,7 +237,7 @@ def classic_tasks(context: SparkContext, tell: Show) -> Iterator[None]:
 
     context.setLocalProperty(_GROUP, group)
     try:
-        with polling(_POLL_SECONDS, poll):
+        with _polling(poll):
             yield
     finally:
         context.setLocalProperty(_GROUP, before)  # type: ignore[arg-type] # None takes it away

@@ -1,32 +1,87 @@
-"""The timeline as a stage: its folders are made unless they stand.
+"""The timeline as a stage: from logged decisions to folders of transitions, which are made unless they stand.
 
 1 look     folders that were made of the same events in the same way are kept
 2 refuse   an output in the place of the events, of the other output, or of files that are not a timeline's
-3 make     by DuckDB in this process or by a Spark that is there; see reagent_lite/data/timeline/making.py
+3 check    files ─► checked events, with what is wrong with them: an error, or their episodes are left out     events.py
+4 sort     by episode and sequence_number, in DuckDB here or in a Spark that is there                        *_engine.py
+5 pair     each row with what follows it, up to `steps` rows                                                 pairing.py
+6 write    folders of Parquet that appear whole, each with the report in its manifest
 """
 
+from __future__ import annotations
+
 import glob
+import json
+import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow.parquet
 
 from reagent_lite.config.timeline import TimelineConfig
-from reagent_lite.console import machine_logger
+from reagent_lite.console import machine_logger, progress
+from reagent_lite.data.formats.blocks import Show
 from reagent_lite.data.formats.files import InputFile
-from reagent_lite.data.stage import StageManifest, data_files, left_out, require_own
+from reagent_lite.data.stage import StageManifest, data_files, left_out, require_own, states_of
 from reagent_lite.data.timeline.duckdb_engine import DuckDBEngine
-from reagent_lite.data.timeline.engine import Engine
-from reagent_lite.data.timeline.making import KIND, make_timeline, output_folders, settings_of
+from reagent_lite.data.timeline.events import Checked
+from reagent_lite.data.timeline.pairing import MAX_DUPLICATES, Counts, Pairing
 from reagent_lite.data.timeline.spark_engine import SparkEngine
-from reagent_lite.errors import ConfigError, Problem, counted
-from reagent_lite.files import require_writable, room_in, sweep
+from reagent_lite.data.writing.part_files import part_name
+from reagent_lite.errors import ConfigError, DataError, NoRowsError, Problem, counted
+from reagent_lite.files import appearing_folder, require_writable, room_in, sweep
 from reagent_lite.memory import free_host_bytes
 
+KIND = "timeline"
+VERSION = 3
+"""Of the transformation: folders made by another version are made again."""
+_ROWS_PER_FILE = 300_000
 _MEMORY_SHARE = 0.6
+_LENGTHS = (
+    "SELECT length, COUNT(*) FROM (SELECT mdp_id, COUNT(DISTINCT sequence_number) AS length FROM events "
+    "WHERE mdp_id IS NOT NULL GROUP BY mdp_id HAVING COUNT(rule) = 0) lengths GROUP BY length ORDER BY length"
+)
+"""SQL: how many episodes without a refused row have each number of rows."""
+
+
+class Engine(Protocol):
+    """Checks and sorts events, here or on other machines."""
+
+    @property
+    def unit(self) -> str:
+        """What `write` shows so and so many of, plural."""
+        ...
+
+    def load(self, config: TimelineConfig, files: Sequence[InputFile], show: Show) -> Checked:
+        """Makes relation `events` of the files, with the columns of events.event_columns.
+
+        Raises:
+            DataError: a file that cannot be read or lacks a column, with file and line; no rows in any file.
+        """
+        ...
+
+    def rows(self, query: str) -> list[tuple[Any, ...]]:
+        """Runs a query of few rows and returns them."""
+        ...
+
+    def write(self, pairing: Pairing, folders: Sequence[Path], show: Show) -> tuple[list[dict[int, int]], Counts]:
+        """Sorts the events by place, mdp_id, sequence_number, file and line, and writes their transitions.
+
+        Returns:
+            (rows of each file that has some, by folder; what was counted).
+        """
+        ...
+
+    def close(self) -> None:
+        """Frees what the engine holds."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +112,7 @@ def run_timeline(config: TimelineConfig) -> TimelineOutcome:
 
     Raises:
         ConfigError: an output in the place of the events, or that cannot be written.
-        DataError: what is wrong with the events, see data/timeline/making.py.
+        DataError: see `make_timeline`.
     """
     start = time.monotonic()
     files = data_files(config.timeline.inputTableName, config.columns)
@@ -70,10 +125,15 @@ def run_timeline(config: TimelineConfig) -> TimelineOutcome:
         StageManifest.standing(folder, KIND, {**settings_of(config), "use": use}, files)
         for folder, use in zip(folders, ("train", "eval"), strict=False)
     ]
-    manifests = tuple(manifest for manifest in found if manifest is not None)
+    manifests = [manifest for manifest in found if manifest is not None]
     made = len(manifests) < len(folders)
     if made:
-        manifests = _made(config, files, folders)
+        for folder, key in zip(folders, ("outputTableName", "evalTableName"), strict=False):
+            require_own(folder, KIND, f"timeline.{key}")
+            require_writable(folder.parent, f"timeline.{key}")
+        room = room_in(folders[0].parent, "timeline.outputTableName")
+        with room, _work_folder(config, folders[0]) as work, _engine(config, work) as engine:
+            manifests = make_timeline(config, engine, files)
     else:
         machine_logger.info(f"{', '.join(map(str, folders))}: made of these events before, nothing to do")
     report = manifests[0].report
@@ -97,13 +157,228 @@ def run_timeline(config: TimelineConfig) -> TimelineOutcome:
     )
 
 
-def _made(config: TimelineConfig, files: tuple[InputFile, ...], folders: tuple[Path, ...]) -> tuple[StageManifest, ...]:
-    for folder, key in zip(folders, ("outputTableName", "evalTableName"), strict=False):
-        require_own(folder, KIND, f"timeline.{key}")
-        require_writable(folder.parent, f"timeline.{key}")
-    room = room_in(folders[0].parent, "timeline.outputTableName")
-    with room, _work_folder(config, folders[0]) as work, _engine(config, work) as engine:
-        return make_timeline(config, engine, files)
+def make_timeline(config: TimelineConfig, engine: Engine, files: tuple[InputFile, ...]) -> list[StageManifest]:
+    """Makes the folders of a timeline, and returns their manifests.
+
+    Args:
+        config: what to make.
+        engine: that does it.
+        files: the events.
+
+    Raises:
+        DataError: files that cannot be read, rows that break a rule (up to 20 of them, and how many there are), no
+            rows, a disk without room; no folder has changed then.
+    """
+    timeline = config.timeline
+    with progress("reading events", "bytes", enabled=True) as show:
+        found = engine.load(config, files, show)
+    _require_taken(config, found)
+    pairing = Pairing(
+        config=config,
+        found=found,
+        files=timeline.numOutputShards or -(-found.taken // _ROWS_PER_FILE) or 1,
+        longest=_longest(config, engine),
+    )
+    with ExitStack() as stack:
+        folders = [stack.enter_context(appearing_folder(target)) for target in output_folders(config)]
+        with progress("pairing and writing transitions", engine.unit, enabled=True) as show:
+            written, counts = engine.write(pairing, folders, show)
+        if not counts.figures["rows"]:
+            got = f"none of {counted(found.rows, 'row')}"
+            raise NoRowsError(
+                Problem(timeline.inputTableName, "events to pair", got, "query.tableSample may be too small")
+            )
+        _log_figures(config, found, counts, files)
+        report = _report(config, pairing, counts, [sum(rows.values()) for rows in written])
+        _require_unchanged(files)
+        above = StageManifest.read(timeline.inputTableName)
+        features = {int(one): one for one in found.features}
+        keys = {name: {_key(one, features) for one in some} for name, some in counts.keys.items()}
+        manifests = []
+        for folder, rows, use in zip(folders, written, ("train", "eval"), strict=False):
+            with pairing.output(folder) as rest:
+                rest.write_empty(sorted(set(range(pairing.files)) - set(rows)))
+            columns = pyarrow.parquet.read_schema(folder / part_name(0))
+            manifest = StageManifest(
+                kind=KIND,
+                rows=sum(rows.values()),
+                columns={one.name: str(one.type) for one in columns},
+                state_ids=tuple(sorted(keys["state_features"] | keys["next_state_features"])),
+                action_ids=tuple(sorted(keys.get("action", set()) | keys.get("possible_actions", set()))),
+                metric_names=tuple(sorted(keys["metrics"])),
+                settings={**settings_of(config), "use": use},
+                inputs=states_of(files, found.hashes),
+                parent=above.digest if above else "",
+                report=report,
+                files={part_name(number): {"rows": rows.get(number, 0)} for number in range(pairing.files)},
+            )
+            manifests.append(manifest.write(folder))
+    return manifests
+
+
+def settings_of(config: TimelineConfig) -> dict[str, Any]:
+    """Returns what a timeline's rows depend on beside the events: not who makes them, and not where they go."""
+    timeline = config.timeline.model_dump(mode="json")
+    for key in ("inputTableName", "outputTableName"):
+        del timeline[key]
+    timeline["evalTableName"] = config.timeline.evalTableName is not None
+    columns = {"columns": config.columns} if config.columns else {}
+    return {"version": VERSION, "timeline": timeline, "query": config.query.model_dump(mode="json"), **columns}
+
+
+def output_folders(config: TimelineConfig) -> tuple[Path, ...]:
+    """Returns the folders a timeline makes: to train on, and to be evaluated on where that is asked for."""
+    paths = (config.timeline.outputTableName, config.timeline.evalTableName)
+    return tuple(Path(path).expanduser().absolute() for path in paths if path is not None)
+
+
+def _key(text: str, features: dict[int, int]) -> Any:
+    """Returns a key of a map; of features by its name where it has one."""
+    key = json.loads(text)
+    return features.get(key, key)
+
+
+def _require_taken(config: TimelineConfig, found: Checked) -> None:
+    """Checks that there are events of the dates that are asked for, and none that breaks a rule, where none may."""
+    timeline = config.timeline
+    if timeline.startDs or timeline.endDs:
+        if "ds" not in found.seen:
+            expected = "a column 'ds', as timeline.startDs or endDs is given"
+            raise DataError(Problem(timeline.inputTableName, expected, "none"))
+        if not found.taken:
+            expected = f"events with ds from {timeline.startDs or 'the first'} to {timeline.endDs or 'the last'}"
+            got = f"events from {found.days[0]} to {found.days[-1]}"
+            raise NoRowsError(Problem(timeline.inputTableName, expected, got))
+    if found.refused and timeline.on_refused == "error":
+        by_rule = ", ".join(f"{rows:,} {rule}" for rule, rows in _by_rows(found))
+        todo = 'Correct the log, or set timeline.on_refused to "drop_episode" to leave their episodes out'
+        got = f"{found.refused.total():,} that do not: {by_rule}"
+        total = Problem(timeline.inputTableName, "rows that keep the rules", got, todo)
+        raise DataError([*(problem for _, problem in found.first), total])
+
+
+def _by_rows(found: Checked) -> list[tuple[str, int]]:
+    return sorted(found.refused.items(), key=lambda one: (-one[1], one[0]))
+
+
+def _longest(config: TimelineConfig, engine: Engine) -> float | None:
+    """Returns how many rows an episode may have; logs what that leaves out."""
+    share = config.timeline.outlierEpisodeLengthPercentile
+    if share is None or not (found := engine.rows(_LENGTHS)):
+        return None
+    lengths, numbers = (np.array(column, np.int64) for column in zip(*found, strict=True))
+    behind, total = np.cumsum(numbers), int(numbers.sum())
+    if config.timeline.percentileFunction == "percentile":
+        place = share * (total - 1)
+        low, high = (lengths[np.searchsorted(behind, int(at), "right")] for at in (place, np.ceil(place)))
+        longest = float(low + (high - low) * (place % 1))
+    else:
+        longest = float(lengths[np.searchsorted(behind / total, share)])
+    longer = lengths > longest
+    episodes, rows = int(numbers[longer].sum()), int((numbers * lengths)[longer].sum())
+    machine_logger.info(
+        f"episodes of more than {longest:g} rows: {episodes:,} of {total:,}, left out with {counted(rows, 'row')}"
+    )
+    if abs(episodes / total - (1 - share)) > 0.1:
+        said = f"outlierEpisodeLengthPercentile {share:g} leaves out {episodes / total:.1%} of the episodes"
+        machine_logger.warning(f"{said}, not {1 - share:.1%}: many have the same length")
+    return longest
+
+
+def _log_figures(config: TimelineConfig, found: Checked, counts: Counts, files: Sequence[InputFile]) -> None:
+    figures, first = counts.figures, _first_places(found)
+    for rule, number in _by_rows(found):
+        said = f"{counted(number, 'row')} of {counted(counts.refused[rule], 'episode')} refused ({rule})"
+        machine_logger.warning(f"{said}, their episodes are left out; {first.get(rule, '')}")
+    if number := figures["duplicate_rows"]:
+        places = ", ".join(f"{files[file].path}:{line}" for file, line in counts.duplicates)
+        said = counted(number, "row has", "rows have")
+        more = ", ..." if number > MAX_DUPLICATES else ""
+        machine_logger.warning(
+            f"{said} the mdp_id and sequence_number of another; the first of each is kept. Left out: {places}{more}"
+        )
+    rows = f"{counted(figures['paired_rows'], 'row')} in {counted(figures['episodes'], 'episode')}"
+    ends = f"{counted(figures['terminal_rows'], 'true end')}, {figures['truncated_rows']:,} cut by a limit"
+    machine_logger.info(f"{rows}, {ends}, {counted(figures['gaps'], 'gap')}")
+    if number := figures["candidates_unknown_rows"]:
+        said = counted(number, "row has", "rows have")
+        machine_logger.info(f"{said} an empty possible_actions; the action taken is the only candidate there")
+    if number := figures["last_rows_without_an_end"]:
+        said = counted(number, "last row does not say how it ends", "last rows do not say how they end")
+        if config.timeline.addTerminalStateRow:
+            machine_logger.info(f"{said}: true ends, as addTerminalStateRow says")
+        else:
+            todo = "Log terminal or truncated, or set addTerminalStateRow"
+            machine_logger.warning(f"{said}: left out, for nobody knows where they led. {todo}")
+    if number := figures["truncated_rows_without_next_state"]:
+        said = counted(number, "truncated row has", "truncated rows have")
+        why = "a value behind the limit cannot be counted on. Log what was seen there"
+        machine_logger.warning(f"{said} no next_state_features: left out: {why}")
+    if number := figures["rows_after_an_end"]:
+        said = counted(number, "row follows", "rows follow")
+        todo = "Give each episode an mdp_id of its own"
+        machine_logger.warning(f"{said} an end inside an mdp_id; nothing is paired across it. {todo}")
+
+
+def _first_places(found: Checked) -> dict[str, str]:
+    return {rule: str(problem) for rule, problem in reversed(found.first)}
+
+
+def _report(config: TimelineConfig, pairing: Pairing, counts: Counts, rows: Sequence[int]) -> dict[str, Any]:
+    """Returns what was read, refused, left out and written, as the manifests have it."""
+    found, figures, timeline = pairing.found, counts.figures, config.timeline
+    outliers = {"longest_rows": pairing.longest, "episodes": figures["outlier_episodes"],
+                "rows": figures["outlier_rows"]}  # fmt: skip
+    names = ("rows", "duplicate_rows", "episodes", "one_row_episodes", "gaps", "rows_after_an_end", "terminal_rows",
+             "truncated_rows", "last_rows_without_an_end", "truncated_rows_without_next_state",
+             "candidates_unknown_rows", "paired_rows", "complete_rows")  # fmt: skip
+    missing = [
+        (figures["duplicate_rows"], "with the mdp_id and sequence_number of another"),
+        (
+            0 if timeline.addTerminalStateRow else figures["last_rows_without_an_end"],
+            "last of an episode without a word on how it ends",
+        ),
+        (figures["truncated_rows_without_next_state"], "truncated without next_state_features"),
+        (figures["outlier_rows"], "in episodes of unusual length"),
+        (found.rows - figures["rows"] if found.refused else 0, "refused or in a refused row's episode"),
+    ]
+    reasons = ", ".join(f"{number:,} {reason}" for number, reason in missing if number)
+    total = counted(found.rows, "event")
+    features = {int(one): one for one in found.features}
+    state = {_key(key, features): number for key, number in counts.keys["state_features"].items()}
+    for key in counts.keys["next_state_features"]:
+        state.setdefault(_key(key, features), 0)
+    first = _first_places(found)
+    return {
+        "rows_in_files": found.rows,
+        "refused": [
+            {"rule": rule, "rows": number, "episodes": counts.refused[rule], "first": first.get(rule, "")}
+            for rule, number in _by_rows(found)
+        ],
+        **{name: figures[name] for name in names},
+        "outliers": {} if pairing.longest is None else outliers,
+        "left_out": [f"{timeline.inputTableName}: of {total} left out by the timeline: {reasons}"] if reasons else [],
+        "rows_beyond_time_window": figures["complete_rows"] - sum(rows),
+        "train_rows": rows[0],
+        "eval_rows": sum(rows[1:]),
+        "state_features": {str(key): number for key, number in sorted(state.items())},
+    }
+
+
+def _require_unchanged(files: Sequence[InputFile]) -> None:
+    """Checks that the events are still those that were read and hashed."""
+    for file in files:
+        if file.remote:
+            continue
+        try:
+            now = os.stat(file.path)
+            same = (now.st_size, now.st_mtime_ns) == (file.size, file.modified_ns)
+        except OSError:
+            same = False
+        if not same:
+            raise DataError(
+                Problem(file.path, "a file that stays as it is while it is read", "one that changed", "Run again")
+            )
 
 
 @contextmanager

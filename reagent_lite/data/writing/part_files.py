@@ -41,10 +41,12 @@ class PartFiles:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if kind is None:
-            self._end()
-        elif self._writer is not None:
-            self._stream.close()  # after an error nothing keeps the disk busy
+        try:
+            if kind is None:
+                self._end()
+        finally:
+            if self._writer is not None:
+                self._stream.close()  # after an error nothing keeps the disk busy
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Adds rows; their column `part`, which does not descend from one to the next, is the number of the file."""

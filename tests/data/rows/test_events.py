@@ -1,11 +1,9 @@
 """Events of any type a log's writer may choose: what each column takes, and the fault of what it does not."""
 
-import threading
 from dataclasses import replace
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from pathlib import Path
-from time import sleep
 from typing import Any
 
 import numpy as np
@@ -19,8 +17,8 @@ from reagent_lite.data.formats.blocks import Block
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.schema import TEXT_METADATA
 from reagent_lite.data.rows.contract import Contract
-from reagent_lite.data.rows.table import EventReader, type_of
-from reagent_lite.errors import DataError
+from reagent_lite.data.rows.table import event_table
+from reagent_lite.errors import DataError, Problem
 
 FILE = InputFile(path="log.parquet", name="log.parquet", extension=".parquet", compression="", size=1, modified_ns=1)
 
@@ -39,19 +37,19 @@ def block(extra: dict[str, Any] | None = None, rows: int = 2, **columns: Any) ->
     return Block(file=FILE, file_number=0, table=pa.table(table), lines=np.arange(1, rows + 1))
 
 
-def read(given: Block, *extra: str) -> tuple[pa.Table, EventReader]:
-    reader = EventReader(Contract(actions=(), events=True, extra=extra))
-    return reader.read(given), reader
+def read(given: Block, *extra: str) -> tuple[pa.Table, list[str | None], dict[str, str]]:
+    """The columns, what is wrong with each row, and the kinds of further columns."""
+    table, faults, kinds = event_table(given, Contract(actions=(), events=True, extra=extra))
+    wrong = {
+        one.where.removeprefix("log.parquet:"): f"expected {one.expected}, got {one.got}" for one in faults.first()
+    }
+    return table, [wrong.get(str(line)) for line in given.lines], kinds
 
 
 def column(name: str, array: pa.Array) -> tuple[list[Any], list[Any]]:
     """(values of the column, faults) of two rows that hold the array there."""
-    table, _ = read(block(**{name: array}))
-    return table.column(name).to_pylist(), faults_of(table)
-
-
-def faults_of(table: pa.Table) -> list[str | None]:
-    return [one and f"expected {one['expected']}, got {one['got']}" for one in table.column("fault").to_pylist()]
+    table, faults, _ = read(block(**{name: array}))
+    return table.column(name).to_pylist(), faults
 
 
 @pytest.mark.parametrize("kind", [pa.uint64(), pa.int64(), pa.int8(), pa.uint8()])
@@ -110,8 +108,7 @@ def test_what_is_no_day(name: str) -> None:
         field = pa.field("ds", pa.string(), metadata=TEXT_METADATA)
         table = given.table.set_column(given.table.column_names.index("ds"), field, array)
         given = replace(given, table=table)
-    table, _ = read(given)
-    assert faults_of(table) == [f"expected a date such as 2026-01-31 in ds, got {got}", None]
+    assert read(given)[1] == [f"expected a date such as 2026-01-31 in ds, got {got}", None]
 
 
 EXTRA = {
@@ -127,44 +124,15 @@ EXTRA = {
 @pytest.mark.parametrize("name", EXTRA)
 def test_further_columns_of_dates_and_decimals_are_text(name: str) -> None:
     array, text = EXTRA[name]
-    table, reader = read(block({"x": array}), "x")
+    table, faults, kinds = read(block({"x": array}), "x")
     assert table.column("x").to_pylist() == [text, None]
-    assert faults_of(table) == [None, None]
-    assert type_of(reader.kinds["x"]) == "text"
+    assert faults == [None, None]
+    assert kinds == {"x": "text"}
 
 
 @pytest.mark.parametrize("array", [pa.array([b"a", None]), pa.array([[b"a"], []])], ids=["plain", "in a list"])
 def test_further_columns_of_bytes_are_refused(array: pa.Array) -> None:
-    table, _ = read(block({"x": array}), "x")
-    assert faults_of(table) == ["expected values that can be written as text in x, got bytes", None]
-    assert table.column("source_line").to_pylist() == [1, 2]
-
-
-class Slow(dict[str, set[str]]):
-    """A dictionary that lets other threads in after every look."""
-
-    def get(self, *arguments: Any) -> Any:
-        found = super().get(*arguments)
-        sleep(0.05)
-        return found
-
-    def setdefault(self, *arguments: Any) -> Any:
-        found = super().setdefault(*arguments)
-        sleep(0.05)
-        return found
-
-
-def test_threads_lose_no_kind_of_value() -> None:
-    """Four threads read a block each, of an integer, a number, a flag and a text."""
-    columns = [pa.array([1]), pa.array([0.5]), pa.array([True]), pa.array(["a"])]
-    blocks = [block({"x": values}, rows=1) for values in columns]
-    reader = EventReader(Contract(actions=(), events=True, extra=("x",)), kinds=Slow())
-    threads = [threading.Thread(target=reader.read, args=(one,)) for one in blocks]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert reader.kinds["x"] == {"integer", "number", "flag", "text"}
+    assert read(block({"x": array}), "x")[1] == ["expected values that can be written as text in x, got bytes", None]
 
 
 def test_a_log_of_dates_and_bytes_goes_through_a_timeline(tmp_path: Path) -> None:
@@ -181,18 +149,11 @@ def test_a_log_of_dates_and_bytes_goes_through_a_timeline(tmp_path: Path) -> Non
 
 
 def test_a_fault_says_its_rule_and_what_to_do() -> None:
-    table, _ = read(block(mdp_id=pa.array([None, "b"]), terminal=pa.array([None, True]), truncated=pa.array([0, 1])))
-    assert table.column("fault").to_pylist() == [
-        {
-            "rule": "mdp_id_absent",
-            "expected": "an mdp_id",
-            "got": "null",
-            "todo": "It says which rows are one episode",
-        },
-        {
-            "rule": "terminal_and_truncated",
-            "expected": "terminal or truncated, not both",
-            "got": "both",
-            "todo": "A true end is terminal; truncated says that a limit cut the episode before one",
-        },
+    given = block(mdp_id=pa.array([None, "b"]), terminal=pa.array([None, True]), truncated=pa.array([0, 1]))
+    _, faults, _ = event_table(given, Contract(actions=(), events=True))
+    assert faults.rules().to_pylist() == ["mdp_id_absent", "terminal_and_truncated"]
+    todo = "A true end is terminal; truncated says that a limit cut the episode before one"
+    assert faults.first() == [
+        Problem("log.parquet:1", "an mdp_id", "null", "It says which rows are one episode"),
+        Problem("log.parquet:2", "terminal or truncated, not both", "both", todo),
     ]

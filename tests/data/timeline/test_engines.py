@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import json
 import os
 import shutil
@@ -16,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,11 +26,10 @@ from oracles.event_files import write_events
 from reagent_lite.config import check
 from reagent_lite.config.timeline import TimelineConfig
 from reagent_lite.data.stage import data_files
-from reagent_lite.data.timeline import making, spark_session
+from reagent_lite.data.timeline import spark_session, stage
 from reagent_lite.data.timeline.duckdb_engine import DuckDBEngine
-from reagent_lite.data.timeline.engine import Engine
-from reagent_lite.data.timeline.pairs import hash32, literal
 from reagent_lite.data.timeline.spark_engine import SparkEngine
+from reagent_lite.data.timeline.stage import Engine
 from reagent_lite.errors import ConfigError, DataError
 
 Row = dict[str, Any]
@@ -86,9 +85,9 @@ def make(
     } | ({"master": master} if engine == "spark" else {})
     config = check(TimelineConfig, tree)
     with opened(engine, out / "work", master) as place, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(making, "log", said.append)
-        patch.setattr(making, "progress", progress)
-        manifests = making.make_timeline(config, place, data_files(str(events)))
+        patch.setattr(stage, "machine_logger", SimpleNamespace(info=said.append, warning=said.append))
+        patch.setattr(stage, "progress", progress)
+        manifests = stage.make_timeline(config, place, data_files(str(events)))
     folders = [path for path in (out / "train", out / "eval") if path.exists()]
     for folder, manifest in zip(folders, manifests, strict=True):
         # nothing but what the manifest names, and what it says of it
@@ -280,17 +279,6 @@ def refusal(engine: str, events: Path, out: Path, query: Row | None = None, **ti
         make(engine, events, out, query, **timeline)
     assert not (out / "train").exists()
     return str(error.value)
-
-
-@pytest.mark.parametrize("text", ["", "e1", "ünï 😀", "a'b\\c", "${x}"])
-def test_texts_and_hashes_mean_the_same(spark: Any, tmp_path: Path, text: str) -> None:
-    """A hash is four bytes of md5."""
-    digest = hashlib.md5(text.encode()).digest()
-    want = tuple(int.from_bytes(digest[4 * n : 4 * n + 4], "big") for n in range(4))
-    for engine in ("duckdb", "spark"):
-        with opened(engine, tmp_path / engine) as one:
-            query = f"SELECT mdp_id, {', '.join(map(hash32, range(4)))} FROM (SELECT {literal(text)} AS mdp_id) t"
-            assert one.rows(query) == [(text, *want)]
 
 
 def bad_files(folder: Path) -> dict[str, str]:

@@ -19,9 +19,8 @@ from reagent_lite.config.timeline import TimelineConfig
 from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
 from reagent_lite.data.stage import data_files
 from reagent_lite.data.timeline.duckdb_engine import DuckDBEngine
-from reagent_lite.data.timeline.engine import Engine
-from reagent_lite.data.timeline.making import make_timeline
 from reagent_lite.data.timeline.spark_engine import SparkEngine
+from reagent_lite.data.timeline.stage import Engine, make_timeline
 
 ACTIONS = ("left", "right", "7")
 Row = dict[str, Any]

@@ -1,0 +1,211 @@
+"""Events read, checked and taken: what an engine sorts, and what reading them has found.
+
+    files ─► readers ─► rows/table.py: checked columns ─► dates, sample of episodes ─► Parquet beside the work
+
+Every row has its place: `place` and `folder` are hashes of mdp_id, so that an episode is in one file whatever the order
+of its rows; `rule` is the rule that the row breaks, null where it breaks none; `file` and `line` say where it is from.
+Further columns are called extra0, extra1 and so on: names that a user chose never enter SQL.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet
+from numpy.typing import NDArray
+
+from reagent_lite.config.timeline import TimelineConfig
+from reagent_lite.data.formats.blocks import Block, Position, Show
+from reagent_lite.data.formats.files import InputFile
+from reagent_lite.data.formats.reading import ALL_COLUMNS, read_blocks
+from reagent_lite.data.formats.schema import filled
+from reagent_lite.data.rows.contract import Contract
+from reagent_lite.data.rows.faults import NO_RULE, Faults
+from reagent_lite.data.rows.table import event_schema, event_table
+from reagent_lite.data.writing.part_files import ROW_GROUP_ROWS
+from reagent_lite.errors import MAX_PROBLEMS, Problem
+from reagent_lite.feature_ids import read, written
+
+HASHES = 2**32
+"""Hashes are below it."""
+_SAMPLE, _EVAL, _PLACE = 0, 1, 2
+"""Which four bytes of md5(mdp_id) say whether an episode is taken, in which folder it goes, and its place there."""
+_PLACED = {"place": pa.int64(), "folder": pa.int32(), "rule": pa.string(), "file": pa.int32(), "line": pa.int64()}
+
+
+def reward_columns(config: TimelineConfig) -> tuple[str, ...]:
+    """Returns the columns of the user's own that are summed up as the reward is."""
+    return tuple(name for name in config.timeline.rewardColumns if name not in ("reward", "metrics"))
+
+
+def contract_of(config: TimelineConfig) -> Contract:
+    """Returns what the rows of the events must be."""
+    rewards = reward_columns(config)
+    return Contract(
+        actions=config.query.actions if config.timeline.actionDiscrete else None,
+        events=True,
+        extra=(*rewards, *config.timeline.extraFeatureColumns),
+        rewards=rewards,
+        dated=bool(config.timeline.startDs or config.timeline.endDs),
+    )
+
+
+def extra_names(config: TimelineConfig) -> dict[str, str]:
+    """Returns {further column: what it is called on the way}."""
+    return {name: f"extra{number}" for number, name in enumerate(contract_of(config).extra)}
+
+
+@dataclass(slots=True)
+class Checked:
+    """What reading events has found, beside their rows.
+
+    Attributes:
+        rows, taken: in the files, and of the dates and episodes that are asked for.
+        nbytes: of those taken, in memory.
+        hashes: sha256 of each file.
+        days: the first and the last value of ds, none where nothing depends on it.
+        seen: columns that have a value in some row.
+        kinds: of the values of each further column, see rows/table.py.
+        features: ids that have a name.
+        metrics: names of all metrics.
+        refused: rows by the rule they break.
+        first: the first MAX_PROBLEMS of them, each with its rule.
+    """
+
+    rows: int = 0
+    taken: int = 0
+    nbytes: int = 0
+    hashes: list[str] = field(default_factory=list)
+    days: list[str] = field(default_factory=list)
+    seen: set[str] = field(default_factory=set)
+    kinds: dict[str, set[str]] = field(default_factory=dict)
+    features: set[int] = field(default_factory=set)
+    metrics: set[str] = field(default_factory=set)
+    refused: Counter[str] = field(default_factory=Counter)
+    first: list[tuple[str, Problem]] = field(default_factory=list)
+
+    def add(self, other: Checked) -> None:
+        """Adds what was found in later rows."""
+        self.rows += other.rows
+        self.taken += other.taken
+        self.nbytes += other.nbytes
+        self.hashes += other.hashes
+        self.days = [pick(self.days + other.days) for pick in (min, max) if self.days + other.days]
+        self.seen |= other.seen
+        for name, kinds in other.kinds.items():
+            self.kinds.setdefault(name, set()).update(kinds)
+        self.features |= other.features
+        self.metrics |= other.metrics
+        self.refused.update(other.refused)
+        self.first = (self.first + other.first)[:MAX_PROBLEMS]
+
+    def document(self) -> str:
+        """Returns it as JSON."""
+        found = {one.name: getattr(self, one.name) for one in fields(self)} | {"features": written(self.features)}
+        return json.dumps(found, default=lambda one: asdict(one) if isinstance(one, Problem) else sorted(one))
+
+    @classmethod
+    def of(cls, document: str) -> Checked:
+        """Returns what `document` wrote."""
+        found: dict[str, Any] = json.loads(document)
+        sets = {name: set(found[name]) for name in ("seen", "metrics")}
+        kinds = {name: set(some) for name, some in found["kinds"].items()}
+        first = [(rule, Problem(**words)) for rule, words in found["first"]]
+        features = set(read(found["features"]))
+        return cls(**found | sets | {"kinds": kinds, "first": first, "features": features,
+                                     "refused": Counter(found["refused"])})  # fmt: skip
+
+
+def event_columns(config: TimelineConfig) -> pa.Schema:
+    """Returns the columns of checked events."""
+    names = extra_names(config)
+    fields = [one.with_name(names.get(one.name, one.name)) for one in event_schema(contract_of(config))]
+    return pa.schema([*fields, *(pa.field(name, kind) for name, kind in _PLACED.items())])
+
+
+def check_events(
+    config: TimelineConfig, files: Sequence[InputFile], first: int, target: Path, show: Show | None
+) -> Checked:
+    """Reads files of any format, checks their rows and writes those that are taken as Parquet, in bounded memory.
+
+    Args:
+        config: of the timeline.
+        files: some of the events, in order.
+        first: number of the first of them among all.
+        target: the Parquet file.
+        show: called with bytes read and bytes in all.
+
+    Raises:
+        DataError: a file that cannot be read or lacks a column, with file and line; no rows in any file.
+    """
+    contract, columns, positions = contract_of(config), event_columns(config), [Position() for _ in files]
+
+    def transform(block: Block) -> tuple[pa.Table, Checked]:
+        return _take(config, block, first, *event_table(block, contract))
+
+    found = Checked()
+    with target.open("wb") as stream, pa.parquet.ParquetWriter(stream, columns, compression="lz4") as writer:
+        for table, of_block in read_blocks(tuple(files), transform, positions, show, ALL_COLUMNS):
+            writer.write_table(table.rename_columns(columns.names), ROW_GROUP_ROWS)
+            found.add(of_block)
+    found.hashes = [position.sha256 for position in positions]
+    return found
+
+
+def _take(
+    config: TimelineConfig, block: Block, first: int, table: pa.Table, faults: Faults, kinds: dict[str, str]
+) -> tuple[pa.Table, Checked]:
+    """Returns the rows that are taken with their places, and what was found in the block."""
+    ids, rows = table.column("mdp_id").combine_chunks(), table.num_rows
+    hashes, taken = _hashes(ids), np.ones(rows, bool)
+    found = Checked(
+        rows=rows,
+        seen={name for name in table.column_names if table.column(name).null_count < rows},
+        kinds={name: {kind} for name, kind in kinds.items()},
+        features=faults.features,
+    )
+    # a row that cannot be placed is reported, not passed over
+    if config.query.tableSample < 100:
+        taken &= np.asarray(ids.is_null()) | (hashes[:, _SAMPLE] < round(config.query.tableSample / 100 * HASHES))
+    if contract_of(config).dated:
+        days = table.column("ds").combine_chunks()
+        found.days = [one for one in pc.min_max(days).as_py().values() if one is not None]
+        for bound, than in ((config.timeline.startDs, pc.greater_equal), (config.timeline.endDs, pc.less_equal)):
+            if bound is not None:
+                taken &= np.asarray(pc.fill_null(than(days, bound), True))
+    faults.kind[~taken] = NO_RULE
+    rules = faults.rules()
+    found.refused = Counter(rules.drop_null().to_pylist())
+    found.first = list(zip(rules.drop_null().to_pylist(), faults.first(), strict=False))
+    in_eval = hashes[:, _EVAL] < round(config.timeline.eval_percent / 100 * HASHES)
+    placed = {
+        "place": hashes[:, _PLACE].astype(np.int64),
+        "folder": (in_eval & (config.timeline.evalTableName is not None)).astype(np.int32),
+        "rule": rules,
+        "file": np.full(rows, first + block.file_number, np.int32),
+        "line": block.lines,
+    }
+    for name, values in placed.items():
+        table = table.append_column(pa.field(name, _PLACED[name]), pa.array(values, _PLACED[name]))
+    table = table if taken.all() else table.filter(pa.array(taken))
+    found.taken, found.nbytes = table.num_rows, table.nbytes
+    found.metrics = set(pc.unique(table.column("metrics").combine_chunks().keys).to_pylist()) if rows else set()
+    return table, found
+
+
+def _hashes(ids: pa.Array) -> NDArray[np.uint32]:
+    """Returns [n, 4] the md5 of each mdp_id as four integers; of null anything."""
+    encoded = ids.dictionary_encode()
+    digests = [hashlib.md5(one.encode(), usedforsecurity=False).digest() for one in encoded.dictionary.to_pylist()]
+    distinct = np.frombuffer(b"".join([*digests, bytes(16)]), ">u4").reshape(-1, 4).astype(np.uint32)
+    found: NDArray[np.uint32] = distinct[filled(encoded.indices, -1)]
+    return found
