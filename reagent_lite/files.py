@@ -203,13 +203,6 @@ def write_whole(file: Path, data: bytes) -> None:
         stream.write(data)
 
 
-def write_all(stream: IO[bytes], data: bytes | memoryview) -> None:
-    """Writes to a raw stream, which may take less than it is given: past 2 GiB, at a limit, on a disk almost full."""
-    left = memoryview(data)
-    while left:
-        left = left[stream.write(left) :]
-
-
 def sync(path: Path) -> None:
     """Waits until a file's or folder's content is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)

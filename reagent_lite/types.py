@@ -240,32 +240,3 @@ class BatchSource(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues from a saved position."""
         ...
-
-
-class QNetwork(Protocol):
-    """Values of every choice of every row."""
-
-    def __call__(self, state: Tensor, mask: Tensor, features: Tensor | None = None) -> Tensor:
-        """Returns [B, K, H] for state [B, S], mask [B, K] and features [B, K, F] of candidates.
-
-        Entries of choices that are not allowed are finite but meaningless.
-        """
-        ...
-
-
-class Learner(Protocol):
-    """One loss over a batch, and what follows an optimizer step.
-
-    Attributes:
-        row_errors: [B] by which prioritised replay draws the rows of the last batch: TD errors or losses, detached.
-    """
-
-    row_errors: Tensor
-
-    def __call__(self, batch: TransitionBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Returns the loss (scalar) and detached metrics (scalars, weighted sums like the loss)."""
-        ...
-
-    def after_step(self) -> None:
-        """Moves target networks towards the online ones."""
-        ...
