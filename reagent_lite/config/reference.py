@@ -1,0 +1,98 @@
+"""The reference of all keys as a page: python -m reagent_lite.config.reference > configs/REFERENCE.md."""
+
+import json
+from typing import Any, Final
+
+from reagent_lite.config.convert import ConvertConfig
+from reagent_lite.config.evaluate import EvaluateConfig
+from reagent_lite.config.normalize import NormalizeConfig
+from reagent_lite.config.section import Section
+from reagent_lite.config.shard import ShardConfig
+from reagent_lite.config.simulate import SimulateConfig
+from reagent_lite.config.timeline import TimelineConfig
+from reagent_lite.config.workflow import DqnConfig
+
+_WORKFLOWS: Final[dict[str, type[Section]]] = {
+    "workflows.dqn, workflows.parametric_dqn": DqnConfig,
+    "workflows.simulate": SimulateConfig,
+    "workflows.evaluate": EvaluateConfig,
+    "workflows.timeline": TimelineConfig,
+    "workflows.normalize": NormalizeConfig,
+    "workflows.shard": ShardConfig,
+    "workflows.convert": ConvertConfig,
+}
+_HEAD: Final = """\
+# All keys
+
+Written by `python -m reagent_lite.config.reference > configs/REFERENCE.md` from what the programs check. A key of a
+section is set as `--set section.key=value`. [README.md](README.md) explains data and stages.
+"""
+_BOUNDS: Final = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+
+
+def reference() -> str:
+    """Returns the page in Markdown: the keys of each workflow, then those of its sections; each section once."""
+    lines, shown = [_HEAD], dict[str, str]()
+    for title, model in _WORKFLOWS.items():
+        schema = model.model_json_schema()
+        lines.append(f"## {title}\n")
+        sections = [("", schema)]
+        for path, section in sections:  # grows while it is walked
+            if path:
+                lines.append(f"### {path} of {_name(title)}\n\n{_line(section['description'])}\n")
+            lines += ["| key | type | default | meaning |", "|---|---|---|---|"]
+            for key, field in section["properties"].items():
+                kind = _section_of(field)
+                if kind and kind not in shown:
+                    below = f"{path}{'.' if path else ''}{key}"
+                    shown[kind] = f"{below} of {_name(title)}"
+                    sections.append((below, schema["$defs"][kind]))
+                lines.append(_row(key, field, shown.get(kind, "")))
+            lines.append("")
+    return "\n".join(lines)
+
+
+def _name(title: str) -> str:
+    return title.split(",")[0].removeprefix("workflows.")
+
+
+def _section_of(field: dict[str, Any]) -> str:
+    kinds = (one["$ref"].rpartition("/")[2] for one in (field, *field.get("anyOf", ())) if "$ref" in one)
+    return next(kinds, "")
+
+
+def _row(key: str, field: dict[str, Any], section: str) -> str:
+    if section:
+        anchor = section.replace(" ", "-").replace(".", "")
+        default = "none" if "anyOf" in field else ""
+        return f"| `{key}` | [section](#{anchor}) | {default} | {_line(field.get('description', ''))} |"
+    default = f"`{json.dumps(field['default'])}`" if field.get("default", "") != "" else ""
+    return f"| `{key}` | {_cell(_type(field))} | {_cell(default)} | {_line(field['description'])} |"
+
+
+def _type(field: dict[str, Any]) -> str:
+    if "anyOf" in field:
+        return " or ".join(_type(one) for one in field["anyOf"])
+    if "const" in field or "enum" in field:
+        return ", ".join(f"`{json.dumps(value)}`" for value in field.get("enum", [field.get("const")]))
+    if "prefixItems" in field:
+        return f"[{', '.join(map(_type, field['prefixItems']))}]"
+    if field["type"] == "array":
+        items = _type(field["items"])
+        return f"list of {items}" if "`" in items else f"list of {items}s"
+    if isinstance(field.get("additionalProperties"), dict):
+        return f"{{name: {_type(field['additionalProperties'])}}}"
+    bounds = (f"{sign} {field[bound]:,}" for bound, sign in _BOUNDS.items() if bound in field)
+    return f"{field['type']} {', '.join(bounds)}".rstrip()
+
+
+def _line(text: str) -> str:
+    return _cell(" ".join(text.split()))
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    print(reference(), end="")
