@@ -8,7 +8,7 @@ bundle.predict(bundle.states([{"0": 1.5, "3": 0.2}])).greedy
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -17,8 +17,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import ArrayLike, NDArray
 
-from reagent_lite.errors import BundleError, Problem, counted
-from reagent_lite.export.dense import FeatureMap, flags, from_maps, numbers, padded, refuse_infinity
+from reagent_lite.errors import BundleError, Problem, counted, raise_any
 from reagent_lite.export.tolerance import Tolerance, compare_choices
 from reagent_lite.feature_ids import read, written
 from reagent_lite.manifest import BUNDLE, FILE_NAME, verified
@@ -26,6 +25,8 @@ from reagent_lite.manifest import BUNDLE, FILE_NAME, verified
 MODEL_FILE: Final = "model.onnx"
 GOLDEN_FILE: Final = "golden.json"
 _EXPORT_AGAIN: Final = "Export the model again with this release"
+
+FeatureMap = Mapping[str, float | None] | Mapping[int, float | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,11 +80,11 @@ class Bundle:
         Raises:
             BundleError: for an id the model does not read or a value that is no number.
         """
-        return from_maps("states", maps, self.state_feature_ids)
+        return _from_maps("states", maps, self.state_feature_ids)
 
     def candidates(self, lists: Sequence[Sequence[FeatureMap]]) -> list[NDArray[np.float32]]:
         """Returns one [K_i, F] per row of its candidates' sparse maps; errors as of `states`."""
-        return [from_maps(f"candidates[{row}]", maps, self.action_feature_ids) for row, maps in enumerate(lists)]
+        return [_from_maps(f"candidates[{row}]", maps, self.action_feature_ids) for row, maps in enumerate(lists)]
 
     def predict(
         self,
@@ -104,7 +105,7 @@ class Bundle:
         Raises:
             BundleError: for wrong shapes or types and for infinity.
         """
-        state = numbers("values", values, (None, len(self.state_feature_ids)))
+        state = _numbers("values", values, (None, len(self.state_feature_ids)))
         num_rows = len(state)
         feed = self._features("values", state, presence)
         exists = np.ones((num_rows, len(self.action_names)), dtype=np.bool_)
@@ -113,7 +114,7 @@ class Bundle:
             feed += self._features("candidates", choices, None)
         elif candidates is not None:
             raise BundleError(Problem("candidates", "none: this model's actions are fixed", type(candidates).__name__))
-        allowed = exists if mask is None else exists & flags("mask", mask, exists.shape)
+        allowed = exists if mask is None else exists & _flags("mask", mask, exists.shape)
         names = [entry.name for entry in self._session.get_inputs()]
         q, greedy, propensities, choices = self._session.run(
             ["q", "greedy", "propensities", "choices"], dict(zip(names, [*feed, allowed], strict=True))
@@ -185,8 +186,8 @@ class Bundle:
     def _features(
         self, where: str, values: NDArray[np.float32], presence: ArrayLike | None
     ) -> list[NDArray[np.float32] | NDArray[np.bool_]]:
-        present = ~np.isnan(values) if presence is None else flags("presence", presence, values.shape)
-        refuse_infinity(where, values, present)
+        present = ~np.isnan(values) if presence is None else _flags("presence", presence, values.shape)
+        _refuse_infinity(where, values, present)
         return [values, present]
 
     def _padded(
@@ -197,7 +198,7 @@ class Bundle:
             raise BundleError(
                 Problem("candidates", f"{counted(num_rows, 'list')} of candidates, one per row of values", got)
             )
-        return padded("candidates", candidates, len(self.action_feature_ids))
+        return _padded("candidates", candidates, len(self.action_feature_ids))
 
 
 def load_bundle(path: str | os.PathLike[str]) -> Bundle:
@@ -311,3 +312,104 @@ def _recorded(lists: Any) -> NDArray[Any]:
     """Returns the array of nested JSON lists: bool as it is, numbers as float32 with null for NaN."""
     array = np.array(lists)
     return array if array.dtype == np.bool_ else np.array(lists, dtype=np.float32)
+
+
+def _numbers(where: str, given: Any, shape: tuple[int | None, ...]) -> NDArray[np.float32]:
+    """Returns a float32 array.
+
+    Args:
+        where: name of the argument, for the message.
+        given: anything numpy makes an array of; NaN for missing.
+        shape: expected sizes, None where any is right.
+
+    Raises:
+        BundleError: for another shape and for what is no real number.
+    """
+    array = _array(where, given)
+    if array.dtype.kind not in "fiu":
+        raise BundleError(Problem(where, "real numbers, NaN where missing", f"an array of {array.dtype}"))
+    _check_shape(where, array, shape)
+    with np.errstate(over="ignore"):
+        return array.astype(np.float32)
+
+
+def _flags(where: str, given: Any, shape: tuple[int | None, ...]) -> NDArray[np.bool_]:
+    """Returns a bool array; arguments and errors as of `_numbers`."""
+    array = _array(where, given)
+    if array.dtype != np.bool_:
+        raise BundleError(Problem(where, "an array of bool", f"an array of {array.dtype}"))
+    _check_shape(where, array, shape)
+    return array
+
+
+def _refuse_infinity(where: str, values: NDArray[np.float32], presence: NDArray[np.bool_]) -> None:
+    """Raises BundleError when a present value is infinite, or was larger than float32 holds."""
+    bad = np.argwhere(np.isinf(values) & presence)
+    if bad.size:
+        place = f"{where}{[int(i) for i in bad[0]]}"
+        raise BundleError(Problem(place, "a finite float32, or NaN where missing", f"{values[tuple(bad[0])]}"))
+
+
+def _from_maps(where: str, maps: Sequence[FeatureMap], feature_ids: Sequence[int]) -> NDArray[np.float32]:
+    """Returns [N, F] of N sparse maps {feature id: value}; absent and null are NaN.
+
+    Raises:
+        BundleError: for an id the model does not read, and for a value that is no number; up to 20 at once.
+    """
+    columns = {str(feature_id): column for column, feature_id in enumerate(feature_ids)}
+    dense = np.full((len(maps), len(feature_ids)), np.nan)
+    problems: list[Problem] = []
+    for row, sparse in enumerate(maps):
+        if not isinstance(sparse, Mapping):
+            problems.append(Problem(f"{where}[{row}]", "a map {feature id: number}", repr(sparse)))
+            continue
+        for key, value in sparse.items():
+            place = f"{where}[{row}]"
+            if str(key) not in columns:
+                advice = "A model cannot use a feature it was not trained on: leave it out, or train with it"
+                problems.append(Problem(place, f"feature ids among {_listed(columns)}", repr(key), advice))
+            elif isinstance(value, bool) or not isinstance(value, int | float | np.number | None):
+                problems.append(Problem(f"{place}, feature {key}", "a number or null", repr(value)))
+            elif value is not None:
+                dense[row, columns[str(key)]] = value
+    raise_any(problems, BundleError)
+    with np.errstate(over="ignore"):
+        return dense.astype(np.float32)
+
+
+def _padded(where: str, lists: Sequence[Any], num_features: int) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    """Joins candidate lists of varying length.
+
+    Returns:
+        [N, K, F] with NaN in the padding, K the longest list and at least 1; and [N, K] bool, false in the padding.
+    """
+    arrays = [
+        _numbers(f"{where}[{row}]", one if len(one) else np.empty((0, num_features)), (None, num_features))
+        for row, one in enumerate(lists)
+    ]
+    longest = max([1, *(len(array) for array in arrays)])
+    values = np.full((len(arrays), longest, num_features), np.nan, dtype=np.float32)
+    exists = np.zeros((len(arrays), longest), dtype=np.bool_)
+    for row, array in enumerate(arrays):
+        values[row, : len(array)] = array
+        exists[row, : len(array)] = True
+    return values, exists
+
+
+def _array(where: str, given: Any) -> NDArray[Any]:
+    try:
+        return np.asarray(given)
+    except ValueError as error:
+        raise BundleError(Problem(where, "rows of equal length", str(error))) from error
+
+
+def _check_shape(where: str, array: NDArray[Any], shape: tuple[int | None, ...]) -> None:
+    fits = array.ndim == len(shape) and all(s is None or s == n for s, n in zip(shape, array.shape, strict=True))
+    if not fits:
+        wanted = ", ".join("any" if size is None else str(size) for size in shape)
+        raise BundleError(Problem(where, f"shape [{wanted}]", f"{list(array.shape)}"))
+
+
+def _listed(columns: Mapping[str, int]) -> str:
+    names = list(columns)
+    return ", ".join(names[:30]) + (f" and {len(names) - 30} more" if len(names) > 30 else "")

@@ -37,7 +37,7 @@ def _use(predictor: Predictor) -> str:
     return (
         f"```python\n{code}\n```\n\nLoading compares every byte with `manifest.json` and needs only numpy and "
         "onnxruntime. `model.onnx` also runs by itself in any ONNX runtime: inputs "
-        f"{', '.join(f'`{name}`' for name in predictor.input_names)}; outputs "
+        f"{', '.join(f'`{name}`' for name in predictor.inputs)}; outputs "
         f"{', '.join(f'`{name}`' for name in predictor.output_names)}."
     )
 

@@ -15,6 +15,8 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 from torch.fx import Interpreter, Node, Tracer
 
+from reagent_lite.export.predictor import Axes
+
 OPSET: Final = 18
 _IR_VERSION: Final = 10
 _END: Final = torch.iinfo(torch.int64).max
@@ -25,7 +27,6 @@ _TYPES: Final = {
     torch.int64: TensorProto.INT64,
     torch.bool: TensorProto.BOOL,
 }
-Axes = Sequence[str | int]
 
 
 def onnx_model(

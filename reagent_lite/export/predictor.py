@@ -7,20 +7,27 @@ NaN is a missing feature. Infinity in a present feature is refused; a graph cann
 its choice -1 and its propensities 0. The readers of the exported files raise instead.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from reagent_lite.models.restrictions import LikelyInTheLog, Unrestricted
 from reagent_lite.rl.policies import LOWEST, TargetPolicy
 
+Inputs = tuple[Tensor, ...]
 Outputs = tuple[Tensor, Tensor, Tensor, Tensor]
+Axes = tuple[str | int, ...]
+Pair = tuple[NDArray[np.float32], NDArray[np.float32]]
+Replay = Callable[[Inputs], Pair]
+"""From inputs to q of the live predictor and q of a file, of one shape."""
 
 
 class Predictor(nn.Module):
-    """Base of the two predictors: finished parts, and the names of the exported graph's inputs and outputs.
+    """Base of the two predictors: finished parts, and the inputs and outputs of the exported graph.
 
     Attributes:
         state_preprocessor: forward(values [..., F] float32, presence [..., F] bool) -> [..., W].
@@ -32,7 +39,6 @@ class Predictor(nn.Module):
         restriction: forward as of scorer -> choices [N, K] bool, those of the mask that the policy takes.
     """
 
-    input_names: ClassVar[tuple[str, ...]]
     output_names: ClassVar[tuple[str, ...]] = ("q", "greedy", "propensities", "choices")
 
     def __init__(
@@ -53,6 +59,11 @@ class Predictor(nn.Module):
         self.restriction = restriction or Unrestricted()
 
     @property
+    def inputs(self) -> dict[str, Axes]:
+        """Axes of each argument of `forward`: a size, or a name where it varies."""
+        raise NotImplementedError
+
+    @property
     def threshold(self) -> float | None:
         """Share of the largest imitated probability that a choice needs; None where every open one may be taken."""
         return self.restriction.threshold if isinstance(self.restriction, LikelyInTheLog) else None
@@ -66,8 +77,6 @@ class Predictor(nn.Module):
 class DiscretePredictor(Predictor):
     """Values of all A actions from a raw state."""
 
-    input_names = ("values", "presence", "action_mask")
-
     def __init__(
         self,
         state_preprocessor: nn.Module,
@@ -80,6 +89,12 @@ class DiscretePredictor(Predictor):
     ) -> None:
         super().__init__(state_preprocessor, scorer, state_feature_ids, policy, restriction)
         self.action_names = tuple(action_names)
+
+    @property
+    def inputs(self) -> dict[str, Axes]:
+        """See `Predictor.inputs`."""
+        state = ("rows", len(self.state_feature_ids))
+        return {"values": state, "presence": state, "action_mask": ("rows", len(self.action_names))}
 
     def forward(self, values: Tensor, presence: Tensor, action_mask: Tensor) -> Outputs:
         """Scores the actions of each row and chooses among the allowed.
@@ -103,8 +118,6 @@ class DiscretePredictor(Predictor):
 class ParametricPredictor(Predictor):
     """Values of each row's K candidates from a raw state and raw candidates."""
 
-    input_names = ("state_values", "state_presence", "action_values", "action_presence", "action_mask")
-
     def __init__(
         self,
         state_preprocessor: nn.Module,
@@ -119,6 +132,19 @@ class ParametricPredictor(Predictor):
         super().__init__(state_preprocessor, scorer, state_feature_ids, policy, restriction)
         self.action_preprocessor = action_preprocessor
         self.action_feature_ids = tuple(action_feature_ids)
+
+    @property
+    def inputs(self) -> dict[str, Axes]:
+        """See `Predictor.inputs`."""
+        state = ("rows", len(self.state_feature_ids))
+        action = ("rows", "candidates", len(self.action_feature_ids))
+        return {
+            "state_values": state,
+            "state_presence": state,
+            "action_values": action,
+            "action_presence": action,
+            "action_mask": ("rows", "candidates"),
+        }
 
     def forward(
         self,

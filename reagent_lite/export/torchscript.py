@@ -10,41 +10,77 @@ The scorer is traced, so it may be any Python; the preprocessor and what the con
 names, the refusal of infinity, lists of candidates) are scripted.
 """
 
+import io
+import warnings
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Final
 
 import torch
 from torch import Tensor, nn
 
-from reagent_lite.export.predictor import DiscretePredictor, ParametricPredictor, Predictor
+from reagent_lite.errors import BundleError, Problem
+from reagent_lite.export.predictor import Inputs, Pair, Predictor, Replay
+from reagent_lite.export.tolerance import compare_choices
 
-FeaturesWithPresence = tuple[Tensor, Tensor]
 _EXAMPLE_ROWS: Final = 3
-_EXAMPLE_CANDIDATES: Final = 2
-EXCLUDED: Final = 1e10
+_EXCLUDED: Final = 1e10
 """What q of an excluded choice is lowered by; float32 keeps nothing of q itself then."""
 
 
-class DiscreteModule(nn.Module):
-    """Discrete call contract around a predictor's parts."""
+def write_torchscript(predictor: Predictor, path: Path) -> None:
+    """Writes the module with the call contract of 2019."""
+    archive = io.BytesIO()
+    with _without_deprecation():
+        module = (ParametricModule if predictor.parametric else DiscreteModule)(predictor)
+        torch.jit.save(torch.jit.script(module.eval()), archive)
+    # the .debug_pkl records hold source lines and paths of the writing machine; nothing needs them
+    with zipfile.ZipFile(archive) as whole, zipfile.ZipFile(path, "w") as kept:
+        for record in whole.infolist():
+            if not record.filename.endswith(".debug_pkl"):
+                kept.writestr(zipfile.ZipInfo(record.filename), whole.read(record))
 
-    action_names: list[str]
+
+def replay_torchscript(predictor: Predictor, path: Path) -> Replay:
+    """Reads the file with torch.jit.load; discrete with all actions allowed, parametric the allowed pairs."""
+    with _without_deprecation():
+        module = torch.jit.load(path)  # type: ignore[no-untyped-call]
+
+    def discrete(inputs: Inputs) -> Pair:
+        values, presence, mask = inputs
+        names, q = module((values, presence))
+        if tuple(names) != predictor.action_names:
+            raise BundleError(Problem(path.name, f"action names {predictor.action_names}", f"{names}"))
+        live, _, _, choices = predictor(values, presence, torch.ones_like(mask))
+        return _kept(path.name, live, choices, q)
+
+    def parametric(inputs: Inputs) -> Pair:
+        values, presence, candidates, candidate_presence, mask = inputs
+        q = torch.zeros(mask.shape)
+        for part in _rounds(predictor, values, presence):
+            row, place = mask[part].nonzero(as_tuple=True)
+            row = part[row]
+            pairs = (candidates[row, place], candidate_presence[row, place])
+            q[row, place] = module((values[row], presence[row]), pairs)[1].squeeze(1)
+        live, _, _, choices = predictor(*inputs)
+        return _kept(path.name, live[mask], choices[mask], q[mask])
+
+    return parametric if predictor.parametric else discrete
+
+
+class _Contract(nn.Module):
+    """What both call contracts have: the state's preprocessor and the ids of columns."""
+
     state_ids: list[int]
+    action_ids: list[int]
 
-    def __init__(self, predictor: DiscretePredictor) -> None:
+    def __init__(self, predictor: Predictor) -> None:
         super().__init__()
-        self.action_names = list(predictor.action_names)
         self.state_ids = list(predictor.state_feature_ids)
+        self.action_ids = list(predictor.action_feature_ids)
         self.state_preprocessor = predictor.state_preprocessor
-        state = _normalized(predictor.state_preprocessor, len(self.state_ids))
-        mask = torch.ones(_EXAMPLE_ROWS, len(self.action_names), dtype=torch.bool)
-        self.scorer = _traced(_StateScorer(_served(predictor)), (state, mask))
-
-    def forward(self, state_with_presence: tuple[Tensor, Tensor]) -> tuple[list[str], Tensor]:
-        """Returns the action names and q [N, A] with every action open."""
-        values, presence = state_with_presence
-        state = self.state_preprocessor(values, _present(values, presence))
-        mask = torch.ones((values.shape[0], len(self.action_names)), dtype=torch.bool, device=values.device)
-        return self.action_names, self.scorer(state, mask)
 
     @torch.jit.export
     def state_sorted_features(self) -> list[int]:
@@ -53,33 +89,46 @@ class DiscreteModule(nn.Module):
 
     @torch.jit.export
     def action_sorted_features(self) -> list[int]:
-        """Returns the ids of a candidate's columns: none, actions are fixed."""
-        none: list[int] = []
-        return none
+        """Returns the ids of a candidate's columns; none where actions are fixed."""
+        return self.action_ids
 
 
-class ParametricModule(nn.Module):
+class DiscreteModule(_Contract):
+    """Discrete call contract around a predictor's parts."""
+
+    action_names: list[str]
+    action_ids: list[int]  # said again, as an empty list has no type and scripting does not look at the base
+
+    def __init__(self, predictor: Predictor) -> None:
+        super().__init__(predictor)
+        self.action_names = list(predictor.action_names)
+        state = _normalized(self.state_preprocessor, len(self.state_ids))
+        self.scorer = _traced(predictor, state, torch.ones(len(state), len(self.action_names), dtype=torch.bool))
+
+    def forward(self, state_with_presence: tuple[Tensor, Tensor]) -> tuple[list[str], Tensor]:
+        """Returns the action names and q [N, A] with every action open."""
+        values, presence = state_with_presence
+        state = self.state_preprocessor(values, _present(values, presence))
+        mask = torch.ones((values.shape[0], len(self.action_names)), dtype=torch.bool, device=values.device)
+        return self.action_names, self.scorer(state, mask)
+
+
+class ParametricModule(_Contract):
     """Parametric call contract around a predictor's parts.
 
     Rows whose preprocessed states are equal are the candidates of one state, as far as their q asks for lists.
     """
 
-    state_ids: list[int]
-    action_ids: list[int]
     lists: Final[bool]
 
-    def __init__(self, predictor: ParametricPredictor) -> None:
-        super().__init__()
-        self.state_ids = list(predictor.state_feature_ids)
-        self.action_ids = list(predictor.action_feature_ids)
-        self.lists = needs_candidate_list(predictor)
-        self.state_preprocessor = predictor.state_preprocessor
-        state = _normalized(predictor.state_preprocessor, len(self.state_ids))
-        self.action_preprocessor = predictor.action_preprocessor
-        action = _normalized(predictor.action_preprocessor, len(self.action_ids))
-        features = action.unsqueeze(1).expand(-1, _EXAMPLE_CANDIDATES, -1).contiguous()
-        example = (state, torch.ones(features.shape[:2], dtype=torch.bool), features)
-        self.scorer = _traced(_served(predictor), example)
+    def __init__(self, predictor: Predictor) -> None:
+        super().__init__(predictor)
+        self.lists = _needs_candidate_list(predictor)
+        self.action_preprocessor = predictor.get_submodule("action_preprocessor")
+        state = _normalized(self.state_preprocessor, len(self.state_ids))
+        action = _normalized(self.action_preprocessor, len(self.action_ids))
+        features = torch.stack((action, action), 1)
+        self.scorer = _traced(predictor, state, torch.ones(features.shape[:2], dtype=torch.bool), features)
 
     def forward(
         self, state_with_presence: tuple[Tensor, Tensor], action_with_presence: tuple[Tensor, Tensor]
@@ -96,21 +145,6 @@ class ParametricModule(nn.Module):
             alone = torch.ones((state.shape[0], 1), dtype=torch.bool, device=state.device)
             q = self.scorer(state, alone, action.unsqueeze(1))
         return ["Q"], q
-
-    @torch.jit.export
-    def state_sorted_features(self) -> list[int]:
-        """Returns the ids of the state's columns."""
-        return self.state_ids
-
-    @torch.jit.export
-    def action_sorted_features(self) -> list[int]:
-        """Returns the ids of a candidate's columns."""
-        return self.action_ids
-
-
-def needs_candidate_list(predictor: Predictor) -> bool:
-    """Returns whether the q of a candidate depends on the other candidates of its state."""
-    return predictor.threshold is not None or bool(getattr(predictor.scorer, "needs_candidate_list", False))
 
 
 def candidate_lists(state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -135,34 +169,23 @@ def candidate_lists(state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tens
     return states, features, mask, group, place
 
 
-class _Restricted(nn.Module):
+class _Served(nn.Module):
     """A scorer whose q says what the restriction excludes."""
 
-    def __init__(self, scorer: nn.Module, restriction: nn.Module) -> None:
+    def __init__(self, predictor: Predictor) -> None:
         super().__init__()
-        self.scorer = scorer
-        self.restriction = restriction
+        self.scorer = predictor.scorer
+        self.restriction = predictor.restriction
 
-    def forward(self, state: Tensor, mask: Tensor, features: Tensor | None) -> Tensor:
+    def forward(self, state: Tensor, mask: Tensor, features: Tensor | None = None) -> Tensor:
         q: Tensor = self.scorer(state, mask, features)
-        return torch.where(self.restriction(state, mask, features), q, q - EXCLUDED)
+        return torch.where(self.restriction(state, mask, features), q, q - _EXCLUDED)
 
 
-class _StateScorer(nn.Module):
-    """A trace has no None: this binds it."""
-
-    def __init__(self, scorer: nn.Module) -> None:
-        super().__init__()
-        self.scorer = scorer
-
-    def forward(self, state: Tensor, mask: Tensor) -> Tensor:
-        return self.scorer(state, mask, None)  # type: ignore[no-any-return]
-
-
-def _served(predictor: Predictor) -> nn.Module:
-    if predictor.threshold is None:
-        return predictor.scorer
-    return _Restricted(predictor.scorer, predictor.restriction)
+def _traced(predictor: Predictor, *example: Tensor) -> nn.Module:
+    # torch's own check would compare on the example; the file's check compares on many rows
+    traced: nn.Module = torch.jit.trace(_Served(predictor), example, check_trace=False)  # type: ignore[no-untyped-call]
+    return traced
 
 
 def _normalized(preprocessor: nn.Module, num_features: int) -> Tensor:
@@ -171,14 +194,40 @@ def _normalized(preprocessor: nn.Module, num_features: int) -> Tensor:
     return preprocessor(torch.zeros(shape), torch.ones(shape, dtype=torch.bool))  # type: ignore[no-any-return]
 
 
-def _traced(module: nn.Module, example: tuple[Tensor, ...]) -> nn.Module:
-    # torch's own check would compare on the example; the file's check compares on many rows
-    traced: nn.Module = torch.jit.trace(module, example, check_trace=False)  # type: ignore[no-untyped-call]
-    return traced
-
-
 def _present(values: Tensor, presence: Tensor) -> Tensor:
     present = presence.to(torch.bool)
     if bool((torch.isinf(values) & present).any()):
         raise ValueError("expected finite features or NaN for missing ones, got infinity")
     return present
+
+
+def _needs_candidate_list(predictor: Predictor) -> bool:
+    """Returns whether the q of a candidate depends on the other candidates of its state."""
+    return predictor.threshold is not None or bool(getattr(predictor.scorer, "needs_candidate_list", False))
+
+
+def _rounds(predictor: Predictor, values: Tensor, presence: Tensor) -> Iterator[Tensor]:
+    """Yields row indices such that no two rows of a call have equal states: equal states would share one list."""
+    if not _needs_candidate_list(predictor):
+        yield torch.arange(values.shape[0])
+        return
+    state = predictor.state_preprocessor(values, presence)
+    place = candidate_lists(state, state)[4]
+    for number in range(int(place.max()) + 1):
+        yield (place == number).nonzero().squeeze(1)
+
+
+def _kept(file: str, live: Tensor, choices: Tensor, served: Tensor) -> Pair:
+    """Returns q of the live predictor and q of the file, both 0 where one of them excludes the choice."""
+    left = ~(served < live - _EXCLUDED / 2)  # NaN is left, and found
+    compare_choices(file, choices.numpy(), left.numpy())
+    both = left & choices
+    return live.where(both, 0.0).numpy(), served.where(both, 0.0).numpy()
+
+
+@contextmanager
+def _without_deprecation() -> Iterator[None]:
+    """Torch deprecates TorchScript, which is kept for users of 2019; ONNX is the primary format."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"`torch\.jit\.", DeprecationWarning)
+        yield

@@ -397,7 +397,6 @@ print(*sorted(name for name in sys.modules if name.startswith("reagent_lite")))
         "reagent_lite.errors",
         "reagent_lite.export",
         "reagent_lite.export.bundle",
-        "reagent_lite.export.dense",
         "reagent_lite.export.tolerance",
         "reagent_lite.feature_ids",
         "reagent_lite.manifest",

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 import reagent_lite
 from reagent_lite.errors import BundleError
-from reagent_lite.export.check import check_batches, check_file, check_live, graph_inputs
 from reagent_lite.export.content import SampleRows
 from reagent_lite.export.formats import FORMATS
 from reagent_lite.export.predictor import DiscretePredictor, ParametricPredictor, Predictor
 from reagent_lite.export.tolerance import Tolerance
+from reagent_lite.export.writer import check_batches, check_file, check_live, graph_inputs
 from reagent_lite.models.preprocessor import Preprocessor
 from reagent_lite.models.q_networks import NetworkSettings, build_q_network
 from reagent_lite.models.restrictions import LikelyInTheLog

@@ -20,13 +20,12 @@ from safetensors.torch import load_file
 from reagent_lite import files
 from reagent_lite.errors import BundleError
 from reagent_lite.export import load_bundle, writer
-from reagent_lite.export.check import check_file, graph_inputs
 from reagent_lite.export.content import BundleContent, SampleRows
 from reagent_lite.export.formats import FORMATS
 from reagent_lite.export.model_card import model_card
 from reagent_lite.export.predictor import DiscretePredictor
 from reagent_lite.export.tolerance import Tolerance
-from reagent_lite.export.writer import write_bundle
+from reagent_lite.export.writer import check_file, graph_inputs, write_bundle
 from reagent_lite.models.restrictions import LikelyInTheLog
 from reagent_lite.report.content import Report, Section, Table
 from reagent_lite.report.markdown import findings
