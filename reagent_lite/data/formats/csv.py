@@ -1,7 +1,7 @@
 """CSV files as blocks: a header, a row a record, feature maps as JSON cells or as columns of their own.
 
-    block of whole records ─► quotation marks checked ─► cells by Arrow's parser, types given ─► JSON cells by that
-                                                         (by Python where it refuses one)        of JSON lines
+    block of whole records ─► cells by Arrow's parser, types given ─► JSON cells by that of JSON lines
+                              by Python where a block is not as expected, which names every fault
 
     mdp_id,sequence_number,state_features,action,reward              JSON cells: "{""0"": 0.5}"
     mdp_id,sequence_number,state_features.0,action.0,reward          a column a feature; an empty cell is absent
@@ -38,12 +38,12 @@ from reagent_lite.strict_json import parse_json
 _TYPES = {"number": pa.float64(), "flag": pa.bool_(), "order": pa.int64(), "integer": pa.int64()}
 # pandas writes 1.0 where a column has gaps, PostgreSQL writes t.
 _TRUE, _FALSE = ("true", "True", "TRUE", "1", "1.0", "t"), ("false", "False", "FALSE", "0", "0.0", "f")
+_RECORDS = r'\A(?:(?:"(?:[^"]|"")*"|[^",\r\n]*)(?:,|\r?(?:\n|\z)))*\z'
+_CELL = re.compile(rb'(?:"((?:[^"]|"")*+)"|([^",\r\n]*+))(,|\r?(?:\n|\Z))')
 _QUOTED = re.compile(rb'"(?:[^"]|"")*+"')
-_RECORDS = re.compile(rb'(?:(?:"(?:[^"]|"")*+"|[^",\r\n]*+)(?:,|\r?(?:\n|\Z)))*+')
-_RECORDS_RE2 = r'\A(?:(?:"(?:[^"]|"")*"|[^",\r\n]*)(?:,|\r?(?:\n|\z)))*\z'
-_CELL = re.compile(r'"((?:[^"]|"")*)"|([^,]*)')
 
 Column = tuple[pa.Field, pa.Array]
+Lines = NDArray[np.int64]
 
 
 def read_csv(
@@ -64,27 +64,22 @@ def read_csv(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Layout:
-    """What the columns of a file are.
+class _HeaderCell:
+    """What a column of the file is.
 
     Attributes:
-        kinds: type of each column of the file, in order.
-        dense: {column of a log: {feature: name of the file's column}} of maps that are spread over columns.
-        plain: columns that are read as they are.
-        ignored: columns of which only the names are kept.
-        fields: {column that is read as it is: the contract's name of it}.
+        name: in the header.
+        field: the contract's name of it.
+        feature: of the map `field`, where the column holds one number of a map; "" else.
+        kind: of its cells.
+        read: whether it is read; else only its name is kept.
     """
 
-    kinds: dict[str, pa.DataType]
-    dense: dict[str, dict[str, str]]
-    plain: tuple[str, ...]
-    ignored: tuple[str, ...]
-    fields: dict[str, str]
-
-    @property
-    def read(self) -> list[str]:
-        """The file's columns that are read."""
-        return [*self.plain, *(name for features in self.dense.values() for name in features.values())]
+    name: str
+    field: str
+    feature: str
+    kind: pa.DataType
+    read: bool
 
 
 @dataclass(slots=True)
@@ -94,30 +89,27 @@ class _CsvParser:
     file: InputFile
     number: int
     columns: Collection[str] | None
-    layout: _Layout | None = None
+    header: tuple[_HeaderCell, ...] = ()
 
     def parse(self, text: bytes, line: int) -> Block:
         """Returns the rows of whole records, the first of which begins in `line`."""
         path = self.file.path
-        _require_grammar(text, line, path)
-        bounds, lines = _records(text, line)
-        if self.layout is None:
-            if len(lines):
-                header, own = text[bounds[0] : bounds[1]], self.file.columns
-                self.layout = _layout(header, f"{path}:{lines[0]}", self.columns, own)
-                text, bounds, lines = text[bounds[1] :], bounds[1:] - bounds[1], lines[1:]
+        if not self.header:
+            if (first := next(_records(text, line, path), None)) is not None:
+                at, cells, end = first
+                self.header = _header(cells, f"{path}:{at}", self.columns, self.file.columns)
+                text, line = text[end:], line + text.count(b"\n", 0, end)
             elif line > 1:
                 raise DataError(Problem(f"{path}:{line}", "a header as the first record", "blank lines"))
-        layout = self.layout or _Layout(kinds={}, dense={}, plain=(), ignored=(), fields={})
-        cells = _by_arrow(text, layout)
-        if cells is None or cells.num_rows != len(lines):
-            cells = _by_python(text, bounds, lines, layout, path)
-        columns = [
-            _plain_column(name, layout.fields[name], in_one_piece(cells.column(name)), lines, path)
-            for name in layout.plain
-        ]
-        columns += [_dense_column(name, features, cells) for name, features in layout.dense.items()]
-        columns += [(pa.field(name, pa.null()), pa.nulls(len(lines))) for name in layout.ignored]
+        cells, lines = _by_arrow(text, line, self.header) or _by_python(text, line, self.header, path)
+        columns: list[Column] = []
+        for one in self.header:
+            if one.read and not one.feature:
+                columns.append(_plain_column(one, in_one_piece(cells.column(one.name)), lines, path))
+        for field in dict.fromkeys(one.field for one in self.header if one.read and one.feature):
+            columns.append(_map_column([one for one in self.header if one.field == field and one.feature], cells))
+        unread = [one for one in self.header if not one.read and not one.feature]
+        columns += [(pa.field(one.name, pa.null()), pa.nulls(len(lines))) for one in unread]
         return Block(file=self.file, file_number=self.number, table=table_of_columns(columns), lines=lines)
 
 
@@ -132,96 +124,105 @@ def _end_of_records(text: bytes) -> int:
     return 0
 
 
-def _require_grammar(text: bytes, line: int, path: str) -> None:
-    """Refuses quotation marks that neither open nor close a cell, and carriage returns alone outside quoted cells."""
-    if contains(text, _RECORDS_RE2):
-        return
+def _records(text: bytes, line: int, path: str) -> Iterator[tuple[int, list[bytes], int]]:
+    """Yields (line, cells, offset behind the end) of each record but blank lines.
 
-    def line_at(offset: int) -> int:
-        return line + text.count(b"\n", 0, offset)
+    Raises:
+        DataError: quotation marks that neither open nor close a cell, carriage returns alone outside quoted cells.
+    """
+    at = 0
+    while at < len(text):
+        start, cells, separator = at, list[bytes](), b","
+        while separator == b",":
+            match = _CELL.match(text, at)
+            if match is None:
+                raise DataError(_no_cell(text, at, line + text.count(b"\n", start, at), path))
+            cells.append(match[2] if match[1] is None else match[1].replace(b'""', b'"'))
+            at, separator = match.end(), match[3]
+        if text[start : at - len(separator)]:
+            yield line, cells, at
+        line += text.count(b"\n", start, at)
 
-    records = _RECORDS.match(text)
-    assert records is not None  # it matches nothing as well
-    start = at = records.end()  # of the first cell that is wrong
+
+def _no_cell(text: bytes, start: int, begins: int, path: str) -> Problem:
+    """Returns what is wrong with the cell that begins at an offset, in line `begins`."""
+    at = start
     if text.startswith(b'"', start):
         quoted = _QUOTED.match(text, start)
         if quoted is None:
             got = "a file that ends inside the quoted cell that begins here"
-            raise DataError(Problem(f"{path}:{line_at(start)}", "quoted cells that end", got, "Copy the file again"))
+            return Problem(f"{path}:{begins}", "quoted cells that end", got, "Copy the file again")
         at = quoted.end() - 1
     else:
         while text[at] not in b'"\r':
             at += 1
-    begins, here = line_at(start), line_at(at)
+    here = begins + text.count(b"\n", start, at)
     if text.startswith(b"\r", at):
         # other readers of CSV end a record there
         todo = "End lines by a newline, with or without a carriage return, and quote cells that have one"
-        raise DataError(Problem(f"{path}:{here}", "lines that end by a newline", "a carriage return alone", todo))
+        return Problem(f"{path}:{here}", "lines that end by a newline", "a carriage return alone", todo)
     shown = text[max(0, at - 20) : at + 20].decode(errors="replace")
     of_cell = "" if begins == here else f", of a cell that begins in line {begins}"
     expected = "quotation marks around whole cells, doubled inside them"
-    raise DataError(Problem(f"{path}:{here}", expected, f"one in the middle of {shown!r}{of_cell}"))
+    return Problem(f"{path}:{here}", expected, f"one in the middle of {shown!r}{of_cell}")
 
 
-def _records(text: bytes, line: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Returns ([n+1] offsets where records begin, and the end; [n] their lines); blank lines are no records."""
-    data = np.frombuffer(text, np.uint8)
-    marks, newlines = np.flatnonzero(data == ord('"')), np.flatnonzero(data == ord("\n"))
-    ends = newlines[np.searchsorted(marks, newlines) % 2 == 0]
-    starts, stops = np.concatenate(([0], ends + 1)), np.concatenate((ends, [len(text)]))
-    returned = (stops > starts) & (data[np.maximum(stops - 1, 0)] == ord("\r"))
-    starts = starts[stops - returned > starts]
-    return np.append(starts, len(text)), line + np.searchsorted(newlines, starts)
-
-
-def _layout(header: bytes, where: str, columns: Collection[str] | None, own: OwnNames | None) -> _Layout:
+def _header(
+    record: list[bytes], where: str, columns: Collection[str] | None, own: OwnNames | None
+) -> tuple[_HeaderCell, ...]:
     try:
-        cells = _cells_of(header.decode())
+        cells = [cell.decode() for cell in record]
     except UnicodeDecodeError as error:
         raise DataError(Problem(where, "a header in UTF-8", str(error), "Write the file as UTF-8")) from error
     # pandas writes its row labels as a column without a name
     names = [name or f"Unnamed: {index}" for index, name in enumerate(cells)]
-    fields = {name: name if own is None else own.meaning(name) for name in names}
-    dense: dict[str, dict[str, str]] = {}
+    found = []
     for name in names:
         column, dot, feature = name.partition(".")
-        if dot and column in MAPS:
-            dense.setdefault(column, {})[feature] = name
+        meaning = name if own is None else own.meaning(name)
+        is_part = bool(dot) and column in MAPS
+        field = column if is_part else meaning
+        # a user's own column of one feature is put into its map with the others, see rows/own_columns.py
+        number = is_part or (meaning != name and "." in meaning)
+        found.append(
+            _HeaderCell(
+                name=name,
+                field=field,
+                feature=feature if is_part else "",
+                kind=_TYPES.get("number" if number else kind_of(field), pa.string()),
+                read=columns is None or (field if is_part else name) in columns,
+            )
+        )
     problems = []
     for name in sorted({name for name in names if names.count(name) > 1}):
         problems.append(Problem(where, "a header that names each column once", f"{name!r} {names.count(name)} times"))
-    for column in sorted(set(dense) & set(names)):
-        one = next(iter(dense[column].values()))
-        problems.append(Problem(where, f"{column} once", f"a column {column!r} and a column {one!r}", "Keep one"))
-    spread = {name for features in dense.values() for name in features.values()}
-    single = {name for name, field in fields.items() if field != name and "." in field}
-    if not spread and not single and not set(fields.values()) & set(TRAINING_COLUMNS):
+    for field in sorted({one.field for one in found if one.feature} & set(names)):
+        part = next(one.name for one in found if one.feature and one.field == field)
+        problems.append(Problem(where, f"{field} once", f"a column {field!r} and a column {part!r}", "Keep one"))
+    known = {one.field.partition(".")[0] for one in found if one.field != one.name or one.field in TRAINING_COLUMNS}
+    if not known & set(TRAINING_COLUMNS):
         todo = "Separate cells by commas" if any(one in cells[0] for one in ";\t|") else "Write it as the first line"
         expected = "a header with names of columns like state_features"
         problems.append(Problem(where, expected, repr(cells[0][:60]), todo))
     if problems:
         raise DataError(problems)
-    plain = tuple(name for name in names if name not in spread and (columns is None or name in columns))
-    return _Layout(
-        kinds={
-            name: _TYPES.get("number" if name in spread | single else kind_of(field), pa.string())
-            for name, field in fields.items()
-        },
-        dense={name: features for name, features in dense.items() if columns is None or name in columns},
-        plain=plain,
-        ignored=tuple(name for name in names if name not in spread and name not in plain),
-        fields=fields,
-    )
+    return tuple(found)
 
 
-def _by_arrow(text: bytes, layout: _Layout) -> pa.Table | None:
-    """Returns the columns that are read; None where Arrow's parser refuses a row or a cell, or would change one."""
-    if text.startswith(BYTE_ORDER_MARK):
-        return None  # it would be left out, and only at a file's start it is not part of a cell
-    read = pa.csv.ReadOptions(use_threads=False, column_names=list(layout.kinds), block_size=len(text) + 1)
+def _by_arrow(text: bytes, line: int, header: tuple[_HeaderCell, ...]) -> tuple[pa.Table, Lines] | None:
+    """Returns the columns that are read, and the line of each record; None where Arrow may read something else."""
+    if text.startswith(BYTE_ORDER_MARK) or not contains(text, _RECORDS):
+        return None  # Arrow leaves out a mark, and only at a file's start it is not part of a cell
+    data = np.frombuffer(text, np.uint8)
+    marks, newlines = np.flatnonzero(data == ord('"')), np.flatnonzero(data == ord("\n"))
+    ends = newlines[np.searchsorted(marks, newlines) % 2 == 0]
+    starts, stops = np.concatenate(([0], ends + 1)), np.concatenate((ends, [len(text)]))
+    returned = (stops > starts) & (data[np.maximum(stops - 1, 0)] == ord("\r")) if text else np.array([False])
+    lines = line + np.searchsorted(newlines, starts[stops - returned > starts])
+    read = pa.csv.ReadOptions(use_threads=False, column_names=[one.name for one in header], block_size=len(text) + 1)
     convert = pa.csv.ConvertOptions(
-        column_types=layout.kinds,
-        include_columns=layout.read,
+        column_types={one.name: one.kind for one in header},
+        include_columns=[one.name for one in header if one.read],
         null_values=[""],
         strings_can_be_null=True,
         quoted_strings_can_be_null=True,
@@ -229,54 +230,41 @@ def _by_arrow(text: bytes, layout: _Layout) -> pa.Table | None:
         false_values=_FALSE,
     )
     try:
-        return pa.csv.read_csv(pa.BufferReader(text), read, pa.csv.ParseOptions(newlines_in_values=True), convert)
+        cells = pa.csv.read_csv(pa.BufferReader(text), read, pa.csv.ParseOptions(newlines_in_values=True), convert)
     except pa.ArrowException:
         return None
+    return (cells, lines) if cells.num_rows == len(lines) else None
 
 
-def _by_python(
-    text: bytes, bounds: NDArray[np.int64], lines: NDArray[np.int64], layout: _Layout, path: str
-) -> pa.Table:
-    """Returns the columns that are read, cell by cell.
+def _by_python(text: bytes, line: int, header: tuple[_HeaderCell, ...], path: str) -> tuple[pa.Table, Lines]:
+    """Returns the columns that are read, cell by cell, and the line of each record.
 
     Raises:
         DataError: naming up to 20 cells that are not what their column holds.
     """
-    values: dict[str, list[Any]] = {name: [] for name in layout.read}
+    values: dict[str, list[Any]] = {one.name: [] for one in header if one.read}
+    lines: list[int] = []
     problems: list[Problem] = []
-    for start, end, line in zip(bounds[:-1].tolist(), bounds[1:].tolist(), lines.tolist(), strict=True):
-        where = f"{path}:{line}"
-        try:
-            cells = _cells_of(text[start:end].decode())
-        except UnicodeDecodeError as error:
-            problems.append(Problem(where, "UTF-8", str(error), "Write the file as UTF-8"))
-            continue
-        if len(cells) != len(layout.kinds):
-            problems.append(Problem(where, f"{len(layout.kinds)} cells, as the header has", str(len(cells))))
-            continue
-        for (name, kind), cell in zip(layout.kinds.items(), cells, strict=True):
-            if name not in values:
-                continue
+    for at, cells, _ in _records(text, line, path):
+        where = f"{path}:{at}"
+        lines.append(at)
+        if len(cells) != len(header):
+            problems.append(Problem(where, f"{len(header)} cells, as the header has", str(len(cells))))
+        for one, cell in zip(header, cells, strict=False):
             try:
-                values[name].append(_value_of(cell, kind) if cell else None)
+                value = _value_of(cell.decode(), one.kind) if cell and one.read else None
+            except UnicodeDecodeError as error:
+                problems.append(Problem(where, "UTF-8", str(error), "Write the file as UTF-8"))
             except ValueError as error:
-                problems.append(Problem(where, f"{error} in {name}", repr(cell[:60])))
+                got = repr(cell[:60].decode(errors="replace"))
+                problems.append(Problem(where, f"{error} in {one.name}", got))
+            else:
+                values.get(one.name, []).append(value)
         if len(problems) >= MAX_PROBLEMS:
             break
-    raise_any(problems)
-    return pa.table({name: pa.array(found, layout.kinds[name]) for name, found in values.items()})
-
-
-def _cells_of(record: str) -> list[str]:
-    """Returns the cells of one record, with or without its line end."""
-    record = record.rstrip("\r\n")
-    cells, at = [], 0
-    while at <= len(record):
-        match = _CELL.match(record, at)
-        assert match is not None  # the empty cell matches everywhere
-        cells.append(match[2] if match[1] is None else match[1].replace('""', '"'))
-        at = match.end() + 1
-    return cells
+    raise_any(problems[:MAX_PROBLEMS])
+    table = pa.table({one.name: pa.array(values[one.name], one.kind) for one in header if one.read})
+    return table, np.array(lines, np.int64)
 
 
 def _value_of(cell: str, kind: pa.DataType) -> Any:
@@ -305,15 +293,15 @@ def _value_of(cell: str, kind: pa.DataType) -> Any:
     return value
 
 
-def _plain_column(name: str, field: str, array: pa.Array, lines: NDArray[np.int64], path: str) -> Column:
+def _plain_column(column: _HeaderCell, array: pa.Array, lines: Lines, path: str) -> Column:
     """Returns a column of cells, those of JSON parsed; actions are JSON where one of them begins with a brace."""
-    kind = kind_of(field)
+    kind = kind_of(column.field)
     has_maps = kind == "action" and pc.any(pc.match_substring_regex(array, r"^\s*\{"), min_count=0).as_py()
     if not has_maps and kind not in ("features", "metrics", "actions"):
-        return pa.field(name, array.type), array
-    table = _json_by_arrow(name, array)
+        return pa.field(column.name, array.type), array
+    table = _json_by_arrow(column.name, array)
     if table is None:
-        return column_of(name, _json_by_python(name, field, array, lines, path))
+        return column_of(column.name, _json_by_python(column.name, array, lines, path, may_be_name=kind == "action"))
     return table.schema.field(0), in_one_piece(table.column(0))
 
 
@@ -328,7 +316,7 @@ def _json_by_arrow(name: str, array: pa.Array) -> pa.Table | None:
     return table if same else None
 
 
-def _json_by_python(name: str, field: str, array: pa.Array, lines: NDArray[np.int64], path: str) -> list[Any]:
+def _json_by_python(name: str, array: pa.Array, lines: Lines, path: str, *, may_be_name: bool) -> list[Any]:
     """Returns the values of JSON cells by the json module; an action that does not begin with a brace is a name.
 
     Raises:
@@ -338,7 +326,7 @@ def _json_by_python(name: str, field: str, array: pa.Array, lines: NDArray[np.in
     values: list[Any] = []
     for line, cell in zip(lines.tolist(), array.to_pylist(), strict=True):
         try:
-            is_json = cell is not None and (kind_of(field) != "action" or cell.lstrip().startswith("{"))
+            is_json = cell is not None and (not may_be_name or cell.lstrip().startswith("{"))
             values.append(parse_json(cell.encode()) if is_json else cell)
         except ValueError as error:
             todo = "json.dumps writes it: a Python dict's own text is not JSON" if "'" in cell else ""
@@ -350,14 +338,14 @@ def _json_by_python(name: str, field: str, array: pa.Array, lines: NDArray[np.in
     return values
 
 
-def _dense_column(name: str, features: dict[str, str], cells: pa.Table) -> Column:
+def _map_column(parts: list[_HeaderCell], cells: pa.Table) -> Column:
     """Returns the struct of a map that is spread over columns.
 
     A row without any cell has no map, but for state_features: a state of which nothing is known is a state.
     """
-    arrays = [in_one_piece(cells.column(column)) for column in features.values()]
+    arrays, field = [in_one_piece(cells.column(one.name)) for one in parts], parts[0].field
     mask = None
-    if name != "state_features":
+    if field != "state_features":
         mask = pa.array(~np.logical_or.reduce([valid_rows(array) for array in arrays]))
-    struct = pa.StructArray.from_arrays(arrays, list(features), mask=mask)
-    return pa.field(name, struct.type), struct
+    struct = pa.StructArray.from_arrays(arrays, [one.feature for one in parts], mask=mask)
+    return pa.field(field, struct.type), struct

@@ -153,7 +153,10 @@ def check_events(
         return _take(config, block, first, *event_table(block, contract))
 
     found = Checked()
-    with target.open("wb") as stream, pa.parquet.ParquetWriter(stream, columns, compression="lz4") as writer:
+    with (
+        target.open("wb") as stream,
+        pa.parquet.ParquetWriter(stream, columns, compression="lz4", use_dictionary=False) as writer,
+    ):
         for table, of_block in read_blocks(tuple(files), transform, positions, show, ALL_COLUMNS):
             writer.write_table(table.rename_columns(columns.names), ROW_GROUP_ROWS)
             found.add(of_block)
