@@ -11,21 +11,19 @@ import json
 import os
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from reagent_lite.algorithms.dqn import DQN
-from reagent_lite.config import WorkflowConfig
+from reagent_lite.config import ParametricDqnConfig, WorkflowConfig
 from reagent_lite.config.simulation import SimulationConfig
 from reagent_lite.console import logger
-from reagent_lite.data.features.normalization import check_covers, read_normalization
+from reagent_lite.data.features.normalization import check_covers
 from reagent_lite.data.sampling.normalized import Reordered
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import ConfigError, Problem, counted
-from reagent_lite.export.content import SampleRows
 from reagent_lite.models.preprocessor import Preprocessor
-from reagent_lite.run.logged import Normalization
+from reagent_lite.run.normalization import Normalization, given_normalization
 from reagent_lite.sim.backend import Backend, open_backend
 from reagent_lite.sim.cuda_build import cuda_problem
 from reagent_lite.sim.env import Policy, VectorEnv
@@ -54,7 +52,7 @@ class Simulation:
 
     def part(self, count: int, group: Group) -> tuple[int, int]:
         """Returns [first, stop) of this rank's environments among `count`."""
-        return count * group.rank // group.world_size, count * (group.rank + 1) // group.world_size
+        return part_of(count, group.rank, group.world_size)
 
     def envs(self, first: int, stop: int, *, stream: int) -> VectorEnv:
         """Returns environments by global number."""
@@ -70,7 +68,12 @@ class Simulation:
         return hashlib.sha256(json.dumps([settings, parts]).encode()).hexdigest()
 
 
-def open_simulation(config: WorkflowConfig, group: Group, *, parametric: bool) -> Simulation:
+def part_of(count: int, rank: int, world: int) -> tuple[int, int]:
+    """Returns [first, stop) of a rank's part of `count`."""
+    return count * rank // world, count * (rank + 1) // world
+
+
+def open_simulation(config: WorkflowConfig, group: Group) -> Simulation:
     """Compiles the environment, or finds it compiled.
 
     Raises:
@@ -78,7 +81,7 @@ def open_simulation(config: WorkflowConfig, group: Group, *, parametric: bool) -
         KernelBuildError: it does not compile, or there is nothing to compile it with.
         ConfigError: fewer environments than processes, or an environment of the other workflow.
     """
-    settings = config.simulation
+    settings, parametric = config.simulation, isinstance(config, ParametricDqnConfig)
     assert settings is not None
     if config.simulated_share and settings.num_envs < group.world_size:
         raise ConfigError(
@@ -106,8 +109,10 @@ def open_simulation(config: WorkflowConfig, group: Group, *, parametric: bool) -
             Problem("simulation.env", "an environment with fixed actions", f"{spec.name}, whose candidates differ from "
                     "step to step", "Use workflows.parametric_dqn")
         )  # fmt: skip
-    logger.info(f"simulation: {spec.name}, {counted(settings.num_envs, 'environment')} on {backend.device.type}, "
-               f"{counted(spec.observation_size, 'feature')}, {counted(spec.num_actions, 'choice')}")  # fmt: skip
+    logger.info(
+        f"simulation: {spec.name}, {counted(settings.num_envs, 'environment')} on {backend.device.type}, "
+        f"{counted(spec.observation_size, 'feature')}, {counted(spec.num_actions, 'choice')}"
+    )
     return Simulation(config=settings, backend=backend, parametric=parametric, seed=config.seed)
 
 
@@ -138,18 +143,17 @@ def with_actions(config: WorkflowConfig, simulation: Simulation) -> WorkflowConf
     return config
 
 
-def given_normalization(config: WorkflowConfig, simulation: Simulation) -> Normalization:
+def given_or_none(config: WorkflowConfig, simulation: Simulation) -> Normalization:
     """Returns the normalization of a run without data: the given files, else features as they are."""
-    spec = simulation.backend.spec
+    spec, given, kind = simulation.backend.spec, given_normalization(config), FeatureType.DO_NOT_PREPROCESS
 
-    def of(path: str | None, size: int) -> NormalizationSpec:
-        if path is not None:
-            return read_normalization(path)
-        kind = FeatureType.DO_NOT_PREPROCESS
+    def unchanged(size: int) -> NormalizationSpec:
         return NormalizationSpec.ordered({i: FeatureSpec(feature_id=i, feature_type=kind) for i in range(size)})
 
-    action = of(config.action_norm_data_path, spec.action_feature_size) if simulation.parametric else None
-    return Normalization(state=of(config.state_norm_data_path, spec.observation_size), action=action)
+    state, action = (given.get(name) for name in ("state", "action"))
+    if simulation.parametric:
+        action = action or unchanged(spec.action_feature_size)
+    return Normalization(state=state or unchanged(spec.observation_size), action=action)
 
 
 def check_features(simulation: Simulation, normalization: Normalization) -> None:
@@ -176,16 +180,24 @@ class Reader:
     """From what environments show to what the network reads.
 
     Args:
+        config: says what a missing value counts as.
         simulation: whose features.
         normalization: how they are normalized.
-        missing_as_zero: rl.set_missing_value_to_zero.
         device: where the network is.
+
+    Attributes:
+        simulation: as given.
+
+    Raises:
+        ConfigError, DataError: the normalization lacks features of the environment, or has others.
     """
 
     def __init__(
-        self, simulation: Simulation, normalization: Normalization, *, missing_as_zero: bool, device: torch.device
+        self, config: WorkflowConfig, simulation: Simulation, normalization: Normalization, device: torch.device
     ) -> None:
-        spec = simulation.backend.spec
+        check_features(simulation, normalization)
+        self.simulation = simulation
+        spec, missing_as_zero = simulation.backend.spec, config.rl.set_missing_value_to_zero
 
         def transform(columns: NormalizationSpec, size: int) -> nn.Module | None:
             ids = tuple(range(size))
@@ -251,28 +263,6 @@ class Reader:
             return q
 
         return values
-
-
-def sample_rows(simulation: Simulation, normalization: Normalization, count: int) -> SampleRows:
-    """Returns raw observations of random play, in the model's column order, for the export's check."""
-    env = simulation.envs(0, count, stream=SAMPLE)
-    env.reset()
-    seen = [None if t is None else t.clone() for t in (env.observation, env.mask, env.features)]
-    for step in range(count):  # environment i is looked at after i steps, so that states differ in age
-        for kept, now in zip(seen, (env.observation, env.mask, env.features), strict=True):
-            if kept is not None and now is not None:
-                kept[step] = now[step]
-        env.act(None, epsilon=torch.ones(1, device=env.device))
-        env.advance()
-    state, mask, features = (None if t is None else t.cpu().numpy() for t in seen)
-    assert state is not None
-    values = state[:, list(normalization.state.feature_ids)]
-    if features is None or normalization.action is None:
-        return SampleRows(values=values, mask=mask)
-    candidates = np.ascontiguousarray(features[:, :, list(normalization.action.feature_ids)])
-    return SampleRows(
-        values=values, candidates=candidates, mask=np.ones(features.shape[:2], bool) if mask is None else mask
-    )
 
 
 def source_spec(config: WorkflowConfig, normalization: Normalization) -> SourceSpec:

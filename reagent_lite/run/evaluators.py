@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -61,6 +61,73 @@ class Judgement:
     lines: tuple[str, ...]
 
 
+class Evaluator(Protocol):
+    """One way to evaluate the learner as it stands; every rank calls its methods."""
+
+    def state_dict(self) -> Tree:
+        """Returns what was fitted and seen so far."""
+        ...
+
+    def load_state_dict(self, state: Tree) -> None:
+        """Goes on from there."""
+        ...
+
+    def after_epoch(self, *, final: bool) -> dict[str, float]:
+        """Returns figures by TensorBoard tag; `final` where the run ends with this epoch."""
+        ...
+
+    def satisfied(self) -> bool:
+        """Whether the run may end."""
+        ...
+
+    def evaluate(self, *, final: bool) -> Judgement:
+        """Returns the whole evaluation."""
+        ...
+
+
+class Evaluators:
+    """Everything that evaluates the learner, as one evaluator.
+
+    Args:
+        parts: evaluators by their section of evaluation.json; those that may end the run come first.
+    """
+
+    _STATES: ClassVar = {"cpe": "logs", "simulation": "play"}  # sections by the name that checkpoints have for them
+
+    def __init__(self, parts: dict[str, Evaluator]) -> None:
+        self._parts = parts
+
+    def state_dict(self) -> Tree:
+        """Returns what was fitted and seen so far."""
+        return {self._STATES[name]: part.state_dict() for name, part in self._parts.items()}
+
+    def load_state_dict(self, state: Tree) -> None:
+        """Goes on from there."""
+        for name, part in self._parts.items():
+            part.load_state_dict(state.get(self._STATES[name], {}))
+
+    def after_epoch(self, *, final: bool) -> dict[str, float]:
+        """Returns figures by TensorBoard tag; the epoch is also final where an evaluator is satisfied."""
+        scalars: dict[str, float] = {}
+        for part in self._parts.values():
+            scalars |= part.after_epoch(final=final)
+            final |= part.satisfied()
+        return scalars
+
+    def satisfied(self) -> bool:
+        """Whether the run may end."""
+        return any(part.satisfied() for part in self._parts.values())
+
+    def at_end(self) -> Judgement:
+        """Returns the run's evaluation; the document has a section for each evaluator."""
+        parts = {name: self._parts[name].evaluate(final=True) for name in self._STATES if name in self._parts}
+        return Judgement(
+            scalars={name: value for part in parts.values() for name, value in part.scalars.items()},
+            document={name: part.document for name, part in parts.items()},
+            lines=tuple(line for part in parts.values() for line in part.lines),
+        )
+
+
 class Judge:
     """Judges the learner as it stands.
 
@@ -90,6 +157,17 @@ class Judge:
     def load_state_dict(self, state: Tree) -> None:
         """Goes on from there; the models are loaded when the rows that they are fitted to are."""
         self._saved, self._passes = state, int(state.get("passes", 0))
+
+    def after_epoch(self, *, final: bool) -> dict[str, float]:
+        """Returns figures, and with evaluation.calc_cpe_in_training estimates, unless these follow at the end."""
+        scalars = self.figures(final=final)
+        if self._config.evaluation.calc_cpe_in_training and not final:
+            scalars |= self.evaluate(final=False).scalars
+        return scalars
+
+    def satisfied(self) -> bool:
+        """Returns False: estimates end no run."""
+        return False
 
     def figures(self, *, final: bool) -> dict[str, float]:
         """Returns figures of this moment by TensorBoard tag; every rank calls it.

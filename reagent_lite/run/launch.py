@@ -12,7 +12,6 @@ import platform
 import socket
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import TypeVar
@@ -34,38 +33,10 @@ from reagent_lite.distributed.workers import end_with_parent, is_worker, report_
 from reagent_lite.errors import Preempted, ReagentLiteError
 from reagent_lite.files import FolderIdentity
 from reagent_lite.run.dry_run import look, plan
+from reagent_lite.run.publish import Outcome
 from reagent_lite.training.stop import StopSignal
 
 Config = TypeVar("Config", bound=WorkflowConfig)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What a run leaves; printed as the last line of standard output.
-
-    Attributes:
-        model: the exported folder; None where publish_if held it back.
-        steps, rows: of the whole run.
-        rows_per_second: of this start.
-        seconds: in all.
-        scores: of the policy.
-        not_published: why publish_if held the model back; printed only then.
-    """
-
-    model: str | None
-    steps: int
-    rows: int
-    rows_per_second: float
-    seconds: float
-    scores: dict[str, float | None]
-    not_published: str | None = None
-
-    def line(self) -> str:
-        """Returns it as one line of JSON."""
-        tree = asdict(self)
-        if self.not_published is None:
-            del tree["not_published"]
-        return json.dumps(tree)
 
 
 def main(

@@ -27,7 +27,7 @@ from reagent_lite.data.copy.training_copy import (
     give_back_memory,
     prepare_training_copy,
 )
-from reagent_lite.data.features.normalization import check_covers, normalization_json, read_normalization
+from reagent_lite.data.features.normalization import check_covers, normalization_json
 from reagent_lite.data.sampling.normalized import Reordered, open_columns, prepare_columns
 from reagent_lite.data.sampling.shards import Shards
 from reagent_lite.data.sampling.source import LoggedRows, build_rows, no_rows
@@ -35,24 +35,11 @@ from reagent_lite.data.sampling.spans import Spans, learnable_rows, n_steps, sin
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import DataError, NoRowsError, Problem, named_counts
 from reagent_lite.models.preprocessor import Preprocessor
-from reagent_lite.run.normalization import given_or_fitted
+from reagent_lite.run.normalization import Normalization, given_normalization, given_or_fitted
 from reagent_lite.run.stages import staged
 from reagent_lite.types import NormalizationSpec, SourceSpec
 
 _DEVICE_SHARE = 0.5  # of the free device memory; the rest is for the network, its gradients and batches
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Normalization:
-    """Normalization of states and, for candidates, of their features."""
-
-    state: NormalizationSpec
-    action: NormalizationSpec | None
-
-    def json(self) -> dict[str, dict[str, str]]:
-        """Returns both in the 2019 encoding, by column."""
-        tree = {"state": normalization_json(self.state)}
-        return tree if self.action is None else {**tree, "action": normalization_json(self.action)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +67,11 @@ class Data:
     train_rows: LoggedRows
     held_out_rows: LoggedRows | None
 
+    @property
+    def scored(self) -> Agreement:
+        """What the rows to be judged on are together."""
+        return self.held_out_found or self.found
+
 
 def prepare(config: WorkflowConfig, group: Group) -> Data:
     """Returns the run's data on every rank; rank 0 says what was found.
@@ -89,13 +81,12 @@ def prepare(config: WorkflowConfig, group: Group) -> Data:
     """
     config = staged(config, group)
     shards = Shards.of(config, group)
-    given = _given_normalization(config)
+    given = given_normalization(config)  # first: a wrong file is found before a long reading of the data
     train, found = _copy(config, config.training_data_path, shards, "training data", given)
     held_out = held_out_found = None
     if config.eval_data_path is not None:
         held_out, held_out_found = _copy(config, config.eval_data_path, shards, "eval data", {})
-    specs = given_or_fitted(config, train, found, shards, given)
-    normalization = Normalization(state=specs["state"], action=specs.get("action"))
+    normalization = given_or_fitted(config, train, found, shards, given)
     for copy in (train, held_out):
         if copy is not None:
             _check_covers(config, copy, normalization)
@@ -154,12 +145,6 @@ def _copy(
     for note in found.notes if group.is_first else ():
         logger.warning(f"{title}: {note}")
     return copy, found
-
-
-def _given_normalization(config: WorkflowConfig) -> dict[str, NormalizationSpec]:
-    """Reads what is given first: a wrong file is found before a long reading of the data."""
-    paths = {"state": config.state_norm_data_path, "action": config.action_norm_data_path}
-    return {column: read_normalization(path) for column, path in paths.items() if path is not None}
 
 
 def _check_covers(config: WorkflowConfig, copy: TrainingCopy, normalization: Normalization) -> None:

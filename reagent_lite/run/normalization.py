@@ -1,4 +1,4 @@
-"""Normalization from the rows of all machines: each shard's first process sends a summary of them, rank 0 fits.
+"""What a run's features are normalized by: given files, or a fit to the rows of all machines.
 
 shard 0 ─► summary of its rows ─┐
 shard 1 ─► summary of its rows ─┴► rank 0: merge, fit ─► file ─► sent to all
@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from reagent_lite.config import WorkflowConfig
@@ -16,10 +17,14 @@ from reagent_lite.data.copy.facts import Agreement
 from reagent_lite.data.copy.features import summarize_copy
 from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.features.fitting import VERSION, check_overrides, fit_columns
-from reagent_lite.data.features.normalization import normalization_json, parse_normalization, write_normalization
+from reagent_lite.data.features.normalization import (
+    normalization_json,
+    parse_normalization,
+    read_normalization,
+    write_normalization,
+)
 from reagent_lite.data.features.summary import ColumnSummary, Merge
 from reagent_lite.data.sampling.shards import Shards
-from reagent_lite.distributed.group import Group
 from reagent_lite.files import write_whole
 from reagent_lite.manifest import canonical
 from reagent_lite.types import NormalizationSpec
@@ -28,17 +33,40 @@ Json = dict[str, str]
 _COLUMNS = {"state": "state_features", "action": "action"}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Normalization:
+    """Normalization of states and, for candidates, of their features."""
+
+    state: NormalizationSpec
+    action: NormalizationSpec | None
+
+    def json(self) -> dict[str, Json]:
+        """Returns both in the 2019 encoding, by column."""
+        tree = {"state": normalization_json(self.state)}
+        return tree if self.action is None else {**tree, "action": normalization_json(self.action)}
+
+
+def given_normalization(config: WorkflowConfig) -> dict[str, NormalizationSpec]:
+    """Returns the normalization that files give, of "state" and of "action".
+
+    Raises:
+        DataError: a file cannot be read.
+    """
+    paths = {"state": config.state_norm_data_path, "action": config.action_norm_data_path}
+    return {column: read_normalization(path) for column, path in paths.items() if path is not None}
+
+
 def given_or_fitted(
     config: WorkflowConfig,
     train: TrainingCopy,
     agreement: Agreement,
     shards: Shards,
     given: Mapping[str, NormalizationSpec],
-) -> dict[str, NormalizationSpec]:
-    """Returns the normalization of "state" and, for candidates, of "action"; the same on every rank, which all call it.
+) -> Normalization:
+    """Returns the run's normalization; the same on every rank, which all call it.
 
     Args:
-        config: says how to fit and where the files go.
+        config: says how to fit.
         train: this machine's rows.
         agreement: what all machines' rows are together.
         shards: who reads what.
@@ -48,12 +76,19 @@ def given_or_fitted(
         ConfigError: on every rank, an override for a feature that no machine has.
         DataError: on rank 0, features that cannot be fitted.
     """
-    group = shards.group
     ids = {"state": agreement.state_ids, **({"action": agreement.action_ids} if train.parametric else {})}
     check_overrides(config.norm_params, {one for column in ids.values() for one in column}, "the training data")
     wanted = [name for name in ids if name not in given]
-    if not wanted:
-        return dict(given)
+    specs = dict(given)
+    if wanted:
+        specs |= _fitted_before_or_now(config, train, agreement, shards, wanted)
+    return Normalization(state=specs["state"], action=specs.get("action"))
+
+
+def _fitted_before_or_now(
+    config: WorkflowConfig, train: TrainingCopy, agreement: Agreement, shards: Shards, wanted: list[str]
+) -> dict[str, NormalizationSpec]:
+    group = shards.group
     file = _file_of(config, train, agreement, wanted)
     text = group.broadcast_text(_text_of(file) if group.is_first else None)
     if text:
@@ -64,7 +99,7 @@ def given_or_fitted(
             with suppress(OSError):
                 write_whole(file, canonical(fitted))
         text = group.broadcast_text(json.dumps(fitted))
-    return {**given, **{name: parse_normalization(tree, where=name) for name, tree in json.loads(text).items()}}
+    return {name: parse_normalization(tree, where=name) for name, tree in json.loads(text).items()}
 
 
 def _named(columns: Iterable[str]) -> str:
@@ -85,7 +120,7 @@ def _fitted(config: WorkflowConfig, train: TrainingCopy, shards: Shards, wanted:
         return {}
     fitted = fit_columns(columns, settings, where=config.training_data_path)
     logger.info(f"normalization of {_named(wanted)}: fitted")
-    for note in (note for one in fitted.values() for note in one.notes if shards.group.is_first):
+    for note in (note for one in fitted.values() for note in one.notes):
         logger.warning(note)
     return {name: normalization_json(fitted[_COLUMNS[name]].spec) for name in wanted}
 
@@ -104,12 +139,15 @@ def _text_of(file: Path) -> str:
         return ""
 
 
-def write_fitted(config: WorkflowConfig, specs: Mapping[str, NormalizationSpec | None], group: Group) -> None:
-    """Writes what no file gave, of "state" and "action", beside the model or where the config wants it; on rank 0."""
-    given = {"state": config.state_norm_data_path, "action": config.action_norm_data_path}
+def write_fitted(config: WorkflowConfig, normalization: Normalization) -> None:
+    """Writes what no file gave beside the model, or where the config wants it; on rank 0."""
+    sides = (
+        ("state", config.state_norm_data_path, normalization.state),
+        ("action", config.action_norm_data_path, normalization.action),
+    )
     folder = Path(config.norm_params.output_dir or config.model_output_path).expanduser()
-    for name, spec in specs.items():
-        if spec is not None and given[name] is None:
+    for name, path, spec in sides:
+        if spec is not None and path is None:
             file = folder / f"{_COLUMNS[name]}_norm.json"
             write_normalization(str(file), spec)
             logger.info(f"normalization of {_COLUMNS[name]}: written to {file}")

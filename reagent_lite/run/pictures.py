@@ -9,34 +9,31 @@ from reagent_lite.algorithms.dqn import DQN
 from reagent_lite.report.curves import read_series
 from reagent_lite.report.pictures import Trace, write_learning_curve, write_rollout
 from reagent_lite.rl.policies import TargetPolicy
-from reagent_lite.run.environments import PICTURE, Reader, Simulation
+from reagent_lite.run.environments import PICTURE, Reader
 
 PICTURES = ("learning_curve.png", "rollout.gif")
 
 
-def draw_pictures(
-    folder: Path, simulation: Simulation, reader: Reader, learner: DQN, target: TargetPolicy
-) -> list[Path]:
+def draw_pictures(folder: Path, reader: Reader, learner: DQN, target: TargetPolicy) -> list[Path]:
     """Writes learning_curve.png and rollout.gif into the run's folder and returns their paths.
 
     Args:
         folder: of the run; holds its metrics.
-        simulation: the environment.
-        reader: its features to the network's.
+        reader: the environment, and its features to the network's.
         learner: gives the values.
         target: plays by them.
     """
-    name = simulation.backend.spec.name
+    name = reader.simulation.backend.spec.name
     curve, rollout = (folder / name for name in PICTURES)
     write_learning_curve(curve, read_series(folder / "metrics.jsonl"), title=name)
-    write_rollout(rollout, record(simulation, reader, learner, target))
+    write_rollout(rollout, record(reader, learner, target))
     return [curve, rollout]
 
 
 @torch.no_grad()
-def record(simulation: Simulation, reader: Reader, learner: DQN, target: TargetPolicy) -> Trace:
+def record(reader: Reader, learner: DQN, target: TargetPolicy) -> Trace:
     """Returns one episode of the learner's policy."""
-    env = simulation.envs(0, 1, stream=PICTURE)
+    env = reader.simulation.envs(0, 1, stream=PICTURE)
     spec = env.spec
     policy = reader.policy(learner, env.device)
     env.reset()

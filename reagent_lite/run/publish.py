@@ -1,20 +1,91 @@
-"""The export gate: what `publish_if` holds back, and the file that says why."""
+"""What a run leaves in its folder: the model, or why it was held back, pictures and the report.
 
+The folder is one run's alone; until all its input has been checked nothing of an earlier run there changes.
+"""
+
+import json
+import platform
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
-from reagent_lite.config import WorkflowConfig
+import numpy as np
+
+from reagent_lite.algorithms.dqn import DQN
+from reagent_lite.config import WorkflowConfig, fingerprint, resolved
+from reagent_lite.console import logger
+from reagent_lite.data.copy.training_copy import give_back_memory
+from reagent_lite.distributed.group import Group, attempt_here
+from reagent_lite.distributed.inspection import nearest_existing
+from reagent_lite.distributed.workers import tell_model_stands
 from reagent_lite.errors import ConfigError, Problem, nearest
 from reagent_lite.evaluation.gate import Gate, decide
 from reagent_lite.evaluation.page import REWARD_NAME
-from reagent_lite.files import write_whole
+from reagent_lite.export.content import BundleContent
+from reagent_lite.export.predictor import DiscretePredictor, ParametricPredictor, Predictor
+from reagent_lite.export.tolerance import Tolerance
+from reagent_lite.export.writer import require_replaceable, write_bundle
+from reagent_lite.files import LOCK, alone_in, require_writable, write_whole
 from reagent_lite.manifest import canonical
+from reagent_lite.models.preprocessor import Preprocessor
+from reagent_lite.report.markdown import findings
+from reagent_lite.report.run import PAGE, RunFigures, evaluation_of_run, write_page
 from reagent_lite.run.evaluators import Judgement
-from reagent_lite.run.experience import Experience
+from reagent_lite.run.figures import SAMPLE
+from reagent_lite.run.learner import target_policy
+from reagent_lite.run.normalization import Normalization
+from reagent_lite.run.pictures import PICTURES
+from reagent_lite.run.sources import Facts, Source
+from reagent_lite.training.checkpoint import Checkpoints
+from reagent_lite.training.loop import Position
+from reagent_lite.types import SourceSpec
 
-NOT_PUBLISHED = "not_published.json"
+FOLDER = "model_output_path"
+_NOT_PUBLISHED = "not_published.json"
+_SAMPLE_ROWS = 256
 
 
-def require_outcome(config: WorkflowConfig, experience: Experience) -> None:
+@contextmanager
+def output_folder(config: WorkflowConfig, group: Group) -> Iterator[Callable[[WorkflowConfig], None]]:
+    """Keeps model_output_path for this run inside the block; rank 0 alone writes there, elsewhere there may be none.
+
+    Gives what takes the folder and writes the config there, to be called once all input has been checked: until then
+    nothing of an earlier run changes and no new folder is made. A folder that a run has had is locked at once, for its
+    checkpoints are read.
+
+    Raises:
+        FolderInUseError: another run has the folder.
+        ConfigError: it cannot be written.
+    """
+    if not group.is_first:
+        yield lambda config: None
+        return
+    folder = Path(config.model_output_path).expanduser()
+    require_writable(nearest_existing(folder), FOLDER)
+    require_replaceable(folder / "model")
+    with ExitStack() as stack:
+
+        def lock() -> None:
+            stack.enter_context(alone_in(folder, FOLDER, again=attempt_here() > 0))
+
+        def take(config: WorkflowConfig) -> None:
+            require_writable(folder, FOLDER)
+            if not known:
+                lock()
+            for name in (*PICTURES, PAGE):  # of an earlier run into this folder
+                (folder / name).unlink(missing_ok=True)
+            write_whole(folder / "config.json", canonical(resolved(config)))
+
+        if known := (folder / LOCK).exists():
+            lock()
+        yield take
+
+
+def require_outcome(config: WorkflowConfig, spec: SourceSpec) -> None:
     """Refuses a condition on an outcome that the data does not have, before anything is learned.
 
     Raises:
@@ -22,28 +93,199 @@ def require_outcome(config: WorkflowConfig, experience: Experience) -> None:
     """
     if config.publish_if is None:
         return
-    known, asked = (REWARD_NAME, *experience.spec.metric_names), config.publish_if.outcome
+    known, asked = (REWARD_NAME, *spec.metric_names), config.publish_if.outcome
     if asked not in known:
         expected = f"one of {', '.join(known)}"
         raise ConfigError(Problem("publish_if.outcome", expected, repr(asked), nearest(asked, known)))
 
 
-def held_back(config: WorkflowConfig, experience: Experience, judgement: Judgement) -> Gate | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a run leaves; printed as the last line of standard output.
+
+    Attributes:
+        model: the exported folder; None where publish_if held it back.
+        steps, rows: of the whole run.
+        rows_per_second: of this start.
+        seconds: total wall-clock time of this start.
+        scores: of the policy.
+        not_published: why publish_if held the model back; printed only then.
+    """
+
+    model: str | None
+    steps: int
+    rows: int
+    rows_per_second: float
+    seconds: float
+    scores: dict[str, float | None]
+    not_published: str | None = None
+
+    def line(self) -> str:
+        """Returns it as one line of JSON."""
+        tree = asdict(self)
+        if self.not_published is None:
+            del tree["not_published"]
+        return json.dumps(tree)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learned:
+    """A learner at the end of its steps, saved and evaluated.
+
+    Attributes:
+        learner: what was trained.
+        position: steps and rows of the whole run.
+        checkpoints: the newest of which is of this moment.
+        evaluation: of the learner, complete on rank 0.
+        figures: of the last epoch.
+        rows_per_second: of this start.
+    """
+
+    learner: DQN
+    position: Position
+    checkpoints: Checkpoints
+    evaluation: Judgement
+    figures: Mapping[str, float]
+    rows_per_second: float
+
+    @property
+    def scores(self) -> dict[str, float | None]:
+        """TD loss, mean value, returns in simulation, and estimates on logs; None where one is not finite."""
+        ended = self.evaluation.scalars.items()
+        scores = {name: self.figures[name] for name in ("td_loss/mean", "value/model/mean") if name in self.figures}
+        scores |= {name: value for name, value in ended if name.startswith("CPE/Reward/") and name.count("/") == 2}
+        scores |= {name: value for name, value in ended if name.startswith("simulation/")}
+        return {name: value if np.isfinite(value) else None for name, value in scores.items()}
+
+
+def publish(config: WorkflowConfig, group: Group, source: Source, learned: Learned, seconds: float) -> Outcome:
+    """Exports the model, or writes why not, then pictures and report; every rank calls it, rank 0 writes.
+
+    Args:
+        config: the run's config.
+        group: the ranks.
+        source: what was learned from.
+        learned: what was learned.
+        seconds: that this start has taken.
+    """
+    folder, scores = Path(config.model_output_path).expanduser(), learned.scores
+    give_back_memory()
+    facts = source.facts()
+    gate = None
+    if group.is_first:
+        gate = held_back(config, learned.evaluation, source.absent_propensities)
+        if gate is None:
+            write_bundle(
+                folder / "model",
+                _predictor(config, source.normalization, learned.learner),
+                content=_content(config, source, learned, scores),
+            )
+            (folder / _NOT_PUBLISHED).unlink(missing_ok=True)  # of an earlier run
+        else:
+            write_whole(folder / _NOT_PUBLISHED, canonical(gate.document))
+            logger.info(f"not published: {gate.reason}; see {folder / _NOT_PUBLISHED}")
+        for file in source.draw(folder, learned.learner):
+            logger.info(f"picture: {file}")
+        if failure := write_page(folder, _figures(config, source, learned, scores, facts, gate)):
+            logger.warning(f"no {PAGE}: {failure}")  # the model is valid without it
+        else:
+            logger.info(f"report: {folder / PAGE}")
+        tell_model_stands()
+        if failure := learned.checkpoints.finish():
+            logger.warning(f"the model stands, but the run could not be marked as ended: {failure}")
+    group.barrier()
+    return Outcome(
+        model=None if gate else str(folder / "model"),
+        steps=learned.position.step,
+        rows=learned.position.rows,
+        rows_per_second=round(learned.rows_per_second, 1),
+        seconds=round(seconds, 3),
+        scores=scores,
+        not_published=gate.reason if gate else None,
+    )
+
+
+def held_back(config: WorkflowConfig, evaluation: Judgement, absent_propensities: int) -> Gate | None:
     """Returns the gate that keeps the model from being exported, or None; on rank 0."""
     if config.publish_if is None:
         return None
-    assert experience.data is not None  # the config is refused without
-    scored = experience.data.held_out_found or experience.data.found
-    absent = scored.counts.get("propensity_absent_rows", 0)
-    gate = decide(judgement.document["cpe"], config.publish_if, rows_without_propensity=absent)
+    gate = decide(evaluation.document["cpe"], config.publish_if, rows_without_propensity=absent_propensities)
     return None if gate.passed else gate
 
 
-def write_reason(folder: Path, gate: Gate) -> None:
-    """Writes why there is no new model."""
-    write_whole(folder / NOT_PUBLISHED, canonical(gate.document))
+def versions() -> dict[str, str]:
+    """Returns versions of the software that a checkpoint and a model depend on."""
+    names = ("reagent-lite", "torch", "onnx", "onnxruntime", "numpy")
+    return {"python": platform.python_version()} | {name: version(name) for name in names}
 
 
-def forget_reason(folder: Path) -> None:
-    """Removes the reason of an earlier run into this folder."""
-    (folder / NOT_PUBLISHED).unlink(missing_ok=True)
+def _content(
+    config: WorkflowConfig, source: Source, learned: Learned, scores: Mapping[str, float | None]
+) -> BundleContent:
+    document, rl = learned.evaluation.document, config.rl
+    return BundleContent(
+        workflow="dqn" if config.actions else "parametric_dqn",
+        normalization=source.normalization.json(),
+        config=resolved(config),
+        evaluation={"scores": scores, **document},
+        findings=findings(evaluation_of_run(config, str(target_policy(rl)), document, scores)),
+        steps=learned.position.step,
+        data_hash=source.hash,
+        config_hash=fingerprint(config),
+        versions=versions(),
+        git_revision=_git_revision(),
+        tolerance=Tolerance(
+            atol=rl.predictor_atol_check,
+            rtol=rl.predictor_rtol_check,
+            ratio_different=rl.ratio_different_predictions_tolerance,
+        ),
+        sample=source.sample(_SAMPLE_ROWS),
+    )
+
+
+def _predictor(config: WorkflowConfig, normalization: Normalization, learner: DQN) -> Predictor:
+    as_zero = config.rl.set_missing_value_to_zero
+    state = Preprocessor(normalization.state, missing_as_zero=as_zero)
+    common: dict[str, Any] = {
+        "state_feature_ids": normalization.state.feature_ids,
+        "policy": target_policy(config.rl),
+        "restriction": learner.restriction,
+    }
+    if normalization.action is None:
+        return DiscretePredictor(state, learner.scorer, action_names=config.actions, **common)
+    action = Preprocessor(normalization.action, missing_as_zero=as_zero)
+    ids = normalization.action.feature_ids
+    return ParametricPredictor(state, action, learner.scorer, action_feature_ids=ids, **common)
+
+
+def _figures(
+    config: WorkflowConfig,
+    source: Source,
+    learned: Learned,
+    scores: Mapping[str, float | None],
+    facts: Facts,
+    gate: Gate | None,
+) -> RunFigures:
+    return RunFigures(
+        config=config,
+        policy=str(target_policy(config.rl)),
+        evaluation=learned.evaluation.document,
+        scores=scores,
+        steps=learned.position.step,
+        rows=learned.position.rows,
+        normalization=source.normalization.json(),
+        present=facts.present,
+        present_note=f"Present: in at most {SAMPLE:,} rows spread over the training data." if facts.present else "",
+        sources=facts.used,
+        identity=source.hash,
+        notes=(f"No model was published: {gate.reason}.",) if gate else (),
+    )
+
+
+def _git_revision() -> str | None:
+    """Returns the revision of the working directory, if it is a git repository and git is there."""
+    try:
+        done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    return done.stdout.strip() or None

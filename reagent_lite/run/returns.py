@@ -13,7 +13,7 @@ from reagent_lite.distributed.group import Group
 from reagent_lite.errors import counted
 from reagent_lite.evaluation.interval import Interval
 from reagent_lite.evaluation.returns import estimate, play
-from reagent_lite.run.environments import EPOCH, FINAL, Reader, Simulation
+from reagent_lite.run.environments import EPOCH, FINAL, Reader
 from reagent_lite.run.evaluators import Judgement
 from reagent_lite.run.learner import target_policy
 from reagent_lite.sim.env import Policy
@@ -25,17 +25,14 @@ class SimulationJudge:
 
     Args:
         config: the run's config.
-        simulation: the environment.
-        reader: its features to the network's.
+        reader: the environment, and its features to the network's.
         learner: what is judged.
         group: ranks share the episodes.
     """
 
-    def __init__(
-        self, config: WorkflowConfig, simulation: Simulation, reader: Reader, learner: DQN, group: Group
-    ) -> None:
-        self._config, self._simulation, self._group = config, simulation, group
-        self._policy = reader.policy(learner, simulation.backend.device)
+    def __init__(self, config: WorkflowConfig, reader: Reader, learner: DQN, group: Group) -> None:
+        self._config, self._simulation, self._group = config, reader.simulation, group
+        self._policy = reader.policy(learner, reader.simulation.backend.device)
         self._target = target_policy(config.rl)
         self._random: Interval | None = None
         self.latest = float("nan")
@@ -47,6 +44,15 @@ class SimulationJudge:
     def load_state_dict(self, state: Tree) -> None:
         """Goes on from there."""
         self.latest = float(state["latest"])
+
+    def after_epoch(self, *, final: bool) -> dict[str, float]:
+        """Returns the policy's return by TensorBoard tag, on the episodes of an epoch; every rank calls it."""
+        return self.evaluate(final=False).scalars
+
+    def satisfied(self) -> bool:
+        """Whether the last evaluation reached simulation.stop_at_return."""
+        enough = self._simulation.config.stop_at_return
+        return enough is not None and self.latest >= enough
 
     def evaluate(self, *, final: bool) -> Judgement:
         """Returns the policy's return with its interval; the same on every rank.

@@ -51,7 +51,6 @@ def simulated_plan(config: WorkflowConfig, minibatch: int) -> SimulatedPlan:
 
 def build_source(
     config: WorkflowConfig,
-    simulation: Simulation,
     reader: Reader,
     learner: DQN,
     group: Group,
@@ -64,15 +63,15 @@ def build_source(
 
     Args:
         config: the run's config.
-        simulation: the environment.
-        reader: its features to the network's.
+        reader: the environment, and its features to the network's.
         learner: acts.
         group: ranks share environments and rows.
         minibatch: simulated rows of one minibatch over all ranks.
         num_steps: optimizer steps of the run.
         capture: for rollouts, where environments run on the GPU.
     """
-    settings, rl, world = simulation.config, config.rl, group.world_size
+    simulation, rl, world = reader.simulation, config.rl, group.world_size
+    settings = simulation.config
     env = simulation.envs(*simulation.part(settings.num_envs, group), stream=TRAINING)
     spec = env.spec
     torch.manual_seed(config.seed + group.rank)

@@ -8,11 +8,11 @@ import torch
 
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.console import logger
+from reagent_lite.data.sampling.source import LoggedRows
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import ConfigError, Problem
 from reagent_lite.rl.td import discount, value_bounds
 from reagent_lite.run.learner import reward_boost
-from reagent_lite.run.logged import Data
 
 _SLACK = 0.01  # of the larger bound: a mean of estimates strays a little around one that is reached
 _ROWS_AT_ONCE = 1 << 20
@@ -52,7 +52,7 @@ class Payable:
         return {"values": {"mean": mean, "low": low, "high": high}, "warnings": warnings}
 
 
-def payable_values(config: WorkflowConfig, data: Data | None, group: Group) -> Payable | None:
+def payable_values(config: WorkflowConfig, rows: LoggedRows, group: Group) -> Payable | None:
     """Returns what the rows of all machines can pay; every rank calls it.
 
     None where a simulation is learned from, whose rewards are not known, and where values are logits.
@@ -60,9 +60,9 @@ def payable_values(config: WorkflowConfig, data: Data | None, group: Group) -> P
     Raises:
         ConfigError: rl.value_bounds asks for bounds that are not there, as gamma is 1.
     """
-    if data is None or config.simulated_share or config.rl.q_network_loss == "bce_with_logits":
+    if config.simulated_share or config.rl.q_network_loss == "bce_with_logits":
         return None
-    rows, boost = data.train_rows, reward_boost(config)
+    boost = reward_boost(config)
     found = [(0.0, 0.0)]
     for places in torch.split(torch.arange(rows.count, device=rows.scalars.device), _ROWS_AT_ONCE):
         numbers = rows.numbers(places)

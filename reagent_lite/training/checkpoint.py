@@ -84,6 +84,8 @@ class CheckpointFolder:
     def unfinished(self) -> Tree | None:
         """Returns state.json and `name` of the newest whole checkpoint of a run that has not ended.
 
+        A warning says what was damaged and where it was set aside.
+
         Raises:
             BundleError: there are checkpoints, and none that can be read is whole; all stay where they are.
         """

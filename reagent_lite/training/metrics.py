@@ -102,17 +102,21 @@ class MetricsWriter:
         folder: where the files go.
         enabled: whether this rank writes.
         lines: of metrics.jsonl that stay; what follows them is cut off.
+        figures: see the attribute.
 
     Attributes:
         lines: of metrics.jsonl so far.
+        figures: of the last epoch.
 
     Raises:
         OSError: the files cannot be opened; when the block ends: what was to be written still waits.
     """
 
-    def __init__(self, folder: Path, *, enabled: bool, lines: int = 0) -> None:
+    def __init__(
+        self, folder: Path, *, enabled: bool, lines: int = 0, figures: Mapping[str, float] | None = None
+    ) -> None:
         self._files: tuple[_PatientFile, ...] = ()
-        self.lines = lines
+        self.lines, self.figures = lines, dict(figures or {})
         if enabled:
             # imported here: TensorBoard takes longer to import than a small run takes to train
             from tensorboard.compat.proto.event_pb2 import Event
@@ -151,15 +155,15 @@ class MetricsWriter:
     def _add(self, event: Any) -> None:
         self._records.write(event.SerializeToString())
 
-    def kept(self) -> int:
-        """Puts everything written so far onto the disk and returns the lines, which a checkpoint then counts on.
+    def reported(self) -> dict[str, Any]:
+        """Puts everything written so far onto the disk and returns what a checkpoint keeps: lines, and figures.
 
         Raises:
             OSError: the disk does not take it; it waits.
         """
         for file in self._files:
             file.keep()
-        return self.lines
+        return {"lines": self.lines, "figures": self.figures}
 
     def __enter__(self) -> Self:
         return self

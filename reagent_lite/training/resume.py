@@ -5,8 +5,11 @@ newest whole, unfinished ─► same learning config? same data? ─► position
 """
 
 import json
+import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,8 +17,10 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from reagent_lite import errors
-from reagent_lite.distributed.group import Group
-from reagent_lite.errors import ConfigError, Problem, ReagentLiteError
+from reagent_lite.config import WorkflowConfig, fingerprint, resolved
+from reagent_lite.console import logger
+from reagent_lite.distributed.group import Group, attempt_here
+from reagent_lite.errors import ConfigError, Problem, ReagentLiteError, counted
 from reagent_lite.manifest import CHECKPOINT, verified
 from reagent_lite.training.checkpoint import (
     EVALUATORS,
@@ -23,27 +28,36 @@ from reagent_lite.training.checkpoint import (
     OPTIMIZER,
     STATE,
     CheckpointFolder,
+    Checkpoints,
     Tree,
     flat,
     load_optimizer,
     nested,
     rank_file,
 )
-from reagent_lite.training.loop import Running
+from reagent_lite.training.loop import Position, Running
 
-SAME_RESULT = (
-    *("node_index", "num_nodes", "num_processes_per_node", "use_all_avail_gpus", "init_method", "use_gpu"),
-    *("model_output_path", "rendezvous", "checkpoint", "data.training_copy_dir", "data.residency", "publish_if"),
-)
-"""Keys, and sections, that say where and how a run computes, not what it learns."""
+MAY_CHANGE = {
+    "where it computes": (
+        *("node_index", "num_nodes", "num_processes_per_node", "use_all_avail_gpus", "use_gpu", "init_method"),
+        *("rendezvous", "data.training_copy_dir", "data.residency"),
+    ),
+    "where and how often it is saved": ("model_output_path", "checkpoint"),
+    "whether its model is exported": ("publish_if",),
+}
+"""Keys, and sections, in which a run may differ from the unfinished one that it continues, by what they decide."""
+LENGTH = "epochs"
+"""May grow as well, where all rows are logged: what is simulated, and how, depends on the length of the run."""
 
-_ADVICE = "Give another model_output_path, or begin anew with --set checkpoint.resume=false"
+IDENTITY = {"data": "training_data_path", "env": "simulation.env"}
+"""What a run learns from, and the key that names it."""
 
+_BEGIN_ANEW = "Give another model_output_path, or begin anew with --set checkpoint.resume=false"
 
 Files = dict[str, bytes]
 
 
-def first_reads(group: Group, read: Callable[[], Files]) -> Files:
+def read_on_first(group: Group, read: Callable[[], Files]) -> Files:
     """Returns what `read` returns on rank 0, on every rank; every rank calls it.
 
     Raises:
@@ -58,14 +72,14 @@ def first_reads(group: Group, read: Callable[[], Files]) -> Files:
         except ReagentLiteError as error:
             problems = [[p.where, p.expected, p.got, p.todo] for p in error.problems]
             head = json.dumps({"error": type(error).__name__, "problems": problems})
-    said = json.loads(group.broadcast_text(head))
-    if "error" in said:
-        kind: type[ReagentLiteError] = getattr(errors, said["error"])
-        raise kind(Problem(*problem) for problem in said["problems"])
-    return {name: group.broadcast_bytes(files.get(name)) for name in said["names"]}
+    answer = json.loads(group.broadcast_text(head))
+    if "error" in answer:
+        kind: type[ReagentLiteError] = getattr(errors, answer["error"])
+        raise kind(Problem(*problem) for problem in answer["problems"])
+    return {name: group.broadcast_bytes(files.get(name)) for name in answer["names"]}
 
 
-def look_for(folder: CheckpointFolder, group: Group, *, wanted: bool) -> dict[str, Any] | None:
+def find_unfinished(folder: CheckpointFolder, group: Group, *, wanted: bool) -> Tree | None:
     """Returns state.json of the checkpoint to continue from, with its `name`, on every rank; None begins anew.
 
     Args:
@@ -81,48 +95,8 @@ def look_for(folder: CheckpointFolder, group: Group, *, wanted: bool) -> dict[st
         found = folder.unfinished()
         return {} if found is None else {STATE: json.dumps(found).encode()}
 
-    files = first_reads(group, read)
+    files = read_on_first(group, read)
     return json.loads(files[STATE]) if files else None
-
-
-def require_same_learning(
-    saved: Mapping[str, Any], now: Mapping[str, Any], name: str, *, growing: Sequence[str]
-) -> None:
-    """Refuses to continue a run as another one.
-
-    Args:
-        saved: resolved config of the checkpoint.
-        now: that of this run.
-        name: of the checkpoint.
-        growing: keys that may differ.
-
-    Raises:
-        ConfigError: naming every key that says something else about what is learned.
-    """
-    before, after = _leaves(saved), _leaves(now)
-    apart = (*SAME_RESULT, *growing)
-    keys = [key for key in {**after, **before} if not any(key == each or key.startswith(f"{each}.") for each in apart)]
-    problems = [
-        Problem(key, f"{_text(before, key)} as in the unfinished run of checkpoint {name}", _text(after, key), _ADVICE)
-        for key in keys
-        if before.get(key) != after.get(key)
-    ]
-    if problems:
-        raise ConfigError(problems)
-
-
-def _leaves(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    leaves: dict[str, Any] = {}
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            leaves |= _leaves(value, f"{path}{name}.")
-        else:
-            leaves[f"{path}{name}"] = value
-    return leaves
-
-
-def _text(leaves: Mapping[str, Any], key: str) -> str:
-    return json.dumps(leaves[key]) if key in leaves else "nothing"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,8 +114,176 @@ class ReadOrder:
     rows: int
 
     def as_json(self) -> dict[str, Any]:
-        """Returns what a checkpoint says of it."""
+        """Returns the keys that a checkpoint has for it."""
         return {"order": self.order, "steps_per_epoch": self.steps, "rows_per_epoch": self.rows}
+
+
+Deal = Callable[[Sequence[Tree], int, int], Tree]
+"""(states of the source on all ranks that saved, rank, step) to the state of that rank at that step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """An earlier start of this run, or that there was none.
+
+    Attributes:
+        config: the run's config.
+        group: the ranks.
+        folder: the run's checkpoints, on rank 0's disk.
+        state: state.json of the checkpoint to continue from, with its `name`, on every rank; None begins anew.
+    """
+
+    config: WorkflowConfig
+    group: Group
+    folder: CheckpointFolder
+    state: Tree | None
+
+    @classmethod
+    def find(cls, config: WorkflowConfig, group: Group, folder: Path) -> "History":
+        """Returns what there is to continue in a folder of checkpoints; called on every rank.
+
+        Raises:
+            ConfigError: an unfinished run of another learning config stands there.
+            BundleError: there are checkpoints, and none of them is whole.
+        """
+        checkpoints = CheckpointFolder(folder)
+        # the first attempt has begun anew where that is asked for, and the others continue it
+        wanted = config.checkpoint.resume or attempt_here() > 0
+        state = find_unfinished(checkpoints, group, wanted=wanted)
+        if state is not None:
+            logged = bool(config.training_data_path) and not config.simulated_share
+            require_same_learning(state["config"], resolved(config), state["name"], may_grow=logged)
+        return cls(config=config, group=group, folder=checkpoints, state=state)
+
+    @property
+    def lines(self) -> int:
+        """Lines of metrics.jsonl that stay."""
+        return 0 if self.state is None else int(self.state["told"]["lines"])
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Figures of the last epoch."""
+        return {} if self.state is None else dict(self.state["told"]["figures"])
+
+    def require_same(self, identity: Mapping[str, str]) -> None:
+        """Refuses to go on with other data.
+
+        Args:
+            identity: sha256 of what is learned from, by the keys of IDENTITY; "" for what is not there.
+
+        Raises:
+            ConfigError: the data, or the environment, is not what the checkpoint has learned from.
+        """
+        saved: Mapping[str, str] = identity if self.state is None else self.state["identity"]
+        problems = [
+            Problem(IDENTITY[name], f"what the unfinished run of checkpoint {self.state['name']} has learned from "
+                    f"(sha256 {value[:12]})", f"sha256 {identity[name][:12]}",
+                    f"Restore it, {_BEGIN_ANEW[0].lower()}{_BEGIN_ANEW[1:]}")
+            for name, value in saved.items() if self.state is not None and value != identity[name]
+        ]  # fmt: skip
+        if problems:
+            raise ConfigError(problems)
+
+    def position(self, order: ReadOrder, num_steps: int) -> Position:
+        """Returns where the run goes on, and logs it.
+
+        Args:
+            order: of the present run.
+            num_steps: of the present run.
+
+        Raises:
+            ConfigError: the run is to be shorter than it is already.
+        """
+        if self.state is None:
+            return Position()
+        name = self.state["name"]
+        step, rows, again = position_in(self.state, order)
+        if step > num_steps:
+            expected = f"at least {-(-step // order.steps)}: so far is the unfinished run of checkpoint {name}"
+            raise ConfigError(Problem("epochs", expected, str(self.config.epochs)))
+        repeated = counted(again, "row of an epoch is", "rows of an epoch are")
+        note = f"; {repeated} read again, as the minibatches are not those of before" if again else ""
+        place = f"{self.folder.folder.name}/{name}"
+        logger.info(f"resuming from {place} (epoch {step // order.steps}, {counted(rows, 'row')}){note}")
+        return Position(step=step, rows=rows)
+
+    def continue_in(
+        self, running: Running, order: ReadOrder, deal: Deal, identity: Mapping[str, str], versions: dict[str, str]
+    ) -> Checkpoints:
+        """Loads what was saved into the run, and returns where it is saved from here on.
+
+        Args:
+            running: at its position.
+            order: of the present run.
+            deal: divides the source's states where other ranks saved, or in another order.
+            identity: of what is learned from, as in `require_same`.
+            versions: of the software.
+        """
+        group, state = self.group, self.state
+        nodes = Counter(group.each(group.node))
+        document = {
+            "run": uuid.uuid4().hex if state is None else state["run"],
+            "serial": 0 if state is None else state["serial"],
+            "config": resolved(self.config),
+            "config_hash": fingerprint(self.config),
+            "identity": dict(identity),
+            **order.as_json(),
+            "world": {"processes": group.world_size, "per_node": [nodes[node] for node in sorted(nodes)]},
+            "versions": versions,
+        }
+        if state is not None:
+            saved = state["versions"].items()
+            others = [f"{name} {old} -> {versions[name]}" for name, old in saved if versions[name] != old]
+            if others and group.is_first:
+                logger.warning(f"versions are not those of the checkpoint: {', '.join(others)}")
+            same = state["order"] == order.order
+            alike = same and state["world"]["processes"] == group.world_size
+
+            def dealt(states: Sequence[Tree], rank: int) -> Tree:
+                source = deal([each["source"] for each in states], rank, running.position.step)
+                return regrouped(states, rank, source, between=same)
+
+            restore(state, self.folder, running, group, None if alike else dealt)
+        since = None if state is None else state["name"]
+        return Checkpoints(self.folder, group, running, document, keep=self.config.checkpoint.keep, since=since)
+
+
+def require_same_learning(saved: Mapping[str, Any], now: Mapping[str, Any], name: str, *, may_grow: bool) -> None:
+    """Refuses to continue a run as another one.
+
+    Args:
+        saved: resolved config of the checkpoint.
+        now: that of this run.
+        name: of the checkpoint.
+        may_grow: whether the run may become longer.
+
+    Raises:
+        ConfigError: naming every key that says something else about what is learned.
+    """
+    free = [key for keys in MAY_CHANGE.values() for key in keys] + [LENGTH] * may_grow
+    before, after = _leaves(saved), _leaves(now)
+    problems = [
+        Problem(key, f"{_text(before, key)} as in the unfinished run of checkpoint {name}", _text(after, key),
+                _BEGIN_ANEW)
+        for key in {**after, **before}
+        if before.get(key) != after.get(key) and not any(f"{key}.".startswith(f"{each}.") for each in free)
+    ]  # fmt: skip
+    if problems:
+        raise ConfigError(problems)
+
+
+def _leaves(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    leaves: dict[str, Any] = {}
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            leaves |= _leaves(value, f"{path}{name}.")
+        else:
+            leaves[f"{path}{name}"] = value
+    return leaves
+
+
+def _text(leaves: Mapping[str, Any], key: str) -> str:
+    return json.dumps(leaves[key]) if key in leaves else "nothing"
 
 
 def position_in(state: Mapping[str, Any], now: ReadOrder) -> tuple[int, int, int]:
@@ -162,19 +304,19 @@ def restore(
     folder: CheckpointFolder,
     running: Running,
     group: Group,
-    regrouped: Callable[[list[Tree], int], Tree] | None,
+    deal: Callable[[Sequence[Tree], int], Tree] | None,
 ) -> None:
     """Loads a checkpoint into a run; every rank calls it.
 
     Args:
-        state: from look_for.
+        state: of History.
         folder: read by rank 0.
         running: takes everything but its position.
         group: the ranks.
-        regrouped: makes the own state of a rank from those of all ranks that saved; None where they are the same.
+        deal: makes the own state of a rank from those of all ranks that saved; None where they are the same.
     """
     saved = folder.folder / state["name"]
-    files = first_reads(group, lambda: verified(saved, CHECKPOINT, keep={LEARNER, OPTIMIZER, EVALUATORS})[1])
+    files = read_on_first(group, lambda: verified(saved, CHECKPOINT, keep={LEARNER, OPTIMIZER, EVALUATORS})[1])
     running.learner.load_state_dict(load(files[LEARNER]))
     optimizer = running.optimization.optimizer
     load_optimizer(optimizer, load(files[OPTIMIZER]), state["optimizer"])
@@ -189,12 +331,12 @@ def restore(
     def own_states() -> Iterator[bytes]:
         """Yields those of this run's ranks; as saved, one is in memory at a time."""
         data = ((saved / rank_file(rank)).read_bytes() for rank in range(int(state["world"]["processes"])))
-        if regrouped is None:
+        if deal is None:
             yield from data
             return
         states = [nested(load(one)) for one in data]
         for rank in range(group.world_size):
-            yield save(flat(regrouped(states, rank)))
+            yield save(flat(deal(states, rank)))
 
     own = nested(load(group.scatter_bytes(own_states() if group.is_first else None)))
     running.source.load_state_dict(own["source"])
@@ -206,8 +348,8 @@ def restore(
         torch.cuda.set_rng_state(rng["cuda"], group.device)
 
 
-def regrouped_own(states: list[Tree], rank: int, source: Tree, *, between: bool) -> Tree:
-    """Returns what a rank goes on with when other ranks than now saved, or in another order.
+def regrouped(states: Sequence[Tree], rank: int, source: Tree, *, between: bool) -> Tree:
+    """Returns the own state of a rank where other ranks than now saved, or in another order.
 
     Args:
         states: own states of all ranks that saved.

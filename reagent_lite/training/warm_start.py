@@ -12,7 +12,7 @@ from reagent_lite.distributed.group import Group
 from reagent_lite.errors import ConfigError, Problem
 from reagent_lite.manifest import BUNDLE, CHECKPOINT, FILE_NAME, Kind, verified
 from reagent_lite.training.checkpoint import LEARNER, OPTIMIZER, STATE, CheckpointFolder, load_optimizer
-from reagent_lite.training.resume import Files, first_reads
+from reagent_lite.training.resume import Files, read_on_first
 
 _KEY = "training.warm_start_model_path"
 _FOLDER, _WEIGHTS = "folder", "weights.safetensors"
@@ -31,7 +31,7 @@ def warm_start(path: str, learner: nn.Module, optimizer: Optimizer | None, group
         ConfigError: nothing loadable at the path, or another shape; every tensor that differs is named.
         BundleError: a file there is altered.
     """
-    files = first_reads(group, lambda: _read(Path(path).expanduser()))
+    files = read_on_first(group, lambda: _read(Path(path).expanduser()))
     folder = files[_FOLDER].decode()
     if _WEIGHTS in files:
         return f"warm start: weights of {folder}; {_of_model(learner, load(files[_WEIGHTS]), path)}"

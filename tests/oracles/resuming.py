@@ -16,14 +16,13 @@ from oracles.logs import candidate_rows, random_rows, write_lines
 from oracles.runs import ROOT, Run
 from safetensors.torch import load_file
 
-from reagent_lite.config import ParametricDqnConfig, WorkflowConfig, check
+from reagent_lite.config import WorkflowConfig, check
 from reagent_lite.distributed.group import Group
-from reagent_lite.run.environments import open_simulation, with_actions
-from reagent_lite.run.experience import Experience, gather_experience
-from reagent_lite.run.resume import look_back
+from reagent_lite.run.environments import Simulation, open_simulation, with_actions
+from reagent_lite.run.sources import Source, open_source
 from reagent_lite.run.train import learn, set_up
 from reagent_lite.training.checkpoint import CheckpointFolder
-from reagent_lite.training.metrics import MetricsWriter
+from reagent_lite.training.resume import History
 from reagent_lite.training.stop import StopSignal
 
 Tree = dict[str, Any]
@@ -36,7 +35,7 @@ class End:
     steps: int
     tensors: dict[str, torch.Tensor]
     lines: list[Tree]
-    scores: dict[str, float]
+    scores: dict[str, float | None]
 
 
 class Laboratory:
@@ -44,30 +43,23 @@ class Laboratory:
 
     def __init__(self, model: type[WorkflowConfig], tree: Tree, group: Group, root: Path) -> None:
         self.group, self.root, self._model, self._tree = group, root, model, tree
-        self._experience: Experience | None = None
+        self._simulation: Simulation | None = None
+        self._source: Source | None = None
 
     def run(self, name: str, **checkpoint: Any) -> End:
         """Learns to the end in the folder `name`, from what stands there."""
         folder, group = self.root / name, self.group
         config = check(self._model, {**self._tree, "model_output_path": str(folder), "checkpoint": checkpoint})
-        if self._experience is None:
-            simulation = None
-            if config.simulation is not None:
-                simulation = open_simulation(config, group, parametric=self._model is ParametricDqnConfig)
-            (folder / "x").mkdir(parents=True, exist_ok=True)
-            self._experience = gather_experience(
-                with_actions(config, simulation) if simulation else config, group, simulation
-            )
-        experience = self._experience
-        if experience.simulation is not None:
-            config = with_actions(config, experience.simulation)
-        history = look_back(config, group, folder / "checkpoints")
-        setup = set_up(config, group, experience, history)
-        with StopSignal() as signal, MetricsWriter(folder, enabled=group.is_first, lines=history.lines) as writer:
-            learned = learn(setup, signal, writer)
-            scores = learned.scores(learned.judges.at_end())
+        if config.simulation is not None:
+            self._simulation = self._simulation or open_simulation(config, group)
+            config = with_actions(config, self._simulation)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._source = self._source or open_source(config, group, self._simulation)
+        setup = set_up(config, group, self._source, History.find(config, group, folder / "checkpoints"))
+        with StopSignal() as signal:
+            learned = learn(setup, signal, folder)
         steps = learned.position.step
-        return End(steps, *read(folder), scores) if group.is_first else End(steps, {}, [], {})
+        return End(steps, *read(folder), learned.scores) if group.is_first else End(steps, {}, [], {})
 
     def copy(self, name: str, to: str, step: int) -> None:
         """Makes the folder that a run leaves which was killed right after saving a step."""

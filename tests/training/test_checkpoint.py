@@ -21,7 +21,7 @@ from reagent_lite.models.q_networks import NetworkSettings, build_q_network
 from reagent_lite.models.value_heads import ScalarHead
 from reagent_lite.training.checkpoint import CheckpointFolder, Checkpoints
 from reagent_lite.training.loop import Optimization, Position, Running
-from reagent_lite.training.resume import look_for, restore
+from reagent_lite.training.resume import find_unfinished, restore
 from reagent_lite.training.warm_start import warm_start
 from reagent_lite.types import SourceSpec, TransitionBatch
 
@@ -106,7 +106,7 @@ def test_a_restored_run_goes_on_bit_for_bit(tmp_path: Path, optimizer: str, capl
     before = torch.rand(3).tolist()
     steps(first, 4, 5)
 
-    state = look_for(CheckpointFolder(tmp_path), ALONE, wanted=True)
+    state = find_unfinished(CheckpointFolder(tmp_path), ALONE, wanted=True)
     assert state is not None
     assert (state["name"], state["step"], state["rows"], state["parent"]) == ("step_000003", 3, 30, None)
     assert caplog.messages == []
@@ -125,7 +125,7 @@ def test_the_state_of_the_generator_is_part_of_it(tmp_path: Path) -> None:
     torch.manual_seed(3)
     checkpoints(tmp_path, run).save()
     drawn = torch.rand(4).tolist()
-    state = look_for(CheckpointFolder(tmp_path), ALONE, wanted=True)
+    state = find_unfinished(CheckpointFolder(tmp_path), ALONE, wanted=True)
     assert state is not None
     torch.manual_seed(99)
     restore(state, CheckpointFolder(tmp_path), running(), ALONE, None)
@@ -199,7 +199,7 @@ def test_a_finished_run_is_not_continued(tmp_path: Path) -> None:
 
 def test_resume_false_removes_what_stands(tmp_path: Path) -> None:
     saved(tmp_path, 5)
-    assert look_for(CheckpointFolder(tmp_path), ALONE, wanted=False) is None
+    assert find_unfinished(CheckpointFolder(tmp_path), ALONE, wanted=False) is None
     assert names(tmp_path) == []
 
 
@@ -211,8 +211,8 @@ def test_what_others_put_there_is_neither_removed_nor_a_checkpoint(tmp_path: Pat
     others = names(tmp_path)
     saved(tmp_path, 5, 10, 15)
     assert names(tmp_path) == sorted([*others, "LATEST", "step_000010", "step_000015"])
-    assert look_for(CheckpointFolder(tmp_path), ALONE, wanted=True) is not None
-    assert look_for(CheckpointFolder(tmp_path), ALONE, wanted=False) is None
+    assert find_unfinished(CheckpointFolder(tmp_path), ALONE, wanted=True) is not None
+    assert find_unfinished(CheckpointFolder(tmp_path), ALONE, wanted=False) is None
     assert names(tmp_path) == others
 
 
@@ -223,7 +223,7 @@ def test_what_dead_runs_left_is_removed_or_put_back(tmp_path: Path, caplog: pyte
     (torn / "learner.safetensors").write_bytes(b"half")
     # killed between the two renames of a checkpoint that takes the place of another one
     (tmp_path / "step_000010").rename(tmp_path / ".step_000010.77.old")
-    state = look_for(CheckpointFolder(tmp_path), ALONE, wanted=True)
+    state = find_unfinished(CheckpointFolder(tmp_path), ALONE, wanted=True)
     assert state is not None
     assert (state["name"], caplog.messages) == ("step_000010", [])
     assert names(tmp_path) == ["LATEST", "step_000005", "step_000010"]
@@ -316,7 +316,7 @@ def test_a_learning_rate_that_a_graph_reads_is_saved_as_a_number(tmp_path: Path)
     fixed = Running(learner=run.learner, optimization=Optimization(optimizer=optimizer), source=run.source,
                     evaluators=run.evaluators, position=run.position)  # fmt: skip
     checkpoints(tmp_path, fixed).save()
-    state = look_for(CheckpointFolder(tmp_path), ALONE, wanted=True)
+    state = find_unfinished(CheckpointFolder(tmp_path), ALONE, wanted=True)
     assert state is not None
     assert state["optimizer"]["groups"][0]["lr"] == 0.25
     optimizer.param_groups[0]["lr"].fill_(0.5)

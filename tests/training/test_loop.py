@@ -174,9 +174,9 @@ def test_figures_wait_while_a_disk_is_full(tmp_path: Path) -> None:
             for step in range(2, 400):
                 writer.write(step, {"x": float(step)})
             with pytest.raises(OSError, match="No space left"):
-                writer.kept()
+                writer.reported()
             filler.unlink()
-            assert writer.kept() == 399
+            assert writer.reported()["lines"] == 399
         lines = [json.loads(line) for line in (disk / "metrics.jsonl").read_text().splitlines()]
         assert lines == [{"step": step, "x": step} for step in range(1, 400)]
         events = EventAccumulator(str(disk / "tensorboard"), size_guidance={"scalars": 0})
@@ -188,13 +188,13 @@ def test_figures_continue_where_a_checkpoint_counted_them(tmp_path: Path) -> Non
     with MetricsWriter(tmp_path, enabled=True) as writer:
         writer.write(1, {"x": 1.0})
         writer.write(2, {"x": 2.0})
-        assert writer.kept() == 2
+        assert writer.reported()["lines"] == 2
         writer.write(3, {"x": -3.0})  # after the checkpoint: to be done again
     time.sleep(1.1)  # readers take files in the order of their names, which begin with the second
     with MetricsWriter(tmp_path, enabled=True, lines=2) as writer:
         writer.forget_after(2)
         writer.write(3, {"x": 3.0})
-        assert writer.kept() == 3
+        assert writer.reported()["lines"] == 3
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert lines == [{"step": 1, "x": 1.0}, {"step": 2, "x": 2.0}, {"step": 3, "x": 3.0}]
     events = EventAccumulator(str(tmp_path / "tensorboard"))

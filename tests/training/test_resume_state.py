@@ -5,7 +5,7 @@ import torch
 
 from reagent_lite.errors import ConfigError
 from reagent_lite.training.checkpoint import flat, nested
-from reagent_lite.training.resume import ReadOrder, position_in, regrouped_own, require_same_learning
+from reagent_lite.training.resume import ReadOrder, position_in, regrouped, require_same_learning
 
 SAVED = {"epochs": 2, "seed": 0, "node_index": 1, "training": {"learning_rate": 0.1, "layers": [-1, 8, -1]},
          "checkpoint": {"keep": 2}, "data": {"layout": "shards", "residency": "auto"}}  # fmt: skip
@@ -31,13 +31,13 @@ def changed(**sections: object) -> dict[str, object]:
     ids=["the same", "elsewhere", "saved otherwise", "in other memory", "longer"],
 )
 def test_configs_that_learn_the_same(now: dict[str, object]) -> None:
-    require_same_learning(SAVED, now, "step_000007", growing=("epochs",))
+    require_same_learning(SAVED, now, "step_000007", may_grow=True)
 
 
 def test_configs_that_learn_something_else_are_refused_by_key() -> None:
     now = changed(training={"learning_rate": 0.2}, epochs=3, data={"layout": "replicas"})
     with pytest.raises(ConfigError) as error:
-        require_same_learning(SAVED, now, "step_000007", growing=())
+        require_same_learning(SAVED, now, "step_000007", may_grow=False)
     assert {problem.where for problem in error.value.problems} == {"training.learning_rate", "epochs", "data.layout"}
     first = next(problem for problem in error.value.problems if problem.where == "training.learning_rate")
     assert str(first) == (
@@ -67,12 +67,12 @@ def test_sums_of_other_ranks_keep_their_mean() -> None:
     ]
     # two ranks over two steps: (1 + 5) / (2 ranks · 2 steps) = 1.5
     for world in (1, 3):
-        parts = [regrouped_own(states, rank, {"step": 4}, between=True) for rank in range(world)]
+        parts = [regrouped(states, rank, {"step": 4}, between=True) for rank in range(world)]
         total = sum(float(part["meter"]["sums"]["x"]) for part in parts)
         assert total / (world * 2) == 1.5
         assert [part["source"] for part in parts] == [{"step": 4}] * world
         assert [int(part["rng"]["cpu"]) for part in parts if "rng" in part] == [0, 1][:world]
-    assert regrouped_own(states, 0, {}, between=False)["meter"] == {"steps": 0}
+    assert regrouped(states, 0, {}, between=False)["meter"] == {"steps": 0}
 
 
 def test_trees_are_taken_apart_and_put_together() -> None:

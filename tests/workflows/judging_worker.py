@@ -17,7 +17,6 @@ from reagent_lite.distributed.faults import fault_here
 from reagent_lite.distributed.group import Group, Place, joined
 from reagent_lite.distributed.workers import end_with_parent, report_failure
 from reagent_lite.run.evaluators import Judge, Judgement
-from reagent_lite.run.experience import Experience
 from reagent_lite.run.figures import present_shares, sources_of
 from reagent_lite.run.learner import build_learner
 from reagent_lite.run.logged import prepare
@@ -45,8 +44,8 @@ def evaluate(name: str, group: Group) -> None:
         assert (judgement.document, judgement.scalars, judgement.lines) == ({}, {}, ())
         return
     data = judge._data
-    experience = Experience(spec=data.spec, normalization=data.normalization, data=data, simulation=None, reader=None)
-    gate = held_back(judge._config, experience, Judgement(scalars={}, document={"cpe": judgement.document}, lines=()))
+    gate = held_back(judge._config, Judgement(scalars={}, document={"cpe": judgement.document}, lines=()),
+                     data.scored.counts.get("propensity_absent_rows", 0))  # fmt: skip
     Path(name, "gate.txt").write_text("" if gate is None else gate.reason)
     Path(name, "evaluation.json").write_text(json.dumps(judgement.document))
     columns = {column: getattr(page, column) for column in page.__slots__ if column != "names"}

@@ -19,10 +19,10 @@ from reagent_lite.data.sampling.plan import ReadPlan
 from reagent_lite.data.sampling.source import LoggedRows, LoggedSource
 from reagent_lite.distributed.group import Group, Place, joined
 from reagent_lite.run.evaluators import Judge
-from reagent_lite.run.experience import logged_plan
 from reagent_lite.run.learner import build_learner, build_optimization
 from reagent_lite.run.logged import prepare
 from reagent_lite.run.normalization import write_fitted
+from reagent_lite.run.sources import logged_plan
 
 CPU = torch.device("cpu")
 
@@ -76,7 +76,7 @@ def gradient(path: str) -> None:
     with joined(place, CPU) as group:
         data = prepare(config, group)
         if group.is_first:
-            write_fitted(config, {"state": data.normalization.state, "action": data.normalization.action}, group)
+            write_fitted(config, data.normalization)
         source = LoggedSource({data.shards.own: data.train_rows}, logged_plan(config, data, 4), group.rank, CPU)
         batch, found = next(source), {}
         plain = torch.full((len(batch),), 1 / len(batch))

@@ -18,8 +18,8 @@ from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.distributed.group import Group, Place
 from reagent_lite.evaluation import estimates as evaluating_estimates
 from reagent_lite.run import evaluators as judging
-from reagent_lite.run.experience import build_judges, gather_experience
 from reagent_lite.run.learner import build_learner
+from reagent_lite.run.sources import open_source
 from reagent_lite.types import TransitionBatch
 from workflows.evaluate import evaluate
 
@@ -49,10 +49,10 @@ def at_end(folder: Path, **evaluation: Any) -> None:
         "rl": {"gamma": 0.0}, "training": {"layers": [-1, 4, -1], "activations": ["relu", "linear"]},
         "evaluation": {"minibatch_size": 64, "bootstrap_resamples": 100, **evaluation},
     })  # fmt: skip
-    experience = gather_experience(config, ALONE, None)
-    judges = build_judges(config, experience, build_learner(config, experience.spec, ALONE.device), ALONE)
-    judges.figures(final=True)
-    judges.at_end()
+    source = open_source(config, ALONE, None)
+    evaluators = source.evaluators(build_learner(config, source.spec, ALONE.device))
+    evaluators.after_epoch(final=True)
+    evaluators.at_end()
 
 
 def of_a_model(folder: Path, **evaluation: Any) -> None:

@@ -46,7 +46,7 @@ def normalization(folder: Path, size: int, **spec: Any) -> str:
 
 def replayed(config: WorkflowConfig, model: str, *, parametric: bool) -> dict[str, float]:
     """Figures of the exported model on the final episodes of a run."""
-    simulation = open_simulation(config, ALONE, parametric=parametric)
+    simulation = open_simulation(config, ALONE)
     env = simulation.envs(0, EPISODES, stream=FINAL)
     bundle = load_bundle(model)
     policy = policy_of(bundle.policy)

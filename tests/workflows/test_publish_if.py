@@ -83,7 +83,7 @@ def test_conditions_that_cannot_be(changes: dict[str, Any], said: str) -> None:
 def test_it_is_no_part_of_what_is_learned() -> None:
     """An unfinished run goes on under another condition, and one of before the key existed too."""
     for before in ({}, {"publish_if": None}, {"publish_if": {"outcome": "Reward"}}):
-        require_same_learning({"seed": 0, **before}, {"seed": 0, "publish_if": {"outcome": "x"}}, "1", growing=())
+        require_same_learning({"seed": 0, **before}, {"seed": 0, "publish_if": {"outcome": "x"}}, "1", may_grow=False)
 
 
 def conditional(small: dict[str, Any], above: float) -> dict[str, Any]:

@@ -12,9 +12,10 @@ from reagent_lite.config import DqnConfig, check
 from reagent_lite.distributed.group import Group, Place
 from reagent_lite.rl.policies import EpsilonGreedy
 from reagent_lite.run.environments import open_simulation, with_actions
-from reagent_lite.run.experience import build_judges, gather_experience
+from reagent_lite.run.evaluators import Judge
 from reagent_lite.run.learner import build_learner
 from reagent_lite.run.pictures import record
+from reagent_lite.run.sources import Logged, Simulated
 from reagent_lite.types import Actions
 
 ALONE = Group(Place(), torch.device("cpu"))
@@ -29,21 +30,20 @@ def test_play_and_pictures_leave_out_what_the_log_hardly_takes(tmp_path: Path) -
     config = check(
         DqnConfig, {**SHARED, "model_output_path": str(tmp_path), "simulation": {"env": "cartpole_v0", "num_envs": 4}}
     )
-    simulation = open_simulation(config, ALONE, parametric=False)
+    simulation = open_simulation(config, ALONE)
     config = with_actions(config, simulation)
-    experience = gather_experience(config, ALONE, simulation)
-    learner = build_learner(config, experience.spec, ALONE.device)
+    source = Simulated(config, ALONE, simulation)
+    learner = build_learner(config, source.spec, ALONE.device)
     learner.imitator = Habit([0.05, 0.95])  # left has 0.053 of right
-    assert experience.reader is not None
     env = simulation.envs(0, 4, stream=0)
     env.reset()
-    q = experience.reader.policy(learner, env.device)(env.observation, env.mask, env.features)
+    q = source.reader.policy(learner, env.device)(env.observation, env.mask, env.features)
     assert q[:, 0].tolist() == [-torch.inf] * 4
     assert q[:, 1].isfinite().all()
     for exploration in ({"epsilon": torch.zeros(1)}, {"epsilon": torch.zeros(1), "temperature": 0.5}):
         env.act(q, **exploration)
         assert (env.action.tolist(), env.propensity.tolist()) == ([1] * 4, [1] * 4)
-    trace = record(simulation, experience.reader, learner, EpsilonGreedy())
+    trace = record(source.reader, learner, EpsilonGreedy())
     assert set(trace.action) == {1}
     assert trace.q is not None
     assert not np.isfinite(trace.q[:, 0]).any()  # drawn as no value at all
@@ -55,12 +55,11 @@ def test_the_evaluated_policy_is_restricted(tmp_path: Path) -> None:
     log = write_lines(tmp_path / "log.jsonl", random_rows(50, missing=0))
     config = check(DqnConfig, {**SHARED, "model_output_path": str(tmp_path), "training_data_path": str(log),
                                "actions": ["a", "b"], "evaluation": {"calc_cpe_in_training": False}})  # fmt: skip
-    experience = gather_experience(config, ALONE, None)
-    learner = build_learner(config, experience.spec, ALONE.device)
+    source = Logged(config, ALONE)
+    learner = build_learner(config, source.spec, ALONE.device)
     learner.imitator = Habit([0.95, 0.05])
-    judges = build_judges(config, experience, learner, ALONE)
-    assert judges._logs is not None
-    state = torch.randn(3, experience.spec.num_state_features)
+    judge = Judge(config, source.data, learner, ALONE)
+    state = torch.randn(3, source.spec.num_state_features)
     mask = torch.tensor([[True, True], [False, True], [True, False]])
-    propensities = judges._logs._policy(state, Actions(mask=mask))
+    propensities = judge._policy(state, Actions(mask=mask))
     assert propensities.tolist() == [[1, 0], [0, 1], [1, 0]]

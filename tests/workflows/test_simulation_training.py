@@ -18,8 +18,8 @@ from reagent_lite.errors import SimulationError
 from reagent_lite.export import load_bundle
 from reagent_lite.run.environments import open_simulation, with_actions
 from reagent_lite.run.evaluators import Judgement
-from reagent_lite.run.experience import build_judges, gather_experience, open_stream
 from reagent_lite.run.learner import build_learner, build_optimization
+from reagent_lite.run.sources import open_source
 from reagent_lite.sim.rollout import RolloutSource
 from reagent_lite.training.loop import Hooks, Report, Running, fit
 
@@ -89,13 +89,12 @@ def fitted(model: type[WorkflowConfig], tree: Tree) -> tuple[int, Judgement]:
     """Learns and judges in this process, without the export; returns steps and the final judgement."""
     group = Group(Place(), torch.device("cpu"))
     config = check(model, tree)
-    simulation = open_simulation(config, group, parametric=model is ParametricDqnConfig)
+    simulation = open_simulation(config, group)
     config = with_actions(config, simulation)
-    experience = gather_experience(config, group, simulation)
-    learner = build_learner(config, experience.spec, group.device)
+    source = open_source(config, group, simulation)
+    learner = build_learner(config, source.spec, group.device)
     optimization = build_optimization(config, learner, captured=False)
-    stream = open_stream(config, experience, learner, group)
-    judges = build_judges(config, experience, learner, group)
+    stream, evaluators = source.stream(learner), source.evaluators(learner)
 
     class Judged(Hooks):
         def before_step(self, step: int) -> None:
@@ -103,15 +102,15 @@ def fitted(model: type[WorkflowConfig], tree: Tree) -> tuple[int, Judgement]:
 
         def report(self, report: Report) -> None:
             assert np.isfinite(report.metrics["td_loss"])
-            judges.figures(final=False)
+            evaluators.after_epoch(final=False)
 
         def satisfied(self) -> bool:
-            return judges.satisfied()
+            return evaluators.satisfied()
 
-    running = Running(learner=learner, optimization=optimization, source=stream.source, evaluators=judges)
+    running = Running(learner=learner, optimization=optimization, source=stream.source, evaluators=evaluators)
     fit(running, stream.plan, group, Judged())
     assert stream.figures()["simulation/episodes"] > 0
-    return running.position.step, judges.at_end()
+    return running.position.step, evaluators.at_end()
 
 
 @pytest.mark.parametrize(
@@ -223,10 +222,8 @@ def test_a_simulation_that_is_all_or_nothing_beside_data(tmp_path: Path) -> None
     group = Group(Place(), torch.device("cpu"))
     for share, kind in ((0.0, LoggedSource), (1.0, RolloutSource)):
         config = check(DqnConfig, beside_data(tmp_path, share))
-        simulation = open_simulation(config, group, parametric=False)
-        experience = gather_experience(config, group, simulation)
-        learner = build_learner(config, experience.spec, group.device)
-        stream = open_stream(config, experience, learner, group)
+        source = open_source(config, group, open_simulation(config, group))
+        stream = source.stream(build_learner(config, source.spec, group.device))
         assert isinstance(stream.source, kind)
         # as many rows a step as the log alone would give, or full minibatches of simulated ones
         assert stream.plan.rows_of_step(0) == 128

@@ -1,0 +1,426 @@
+"""What a run learns from: three sources, and the stream of batches that each gives to the loop.
+
+Logged     rows of all machines ───┐
+Simulated  environments ─► replay ─┼► Stream: batches of this rank, how many steps, where a later start goes on
+Mixed      both in each minibatch ─┘
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from reagent_lite.algorithms.dqn import DQN
+from reagent_lite.config import WorkflowConfig
+from reagent_lite.console import logger
+from reagent_lite.data.sampling.mixture import MixedSource
+from reagent_lite.data.sampling.plan import ReadPlan
+from reagent_lite.data.sampling.source import LoggedSource
+from reagent_lite.distributed.group import Group
+from reagent_lite.errors import counted
+from reagent_lite.export.content import SampleRows
+from reagent_lite.report.run import Source as LoggedFacts
+from reagent_lite.run.environments import (
+    Reader,
+    Simulation,
+    given_or_none,
+    part_of,
+    source_spec,
+)
+from reagent_lite.run.evaluators import Evaluators, Judge
+from reagent_lite.run.figures import Presence, present_shares, sources_of
+from reagent_lite.run.learner import captures, target_policy
+from reagent_lite.run.logged import Data, prepare
+from reagent_lite.run.normalization import Normalization, write_fitted
+from reagent_lite.run.pictures import draw_pictures
+from reagent_lite.run.returns import SimulationJudge
+from reagent_lite.run.samples import logged_sample, simulated_sample
+from reagent_lite.run.simulated import build_source, simulated_plan, training_scalars
+from reagent_lite.run.value_bounds import Payable, payable_values
+from reagent_lite.sim.rollout import RolloutSource, regrouped
+from reagent_lite.training.capture import Captured, eager
+from reagent_lite.training.checkpoint import Tree
+from reagent_lite.training.loop import StepPlan, Update
+from reagent_lite.training.resume import ReadOrder
+from reagent_lite.types import BatchSource, SourceSpec
+
+_SHARING = ("epochs", "shares", "reads")
+"""Parts of a read plan that say how long a run is, and which process reads what."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stream:
+    """Batches of logged rows, and what belongs to them.
+
+    Attributes:
+        source: of this rank.
+        plan: how many steps.
+        order: what a step number counts in.
+        capture: turns updates into CUDA graphs where buffers are fixed.
+    """
+
+    source: BatchSource
+    plan: StepPlan
+    order: ReadOrder
+    capture: Callable[[Update], Update] = field(default=eager)
+
+    @property
+    def rows(self) -> int:
+        """Rows over all ranks in the whole run."""
+        return self.order.rows * self.plan.num_steps // self.plan.steps_per_epoch
+
+    def before_step(self, step: int) -> None:
+        """Lets environments step; logged rows need nothing."""
+
+    def figures(self) -> dict[str, float]:
+        """Returns figures of episodes that ended while learning; every rank calls it."""
+        return {}
+
+    def deal(self, states: Sequence[Tree], rank: int, step: int) -> Tree:
+        """Returns the source's state for a rank at a step, from the states of other ranks than there are now."""
+        return {"step": step}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedStream(Stream):
+    """Batches of simulated rows only.
+
+    Attributes:
+        rollouts: environments and replay of this rank.
+        simulation: whose environments.
+        group: ranks share them.
+    """
+
+    rollouts: RolloutSource
+    simulation: Simulation
+    group: Group
+
+    def before_step(self, step: int) -> None:
+        """Collects experience."""
+        self.rollouts.collect(step)
+
+    def figures(self) -> dict[str, float]:
+        """Returns environment steps, episodes, and their mean return."""
+        return training_scalars(self.rollouts, self.group)
+
+    def deal(self, states: Sequence[Tree], rank: int, step: int) -> Tree:
+        """Deals environments out anew by their global number."""
+        return regrouped(states, rank, *part_of(self.simulation.config.num_envs, rank, self.group.world_size))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixedStream(SimulatedStream):
+    """Batches of logged and simulated rows."""
+
+    def deal(self, states: Sequence[Tree], rank: int, step: int) -> Tree:
+        """Deals logged rows out by step, environments by their global number."""
+        # without super(): a dataclass with slots is another class than the one its body closes over
+        return {"0": {"step": step}, "1": SimulatedStream.deal(self, [state["1"] for state in states], rank, step)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What the report says of the source.
+
+    Attributes:
+        present: share of sampled rows that have each feature, by column.
+        used: data that was learned from and evaluated on.
+    """
+
+    present: Presence
+    used: tuple[LoggedFacts, ...]
+
+
+class Source(Protocol):
+    """What a run learns from; every rank has one and calls its methods.
+
+    Attributes:
+        spec: what the network must fit.
+        normalization: of states and choices.
+        identity: sha256 of what is learned from, see History.require_same.
+        hash: sha256 that an exported model carries.
+        absent_propensities: scored rows without a propensity.
+    """
+
+    spec: SourceSpec
+    normalization: Normalization
+    identity: dict[str, str]
+    hash: str
+    absent_propensities: int
+
+    def stream(self, learner: DQN) -> Stream:
+        """Returns the batches that the learner learns from."""
+        ...
+
+    def evaluators(self, learner: DQN) -> Evaluators:
+        """Returns what evaluates the learner."""
+        ...
+
+    def payable(self) -> Payable | None:
+        """Returns the values that rewards can pay, or None where they are not known."""
+        ...
+
+    def write_fitted(self) -> None:
+        """Writes the normalization that no file gave; on rank 0."""
+        ...
+
+    def sample(self, count: int) -> SampleRows:
+        """Returns raw rows in the model's column order, for the export's check."""
+        ...
+
+    def facts(self) -> Facts:
+        """Returns what the report says of the source."""
+        ...
+
+    def draw(self, folder: Path, learner: DQN) -> list[Path]:
+        """Writes pictures of the run into its folder, where simulation.pictures asks for them; returns the files."""
+        ...
+
+
+def open_source(config: WorkflowConfig, group: Group, simulation: Simulation | None) -> Source:
+    """Returns the source that the config describes.
+
+    Args:
+        config: with the environment's actions.
+        group: the ranks.
+        simulation: opened, or None without a simulation section.
+
+    Raises:
+        DataError, ConfigError: see logged.prepare and environments.Reader.
+    """
+    if simulation is None:
+        return Logged(config, group)
+    if config.training_data_path:
+        return Mixed(config, group, simulation)
+    return Simulated(config, group, simulation)
+
+
+class Logged:
+    """Rows of logs, also those of other machines. Attributes as in Source, and the data.
+
+    Raises:
+        DataError: see logged.prepare.
+    """
+
+    def __init__(self, config: WorkflowConfig, group: Group) -> None:
+        self._config, self._group = config, group
+        self.data = data = prepare(config, group)
+        self.spec, self.normalization, self.hash = data.spec, data.normalization, data.found.hash
+        self.identity = {"data": data.found.content, "env": ""}
+        self.absent_propensities = data.scored.counts.get("propensity_absent_rows", 0)
+
+    def stream(self, learner: DQN) -> Stream:
+        """Returns batches by a read plan over all machines."""
+        minibatch = global_minibatch(self._config, self._group)
+        plan = logged_plan(self._config, self.data, minibatch)
+        _log_plan(self._config, plan, minibatch, 0, self._group)
+        return Stream(source=self._source(plan), plan=plan, order=_order(plan, plan, simulated=0, alone=False))
+
+    def _source(self, plan: ReadPlan) -> LoggedSource:
+        return LoggedSource({self.data.shards.own: self.data.train_rows}, plan, self._group.rank, self._group.device)
+
+    def evaluators(self, learner: DQN) -> Evaluators:
+        """Returns counterfactual evaluation."""
+        return Evaluators({"cpe": Judge(self._config, self.data, learner, self._group)})
+
+    def payable(self) -> Payable | None:
+        """Returns the values that rewards of all machines can pay."""
+        return payable_values(self._config, self.data.train_rows, self._group)
+
+    def write_fitted(self) -> None:
+        """Writes what was fitted to the training data."""
+        write_fitted(self._config, self.normalization)
+
+    def sample(self, count: int) -> SampleRows:
+        """Returns rows spread over the evaluated data."""
+        return logged_sample(self.data, count)
+
+    def facts(self) -> Facts:
+        """Returns presence of features, and the files."""
+        return Facts(present=present_shares(self.data), used=sources_of(self._config, self.data))
+
+    def draw(self, folder: Path, learner: DQN) -> list[Path]:
+        """Draws nothing."""
+        return []
+
+
+class Simulated:
+    """Environments. Attributes as in Source, and the reader of what they show.
+
+    Raises:
+        ConfigError, DataError: see environments.Reader.
+    """
+
+    absent_propensities = 0
+
+    def __init__(self, config: WorkflowConfig, group: Group, simulation: Simulation) -> None:
+        self._config, self._group = config, group
+        self.normalization = given_or_none(config, simulation)
+        self.spec = source_spec(config, self.normalization)
+        self.reader = Reader(config, simulation, self.normalization, group.device)
+        self.hash = simulation.identity()
+        self.identity = {"data": "", "env": self.hash}
+
+    def stream(self, learner: DQN) -> Stream:
+        """Returns batches of replay."""
+        config, group = self._config, self._group
+        minibatch = global_minibatch(config, group)
+        plan = simulated_plan(config, minibatch)
+        _log_plan(config, plan, minibatch, minibatch, group)
+        return _simulated_stream(config, group, self.reader, learner, plan, minibatch, _rows(plan, {}))
+
+    def evaluators(self, learner: DQN) -> Evaluators:
+        """Returns episodes in the environments."""
+        return Evaluators({"simulation": SimulationJudge(self._config, self.reader, learner, self._group)})
+
+    def payable(self) -> Payable | None:
+        """Returns None: what environments pay is not known."""
+        return None
+
+    def write_fitted(self) -> None:
+        """Writes nothing: features stay as they are."""
+
+    def sample(self, count: int) -> SampleRows:
+        """Returns observations of random play."""
+        return simulated_sample(self.reader.simulation, self.normalization, count)
+
+    def facts(self) -> Facts:
+        """Returns nothing: there are no files."""
+        return Facts(present={}, used=())
+
+    def draw(self, folder: Path, learner: DQN) -> list[Path]:
+        """Draws how learning went, and an episode."""
+        return _draw(self._config, folder, self.reader, learner)
+
+
+class Mixed(Logged):
+    """Logged rows, and environments with their features, of which simulation.share are learned from.
+
+    Raises:
+        DataError, ConfigError: see Logged and environments.Reader.
+    """
+
+    def __init__(self, config: WorkflowConfig, group: Group, simulation: Simulation) -> None:
+        super().__init__(config, group)
+        self.reader = Reader(config, simulation, self.normalization, group.device)
+        self.identity = self.identity | {"env": simulation.identity()}
+
+    def stream(self, learner: DQN) -> Stream:
+        """Returns batches of both; as many rows a step as the log alone gives where all of them are simulated."""
+        config, group, share = self._config, self._group, self._config.simulated_share
+        minibatch = global_minibatch(config, group)
+        simulated = round(minibatch * share)
+        if 0 < share < 1:
+            simulated = min(max(simulated, 1), minibatch - 1)
+        if not simulated:
+            return super().stream(learner)
+        alone = simulated == minibatch
+        logged = logged_plan(config, self.data, minibatch if alone else minibatch - simulated)
+        plan = _Joint(logged, simulated * logged.minibatches_per_step, alone=alone)
+        _log_plan(config, plan, minibatch, simulated, group)
+        order = _order(plan, logged, simulated=plan.simulated, alone=alone)
+        stream = _simulated_stream(config, group, self.reader, learner, plan, simulated, order)
+        if alone:
+            return stream
+        part = simulated / minibatch
+        source = MixedSource(((self._source(logged), 1 - part), (stream.rollouts, part)))
+        return MixedStream(
+            source=source, plan=plan, order=order, capture=stream.capture, rollouts=stream.rollouts,
+            simulation=stream.simulation, group=group,
+        )  # fmt: skip
+
+    def evaluators(self, learner: DQN) -> Evaluators:
+        """Returns counterfactual evaluation and episodes."""
+        play = SimulationJudge(self._config, self.reader, learner, self._group)
+        return Evaluators({"simulation": play, "cpe": Judge(self._config, self.data, learner, self._group)})
+
+    def draw(self, folder: Path, learner: DQN) -> list[Path]:
+        """Draws how learning went, and an episode."""
+        return _draw(self._config, folder, self.reader, learner)
+
+
+def global_minibatch(config: WorkflowConfig, group: Group) -> int:
+    """Returns the rows of a minibatch over all ranks."""
+    return config.data.global_minibatch_size or config.training.minibatch_size * group.world_size
+
+
+def logged_plan(config: WorkflowConfig, data: Data, minibatch: int) -> ReadPlan:
+    """Returns the plan by which all processes read the training rows, `minibatch` of them at a time."""
+    return data.shards.plan(
+        data.counts,
+        minibatch=minibatch,
+        epochs=config.epochs,
+        seed=config.seed,
+        minibatches_per_step=config.training.minibatches_per_step,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Joint:
+    """A read plan with simulated rows beside, or in place of, the logged ones."""
+
+    logged: ReadPlan
+    simulated: int
+    alone: bool
+
+    @property
+    def num_steps(self) -> int:
+        return self.logged.num_steps
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.logged.steps_per_epoch
+
+    @property
+    def minibatches_per_step(self) -> int:
+        return self.logged.minibatches_per_step
+
+    def rows_of_step(self, step: int) -> int:
+        return self.simulated + (0 if self.alone else self.logged.rows_of_step(step))
+
+
+def _draw(config: WorkflowConfig, folder: Path, reader: Reader, learner: DQN) -> list[Path]:
+    assert config.simulation is not None
+    return draw_pictures(folder, reader, learner, target_policy(config.rl)) if config.simulation.pictures else []
+
+
+def _order(plan: StepPlan, logged: ReadPlan, *, simulated: int, alone: bool) -> ReadOrder:
+    """Returns what decides which rows a step reads; how processes share them is no part of it."""
+    kept = {name: value for name, value in logged.as_json().items() if name not in _SHARING}
+    return _rows(plan, {**kept, "simulated": simulated, "alone": alone})
+
+
+def _rows(plan: StepPlan, order: dict[str, Any]) -> ReadOrder:
+    rows = sum(plan.rows_of_step(step) for step in range(plan.steps_per_epoch))
+    return ReadOrder(order=order, steps=plan.steps_per_epoch, rows=rows)
+
+
+def _simulated_stream(
+    config: WorkflowConfig,
+    group: Group,
+    reader: Reader,
+    learner: DQN,
+    plan: StepPlan,
+    minibatch: int,
+    order: ReadOrder,
+) -> SimulatedStream:
+    """Returns a stream of simulated rows only, `minibatch` of them at a time over all ranks."""
+    capture = Captured if captures(config, group) else eager
+    rollouts = build_source(
+        config, reader, learner, group, minibatch=minibatch, num_steps=plan.num_steps, capture=capture
+    )
+    return SimulatedStream(source=rollouts, plan=plan, order=order, capture=capture, rollouts=rollouts,
+                           simulation=reader.simulation, group=group)  # fmt: skip
+
+
+def _log_plan(config: WorkflowConfig, plan: StepPlan, minibatch: int, simulated: int, group: Group) -> None:
+    world, mps = group.world_size, plan.minibatches_per_step
+    accumulated = f", {mps} a step" if mps > 1 else ""
+    mixed = f", {simulated} of them simulated" if 0 < simulated < minibatch else ""
+    parts = -(-plan.num_steps // plan.steps_per_epoch)
+    unit = "epoch" if config.training_data_path else "evaluation"
+    logger.info(
+        f"global minibatch {minibatch} rows = {counted(world, 'process')} x {minibatch / world:g}{mixed}{accumulated}, "
+        f"{counted(plan.steps_per_epoch, 'step')}/{unit}, {counted(parts, unit)}, learning rate "
+        f"{config.training.learning_rate:g} (not scaled), on {group.device}"
+    )
