@@ -1,6 +1,6 @@
 """Counterfactual policy evaluation: every estimator on one page, with interval, diagnostics and verdict.
 
-page ─► limit: rows ─► what each episode adds (rl.sums) ─► sums of all resamples ─► estimators ─► CPEResult
+page ─► limit: rows ─► what each episode adds (rl.sums.Log) ─► estimates of all resamples ─► CPEResult
 """
 
 from collections.abc import Callable
@@ -15,15 +15,8 @@ from reagent_lite.evaluation.overlap import Overlap, measure_overlap
 from reagent_lite.evaluation.page import EvaluationPage, episode_groups, tables_of
 from reagent_lite.evaluation.verdict import Judgement, Verdict, judge_model, judge_weighted
 from reagent_lite.rl.bootstrap import percentile_interval, resamples
-from reagent_lite.rl.estimators import (
-    CONTINUED,
-    ONE_STEP_ESTIMATORS,
-    SEQUENTIAL_ESTIMATORS,
-    Estimator,
-    mean_return,
-    mean_reward,
-)
-from reagent_lite.rl.sums import Sums, Table, episode_returns, sample_sums, table_of
+from reagent_lite.rl.estimators import ESTIMATORS, LOGGED
+from reagent_lite.rl.sums import Log
 
 # Of episodes that are laid out together, padding included; one that is longer stands alone.
 _GROUP_ROWS, _GROUP_BYTES = 2**17, 2**24
@@ -123,22 +116,20 @@ def evaluate_page(
     outcomes: tuple[OutcomeResult, ...] = ()
     overlap = None
     if len(rows):
-        table = table_of_rows(page.only(0, _OUTCOMES_AT_ONCE), rows, gamma)
+        log = log_of_rows(page.only(0, _OUTCOMES_AT_ONCE), rows, gamma)
         # resamples of one episode are all alike: no interval rather than one of width 0
-        count = config.bootstrap_resamples if table.num_episodes > 1 else 0
-        samples = resamples(table.num_episodes, count, generator)
-        sums = sample_sums(table, samples.blocks())
-        overlap = measure_overlap(
-            page, rows, table, sums[0],
-            level=config.confidence_level, min_effective_episodes=config.min_effective_episodes,
-        )  # fmt: skip
+        count = config.bootstrap_resamples if log.num_episodes > 1 else 0
+        drawn = resamples(log.num_episodes, count, generator)
+        samples = log.estimates(drawn.blocks())
+        overlap = measure_overlap(page, rows, log, samples[0]["mean_weight"], config)
         for target, name in enumerate(page.names):
             place = target % _OUTCOMES_AT_ONCE
             if target and not place:
-                table = table_of_rows(page.only(target, target + _OUTCOMES_AT_ONCE), rows, gamma)
-                sums = sample_sums(table, samples.blocks())
-            one_step = _family(_ONE_STEP, sums[place], overlap, _spread(page.outcomes[rows, target]), config)
-            sequential = _family(_SEQUENTIAL, sums[place], overlap, _spread(episode_returns(table, place)), config)
+                log = log_of_rows(page.only(target, target + _OUTCOMES_AT_ONCE), rows, gamma)
+                samples = log.estimates(drawn.blocks())
+            returns = log.per_episode("discounted_reward", place)
+            one_step = _family(_ONE_STEP, samples[place], overlap, _spread(page.outcomes[rows, target]), config)
+            sequential = _family(_SEQUENTIAL, samples[place], overlap, _spread(returns), config)
             outcomes += (OutcomeResult(name=name, one_step=one_step, sequential=sequential),)
             show(target + 1, len(page.names))
     return CPEResult(
@@ -164,60 +155,55 @@ def limit(page: EvaluationPage, config: EvaluationConfig, generator: torch.Gener
     return within.nonzero().squeeze(1), max(0, num_episodes - config.max_episodes), beyond
 
 
-def table_of_rows(page: EvaluationPage, rows: Tensor, gamma: float) -> Table:
-    """Returns what the episodes of some rows of a page add; `rows` are numbers, an episode's in order of time."""
+def log_of_rows(page: EvaluationPage, rows: Tensor, gamma: float) -> Log:
+    """Returns the log of some rows of a page; `rows` are numbers, an episode's in order of time."""
     # a group's rows are copied: with many choices or outcomes as many as were the page again
     groups = episode_groups(page.episode[rows], max_cells=min(_GROUP_ROWS, max(1, _GROUP_BYTES // page.row_bytes)))
-    return table_of(tables_of(page.rows(rows[group]), gamma) for group in groups)
+    return Log.of((tables_of(page.rows(rows[group]), gamma) for group in groups), (*LOGGED, *ESTIMATORS.values()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kind:
-    """A family's registry, and which of its estimates are compared with which."""
+    """A family: the log's own figure, the estimate by a model alone, and the weighted one that checks it."""
 
-    estimators: dict[str, Estimator]
-    logged: Estimator
+    sequential: bool
+    logged: str
     model: str
     check: str
-    sequential: bool
 
 
 _ONE_STEP = _Kind(
-    estimators=ONE_STEP_ESTIMATORS,
-    logged=mean_reward,
-    model="Direct_Method_Reward",
-    check="Self_Normalized_IPS_Reward",
-    sequential=False,
+    sequential=False, logged="mean_reward", model="Direct_Method_Reward", check="Self_Normalized_IPS_Reward"
 )
 _SEQUENTIAL = _Kind(
-    estimators=SEQUENTIAL_ESTIMATORS,
-    logged=mean_return,
+    sequential=True,
+    logged="mean_return",
     model="Fitted_Q_Evaluation",
     check="Weighted_Per_Decision_Importance_Sampling",
-    sequential=True,
 )
 
 
-def _family(kind: _Kind, sums: Sums, overlap: Overlap, spread: float, config: EvaluationConfig) -> Family:
-    level = config.confidence_level
-    base = kind.logged.of(sums)
-    logged = _figure(base, level)
-    samples = {name: estimator.of(sums) for name, estimator in kind.estimators.items()}
-    figures = {name: _figure(values, level) for name, values in samples.items()}
-    bases = {name: base + sums.tail / sums.episodes if name in CONTINUED else base for name in samples}
+def _family(
+    kind: _Kind, samples: dict[str, Tensor], overlap: Overlap, spread: float, config: EvaluationConfig
+) -> Family:
+    level, base = config.confidence_level, samples[kind.logged]
+    logged = interval_of(base, level)
+    names = [name for name, one in ESTIMATORS.items() if one.sequential == kind.sequential]
+    figures = {name: interval_of(samples[name], level) for name in names}
+    bases = {name: base + samples["continuation"] if ESTIMATORS[name].continues else base for name in names}
     judgements = _judgements(kind, figures, overlap, max(abs(logged.value), spread), config)
     estimates = tuple(
         Estimate(
             name=name,
             figure=figures[name],
-            normalized=float(values[0] / bases[name][0]) if logged.excludes(0.0) else float("nan"),
-            difference=_figure(values - bases[name], level),
+            normalized=float(samples[name][0] / bases[name][0]) if logged.excludes(0.0) else float("nan"),
+            difference=interval_of(samples[name] - bases[name], level),
             verdict=judgements[name][0],
             reason=judgements[name][1],
         )
-        for name, values in samples.items()
+        for name in names
     )
-    disagreement = _figure(samples[kind.model] - samples[kind.check], level)
+    disagreement = interval_of(samples[kind.model] - samples[kind.check], level)
     return Family(logged=logged, estimates=estimates, disagreement=disagreement)
 
 
@@ -240,7 +226,8 @@ def _judgements(
     return judged
 
 
-def _figure(samples: Tensor, level: float) -> Interval:
+def interval_of(samples: Tensor, level: float) -> Interval:
+    """Returns the estimate of row 0 with the percentile interval of the others, [1 + R]."""
     low, high = percentile_interval(samples[1:], level)
     return Interval(value=float(samples[0]), low=low, high=high)
 

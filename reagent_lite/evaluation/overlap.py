@@ -5,10 +5,11 @@ from statistics import NormalDist
 
 import torch
 
+from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.evaluation.interval import Interval
 from reagent_lite.evaluation.page import EvaluationPage
 from reagent_lite.rl.bootstrap import effective_sample_size, percentile_interval
-from reagent_lite.rl.sums import Sums, Table, effective_by_step, relative_at
+from reagent_lite.rl.sums import Log
 
 # Discounted time that may lie beyond the step at which weights of whole episodes are judged.
 _TAIL = 0.05
@@ -56,27 +57,26 @@ class Overlap:
 
 
 def measure_overlap(
-    page: EvaluationPage, rows: torch.Tensor, table: Table, sums: Sums, *, level: float, min_effective_episodes: float
+    page: EvaluationPage, rows: torch.Tensor, log: Log, mean_weight: torch.Tensor, config: EvaluationConfig
 ) -> Overlap:
-    """Returns the diagnostics of rows of a page, of what their episodes add, and of its sums in each sample."""
+    """Returns the diagnostics of rows of a page, of their log, and of the mean weight in each sample, [R]."""
     taken, propensity = page.of_taken(page.model_propensities)[rows], page.propensity[rows]
-    weight = taken / propensity
-    by_step = effective_by_step(table)
+    weight, level = taken / propensity, config.confidence_level
+    by_step = log.effective_episodes()
     # of weights that are at most e^600, so that means stay finite
-    mean_by_step = table.log_largest.clamp(max=600).exp() * table.weights / table.num_episodes
-    judged = _judged_step(table)
-    relative = relative_at(table, judged)
-    means = sums.weight / sums.rows
-    low, high = percentile_interval(means[1:], level)
+    mean_by_step = log.log_largest.clamp(max=600).exp() * log.weights / log.num_episodes
+    judged = _judged_step(log)
+    relative = log.relative_weights(judged)
+    low, high = percentile_interval(mean_weight[1:], level)
     unsupported = (propensity >= 1 - _CERTAIN) & (taken < 1 - _CERTAIN)
     episode = page.episode[rows]
     last = rows[torch.cat((episode[1:] != episode[:-1], torch.ones(1, dtype=torch.bool)))]
-    enough = by_step >= min_effective_episodes
+    enough = by_step >= config.min_effective_episodes
     return Overlap(
         num_rows=len(rows),
         num_episodes=len(relative),
         effective_rows=float(effective_sample_size(weight)),
-        mean_weight=Interval(value=float(means[0]), low=low, high=high),
+        mean_weight=Interval(value=float(mean_weight[0]), low=low, high=high),
         largest_row_share=_largest_share(weight),
         unsupported_share=float(unsupported.double().mean()),
         horizon=len(by_step),
@@ -101,11 +101,11 @@ def _mean(mean: float, relative: torch.Tensor, level: float) -> Interval:
     return Interval(value=mean, low=mean - half, high=mean + half)
 
 
-def _judged_step(table: Table) -> int:
+def _judged_step(log: Log) -> int:
     # far steps of a discounted return hardly count, and weights there say little about the estimate
-    discount = torch.zeros_like(table.weights)
-    for part in table.parts:
-        discount[: len(part.discount)] += part.discount
+    discount = torch.zeros_like(log.weights)
+    for group in log.groups:
+        discount[: len(group.discount)] += group.discount
     passed = discount.cumsum(0)
     return int((passed < (1 - _TAIL) * passed[-1]).sum())
 

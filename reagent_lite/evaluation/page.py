@@ -1,6 +1,6 @@
 """The evaluation page: held-out logged rows beside what the evaluated policy and its models say of them.
 
-batches ─► build_page ─► EvaluationPage [N, K] ─► episode_groups ─► tables_of ─► rl.episodes.Episodes [n, L] per outcome
+batches ─► build_page ─► EvaluationPage [N, K] ─► episode_groups ─► tables_of ─► rl.sums.Episodes [n, L] per outcome
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from reagent_lite.data.rows.hashes import mix
 from reagent_lite.distributed.group import Group
-from reagent_lite.rl.episodes import Episodes
+from reagent_lite.rl.sums import Episodes
 from reagent_lite.rl.td import chosen, expected_value
 from reagent_lite.types import Actions, TransitionBatch
 

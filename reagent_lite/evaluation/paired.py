@@ -6,13 +6,12 @@ from dataclasses import dataclass
 import torch
 
 from reagent_lite.config.evaluation import EvaluationConfig
-from reagent_lite.evaluation.cpe import CPEResult, Estimate, limit, table_of_rows
+from reagent_lite.evaluation.cpe import CPEResult, Estimate, interval_of, limit, log_of_rows
 from reagent_lite.evaluation.interval import UNDEFINED, Interval
 from reagent_lite.evaluation.page import EvaluationPage
 from reagent_lite.evaluation.verdict import Verdict
-from reagent_lite.rl.bootstrap import percentile_interval, resamples
+from reagent_lite.rl.bootstrap import resamples
 from reagent_lite.rl.estimators import ESTIMATORS
-from reagent_lite.rl.sums import Sums, sample_sums
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,30 +54,25 @@ def differences(
     chosen = [limit(page, config, torch.Generator().manual_seed(seed))[0] for page in pages]
     if not len(chosen[0]):
         return {}
-    sums = [_sums(page, rows, gamma=gamma, config=config, seed=seed) for page, rows in zip(pages, chosen, strict=True)]
+    logs = [log_of_rows(page, rows, gamma) for page, rows in zip(pages, chosen, strict=True)]
+    count = config.bootstrap_resamples if logs[0].num_episodes > 1 else 0
+    drawn = resamples(logs[0].num_episodes, count, torch.Generator().manual_seed(seed))
+    samples = [log.estimates(drawn.blocks()) for log in logs]
     found = {}
     for target, name in enumerate(pages[0].names):
         own = [{estimate.name: estimate for estimate in result.outcomes[target].estimates} for result in results]
-        samples = [{key: estimator.of(each[target]) for key, estimator in ESTIMATORS.items()} for each in sums]
         found[name] = tuple(
-            _difference(own[0][key], own[1][key], samples[0][key] - samples[1][key], config.confidence_level)
+            _difference(
+                own[0][key],
+                own[1][key],
+                interval_of(samples[0][target][key] - samples[1][target][key], config.confidence_level),
+            )
             for key in ESTIMATORS
         )
     return found
 
 
-def _sums(
-    page: EvaluationPage, rows: torch.Tensor, *, gamma: float, config: EvaluationConfig, seed: int
-) -> tuple[Sums, ...]:
-    table = table_of_rows(page, rows, gamma)
-    count = config.bootstrap_resamples if table.num_episodes > 1 else 0
-    drawn = resamples(table.num_episodes, count, torch.Generator().manual_seed(seed))
-    return sample_sums(table, drawn.blocks())
-
-
-def _difference(one: Estimate, other: Estimate, samples: torch.Tensor, level: float) -> Difference:
-    low, high = percentile_interval(samples[1:], level)
-    figure = Interval(value=float(samples[0]), low=low, high=high)
+def _difference(one: Estimate, other: Estimate, figure: Interval) -> Difference:
     if not (math.isfinite(one.figure.value) and math.isfinite(other.figure.value)):
         figure = UNDEFINED
     for verdict in (Verdict.DO_NOT_USE, Verdict.WIDE):

@@ -9,13 +9,8 @@ from reagent_lite.evaluation.interval import UNDEFINED
 from reagent_lite.evaluation.verdict import Verdict
 from reagent_lite.rl.estimators import ESTIMATORS
 
-MODEL_ALONE: Final = ("Direct_Method_Reward", "Fitted_Q_Evaluation")
-WEIGHTS_ALONE: Final = (
-    "IPS_Reward", "Self_Normalized_IPS_Reward",
-    "Per_Decision_Importance_Sampling", "Weighted_Per_Decision_Importance_Sampling",
-)  # fmt: skip
-WEIGHTED: Final = tuple(name for name in ESTIMATORS if name not in MODEL_ALONE)
-MODELLED: Final = tuple(name for name in ESTIMATORS if name not in WEIGHTS_ALONE)
+WEIGHTED: Final = tuple(name for name, one in ESTIMATORS.items() if one.weighted)
+MODELLED: Final = tuple(name for name, one in ESTIMATORS.items() if one.model)
 
 
 def withhold(result: CPEResult, reasons: dict[str, str]) -> CPEResult:

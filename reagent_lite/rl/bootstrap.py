@@ -58,15 +58,6 @@ def resamples(num_episodes: int, num_resamples: int, generator: torch.Generator)
     return Resamples(num_episodes=num_episodes, num_resamples=num_resamples, seed=seed)
 
 
-def resample_counts(num_episodes: int, num_resamples: int, generator: torch.Generator) -> Tensor:
-    """Returns how often each episode is in each sample, [1 + num_resamples, num_episodes] float64.
-
-    Row 0 is the sample itself, all ones; each other row draws num_episodes episodes with replacement. Every block of
-    `Resamples` at once: for a few columns of few episodes.
-    """
-    return torch.cat(list(resamples(num_episodes, num_resamples, generator).blocks())).double()
-
-
 def percentile_interval(samples: Tensor, level: float) -> tuple[float, float]:
     """Returns the (1 - level) / 2 and (1 + level) / 2 quantiles of resampled estimates [R].
 

@@ -1,128 +1,183 @@
 """Estimators of a policy's value from episodes logged by another policy.
 
-Notation: n episodes, L steps, R samples; w_t = pi(a_t) / mu(a_t), rho_t = w_0 ... w_t, held constant after an episode
-ends; omega_t^i = rho_t^i / sum_j rho_t^j over all n episodes; v = sum_a pi(a) q(a); D_t the discount from the start.
-Where the record of an episode is cut, estimators with a value model continue with v of the next state, as FQE does.
-
-Every estimator is a function of sums over the episodes of each sample (rl.sums) and returns the estimate in each, [R];
-row 0 is the sample itself. What a sample leaves undefined is NaN. It can be called with Episodes and counts [R, n]
-(rl.bootstrap) too, one estimator alone. One-step forms estimate the mean reward of a row, sequential forms the mean
-discounted return of an episode.
+An estimator is a function that combines the sums named by its parameters: each is over all rows of a sample (SUMS) or,
+weighted by omega, over its episodes at each step (MEANS). rl.sums has the notation and computes them. One-step forms
+estimate the mean reward of a row, sequential forms the mean discounted return of an episode; where the record of an
+episode is cut, those with a value model continue with v of the next state.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from inspect import signature
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from reagent_lite.rl.episodes import Episodes
-from reagent_lite.rl.magic import blend
-from reagent_lite.rl.sums import Settings, Sums, sample_sums, table_of
+from reagent_lite.rl.magic import blended, step_returns
+from reagent_lite.rl.sums import Episodes, Estimator, Finish, Values
 
 
-@dataclass(frozen=True)
-class Estimator:
-    """An estimator of a policy's value.
-
-    Attributes:
-        of: the estimate in each sample, [R], from its sums.
-    """
-
-    of: Callable[[Sums], Tensor]
-
-    def __call__(self, episodes: Episodes, counts: Tensor, settings: Settings | None = None) -> Tensor:
-        """Returns the estimate in each sample, [R], given how often each episode is in it, counts [R, n]."""
-        return self.of(sample_sums(table_of([[episodes]], settings), [counts], settings)[0])
+def switched(tau: float) -> Values:
+    """Returns w (r - r_hat) [w <= tau] of every row."""
+    return lambda e: torch.where(e.weight <= tau, e.weight, 0) * (e.reward - e.reward_taken)
 
 
-@Estimator
-def mean_reward(s: Sums) -> Tensor:
+def shrunk(shrinkage: float) -> Values:
+    """Returns s (r - r_hat) of every row, s = lambda w / (w^2 + lambda); lambda 0 gives DM, infinity DR."""
+    return lambda e: shrinkage * e.weight / (e.weight.square() + shrinkage) * (e.reward - e.reward_taken)
+
+
+def doubly_robust_steps(e: Episodes) -> Tensor:
+    """Returns D_t [rho_t (r_t - q_t) + rho_{t-1} v_t], rho_{-1} = 1, and rho_t D_{t+1} v_{t+1} at a cut."""
+    previous = torch.cat((torch.ones_like(e.rho[:, :1]), e.rho[:, :-1]), 1)
+    return e.discount * (e.rho * (e.reward - e.value_taken) + previous * e.value_expected) + e.rho * e.tail
+
+
+def corrections(e: Episodes) -> Tensor:
+    """Returns D_t (r_t - q_t) + D_{t+1} v_{t+1}; v_{t+1} is 0 after a true end."""
+    values = e.discount * e.value_expected
+    following = torch.cat((values[:, 1:], torch.zeros_like(values[:, :1])), 1) + e.tail
+    return e.discount * (e.reward - e.value_taken) + following
+
+
+SUMS: Final[dict[str, Values]] = {
+    "episodes": lambda e: e.running[:, :1],
+    "rows": lambda e: e.running,
+    "weight": lambda e: e.weight * e.running,
+    "reward": lambda e: e.reward,
+    "reward_expected": lambda e: e.reward_expected,
+    "weighted_reward": lambda e: e.weight * e.reward,
+    "residual": lambda e: e.weight * (e.reward - e.reward_taken),
+    "switched_residual": switched(10.0),
+    "shrunk_residual": shrunk(100.0),
+    "discounted_reward": lambda e: e.discount * e.reward,
+    "first_value": lambda e: e.value_expected[:, :1],
+    "tail": lambda e: e.tail,
+    "decisions": lambda e: e.discount * e.rho * e.reward,
+    "doubly_robust_steps": doubly_robust_steps,
+}
+MEANS: Final[dict[str, Values]] = {"discounted_rewards": SUMS["discounted_reward"], "corrections": corrections}
+
+
+def estimator(
+    name: str, *, sequential: bool = False, model: bool = False, weighted: bool = False, finish: Finish | None = None
+) -> Callable[[Callable[..., Tensor]], Estimator]:
+    """Returns a decorator that makes an Estimator of the function that combines sums and means."""
+
+    def decorate(combine: Callable[..., Tensor]) -> Estimator:
+        takes = signature(combine).parameters
+        return Estimator(
+            name=name,
+            sums={key: SUMS[key] for key in takes if key in SUMS},
+            means={key: MEANS[key] for key in takes if key in MEANS},
+            combine=combine,
+            finish=finish,
+            sequential=sequential,
+            model=model,
+            weighted=weighted,
+        )
+
+    return decorate
+
+
+@estimator("mean_reward")
+def mean_reward(reward: Tensor, rows: Tensor) -> Tensor:
     """Returns the logged policy's mean reward of a row."""
-    return s.reward / s.rows
+    return reward / rows
 
 
-@Estimator
-def mean_return(s: Sums) -> Tensor:
+@estimator("mean_return", sequential=True)
+def mean_return(discounted_reward: Tensor, episodes: Tensor) -> Tensor:
     """Returns the logged policy's mean discounted return of an episode."""
-    return s.discounted_reward / s.episodes
+    return discounted_reward / episodes
 
 
-@Estimator
-def direct_method(s: Sums) -> Tensor:
+@estimator("continuation", sequential=True, model=True)
+def continuation(tail: Tensor, episodes: Tensor) -> Tensor:
+    """Returns mean(D_{t+1} v_{t+1} at the last row of a cut episode): what the value model expects after the record."""
+    return tail / episodes
+
+
+@estimator("mean_weight", weighted=True)
+def mean_weight(weight: Tensor, rows: Tensor) -> Tensor:
+    """Returns mean(w), which should be 1."""
+    return weight / rows
+
+
+@estimator("Direct_Method_Reward", model=True)
+def direct_method(reward_expected: Tensor, rows: Tensor) -> Tensor:
     """Returns mean(sum_a pi r_hat); Dudik, Langford & Li (2011), section 2.1."""
-    return s.reward_expected / s.rows
+    return reward_expected / rows
 
 
-@Estimator
-def inverse_propensity(s: Sums) -> Tensor:
+@estimator("IPS_Reward", weighted=True)
+def inverse_propensity(weighted_reward: Tensor, rows: Tensor) -> Tensor:
     """Returns mean(w r); Horvitz & Thompson (1952), as in Dudik, Langford & Li (2011), section 2.1."""
-    return s.weighted_reward / s.rows
+    return weighted_reward / rows
 
 
-@Estimator
-def self_normalized_inverse_propensity(s: Sums) -> Tensor:
+@estimator("Self_Normalized_IPS_Reward", weighted=True)
+def self_normalized_inverse_propensity(weighted_reward: Tensor, weight: Tensor) -> Tensor:
     """Returns sum(w r) / sum(w); Swaminathan & Joachims (2015)."""
-    return s.weighted_reward / s.weight
+    return weighted_reward / weight
 
 
-@Estimator
-def doubly_robust(s: Sums) -> Tensor:
+@estimator("Doubly_Robust_Reward", model=True, weighted=True)
+def doubly_robust(reward_expected: Tensor, residual: Tensor, rows: Tensor) -> Tensor:
     """Returns DM + mean(w (r - r_hat)); Dudik, Langford & Li (2011), section 3."""
-    return direct_method.of(s) + s.residual / s.rows
+    return (reward_expected + residual) / rows
 
 
-@Estimator
-def self_normalized_doubly_robust(s: Sums) -> Tensor:
+@estimator("Self_Normalized_Doubly_Robust_Reward", model=True, weighted=True)
+def self_normalized_doubly_robust(reward_expected: Tensor, rows: Tensor, residual: Tensor, weight: Tensor) -> Tensor:
     """Returns DM + sum(w (r - r_hat)) / sum(w): the correction is normalized as in SNIPS."""
-    return direct_method.of(s) + s.residual / s.weight
+    return reward_expected / rows + residual / weight
 
 
-@Estimator
-def switch_doubly_robust(s: Sums) -> Tensor:
+@estimator("Switch_Doubly_Robust_Reward", model=True, weighted=True)
+def switch_doubly_robust(reward_expected: Tensor, switched_residual: Tensor, rows: Tensor) -> Tensor:
     """Returns DM + mean(w (r - r_hat) [w <= tau]); Wang, Agarwal & Dudik (2017), SWITCH-DR."""
-    return direct_method.of(s) + s.switched_residual / s.rows
+    return (reward_expected + switched_residual) / rows
 
 
-@Estimator
-def shrunk_doubly_robust(s: Sums) -> Tensor:
+@estimator("Shrunk_Doubly_Robust_Reward", model=True, weighted=True)
+def shrunk_doubly_robust(reward_expected: Tensor, shrunk_residual: Tensor, rows: Tensor) -> Tensor:
     """Returns DM + mean(s (r - r_hat)), s = lambda w / (w^2 + lambda); Su et al. (2020), DRos."""
-    return direct_method.of(s) + s.shrunk_residual / s.rows
+    return (reward_expected + shrunk_residual) / rows
 
 
-@Estimator
-def fitted_value(s: Sums) -> Tensor:
+@estimator("Fitted_Q_Evaluation", sequential=True, model=True)
+def fitted_value(first_value: Tensor, episodes: Tensor) -> Tensor:
     """Returns mean(v_0): the value model alone; Le, Voloshin & Yue (2019), FQE."""
-    return s.first_value / s.episodes
+    return first_value / episodes
 
 
-@Estimator
-def per_decision(s: Sums) -> Tensor:
+@estimator("Per_Decision_Importance_Sampling", sequential=True, weighted=True)
+def per_decision(decisions: Tensor, episodes: Tensor) -> Tensor:
     """Returns mean(sum_t D_t rho_t r_t): PDIS; Precup, Sutton & Singh (2000)."""
-    return s.per_decision / s.episodes
+    return decisions / episodes
 
 
-@Estimator
-def weighted_per_decision(s: Sums) -> Tensor:
+@estimator("Weighted_Per_Decision_Importance_Sampling", sequential=True, weighted=True)
+def weighted_per_decision(discounted_rewards: Tensor) -> Tensor:
     """Returns sum_t sum_i omega_t D_t r_t: CWPDIS; Thomas & Brunskill (2016), after Thomas (2015)."""
-    return _defined(s.weighted_per_decision, s)
+    return discounted_rewards.sum(1)
 
 
-@Estimator
-def sequential_doubly_robust(s: Sums) -> Tensor:
+@estimator("Sequential_Doubly_Robust", sequential=True, model=True, weighted=True)
+def sequential_doubly_robust(doubly_robust_steps: Tensor, episodes: Tensor) -> Tensor:
     """Returns mean(sum_t D_t [rho_t (r_t - q_t) + rho_{t-1} v_t]), rho_{-1} = 1; Jiang & Li (2016)."""
-    return s.doubly_robust / s.episodes
+    return doubly_robust_steps / episodes
 
 
-@Estimator
-def weighted_doubly_robust(s: Sums) -> Tensor:
+@estimator("Weighted_Sequential_Doubly_Robust", sequential=True, model=True, weighted=True)
+def weighted_doubly_robust(first_value: Tensor, episodes: Tensor, corrections: Tensor) -> Tensor:
     """Returns sequential DR with omega_t for rho_t / n, and 1 / n at t = -1: WDR; Thomas & Brunskill (2016)."""
-    return _defined(s.step_returns[:, -1], s)
+    return first_value / episodes + corrections.sum(1)
 
 
-@Estimator
-def magic(s: Sums) -> Tensor:
+@estimator("MAGIC", sequential=True, model=True, weighted=True, finish=blended)
+def magic(first_value: Tensor, episodes: Tensor, corrections: Tensor) -> Tensor:
     """Returns the blend of j-step returns of least estimated error: MAGIC; Thomas & Brunskill (2016).
 
     x minimizes x' (Omega + b b' + eps I) x over the simplex; Omega = n Cov of the per-episode contributions, b_j the
@@ -130,33 +185,18 @@ def magic(s: Sums) -> Tensor:
     it is shifted to that sample's WDR, and Omega is that of row 0: to bootstrap both again inside every sample would
     square the cost.
     """
-    return _defined(blend(s.step_returns, s.omega), s)
+    return step_returns(first_value / episodes, corrections)
 
 
-def _defined(estimates: Tensor, s: Sums) -> Tensor:
-    """NaN where a sample has no weight at the first step: nothing in it tells of the evaluated policy."""
-    return torch.where(s.first_weight > 0, estimates, torch.nan)
-
-
-ONE_STEP_ESTIMATORS: Final[dict[str, Estimator]] = {
-    "Direct_Method_Reward": direct_method,
-    "IPS_Reward": inverse_propensity,
-    "Self_Normalized_IPS_Reward": self_normalized_inverse_propensity,
-    "Doubly_Robust_Reward": doubly_robust,
-    "Self_Normalized_Doubly_Robust_Reward": self_normalized_doubly_robust,
-    "Switch_Doubly_Robust_Reward": switch_doubly_robust,
-    "Shrunk_Doubly_Robust_Reward": shrunk_doubly_robust,
-}
-SEQUENTIAL_ESTIMATORS: Final[dict[str, Estimator]] = {
-    "Fitted_Q_Evaluation": fitted_value,
-    "Per_Decision_Importance_Sampling": per_decision,
-    "Weighted_Per_Decision_Importance_Sampling": weighted_per_decision,
-    "Sequential_Doubly_Robust": sequential_doubly_robust,
-    "Weighted_Sequential_Doubly_Robust": weighted_doubly_robust,
-    "MAGIC": magic,
-}
-CONTINUED: Final = frozenset(
-    {"Fitted_Q_Evaluation", "Sequential_Doubly_Robust", "Weighted_Sequential_Doubly_Robust", "MAGIC"}
-)
-"""Estimators that count what the value model expects after the cut of a record."""
-ESTIMATORS: Final[dict[str, Estimator]] = {**ONE_STEP_ESTIMATORS, **SEQUENTIAL_ESTIMATORS}
+LOGGED: Final = (mean_reward, mean_return, continuation, mean_weight)
+"""Figures of the log that estimates are compared with."""
+ESTIMATORS: Final[dict[str, Estimator]] = {
+    one.name: one
+    for one in (
+        direct_method, inverse_propensity, self_normalized_inverse_propensity, doubly_robust,
+        self_normalized_doubly_robust, switch_doubly_robust, shrunk_doubly_robust,
+        fitted_value, per_decision, weighted_per_decision, sequential_doubly_robust, weighted_doubly_robust, magic,
+    )
+}  # fmt: skip
+ONE_STEP_ESTIMATORS: Final = {name: one for name, one in ESTIMATORS.items() if not one.sequential}
+SEQUENTIAL_ESTIMATORS: Final = {name: one for name, one in ESTIMATORS.items() if one.sequential}

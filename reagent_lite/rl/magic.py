@@ -1,19 +1,53 @@
 """The blend of MAGIC: least estimated squared error over the simplex. Thomas & Brunskill (2016)."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
 
 from reagent_lite.rl.bootstrap import percentile_interval
+from reagent_lite.rl.sums import Log, safe_divide
 
 # A bias up to the interval's half width goes unseen, so the interval is narrow. Measured on the gridworld, squared
 # error over that of the better of DM and WDR, geometric mean of 90 cases and the worst of them: 0.93 and 1.25 with
 # level 0.1, 0.92 and 1.28 with 0.3, 1.27 and 2.6 with 0.9.
 _INTERVAL_LEVEL = 0.1
 _RIDGE = 1e-9
+_MOST_LENGTHS = 32  # j-step returns that are blended, DM (j = -1) and WDR (all steps) among them
 # 2 MB of 32 x 32 matrices: memory stays small, and what is computed of them in the processor's cache.
 _PROBLEMS_AT_ONCE = 256
+
+
+def step_returns(first: Tensor, correction: Tensor) -> Tensor:
+    """Returns g_j of each sample for m lengths j, [R, m]: the first is DM, mean(v_0) [R], the last is WDR.
+
+    Each step adds its correction [R, H].
+    """
+    return _from(first, correction)[:, _lengths(correction.shape[1])]
+
+
+def step_contributions(log: Log, outcome: int) -> Iterator[Tensor]:
+    """Yields what each episode adds to the g_j of row 0, [n_k, m] for each group; their sum over n is g_j.
+
+    To first order, as the weights of all episodes depend on each: omega_t (x_t - x) + x / n summed over t, where x_t,
+    the `corrections`, is 0 after the end, omega_t is not, and x = sum_i omega_t x_t.
+    """
+    # omega x alone makes MAGIC's squared error up to 6 times as large: a weight too many is no error where x_t = x
+    n, steps = log.num_episodes, log.by_step("corrections", outcome)
+    lengths, total = _lengths(len(log.weights)), torch.zeros_like(log.weights)
+    for group, values in zip(log.groups, steps, strict=True):
+        total[: values.shape[1]] += values.sum(0) * group.scale(log.log_largest)[: values.shape[1]]
+    means = safe_divide(total, log.weights)
+    start = means.new_zeros(1)
+    shares = torch.cat((start, (means / n).cumsum(0)))
+    firsts = torch.split(log.per_episode("first_value", outcome) / n, [len(group.sums) for group in log.groups])
+    for group, values, own_first in zip(log.groups, steps, firsts, strict=True):
+        length, relative = values.shape[1], group.weights
+        inside = lengths.clamp(max=length)
+        factor = safe_divide(group.scale(log.log_largest), log.weights)
+        own = _from(own_first, (values - relative * means[:length]) * factor[:length])[:, inside]
+        after = torch.cat((start, (factor * means).cumsum(0)))
+        yield own + shares[lengths] - relative[:, -1:] * (after[lengths] - after[inside])
 
 
 def covariance(contributions: Iterable[Tensor], mean: Tensor) -> Tensor:
@@ -27,6 +61,11 @@ def covariance(contributions: Iterable[Tensor], mean: Tensor) -> Tensor:
         scatter += centred.T @ centred
         n += len(part)
     return n * scatter / max(n - 1, 1)
+
+
+def blended(returns: Tensor, log: Log, outcome: int) -> Tensor:
+    """Returns the blend in each sample, [R], of its j-step returns [R, m]; row 0 is the log itself."""
+    return blend(returns, covariance(step_contributions(log, outcome), returns[0] / log.num_episodes))
 
 
 def blend(returns: Tensor, omega: Tensor) -> Tensor:
@@ -110,3 +149,13 @@ def _solve_active(matrix: Tensor, active: Tensor) -> Tensor:
     both = chosen.unsqueeze(1) & chosen.unsqueeze(2)
     y = torch.linalg.solve(torch.where(both, own, identity), chosen.to(matrix.dtype))
     return torch.zeros_like(matrix[:, 0]).scatter_(1, order, y / y.sum(1, keepdim=True))
+
+
+def _from(first: Tensor, steps: Tensor) -> Tensor:
+    """Returns the running sums of steps [R, L] from a first value [R] on, [R, L + 1]."""
+    return torch.cat((first.unsqueeze(1), steps), 1).cumsum(1)
+
+
+def _lengths(steps: int) -> Tensor:
+    """Returns at most _MOST_LENGTHS lengths from 0 to all steps, evenly."""
+    return torch.linspace(0, steps, min(_MOST_LENGTHS, steps + 1), dtype=torch.float64).round().long()

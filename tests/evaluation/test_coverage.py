@@ -6,11 +6,12 @@ With a coverage of 0.95 the share among 500 has a standard deviation of 0.0097, 
 import numpy as np
 import pytest
 from oracles import gridworld
-from oracles.repeated import Study, repetitions
+from oracles.repeated import Study, repetitions, resample_counts
 from torch import Generator
 
-from reagent_lite.rl.bootstrap import percentile_interval, resample_counts
-from reagent_lite.rl.estimators import ESTIMATORS, ONE_STEP_ESTIMATORS, Estimator, mean_return, mean_reward
+from reagent_lite.rl.bootstrap import percentile_interval
+from reagent_lite.rl.estimators import ESTIMATORS, LOGGED, ONE_STEP_ESTIMATORS
+from reagent_lite.rl.sums import Log
 
 # Resamples show what another log would have said, never what the model has wrong in every log alike.
 MODEL_ALONE = ("Direct_Method_Reward", "Fitted_Q_Evaluation")
@@ -33,17 +34,16 @@ def coverage(of: Study, names: tuple[str, ...], resamples: int) -> dict[str, flo
     logging = Study(
         behaviour=of.behaviour, evaluated=of.behaviour, num_episodes=of.num_episodes, start=of.start, model_error=None
     )
-    cases: dict[str, tuple[Estimator, float]] = {
-        name: (ESTIMATORS[name], of.mean_reward if name in ONE_STEP_ESTIMATORS else of.mean_return) for name in names
-    }
-    cases |= {"logged row": (mean_reward, logging.mean_reward), "logged episode": (mean_return, logging.mean_return)}
+    truths = {name: of.mean_reward if name in ONE_STEP_ESTIMATORS else of.mean_return for name in names}
+    truths |= {"mean_reward": logging.mean_reward, "mean_return": logging.mean_return}
+    estimators = [one for one in (*ESTIMATORS.values(), *LOGGED) if one.name in truths]
     rng, generator = np.random.default_rng(0), Generator().manual_seed(0)
-    hits = dict.fromkeys(cases, 0)
+    hits = dict.fromkeys(truths, 0)
     for episodes in repetitions(of, REPETITIONS, rng):
         counts = resample_counts(of.num_episodes, resamples, generator)
-        for name, (estimator, truth) in cases.items():
-            low, high = percentile_interval(estimator(episodes, counts)[1:], 0.95)
-            hits[name] += low - ROUNDING <= truth <= high + ROUNDING
+        for name, samples in Log.of([[episodes]], estimators).estimates([counts])[0].items():
+            low, high = percentile_interval(samples[1:], 0.95)
+            hits[name] += low - ROUNDING <= truths[name] <= high + ROUNDING
     return {name: count / REPETITIONS for name, count in hits.items()}
 
 

@@ -11,10 +11,9 @@ import torch
 from oracles.pages import bandit_page
 
 from reagent_lite.config.evaluation import EvaluationConfig
-from reagent_lite.evaluation.cpe import CPEResult, evaluate_page, table_of_rows
+from reagent_lite.evaluation.cpe import CPEResult, evaluate_page, log_of_rows
 from reagent_lite.evaluation.page import EvaluationPage, episodes_of
 from reagent_lite.rl.estimators import ESTIMATORS
-from reagent_lite.rl.sums import sample_sums
 
 ROOT = Path(__file__).parents[2]
 # 15 episodes of 10 000 rows, three outcomes, 95 MB: sums by step of 256 resamples at once would be 140 MB
@@ -47,14 +46,15 @@ def random_page(lengths: list[int], seed: int = 0) -> EvaluationPage:
 
 def test_one_long_episode_does_not_pad_the_others():
     page = random_page([1] * 1500 + [500] + [2] * 1000)
-    table = table_of_rows(page, torch.arange(len(page)), 0.9)
-    # stored are three numbers a row and 13 an episode; a table of 2501 x 500 would be 3.7 million
-    assert sum(part.columns.numel() for part in table.parts) < 1.25 * (3 * len(page) + 13 * 2501)
-    sums = sample_sums(table, [torch.ones(1, 2501)])[0]
+    log = log_of_rows(page, torch.arange(len(page)), 0.9)
+    stored = sum(one.numel() for group in log.groups for one in (group.sums, group.weights, group.steps))
+    # three numbers a row and 14 an episode; a table of 2501 x 500 would be 3.7 million
+    assert stored < 1.25 * (3 * len(page) + 14 * 2501)
+    found = log.estimates([torch.ones(1, 2501)])[0]
     padded = episodes_of(page, 0, 0.9)
     for name, estimator in ESTIMATORS.items():
         expected = float(estimator(padded, torch.ones(1, 2501))[0])
-        assert float(estimator.of(sums)[0]) == pytest.approx(expected, rel=1e-9), name
+        assert float(found[name][0]) == pytest.approx(expected, rel=1e-9), name
 
 
 def test_results_do_not_depend_on_threads():

@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from oracles import gridworld
-from oracles.repeated import Study, repetitions
+from oracles.repeated import Study, repetitions, resample_counts
 from torch import Generator
 
-from reagent_lite.rl.bootstrap import resample_counts
 from reagent_lite.rl.estimators import fitted_value, magic, weighted_doubly_robust
 
 PAIRS = ((1.0, 0.8), (0.8, 0.5), (0.5, 0.2), (0.2, 0.0))

@@ -15,7 +15,9 @@ from oracles import gridworld
 from oracles.pages import gridworld_page
 
 from reagent_lite.evaluation.page import episodes_of
-from reagent_lite.rl.estimators import Episodes
+from reagent_lite.rl.bootstrap import resamples
+from reagent_lite.rl.estimators import magic
+from reagent_lite.rl.sums import Episodes, Log
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,3 +74,20 @@ def _wrong(exact: gridworld.Array, size: float | None, rng: np.random.Generator)
     if size is None:
         return np.zeros_like(exact)
     return np.asarray(exact + size * rng.standard_normal(exact.shape) * gridworld.allowed())
+
+
+def resample_counts(num_episodes: int, num_resamples: int, generator: torch.Generator) -> torch.Tensor:
+    """All blocks of resamples at once, [1 + num_resamples, num_episodes] float64; row 0 is the sample itself."""
+    return torch.cat(list(resamples(num_episodes, num_resamples, generator).blocks())).double()
+
+
+def step_returns(episodes: Episodes, counts: torch.Tensor) -> torch.Tensor:
+    """The j-step returns that MAGIC blends, [R, m], of samples of episodes."""
+    found: list[torch.Tensor] = []
+
+    def keep(returns: torch.Tensor, log: Log, outcome: int) -> torch.Tensor:
+        found.append(returns)
+        return returns[:, -1]
+
+    replace(magic, finish=keep)(episodes, counts)
+    return found[0]

@@ -1,16 +1,16 @@
 """Estimators against arithmetic by hand, identities that must hold exactly, and a slow NumPy transcription."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 import torch
+from oracles.repeated import step_returns
 from torch import Tensor
 
-from reagent_lite.rl import estimators as est
-from reagent_lite.rl.episodes import Episodes
-from reagent_lite.rl.estimators import ESTIMATORS
-from reagent_lite.rl.sums import Settings, sample_sums, step_contributions, table_of
+from reagent_lite.rl.estimators import ESTIMATORS, shrunk, switched
+from reagent_lite.rl.magic import step_contributions
+from reagent_lite.rl.sums import Episodes, Log
 
 LENGTHS = (3, 1, 5, 2)
 GAMMA = 0.9
@@ -56,6 +56,10 @@ def random_episodes(seed: int, *, on_policy: bool = False, zero_model: bool = Fa
     )
 
 
+def some(e: Episodes, rows: Tensor) -> Episodes:
+    return Episodes(**{field.name: getattr(e, field.name)[rows] for field in fields(Episodes)})
+
+
 def value(name: str, e: Episodes) -> float:
     return float(ESTIMATORS[name](e, sample(len(e.reward)))[0])
 
@@ -77,25 +81,18 @@ def test_three_rows_of_a_stochastic_policy_by_hand():
     assert value("Doubly_Robust_Reward", e) == pytest.approx((10 + 6.35) / 3, abs=1e-6)
 
 
-def test_switch_leaves_out_weights_above_the_threshold():
+def test_switch_and_shrinkage_by_hand():
     e = one_step([2, 0.5], [4, 6], [1, 4], [3, 5])
-    # rows 3 + 2 * 3 and 5 + .5 * 2; with threshold 1 the first is 3 alone
-    assert float(est.switch_doubly_robust(e, sample(2), Settings(switch_threshold=2.0))[0]) == pytest.approx(
-        (9 + 6) / 2
-    )
-    assert float(est.switch_doubly_robust(e, sample(2), Settings(switch_threshold=1.0))[0]) == pytest.approx(
-        (3 + 6) / 2
-    )
-
-
-def test_shrinkage_by_hand_and_at_its_ends():
-    e = one_step([2, 0.5], [4, 6], [1, 4], [3, 5])
-    # lambda 4: 4 * 2 / (4 + 4) = 1 and 4 * .5 / (.25 + 4) = 2 / 4.25
-    expected = (3 + 1 * 3 + 5 + 2 / 4.25 * 2) / 2
-    assert float(est.shrunk_doubly_robust(e, sample(2), Settings(shrinkage=4.0))[0]) == pytest.approx(expected)
-    dm, dr = value("Direct_Method_Reward", e), value("Doubly_Robust_Reward", e)
-    assert float(est.shrunk_doubly_robust(e, sample(2), Settings(shrinkage=0.0))[0]) == pytest.approx(dm)
-    assert float(est.shrunk_doubly_robust(e, sample(2), Settings(shrinkage=1e12))[0]) == pytest.approx(dr)
+    # residuals 2 * 3 and .5 * 2; with threshold 1 the first is left out
+    assert switched(2.0)(e).sum(1).tolist() == pytest.approx([6, 1])
+    assert switched(1.0)(e).sum(1).tolist() == pytest.approx([0, 1])
+    # lambda 4: 4 * 2 / (4 + 4) = 1 and 4 * .5 / (.25 + 4) = 2 / 4.25; lambda 0 is DM, infinity DR
+    assert shrunk(4.0)(e).sum(1).tolist() == pytest.approx([1 * 3, 2 / 4.25 * 2])
+    assert shrunk(0.0)(e).sum(1).tolist() == [0, 0]
+    assert shrunk(1e12)(e).sum(1).tolist() == pytest.approx([6, 1])
+    assert value("Switch_Doubly_Robust_Reward", e) == pytest.approx((3 + 6 + 5 + 1) / 2)  # both weights are below 10
+    # lambda 100: 200 / 104 and 50 / 100.25
+    assert value("Shrunk_Doubly_Robust_Reward", e) == pytest.approx((8 + 200 / 104 * 3 + 50 / 100.25 * 2) / 2)
 
 
 TWO_EPISODES = Episodes(
@@ -128,29 +125,25 @@ def test_two_step_table_by_hand():
     assert value("Fitted_Q_Evaluation", e) == pytest.approx((4 + 6) / 2)
 
 
-def test_step_returns_by_hand():
-    table = table_of([[TWO_EPISODES]])
-    returns = sample_sums(table, [sample(2)])[0].step_returns[0]
-    # g_-1 = DM; g_0 adds the first correction and the value after it; g_1 the second correction
-    g0 = 5 + 2 / 5 * (1 - 2) + 3 / 5 * (2 - 1) + 0.5 * 2 / 5 * 5
-    torch.testing.assert_close(returns, torch.tensor([5.0, g0, g0 + 0.5 * 1 / 4], dtype=torch.float64))
-    contributions = torch.cat(list(step_contributions(table, 0, torch.arange(3))))
+def checked_step_returns(e: Episodes) -> list[float]:
+    """The j-step returns of the log itself; what its episodes contribute adds up to them."""
+    returns = step_returns(e, sample(len(e.reward)))[0]
+    contributions = torch.cat(list(step_contributions(Log.of([[e]], [ESTIMATORS["MAGIC"]]), 0)))
     torch.testing.assert_close(contributions.sum(0), returns)
+    return returns.tolist()
 
 
 def test_the_value_model_continues_where_the_record_is_cut():
+    # g_-1 = DM; g_0 adds the first correction and the value after it; g_1 the second correction
+    g0 = 5 + 2 / 5 * (1 - 2) + 3 / 5 * (2 - 1) + 0.5 * 2 / 5 * 5
+    assert checked_step_returns(TWO_EPISODES) == pytest.approx([5.0, g0, g0 + 0.5 * 1 / 4])
     # as above, but the record of A ends in a state of value 8: its D is .25, rho A at the last row 1, omega 1/4
     e = replace(TWO_EPISODES, tail=tensor([[0, 0.25 * 8], [0, 0]]))
     for name, added in (("Sequential_Doubly_Robust", 2 / 2), ("Weighted_Sequential_Doubly_Robust", 1 / 4 * 2)):
         assert value(name, e) == pytest.approx(value(name, TWO_EPISODES) + added), name
     for name in ("Per_Decision_Importance_Sampling", "Fitted_Q_Evaluation"):
         assert value(name, e) == value(name, TWO_EPISODES), name
-    table = table_of([[e]])
-    returns = sample_sums(table, [sample(2)])[0].step_returns[0]
-    g0 = 5 + 2 / 5 * (1 - 2) + 3 / 5 * (2 - 1) + 0.5 * 2 / 5 * 5
-    torch.testing.assert_close(returns, torch.tensor([5, g0, g0 + 0.5 * 1 / 4 + 1 / 4 * 2], dtype=torch.float64))
-    contributions = torch.cat(list(step_contributions(table, 0, torch.arange(3))))
-    torch.testing.assert_close(contributions.sum(0), returns)
+    assert checked_step_returns(e) == pytest.approx([5, g0, g0 + 0.5 * 1 / 4 + 1 / 4 * 2])
 
 
 IMPORTANCE = (
@@ -206,15 +199,13 @@ def test_horizon_one_makes_sequential_forms_one_step():
 def test_order_of_episodes_does_not_matter(name: str):
     e = random_episodes(2)
     order = torch.tensor([2, 0, 3, 1])
-    shuffled = Episodes(**{field: getattr(e, field)[order] for field in Episodes.__slots__})
-    assert value(name, shuffled) == pytest.approx(value(name, e), abs=1e-9)
+    assert value(name, some(e, order)) == pytest.approx(value(name, e), abs=1e-9)
 
 
 @pytest.mark.parametrize("name", [n for n in ESTIMATORS if n != "MAGIC"])
 def test_counts_are_repeated_episodes(name: str):
     e = random_episodes(4)
-    drawn = torch.tensor([0, 2, 2, 3])
-    repeated = Episodes(**{field: getattr(e, field)[drawn] for field in Episodes.__slots__})
+    repeated = some(e, torch.tensor([0, 2, 2, 3]))
     counts = torch.tensor([[1, 1, 1, 1], [1, 0, 2, 1]], dtype=torch.float64)
     assert float(ESTIMATORS[name](e, counts)[1]) == pytest.approx(value(name, repeated), abs=1e-12)
 
@@ -238,20 +229,6 @@ def numpy_wdr(e: Episodes) -> float:
 def test_weighted_doubly_robust_equals_the_loops(seed: int):
     e = random_episodes(seed)
     assert value("Weighted_Sequential_Doubly_Robust", e) == pytest.approx(numpy_wdr(e), rel=1e-10)
-
-
-def test_long_episodes_neither_overflow_nor_vanish():
-    # 2000 steps of weight 4 or 1/4: rho is 4^2000, beyond float64, and yet ratios between equal episodes are 1
-    steps = 2000
-    for weight in (4.0, 0.25):
-        ones = torch.ones(2, steps, dtype=torch.float64)
-        e = Episodes(
-            running=ones, weight=ones * weight, discount=ones, reward=ones,
-            reward_taken=ones * 0, reward_expected=ones * 0, value_taken=ones * 0, value_expected=ones * 0,
-            tail=ones * 0,
-        )  # fmt: skip
-        assert value("Weighted_Per_Decision_Importance_Sampling", e) == pytest.approx(steps)
-        assert value("Weighted_Sequential_Doubly_Robust", e) == pytest.approx(steps)
 
 
 def test_after_the_last_supported_step_the_value_model_continues():

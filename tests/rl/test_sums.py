@@ -1,6 +1,7 @@
 """Sums over groups of episodes of unequal length: the same as over one padded table, and by hand."""
 
 import itertools
+from dataclasses import fields
 
 import pytest
 import torch
@@ -8,11 +9,11 @@ from torch import Tensor
 
 from reagent_lite.rl import sums
 from reagent_lite.rl.bootstrap import Resamples
-from reagent_lite.rl.episodes import Episodes
-from reagent_lite.rl.estimators import ESTIMATORS, Estimator, mean_return, mean_reward
-from reagent_lite.rl.sums import effective_by_step, episode_returns, relative_at, sample_sums, table_of
+from reagent_lite.rl.estimators import ESTIMATORS, LOGGED
+from reagent_lite.rl.sums import Episodes, Log
 
-EVERY: dict[str, Estimator] = {**ESTIMATORS, "reward": mean_reward, "return": mean_return}
+NAMES = tuple(field.name for field in fields(Episodes))
+EVERY = (*ESTIMATORS.values(), *LOGGED)
 
 
 def random_table(lengths: list[int], seed: int, *, spread: float = 0.3, zeros: float = 0.0) -> Episodes:
@@ -36,12 +37,11 @@ def random_table(lengths: list[int], seed: int, *, spread: float = 0.3, zeros: f
 def part_of(e: Episodes, rows: slice) -> Episodes:
     """Some episodes, laid out no longer than they are."""
     length = int(e.running[rows].sum(1).max())
-    return Episodes(**{name: getattr(e, name)[rows, :length] for name in Episodes.__slots__})
+    return Episodes(**{name: getattr(e, name)[rows, :length] for name in NAMES})
 
 
 def estimates(groups: list[Episodes], blocks: list[Tensor]) -> dict[str, Tensor]:
-    sums = sample_sums(table_of([group] for group in groups), blocks)[0]
-    return {name: estimator.of(sums) for name, estimator in EVERY.items()}
+    return Log.of(([group] for group in groups), EVERY).estimates(blocks)[0]
 
 
 LENGTHS = [1, 1, 1, 2, 3, 3, 8, 9, 15, 40]
@@ -88,32 +88,30 @@ LONG = Episodes(**{name: torch.tensor([values], dtype=torch.float64) for name, v
 
 
 def test_two_groups_by_hand():
-    table = table_of([[SHORT], [LONG]])
-    found = {name: float(e.of(sample_sums(table, [torch.ones(1, 2)])[0])[0]) for name, e in EVERY.items()}
+    log = Log.of([[SHORT], [LONG]], EVERY)
+    found = {name: float(values[0]) for name, values in log.estimates([torch.ones(1, 2)])[0].items()}
     # rho A: 2, 1; rho B: 3, then held at 3: omega_0 of A is 2/5, omega_1 1/4
     assert found["Weighted_Per_Decision_Importance_Sampling"] == pytest.approx(2 / 5 + 3 / 5 * 2 + 1 / 4 * 0.5 * 4)
     wdr = (4 + 6) / 2 + 2 / 5 * (1 - 2) + 3 / 5 * (2 - 1) + 0.5 * (2 / 5 * 5 + 1 / 4 * (4 - 3))
     assert found["Weighted_Sequential_Doubly_Robust"] == pytest.approx(wdr)
     assert found["Per_Decision_Importance_Sampling"] == pytest.approx((2 * 1 + 0.5 * 1 * 4 + 3 * 2) / 2)
-    assert found["reward"] == pytest.approx((1 + 4 + 2) / 3)
+    assert found["mean_reward"] == pytest.approx((1 + 4 + 2) / 3)
     # B first, as the groups are: rho over the largest; and (2 + 3)^2 / (4 + 9), (1 + 3)^2 / (1 + 9)
-    assert relative_at(table, 0).tolist() == pytest.approx([1, 2 / 3])
-    assert relative_at(table, 1).tolist() == pytest.approx([1, 1 / 3])
-    assert effective_by_step(table).tolist() == pytest.approx([25 / 13, 16 / 10])
-    assert episode_returns(table, 0).tolist() == pytest.approx([2, 1 + 0.5 * 4])
+    assert log.relative_weights(0).tolist() == pytest.approx([1, 2 / 3])
+    assert log.relative_weights(1).tolist() == pytest.approx([1, 1 / 3])
+    assert log.effective_episodes().tolist() == pytest.approx([25 / 13, 16 / 10])
+    assert log.per_episode("discounted_reward", 0).tolist() == pytest.approx([2, 1 + 0.5 * 4])
 
 
 def test_outcomes_share_weights_and_nothing_else():
     first, second = random_table(LENGTHS, seed=3), random_table(LENGTHS, seed=4)
     shared = {name: getattr(first, name) for name in ("running", "weight", "discount")}
-    second = Episodes(**{name: shared.get(name, getattr(second, name)) for name in Episodes.__slots__})
+    second = Episodes(**{name: shared.get(name, getattr(second, name)) for name in NAMES})
     counts = list(Resamples(num_episodes=len(LENGTHS), num_resamples=20, seed=1).blocks())
-    both = sample_sums(
-        table_of([[part_of(e, rows) for e in (first, second)] for rows in (slice(5), slice(5, 10))]), counts
-    )
-    for own, e in zip(both, (first, second), strict=True):
+    groups = [[part_of(e, rows) for e in (first, second)] for rows in (slice(5), slice(5, 10))]
+    for own, e in zip(Log.of(groups, EVERY).estimates(counts), (first, second), strict=True):
         for name, values in estimates([e], counts).items():
-            torch.testing.assert_close(EVERY[name].of(own), values, rtol=1e-9, atol=1e-9, msg=name)
+            torch.testing.assert_close(own[name], values, rtol=1e-9, atol=1e-9, msg=name)
 
 
 def test_weights_beyond_float64_keep_their_ratios_across_groups():
@@ -126,9 +124,9 @@ def test_weights_beyond_float64_keep_their_ratios_across_groups():
                         reward_expected=ones * 0, value_taken=ones * 0, value_expected=ones * 0,
                         tail=ones * 0)  # fmt: skip
 
-    table = table_of([[constant(1, 4.0)], [constant(2000, 4.0)], [constant(2000, 8.0)]])
-    assert relative_at(table, 1999).tolist() == pytest.approx([0, 0.5, 1])
-    cwpdis = ESTIMATORS["Weighted_Per_Decision_Importance_Sampling"].of(sample_sums(table, [torch.ones(1, 3)])[0])
+    log = Log.of([[constant(1, 4.0)], [constant(2000, 4.0)], [constant(2000, 8.0)]], EVERY)
+    assert log.relative_weights(1999).tolist() == pytest.approx([0, 0.5, 1])
+    cwpdis = log.estimates([torch.ones(1, 3)])[0]["Weighted_Per_Decision_Importance_Sampling"]
     # step t: (4^{t+1} 4 + 2 4^{t+1} 8) / (4 + 4^{t+1} + 2 4^{t+1}), and at t = 0 the short one's reward of 4 too
     steps = [(4 * 4.0 + 2 * 4 * 8.0 + 4 * 4.0) / 16] + [20 / (3 + 4.0**-t) for t in range(1, 2000)]
     assert float(cwpdis[0]) == pytest.approx(sum(steps))
