@@ -167,7 +167,7 @@ def killed_when(process: "subprocess.Popen[str]", ripe: Callable[[], bool], seco
 
 
 def test_killed_while_making(tree: dict[str, Any], tmp_path: Path) -> None:
-    rows = random_rows(300) * 200  # row by row, for a second or two
+    rows = random_rows(300) * 100  # row by row, for a second or two
     for number, row in enumerate(rows):
         rows[number] = {**row, "mdp_id": str(number // 10)}
     tree["training_data_path"] = str(write_lines(tmp_path / "log.jsonl", rows))
@@ -179,7 +179,7 @@ def test_killed_while_making(tree: dict[str, Any], tmp_path: Path) -> None:
     assert ended(late)[0] == 2  # nothing there looks whole
     code, outcome, err = ended(started(tree, tmp_path / "c.json"))
     assert code == 0, err
-    assert outcome["rows"] == [30_000, 30_000]
+    assert outcome["rows"] == [15_000, 15_000]
     assert sorted(one.name for one in share.iterdir()) == sorted([outcome["generation"], "shards.json"])
 
 
@@ -230,17 +230,12 @@ def test_bad_input(
     assert not (tmp_path / "disk").exists()
 
 
-def test_one_place_for_two_things(run: Runner, tree: dict[str, Any]) -> None:
-    done = run({**tree, "shards_path": tree["training_data_path"] + "/"})
-    assert done.code == 2
-    assert "shards_path: expected another place than training_data_path" in done.err
-
-
 def test_places_in_each_others_way(run: Runner, tree: dict[str, Any], tmp_path: Path) -> None:
     """However they are spelled; a place beside another, whose name begins like it, is none of these."""
     (tmp_path / "link").symlink_to(tmp_path / "in")
     data = tree["training_data_path"]
     for changes, message in (
+        ({"shards_path": f"{data}/"}, "shards_path: expected another place than training_data_path"),
         ({"shards_path": f"{tmp_path}/./in"}, "shards_path: expected another place than training_data_path"),
         ({"shards_path": f"file://{data}"}, "shards_path: expected another place than training_data_path"),
         ({"shards_path": f"{tmp_path}/link"}, "shards_path: expected another place than training_data_path"),
@@ -268,16 +263,6 @@ def test_the_generation_that_machine_0_told(tree: dict[str, Any], tmp_path: Path
         fetch(ShardConfig(**own), "0000")
 
 
-def test_shards_made_again_are_fetched_as_such(run: Runner, tree: dict[str, Any]) -> None:
-    alone = {**tree, "num_nodes": 1}
-    assert run(alone, "--node_index=0").code == 0
-    write(Path(tree["training_data_path"]) / "9.parquet", table([5, 5], first=500))
-    again = run(alone, "--node_index=0")
-    assert again.code == 0, again.err
-    assert "held shards of another generation, replaced" in again.err
-    assert "altered" not in again.err
-
-
 @pytest.mark.parametrize("what", ["full", "readonly"])
 def test_a_share_that_takes_nothing(run: Runner, tree: dict[str, Any], tmp_path: Path, what: str) -> None:
     with small_disk(tmp_path / "small", size="16k", files=40) as disk:
@@ -288,11 +273,3 @@ def test_a_share_that_takes_nothing(run: Runner, tree: dict[str, Any], tmp_path:
         assert ("No space left on device" if what == "full" else "Read-only file system") in done.err
         assert "Traceback" not in done.err
         assert not [one for one in (disk / "shards").glob("*")]
-
-
-def test_the_help_says_who_makes_and_who_waits() -> None:
-    command = [sys.executable, "-m", "workflows.shard", "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
-    assert "--num_nodes" in done.stdout
-    assert "--node_index" in done.stdout
-    assert "machine 0 makes the shards unless they stand, the others wait" in done.stdout

@@ -1,11 +1,11 @@
 """Shards of an input: its whole episodes in equal parts, or a copy of all of them in another order for each machine.
 
     a timeline's files ─► whole, as hard links, to the machine with the fewest rows while they fit its equal share
-    all other rows     ─► buckets by a hash of the episode ─► each bucket sorted ─► cut where a share is full ─► Parquet
+    all other rows     ─► buckets by a hash of the episode ─► neighbours sorted ─► cut where a share is full ─► Parquet
 
 Files of a timeline never share an episode. Those that fit no share (fewer files than machines, very unequal ones) are
-dealt row by row like all other input. The hash orders the episodes, so the seed decides where each goes; in its bucket
-the rows of an episode keep the order of the input. Memory is that of a few buckets and of the readers' blocks.
+dealt row by row like all other input, which is read once. The hash orders the episodes, so the seed decides where each
+goes; the rows of an episode keep the order of the input. Memory is that of a few buckets and of the readers' blocks.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -29,18 +30,18 @@ from numpy.typing import NDArray
 from reagent_lite.config.shard import ShardConfig
 from reagent_lite.data.formats.blocks import Block, Position, Show
 from reagent_lite.data.formats.files import InputFile, list_input
-from reagent_lite.data.formats.reading import ALL_COLUMNS, num_threads, read_blocks, require_hash
-from reagent_lite.data.formats.schema import conformed, from_indices, merge_fields, to_numpy
+from reagent_lite.data.formats.reading import ALL_COLUMNS, num_threads, parses_of, read_blocks, require_hash
+from reagent_lite.data.formats.schema import conformed, from_indices, in_one_piece, merge_fields, to_numpy
 from reagent_lite.data.rows.columns import column_of, strings
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.hashes import Hashes, mix, name_hashes, row_hashes
 from reagent_lite.data.stage import StageManifest, data_files, left_out, states_of
-from reagent_lite.data.writing.part_files import ROW_GROUP_ROWS, part_name
+from reagent_lite.data.writing.part_files import ROW_GROUP_ROWS, columns_worth_a_dictionary, part_name
 from reagent_lite.errors import Problem, raise_any
 
 KIND = "shard"
-BUCKET_BYTES = 1 << 25
-"""Of Arrow's form of a bucket: a thread holds three times as much while it sorts one."""
+GROUP_BYTES = 1 << 25
+"""Of Arrow's form of the buckets that are sorted together: a thread holds three times as much meanwhile."""
 _MOST_BUCKETS = 512  # files that are open at a time
 _FILES_OF_WHOLE_EPISODES = ("timeline",)
 """Kinds of stages in whose folders no two files share an episode."""
@@ -103,9 +104,9 @@ def make_shards(config: ShardConfig, folder: Path, progress: Show | None = None)
             named[part_name(number)] = {"rows": manifest.files[file.name]["rows"]}
     hashes = {file: file.sha256 for file in files}
     if rest:
-        log = _deal_rows(rest, config, room, folders, parts, progress)
-        hashes |= dict(zip(rest, log.hashes, strict=True))
-        manifest = replace(manifest, columns=manifest.columns or {one.name: str(one.type) for one in log.schema})
+        found, schema = _deal(rest, config, room, folders, parts, progress)
+        hashes |= dict(zip(rest, found, strict=True))
+        manifest = replace(manifest, columns=manifest.columns or {one.name: str(one.type) for one in schema})
     _require_same(files, path)
     report = {"whole_files": sum(map(len, whole)), "left_out": list(left_out(path))}
     manifest = replace(manifest, inputs=states_of(files, list(hashes.values())), report=report)
@@ -157,116 +158,153 @@ def _bring(file: InputFile, target: Path) -> None:
             shutil.copyfileobj(source, stream)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Log:
-    """What a first pass over files finds out: a schema that holds all values, and bytes in Arrow's form."""
-
-    files: tuple[InputFile, ...]
-    hashes: tuple[str, ...]
-    schema: pa.Schema
-    num_bytes: int
-
-
-def _survey(files: tuple[InputFile, ...], progress: Show | None) -> _Log:
-    fields: dict[str, pa.Field] = {}
-    num_bytes, positions = 0, [Position() for _ in files]
-    for table in read_blocks(files, lambda block: block.table, positions, progress, ALL_COLUMNS):
-        fields = merge_fields(fields, {one.name: one for one in table.schema})
-        num_bytes += table.nbytes
-    hashes = tuple(position.sha256 for position in positions)
-    return _Log(files=files, hashes=hashes, schema=pa.schema(list(fields.values())), num_bytes=num_bytes)
-
-
-def _deal_rows(
+def _deal(
     files: tuple[InputFile, ...],
     config: ShardConfig,
     room: NDArray[np.float64],
     folders: Sequence[Path],
     parts: Parts,
     progress: Show | None,
-) -> _Log:
-    """Writes the rows of files to shards, or to every copy, and returns what they are; see `_deal`."""
+) -> tuple[tuple[str, ...], pa.Schema]:
+    """Writes the rows of files to shards, or to every copy, and adds the files to `parts`.
+
+    Args:
+        files: to read, once for all shards and once for each copy.
+        config: which of the two.
+        room: [shards] rows that each shard gets, or anything in proportion to them, but for whole episodes.
+        folders: where data files go, behind those that `parts` names; temporary files lie beside them.
+        parts: of each folder.
+        progress: called with (bytes read, bytes to read).
+
+    Returns:
+        The sha256 of each file, and the columns.
+    """
     orders = [(_draw(config.seed), folders, parts, room)]
     if config.layout == "replicas":
         each = enumerate(zip(folders, parts, strict=True))
-        orders = [(_draw(config.seed, copy), [folder], [own], np.ones(1)) for copy, (folder, own) in each]
-
-    def shown(number: int) -> Show | None:
-        return progress and (lambda done, total: progress(number * total + done, (1 + len(orders)) * total))
-
-    log = _survey(files, shown(0))
-    for number, order in enumerate(orders, 1):
-        _deal(log, *order, shown(number))
-    return log
-
-
-def _spread(log: _Log, draw: Hashes, spools: Sequence[Path], progress: Show | None) -> NDArray[np.int64]:
-    """Writes rows to Arrow streams, each for an equal part of all hashes of episodes, and returns the rows of each."""
-    count, schema, fields = len(spools), log.schema.append(_KEY), {one.name: one for one in log.schema}
-    rows = np.zeros(count, np.int64)
-
-    def by_bucket(block: Block) -> tuple[pa.Table, NDArray[np.int64]]:
-        keys = episode_hashes(block, draw)
-        bucket = ((keys >> np.uint64(32)) * np.uint64(count)) >> np.uint64(32)
-        order = np.argsort(bucket, kind="stable")
-        table = conformed(block.table, fields).append_column(_KEY, pa.array(keys))
-        return table.take(from_indices(order)), np.searchsorted(bucket[order], np.arange(count + 1))
-
-    with ExitStack() as stack:
-        options = pa.ipc.IpcWriteOptions(compression="lz4")
-        sinks = [stack.enter_context(pa.OSFile(str(spool), "wb")) for spool in spools]
-        writers = [stack.enter_context(pa.ipc.new_stream(sink, schema, options=options)) for sink in sinks]
-        positions = [Position() for _ in log.files]
-        for table, bounds in read_blocks(log.files, by_bucket, positions, progress, ALL_COLUMNS):
-            for number in np.flatnonzero(np.diff(bounds)).tolist():
-                writers[number].write_table(table.slice(bounds[number], bounds[number + 1] - bounds[number]))
-            rows += np.diff(bounds)
-    return rows
+        orders = [(_draw(config.seed, copy), [folder], [named], np.ones(1)) for copy, (folder, named) in each]
+    positions = [Position() for _ in files]
+    for number, (draw, targets, own, shares) in enumerate(orders):
+        show = progress and partial(_show_part, progress, number, len(orders))
+        with tempfile.TemporaryDirectory(prefix=".spool-", dir=folders[0].parent) as scratch:
+            buckets = _Buckets.of(files, draw, Path(scratch), positions, show)
+            _write(buckets, targets, own, shares)
+    return tuple(position.sha256 for position in positions), pa.schema(list(buckets.fields.values()))
 
 
-def _deal(
-    log: _Log,
-    draw: Hashes,
-    folders: Sequence[Path],
-    parts: Parts,
-    room: NDArray[np.float64],
-    progress: Show | None,
-) -> None:
-    """Writes the rows of a log to folders, episodes in the order of their hash, and adds the files to `parts`.
+def _show_part(progress: Show, number: int, count: int, done: int, total: int) -> None:
+    progress(number * total + done, count * total)
 
-    Args:
-        log: the rows.
-        draw: [1], decides the order.
-        folders: where data files go, behind those that `parts` names; temporary files lie beside them.
-        parts: of each folder.
-        room: [folders] rows that each folder gets, or anything in proportion to them, but for whole episodes.
-        progress: called with (bytes read, bytes to read).
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Buckets:
+    """Rows in Arrow streams on the disk; each bucket has an equal part of all hashes of episodes.
+
+    Attributes:
+        fields: columns that hold the values of all rows.
+        streams: of each bucket, one for each schema that its rows came with, and the rows' hashes as last column.
+        rows: [buckets] in each.
+        num_bytes: of all rows in Arrow's form.
     """
-    count = min(_MOST_BUCKETS, 1 + log.num_bytes // BUCKET_BYTES)
-    with tempfile.TemporaryDirectory(prefix=".spool-", dir=folders[0].parent) as scratch:
-        spools = [Path(scratch, f"{number}.arrow") for number in range(count)]
-        rows = _spread(log, draw, spools, progress)
-        ends = np.cumsum(rows)
-        wanted = np.cumsum(room)[:-1] * (ends[-1] / room.sum())
-        first_parts = [len(one) for one in parts]
 
-        def finish(number: int) -> list[tuple[int, str, int]]:
-            """Writes a bucket's rows to the folders they belong to, and returns (folder, file name, rows)."""
-            table, starts = _ordered(spools[number])
-            spools[number].unlink()
-            edges = _cuts(starts, wanted - (ends[number] - rows[number]))
-            written = []
-            for folder, (start, stop) in enumerate(itertools.pairwise(edges.tolist())):
-                if start < stop:
-                    name = part_name(first_parts[folder] + number)
-                    part, target = table.slice(start, stop - start), folders[folder] / name
-                    pa.parquet.write_table(part, target, compression="zstd", row_group_size=ROW_GROUP_ROWS)
-                    written.append((folder, name, stop - start))
-            return written
+    fields: dict[str, pa.Field]
+    streams: list[list[Path]]
+    rows: NDArray[np.int64]
+    num_bytes: int
 
-        with ThreadPoolExecutor(min(2, num_threads())) as pool:
-            for folder, name, num in itertools.chain.from_iterable(pool.map(finish, np.flatnonzero(rows).tolist())):
-                parts[folder][name] = {"rows": num}
+    @classmethod
+    def of(
+        cls, files: tuple[InputFile, ...], draw: Hashes, scratch: Path, positions: list[Position], show: Show | None
+    ) -> Self:
+        """Reads files once; a column whose type grows on the way begins new streams."""
+        count = min(_MOST_BUCKETS, 1 + 2 * _arrow_bytes(files) // GROUP_BYTES)
+        rows, num_bytes, streams = np.zeros(count, np.int64), 0, [list[Path]() for _ in range(count)]
+        known, fields, writers = pa.schema([]), dict[str, pa.Field](), dict[int, pa.ipc.RecordBatchStreamWriter]()
+
+        def by_bucket(block: Block) -> tuple[pa.Table, Hashes, NDArray[np.int64]]:
+            keys = episode_hashes(block, draw)
+            bucket = ((keys >> np.uint64(32)) * np.uint64(count)) >> np.uint64(32)
+            order = np.argsort(bucket, kind="stable")
+            bounds = np.searchsorted(bucket[order], np.arange(count + 1))
+            return block.table.take(from_indices(order)), keys[order], bounds
+
+        with ExitStack() as stack:
+            for read, keys, bounds in read_blocks(files, by_bucket, positions, show, ALL_COLUMNS):
+                fields = merge_fields(fields, {one.name: one for one in read.schema})
+                schema = pa.schema(list(fields.values()))
+                if not schema.equals(known, check_metadata=True):
+                    stack.close()
+                    writers.clear()
+                    known = schema
+                table = conformed(read, fields).append_column(_KEY, pa.array(keys))
+                for number in np.flatnonzero(np.diff(bounds)).tolist():
+                    if number not in writers:
+                        path = scratch / f"{number}-{len(streams[number])}.arrow"
+                        streams[number].append(path)
+                        sink = stack.enter_context(pa.OSFile(str(path), "wb"))
+                        writers[number] = stack.enter_context(pa.ipc.new_stream(sink, table.schema))
+                    writers[number].write_table(table.slice(bounds[number], bounds[number + 1] - bounds[number]))
+                rows += np.diff(bounds)
+                num_bytes += table.nbytes
+        return cls(fields=fields, streams=streams, rows=rows, num_bytes=num_bytes)
+
+    def groups(self) -> list[NDArray[np.int64]]:
+        """Returns the numbers of the buckets that are sorted at a time: neighbours of some GROUP_BYTES together."""
+        most_rows = max(1, GROUP_BYTES * int(self.rows.sum()) // self.num_bytes)
+        group = (np.cumsum(self.rows) - self.rows) // most_rows
+        return np.split(np.arange(len(group)), np.flatnonzero(np.diff(group)) + 1)
+
+    def sorted(self, numbers: NDArray[np.int64]) -> tuple[pa.Table, NDArray[np.int64]]:
+        """Returns the rows of buckets by episode, and the first row of each episode and the end of the last."""
+        tables, hashes = [], [np.empty(0, np.uint64)]
+        for path in itertools.chain.from_iterable(self.streams[number] for number in numbers):
+            with pa.OSFile(str(path), "rb") as stream:
+                table = pa.ipc.open_stream(stream).read_all()
+            path.unlink()
+            hashes.append(to_numpy(in_one_piece(table.column(table.num_columns - 1))))
+            tables.append(conformed(table.remove_column(table.num_columns - 1), self.fields))
+        keys = np.concatenate(hashes)
+        order = np.argsort(keys, kind="stable")
+        starts = np.flatnonzero(np.diff(keys[order])) + 1
+        table = pa.concat_tables(tables).combine_chunks().take(from_indices(order))
+        return table, np.concatenate(([0], starts, [len(keys)]))
+
+
+def _arrow_bytes(files: tuple[InputFile, ...]) -> int:
+    """Returns about how many bytes files take in Arrow's form: their size, by what the first rows take of either."""
+    position = Position()
+    for number, file in enumerate(files):
+        with closing(parses_of(file, number, position, ALL_COLUMNS)) as blocks:
+            for parse in blocks:
+                size = sum(file.size for file in files)
+                return int(parse().table.nbytes) * size // max(1, position.bytes_read)
+    return 0
+
+
+def _write(buckets: _Buckets, folders: Sequence[Path], parts: Parts, room: NDArray[np.float64]) -> None:
+    """Writes the rows of buckets to folders, episodes in the order of their hash; see `_deal`."""
+    groups = [numbers for numbers in buckets.groups() if buckets.rows[numbers].any()]
+    sizes = np.array([buckets.rows[numbers].sum() for numbers in groups])
+    begins = np.cumsum(sizes) - sizes
+    wanted = np.cumsum(room)[:-1] * (sizes.sum() / room.sum())
+    first_parts = [len(one) for one in parts]
+
+    def finish(number: int) -> list[tuple[int, str, int]]:
+        """Writes a group's rows to the folders they belong to, and returns (folder, file name, rows)."""
+        table, starts = buckets.sorted(groups[number])
+        written = []
+        for folder, (start, stop) in enumerate(itertools.pairwise(_cuts(starts, wanted - begins[number]).tolist())):
+            if start < stop:
+                name = part_name(first_parts[folder] + number)
+                part, target = table.slice(start, stop - start), folders[folder] / name
+                dictionary = columns_worth_a_dictionary(part.schema)
+                pa.parquet.write_table(part, target, ROW_GROUP_ROWS, compression="zstd", use_dictionary=dictionary)
+                written.append((folder, name, stop - start))
+        return written
+
+    with ThreadPoolExecutor(min(2, num_threads())) as pool:
+        for folder, name, num in itertools.chain.from_iterable(pool.map(finish, range(len(groups)))):
+            parts[folder][name] = {"rows": num}
 
 
 def episode_hashes(block: Block, draw: Hashes) -> Hashes:
@@ -281,17 +319,6 @@ def episode_hashes(block: Block, draw: Hashes) -> Hashes:
     alone = row_hashes(np.array([block.file_number], np.uint64), block.lines, 0)
     named = np.append(name_hashes(names.to_pylist()), np.uint64(0))[codes]
     return mix(np.where(codes < 0, alone, named) ^ draw)
-
-
-def _ordered(spool: Path) -> tuple[pa.Table, NDArray[np.int64]]:
-    """Returns the rows of a bucket by episode, and the first row of each episode and the end of the last."""
-    with pa.OSFile(str(spool), "rb") as stream:
-        table = pa.ipc.open_stream(stream).read_all().combine_chunks()
-    keys = to_numpy(table.column(table.num_columns - 1).chunk(0))
-    order = np.argsort(keys, kind="stable")
-    starts = np.flatnonzero(np.diff(keys[order])) + 1
-    table = table.remove_column(table.num_columns - 1).take(from_indices(order))
-    return table, np.concatenate(([0], starts, [len(keys)]))
 
 
 def _cuts(starts: NDArray[np.int64], wanted: NDArray[np.float64]) -> NDArray[np.int64]:

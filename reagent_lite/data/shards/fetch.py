@@ -15,7 +15,6 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 from reagent_lite.data.formats.blocks import Show
@@ -30,22 +29,7 @@ _CHUNK_BYTES = 1 << 18
 _THREADS = 4  # buckets answer several requests faster than one
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fetched:
-    """What a fetch took.
-
-    Attributes:
-        new: files that were not there, or another shard's.
-        altered: files of this shard that had other bytes.
-        replaced: whether another shard, or this one as it was made before, stood there.
-    """
-
-    new: tuple[str, ...] = ()
-    altered: tuple[str, ...] = ()
-    replaced: bool = False
-
-
-def fetch_shard(store: Store, shard: ShardEntry, target: Path, progress: Show | None = None) -> Fetched:
+def fetch_shard(store: Store, shard: ShardEntry, target: Path, progress: Show | None = None) -> tuple[str, ...]:
     """Makes `target` the shard's folder; where it is already, nothing is written.
 
     Args:
@@ -53,6 +37,9 @@ def fetch_shard(store: Store, shard: ShardEntry, target: Path, progress: Show | 
         shard: which one.
         target: a folder on this machine's disk; an older shard there is replaced. A link to a folder stays one.
         progress: called with (bytes fetched, bytes to fetch).
+
+    Returns:
+        The names of the files that were missing or other than they should be, and were fetched.
 
     Raises:
         DataError: a file that is missing or altered at the store, a disk that is full, or other things at `target`.
@@ -65,14 +52,13 @@ def fetch_shard(store: Store, shard: ShardEntry, target: Path, progress: Show | 
             return _fetch(store, shard, target, progress)
 
 
-def _fetch(store: Store, shard: ShardEntry, target: Path, progress: Show | None) -> Fetched:
+def _fetch(store: Store, shard: ShardEntry, target: Path, progress: Show | None) -> tuple[str, ...]:
     fetching, aside = (target.with_name(f".{target.name}.{end}") for end in ("fetching", "old"))
     shutil.rmtree(aside, ignore_errors=True)
     here = _unaltered(target, shard)
-    another = _holds_another(target, shard, here)
+    _require_shard(target, here)
     if here == _names(target) == set(shard.files):
-        return Fetched()
-    altered = () if another else tuple(sorted(_names(target) & set(shard.files) - here))
+        return ()
     fetching.mkdir(exist_ok=True)
     kept = _unaltered(fetching, shard)
     for name in _names(fetching) - kept:
@@ -89,29 +75,28 @@ def _fetch(store: Store, shard: ShardEntry, target: Path, progress: Show | None)
     fetching.rename(target)
     sync(target.parent)
     shutil.rmtree(aside, ignore_errors=True)
-    return Fetched(new=tuple(name for name in missing if name not in altered), altered=altered, replaced=another)
+    return tuple(missing)
 
 
-def _holds_another(target: Path, shard: ShardEntry, here: set[str]) -> bool:
-    """Returns whether a folder holds another shard, or this one as it was made before: its own manifest is whole.
+def _require_shard(target: Path, here: set[str]) -> None:
+    """Raises DataError for a place that holds anything but a shard, which would be replaced.
 
-    Raises:
-        DataError: it holds anything but a shard, which would be replaced.
+    Args:
+        target: the place.
+        here: files of the wanted shard that it holds.
     """
     names = _names(target)
     if not names and (target.is_dir() or not target.exists()):
-        return False
+        return
     named = FILE_NAME in names and all(name == FILE_NAME or name.startswith("part-") for name in names)
     try:
         manifest = StageManifest.read(str(target))
         ours = named and bool(here) if manifest is None else manifest.kind == KIND
     except DataError:  # a shard's, altered
-        manifest, ours = None, named
+        ours = named
     if not ours:
         todo = "Give local_path a folder of its own: it is replaced"
         raise DataError(Problem(str(target), "nothing, or a shard that was fetched before", "something else", todo))
-    wrong = names & set(shard.files) - here
-    return bool(wrong) and (not here or (manifest is not None and FILE_NAME not in here))
 
 
 def _names(folder: Path) -> set[str]:

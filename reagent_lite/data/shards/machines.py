@@ -17,7 +17,7 @@ from reagent_lite.config.shard import ShardConfig
 from reagent_lite.console import machine_logger, progress
 from reagent_lite.data.formats.files import POINTER, InputFile
 from reagent_lite.data.shards.dealing import make_shards, settings
-from reagent_lite.data.shards.fetch import Fetched, fetch_shard
+from reagent_lite.data.shards.fetch import fetch_shard
 from reagent_lite.data.shards.store import Pointer, Store, is_whole, publish, read_pointer, storage_errors
 from reagent_lite.data.stage import data_files, left_out, unchanged
 from reagent_lite.errors import ConfigError, DataError, NoRowsError, Problem, counted
@@ -93,7 +93,7 @@ def fetch(config: ShardConfig, generation: str) -> Sharded:
 
 
 def _outcome(
-    config: ShardConfig, store: Store, pointer: Pointer, start: float, *, made: bool, fetched: Fetched | None
+    config: ShardConfig, store: Store, pointer: Pointer, start: float, *, made: bool, fetched: tuple[str, ...] | None
 ) -> Sharded:
     return Sharded(
         shards=store.where,
@@ -101,7 +101,7 @@ def _outcome(
         rows=[one.rows for one in pointer.shards],
         made=made,
         local=None if fetched is None else str(_local(config)),
-        fetched=0 if fetched is None else len(fetched.new) + len(fetched.altered),
+        fetched=0 if fetched is None else len(fetched),
         seconds=round(time.monotonic() - start, 3),
     )
 
@@ -193,16 +193,11 @@ def _awaited(config: ShardConfig, store: Store) -> Pointer:
         time.sleep(min(_POLL_SECONDS, config.wait_seconds))
 
 
-def _fetched(config: ShardConfig, store: Store, pointer: Pointer) -> Fetched:
+def _fetched(config: ShardConfig, store: Store, pointer: Pointer) -> tuple[str, ...]:
+    """Fetches the shard of node_index, and returns the names of the files that were fetched."""
     target, number = _local(config), config.node_index or 0
     with progress("fetching", "bytes", enabled=True) as show:
         fetched = fetch_shard(store, pointer.shards[number], target, show)
-    if fetched.replaced:
-        machine_logger.info(f"{target}: held shards of another generation, replaced")
-    for name in fetched.altered:
-        machine_logger.info(f"{target / name}: was altered, and fetched again")
-    count = len(fetched.new) + len(fetched.altered)
-    machine_logger.info(
-        f"{target}: shard {number}, {counted(pointer.shards[number].rows, 'row')}, {counted(count, 'file')} fetched"
-    )
+    rows = counted(pointer.shards[number].rows, "row")
+    machine_logger.info(f"{target}: shard {number}, {rows}, {counted(len(fetched), 'file')} fetched")
     return fetched

@@ -32,7 +32,7 @@ class PartFiles:
     def __init__(self, folder: Path, names: Sequence[str], columns: pa.Schema) -> None:
         self._folder = folder
         self._columns = pa.schema([pa.field(name, columns.field(at).type) for at, name in enumerate(names)])
-        self._distinct = _distinct(self._columns)
+        self._distinct = columns_worth_a_dictionary(self._columns)
         self.rows: dict[int, int] = {}
         self._held: list[pa.RecordBatch] = []
         self._writer: pa.parquet.ParquetWriter | None = None
@@ -100,7 +100,7 @@ def part_name(number: int) -> str:
     return f"part-{number:05}.parquet"
 
 
-def _distinct(columns: pa.Schema) -> list[str]:
+def columns_worth_a_dictionary(columns: pa.Schema) -> list[str]:
     """Returns the paths of the Parquet columns that are worth a dictionary: all but fractions.
 
     Measured: numbers that hardly repeat take 23.5 bytes a row of four as a dictionary that overflows, 15.0 plain.

@@ -12,7 +12,7 @@ from oracles.shards import multiset, plain, rows_of, stage, table, write
 
 from reagent_lite.config.shard import ShardConfig
 from reagent_lite.data.shards.dealing import make_shards, settings
-from reagent_lite.data.shards.fetch import Fetched, fetch_shard
+from reagent_lite.data.shards.fetch import fetch_shard
 from reagent_lite.data.shards.store import Pointer, Store, is_whole, publish, read_pointer
 from reagent_lite.errors import DataError
 from reagent_lite.manifest import SHARDS, opened, sealed
@@ -53,7 +53,7 @@ def test_shards_go_to_a_place_and_come_back(tmp_path: Path, place: str) -> None:
     found = []
     for number, shard in enumerate(pointer.shards):
         fetched = fetch_shard(store, shard, tmp_path / "disk" / str(number))
-        assert sorted(fetched.new) == sorted(shard.files)
+        assert sorted(fetched) == sorted(shard.files)
         found += rows_of(tmp_path / "disk" / str(number))
     assert multiset(found) == multiset([plain(row, ROWS.schema) for row in ROWS.to_pylist()])
     assert not [file for file in (tmp_path / "disk").rglob(".*") if not file.name.endswith(".lock")]
@@ -75,34 +75,30 @@ def test_the_generation_before_stays_and_older_ones_go(tmp_path: Path, place: st
     assert not (tmp_path / "too_late").exists()
 
 
-def test_what_is_right_is_not_fetched_again(tmp_path: Path, place: str) -> None:
+def test_only_what_is_missing_or_wrong_is_fetched(tmp_path: Path, place: str) -> None:
     store = Store(place)
-    (shard, other) = publish_shards(store, tmp_path).shards
+    shard, other = publish_shards(store, tmp_path).shards
     target = tmp_path / "disk"
     fetch_shard(store, shard, target)
-    before = {file.name: file.stat() for file in target.iterdir()}
-    folder = target.stat()
-    assert fetch_shard(store, shard, target) == Fetched(new=(), altered=())
-    assert {file.name: file.stat().st_mtime_ns for file in target.iterdir()} == {
-        name: one.st_mtime_ns for name, one in before.items()
-    }
-    assert (target.stat().st_ino, target.stat().st_mtime_ns) == (folder.st_ino, folder.st_mtime_ns)
-    # one byte of one file: that file alone comes again
-    altered = bytearray((target / "part-00001.parquet").read_bytes())
-    altered[20] ^= 1
-    (target / "part-00001.parquet").write_bytes(altered)
-    assert fetch_shard(store, shard, target) == Fetched(new=(), altered=("part-00001.parquet",))
+
+    def stamps() -> dict[str, tuple[int, int]]:
+        return {one.name: (one.stat().st_ino, one.stat().st_mtime_ns) for one in (target, *target.iterdir())}
+
+    before = stamps()
+    assert fetch_shard(store, shard, target) == ()
+    assert stamps() == before
+    part = target / "part-00001.parquet"
+    part.write_bytes(part.read_bytes()[:20] + b"?" + part.read_bytes()[21:])
+    assert fetch_shard(store, shard, target) == ("part-00001.parquet",)
     (target / "part-00000.parquet").unlink()
-    assert fetch_shard(store, shard, target) == Fetched(new=("part-00000.parquet",), altered=())
+    assert fetch_shard(store, shard, target) == ("part-00000.parquet",)
     (target / "manifest.json").write_bytes(b"{")
-    assert fetch_shard(store, shard, target).altered == ("manifest.json",)
+    assert fetch_shard(store, shard, target) == ("manifest.json",)
     (target / "part-00009.parquet").write_bytes(b"of another shard")
-    assert fetch_shard(store, shard, target) == Fetched(new=(), altered=())
+    assert fetch_shard(store, shard, target) == ()
     assert {file.name for file in target.iterdir()} == set(shard.files)
     # another shard takes its place
-    taken = fetch_shard(store, other, target)
-    assert sorted(taken.new) == sorted(other.files)
-    assert taken.replaced
+    assert sorted(fetch_shard(store, other, target)) == sorted(other.files)
     assert {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in target.iterdir()} == {
         name: one["sha256"] for name, one in other.files.items()
     }
@@ -168,17 +164,13 @@ def test_protocols_that_are_not_allowed(url: str) -> None:
         Store(url)
 
 
-def test_a_shard_that_was_made_again_is_replaced_and_not_called_altered(tmp_path: Path) -> None:
-    """Whole files are moved by their bytes: of two generations of one shard some files may be the same."""
+def test_files_that_two_generations_share_are_fetched_once(tmp_path: Path) -> None:
     store = Store(str(tmp_path / "share"))
     first, second = publish_shards(store, tmp_path, 1, 96), publish_shards(store, tmp_path, 1, 120)
     same = {name for name, one in first.shards[0].files.items() if second.shards[0].files[name] == one}
     assert same
     fetch_shard(store, first.shards[0], tmp_path / "disk")
-    fetched = fetch_shard(store, second.shards[0], tmp_path / "disk")
-    assert fetched.replaced
-    assert fetched.altered == ()
-    assert set(fetched.new) == set(second.shards[0].files) - same
+    assert set(fetch_shard(store, second.shards[0], tmp_path / "disk")) == set(second.shards[0].files) - same
 
 
 def test_a_link_stays_and_its_folder_is_replaced_on_its_own_disk(tmp_path: Path) -> None:
@@ -193,27 +185,24 @@ def test_a_link_stays_and_its_folder_is_replaced_on_its_own_disk(tmp_path: Path)
         assert sorted(one.name for one in disk.parent.iterdir()) == [".disk.lock", "disk"]
 
 
-@pytest.mark.parametrize("what", ["file", "folder"])
+@pytest.mark.parametrize("what", ["file", "folder", "input"])
 def test_other_things_are_not_replaced(tmp_path: Path, what: str) -> None:
+    """Nor is the input, a stage's folder, which may hold files of a shard's names and bytes."""
     store = Store(str(tmp_path / "share"))
-    shard = publish_shards(store, tmp_path).shards[0]
-    target = tmp_path / "mine"
+    shard = publish_shards(store, tmp_path, 1).shards[0]
+    target = tmp_path / "in120" if what == "input" else tmp_path / "mine"
     if what == "file":
         target.write_text("thesis")
-    else:
+    elif what == "folder":
         write(target / "log.parquet", ROWS)
-    with pytest.raises(DataError, match="mine: expected nothing, or a shard that was fetched before"):
+
+    def content() -> list[bytes]:
+        return [file.read_bytes() for file in ([target] if what == "file" else sorted(target.iterdir()))]
+
+    before = content()
+    with pytest.raises(DataError, match=f"{target.name}: expected nothing, or a shard that was fetched before"):
         fetch_shard(store, shard, target)
-    assert target.read_text() == "thesis" if what == "file" else [f.name for f in target.iterdir()] == ["log.parquet"]
-
-
-def test_the_input_is_not_replaced(tmp_path: Path) -> None:
-    """A stage's folder may hold files of a shard's names and bytes."""
-    store = Store(str(tmp_path / "share"))
-    pointer = publish_shards(store, tmp_path, 1)
-    with pytest.raises(DataError, match="in120: expected nothing, or a shard that was fetched before"):
-        fetch_shard(store, pointer.shards[0], tmp_path / "in120")
-    assert len(list((tmp_path / "in120").iterdir())) == 6
+    assert content() == before
 
 
 def test_a_full_disk(tmp_path: Path) -> None:
@@ -231,7 +220,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
         block.unlink()
         fetched = fetch_shard(store, shard, disk / "shard")
         assert {file.name for file in (disk / "shard").iterdir()} == set(shard.files)
-        assert fetched.new
+        assert fetched
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
