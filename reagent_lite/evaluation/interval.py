@@ -45,7 +45,18 @@ class Interval:
     def __str__(self) -> str:
         if not math.isfinite(self.value):
             return number(self.value)
-        return f"{number(self.value)} ({number(self.low)} to {number(self.high)})"
+        value, low, high = map(self._written, (self.value, self.low, self.high))
+        return f"{value} ({low} to {high})"
+
+    def _written(self, end: float) -> str:
+        """Returns one of the three figures with as many decimals as give the interval's width two digits."""
+        width = self.high - self.low
+        if not (self.defined and 0 < width < 1e7) or all(map(float.is_integer, (self.value, self.low, self.high))):
+            return number(end)
+        decimals = max(1 - math.floor(math.log10(width)), 0)
+        text = f"{end:,.{decimals}f}"
+        vanished = end != 0 and not text.strip("-0.")  # an end near 0 keeps its sign
+        return number(end) if vanished or decimals > 6 else text
 
 
 UNDEFINED: Final = Interval(value=math.nan, low=math.nan, high=math.nan)
@@ -57,14 +68,14 @@ def finite(value: float | None) -> float | None:
 
 
 def number(value: float | None) -> str:
-    """Returns a figure to four digits, "–" where it is undefined."""
+    """Returns a figure to three digits, whole ones below a million in full; "–" where it is undefined."""
     if value is None or not math.isfinite(value):
         return "–"
     if value == int(value) and abs(value) < 1e6:
         return f"{int(value):,}"
-    return f"{value:,.0f}" if 1e3 <= abs(value) < 1e7 else f"{value:.4g}"
+    return f"{value:,.0f}" if 1e3 <= abs(value) < 1e6 else f"{value:.3g}"
 
 
 def percent(share: float | None) -> str:
-    """Returns a share as a percentage, "–" where it is undefined."""
-    return "–" if share is None or not math.isfinite(share) else f"{share:.2%}"
+    """Returns a share as a percentage to three digits, "–" where it is undefined."""
+    return "–" if share is None or not math.isfinite(share) else f"{100 * share:.3g}%"

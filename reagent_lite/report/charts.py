@@ -1,30 +1,32 @@
-"""Charts as inline SVG: curves, and dots with whiskers. Shape and dash tell marks apart first, colour second.
+"""Charts as inline SVG on one scale: curves with bands, and estimates with their intervals.
 
-Colours and fonts come from the page's style sheet by class, so that one drawing serves light, dark and print.
-A drawing is 480 units wide; on a phone it shrinks to two thirds, and the style sheet makes its letters larger.
+Colours and fonts come from the page's style sheet by class, so that one drawing serves light, dark and print; dashes and
+shapes tell series apart without colour. A drawing is 480 units wide; on a phone, where it shrinks to two thirds, the
+style sheet makes its letters larger.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from markupsafe import Markup
 
 from reagent_lite.evaluation.interval import Interval, number
 from reagent_lite.evaluation.verdict import Verdict
-from reagent_lite.report.content import Chart, State, Table, left_out
+from reagent_lite.report.content import Chart, Table, left_out
 
 Point = tuple[float, float]
 
-_WIDTH = 480
-_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 466, 26, 246  # of the plot of curves
-_EDGE = 14  # left edge of the plot of whiskers
+_WIDTH, _RIGHT = 480, 466
+_LEFT, _TOP, _BOTTOM = 58, 26, 246  # of the plot of curves
+_EDGE = 14  # left edge of the plot of intervals
+_ROW = 44  # height of an estimate's row: words above, interval below
 _MOST_LINES = 8
 _TABLE_ROWS = 20  # of a curve's table
-_ROW = 44  # height of an estimator's row: words above, whisker below
 _LOGARITHMIC_FROM = 200.0  # largest over smallest, from where a linear axis hides the small half of a curve
 _LETTER = 9.6  # width of a letter on a phone: digits of DejaVu Sans, a wide font
-_STATE: dict[Verdict, State] = {Verdict.TRUSTWORTHY: "good", Verdict.WIDE: "unclear", Verdict.DO_NOT_USE: "bad"}
+STATES: Final = {Verdict.TRUSTWORTHY: "good", Verdict.WIDE: "unclear", Verdict.DO_NOT_USE: "bad"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +50,8 @@ class Curves:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Axis:
-    """A scale: values `low` to `high` lie at `start` to `stop`."""
+class Scale:
+    """Values `low` to `high` lie at `start` to `stop`; values beyond the ends lie beyond."""
 
     low: float
     high: float
@@ -58,8 +60,19 @@ class Axis:
     ticks: tuple[float, ...] = ()
     logarithmic: bool = False
 
-    def at(self, value: float) -> float:
-        """Returns where a value lies; values beyond the ends lie beyond."""
+    @classmethod
+    def over(cls, values: Iterable[float], start: float, stop: float, *, powers: bool = False) -> "Scale":
+        """Returns a scale with round ends; by powers of ten, if that is allowed and the values span many of them."""
+        values = list(values)
+        low, high = min(values), max(values)
+        logarithmic = powers and low > 0 and high / low >= _LOGARITHMIC_FROM
+        marks = ticks(low, high)
+        if logarithmic:
+            marks = tuple(10.0**n for n in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1))
+        shown = marks[:: 1 + len(marks) // 8]
+        return cls(low=marks[0], high=marks[-1], start=start, stop=stop, ticks=shown, logarithmic=logarithmic)
+
+    def __call__(self, value: float) -> float:
         low, high, value = (math.log10(one) if self.logarithmic else one for one in (self.low, self.high, value))
         return self.start + (value - low) / (high - low) * (self.stop - self.start)
 
@@ -89,49 +102,50 @@ def thinned(points: Sequence[Point], most: int) -> tuple[Point, ...]:
     stretches: dict[int, list[Point]] = {}
     for point in inner:
         stretches.setdefault(int((point[0] - first[0]) / (last[0] - first[0]) * ((most - 2) // 2)), []).append(point)
-    kept = {end for part in stretches.values() for end in (min(part, key=_y), max(part, key=_y))}
-    return tuple(sorted({first, *kept, last}))
-
-
-def _y(point: Point) -> float:
-    return point[1]
+    by_height = [sorted(part, key=lambda point: point[1]) for part in stretches.values()]
+    return tuple(sorted({first, last, *(part[0] for part in by_height), *(part[-1] for part in by_height)}))
 
 
 def curve_chart(curves: Curves) -> Chart:
     """Returns curves over common axes, at most eight of them, with a line at the mark."""
-    lines = curves.lines[:_MOST_LINES]
+    lines, mark = curves.lines[:_MOST_LINES], curves.mark
     xs = [x for line in lines for x, _ in line.points]
     ys = [y for line in lines for _, y in line.points] + [end for line in lines for ends in line.band for end in ends]
     # the x axis ends with the data: the last figure is the one that counts
-    x = Axis(low=min(xs), high=max(xs) if max(xs) > min(xs) else min(xs) + 1, start=_LEFT, stop=_RIGHT)
-    y = _height(ys if curves.mark is None else [*ys, curves.mark[0]])
-    parts = [_tag("line", class_="axis", x1=_LEFT, x2=_RIGHT, y1=_BOTTOM, y2=_BOTTOM)]
+    x = Scale(low=min(xs), high=max(xs) if max(xs) > min(xs) else min(xs) + 1, start=_LEFT, stop=_RIGHT)
+    y = Scale.over(ys if mark is None else [*ys, mark[0]], _BOTTOM, _TOP, powers=True)
+    parts = [_segment("axis", _LEFT, _BOTTOM, _RIGHT, _BOTTOM)]
     for tick in y.ticks:
-        parts.append(_tag("line", class_="grid", x1=_LEFT, x2=_RIGHT, y1=y.at(tick), y2=y.at(tick)))
-        parts.append(_text(_LEFT - 6, y.at(tick) + 4, _short(tick), anchor="end", kind="tick"))
+        parts.append(_segment("grid", _LEFT, y(tick), _RIGHT, y(tick)))
+        parts.append(_text(_LEFT - 6, y(tick) + 4, _short(tick), anchor="end", kind="tick"))
     for tick in ticks(x.low, max(xs)):
         if x.low <= tick <= x.high:
-            parts.append(_centred(x.at(tick), _BOTTOM + 16, _short(tick), kind="tick"))
-    parts += [_curve(line, x, y, place) for place, line in enumerate(lines)]
-    if curves.mark is not None:
-        at, name = y.at(curves.mark[0]), curves.mark[1]
+            parts.append(_centred(x(tick), _BOTTOM + 16, _short(tick), kind="tick"))
+    for place, line in enumerate(lines):
+        at = [(x(one), y(value)) for one, value in line.points]
+        if line.band:
+            upper = [(one, y(high)) for (one, _), (_, high) in zip(at, line.band, strict=True)]
+            lower = [(one, y(low)) for (one, _), (low, _) in zip(at, line.band, strict=True)]
+            parts.append(_tag("path", class_=f"fill s{place}", d=f"{_path([*upper, *reversed(lower)])}Z"))
+        parts.append(_tag("path", class_=f"curve s{place}", d=_path(at)))
+    if mark is not None:
+        height = y(mark[0])
         # the name stands at the end from which the curves are farther away
-        left, right = (min(abs(y.at(line.points[end][1]) - at) for line in lines) for end in (0, -1))
+        left, right = (min(abs(y(line.points[end][1]) - height) for line in lines) for end in (0, -1))
         place, anchor = (_LEFT + 4, "start") if left > right else (_RIGHT, "end")
-        parts.append(_tag("line", class_="mark", x1=_LEFT, x2=_RIGHT, y1=at, y2=at))
-        parts.append(_text(place, at - 4, name, anchor=anchor))
+        parts.append(_segment("mark", _LEFT, height, _RIGHT, height))
+        parts.append(_text(place, height - 4, mark[1], anchor=anchor))
     parts += [_centred((_LEFT + _RIGHT) / 2, _BOTTOM + 34, curves.x), _text(2, 12, curves.y)]
     ends = "; ".join(f"{line.name} ends at {number(line.points[-1][1])}" for line in lines)
     words = f"{curves.y} over {curves.x}{', logarithmic axis' if y.logarithmic else ''}. {ends}"
-    rows = [(line.name, number(x), number(y)) for line in lines for x, y in _some(line.points)]
+    rows = [(line.name, *point) for line in lines for point in _some(line.points)]
+    columns = (("Curve", "name"), (curves.x, "number"), (curves.y, "number"))
     return Chart(
         title=curves.title,
         svg=_svg(curves.title, words, _BOTTOM + 40, parts),
         legend=tuple((_swatch(place), line.name) for place, line in enumerate(lines)),
         note=left_out(len(curves.lines) - len(lines), "curves", "metrics.jsonl"),
-        table=Table(
-            title=f"{curves.title}, some points", head=("Curve", curves.x, curves.y), rows=rows, figures=(1, 2)
-        ),
+        table=Table(title=f"{curves.title}, some points", columns=columns, rows=rows),
     )
 
 
@@ -141,132 +155,95 @@ def _some(points: tuple[Point, ...]) -> tuple[Point, ...]:
     return kept if kept[-1] == points[-1] else (*kept, points[-1])
 
 
-def _height(values: Sequence[float]) -> Axis:
-    """Returns the axis of y: logarithmic where the values are positive and span orders of magnitude."""
-    low, high = min(values), max(values)
-    logarithmic = low > 0 and high / low >= _LOGARITHMIC_FROM
-    marks = ticks(low, high)
-    if logarithmic:
-        powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-        marks = tuple(10.0**power for power in powers)
-    shown = marks[:: 1 + len(marks) // 8] if logarithmic else marks
-    return Axis(low=marks[0], high=marks[-1], start=_BOTTOM, stop=_TOP, ticks=shown, logarithmic=logarithmic)
+def interval_chart(
+    title: str, rows: Sequence[tuple[str, Interval, Verdict]], marks: Mapping[str, Interval], *, plain: bool = False
+) -> Chart:
+    """Returns a dot with an interval for each estimate, against the lines and bands of what they are compared with.
 
-
-def _curve(line: Line, x: Axis, y: Axis, place: int) -> Markup:
-    at = [(x.at(one), y.at(value)) for one, value in line.points]
-    parts = []
-    if line.band:
-        upper = [(there, y.at(high)) for (there, _), (_, high) in zip(at, line.band, strict=True)]
-        lower = [(there, y.at(low)) for (there, _), (low, _) in zip(at, line.band, strict=True)]
-        parts.append(_tag("path", class_=f"fill s{place}", d=f"{_path([*upper, *reversed(lower)])}Z"))
-    parts.append(_tag("path", class_=f"curve s{place}", d=_path(at)))
-    # shapes every seventh of the way, and at the end, tell crossing lines apart without colour
-    shown = {*range(0, len(at), max(len(at) // 7, 1)), len(at) - 1}
-    return Markup("").join((*parts, *(_shape(place, *at[i]) for i in sorted(shown))))
-
-
-def _path(places: Sequence[Point]) -> str:
-    return "M" + "L".join(f"{_n(x)} {_n(y)}" for x, y in places)
-
-
-def _shape(place: int, x: float, y: float) -> Markup:
-    """Returns the mark of a curve: circle, square, diamond, triangle, then the same hollow."""
-    draw = (
-        f"M{_n(x - 3.5)} {_n(y)}a3.5 3.5 0 1 0 7 0a3.5 3.5 0 1 0 -7 0Z",
-        f"M{_n(x - 3.2)} {_n(y - 3.2)}h6.4v6.4h-6.4Z",
-        f"M{_n(x)} {_n(y - 4.5)}l4.5 4.5l-4.5 4.5l-4.5 -4.5Z",
-        f"M{_n(x)} {_n(y - 4)}l4.2 7.4h-8.4Z",
-    )[place % 4]
-    return _tag("path", class_=f"shape {'hollow' if place >= 4 else 'solid'} s{place}", d=draw)
-
-
-def _swatch(place: int) -> Markup:
-    line = _tag("path", class_=f"curve s{place}", d="M1 6H33")
-    return _tag("svg", line, _shape(place, 17, 6), class_="swatch", viewBox="0 0 34 12", aria_hidden="true")
-
-
-def whisker_chart(title: str, rows: Sequence[tuple[str, Interval, Verdict]], marks: Mapping[str, Interval]) -> Chart:
-    """Returns a dot with a whisker for each estimate, against the lines and bands of what they are compared with.
-
-    Estimates that may not be used do not stretch the axis far: an arrow marks a whisker that continues.
+    Estimates that may not be used do not stretch the axis far: an arrow marks an interval that continues.
 
     Args:
         title: of the chart.
         rows: name, estimate and whether it may be used.
         marks: named values; the first is the reference, a second the value in simulation.
+        plain: whether trustworthy estimates have no colour of their own, as they do not decide.
     """
-    axis = _whisker_axis(rows, marks.values())
-    start = 10 + 14 * len(marks)  # below the names
+    x, start = _scale_of(rows, marks.values()), 10 + 14 * len(marks)  # below the names
     bottom = start + _ROW * len(rows)
     parts = []
     for place, (name, figure) in enumerate(marks.items()):
-        if not figure.defined:
-            continue
-        kind, top = "simulated" if place else "", 12 + 14 * place
-        low, high, value = (axis.at(one) for one in (figure.low, figure.high, figure.value))
-        box = {"y": top + 6, "width": max(high - low, 0.5), "height": bottom - top - 6}
-        parts.append(_tag("rect", class_=f"band {kind}".strip(), x=low, **box))
-        parts.append(_tag("line", class_=f"mark {kind}".strip(), x1=value, x2=value, y1=top + 6, y2=bottom))
-        parts.append(_centred(value, top, f"{name} {number(figure.value)}"))
+        if figure.defined:
+            kind, top = " simulated" if place else "", 12 + 14 * place
+            box = {"x": x(figure.low), "width": max(x(figure.high) - x(figure.low), 0.5)}
+            parts.append(_tag("rect", class_=f"band{kind}", **box, y=top + 6, height=bottom - top - 6))
+            parts.append(_segment(f"mark{kind}", x(figure.value), top + 6, x(figure.value), bottom))
+            parts.append(_centred(x(figure.value), top, f"{name} {number(figure.value)}"))
     for place, (name, figure, verdict) in enumerate(rows):
-        top = start + _ROW * place
+        top, state = start + _ROW * place, STATES[verdict]
+        kind = "plain" if plain and state == "good" else state
         parts.append(_text(_EDGE, top + 14, name))
-        parts.append(_text(_RIGHT, top + 14, verdict.value, anchor="end", kind=_STATE[verdict]))
-        parts.append(_whisker(figure, verdict, axis, top + 28))
-    parts.append(_tag("line", class_="axis", x1=_EDGE, x2=_RIGHT, y1=bottom, y2=bottom))
-    for tick in axis.ticks:
-        parts.append(_tag("line", class_="axis", x1=axis.at(tick), x2=axis.at(tick), y1=bottom, y2=bottom + 4))
-        parts.append(_centred(axis.at(tick), bottom + 17, number(tick), kind="tick"))
+        parts.append(_text(_RIGHT, top + 14, verdict.value, anchor="end", kind=kind))
+        parts += _interval(figure, state, kind, x, top + 28)
+    parts.append(_segment("axis", _EDGE, bottom, _RIGHT, bottom))
+    for tick in x.ticks:
+        parts.append(_segment("axis", x(tick), bottom, x(tick), bottom + 4))
+        parts.append(_centred(x(tick), bottom + 17, _short(tick), kind="tick"))
     words = [f"{name} {number(figure.value)}" for name, figure in marks.items()]
     words += [f"{name} {number(figure.value)}, {verdict.value}" for name, figure, verdict in rows]
     return Chart(title=title, svg=_svg(title, "; ".join(words), bottom + 24, parts))
 
 
-def _whisker_axis(rows: Sequence[tuple[str, Interval, Verdict]], marks: Iterable[Interval]) -> Axis:
-    """Returns an axis over the marks and all usable intervals; unusable ones widen it by that width at most."""
+def _scale_of(rows: Sequence[tuple[str, Interval, Verdict]], marks: Iterable[Interval]) -> Scale:
+    """Returns a scale over the marks and all usable intervals; unusable ones widen it by that width at most."""
     usable = [figure for _, figure, verdict in rows if verdict is not Verdict.DO_NOT_USE]
     others = _finite(figure for _, figure, verdict in rows if verdict is Verdict.DO_NOT_USE)
     core = _finite((*marks, *usable)) or others or [0.0]
     low, high = min(core), max(core)
     width = high - low or abs(high) * 0.1 or 1.0
-    every = [*core, *others]
-    ends = ticks(max(min(every), low - width), min(max(every), high + width))
-    return Axis(low=ends[0], high=ends[-1], start=_EDGE, stop=_RIGHT, ticks=ends)
+    return Scale.over([*core, *(min(max(one, low - width), high + width) for one in others)], _EDGE, _RIGHT)
 
 
 def _finite(figures: Iterable[Interval]) -> list[float]:
     return [one for figure in figures for one in (figure.value, figure.low, figure.high) if math.isfinite(one)]
 
 
-def _whisker(figure: Interval, verdict: Verdict, axis: Axis, y: int) -> Markup:
-    kind, parts = _STATE[verdict], []
+def _interval(figure: Interval, state: str, kind: str, x: Scale, y: float) -> list[Markup]:
     if not math.isfinite(figure.value):
-        return _text(_EDGE, y + 6, "undefined on this log", kind="tick")
+        return [_text(_EDGE, y + 6, "undefined on this log", kind="tick")]
+    parts = []
     if figure.defined:
-        ends = [axis.at(one) for one in (figure.low, figure.high)]
+        ends = [x(one) for one in (figure.low, figure.high)]
         shown = [min(max(end, _EDGE), _RIGHT) for end in ends]
-        parts.append(_tag("line", class_=f"whisker {kind}", x1=shown[0], x2=shown[1], y1=y, y2=y))
+        parts.append(_segment(f"whisker {kind}", shown[0], y, shown[1], y))
         for inside, end, way in zip(shown, ends, (-1, 1), strict=True):
             if abs(inside - end) < 1e-9:
-                parts.append(_tag("line", class_=f"whisker {kind}", x1=end, x2=end, y1=y - 4, y2=y + 4))
+                parts.append(_segment(f"whisker {kind}", end, y - 4, end, y + 4))
             else:
                 parts.append(_tag("path", class_=f"arrow {kind}", d=f"M{_n(inside)} {y - 5}l{7 * way} 5l{-7 * way} 5Z"))
-    at = axis.at(figure.value)
+    at = x(figure.value)
     if _EDGE <= at <= _RIGHT:
         draw = {
-            Verdict.TRUSTWORTHY: f"M{_n(at - 5)} {y}a5 5 0 1 0 10 0a5 5 0 1 0 -10 0Z",
-            Verdict.WIDE: f"M{_n(at)} {y - 6}l6 6l-6 6l-6 -6Z",
-            Verdict.DO_NOT_USE: f"M{_n(at - 4.5)} {y - 4.5}l9 9M{_n(at - 4.5)} {y + 4.5}l9 -9",
-        }[verdict]
+            "good": f"M{_n(at - 5)} {y}a5 5 0 1 0 10 0a5 5 0 1 0 -10 0Z",
+            "unclear": f"M{_n(at)} {y - 6}l6 6l-6 6l-6 -6Z",
+            "bad": f"M{_n(at - 4.5)} {y - 4.5}l9 9M{_n(at - 4.5)} {y + 4.5}l9 -9",
+        }[state]
         parts.append(_tag("path", class_=f"dot {kind}", d=draw))
-    return Markup("").join(parts)
+    return parts
 
 
 def _svg(title: str, words: str, height: float, parts: Iterable[Markup]) -> Markup:
     box = f"0 -4 {_WIDTH} {_n(height + 4)}"  # 4 is the ascent of the first words on a phone
     inside = (_tag("title", title), *parts)
     return _tag("svg", *inside, class_="chart", role="img", aria_label=f"{title}: {words}", viewBox=box)
+
+
+def _swatch(place: int) -> Markup:
+    line = _tag("path", class_=f"curve s{place}", d="M1 6H33")
+    return _tag("svg", line, class_="swatch", viewBox="0 0 34 12", aria_hidden="true")
+
+
+def _segment(kind: str, x1: float, y1: float, x2: float, y2: float) -> Markup:
+    return _tag("line", class_=kind, x1=x1, x2=x2, y1=y1, y2=y2)
 
 
 def _text(x: float, y: float, words: str, *, anchor: str = "start", kind: str = "label") -> Markup:
@@ -277,6 +254,10 @@ def _centred(x: float, y: float, words: str, *, kind: str = "label") -> Markup:
     """Returns words around a place, or as near to it as the drawing's edges let a phone's letters come."""
     half = len(words) * _LETTER / 2
     return _text(min(max(x, half), _WIDTH - half), y, words, anchor="middle", kind=kind)
+
+
+def _path(places: Sequence[Point]) -> str:
+    return "M" + "L".join(f"{_n(x)} {_n(y)}" for x, y in places)
 
 
 def _tag(name: str, *inside: str, **attributes: str | float) -> Markup:
@@ -293,7 +274,8 @@ def _short(value: float) -> str:
     for size, unit, letter in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
         if abs(value) >= size:
             return f"{value / unit:.4g}{letter}"
-    return f"{value:.4g}"
+    text = f"{value:.4g}"
+    return text if len(text) <= 6 else f"{value:.1e}".replace("e-0", "e-")
 
 
 def _n(value: float) -> str:

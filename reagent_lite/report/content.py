@@ -1,4 +1,4 @@
-"""What a report shows, as plain data: headlines, then sections of paragraphs, charts, facts and tables."""
+"""What a page shows, as plain data: a page is a list of sections, a section is a title, sentences, tables and charts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,42 +6,35 @@ from typing import Literal
 
 from markupsafe import Markup
 
-State = Literal["good", "unclear", "bad"]
-Fact = tuple[str, str]
-"""A name and its value, in words."""
+from reagent_lite.evaluation.decision import Decision
+from reagent_lite.evaluation.interval import Interval, number, percent
+
+Cell = str | int | float | Interval | None
+Kind = Literal["name", "number", "share", "bar", "words", "mark"]
+"""Of a column: names and paths, figures, shares, shares drawn as bars, sentences, cells that are not broken."""
+Column = tuple[str, Kind]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """A table of words; the first cell of a row is its heading.
+    """A table; the first cell of a row is its heading.
 
     Attributes:
         title: its caption.
-        head: names of the columns.
-        rows: as many cells each.
-        figures, bars, words, short: columns of numbers, of percentages drawn as bars, of sentences, and of cells that
-            are not broken.
+        columns: name and kind of each.
+        rows: as many cells each; None is a figure that is unknown.
         note: a sentence below it.
     """
 
     title: str
-    head: tuple[str, ...]
-    rows: Sequence[tuple[str, ...]]
-    figures: tuple[int, ...] = ()
-    bars: tuple[int, ...] = ()
-    words: tuple[int, ...] = ()
-    short: tuple[int, ...] = ()
+    columns: tuple[Column, ...]
+    rows: Sequence[Sequence[Cell]]
     note: str = ""
-
-    def kind(self, column: int) -> str:
-        """Returns the class of a column's cells."""
-        kinds = {"figure": self.figures, "bar": self.bars, "words": self.words, "short": self.short}
-        return next((name for name, columns in kinds.items() if column in columns), "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """A drawing with what a reader without eyes for it needs.
+    """A drawing, with what a reader who cannot see it needs.
 
     Attributes:
         title: its heading.
@@ -65,7 +58,7 @@ class Section:
     Attributes:
         title: its heading.
         notes: sentences before the rest.
-        charts, facts, tables: what it holds.
+        charts, facts, tables: what it holds; a fact is a name and its value.
         rest: sentences on what is left out.
         folded: (name, text) that opens on demand.
     """
@@ -73,28 +66,18 @@ class Section:
     title: str
     notes: tuple[str, ...] = ()
     charts: tuple[Chart, ...] = ()
-    facts: tuple[Fact, ...] = ()
+    facts: tuple[tuple[str, Cell], ...] = ()
     tables: tuple[Table, ...] = ()
     rest: tuple[str, ...] = ()
-    folded: Fact | None = None
+    folded: tuple[str, str] | None = None
 
     def __bool__(self) -> bool:
         return bool(self.charts or self.facts or self.tables or self.folded)
 
     @property
     def anchor(self) -> str:
-        """What links to it end with."""
+        """The fragment of links to it."""
         return self.title.lower().replace(" ", "-")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Headline:
-    """A conclusion: what it rests on, how it turns out, one sentence, and the sentences that carry it."""
-
-    source: str
-    state: State
-    sentence: str
-    because: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,17 +86,26 @@ class Report:
 
     Attributes:
         title: of the page.
-        headlines: conclusions, first.
+        decision: what to do, and why; first on the page.
         notes: sentences that a reader must know, such as what was not scored.
         facts: the summary.
         sections: in order; empty ones are left out.
     """
 
     title: str
-    headlines: tuple[Headline, ...] = ()
+    decision: Decision
     notes: tuple[str, ...] = ()
-    facts: tuple[Fact, ...] = ()
+    facts: tuple[tuple[str, Cell], ...] = ()
     sections: tuple[Section, ...] = ()
+
+
+def written(cell: Cell, kind: Kind = "name") -> str:
+    """Returns a cell as the page and the model card show it."""
+    if isinstance(cell, int):
+        return f"{cell:,}"
+    if cell is None or isinstance(cell, float):
+        return percent(cell) if kind in ("share", "bar") else number(cell)
+    return str(cell)
 
 
 def left_out(count: int, what: str, where: str) -> str:

@@ -18,14 +18,17 @@ _ESTIMATES = "CPE/Reward/"
 _ONE_STEP = "_Reward"  # how names of estimates of a row's reward end; the others are of returns
 _TOGETHER = {
     "Return in simulation": (
-        "sum of rewards",
+        "return of an episode",
         {
             "simulation/return/mean": "learned policy",
             "simulation/training_return/mean": "episodes that ended while learning",
         },
     ),
     "TD loss": ("loss", {"train/td_loss": "while learning", "td_loss/mean": "evaluated rows"}),
-    "Value": ("mean q", {"value/logged/mean": "logged choices", "value/model/mean": "learned policy's choices"}),
+    "Value": (
+        "discounted return",
+        {"value/logged/mean": "logged choices", "value/model/mean": "learned policy's choices"},
+    ),
     "Loss of the reward model": ("loss", {"reward_loss/mean": "while fitting it"}),
 }
 """{title: (unit, {tag: name of its line})}"""
@@ -86,7 +89,7 @@ def curves_of(series: Series) -> tuple[Curves, ...]:
     reward = _mark("logged rewards", "reward/logged/mean", series)
     charts += [
         _by_name("Learned policy's actions", "share of evaluated rows", "actions/model/", curved),
-        _by_name("Value by action", "mean q", "value/model/", by_action),
+        _by_name("Value by action", "discounted return", "value/model/", by_action),
         _by_name("Reward model by action", "mean reward", "reward/model/", by_action, reward),
         _by_name("Estimated discounted return of an episode", "discounted return", _ESTIMATES, estimates, logged),
     ]

@@ -18,24 +18,23 @@ from reagent_lite.data.copy.place import CopyManifest
 from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.stage import StageManifest
 from reagent_lite.errors import counted
+from reagent_lite.evaluation.decision import Choice, Simulated, compared, decide, findings_of
+from reagent_lite.evaluation.gate import Gate
 from reagent_lite.evaluation.interval import Interval, number, percent
 from reagent_lite.feature_ids import id_of
 from reagent_lite.files import write_whole
-from reagent_lite.report.content import Fact, Report, Section, Table, left_out
+from reagent_lite.report.content import Cell, Column, Report, Section, Table, left_out
 from reagent_lite.report.curves import Series, curves_section, last, read_series
-from reagent_lite.report.evaluation import (
+from reagent_lite.report.page import render
+from reagent_lite.report.sections import (
     Shares,
-    Simulated,
     actions_section,
     candidates_section,
-    compared,
     estimates_section,
-    headlines,
+    not_scored,
     simulated_section,
-    unscored,
     weights_section,
 )
-from reagent_lite.report.page import render
 
 PAGE = "report.html"
 
@@ -44,7 +43,10 @@ _MOST_FEATURES = 500
 _MOST_TABLES = 20
 _MOST_FILES = 50
 _MOST_LETTERS, _MOST_CONFIG_LETTERS = 400, 100_000
-_SCORES = {"td_loss/mean": "TD loss on evaluated rows", "value/model/mean": "Mean value of the policy's choices"}
+_SCORES = {
+    "td_loss/mean": "TD loss on evaluated rows",
+    "value/model/mean": "Mean discounted return that the policy's choices promise",
+}
 _SHIFT_SIGN = {"stable": "●", "moderate": "◇", "large": "✕"}
 
 
@@ -76,21 +78,20 @@ class RunFigures:
     Attributes:
         config: of the run.
         policy: the evaluated policy, in words.
-        evaluation: content of evaluation.json.
-        scores: of the run, by tag.
+        found: what its evaluation found, of evaluation_of_run.
+        candidates: what is chosen among candidates, of evaluation.json; None with named actions.
         steps, rows: optimizer steps, and rows learned from.
         normalization: of state features and of candidates' features, in the 2019 encoding.
         present: {column: {id: share of sampled rows that have the feature}}.
         present_note: what the shares are of.
         sources: what was learned from; empty for simulation.
         identity: sha256 of it, or of the environment.
-        notes: sentences to stand at the top, such as why no model was published.
     """
 
     config: WorkflowConfig
     policy: str
-    evaluation: Mapping[str, Any]
-    scores: Mapping[str, float | None]
+    found: Report
+    candidates: Mapping[str, Any] | None
     steps: int
     rows: int
     normalization: Mapping[str, Mapping[str, str]]
@@ -98,7 +99,6 @@ class RunFigures:
     present_note: str
     sources: tuple[Source, ...]
     identity: str
-    notes: tuple[str, ...] = ()
 
 
 def write_page(folder: Path, figures: RunFigures) -> str | None:
@@ -116,19 +116,18 @@ def write_page(folder: Path, figures: RunFigures) -> str | None:
 
 def report_of_run(folder: Path, figures: RunFigures) -> Report:
     """Returns the report of a run whose metrics.jsonl lies in the folder."""
-    config, cpe = figures.config, figures.evaluation.get("cpe")
+    config, found = figures.config, figures.found
     series = read_series(folder / "metrics.jsonl")
-    found = evaluation_of_run(config, figures.policy, figures.evaluation, figures.scores)
     return Report(
         title=f"{'DQN' if config.actions else 'Parametric DQN'} run: {folder.resolve().name}",
-        headlines=found.headlines,
-        notes=(*figures.notes, *found.notes),
+        decision=found.decision,
+        notes=found.notes,
         facts=(*_facts(figures), *found.facts),
         sections=(
             *found.sections,
             curves_section(series),
             actions_section(_shares(config.actions, series), _WHERE),
-            candidates_section(cpe and cpe.get("candidates"), _WHERE),
+            candidates_section(figures.candidates, _WHERE),
             features_section(figures.normalization, figures.present, figures.present_note),
             drift_section(config),
             lineage_section(figures.sources),
@@ -138,7 +137,11 @@ def report_of_run(folder: Path, figures: RunFigures) -> Report:
 
 
 def evaluation_of_run(
-    config: WorkflowConfig, policy: str, document: Mapping[str, Any], scores: Mapping[str, float | None]
+    config: WorkflowConfig,
+    policy: str,
+    document: Mapping[str, Any],
+    scores: Mapping[str, float | None],
+    gate: Gate | None = None,
 ) -> Report:
     """Returns what a run's evaluation found, as the page and the model card show it.
 
@@ -147,50 +150,55 @@ def evaluation_of_run(
         policy: the evaluated policy, in words.
         document: content of evaluation.json.
         scores: of the run, by tag.
+        gate: the verdict of publish_if; None where the config has none.
     """
     cpe, settings = document.get("cpe"), config.evaluation
-    comparisons, note = compared(cpe), ""
-    simulated: tuple[Simulated, ...] = ()
-    if "simulation" in document:
-        simulated = _simulated(document["simulation"], policy)
-        env = config.simulation.env if config.simulation else "the environment"
-        note = f"{counted(document['simulation']['episodes'], 'episode')} of {env}."
+    comparisons, overlap = compared(cpe), cpe["overlap"] if cpe else None
+    simulated, note = _simulated(document.get("simulation"), policy), ""
+    if simulated and config.simulation is not None:
+        note = f"{counted(document['simulation']['episodes'], 'episode')} of {config.simulation.env}."
+    decision = decide(findings_of(comparisons, simulated, overlap=overlap, gate=gate))
+    plain = decision.choice is Choice.NOT_ENOUGH
     return Report(
         title="Evaluation",
-        headlines=headlines(comparisons, simulated, note),
-        notes=(*document.get("warnings", ()), *unscored(cpe)),
-        facts=tuple((name, number(scores[tag])) for tag, name in _SCORES.items() if tag in scores),
+        decision=decision,
+        notes=(*document.get("warnings", ()), *not_scored(cpe)),
+        facts=tuple((name, scores[tag]) for tag, name in _SCORES.items() if tag in scores),
         sections=(
-            estimates_section(comparisons, settings.confidence_level, _WHERE),
+            estimates_section(comparisons, settings.confidence_level, _WHERE, overlap=overlap, plain=plain),
             simulated_section(simulated, settings.confidence_level, note),
-            weights_section(cpe, settings.min_effective_episodes),
+            weights_section(overlap, settings.min_effective_episodes),
         ),
     )
 
 
-def _simulated(document: Mapping[str, Any], policy: str) -> tuple[Simulated, ...]:
+def _simulated(document: Mapping[str, Any] | None, policy: str) -> tuple[Simulated, ...]:
+    """Returns the learned policy and random actions, as far as they were played."""
+
     def figure(name: str) -> Interval | None:
-        ends = [document.get(f"simulation/{name}/{end}") for end in ("mean", "lower", "upper")]
+        ends = [(document or {}).get(f"simulation/{name}/{end}") for end in ("mean", "lower", "upper")]
         return None if ends[0] is None else Interval.read(dict(zip(("value", "low", "high"), ends, strict=True)))
 
     learned, random = figure("return"), figure("random_return")
-    if learned is None:
+    if document is None or learned is None:
         return ()
-    length = document.get("simulation/length/mean")
     first = Simulated(
-        name=f"The learned policy, {policy}", returns=learned, discounted=figure("discounted_return"), length=length
+        name=f"The learned policy, {policy}",
+        returns=learned,
+        discounted=figure("discounted_return"),
+        length=document.get("simulation/length/mean"),
     )
-    return (first,) if random is None else (first, Simulated(name="Random actions", returns=random))
+    return (first,) if random is None else (first, Simulated(name="Random actions", returns=random, random=True))
 
 
-def _facts(figures: RunFigures) -> tuple[Fact, ...]:
+def _facts(figures: RunFigures) -> tuple[tuple[str, Cell], ...]:
     config = figures.config
     env = f"simulation of {config.simulation.env}" if config.simulation else ""
     return (
         ("Learned from", config.training_data_path or env),
-        ("Optimizer steps", f"{figures.steps:,}"),
-        ("Rows learned from, repeats included", f"{figures.rows:,}"),
-        ("Discount per step", number(config.rl.gamma)),
+        ("Optimizer steps", figures.steps),
+        ("Rows learned from, repeats included", figures.rows),
+        ("Discount per step", f"{config.rl.gamma:g}"),
         ("Policy", figures.policy),
         ("Seed", str(config.seed)),
         ("Data hash", figures.identity[:16]),
@@ -213,15 +221,15 @@ def features_section(
     rows = []
     for name, column, text in found[:_MOST_FEATURES]:
         one = json.loads(text) if isinstance(text, str) else text
-        share = percent(present.get(column, {}).get(id_of(name)))
-        rows.append((name, column, one["feature_type"], share, number(one.get("mean")), number(one.get("stddev"))))
+        share = present.get(column, {}).get(id_of(name))
+        rows.append((name, column, one["feature_type"], share, one.get("mean"), one.get("stddev")))
     table = Table(
         title="Normalization of features; mean and deviation in the space of the type",
-        head=("Feature", "Of", "Type", "Present", "Mean", "Standard deviation"),
+        columns=(("Feature", "name"), ("Of", "name"), ("Type", "name"), ("Present", "share"), ("Mean", "number"),
+                 ("Standard deviation", "number")),
         rows=rows,
-        figures=(3, 4, 5),
         note=left_out(len(found) - len(rows), "features", "normalization.json"),
-    )
+    )  # fmt: skip
     return Section(title="Features", notes=(note,), tables=(table,) if rows else ())
 
 
@@ -241,8 +249,8 @@ def drift_section(config: WorkflowConfig) -> Section:
             str(one["feature_id"]),
             column,
             f"{_SHIFT_SIGN.get(one['verdict'], '')} {one['verdict']}",
-            number(one["psi"]),
-            number(one["ks"]),
+            one["psi"],
+            one["ks"],
             f"{percent(one['reference_present'])} → {percent(one['present'])}",
             f"{number(one['reference_mean'])} → {number(one['mean'])}",
         )
@@ -250,11 +258,11 @@ def drift_section(config: WorkflowConfig) -> Section:
     ]
     table = Table(
         title="Features against the reference data, most drifted first",
-        head=("Feature", "Of", "Drift", "PSI", "KS", "Present: reference → training", "Mean: reference → training"),
+        columns=(("Feature", "name"), ("Of", "name"), ("Drift", "mark"), ("PSI", "number"), ("KS", "number"),
+                 ("Present: reference → training", "number"), ("Mean: reference → training", "number")),
         rows=rows,
-        figures=(3, 4, 5, 6),
         note=left_out(len(found) - len(rows), "features", "drift.json"),
-    )
+    )  # fmt: skip
     return Section(title="Drift", tables=(table,) if rows else ())
 
 
@@ -263,8 +271,8 @@ def lineage_section(sources: Sequence[Source]) -> Section:
     tables = [
         Table(
             title="Data that the config names, and what was found",
-            head=("Use", "Path", "Rows", "Counts"),
-            rows=[(one.use, one.path, f"{one.rows:,}", one.counts) for one in sources],
+            columns=(("Use", "name"), ("Path", "name"), ("Rows", "number"), ("Counts", "words")),
+            rows=[(one.use, one.path, one.rows, one.counts) for one in sources],
         )
     ]
     for source in sources:
@@ -283,31 +291,30 @@ def lineage_section(sources: Sequence[Source]) -> Section:
 
 
 def _files(title: str, files: Sequence[tuple[str, int, str]]) -> Table:
-    rows = [(path, f"{size:,}", digest) for path, size, digest in files[:_MOST_FILES]]
-    if len(files) > _MOST_FILES:
-        rows.append((f"and {len(files) - _MOST_FILES:,} more", "", ""))
-    return Table(title=title, head=("File", "Bytes", "SHA-256"), rows=rows)
+    columns: tuple[Column, ...] = (("File", "name"), ("Bytes", "number"), ("SHA-256", "name"))
+    note = left_out(len(files) - _MOST_FILES, "files", "the manifest")
+    return Table(title=title, columns=columns, rows=files[:_MOST_FILES], note=note)
 
 
 def _stage(use: str, folder: str, manifest: StageManifest) -> tuple[Table, Table]:
     """Returns what a stage's manifest says: its report, and what it was made from."""
-    facts = [("folder", folder), ("rows in it", f"{manifest.rows:,}"), ("digest", manifest.digest)]
+    facts: list[tuple[str, Cell]] = [("folder", folder), ("rows in it", manifest.rows), ("digest", manifest.digest)]
     facts += [("made from the stage with digest", manifest.parent)] if manifest.parent else []
     facts += _flat(manifest.report)
     title = f"Stage {manifest.kind} ({use}): read, kept, refused"
     inputs = [(one.name, one.size, one.sha256) for one in manifest.inputs]
     return (
-        Table(title=title, head=("What", "How many"), rows=facts),
+        Table(title=title, columns=(("What", "name"), ("How many", "name")), rows=facts),
         _files(f"Inputs of stage {manifest.kind} ({use})", inputs),
     )
 
 
-def _flat(report: Mapping[str, Any]) -> Iterator[Fact]:
+def _flat(report: Mapping[str, Any]) -> Iterator[tuple[str, Cell]]:
     """Yields a report's entries in words; empty ones are left out."""
     for key, value in report.items():
         name = key.replace("_", " ")
-        if isinstance(value, bool | int | float):
-            yield name, f"{value:,}"
+        if isinstance(value, int | float):
+            yield name, value
         elif isinstance(value, list) and value:
             yield from ((name, _cut(one)) for one in value[:_MOST_FILES])
         elif value:

@@ -1,0 +1,229 @@
+"""What an evaluation found, as sections: the page of a run, the model card and the page of workflows.evaluate share them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from reagent_lite.errors import counted
+from reagent_lite.evaluation.decision import Comparison, Simulated
+from reagent_lite.evaluation.interval import Interval, number
+from reagent_lite.report.charts import Curves, Line, curve_chart, interval_chart, thinned
+from reagent_lite.report.content import Cell, Chart, Section, Table, left_out, written
+
+_MOST_COMPARISONS = 12  # six outcomes
+_MOST_ACTIONS = 200
+_MOST_FEATURES = 100  # of candidates, those that differ most
+_MOST_POINTS = 500  # of a curve by step
+_SIGN = {"trustworthy": "●", "wide": "◇", "do not use": "✕"}
+
+Shares = Mapping[str, tuple[float | None, float | None, float | None]]
+"""Of each action: its share in the log, its share in the policy's best choices, its mean propensity; None: unknown."""
+
+
+def not_scored(cpe: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """Returns sentences on what an evaluation left out, none where it left out nothing."""
+    if not cpe:
+        return ()
+    if cpe["overlap"] is None:
+        return ("No held-out rows: nothing could be estimated from the log.",)
+    episodes, rows = cpe["num_episodes_left_out"], cpe["num_rows_beyond_horizon"]
+    if not episodes and not rows:
+        return ()
+    return (f"Not scored: {counted(episodes, 'episode')}, and {counted(rows, 'row')} beyond the horizon.",)
+
+
+def estimates_section(
+    comparisons: Sequence[Comparison], level: float, where: str, *, overlap: Mapping[str, Any] | None, plain: bool
+) -> Section:
+    """Returns every estimate beside its reference, with verdict and reason.
+
+    Args:
+        comparisons: of all outcomes.
+        level: of the intervals.
+        where: the file that has what is left out.
+        overlap: of the weights, as evaluation.report.as_json gives it.
+        plain: whether trustworthy estimates are drawn without colour, because the log is not enough to decide.
+    """
+    shown = comparisons[:_MOST_COMPARISONS]
+    dotted = ", the dotted line the value in simulation" if any(one.simulated for one in comparisons) else ""
+    note = (
+        f"A dot is an estimate, the line through it the {level:.0%} interval, the dashed line and band what it is "
+        f"compared with{dotted}. ● trustworthy, ◇ wide, ✕ do not use. An arrow marks an interval that continues."
+    )
+    rest = "Estimates of a row's reward compare single choices in the states of the log; they do not decide."
+    return Section(
+        title="Estimates",
+        notes=(note, _weight_of(overlap), rest if len(shown) > 1 else ""),
+        charts=tuple(_estimates_chart(one, plain) for one in shown),
+        tables=tuple(map(_estimates_table, shown)),
+        rest=(left_out(len(comparisons) - len(shown), "comparisons", where),),
+    )
+
+
+def _weight_of(overlap: Mapping[str, Any] | None) -> str:
+    """Returns a sentence on how much the log tells about the policy; empty where its rows have no weights."""
+    if not overlap or overlap["effective_episodes"] is None:
+        return ""
+    return (
+        f"The {counted(overlap['num_episodes'], 'episode')} weigh as much as {number(overlap['effective_episodes'])} "
+        f"that the policy had played itself up to step {overlap['judged_step']}; the mean weight of a row is "
+        f"{number(overlap['mean_weight']['value'])} and should be 1."
+    )
+
+
+def _estimates_chart(one: Comparison, plain: bool) -> Chart:
+    marks = {one.reference_name: one.reference or Interval(value=0.0, low=0.0, high=0.0)}
+    if one.simulated is not None:
+        marks["in simulation"] = one.simulated
+    return interval_chart(
+        one.title, [(_words(row.name), row.figure, row.verdict) for row in one.rows], marks, plain=plain
+    )
+
+
+def _estimates_table(one: Comparison) -> Table:
+    rows: list[tuple[Cell, ...]] = []
+    if one.reference is not None:
+        rows.append((one.reference_name, one.reference, "", "", "", ""))
+    if one.simulated is not None:
+        rows.append(("in simulation", one.simulated, "", "", "", "the value that estimates aim at"))
+    for row in one.rows:
+        verdict = f"{_SIGN[row.verdict]} {row.verdict}"
+        rows.append((_words(row.name), row.figure, row.difference, row.normalized, verdict, row.reason))
+    return Table(
+        title=f"{one.title}, beside the {one.reference_name}",
+        columns=(("Estimator", "name"), ("Estimate (interval)", "number"), ("Difference", "number"),
+                 (f"Times the {one.reference_name}", "number"), ("Verdict", "mark"), ("Reason", "words")),
+        rows=rows,
+    )  # fmt: skip
+
+
+def simulated_section(simulated: Sequence[Simulated], level: float, note: str) -> Section:
+    """Returns what policies earned in simulation; columns without a figure are left out."""
+    if not simulated:
+        return Section(title="Simulation")
+    columns = (("Policy", "name"), ("Return", "number"), ("Discounted return", "number"),
+               (f"Return of {simulated[0].name.lower()} minus this", "number"), ("Mean length in steps", "number"),
+               ("Cut by the time limit", "share"))  # fmt: skip
+    rows = [(one.name, one.returns, one.discounted, one.difference, one.length, one.cut_share) for one in simulated]
+    used = [column for column in range(len(columns)) if any(row[column] is not None for row in rows)]
+    table = Table(
+        title=f"Mean of an episode with {level:.0%} intervals",
+        columns=tuple(columns[column] for column in used),
+        rows=[tuple(row[column] for column in used) for row in rows],
+        note="The return of an episode is the sum of its rewards; in the discounted return later rewards count less.",
+    )
+    return Section(title="Simulation", notes=(note,), tables=(table,))
+
+
+def weights_section(overlap: Mapping[str, Any] | None, enough: float | None) -> Section:
+    """Returns the diagnostics of importance weights, as evaluation.report.as_json gives them.
+
+    Args:
+        overlap: of the evaluation; None where nothing was scored.
+        enough: evaluation.min_effective_episodes; None draws no line.
+    """
+    title = "Weights and overlap"
+    if overlap is None:
+        return Section(title=title)
+    step = overlap["judged_step"]
+    shares = {
+        "Largest share of one row": "largest_row_share",
+        "Largest share of one episode": "largest_episode_share",
+        "Rows logged as certain where the policy may differ": "unsupported_share",
+        "Episodes cut before their end": "cut_share",
+    }
+    facts = (
+        ("Episodes scored", overlap["num_episodes"]),
+        ("Rows scored", overlap["num_rows"]),
+        ("Effective rows", overlap["effective_rows"]),
+        (f"Effective episodes at step {step}", overlap["effective_episodes"]),
+        ("Mean weight of a row, should be 1", Interval.read(overlap["mean_weight"])),
+        ("Mean weight of an episode there, should be 1", Interval.read(overlap["mean_episode_weight"])),
+        ("Steps with enough effective episodes", f"{overlap['horizon_reached']} of {overlap['horizon']}"),
+        *((name, written(overlap[key], "share")) for name, key in shares.items()),
+    )
+    note = (
+        "Weighted estimates know only what the log has tried. Effective episodes: how many equally weighted ones "
+        f"would tell as much. A return is evaluated at step {step}, by which 95% of discounted time has passed."
+    )
+    marks = (
+        ("effective episodes", "effective_episodes_by_step", enough and (enough, f"enough: {number(enough)}")),
+        ("mean weight", "mean_weight_by_step", (1.0, "should be 1")),
+    )
+    charts = []
+    for name, key, mark in marks:
+        points = tuple((float(step), value) for step, value in enumerate(overlap[key]) if value is not None)
+        if points:
+            lines = (Line(name=name, points=thinned(points, _MOST_POINTS)),)
+            charts.append(curve_chart(Curves(title=f"{name.capitalize()} by step", x="step of the episode", y=name,
+                                             lines=lines, mark=mark or None)))  # fmt: skip
+    return Section(title=title, notes=(note,), charts=tuple(charts), facts=facts)
+
+
+def actions_section(shares: Shares, where: str) -> Section:
+    """Returns how often named actions are chosen on the evaluated rows; `where` has those that are left out."""
+    names = ("Log", "Learned policy's choice", "Mean propensity of the evaluated policy")
+    used = [place for place in range(3) if any(values[place] is not None for values in shares.values())]
+    shown = list(shares.items())[:_MOST_ACTIONS]
+    table = Table(
+        title="Shares of actions on evaluated rows",
+        columns=(("Action", "name"), *((names[place], "bar") for place in used)),
+        rows=[(name, *(values[place] for place in used)) for name, values in shown],
+        note=left_out(len(shares) - len(shown), "actions", where),
+    )
+    return Section(title="Actions", tables=(table,) if shares else ())
+
+
+def candidates_section(document: Mapping[str, Any] | None, where: str) -> Section:
+    """Returns what is chosen among candidates, which have features in place of names.
+
+    Args:
+        document: of evaluation.candidates.CandidateTally; empty where nothing was counted.
+        where: the file that has what is left out.
+    """
+    if not document or not document["rows"]:
+        return Section(title="Actions")
+    shares = {
+        "Rows in which the policy's likeliest candidate is the logged one": document["same"],
+        "Mean propensity of the logged candidate": document["propensity"],
+        "The policy's mean probability of it": document["probability"],
+    }
+    features = sorted(document["features"].items(), key=lambda item: -abs(item[1]["difference"] or 0.0))
+    shown = features[:_MOST_FEATURES]
+    moments = {name: [f"{number(one[whose]['mean'])} ({number(one[whose]['stddev'])})" for whose in ("logged", "policy")]
+               for name, one in shown}  # fmt: skip
+    tables = (
+        Table(
+            title="Features of chosen candidates, largest difference first",
+            columns=(("Feature", "name"), ("Log: mean (standard deviation)", "number"),
+                     ("Policy: mean (standard deviation)", "number"), ("Difference", "number")),
+            rows=[(name, *moments[name], one["difference"]) for name, one in shown],
+            note=left_out(len(features) - len(shown), "features", where),
+        ),
+        Table(
+            title="Probability of the logged candidate, under the log and under the policy",
+            columns=(("Logged propensity", "name"), ("Share of rows", "share"), ("Mean propensity", "share"),
+                     ("The policy's mean probability", "share")),
+            rows=[(f"{one['low']:.0%} to {one['high']:.0%}", one["rows"], one["propensity"], one["policy"])
+                  for one in document["by_propensity"]],
+        ),
+        Table(
+            title="Candidates to choose from",
+            columns=(("Number of candidates", "name"), ("Share of rows", "share")),
+            rows=sorted(document["candidates"].items(), key=lambda item: int(item[0].split()[0])),
+        ),
+    )  # fmt: skip
+    note = (
+        "Candidates have no names: their features show how the policy's choices differ from the log's. A difference of "
+        "1 is a standard deviation."
+    )
+    known = ((name, written(share, "share")) for name, share in shares.items() if share is not None)
+    return Section(
+        title="Actions",
+        notes=(note,),
+        facts=(("Rows counted", document["rows"]), *known),
+        tables=tuple(table for table in tables if table.rows),
+    )
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
