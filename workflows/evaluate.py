@@ -31,7 +31,7 @@ from reagent_lite.data.copy.facts import Facts
 from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
 from reagent_lite.distributed.group import Group, Place
 from reagent_lite.errors import BundleError, ConfigError, DataError, Problem
-from reagent_lite.evaluation.document import Findings, document_of, lines_of, scores_of
+from reagent_lite.evaluation.document import Findings, decision_of, document_of, lines_of, scores_of
 from reagent_lite.evaluation.estimates import Estimates, estimates_of
 from reagent_lite.evaluation.exported_model import Candidate
 from reagent_lite.evaluation.log import prepare_log
@@ -51,6 +51,7 @@ class Evaluated:
     """What is left; printed as the last line of standard output.
 
     Attributes:
+        decision: what to do with the model: choice, reason, next.
         report: path of the JSON file.
         page: path of the same as one HTML file, beside it.
         episodes, rows: scored of the log; 0 without one.
@@ -62,6 +63,7 @@ class Evaluated:
         seconds: in all.
     """
 
+    decision: dict[str, str]
     report: str
     page: str
     episodes: int
@@ -93,12 +95,15 @@ def evaluate(config: EvaluateConfig) -> Evaluated:
     for line in lines_of(findings):
         logger.info(line)
     document, page = document_of(findings), target.with_suffix(".html")
+    decision = decision_of(document)
+    logger.info(str(decision))
     write_whole(target, canonical(document))
     write_whole(page, render(report_of_evaluation(document, target.name)).encode())
     logger.info(f"written to {target} and {page}")
     scores, difference = scores_of(findings)
     log = None if findings.estimates is None else findings.estimates.log
     return Evaluated(
+        decision=decision.json(),
         report=str(target),
         page=str(page),
         episodes=0 if log is None else log.counts["scored_episodes"],
@@ -206,7 +211,7 @@ COMMAND = Command(
     model=EvaluateConfig,
     example="configs/cartpole/evaluate.json",
     settings="--model outputs/new/model --set against=outputs/old/model",
-    outcome="report, page, episodes, rows, scores, difference, warnings, seconds",
+    outcome="decision, report, page, episodes, rows, scores, difference, warnings, seconds",
     texts={
         "model": ("--model", "folder of an exported model"),
         "data_path": ("--data", "the log"),

@@ -202,7 +202,9 @@ def _from_log(comparison: Comparison, overlap: Mapping[str, Any] | None) -> Find
     sides = {row.difference.side for row in trusted}
     if not trusted:
         why = "".join(f": {reason}" for reason, _ in Counter(row.reason for row in rows).most_common(1))
-        side, reason, step = 0, f"no estimate of the {comparison.unit} is trustworthy{why}", _mended_by(overlap)
+        beside = "" if comparison.reference is None else f" ({comparison.reference})"
+        reason = f"no estimate of the {comparison.unit} can be trusted beside the {name}{beside}{why}"
+        side, step = 0, _mended_by(overlap)
     elif {1, -1} <= sides:
         side, reason, step = 0, f"trustworthy estimates contradict each other about the {name}", _TRY_BOTH
     else:

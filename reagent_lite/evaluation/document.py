@@ -1,7 +1,8 @@
 """What an evaluation found: as a JSON document, as text, and as the few numbers of the last line."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,14 +15,24 @@ from reagent_lite.errors import counted
 from reagent_lite.evaluation import report
 from reagent_lite.evaluation.candidates import candidate_choices
 from reagent_lite.evaluation.comparison import Beside, Counted, beside
-from reagent_lite.evaluation.cpe import CPEResult
+from reagent_lite.evaluation.cpe import CPEResult, Estimate
+from reagent_lite.evaluation.decision import (
+    OTHER_MODEL,
+    Comparison,
+    Decision,
+    Simulated,
+    compared,
+    decide,
+    findings_of,
+)
 from reagent_lite.evaluation.estimates import Estimates
 from reagent_lite.evaluation.exported_model import Candidate
-from reagent_lite.evaluation.interval import finite
+from reagent_lite.evaluation.interval import Interval, finite
 from reagent_lite.evaluation.log import Log
-from reagent_lite.evaluation.page import EvaluationPage
+from reagent_lite.evaluation.page import REWARD_NAME, EvaluationPage
 from reagent_lite.evaluation.simulation import Played
 from reagent_lite.evaluation.simulation_document import (
+    DIFFERENCES,
     beside_line,
     played_document,
     simulation_differences,
@@ -29,6 +40,8 @@ from reagent_lite.evaluation.simulation_document import (
     simulation_lines,
     simulation_scores,
 )
+from reagent_lite.evaluation.verdict import Verdict
+from reagent_lite.rl.estimators import ONE_STEP_ESTIMATORS
 
 _OF_ROWS = ("num_rows", "num_episodes", "horizon", "cut_share")
 """What of the overlap does not rest on weights."""
@@ -89,7 +102,7 @@ def document_of(findings: Findings) -> dict[str, Any]:
         for candidate in findings.candidates:
             document[candidate.key]["simulated"] = played_document(findings.played.of(candidate.key))
         document["simulation"] = simulation_document(findings.played, findings.beside)
-    return document
+    return document | {"decision": decision_of(document).json()}
 
 
 def _log(config: EvaluateConfig, log: Log) -> dict[str, Any]:
@@ -176,3 +189,73 @@ def _estimate_scores(estimates: Estimates | None) -> tuple[dict[str, float | Non
         for name, found in (estimates.compared or {}).items()
         for one in found
     }
+
+
+def decision_of(document: Mapping[str, Any]) -> Decision:
+    """Returns what to do with the model of a report file; where there is another model, instead of that one."""
+    cpe = document["model"].get("cpe")
+    return decide(findings_of(comparisons_of(document), simulated_of(document), overlap=cpe and cpe["overlap"]))
+
+
+def comparisons_of(document: Mapping[str, Any]) -> tuple[Comparison, ...]:
+    """Returns a report file's estimates beside the logged policy, then the differences to another model."""
+    simulation, differences = document.get("simulation"), tuple(_differences(document))
+    found = compared(document["model"].get("cpe"))
+    if found and simulation is not None and simulation["comparable"]:
+        value = Interval.read(document["model"]["simulated"]["discounted_return"])
+        found = (replace(found[0], simulated=value), *found[1:])
+    # of two models the better one is wanted, whatever the logged policy was
+    return (*(replace(one, decides=one.decides and not differences) for one in found), *differences)
+
+
+def _differences(document: Mapping[str, Any]) -> Iterator[Comparison]:
+    for outcome, estimates in document.get("difference", {}).items():
+        for one_step, unit in ((False, "discounted return of an episode"), (True, "reward of a row")):
+            rows = tuple(
+                Estimate(
+                    name=name,
+                    figure=Interval.read(one),
+                    difference=Interval.read(one),
+                    normalized=math.nan,
+                    verdict=Verdict(one["verdict"]),
+                    reason=one["reason"],
+                )
+                for name, one in estimates.items()
+                if (name in ONE_STEP_ESTIMATORS) == one_step
+            )
+            yield Comparison(
+                outcome=outcome,
+                unit=f"{unit}, model minus against",
+                decides=outcome == REWARD_NAME and not one_step,
+                reference_name=OTHER_MODEL,
+                reference=None,
+                rows=rows,
+            )
+
+
+def simulated_of(document: Mapping[str, Any]) -> tuple[Simulated, ...]:
+    """Returns what the policies of a report file earned in simulation: the model, the other one, random actions."""
+    simulation = document.get("simulation")
+    if simulation is None:
+        return ()
+    found = [_simulated(f"The model, {document['model']['policy']}", document["model"]["simulated"])]
+    others = {
+        "against": ("The other model", document.get("against", {}).get("simulated")),
+        "random": ("Random actions", simulation["random"]),
+    }
+    for key, (name, played) in others.items():
+        difference = simulation.get(DIFFERENCES[key])
+        if difference is not None:
+            paired = Interval.read(difference["return"])
+            found.append(replace(_simulated(name, played), difference=paired, random=key == "random"))
+    return tuple(found)
+
+
+def _simulated(name: str, played: Mapping[str, Any]) -> Simulated:
+    return Simulated(
+        name=name,
+        returns=Interval.read(played["return"]),
+        discounted=Interval.read(played["discounted_return"]),
+        length=played["mean_length"],
+        cut_share=played["truncated_share"],
+    )

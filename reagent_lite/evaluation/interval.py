@@ -51,11 +51,11 @@ class Interval:
     def _written(self, end: float) -> str:
         """Returns one of the three figures with as many decimals as give the interval's width two digits."""
         width = self.high - self.low
-        if not (self.defined and 0 < width < 1e7) or all(map(float.is_integer, (self.value, self.low, self.high))):
+        if not (self.defined and 0 < width < 1e7) or all(one == int(one) for one in (self.value, self.low, self.high)):
             return number(end)
         decimals = max(1 - math.floor(math.log10(width)), 0)
         text = f"{end:,.{decimals}f}"
-        vanished = end != 0 and not text.strip("-0.")  # an end near 0 keeps its sign
+        vanished = abs(end) > 1e-6 * width and not text.strip("-0.")  # an end near 0 keeps its sign
         return number(end) if vanished or decimals > 6 else text
 
 

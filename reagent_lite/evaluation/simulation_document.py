@@ -52,11 +52,11 @@ def simulation_lines(
     names = {one.key: f"{one.key} {one.path}, {one.policy(config)}" for one in candidates}
     for one in played.policies:
         name = names.get(one.key, "uniformly random actions")
-        text.append(f"  {name}: return {one.total}, discounted by {gamma:g} {one.discounted}; "
+        text.append(f"  {name}: return {one.total}, discounted return at {gamma:g} a step {one.discounted}; "
                     f"{number(one.length)} steps, {one.cut_share:.1%} end by the limit")  # fmt: skip
     for key, (total, discounted) in played.differences.items():
         text.append(f"  model minus {key}, on the same starts: return {total}, "
-                    f"discounted {discounted}")  # fmt: skip
+                    f"discounted return {discounted}")  # fmt: skip
     if beside is not None:
         text += [f"  {sentence}" for sentence in (*beside.apart, *beside.remarks)]
     return text
@@ -65,7 +65,7 @@ def simulation_lines(
 def beside_line(policy: PlayedPolicy, beside: Beside) -> str:
     """Returns the line that stands with a model's estimates."""
     what = "not comparable, see below" if beside.apart else AIM
-    return f"in simulation, discounted: {policy.discounted}; {what}"
+    return f"discounted return in simulation: {policy.discounted}; {what}"
 
 
 def simulation_scores(played: Played) -> dict[str, float | None]:

@@ -41,7 +41,7 @@ class BundleContent:
         normalization: {"state": ..., "action": ...}, each {feature id: JSON string of parameters}.
         config: the resolved config.
         evaluation: the evaluation's results; NaN and infinity are written as null.
-        findings: the same in Markdown, for the model card; empty where nothing was evaluated.
+        findings: what to do with the policy, and the same results, in Markdown for the model card.
         steps: optimizer steps taken.
         data_hash: of the training data.
         config_hash: of the resolved config.

@@ -1,8 +1,8 @@
 """Charts as inline SVG on one scale: curves with bands, and estimates with their intervals.
 
-Colours and fonts come from the page's style sheet by class, so that one drawing serves light, dark and print; dashes and
-shapes tell series apart without colour. A drawing is 480 units wide; on a phone, where it shrinks to two thirds, the
-style sheet makes its letters larger.
+Colours and fonts come from the page's style sheet by class, so that one drawing serves light, dark and print;
+dashes and shapes tell series apart without colour. A drawing is 480 units wide; on a phone, where it shrinks to two
+thirds, the style sheet makes its letters larger.
 """
 
 import math
@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from reagent_lite.evaluation.interval import Interval, number
 from reagent_lite.evaluation.verdict import Verdict
-from reagent_lite.report.content import Chart, Table, left_out
+from reagent_lite.report.content import Chart, Column, Table, left_out
 
 Point = tuple[float, float]
 
@@ -73,6 +73,7 @@ class Scale:
         return cls(low=marks[0], high=marks[-1], start=start, stop=stop, ticks=shown, logarithmic=logarithmic)
 
     def __call__(self, value: float) -> float:
+        """Returns where a value lies."""
         low, high, value = (math.log10(one) if self.logarithmic else one for one in (self.low, self.high, value))
         return self.start + (value - low) / (high - low) * (self.stop - self.start)
 
@@ -139,7 +140,7 @@ def curve_chart(curves: Curves) -> Chart:
     ends = "; ".join(f"{line.name} ends at {number(line.points[-1][1])}" for line in lines)
     words = f"{curves.y} over {curves.x}{', logarithmic axis' if y.logarithmic else ''}. {ends}"
     rows = [(line.name, *point) for line in lines for point in _some(line.points)]
-    columns = (("Curve", "name"), (curves.x, "number"), (curves.y, "number"))
+    columns: tuple[Column, ...] = (("Curve", "name"), (curves.x, "number"), (curves.y, "number"))
     return Chart(
         title=curves.title,
         svg=_svg(curves.title, words, _BOTTOM + 40, parts),
@@ -174,8 +175,10 @@ def interval_chart(
     for place, (name, figure) in enumerate(marks.items()):
         if figure.defined:
             kind, top = " simulated" if place else "", 12 + 14 * place
-            box = {"x": x(figure.low), "width": max(x(figure.high) - x(figure.low), 0.5)}
-            parts.append(_tag("rect", class_=f"band{kind}", **box, y=top + 6, height=bottom - top - 6))
+            width = max(x(figure.high) - x(figure.low), 0.5)
+            parts.append(
+                _tag("rect", class_=f"band{kind}", x=x(figure.low), y=top + 6, width=width, height=bottom - top - 6)
+            )
             parts.append(_segment(f"mark{kind}", x(figure.value), top + 6, x(figure.value), bottom))
             parts.append(_centred(x(figure.value), top, f"{name} {number(figure.value)}"))
     for place, (name, figure, verdict) in enumerate(rows):

@@ -1,4 +1,4 @@
-"""What a page shows, as plain data: a page is a list of sections, a section is a title, sentences, tables and charts."""
+"""A page as plain data: a list of sections; a section is a title, sentences, charts and tables."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,61 +1,56 @@
 """The report of workflows.evaluate: what its JSON file says, as a page."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from reagent_lite.errors import counted
-from reagent_lite.evaluation.cpe import Estimate
-from reagent_lite.evaluation.interval import UNDEFINED, Interval, number
-from reagent_lite.evaluation.simulation_document import AIM, DIFFERENCES
-from reagent_lite.evaluation.verdict import Verdict
-from reagent_lite.report.content import Fact, Report, Section, Table
-from reagent_lite.report.evaluation import (
-    Comparison,
-    Simulated,
+from reagent_lite.evaluation.decision import Choice
+from reagent_lite.evaluation.document import comparisons_of, decision_of, simulated_of
+from reagent_lite.evaluation.simulation_document import AIM
+from reagent_lite.report.content import Cell, Report, Section, Table
+from reagent_lite.report.run import config_section
+from reagent_lite.report.sections import (
     actions_section,
     candidates_section,
-    compared,
     estimates_section,
-    headlines,
+    not_scored,
     simulated_section,
-    unscored,
     weights_section,
 )
-from reagent_lite.report.run import config_section
-from reagent_lite.rl.estimators import ONE_STEP_ESTIMATORS
 
-_MODEL = ("path", "workflow", "steps", "data_hash", "config_hash")
+_MODEL = {"path": "Folder", "workflow": "Workflow", "steps": "Steps", "data_hash": "Data hash",
+          "config_hash": "Config hash"}  # fmt: skip
 
 
 def report_of_evaluation(document: Mapping[str, Any], where: str) -> Report:
-    """Returns the page of an evaluation; the first model's headline stands first.
+    """Returns the page of an evaluation.
 
     Args:
         document: content of the JSON file.
         where: name of that file.
     """
-    config, model = document["config"], document["model"]
+    config, model, decision = document["config"], document["model"], decision_of(document)
     level, cpe = config["evaluation"]["confidence_level"], model.get("cpe")
     weighted = cpe is not None and not document["log"]["rows_without_propensity"]
-    comparisons = (*_beside(compared(cpe), document), *_differences(document))
-    simulated, note = tuple(_simulated(document)), _simulated_note(document)
+    overlap = cpe["overlap"] if weighted else None
     shares = {name: (one["logged"], None, one["policy"]) for name, one in model.get("actions", {}).items()}
     models = [document[key] for key in ("model", "against") if key in document]
     lineage = Table(
         title="Models that were evaluated",
-        head=("Folder", "Workflow", "Steps", "Data hash", "Config hash"),
-        rows=[tuple(str(one[key]) for key in _MODEL) for one in models],
+        columns=tuple((name, "name") for name in _MODEL.values()),
+        rows=[[one[key] for key in _MODEL] for one in models],
     )
     return Report(
         title=f"Evaluation of {model['path']}",
-        headlines=headlines(comparisons, simulated, note),
-        notes=(*document["warnings"], *unscored(cpe)),
+        decision=decision,
+        notes=(*document["warnings"], *not_scored(cpe)),
         facts=tuple(_facts(document)),
         sections=(
-            estimates_section(comparisons, level, where),
-            simulated_section(simulated, level, note),
-            weights_section(cpe if weighted else None, config["evaluation"]["min_effective_episodes"]),
+            estimates_section(
+                comparisons_of(document), level, where, overlap=overlap, plain=decision.choice is Choice.NOT_ENOUGH
+            ),
+            simulated_section(simulated_of(document), level, _simulated_note(document)),
+            weights_section(overlap, config["evaluation"]["min_effective_episodes"]),
             actions_section(shares, where),
             candidates_section(model.get("candidates"), where),
             Section(title="Data lineage", tables=(lineage,)),
@@ -64,59 +59,21 @@ def report_of_evaluation(document: Mapping[str, Any], where: str) -> Report:
     )
 
 
-def _facts(document: Mapping[str, Any]) -> Iterator[Fact]:
+def _facts(document: Mapping[str, Any]) -> Iterator[tuple[str, Cell]]:
     log, simulation, against = (document.get(key) for key in ("log", "simulation", "against"))
     if log is not None:
         yield "Log", log["path"]
         yield "Episodes scored", f"{log['scored_episodes']:,} of {log['episodes']:,}"
-        yield "Episodes that models were fitted to", f"{log['fitted_episodes']:,}"
+        yield "Episodes that models were fitted to", log["fitted_episodes"]
     if simulation is not None:
         yield "Environment", simulation["env"]
-        yield "Episodes played by each policy", f"{simulation['episodes']:,}"
-    if against is not None:
-        yield "Against", against["path"]
+        yield "Episodes played by each policy", simulation["episodes"]
     yield "Policy", document["model"]["policy"]
     if against is not None:
+        yield "Against", against["path"]
         yield "The other model's policy", against["policy"]
-    yield "Discount per step", number(document["gamma"])
+    yield "Discount per step", f"{document['gamma']:g}"
     yield "Seed", str(document["config"]["seed"])
-
-
-def _beside(comparisons: tuple[Comparison, ...], document: Mapping[str, Any]) -> tuple[Comparison, ...]:
-    """Returns the comparisons with the simulated value beside the estimates of the same quantity."""
-    simulation = document.get("simulation")
-    if simulation is None or not comparisons or not simulation["comparable"]:
-        return comparisons
-    value = Interval.read(document["model"]["simulated"]["discounted_return"])
-    first = next((one for one in comparisons if one.decides), None)
-    return tuple(replace(one, simulated=value) if one is first else one for one in comparisons)
-
-
-def _simulated(document: Mapping[str, Any]) -> Iterator[Simulated]:
-    """Yields the model, the other one, random actions."""
-    simulation = document.get("simulation")
-    if simulation is None:
-        return
-    yield _returns(f"The model, {document['model']['policy']}", document["model"]["simulated"])
-    others = {
-        "against": ("The other model", document.get("against", {}).get("simulated")),
-        "random": ("Random actions", simulation["random"]),
-    }
-    for key, (name, played) in others.items():
-        difference = simulation.get(DIFFERENCES[key])
-        if difference is not None:
-            yield replace(_returns(name, played), difference=Interval.read(difference["return"]))
-
-
-def _returns(name: str, played: Mapping[str, Any]) -> Simulated:
-    total, discounted = Interval.read(played["return"]), Interval.read(played["discounted_return"])
-    return Simulated(
-        name=name,
-        returns=total,
-        discounted=discounted,
-        length=played["mean_length"],
-        cut_share=played["truncated_share"],
-    )
 
 
 def _simulated_note(document: Mapping[str, Any]) -> str:
@@ -125,35 +82,10 @@ def _simulated_note(document: Mapping[str, Any]) -> str:
         return ""
     sentences = [
         f"{counted(simulation['episodes'], 'episode')} of {simulation['env']} for each policy, with the same starts, "
-        f"of at most {counted(simulation['time_limit'], 'step')}; discounted by {number(document['gamma'])} a step."
+        f"of at most {counted(simulation['time_limit'], 'step')}; discounted by {document['gamma']:g} a step."
     ]
     if simulation.get("comparable"):
         sentences.append(f"The discounted return is {AIM}.")
     elif "log" in document:
         sentences.append("Estimates from the log are not of the same quantity.")
     return " ".join((*sentences, *simulation.get("remarks", ())))
-
-
-def _differences(document: Mapping[str, Any]) -> Iterator[Comparison]:
-    for outcome, estimates in document.get("difference", {}).items():
-        for one_step, unit in ((False, "discounted return of an episode"), (True, "reward of a row")):
-            rows = tuple(
-                Estimate(
-                    name=name,
-                    figure=Interval.read(one),
-                    difference=Interval.read(one),
-                    normalized=UNDEFINED.value,
-                    verdict=Verdict(one["verdict"]),
-                    reason=one["reason"],
-                )
-                for name, one in estimates.items()
-                if (name in ONE_STEP_ESTIMATORS) == one_step
-            )
-            yield Comparison(
-                outcome=outcome,
-                unit=f"{unit}, model minus against",
-                decides=False,
-                reference_name="other model",
-                reference=Interval(value=0.0, low=0.0, high=0.0),
-                rows=rows,
-            )

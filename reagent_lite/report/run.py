@@ -45,7 +45,7 @@ _MOST_FILES = 50
 _MOST_LETTERS, _MOST_CONFIG_LETTERS = 400, 100_000
 _SCORES = {
     "td_loss/mean": "TD loss on evaluated rows",
-    "value/model/mean": "Mean discounted return that the policy's choices promise",
+    "value/model/mean": "Mean value of the policy's choices, a discounted return",
 }
 _SHIFT_SIGN = {"stable": "●", "moderate": "◇", "large": "✕"}
 
@@ -78,20 +78,22 @@ class RunFigures:
     Attributes:
         config: of the run.
         policy: the evaluated policy, in words.
-        found: what its evaluation found, of evaluation_of_run.
-        candidates: what is chosen among candidates, of evaluation.json; None with named actions.
+        evaluation: content of evaluation.json.
+        scores: of the run, by tag.
         steps, rows: optimizer steps, and rows learned from.
         normalization: of state features and of candidates' features, in the 2019 encoding.
         present: {column: {id: share of sampled rows that have the feature}}.
         present_note: what the shares are of.
         sources: what was learned from; empty for simulation.
         identity: sha256 of it, or of the environment.
+        notes: sentences to stand at the top.
+        gate: the verdict of publish_if; None where the config has none.
     """
 
     config: WorkflowConfig
     policy: str
-    found: Report
-    candidates: Mapping[str, Any] | None
+    evaluation: Mapping[str, Any]
+    scores: Mapping[str, float | None]
     steps: int
     rows: int
     normalization: Mapping[str, Mapping[str, str]]
@@ -99,6 +101,8 @@ class RunFigures:
     present_note: str
     sources: tuple[Source, ...]
     identity: str
+    notes: tuple[str, ...] = ()
+    gate: Gate | None = None
 
 
 def write_page(folder: Path, figures: RunFigures) -> str | None:
@@ -116,18 +120,19 @@ def write_page(folder: Path, figures: RunFigures) -> str | None:
 
 def report_of_run(folder: Path, figures: RunFigures) -> Report:
     """Returns the report of a run whose metrics.jsonl lies in the folder."""
-    config, found = figures.config, figures.found
+    config, cpe = figures.config, figures.evaluation.get("cpe")
+    found = evaluation_of_run(config, figures.policy, figures.evaluation, figures.scores, figures.gate)
     series = read_series(folder / "metrics.jsonl")
     return Report(
         title=f"{'DQN' if config.actions else 'Parametric DQN'} run: {folder.resolve().name}",
         decision=found.decision,
-        notes=found.notes,
+        notes=(*figures.notes, *found.notes),
         facts=(*_facts(figures), *found.facts),
         sections=(
             *found.sections,
             curves_section(series),
             actions_section(_shares(config.actions, series), _WHERE),
-            candidates_section(figures.candidates, _WHERE),
+            candidates_section(cpe and cpe.get("candidates"), _WHERE),
             features_section(figures.normalization, figures.present, figures.present_note),
             drift_section(config),
             lineage_section(figures.sources),

@@ -1,4 +1,4 @@
-"""What an evaluation found, as sections: the page of a run, the model card and the page of workflows.evaluate share them."""
+"""What an evaluation found, as sections of the pages of runs and evaluations and of the model card."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,7 +7,7 @@ from reagent_lite.errors import counted
 from reagent_lite.evaluation.decision import Comparison, Simulated
 from reagent_lite.evaluation.interval import Interval, number
 from reagent_lite.report.charts import Curves, Line, curve_chart, interval_chart, thinned
-from reagent_lite.report.content import Cell, Chart, Section, Table, left_out, written
+from reagent_lite.report.content import Cell, Chart, Column, Section, Table, left_out, written
 
 _MOST_COMPARISONS = 12  # six outcomes
 _MOST_ACTIONS = 200
@@ -64,9 +64,10 @@ def _weight_of(overlap: Mapping[str, Any] | None) -> str:
     if not overlap or overlap["effective_episodes"] is None:
         return ""
     return (
-        f"The {counted(overlap['num_episodes'], 'episode')} weigh as much as {number(overlap['effective_episodes'])} "
-        f"that the policy had played itself up to step {overlap['judged_step']}; the mean weight of a row is "
-        f"{number(overlap['mean_weight']['value'])} and should be 1."
+        f"{counted(overlap['num_episodes'], 'scored episode')} tell as much about the policy as "
+        f"{number(overlap['effective_episodes'])} of its own would (effective episodes at step "
+        f"{overlap['judged_step']}); the mean weight of a row is {number(overlap['mean_weight']['value'])} and should "
+        "be 1."
     )
 
 
@@ -100,7 +101,7 @@ def simulated_section(simulated: Sequence[Simulated], level: float, note: str) -
     """Returns what policies earned in simulation; columns without a figure are left out."""
     if not simulated:
         return Section(title="Simulation")
-    columns = (("Policy", "name"), ("Return", "number"), ("Discounted return", "number"),
+    columns: tuple[Column, ...] = (("Policy", "name"), ("Return", "number"), ("Discounted return", "number"),
                (f"Return of {simulated[0].name.lower()} minus this", "number"), ("Mean length in steps", "number"),
                ("Cut by the time limit", "share"))  # fmt: skip
     rows = [(one.name, one.returns, one.discounted, one.difference, one.length, one.cut_share) for one in simulated]
@@ -164,9 +165,10 @@ def actions_section(shares: Shares, where: str) -> Section:
     names = ("Log", "Learned policy's choice", "Mean propensity of the evaluated policy")
     used = [place for place in range(3) if any(values[place] is not None for values in shares.values())]
     shown = list(shares.items())[:_MOST_ACTIONS]
+    bars: tuple[Column, ...] = tuple((names[place], "bar") for place in used)
     table = Table(
         title="Shares of actions on evaluated rows",
-        columns=(("Action", "name"), *((names[place], "bar") for place in used)),
+        columns=(("Action", "name"), *bars),
         rows=[(name, *(values[place] for place in used)) for name, values in shown],
         note=left_out(len(shares) - len(shown), "actions", where),
     )
@@ -189,14 +191,13 @@ def candidates_section(document: Mapping[str, Any] | None, where: str) -> Sectio
     }
     features = sorted(document["features"].items(), key=lambda item: -abs(item[1]["difference"] or 0.0))
     shown = features[:_MOST_FEATURES]
-    moments = {name: [f"{number(one[whose]['mean'])} ({number(one[whose]['stddev'])})" for whose in ("logged", "policy")]
-               for name, one in shown}  # fmt: skip
+    lengths: list[tuple[str, float]] = sorted(document["candidates"].items(), key=lambda one: int(one[0].split()[0]))
     tables = (
         Table(
             title="Features of chosen candidates, largest difference first",
             columns=(("Feature", "name"), ("Log: mean (standard deviation)", "number"),
                      ("Policy: mean (standard deviation)", "number"), ("Difference", "number")),
-            rows=[(name, *moments[name], one["difference"]) for name, one in shown],
+            rows=[(name, _moments(one["logged"]), _moments(one["policy"]), one["difference"]) for name, one in shown],
             note=left_out(len(features) - len(shown), "features", where),
         ),
         Table(
@@ -209,7 +210,7 @@ def candidates_section(document: Mapping[str, Any] | None, where: str) -> Sectio
         Table(
             title="Candidates to choose from",
             columns=(("Number of candidates", "name"), ("Share of rows", "share")),
-            rows=sorted(document["candidates"].items(), key=lambda item: int(item[0].split()[0])),
+            rows=lengths,
         ),
     )  # fmt: skip
     note = (
@@ -223,6 +224,10 @@ def candidates_section(document: Mapping[str, Any] | None, where: str) -> Sectio
         facts=(("Rows counted", document["rows"]), *known),
         tables=tuple(table for table in tables if table.rows),
     )
+
+
+def _moments(one: Mapping[str, float | None]) -> str:
+    return f"{number(one['mean'])} ({number(one['stddev'])})"
 
 
 def _words(name: str) -> str:

@@ -15,6 +15,7 @@ import pytest
 import torch
 from markdown_it import MarkdownIt
 from oracles.bundles import Habit
+from oracles.reports import decided
 from safetensors.torch import load_file
 
 from reagent_lite import files
@@ -235,8 +236,10 @@ def test_the_card_shows_names_as_they_are(
     names = ("<script>x</script> ``a`` | b", "*[l](http://x)*\n# head", "_plain_")
     predictor = copy.deepcopy(discrete_predictor)
     predictor.action_names = names
-    table = Table(title="t", head=("a|b", "c"), rows=[(name, name) for name in names])
-    found = findings(Report(title="t", notes=names, sections=(Section(title="s", tables=(table,)),)))
+    table = Table(title="t", columns=(("a|b", "name"), ("c", "name")), rows=[(name, name) for name in names])
+    found = findings(
+        Report(title="t", decision=decided(), notes=names, sections=(Section(title="s", tables=(table,)),))
+    )
     card = model_card(predictor, replace(discrete_content, findings=found))
     page = MarkdownIt("commonmark").enable("table").render(card)
     for tag in ("<script", "<a ", "<em>"):

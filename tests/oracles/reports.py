@@ -5,21 +5,20 @@ from html.parser import HTMLParser
 from typing import Any
 
 from reagent_lite.evaluation.cpe import Estimate
+from reagent_lite.evaluation.decision import Choice, Comparison, Decision, Finding, Simulated
 from reagent_lite.evaluation.interval import UNDEFINED, Interval
 from reagent_lite.evaluation.verdict import Verdict
 from reagent_lite.report.charts import Curves, Line, curve_chart
-from reagent_lite.report.content import Headline, Report, Section, Table
-from reagent_lite.report.evaluation import (
-    Comparison,
-    Simulated,
+from reagent_lite.report.content import Report, Section, Table
+from reagent_lite.report.page import render
+from reagent_lite.report.run import config_section, features_section
+from reagent_lite.report.sections import (
     actions_section,
     candidates_section,
     estimates_section,
     simulated_section,
     weights_section,
 )
-from reagent_lite.report.page import render
-from reagent_lite.report.run import config_section, features_section
 
 FIGURE = {"value": 2.0, "low": 1.0, "high": 3.0}
 OVERLAP: dict[str, Any] = {
@@ -76,8 +75,8 @@ def undefined(name: str) -> Estimate:
 
 
 def comparison(*rows: Estimate) -> Comparison:
-    return Comparison(outcome="Reward", unit="return of an episode", decides=True, reference=around(10.0, 1.0),
-                      rows=rows)  # fmt: skip
+    unit = "discounted return of an episode"
+    return Comparison(outcome="Reward", unit=unit, decides=True, reference=around(10.0, 1.0), rows=rows)
 
 
 def candidates(name: str, number: int = 1) -> dict[str, Any]:
@@ -90,8 +89,17 @@ def candidates(name: str, number: int = 1) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def estimates(*rows: Comparison, overlap: dict[str, Any] | None = None, plain: bool = False) -> Section:
+    return estimates_section(rows, 0.95, "evaluation.json", overlap=overlap, plain=plain)
+
+
+def decided(choice: Choice = Choice.SHIP, words: str = "why") -> Decision:
+    finding = Finding(source=words, side=1, reason=f"{words} too", next_step=words)
+    return Decision(choice=choice, reason=words, next_step=words, findings=(finding,))
+
+
 def report_of(*sections: Section) -> Report:
-    return Report(title="t", sections=sections)
+    return Report(title="t", decision=decided(), sections=sections)
 
 
 def full(name: str) -> Report:
@@ -99,14 +107,15 @@ def full(name: str) -> Report:
     line = Line(name=name, points=((0.0, 1.0), (10.0, 3.0)), band=((0.5, 1.5), (2.0, 4.0)))
     chart = curve_chart(Curves(title=name, x=name, y=name, lines=(line,), mark=(2.0, name)))
     row = replace(estimated(name, 12.0, 1.0), reason=name)
-    table = Table(title=name, head=(name, name), rows=[(name, name)])
+    table = Table(title=name, columns=((name, "name"), (name, "name")), rows=[(name, name)])
     return Report(
         title=name, notes=(name,), facts=((name, name),),
-        headlines=(Headline(source=name, state="good", sentence=name, because=(name,)),),
+        decision=decided(words=name),
         sections=(
-            estimates_section([replace(comparison(row), reference_name=name, outcome=name)], 0.95, name),
+            estimates_section([replace(comparison(row), reference_name=name, outcome=name)], 0.95, name,
+                              overlap=OVERLAP, plain=False),
             simulated_section((Simulated(name=name, returns=around(5.0, 1.0)),), 0.95, name),
-            weights_section({"overlap": OVERLAP}, 5.0),
+            weights_section(OVERLAP, 5.0),
             Section(title="Learning curves", charts=(chart,)),
             actions_section({name: (0.75, 0.25, 0.5)}, name),
             features_section({name: {"1": {"feature_type": name, "mean": 1.25}}}, {name: {1: 0.5}}, name),

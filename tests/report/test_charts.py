@@ -7,17 +7,17 @@ from oracles.reports import around, estimated, undefined
 
 from reagent_lite.evaluation.cpe import Estimate
 from reagent_lite.evaluation.verdict import Verdict
-from reagent_lite.report.charts import Axis, Curves, Line, curve_chart, thinned, ticks, whisker_chart
+from reagent_lite.report.charts import Curves, Line, Scale, curve_chart, interval_chart, thinned, ticks
 
 
 def whiskers(*rows: Estimate, **marks: float) -> str:
     known = {"logged policy": around(10.0, 1.0)} | {name: around(value, 2.0) for name, value in marks.items()}
-    return whisker_chart("t", [(row.name, row.figure, row.verdict) for row in rows], known).svg
+    return interval_chart("t", [(row.name, row.figure, row.verdict) for row in rows], known).svg
 
 
-def test_an_axis_is_linear_between_its_ends_or_in_powers() -> None:
-    assert Axis(low=0.0, high=10.0, start=60.0, stop=460.0).at(2.5) == 160.0  # 60 + 400 / 4
-    assert Axis(low=1.0, high=100.0, start=0.0, stop=10.0, logarithmic=True).at(10.0) == 5.0
+def test_a_scale_is_linear_between_its_ends_or_in_powers() -> None:
+    assert Scale(low=0.0, high=10.0, start=60.0, stop=460.0)(2.5) == 160.0  # 60 + 400 / 4
+    assert Scale(low=1.0, high=100.0, start=0.0, stop=10.0, logarithmic=True)(10.0) == 5.0
 
 
 @pytest.mark.parametrize(

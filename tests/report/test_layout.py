@@ -10,24 +10,22 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from oracles.browser import Browser, browsing, needs_browser
-from oracles.reports import OVERLAP, candidates
+from oracles.reports import OVERLAP, candidates, decided, estimates
 
 from reagent_lite.evaluation.cpe import Estimate
+from reagent_lite.evaluation.decision import Choice, Comparison, Simulated
 from reagent_lite.evaluation.interval import Interval
 from reagent_lite.evaluation.verdict import Verdict
 from reagent_lite.report.charts import Curves, Line, curve_chart
 from reagent_lite.report.content import Report, Section, Table
-from reagent_lite.report.evaluation import (
-    Comparison,
-    Simulated,
+from reagent_lite.report.page import render
+from reagent_lite.report.run import config_section, features_section
+from reagent_lite.report.sections import (
     actions_section,
     candidates_section,
-    estimates_section,
     simulated_section,
     weights_section,
 )
-from reagent_lite.report.page import render
-from reagent_lite.report.run import config_section, features_section
 from reagent_lite.rl.estimators import ONE_STEP_ESTIMATORS, SEQUENTIAL_ESTIMATORS
 
 pytestmark = needs_browser
@@ -55,7 +53,11 @@ def comparison(outcome: str, names: list[str]) -> Comparison:
 
 
 def table(title: str, head: tuple[str, ...], *row: str) -> Table:
-    return Table(title=title, head=head, rows=[row])
+    return Table(
+        title=title,
+        columns=tuple((name, "number" if cell[0].isdigit() else "name") for name, cell in zip(head, row, strict=True)),
+        rows=[row],
+    )
 
 
 def crowded() -> Report:
@@ -74,14 +76,13 @@ def crowded() -> Report:
              "-0.0001234 → -0.0001234")  # fmt: skip
     return Report(
         title=f"Evaluation of {PATH}",
+        decision=decided(Choice.NOT_ENOUGH, REASON),
         facts=(("Learned from", PATH), ("Seed", "0"), ("Data hash", HASH[:16]), ("Config hash", HASH[:16])),
         notes=(f"{PATH} was not read.",),
         sections=(
-            estimates_section(
-                [comparison("Reward", [*SEQUENTIAL_ESTIMATORS]), comparison("Metric", [*ONE_STEP_ESTIMATORS])], 0.95, ""
-            ),
+            estimates(comparison("Reward", [*SEQUENTIAL_ESTIMATORS]), comparison("Metric", [*ONE_STEP_ESTIMATORS])),
             simulated_section(played, 0.95, f"1,000 episodes of {PATH}."),
-            weights_section({"overlap": OVERLAP | by_step}, 10.0),
+            weights_section(OVERLAP | by_step, 10.0),
             Section(title="Learning curves", charts=(curve_chart(curves),)),
             actions_section({name: (0.3333, 1.0, 0.1) for name in actions}, ""),
             candidates_section(candidates("4294967295"), ""),

@@ -10,41 +10,32 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from oracles.reports import (
-    FIGURE,
     OVERLAP,
     Page,
     around,
     candidates,
     comparison,
+    decided,
     estimated,
+    estimates,
     full,
     report_of,
     undefined,
 )
 
-from reagent_lite.evaluation.cpe import Estimate
-from reagent_lite.evaluation.interval import number
+from reagent_lite.evaluation.decision import Choice, Simulated
 from reagent_lite.evaluation.verdict import Verdict
-from reagent_lite.report.content import Section, Table
+from reagent_lite.report.content import Report, Section, Table, written
 from reagent_lite.report.curves import curves_of, curves_section, read_series
-from reagent_lite.report.evaluation import (
-    Simulated,
-    actions_section,
-    candidates_section,
-    compared,
-    estimates_section,
-    headlines,
-    simulated_section,
-    weights_section,
-)
 from reagent_lite.report.markdown import findings
 from reagent_lite.report.page import breakable, render
 from reagent_lite.report.run import PAGE, config_section, drift_section, features_section, write_page
+from reagent_lite.report.sections import actions_section, candidates_section, simulated_section, weights_section
 from reagent_lite.rl.estimators import ONE_STEP_ESTIMATORS, SEQUENTIAL_ESTIMATORS
 
 ROOT = Path(__file__).resolve().parents[2]
 NASTY = "<script>alert(1)</script>\"'&"
-TITLES = ["Estimates", "Returns in simulation", "Weights and overlap", "Learning curves", "Actions", "Features",
+TITLES = ["Estimates", "Simulation", "Weights and overlap", "Learning curves", "Actions", "Features",
           "Data lineage", "Config", "Candidates"]  # fmt: skip
 
 
@@ -66,17 +57,26 @@ def test_words_from_outside_cannot_become_tags() -> None:
     assert "script" not in page.tags
     assert "<script" not in text.lower()
     assert page.text["h1"] == [NASTY]
-    assert [row for row in page.text["tr"] if "75.00%" in row] == [f"{NASTY}75.00%25.00%50.00%"]
+    assert [row for row in page.text["tr"] if "75%" in row] == [f"{NASTY}75%\n25%\n50%\n"]
 
 
-def test_an_empty_report_has_no_section_and_says_so() -> None:
-    empty = [estimates_section((), 0.95, ""), simulated_section((), 0.95, ""), weights_section({"overlap": None}, None),
-             weights_section(None, None), actions_section({}, ""), candidates_section(None, ""),
+def test_an_empty_report_has_no_section() -> None:
+    empty = [estimates(), simulated_section((), 0.95, ""), weights_section(None, None), actions_section({}, ""),
+             candidates_section(None, ""),
              candidates_section({"rows": 0}, ""), features_section({}, {}, "note"), curves_section({})]  # fmt: skip
     page = Page(report_of(*empty))
     assert "section" not in page.tags
     assert "table" not in page.tags
-    assert page.text["strong"] == ["? Nothing was evaluated."]
+
+
+@pytest.mark.parametrize(("choice", "state"), [(Choice.SHIP, "good"), (Choice.DO_NOT_SHIP, "bad"),
+                                               (Choice.NOT_ENOUGH, "unclear")])  # fmt: skip
+def test_the_decision_stands_first(choice: Choice, state: str) -> None:
+    text = render(Report(title="t", decision=decided(choice)))
+    assert f'<div class="verdict {state}">' in text
+    first, second, third = Page(text).text["p"]
+    assert first[2:] == f"{choice.value.capitalize()}: why."
+    assert (second, third) == ("Next: why", "why: why too.")
 
 
 def test_template_and_style_sheet_are_in_the_wheel() -> None:
@@ -86,20 +86,16 @@ def test_template_and_style_sheet_are_in_the_wheel() -> None:
     assert packed == {file for file in folder.iterdir() if file.suffix in (".j2", ".css")}
 
 
-def test_figures_are_cut_to_four_digits() -> None:
-    values = [0.123456, 12.0, 1234.4, 12345678.9, None, float("nan"), -0.00012345]
-    assert [number(one) for one in values] == ["0.1235", "12", "1,234", "1.235e+07", "–", "–", "-0.0001234"]
-    assert str(around(12.5, 1.0)) == "12.5 (11.5 to 13.5)"
-
-
 def test_paths_break_behind_their_marks_and_names_behind_underscores() -> None:
-    assert breakable("../data/my_log-1.json.bz2") == "../data/<wbr>my_<wbr>log-<wbr>1.<wbr>json.<wbr>bz2"
-    assert breakable("Fitted_Q_Evaluation at -1.5 <b>") == "Fitted_<wbr>Q_<wbr>Evaluation at -1.5 &lt;b&gt;"
+    assert breakable("../data/my_log-1.json.bz2") == "../data/<wbr>my_<wbr>log-1.json.bz2"
+    assert breakable("rl.cql_alpha at -1.5 <b>") == "rl.cql_<wbr>alpha at -1.5 &lt;b&gt;"
     assert breakable("") == ""
 
 
 def test_long_tables_unfold() -> None:
-    table = Table(title="t", head=("Name", "Figure"), rows=[(f"row {n}", f"{n}") for n in range(31)])
+    table = Table(
+        title="t", columns=(("Name", "name"), ("Figure", "number")), rows=[(f"row {n}", f"{n}") for n in range(31)]
+    )
     page = Page(report_of(Section(title="s", tables=(table,))))
     assert page.text["summary"] == ["11 more rows"]
     assert page.text["td"] == [f"{n}" for n in range(31)]
@@ -110,50 +106,9 @@ def test_long_tables_unfold() -> None:
 
 def test_shares_of_actions_are_bars_of_their_length() -> None:
     text = render(report_of(actions_section({"a": (0.75, None, 0.5), "b": (0.25, None, None)}, "")))
-    found = re.findall(r'<td class="bar"(?: style="--w:([\d.]+%)")?>([\d.%–]+)', text)
-    assert found == [("75.00%", "75.00%"), ("50.00%", "50.00%"), ("25.00%", "25.00%"), ("", "–")]
+    found = re.findall(r'<td class="bar"[^>]*?(?: style="--w:([\d.]+%)")?>([\d.%–]+)', text)
+    assert found == [("75%", "75%"), ("50%", "50%"), ("25%", "25%"), ("", "–")]
     assert Page(text).text["thead"] == ["ActionLogMean propensity of the evaluated policy"]
-
-
-# ---- headlines
-
-
-@pytest.mark.parametrize(
-    ("rows", "state", "sentence"),
-    [
-        ([estimated("a", 12, 1), estimated("b", 13, 1)], "good", "Better than the logged policy."),
-        ([estimated("a", 8, 1), estimated("b", 20, 1, Verdict.DO_NOT_USE)], "bad", "Worse than the logged policy."),
-        ([estimated("a", 12, 1), estimated("b", 10, 1)], "unclear",
-         "No difference from the logged policy is shown by all trustworthy estimates."),
-        ([estimated("a", 12, 1), estimated("b", 8, 1)], "unclear",
-         "Trustworthy estimates contradict each other about the logged policy."),
-        ([estimated("a", 12, 1, Verdict.WIDE)], "unclear",
-         "The log is not enough to say whether this policy beats the logged policy."),
-    ],
-)  # fmt: skip
-def test_the_headline_rests_on_trustworthy_differences(rows: list[Estimate], state: str, sentence: str) -> None:
-    (found,) = headlines([comparison(*rows)], (), "")
-    assert (found.state, found.sentence) == (state, sentence)
-
-
-def test_simulation_is_decided_by_intervals_that_do_not_meet() -> None:
-    def conclusion(*returns: float) -> tuple[str, str]:
-        names = ("The policy", "Random actions")
-        played = [Simulated(name=name, returns=around(one, 1.0)) for name, one in zip(names, returns, strict=False)]
-        (found,) = headlines((), played, "")
-        return found.state, found.sentence
-
-    assert conclusion(5.0, 2.0) == ("good", "Better than random actions in simulation.")
-    assert conclusion(2.0, 5.0) == ("bad", "Worse than random actions in simulation.")
-    assert conclusion(5.0, 5.0) == ("unclear", "No difference from random actions is shown in simulation.")
-    assert conclusion(5.0) == ("unclear", "Episodes earn 5 in simulation.")
-
-
-@pytest.mark.parametrize(("difference", "state"), [(0.5, "good"), (-0.5, "bad"), (0.1, "unclear")])
-def test_a_paired_difference_decides_where_intervals_meet(difference: float, state: str) -> None:
-    one = Simulated(name="The model", returns=around(5.0, 3.0))
-    other = Simulated(name="The other", returns=around(4.5, 3.0), difference=around(difference, 0.25))
-    assert headlines((), (one, other), "")[0].state == state
 
 
 # ---- sections of an evaluation
@@ -161,7 +116,7 @@ def test_a_paired_difference_decides_where_intervals_meet(difference: float, sta
 
 def test_tables_say_the_figures_given() -> None:
     row = replace(estimated("MAGIC", 12.5, 1.0), reason="enough of them")
-    cells = Page(report_of(estimates_section([comparison(row, undefined("IPS"))], 0.95, ""))).text["td"]
+    cells = Page(report_of(estimates(comparison(row, undefined("IPS"))))).text["td"]
     assert cells[0] == "10 (9 to 11)"
     assert cells[5:10] == ["12.5 (11.5 to 13.5)", "2.5 (1.5 to 3.5)", "1.25", "● trustworthy", "enough of them"]
     assert cells[10:] == ["–", "–", "–", "✕ do not use", "no propensities"]
@@ -169,51 +124,29 @@ def test_tables_say_the_figures_given() -> None:
 
 def test_a_simulated_value_stands_beside_the_estimates() -> None:
     beside = replace(comparison(estimated("IPS", 12.0, 1.0)), simulated=around(12.0, 2.0))
-    page = Page(report_of(estimates_section([beside], 0.95, "")))
+    page = Page(report_of(estimates(beside)))
     assert page.text["td"][5:10] == ["12 (10 to 14)", "", "", "", "the value that estimates aim at"]
     assert "in simulation 12" in page.text["svg"][0]
-    assert "dotted line" in page.text["p"][0]
+    assert any("dotted line" in one for one in page.text["p"])
 
 
 def test_returns_in_simulation_have_only_the_columns_that_are_known() -> None:
-    first = Simulated(name="one", returns=around(5.0, 1.0), discounted=around(3.0, 1.0), cut_share=0.25)
-    other = Simulated(name="two", returns=around(4.0, 1.0), difference=around(1.0, 0.5))
+    first = Simulated(name="One", returns=around(5.0, 1.0), discounted=around(3.0, 1.0), cut_share=0.25)
+    other = Simulated(name="Two", returns=around(4.0, 1.0), difference=around(1.0, 0.5))
     page = Page(report_of(simulated_section((first, other), 0.95, "")))
-    assert page.text["thead"] == [
-        "PolicySum of rewards of an episodeDiscounted returnone minus this policyCut by the time limit"
-    ]
-    assert page.text["td"] == ["5 (4 to 6)", "3 (2 to 4)", "–", "25.00%", "4 (3 to 5)", "–", "1 (0.5 to 1.5)", "–"]
-
-
-def test_an_evaluation_becomes_comparisons_and_weights() -> None:
-    row = {"name": "MAGIC", "figure": FIGURE, "difference": FIGURE, "normalized": None, "verdict": "wide",
-           "reason": "r"}  # fmt: skip
-    family = {"logged": FIGURE, "estimates": [row], "disagreement": FIGURE}
-    outcomes = [{"name": name, "one_step": family, "sequential": family} for name in ("Reward", "reward")]
-    sequential, one_step, *metric = compared({"outcomes": outcomes})
-    assert [one.outcome for one in metric] == ["Metric reward"] * 2  # the 2019 log has a metric of that name
-    assert (sequential.decides, one_step.decides) == (True, False)
-    assert sequential.rows[0].figure == around(2.0, 1.0)
-    weights = weights_section({"overlap": OVERLAP}, 10.0)
-    facts = dict(weights.facts)
-    assert facts["Mean weight of an episode there, should be 1"] == "2 (1 to 3)"
-    assert facts["Rows scored"] == "1,200"
-    assert facts["Effective episodes at step 3"] == "12.5"
-    assert facts["Episodes cut before their end"] == "12.50%"
-    table = weights.charts[0].table
-    assert table is not None
-    assert [row[1:] for row in table.rows] == [("0", "30"), ("1", "4")]
+    assert page.text["thead"] == ["PolicyReturnDiscounted returnReturn of one minus thisCut by the time limit"]
+    assert page.text["td"] == ["5 (4 to 6)", "3 (2 to 4)", "–", "25%", "4 (3 to 5)", "–", "1.0 (0.5 to 1.5)", "–"]
 
 
 def test_candidates_are_told_by_their_features() -> None:
     page = Page(report_of(candidates_section(candidates("7"), "")))
     assert page.text["h2"] == ["Actions"]
-    assert page.text["dd"] == ["3", "50.00%", "25.00%", "75.00%"]
-    assert page.text["td"] == ["1.5 (2.5)", "3.5 (4.5)", "0.625", "100.00%", "5.00%", "12.50%", "100.00%"]
+    assert page.text["dd"] == ["3", "50%", "25%", "75%"]
+    assert page.text["td"] == ["1.5 (2.5)", "3.5 (4.5)", "0.625", "100%", "5%", "12.5%", "100%"]
     assert page.text["caption"][0] == "Features of chosen candidates, largest difference first"
     unknown = candidates("7") | {"propensity": None, "by_propensity": []}
     page = Page(report_of(candidates_section(unknown, "")))
-    assert page.text["dd"] == ["3", "50.00%", "75.00%"]
+    assert page.text["dd"] == ["3", "50%", "75%"]
     assert len(page.text["caption"]) == 2
 
 
@@ -222,17 +155,44 @@ def test_candidates_with_large_differences_come_first() -> None:
     for name, difference in zip(document["features"], (0.1, -0.9, None), strict=True):
         document["features"][name] = document["features"][name] | {"difference": difference}
     features, _, lengths = candidates_section(document | {"candidates": {"17 to 32": 0.25, "2": 0.75}}, "").tables
-    assert [row[3] for row in features.rows] == ["-0.9", "0.1", "–"]
+    assert [row[3] for row in features.rows] == [-0.9, 0.1, None]
     assert [row[0] for row in lengths.rows] == ["2", "17 to 32"]
 
 
 def test_the_model_card_says_the_same_in_markdown() -> None:
-    report = report_of(estimates_section([comparison(estimated("IPS_a", 12.0, 1.0))], 0.95, ""))
-    report = replace(report, headlines=headlines([comparison(estimated("a", 12.0, 1.0))], (), ""), notes=("*x*",))
-    text = findings(report)
-    assert "From the log: **Better than the logged policy.** 1 of 1 estimates are trustworthy." in text
+    text = findings(replace(report_of(estimates(comparison(estimated("IPS_a", 12.0, 1.0)))), notes=("*x*",)))
+    assert text.startswith("**Ship**: why. Next: why\n\nwhy: why too.\n\n")
     assert r"**Warning**: \*x\*" in text
-    assert "| IPS_a | 12 (11 to 13) | 2 (1 to 3) | 1.2 | ● trustworthy | why |" in text
+    assert "| IPS a | 12 (11 to 13) | 2 (1 to 3) | 1.2 | ● trustworthy | why |" in text
+
+
+def test_how_much_the_log_tells_stands_beside_the_estimates_and_trust_is_green_only_where_it_decides() -> None:
+    row = comparison(estimated("IPS", 12.0, 1.0))
+    text = estimates(row, overlap=OVERLAP).notes[1]
+    assert text.startswith("30 scored episodes tell as much about the policy as 12.5 of its own would")
+    assert 'class="dot good"' in estimates(row).charts[0].svg
+    drawn = estimates(row, plain=True).charts[0].svg
+    assert 'class="dot plain"' in drawn
+    assert "good" not in drawn
+
+
+def test_diagnostics_of_weights() -> None:
+    weights = weights_section(OVERLAP, 10.0)
+    facts = {name: written(value) for name, value in weights.facts}
+    assert facts["Mean weight of an episode there, should be 1"] == "2 (1 to 3)"
+    assert facts["Rows scored"] == "1,200"
+    assert facts["Effective episodes at step 3"] == "12.5"
+    assert facts["Episodes cut before their end"] == "12.5%"
+    table = weights.charts[0].table
+    assert table is not None
+    assert [row[1:] for row in table.rows] == [(0, 30), (1, 4)]
+
+
+def test_rounded_figures_have_all_digits_as_a_title() -> None:
+    table = Table(title="t", columns=(("a", "name"), ("b", "number")), rows=[("x", 0.123456), ("y", around(1.5, 0.25))])
+    text = render(report_of(Section(title="s", tables=(table,))))
+    assert 'title="0.123456">0.123</td>' in text
+    assert 'title="1.5 (1.25 to 1.75)">1.50 <span>(1.25 to 1.75)</span></td>' in text
 
 
 # ---- sections of a run
@@ -269,7 +229,7 @@ def test_drift_is_taken_from_beside_the_normalization(tmp_path: Path) -> None:
     (tmp_path / "drift.json").write_text(json.dumps({"state_features": {"features": [one]}}))
     config = SimpleNamespace(state_norm_data_path=str(tmp_path / "norm.json"), action_norm_data_path=None)
     (table,) = drift_section(config).tables  # type: ignore[arg-type]
-    assert table.rows == [("3", "state_features", "✕ large", "0.5", "–", "100.00% → 25.00%", "– → 2")]
+    assert table.rows == [("3", "state_features", "✕ large", 0.5, None, "100% → 25%", "– → 2")]
 
 
 def test_a_page_that_cannot_be_written_ends_no_run(tmp_path: Path) -> None:
@@ -304,7 +264,7 @@ def test_a_large_run_s_page_is_bounded_and_says_what_it_leaves_out(tmp_path: Pat
     def page(times: int) -> str:
         normalization = {column: {str(i): feature for i in range(1000 * times)} for column in ("state", "action")}
         return render(report_of(
-            estimates_section([comparison(*rows)] * 100 * times, 0.95, "evaluation.json"),
+            estimates(*[comparison(*rows)] * 100 * times),
             curves_section(series),
             actions_section({name: (0.01, 0.01, 0.01) for name in names}, "evaluation.json"),
             candidates_section(candidates("", 1000 * times), "evaluation.json"),

@@ -16,6 +16,7 @@ from reagent_lite.cli import main_alone
 from reagent_lite.config import check
 from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.errors import BundleError, ConfigError, ReagentLiteError
+from reagent_lite.evaluation.interval import Interval
 from reagent_lite.sim.cuda_build import cuda_problem, driver_problem
 from reagent_lite.sim.sources import find_environment
 from workflows.evaluate import COMMAND, evaluate
@@ -190,12 +191,13 @@ def test_the_page_in_a_browser(tmp_path: Path, cart: Path) -> None:
             assert browser.requests() == [page.as_uri()]
             assert browser.complaints() == []
         headings = browser.value("JSON.stringify([...document.querySelectorAll('h2')].map(h => h.innerText))")
-        assert json.loads(headings) == ["Returns in simulation", "Data lineage", "Config"]
+        assert json.loads(headings) == ["Simulation", "Data lineage", "Config"]
         shown = browser.value("document.querySelector('section').innerText.replace(/\\s+/g, ' ')")
         verdict = browser.value("[...document.querySelectorAll('.verdict')].map(v => v.innerText).join('|')")
-    assert "Better than the other model in simulation." in verdict
+    assert verdict.startswith("✓ Ship: its return in simulation is ")
     assert "200 episodes of cartpole_v0 for each policy, with the same starts, of at most 200 steps" in shown
     for name in ("The model, softmax of q at temperature 1", "The other model", "Random actions"):
         assert name in shown
     figure = report["simulation"]["difference"]["return"]
-    assert "{value:.4g} ({low:.4g} to {high:.4g})".format(**figure) in shown
+    assert str(Interval.read(figure)) in shown
+    assert outcome.decision["choice"] == report["decision"]["choice"] == "ship"

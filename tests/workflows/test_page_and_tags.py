@@ -27,7 +27,7 @@ Rows = list[list[str]]
 
 
 class Tables(HTMLParser):
-    """The rows of every table of a page, by its caption."""
+    """The rows of every table of a page, by its caption; of figures all their digits, which are titles."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Tables(HTMLParser):
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         if tag in ("caption", "th", "td"):
-            self._text = []
+            self._text, self._full = [], dict(attributes).get("title")
         elif tag == "tr":
             self._rows.append([])
 
@@ -49,7 +49,7 @@ class Tables(HTMLParser):
     def handle_endtag(self, tag: str) -> None:
         if tag not in ("caption", "th", "td") or self._text is None:
             return
-        text, self._text = "".join(self._text), None
+        text, self._text = self._full or "".join(self._text), None
         if tag == "caption":
             self._rows = self.rows.setdefault(text.removesuffix(", the other rows"), [])
         else:
@@ -62,8 +62,7 @@ class Tables(HTMLParser):
 
 def shown(cell: str) -> float:
     """A figure's number, the first in its cell."""
-    text = cell.split(" ")[0].replace(",", "")
-    return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    return float(cell.split(" ")[0])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,28 +150,29 @@ def test_a_run_s_page_and_evaluation_say_what_its_tags_say(
     overlap = document["cpe"]["overlap"]
     assert tags["CPE/overlap/mean_weight"] == pytest.approx(overlap["mean_weight"]["value"], rel=1e-6)
 
-    # the page shows four digits
+    # the page has all digits
     units = {"Reward": ("Reward: discounted return of an episode", "Reward: reward of a row"),
              case.metric: (f"Metric {case.metric}: discounted sum over an episode",
                            f"Metric {case.metric}: mean of a row")}  # fmt: skip
     for metric, captions in units.items():
         for name in ESTIMATORS:
             caption = f"{captions[name.endswith('_Reward')]}, beside the logged policy"
-            assert shown(tables.row(caption, name)[1]) == pytest.approx(tags[f"CPE/{metric}/{name}"], rel=1e-3), name
+            cell = tables.row(caption, name.replace("_", " "))[1]
+            assert shown(cell) == pytest.approx(tags[f"CPE/{metric}/{name}"], rel=1e-6), name
     for action in case.actions:
         shares = tables.row("Shares of actions on evaluated rows", action)[1:]
         for cell, tag in zip(shares, BY_ACTION[:3], strict=True):
-            assert shown(cell) == pytest.approx(tags[tag.format(action)], abs=5.1e-5)  # percent to two digits
+            assert shown(cell) == pytest.approx(tags[tag.format(action)], rel=1e-6)
         for title, tag in (("Value by action", BY_ACTION[3]), ("Reward model by action", BY_ACTION[4])):
             end = tables.row(f"{title}, some points", action)
             assert shown(end[1]) == done.outcome["steps"]
-            assert shown(end[2]) == pytest.approx(tags[tag.format(action)], rel=1e-3)
+            assert shown(end[2]) == pytest.approx(tags[tag.format(action)], rel=1e-6)
     ends = {
         "TD loss": ("evaluated rows", "td_loss/mean"),
         "Loss of the reward model": ("while fitting it", "reward_loss/mean"),
     }
     for title, (name, tag) in ends.items():
-        assert shown(tables.row(f"{title}, some points", name)[2]) == pytest.approx(tags[tag], rel=1e-3)
+        assert shown(tables.row(f"{title}, some points", name)[2]) == pytest.approx(tags[tag], rel=1e-6)
 
     # and what the log itself says
     first, second = case.actions
