@@ -13,7 +13,6 @@ from reagent_lite.report.content import Cell, Report, written
 
 _STATES = {Choice.SHIP: ("good", "✓"), Choice.DO_NOT_SHIP: ("bad", "✕"), Choice.NOT_ENOUGH: ("unclear", "?")}
 _LONGEST_WORD = 15
-_MARKS = re.compile(r"(?<=\w)([/\\_]+)(?=\w)")
 
 
 def render(report: Report) -> str:
@@ -34,8 +33,13 @@ def render(report: Report) -> str:
 
 
 def breakable(text: str) -> Markup:
-    """Returns text as HTML in which paths and names may break behind their marks."""
-    parts = _MARKS.split(text)  # word, mark, word, mark, ... word
+    """Returns text as HTML in which names may break behind underscores, and paths behind every mark."""
+    return Markup(" ").join(map(_breakable_word, text.split(" ")))
+
+
+def _breakable_word(word: str) -> Markup:
+    marks = r"[/\\_.\-]+" if "/" in word or "\\" in word else "_+"
+    parts = re.split(f"(?<=[^/_.-])({marks})(?=.)", word)  # word, mark, word, mark, ... word
     return Markup("").join(escape(part) + Markup("<wbr>" if n % 2 else "") for n, part in enumerate(parts))
 
 

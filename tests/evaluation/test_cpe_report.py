@@ -65,7 +65,7 @@ def test_lines_name_each_estimate_with_its_own_numbers():
     text = lines(result)
     for estimate in result.outcomes[0].estimates:
         line = next(line for line in text if line.strip().startswith(f"{estimate.name}:"))
-        assert f"{estimate.figure.value:.4g} ({estimate.figure.low:.4g} to {estimate.figure.high:.4g})" in line
+        assert f": {estimate.figure} = " in line
         assert str(estimate.verdict) in line
     assert any("40 held-out episodes, 40 rows" in line for line in text)
 

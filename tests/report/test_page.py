@@ -87,7 +87,7 @@ def test_template_and_style_sheet_are_in_the_wheel() -> None:
 
 
 def test_paths_break_behind_their_marks_and_names_behind_underscores() -> None:
-    assert breakable("../data/my_log-1.json.bz2") == "../data/<wbr>my_<wbr>log-1.json.bz2"
+    assert breakable("../data/my_log-1.json.bz2") == "../data/<wbr>my_<wbr>log-<wbr>1.<wbr>json.<wbr>bz2"
     assert breakable("rl.cql_alpha at -1.5 <b>") == "rl.cql_<wbr>alpha at -1.5 &lt;b&gt;"
     assert breakable("") == ""
 

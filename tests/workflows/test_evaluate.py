@@ -269,7 +269,7 @@ def test_candidates(tmp_path: Path) -> None:
     assert feature["difference"] > 0  # -0.771 under the policy, -0.826 in the log
     page = Path(outcome.page).read_text()
     assert "Features of chosen candidates" in page
-    assert f"{of_policy:.4g}" in page
+    assert f"{of_policy:.3g}" in page
 
 
 def test_models_fitted_to_candidates(tmp_path: Path) -> None:

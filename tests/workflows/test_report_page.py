@@ -13,6 +13,8 @@ from oracles.events import event
 from oracles.logs import write_lines
 from oracles.runs import Runner
 
+from reagent_lite.evaluation.interval import Interval
+
 NASTY = "<script>document.title='broken'</script>"
 HEADINGS = ["Estimates", "Weights and overlap", "Learning curves", "Actions", "Features", "Data lineage", "Config"]
 
@@ -70,7 +72,7 @@ def test_a_run_s_page_in_a_browser(page: Path, browser: Browser) -> None:
     evaluation = json.loads((page.parent / "model/evaluation.json").read_text())
     estimate = evaluation["cpe"]["outcomes"][0]["sequential"]["estimates"][0]
     assert estimate["reason"] in tables
-    assert f"{estimate['figure']['value']:.4g}" in tables
+    assert str(Interval.read(estimate["figure"])) in tables
     assert "rows: 1, episodes: 1, rule: propensity_outside" in tables  # refused: the row, and its episode left out
     assert "rows in files300" in tables
     assert NASTY in tables
