@@ -22,7 +22,7 @@ from reagent_lite.doctor.checks import Row, checked, of_error, ok, show, skipped
 from reagent_lite.doctor.machines import Here, meet
 from reagent_lite.doctor.share import share
 from reagent_lite.errors import ConfigError, ReagentLiteError
-from reagent_lite.run.dry_run import look, plan
+from reagent_lite.run.dry_run import dry_run
 
 _EPILOG = """\
 run it on every machine at once, with the arguments that the run will have. Machines meet through a file beside that of
@@ -138,11 +138,11 @@ def _local(patient: Patient, processes: Processes) -> Iterator[Row]:
         yield from checked("training copy", lambda: machine.copy_folder(config, config.training_data_path))
     yield from checked("environment", lambda: machine.simulation(config, processes))
     try:
-        known = look(config)
+        run = dry_run(config, processes)
     except ReagentLiteError:
         return  # the row of the environment says it
-    yield from checked("model_output_path", lambda: machine.model_folder(config, node, known))
-    yield from checked("memory", lambda: machine.memory(known, list(plan(config, processes, known))))
+    yield from checked("model_output_path", lambda: machine.model_folder(config, node, run.inputs.spec))
+    yield from checked("memory", lambda: machine.memory(run))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -24,10 +24,10 @@ from reagent_lite.doctor.checks import Row, failed, of_error, ok, skipped, warni
 from reagent_lite.errors import DataError, NoRowsError, counted
 from reagent_lite.files import is_writable
 from reagent_lite.memory import size_text
-from reagent_lite.run.dry_run import Known
-from reagent_lite.run.dry_run_memory import network_needs
+from reagent_lite.run.dry_run import DryRun, memory_lines, network_needs, warnings_of
 from reagent_lite.sim.backend import open_backend
 from reagent_lite.sim.cuda_build import cuda_problem
+from reagent_lite.types import SourceSpec
 
 _COPY_TIMES = 2.0  # a training copy and what is spooled on the way, against stored bytes of plain input
 _PACKED_TIMES = 10.0  # the same against compressed bytes
@@ -121,7 +121,7 @@ def _host_name() -> Row:
     return ok("host name", f"{name} is {', '.join(found)}")
 
 
-def model_folder(config: WorkflowConfig, node: Node, known: Known) -> Row:
+def model_folder(config: WorkflowConfig, node: Node, spec: SourceSpec | None) -> Row:
     """Looks at where the model and checkpoints go."""
     name = "model_output_path"
     if node.index:
@@ -134,7 +134,7 @@ def model_folder(config: WorkflowConfig, node: Node, known: Known) -> Row:
     with tempfile.TemporaryFile(dir=place) as probe:
         probe.write(b"probe")
     free = disk_usage(place).free
-    need = sum(one.bytes for one in network_needs(config, known.spec)) if known.spec is not None else 0
+    need = sum(one.bytes for one in network_needs(config, spec)) if spec is not None else 0
     whole = need * (config.checkpoint.keep + 1 + _MODEL_TIMES)
     found = f"{folder}: writable, {size_text(free)} free; {size_text(whole)} for checkpoints and model, without replay"
     return ok(name, found) if free > whole else failed(name, found, todo)
@@ -224,10 +224,11 @@ def simulation(config: WorkflowConfig, processes: Processes) -> Iterator[Row]:
         yield ok("environment", found)
 
 
-def memory(known: Known, lines: list[str]) -> Row:
-    """Reports the plan's memory."""
-    short = [line for line in lines if line.startswith("warning: memory")]
-    found = "\n".join(line.removeprefix("memory of a process: ") for line in lines if line.startswith("memory"))
-    if short:
-        return warning("memory", found, short[0].removeprefix("warning: ") + "; lower it, or use more machines")
-    return ok("memory", found) if known.spec is not None else skipped("memory", "known when the data has been read")
+def memory(run: DryRun) -> Row:
+    """Reports the memory that a process needs, beside what is free."""
+    found = "\n".join(line.removeprefix(" of a process: ").removeprefix(": ") for line in memory_lines(run))
+    if not run.suffices:
+        return warning("memory", found, f"{next(warnings_of(run))}; lower it, or use more machines")
+    if run.inputs.spec is None:
+        return skipped("memory", "known when the data has been read")
+    return ok("memory", found)

@@ -1,40 +1,58 @@
-"""--dry_run: what the declared world would do, from the config and what can be known without touching anything.
+"""--dry_run: what a run would do on the declared machines, found out without touching anything.
 
-config ─► machines, meeting ─┬─► known of data ──────┐
-                             └─► known of simulation ─┴─► steps, memory ─► lines
+config ─► processes ─┬─► files and environment ─► widths ─┬─► DryRun: steps, memory ─┬─► lines of the command line
+                     └─► free memory ─────────────────────┘                          └─► rows of the doctor
 """
 
+import os
+import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+
+import torch
 
 from reagent_lite.config import ParametricDqnConfig, WorkflowConfig
 from reagent_lite.data.copy.first_look import holds_events, rows_by_metadata, standing_copy
 from reagent_lite.data.copy.place import CopyManifest
 from reagent_lite.data.features.normalization import read_normalization
+from reagent_lite.data.replay.ring import ReplaySettings
 from reagent_lite.data.stage import data_files
 from reagent_lite.distributed.group import Place
 from reagent_lite.distributed.inspection import list_gpus, used_gpus
 from reagent_lite.distributed.launcher import Processes
 from reagent_lite.errors import ReagentLiteError, counted
-from reagent_lite.memory import size_text
-from reagent_lite.run.dry_run_memory import (
-    Need,
-    World,
-    environment,
-    free_here,
-    network_needs,
-    page_need,
-    simulation_needs,
-)
+from reagent_lite.memory import free_bytes, size_text
+from reagent_lite.run.learner import build_learner
 from reagent_lite.run.simulated import simulated_plan
+from reagent_lite.sim.cpu import CpuBackend
 from reagent_lite.sim.env import VectorEnv
 from reagent_lite.sim.sources import find_environment
 from reagent_lite.types import SourceSpec
 
+# numbers that torch's optimizers keep for each parameter, as built here; those of Adam's kind keep two
+_STATES = {"SGD": 0, "Adagrad": 1, "RMSprop": 1, "ASGD": 1, "Adafactor": 1}
+_ADAM_STATES = 2
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
-    """What is known of a run's experience before it starts.
+class Need:
+    """Memory for one purpose.
+
+    Attributes:
+        name: of the purpose.
+        bytes: of one process.
+        formula: how they come about.
+    """
+
+    name: str
+    bytes: int
+    formula: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """What can be known of a run's data and environment before it starts.
 
     Attributes:
         files, bytes: of the training data on this machine.
@@ -56,26 +74,91 @@ class Known:
     troubles: tuple[str, ...] = ()
 
 
-def look(config: WorkflowConfig) -> Known:
-    """Returns what is known of the config's data and environment; what cannot be found out is said.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DryRun:
+    """What a run would do.
+
+    Attributes:
+        config: of the run; node_index and num_nodes are this machine's.
+        place: of this process, where another launcher has started it, else None.
+        world: processes of all machines.
+        here: processes of this machine.
+        device_type: "cuda" or "cpu".
+        inputs: what is known of them.
+        needs: memory of one process.
+        page: memory of the evaluation on rank 0, or None where only reading tells.
+        free: memory that is free for one process; None where the driver does not tell.
+        free_of: what it is a part of.
+    """
+
+    config: WorkflowConfig
+    place: Place | None
+    world: int
+    here: int
+    device_type: str
+    inputs: Inputs
+    needs: tuple[Need, ...]
+    page: Need | None
+    free: int | None
+    free_of: str
+
+    @property
+    def minibatch(self) -> int:
+        """Rows of a minibatch over all processes."""
+        return self.config.data.global_minibatch_size or self.config.training.minibatch_size * self.world
+
+    @property
+    def memory(self) -> int:
+        """Bytes that one process needs."""
+        return sum(need.bytes for need in self.needs)
+
+    @property
+    def suffices(self) -> bool:
+        """Whether that much is free, as far as is known."""
+        return self.free is None or self.memory <= self.free
+
+
+def dry_run(config: WorkflowConfig, processes: Processes) -> DryRun:
+    """Returns what a run would do; what cannot be found out is among the troubles of its inputs.
+
+    Args:
+        config: of the run; node_index and num_nodes are this machine's.
+        processes: of this machine.
 
     Raises:
         SimulationError: there is no such environment.
     """
-    known, troubles = Known(), []
+    inputs, place = _inputs(config), Place.read()
+    world = processes.count * config.num_nodes if place is None else place.world_size
+    needs = [] if inputs.env is None else _simulation_needs(config, inputs.env, world)
+    if inputs.spec is not None:
+        needs += network_needs(config, inputs.spec)
+    if inputs.copy is not None and processes.device_type == "cuda" and config.data.residency == "device":
+        size = int(inputs.copy.files.get("state.npy", {}).get("size", 0))
+        needs.append(Need(name="rows on the GPU", bytes=size, formula="at least the states of this machine"))
+    free, free_of = _free(processes)
+    return DryRun(
+        config=config, place=place, world=world, here=processes.count, device_type=processes.device_type,
+        inputs=inputs, needs=tuple(needs), page=None if inputs.copy is None else _page_need(config, inputs.copy),
+        free=free, free_of=free_of,
+    )  # fmt: skip
+
+
+def _inputs(config: WorkflowConfig) -> Inputs:
+    inputs, troubles = Inputs(), []
     if config.simulation is not None:
         find_environment(config.simulation.env)
-    for find_out in (_look_at_data, _look_at_simulation, _look_at_widths):
+    for find_out in (_with_data, _with_environment, _with_widths):
         try:
-            known = find_out(config, known)
+            inputs = find_out(config, inputs)
         except ReagentLiteError as error:
             troubles.append(str(error))
-    return replace(known, troubles=tuple(troubles))
+    return replace(inputs, troubles=tuple(troubles))
 
 
-def _look_at_data(config: WorkflowConfig, known: Known) -> Known:
+def _with_data(config: WorkflowConfig, inputs: Inputs) -> Inputs:
     if not config.training_data_path:
-        return known
+        return inputs
     files = data_files(config.training_data_path, config.data.columns)
     standing = standing_copy(
         config.training_data_path, config.actions or None, config.data.training_copy_dir, config.data.columns
@@ -86,20 +169,20 @@ def _look_at_data(config: WorkflowConfig, known: Known) -> Known:
         copy is None and holds_events(config.training_data_path, config.data.columns)
     )
     size = sum(file.size for file in files)
-    return replace(known, files=len(files), bytes=size, rows=None if events else rows, events=events, copy=copy)
+    return replace(inputs, files=len(files), bytes=size, rows=None if events else rows, events=events, copy=copy)
 
 
-def _look_at_simulation(config: WorkflowConfig, known: Known) -> Known:
-    return known if config.simulation is None else replace(known, env=environment(config))
+def _with_environment(config: WorkflowConfig, inputs: Inputs) -> Inputs:
+    return inputs if config.simulation is None else replace(inputs, env=_environment(config))
 
 
-def _look_at_widths(config: WorkflowConfig, known: Known) -> Known:
-    """Finds the widths of the network; without a normalization file each feature counts as one column."""
+def _with_widths(config: WorkflowConfig, inputs: Inputs) -> Inputs:
+    """Adds the widths of the network; without a normalization file each feature counts as one column."""
     state = action = None
-    if known.env is not None:
-        state, action = known.env.spec.observation_size, known.env.spec.action_feature_size
-    elif known.copy is not None:
-        state, action = len(known.copy.state_ids), len(known.copy.action_ids)
+    if inputs.env is not None:
+        state, action = inputs.env.spec.observation_size, inputs.env.spec.action_feature_size
+    elif inputs.copy is not None:
+        state, action = len(inputs.copy.state_ids), len(inputs.copy.action_ids)
     if config.state_norm_data_path is not None:
         state = read_normalization(config.state_norm_data_path).width
     if config.action_norm_data_path is not None:
@@ -107,42 +190,167 @@ def _look_at_widths(config: WorkflowConfig, known: Known) -> Known:
     if isinstance(config, ParametricDqnConfig):
         names: tuple[str, ...] = ()
     else:
-        names, action = config.actions or (() if known.env is None else known.env.spec.action_names), 0
+        names, action = config.actions or (() if inputs.env is None else inputs.env.spec.action_names), 0
     if state is None or action is None:
-        return known
-    return replace(known, spec=SourceSpec(num_state_features=state, num_action_features=action, action_names=names))
+        return inputs
+    return replace(inputs, spec=SourceSpec(num_state_features=state, num_action_features=action, action_names=names))
 
 
-def plan(config: WorkflowConfig, processes: Processes, known: Known) -> Iterator[str]:
-    """Yields the lines of the plan; node_index and num_nodes of the config are this machine's."""
-    place = Place.read()
-    size = processes.count * config.num_nodes if place is None else place.world_size
-    world = World.of(processes, size)
-    yield from _machines(config, world, place)
-    yield from _experience(config, world, known)
-    every = config.checkpoint
-    cadence = " and ".join(
-        ([f"every {every.every_steps} steps"] if every.every_steps else [])
-        + ([f"every {every.every_minutes:g} minutes"] if every.every_minutes else [])
+def _environment(config: WorkflowConfig) -> VectorEnv:
+    """Returns one environment of the config's simulation on the CPU; nothing of its compilation is kept.
+
+    Raises:
+        SimulationError, KernelBuildError: see sim.backend.open_backend.
+    """
+    settings = config.simulation
+    assert settings is not None
+    path = find_environment(settings.env)
+    with _compiled_elsewhere():
+        backend = CpuBackend(path, settings.env_parameters, settings.math, threads=1, optimization="-O0")
+        return VectorEnv(backend, num_envs=1, parametric=isinstance(config, ParametricDqnConfig))
+
+
+def network_needs(config: WorkflowConfig, spec: SourceSpec) -> list[Need]:
+    """Returns what the networks of one process take, gradients and optimizer among them."""
+    with torch.device("meta"):
+        learner = build_learner(config, spec, torch.device("meta"))
+    weights = sum(p.numel() * p.element_size() for p in learner.parameters())
+    trained = sum(p.numel() * p.element_size() for p in learner.parameters() if p.requires_grad)
+    name = config.training.optimizer_class
+    assert name is not None
+    states = _STATES.get(name, _ADAM_STATES)
+    count = trained // 4
+    return [
+        Need(name="networks", bytes=weights,
+             formula=f"{count:,} trained parameters and {(weights - trained) // 4:,} of the target, 4 bytes each"),
+        Need(name="gradients and optimizer", bytes=trained * (1 + states),
+             formula=f"{count:,} parameters x 4 bytes x (1 gradient + {states} of {name})"),
+    ]  # fmt: skip
+
+
+def _simulation_needs(config: WorkflowConfig, env: VectorEnv, world: int) -> list[Need]:
+    """Returns what environments and replay of one process take: the largest part that a process gets."""
+    settings = config.simulation
+    assert settings is not None
+    if not config.simulated_share:
+        return []
+    spec, parametric = env.spec, isinstance(config, ParametricDqnConfig)
+    own = -(-settings.num_envs // world)
+    ring = ReplaySettings(
+        num_envs=own,
+        observation_size=spec.observation_size,
+        num_actions=spec.num_actions,
+        action_feature_size=spec.action_feature_size if parametric else 0,
+        slots=settings.replay.capacity // settings.num_envs,
+        gamma=config.rl.gamma,
+        masked=spec.masked,
+        candidates=spec.candidates,
+        prioritized=settings.replay.prioritized,
     )
-    yield (f"checkpoints: {cadence or 'one at the end'}, the newest {every.keep} stay; begins again at most "
-           f"{counted(config.restarts, 'time')} after a failure")  # fmt: skip
-    yield from _memory(config, world, known)
-    yield from (f"warning: {trouble}" for trouble in known.troubles)
+    rows, share = ring.slots * own, f"{own:,} of {settings.num_envs:,} environments"
+    return [
+        Need(name="replay ring", bytes=rows * ring.row_bytes,
+             formula=f"{ring.slots:,} steps x {share} x {ring.row_bytes:,} bytes"),
+        Need(name="environments", bytes=own * env.bytes_per_env,
+             formula=f"{own:,} environments x {env.bytes_per_env:,} bytes"),
+    ]  # fmt: skip
 
 
-def _machines(config: WorkflowConfig, world: World, place: Place | None) -> Iterator[str]:
-    per_process = config.training.minibatch_size
-    rows = config.data.global_minibatch_size or per_process * world.size
-    yield (f"{counted(world.size, f'{world.device_type} process')}, {rows} rows a minibatch over all: "
-           f"{rows / world.size:g} each")  # fmt: skip
+def _page_need(config: WorkflowConfig, copy: CopyManifest) -> Need | None:
+    """Returns what the evaluation takes on rank 0: scored rows of all machines, and as much again for the estimates.
+
+    None where only reading tells: eval data, or lists of candidates.
+
+    Args:
+        config: of the run.
+        copy: of the training data on this machine; other machines with shards are taken to have as many rows.
+    """
+    episodes = copy.counts.get("episodes", 0) * (config.num_nodes if config.data.layout == "shards" else 1)
+    if config.eval_data_path is not None or not copy.action_names or not episodes:
+        return None
+    settings, choices, outcomes = config.evaluation, len(copy.action_names), 1 + len(copy.metric_names)
+    scored = min(round(episodes * settings.held_out_share), settings.max_episodes)
+    length = copy.rows / copy.counts["episodes"]
+    # columns of EvaluationPage; the mask has 1 byte each
+    row = 8 * (5 + choices + 2 * outcomes + 2 * choices * outcomes) + choices
+    return Need(name="evaluation", bytes=round(2 * scored * length * row),
+                formula=f"2 x {scored:,} episodes x {length:g} rows x {row:,} bytes")  # fmt: skip
+
+
+def _free(processes: Processes) -> tuple[int | None, str]:
+    """Returns bytes that are free for one process, and what they are a part of; None where the driver does not tell."""
+    here = processes.count
+    if processes.device_type == "cpu":
+        return free_bytes(torch.device("cpu")) // here, f"this machine's free memory / {counted(here, 'process')}"
+    gpus = list_gpus()
+    used = used_gpus(gpus, here)
+    free = [gpu.free for gpu in gpus if gpu.uuid in used and gpu.total]
+    return min(free, default=None), "the fullest GPU's free memory"
+
+
+@contextmanager
+def _compiled_elsewhere() -> Iterator[None]:
+    """Keeps compilations in a folder that is removed, instead of the user's cache."""
+    name = "REAGENT_LITE_CACHE"
+    before = os.environ.get(name)
+    with tempfile.TemporaryDirectory(prefix="reagent_lite_") as folder:
+        os.environ[name] = folder
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = before
+
+
+def lines_of(run: DryRun) -> Iterator[str]:
+    """Yields what the command line says of a dry run, but for warnings."""
+    every = run.config.checkpoint
+    steps = [f"every {every.every_steps} steps"] if every.every_steps else []
+    minutes = [f"every {every.every_minutes:g} minutes"] if every.every_minutes else []
+    restarts = counted(run.config.restarts, "time")
+    yield from _machine_lines(run)
+    yield from _step_lines(run)
+    yield (f"checkpoints: {' and '.join(steps + minutes) or 'one at the end'}, the newest {every.keep} stay; begins "
+           f"again at most {restarts} after a failure")  # fmt: skip
+    yield from (f"memory{line}" for line in memory_lines(run))
+
+
+def warnings_of(run: DryRun) -> Iterator[str]:
+    """Yields what keeps the run from succeeding, or could not be found out."""
+    if not run.suffices:
+        largest = max(run.needs, key=lambda need: need.bytes)
+        yield f"memory does not suffice; most is for {largest.name}: {size_text(largest.bytes)}"
+    yield from run.inputs.troubles
+
+
+def memory_lines(run: DryRun) -> Iterator[str]:
+    """Yields whose memory is needed and why, each line as it follows the word memory."""
+    if run.inputs.spec is None:
+        yield ": the network's is known when the data has been read"
+    if run.inputs.copy is not None:
+        size = sum(int(one["size"]) for one in run.inputs.copy.files.values())
+        yield f": training copy of {size_text(size)} is mapped from disk, not counted"
+    if run.page is not None:
+        yield f" of rank 0, not counted: {run.page.name} {size_text(run.page.bytes)} = {run.page.formula}"
+    for need in run.needs:
+        yield f" of a process: {need.name} {size_text(need.bytes)} = {need.formula}"
+    free = "what is free on the GPU is not known" if run.free is None else f"{size_text(run.free)} free ({run.free_of})"
+    yield f" of a process: {size_text(run.memory)} in all{';' if run.free is None else ','} {free}"
+
+
+def _machine_lines(run: DryRun) -> Iterator[str]:
+    config, place = run.config, run.place
+    processes = counted(run.world, f"{run.device_type} process")
+    yield f"{processes}, {run.minibatch} rows a minibatch over all: {run.minibatch / run.world:g} each"
     if place is not None:
         yield f"machines: as the launcher of these processes has it; rank {place.rank} on node {place.node}"
     elif config.num_nodes > 1:
         node = config.node_index or 0
-        first = node * world.here
-        ranks = f"rank {first}" if world.here == 1 else f"ranks {first} to {first + world.here - 1}"
-        yield (f"machines: {config.num_nodes} x {counted(world.here, 'process')}, if the others start as many as this "
+        first = node * run.here
+        ranks = f"rank {first}" if run.here == 1 else f"ranks {first} to {first + run.here - 1}"
+        yield (f"machines: {config.num_nodes} x {counted(run.here, 'process')}, if the others start as many as this "
                f"one; this is node {node}, {ranks}; node 0 saves the model")  # fmt: skip
         port = config.rendezvous.port or "a free port"
         by_file = (config.init_method or "").startswith("file:")
@@ -153,8 +361,8 @@ def _machines(config: WorkflowConfig, world: World, place: Place | None) -> Iter
         )
 
 
-def _experience(config: WorkflowConfig, world: World, known: Known) -> Iterator[str]:
-    minibatch = config.data.global_minibatch_size or config.training.minibatch_size * world.size
+def _step_lines(run: DryRun) -> Iterator[str]:
+    config, inputs, minibatch = run.config, run.inputs, run.minibatch
     if not config.training_data_path:
         steps = simulated_plan(config, minibatch)
         assert config.simulation is not None
@@ -164,52 +372,22 @@ def _experience(config: WorkflowConfig, world: World, known: Known) -> Iterator[
         )
         return
     several = config.num_nodes > 1
-    if not known.files:
+    if not inputs.files:
         return
     own = {"shards": "its own part of the rows", "replicas": "all rows"}[config.data.layout]
     where = f"; layout {config.data.layout}: each machine has {own}" if several else ""
-    yield f"data: {config.training_data_path}: {counted(known.files, 'file')}, {size_text(known.bytes)} here{where}"
-    if known.events:
+    yield f"data: {config.training_data_path}: {counted(inputs.files, 'file')}, {size_text(inputs.bytes)} here{where}"
+    if inputs.events:
         yield "stages: transitions are made of the events first, unless they stand"
     if config.data.shards_path is not None:
         yield (f"stages: node 0 divides the rows at {config.data.shards_path} by layout {config.data.layout}, each "
                "machine fetches its part to its own disk")  # fmt: skip
-    if known.rows is None:
+    if inputs.rows is None:
         yield "rows: counted at the start, steps with them"
         return
-    yield (f"rows: {known.rows:,} here, by " + ("the files' metadata" if known.copy is None else "the training copy"))
+    yield (f"rows: {inputs.rows:,} here, by " + ("the files' metadata" if inputs.copy is None else "the training copy"))
     shares = config.num_nodes if config.data.layout == "shards" else 1
     logged = minibatch - round(minibatch * config.simulated_share) or minibatch
-    steps_per_epoch = -(-known.rows * shares // (logged * config.training.minibatches_per_step))
+    steps_per_epoch = -(-inputs.rows * shares // (logged * config.training.minibatches_per_step))
     provided = " if the other machines have as many rows" if shares > 1 else " if all can be learned from"
     yield f"steps: {steps_per_epoch:,} an epoch, {steps_per_epoch * config.epochs:,} in all{provided}"
-
-
-def _memory(config: WorkflowConfig, world: World, known: Known) -> Iterator[str]:
-    needs = [] if known.env is None else simulation_needs(config, known.env, world)
-    if known.spec is None:
-        yield "memory: the network's is known when the data has been read"
-    else:
-        needs += network_needs(config, known.spec)
-    if known.copy is not None:
-        size = sum(int(one["size"]) for one in known.copy.files.values())
-        state = int(known.copy.files.get("state.npy", {}).get("size", 0))
-        yield f"memory: training copy of {size_text(size)} is mapped from disk, not counted"
-        page = page_need(config, known.copy)
-        if page is not None:
-            yield f"memory of rank 0, not counted: {page.name} {size_text(page.bytes)} = {page.formula}"
-        if world.device_type == "cuda" and config.data.residency == "device":
-            needs.append(Need(name="rows on the GPU", bytes=state, formula="at least the states of this machine"))
-    for need in needs:
-        yield f"memory of a process: {need.name} {size_text(need.bytes)} = {need.formula}"
-    gpus = list_gpus() if world.device_type == "cuda" else ()
-    chosen = used_gpus(gpus, world.here)
-    free = free_here(world, tuple(gpu for gpu in gpus if gpu.uuid in chosen))
-    total = sum(need.bytes for need in needs)
-    if free is None:
-        yield f"memory of a process: {size_text(total)} in all; what is free on the GPU is not known"
-        return
-    yield f"memory of a process: {size_text(total)} in all, {size_text(free[0])} free ({free[1]})"
-    if total > free[0]:
-        largest = max(needs, key=lambda need: need.bytes)
-        yield f"warning: memory does not suffice; most is for {largest.name}: {size_text(largest.bytes)}"

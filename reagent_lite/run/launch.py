@@ -32,7 +32,7 @@ from reagent_lite.distributed.verdict import Declaration, flat
 from reagent_lite.distributed.workers import end_with_parent, is_worker, report_failure
 from reagent_lite.errors import Preempted, ReagentLiteError
 from reagent_lite.files import FolderIdentity
-from reagent_lite.run.dry_run import look, plan
+from reagent_lite.run.dry_run import dry_run, lines_of, warnings_of
 from reagent_lite.run.publish import Outcome
 from reagent_lite.training.stop import StopSignal
 
@@ -139,8 +139,11 @@ def _run(
 
 def _describe(config: WorkflowConfig, processes: Processes) -> None:
     _log_choice(processes)
-    for line in plan(config, processes, look(config)):
+    run = dry_run(config, processes)
+    for line in lines_of(run):
         logger.info(line)
+    for trouble in warnings_of(run):
+        logger.warning(trouble)
     print(json.dumps(resolved(config), indent=2))
 
 
