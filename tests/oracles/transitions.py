@@ -86,10 +86,11 @@ def order_of(rows: list[Row]) -> list[int]:
     return sorted(order, key=key)
 
 
-def check_copy(copy: TrainingCopy, rows: list[Row], actions: Actions | None) -> None:
-    """Holds every array of a copy to the rows of a log in the order of the file; `actions`: None of parametric rows."""
+def check_copy(copy: TrainingCopy, rows: list[Row], actions: Actions | None, *, in_file_order: bool = True) -> None:
+    """Holds every array of a copy to the rows of a log; `actions`: None of parametric rows."""
     order = order_of(rows)
-    assert np.argsort(np.argsort(copy.origin_line)).tolist() == order
+    assert len(copy) == len(rows)
+    assert not in_file_order or np.argsort(np.argsort(copy.origin_line)).tolist() == order
     lists = [_named(copy.action_ids, copy.candidates, range(*ends)) for ends in _pairs(copy.list_offsets)]
     assert len({json.dumps([sorted(map(str, one.items())) for one in each]) for each in lists}) == len(lists)
 
@@ -149,7 +150,8 @@ def _check_candidates(copy: TrainingCopy, at: int, row: Row, lists: list[list[Fe
     listed = row.get("possible_next_actions")
     after = [features_of(one) for one in (listed if listed is not None else [row.get("next_action")])]
     assert lists[copy.next_list[at]] == ([] if terminal else after)
-    assert copy.next_action[at] == (-1 if terminal else after.index(features_of(row["next_action"])))
+    unknown = terminal or row["next_action"] is None
+    assert copy.next_action[at] == (-1 if unknown else after.index(features_of(row["next_action"])))
 
 
 def _named(ids: tuple[int, ...], values: Any, rows: Any) -> list[Features]:
