@@ -1,17 +1,26 @@
-"""Lists of events as files of every format that timelines read."""
+"""Rows of a log as files of every format that logs come in, by other people's writers."""
 
 import bz2
+import csv
 import gzip
+import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pyarrow as pa
+import pyarrow.feather
 import pyarrow.parquet as pq
 import zstandard
 
 Row = dict[str, Any]
+PACKINGS: dict[str, Callable[[bytes], bytes]] = {
+    "gz": gzip.compress,
+    "bz2": bz2.compress,
+    "zst": lambda data: zstandard.ZstdCompressor().compress(data),
+}
 FORMATS = (
     "jsonl",
     "jsonl.gz",
@@ -34,59 +43,83 @@ def write_events(rows: list[Row], folder: Path, form: str, files: int = 1) -> Pa
     for number in range(files):
         part = rows[len(rows) * number // files : len(rows) * (number + 1) // files]
         if part:
-            _write(part, columns, folder / f"events-{number}.{form}")
+            # every file names all columns, as logs of one writer do
+            full = [{name: row.get(name) for name in columns} for row in part]
+            (folder / f"events-{number}.{form}").write_bytes(data_of(full, form))
     return folder
 
 
-def _write(rows: list[Row], columns: list[str], file: Path) -> None:
-    kind = file.name.split(".", 1)[1]
-    # every file names all columns, as logs of one writer do
-    full = [{name: row.get(name) for name in columns} for row in rows]
-    text = "".join(json.dumps(row) + "\n" for row in full).encode()
-    if kind == "jsonl":
-        file.write_bytes(text)
-    elif kind == "jsonl.gz":
-        file.write_bytes(gzip.compress(text))
-    elif kind == "jsonl.bz2":
-        file.write_bytes(bz2.compress(text))
-    elif kind == "jsonl.zst":
-        file.write_bytes(zstandard.ZstdCompressor().compress(text))
-    elif kind == "struct.parquet":
-        pd.DataFrame(full, columns=columns).to_parquet(file)
-    elif kind == "csv":
-        cells = [[json.dumps(cell) if isinstance(cell, dict | list) else cell for cell in row.values()] for row in full]
-        pd.DataFrame(cells, columns=columns).to_csv(file, index=False)
+def data_of(rows: list[Row], form: str) -> bytes:
+    """Returns the bytes of a file.
+
+    Args:
+        rows: with the same keys each.
+        form: extension of the file, packing included. Of Parquet it says how features are kept ("map", "pairs",
+            "struct"), of CSV whether they have columns of their own ("dense"), of Arrow whether it is a "stream".
+    """
+    kind, _, packing = form.rpartition(".")
+    if packing in PACKINGS:
+        return PACKINGS[packing](data_of(rows, kind))
+    stream = io.BytesIO()
+    if form in ("json", "jsonl"):
+        return "".join(json.dumps(row) + "\n" for row in rows).encode()
+    if form.endswith("csv"):
+        return _csv(rows, dense=form == "dense.csv")
+    if form == "struct.parquet":
+        pd.DataFrame(rows).to_parquet(stream)
+        return stream.getvalue()
+    table = pa.table({name: _array(name, [row[name] for row in rows], form) for name in rows[0]})
+    if form.endswith("parquet"):
+        pq.write_table(table, stream, row_group_size=5)
+    elif form == "feather":
+        pyarrow.feather.write_feather(table, stream)
     else:
-        table = pa.table({name: _array(name, [row[name] for row in full], kind) for name in columns})
-        if kind == "arrow":
-            with pa.ipc.new_file(file, table.schema) as writer:
-                writer.write_table(table)
-        else:
-            pq.write_table(table, file, row_group_size=5)
+        with (pa.ipc.new_stream if form == "stream.arrow" else pa.ipc.new_file)(stream, table.schema) as writer:
+            writer.write_table(table, max_chunksize=150)
+    return stream.getvalue()
 
 
-def _array(name: str, cells: list[Any], kind: str) -> pa.Array:
-    features = _PAIRS if kind == "pairs.parquet" else _FEATURES
+def _csv(rows: list[Row], *, dense: bool) -> bytes:
+    flat = []
+    for row in rows:
+        cells: Row = {}
+        for name, value in row.items():
+            if dense and isinstance(value, dict):
+                cells |= {f"{name}.{feature}": repr(number) for feature, number in value.items()}
+            else:
+                cells[name] = json.dumps(value) if isinstance(value, dict | list) else value
+        flat.append(cells)
+    if not dense:  # pandas has its own way with columns that have gaps
+        return pd.DataFrame(flat).to_csv(index=False).encode()
+    stream = io.StringIO(newline="")
+    writer = csv.DictWriter(stream, list(dict.fromkeys(name for cells in flat for name in cells)), restval="")
+    writer.writeheader()
+    writer.writerows(flat)
+    return stream.getvalue().encode()
+
+
+def _array(name: str, cells: list[Any], form: str) -> pa.Array:
+    features = _PAIRS if form == "pairs.parquet" else _FEATURES
     if name == "metrics":
         return pa.array([None if cell is None else list(cell.items()) for cell in cells], _METRICS)
-    if name in ("state_features", "next_state_features") or (name == "action" and _is_map(cells)):
-        return pa.array([_entries(cell, kind) for cell in cells], features)
+    if name in ("state_features", "next_state_features") or _has_map(cells):
+        return pa.array([_entries(cell, form) for cell in cells], features)
     if name in ("possible_actions", "possible_next_actions"):
         if all(cell is None for cell in cells):
             return pa.nulls(len(cells))
-        if not any(_is_map(cell or []) for cell in cells):
+        if not any(_has_map(cell or []) for cell in cells):
             return pa.array(cells, pa.list_(pa.string()))
-        return pa.array([None if cell is None else [_entries(one, kind) for one in cell] for cell in cells],
-                        pa.list_(features))  # fmt: skip
+        lists = [None if cell is None else [_entries(one, form) for one in cell] for cell in cells]
+        return pa.array(lists, pa.list_(features))
     return pa.array(cells)
 
 
-def _is_map(cells: list[Any]) -> bool:
+def _has_map(cells: list[Any]) -> bool:
     return any(isinstance(cell, dict) for cell in cells)
 
 
-def _entries(cell: Row | None, kind: str) -> Any:
+def _entries(cell: Row | None, form: str) -> Any:
     if cell is None:
         return None
     entries = [(int(key), value) for key, value in cell.items()]
-    return [{"key": key, "value": value} for key, value in entries] if kind == "pairs.parquet" else entries
+    return [{"key": key, "value": value} for key, value in entries] if form == "pairs.parquet" else entries

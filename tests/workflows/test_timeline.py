@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from oracles.disks import small_disk
+from oracles.event_files import write_events
 from oracles.events import event, make, read, report
 from oracles.logs import write_lines
 from oracles.runs import Runner
@@ -41,6 +41,13 @@ def test_rows_pair_with_what_follows_them(tmp_path: Path) -> None:
     assert values(rows, "next_action") == ["l", "l", "l"]
     assert values(rows, "possible_next_actions") == [["l", "r"]] * 3
     assert values(rows, "terminal") == [False] * 3
+    make(tmp_path, FOUR, timeWindowLimit=1)  # which cuts after pairing
+    rows = read(tmp_path / "train")
+    assert values(rows, "sequence_number") == [0, 1]
+    assert rows[1]["next_state_features"] == {0: 4.0}
+    assert report(tmp_path / "train")["rows_beyond_time_window"] == 1
+    with pytest.raises(ConfigError, match=r"timeline.inputTableName: expected events, got transitions"):
+        make(tmp_path / "again", tmp_path / "train")
 
 
 def test_the_last_row_is_a_true_end_where_that_is_asked_for(tmp_path: Path) -> None:
@@ -53,6 +60,7 @@ def test_the_last_row_is_a_true_end_where_that_is_asked_for(tmp_path: Path) -> N
 def test_spans_of_two_rows(tmp_path: Path) -> None:
     """The figures of the contract: γ 0.9, rewards 0, 1, 4, 5 → 0 + 0.9·1, 1 + 0.9·4, 4 + 0.9·5, 5."""
     make(tmp_path, FOUR, addTerminalStateRow=True, steps=2, gamma=0.9)
+    assert prepare_training_copy(str(tmp_path / "train"), actions=("l", "r")).step.tolist() == [2, 2, 2, 1]
     rows = read(tmp_path / "train")
     assert values(rows, "reward") == pytest.approx([0.9, 4.6, 8.5, 5.0])
     assert values(rows, "step") == [2, 2, 2, 1]
@@ -100,12 +108,6 @@ def test_terminal_and_truncated_rows_are_kept(tmp_path: Path) -> None:
         (0.0, 1.0), (1.0, 0.0), (2.0, 1.0), (3.0, 1.0), (4.0, 1.0),
     ]  # fmt: skip
     assert copy.state[copy.next_index[copy.state[: len(copy), 0] == 3.0], 0].tolist() == [9.0]
-
-
-def test_several_rows_of_a_log_reach_the_learner_with_their_steps(tmp_path: Path) -> None:
-    make(tmp_path, FOUR, addTerminalStateRow=True, steps=2, gamma=0.9)
-    copy = prepare_training_copy(str(tmp_path / "train"), actions=("l", "r"))
-    assert copy.step.tolist() == [2, 2, 2, 1]
 
 
 def test_parametric_actions(tmp_path: Path) -> None:
@@ -175,8 +177,13 @@ def test_dates(tmp_path: Path) -> None:
         make(tmp_path, FOUR, startDs="2026-01-01")
     with pytest.raises(ConfigError, match=r"timeline.endDs: expected a date not before startDs \(2026-02-01\)"):
         make(tmp_path, rows, startDs="2026-02-01", endDs="2026-01-01")
-    with pytest.raises(ConfigError, match=r"timeline.startDs: expected a date such as 2026-01-31, got 'yesterday'"):
-        make(tmp_path, rows, startDs="yesterday")
+    for text in ("yesterday", "20260131"):
+        with pytest.raises(ConfigError, match=rf"timeline.endDs: expected a date such as 2026-01-31, got '{text}'"):
+            make(tmp_path, rows, endDs=text)
+    del rows[1]["ds"]
+    make(tmp_path / "all", rows)
+    with pytest.raises(DataError, match=r"events.jsonl:2: expected a date in ds, got null"):
+        make(tmp_path, rows, startDs="2026-01-01")
 
 
 def test_outlier_episodes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -192,14 +199,6 @@ def test_outlier_episodes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> N
     same = [event(f"e{n}", k, k, terminal=k == 1) for n in range(10) for k in range(2)]
     make(tmp_path / "same", same, outlierEpisodeLengthPercentile=0.5)
     assert "leaves out 0.0% of the episodes, not 50.0%" in caplog.text
-
-
-def test_the_time_window_cuts_after_pairing(tmp_path: Path) -> None:
-    make(tmp_path, FOUR, timeWindowLimit=1)
-    rows = read(tmp_path / "train")
-    assert values(rows, "sequence_number") == [0, 1]
-    assert rows[1]["next_state_features"] == {0: 4.0}
-    assert report(tmp_path / "train")["rows_beyond_time_window"] == 1
 
 
 def test_further_columns(tmp_path: Path) -> None:
@@ -286,66 +285,24 @@ def test_what_a_limit_left_open_is_kept_without_other_lists(tmp_path: Path) -> N
     assert copy.next_mask.tolist() == [[1, 1], [0, 1]]
 
 
-def test_a_key_that_is_no_feature_id_and_files_that_end_early(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"events.jsonl:5: expected as a feature id an integer .*, got '1.5'"):
-        make(tmp_path, [*FOUR, event("b", 0, 0.0, state_features={"1.5": 1.0})])
-    broken = tmp_path / "broken.jsonl"
-    broken.write_text(json.dumps(FOUR[0]) + "\n" + '{"mdp_id": "a", "sequ')
-    with pytest.raises(DataError, match=r"broken.jsonl:2: expected one JSON object in the line"):
-        make(tmp_path, broken)
-    whole = pq_maps(tmp_path / "short.parquet", FOUR)
-    whole.write_bytes(whole.read_bytes()[:-20])
-    with pytest.raises(DataError, match=r"short.parquet: expected a complete Parquet file, got one that ends early"):
-        make(tmp_path, whole)
-    empty = tmp_path / "empty.jsonl"
-    empty.touch()
-    with pytest.raises(NoRowsError, match=r"expected rows of data"):
-        make(tmp_path, empty)
+def test_files_of_different_columns(tmp_path: Path) -> None:
+    later = [{**row, "action_probability": None} for row in FOUR[2:]]
+    folder = write_events(FOUR[:2], tmp_path / "events", "map.parquet")
+    table = pq.read_table(folder / "events-0.map.parquet")
 
+    def second(table: pa.Table) -> None:
+        pq.write_table(table, folder / "two.parquet")
 
-def pq_maps(file: Path, rows: list[dict[str, Any]], key: pa.DataType | None = None) -> Path:
-    """The rows as Parquet with maps, as engines write them."""
-    features = pa.map_(key or pa.int32(), pa.float32())
-    states = [[(int(k), v) for k, v in row["state_features"].items()] for row in rows]
-    columns = {name: [row.get(name) for row in rows] for name in ("mdp_id", "sequence_number", "action", "reward",
-                                                                 "possible_actions", "action_probability")}  # fmt: skip
-    table = pa.table({**columns, "reward": pa.array(map(float, columns["reward"])), "state_features":
-                      pa.array(states, features)})  # fmt: skip
-    pq.write_table(table, file)
-    return file
-
-
-def test_the_same_transitions_from_maps_structs_and_lines(tmp_path: Path) -> None:
-    rows = [event(f"e{n}", k, 10 * n + k, k, terminal=None) for n in range(20) for k in range(4)]
-    make(tmp_path / "lines", rows)
-    (tmp_path / "maps").mkdir()
-    pq_maps(tmp_path / "maps/one.parquet", rows[:37])
-    pq_maps(tmp_path / "maps/two.parquet", rows[37:], pa.int64())
-    make(tmp_path / "of_maps", tmp_path / "maps")
-    frame = tmp_path / "frame.parquet"
-    pd.DataFrame(rows).to_parquet(frame)
-    make(tmp_path / "of_frame", frame)
-    expected = read(tmp_path / "lines/train")
-    assert len(expected) == 60
-    assert read(tmp_path / "of_maps/train") == expected
-    assert read(tmp_path / "of_frame/train") == expected
-
-
-def test_files_of_different_columns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "events").mkdir()
-    pq_maps(tmp_path / "events/one.parquet", FOUR[:2])
-    table = pq.read_table(tmp_path / "events/one.parquet")
-    later = pq.read_table(pq_maps(tmp_path / "two.parquet", FOUR[2:]))
-    pq.write_table(later.drop_columns(["action_probability"]), tmp_path / "events/two.parquet")
-    make(tmp_path, tmp_path / "events")
+    other = write_events(later, tmp_path / "later", "map.parquet") / "events-0.map.parquet"
+    second(pq.read_table(other).drop_columns(["action_probability"]))
+    make(tmp_path, folder)
     assert values(read(tmp_path / "train"), "action_probability") == [0.5, 0.5, None]
-    wrong = table.set_column(table.schema.get_field_index("reward"), "reward", pa.array(["1", "none"]))
-    pq.write_table(wrong, tmp_path / "events/two.parquet")
+    second(table.set_column(table.schema.get_field_index("reward"), "reward", pa.array(["1", "none"])))
     with pytest.raises(DataError, match=r"events/two.parquet:1: expected a number in reward, got"):
-        make(tmp_path, tmp_path / "events")
-    pq.write_table(table.drop_columns(["action"]), tmp_path / "events/two.parquet")
+        make(tmp_path, folder)
+    second(table.drop_columns(["action"]))
     with pytest.raises(DataError, match=r"events/two.parquet.*: expected a column 'action', got columns"):
-        make(tmp_path, tmp_path / "events")
+        make(tmp_path, folder)
 
 
 def test_what_stands_is_kept_and_the_same_events_give_the_same_bytes(tmp_path: Path) -> None:
@@ -366,37 +323,22 @@ def test_what_stands_is_kept_and_the_same_events_give_the_same_bytes(tmp_path: P
     assert make(tmp_path / "one", [*rows, event("new", 0, 0.0)], steps=2, gamma=0.5).made
 
 
-def test_an_altered_folder_is_not_trained_on(tmp_path: Path) -> None:
-    make(tmp_path, FOUR)
-    file = tmp_path / "train/part-00000.parquet"
-    data = bytearray(file.read_bytes())
-    data[40] ^= 1
-    file.write_bytes(data)
-    with pytest.raises(DataError, match=r"part-00000.parquet: expected"):
-        prepare_training_copy(str(tmp_path / "train"), actions=("l", "r"))
-
-
 def test_little_memory_gives_the_same_bytes(tmp_path: Path) -> None:
-    """Forty features of 30 000 rows are more than the least memory takes at once: they are paired in parts."""
-    rng = np.random.default_rng(0)
-    features = pa.map_(pa.int64(), pa.float32())
-    count = 60_000
-    states = pa.MapArray.from_arrays(
-        pa.array(np.arange(count + 1, dtype=np.int32) * 40), pa.array(np.tile(np.arange(40), count)),
-        pa.array(rng.normal(size=count * 40).astype(np.float32)), type=features,
-    )  # fmt: skip
-    table = pa.table({
-        "mdp_id": [str(n // 20) for n in range(count)], "sequence_number": pa.array(np.arange(count) % 20),
-        "state_features": states, "action": ["l"] * count, "reward": pa.array(rng.normal(size=count)),
+    """Forty features of 60 000 rows are more than a sort has room for in the least memory: it takes them in parts."""
+    rng, count = np.random.default_rng(0), 60_000
+    values_ = rng.normal(size=(count, 41)).astype(np.float32).astype(np.float64)
+    frame = pa.table({
+        "mdp_id": [str(n // 20) for n in range(count)], "sequence_number": np.arange(count) % 20,
+        "action": ["l"] * count, "reward": values_[:, 40],
+        "state_features": pa.StructArray.from_arrays([pa.array(one) for one in values_[:, :40].T],
+                                                     [str(n) for n in range(40)]),
     })  # fmt: skip
-    pq.write_table(table, tmp_path / "events.parquet")
+    pq.write_table(frame, tmp_path / "events.parquet")
+    found = []
     for memory in (100, 2000):
         make(tmp_path / str(memory), tmp_path / "events.parquet", {"memory_limit_mb": memory}, numOutputShards=2)
-    little, much = (
-        [file.read_bytes() for file in sorted((tmp_path / name / "train").glob("*.parquet"))]
-        for name in ("100", "2000")
-    )
-    assert little == much
+        found.append([file.read_bytes() for file in sorted((tmp_path / str(memory) / "train").glob("*.parquet"))])
+    assert found[0] == found[1]
     assert report(tmp_path / "100/train")["episodes"] == 3000
 
 
@@ -410,12 +352,6 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, size: str) -> None:
         with pytest.raises((ConfigError, DataError), match=r"No space left on device"):
             make(disk, source)
         assert list(disk.iterdir()) == []
-
-
-def test_an_output_that_holds_the_events_is_refused(tmp_path: Path) -> None:
-    source = write_lines(tmp_path / "train/events.jsonl", FOUR)
-    with pytest.raises(ConfigError, match=r"timeline.outputTableName: expected a folder apart from the events"):
-        make(tmp_path, source)
 
 
 def test_nobodys_files_are_replaced(tmp_path: Path) -> None:
@@ -436,6 +372,9 @@ def test_outputs_are_apart_from_each_other_and_from_the_events(tmp_path: Path) -
     for inside in ("train/eval", "train/../train", "."):
         with pytest.raises(ConfigError, match=r"timeline.evalTableName: expected a folder apart from"):
             make(tmp_path, FOUR, evalTableName=str(tmp_path / inside))
+    source = write_lines(tmp_path / "train/events.jsonl", FOUR)
+    with pytest.raises(ConfigError, match=r"timeline.outputTableName: expected a folder apart from the events"):
+        make(tmp_path, source)
     write_lines(tmp_path / "real/events.jsonl", FOUR)
     (tmp_path / "link").symlink_to(tmp_path / "real")
     for output in ("real", "real/inside"):
@@ -453,41 +392,24 @@ def test_an_output_behind_a_link_goes_where_it_leads(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("place", ["reward=7/mdp_id=z/ds=2026-01-02", "g[1]", "a*b", "w?", "it's"])
 def test_names_of_folders_and_files_mean_themselves(tmp_path: Path, place: str) -> None:
-    (tmp_path / place).mkdir(parents=True)
-    pq_maps(tmp_path / place / "part[1].parquet", FOUR)
-    pq_maps(tmp_path / place / "part1.parquet", [event("other", 0, 0.0), event("other", 1, 1.0)])
-    make(tmp_path / place / "out", tmp_path / place / "part[1].parquet")
-    assert values(read(tmp_path / place / "out/train"), "reward") == [0.0, 1.0, 4.0]
+    folder = write_events(FOUR, tmp_path / place, "map.parquet")
+    (folder / "events-0.map.parquet").rename(folder / "part[1].parquet")
+    (folder / "part1.parquet").write_bytes(b"of another log")
+    make(folder / "out", folder / "part[1].parquet")
+    assert values(read(folder / "out/train"), "reward") == [0.0, 1.0, 4.0]
 
 
 def test_columns_that_only_their_case_tells_apart(tmp_path: Path) -> None:
-    table = pq.read_table(pq_maps(tmp_path / "events.parquet", FOUR))
-    table = table.add_column(0, "Reward", pa.array([999.0] * 4))
-    pq.write_table(table, tmp_path / "events.parquet")
-    make(tmp_path, tmp_path / "events.parquet")
+    source = write_lines(tmp_path / "events.jsonl", [{"Reward": 999.0, **row} for row in FOUR])
+    make(tmp_path, source)
     assert values(read(tmp_path / "train"), "reward") == [0.0, 1.0, 4.0]
     for wrong in (["REWARD"], ["Action"], ["folder"], ["place"], ["x", "X"], ["x", "next_x"]):
         with pytest.raises(ConfigError, match=r"timeline.extraFeatureColumns"):
-            make(tmp_path, tmp_path / "events.parquet", extraFeatureColumns=wrong)
-
-
-def test_transitions_are_not_paired_again(tmp_path: Path) -> None:
-    make(tmp_path, FOUR)
-    with pytest.raises(ConfigError, match=r"timeline.inputTableName: expected events, got transitions"):
-        make(tmp_path / "again", tmp_path / "train")
-
-
-def test_a_row_without_a_date_is_not_passed_over(tmp_path: Path) -> None:
-    rows = [event("a", n, n, ds=None if n == 1 else "2026-01-01") for n in range(3)]
-    make(tmp_path / "all", rows)
-    with pytest.raises(DataError, match=r"events.jsonl:2: expected a date in ds, got null"):
-        make(tmp_path, rows, startDs="2026-01-01")
-    with pytest.raises(ConfigError, match=r"timeline.endDs: expected a date such as 2026-01-31, got '20260131'"):
-        make(tmp_path, rows, endDs="20260131")
+            make(tmp_path, source, extraFeatureColumns=wrong)
 
 
 def test_events_that_change_while_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = pq_maps(tmp_path / "events.parquet", FOUR)
+    source = write_lines(tmp_path / "events.jsonl", FOUR)
     done = PartFiles.write
 
     def meanwhile(self: PartFiles, batch: pa.RecordBatch) -> None:
@@ -498,16 +420,6 @@ def test_events_that_change_while_they_are_read(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(DataError, match=r"expected a file that stays as it is while it is read"):
         make(tmp_path, source)
     assert not (tmp_path / "train").exists()
-
-
-def test_a_feature_without_any_value_is_none(tmp_path: Path) -> None:
-    table = pq.read_table(pq_maps(tmp_path / "events.parquet", FOUR))
-    states = pa.array([[(0, float(n)), (7, float("nan")), (9, None)] for n in range(4)],
-                      pa.map_(pa.int32(), pa.float32()))  # fmt: skip
-    table = table.set_column(table.schema.get_field_index("state_features"), "state_features", states)
-    pq.write_table(table, tmp_path / "events.parquet")
-    make(tmp_path, tmp_path / "events.parquet")
-    assert json.loads((tmp_path / "train/manifest.json").read_text())["state_ids"] == [0]
 
 
 def test_the_command_line(run: Runner, tmp_path: Path) -> None:

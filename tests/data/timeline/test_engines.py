@@ -228,17 +228,6 @@ def test_spark_shows_how_many_of_its_tasks_are_done(
         assert any(0 < done < total for done, total in shown), unit
 
 
-def test_tasks_of_other_jobs_do_not_count(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """8 tasks of 0.1 s on two processors, besides one job before."""
-    assert spark.range(0, 3, 1, 3).count() == 3
-    told: list[tuple[int, int]] = []
-    monkeypatch.setattr(spark_session, "_POLL_SECONDS", 0.05)
-    with spark_session.classic_tasks(spark.sparkContext, lambda *tasks: told.append(tasks)):
-        spark.range(0, 8, 1, 8).selectExpr("java_method('java.lang.Thread', 'sleep', 100L)").collect()
-    assert {known for _, known in told} == {8}
-    assert any(0 < done < 8 for done, _ in told)
-
-
 BROKEN: list[Row] = [
     {"reward": None}, {"action": "up"}, {"action_probability": 1.5}, {"mdp_id": None},
     {"action_probability": 0.0}, {"sequence_number": None}, {"state_features": None}, {"possible_actions": ["left"],
@@ -281,12 +270,11 @@ def refusal(engine: str, events: Path, out: Path, query: Row | None = None, **ti
     return str(error.value)
 
 
-def bad_files(folder: Path) -> dict[str, str]:
-    """Files that cannot be read, and a piece of the sentence that says so."""
+def test_files_that_cannot_be_read_are_refused_by_name(spark: Any, tmp_path: Path) -> None:
     rows = events_of(parametric=False, episodes=20)
-    good = write_events(rows, folder / "good", "map.parquet") / "events-0.map.parquet"
+    good = write_events(rows, tmp_path / "good", "map.parquet") / "events-0.map.parquet"
     line = (json.dumps(rows[0]) + "\n").encode()
-    found = {
+    bad = {
         "early.jsonl.gz": (gzip.compress(line * 2000)[:-20], "early.jsonl.gz: expected a complete .gz file"),
         "early.parquet": (good.read_bytes()[:-9], "early.parquet: expected a complete Parquet file"),
         "lacks.jsonl": (line.replace(b"state_features", b"state_featured"), "Nearest column: 'state_featured'"),
@@ -294,13 +282,8 @@ def bad_files(folder: Path) -> dict[str, str]:
                       "ids.jsonl:3: expected as a feature id an integer"),
         "none.jsonl": (b"\n", "expected rows of data"),
     }  # fmt: skip
-    for name, (data, _) in found.items():
-        (folder / name).write_bytes(data)
-    return {name: sentence for name, (_, sentence) in found.items()}
-
-
-def test_files_that_cannot_be_read_are_refused_by_name(spark: Any, tmp_path: Path) -> None:
-    for name, sentence in bad_files(tmp_path).items():
+    for name, (data, sentence) in bad.items():
+        (tmp_path / name).write_bytes(data)
         refused = [refusal(engine, tmp_path / name, tmp_path / engine / name) for engine in ("duckdb", "spark")]
         assert sentence in refused[0]
         assert refused[1] == refused[0]

@@ -26,7 +26,7 @@ from reagent_lite.data.timeline.stage import Engine, make_timeline
 ACTIONS = ("left", "right", "7")
 Row = dict[str, Any]
 PROFILE = settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
 )
 
 values = st.floats(width=32, allow_nan=False, allow_infinity=False)
