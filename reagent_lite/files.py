@@ -230,6 +230,14 @@ def room_in(folder: Path, key: str) -> Iterator[None]:
         ) from error
 
 
+def nearest_existing(path: Path) -> Path:
+    """Returns a path, or the nearest folder above it that exists."""
+    path = path.absolute()
+    while not path.exists():
+        path = path.parent
+    return path
+
+
 def free_disk_bytes(folder: Path) -> int:
     """Returns how much the disk of a folder, which need not exist yet, has left for this user."""
     return shutil.disk_usage(next(place for place in (folder, *folder.absolute().parents) if place.exists())).free

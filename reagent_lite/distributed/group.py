@@ -9,7 +9,7 @@ import math
 import os
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -22,8 +22,8 @@ from torch.distributed.distributed_c10d import _set_pg_timeout  # the only way t
 from torch.nn.parallel import DistributedDataParallel
 
 from reagent_lite.console import log_as, machine_logger
-from reagent_lite.distributed.signs import SignFile
-from reagent_lite.errors import Problem, RendezvousError, counted
+from reagent_lite.distributed.worker import ProgressReport
+from reagent_lite.errors import Problem, RendezvousError, counted, first_line
 
 # buffers are constants here, or statistics that are synchronized by themselves; torch 2.13 renamed the argument
 _BUFFERS_STAY_LOCAL: dict[str, Any] = (
@@ -33,7 +33,7 @@ _BUFFERS_STAY_LOCAL: dict[str, Any] = (
 )
 
 ATTEMPT_VARIABLE = "TORCHELASTIC_RESTART_COUNT"
-_SAY_SECONDS = 10.0
+_LOG_SECONDS = 10.0
 _PART_BYTES = 1 << 26  # of one message
 
 
@@ -87,18 +87,18 @@ class Group:
     """All processes of a run, seen from one of them.
 
     Args:
-        sign: where this process tells its launcher how far it is; None tells nobody.
+        progress: what this process reports to its launcher; None reports nothing.
 
     Attributes:
         place: rank and sizes.
         device: where this process computes.
     """
 
-    def __init__(self, place: Place, device: torch.device, sign: SignFile | None = None) -> None:
+    def __init__(self, place: Place, device: torch.device, progress: ProgressReport | None = None) -> None:
         self.place = place
         self.device = device
         self._wrapped: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-        self._sign = sign
+        self._progress = progress
 
     @property
     def rank(self) -> int:
@@ -135,19 +135,19 @@ class Group:
         """Processor cores for this process: its share of those that the machine gives to the run."""
         return max(len(os.sched_getaffinity(0)) // self.place.local_world_size, 1)
 
-    def entering(self, step: int | None = None) -> None:
-        """Tells this process's launcher that it enters a collective; every rank does so equally often.
+    def enter_collective(self, step: int | None = None) -> None:
+        """Reports to this process's launcher that it enters a collective; every rank does so equally often.
 
         Args:
             step: optimizer steps done; None where that has not changed.
         """
-        if self._sign is not None:
-            self._sign.entering(step)
+        if self._progress is not None:
+            self._progress.enter_collective(step)
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Returns the tensor summed over ranks, in place."""
         if self.world_size > 1:
-            self.entering()
+            self.enter_collective()
             dist.all_reduce(tensor)
         return tensor
 
@@ -196,16 +196,8 @@ class Group:
         One rank's bytes are in flight at a time, so rank 0 never holds more than the largest. Every rank must run it to
         its end.
         """
-        if self.world_size == 1:
-            yield data
-            return
-        sizes = self.each(len(data))
-        if not self.is_first:
-            _send(_block(data), 0)
-            return
-        yield data
-        for rank, size in enumerate(sizes[1:], start=1):
-            yield _received(size, rank).numpy().tobytes()
+        for block in self.gather(_block(data)):
+            yield block.numpy().tobytes()
 
     def gather(self, tensor: Tensor) -> Iterator[Tensor]:
         """Yields the tensors of all ranks, in their order, on rank 0, and nothing on the others.
@@ -237,11 +229,22 @@ class Group:
             _send(_block(data), rank)
         return own
 
-    def wait_at_most(self, seconds: float) -> None:
-        """Sets how long a collective waits for its peers from here on: long while one rank works alone, else short."""
+    @contextmanager
+    def waiting_at_most(self, seconds: float, *, then: float) -> Iterator[None]:
+        """Sets how long a collective waits for its peers inside the block, and after it.
+
+        Long while one rank may work alone, short else.
+        """
+        self._set_timeout(seconds)
+        try:
+            yield
+        finally:
+            self._set_timeout(then)
+
+    def _set_timeout(self, seconds: float) -> None:
+        if self._progress is not None:
+            self._progress.set_limit(seconds)
         if self.world_size > 1:
-            if self._sign is not None:
-                self._sign.wait_at_most(seconds)
             _set_pg_timeout(timedelta(seconds=seconds))
 
     def wrap(self, learner: nn.Module) -> nn.Module:
@@ -259,6 +262,29 @@ class Group:
         if last or not isinstance(wrapped, DistributedDataParallel):
             return nullcontext()
         return wrapped.no_sync()
+
+
+def rehearse(wrapped: nn.Module, loss: Callable[[], Tensor]) -> None:
+    """Runs forward and backward once, so that every later backward pass adds gradients in the same order.
+
+    DistributedDataParallel rebuilds its buckets after the first backward pass, in the order in which gradients became
+    ready. gloo's ring adds a bucket's parts in an order that depends on where they lie: with three processes and more
+    the first step of a process differs in its last bits from the same step taken later, as after resuming (measured).
+
+    Args:
+        wrapped: what Group.wrap returned, before its first step.
+        loss: computes a loss through `wrapped`.
+    """
+    parameters = list(wrapped.parameters())
+    # only gloo's sums are promised to be the same bits; a GPU's forward pass may have running statistics to spoil
+    if not isinstance(wrapped, DistributedDataParallel) or parameters[0].device.type != "cpu":
+        return
+    with torch.random.fork_rng(devices=()):
+        loss()  # which makes the wrapper expect gradients
+        # a graph of its own: the order of gradients must not depend on how a batch's loss is computed
+        torch.stack([p.sum() for p in parameters if p.requires_grad]).sum().backward()  # type: ignore[no-untyped-call]
+    for parameter in parameters:
+        parameter.grad = None
 
 
 # Process groups that a wrapped module outlives, in the frames of an error say. torch ends a group with its last owner;
@@ -310,7 +336,7 @@ def joined(place: Place, device: torch.device, timeout_seconds: float = 7200.0) 
     store = dist.PrefixStore(f"attempt_{attempt_here()}", store)  # type: ignore[attr-defined]
     _arrive(store, place, timeout)
     dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world_size, timeout=timeout)
-    group = Group(place, device, SignFile(timeout_seconds))
+    group = Group(place, device, ProgressReport(timeout_seconds))
     total = int(group.sum(torch.ones(1)))
     if total != place.world_size:
         raise RendezvousError(Problem("first sum over all ranks", str(place.world_size), str(total)))
@@ -331,21 +357,23 @@ def _arrive(store: Any, place: Place, timeout: timedelta) -> None:
     while True:
         left = deadline - time.monotonic()
         try:
-            store.wait(keys, timedelta(seconds=min(max(left, 0.001), _SAY_SECONDS)))
+            store.wait(keys, timedelta(seconds=min(max(left, 0.001), _LOG_SECONDS)))
             return
         except dist.DistError as error:
             absent = [rank for rank, key in enumerate(keys) if not store.check([key])]
             ranks = ", ".join(map(str, absent))
-            if left <= _SAY_SECONDS:
+            if left <= _LOG_SECONDS:
                 raise _absent(place, timeout, f"no sign of rank {ranks}", error) from error
             if all(rank in absent for rank in range(place.rank)):  # one rank speaks for all that came
-                machine_logger.info(f"start of {counted(place.world_size, 'process')}: waiting for rank {ranks}; "
-                                 f"{left - _SAY_SECONDS:.0f} s left")  # fmt: skip
+                machine_logger.info(
+                    f"start of {counted(place.world_size, 'process')}: waiting for rank {ranks}; "
+                    f"{left - _LOG_SECONDS:.0f} s left"
+                )
 
 
 def _absent(place: Place, timeout: timedelta, got: str, error: Exception) -> RendezvousError:
     seconds = f"{timeout.total_seconds():g} s"
     return RendezvousError(
         Problem(f"start of {counted(place.world_size, 'process')}", f"all of them within {seconds}", got,
-                str(error).splitlines()[0])
+                first_line(error))
     )  # fmt: skip

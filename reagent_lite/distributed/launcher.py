@@ -1,34 +1,42 @@
 """One machine's launcher: it outlives its workers, so that every end has a reason and another attempt can follow.
 
-join ─► workers ─► watch ─┬─► all done ─► finish
-  ▲                       └─► failure here or abort from elsewhere ─► all workers ended ─► leave ─┐
-  └───────────────────────────────── restarts left, and a restart can help ◄──────────────────────┘
+join ─► connections ─► workers ─► watch ─┬─► all done ─► finish
+  ▲                                      └─► failure, here or elsewhere ─► all workers ended ─► leave ─┐
+  └────────────────────────── restarts left, and a restart can help ◄──────────────────────────────────┘
 """
 
+import os
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
 import torch
 
 from reagent_lite.console import logger
-from reagent_lite.distributed.connections import CONNECT_SECONDS, Talk, find_unreached, worker_address
-from reagent_lite.distributed.link import Link, LostError
-from reagent_lite.distributed.membership import Abort, Membership
+from reagent_lite.distributed.connections import unreached_machines
+from reagent_lite.distributed.group import ATTEMPT_VARIABLE
+from reagent_lite.distributed.membership import GLOO_VARIABLE, Failure, Membership
 from reagent_lite.distributed.rendezvous import Rendezvous
-from reagent_lite.distributed.signals import heeded
-from reagent_lite.distributed.workers import Failure, Workers
+from reagent_lite.distributed.store import Background, LostError
+from reagent_lite.distributed.worker import Progress, Reports, stop_signals
 from reagent_lite.errors import ConfigError, PeerError, Preempted, Problem, RendezvousError, counted
 from reagent_lite.files import FolderIdentity
+from reagent_lite.memory import oom_kills
 
 _WATCH_SECONDS = 0.1
-_CONSEQUENCE_SECONDS = 2.0
-_STANDING = "the last checkpoint stands: run the same command again to continue"
+_END_SECONDS = 15.0
+_PEER_SECONDS = 1.0  # for other workers of this machine to report why they failed
+_MACHINE_SECONDS = 2.0  # for another machine's failure to come out, beyond lost_after_seconds
+_CONNECT_SECONDS = 60.0
+_CONTINUE = "the last checkpoint stands: run the same command again to continue"
+_STOPPED = "Tt"  # states of /proc/<pid>/stat
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +75,14 @@ def choose_processes(*, use_gpu: bool, use_all: bool, explicit: int | None, gpus
         return Processes(explicit or 1, "cpu", note)
     count = explicit or (gpus if use_all else 1)
     if count > gpus:
-        raise ConfigError(
-            Problem("num_processes_per_node", f"at most the {counted(gpus, 'GPU')} of this machine", str(count),
-                    "Lower it, or set use_gpu to false for CPU processes")
-        )  # fmt: skip
+        expected = f"at most the {counted(gpus, 'GPU')} of this machine"
+        todo = "Lower it, or set use_gpu to false for CPU processes"
+        raise ConfigError(Problem("num_processes_per_node", expected, str(count), todo))
     return Processes(count, "cuda")
 
 
 class LaunchError(PeerError):
-    """A run ended early; carries the exit code of the reason, which is printed as it stands."""
+    """A run ended early; carries the exit code of the reason, which is printed as it is."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(())
@@ -100,131 +107,31 @@ def launch(
         RendezvousError: see Rendezvous.join.
         Preempted: a signal came before training began, or while it was to begin again.
     """
-    with _told() as told, closing(rendezvous):
-        rendezvous.interrupted = told.leave
+    with _stop_request() as stop, closing(rendezvous):
+        rendezvous.interrupted = stop.require_none
         used = 0
         while True:
             membership = rendezvous.join()
-            abort = _attempt(command, count, membership, rendezvous.settings.lost_after_seconds, told, folder)
-            if abort is None:
+            attempt = _Attempt(command, count, membership, rendezvous.settings.lost_after_seconds, stop)
+            failure = attempt.run(folder)
+            if failure is None:
                 membership.finish()
                 return
-            restart = abort.restart and used < restarts and not told.number
-            restart = membership.leave(restart=restart) and not told.number
-            if told.number and abort.restart:
-                raise Preempted(signal.Signals(told.number).name, f"{abort.reason}\n{_STANDING}")
+            restart = failure.restart and used < restarts and not stop.number
+            restart = membership.leave(restart=restart) and not stop.number
+            if stop.number and failure.restart:
+                raise Preempted(signal.Signals(stop.number).name, f"{failure.reason}\n{_CONTINUE}")
             if not restart:
                 tried = f"\nThe run had begun again {counted(used, 'time')}" if used else ""
-                raise LaunchError(abort.reason + tried, abort.exit_code)
+                raise LaunchError(failure.reason + tried, failure.exit_code)
             used += 1
-            told.standing = _STANDING
-            rendezvous.again(membership)
-            logger.info(
-                f"{abort.reason}\nbeginning again from the last checkpoint: restart {used} of at most {restarts}"
-            )
+            stop.standing = _CONTINUE
+            again = f"beginning again from the last checkpoint: restart {used} of at most {restarts}"
+            logger.info(f"{failure.reason}\n{again}")
 
 
-def _attempt(
-    command: list[str],
-    count: int,
-    membership: Membership,
-    lost_after: float,
-    told: "_Told",
-    output: FolderIdentity | None,
-) -> Abort | None:
-    """Runs the workers once; returns why the attempt ended early, or None."""
-    try:
-        abort = _prepare(membership, told, output)
-        if abort is not None:
-            return abort
-        with tempfile.TemporaryDirectory(prefix="reagent_lite_") as folder:
-            workers = Workers(command, count, membership, Path(folder), lost_after=lost_after)
-            try:
-                abort = _watch(workers, membership, lost_after, told)
-            finally:
-                workers.end()
-            if abort is None or not workers.model_stands:
-                return abort
-    except OSError as error:
-        problem = Problem(f"node {membership.node}", "a machine that can start its workers", str(error))
-        return membership.abort(Abort(reason=str(problem), exit_code=PeerError.exit_code, restart=True))
-    reason = f"{abort.reason}\nThe model had been saved before: it stands, and nothing begins again"
-    return abort.model_copy(update={"reason": reason, "exit_code": PeerError.exit_code, "restart": False})
-
-
-def _prepare(membership: Membership, told: "_Told", output: FolderIdentity | None) -> Abort | None:
-    """Looks at what workers need, on a thread, so that this machine goes on showing signs of life.
-
-    Returns why the attempt is over, or None.
-    """
-
-    def look() -> list[Problem]:
-        if output is not None:
-            output.require()
-        count, own = len(membership.declarations), worker_address(membership)
-        if count == 1 or own is None:
-            return []
-        talk = Talk(membership, count, CONNECT_SECONDS)
-        return find_unreached(talk, own, CONNECT_SECONDS)
-
-    looking = Link(lambda: None).send(lambda _: look())
-    while not looking.done():
-        abort = membership.poll()
-        if abort is None and told.number:
-            reason = "told to end before training began; run the same command again"
-            abort = membership.abort(Abort(reason=reason, exit_code=Preempted.exit_code, restart=False))
-        if abort is not None:
-            return abort
-        time.sleep(_WATCH_SECONDS / 2)
-    try:
-        problems = looking.result()
-    except LostError as error:
-        return membership.abort(Abort(reason=str(error), exit_code=PeerError.exit_code, restart=True))
-    if not problems:
-        return None
-    unreached = RendezvousError(problems)
-    return membership.abort(Abort(reason=str(unreached), exit_code=unreached.exit_code, restart=False))
-
-
-def _watch(workers: Workers, membership: Membership, lost_after: float, told: "_Told") -> Abort | None:
-    passed_on = 0
-    while True:
-        membership.signs = workers.signs
-        abort = membership.poll()
-        if abort is not None:
-            return abort
-        if told.number and not passed_on:
-            passed_on = told.number
-            workers.tell(signal.SIGTERM)
-        done = workers.done  # asked first: a worker that fails between the two questions is not done well
-        failure = workers.failure()
-        if failure is not None and failure.restart and told.number:  # others would wait for this machine
-            failure = replace(failure, message=f"{failure.message}\ntold to end; {_STANDING}",
-                              exit_code=Preempted.exit_code, restart=False)  # fmt: skip
-        if failure is not None:
-            return _agreed(failure, membership, lost_after + _CONSEQUENCE_SECONDS)
-        if done:
-            if workers.preempted:
-                reason = f"told to end; {_STANDING}"
-                return membership.abort(Abort(reason=reason, exit_code=Preempted.exit_code, restart=False))
-            return None
-        time.sleep(_WATCH_SECONDS)
-
-
-def _agreed(failure: Failure, membership: Membership, seconds: float) -> Abort:
-    """Returns the run's reason: another machine's, if it comes out while this one's failure may only follow from it."""
-    deadline = time.monotonic() + (0.0 if failure.first_hand else seconds)
-    while time.monotonic() < deadline and len(membership.declarations) > 1:
-        abort = membership.poll()
-        if abort is not None:
-            return abort
-        time.sleep(_WATCH_SECONDS)
-    reason = failure.message if failure.first_hand else membership.awaited() + failure.message
-    return membership.abort(Abort(reason=reason, exit_code=failure.exit_code, restart=failure.restart))
-
-
-class _Told:
-    """Whether a signal has told this launcher to end.
+class _StopRequest:
+    """Whether a signal has asked this launcher to end.
 
     Attributes:
         number: of the signal; 0 before one came.
@@ -240,18 +147,257 @@ class _Told:
             raise KeyboardInterrupt  # asked twice: workers are killed
         self.number = number
 
-    def leave(self) -> None:
+    def require_none(self) -> None:
         """Raises where nothing runs yet that could save."""
         if self.number:
             raise Preempted(signal.Signals(self.number).name, self.standing)
 
 
 @contextmanager
-def _told() -> Iterator[_Told]:
-    told = _Told()
-    before = {number: signal.signal(number, told) for number in heeded()}
+def _stop_request() -> Iterator[_StopRequest]:
+    stop = _StopRequest()
+    before = {number: signal.signal(number, stop) for number in stop_signals()}
     try:
-        yield told
+        yield stop
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """One start of the workers of this machine."""
+
+    command: list[str]
+    count: int
+    membership: Membership
+    lost_after: float
+    stop: _StopRequest
+
+    def run(self, folder: FolderIdentity | None) -> Failure | None:
+        """Returns why the attempt ended early, or None."""
+        try:
+            failure = self._prepare(folder)
+            if failure is not None:
+                return failure
+            with tempfile.TemporaryDirectory(prefix="reagent_lite_") as reports:
+                workers = Workers(self.command, self.count, self.membership, Path(reports), self.lost_after)
+                try:
+                    failure = self._watch(workers)
+                finally:
+                    workers.end()
+                if failure is None or not workers.model_saved:
+                    return failure
+        except OSError as error:
+            problem = Problem(f"node {self.membership.node}", "a machine that can start its workers", str(error))
+            return self.membership.abort(Failure(reason=str(problem)))
+        reason = f"{failure.reason}\nThe model had been saved before: it stands, and nothing begins again"
+        return Failure(reason=reason, restart=False)
+
+    def _prepare(self, folder: FolderIdentity | None) -> Failure | None:
+        """Checks what workers need, in the background, so that this machine's heartbeats go on."""
+
+        def check() -> list[Problem]:
+            if folder is not None:
+                folder.require()
+            return unreached_machines(self.membership, _CONNECT_SECONDS, _CONNECT_SECONDS)
+
+        background = Background()
+        checked = background.submit(check)
+        background.close()
+        while not checked.done():
+            failure = self.membership.poll()
+            if failure is None and self.stop.number:
+                failure = self._preempted("told to end before training began; run the same command again")
+            if failure is not None:
+                return failure
+            time.sleep(_WATCH_SECONDS / 2)
+        try:
+            if problems := checked.result():
+                raise RendezvousError(problems)
+        except LostError as error:
+            return self.membership.abort(Failure(reason=str(error)))
+        except RendezvousError as error:
+            return self.membership.abort(Failure(reason=str(error), exit_code=error.exit_code, restart=False))
+        return None
+
+    def _watch(self, workers: "Workers") -> Failure | None:
+        passed_on = False
+        while True:
+            self.membership.progress = workers.progress
+            failure = self.membership.poll()
+            if failure is not None:
+                return failure
+            if self.stop.number and not passed_on:
+                passed_on = True
+                workers.send_signal(signal.SIGTERM)
+            done = workers.done  # asked first: a worker that fails between the two questions is not done well
+            failure = workers.failure()
+            if failure is not None:
+                return self._agreed(failure)
+            if done:
+                return self._preempted(f"told to end; {_CONTINUE}") if workers.preempted else None
+            time.sleep(_WATCH_SECONDS)
+
+    def _preempted(self, reason: str) -> Failure:
+        return self.membership.abort(Failure(reason=reason, exit_code=Preempted.exit_code, restart=False))
+
+    def _agreed(self, failure: Failure) -> Failure:
+        """Returns the run's failure: another machine's, if this one's may only follow from it."""
+        if failure.restart and self.stop.number:  # others would wait for this machine
+            reason = f"{failure.reason}\ntold to end; {_CONTINUE}"
+            failure = failure.model_copy(update={"reason": reason, "exit_code": Preempted.exit_code, "restart": False})
+        if failure.first_hand:
+            return self.membership.abort(failure)
+        deadline = time.monotonic() + self.lost_after + _MACHINE_SECONDS
+        while time.monotonic() < deadline and len(self.membership.declarations) > 1:
+            first = self.membership.poll()
+            if first is not None:
+                return first
+            time.sleep(_WATCH_SECONDS)
+        reason = self.membership.awaited() + failure.reason
+        return self.membership.abort(failure.model_copy(update={"reason": reason}))
+
+
+class Workers:
+    """Running workers of this machine.
+
+    Args:
+        command: of every worker.
+        count: how many.
+        membership: for their ranks and where they meet.
+        folder: for their reports; the caller's to remove.
+        lost_after: seconds after which a stopped worker counts as lost.
+    """
+
+    def __init__(self, command: list[str], count: int, membership: Membership, folder: Path, lost_after: float) -> None:
+        self._membership, self._lost_after = membership, lost_after
+        self._reports = Reports(folder, count)
+        self._stopped: dict[int, float] = {}
+        self._oom_kills = oom_kills()
+        shared = {**os.environ, **self._reports.variables, **_variables(membership, count)}
+        self._running: list[subprocess.Popen[bytes]] = []
+        try:
+            for local in range(count):
+                rank = membership.first_rank + local
+                own = {"RANK": str(rank), "LOCAL_RANK": str(local)}
+                # only rank 0 keeps standard output
+                output = None if rank == 0 else sys.stderr.fileno()
+                self._running.append(subprocess.Popen(command, env=shared | own, stdout=output))
+        except OSError:
+            self.end()
+            raise
+
+    def failure(self) -> Failure | None:
+        """Returns the first cause once a worker has failed; being preempted is no failure."""
+        codes = [worker.poll() for worker in self._running]
+        # a worker that has reported may hang on its way out, in a library of the GPU's
+        if self._reports.failures or any(code not in (None, 0, Preempted.exit_code) for code in codes):
+            if Preempted.exit_code in codes:  # its peers lost their connection to it
+                return Failure(reason="a process was told to end", exit_code=Preempted.exit_code, restart=False)
+            return self._cause()
+        return self._halted()
+
+    @property
+    def progress(self) -> list[Progress | None]:
+        """Latest progress in the order of ranks."""
+        return self._reports.progress
+
+    @property
+    def done(self) -> bool:
+        """Whether all have ended."""
+        return all(worker.poll() is not None for worker in self._running)
+
+    @property
+    def preempted(self) -> bool:
+        """Whether a worker ended because it was told to, after saving."""
+        return any(worker.poll() == Preempted.exit_code for worker in self._running)
+
+    @property
+    def model_saved(self) -> bool:
+        """Whether rank 0 is among them and has saved what the run leads to."""
+        return self._reports.model_saved
+
+    def send_signal(self, number: int) -> None:
+        """Sends a signal to all that run."""
+        for worker in self._running:
+            worker.send_signal(number)
+
+    def end(self) -> None:
+        """Ends all at once; what is worth keeping is on disk."""
+        for worker in self._running:
+            worker.kill()
+        for worker in self._running:
+            with suppress(subprocess.TimeoutExpired):  # held by a disk or driver that does not answer
+                worker.wait(_END_SECONDS)
+
+    def _name(self, local: int) -> str:
+        return self._membership.name_of(self._membership.first_rank + local)
+
+    def _cause(self) -> Failure:
+        """Returns the earliest reason: a worker that reported none was killed, and its peers failed after it."""
+        deadline = time.monotonic() + _PEER_SECONDS  # peers notice by themselves and report
+        while True:
+            failed = [i for i, one in enumerate(self._running) if one.poll() not in (None, 0, Preempted.exit_code)]
+            reported = self._reports.failures
+            killed = [local for local in failed if local not in reported]
+            if killed or self.done or time.monotonic() > deadline:
+                break
+            time.sleep(0.02)
+        if not killed:
+            local, first = min(reported.items(), key=lambda item: float(item[1]["at"]))
+            return Failure(
+                reason=f"{self._name(local)}: {first['message']}",
+                exit_code=first["exit_code"],
+                restart=first["exit_code"] == PeerError.exit_code,
+                first_hand=not first["peer"],
+            )
+        local = killed[0]
+        code = self._running[local].returncode
+        how, todo = f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}", ""
+        if code == -signal.SIGKILL and oom_kills() > self._oom_kills:
+            how += " by the system, for the memory limit of its control group was reached"
+            todo = "Give the job more memory, or start fewer processes (num_processes_per_node)"
+        problem = Problem(self._name(local), "a worker that trains to the end", f"ended by {how}", todo)
+        return Failure(reason=str(problem))
+
+    def _halted(self) -> Failure | None:
+        """Looks for a worker that is stopped: its peers would wait for it until their timeout."""
+        now = time.monotonic()
+        for local, worker in enumerate(self._running):
+            if worker.poll() is not None or _state(worker.pid) not in _STOPPED:
+                self._stopped.pop(local, None)
+                continue
+            seconds = now - self._stopped.setdefault(local, now)
+            if seconds > self._lost_after:
+                got = f"stopped (SIGSTOP or a debugger) for {seconds:.0f} s"
+                return Failure(reason=str(Problem(self._name(local), "a running worker", got)))
+        return None
+
+
+def _variables(membership: Membership, count: int) -> dict[str, str]:
+    """Returns torchrun's variables that all workers of this machine share."""
+    record = membership.record
+    variables = {
+        "WORLD_SIZE": str(membership.world_size),
+        "LOCAL_WORLD_SIZE": str(count),
+        "GROUP_RANK": str(membership.node),
+        "GROUP_WORLD_SIZE": str(len(membership.declarations)),
+        "MASTER_ADDR": record.address,
+        "MASTER_PORT": str(record.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is node 0's launcher's: no worker opens one
+        ATTEMPT_VARIABLE: str(record.attempt),
+    }
+    address = membership.worker_address
+    if address is not None and address.interface:
+        for name in (GLOO_VARIABLE, "NCCL_SOCKET_IFNAME"):
+            variables[name] = os.environ.get(name, address.interface)
+    return variables
+
+
+def _state(pid: int) -> str:
+    """Returns the state letter of a process of this machine, or "-" where none is known (Linux)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "-"

@@ -3,13 +3,13 @@
 node 0   temporary file beside it ─► fsync ─► rename onto the path          its own entry is removed at the end
 others   list the folder ─► open ─► an entry is a hint: what counts is who answers at the address
 
-Measured on NFS: one failed look-up hides a new file for 30 s, after listing the folder it shows in 0.07 s.
+Measured on NFS: one failed look-up hides a new file for 30 s; after a listing of the folder it shows in 0.07 s.
 """
 
 import os
 import socket
-import stat
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -21,19 +21,19 @@ from reagent_lite.errors import ConfigError, Problem, RendezvousError
 from reagent_lite.files import FolderIdentity, sync
 
 NO_FILE, EMPTY_FILE, NO_RECORD = "no file", "an empty file", "a file that is no record of ours"
-"""What `read` says where nobody's record is in the way; anything else is a share that cannot be read."""
+"""Why `read` returns no record where the path is free to use; any other text is the error of a share."""
 
 _MOST_BYTES = 1 << 16
 
 
 class Record(BaseModel):
-    """Where node 0's store listens, and who it is.
+    """Where node 0's store listens, and whose it is.
 
     Attributes:
-        nonce: of one store; the store knows it too.
-        token: secret of one store, which stands here and nowhere else; "" without a file.
-        run: of one launcher of node 0.
-        attempt: 0, then one more for each restart; the store says which, the file keeps the first.
+        nonce: identifies the store, which holds it too.
+        token: secret of the store, written here and nowhere else; "" without a file.
+        run: identifies one launcher of node 0.
+        attempt: 0, then one more for each restart; the store has the present one, the file keeps the first.
         address, interface: numeric address and its interface.
         others: further addresses of that interface, where the store listens as well.
         started: UTC, for people; nothing compares it.
@@ -62,7 +62,7 @@ class Record(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class MeetingFile:
-    """The path that init_method names; every method looks at the share anew."""
+    """The path that init_method names; every method asks the share anew."""
 
     path: Path
 
@@ -81,14 +81,14 @@ class MeetingFile:
         return cls(path)
 
     def read(self) -> Record | str:
-        """Returns the record, or a few words on why there is none."""
+        """Returns the record, or why there is none."""
         try:
             if self.path.name not in os.listdir(self.path.parent):
                 return NO_FILE
             with self.path.open("rb") as stream:
                 data = stream.read(_MOST_BYTES)
-        except OSError as error:  # ESTALE among them: the file was replaced under our hands
-            return f"{error.strerror or error}"
+        except OSError as error:  # such as ESTALE, where the file was replaced meanwhile
+            return error.strerror or str(error)
         if not data.strip():
             return EMPTY_FILE
         try:
@@ -97,7 +97,7 @@ class MeetingFile:
             return f"{NO_RECORD} ({len(data)} bytes)"
 
     def publish(self, record: Record, folder: FolderIdentity | None = None) -> None:
-        """Puts the record in the place of whatever stands there.
+        """Replaces whatever the file is by the record.
 
         Args:
             record: of this run.
@@ -116,32 +116,31 @@ class MeetingFile:
                 stream.flush()
                 os.fsync(stream.fileno())
             temporary.rename(self.path)
-            self._settle()
+            with suppress(OSError):  # some network filesystems refuse to sync a folder; the rename is on the server
+                sync(self.path.parent)
         except OSError as error:
-            raise self._unwritable(error) from error
+            raise self._unusable(error) from error
         finally:
             _remove(temporary)
 
     def require_usable(self, *, writable: bool) -> None:
-        """Finds out whether the folder is there and, on node 0, whether files can be written and renamed in it.
+        """Checks that the folder is there and, on node 0, that files can be written and renamed in it.
 
         Raises:
             RendezvousError: with the system's reason.
         """
         temporary, renamed = self._temporary(), self._temporary()
         try:
-            if stat.S_ISDIR(self._mode()):
+            if self.path.name in os.listdir(self.path.parent) and self.path.is_dir():
                 raise RendezvousError(Problem(f"init_method {self.path}", "a file, or none yet", "a folder"))
-            if not writable:
-                os.listdir(self.path.parent)
-                return
-            temporary.write_bytes(b"probe")
-            temporary.rename(renamed)
+            if writable:
+                temporary.write_bytes(b"probe")
+                temporary.rename(renamed)
         except OSError as error:
-            raise self._unwritable(error) from error
+            raise self._unusable(error) from error
         finally:
-            for file in (temporary, renamed):
-                _remove(file)
+            _remove(temporary)
+            _remove(renamed)
 
     def remove(self, nonce: str) -> None:
         """Removes the file if it still holds the record with this nonce; another run's is left alone."""
@@ -149,31 +148,19 @@ class MeetingFile:
         if isinstance(record, Record) and record.nonce == nonce:
             _remove(self.path)
 
-    def _mode(self) -> int:
-        try:
-            return self.path.stat().st_mode
-        except FileNotFoundError:
-            return 0
-
-    def _settle(self) -> None:
-        try:
-            sync(self.path.parent)
-        except OSError:  # some network filesystems refuse to sync a folder; the rename has reached the server
-            return
-
     def _temporary(self) -> Path:
         return self.path.with_name(f".{self.path.name}.{socket.gethostname()}.{os.getpid()}.{uuid.uuid4().hex[:8]}")
 
-    def _unwritable(self, error: OSError) -> RendezvousError:
-        return RendezvousError(
-            Problem(f"share {self.path.parent}", "a folder that every machine reaches and node 0 can write",
-                    f"{type(error).__name__}: {error.strerror or error}",
-                    "Mount the share, free space on it, or point init_method at another folder")
-        )  # fmt: skip
+    def _unusable(self, error: OSError) -> RendezvousError:
+        problem = Problem(
+            f"share {self.path.parent}",
+            "a folder that every machine reaches and node 0 can write",
+            f"{type(error).__name__}: {error.strerror or error}",
+            "Mount the share, free space on it, or point init_method at another folder",
+        )
+        return RendezvousError(problem)
 
 
 def _remove(file: Path) -> None:
-    try:
+    with suppress(OSError):  # a share that is gone: the next run replaces what is left
         file.unlink(missing_ok=True)
-    except OSError:  # a share that is gone: the next run replaces what is left
-        return

@@ -1,72 +1,76 @@
-"""One machine in one attempt of a run: signs of life, and the one reason why a run ends early.
+"""One machine in one attempt of a run: heartbeats, and the one reason why a run ends early.
 
-keys of the store
-nonce, record      who listens here                    node/i, info/i   machine i: who it is, what it declares
-go                 all declarations and the verdict    beat/i           a number that grows while machine i lives
-signs/i            how far the workers of machine i are
-abort              the first reason, and no other      heard/i, done/i  machine i knows the reason; has finished
-after              what node 0 does after an abort: restart or end
+keys of an attempt in node 0's store
+nonce, record      which store this is               node/i, info/i   machine i: who it is, what it declares
+go                 all declarations, and problems    beat/i           a number that grows while machine i lives
+abort              the first failure, no other       progress/i       how far the workers of machine i are
+next               after an abort: restart or end    left/i           machine i needs the store no longer
+exchange/key/i     what machine i gives the others
 """
 
+import json
+import os
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Annotated, TypeVar
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from reagent_lite.config.rendezvous import RendezvousConfig
-from reagent_lite.distributed.link import Link, LostError, Store, answer
 from reagent_lite.distributed.meeting_file import Record
-from reagent_lite.distributed.signs import Sign, awaited
+from reagent_lite.distributed.network import Address, addresses, own_address, route_to
+from reagent_lite.distributed.store import Link, LostError, Store, lost
 from reagent_lite.distributed.verdict import Declaration
+from reagent_lite.distributed.worker import Progress, awaited_ranks
 from reagent_lite.errors import PeerError, Problem
 
-T = TypeVar("T")
-_SIGNS = TypeAdapter(list[Sign | None])
+_PROGRESS = TypeAdapter(list[Progress | None])
 
+GLOO_VARIABLE = "GLOO_SOCKET_IFNAME"
 ROUND_SECONDS = 0.2
-"""Time between two looks at the store."""
+"""Time between two polls of the store."""
 
+_EXCHANGE_SECONDS = 0.02
 _PAUSE_SECONDS = 2.0
-_LINGER_SECONDS = 5.0
+_LEAVE_SECONDS = 5.0
 _FINISH_SECONDS = 60.0
 
 
-class Abort(BaseModel):
-    """Why a run ended early.
+class Failure(BaseModel):
+    """Why a run ends early.
 
     Attributes:
-        reason: for people, with the first traceback.
+        reason: for people, with machine or rank and the first traceback.
         exit_code: of every launcher.
-        restart: whether beginning again can help.
-        lost: whether this machine concluded it alone, without a word from node 0.
+        restart: whether beginning again can help; a wrong config stays wrong.
+        first_hand: false where it may only follow from a peer's end, such as a closed connection.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     reason: str
-    exit_code: Annotated[int, Field(ge=1)]
-    restart: bool
-    lost: bool = False
+    exit_code: Annotated[int, Field(ge=1)] = PeerError.exit_code
+    restart: bool = True
+    first_hand: bool = True
 
 
-class Pulse:
-    """When each machine's number last grew, by this machine's clock.
+class Heartbeats:
+    """When each machine's beat last changed, by this machine's clock.
 
     Args:
         nodes: whose.
         lost_after: seconds of silence that count as a loss.
-        looked_at_every: seconds between two looks, when all is well here.
+        polled_every: seconds between two polls, when all is well here.
     """
 
-    def __init__(self, nodes: list[int], lost_after: float, *, looked_at_every: float) -> None:
+    def __init__(self, nodes: list[int], lost_after: float, *, polled_every: float) -> None:
         now = time.monotonic()
         self._seen: dict[int, tuple[str | None, float]] = {node: (None, now) for node in nodes}
-        self._lost_after, self._pause, self._last = lost_after, looked_at_every + _PAUSE_SECONDS, now
+        self._lost_after, self._pause, self._last = lost_after, polled_every + _PAUSE_SECONDS, now
 
     def note(self, beats: dict[int, str | None]) -> None:
-        """Takes the numbers as they are now."""
+        """Takes the beats as they are now."""
         now = time.monotonic()
         paused = now - self._last > self._pause  # this launcher slept: the others' silence is its own fault
         self._last = now
@@ -80,7 +84,7 @@ class Pulse:
 
     @property
     def watched(self) -> list[int]:
-        """Machines whose numbers should grow."""
+        """Machines whose beats should change."""
         return list(self._seen)
 
     def lost(self) -> list[int]:
@@ -101,7 +105,7 @@ class Membership:
         close: called at the end of the run; releases what node 0 holds open.
 
     Attributes:
-        signs: latest ones of this machine's workers, kept up to date by the launcher.
+        progress: of this machine's workers, kept up to date by the launcher.
     """
 
     def __init__(
@@ -111,18 +115,19 @@ class Membership:
         node: int,
         declarations: tuple[Declaration, ...],
         settings: RendezvousConfig,
-        close: Callable[[], None],
+        close: Callable[[], None] = lambda: None,
     ) -> None:
         self.record, self.node, self.declarations = record, node, declarations
         self._link, self._settings, self._close = link, settings, close
         self._others = [one.node for one in declarations if one.node != node]
-        self._pulse = Pulse(self._others if node == 0 else [], settings.lost_after_seconds,
-                            looked_at_every=settings.heartbeat_seconds)  # fmt: skip
-        self._round: Future[Abort | None] | None = None
+        self._beats = Heartbeats(
+            self._others if node == 0 else [], settings.lost_after_seconds, polled_every=settings.heartbeat_seconds
+        )
+        self._round: Future[Failure | None] | None = None
         self._contact = self._polled = time.monotonic()
         self._beat, self._beaten = 0, 0.0
-        self._abort: Abort | None = None
-        self.signs: list[Sign | None] = []
+        self._failure: Failure | None = None
+        self.progress: list[Progress | None] = []
 
     @property
     def first_rank(self) -> int:
@@ -135,42 +140,15 @@ class Membership:
         return sum(one.processes for one in self.declarations)
 
     @property
-    def own_interface(self) -> str | None:
-        """Interface, or numeric address, that the config names for this machine; None leaves it to the routes."""
-        return self._settings.interface if self._others else None
+    def worker_address(self) -> Address | None:
+        """Address of this machine that its workers give the others; None where there is no route.
 
-    def ask(self, work: Callable[[Store], T], seconds: float) -> T:
-        """Returns the result of a call to node 0's store; see Link.ask."""
-        return self._link.ask(work, seconds)
-
-    def poll(self) -> Abort | None:
-        """Gives and takes signs of life; returns why the run is over, or None. Never waits."""
-        now = time.monotonic()
-        if self._abort is not None:
-            return self._abort
-        if now - self._polled > _PAUSE_SECONDS:
-            self._contact = now
-        self._polled = now
-        if self._round is None and now - self._contact >= ROUND_SECONDS:
-            self._round = self._link.send(self._look)
-        if self._round is not None and self._round.done():
-            try:
-                self._abort, self._contact = answer(self._round, 0), now
-            except LostError as error:
-                self._abort = self._lost(str(error))
-            self._round = None
-        if now - self._contact > self._settings.lost_after_seconds:
-            self._abort = self._lost(f"no answer for {now - self._contact:.0f} s")
-        return self._abort
-
-    def abort(self, reason: Abort) -> Abort:
-        """Says why this machine ends the run; returns the first reason anyone gave."""
-        if self._abort is None:
-            try:
-                self._abort = self._link.ask(lambda store: _first(store, reason), self._settings.lost_after_seconds)
-            except LostError:
-                self._abort = reason
-        return self._abort
+        gloo takes the first address of an interface, IPv4 before IPv6.
+        """
+        wanted = self._settings.interface if self._others else None
+        own = own_address(wanted) if wanted else route_to(self.record.address, self.record.port)
+        name = os.environ.get(GLOO_VARIABLE, "" if own is None else own.interface)
+        return next((one for one in addresses() if one.interface == name), own)
 
     def name_of(self, rank: int) -> str:
         """Returns how messages call a rank."""
@@ -181,37 +159,102 @@ class Membership:
             first += one.processes
         return name
 
-    def awaited(self) -> str:
-        """Returns which ranks the others have waited for in vain, as a line for people; "" where that is not known."""
-        try:
-            texts = self.ask(lambda store: [store.peek(f"signs/{one.node}") for one in self.declarations],
-                             self._settings.lost_after_seconds)  # fmt: skip
-        except LostError:
-            return ""
-        by_node = [[] if text is None else _SIGNS.validate_json(text) for text in texts]
-        by_node[self.node] = self.signs
-        signs = [sign for signs in by_node for sign in signs]
-        if len(signs) < self.world_size:
-            return ""
-        return "".join(
-            str(Problem(self.name_of(rank), f"a process that goes on within {sign.limit:g} s",
-                        f"no sign for {sign.silent:.0f} s, after step {sign.step}; the others wait for it")) + "\n"
-            for rank in awaited(signs) if (sign := signs[rank]) is not None
-        )  # fmt: skip
+    def poll(self) -> Failure | None:
+        """Exchanges heartbeats; returns why the run is over, or None. Never waits."""
+        now = time.monotonic()
+        if self._failure is not None:
+            return self._failure
+        if now - self._polled > _PAUSE_SECONDS:
+            self._contact = now
+        self._polled = now
+        if self._round is None and now - self._contact >= ROUND_SECONDS:
+            self._round = self._link.submit(self._heartbeat)
+        if self._round is not None and self._round.done():
+            error = self._round.exception()
+            if isinstance(error, Exception):
+                self._failure = self._lost_node_0(str(lost(error)))
+            else:
+                self._failure, self._contact = self._round.result(), now
+            self._round = None
+        if now - self._contact > self._settings.lost_after_seconds:
+            self._failure = self._lost_node_0(f"no answer for {now - self._contact:.0f} s")
+        return self._failure
 
-    def leave(self, *, restart: bool) -> bool:
-        """Ends this attempt after an abort and returns whether there will be another one.
+    def abort(self, failure: Failure) -> Failure:
+        """Ends the run for all machines; returns the first failure that any of them gave."""
+        if self._failure is None:
+            try:
+                self._failure = self._link.call(
+                    lambda store: set_failure(store, failure), self._settings.lost_after_seconds
+                )
+            except LostError:
+                self._failure = failure
+        return self._failure
+
+    def exchange(self, key: str, value: object, seconds: float) -> list[Any]:
+        """Gives a JSON value to all machines and returns those of all.
 
         Args:
-            restart: what this machine would do; node 0's word counts for all who hear it.
+            key: of the exchange; each is used once.
+            value: of this machine.
+            seconds: how long the others may take.
+
+        Raises:
+            LostError: some did not give theirs in time; they are named.
         """
-        assert self._abort is not None
+        self.give(key, value)
+        deadline = time.monotonic() + seconds
+        while True:
+            values = self.given(key)
+            absent = [str(i) for i, one in enumerate(values) if one is None]
+            if not absent:
+                return values
+            if time.monotonic() > deadline:
+                raise LostError(f"node {', '.join(absent)} sent nothing for {seconds:g} s")
+            time.sleep(_EXCHANGE_SECONDS)
+
+    def give(self, key: str, value: object) -> None:
+        """Gives a JSON value to all machines."""
+        text = json.dumps(value)
+        self._link.call(lambda store: store.set(f"exchange/{key}/{self.node}", text))
+
+    def given(self, key: str) -> list[Any]:
+        """Returns each machine's value, None for one that is not there yet."""
+        keys = [f"exchange/{key}/{one.node}" for one in self.declarations]
+        texts = self._link.call(lambda store: [store.get(one) for one in keys])
+        return [None if text is None else json.loads(text) for text in texts]
+
+    def awaited(self) -> str:
+        """Returns which ranks the others have waited for in vain, a line each; "" where that is not known."""
+        keys = [f"progress/{one.node}" for one in self.declarations]
+        try:
+            texts = self._link.call(lambda store: [store.get(key) for key in keys], self._settings.lost_after_seconds)
+        except LostError:
+            return ""
+        by_node = [[] if text is None else _PROGRESS.validate_json(text) for text in texts]
+        by_node[self.node] = self.progress
+        ranks = [one for several in by_node for one in several]
+        if len(ranks) < self.world_size:
+            return ""
+        lines = ""
+        for rank, one in awaited_ranks(ranks):
+            expected = f"a process that goes on within {one.limit:g} s"
+            got = f"no sign for {one.silent:.0f} s, after step {one.step}; the others wait for it"
+            lines += f"{Problem(self.name_of(rank), expected, got)}\n"
+        return lines
+
+    def leave(self, *, restart: bool) -> bool:
+        """Ends this attempt after a failure and returns whether there will be another one.
+
+        Args:
+            restart: what this machine would do; node 0 decides for all that reach it.
+        """
         try:
             if self.node == 0:
-                self._link.ask(lambda store: store.set("after", "restart" if restart else "end"), _LINGER_SECONDS)
-                self._linger(lambda store: [store.peek(f"heard/{i}") for i in self._others], _LINGER_SECONDS)
-            elif not self._abort.lost:
-                restart = self._wait_for_word(restart)
+                self._link.call(lambda store: store.set("next", "restart" if restart else "end"))
+            else:
+                restart = self._wait_for_node_0(restart)
+            self._leave(_LEAVE_SECONDS)
         except LostError:
             pass  # node 0 is gone as well: its next start, or its absence, decides
         self._link.close(ROUND_SECONDS)
@@ -220,59 +263,63 @@ class Membership:
         return restart
 
     def finish(self) -> None:
-        """Says that this machine's workers are done; node 0 waits a moment for the others' word."""
+        """Ends the run: this machine's workers are done. Node 0 waits a moment for the others."""
         try:
-            if self.node == 0:  # the model stands: whoever fails from here on has nothing to begin again for
-                self._link.ask(lambda store: store.set("after", "end"), self._settings.lost_after_seconds)
-            self._link.ask(lambda store: store.set(f"done/{self.node}", "1"), self._settings.lost_after_seconds)
-            if self.node == 0:
-                self._linger(lambda store: [store.peek(f"done/{i}") for i in self._others], _FINISH_SECONDS)
+            if self.node == 0:  # the model is saved: whoever fails from here on has nothing to begin again for
+                self._link.call(lambda store: store.set("next", "end"))
+            self._leave(_FINISH_SECONDS)
         except LostError:
-            pass  # the model stands: whoever cannot hear it ends by itself
+            pass  # the model is saved: who cannot read it ends by itself
         self._link.close(ROUND_SECONDS)
         self._close()
 
-    def _linger(self, words: Callable[[Store], list[str | None]], seconds: float) -> None:
+    def _leave(self, seconds: float) -> None:
+        self._link.call(lambda store: store.set(f"left/{self.node}", "1"))
         deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and not all(self._link.ask(words, seconds)):
+        while self.node == 0 and time.monotonic() < deadline:
+            if all(self._link.call(lambda store: [store.get(f"left/{i}") for i in self._others])):
+                return
             time.sleep(ROUND_SECONDS / 4)
 
-    def _wait_for_word(self, restart: bool) -> bool:
-        deadline, word = time.monotonic() + _LINGER_SECONDS, None
-        while word is None and time.monotonic() < deadline:
-            word = self._link.ask(lambda store: store.peek("after"), _LINGER_SECONDS)
-            time.sleep(0 if word else ROUND_SECONDS / 4)
-        self._link.ask(lambda store: store.set(f"heard/{self.node}", "1"), _LINGER_SECONDS)
-        return restart if word is None else word == "restart"
+    def _wait_for_node_0(self, restart: bool) -> bool:
+        deadline = time.monotonic() + _LEAVE_SECONDS
+        while time.monotonic() < deadline:
+            decided = self._link.call(lambda store: store.get("next"))
+            if decided is not None:
+                return decided == "restart"
+            time.sleep(ROUND_SECONDS / 4)
+        return restart
 
-    def _look(self, store: Store) -> Abort | None:
+    def _heartbeat(self, store: Store) -> Failure | None:
         now = time.monotonic()
         if now - self._beaten >= self._settings.heartbeat_seconds:
             self._beat, self._beaten = self._beat + 1, now
             store.set(f"beat/{self.node}", f"{self.record.nonce}.{self._beat}")
-            store.set(f"signs/{self.node}", _SIGNS.dump_json(self.signs).decode())
-            if self._others and self.node == 0:
-                self._listen(store)
-        text = store.peek("abort")
-        return None if text is None else Abort.model_validate_json(text)
+            store.set(f"progress/{self.node}", _PROGRESS.dump_json(self.progress).decode())
+            if self.node == 0:
+                self._watch(store)
+        return failure_of(store)
 
-    def _listen(self, store: Store) -> None:
-        for node in self._pulse.watched:
-            if store.peek(f"done/{node}") is not None:
-                self._pulse.forget(node)
-        self._pulse.note({node: store.peek(f"beat/{node}") for node in self._pulse.watched})
-        lost = self._pulse.lost()
-        if lost:
-            names = ", ".join(self.declarations[node].name for node in lost)
-            silence = self._settings.lost_after_seconds
-            reason = f"{names}: no sign of life for {silence:g} s"
-            _first(store, Abort(reason=reason, exit_code=PeerError.exit_code, restart=True))
+    def _watch(self, store: Store) -> None:
+        for node in self._beats.watched:
+            if store.get(f"left/{node}") is not None:
+                self._beats.forget(node)
+        self._beats.note({node: store.get(f"beat/{node}") for node in self._beats.watched})
+        silent = self._beats.lost()
+        if silent:
+            names = ", ".join(self.declarations[node].name for node in silent)
+            set_failure(store, Failure(reason=f"{names}: no sign of life for {self._settings.lost_after_seconds:g} s"))
 
-    def _lost(self, why: str) -> Abort:
-        reason = f"lost node 0: {self.record}: {why}"
-        return Abort(reason=reason, exit_code=PeerError.exit_code, restart=True, lost=True)
+    def _lost_node_0(self, why: str) -> Failure:
+        return Failure(reason=f"lost node 0: {self.record}: {why}")
 
 
-def _first(store: Store, reason: Abort) -> Abort:
-    """Puts the reason down unless there is one already; returns the one that stands."""
-    return Abort.model_validate_json(store.set_once("abort", reason.model_dump_json()))
+def failure_of(store: Store) -> Failure | None:
+    """Returns why the attempt of a store is over, or None."""
+    text = store.get("abort")
+    return None if text is None else Failure.model_validate_json(text)
+
+
+def set_failure(store: Store, failure: Failure) -> Failure:
+    """Ends the attempt of a store unless it has ended; returns the first failure."""
+    return Failure.model_validate_json(store.set_once("abort", failure.model_dump_json()))

@@ -1,16 +1,17 @@
-"""Addresses of this machine: the one others are told, and the interface that reaches a peer."""
+"""Addresses of this machine: the one that others are given, and the interface that reaches a peer."""
 
 import ipaddress
 import socket
-import sys
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 
 from reagent_lite.errors import Problem, RendezvousError
 
 _VIRTUAL = ("docker", "br-", "virbr", "veth", "cni", "flannel", "cali")
+_ELSEWHERE = "192.0.2.1"  # RFC 5737: on no network, so that the default route leads there
+_ANY_PORT = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +37,15 @@ def addresses() -> list[Address]:
 
     Link-local IPv6 addresses are left out: they mean nothing without the peer's interface.
     """
-    states, found = psutil.net_if_stats(), []
-    for interface, entries in psutil.net_if_addrs().items():
-        if interface in states and not states[interface].isup:
-            continue
-        for entry in entries:
-            if entry.family in (socket.AF_INET, socket.AF_INET6) and not entry.address.startswith("fe80"):
-                found.append(Address(interface, entry.address.partition("%")[0]))
-    routed = _default_route()
+    states, default = psutil.net_if_stats(), _source_address(_ELSEWHERE, _ANY_PORT)
+    found = [
+        Address(interface, entry.address.partition("%")[0])
+        for interface, entries in psutil.net_if_addrs().items()
+        if interface not in states or states[interface].isup
+        for entry in entries
+        if entry.family in (socket.AF_INET, socket.AF_INET6) and not entry.address.startswith("fe80")
+    ]
+    routed = next((one.interface for one in found if one.address == default), None)
     return sorted(
         found,
         key=lambda a: (
@@ -57,7 +59,7 @@ def addresses() -> list[Address]:
 
 
 def own_address(wanted: str | None) -> Address:
-    """Returns the address that this machine tells others.
+    """Returns the address that other machines are given.
 
     Args:
         wanted: an interface, a numeric address of this machine, or None for the one of the default route.
@@ -72,13 +74,10 @@ def own_address(wanted: str | None) -> Address:
             return address
     listed = ", ".join(f"{a.interface} ({a.address})" for a in known) or "none"
     if wanted is None:
-        raise RendezvousError(
-            Problem("addresses of this machine", "one that other machines reach", listed,
-                    "Connect it to their network; or name the interface in rendezvous.interface")
-        )  # fmt: skip
-    raise RendezvousError(
-        Problem("rendezvous.interface", f"an interface or address of this machine: {listed}", repr(wanted))
-    )
+        todo = "Connect it to their network; or name the interface in rendezvous.interface"
+        raise RendezvousError(Problem("addresses of this machine", "one that other machines reach", listed, todo))
+    expected = f"an interface or address of this machine: {listed}"
+    raise RendezvousError(Problem("rendezvous.interface", expected, repr(wanted)))
 
 
 def resolved(host: str, port: int) -> str:
@@ -90,74 +89,53 @@ def resolved(host: str, port: int) -> str:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise RendezvousError(
-            Problem(f"host name {host!r}", "a name that this machine resolves", str(error),
-                    "Use a numeric address, or add the name to DNS or /etc/hosts of every machine")
-        ) from error  # fmt: skip
+        todo = "Use a numeric address, or add the name to DNS or /etc/hosts of every machine"
+        problem = Problem(f"host name {host!r}", "a name that this machine resolves", str(error), todo)
+        raise RendezvousError(problem) from error
     return str(min(found, key=lambda entry: entry[0] != socket.AF_INET)[4][0])
 
 
-def toward(address: str, port: int) -> Address | None:
-    """Returns the address of this machine from which packets to a peer leave; sends none.
-
-    None where there is no route.
-    """
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((address, port))
-        except OSError:
-            return None
-        own = probe.getsockname()[0]
+def route_to(address: str, port: int) -> Address | None:
+    """Returns the address of this machine from which packets to a peer leave; None where there is no route."""
+    own = _source_address(address, port)
+    if own is None:
+        return None
     return next((a for a in addresses() if a.address == own), Address("", own))
 
 
-def listening(address: str, port: int) -> socket.socket:
-    """Returns a socket that listens on one address only.
+def _source_address(address: str, port: int) -> str | None:
+    with socket.socket(_family(address), socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((address, port))  # sends no packet
+        except OSError:
+            return None
+        return str(probe.getsockname()[0])
+
+
+def listening(address: str, port: int, interface: str | None = None) -> socket.socket:
+    """Returns a socket that listens on one address only, or on all addresses of one interface only.
+
+    Args:
+        address: numeric, of this machine.
+        port: 0 takes a free one.
+        interface: takes the place of the address where the system binds sockets to interfaces.
 
     Raises:
         RendezvousError: the port is taken, or the address is not this machine's.
     """
-    server = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
-    server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if interface is not None:
+        with suppress(OSError):
+            return _bound("::", port, interface)
     try:
-        server.bind((address, port))
-        server.listen(1024)
+        return _bound(address, port)
     except OSError as error:
-        server.close()
-        raise RendezvousError(
-            Problem(f"{address}:{port}", "a free port on an address of this machine", error.strerror or str(error),
-                    "Choose another rendezvous.port (0 takes a free one), or end the process that listens there")
-        ) from error  # fmt: skip
-    return server
+        todo = "Choose another rendezvous.port (0 takes a free one), or end the process that listens there"
+        expected, got = "a free port on an address of this machine", error.strerror or str(error)
+        raise RendezvousError(Problem(f"{address}:{port}", expected, got, todo)) from error
 
 
-def listening_on_interface(own: Address, port: int) -> tuple[socket.socket, tuple[str, ...]]:
-    """Returns a socket that listens on all addresses of an interface and on no other one, and the further addresses.
-
-    Where the interface has one address, or the system does not bind sockets to interfaces, it listens on that one only.
-
-    Raises:
-        RendezvousError: see listening.
-    """
-    others = tuple(a.address for a in addresses() if a.interface == own.interface and a != own and a.is_routable)
-    if others and not own.is_loopback:
-        server = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
-        try:
-            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            server.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-            server.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, own.interface.encode())
-            server.bind(("::", port))
-            server.listen(1024)
-        except OSError:
-            server.close()
-        else:
-            return server, others
-    return listening(own.address, port), ()
-
-
-def answers(address: str, port: int, seconds: float) -> str:
-    """Returns "" where something accepts connections, else why not."""
+def connection_error(address: str, port: int, seconds: float) -> str:
+    """Returns why nothing accepts connections there, or "" where something does."""
     try:
         socket.create_connection((address, port), timeout=seconds).close()
     except OSError as error:
@@ -165,12 +143,20 @@ def answers(address: str, port: int, seconds: float) -> str:
     return ""
 
 
-def _default_route() -> str:
-    """Returns the interface of the default route, or "" (Linux)."""
-    if sys.platform != "linux":
-        return ""
-    for line in Path("/proc/net/route").read_text().splitlines()[1:]:
-        interface, destination, *_ = line.split()
-        if destination == "00000000":
-            return interface
-    return ""
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def _bound(address: str, port: int, interface: str | None = None) -> socket.socket:
+    server = socket.socket(_family(address), socket.SOCK_STREAM)
+    try:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if interface is not None:
+            server.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, interface.encode())
+        server.bind((address, port))
+        server.listen(1024)
+    except OSError:
+        server.close()
+        raise
+    return server

@@ -1,4 +1,4 @@
-"""From N machines and one shared file to one membership each.
+"""From N machines and one shared folder to one membership each.
 
  node 0   a store on one interface ─► record in the file ─┐                     ┌─► all declared: verdict, go
                                                           ├─► claim ─► declare ─┤
@@ -24,39 +24,23 @@ from urllib.parse import urlsplit
 
 from reagent_lite.config.rendezvous import RendezvousConfig
 from reagent_lite.console import logger
-from reagent_lite.distributed.entering import ANSWER_SECONDS, SAY_SECONDS, AgainError, Entry
-from reagent_lite.distributed.link import Link, LostError, Store, connect, serve
+from reagent_lite.distributed.joining import LOG_SECONDS, AttemptEndedError, Joining
 from reagent_lite.distributed.meeting_file import EMPTY_FILE, NO_FILE, NO_RECORD, MeetingFile, Record
-from reagent_lite.distributed.membership import ROUND_SECONDS, Abort, Membership
-from reagent_lite.distributed.network import (
-    Address,
-    addresses,
-    answers,
-    listening,
-    listening_on_interface,
-    own_address,
-    resolved,
-)
+from reagent_lite.distributed.membership import ROUND_SECONDS, Failure, Membership, set_failure
+from reagent_lite.distributed.network import Address, addresses, connection_error, listening, own_address, resolved
 from reagent_lite.distributed.nodes import Node
+from reagent_lite.distributed.store import Background, Link, LostError, Store, connect, reach, serve
 from reagent_lite.distributed.verdict import Declaration
-from reagent_lite.errors import ConfigError, PeerError, Problem, RendezvousError, counted
+from reagent_lite.errors import ConfigError, Problem, RendezvousError, counted
 from reagent_lite.files import FolderIdentity
 
 _LONGEST_POLL = 2.0
 _SHARE_SECONDS = 20.0
-_GUARD_SECONDS = 1.0
+_CHECK_SECONDS = 1.0
 _READ_ATTEMPTS = 5
-T = TypeVar("T")
+_FORCE_SECONDS = 30.0
 _LOOPBACK = Address("lo", "127.0.0.1")
-
-
-@dataclass(frozen=True, slots=True)
-class _Served:
-    """Node 0's store, the record of its first attempt, and the file that has it."""
-
-    store: Store
-    record: Record
-    file: MeetingFile | None
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -69,8 +53,7 @@ class Rendezvous:
         settings: times and places.
         declaration: of this machine.
         force: end a live run that holds the file.
-        interrupted: asked while waiting; raises to leave.
-        attempt: of the next membership, on node 0.
+        interrupted: called while waiting; raises to leave.
     """
 
     node: Node
@@ -79,14 +62,11 @@ class Rendezvous:
     declaration: Declaration
     force: bool = False
     interrupted: Callable[[], None] = lambda: None
-    attempt: int = 0
     _run: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
-    _over: set[tuple[str, int]] = field(default_factory=set)
-    _served: "_Served | None" = None
-    _known: Record | None = None
-    _silent: dict[str, Link] = field(default_factory=dict)
+    _served: tuple[Store, Record] | None = None  # node 0's store, and the record of the present attempt
+    _ended: Record | None = None  # of the latest attempt that is over
     _folder: FolderIdentity | None = None
-    _share: Link = field(default_factory=lambda: Link(_nothing))
+    _share: Background = field(default_factory=Background)
 
     def preflight(self) -> None:
         """Finds what is wrong with the meeting place before anyone waits for it.
@@ -97,17 +77,17 @@ class Rendezvous:
         """
         if self.node.count == 1:
             return
-        if self.settings.interface is not None or (self.node.index == 0 and self._file is not None):
+        file, serves = self._file, self.node.index == 0
+        if self.settings.interface is not None or (serves and file is not None):
             own_address(self.settings.interface)
-        if self._file is not None:
-            file, writes = self._file, self.node.index == 0
-            self._on_share(lambda: file.require_usable(writable=writes))
-            self._folder = self._on_share(lambda: FolderIdentity.of(file.path.parent))
-        else:
+        if file is None:
             self._meeting_point()
+        else:
+            self._on_share(lambda: file.require_usable(writable=serves))
+            self._folder = self._on_share(lambda: FolderIdentity.of(file.path.parent))
 
     def join(self) -> Membership:
-        """Waits until all machines have come and returns this machine's part.
+        """Waits until all machines have come and returns this machine's part; called again, that in another attempt.
 
         Raises:
             RendezvousError: not all came within settings.join_timeout_seconds, another run holds the place, this number
@@ -116,128 +96,122 @@ class Rendezvous:
         begun = time.monotonic()
         deadline = begun + self.settings.join_timeout_seconds
         while True:
-            link, record = self._open() if self.node.index == 0 else self._find(deadline)
-            self.attempt = record.attempt
+            link, record = self._begin() if self.node.index == 0 else self._find(deadline)
+            joining = Joining(
+                link=link, node=self.node, declaration=self.declaration, run=self._run, settings=self.settings,
+                interrupted=self._checking_file(record),
+            )  # fmt: skip
             try:
-                membership = self._enter(link, record, deadline)
-            except (LostError, AgainError) as error:
+                joining.claim()
+                joining.declare()
+                declarations = joining.wait(deadline)
+            except (LostError, AttemptEndedError) as error:
                 logger.info(f"rendezvous: {record}: {error}; looking again")
                 link.close()
-                if isinstance(error, AgainError):  # one that was only out of reach may be entered after all
-                    self._end(record)
+                if isinstance(error, AttemptEndedError):  # one that was only out of reach may be joined after all
+                    self._ended = record
                 time.sleep(ROUND_SECONDS)
                 continue
             except BaseException:
                 link.close()
                 self.close()
                 raise
+            self._ended = record  # when this is called again
+            membership = Membership(link, record, self.node.index, declarations, self.settings, self.close)
             if self.node.count > 1:
                 logger.info(f"rendezvous: {self.node.count} machines met after {time.monotonic() - begun:.1f} s: "
                          f"{counted(membership.world_size, 'process')}, attempt {record.attempt}")  # fmt: skip
             return membership
 
-    def again(self, ended: Membership) -> None:
-        """Makes ready for another attempt after one ended."""
-        self._end(ended.record)
-
     def close(self) -> None:
         """Ends node 0's store and removes its record; nothing on other machines."""
         served, self._served = self._served, None
-        if served is not None and served.file is not None:
-            file, nonce = served.file, served.record.nonce
+        if served is not None and self.node.count > 1 and (file := self._file) is not None:
+            nonce = served[1].nonce
             with suppress(RendezvousError):  # a share that hangs: the next run replaces what is left
                 self._on_share(lambda: file.remove(nonce))
-
-    def _end(self, record: Record) -> None:
-        self._over.add((record.nonce, record.attempt))
-        self._known = record
-        self.attempt += 1
 
     @property
     def _file(self) -> MeetingFile | None:
         if self.init_method is None:
-            raise ConfigError(
-                Problem("init_method", f"file:///share/name.rdzv where {self.node.count} machines meet", "nothing",
-                        "Name a file on a folder that all machines share; it need not exist")
-            )  # fmt: skip
-        if self.init_method.startswith("file:"):
-            return MeetingFile.of(self.init_method)
-        return None
+            expected = f"file:///share/name.rdzv where {self.node.count} machines meet"
+            todo = "Name a file on a folder that all machines share; it need not exist"
+            raise ConfigError(Problem("init_method", expected, "nothing", todo))
+        return MeetingFile.of(self.init_method) if self.init_method.startswith("file:") else None
 
     def _on_share(self, work: Callable[[], T]) -> T:
-        """Does something on the share, on a thread of its own: a server that is gone would hold this one for ever."""
+        """Does something on the share in the background: a server that is gone would hold this thread for ever."""
         try:
-            return self._share.ask(lambda _: work(), _SHARE_SECONDS)
+            return self._share.call(work, _SHARE_SECONDS)
         except LostError as error:
-            if isinstance(error.__cause__, Exception) and not isinstance(error.__cause__, TimeoutError):
-                raise error.__cause__ from None
-            raise RendezvousError(
-                Problem(f"share of {self.init_method}", f"a file server that answers within {_SHARE_SECONDS:g} s",
-                        f"{error} (the share hangs)", "Look at the file server and at the mount on this machine")
-            ) from error  # fmt: skip
+            expected = f"a file server that answers within {_SHARE_SECONDS:g} s"
+            todo = "Look at the file server and at the mount on this machine"
+            problem = Problem(f"share of {self.init_method}", expected, f"{error} (the share hangs)", todo)
+            raise RendezvousError(problem) from error
 
     def _meeting_point(self) -> tuple[str, int]:
         """Returns address and port of tcp://host:port."""
         assert self.init_method is not None
         if self.settings.port:
-            raise ConfigError(
-                Problem("rendezvous.port", "0 beside tcp://host:port", str(self.settings.port),
-                        "init_method says the port")
-            )  # fmt: skip
+            where, got = "rendezvous.port", str(self.settings.port)
+            raise ConfigError(Problem(where, "0 beside tcp://host:port", got, "init_method says the port"))
         parts = urlsplit(self.init_method)
         try:
             port = parts.port
         except ValueError:
             port = None
         if parts.scheme != "tcp" or not parts.hostname or not port:
-            advice = "env:// is for torchrun and accelerate launch, which need no init_method"
-            raise ConfigError(Problem("init_method", "file:///share/name.rdzv or tcp://host:port",
-                                      repr(self.init_method), advice))  # fmt: skip
-        address = resolved(parts.hostname, port)
-        if self.node.index == 0 and address not in [one.address for one in addresses()]:
-            own = ", ".join(one.address for one in addresses())
-            raise RendezvousError(
-                Problem(f"init_method {self.init_method}", f"an address of node 0, which has {own}", address,
-                        "Name the machine that runs with --node_index=0")
-            )  # fmt: skip
+            expected, todo = (
+                "file:///share/name.rdzv or tcp://host:port",
+                "env:// is for torchrun and accelerate launch",
+            )
+            problem = Problem("init_method", expected, repr(self.init_method), f"{todo}, which need no init_method")
+            raise ConfigError(problem)
+        address, own = resolved(parts.hostname, port), [one.address for one in addresses()]
+        if self.node.index == 0 and address not in own:
+            expected, todo = f"an address of node 0, which has {', '.join(own)}", "Name the machine of --node_index=0"
+            raise RendezvousError(Problem(f"init_method {self.init_method}", expected, address, todo))
         return address, port
 
-    def _open(self) -> tuple[Link, Record]:
+    def _begin(self) -> tuple[Link, Record]:
         """Begins an attempt in node 0's store, which the first one opens and makes known."""
-        served = self._served or self._serve()
-        record = served.record.model_copy(update={"attempt": self.attempt})
+        first = self._served is None
+        store, record = self._served or self._serve()
+        if self._ended is not None:
+            record = record.model_copy(update={"attempt": self._ended.attempt + 1})
         public = record.model_dump_json(exclude={"token"})
-        store = served.store.begin(self.attempt, {"record": public, "nonce": record.nonce})
-        file = served.file
-        if self._served is None and file is not None:
-            self._on_share(lambda: file.publish(record, self._folder))
-        self._served, link = served, Link(lambda: store)
+        begun = store.begin(record.attempt, {"record": public, "nonce": record.nonce})
         if self.node.count > 1:
-            where = self.init_method if served.file is None else str(served.file.path)
+            file, folder = self._file, self._folder
+            if file is not None and first:
+                self._on_share(lambda: file.publish(record, folder))
+            where = self.init_method if file is None else file.path
             logger.info(f"rendezvous: node 0 of {self.node.count} listens at {record.address}:{record.port} "
                      f"({record.interface}), found through {where}, attempt {record.attempt}")  # fmt: skip
-        return link, record
+        self._served = begun, record
+        return Link(lambda: begun), record
 
-    def _serve(self) -> "_Served":
-        several = self.node.count > 1
-        file = self._file if several else None
-        own, port = _LOOPBACK, 0
-        if file is not None:
+    def _serve(self) -> tuple[Store, Record]:
+        own, port, token, others = _LOOPBACK, 0, "", list[Address]()
+        if self.node.count > 1 and (file := self._file) is not None:
             self._require_free(file)
-            own, port = own_address(self.settings.interface), self.settings.port
-        elif several:
+            own, port, token = own_address(self.settings.interface), self.settings.port, secrets.token_hex(32)
+            if not own.is_loopback and self.settings.interface != own.address:
+                others = [a for a in addresses() if a.interface == own.interface and a != own and a.is_routable]
+        elif self.node.count > 1:
             address, port = self._meeting_point()
             own = own_address(address)
-        one_address = file is None or self.settings.interface == own.address
-        server, others = (listening(own.address, port), ()) if one_address else listening_on_interface(own, port)
+        server = listening(own.address, port, own.interface if others else None)
+        if server.getsockname()[0] == own.address:  # not bound to the interface
+            others = []
         record = Record(
             nonce=uuid.uuid4().hex,
-            token="" if file is None else secrets.token_hex(32),
+            token=token,
             run=self._run,
-            attempt=self.attempt,
+            attempt=0,
             address=own.address,
             interface=own.interface,
-            others=others,
+            others=tuple(one.address for one in others),
             port=server.getsockname()[1],
             num_nodes=self.node.count,
             host=socket.gethostname(),
@@ -245,167 +219,115 @@ class Rendezvous:
             started=datetime.now(UTC).isoformat(timespec="seconds"),
             versions=self.declaration.versions,
         )
-        return _Served(serve(server, own.address, record.token), record, file)
+        return serve(server, own.address, token), record
 
     def _require_free(self, file: MeetingFile) -> None:
         """Makes sure that no live run holds the file; a stale record is simply replaced."""
-        found = self._on_share(file.read)
         for _ in range(_READ_ATTEMPTS):
+            found = self._on_share(file.read)
             if isinstance(found, Record) or found.startswith((NO_FILE, EMPTY_FILE, NO_RECORD)):
                 break
             time.sleep(1.0)  # such as a stale handle, while somebody replaces the file
-            found = self._on_share(file.read)
         else:
-            raise RendezvousError(
-                Problem(str(file.path), "a file that can be read, or none", str(found),
-                        "A live run may hold it; look at the share, or choose another file")
-            )  # fmt: skip
+            expected, todo = "a file that can be read, or none", "A live run may hold it; look at the share, or choose"
+            raise RendezvousError(Problem(str(file.path), expected, str(found), f"{todo} another file"))
         if not isinstance(found, Record) or found.run == self._run:
             return
-        reached = self._reach(found)
-        if reached is None and found.nonce in self._silent:
-            # a store that opens slowly because no name server answers looks silent: this look-up takes as long
-            with suppress(OSError):
-                socket.getnameinfo((found.address, found.port), socket.NI_NUMERICSERV)
-            reached = self._reach(found)
+        reached = reach(found)
         if reached is None:
             logger.info(f"rendezvous: {file.path} is left from {found}, which does not answer: replaced")
             return
         link, _ = reached
         if not self.force:
             link.close()
-            raise RendezvousError(
-                Problem(str(file.path), "a file that no live run uses", str(found),
-                        "Give each job a file of its own; or end that run with --force")
-            )  # fmt: skip
-        reason = f"ended by --force from host {socket.gethostname()}, pid {os.getpid()}"
-        text = Abort(reason=reason, exit_code=PeerError.exit_code, restart=False).model_dump_json()
+            todo = "Give each job a file of its own; or end that run with --force"
+            raise RendezvousError(Problem(str(file.path), "a file that no live run uses", str(found), todo))
+        ended = Failure(reason=f"ended by --force from host {socket.gethostname()}, pid {os.getpid()}", restart=False)
         with suppress(LostError):
-            link.ask(lambda store: store.set_once("abort", text), ANSWER_SECONDS)
+            link.call(lambda store: set_failure(store, ended))
         link.close()
-        self.force = False  # once: a run that comes between two attempts is not meant
+        self.force = False  # a run that comes between two attempts is not meant
         logger.info(f"rendezvous: --force: ended {found}")
-        deadline = time.monotonic() + 30.0
-        while time.monotonic() < deadline and not answers(found.address, found.port, 1.0):
+        deadline = time.monotonic() + _FORCE_SECONDS
+        while time.monotonic() < deadline and not connection_error(found.address, found.port, 1.0):
             time.sleep(ROUND_SECONDS)
 
     def _find(self, deadline: float) -> tuple[Link, Record]:
         """Polls until node 0 answers."""
-        delay, said = 0.2, time.monotonic()
+        delay, logged = 0.2, time.monotonic()
         while True:
             self.interrupted()
-            record: Record | str | None = self._known  # who was in an attempt needs no share for the next one
-            reached = self._reach(self._known) if self._known is not None else None
+            reached = reach(self._ended) if self._ended is not None else None  # for which no share is needed
             if reached is None:
-                record = self._hint()
-                reached = self._reach(record) if isinstance(record, Record) else None
+                found = self._hint()
+                state = f"{found}, which does not answer" if isinstance(found, Record) else found
+                reached = reach(found) if isinstance(found, Record) else None
             now = time.monotonic()
             if reached is not None:
                 link, record = reached
-                ended = (record.nonce, record.attempt) in self._over
-                if not ended and now <= deadline:
+                if not self._is_over(record) and now <= deadline:
                     self._require_same_count(record)
                     return link, record
                 link.close()
-                state = (
-                    f"{record}, whose attempt {record.attempt} has ended" if ended else f"{record}, which answers late"
-                )
-            else:
-                state = f"{record}, which does not answer" if isinstance(record, Record) else str(record)
+                over = f"whose attempt {record.attempt} has ended" if now <= deadline else "which answers late"
+                state = f"{record}, {over}"
             if now > deadline:
-                raise RendezvousError(
-                    Problem(f"node {self.node.index} (host {socket.gethostname()}): {self.init_method}",
-                            f"node 0 within {self.settings.join_timeout_seconds:g} s", state,
-                            "Start the same command with --node_index=0; check that its address and port are reachable "
-                            "(workflows.doctor)")
-                )  # fmt: skip
-            if now - said > SAY_SECONDS:
-                said = now
+                where = f"node {self.node.index} (host {socket.gethostname()}): {self.init_method}"
+                expected = f"node 0 within {self.settings.join_timeout_seconds:g} s"
+                todo = "Start the same command with --node_index=0; check that its address and port are reachable"
+                raise RendezvousError(Problem(where, expected, state, f"{todo} (workflows.doctor)"))
+            if now - logged > LOG_SECONDS:
+                logged = now
                 logger.info(f"rendezvous: node {self.node.index} waits for node 0 at {self.init_method}: {state}; "
                          f"{deadline - now:.0f} s left")  # fmt: skip
             time.sleep(delay * random.uniform(0.5, 1.0))
             delay = min(delay * 1.5, _LONGEST_POLL)
+
+    def _is_over(self, record: Record) -> bool:
+        ended = self._ended
+        return ended is not None and record.nonce == ended.nonce and record.attempt <= ended.attempt
 
     def _hint(self) -> Record | str:
         """Returns who might be node 0, or why nobody is."""
         file = self._file
         if file is not None:
             try:
-                found = self._on_share(file.read)
+                return self._on_share(file.read)
             except RendezvousError as error:
                 return error.problems[0].got
-            return found
         address, port = self._meeting_point()
-        why = answers(address, port, _LONGEST_POLL)
+        why = connection_error(address, port, _LONGEST_POLL)
         if why:
             return f"{address}:{port}: {why}"
         link = Link(lambda: connect(address, port, ""))
         try:
-            return Record.model_validate_json(link.ask(lambda store: store.peek("record") or "", ANSWER_SECONDS))
+            return Record.model_validate_json(link.call(lambda store: store.get("record") or ""))
         except (LostError, ValueError) as error:
             return f"{address}:{port} is no run of ours: {error}"
         finally:
             link.close()
 
-    def _reach(self, record: Record) -> tuple[Link, Record] | None:
-        """Returns a link to the store that a record names if that very store answers there, and its present attempt."""
-        tried = (record.address, *record.others)
-        address = next((one for one in tried if not answers(one, record.port, _LONGEST_POLL)), None)
-        if address is None:
-            return None
-        link = self._silent.pop(record.nonce, None) or Link(lambda: connect(address, record.port, record.token))
-        try:
-            nonce, attempt = link.ask(lambda store: (store.peek("nonce"), store.attempt), ANSWER_SECONDS)
-        except LostError as error:
-            if isinstance(error.__cause__, TimeoutError):
-                self._silent[record.nonce] = link  # asked again later: another thread would hang as well
-            else:
-                link.close()
-            return None
-        if nonce != record.nonce:
-            link.close()
-            return None
-        return link, record.model_copy(update={"attempt": attempt, "address": address})
-
     def _require_same_count(self, record: Record) -> None:
         if record.num_nodes != self.node.count:
-            raise RendezvousError(
-                Problem("num_nodes", f"{record.num_nodes} as on node 0 (host {record.host}, pid {record.pid})",
-                        f"{self.node.count} on node {self.node.index} (host {socket.gethostname()})")
-            )  # fmt: skip
+            expected = f"{record.num_nodes} as on node 0 (host {record.host}, pid {record.pid})"
+            got = f"{self.node.count} on node {self.node.index} (host {socket.gethostname()})"
+            raise RendezvousError(Problem("num_nodes", expected, got))
 
-    def _enter(self, link: Link, record: Record, deadline: float) -> Membership:
-        """Claims this machine's number, declares it, and waits for the verdict."""
-        entry = Entry(link, self.node, self.declaration, self._run, self.settings,
-                      interrupted=self._guarding(record))  # fmt: skip
-        entry.claim()
-        entry.declare()
-        verdict = entry.wait(deadline)
-        for warning in verdict["warnings"]:
-            logger.info(f"rendezvous: warning: {warning}")
-        if verdict["problems"]:
-            entry.linger()
-            error = RendezvousError([Problem(**problem) for problem in verdict["problems"]])
-            error.exit_code = max(verdict["exit_code"], 1)
-            raise error
-        declarations = tuple(Declaration.model_validate(one) for one in verdict["declarations"])
-        return Membership(link, record, self.node.index, declarations, self.settings, self.close)
-
-    def _guarding(self, record: Record) -> Callable[[], None]:
-        """Returns what is asked while node 0 waits: whether the file is still its own; on other machines less."""
+    def _checking_file(self, record: Record) -> Callable[[], None]:
+        """Returns what is called while machines meet; on node 0 it also looks whether the file is still its own."""
         file = self._file if self.node.index == 0 and self.node.count > 1 else None
         if file is None:
             return self.interrupted
-        looked = time.monotonic()
+        checked = time.monotonic()
 
-        def look() -> None:
-            nonlocal looked
+        def check() -> None:
+            nonlocal checked
             self.interrupted()
-            if time.monotonic() - looked > _GUARD_SECONDS:
+            if time.monotonic() - checked > _CHECK_SECONDS:
                 self._keep(file, record)
-                looked = time.monotonic()
+                checked = time.monotonic()
 
-        return look
+        return check
 
     def _keep(self, file: MeetingFile, record: Record) -> None:
         """Makes sure that the others find this run: two jobs may have begun in one instant, or the file was removed."""
@@ -418,14 +340,9 @@ class Rendezvous:
             return  # a share that is gone for the moment: who looks at it sees no file either
         if not isinstance(found, Record) or found.nonce == record.nonce:
             return
-        reached = self._reach(found)
+        reached = reach(found)
         if reached is not None:
             reached[0].close()
-            raise RendezvousError(
-                Problem(str(file.path), "a file that no other job uses", f"{found}, which took it meanwhile",
-                        "Give each job a file of its own")
-            )  # fmt: skip
-
-
-def _nothing() -> None:
-    """Stands where there is nothing to close or to open."""
+            got = f"{found}, which took it meanwhile"
+            todo = "Give each job a file of its own"
+            raise RendezvousError(Problem(str(file.path), "a file that no other job uses", got, todo))

@@ -16,13 +16,13 @@ from reagent_lite.data.copy.first_look import FirstRows, first_rows, standing_co
 from reagent_lite.data.copy.place import places_of
 from reagent_lite.data.features.normalization import check_covers, read_normalization
 from reagent_lite.data.stage import data_files
-from reagent_lite.distributed.inspection import list_gpus, nearest_existing, used_gpus
+from reagent_lite.distributed.gpus import list_gpus, used_gpus
 from reagent_lite.distributed.launcher import Processes, choose_processes
 from reagent_lite.distributed.network import addresses, listening, own_address, resolved
 from reagent_lite.distributed.nodes import Node
 from reagent_lite.doctor.checks import Row, failed, of_error, ok, skipped, warning
 from reagent_lite.errors import DataError, NoRowsError, counted
-from reagent_lite.files import is_writable
+from reagent_lite.files import is_writable, nearest_existing
 from reagent_lite.memory import size_text
 from reagent_lite.run.dry_run import DryRun, memory_lines, network_needs, warnings_of
 from reagent_lite.sim.backend import open_backend

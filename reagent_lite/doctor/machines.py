@@ -3,7 +3,7 @@
  meet ─► facts of all ─► connect to each ─► files: new, replaced ─► clocks ─► goodbye
           verdict         who cannot reach    when others' show
 
-Every step is: say something under a key of node 0's store, then wait until all have said theirs.
+In every step each machine gives a value to all others and waits for theirs.
 """
 
 import os
@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from reagent_lite.config import WorkflowConfig
-from reagent_lite.distributed.connections import Talk, find_unreached, worker_address
+from reagent_lite.distributed.connections import unreached_machines
 from reagent_lite.distributed.launcher import Processes
-from reagent_lite.distributed.link import LostError
 from reagent_lite.distributed.meeting_file import MeetingFile
 from reagent_lite.distributed.membership import Membership
-from reagent_lite.distributed.network import Address, own_address
 from reagent_lite.distributed.nodes import Node
+from reagent_lite.distributed.store import LostError
 from reagent_lite.distributed.verdict import Declaration, compare
 from reagent_lite.doctor.checks import Row, failed, of_error, ok, warning
 from reagent_lite.errors import ReagentLiteError
@@ -98,18 +97,18 @@ def _joined(here: Here, init_method: str | None, seconds: float) -> tuple[Member
 def _examine(
     here: Here, membership: Membership, declaration: Declaration, folder: Path | None, seconds: float
 ) -> Iterator[list[Row]]:
-    talk, record = Talk(membership, here.node.count, seconds), membership.record
+    record = membership.record
     names = ", ".join(f"node {one.node} is {one.host}" for one in membership.declarations)
-    yield [ok("machines meet", f"all {talk.count}, at {record.address}:{record.port}: {names}")]
-    own = worker_address(membership) or own_address(here.config.rendezvous.interface)
-    facts = talk.exchange("facts", {"failed": here.failed, "declaration": declaration.model_dump(mode="json")})
+    yield [ok("machines meet", f"all {here.node.count}, at {record.address}:{record.port}: {names}")]
+    own = {"failed": here.failed, "declaration": declaration.model_dump(mode="json")}
+    facts = membership.exchange("facts", own, seconds)
     yield _fit(facts)
-    yield reach_others(talk, own)
+    yield reach_others(membership, seconds)
     if folder is not None:
-        yield watch_share(talk, folder)
-    yield [_clocks(talk)]
-    yield [_elsewhere(talk, facts)]
-    talk.exchange("end", True)
+        yield watch_share(membership, seconds, folder)
+    yield [_clocks(membership, seconds)]
+    yield [_elsewhere(membership.node, facts)]
+    membership.exchange("end", True, seconds)
 
 
 def _fit(facts: list[Any]) -> list[Row]:
@@ -121,16 +120,17 @@ def _fit(facts: list[Any]) -> list[Row]:
     return rows or [ok(name, "the same config, versions and kind of device; no GPU twice")]
 
 
-def reach_others(talk: Talk, own: Address) -> list[Row]:
+def reach_others(membership: Membership, seconds: float) -> list[Row]:
     """Connects to every other machine; all learn of all pairs."""
     name = "machines reach each other"
-    problems = find_unreached(talk, own, _CONNECT_SECONDS)
+    problems = unreached_machines(membership, _CONNECT_SECONDS, seconds)
     rows = [failed(name, f"{one.where}: expected {one.expected}, got {one.got}", one.todo) for one in problems]
-    pairs = talk.count * (talk.count - 1)
+    count = len(membership.declarations)
+    pairs = count * (count - 1)
     return rows or [ok(name, f"{pairs} connections, each machine to each other")]
 
 
-def watch_share(talk: Talk, folder: Path) -> list[Row]:
+def watch_share(membership: Membership, seconds: float, folder: Path) -> list[Row]:
     """Measures how soon others' files show here: new ones, and ones put in the place of older ones."""
     file = folder / f".doctor.{uuid.uuid4().hex}"
 
@@ -148,18 +148,20 @@ def watch_share(talk: Talk, folder: Path) -> list[Row]:
         os.listdir(folder)  # fills the caches that could hide what comes
     rows: list[Row] = []
     try:
-        new = _watch(talk, folder, "new", file.name, put)
-        replaced = _watch(talk, folder, "replaced", file.name, put)
+        new = _watch(membership, seconds, folder, "new", file.name, put)
+        replaced = _watch(membership, seconds, folder, "replaced", file.name, put)
     finally:
         for left in (file, file.with_name(f"{file.name}.tmp")):
             with suppress(OSError):
                 left.unlink(missing_ok=True)
     for what, table in (("new files", new), ("replaced files", replaced)):
-        rows += _shown(talk, folder, what, table)
+        rows += _shown(folder, what, table, seconds)
     return rows
 
 
-def _watch(talk: Talk, folder: Path, phase: str, name: str, put: Callable[[], str]) -> list[Any]:
+def _watch(
+    membership: Membership, seconds: float, folder: Path, phase: str, name: str, put: Callable[[], str]
+) -> list[Any]:
     """Puts a file and waits for those of the others; returns each machine's delays in seconds by writer.
 
     A delay runs from hearing of the file to seeing it, both by the clock of the machine that looks. None: it never
@@ -169,14 +171,15 @@ def _watch(talk: Talk, folder: Path, phase: str, name: str, put: Callable[[], st
         announced = {"name": name, "word": put()}
     except OSError as error:
         announced = {"name": "", "word": f"{type(error).__name__}: {error.strerror or error}"}
-    talk.say(phase, announced)
+    membership.give(phase, announced)
+    count, node = len(membership.declarations), membership.node
     since: dict[int, float] = {}
     delays: dict[str, float | str | None] = {}
-    deadline = time.monotonic() + talk.seconds
-    while len(delays) < talk.count - 1 and time.monotonic() < deadline:
-        words = talk.heard(phase)
+    deadline = time.monotonic() + seconds
+    while len(delays) < count - 1 and time.monotonic() < deadline:
+        words = membership.given(phase)
         for i, word in enumerate(words):
-            if word is None or i == talk.node or str(i) in delays:
+            if word is None or i == node or str(i) in delays:
                 continue
             since.setdefault(i, time.monotonic())
             if not word["name"]:
@@ -184,8 +187,8 @@ def _watch(talk: Talk, folder: Path, phase: str, name: str, put: Callable[[], st
             elif _shows(folder, word["name"], word["word"]):
                 delays[str(i)] = time.monotonic() - since[i]
         time.sleep(_ROUND_SECONDS / 4)
-    missing = {str(i): None for i in range(talk.count) if i != talk.node and str(i) not in delays}
-    return talk.exchange(f"{phase}_seen", delays | missing, later=talk.seconds)
+    missing = {str(i): None for i in range(count) if i != node and str(i) not in delays}
+    return membership.exchange(f"{phase}_seen", delays | missing, 2 * seconds)
 
 
 def _shows(folder: Path, name: str, word: str) -> bool:
@@ -195,7 +198,7 @@ def _shows(folder: Path, name: str, word: str) -> bool:
         return False
 
 
-def _shown(talk: Talk, folder: Path, what: str, table: list[Any]) -> list[Row]:
+def _shown(folder: Path, what: str, table: list[Any], seconds: float) -> list[Row]:
     name = f"share: {what}"
     refused = {writer: delay for seen in table for writer, delay in seen.items() if isinstance(delay, str)}
     rows = [
@@ -205,7 +208,7 @@ def _shown(talk: Talk, folder: Path, what: str, table: list[Any]) -> list[Row]:
     ]  # fmt: skip
     hidden = [(i, writer) for i, seen in enumerate(table) for writer, delay in seen.items() if delay is None]
     rows += [
-        failed(name, f"node {i} does not see the file that node {writer} wrote in {folder} within {talk.seconds:g} s",
+        failed(name, f"node {i} does not see the file that node {writer} wrote in {folder} within {seconds:g} s",
                f"Mount the same share at {folder} on every machine; or its caches are long: raise --wait to find out")
         for i, writer in hidden
     ]  # fmt: skip
@@ -218,28 +221,30 @@ def _shown(talk: Talk, folder: Path, what: str, table: list[Any]) -> list[Row]:
     return [*rows, slow if longest > _SLOW_SECONDS else ok(name, found)]
 
 
-def _clocks(talk: Talk) -> Row:
+def _clocks(membership: Membership, seconds: float) -> Row:
     """Compares each clock with node 0's, which answers each machine with its time: its question's and answer's mean."""
-    talk.exchange("ready", True)
+    membership.exchange("ready", True, seconds)
     difference, within = 0.0, 0.0
-    deadline = time.monotonic() + talk.seconds
-    if talk.node == 0:
-        open_questions = set(range(1, talk.count))
+    deadline = time.monotonic() + seconds
+    if membership.node == 0:
+        open_questions = {one.node for one in membership.declarations if one.node}
         while open_questions and time.monotonic() < deadline:
-            for i in [i for i in open_questions if talk.word("asks", i) is not None]:
-                talk.say(f"clock_for_{i}", time.time())
+            asks = membership.given("asks")
+            for i in [i for i in open_questions if asks[i] is not None]:
+                membership.give(f"clock_for_{i}", time.time())
                 open_questions.remove(i)
             time.sleep(_ROUND_SECONDS / 10)
     else:
         asked = time.time()
-        talk.say("asks", True)
-        while (said := talk.word(f"clock_for_{talk.node}", 0)) is None and time.monotonic() < deadline:
+        membership.give("asks", True)
+        answer = f"clock_for_{membership.node}"
+        while (clock := membership.given(answer)[0]) is None and time.monotonic() < deadline:
             time.sleep(_ROUND_SECONDS / 10)
         answered = time.time()
-        if said is not None:
-            difference, within = (asked + answered) / 2 - said, (answered - asked) / 2
-    all_of_them = talk.exchange("difference", (difference, within))
-    node = max(range(talk.count), key=lambda i: abs(all_of_them[i][0]))
+        if clock is not None:
+            difference, within = (asked + answered) / 2 - clock, (answered - asked) / 2
+    all_of_them = membership.exchange("difference", (difference, within), seconds)
+    node = max(range(len(all_of_them)), key=lambda i: abs(all_of_them[i][0]))
     furthest, within = all_of_them[node]
     found = f"at most {abs(furthest):.2f} s from node 0's (node {node}, to within {within:.2f} s)"
     if abs(furthest) <= _CLOCK_SECONDS:
@@ -247,9 +252,9 @@ def _clocks(talk: Talk) -> Row:
     return warning("clocks", found, "Nothing here depends on it, but times in logs and of files will mislead; run NTP")
 
 
-def _elsewhere(talk: Talk, facts: list[Any]) -> Row:
+def _elsewhere(node: int, facts: list[Any]) -> Row:
     """Tells of what the other machines found wrong with themselves."""
-    bad = {i: one["failed"] for i, one in enumerate(facts) if i != talk.node and one["failed"]}
+    bad = {i: one["failed"] for i, one in enumerate(facts) if i != node and one["failed"]}
     if not bad:
         return ok("the other machines", "found nothing that keeps them from training")
     found = "\n".join(f"node {i} ({facts[i]['declaration']['host']}): {', '.join(names)}" for i, names in bad.items())

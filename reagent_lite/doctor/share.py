@@ -7,10 +7,11 @@ from pathlib import Path
 from shutil import disk_usage
 
 from reagent_lite.config import WorkflowConfig
-from reagent_lite.distributed.inspection import find_mount, is_live, probe_folder
 from reagent_lite.distributed.meeting_file import MeetingFile, Record
 from reagent_lite.distributed.nodes import Node
+from reagent_lite.distributed.store import reach
 from reagent_lite.doctor.checks import Row, failed, ok, skipped, warning
+from reagent_lite.doctor.mount import find_mount, probe_folder
 from reagent_lite.memory import size_text
 
 _SLOW_SECONDS = 1.0
@@ -80,7 +81,9 @@ def _standing(file: MeetingFile) -> Row:
     name, found = "share: file", file.read()
     if not isinstance(found, Record):
         return ok(name, f"{file.path}: {found}")
-    if is_live(found):
+    reached = reach(found)
+    if reached is not None:
+        reached[0].close()
         return warning(name, f"{file.path} is used by a live {found}",
                        "Give each job a file of its own, or end that run with --force")  # fmt: skip
     return ok(name, f"{file.path} is left from {found}, which does not answer; node 0 replaces it")

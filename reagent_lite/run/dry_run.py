@@ -18,8 +18,8 @@ from reagent_lite.data.copy.place import CopyManifest
 from reagent_lite.data.features.normalization import read_normalization
 from reagent_lite.data.replay.ring import ReplaySettings
 from reagent_lite.data.stage import data_files
+from reagent_lite.distributed.gpus import list_gpus, used_gpus
 from reagent_lite.distributed.group import Place
-from reagent_lite.distributed.inspection import list_gpus, used_gpus
 from reagent_lite.distributed.launcher import Processes
 from reagent_lite.errors import ReagentLiteError, counted
 from reagent_lite.memory import free_bytes, size_text

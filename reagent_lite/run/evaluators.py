@@ -35,8 +35,7 @@ from reagent_lite.data.copy.training_copy import give_back_memory
 from reagent_lite.data.rows.hashes import mix
 from reagent_lite.data.sampling.plan import ReadPlan, apportion
 from reagent_lite.data.sampling.source import LoggedSource, rows_in_order
-from reagent_lite.distributed.group import Group
-from reagent_lite.distributed.rehearsal import rehearse
+from reagent_lite.distributed.group import Group, rehearse
 from reagent_lite.evaluation import report
 from reagent_lite.evaluation.candidates import candidate_choices
 from reagent_lite.evaluation.cpe import evaluate_page

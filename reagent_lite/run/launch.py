@@ -23,15 +23,15 @@ from reagent_lite.config import WorkflowConfig, resolved
 from reagent_lite.console import logger
 from reagent_lite.data.formats.files import list_input
 from reagent_lite.data.formats.reading import READERS
+from reagent_lite.distributed.gpus import list_gpus, used_gpus
 from reagent_lite.distributed.group import Group, Place, joined
-from reagent_lite.distributed.inspection import list_gpus, nearest_existing, used_gpus
 from reagent_lite.distributed.launcher import LaunchError, Processes, choose_processes, launch
 from reagent_lite.distributed.nodes import Node, find_node
 from reagent_lite.distributed.rendezvous import Rendezvous
 from reagent_lite.distributed.verdict import Declaration, flat
-from reagent_lite.distributed.workers import end_with_parent, is_worker, report_failure
+from reagent_lite.distributed.worker import end_with_parent, is_worker, report_failure
 from reagent_lite.errors import Preempted, ReagentLiteError
-from reagent_lite.files import FolderIdentity
+from reagent_lite.files import FolderIdentity, nearest_existing
 from reagent_lite.run.dry_run import dry_run, lines_of, warnings_of
 from reagent_lite.run.publish import Outcome
 from reagent_lite.training.stop import StopSignal

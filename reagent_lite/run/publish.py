@@ -20,8 +20,7 @@ from reagent_lite.config import WorkflowConfig, fingerprint, resolved
 from reagent_lite.console import logger
 from reagent_lite.data.copy.training_copy import give_back_memory
 from reagent_lite.distributed.group import Group, attempt_here
-from reagent_lite.distributed.inspection import nearest_existing
-from reagent_lite.distributed.workers import tell_model_stands
+from reagent_lite.distributed.worker import report_model_saved
 from reagent_lite.errors import ConfigError, Problem, nearest
 from reagent_lite.evaluation.gate import Gate, decide
 from reagent_lite.evaluation.page import REWARD_NAME
@@ -29,7 +28,7 @@ from reagent_lite.export.content import BundleContent
 from reagent_lite.export.predictor import DiscretePredictor, ParametricPredictor, Predictor
 from reagent_lite.export.tolerance import Tolerance
 from reagent_lite.export.writer import require_replaceable, write_bundle
-from reagent_lite.files import LOCK, alone_in, require_writable, write_whole
+from reagent_lite.files import LOCK, alone_in, nearest_existing, require_writable, write_whole
 from reagent_lite.manifest import canonical
 from reagent_lite.models.preprocessor import Preprocessor
 from reagent_lite.report.markdown import findings
@@ -190,7 +189,7 @@ def publish(config: WorkflowConfig, group: Group, source: Source, learned: Learn
             logger.warning(f"no {PAGE}: {failure}")  # the model is valid without it
         else:
             logger.info(f"report: {folder / PAGE}")
-        tell_model_stands()
+        report_model_saved()
         if failure := learned.checkpoints.finish():
             logger.warning(f"the model stands, but the run could not be marked as ended: {failure}")
     group.barrier()

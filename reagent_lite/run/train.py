@@ -10,7 +10,6 @@ import torch
 from reagent_lite.algorithms.dqn import DQN
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.console import Progress, logger, progress
-from reagent_lite.distributed.agreement import patient
 from reagent_lite.distributed.faults import fault_here
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import ConfigError, DivergenceError, Problem
@@ -123,7 +122,7 @@ def learn(setup: Setup, signal: StopSignal, folder: Path) -> Learned:
         with (
             progress("training", "rows", enabled=group.is_first, begin=begin) as show,
             signal.deferred(),
-            patient(group, waits.step_timeout_seconds, then=waits.startup_timeout_seconds),
+            group.waiting_at_most(waits.step_timeout_seconds, then=waits.startup_timeout_seconds),
         ):
             schedule = CheckpointSchedule(config.checkpoint, waits, checkpoints, signal)
             hooks = _RunHooks(setup, schedule, writer, show)
@@ -177,7 +176,7 @@ class _RunHooks(Hooks):
 
     def _evaluated(self, *, final: bool) -> dict[str, float]:
         group, waits = self._setup.group, self._setup.config.rendezvous
-        with patient(group, waits.startup_timeout_seconds, then=waits.step_timeout_seconds):
+        with group.waiting_at_most(waits.startup_timeout_seconds, then=waits.step_timeout_seconds):
             figures = self._setup.evaluators.after_epoch(final=final)
             group.barrier()  # rank 0 estimates while the others have nothing left to do
         return figures

@@ -30,7 +30,7 @@ from torch.optim import Optimizer
 from reagent_lite.config.checkpoint import CheckpointConfig
 from reagent_lite.config.rendezvous import RendezvousConfig
 from reagent_lite.console import logger
-from reagent_lite.distributed.agreement import Agreement, patient
+from reagent_lite.distributed.agreement import Agreement
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import BundleError, CheckpointError, PeerError, Problem
 from reagent_lite.files import FolderIdentity, appearing_folder, sync, write_whole
@@ -374,7 +374,7 @@ class CheckpointSchedule:
 
     def _save(self) -> str:
         waits = self._waits
-        with patient(self._group, waits.startup_timeout_seconds, then=waits.step_timeout_seconds):
+        with self._group.waiting_at_most(waits.startup_timeout_seconds, then=waits.step_timeout_seconds):
             require_equal(self._running.learner, self._group, self._running.position.step)
             failure = self._checkpoints.save()
         self._saved_at = time.monotonic()

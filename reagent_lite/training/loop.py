@@ -10,8 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from reagent_lite.distributed.group import Group
-from reagent_lite.distributed.rehearsal import rehearse
+from reagent_lite.distributed.group import Group, rehearse
 from reagent_lite.training.metrics import Meter
 from reagent_lite.types import BatchSource
 
@@ -199,7 +198,7 @@ def fit(
             with group.gradients_stay_local(wrapped, last=last), clock("time/learn"):
                 loss, metrics = wrapped(batch)
                 if last:
-                    group.entering(at.step)  # gradients are averaged on the way back
+                    group.enter_collective(at.step)  # gradients are averaged on the way back
                 loss.backward()
             running.source.learned(learner.row_errors)  # type: ignore[arg-type]
             at.meter.add(metrics)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Self
 
-from reagent_lite.distributed.signals import heeded
+from reagent_lite.distributed.worker import stop_signals
 from reagent_lite.errors import Preempted
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class StopSignal:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            for number in heeded():
+            for number in stop_signals():
                 self._before[number] = signal.signal(number, self._handle)
             self._report, sys.unraisablehook = sys.unraisablehook, self._unraisable
         return self

@@ -1,42 +1,56 @@
-"""Starts machine.py several times on this machine's loopback and gathers what they say."""
+"""Machines of a run on this one: launchers with small workers in place of training, and what they log.
+
+python machines.py '{"index": 0, "count": 2, "init_method": "file:///...", "work": "kill", ...}'
+"""
 
 import json
 import os
+import signal
 import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from oracles.interpreters import Interpreter
 
-MACHINE = Path(__file__).parent / "machine.py"
+from reagent_lite.config.rendezvous import RendezvousConfig
+from reagent_lite.console import logging_to_stderr
+from reagent_lite.distributed.group import Place, attempt_here, joined
+from reagent_lite.distributed.launcher import LaunchError, launch
+from reagent_lite.distributed.nodes import Node
+from reagent_lite.distributed.rendezvous import Rendezvous
+from reagent_lite.distributed.verdict import Declaration
+from reagent_lite.distributed.worker import end_with_parent, is_worker, report_failure, report_model_saved
+from reagent_lite.errors import DataError, Preempted, Problem, ReagentLiteError
+from reagent_lite.files import FolderIdentity
+
+PYTHONPATH = f"{Path(__file__).parents[2]}:{Path(__file__).parents[1]}"
+SETTINGS = {"interface": "lo", "heartbeat_seconds": 0.3, "lost_after_seconds": 2.0, "join_timeout_seconds": 60.0}
 
 
 class Machine:
-    """One launcher."""
+    """One launcher, as a process that writes its output to files."""
 
     def __init__(self, folder: Path, index: int, count: int, options: dict[str, Any]) -> None:
         out = folder / "out"
         out.mkdir(exist_ok=True)
         given = {"index": index, "count": count, "out": str(out), "init_method": f"file://{folder}/run.rdzv", **options}
-        environment = {
-            **os.environ,
-            "PYTHONPATH": f"{MACHINE.parents[2]}:{MACHINE.parents[1]}",
-            "TORCH_CPP_LOG_LEVEL": "ERROR",
-            "OMP_NUM_THREADS": "1",
-        }
-        self.index = index
-        self.started = time.monotonic()
-        name = f"{index}_{time.monotonic_ns()}"
-        self._out, self._log = folder / f"out_{name}", folder / f"log_{name}"
-        self._log.touch()
-        self.process = Interpreter([str(MACHINE), json.dumps(given)], env=environment, outputs=(self._out, self._log))
+        variables = {"PYTHONPATH": PYTHONPATH, "TORCH_CPP_LOG_LEVEL": "ERROR", "OMP_NUM_THREADS": "1"}
+        self.index, name = index, f"{index}_{time.monotonic_ns()}"
+        self._files = folder / f"out_{name}", folder / f"log_{name}"
+        self.process = Interpreter([__file__, json.dumps(given)], env=os.environ | variables, outputs=self._files)
 
     @property
     def log(self) -> str:
-        return self._log.read_text()
+        return self._files[1].read_text() if self._files[1].exists() else ""
+
+    @property
+    def output(self) -> str:
+        return self._files[0].read_text()
 
     def ended(self, within: float = 60.0) -> int:
         """Returns the exit code."""
@@ -45,19 +59,16 @@ class Machine:
         except subprocess.TimeoutExpired:
             raise AssertionError(f"machine {self.index} still runs after {within} s:\n{self.log}") from None
 
-    def output(self) -> str:
-        return self._out.read_text()
-
-    def says(self, words: str, within: float = 30.0) -> None:
+    def logs(self, words: str) -> None:
         """Waits until the log has these words."""
-        deadline = time.monotonic() + within
-        while words not in self.log:
-            assert time.monotonic() < deadline, f"machine {self.index} never said {words!r}:\n{self.log}"
-            time.sleep(0.02)
+        wait_until(lambda: words in self.log, lambda: f"machine {self.index} never logged {words!r}:\n{self.log}")
+
+
+Start = Callable[..., Machine]
 
 
 @contextmanager
-def machines(folder: Path) -> Iterator[Any]:
+def machines(folder: Path) -> Iterator[Start]:
     """Gives start(index, count, **options) -> Machine, and leaves none behind."""
     started: list[Machine] = []
 
@@ -72,8 +83,110 @@ def machines(folder: Path) -> Iterator[Any]:
             one.process.kill()
 
 
-def appears(file: Path, within: float = 40.0) -> None:
-    deadline = time.monotonic() + within
-    while not file.exists():
-        assert time.monotonic() < deadline, f"{file} never appeared"
+def all_end(machines: list[Machine], code: int) -> None:
+    """Asserts that all end with the code."""
+    codes = [machine.ended(120.0) for machine in machines]
+    assert codes == [code] * len(machines), "\n".join(machine.log for machine in machines)
+
+
+def wait_until(condition: Callable[[], bool], message: Callable[[], str], seconds: float = 40.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, message()
         time.sleep(0.02)
+
+
+def appears(file: Path) -> None:
+    wait_until(file.exists, lambda: f"{file} never appeared")
+
+
+def main(options: dict[str, Any]) -> None:
+    """Runs a launcher, which runs this file as its workers."""
+    node = Node(options["index"], options["count"])
+    rendezvous = Rendezvous(
+        node=node,
+        init_method=options["init_method"],
+        settings=RendezvousConfig(**{**SETTINGS, **options.get("settings", {})}),
+        declaration=Declaration(
+            node=node.index, host=options.get("host", f"host{node.index}"), pid=os.getpid(),
+            processes=options.get("processes", 1), device="cpu", versions=options.get("versions", {}),
+            config=options.get("config", {}), problem=options.get("problem", ""),
+        ),
+        force=options.get("force", False),
+    )  # fmt: skip
+    rendezvous.preflight()
+    if "publish_after" in options:
+        print("about to join", file=sys.stderr, flush=True)
+        time.sleep(options["publish_after"])
+    command = [options.get("python", sys.executable), __file__, json.dumps(options)]
+    folder = FolderIdentity.of(Path(options["folder"])) if "folder" in options else None
+    launch(command, options.get("processes", 1), rendezvous, restarts=options.get("restarts", 0), folder=folder)
+
+
+def work(options: dict[str, Any]) -> None:
+    """Sums over ranks `steps` times; the victim fails as `work` says after step 3 of the first attempt."""
+    end_with_parent()
+    place = Place.read()
+    assert place is not None
+    task, out, steps = options.get("work", "sum"), Path(options["out"]), options.get("steps", 1)
+    victim = place.rank == options.get("victim", 1)
+    (out / f"pid_{place.rank}").write_text(str(os.getpid()))
+    if task == "late start" and victim:
+        time.sleep(60)
+    with joined(place, torch.device("cpu"), timeout_seconds=60) as group:
+        stops: list[int] = []
+        signal.signal(signal.SIGTERM, lambda number, frame: stops.append(number))
+        with group.waiting_at_most(options.get("wait", 60), then=60):
+            for step in range(steps):
+                group.enter_collective(step)
+                total = group.sum(torch.tensor([place.rank + 1, len(stops)]))
+                if total[1]:
+                    group.barrier()
+                    sys.exit(Preempted.exit_code)
+                if victim and step == 3 and attempt_here() == 0:
+                    fail(task, options)
+                time.sleep(0.05 if steps > 1 else 0)
+                (out / f"step_{place.rank}").write_text(str(step))
+        node = f"node {place.node} of {place.num_nodes} local {place.local_rank}"
+        line = f"{int(total[0])} attempt {attempt_here()} {node}"
+        (out / f"sum_{place.rank}").write_text(line)
+        if place.rank == 0:
+            report_model_saved()
+        group.barrier()
+        if task == "late end" and victim:
+            fail("kill", options)
+        group.barrier()
+    print(line)
+
+
+def fail(task: str, options: dict[str, Any]) -> None:
+    if task == "unmount":
+        Path(options["folder"]).rename(f"{options['folder']}.gone")
+        Path(options["folder"]).mkdir()
+    if task in ("kill", "unmount"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif task == "sleep":
+        time.sleep(100)
+    elif task == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif task == "raise":
+        raise DataError(Problem("file.json:3", "a number", "text"))
+    elif task == "hang":  # on its way out, after it has reported why
+        report_failure(DataError(()), "file.json:3: expected a number, got text")
+        time.sleep(100)
+    elif task == "crash":
+        raise ValueError("something unexpected")
+
+
+if __name__ == "__main__":
+    try:
+        with logging_to_stderr():
+            (work if is_worker() else main)(json.loads(sys.argv[1]))
+    except (Exception, Preempted) as error:
+        if is_worker():
+            report_failure(error, str(error) if isinstance(error, ReagentLiteError) else repr(error))
+        elif isinstance(error, ReagentLiteError | LaunchError | Preempted):
+            print(error, file=sys.stderr)
+        else:
+            raise
+        sys.exit(getattr(error, "exit_code", 4))

@@ -1,4 +1,4 @@
-"""Workers of one machine: counts, failures with their reason, and gradients that do not depend on the division."""
+"""Launchers and their workers: how many, what ends them, what every launcher logs then, and when a run begins again."""
 
 import os
 import signal
@@ -8,56 +8,37 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
+import torch.distributed as dist
+from machines import PYTHONPATH, Start, all_end, appears
 from oracles.doctors import RECORD
-from safetensors.torch import load_file
+from pydantic import ValidationError
 
 from reagent_lite import memory
 from reagent_lite.config.rendezvous import RendezvousConfig
 from reagent_lite.distributed import launcher
-from reagent_lite.distributed.group import Group, Place
-from reagent_lite.distributed.launcher import choose_processes
-from reagent_lite.distributed.link import Link
-from reagent_lite.distributed.meeting_file import Record
-from reagent_lite.distributed.membership import Abort, Membership
+from reagent_lite.distributed.launcher import Workers, choose_processes
+from reagent_lite.distributed.meeting_file import MeetingFile, Record
+from reagent_lite.distributed.membership import Failure, Membership
 from reagent_lite.distributed.nodes import Node
 from reagent_lite.distributed.rendezvous import Rendezvous
+from reagent_lite.distributed.store import Link
 from reagent_lite.distributed.verdict import Declaration
-from reagent_lite.distributed.workers import Workers
-from reagent_lite.errors import ConfigError, Preempted, RendezvousError
+from reagent_lite.errors import ConfigError, Preempted
 
-WORKER = Path(__file__).parent / "worker.py"
-
-
-PROGRAM = """
-import sys
-from reagent_lite.console import logging_to_stderr
-from reagent_lite.config.rendezvous import RendezvousConfig
-from reagent_lite.distributed.launcher import LaunchError, launch
-from reagent_lite.distributed.nodes import Node
-from reagent_lite.distributed.rendezvous import Rendezvous
-from reagent_lite.distributed.verdict import Declaration
-count = int(sys.argv[1])
-alone = Declaration(node=0, host="here", pid=1, processes=count, device="cpu")
-rendezvous = Rendezvous(Node(), None, RendezvousConfig(), alone)
-try:
-    with logging_to_stderr():
-        launch([sys.executable, *sys.argv[2:]], count, rendezvous, restarts=0)
-except LaunchError as error:
-    print(error, file=sys.stderr)
-    sys.exit(error.exit_code)
-"""
-ALONE = Membership(
-    Link(lambda: None), Record(**RECORD), 0, (Declaration(node=0, host="here", pid=1, processes=1, device="cpu"),),
-    RendezvousConfig(), lambda: None,
-)  # fmt: skip
-ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{WORKER.parents[2]}:{WORKER.parents[1]}"}
+SLOW = pytest.mark.slow
+RANK_1 = "rank 1 of 2 (node 1, local rank 0): "
 
 
-def launched(task: str, count: int, out: Path) -> subprocess.CompletedProcess[str]:
-    """Runs worker.py's task in `count` processes, by a launcher in a process of its own."""
-    command = [sys.executable, "-c", PROGRAM, str(count), str(WORKER), task, str(out)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=ENVIRONMENT, check=False)
+def nowhere() -> Membership:
+    alone = Declaration(node=0, host="here", pid=1, processes=1, device="cpu")
+    return Membership(Link(lambda: None), Record.model_validate(RECORD), 0, (alone,), RendezvousConfig())  # type: ignore[arg-type,return-value]
+
+
+def runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 @pytest.mark.parametrize(
@@ -85,126 +66,195 @@ def test_more_gpu_processes_than_gpus_are_refused() -> None:
         choose_processes(use_gpu=True, use_all=True, explicit=3, gpus=2)
 
 
-def test_place_is_read_whole_or_refused() -> None:
-    variables = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
-    assert Place.read(variables) == Place(3, 4, 1, 2, node=1, num_nodes=2)
-    named = {**variables, "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "3"}
-    assert Place.read(named) == Place(3, 4, 1, 2, node=0, num_nodes=3)
-    assert Place.read({}) is None
-    with pytest.raises(RendezvousError, match="LOCAL_WORLD_SIZE: expected an integer"):
-        Place.read({**variables, "LOCAL_WORLD_SIZE": "two"})
-
-
-def test_a_world_of_one_does_nothing() -> None:
-    group = Group(Place(), torch.device("cpu"))
-    assert group.sum(torch.tensor([2.0])).tolist() == [2.0]
-    assert group.broadcast_text("naïve") == "naïve"
-    assert [one.tolist() for one in group.gather(torch.tensor([[1], [2]]))] == [[[1], [2]]]
-    module = torch.nn.Linear(1, 1)
-    assert group.wrap(module) is module
-    group.barrier()
-
-
-def test_workers_sum_and_send_text(tmp_path: Path) -> None:
-    done = launched("talk", 3, tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert sorted(file.read_text() for file in tmp_path.iterdir()) == ["6 héllo 2"] * 3
-    assert done.stdout == "rank 0\n"
-
-
-def test_the_first_failure_is_the_reason(tmp_path: Path) -> None:
-    done = launched("raise", 2, tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.count("file.json:3: expected a number, got text") == 1
-    assert "rank 1 of 2" in done.stderr
-
-
-def test_a_killed_worker_ends_all(tmp_path: Path) -> None:
-    start = time.monotonic()
-    done = launched("kill", 2, tmp_path)
-    assert done.returncode == 4
-    assert "rank 1 of 2: expected a worker that trains to the end, got ended by signal 9" in done.stderr
-    assert time.monotonic() - start < 60
-
-
 def test_a_worker_that_the_system_ended_for_lack_of_memory_is_named_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory, "_CGROUP", tmp_path)
     (tmp_path / "memory.events").write_text("oom_kill 1\n")
-    (tmp_path / "reasons").mkdir()
-    workers = Workers(["sh", "-c", f"echo oom_kill 2 > {tmp_path}/memory.events; kill -9 $$"], 1, ALONE,
-                      tmp_path / "reasons", lost_after=9)  # fmt: skip
+    (tmp_path / "reports").mkdir()
+    command = ["sh", "-c", f"echo oom_kill 2 > {tmp_path}/memory.events; kill -9 $$"]
+    workers = Workers(command, 1, nowhere(), tmp_path / "reports", lost_after=9)
     while not workers.done:
         time.sleep(0.01)
     failure = workers.failure()
     assert failure is not None
-    assert failure.message == (
+    assert failure.reason == (
         "rank 0 of 1: expected a worker that trains to the end, got ended by signal 9 (SIGKILL) by the system, for the "
         "memory limit of its control group was reached. Give the job more memory, or start fewer processes "
         "(num_processes_per_node)"
     )
 
 
-def test_told_to_end_while_waiting_to_begin_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    rendezvous = Rendezvous(Node(), None, RendezvousConfig(), ALONE.declarations[0])
-    met: list[Membership] = []
+def test_a_worker_whose_launcher_died_while_it_imported_ends(tmp_path: Path) -> None:
+    program = "from reagent_lite.distributed.worker import end_with_parent; end_with_parent(); print('goes on')"
+    for parent, code, output in ((os.getpid(), 0, "goes on\n"), (os.getppid(), -signal.SIGKILL, "")):
+        variables = {"REAGENT_LITE_WORKER_FOLDER": str(tmp_path), "REAGENT_LITE_LAUNCHER_PID": str(parent)}
+        done = subprocess.run([sys.executable, "-c", program], env=os.environ | {"PYTHONPATH": PYTHONPATH, **variables},
+                              capture_output=True, text=True, check=False)  # fmt: skip
+        assert (done.returncode, done.stdout) == (code, output), done.stderr
+
+
+def test_a_signal_while_a_run_waits_to_begin_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    met = nowhere()
+    rendezvous = Rendezvous(Node(), None, RendezvousConfig(), met.declarations[0])
+    joins: list[Membership] = []
 
     def join() -> Membership:
-        if met:  # the others have not come back yet
+        if joins:  # the others have not come back yet
             os.kill(os.getpid(), signal.SIGTERM)
             rendezvous.interrupted()
-        met.append(ALONE)
-        return ALONE
+        joins.append(met)
+        return met
 
-    abort = Abort(reason="node 1 went away", exit_code=4, restart=True)
     monkeypatch.setattr(Rendezvous, "join", lambda self: join())
-    monkeypatch.setattr(launcher, "_attempt", lambda *arguments: abort)
+    monkeypatch.setattr(launcher._Attempt, "run", lambda self, folder: Failure(reason="node 1 went away"))
     monkeypatch.setattr(Membership, "leave", lambda self, restart: restart)
     with pytest.raises(Preempted, match="SIGTERM: the last checkpoint stands: run the same command again to continue"):
         launcher.launch([], 1, rendezvous, restarts=3)
 
 
-def test_workers_end_with_their_launcher(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", PROGRAM, "2", str(WORKER), "wait", str(tmp_path)]
-    launcher = subprocess.Popen(command, env=ENVIRONMENT)
-    deadline = time.monotonic() + 60
-    while len(list(tmp_path.glob("pid_*"))) < 2 and time.monotonic() < deadline:
-        time.sleep(0.05)
-    pids = [int(file.read_text()) for file in tmp_path.glob("pid_*")]
-    assert len(pids) == 2
-    launcher.send_signal(signal.SIGKILL)
-    launcher.wait()
-    while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(alive(pid) for pid in pids)
+def test_a_run_that_ends_early_has_no_exit_code_0() -> None:
+    with pytest.raises(ValidationError, match="greater than or equal to 1"):
+        Failure(reason="r", exit_code=0)
 
 
-def test_a_worker_whose_launcher_died_while_it_imported_ends(tmp_path: Path) -> None:
-    program = "from reagent_lite.distributed.workers import end_with_parent; end_with_parent(); print('goes on')"
-    for parent, code, said in ((os.getpid(), 0, "goes on\n"), (os.getppid(), -signal.SIGKILL, "")):
-        variables = {"REAGENT_LITE_FAILURE_FILE": str(tmp_path / "0.json"), "REAGENT_LITE_LAUNCHER_PID": str(parent)}
-        done = subprocess.run([sys.executable, "-c", program], env={**ENVIRONMENT, **variables}, capture_output=True,
-                              text=True, check=False)  # fmt: skip
-        assert (done.returncode, done.stdout) == (code, said), done.stderr
+# ---- runs of two machines
 
 
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+@pytest.mark.parametrize(
+    ("work", "code", "words"),
+    [
+        ("kill", 4, RANK_1 + "expected a worker that trains to the end, got ended by signal 9 (SIGKILL)"),
+        ("stop", 4, RANK_1 + "expected a running worker, got stopped"),
+        pytest.param("raise", 2, RANK_1 + "file.json:3: expected a number, got text", marks=SLOW),
+        ("hang", 2, RANK_1 + "file.json:3: expected a number, got text"),
+        pytest.param("crash", 4, "ValueError('something unexpected')", marks=SLOW),
+    ],
+)
+def test_every_launcher_logs_why(start: Start, tmp_path: Path, work: str, code: int, words: str) -> None:
+    both = [start(index, work=work, steps=1000) for index in (0, 1)]
+    appears(tmp_path / "out" / "step_1")
+    failed = time.monotonic()
+    all_end(both, code)
+    assert [machine.log.count(words) for machine in both] == [1, 1]
+    assert time.monotonic() - failed < 25
 
 
-@pytest.mark.parametrize("task", ["even", "uneven"])
-def test_two_processes_equal_one_after_100_steps(tmp_path: Path, task: str) -> None:
-    """Half the batch each, or 3 : 1 rows: parameters, target and optimizer's effect agree to 1e-6."""
-    assert launched("one", 1, tmp_path / "one").returncode == 0
-    done = launched(task, 2, tmp_path / task)
-    assert done.returncode == 0, done.stderr
-    one = load_file(tmp_path / "one" / "rank0.safetensors")
-    for rank in range(2):
-        for name, tensor in load_file(tmp_path / task / f"rank{rank}.safetensors").items():
-            torch.testing.assert_close(tensor, one[name], rtol=0, atol=1e-6)
-    moved = [name for name, tensor in one.items() if name.startswith("q_network") and tensor.abs().sum() > 0]
-    assert len(moved) == 4
+def test_a_stranger_at_the_port_does_not_end_the_run(start: Start, tmp_path: Path) -> None:
+    both = [start(index, steps=60) for index in (0, 1)]
+    appears(tmp_path / "out" / "step_1")
+    found = MeetingFile(tmp_path / "run.rdzv").read()
+    assert isinstance(found, Record)
+    stranger = dist.TCPStore(found.address, found.port, is_master=False, wait_for_workers=False)
+    assert not any(found.token.encode() in stranger.get(key) for key in stranger.list_keys() if key.startswith("0/"))
+    stranger.set("0/abort", '{"reason": "r", "exit_code": 0, "restart": false}')
+    all_end(both, 0)
+    assert both[0].output == "3 attempt 0 node 0 of 2 local 0\n"
+
+
+@pytest.mark.parametrize(
+    ("victim", "number"), [(0, 9), (1, signal.SIGSTOP), *(pytest.param(*c, marks=SLOW) for c in ((1, 9), (0, 19)))]
+)
+def test_a_launcher_that_is_killed_or_stopped_is_lost(start: Start, tmp_path: Path, victim: int, number: int) -> None:
+    """Its workers end with it; the other machine names it, and a stopped one knows when it goes on."""
+    both = [start(index, steps=1000) for index in (0, 1)]
+    appears(tmp_path / "out" / f"step_{victim}")
+    worker = int((tmp_path / "out" / f"pid_{victim}").read_text())
+    time.sleep(0.5)
+    failed = time.monotonic()
+    both[victim].process.send_signal(number)
+    all_end([both[1 - victim]], 4)
+    assert time.monotonic() - failed < 15
+    words = "lost node 0: run " if victim == 0 else f"node 1 (host host1, pid {both[1].process.pid}): no sign of life"
+    assert words in both[1 - victim].log
+    if number == signal.SIGSTOP:
+        both[victim].process.send_signal(signal.SIGCONT)
+        all_end([both[victim]], 4)
+    assert not runs(worker)
+
+
+@pytest.mark.parametrize(("machines", "work"), [(1, "stop"), (2, "sleep")])
+def test_a_rank_that_hangs_is_named_by_all_and_not_those_who_wait_for_it(
+    start: Start, machines: int, work: str
+) -> None:
+    """A stopped process is no longer looked for: its launcher would name it after lost_after_seconds."""
+    settings = {"lost_after_seconds": 60.0 if machines == 1 else 3.0}
+    options = {"processes": 3 - machines, "steps": 9, "work": work, "wait": 4, "settings": settings}
+    begun = [start(index, machines, **options) for index in range(machines)]
+    all_end(begun, 4)
+    where = "" if machines == 1 else " (node 1, local rank 0)"
+    for machine in begun:
+        blamed = next(line for line in machine.log.splitlines() if line.startswith("rank "))
+        assert blamed.startswith(f"rank 1 of 2{where}: expected a process that goes on within 4 s, got no sign for ")
+        assert blamed.endswith(" s, after step 3; the others wait for it")
+        assert "rank 0 of 2" in machine.log  # what it met
+
+
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=SLOW)])
+def test_a_machine_that_is_started_again_joins_again(start: Start, tmp_path: Path, victim: int) -> None:
+    options = {"steps": 150, "restarts": 2}
+    both = [start(index, **options) for index in (0, 1)]
+    appears(tmp_path / "out" / f"step_{victim}")
+    both[victim].process.kill()
+    other = both[1 - victim]
+    all_end([start(victim, **options), other], 0)
+    assert (tmp_path / "out" / "sum_1").exists()
+    assert "restart 1 of at most 2" in other.log
+
+
+def test_a_run_begins_again_without_the_share(start: Start, tmp_path: Path) -> None:
+    """The folder is gone from before the loss to the end: node 0's store outlives the attempt."""
+    share = tmp_path / "share"
+    share.mkdir()
+    both = [start(index, steps=100, restarts=1, init_method=f"file://{share}/run.rdzv") for index in (0, 1)]
+    appears(tmp_path / "out" / "step_1")
+    share.rename(tmp_path / "away")
+    os.kill(int((tmp_path / "out" / "pid_1").read_text()), signal.SIGKILL)
+    all_end(both, 0)
+    assert both[0].output == "3 attempt 1 node 0 of 2 local 0\n"
+
+
+def test_nothing_begins_again_once_the_model_is_saved(start: Start, tmp_path: Path) -> None:
+    """Rank 1 is killed between rank 0's report that the model is saved and the end of rank 0."""
+    both = [start(index, work="late end", restarts=3) for index in (0, 1)]
+    all_end(both, 4)
+    assert "ended by signal 9 (SIGKILL)\nThe model had been saved before" in both[0].log
+    for machine in both:
+        assert RANK_1 + "expected a worker that trains to the end" in machine.log
+        assert "restart 1" not in machine.log
+    assert (tmp_path / "out" / "sum_0").read_text().startswith("3 attempt 0 ")
+
+
+def test_a_signal_before_workers_listen(start: Start, tmp_path: Path) -> None:
+    """A worker that dies of the signal is not begun again on the other machine, which would wait in vain."""
+    both = [start(index, work="late start", restarts=3) for index in (0, 1)]
+    appears(tmp_path / "out" / "pid_1")
+    both[0].logs("start of 2 processes: waiting for rank 1; ")
+    both[1].process.send_signal(signal.SIGTERM)
+    all_end(both, 75)
+    assert "ended by signal 15 (SIGTERM)\ntold to end" in both[0].log
+
+
+@pytest.mark.parametrize("victim", [1, pytest.param(0, marks=SLOW)])
+def test_a_signal_to_one_launcher_ends_the_run_with_75(start: Start, tmp_path: Path, victim: int) -> None:
+    both = [start(index, steps=2000, restarts=3) for index in (0, 1)]
+    for rank in (0, 1):
+        appears(tmp_path / "out" / f"step_{rank}")
+    both[victim].process.send_signal(signal.SIGTERM)
+    all_end(both, 75)
+
+
+def test_a_run_does_not_begin_again_below_the_mount_point_of_a_share_that_is_gone(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "share").mkdir()
+    machine = start(0, 1, work="unmount", victim=0, steps=9, restarts=1, folder=str(tmp_path / "share"))
+    assert machine.ended() == 4
+    assert f"got {tmp_path / 'share'} is not the folder any more that it was when the run began" in machine.log
+    assert list((tmp_path / "share").iterdir()) == []
+
+
+def test_a_machine_that_cannot_start_workers_ends_all(start: Start) -> None:
+    both = [start(0), start(1, python="/no/such/python")]
+    all_end(both, 4)
+    for machine in both:
+        words = "node 1: expected a machine that can start its workers, got [Errno 2] No such file or directory"
+        assert words in machine.log

@@ -10,7 +10,7 @@ from contextlib import suppress
 import pytest
 from oracles.resuming import until
 
-from reagent_lite.distributed.signals import SIGNALS
+from reagent_lite.distributed.worker import STOP_SIGNALS
 from reagent_lite.errors import Preempted
 from reagent_lite.training.stop import StopSignal
 
@@ -27,7 +27,7 @@ def send(number: signal.Signals) -> None:
     os.kill(os.getpid(), number)
 
 
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_elsewhere_a_signal_ends_the_work_at_once(number: signal.Signals) -> None:
     with StopSignal() as stop, pytest.raises(Preempted, match=f"{number.name}: nothing was saved yet") as error:
         send(number)
@@ -45,7 +45,7 @@ def learn(stop: StopSignal, *numbers: signal.Signals) -> None:
     raise AssertionError("the signal was lost where nobody asked")
 
 
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_while_learning_a_signal_waits_to_be_asked(number: signal.Signals) -> None:
     with StopSignal() as stop, pytest.raises(Preempted, match=f"{number.name}: checkpoint 7 stands"):
         learn(stop, number)
@@ -62,10 +62,10 @@ def test_a_second_termination_waits() -> None:
 
 
 def test_handlers_are_handed_back() -> None:
-    before = [signal.getsignal(number) for number in SIGNALS]
+    before = [signal.getsignal(number) for number in STOP_SIGNALS]
     with StopSignal():
-        assert all(signal.getsignal(number) not in before for number in SIGNALS)
-    assert [signal.getsignal(number) for number in SIGNALS] == before
+        assert all(signal.getsignal(number) not in before for number in STOP_SIGNALS)
+    assert [signal.getsignal(number) for number in STOP_SIGNALS] == before
 
 
 def test_what_nohup_ignores_stays_ignored() -> None:
@@ -146,11 +146,11 @@ def test_a_second_signal_does_not_interrupt_tidying_up() -> None:
 
 
 def test_behind_the_last_block_signals_are_ignored() -> None:
-    before = [signal.getsignal(number) for number in SIGNALS]
+    before = [signal.getsignal(number) for number in STOP_SIGNALS]
     try:
         with StopSignal(last=True):
             pass
         send(signal.SIGTERM)
     finally:
-        for number, handler in zip(SIGNALS, before, strict=True):
+        for number, handler in zip(STOP_SIGNALS, before, strict=True):
             signal.signal(number, handler)

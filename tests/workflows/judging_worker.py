@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, load_config
 from reagent_lite.distributed.faults import fault_here
 from reagent_lite.distributed.group import Group, Place, joined
-from reagent_lite.distributed.workers import end_with_parent, report_failure
+from reagent_lite.distributed.worker import end_with_parent, report_failure
 from reagent_lite.run.evaluators import Judge, Judgement
 from reagent_lite.run.figures import present_shares, sources_of
 from reagent_lite.run.learner import build_learner

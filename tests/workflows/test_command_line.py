@@ -18,7 +18,7 @@ from oracles.runs import ROOT, Runner
 
 from reagent_lite.cli import message_of
 from reagent_lite.config import DqnConfig, ParametricDqnConfig
-from reagent_lite.distributed.signals import SIGNALS
+from reagent_lite.distributed.worker import STOP_SIGNALS
 from reagent_lite.errors import KernelBuildError, NoRowsError, Preempted, Problem
 from reagent_lite.run.launch import Outcome, main
 
@@ -30,7 +30,7 @@ def never(config: Any, group: Any) -> Outcome:
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
     """A training command that has ended ignores signals, for its process is to end."""
-    before = {number: signal.getsignal(number) for number in SIGNALS}
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)

@@ -10,9 +10,10 @@ import pytest
 from oracles.doctors import LOOPBACK, RECORD, Rows, by_name, failures, store
 from oracles.logs import candidate_rows, random_rows, write_lines
 
-from reagent_lite.distributed.inspection import Mount, find_mount, parse_gpus
-from reagent_lite.distributed.link import Store
+from reagent_lite.distributed.gpus import parse_gpus
+from reagent_lite.distributed.store import Store
 from reagent_lite.doctor.doctor import choose_workflow, main
+from reagent_lite.doctor.mount import Mount, find_mount
 
 Examine = Callable[..., tuple[int, Rows]]
 

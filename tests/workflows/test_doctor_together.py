@@ -17,17 +17,17 @@ from oracles.runs import ROOT
 
 from reagent_lite.config.rendezvous import RendezvousConfig
 from reagent_lite.distributed import connections
-from reagent_lite.distributed.connections import Talk
-from reagent_lite.distributed.inspection import find_mount
-from reagent_lite.distributed.link import Link, connect
 from reagent_lite.distributed.meeting_file import Record
 from reagent_lite.distributed.membership import Membership
 from reagent_lite.distributed.network import Address
+from reagent_lite.distributed.store import Link, connect
+from reagent_lite.distributed.verdict import Declaration
 from reagent_lite.doctor.checks import Row
 from reagent_lite.doctor.machines import _clocks, reach_others, watch_share
+from reagent_lite.doctor.mount import find_mount
 
 
-def together(work: Callable[[Talk], list[Row]], seconds: float = 1.0) -> list[list[Row]]:
+def together(work: Callable[[Membership], list[Row]]) -> list[list[Row]]:
     """Runs the work of two machines in two threads that share a store, and returns the rows of each."""
     with store() as server:
         rows: list[list[Row]] = [[], []]
@@ -35,8 +35,8 @@ def together(work: Callable[[Talk], list[Row]], seconds: float = 1.0) -> list[li
         def run(node: int) -> None:
             link = Link(lambda: connect("127.0.0.1", server.port, ""))
             record = Record(**RECORD)  # type: ignore[arg-type]
-            member = Membership(link, record, node, (), RendezvousConfig(), lambda: None)
-            rows[node] = work(Talk(member, 2, seconds))
+            both = tuple(Declaration(node=i, host="h", pid=1, processes=1, device="cpu") for i in (0, 1))
+            rows[node] = work(Membership(link, record, node, both, RendezvousConfig()))
             link.close()
 
         threads = [threading.Thread(target=run, args=(node,)) for node in (0, 1)]
@@ -51,7 +51,7 @@ def test_two_folders_that_are_not_one_share(tmp_path: Path) -> None:
     folders = [tmp_path / "a", tmp_path / "b"]
     for folder in folders:
         folder.mkdir()
-    for rows in together(lambda talk: watch_share(talk, folders[talk.node])):
+    for rows in together(lambda member: watch_share(member, 1.0, folders[member.node])):
         assert {row.state for row in rows} == {"FAILED"}
         assert "node 1 does not see the file that node 0 wrote in" in rows[0].found + rows[1].found
     assert [list(folder.iterdir()) for folder in folders] == [[], []]
@@ -59,24 +59,25 @@ def test_two_folders_that_are_not_one_share(tmp_path: Path) -> None:
 
 def test_a_share_that_one_machine_cannot_write(tmp_path: Path) -> None:
     folders = [tmp_path, Path("/proc/self")]
-    for rows in together(lambda talk: watch_share(talk, folders[talk.node])):
+    for rows in together(lambda member: watch_share(member, 1.0, folders[member.node])):
         words = [row.found for row in rows if row.state == "warning"]
         assert len(words) == 2  # for new files, and for replaced ones
         assert words[0].startswith("node 1 cannot write in")
 
 
 def test_a_slow_network_does_not_count_as_a_wrong_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    ask = Membership.ask
+    for name in ("give", "given"):
+        call = getattr(Membership, name)
 
-    def slow(member: Membership, work: Callable[[Any], Any], seconds: float) -> Any:
-        time.sleep(0.1 * member.node)
-        try:
-            return ask(member, work, seconds)
-        finally:
+        def slow(member: Membership, *arguments: Any, call: Any = call) -> Any:
             time.sleep(0.1 * member.node)
+            try:
+                return call(member, *arguments)
+            finally:
+                time.sleep(0.1 * member.node)
 
-    monkeypatch.setattr(Membership, "ask", slow)
-    for (row,) in together(lambda talk: [_clocks(talk)], 10.0):
+        monkeypatch.setattr(Membership, name, slow)
+    for (row,) in together(lambda member: [_clocks(member, 10.0)]):
         found = re.fullmatch(r"at most (\S+) s from node 0's \(node 1, to within (\S+) s\)", row.found)
         assert found is not None, row.found
         assert float(found[1]) <= float(found[2]) + 0.01
@@ -84,9 +85,12 @@ def test_a_slow_network_does_not_count_as_a_wrong_clock(monkeypatch: pytest.Monk
 
 def test_a_pair_that_is_cut_is_named_with_both_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     own = [Address("lo", "127.0.0.1"), Address("lo", "127.0.0.2")]
-    monkeypatch.setattr(connections, "answers", lambda address, *_: "" if address == own[0].address else "timed out")
+    monkeypatch.setattr(Membership, "worker_address", property(lambda member: own[member.node]))
+    monkeypatch.setattr(
+        connections, "connection_error", lambda address, *_: "" if address == own[0].address else "timed out"
+    )
     monkeypatch.setattr("reagent_lite.doctor.machines._CONNECT_SECONDS", 0.1)
-    for rows in together(lambda talk: reach_others(talk, own[talk.node])):
+    for rows in together(lambda member: reach_others(member, 1.0)):
         assert [row.state for row in rows] == ["FAILED"]
         words = r"node 0 \(127.0.0.1, lo\): expected a connection to node 1 \(127.0.0.2:\d+, lo\), got timed out"
         assert re.fullmatch(words, rows[0].found)
@@ -94,7 +98,7 @@ def test_a_pair_that_is_cut_is_named_with_both_addresses(monkeypatch: pytest.Mon
 
 
 def test_all_pairs_are_connected() -> None:
-    for rows in together(lambda talk: reach_others(talk, Address("lo", f"127.0.0.{talk.node + 1}"))):
+    for rows in together(lambda member: reach_others(member, 1.0)):
         assert [row.found for row in rows] == ["2 connections, each machine to each other"]
 
 

@@ -34,7 +34,7 @@ from oracles.runs import ROOT
 
 from reagent_lite.config import DqnConfig, ParametricDqnConfig
 from reagent_lite.distributed.group import Group, Place
-from reagent_lite.distributed.signals import SIGNALS
+from reagent_lite.distributed.worker import STOP_SIGNALS
 from reagent_lite.errors import CheckpointError, ConfigError
 
 Tree = dict[str, Any]
@@ -136,7 +136,7 @@ def test_signals_save_and_end_with_75_wherever_they_come(tmp_path: Path) -> None
     metrics = tmp_path / "out" / "metrics.jsonl"
     tree["checkpoint"] = {"every_steps": None}  # nothing is saved but when a signal asks for it, and at the end
     done = 0
-    for number in SIGNALS:
+    for number in STOP_SIGNALS:
         run = start(tmp_path, tree, REAGENT_LITE_FAULT=slow)
         until(lambda done=done: metrics.exists() and metrics.read_text().count("\n") > done)  # type: ignore[misc]
         run.send_signal(number)

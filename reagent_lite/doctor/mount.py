@@ -1,23 +1,16 @@
-"""What a machine is like before a run: the file system under a folder, its speed, its GPUs, a meeting file's owner.
-
-Nothing here changes anything but a file of its own beside the one that is asked about, and makes no CUDA context.
-"""
+"""The file system under a folder, and how fast it is."""
 
 import os
 import socket
-import subprocess
 import time
 import uuid
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 import psutil
 
-from reagent_lite.distributed.link import Link, LostError, connect
-from reagent_lite.distributed.meeting_file import Record
-from reagent_lite.distributed.network import answers
+from reagent_lite.files import nearest_existing
 
 _NETWORK = (
     "nfs", "cifs", "smb", "ceph", "lustre", "gpfs", "beegfs", "9p", "virtiofs", "afs", "weka", "orangefs", "pvfs",
@@ -26,8 +19,6 @@ _NETWORK = (
 _LONG_CACHE_SECONDS = 60  # Linux' own bound for attributes of folders: acdirmax of nfs(5)
 _CACHE_OPTIONS = ("actimeo", "acregmax", "acdirmax")
 _PROBE = b"probe of the doctor\n" * 200
-_ANSWER_SECONDS = 5.0
-_CONNECT_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,17 +78,6 @@ class Timings:
         return ", ".join(f"{name} {1000 * seconds:.1f} ms" for name, seconds in parts.items())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
-    """A GPU as the driver lists it; memory in bytes."""
-
-    name: str
-    uuid: str
-    driver: str
-    free: int
-    total: int
-
-
 def find_mount(path: Path) -> Mount | None:
     """Returns the file system of a path, or of the nearest folder above it that exists; None where nobody tells."""
     resolved = nearest_existing(path).resolve()
@@ -110,14 +90,6 @@ def find_mount(path: Path) -> Mount | None:
     if best is None:
         return None
     return Mount(best.device, best.mountpoint, best.fstype, tuple(best.opts.split(",")))
-
-
-def nearest_existing(path: Path) -> Path:
-    """Returns a path, or the nearest folder above it that exists."""
-    path = path.absolute()
-    while not path.exists():
-        path = path.parent
-    return path
 
 
 def probe_folder(folder: Path) -> Timings:
@@ -147,51 +119,3 @@ def probe_folder(folder: Path) -> Timings:
         final.unlink(missing_ok=True)
     write, rename, listing, read = (after - before for before, after in pairwise(times))
     return Timings(write=write, rename=rename, list=listing, read=read)
-
-
-def is_live(record: Record) -> bool:
-    """Whether the very store that a record names answers at its address."""
-    if answers(record.address, record.port, _CONNECT_SECONDS):
-        return False
-    link = Link(lambda: connect(record.address, record.port, record.token))
-    try:
-        return bool(link.ask(lambda store: store.peek("nonce") == record.nonce, _ANSWER_SECONDS))
-    except LostError:
-        return False
-    finally:
-        link.close()
-
-
-def list_gpus() -> tuple[Gpu, ...]:
-    """Returns the machine's GPUs in the driver's order, as far as nvidia-smi tells."""
-    query = ["nvidia-smi", "--query-gpu=name,uuid,driver_version,memory.free,memory.total",
-             "--format=csv,noheader,nounits"]  # fmt: skip
-    try:
-        done = subprocess.run(query, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return ()
-    return parse_gpus(done.stdout)
-
-
-def parse_gpus(text: str) -> tuple[Gpu, ...]:
-    """Returns the GPUs of nvidia-smi's lines `name, uuid, driver, free MiB, total MiB`; a size may be [N/A]."""
-    gpus = []
-    for line in text.splitlines():
-        fields = [field.strip() for field in line.split(",")]
-        if len(fields) == 5:
-            free, total = (int(field) << 20 if field.isdigit() else 0 for field in fields[3:])
-            gpus.append(Gpu(name=fields[0], uuid=fields[1], driver=fields[2], free=free, total=total))
-    return tuple(gpus)
-
-
-def used_gpus(gpus: Sequence[Gpu], count: int) -> tuple[str, ...]:
-    """Returns the UUIDs of the first `count` of a machine's GPUs that CUDA_VISIBLE_DEVICES shows.
-
-    The variable holds numbers or UUIDs; without it all GPUs are visible.
-    """
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return tuple(gpu.uuid for gpu in gpus[:count])
-    names = [name.strip() for name in visible.split(",") if name.strip()]
-    shown = [gpus[int(name)].uuid if name.isdigit() and int(name) < len(gpus) else name for name in names]
-    return tuple(shown[:count])

@@ -1,0 +1,52 @@
+"""GPUs of this machine as the driver lists them; no CUDA context is made."""
+
+import os
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """A GPU as the driver lists it; memory in bytes."""
+
+    name: str
+    uuid: str
+    driver: str
+    free: int
+    total: int
+
+
+def list_gpus() -> tuple[Gpu, ...]:
+    """Returns the machine's GPUs in the driver's order, as far as nvidia-smi tells."""
+    query = ["nvidia-smi", "--query-gpu=name,uuid,driver_version,memory.free,memory.total",
+             "--format=csv,noheader,nounits"]  # fmt: skip
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return ()
+    return parse_gpus(done.stdout)
+
+
+def parse_gpus(text: str) -> tuple[Gpu, ...]:
+    """Returns the GPUs of nvidia-smi's lines `name, uuid, driver, free MiB, total MiB`; a size may be [N/A]."""
+    gpus = []
+    for line in text.splitlines():
+        fields = [field.strip() for field in line.split(",")]
+        if len(fields) == 5:
+            free, total = (int(field) << 20 if field.isdigit() else 0 for field in fields[3:])
+            gpus.append(Gpu(name=fields[0], uuid=fields[1], driver=fields[2], free=free, total=total))
+    return tuple(gpus)
+
+
+def used_gpus(gpus: Sequence[Gpu], count: int) -> tuple[str, ...]:
+    """Returns the UUIDs of the first `count` of a machine's GPUs that CUDA_VISIBLE_DEVICES shows.
+
+    The variable holds numbers or UUIDs; without it all GPUs are visible.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return tuple(gpu.uuid for gpu in gpus[:count])
+    names = [name.strip() for name in visible.split(",") if name.strip()]
+    shown = [gpus[int(name)].uuid if name.isdigit() and int(name) < len(gpus) else name for name in names]
+    return tuple(shown[:count])

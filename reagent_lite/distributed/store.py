@@ -1,0 +1,250 @@
+"""Node 0's key-value store: signed texts by key, and calls that end at a deadline whatever the store's machine does.
+
+torch's TCPStore waits without end for a machine that accepts connections and says nothing (measured: its timeout
+covers the wait for a key, not for an answer). Calls therefore run on a thread of their own, left behind when it hangs.
+"""
+
+import hmac
+import queue
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from reagent_lite.distributed.meeting_file import Record
+from reagent_lite.distributed.network import connection_error
+from reagent_lite.errors import Problem, RendezvousError, first_line
+
+T = TypeVar("T")
+ANSWER_SECONDS = 5.0
+"""How long a store may take for one answer."""
+
+_OPEN_SECONDS = 15.0  # torch asks for the name of the store's address, 10 s where a name server drops packets
+_CONNECT_SECONDS = 2.0
+_MAC_CHARS = 64
+_ATTEMPT = "attempt"
+_ABSENT = "-"  # no text of ours: each begins with a proof of _MAC_CHARS characters
+
+
+class LostError(Exception):
+    """The store does not answer any more; the text says why."""
+
+
+class Store:
+    """Texts by key in node 0's TCPStore, each with a proof that its writer knows the run's token.
+
+    Whoever reaches the port can list, read and replace keys of a TCPStore. The token itself is never sent, and a value
+    that was written without it, or copied from another key, counts as absent.
+
+    Args:
+        client: torch's.
+        token: of the run, from the meeting file; "" protects nothing.
+        attempt: whose keys these are; None for the attempt that node 0 has reached.
+
+    Attributes:
+        attempt: whose keys these are.
+    """
+
+    def __init__(self, client: Any, token: str, attempt: int | None = None) -> None:
+        self._client, self._token = client, token
+        self.attempt = int(self._get(_ATTEMPT) or 0) if attempt is None else attempt
+
+    def begin(self, attempt: int, texts: Mapping[str, str]) -> "Store":
+        """Returns the keys of a new attempt, with some texts to begin with; who connects from here on comes to them."""
+        begun = Store(self._client, self._token, attempt)
+        for key, text in texts.items():
+            begun.set(key, text)
+        self._client.set(_ATTEMPT, self._signed(_ATTEMPT, str(attempt)))
+        return begun
+
+    def set(self, key: str, text: str) -> None:
+        """Replaces the text of a key."""
+        key = self._full(key)
+        self._client.set(key, self._signed(key, text))
+
+    def get(self, key: str) -> str | None:
+        """Returns a key's text, or None; never waits for it."""
+        return self._get(self._full(key))
+
+    def set_once(self, key: str, text: str) -> str:
+        """Sets a key that has no text yet; returns the text that it has then."""
+        key = self._full(key)
+        found, signed = b"", self._signed(key, text)
+        while True:
+            found = self._client.compare_set(key, found, signed)
+            verified = self._verified(key, found)
+            if verified is not None:
+                return verified
+
+    def delete(self, key: str) -> None:
+        """Removes a key."""
+        self._client.delete_key(self._full(key))
+
+    def _full(self, key: str) -> str:
+        return f"{self.attempt}/{key}"
+
+    def _get(self, key: str) -> str | None:
+        # in one request: between `check` and `get` the key may be deleted, and `get` would wait for it
+        found = self._client.compare_set(key, _ABSENT, _ABSENT)
+        return None if found == _ABSENT.encode() else self._verified(key, found)
+
+    def _signed(self, key: str, text: str) -> bytes:
+        return self._mac(key, text.encode()) + text.encode()
+
+    def _verified(self, key: str, value: bytes) -> str | None:
+        mac, text = value[:_MAC_CHARS], value[_MAC_CHARS:]
+        return text.decode() if hmac.compare_digest(mac, self._mac(key, text)) else None
+
+    def _mac(self, key: str, text: bytes) -> bytes:
+        return hmac.new(self._token.encode(), key.encode() + b"\0" + text, "sha256").hexdigest().encode()
+
+
+def serve(server: socket.socket, address: str, token: str) -> Store:
+    """Returns node 0's store, listening on the given socket only; it ends with its last reference.
+
+    Args:
+        server: a listening socket, which the store takes over.
+        address: at which it is reached.
+        token: see Store.
+
+    Raises:
+        RendezvousError: the store did not open.
+    """
+    port = server.getsockname()[1]
+    return Store(_open(address, port, is_master=True, master_listen_fd=server.detach()), token, 0)
+
+
+def connect(address: str, port: int, token: str) -> Store:
+    """Returns a client of the store at an address; waits without end where something silent listens there.
+
+    Raises:
+        RendezvousError: no store opened there.
+    """
+    return Store(_open(address, port, is_master=False), token)
+
+
+def _open(address: str, port: int, **role: Any) -> Any:
+    try:
+        client = dist.TCPStore(  # type: ignore[attr-defined]
+            address, port, wait_for_workers=False, timeout=timedelta(seconds=_OPEN_SECONDS), **role
+        )
+    except dist.DistError as error:
+        problem = Problem(
+            f"store at {address}:{port}",
+            f"one that opens within {_OPEN_SECONDS:g} s",
+            first_line(error),
+            "Look at the network and the name servers of this machine",
+        )
+        raise RendezvousError(problem) from error
+    client.set_timeout(timedelta(seconds=ANSWER_SECONDS))
+    return client
+
+
+class Background:
+    """A daemon thread that makes calls one after the other; nobody waits for one longer than they want to."""
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="background", daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Callable[[], T]) -> "Future[T]":
+        """Queues a call; the future ends with its result, or with its error."""
+        future: Future[T] = Future()
+        self._calls.put((work, future))
+        return future
+
+    def call(self, work: Callable[[], T], seconds: float) -> T:
+        """Returns the result of a call, or raises its error.
+
+        Raises:
+            LostError: it takes longer.
+        """
+        future = self.submit(work)
+        try:
+            return future.result(seconds)
+        except TimeoutError as error:
+            if future.done():
+                raise
+            raise LostError(f"no answer for {seconds:.0f} s") from error
+
+    def close(self, seconds: float = 0.0) -> None:
+        """Ends the thread after the calls that are queued, and waits so long for it."""
+        self._calls.put(None)
+        self._thread.join(seconds)
+
+    def _work(self) -> None:
+        while (item := self._calls.get()) is not None:
+            work, future = item
+            try:
+                future.set_result(work())
+            except Exception as error:
+                future.set_exception(error)
+            del item, work, future  # the last reference to node 0's store may be among them
+
+
+class Link:
+    """Calls to one store in the background.
+
+    Args:
+        open_store: called in the background as well.
+    """
+
+    def __init__(self, open_store: Callable[[], Store]) -> None:
+        self._background = Background()
+        self._opened: Future[Store] | None = self._background.submit(open_store)
+
+    def submit(self, work: Callable[[Store], T]) -> "Future[T]":
+        """Queues a call; the future ends with its result, or with its error."""
+        return self._background.submit(lambda: work(self._store()))
+
+    def call(self, work: Callable[[Store], T], seconds: float = ANSWER_SECONDS) -> T:
+        """Returns the result of a call.
+
+        Raises:
+            LostError: no answer within `seconds`, or the connection broke.
+        """
+        try:
+            return self._background.call(lambda: work(self._store()), seconds)
+        except LostError:
+            raise
+        except Exception as error:
+            raise lost(error) from error
+
+    def close(self, seconds: float = 0.0) -> None:
+        """Lets go of the store after the calls that are queued, and waits so long for that."""
+        self._background.close(seconds)
+        self._opened = None
+
+    def _store(self) -> Store:
+        if self._opened is None:
+            raise LostError("closed")
+        return self._opened.result()
+
+
+def lost(error: Exception) -> LostError:
+    """Returns what an error of a call says about the store."""
+    return LostError(first_line(error) or type(error).__name__)
+
+
+def reach(record: Record) -> tuple[Link, Record] | None:
+    """Returns a link to the very store that a record names, and the record of its present attempt and address.
+
+    None where nothing answers at its addresses, or another store does.
+    """
+    for address in (record.address, *record.others):
+        if connection_error(address, record.port, _CONNECT_SECONDS):
+            continue
+        link = Link(lambda address=address: connect(address, record.port, record.token))  # type: ignore[misc]
+        with suppress(LostError):
+            nonce, attempt = link.call(lambda store: (store.get("nonce"), store.attempt), _OPEN_SECONDS)
+            if nonce == record.nonce:
+                return link, record.model_copy(update={"attempt": attempt, "address": address})
+        link.close()
+        return None
+    return None

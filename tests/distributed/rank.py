@@ -1,0 +1,164 @@
+"""One rank of test_group.py: rank.py JOB FOLDER; what a job returns is in FOLDER/<rank>.json."""
+
+import gc
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from oracles.batches import make_batch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from reagent_lite.algorithms.dqn import DQN, DQNSettings
+from reagent_lite.config.checkpoint import CheckpointConfig
+from reagent_lite.config.rendezvous import RendezvousConfig
+from reagent_lite.data.sampling.plan import ReadPlan
+from reagent_lite.distributed.agreement import Agreement
+from reagent_lite.distributed.group import Group, Place, joined
+from reagent_lite.errors import PeerError
+from reagent_lite.models.q_networks import NetworkSettings, build_q_network
+from reagent_lite.models.value_heads import ScalarHead
+from reagent_lite.training.checkpoint import CheckpointFolder, Checkpoints, CheckpointSchedule
+from reagent_lite.training.loop import Hooks, Optimization, Running, fit
+from reagent_lite.training.stop import StopSignal
+from reagent_lite.types import SourceSpec, TransitionBatch
+
+STOP_AT = 700
+SHARES = {"one": (1,), "even": (1, 1), "uneven": (3, 1), "three": (1, 1, 1)}
+
+
+class Source:
+    """Rows of a table by a plan, as data.source does it from files."""
+
+    def __init__(self, plan: ReadPlan, rank: int) -> None:
+        rng = torch.Generator().manual_seed(0)
+        self.state, self.after = torch.randn(203, 3, generator=rng), torch.randn(203, 3, generator=rng)
+        self.reward = torch.randn(203, generator=rng)
+        self.plan, self.rank, self.step = plan, rank, 0
+
+    def learned(self, row_errors: Tensor) -> None:
+        """Rows are read in the plan's order."""
+
+    def state_dict(self) -> dict[str, int]:
+        return {"step": self.step}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.step = state["step"]
+
+    def __next__(self) -> TransitionBatch:
+        plan = self.plan
+        (((_, start, stop),),) = plan.parts(self.step, self.rank)
+        rows = torch.from_numpy(plan.permutation(self.step // plan.steps_per_epoch)[start:stop].astype(np.int64))
+        share = len(plan.shares) / plan.rows_of_step(self.step)
+        self.step += 1
+        return make_batch(
+            self.state[rows], self.after[rows], rows % 2, self.reward[rows], weight=torch.full((len(rows),), share)
+        )
+
+
+def ready(group: Group, shares: tuple[int, ...]) -> tuple[Running, ReadPlan]:
+    plan = ReadPlan(shards=(203,), minibatch=16, epochs=8, shares=shares)
+    torch.manual_seed(group.rank)  # initial weights differ: the first rank's count
+    spec = SourceSpec(num_state_features=3, action_names=("a", "b"))
+    network = build_q_network(spec, NetworkSettings(hidden=(16,), activations=("relu",)))
+    learner = DQN(network, ScalarHead(), DQNSettings(gamma=0.9, target_update_rate=0.1))
+    optimization = Optimization(optimizer=torch.optim.Adam(learner.q_network.parameters(), lr=1e-3))
+    source = Source(plan, group.rank)
+    return Running(learner=learner, optimization=optimization, source=source, evaluators=source), plan
+
+
+def learn(job: str, group: Group, folder: Path) -> int:
+    running, plan = ready(group, SHARES[job])
+    fit(running, plan, group, Hooks())
+    save_file(running.learner.state_dict(), folder / f"{group.rank}.safetensors")
+    return running.position.step
+
+
+def collectives(group: Group) -> dict[str, Any]:
+    total = int(group.sum(torch.tensor([group.rank + 1])))
+    last = group.broadcast_bytes(bytes([group.rank]), group.world_size - 1)[0]
+    own = torch.full((group.rank, 2, 3 - group.rank), group.rank).transpose(0, 1)  # none, and not contiguous
+    return {
+        "sum": [total, group.broadcast_text("héllo" if group.is_first else None), last],
+        "texts": group.gather_text("é" * group.rank),
+        "bytes": [one.decode() for one in group.gather_bytes(b"b" * group.rank)],
+        "part": group.scatter_bytes(iter([b"0", b"", b"22"]) if group.is_first else None).decode(),
+        "tensors": [[one.tolist() for one in group.gather(column)] for column in (own, own == 1, own.double())],
+    }
+
+
+def agree(group: Group) -> dict[str, Any]:
+    """Rank 2 is asked to stop, rank 0's clock asks for a checkpoint; each rank returns when it learnt of it."""
+    agreement, saves, start = Agreement(group), [], time.perf_counter()
+    for done in range(1, 10_000):
+        time.sleep(0.001)
+        agreed = agreement.after_step(done, stop=group.rank == 2 and done >= STOP_AT, save=done == 1 or group.rank == 1)
+        saves += [done] if agreed.save else []
+        if agreed.stop:
+            return {"stopped": done, "saves": saves, "step_seconds": (time.perf_counter() - start) / done}
+    return {}
+
+
+def diverge(group: Group, folder: Path) -> dict[str, Any]:
+    """A bit of rank 1's parameters flips before step 4; ranks compare every 5 steps and save every 2."""
+    running, plan = ready(group, SHARES["three"])
+    document = {"run": "r", "serial": 0, "world": {"processes": group.world_size}}
+    schedule = CheckpointSchedule(
+        CheckpointConfig(every_steps=2),
+        RendezvousConfig(step_timeout_seconds=60, startup_timeout_seconds=60, checksum_every_steps=5),
+        Checkpoints(CheckpointFolder(folder / "checkpoints"), group, running, document, keep=9),
+        StopSignal(),
+    )
+
+    class Flip(Hooks):
+        def before_step(self, step: int) -> None:
+            if step == 4 and group.rank == 1:
+                next(running.learner.q_network.parameters()).data.view(-1).view(torch.int32)[0] ^= 1
+
+        def after_step(self) -> None:
+            schedule.after_step()
+
+    try:
+        fit(running, plan, group, Flip())
+    except PeerError as error:
+        return {"error": str(error), "step": running.position.step}
+    return {}
+
+
+def averaged(group: Group) -> nn.Module:
+    wrapped = group.wrap(nn.Linear(1, 1))
+    wrapped(torch.ones(1, 1)).sum().backward()
+    return wrapped
+
+
+def main(job: str, folder: Path) -> None:
+    with joined(Place.read() or Place(), torch.device("cpu"), timeout_seconds=60) as group:
+        wrapped, result = None, None
+        if job in SHARES:
+            result = learn(job, group, folder)
+        elif job == "collectives":
+            result = collectives(group)
+        elif job == "agree":
+            result = agree(group)
+        elif job == "diverge":
+            result = diverge(group, folder)
+        elif job == "outlive":
+            # Python's lock is not offered to torch's thread, which has still to let go of what it averaged
+            gc.freeze()  # collecting takes long enough for the thread
+            sys.setswitchinterval(60)
+            wrapped = averaged(group)
+        (folder / f"{group.rank}.json").write_text(json.dumps(result))
+        if wrapped is None:
+            group.barrier()
+    del wrapped
+    gc.collect()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

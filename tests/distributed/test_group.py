@@ -1,0 +1,125 @@
+"""Ranks of one run: collectives, gradients whatever the division of rows, and what ranks decide together."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from oracles.ranks import end_ranks, start_ranks
+from safetensors.torch import load_file
+from torch import nn
+
+from reagent_lite.distributed.agreement import Agreed, Agreement, steps_between
+from reagent_lite.distributed.group import Group, Place
+from reagent_lite.errors import RendezvousError
+from reagent_lite.training.checkpoint import checksum
+
+RANK = str(Path(__file__).with_name("rank.py"))
+
+
+def results(job: str, world: int, folder: Path) -> list[Any]:
+    folder.mkdir(exist_ok=True)
+    codes = end_ranks(start_ranks(world, [RANK, job, str(folder)], folder), 60)
+    assert codes == [0] * world, "".join((folder / f"err_{rank}").read_text() for rank in range(world))
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]
+
+
+def test_place_is_read_whole_or_refused() -> None:
+    variables = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    assert Place.read(variables) == Place(3, 4, 1, 2, node=1, num_nodes=2)
+    named = {**variables, "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "3"}
+    assert Place.read(named) == Place(3, 4, 1, 2, node=0, num_nodes=3)
+    assert Place.read({}) is None
+    with pytest.raises(RendezvousError, match="LOCAL_WORLD_SIZE: expected an integer"):
+        Place.read({**variables, "LOCAL_WORLD_SIZE": "two"})
+
+
+def test_a_world_of_one_does_nothing() -> None:
+    group = Group(Place(), torch.device("cpu"))
+    assert group.sum(torch.tensor([2.0])).tolist() == [2.0]
+    assert group.broadcast_text("naïve") == "naïve"
+    assert [one.tolist() for one in group.gather(torch.tensor([[1], [2]]))] == [[[1], [2]]]
+    assert list(group.gather_bytes(b"")) == [b""]
+    module = nn.Linear(1, 1)
+    assert group.wrap(module) is module
+    group.barrier()
+    agreement = Agreement(group)  # which costs nothing, so it is asked at every step
+    assert [agreement.after_step(done, stop=done == 3, save=done == 2) for done in (1, 2, 3)] == [
+        Agreed(), Agreed(save=True), Agreed(stop=True),
+    ]  # fmt: skip
+
+
+def test_collectives_of_three_ranks(tmp_path: Path) -> None:
+    """Tensors of rank r are r, or whether r is 1, of shape [2, r, 3 - r]: one of them is empty."""
+
+    def tensors(kind: type) -> list[object]:
+        return [[[[kind(rank == 1 if kind is bool else rank)] * (3 - rank)] * rank] * 2 for rank in range(3)]
+
+    for rank, found in enumerate(results("collectives", 3, tmp_path)):
+        assert found["sum"] == [1 + 2 + 3, "héllo", 2]
+        assert found["texts"] == ["", "é", "éé"]
+        assert found["part"] == ["0", "", "22"][rank]
+        assert found["bytes"] == (["", "b", "bb"] if rank == 0 else [])
+        assert found["tensors"] == ([tensors(kind) for kind in (int, bool, float)] if rank == 0 else [[], [], []])
+
+
+def test_two_processes_equal_one_after_104_steps(tmp_path: Path) -> None:
+    """Half the batch each, or 3 : 1 rows: parameters, target and optimizer's effect agree to 1e-6."""
+    assert results("one", 1, tmp_path / "one") == [104]
+    one = load_file(tmp_path / "one" / "0.safetensors")
+    assert len([name for name, tensor in one.items() if name.startswith("q_network") and tensor.abs().sum() > 0]) == 4
+    for job in ("even", "uneven"):
+        assert results(job, 2, tmp_path / job) == [104, 104]
+        for rank in range(2):
+            for name, tensor in load_file(tmp_path / job / f"{rank}.safetensors").items():
+                torch.testing.assert_close(tensor, one[name], rtol=0, atol=1e-6)
+
+
+def test_a_wrapped_module_may_outlive_its_group(tmp_path: Path) -> None:
+    """Else a run that fails between two steps could wait for ever instead of ending."""
+    results("outlive", 2, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("step", "check", "steps"),
+    [
+        (0.001, 0.0003, 100),  # 0.3 ms every 100 ms is 0.3 percent
+        (0.001, 0.1, 1000),  # that would be every 33 s: a second is prompter
+        (2.0, 0.001, 1),
+        (0.1, 0.0001, 1),
+        (0.1, 0.0012, 4),
+    ],
+)
+def test_checks_are_cheap_and_prompt(step: float, check: float, steps: int) -> None:
+    assert steps_between(step, check) == steps
+
+
+def test_all_ranks_stop_and_save_at_the_same_step(tmp_path: Path) -> None:
+    found = results("agree", 3, tmp_path)
+    stopped = {result["stopped"] for result in found}
+    assert len(stopped) == 1
+    assert 700 <= stopped.pop() <= 700 + 2 / found[0]["step_seconds"]  # about a second, with a second to spare
+    assert [result["saves"] for result in found] == [[1], [1], [1]]  # rank 1's clock does not count
+
+
+def test_a_rank_with_other_numbers_is_named_on_all(tmp_path: Path) -> None:
+    for result in results("diverge", 3, tmp_path):
+        assert result["step"] == 5
+        assert "step 5: expected the same parameters on all ranks" in result["error"]
+        assert "parameters differ between ranks: 1 from 0, 2" in result["error"]
+    kept = sorted(path.name for path in (tmp_path / "checkpoints").glob("step_*"))
+    assert kept == ["step_000002", "step_000004"]  # nothing is saved of what differs
+
+
+def test_a_checksum_sees_every_bit_and_the_order() -> None:
+    module = nn.Linear(3, 2)
+    before = checksum(module)
+    flat = module.weight.data.view(-1).view(torch.int32)
+    for bit in range(32):
+        flat[2] ^= 1 << bit if bit < 31 else -(1 << 31)
+        assert checksum(module) != before
+        flat[2] ^= 1 << bit if bit < 31 else -(1 << 31)
+    assert checksum(module) == before
+    same = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    assert checksum(same) != checksum(nn.Sequential(same[1], same[0]))
