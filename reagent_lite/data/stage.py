@@ -159,11 +159,15 @@ class StageManifest:
             manifest = cls.read(str(folder))
             if manifest is None or manifest.kind != kind or manifest.settings != json.loads(json.dumps(settings)):
                 return None
-            with os.scandir(folder) as entries:
-                sizes = {one.name: one.stat().st_size for one in entries if one.is_file(follow_symlinks=False)}
+            return None if manifest.damage(folder) else manifest
         except (DataError, OSError):
             return None
-        return None if _altered(str(folder), manifest, sizes) else manifest
+
+    def damage(self, folder: Path) -> list[Problem]:
+        """Returns which files of the folder are missing or have other sizes; a link is no file."""
+        with os.scandir(folder) as entries:
+            sizes = {one.name: one.stat().st_size for one in entries if one.is_file(follow_symlinks=False)}
+        return _altered(str(folder), self, sizes)
 
     @classmethod
     def standing(cls, folder: Path, kind: str, settings: dict[str, Any], inputs: Sequence[InputFile]) -> Self | None:
@@ -227,7 +231,7 @@ def _altered(folder: str, manifest: StageManifest, sizes: dict[str, int]) -> lis
         if sizes.get(name) != entry["size"]:
             got = f"{sizes[name]} bytes" if name in sizes else "no such file"
             where, expected = f"{folder.rstrip('/')}/{name}", f"{entry['size']} bytes, as {FILE_NAME} says"
-            problems.append(Problem(where, expected, got, STAGE.damaged))
+            problems.append(Problem(where, expected, got, manifest.what.damaged))
     return problems
 
 

@@ -26,7 +26,7 @@ from reagent_lite.data.copy.place import CopyManifest, places_of
 from reagent_lite.data.formats.blocks import Show
 from reagent_lite.data.formats.frames import Log, path_of
 from reagent_lite.data.stage import data_files, left_out
-from reagent_lite.errors import DataError, Problem
+from reagent_lite.errors import DataError, Problem, raise_any
 from reagent_lite.files import is_writable
 from reagent_lite.manifest import TRAINING_COPY
 
@@ -153,6 +153,7 @@ def open_training_copy(folder: Path) -> TrainingCopy:
             else f"arrays {', '.join(sorted(manifest.files.keys() ^ ARRAYS))} too many or few"
         )
         raise DataError(Problem(str(folder), TRAINING_COPY.name, got, TRAINING_COPY.damaged))
+    raise_any(manifest.damage(folder))
     return _opened(folder, manifest)
 
 

@@ -71,7 +71,7 @@ class EpisodeBlock:
 
 
 def episode_rows(block: EpisodeBlock, schema: LogSchema) -> pa.Table:
-    """Returns the rows of a block: features as map<int32, float>, names as strings, choices as lists of either.
+    """Returns the rows of a block: features as map<int64, float>, as conversion has them, names as strings, choices as lists of either.
 
     Raises:
         DataError: a number that would be written is NaN or infinite.
@@ -157,7 +157,7 @@ def _choices(mask: Mask, features: Floats | None, schema: LogSchema) -> pa.Array
 def _maps(values: Floats) -> pa.MapArray:
     """Returns the features of [n, F] with ids 0 to F - 1."""
     rows, size = values.shape
-    ids = pa.array(np.tile(np.arange(size, dtype=np.int32), rows))
+    ids = pa.array(np.tile(np.arange(size), rows))
     offsets = pa.array(np.arange(rows + 1, dtype=np.int32) * size)
     return pa.MapArray.from_arrays(offsets, ids, pa.array(values.reshape(-1)))
 

@@ -234,7 +234,7 @@ def duckdb_types(file: Path) -> dict[str, str]:
 
 def test_parquet_has_the_types_of_the_contract(tmp_path: Path) -> None:
     named = written(tmp_path / "n.parquet", LogSchema(transitions=True, action_names=NAMES, ds="d"), two_episodes())
-    maps = "MAP(INTEGER, FLOAT)"
+    maps = "MAP(BIGINT, FLOAT)"
     assert duckdb_types(named) == {
         "ds": "VARCHAR", "mdp_id": "VARCHAR", "sequence_number": "BIGINT", "state_features": maps, "action": "VARCHAR",
         "reward": "FLOAT", "possible_actions": "VARCHAR[]", "action_probability": "FLOAT", "next_state_features": maps,
