@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
-from numpy.typing import NDArray
+from hypothesis import given
+from hypothesis import strategies as st
+from oracles.logs import write_lines
 
+from reagent_lite.data.copy.build import find_order
 from reagent_lite.data.copy.lists import list_hashes
 from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
 from reagent_lite.data.rows.maps import FeatureMatrix, Lists
@@ -30,21 +33,8 @@ def row(**changes: Any) -> dict[str, Any]:
     return {key: value for key, value in {**base, **changes}.items() if value is not None}
 
 
-def written(folder: Path, *rows: dict[str, Any], name: str = "log.json") -> str:
-    (folder / name).write_text("".join(json.dumps(one) + "\n" for one in rows))
-    return str(folder / name)
-
-
-def floats(rows: list[list[float]]) -> NDArray[np.float32]:
-    return np.array(rows, np.float32)
-
-
-def discrete(folder: Path, *rows: dict[str, Any], actions: tuple[str, ...] = ACTIONS) -> TrainingCopy:
-    return prepare_training_copy(written(folder, *rows), actions=actions)
-
-
-def parametric(folder: Path, *rows: dict[str, Any]) -> TrainingCopy:
-    return prepare_training_copy(written(folder, *rows), actions=None)
+def copied(folder: Path, *rows: dict[str, Any], actions: tuple[str, ...] | None = ACTIONS) -> TrainingCopy:
+    return prepare_training_copy(write_lines(folder / "log.json", rows), actions=actions)
 
 
 @pytest.mark.skipif(not LOG_2019.exists(), reason="the 2019 file lies beside the repository, not in it")
@@ -78,12 +68,12 @@ def test_one_small_log_by_hand(tmp_path: Path) -> None:
         row(mdp_id="a", sequence_number=9, state_features={"3": 4.0}, terminal=True, metrics={"x": 7}),
         row(mdp_id="b", sequence_number=1, next_state_features={"0": 9.0}, reward=-1),
     ]
-    copy = discrete(tmp_path, *rows)
+    copy = copied(tmp_path, *rows)
     nan = np.nan
     assert copy.state_ids == (0, 3, 7)
     # a9, b1, b3, b5, then b1's next state, which is no row's state.
     np.testing.assert_array_equal(
-        copy.state, floats([[nan, 4, nan], [1, nan, nan], [1, nan, nan], [2, nan, 3], [9, nan, nan]])
+        copy.state, np.float32([[nan, 4, nan], [1, nan, nan], [1, nan, nan], [2, nan, 3], [9, nan, nan]])
     )
     assert copy.origin_line.tolist() == [3, 4, 2, 1]
     assert copy.episode.tolist() == [0, 1, 1, 1]
@@ -107,36 +97,46 @@ def test_one_small_log_by_hand(tmp_path: Path) -> None:
     assert [one.dtype.name for one in (copy.follows, copy.next_index, copy.mask)] == ["bool", "int32", "uint8"]
 
 
+ONE = {"1": 1.0}
+ENDS: list[tuple[dict[str, Any], int]] = [
+    ({"terminal": True, "possible_next_actions": [1, 1]}, 0),
+    ({"terminal": False, "next_action": None}, 1),
+    ({"terminal": 1}, 0),
+    ({"possible_next_actions": [0, 0], "next_action": 1}, 0),
+    ({"possible_next_actions": [], "next_action": 1}, 0),
+    ({"possible_next_actions": [0, 1], "next_action": None}, 1),
+    ({"possible_next_actions": ["left"]}, 1),
+    *(({"next_action": none}, 0) for none in (None, "", 2, 7, "2")),
+    *(({"next_action": one}, 1) for one in (1, "right")),
+    ({"next_action": None, "truncated": True}, 1),
+    ({"terminal": True, "truncated": True}, 0),
+    ({"next_action": None, "truncated": False}, 0),
+]
+PARAMETRIC_ENDS: list[tuple[dict[str, Any], int]] = [
+    *(({"next_action": none}, 0) for none in (None, {}, "")),
+    ({"possible_next_actions": [], "next_action": ONE}, 0),
+    ({"possible_next_actions": [ONE], "next_action": {}}, 1),
+    ({"terminal": True, "possible_next_actions": [ONE]}, 0),
+]
+
+
 @pytest.mark.parametrize(
-    ("changes", "bootstrap"),
-    [
-        ({"terminal": True, "possible_next_actions": [1, 1]}, 0),
-        ({"terminal": False, "next_action": None}, 1),
-        ({"terminal": 1}, 0),
-        ({"possible_next_actions": [0, 0], "next_action": 1}, 0),
-        ({"possible_next_actions": [], "next_action": 1}, 0),
-        ({"possible_next_actions": [0, 1], "next_action": None}, 1),
-        ({"possible_next_actions": ["left"]}, 1),
-        ({"next_action": None}, 0),
-        ({"next_action": ""}, 0),
-        ({"next_action": 2}, 0),
-        ({"next_action": 7}, 0),
-        ({"next_action": "2"}, 0),
-        ({"next_action": 1}, 1),
-        ({"next_action": "right"}, 1),
-        ({"next_action": None, "truncated": True}, 1),
-        ({"terminal": True, "truncated": True}, 0),
-        ({"next_action": None, "truncated": False}, 0),
-    ],
+    ("actions", "changes", "bootstrap"),
+    [*((ACTIONS, *one) for one in ENDS), *((None, *one) for one in PARAMETRIC_ENDS)],
 )
-def test_the_terminal_rule(tmp_path: Path, changes: dict[str, Any], bootstrap: float) -> None:
-    copy = discrete(tmp_path, {**row(), **changes}, row())
+def test_the_terminal_rule(
+    tmp_path: Path, actions: tuple[str, ...] | None, changes: dict[str, Any], bootstrap: float
+) -> None:
+    base = row() if actions else row(action=ONE, next_action=ONE)
+    copy = copied(tmp_path, {**base, **changes}, base, actions=actions)
     assert copy.bootstrap.tolist() == [bootstrap, 1]
     assert copy.truncated.tolist() == [int(bool(changes.get("truncated"))), 0]
+    if not bootstrap:
+        assert copy.next_action[0] == -1
 
 
 def test_rows_without_mdp_id_are_episodes_of_their_own(tmp_path: Path) -> None:
-    copy = discrete(tmp_path, row(), row(state_features={"0": 2.0}), row())
+    copy = copied(tmp_path, row(), row(state_features={"0": 2.0}), row())
     assert copy.episode.tolist() == [0, 1, 2]
     assert len(set(copy.episode_hash.tolist())) == 3
     assert copy.sequence.tolist() == [0, 1, 2]
@@ -144,19 +144,41 @@ def test_rows_without_mdp_id_are_episodes_of_their_own(tmp_path: Path) -> None:
     assert copy.origin_line.tolist() == [1, 2, 3]
 
 
-def test_episode_hashes_are_stable(tmp_path: Path) -> None:
-    # BLAKE2b of "214" with 8 bytes, as coreutils' `printf 214 | b2sum -l 64` prints it.
-    copy = discrete(tmp_path, row(mdp_id=214), row(mdp_id="7"))
-    assert copy.episode.tolist() == [0, 1]
-    assert copy.episode_hash.tolist() == [int.from_bytes(bytes.fromhex(one), "little") for one in B2SUM_OF_214_AND_7]
+def test_rows_of_two_blocks_are_sorted_by_hand() -> None:
+    # slots 0 and 1 are of the first block's ids, 2 and 3 of the second's; "a" is in both, one row has none
+    ids = [pa.array(["7", "214"]), pa.array(["214", "c"])]
+    order = find_order(np.array([0, 1, -1, 2, 3, 2]), ids, np.array([7, 5, 1, 4, 0, 5]))
+    # 214: rows 3 (4), 1 (5), 5 (5, the same again); 7: row 0; c: row 4; then the row without mdp_id
+    assert order.rows.tolist() == [3, 1, 5, 0, 4, 2]
+    assert order.episode.tolist() == [0, 0, 0, 1, 2, 3]
+    assert order.sequence.tolist() == [4, 5, 5, 7, 0, 1]
+    assert (order.duplicates, order.num_episodes, order.alone.tolist()) == (1, 4, [2])
+    # BLAKE2b with 8 bytes, as coreutils' `printf 214 | b2sum -l 64` prints it
+    b2sums = ("350f42fc966eb108", "e75017cace788f82")
+    assert order.episode_hashes()[:2].tolist() == [int.from_bytes(bytes.fromhex(one), "little") for one in b2sums]
+    # without sequence numbers the order is the files'
+    assert find_order(np.array([1, 0, 1]), [pa.array(["a", "b"])], None).rows.tolist() == [0, 1, 2]
 
 
-B2SUM_OF_214_AND_7 = ("350f42fc966eb108", "e75017cace788f82")
+@pytest.mark.parametrize("large", [1, 2**61, 2**63 - 1])  # 2^62 values times 4 episodes are beyond 64 bits
+@given(st.lists(st.tuples(st.integers(-1, 3), st.integers(-2, 2)), min_size=1, max_size=30))
+def test_the_order_is_that_of_sorting_by_both(large: int, rows: list[tuple[int, int]]) -> None:
+    slots = np.array([slot for slot, _ in rows])
+    sequence = np.array([max(-(2**63), min(2**63 - 1, place * large)) for _, place in rows])
+    order = find_order(slots, [pa.array(["a", "b", "c", "d"])], sequence)
+    alone = iter(range(4, 4 + len(rows)))
+    episode = [slot if slot >= 0 else next(alone) for slot, _ in rows]
+    if (slots < 0).all():
+        assert order.rows.tolist() == list(range(len(rows)))
+    else:
+        assert order.rows.tolist() == sorted(range(len(rows)), key=lambda row: (episode[row], int(sequence[row])))
+    assert order.episode.tolist() == [episode[row] for row in order.rows]
+    assert order.sequence.tolist() == sequence[order.rows].tolist()
 
 
 def test_duplicates_are_kept_and_counted(tmp_path: Path) -> None:
     rows = [row(mdp_id="a", sequence_number=1, reward=number, state_features={"0": 2.0}) for number in range(3)]
-    copy = discrete(tmp_path, *rows)
+    copy = copied(tmp_path, *rows)
     assert copy.reward.tolist() == [0, 1, 2]
     assert copy.counts["duplicate_rows"] == 2
     # The next row's state is right, but it is not later.
@@ -164,17 +186,8 @@ def test_duplicates_are_kept_and_counted(tmp_path: Path) -> None:
     assert not copy.follows.any()
 
 
-def test_large_sequence_numbers_are_exact(tmp_path: Path) -> None:
-    first = 1_700_000_000_000_000_001
-    copy = discrete(tmp_path, *(row(mdp_id="a", sequence_number=first + one) for one in (2, 0, 1)))
-    assert (copy.sequence - first).tolist() == [0, 1, 2]
-    assert copy.origin_line.tolist() == [2, 3, 1]
-
-
 def test_ignored_columns_and_either_propensity_are_reported(tmp_path: Path) -> None:
-    copy = discrete(
-        tmp_path, row(action_probability=0.5, shoe_size="42"), row(propensity=0.25, action_probability=0.25)
-    )
+    copy = copied(tmp_path, row(action_probability=0.5, shoe_size="42"), row(propensity=0.25, action_probability=0.25))
     assert copy.propensity.tolist() == [0.5, 0.25]
     assert copy.notes == (
         "2 rows have no mdp_id; each counts as an episode of its own",
@@ -204,12 +217,14 @@ def test_parametric_lists_by_hand(tmp_path: Path) -> None:
         ),
         row(mdp_id="b", sequence_number=1, action={"4": 3, "1": None}, next_action=two),
     ]
-    copy = parametric(tmp_path, *rows)
+    copy = copied(tmp_path, *rows, actions=None)
     nan = np.nan
     assert copy.action_ids == (1, 4)
     # Lists by first use: a1's own; a1's next, which is a2's own; the empty one; b1's action alone; b1's next alone.
     assert copy.list_offsets.tolist() == [0, 2, 4, 4, 5, 6]
-    np.testing.assert_array_equal(copy.candidates, floats([[1, nan], [2, 0.5], [1, nan], [nan, 3], [nan, 3], [2, 0.5]]))
+    np.testing.assert_array_equal(
+        copy.candidates, np.float32([[1, nan], [2, 0.5], [1, nan], [nan, 3], [nan, 3], [2, 0.5]])
+    )
     assert copy.actions_list.tolist() == [0, 1, 3]
     assert copy.next_list.tolist() == [1, 2, 4]
     assert copy.action.tolist() == [1, 0, 0]
@@ -221,33 +236,16 @@ def test_parametric_lists_by_hand(tmp_path: Path) -> None:
     assert copy.action_names == ()
 
 
-@pytest.mark.parametrize(
-    ("changes", "bootstrap"),
-    [
-        ({"next_action": None}, 0),
-        ({"next_action": {}}, 0),
-        ({"next_action": ""}, 0),
-        ({"possible_next_actions": [], "next_action": {"1": 1.0}}, 0),
-        ({"possible_next_actions": [{"1": 1.0}], "next_action": {}}, 1),
-        ({"terminal": True, "possible_next_actions": [{"1": 1.0}]}, 0),
-    ],
-)
-def test_the_terminal_rule_of_parametric_rows(tmp_path: Path, changes: dict[str, Any], bootstrap: float) -> None:
-    base = row(action={"1": 1.0}, next_action={"1": 1.0})
-    copy = parametric(tmp_path, {**base, **changes}, base)
-    assert copy.bootstrap.tolist() == [bootstrap, 1]
-    assert copy.next_action[0] == (-1 if bootstrap == 0 or not changes.get("next_action") else 0)
-
-
 def test_candidates_that_are_unknown_are_the_action_alone(tmp_path: Path) -> None:
     one, two = {"1": 1.0}, {"1": 2.0}
     base = row(action=one, next_action=one, possible_next_actions=[one, two], mdp_id="a", propensity=0.25)
-    copy = parametric(
+    copy = copied(
         tmp_path,
         {**base, "possible_actions": [two, one], "sequence_number": 1},
         {**base, "possible_actions": [], "sequence_number": 2},
         {**base, "possible_actions": [], "action": None, "sequence_number": 3},
         {**base, "possible_actions": [], "possible_next_actions": [], "sequence_number": 4},
+        actions=None,
     )
     lengths = np.diff(copy.list_offsets)
     assert lengths[copy.actions_list].tolist() == [2, 1, 0, 1]
@@ -279,13 +277,12 @@ def test_list_hashes_see_every_difference() -> None:
 
 def test_shards_and_late_features(tmp_path: Path) -> None:
     folder = tmp_path / "shards"
-    folder.mkdir()
-    written(folder, row(mdp_id="a", sequence_number=2, state_features={"9": 1.0}), name="b.json")
-    written(folder, row(mdp_id="a", sequence_number=1, state_features={"-2": 5.0}), name="a.json")
+    write_lines(folder / "b.json", [row(mdp_id="a", sequence_number=2, state_features={"9": 1.0})])
+    write_lines(folder / "a.json", [row(mdp_id="a", sequence_number=1, state_features={"-2": 5.0})])
     (folder / "c.json").write_text("")
     copy = prepare_training_copy(str(folder), actions=ACTIONS)
     assert copy.state_ids == (-2, 0, 9)
-    np.testing.assert_array_equal(copy.state[:2], floats([[5, np.nan, np.nan], [np.nan, np.nan, 1]]))
+    np.testing.assert_array_equal(copy.state[:2], np.float32([[5, np.nan, np.nan], [np.nan, np.nan, 1]]))
     assert copy.origin_file.tolist() == [0, 1]
     assert copy.source_line(1) == f"{folder}/b.json:1"
     assert copy.folder.parent == tmp_path / ".reagent-lite"

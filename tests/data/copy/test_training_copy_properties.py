@@ -19,7 +19,7 @@ from reagent_lite.data.formats import text_files
 
 ACTIONS = ("left", "right", "7")
 Row = dict[str, Any]
-PROFILE = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+PROFILE = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 values = st.floats(width=32, allow_nan=False, allow_infinity=False)
 features = st.dictionaries(st.sampled_from(["0", "3", "12", "-5"]), values | st.none(), max_size=4)
@@ -168,26 +168,16 @@ def read_parquet(rows: list[Row], actions: tuple[str, ...] | None, style: str) -
 
 
 @PROFILE
-@given(rows=discrete_logs(mixed=True), block=st.integers(100, 2000), times=st.integers(1, 4))
-def test_discrete_json_lines_read_back(rows: list[Row], block: int, times: int) -> None:
-    rows = rows * times
-    check_copy(read_json(rows, ACTIONS, block), rows, ACTIONS)
+@given(data=st.data(), parametric=st.booleans(), block=st.integers(100, 2000), times=st.integers(1, 4))
+def test_json_lines_read_back(data: st.DataObject, parametric: bool, block: int, times: int) -> None:
+    rows = data.draw(parametric_logs() if parametric else discrete_logs(mixed=True)) * times
+    actions = None if parametric else ACTIONS
+    check_copy(read_json(rows, actions, block), rows, actions)
 
 
 @PROFILE
-@given(rows=parametric_logs(), block=st.integers(100, 2000), times=st.integers(1, 4))
-def test_parametric_json_lines_read_back(rows: list[Row], block: int, times: int) -> None:
-    rows = rows * times
-    check_copy(read_json(rows, None, block), rows, None)
-
-
-@PROFILE
-@given(rows=discrete_logs(mixed=False), style=st.sampled_from(list(FEATURE_TYPES)))
-def test_discrete_parquet_reads_back(rows: list[Row], style: str) -> None:
-    check_copy(read_parquet(rows, ACTIONS, style), rows, ACTIONS)
-
-
-@PROFILE
-@given(rows=parametric_logs(), style=st.sampled_from(list(FEATURE_TYPES)))
-def test_parametric_parquet_reads_back(rows: list[Row], style: str) -> None:
-    check_copy(read_parquet(rows, None, style), rows, None)
+@given(data=st.data(), parametric=st.booleans(), style=st.sampled_from(list(FEATURE_TYPES)))
+def test_parquet_reads_back(data: st.DataObject, parametric: bool, style: str) -> None:
+    rows = data.draw(parametric_logs() if parametric else discrete_logs(mixed=False))
+    actions = None if parametric else ACTIONS
+    check_copy(read_parquet(rows, actions, style), rows, actions)
