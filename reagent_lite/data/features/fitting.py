@@ -1,7 +1,7 @@
 """Normalization of a column from its summary: the type of every feature, its parameters, and a report.
 
 all rows ──┬─► BINARY, PROBABILITY, ENUM, constants; mean and stddev of CONTINUOUS
-sample ────┴─► CONTINUOUS, BOXCOX or QUANTILE; λ, quantiles ─► FeatureSpec, FeatureReport
+sample ────┴─► CONTINUOUS, BOXCOX or QUANTILE; λ, quantiles ─► FeatureSpec, statistics.json
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -30,41 +30,6 @@ SHOWN_QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FeatureReport:
-    """What statistics.json says of a feature; numbers are of raw values, None where there is none.
-
-    Attributes:
-        feature_type: as in the normalization file.
-        reason: why this type.
-        count, share_present: values in all rows, and their share of rows (or candidates).
-        mean, stddev, low, high: of all rows; stddev is the sample's, ddof 1.
-        distinct: how many distinct values, None where more than max_unique_enum_values.
-        possible_values: these values, else empty.
-        sampled: values in the sample.
-        quantiles: {share: value} of the sample.
-        k_squared, boxcox_lambda, boxcox_k_squared: of the sample; None where they were not needed.
-        parameters_from: "all rows" or "the sample": what mean, stddev and quantiles of the normalization are of.
-    """
-
-    feature_type: str
-    reason: str
-    count: int
-    share_present: float
-    mean: float | None
-    stddev: float | None
-    low: float | None
-    high: float | None
-    distinct: int | None
-    possible_values: tuple[float, ...]
-    sampled: int
-    quantiles: dict[str, float]
-    k_squared: float | None
-    boxcox_lambda: float | None
-    boxcox_k_squared: float | None
-    parameters_from: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Fitted:
     """The normalization of a column, sentences a user should know, and what statistics.json says of it.
 
@@ -72,18 +37,18 @@ class Fitted:
         spec: in column order.
         notes: what is odd about features.
         rows, sampled: rows (or candidates) of the column, and how many of them are in the sample.
-        features: report by feature id.
+        features: what statistics.json says of each feature, by id; see `_report`.
     """
 
     spec: NormalizationSpec
     notes: tuple[str, ...]
     rows: int
     sampled: int
-    features: dict[int, FeatureReport]
+    features: dict[int, dict[str, Any]]
 
     def statistics(self) -> dict[str, Any]:
         """Returns the column's part of statistics.json."""
-        features = {str(one): asdict(report) for one, report in self.features.items()}
+        features = {str(one): report for one, report in self.features.items()}
         return {"rows": self.rows, "sampled": self.sampled, "features": features}
 
 
@@ -100,7 +65,7 @@ def fit_columns(columns: Mapping[str, ColumnSummary], settings: NormParams, *, w
             fitted to (20 features, and how many more).
     """
     overrides = {id_of(key): FeatureType(name) for key, name in settings.feature_overrides.items()}
-    results: dict[str, list[tuple[FeatureSpec, FeatureReport, list[str]]]] = {}
+    results: dict[str, list[tuple[FeatureSpec, dict[str, Any], list[str]]]] = {}
     problems: list[Problem] = []
     with ThreadPoolExecutor(num_threads()) as pool:
         for name, column in columns.items():
@@ -128,7 +93,7 @@ def _rows(column: ColumnSummary) -> str:
 
 def _fit(
     column: ColumnSummary, settings: NormParams, overrides: dict[int, FeatureType], where: str, feature_id: int
-) -> tuple[FeatureSpec, FeatureReport, list[str]] | Problem:
+) -> tuple[FeatureSpec, dict[str, Any], list[str]] | Problem:
     place = f"{where}: feature {feature_id}"
     values = Values(column.features[feature_id], column.sampled(feature_id))
     override = overrides.get(feature_id)
@@ -185,33 +150,34 @@ def _identify_shape(values: Values, settings: NormParams) -> tuple[FeatureType, 
     return FeatureType.QUANTILE, f"{reason}, above quantile_k2_threshold {limit:g}, and Box-Cox does not help"
 
 
-def _report(column: ColumnSummary, kind: FeatureType, reason: str, values: Values) -> FeatureReport:
+def _report(column: ColumnSummary, kind: FeatureType, reason: str, values: Values) -> dict[str, Any]:
+    """Returns what statistics.json says of a feature; numbers are of raw values, None where there is none.
+
+    From count to possible_values they are of all rows (stddev with ddof 1; distinct None above max_unique_enum_values),
+    from sampled to boxcox_k_squared of the sample, the last three None where they were not needed. parameters_from says
+    which of the two the normalization's mean, stddev and quantiles are of.
+    """
     summary, sample = values.summary, values.sample
     moments, distinct, some = summary.moments, summary.distinct, summary.moments.count > 0
+    figures = {"mean": moments.mean, "stddev": moments.stddev, "low": summary.low, "high": summary.high}
     quantiles = np.quantile(sample, SHOWN_QUANTILES).tolist() if len(sample) else []
-
-    def computed(name: str) -> float | None:
-        figure: float = vars(values).get(name, math.nan)
-        return figure if math.isfinite(figure) else None
-
-    return FeatureReport(
-        feature_type=str(kind),
-        reason=reason,
-        count=moments.count,
-        share_present=moments.count / max(column.rows, 1),
-        mean=moments.mean if some else None,
-        stddev=moments.stddev if some else None,
-        low=summary.low if some else None,
-        high=summary.high if some else None,
-        distinct=None if distinct is None else len(distinct),
-        possible_values=distinct or (),
-        sampled=len(sample),
-        quantiles={f"{share:g}": value for share, value in zip(SHOWN_QUANTILES, quantiles, strict=False)},
-        k_squared=computed("k_squared"),
-        boxcox_lambda=computed("exponent"),
-        boxcox_k_squared=computed("box_cox_k_squared"),
-        parameters_from="the sample" if kind in (FeatureType.BOXCOX, FeatureType.QUANTILE) else "all rows",
-    )
+    computed = {name: vars(values).get(name, math.nan) for name in ("k_squared", "exponent", "box_cox_k_squared")}
+    shape = {name: figure if math.isfinite(figure) else None for name, figure in computed.items()}
+    return {
+        "feature_type": str(kind),
+        "reason": reason,
+        "count": moments.count,
+        "share_present": moments.count / max(column.rows, 1),
+        **(figures if some else dict.fromkeys(figures)),
+        "distinct": None if distinct is None else len(distinct),
+        "possible_values": distinct or (),
+        "sampled": len(sample),
+        "quantiles": {f"{share:g}": value for share, value in zip(SHOWN_QUANTILES, quantiles, strict=False)},
+        "k_squared": shape["k_squared"],
+        "boxcox_lambda": shape["exponent"],
+        "boxcox_k_squared": shape["box_cox_k_squared"],
+        "parameters_from": "the sample" if kind in (FeatureType.BOXCOX, FeatureType.QUANTILE) else "all rows",
+    }
 
 
 def _notes(place: str, kind: FeatureType, values: Values) -> list[str]:

@@ -73,68 +73,51 @@ def summarize_log(
     }
     positions = [Position() for _ in files]
     rows = by_position = 0
-    refused = FaultsOfLog()
-    for part in read_blocks(files, _Reader(settings, parametric, seed).read, positions, progress):
-        faults = part.faults
-        rows, by_position = rows + len(faults.rows), by_position + part.rows_by_position
+    refused, known = FaultsOfLog(), parametric
+
+    def read(block: Block) -> tuple[Faults, int, bool | None, dict[str, ColumnSummary]]:
+        """Returns (faults, rows known by position, whether actions are candidates, columns) of a block."""
+        faults, found = Faults(block), dict[str, tuple[FeatureMatrix, Hashes]]()
+        hashes, unnamed = _hashes(block, faults, seed)
+        with_features = _has_features(block) if parametric is None else parametric
+        if STATE in merges:
+            found[STATE] = _states(block, faults), hashes
+        if with_features and ACTION in merges:
+            of_row, candidates = _candidates(block, faults)
+            found[ACTION] = candidates, hashes[of_row]
+        most = settings.max_unique_enum_values
+        columns = {} if faults.count else {name: ColumnSummary.of(*one, most) for name, one in found.items()}
+        return faults, unnamed, with_features, columns
+
+    for faults, unnamed, with_features, columns in read_blocks(files, read, positions, progress):
+        rows, by_position = rows + len(faults.rows), by_position + unnamed
         refused.add(faults.first(), faults.count)
-        if part.parametric is not None:
-            if parametric not in (None, part.parametric):
-                before, now = (f"actions that are {_KINDS[one]}" for one in (not part.parametric, part.parametric))
-                raise DataError(Problem(faults.block.where(0), f"{before}, as before", now))
-            parametric = part.parametric
-        for name, summary in part.columns.items():
+        if with_features is not None and known not in (None, with_features):
+            before, now = (f"actions that are {_KINDS[one]}" for one in (not with_features, with_features))
+            raise DataError(Problem(faults.block.where(0), f"{before}, as before", now))
+        known = known if with_features is None else with_features
+        for name, summary in columns.items():
             merges[name].add(summary)
     refused.require_none(files[0].path)
     return LogSummary(
         rows=rows,
-        parametric=bool(parametric),
+        parametric=bool(known),
         columns={
-            name: merges[name].summary() for name in (STATE, ACTION) if name in merges and (name == STATE or parametric)
+            name: merges[name].summary() for name in (STATE, ACTION) if name in merges and (name == STATE or known)
         },
         rows_by_position=by_position,
         hashes=tuple(position.sha256 for position in positions),
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
-    """The features of a block."""
-
-    faults: Faults
-    rows_by_position: int
-    parametric: bool | None
-    columns: dict[str, ColumnSummary]
-
-
-@dataclass(frozen=True, slots=True)
-class _Reader:
-    settings: NormParams
-    parametric: bool | None
-    seed: int
-
-    def read(self, block: Block) -> _Part:
-        faults, matrices = Faults(block), dict[str, tuple[FeatureMatrix, Hashes]]()
-        hashes, by_position = self._hashes(block, faults)
-        parametric = _has_features(block) if self.parametric is None else self.parametric
-        if STATE in self.settings.cols_to_norm:
-            matrices[STATE] = _states(block, faults), hashes
-        if parametric and ACTION in self.settings.cols_to_norm:
-            of_row, candidates = _candidates(block, faults)
-            matrices[ACTION] = candidates, hashes[of_row]
-        most = self.settings.max_unique_enum_values
-        columns = {} if faults.count else {name: ColumnSummary.of(*one, most) for name, one in matrices.items()}
-        return _Part(faults=faults, rows_by_position=by_position, parametric=parametric, columns=columns)
-
-    def _hashes(self, block: Block, faults: Faults) -> tuple[Hashes, int]:
-        """Returns ([n] hash of each row, rows without a name, which are known by the number of file and line)."""
-        codes, distinct = strings(column_of(block, "mdp_id"), faults)
-        sequence, present = integers(column_of(block, "sequence_number"), faults)
-        named = (codes >= 0) & present
-        episode = np.append(name_hashes(distinct.to_pylist()), np.uint64(0))[np.where(named, codes, -1)]
-        position = (block.file_number << _LINE_BITS) + block.lines
-        number = np.where(named, sequence, position)
-        return row_hashes(episode, number, self.seed), int((~named).sum())
+def _hashes(block: Block, faults: Faults, seed: int) -> tuple[Hashes, int]:
+    """Returns ([n] hash of each row, rows without a name, which are known by the number of file and line)."""
+    codes, distinct = strings(column_of(block, "mdp_id"), faults)
+    sequence, present = integers(column_of(block, "sequence_number"), faults)
+    named = (codes >= 0) & present
+    episode = np.append(name_hashes(distinct.to_pylist()), np.uint64(0))[np.where(named, codes, -1)]
+    position = (block.file_number << _LINE_BITS) + block.lines
+    return row_hashes(episode, np.where(named, sequence, position), seed), int((~named).sum())
 
 
 def _states(block: Block, faults: Faults) -> FeatureMatrix:

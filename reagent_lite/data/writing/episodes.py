@@ -71,7 +71,7 @@ class EpisodeBlock:
 
 
 def episode_rows(block: EpisodeBlock, schema: LogSchema) -> pa.Table:
-    """Returns the rows of a block: features as map<int64, float>, as conversion has them, names as strings, choices as lists of either.
+    """Returns the rows of a block: features as map<int64, float>, names as strings, choices as lists of either.
 
     Raises:
         DataError: a number that would be written is NaN or infinite.

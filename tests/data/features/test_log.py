@@ -117,8 +117,8 @@ def test_the_same_numbers_whatever_the_form(parquet: Path, tmp_path: Path, kind:
             assert theirs == mine
     for feature_id, report in one.features.items():
         like = other.features[feature_id]
-        assert (like.quantiles, like.k_squared, like.boxcox_lambda) == (
-            report.quantiles, report.k_squared, report.boxcox_lambda
+        assert (like["quantiles"], like["k_squared"], like["boxcox_lambda"]) == (
+            report["quantiles"], report["k_squared"], report["boxcox_lambda"]
         )  # fmt: skip
 
 
@@ -159,14 +159,14 @@ def test_shapes_are_those_of_scipy(parquet: Path) -> None:
     values = values[~np.isnan(values)]
     fit = fitted(parquet, num_samples=NUM)
     report = fit.features[4]
-    assert report.k_squared == pytest.approx(stats.normaltest(values).statistic, rel=1e-9)
+    assert report["k_squared"] == pytest.approx(stats.normaltest(values).statistic, rel=1e-9)
     transformed, exponent = stats.boxcox(np.maximum(values - values.min(), 1e-4))
-    assert report.boxcox_lambda == pytest.approx(exponent, abs=1e-4)
-    assert report.boxcox_k_squared == pytest.approx(stats.normaltest(transformed).statistic, rel=1e-2)
-    assert report.share_present == len(values) / NUM
-    assert report.sampled == len(values)
-    assert report.quantiles["0.5"] == np.median(values)
-    assert (report.parameters_from, fit.features[3].parameters_from) == ("the sample", "all rows")
+    assert report["boxcox_lambda"] == pytest.approx(exponent, abs=1e-4)
+    assert report["boxcox_k_squared"] == pytest.approx(stats.normaltest(transformed).statistic, rel=1e-2)
+    assert report["share_present"] == len(values) / NUM
+    assert report["sampled"] == len(values)
+    assert report["quantiles"]["0.5"] == np.median(values)
+    assert (report["parameters_from"], fit.features[3]["parameters_from"]) == ("the sample", "all rows")
     assert (feature(fit, 4).boxcox_shift, feature(fit, 4).min_value) == (-values.min(), values.min())
 
 
