@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
+from reagent_lite.config.section import ruled
 from reagent_lite.errors import Problem
 
 Kind = Literal["text", "date", "order", "integer", "number", "flag", "features", "metrics", "action", "actions", "any"]
@@ -73,20 +74,19 @@ def kind_of(name: str) -> Kind:
     return COLUMNS[name].kind if name in COLUMNS else "any"
 
 
-Columns = dict[str, str | list[str]]
-"""{field of the contract: name of the log's column; of features and metrics also the columns of the single ones}."""
-
-
-def column_problems(path: str, columns: Mapping[str, str | list[str]]) -> Iterator[Problem]:
+def _problems(columns: Mapping[str, str | list[str]]) -> Iterator[Problem]:
     """Yields fields that no log has, lists where one column is meant, and columns that are named twice."""
     for field, source in columns.items():
-        where = f"{path}.{field}"
         if field not in FIELDS:
-            yield Problem(where, f"one of {', '.join(FIELDS)}", repr(field))
+            yield Problem(field, f"one of {', '.join(FIELDS)}", repr(field))
         elif isinstance(source, list) and field not in MAPS:
-            yield Problem(where, "the name of one column", repr(source))
+            yield Problem(field, "the name of one column", repr(source))
         elif not source or not all(source):
-            yield Problem(where, "names of columns", repr(source))
+            yield Problem(field, "names of columns", repr(source))
         elif isinstance(source, list) and len(set(source)) < len(source):
             twice = next(name for name in source if source.count(name) > 1)
-            yield Problem(where, "each column once", f"{twice!r} twice")
+            yield Problem(field, "each column once", f"{twice!r} twice")
+
+
+Columns = Annotated[dict[str, str | list[str]], ruled(_problems)]
+"""{field of the contract: name of the log's column; of features and metrics also the columns of the single ones}."""

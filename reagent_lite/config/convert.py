@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from reagent_lite.config.columns import Columns, column_problems
-from reagent_lite.config.section import Section, local_problems
-from reagent_lite.config.simulate import LOG_SUFFIXES
+from reagent_lite.config.columns import Columns
+from reagent_lite.config.section import LocalPath, Names, Section
+from reagent_lite.config.simulate import LOG_SUFFIXES, output_problems
 from reagent_lite.errors import Problem
 
 MINARI_SUFFIX: Final = ".minari"
@@ -21,10 +21,10 @@ class ConvertConfig(Section):
     """The log: a file or folder of any format that training reads, a Minari dataset, or a URL."""
     columns: Columns = {}
     """The log's own names for columns of the contract, as data.columns of training."""
-    output_path: str = ""
+    output_path: LocalPath = ""
     """.jsonl, .jsonl.gz, .jsonl.zst, .parquet, .arrow, .csv, or a folder .minari; replaced if it is there, and whole or
     not there at all."""
-    actions: list[str] = []
+    actions: Names = ()
     """Minari: names in the order of its Discrete space; required there unless actions are feature maps."""
     dataset_id: str = ""
     """Minari: (namespace/)name-vN of the dataset; empty takes the folder's name with -v0."""
@@ -42,26 +42,13 @@ class ConvertConfig(Section):
         stem = self.output_path.rstrip("/").rsplit("/", 1)[-1].removesuffix(MINARI_SUFFIX)
         return self.dataset_id or re.sub(r"[^-\w]", "-", stem) + "-v0"
 
-    def problems(self, path: str = "") -> Iterator[Problem]:
-        """Yields everything wrong beyond single keys."""
+    def rules(self) -> Iterator[Problem]:
+        """Yields missing paths, unknown formats, and keys of Minari that another format has no place for."""
         if not self.input_path:
-            yield Problem("input_path", "a path or a URL", "nothing")
-        yield from column_problems("columns", self.columns)
-        yield from self._output_problems()
-        for key in () if self.to_minari else ("actions", "dataset_id", "env_id"):
-            if key in self.changed:
-                yield Problem(key, f"absent unless output_path ends in {MINARI_SUFFIX}", repr(getattr(self, key)))
-        if len(set(self.actions)) != len(self.actions):
-            yield Problem("actions", "each name once", repr(self.actions))
-        if self.to_minari and not _DATASET_ID.fullmatch(self.minari_id):
-            yield Problem("dataset_id", "(namespace/)name-vN, of letters, digits, - and _", repr(self.minari_id))
-
-    def _output_problems(self) -> Iterator[Problem]:
-        if not self.output_path:
-            yield Problem("output_path", "a path", "nothing")
-            return
-        suffixes = (*LOG_SUFFIXES, MINARI_SUFFIX)
-        name = self.output_path.rstrip("/").rsplit("/", 1)[-1]
-        if not any(name.endswith(suffix) and name != suffix for suffix in suffixes):
-            yield Problem("output_path", f"a name that ends in {', '.join(suffixes)}", repr(self.output_path))
-        yield from local_problems("output_path", self.output_path)
+            yield self.wrong("input_path", "a path or a URL")
+        yield from output_problems(self.output_path, (*LOG_SUFFIXES, MINARI_SUFFIX))
+        if not self.to_minari:
+            expected = f"absent unless output_path ends in {MINARI_SUFFIX}"
+            yield from self.changes("", ("actions", "dataset_id", "env_id"), expected)
+        elif not _DATASET_ID.fullmatch(self.minari_id):
+            yield self.wrong("dataset_id", "(namespace/)name-vN, of letters, digits, - and _", got=repr(self.minari_id))

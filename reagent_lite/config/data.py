@@ -1,13 +1,9 @@
 """`data`: where the training copy lies and how rows are read."""
 
-from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field
-
-from reagent_lite.config.columns import Columns, column_problems
-from reagent_lite.config.section import Section, local_problems
-from reagent_lite.errors import Problem
+from reagent_lite.config.columns import Columns
+from reagent_lite.config.section import Count, LocalPath, Section
 
 
 class DataConfig(Section):
@@ -16,9 +12,9 @@ class DataConfig(Section):
     columns: Columns = {}
     """The log's own names for columns of the contract, {"mdp_id": "session", "reward": "clicked", ...}; of features
     also the columns of the single ones, {"state_features": ["age", "income"]}, which are named after them."""
-    training_copy_dir: str | None = None
+    training_copy_dir: LocalPath | None = None
     """Folder for the memory-mapped copy; absent: beside the data, or the user's cache where that is not writable."""
-    global_minibatch_size: Annotated[int, Field(ge=1)] | None = None
+    global_minibatch_size: Count | None = None
     """Rows per minibatch over all processes, instead of training.minibatch_size per process."""
     layout: Literal["shards", "replicas"] = "shards"
     """What each of several machines has at training_data_path: its own part of the rows, or all of them."""
@@ -27,8 +23,3 @@ class DataConfig(Section):
     and each machine fetches its part to its own disk; absent: each machine has its part at training_data_path."""
     residency: Literal["auto", "device", "host"] = "auto"
     """device: all rows in device memory; host: gathered from the memory-mapped copy; auto: device if it fits."""
-
-    def problems(self, path: str) -> Iterator[Problem]:
-        """Yields columns that no log has, and a folder that is a URL."""
-        yield from column_problems(f"{path}.columns", self.columns)
-        yield from local_problems(f"{path}.training_copy_dir", self.training_copy_dir)

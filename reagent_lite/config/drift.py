@@ -1,16 +1,14 @@
 """`drift`: from where on the distributions of two data sets count as different."""
 
 from collections.abc import Iterator
-from typing import Annotated, Final
+from typing import Annotated
 
 from pydantic import Field
 
-from reagent_lite.config.section import Section
+from reagent_lite.config.section import Positive, Section
 from reagent_lite.errors import Problem
 
-Positive = Annotated[float, Field(gt=0)]
 Measure = Annotated[float, Field(gt=0, le=1)]
-_PAIRS: Final = ("psi", "ks", "present")
 
 
 class DriftConfig(Section):
@@ -31,9 +29,9 @@ class DriftConfig(Section):
     present_large: Measure = 0.2
     """Difference of these shares from which the shift is large."""
 
-    def problems(self, path: str) -> Iterator[Problem]:
+    def rules(self) -> Iterator[Problem]:
         """Yields limits that are not below each other."""
-        for name in _PAIRS:
-            moderate, large = getattr(self, f"{name}_moderate"), getattr(self, f"{name}_large")
-            if moderate >= large:
-                yield Problem(f"{path}.{name}_moderate", f"a number below {name}_large ({large:g})", f"{moderate:g}")
+        for name in ("psi", "ks", "present"):
+            large = f"{name}_large"
+            if getattr(self, f"{name}_moderate") >= getattr(self, large):
+                yield self.wrong(f"{name}_moderate", f"a number below {large} ({getattr(self, large):g})")

@@ -3,15 +3,21 @@
 from collections.abc import Iterator
 from typing import Annotated, Final, Literal
 
-from pydantic import Field
-
-from reagent_lite.config.section import Section
+from reagent_lite.config.section import Count, Section, ruled
 from reagent_lite.errors import Problem
 
 MOST_STEPS: Final = 2**24
 """Of an episode: a step's place in the counter of random numbers has 24 bits."""
 
-Share = Annotated[float, Field(ge=0, le=1)]
+
+def too_long(where: str, most: int, steps: int) -> Problem:
+    """Returns the problem of a time limit at which an episode's random numbers would begin again."""
+    return Problem(where, f"at most {most} steps, after which random numbers would repeat", str(steps), "Lower it")
+
+
+def _time_limit(steps: int) -> Iterator[Problem]:
+    if steps > MOST_STEPS:
+        yield too_long("", MOST_STEPS, steps)
 
 
 class EnvironmentConfig(Section):
@@ -21,22 +27,14 @@ class EnvironmentConfig(Section):
     """Name of an environment that comes with this package, or the path of a .cuh file."""
     env_parameters: dict[str, float] = {}
     """Constants of the environment's dynamics, by name, instead of its own."""
-    time_limit: Annotated[int, Field(ge=1)] | None = None
+    time_limit: Annotated[Count, ruled(_time_limit)] | None = None
     """Steps after which an episode is truncated, at most 2^24; absent: the environment's own."""
     backend: Literal["auto", "cuda", "cpu"] = "auto"
     """Where environments run; auto: on the GPU that is used, where PyCUDA and a toolkit are, else on the CPU."""
     math: Literal["exact", "fast"] = "exact"
     """exact: the same bits on every machine; fast: fused multiply-adds allowed."""
 
-    def problems(self, path: str) -> Iterator[Problem]:
-        """Yields a missing environment, and a time limit beyond the random numbers."""
-        prefix = f"{path}." if path else ""
-        if self.time_limit is not None and self.time_limit > MOST_STEPS:
-            yield too_long(f"{prefix}time_limit", MOST_STEPS, self.time_limit)
+    def rules(self) -> Iterator[Problem]:
+        """Yields a missing environment."""
         if not self.env:
-            yield Problem(f"{prefix}env", "the name of an environment or the path of a .cuh file", "nothing")
-
-
-def too_long(where: str, most: int, steps: int) -> Problem:
-    """Returns the problem of a time limit at which an episode's random numbers would begin again."""
-    return Problem(where, f"at most {most} steps, after which random numbers would repeat", str(steps), "Lower it")
+            yield self.wrong("env", "the name of an environment or the path of a .cuh file")

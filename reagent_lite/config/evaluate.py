@@ -4,14 +4,14 @@ That is a log, an environment in which they play, or both.
 """
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from reagent_lite.config.columns import Columns, column_problems
+from reagent_lite.config.columns import Columns
 from reagent_lite.config.environment import EnvironmentConfig
 from reagent_lite.config.evaluation import EvaluationConfig
-from reagent_lite.config.section import Section, local_problems
+from reagent_lite.config.section import LocalPath, Positive, Section, Seed, Share
 from reagent_lite.config.timeline import QuerySection, TimelineSection
 from reagent_lite.errors import Problem
 
@@ -26,11 +26,7 @@ class LogEvaluationConfig(EvaluationConfig):
     held_out_share: Annotated[float, Field(gt=0, lt=1)] = 0.5
     """Share of the log's episodes that are scored; reward and value models are fitted to the others."""
 
-    def problems(self, path: str) -> Iterator[Problem]:
-        """Yields keys that only mean something while a model learns."""
-        for key in _OF_TRAINING:
-            if key in self.changed:
-                yield Problem(f"{path}.{key}", "its default", str(getattr(self, key)), "It is about epochs of training")
+    unsupported: ClassVar = dict.fromkeys(_OF_TRAINING, "It is about epochs of training")
 
 
 class PlayedEnvironmentConfig(EnvironmentConfig):
@@ -56,19 +52,19 @@ class EvaluateConfig(Section):
     """The log's own names for columns of the contract, as data.columns of training."""
     simulation: PlayedEnvironmentConfig | None = None
     """An environment to play in; absent: only the log tells."""
-    output_path: str | None = None
+    output_path: LocalPath | None = None
     """JSON file of all estimates, and beside it the same as a page, `.html`; replaced if they are there. Absent: beside
     the model's folder, under a name of its own for every model, log and config."""
     policy: Literal["acting", "greedy", "softmax"] = "acting"
     """acting: the policy that each model was exported with, which its `act` draws from; greedy: the largest value;
     softmax: of the values."""
-    temperature: Annotated[float, Field(gt=0)] | None = None
+    temperature: Positive | None = None
     """Of policy softmax; absent: rl.temperature that each model was trained with."""
-    gamma: Annotated[float, Field(ge=0, le=1)] | None = None
+    gamma: Share | None = None
     """Discount per step of a return; absent: rl.gamma that `model` was trained with."""
-    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    seed: Seed = 0
     """Of resamples, of the models that are fitted, and of simulated episodes, which no training run has seen."""
-    training_copy_dir: str | None = None
+    training_copy_dir: LocalPath | None = None
     """Folder for the memory-mapped copy of the log, as data.training_copy_dir in training."""
     timeline: TimelineSection | None = None
     """How transitions are made of events; absent: by its defaults."""
@@ -76,46 +72,30 @@ class EvaluateConfig(Section):
     """Which episodes of the events are taken; actions are the model's."""
     evaluation: LogEvaluationConfig = LogEvaluationConfig()
 
-    def problems(self, path: str = "") -> Iterator[Problem]:
-        """Yields everything wrong beyond single keys."""
+    def rules(self) -> Iterator[Problem]:
+        """Yields missing models and logs, keys that nothing reads, and timelines that cannot be evaluated."""
         if not self.model:
-            yield Problem("model", "a path", "nothing", "Or give --model")
-        yield from column_problems("columns", self.columns)
-        if self.simulation is not None:
-            yield from self.simulation.problems("simulation")
-        if not self.data_path:
-            yield from self._problems_without_log()
+            yield self.wrong("model", "a path", "Or give --model")
+        if self.simulation is None and not self.data_path:
+            expected = "a log here, an environment in `simulation`, or both"
+            yield self.wrong("data_path", expected, "Or give --data, --env", got="neither")
+        elif not self.data_path:
+            unread = set(LogEvaluationConfig.model_fields) - {*_OF_INTERVALS, *_OF_TRAINING}
+            for name, keys in (("", {"training_copy_dir", "timeline", "query"}), ("evaluation", unread)):
+                yield from self.changes(name, sorted(keys), "its default without data_path", "It is about the log")
         if self.output_path is not None and not self.output_path.endswith(".json"):
-            yield Problem("output_path", "a file that ends in .json", repr(self.output_path))
-        yield from local_problems("output_path", self.output_path)
-        yield from local_problems("training_copy_dir", self.training_copy_dir)
+            yield self.wrong("output_path", "a file that ends in .json")
         if self.temperature is not None and self.policy != "softmax":
-            yield Problem("temperature", f"absent with policy {self.policy}", f"{self.temperature:g}",
-                          "It is of softmax")  # fmt: skip
+            yield self.wrong("temperature", f"absent with policy {self.policy}", "It is of softmax")
         if self.query.actions:
-            yield Problem("query.actions", "absent", str(list(self.query.actions)), "They are the model's")
-        yield from self.query.problems("query")
-        yield from self.evaluation.problems("evaluation")
-        if self.timeline is not None:
-            yield from self._timeline_problems(self.timeline)
-
-    def _problems_without_log(self) -> Iterator[Problem]:
-        if self.simulation is None:
-            yield Problem("data_path", "a log here, an environment in `simulation`, or both", "neither",
-                          "Or give --data, --env")  # fmt: skip
+            yield self.wrong("query.actions", "absent", "They are the model's")
+        if self.timeline is None:
             return
-        unread = [key for key in self.changed if key in ("training_copy_dir", "timeline", "query")]
-        unread += [f"evaluation.{key}" for key in self.evaluation.changed if key not in (*_OF_INTERVALS, *_OF_TRAINING)]
-        for key in unread:
-            yield Problem(key, "its default without data_path", "another value", "It is about the log")
-
-    def _timeline_problems(self, timeline: TimelineSection) -> Iterator[Problem]:
-        yield from timeline.rule_problems("timeline")
-        if timeline.steps > 1:
-            yield Problem("timeline.steps", "1", str(timeline.steps),
-                          "A row that sums up several decisions cannot be weighted by one of them")  # fmt: skip
-        if timeline.evalTableName is not None:
-            yield Problem("timeline.evalTableName", "absent", repr(timeline.evalTableName),
-                          "evaluation.held_out_share says which episodes are scored")  # fmt: skip
-        if timeline.inputTableName not in ("", self.data_path):
-            yield Problem("timeline.inputTableName", "data_path, or absent", repr(timeline.inputTableName))
+        if self.timeline.steps > 1:
+            todo = "A row that sums up several decisions cannot be weighted by one of them"
+            yield self.wrong("timeline.steps", "1", todo)
+        if self.timeline.evalTableName is not None:
+            todo = "evaluation.held_out_share says which episodes are scored"
+            yield self.wrong("timeline.evalTableName", "absent", todo)
+        if self.timeline.inputTableName not in ("", self.data_path):
+            yield self.wrong("timeline.inputTableName", "data_path, or absent")

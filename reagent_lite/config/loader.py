@@ -15,7 +15,7 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from reagent_lite.config.section import Section
+from reagent_lite.config.section import RULES, Section, within
 from reagent_lite.errors import ConfigError, Problem
 
 Config = TypeVar("Config", bound=Section)
@@ -61,13 +61,13 @@ def check(model: type[Config], tree: dict[str, Any], problems: list[Problem] | N
                 if location in locations:
                     continue  # one line a key, also where a union was tried several ways
                 locations.add(location)
-                problems.append(_problem(model, location, fault, tree))
+                problems += _problems(model, location, fault, tree)
             for location in locations:
                 _remove(tree, location)
     else:  # pragma: no cover - every pass removes a key, so the passes end
         raise ConfigError(problems)
     mentioned = tuple(f"{problem.where}." for problem in problems)  # a rule says nothing of what was taken out
-    problems += [rule for rule in config.problems("") if not any(one.startswith(f"{rule.where}.") for one in mentioned)]
+    problems += [rule for rule in config.problems() if not any(one.startswith(f"{rule.where}.") for one in mentioned)]
     if problems:
         raise ConfigError(problems)
     return config
@@ -190,15 +190,19 @@ def _remove(tree: Any, location: tuple[int | str, ...]) -> None:
         tree = tree[part]
 
 
-def _problem(model: type[BaseModel], location: tuple[int | str, ...], fault: Any, tree: dict[str, Any]) -> Problem:
+def _problems(
+    model: type[BaseModel], location: tuple[int | str, ...], fault: Any, tree: dict[str, Any]
+) -> list[Problem]:
     where = ".".join(map(str, location))
+    if fault["type"] == RULES:
+        return [within(where, problem) for problem in fault["ctx"]["problems"]]
     value: Any = tree
     for part in location:
         value = value[part]
     if fault["type"] == "extra_forbidden":
-        return Problem(where, "a known key", f"unknown key {str(location[-1])!r}", _advice(model, location))
-    expected = str(fault["msg"]).removeprefix("Input should be ").removeprefix("Value error, ")
-    return Problem(where, expected, f"{_shown(value)} ({_json_type(value)})")
+        return [Problem(where, "a known key", f"unknown key {str(location[-1])!r}", _advice(model, location))]
+    expected = str(fault["msg"]).removeprefix("Input should be ")
+    return [Problem(where, expected, f"{_shown(value)} ({_json_type(value)})")]
 
 
 def _shown(value: Any) -> str:
@@ -261,6 +265,3 @@ def _near(file: Path) -> str:
         return ""
     near = difflib.get_close_matches(file.name, names, n=1)
     return f"Did you mean {file.parent / near[0]}?" if near else ""
-
-
-__all__ = ["check", "fingerprint", "load_config", "resolved"]

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from reagent_lite.config.section import Section, local_problems
+from reagent_lite.config.section import LocalPath, Section
 from reagent_lite.errors import Problem
 from reagent_lite.feature_ids import id_of
 from reagent_lite.types import FeatureType
@@ -14,7 +14,7 @@ from reagent_lite.types import FeatureType
 class NormParams(Section):
     """How feature types are identified and statistics are taken."""
 
-    output_dir: str | None = None
+    output_dir: LocalPath | None = None
     """Folder the computed files state_features_norm.json and action_norm.json go to; absent: model_output_path."""
     cols_to_norm: tuple[Literal["state_features", "action"], ...] = ("state_features", "action")
     """Columns to fit when their file is not given."""
@@ -33,15 +33,13 @@ class NormParams(Section):
     feature_overrides: dict[str, str] = {}
     """{feature id or name: type} for features whose type is known."""
 
-    def problems(self, path: str) -> Iterator[Problem]:
-        """Yields an output that is no folder, and overrides that name no type or no feature id."""
-        yield from local_problems(f"{path}.output_dir", self.output_dir)
-        known = ", ".join(FeatureType)
+    def rules(self) -> Iterator[Problem]:
+        """Yields overrides that name no type or no feature id."""
         for feature, name in self.feature_overrides.items():
-            where = f"{path}.feature_overrides.{feature}"
+            where = f"feature_overrides.{feature}"
             try:
                 id_of(feature)
             except ValueError as error:
                 yield Problem(where, f"{error} as key", repr(feature))
             if name not in list(FeatureType):
-                yield Problem(where, f"one of {known}", repr(name))
+                yield Problem(where, f"one of {', '.join(FeatureType)}", repr(name))

@@ -27,10 +27,10 @@ class PublishConfig(Section):
     """A number: the lower bound of the estimate's interval lies above it. logged: the lower bound of the difference to
     the logged policy, resampled in pairs, lies above 0."""
 
-    def problems(self, path: str) -> Iterator[Problem]:
+    def rules(self) -> Iterator[Problem]:
         """Yields an unknown estimator, with the nearest known one."""
         if self.estimator not in ESTIMATOR_NAMES:
             lower = {name.lower(): name for name in ESTIMATOR_NAMES}
             near = difflib.get_close_matches(self.estimator.lower(), lower, n=1, cutoff=0.4)
             advice = f"Did you mean {lower[near[0]]!r}?" if near else f"Known: {', '.join(ESTIMATOR_NAMES)}"
-            yield Problem(f"{path}.estimator", "an estimator", repr(self.estimator), advice)
+            yield self.wrong("estimator", "an estimator", advice)

@@ -33,9 +33,9 @@ class RainbowConfig(Section):
     quantile: bool = False
     """QR-DQN: num_atoms quantiles of the return."""
 
-    def problems(self, path: str) -> Iterator[Problem]:
+    def rules(self) -> Iterator[Problem]:
         """Yields heads that exclude each other and an empty support."""
         if self.categorical and self.quantile:
-            yield Problem(f"{path}.quantile", "false while categorical is true", "true", "Choose C51 or QR-DQN")
+            yield self.wrong("quantile", "false while categorical is true", "Choose C51 or QR-DQN")
         if self.qmin >= self.qmax:
-            yield Problem(f"{path}.qmin", f"less than qmax ({self.qmax})", str(self.qmin))
+            yield self.wrong("qmin", f"less than qmax ({self.qmax})")

@@ -31,8 +31,9 @@ class RendezvousConfig(Section):
     checksum_every_steps: Annotated[int, Field(ge=1)] = 1000
     """Steps between two comparisons of the parameters of all processes."""
 
-    def problems(self, path: str) -> Iterator[Problem]:
+    def rules(self) -> Iterator[Problem]:
         """Yields times that contradict each other."""
-        if self.lost_after_seconds < 3 * self.heartbeat_seconds:
-            yield Problem(f"{path}.lost_after_seconds", f"at least three heartbeats ({3 * self.heartbeat_seconds:g})",
-                          f"{self.lost_after_seconds:g}", "A single late heartbeat is no loss")  # fmt: skip
+        least = 3 * self.heartbeat_seconds
+        if self.lost_after_seconds < least:
+            expected = f"at least three heartbeats ({least:g})"
+            yield self.wrong("lost_after_seconds", expected, "A single late heartbeat is no loss")

@@ -1,11 +1,11 @@
 """`rl`: the decision problem and its targets."""
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from reagent_lite.config.section import Section, refused
+from reagent_lite.config.section import Section
 from reagent_lite.errors import Problem
 
 
@@ -56,32 +56,24 @@ class RLConfig(Section):
     state_feature_params: dict[str, object] | None = None
     """Not supported; null only."""
 
-    def problems(self, path: str) -> Iterator[Problem]:
-        """Yields combinations that contradict each other and keys that have no effect."""
+    unsupported: ClassVar = {
+        "target_action_distribution": "Steering towards an action distribution is not supported; remove the key or use "
+        "reward_boost",
+        "state_feature_params": "Id-list features are not supported; remove it",
+    }
+
+    def rules(self) -> Iterator[Problem]:
+        """Yields combinations that contradict each other."""
         if self.multi_steps is not None and self.use_seq_num_diff_as_time_diff:
-            yield Problem(
-                f"{path}.multi_steps",
-                "null while use_seq_num_diff_as_time_diff is true",
-                str(self.multi_steps),
-                "n-step returns count rows, time differences count time: choose one",
-            )
+            expected = "null while use_seq_num_diff_as_time_diff is true"
+            todo = "n-step returns count rows, time differences count time: choose one"
+            yield self.wrong("multi_steps", expected, todo)
         if self.q_network_loss == "bce_with_logits" and self.gamma != 0:
-            yield Problem(
-                f"{path}.q_network_loss",
+            yield self.wrong(
+                "q_network_loss",
                 "mse or huber unless gamma is 0",
-                f"bce_with_logits with gamma {self.gamma}",
                 "A cross-entropy needs targets in [0, 1]",
+                got=f"bce_with_logits with gamma {self.gamma}",
             )
         if isinstance(self.value_bounds, tuple) and self.value_bounds[0] >= self.value_bounds[1]:
-            yield Problem(f"{path}.value_bounds", "[low, high] with low < high", str(list(self.value_bounds)))
-        if self.target_action_distribution is not None:
-            yield refused(
-                path,
-                "target_action_distribution",
-                list(self.target_action_distribution),
-                "Steering towards an action distribution is not supported; remove the key or use reward_boost",
-            )
-        if self.state_feature_params is not None:
-            yield refused(
-                path, "state_feature_params", self.state_feature_params, "Id-list features are not supported; remove it"
-            )
+            yield self.wrong("value_bounds", "[low, high] with low < high")

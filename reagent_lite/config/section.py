@@ -1,10 +1,22 @@
 """The base of every section: strict types, no unknown keys, and rules that report instead of raising."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 from reagent_lite.errors import Problem
+
+RULES = "rules"
+"""Type of the pydantic error of a value that breaks rules; `problems` in its context names them within the value."""
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
 
 class Section(BaseModel):
@@ -13,6 +25,8 @@ class Section(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True, allow_inf_nan=False
     )
+    unsupported: ClassVar[dict[str, str]] = {}
+    """Keys of 2019 that have no effect here, with what to do instead; only their default is accepted."""
 
     @property
     def changed(self) -> tuple[str, ...]:
@@ -21,17 +35,69 @@ class Section(BaseModel):
             name for name, field in type(self).model_fields.items() if getattr(self, name) != field.get_default()
         )
 
-    def problems(self, path: str) -> Iterator[Problem]:
-        """Yields what is wrong beyond the type of a single key; `path` is where this section stands."""
+    def rules(self) -> Iterator[Problem]:
+        """Yields what is wrong beyond single keys, without the rules of sections below."""
         yield from ()
 
+    def problems(self, path: str = "") -> Iterator[Problem]:
+        """Yields what is wrong beyond single keys in this section and below; `path` is where it stands."""
+        found = [*self.rules(), *(self.wrong(key, "its default", todo) for key, todo in self.unsupported.items()
+                                  if key in self.changed)]  # fmt: skip
+        yield from (within(path, problem) for problem in found)
+        for name in type(self).model_fields:
+            if isinstance(section := getattr(self, name), Section):
+                yield from section.problems(f"{path}.{name}" if path else name)
 
-def local_problems(where: str, path: str | None) -> Iterator[Problem]:
-    """Yields what is wrong with a path that is written to: it is a URL."""
-    if "://" in (path or ""):
-        yield Problem(where, "a local path", repr(path), "Name a folder of this machine, or of a mounted share")
+    def wrong(self, key: str, expected: str, todo: str = "", *, got: str = "") -> Problem:
+        """Returns the problem of a key, which may be of a section below; `got` is the value unless given."""
+        value: Any = self
+        for name in () if got else key.split("."):
+            value = getattr(value, name)
+        return Problem(key, expected, got or _text(value), todo)
+
+    def changes(self, name: str, keys: Iterable[str], expected: str, todo: str = "") -> Iterator[Problem]:
+        """Yields a problem for each key of section `name`, or of this one if that is "", that is not at its default."""
+        section: Section = getattr(self, name) if name else self
+        for key in keys:
+            if key in section.changed:
+                yield self.wrong(f"{name}.{key}" if name else key, expected, todo)
 
 
-def refused(path: str, key: str, value: object, reason: str) -> Problem:
-    """Returns the problem of a 2019 key whose value has no effect here and is therefore not accepted."""
-    return Problem(f"{path}.{key}", "its default", repr(value), reason)
+def within(path: str, problem: Problem) -> Problem:
+    """Returns a problem of a section as one of the config, in which the section stands at `path`."""
+    return replace(problem, where=".".join(filter(None, (path, problem.where))))
+
+
+def _text(value: Any) -> str:
+    if value is None or value == "":
+        return "nothing"
+    if isinstance(value, BaseModel):
+        return value.model_dump_json(exclude_defaults=True)
+    return json.dumps(value)
+
+
+def ruled(check: Callable[[Any], Iterable[Problem]]) -> AfterValidator:
+    """Returns what makes a type refuse values that a check finds problems in; their `where` is within the value."""
+
+    def checked(value: Any) -> Any:
+        if problems := list(check(value)):
+            raise PydanticCustomError(RULES, "a value that breaks no rule", {"problems": problems})
+        return value
+
+    return AfterValidator(checked)
+
+
+def _local(path: str) -> Iterator[Problem]:
+    if "://" in path:
+        yield Problem("", "a local path", repr(path), "Name a folder of this machine, or of a mounted share")
+
+
+def _unique(names: Iterable[str]) -> Iterator[Problem]:
+    names = list(names)
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield Problem("", "every name once", f"{name!r} {names.count(name)} times")
+
+
+LocalPath = Annotated[str, ruled(_local)]
+"""A path that is written to."""
+Names = Annotated[tuple[str, ...], ruled(_unique)]

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from reagent_lite.config.columns import Columns, column_problems
-from reagent_lite.config.section import Section, local_problems
+from reagent_lite.config.columns import Columns
+from reagent_lite.config.section import LocalPath, Positive, Section, Seed
 from reagent_lite.errors import Problem
 
 
@@ -20,32 +20,29 @@ class ShardConfig(Section):
     """The log's own names for columns of the contract, as data.columns of training."""
     shards_path: str = ""
     """Folder that all machines see, or URL of a bucket (s3://, gs://, abfs://); older shards there are replaced."""
-    local_path: str = ""
+    local_path: LocalPath = ""
     """Folder on this machine's own disk that becomes the fetched shard; training reads it from there."""
     layout: Literal["shards", "replicas"] = "shards"
     """shards: each machine gets its own whole episodes; replicas: each gets all of them, in an order of its own."""
-    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    seed: Seed = 0
     """Draws which episodes go where, or the order of each copy."""
     num_nodes: Annotated[int, Field(ge=1, le=10_000)] = 1
     """Machines, as in the training config."""
     node_index: Annotated[int, Field(ge=0)] | None = None
     """Fetch the shard of this machine; absent: make the shards of all machines, and fetch none."""
-    wait_seconds: Annotated[float, Field(gt=0)] = 3600.0
+    wait_seconds: Positive = 3600.0
     """How long the other machines wait until machine 0 has made the shards."""
 
-    def problems(self, path: str = "") -> Iterator[Problem]:
+    def rules(self) -> Iterator[Problem]:
         """Yields missing paths, paths that are in each other's way, and a number without a machine."""
-        yield from column_problems("columns", self.columns)
         for key in ("training_data_path", "shards_path"):
             if not getattr(self, key):
-                yield Problem(key, "a path", "nothing")
+                yield self.wrong(key, "a path")
         if self.node_index is not None:
             if not self.local_path:
-                yield Problem("local_path", "a folder on this machine's disk, with node_index", "nothing")
+                yield self.wrong("local_path", "a folder on this machine's disk, with node_index")
             if self.node_index >= self.num_nodes:
-                yield Problem("node_index", f"0 to {self.num_nodes - 1}, as num_nodes is {self.num_nodes}",
-                              str(self.node_index))  # fmt: skip
-        yield from local_problems("local_path", self.local_path)
+                yield self.wrong("node_index", f"0 to {self.num_nodes - 1}, as num_nodes is {self.num_nodes}")
         yield from self._places_in_the_way()
 
     def _places_in_the_way(self) -> Iterator[Problem]:

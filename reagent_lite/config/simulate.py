@@ -5,18 +5,25 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, model_validator
 
-from reagent_lite.config.environment import EnvironmentConfig, Share
-from reagent_lite.config.section import Section, local_problems
+from reagent_lite.config.environment import EnvironmentConfig
+from reagent_lite.config.section import Count, LocalPath, Positive, Section, Seed, Share
 from reagent_lite.errors import Problem
 
 LOG_SUFFIXES: Final = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet", ".arrow", ".csv")
-
-
 _READ_BY: Final = {
     "model": ("greedy", "epsilon_greedy", "softmax"),
     "epsilon": ("epsilon_greedy",),
     "temperature": ("softmax",),
 }
+
+
+def output_problems(path: str, suffixes: tuple[str, ...]) -> Iterator[Problem]:
+    """Yields what keeps `output_path` from naming a log of a known format."""
+    name = path.rstrip("/").rpartition("/")[2]
+    if not path:
+        yield Problem("output_path", "a path", "nothing")
+    elif not any(name.endswith(suffix) and name != suffix for suffix in suffixes):
+        yield Problem("output_path", f"a name that ends in {', '.join(suffixes)}", repr(path))
 
 
 class PlayConfig(Section):
@@ -28,17 +35,17 @@ class PlayConfig(Section):
     """Folder of an exported model, whose values the policy weighs; required unless kind is random."""
     epsilon: Share = 0.1
     """epsilon_greedy: share of uniformly random choices."""
-    temperature: Annotated[float, Field(gt=0)] = 1.0
+    temperature: Positive = 1.0
     """softmax: of softmax(q / temperature)."""
 
-    def problems(self, path: str) -> Iterator[Problem]:
+    def rules(self) -> Iterator[Problem]:
         """Yields a missing model, and keys that this kind of policy does not read."""
         if self.kind != "random" and not self.model:
-            yield Problem(f"{path}.model", f"the folder of an exported model for kind {self.kind}", "nothing")
+            yield self.wrong("model", f"the folder of an exported model for kind {self.kind}")
         for key, kinds in _READ_BY.items():
-            if self.kind not in kinds and key in self.changed:
-                yield Problem(f"{path}.{key}", f"absent with kind {self.kind}", repr(getattr(self, key)),
-                              f"It is of {' and '.join(kinds)}")  # fmt: skip
+            if self.kind not in kinds:
+                todo = f"It is of {' and '.join(kinds)}"
+                yield from self.changes("", (key,), f"absent with kind {self.kind}", todo)
 
 
 class PolicyConfig(PlayConfig):
@@ -64,18 +71,18 @@ class ValueOfConfig(PlayConfig):
 class SimulateConfig(EnvironmentConfig):
     """`python -m workflows.simulate`: a policy plays an environment and writes its log, with true propensities."""
 
-    num_envs: Annotated[int, Field(ge=1)] = 256
+    num_envs: Count = 256
     """Environments side by side; no more are started than there are episodes to write."""
-    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    seed: Seed = 0
     """The same seed and num_envs give the same bytes."""
     use_gpu: bool = True
     """Play on a GPU; with none, one warning and then the CPU."""
-    output_path: str = ""
+    output_path: LocalPath = ""
     """The log: .jsonl, .jsonl.gz, .jsonl.zst, .parquet, .arrow or .csv; replaced if it is there, and whole or not there
     at all."""
-    rows: Annotated[int, Field(ge=1)] | None = 30_000
+    rows: Count | None = 30_000
     """At least so many rows: whole episodes in the order of their starts until there are enough."""
-    episodes: Annotated[int, Field(ge=1)] | None = None
+    episodes: Count | None = None
     """Exactly so many episodes, instead of rows."""
     format: Literal["events", "transitions"] = "events"
     """events: logged decisions, for a timeline, and where a limit cut an episode the state behind it; transitions: rows
@@ -96,28 +103,16 @@ class SimulateConfig(EnvironmentConfig):
             return {"rows": None, **tree}
         return tree
 
-    def problems(self, path: str = "") -> Iterator[Problem]:
-        """Yields everything wrong beyond single keys, in this section and below."""
-        yield from super().problems(path)
+    def rules(self) -> Iterator[Problem]:
+        """Yields paths and lengths that are missing or contradict each other."""
+        yield from super().rules()
         if self.backend == "cuda" and not self.use_gpu:
-            yield Problem("backend", "auto or cpu while use_gpu is false", "'cuda'")
-        yield from self._output_problems()
+            yield self.wrong("backend", "auto or cpu while use_gpu is false")
+        yield from output_problems(self.output_path, LOG_SUFFIXES)
         if self.rows is not None and self.episodes is not None:
-            yield Problem("episodes", "absent while rows is given", f"rows {self.rows}, episodes {self.episodes}",
-                          "Keep one of them")  # fmt: skip
+            got = f"rows {self.rows}, episodes {self.episodes}"
+            yield self.wrong("episodes", "absent while rows is given", "Keep one of them", got=got)
         if self.rows is None and self.episodes is None:
-            yield Problem("rows", "a number, or episodes instead", "null")
+            yield self.wrong("rows", "a number, or episodes instead")
         if self.ds is not None and self.format != "events":
-            yield Problem("ds", "absent with format transitions", repr(self.ds), "Only events have partitions")
-        yield from self.policy.problems("policy")
-        if self.value_of is not None:
-            yield from self.value_of.problems("value_of")
-
-    def _output_problems(self) -> Iterator[Problem]:
-        if not self.output_path:
-            yield Problem("output_path", "a path", "nothing")
-            return
-        name = self.output_path.rsplit("/", 1)[-1]
-        if not any(name.endswith(suffix) and name != suffix for suffix in LOG_SUFFIXES):
-            yield Problem("output_path", f"a file name that ends in {', '.join(LOG_SUFFIXES)}", repr(self.output_path))
-        yield from local_problems("output_path", self.output_path)
+            yield self.wrong("ds", "absent with format transitions", "Only events have partitions")

@@ -5,15 +5,17 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from reagent_lite.config.environment import EnvironmentConfig, Share
-from reagent_lite.config.section import Section
+from reagent_lite.config.environment import EnvironmentConfig
+from reagent_lite.config.section import Count, Section, Share
 from reagent_lite.errors import Problem
+
+_NO_EFFECT = "It would have no effect"
 
 
 class ReplayConfig(Section):
     """Simulated transitions kept for learning."""
 
-    capacity: Annotated[int, Field(ge=1)] = 1_000_000
+    capacity: Count = 1_000_000
     """Transitions kept, over all processes; the oldest make room."""
     prioritized: bool = False
     """Draw rows by how wrong they were, with importance weights (Schaul et al., 2016)."""
@@ -26,17 +28,17 @@ class ReplayConfig(Section):
 class SimulationConfig(EnvironmentConfig):
     """Environments on the GPU or the CPU: training in them, evaluation in them, or both."""
 
-    num_envs: Annotated[int, Field(ge=1)] = 64
+    num_envs: Count = 64
     """Environments side by side, over all processes."""
     share: Share | None = None
     """Share of each minibatch that is simulated, beside training_data_path; 0: only evaluate in simulation."""
-    total_steps: Annotated[int, Field(ge=1)] = 500_000
+    total_steps: Count = 500_000
     """Environment steps over all processes, where the simulation alone is trained on."""
-    warmup_steps: Annotated[int, Field(ge=1)] = 10_000
+    warmup_steps: Count = 10_000
     """Environment steps by uniformly random actions before learning starts, over all processes."""
-    steps_per_rollout: Annotated[int, Field(ge=1)] = 1
+    steps_per_rollout: Count = 1
     """Steps of every environment between two rounds of learning."""
-    updates_per_rollout: Annotated[int, Field(ge=1)] = 1
+    updates_per_rollout: Count = 1
     """Optimizer steps after each rollout."""
     exploration: Literal["epsilon_greedy", "softmax"] = "epsilon_greedy"
     """How actions are drawn while learning; softmax uses rl.temperature."""
@@ -44,10 +46,10 @@ class SimulationConfig(EnvironmentConfig):
     """Share of uniformly random actions when learning starts."""
     epsilon_end: Share | None = None
     """The same at the end of its decay; absent: rl.epsilon."""
-    epsilon_decay_steps: Annotated[int, Field(ge=1)] | None = None
+    epsilon_decay_steps: Count | None = None
     """Environment steps over which epsilon falls linearly; absent: a tenth of all."""
     replay: ReplayConfig = ReplayConfig()
-    num_evaluations: Annotated[int, Field(ge=1)] = 10
+    num_evaluations: Count = 10
     """Evaluations spread over a run that only simulates; with data there is one an epoch."""
     evaluation_episodes: Annotated[int, Field(ge=2, le=10_000)] = 100
     """Episodes of the policy in each evaluation."""
@@ -61,18 +63,17 @@ class SimulationConfig(EnvironmentConfig):
     pictures: bool = False
     """Write learning_curve.png and rollout.gif beside the model; needs the extra `pictures`."""
 
-    def problems(self, path: str) -> Iterator[Problem]:
+    def rules(self) -> Iterator[Problem]:
         """Yields what single keys cannot say."""
-        yield from super().problems(path)
+        yield from super().rules()
         if self.epsilon_end is not None and self.epsilon_end > self.epsilon_start:
-            yield Problem(f"{path}.epsilon_end", f"at most epsilon_start ({self.epsilon_start:g})",
-                          f"{self.epsilon_end:g}")  # fmt: skip
+            yield self.wrong("epsilon_end", f"at most epsilon_start ({self.epsilon_start:g})")
         if self.exploration == "softmax":
-            for key in sorted({"epsilon_start", "epsilon_end", "epsilon_decay_steps"} & set(self.changed)):
-                yield _useless(f"{path}.{key}", getattr(self, key), "exploration is softmax")
+            keys = ("epsilon_start", "epsilon_end", "epsilon_decay_steps")
+            yield from self.changes("", keys, "its default while exploration is softmax", _NO_EFFECT)
         if not self.replay.prioritized:
-            for key in sorted({"alpha", "beta"} & set(self.replay.changed)):
-                yield _useless(f"{path}.replay.{key}", getattr(self.replay, key), "replay.prioritized is false")
+            expected = "its default while replay.prioritized is false"
+            yield from self.changes("replay", ("alpha", "beta"), expected, _NO_EFFECT)
 
     @property
     def learning_only(self) -> tuple[str, ...]:
@@ -82,7 +83,3 @@ class SimulationConfig(EnvironmentConfig):
             "pictures",
         }  # fmt: skip
         return tuple(key for key in self.changed if key not in judging)
-
-
-def _useless(where: str, value: object, reason: str) -> Problem:
-    return Problem(where, f"its default while {reason}", repr(value), "It would have no effect")

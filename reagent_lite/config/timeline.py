@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from reagent_lite.config.columns import COLUMNS, Columns, column_problems
-from reagent_lite.config.section import Section, local_problems
+from reagent_lite.config.columns import COLUMNS, Columns
+from reagent_lite.config.section import LocalPath, Names, Section
 from reagent_lite.errors import Problem
 
 RESERVED_COLUMNS = frozenset(
@@ -24,9 +24,9 @@ class TimelineSection(Section):
 
     inputTableName: str = ""
     """Events: a file or a folder of files, local or a URL."""
-    outputTableName: str = ""
+    outputTableName: LocalPath = ""
     """Folder the transitions to train on go to; it appears whole."""
-    evalTableName: str | None = None
+    evalTableName: LocalPath | None = None
     """Folder of the transitions to be judged on, of other episodes; absent: all episodes are trained on."""
     eval_percent: Annotated[float, Field(gt=0, lt=100)] = 10.0
     """Percent of the episodes, by hash of mdp_id, that go to evalTableName."""
@@ -60,34 +60,23 @@ class TimelineSection(Section):
     on_refused: Literal["error", "drop_episode"] = "error"
     """Rows that break a rule: end with an error that names them, or leave out their episodes and count."""
 
-    def problems(self, path: str) -> Iterator[Problem]:
-        """Yields what is wrong beyond single keys."""
-        for key in ("inputTableName", "outputTableName"):
-            if not getattr(self, key):
-                yield Problem(f"{path}.{key}", "a path", "nothing")
-        if self.steps > 1 and self.gamma is None:
-            yield Problem(f"{path}.gamma", f"the discount per row, as steps is {self.steps}", "nothing")
-        yield from self.rule_problems(path)
-
-    def rule_problems(self, path: str) -> Iterator[Problem]:
-        """Yields what is wrong where paths and gamma come from elsewhere, as in a training config."""
-        if self.evalTableName is None and "eval_percent" in self.changed:
-            yield Problem(f"{path}.eval_percent", "absent without evalTableName", f"{self.eval_percent:g}",
-                          "Give evalTableName, the folder of the episodes set apart")  # fmt: skip
-        if self.evalTableName is not None and self.evalTableName.rstrip("/") == self.outputTableName.rstrip("/"):
-            yield Problem(f"{path}.evalTableName", "another folder than outputTableName", repr(self.evalTableName))
-        for key in ("outputTableName", "evalTableName"):
-            yield from local_problems(f"{path}.{key}", getattr(self, key))
-        if self.outlierEpisodeLengthPercentile is None and "percentileFunction" in self.changed:
-            yield Problem(f"{path}.percentileFunction", "absent without outlierEpisodeLengthPercentile",
-                          repr(self.percentileFunction))  # fmt: skip
-        yield from self._date_problems(path)
-        yield from self._column_problems(path)
+    def rules(self) -> Iterator[Problem]:
+        """Yields what is wrong beyond single keys; paths and gamma may come from elsewhere, as in a training config."""
+        if self.evalTableName is None:
+            todo = "Give evalTableName, the folder of the episodes set apart"
+            yield from self.changes("", ("eval_percent",), "absent without evalTableName", todo)
+        elif self.evalTableName.rstrip("/") == self.outputTableName.rstrip("/"):
+            yield self.wrong("evalTableName", "another folder than outputTableName")
+        if self.outlierEpisodeLengthPercentile is None:
+            expected = "absent without outlierEpisodeLengthPercentile"
+            yield from self.changes("", ("percentileFunction",), expected)
+        yield from self._date_problems()
+        yield from self._column_problems()
         if self.steps == 1 and self.gamma is not None:
-            yield Problem(f"{path}.gamma", "absent while steps is 1", f"{self.gamma:g}",
-                          "Nothing is summed up: rl.gamma is the discount in training")  # fmt: skip
+            todo = "Nothing is summed up: rl.gamma is the discount in training"
+            yield self.wrong("gamma", "absent while steps is 1", todo)
 
-    def _date_problems(self, path: str) -> Iterator[Problem]:
+    def _date_problems(self) -> Iterator[Problem]:
         dates = {}
         for key in ("startDs", "endDs"):
             text = getattr(self, key)
@@ -98,29 +87,29 @@ class TimelineSection(Section):
                 if dates[key].isoformat() != text:  # such as 20260131, which no partition is called
                     raise ValueError
             except ValueError:
-                yield Problem(f"{path}.{key}", "a date such as 2026-01-31", repr(text))
+                yield Problem(key, "a date such as 2026-01-31", repr(text))
         if len(dates) == 2 and dates["startDs"] > dates["endDs"]:
-            yield Problem(f"{path}.endDs", f"a date not before startDs ({self.startDs})", repr(self.endDs))
+            yield Problem("endDs", f"a date not before startDs ({self.startDs})", repr(self.endDs))
 
-    def _column_problems(self, path: str) -> Iterator[Problem]:
+    def _column_problems(self) -> Iterator[Problem]:
         if "reward" not in self.rewardColumns:
-            yield Problem(f"{path}.rewardColumns", "reward among them", str(list(self.rewardColumns)))
+            yield Problem("rewardColumns", "reward among them", str(list(self.rewardColumns)))
         for key, own in (("rewardColumns", set()), ("extraFeatureColumns", {"reward", "metrics"})):
             columns = getattr(self, key)
             names = [column.lower() for column in columns]  # as engines compare them
             for column, name in zip(columns, names, strict=True):
                 if (name in RESERVED_COLUMNS | own) or (name != column and name in ("reward", "metrics")):
-                    yield Problem(f"{path}.{key}", "columns that a timeline does not make itself", repr(column))
+                    yield Problem(key, "columns that a timeline does not make itself", repr(column))
                 if names.count(name) > 1 or not name:
-                    yield Problem(f"{path}.{key}", "every name once, upper and lower case alike", repr(column))
+                    yield Problem(key, "every name once, upper and lower case alike", repr(column))
         made = {f"next_{name.lower()}" for name in self.extraFeatureColumns}
         for name in sorted(made & {name.lower() for name in (*self.rewardColumns, *self.extraFeatureColumns)}):
-            yield Problem(f"{path}.extraFeatureColumns", "no column that another one's next_ column is called", name)
+            yield Problem("extraFeatureColumns", "no column that another one's next_ column is called", name)
         both = sorted(
             {name.lower() for name in self.rewardColumns} & {name.lower() for name in self.extraFeatureColumns}
         )
         if both:
-            yield Problem(f"{path}.extraFeatureColumns", "no column of rewardColumns", ", ".join(map(repr, both)))
+            yield Problem("extraFeatureColumns", "no column of rewardColumns", ", ".join(map(repr, both)))
 
 
 class QuerySection(Section):
@@ -128,13 +117,8 @@ class QuerySection(Section):
 
     tableSample: Annotated[float, Field(gt=0, le=100)] = 100.0
     """Percent of the episodes, by hash of mdp_id."""
-    actions: tuple[str, ...] = ()
+    actions: Names = ()
     """Names of the actions, in the order of the network's outputs; absent: whatever the events name."""
-
-    def problems(self, path: str) -> Iterator[Problem]:
-        """Yields names given twice."""
-        for name in sorted({name for name in self.actions if self.actions.count(name) > 1}):
-            yield Problem(f"{path}.actions", "every name once", f"{name!r} {self.actions.count(name)} times")
 
 
 class EngineKeys(Section):
@@ -151,16 +135,15 @@ class EngineKeys(Section):
     """Disk for what does not fit into memory, local for DuckDB, one that all its machines see for Spark; absent: beside
     the output."""
 
-    def problems(self, path: str) -> Iterator[Problem]:
+    def rules(self) -> Iterator[Problem]:
         """Yields keys of the other engine."""
-        where = f"{path}." if path else ""
         if self.engine == "duckdb" and self.master is not None:
-            yield Problem(f"{where}master", "absent with engine duckdb", repr(self.master), 'Set engine to "spark"')
+            yield self.wrong("master", "absent with engine duckdb", 'Set engine to "spark"')
         if self.engine == "spark" and self.master is None:
-            yield Problem(f"{where}master", "a Spark master such as local[4], or sc://host of Spark Connect", "nothing")
+            yield self.wrong("master", "a Spark master such as local[4], or sc://host of Spark Connect")
         if self.engine == "spark" and self.memory_limit_mb is not None:
-            yield Problem(f"{where}memory_limit_mb", "absent with engine spark", str(self.memory_limit_mb),
-                          "Spark's own settings say what it may take")  # fmt: skip
+            todo = "Spark's own settings say what it may take"
+            yield self.wrong("memory_limit_mb", "absent with engine spark", todo)
 
 
 class TimelineConfig(EngineKeys):
@@ -171,12 +154,15 @@ class TimelineConfig(EngineKeys):
     columns: Columns = {}
     """The log's own names for columns of the contract, as data.columns of training."""
 
-    def problems(self, path: str = "") -> Iterator[Problem]:
+    def rules(self) -> Iterator[Problem]:
         """Yields everything wrong beyond single keys."""
-        yield from super().problems(path)
-        yield from column_problems("columns", self.columns)
-        yield from self.timeline.problems("timeline")
-        yield from self.query.problems("query")
-        if not self.timeline.actionDiscrete and self.query.actions:
-            yield Problem("query.actions", "absent with actionDiscrete false", str(list(self.query.actions)),
-                          "Candidates have features, not names")  # fmt: skip
+        yield from super().rules()
+        timeline = self.timeline
+        for key in ("inputTableName", "outputTableName"):
+            if not getattr(timeline, key):
+                yield self.wrong(f"timeline.{key}", "a path")
+        if timeline.steps > 1 and timeline.gamma is None:
+            yield self.wrong("timeline.gamma", f"the discount per row, as steps is {timeline.steps}")
+        if not timeline.actionDiscrete and self.query.actions:
+            todo = "Candidates have features, not names"
+            yield self.wrong("query.actions", "absent with actionDiscrete false", todo)

@@ -1,11 +1,11 @@
 """`training`: network, optimizer and batches."""
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from reagent_lite.config.section import Section, refused
+from reagent_lite.config.section import Section
 from reagent_lite.errors import Problem
 
 Activation = Literal["linear", "relu", "leaky_relu", "tanh", "sigmoid", "elu", "gelu", "selu", "silu"]
@@ -57,39 +57,31 @@ class TrainingConfig(Section):
     factorization_parameters: dict[str, object] | None = None
     """Not supported; null only."""
 
-    def problems(self, path: str) -> Iterator[Problem]:
-        """Yields shapes that do not fit, unknown optimizers and unsupported networks."""
+    unsupported: ClassVar = {
+        "cnn_parameters": "Image features are not supported; remove it",
+        "factorization_parameters": "Factorized parametric networks are not supported; use dueling_architecture for a "
+        "state stream",
+    }
+
+    def rules(self) -> Iterator[Problem]:
+        """Yields shapes that do not fit, and unknown optimizers."""
         if len(self.layers) < 2:
-            yield Problem(f"{path}.layers", "at least two widths (input and output placeholders)", str(self.layers))
+            yield self.wrong("layers", "at least two widths (input and output placeholders)")
         for i, width in enumerate(self.layers[1:-1], start=1):
             if width < 1:
-                yield Problem(
-                    f"{path}.layers.{i}", "a width of at least 1", str(width), "Only the ends are placeholders"
-                )
+                yield Problem(f"layers.{i}", "a width of at least 1", str(width), "Only the ends are placeholders")
         if len(self.activations) != len(self.layers) - 1:
-            yield Problem(
-                f"{path}.activations",
-                f"{len(self.layers) - 1} names, one fewer than layers",
-                f"{len(self.activations)}",
-            )
+            expected = f"{len(self.layers) - 1} names, one fewer than layers"
+            yield self.wrong("activations", expected, got=str(len(self.activations)))
         if self.activations and self.activations[-1] != "linear":
             yield Problem(
-                f"{path}.activations.{len(self.activations) - 1}",
+                f"activations.{len(self.activations) - 1}",
                 '"linear"',
                 repr(self.activations[-1]),
                 "Values are not bounded; the last layer gives them as they are",
             )
         if self.optimizer_class is None:
-            yield Problem(f"{path}.optimizer", f"one of {', '.join(OPTIMIZERS)}", repr(self.optimizer))
-        if self.cnn_parameters is not None:
-            yield refused(path, "cnn_parameters", self.cnn_parameters, "Image features are not supported; remove it")
-        if self.factorization_parameters is not None:
-            yield refused(
-                path,
-                "factorization_parameters",
-                self.factorization_parameters,
-                "Factorized parametric networks are not supported; use dueling_architecture for a state stream",
-            )
+            yield self.wrong("optimizer", f"one of {', '.join(OPTIMIZERS)}")
 
     @property
     def optimizer_class(self) -> str | None:
