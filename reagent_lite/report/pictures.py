@@ -1,4 +1,4 @@
-"""A run as pictures beside the model: the learning curve as PNG, one episode as an animated GIF.
+"""Pictures beside a simulated run's model: the learning curve as PNG, one episode as an animated GIF.
 
 matplotlib and Pillow, which it brings, are the extra `pictures`, imported where they are used: the learner runs without
 them. matplotlib is used without pyplot, so that there is no display, no global figure and no window.
@@ -7,9 +7,7 @@ them. matplotlib is used without pyplot, so that there is no display, no global 
 import io
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,14 +22,12 @@ from reagent_lite.report.curves import Series, curves_of
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from PIL.Image import Image
-    from PIL.ImageDraw import ImageDraw
-    from PIL.ImageFont import FreeTypeFont, ImageFont
 
 # Okabe & Ito (2008), Color Universal Design: told apart with any colour vision
 BLACK, SKY, GREEN, BLUE, VERMILION = "#000000", "#56b4e9", "#009e73", "#0072b2", "#d55e00"
 ORANGE, GREY, PALE = "#e69f00", "#999999", "#d9d9d9"
 
-WIDTH, HEIGHT, TOP, BOTTOM = 480, 440, 40, 320  # pixels of a frame, and of the scene in it
+WIDTH, HEIGHT, TOP, BOTTOM = 480, 360, 40, 320  # pixels of a frame, and of the scene in it
 _FINE = 2  # a frame is drawn so many times larger, and shrunk: smooth edges
 _MILLISECONDS, _LAST_MILLISECONDS = 40, 2000  # how it ended is read before the loop starts again
 _MOST_FRAMES = 300
@@ -50,20 +46,18 @@ def require_pictures() -> None:
         import matplotlib.backends.backend_agg  # noqa: F401
         import PIL.GifImagePlugin  # noqa: F401
     except ImportError as error:
-        raise ConfigError(
-            Problem(
-                "simulation.pictures",
-                "matplotlib and Pillow, which draw them",
-                str(error),
-                "Run: pip install 'reagent-lite[pictures]', or set it to false",
-            )
-        ) from error
+        todo = "Run: pip install 'reagent-lite[pictures]', or set it to false"
+        expected = "matplotlib and Pillow, which draw them"
+        raise ConfigError(Problem("simulation.pictures", expected, str(error), todo)) from error
 
 
 def write_learning_curve(file: Path, series: Series, *, title: str) -> None:
     """Writes the page's charts of returns and TD loss as PNG; the file appears whole or not at all."""
+    import matplotlib
+
     data = io.BytesIO()
-    with _defaults():
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()  # as it is shipped, whatever the user's own settings
         # without the program's version the same run gives the same bytes
         learning_curve(curves_of(series), title=title).savefig(data, metadata={"Software": None})
     write_whole(file, data.getvalue())
@@ -99,18 +93,8 @@ def learning_curve(curves: Sequence[Curves], *, title: str) -> "Figure":
     return figure
 
 
-@contextmanager
-def _defaults() -> Iterator[None]:
-    """Matplotlib as it is shipped, whatever the user's own settings."""
-    import matplotlib
-
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        yield
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trace:
+class Episode:
     """One episode of T steps, as it is shown.
 
     Attributes:
@@ -118,10 +102,8 @@ class Trace:
         observation: [T + 1, S] what the policy saw, and where the last step led.
         action: [T] action ids.
         reward: [T].
-        terminated: whether the episode came to its end.
-        truncated: whether the time limit ended it.
+        ending: how it ended, such as "terminated"; "" where it did not end.
         action_names: of K fixed actions; an id without a name is shown as a number.
-        q: [T, K] values of the choices, not finite where a choice was not offered; None leaves them out.
         parameters: constants of the dynamics in force, by the kernel's names.
     """
 
@@ -129,181 +111,119 @@ class Trace:
     observation: NDArray[np.floating]
     action: NDArray[np.integer]
     reward: NDArray[np.floating]
-    terminated: bool
-    truncated: bool
-    action_names: tuple[str, ...]
-    q: NDArray[np.floating] | None = None
+    ending: str
+    action_names: tuple[str, ...] = ()
     parameters: Mapping[str, float] = field(default_factory=dict)
 
-    @property
-    def num_steps(self) -> int:
-        """T."""
-        return len(self.action)
-
-    def name_of(self, action: int) -> str:
-        """Returns an action's name, or its number where it has none."""
-        return self.action_names[action] if action < len(self.action_names) else str(action)
+    def caption(self, step: int) -> str:
+        """Returns what is done at a step, or how the episode ended."""
+        if step == len(self.action):
+            return self.ending or "the recording stops here"
+        action = int(self.action[step])
+        return f"action: {self.action_names[action] if action < len(self.action_names) else action}"[:60]
 
 
-def write_rollout(file: Path, trace: Trace, *, most_frames: int = _MOST_FRAMES) -> None:
+def write_animation(file: Path, episode: Episode, *, most_frames: int = _MOST_FRAMES) -> None:
     """Writes an episode as an animated GIF that loops; the file appears whole or not at all.
 
     Args:
         file: where to.
-        trace: the episode.
+        episode: what is shown.
         most_frames: at least 2; a longer episode is shown by as many of its states, evenly spaced, the first and the
             last among them.
     """
     from PIL import Image
 
-    palette = Image.new("P", (1, 1))
-    palette.putpalette(_palette())
-    steps = np.linspace(0, trace.num_steps, min(trace.num_steps + 1, most_frames)).round().astype(int).tolist()
-    frames = [frame(trace, step).quantize(palette=palette, dither=Image.Dither.NONE) for step in steps]
+    count = len(episode.action) + 1
+    steps = np.linspace(0, count - 1, min(count, most_frames)).round().astype(int).tolist()
+    frames = [frame(episode, step).quantize(64, dither=Image.Dither.NONE) for step in steps]
     durations = [_MILLISECONDS] * (len(frames) - 1) + [_LAST_MILLISECONDS]
     data = io.BytesIO()
     frames[0].save(data, format="GIF", save_all=True, append_images=frames[1:], duration=durations, loop=0)
     write_whole(file, data.getvalue())
 
 
-def frame(trace: Trace, step: int) -> "Image":
-    """Returns the picture of an episode at a step, 0 to T: its state, what is done, and how much choices are worth."""
-    from PIL import Image, ImageDraw
+def frame(episode: Episode, step: int) -> "Image":
+    """Returns the picture of an episode at a step, 0 to T: its state, what is done, and the return so far."""
+    from PIL import Image, ImageDraw, ImageFont
 
     image = Image.new("RGB", (WIDTH * _FINE, HEIGHT * _FINE), "#ffffff")
     draw = ImageDraw.Draw(image)
-    size, shapes, view, ending = SCENES.get(trace.env, (0, _curves, _UNIT, ""))
-    if size != trace.observation.shape[1]:
-        shapes, view = _curves, _UNIT
+    size, view, shapes = SCENES.get(episode.env, (-1, _UNIT, _curves))
+    if size != episode.observation.shape[1]:
+        view, shapes = _UNIT, _curves
     scale = np.array([WIDTH - 40, TOP - BOTTOM]) / (view[1] - view[0], view[3] - view[2])
     if view is not _UNIT:
         scale = np.abs(scale).min() * np.array([1, -1])
     middle = np.array([WIDTH, TOP + BOTTOM]) / 2 - scale * ((view[0] + view[1]) / 2, (view[2] + view[3]) / 2)
-    for points, colour, width in shapes(trace, step):
+    for points, colour, width in shapes(episode, step):
         at = [(float(x), float(y)) for x, y in _FINE * (np.asarray(points, dtype=np.float64) * scale + middle)]
         if len(at) == 1:
             draw.circle(at[0], width * _FINE / 2, fill=colour)
         else:
             draw.line(at, fill=colour, width=round(width * _FINE), joint="curve")
-    total = float(trace.reward[:step].sum(dtype=np.float64))
-    _text(draw, 12, 16, _shortened(trace.env, 24), 13)
-    _text(draw, WIDTH - 12, 16, f"step {step}/{trace.num_steps}   return {total:.4g}", anchor="rm")
-    _text(draw, 12, HEIGHT - 16, caption(trace, step, ending))
-    if trace.q is not None and step < trace.num_steps:
-        _draw_values(draw, trace, trace.q, step)
+    total = float(episode.reward[:step].sum(dtype=np.float64))
+    head = f"{episode.env[:24]}   step {step}/{len(episode.action)}   return {total:.4g}"
+    for y, words in ((16, head), (HEIGHT - 16, episode.caption(step))):
+        draw.text((12 * _FINE, y * _FINE), words, fill=BLACK, font=ImageFont.load_default(12 * _FINE), anchor="lm")
     return image.reduce(_FINE)
-
-
-def caption(trace: Trace, step: int, ending: str) -> str:
-    """Returns what is done at a step, or how the episode ended."""
-    if step < trace.num_steps:
-        return f"action: {_shortened(trace.name_of(int(trace.action[step])), 50)}"
-    if trace.terminated:
-        return f"terminated: {ending}" if ending else "terminated"
-    return "truncated: the time limit is reached" if trace.truncated else "the recording stops here"
-
-
-def _draw_values(draw: "ImageDraw", trace: Trace, q: NDArray[np.floating], step: int) -> None:
-    """Draws a bar for each choice, the one taken in another colour; none for a choice that is not on offer."""
-    above, width, ground = above_worst(q), (WIDTH - 40) / q.shape[1], HEIGHT - 50
-    _text(draw, 20, ground - 60, "value above the worst choice", 9, GREY)
-    for k, value in enumerate(50 * above[step] / (above.max() or 1.0)):
-        left, colour = 20 + (k + 0.2) * width, VERMILION if k == trace.action[step] else SKY
-        _text(draw, left + 0.3 * width, ground + 9, _shortened(trace.name_of(k), int(width / 7)), 9, anchor="mm")
-        if value > 0:
-            draw.rectangle([_FINE * end for end in (left, ground - value, left + 0.6 * width, ground)], fill=colour)
-
-
-def above_worst(q: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Returns how much choices are worth above the worst on offer at their step, [T, K]; 0 where not on offer."""
-    worst = np.where(np.isfinite(q), q, np.inf).min(axis=1, keepdims=True)
-    above: NDArray[np.float64] = np.where(np.isfinite(q), q - worst, 0.0)
-    return above
-
-
-def _text(
-    draw: "ImageDraw", x: float, y: float, words: str, size: int = 11, colour: str = BLACK, anchor: str = "lm"
-) -> None:
-    draw.text((x * _FINE, y * _FINE), words, fill=colour, font=_font(size * _FINE), anchor=anchor)
-
-
-@cache
-def _font(size: int) -> "FreeTypeFont | ImageFont":
-    from PIL import ImageFont
-
-    return ImageFont.load_default(size)
-
-
-def _palette() -> list[int]:
-    """Returns red, green, blue of the colours in use, each faded to white: frames share it and compress well.
-
-    Not finer, because Pillow takes the nearest to the middle of a cube of 8 x 8 x 8: white has to be alone in its own.
-    """
-    hues = [bytes.fromhex(colour[1:]) for colour in (BLACK, GREY, SKY, GREEN, BLUE, VERMILION)]
-    return [round(c + (255 - c) * i / 14) for hue in hues for i in range(15) for c in hue]
-
-
-def _shortened(name: str, letters: int) -> str:
-    return name if len(name) <= letters else name[: max(letters - 1, 0)] + "…"
 
 
 # ---- scenes: geometry, signs and limits of the classic control problems are Gymnasium's
 
-Points = Sequence[tuple[float, float]] | NDArray[np.floating]
-Shapes = Iterator[tuple[Points, str, float]]
+Shapes = Iterator[tuple[Sequence[tuple[float, float]] | NDArray[np.floating], str, float]]
 """Lines of (points, colour, width in pixels); one point alone is a disc."""
 
 
-def _cartpole(trace: Trace, step: int) -> Shapes:
-    x, _, angle, _ = map(float, trace.observation[step])  # angle 0 is up, right > 0
-    x *= 2.4 / trace.parameters.get("position_limit", 2.4)  # the track fills the picture, however long it is
+def _cartpole(episode: Episode, step: int) -> Shapes:
+    x, _, angle, _ = map(float, episode.observation[step])  # angle 0 is up, right > 0
+    x *= 2.4 / episode.parameters.get("position_limit", 2.4)  # the track fills the picture, however long it is
     yield [(-2.4, 0), (2.4, 0)], GREY, 2
     yield [(x - 0.15, 0.12), (x + 0.15, 0.12)], BLACK, 14
     yield [(x, 0.24), (x + math.sin(angle), 0.24 + math.cos(angle))], VERMILION, 6
 
 
-def _mountain_car(trace: Trace, step: int) -> Shapes:
-    def at(x: NDArray[np.floating] | float) -> NDArray[np.float64]:
-        return np.stack([np.atleast_1d(x), 0.45 * np.sin(3 * np.atleast_1d(x))], axis=1)
+def _mountain_car(episode: Episode, step: int) -> Shapes:
+    hill = np.linspace(-1.2, 0.6, 100)
+    goal = episode.parameters.get("goal_position", 0.45 if episode.env.endswith("continuous") else 0.5)
+    x, top = float(episode.observation[step, 0]), 0.45 * math.sin(3 * goal)
+    yield np.stack([hill, 0.45 * np.sin(3 * hill)], axis=1), GREY, 2
+    yield [(goal, top), (goal, top + 0.22)], GREEN, 4
+    yield [(x, 0.45 * math.sin(3 * x))], VERMILION, 14
 
-    goal = trace.parameters.get("goal_position", 0.45 if trace.env.endswith("continuous") else 0.5)
-    yield at(np.linspace(-1.2, 0.6, 100)), GREY, 2
-    yield np.concatenate([at(goal), at(goal) + np.array([0, 0.22])]), GREEN, 4
-    yield at(trace.observation[step, 0]), VERMILION, 14
 
-
-def _pendulum(trace: Trace, step: int) -> Shapes:
-    cosine, sine = map(float, trace.observation[step, :2])  # angle 0 is up, counterclockwise > 0
+def _pendulum(episode: Episode, step: int) -> Shapes:
+    cosine, sine = map(float, episode.observation[step, :2])  # angle 0 is up, counterclockwise > 0
     yield [(0, 0), (-sine, cosine)], VERMILION, 10
-    yield [(0, 0)], BLACK, 6
 
 
-def _acrobot(trace: Trace, step: int) -> Shapes:
-    cosine1, sine1, cosine2, sine2 = map(float, trace.observation[step, :4])  # angle 0 hangs down, the second relative
-    goal, elbow = trace.parameters.get("goal_height", 1.0), (sine1, -cosine1)
+def _acrobot(episode: Episode, step: int) -> Shapes:
+    cosine1, sine1, cosine2, sine2 = map(float, episode.observation[step, :4])  # 0 hangs down, the second is relative
+    goal, elbow = episode.parameters.get("goal_height", 1.0), (sine1, -cosine1)
     tip = (elbow[0] + sine1 * cosine2 + cosine1 * sine2, elbow[1] + sine1 * sine2 - cosine1 * cosine2)
     yield [(-2.2, goal), (2.2, goal)], GREEN, 2
     yield [(0, 0), elbow], BLACK, 8
     yield [elbow, tip], VERMILION, 8
 
 
-def _gridworld(trace: Trace, step: int) -> Shapes:
-    cells = trace.observation[: step + 1].argmax(axis=1)  # one-hot of 5 y + x
-    way = np.stack([cells % 5, -(cells // 5)], axis=1)
+def _gridworld(episode: Episode, step: int) -> Shapes:
+    cells = episode.observation[: step + 1].argmax(axis=1)  # one-hot of 5 y + x
     for edge in np.arange(-0.5, 5):
         yield [(edge, 0.5), (edge, -4.5)], GREY, 1
         yield [(-0.5, -edge), (4.5, -edge)], GREY, 1
     for cell, colour in ((7, BLACK), (12, BLACK), (17, BLACK), (24, GREEN)):
         yield [(cell % 5 - 0.48, -(cell // 5)), (cell % 5 + 0.48, -(cell // 5))], colour, 52
+    way = np.stack([cells % 5, -(cells // 5)], axis=1)
     yield way, SKY, 4
     yield way[-1:], VERMILION, 16
 
 
-def _curves(trace: Trace, step: int) -> Shapes:
+def _curves(episode: Episode, step: int) -> Shapes:
     """Each feature of the observation over the steps, at its own scale, the reward below; a line at the present."""
-    reward = np.concatenate([trace.reward[:1], trace.reward])  # the reward of a step stands where the step led
-    features = trace.observation[:, :_MOST_CURVES].T.astype(np.float64)
-    curves, steps = [*features, *([reward] if len(reward) else [])], np.linspace(0, 1, trace.num_steps + 1)
+    features = [*episode.observation[:, :_MOST_CURVES].T.astype(np.float64)]
+    # the reward of a step stands where the step led
+    curves = [*features, np.concatenate([episode.reward[:1], episode.reward])] if len(episode.reward) else features
+    steps = np.linspace(0, 1, len(episode.observation))
     for row, values in enumerate(curves):
         known = np.isfinite(values)
         if known.any():
@@ -313,18 +233,15 @@ def _curves(trace: Trace, step: int) -> Shapes:
     yield [(steps[step], 0), (steps[step], 1)], VERMILION, 3
 
 
-Scene = tuple[int, Callable[[Trace, int], Shapes], tuple[float, float, float, float], str]
-"""S that it reads, its shapes, the view (left, right, bottom, top), and what it means that the episode terminated."""
-
 _UNIT = (0.0, 1.0, 0.0, 1.0)  # the view of curves
-_CARTPOLE: Scene = (4, _cartpole, (-2.6, 2.6, -0.2, 1.4), "the pole fell or the cart left the track")
-_CAR: Scene = (2, _mountain_car, (-1.26, 0.66, -0.54, 0.73), "the flag is reached")
-SCENES: Mapping[str, Scene] = {
-    "cartpole_v0": _CARTPOLE,
-    "cartpole_v1": _CARTPOLE,
-    "mountain_car": _CAR,
-    "mountain_car_continuous": _CAR,
-    "pendulum": (3, _pendulum, (-1.3, 1.3, -1.15, 1.15), ""),
-    "acrobot": (6, _acrobot, (-2.3, 2.3, -2.15, 2.15), "the tip is above the line"),
-    "gridworld": (25, _gridworld, (-0.6, 4.6, -4.6, 0.6), "the goal is reached"),
+_TRACK, _HILLS = (-2.6, 2.6, -0.2, 1.4), (-1.26, 0.66, -0.54, 0.73)
+SCENES: Mapping[str, tuple[int, tuple[float, float, float, float], Callable[[Episode, int], Shapes]]] = {
+    "cartpole_v0": (4, _TRACK, _cartpole),
+    "cartpole_v1": (4, _TRACK, _cartpole),
+    "mountain_car": (2, _HILLS, _mountain_car),
+    "mountain_car_continuous": (2, _HILLS, _mountain_car),
+    "pendulum": (3, (-1.3, 1.3, -1.15, 1.15), _pendulum),
+    "acrobot": (6, (-2.3, 2.3, -2.15, 2.15), _acrobot),
+    "gridworld": (25, (-0.6, 4.6, -4.6, 0.6), _gridworld),
 }
+"""By environment: S that its scene reads, the view (left, right, bottom, top), and its shapes."""

@@ -7,7 +7,7 @@ import torch
 
 from reagent_lite.algorithms.dqn import DQN
 from reagent_lite.report.curves import read_series
-from reagent_lite.report.pictures import Trace, write_learning_curve, write_rollout
+from reagent_lite.report.pictures import Episode, write_animation, write_learning_curve
 from reagent_lite.rl.policies import TargetPolicy
 from reagent_lite.run.environments import PICTURE, Reader
 
@@ -26,41 +26,34 @@ def draw_pictures(folder: Path, reader: Reader, learner: DQN, target: TargetPoli
     name = reader.simulation.backend.spec.name
     curve, rollout = (folder / name for name in PICTURES)
     write_learning_curve(curve, read_series(folder / "metrics.jsonl"), title=name)
-    write_rollout(rollout, record(reader, learner, target))
+    write_animation(rollout, record(reader, learner, target))
     return [curve, rollout]
 
 
 @torch.no_grad()
-def record(reader: Reader, learner: DQN, target: TargetPolicy) -> Trace:
+def record(reader: Reader, learner: DQN, target: TargetPolicy) -> Episode:
     """Returns one episode of the learner's policy."""
     env = reader.simulation.envs(0, 1, stream=PICTURE)
-    spec = env.spec
-    policy = reader.policy(learner, env.device)
+    policy, epsilon = reader.policy(learner, env.device), torch.tensor([target.epsilon], device=env.device)
     env.reset()
-    epsilon = torch.tensor([target.epsilon], device=env.device)
-    seen, actions, rewards, values = [_row(env.observation)], [], [], []
+    seen, actions, rewards = [_row(env.observation)], [], []
     for _ in range(env.time_limit):
         q = policy(env.observation, env.mask, env.features)
         env.act(q, epsilon=epsilon, temperature=target.temperature)
-        action = int(env.action[0])
-        closed = torch.zeros_like(q, dtype=torch.bool) if env.mask is None else ~env.mask
-        values.append(_row(q.masked_fill(closed, torch.nan)))
+        actions.append(int(env.action[0]))
         env.step()
-        actions.append(action)
         rewards.append(float(env.reward[0]))
         seen.append(_row(env.next_observation))
         if int(env.ended[0]):
             break
-    return Trace(
-        env=spec.name,
+    return Episode(
+        env=env.spec.name,
         observation=np.stack(seen),
         action=np.array(actions),
         reward=np.array(rewards),
-        terminated=bool(env.terminated[0]),
-        truncated=bool(env.truncated[0]),
-        action_names=() if spec.candidates else spec.action_names,
-        q=np.stack(values),
-        parameters=spec.parameters,
+        ending="terminated" if env.terminated[0] else "truncated by the time limit" if env.truncated[0] else "",
+        action_names=() if env.spec.candidates else env.spec.action_names,
+        parameters=env.spec.parameters,
     )
 
 

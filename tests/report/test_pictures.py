@@ -19,14 +19,12 @@ from reagent_lite.report.pictures import (
     SCENES,
     TOP,
     WIDTH,
-    Trace,
-    above_worst,
-    caption,
+    Episode,
     frame,
     learning_curve,
     require_pictures,
+    write_animation,
     write_learning_curve,
-    write_rollout,
 )
 
 drawn = pytest.mark.skipif(find_spec("matplotlib") is None, reason="the extra `pictures` is not installed")
@@ -42,22 +40,20 @@ SERIES: Series = {
 }
 
 
-def make_trace(env: str, observation: list[list[float]], **changes: object) -> Trace:
-    """A trace through these observations; action 0 and reward 1 at every step unless told."""
+def episode_of(env: str, observation: list[list[float]], **changes: object) -> Episode:
+    """An episode through these observations; action 0 and reward 1 at every step unless told."""
     steps = len(observation) - 1
     values = {
         "env": env,
         "observation": np.array(observation, dtype=np.float32),
         "action": np.zeros(steps, dtype=np.int64),
         "reward": np.ones(steps, dtype=np.float32),
-        "terminated": True,
-        "truncated": False,
-        "action_names": (),
+        "ending": "terminated",
     }
-    return Trace(**(values | changes))  # type: ignore[arg-type]
+    return Episode(**(values | changes))  # type: ignore[arg-type]
 
 
-def pixels(trace: Trace, step: int) -> NDArray[np.uint8]:
+def pixels(trace: Episode, step: int) -> NDArray[np.uint8]:
     return np.array(frame(trace, step))
 
 
@@ -128,7 +124,7 @@ def test_learning_curve_as_png(series: Series, tmp_path: Path) -> None:
 def test_size_frames_and_duration(tmp_path: Path) -> None:
     from PIL import Image, ImageSequence
 
-    write_rollout(tmp_path / "rollout.gif", make_trace("cartpole_v1", [[0, 0, 0, 0]] * 11))
+    write_animation(tmp_path / "rollout.gif", episode_of("cartpole_v1", [[0, 0, 0, 0]] * 11))
     with Image.open(tmp_path / "rollout.gif") as image:
         shown = [(page.size, page.info["duration"]) for page in ImageSequence.Iterator(image)]
     # 10 steps, and where the last one led
@@ -141,8 +137,8 @@ def test_a_long_episode_is_thinned_and_keeps_its_last_state(tmp_path: Path) -> N
     from PIL import Image, ImageSequence
 
     # x runs evenly from -2 to 2; 5 of 101 states are at -2, -1, 0, 1, 2
-    trace = make_trace("cartpole_v1", [[x, 0, 0, 0] for x in np.linspace(-2, 2, 101)])
-    write_rollout(tmp_path / "rollout.gif", trace, most_frames=5)
+    trace = episode_of("cartpole_v1", [[x, 0, 0, 0] for x in np.linspace(-2, 2, 101)])
+    write_animation(tmp_path / "rollout.gif", trace, most_frames=5)
     with Image.open(tmp_path / "rollout.gif") as image:
         pages = [np.array(page.convert("RGB")) for page in ImageSequence.Iterator(image)]
     places = [(centre(page)[0] - WIDTH / 2) / (440 / 5.2) for page in pages]
@@ -152,31 +148,15 @@ def test_a_long_episode_is_thinned_and_keeps_its_last_state(tmp_path: Path) -> N
 @drawn
 @pytest.mark.parametrize("env", ["cartpole_v1", "elsewhere"])
 def test_an_episode_without_steps_is_one_frame(env: str, tmp_path: Path) -> None:
-    write_rollout(tmp_path / "one.gif", make_trace(env, [[0, 0, 0, 0]], q=np.zeros((0, 2)), terminated=False))
+    write_animation(tmp_path / "one.gif", episode_of(env, [[0, 0, 0, 0]], ending=""))
     assert (tmp_path / "one.gif").stat().st_size > 0
 
 
 def test_captions() -> None:
-    trace = make_trace("mountain_car", [[0, 0]] * 3, action=np.array([0, 2]), action_names=("left", "right"))
-    assert caption(trace, 0, "") == "action: left"
-    assert caption(trace, 1, "") == "action: 2"  # an action without a name
-    assert caption(trace, 2, "the flag is reached") == "terminated: the flag is reached"
-    assert caption(make_trace("x", [[0]], truncated=True, terminated=False), 0, "").startswith("truncated")
-    assert caption(make_trace("x", [[0]], terminated=False), 0, "") == "the recording stops here"
-
-
-@drawn
-def test_values_stand_above_the_worst_choice_on_offer() -> None:
-    q = np.array([[1.0, 4.0, 2.0], [7.0, -math.inf, 5.0], [-math.inf, 3.0, math.nan]])
-    expected = [[0, 3, 1], [2, 0, 0], [0, 0, 0]]
-    np.testing.assert_array_equal(above_worst(q), expected)
-    trace = make_trace("cartpole_v1", [[0, 0, 0, 0]] * 4, q=q, action=np.array([1, 0, 1]))
-    strip = pixels(trace, 0)[BOTTOM:]
-    # three places of 440 / 3 pixels from 20 on: the taken one is the middle, the third is a third as high
-    assert centre(strip)[0] == pytest.approx(240, abs=1)
-    assert centre(strip, SKY)[0] == pytest.approx(20 + 440 * 5 / 6, abs=1)
-    assert near(strip, VERMILION).sum() == pytest.approx(3 * near(strip, SKY).sum(), rel=0.15)
-    assert not near(pixels(trace, 3)[BOTTOM:], VERMILION).any()
+    episode = episode_of("mountain_car", [[0, 0]] * 3, action=np.array([0, 2]), action_names=("left", "right"))
+    said = [episode.caption(step) for step in range(3)]
+    assert said == ["action: left", "action: 2", "terminated"]  # an action without a name is its number
+    assert episode_of("x", [[0]], ending="").caption(0) == "the recording stops here"
 
 
 # ---- scenes
@@ -186,7 +166,7 @@ def test_values_stand_above_the_worst_choice_on_offer() -> None:
 @pytest.mark.parametrize(("x", "angle"), [(0.0, 0.0), (1.0, 0.2), (-2.0, -0.2), (0.5, math.pi / 2)])
 @pytest.mark.parametrize("limit", [2.4, 4.8])
 def test_cartpole(x: float, angle: float, limit: float) -> None:
-    trace = make_trace("cartpole_v0", [[0, 0, 0, 0], [x, 0, angle, 0]], parameters={"position_limit": limit})
+    trace = episode_of("cartpole_v0", [[0, 0, 0, 0], [x, 0, angle, 0]], parameters={"position_limit": limit})
     scale = 440 / 5.2  # pixels of the pole's length; the track fills the picture
     before, after = centre(pixels(trace, 0)), centre(pixels(trace, 1))
     moved = x * 2.4 / limit + 0.5 * math.sin(angle)
@@ -197,7 +177,7 @@ def test_cartpole(x: float, angle: float, limit: float) -> None:
 
 @drawn
 def test_mountain_car_from_valley_to_hill() -> None:
-    trace = make_trace("mountain_car", [[-math.pi / 6, 0], [math.pi / 6, 0]])
+    trace = episode_of("mountain_car", [[-math.pi / 6, 0], [math.pi / 6, 0]])
     (x, y), (u, v) = centre(pixels(trace, 0)), centre(pixels(trace, 1))
     # 2 pi / 6 further right, 2 * 0.45 higher; 1.27 units are 280 pixels high
     assert (u - x, v - y) == pytest.approx((math.pi / 3 * 280 / 1.27, -0.9 * 280 / 1.27), abs=1.5)
@@ -205,7 +185,7 @@ def test_mountain_car_from_valley_to_hill() -> None:
 
 @drawn
 def test_pendulum_turns_counterclockwise() -> None:
-    trace = make_trace("pendulum", [[1, 0, 0], [0, 1, 0], [-1, 0, 0], [0, -1, 0]])
+    trace = episode_of("pendulum", [[1, 0, 0], [0, 1, 0], [-1, 0, 0], [0, -1, 0]])
     half = 0.5 * 280 / 2.3  # half the rod, in pixels
     for step, (x, y) in enumerate([(0, -1), (-1, 0), (0, 1), (1, 0)]):
         assert centre(pixels(trace, step)) == pytest.approx((240 + x * half, MIDDLE + y * half), abs=5)
@@ -222,7 +202,7 @@ def test_acrobot() -> None:
         ((math.pi, 0.0), (0.0, 1.5)),
     ]
     observation = [[math.cos(a), math.sin(a), math.cos(b), math.sin(b), 0, 0] for (a, b), _ in cases]
-    trace, scale = make_trace("acrobot", observation), 280 / 4.3
+    trace, scale = episode_of("acrobot", observation), 280 / 4.3
     for step, (_, (x, y)) in enumerate(cases):
         assert centre(pixels(trace, step)) == pytest.approx((240 + x * scale, MIDDLE - y * scale), abs=4)
 
@@ -230,7 +210,7 @@ def test_acrobot() -> None:
 @drawn
 def test_gridworld_cells_walls_and_the_way_behind() -> None:
     cells, scale = [0, 5, 6, 16, 24], 280 / 5.2
-    trace = make_trace("gridworld", np.eye(25)[cells].tolist())
+    trace = episode_of("gridworld", np.eye(25)[cells].tolist())
 
     def pixel(cell: int) -> tuple[float, float]:
         return 240 + (cell % 5 - 2) * scale, MIDDLE + (cell // 5 - 2) * scale
@@ -247,7 +227,7 @@ def test_gridworld_cells_walls_and_the_way_behind() -> None:
 @drawn
 def test_other_environments_are_curves_with_a_line_at_the_present() -> None:
     observation = [[0.0, 5.0, math.nan], [1.0, 5.0, 2.0], [4.0, 5.0, 3.0]]
-    trace = make_trace("my_env", observation, reward=np.array([1.0, 3.0]))
+    trace = episode_of("my_env", observation, reward=np.array([1.0, 3.0]))
     picture = pixels(trace, 1)
     assert centre(picture) == pytest.approx((WIDTH / 2, MIDDLE), abs=1)
     # of four rows, 70 pixels each, the first feature has the uppermost: its lowest value is 0.9 of that below the top
@@ -256,8 +236,8 @@ def test_other_environments_are_curves_with_a_line_at_the_present() -> None:
 
 @drawn
 def test_an_environment_of_another_size_is_drawn_as_curves() -> None:
-    for name, (size, *_) in SCENES.items():
-        trace = make_trace(name, [[0.0] * (size + 1)] * 2)
+    for name, (size, _, _) in SCENES.items():
+        trace = episode_of(name, [[0.0] * (size + 1)] * 2)
         np.testing.assert_array_equal(
-            pixels(trace, 0)[TOP:], pixels(make_trace("x", trace.observation.tolist()), 0)[TOP:]
+            pixels(trace, 0)[TOP:], pixels(episode_of("x", trace.observation.tolist()), 0)[TOP:]
         )
