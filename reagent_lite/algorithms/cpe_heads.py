@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 
-from reagent_lite.models.q_networks import NetworkSettings, build_q_network
-from reagent_lite.rl.td import chosen, discount
+from reagent_lite.models.q_networks import NetworkSettings, build_q_network, chosen_values
+from reagent_lite.rl.td import discount
 from reagent_lite.types import Actions, SourceSpec, TransitionBatch
 
 FEWEST_STEPS = 1000
@@ -70,8 +70,8 @@ class CPEHeads(nn.Module):
             next_value = (next_propensities.to(next_q.dtype).unsqueeze(2) * next_q).sum(1)
             d = discount(self.gamma, batch.steps, batch.bootstrap).unsqueeze(1)
             target = (outcomes + d * next_value) / self.value_scale
-        predicted = _outputs_of(self.reward_network, batch)
-        value = _outputs_of(self.value_network, batch)
+        predicted = chosen_values(self.reward_network, batch.state, batch.actions, batch.action)
+        value = chosen_values(self.value_network, batch.state, batch.actions, batch.action)
         reward_loss = (batch.weight * (predicted - outcomes / self.reward_scale).square().sum(1)).sum()
         value_loss = (batch.weight * (value - target).square().sum(1)).sum()
         return reward_loss + value_loss, {"reward_loss": reward_loss.detach(), "value_loss": value_loss.detach()}
@@ -197,13 +197,3 @@ def fit_heads(
         if stop is not None and stop():
             break
     return {name: total / count for name, total in totals.items()}
-
-
-def _outputs_of(network: nn.Module, batch: TransitionBatch) -> Tensor:
-    """Returns outputs [B, T] at the logged action; of candidates only that one is scored."""
-    mask, features, action = batch.actions.mask, batch.actions.features, batch.action
-    if features is not None:
-        features = features.gather(1, action.view(-1, 1, 1).expand(-1, 1, features.shape[2]))
-        mask = mask.gather(1, action.unsqueeze(1))
-        action = torch.zeros_like(action)
-    return chosen(network(batch.state, mask, features), action)

@@ -9,16 +9,17 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from reagent_lite.models.q_networks import allowed_values
+from reagent_lite.models.q_networks import allowed_values, chosen_values
 from reagent_lite.models.restrictions import LikelyInTheLog, Unrestricted
-from reagent_lite.models.value_heads import Bounds, Scorer
+from reagent_lite.models.value_heads import Scorer
 from reagent_lite.rl.losses import conservative_loss, imitation_loss
-from reagent_lite.rl.td import chosen, discount, greedy_choice, taken_value
-from reagent_lite.types import Actions, TransitionBatch
+from reagent_lite.rl.td import Bounds, chosen, discount, double_q_value, greedy_value
+from reagent_lite.types import TransitionBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,30 +98,33 @@ class DQN(nn.Module):
 
     def forward(self, batch: TransitionBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns the loss, a sum weighted by `batch.weight`, and its parts."""
-        s = self.settings
-        outputs, taken = self._taken(batch)
+        alpha, actions = self.settings.cql_alpha, batch.actions
+        if alpha:
+            outputs = allowed_values(self.q_network, batch.state, actions)
+            taken = chosen(outputs, batch.action)
+        else:
+            taken = chosen_values(self.q_network, batch.state, actions, batch.action)
         rows, self.row_errors = self._td_losses(batch, taken)
-        td = batch.weight.dot(rows)
-        loss, metrics = td, {"td_loss": td.detach()}
-        if s.cql_alpha:
-            gap = batch.weight.dot(conservative_loss(self.head(outputs), batch.actions.mask, batch.action))
-            alpha = s.cql_alpha * self.head.half_squares  # type: ignore[operator]
-            loss, metrics["cql_gap"] = loss + alpha * gap, gap.detach()
+        loss = batch.weight.dot(rows)
+        metrics = {"td_loss": loss.detach()}
+        if alpha:
+            gap = batch.weight.dot(conservative_loss(self.head(outputs), actions.mask, batch.action))
+            loss, metrics["cql_gap"] = loss + alpha * self.head.half_squares * gap, gap.detach()  # type: ignore[operator]
         if self.imitator is not None:
-            logits = allowed_values(self.imitator, batch.state, batch.actions.mask, batch.actions.features).squeeze(2)
-            imitation = batch.weight.dot(imitation_loss(logits, batch.actions.mask, batch.action))
+            logits = allowed_values(self.imitator, batch.state, actions).squeeze(2)
+            imitation = batch.weight.dot(imitation_loss(logits, actions.mask, batch.action))
             loss, metrics["imitation_loss"] = loss + imitation, imitation.detach()
         return loss, metrics
 
     @torch.no_grad()
-    def judge(self, batch: TransitionBatch) -> tuple[Tensor, Tensor, Tensor]:
+    def evaluate(self, batch: TransitionBatch) -> tuple[Tensor, Tensor, Tensor]:
         """Returns values [B, K], choices the policy takes [B, K] bool and the TD loss, weighted by `batch.weight`.
 
         Values are of use where a choice is allowed.
         """
-        choices = self.restriction(batch.state, batch.actions.mask, batch.actions.features)
-        outputs = allowed_values(self.q_network, batch.state, batch.actions.mask, batch.actions.features)
+        outputs = allowed_values(self.q_network, batch.state, batch.actions)
         losses, _ = self._td_losses(batch, chosen(outputs, batch.action))
+        choices = self.restriction(batch.state, batch.actions.mask, batch.actions.features)
         return self.head(outputs), choices, batch.weight.dot(losses)
 
     def after_step(self) -> None:
@@ -131,56 +135,32 @@ class DQN(nn.Module):
             for old, new in zip(self.target_network.buffers(), self.q_network.buffers(), strict=True):
                 old.copy_(torch.lerp(old, new, rate) if old.is_floating_point() else new)
 
-    def allowed_next(self, batch: TransitionBatch) -> Actions:
-        """Returns the next choices that may be taken: those of the log, less those BCQ finds unlikely."""
-        if self.imitator is None:
-            return batch.next_actions
-        mask, features = batch.next_actions.mask, batch.next_actions.features
-        with _evaluating(self.imitator):
-            return Actions(mask=self.restriction(batch.next_state, mask, features), features=features)
-
     def _td_losses(self, batch: TransitionBatch, taken: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns loss and priority of each row; taken [B, H] are the online network's outputs of the logged action."""
         with torch.no_grad():
-            next_taken = self._next_taken(batch)
+            next_value = self._next_value(batch)
             d = discount(self.settings.gamma, batch.steps, batch.bootstrap)
+            reward = batch.reward if self.reward_boost is None else batch.reward + self.reward_boost[batch.action]
         bounds = self.settings.value_bounds
-        return self.head.loss(taken, next_taken, self._reward(batch), d, bounds)  # type: ignore[operator,no-any-return]
+        return self.head.loss(taken, next_value, reward, d, bounds)  # type: ignore[operator,no-any-return]
 
-    def _reward(self, batch: TransitionBatch) -> Tensor:
-        return batch.reward if self.reward_boost is None else batch.reward + self.reward_boost[batch.action]
-
-    def _taken(self, batch: TransitionBatch) -> tuple[Tensor, Tensor]:
-        """Returns outputs [B, K, H], where the conservative term needs them, and those of the logged action [B, H]."""
-        if self.settings.cql_alpha:
-            outputs = allowed_values(self.q_network, batch.state, batch.actions.mask, batch.actions.features)
-            return outputs, chosen(outputs, batch.action)
-        taken = _outputs_of(self.q_network, batch.state, batch.actions, batch.action)
-        return taken, taken
-
-    def _next_taken(self, batch: TransitionBatch) -> Tensor:
-        """Returns the target network's outputs [B, H] of the next choice; 0 where none is allowed and chosen."""
+    def _next_value(self, batch: TransitionBatch) -> Tensor:
+        """Returns the target network's outputs [B, H] of the next choice; 0 where none is allowed."""
+        state, actions = batch.next_state, batch.next_actions
+        target = partial(chosen_values, self.target_network, state, actions)
         if not self.settings.maxq:
-            return _outputs_of(
-                self.target_network, batch.next_state, batch.next_actions, batch.next_action.clamp(min=0)
-            )
-        actions = self.allowed_next(batch)
-        if not self.settings.double:
-            outputs = allowed_values(self.target_network, batch.next_state, batch.next_actions.mask, actions.features)
-            return taken_value(outputs, greedy_choice(self.head(outputs), actions.mask), actions.mask)
-        with _evaluating(self.q_network):
-            q = self.head(allowed_values(self.q_network, batch.next_state, batch.next_actions.mask, actions.features))
-        choice = greedy_choice(q, actions.mask)
-        # a dueling mean runs over what the log allows, as at export; BCQ only restricts the choice
-        outputs = _outputs_of(self.target_network, batch.next_state, batch.next_actions, choice)
-        return outputs * actions.mask.gather(1, choice.unsqueeze(1))
-
-
-def _outputs_of(network: nn.Module, state: Tensor, actions: Actions, choice: Tensor) -> Tensor:
-    """Returns outputs [B, H] of one choice per row; one candidate is scored instead of K where that is the same."""
-    if actions.features is None or network.needs_candidate_list:
-        return chosen(allowed_values(network, state, actions.mask, actions.features), choice)
-    mask = actions.mask.gather(1, choice.unsqueeze(1))
-    return network(state, mask, chosen(actions.features, choice).unsqueeze(1)).squeeze(1)  # type: ignore[no-any-return]
+            return target(batch.next_action.clamp(min=0))
+        allowed = actions.mask
+        if self.imitator is not None:
+            with _evaluating(self.imitator):
+                allowed = self.restriction(state, allowed, actions.features)
+        # a dueling mean runs over all that the log allows, as at export: BCQ restricts only the choice
+        if self.settings.double:
+            with _evaluating(self.q_network):
+                q = self.head(allowed_values(self.q_network, state, actions))
+            return double_q_value(q, target, allowed)
+        outputs = allowed_values(self.target_network, state, actions)
+        return greedy_value(self.head(outputs), outputs, allowed)
 
 
 @contextmanager

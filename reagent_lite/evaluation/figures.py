@@ -12,10 +12,10 @@ from reagent_lite.rl.td import chosen, greedy_choice
 from reagent_lite.types import TransitionBatch
 
 
-class Judged(Protocol):
+class Evaluated(Protocol):
     """A learner that can be looked at without being trained."""
 
-    def judge(self, batch: TransitionBatch) -> tuple[Tensor, Tensor, Tensor]:
+    def evaluate(self, batch: TransitionBatch) -> tuple[Tensor, Tensor, Tensor]:
         """Returns values [B, K], choices the policy takes [B, K] bool and the TD loss, weighted by `batch.weight`."""
         ...
 
@@ -27,7 +27,7 @@ class Judged(Protocol):
 @torch.no_grad()
 def figures(
     batches: Iterable[TransitionBatch],
-    learner: Judged,
+    learner: Evaluated,
     group: Group,
     *,
     action_names: Sequence[str],
@@ -56,8 +56,8 @@ def figures(
     return {name: value / rows for name, value in zip(names, total[1:], strict=True)}
 
 
-def _sums(batch: TransitionBatch, learner: Judged, count: int, policy: TargetPolicy) -> Tensor:
-    q, choices, td_loss = learner.judge(batch)
+def _sums(batch: TransitionBatch, learner: Evaluated, count: int, policy: TargetPolicy) -> Tensor:
+    q, choices, td_loss = learner.evaluate(batch)
     greedy = greedy_choice(q, choices)
     scalars = torch.stack(
         (

@@ -11,7 +11,8 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from reagent_lite.types import SourceSpec
+from reagent_lite.rl.td import chosen
+from reagent_lite.types import Actions, SourceSpec
 
 _GAINS: Final = {"elu": 2**0.5, "gelu": 2**0.5, "silu": 2**0.5}
 _MOSTLY_ALLOWED: Final = 0.8  # [m] share of candidates from which on leaving the others out costs more than it saves
@@ -180,12 +181,13 @@ class DuelingCandidateQNetwork(nn.Module):
         return self.join(self.value(hidden).unsqueeze(1), advantage, mask)  # type: ignore[no-any-return]
 
 
-def allowed_values(network: nn.Module, state: Tensor, mask: Tensor, features: Tensor | None) -> Tensor:
-    """Returns [B, K, H] of a network, of use where mask [B, K] is true.
+def allowed_values(network: nn.Module, state: Tensor, actions: Actions) -> Tensor:
+    """Returns [B, K, H] of a network, of use where a choice is allowed.
 
     Candidates that are not allowed are left out where that saves time: on a CPU, which need not wait for their number,
     where lists differ in length.
     """
+    mask, features = actions.mask, actions.features
     if (
         isinstance(network, CandidateQNetwork | DuelingCandidateQNetwork)
         and features is not None
@@ -195,6 +197,14 @@ def allowed_values(network: nn.Module, state: Tensor, mask: Tensor, features: Te
     ):
         return network.allowed(state, mask, features)
     return network(state, mask, features)  # type: ignore[no-any-return]
+
+
+def chosen_values(network: nn.Module, state: Tensor, actions: Actions, choice: Tensor) -> Tensor:
+    """Returns [B, H] of one choice per row, [B] int64; one candidate is scored instead of K where that is the same."""
+    if actions.features is None or network.needs_candidate_list:
+        return chosen(allowed_values(network, state, actions), choice)
+    mask, features = actions.mask.gather(1, choice.unsqueeze(1)), chosen(actions.features, choice).unsqueeze(1)
+    return network(state, mask, features).squeeze(1)  # type: ignore[no-any-return]
 
 
 def build_q_network(spec: SourceSpec, settings: NetworkSettings) -> nn.Module:

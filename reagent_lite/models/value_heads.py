@@ -12,9 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from reagent_lite.rl.losses import categorical_projection, quantile_huber_loss, td_error, td_loss
-from reagent_lite.rl.td import td_target
-
-Bounds = tuple[float, float] | None
+from reagent_lite.rl.td import Bounds, td_target
 
 
 class ScalarHead(nn.Module):
@@ -36,9 +34,7 @@ class ScalarHead(nn.Module):
         self, taken: Tensor, next_taken: Tensor, reward: Tensor, discount: Tensor, bounds: Bounds
     ) -> tuple[Tensor, Tensor]:
         """Returns TD loss and absolute TD error; rl.losses.td_loss has the kinds."""
-        target = td_target(reward, discount, next_taken.squeeze(1))
-        if bounds is not None:
-            target = target.clamp(*bounds)
+        target = td_target(reward, discount, next_taken.squeeze(1), bounds)
         prediction = taken.squeeze(1)
         return td_loss(prediction, target, self.kind), td_error(prediction.detach(), target, self.kind)
 
@@ -63,7 +59,7 @@ class CategoricalHead(nn.Module):
         self, taken: Tensor, next_taken: Tensor, reward: Tensor, discount: Tensor, bounds: Bounds
     ) -> tuple[Tensor, Tensor]:
         """Returns the cross-entropy against the projected target distribution, twice."""
-        returns = reward.unsqueeze(1) + discount.unsqueeze(1) * self.support
+        returns = td_target(reward, discount, self.support.expand_as(next_taken))
         target = categorical_projection(next_taken.softmax(1), returns, self.support)
         loss = -(target * taken.log_softmax(1)).sum(1)
         return loss, loss.detach()
@@ -87,9 +83,7 @@ class QuantileHead(nn.Module):
         self, taken: Tensor, next_taken: Tensor, reward: Tensor, discount: Tensor, bounds: Bounds
     ) -> tuple[Tensor, Tensor]:
         """Returns the quantile Huber loss, twice."""
-        target = reward.unsqueeze(1) + discount.unsqueeze(1) * next_taken
-        if bounds is not None:
-            target = target.clamp(*bounds)
+        target = td_target(reward, discount, next_taken, bounds)
         loss = quantile_huber_loss(taken, target)
         return loss, loss.detach()
 

@@ -3,8 +3,16 @@
 A row with no allowed choice has value 0: never -inf (-inf * 0 is NaN), never a large negative number.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
+
+Values = Callable[[Tensor], Tensor]
+"""From one choice per row, [B] int64, to its value [B], or to the outputs [B, H] that its value is the mean of."""
+Bounds = tuple[float, float] | None
+"""Lowest and highest value that a target may have."""
 
 
 def discount(gamma: float, steps: Tensor, bootstrap: Tensor) -> Tensor:
@@ -29,23 +37,27 @@ def chosen(q: Tensor, choice: Tensor) -> Tensor:
     return q.gather(1, index).squeeze(1)
 
 
-def taken_value(q: Tensor, choice: Tensor, mask: Tensor) -> Tensor:
-    """Returns the value of one choice per row, [B] or [B, H], for q [B, K] or [B, K, H].
+def double_q_value(q: Tensor, target: Values, mask: Tensor) -> Tensor:
+    """Returns the target network's value of the online network's choice; van Hasselt et al. (2016), eq. 4.
 
-    A choice that is not allowed has value 0.
+    A row with no allowed choice has value 0.
+
+    Args:
+        q: [B, K] of the online network.
+        target: the target network's values.
+        mask: [B, K] bool, the allowed choices.
     """
-    allowed = mask.gather(1, choice.unsqueeze(1))
-    return chosen(q, choice) * (allowed if q.dim() == 3 else allowed.squeeze(1))
+    choice = greedy_choice(q, mask)
+    value, allowed = target(choice), mask.gather(1, choice.unsqueeze(1))
+    return value * (allowed if value.dim() == 2 else allowed.squeeze(1))
 
 
-def greedy_value(q: Tensor, mask: Tensor) -> Tensor:
-    """Returns the largest allowed value, [B], for q [B, K]; Watkins & Dayan (1992)."""
-    return taken_value(q, greedy_choice(q, mask), mask)
+def greedy_value(q: Tensor, outputs: Tensor, mask: Tensor) -> Tensor:
+    """Returns the largest allowed value, or the outputs it is the mean of; Watkins & Dayan (1992).
 
-
-def double_q_value(q: Tensor, q_target: Tensor, mask: Tensor) -> Tensor:
-    """Returns the target network's value of the online network's choice, [B]; van Hasselt et al. (2016), eq. 4."""
-    return taken_value(q_target, greedy_choice(q, mask), mask)
+    q is [B, K], outputs [B, K] or [B, K, H], of one network; a row with no allowed choice gives 0.
+    """
+    return double_q_value(q, partial(chosen, outputs), mask)
 
 
 def expected_value(q: Tensor, propensities: Tensor) -> Tensor:
@@ -67,6 +79,9 @@ def value_bounds(reward: Tensor, discount: Tensor) -> tuple[float, float]:
     return float(worth.amin()), float(worth.amax())
 
 
-def td_target(reward: Tensor, discount: Tensor, next_value: Tensor) -> Tensor:
-    """Returns r + d * v, [B]; Sutton (1988)."""
-    return torch.addcmul(reward, discount, next_value)
+def td_target(reward: Tensor, discount: Tensor, next_value: Tensor, bounds: Bounds = None) -> Tensor:
+    """Returns r + d * v, [B] or [B, H] for next_value [B] or [B, H], clipped to bounds; Sutton (1988)."""
+    if next_value.dim() == 2:
+        reward, discount = reward.unsqueeze(1), discount.unsqueeze(1)
+    target = torch.addcmul(reward, discount, next_value)
+    return target if bounds is None else target.clamp(*bounds)

@@ -13,8 +13,9 @@ from reagent_lite.config import WorkflowConfig
 from reagent_lite.config.rl import RLConfig
 from reagent_lite.distributed.group import Group
 from reagent_lite.models.q_networks import NetworkSettings, build_q_network
-from reagent_lite.models.value_heads import Bounds, CategoricalHead, QuantileHead, ScalarHead
+from reagent_lite.models.value_heads import CategoricalHead, QuantileHead, ScalarHead
 from reagent_lite.rl.policies import EpsilonGreedy, Softmax, TargetPolicy
+from reagent_lite.rl.td import Bounds
 from reagent_lite.training.loop import Optimization
 from reagent_lite.types import SourceSpec
 

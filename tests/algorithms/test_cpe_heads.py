@@ -19,6 +19,8 @@ SETTINGS = NetworkSettings(hidden=(8,), activations=("relu",))
 class Table(nn.Module):
     """One number per (state, choice, outcome); the state is one-hot, and candidates one-hot features."""
 
+    needs_candidate_list = False
+
     def __init__(self, table: Tensor) -> None:
         super().__init__()
         self.table = nn.Parameter(table)  # [S, K, T]

@@ -88,7 +88,7 @@ def test_bcq_keeps_only_actions_the_imitator_finds_likely() -> None:
     assert metrics["td_loss"].item() == 2.25  # action 1 is dropped: 1/2 * 3
     assert metrics["imitation_loss"].item() == pytest.approx(-math.log(0.95), rel=1e-5)
     assert loss.item() == pytest.approx(2.25 - math.log(0.95), rel=1e-5)
-    q, choices, td_loss = restricted.judge(batch)
+    q, choices, td_loss = restricted.evaluate(batch)
     assert (q.tolist(), choices.tolist(), td_loss.item()) == ([[0, 0]], [[True, False]], 2.25)
 
 

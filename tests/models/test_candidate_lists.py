@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from reagent_lite.models.q_networks import NetworkSettings, allowed_values, build_q_network
-from reagent_lite.types import SourceSpec
+from reagent_lite.types import Actions, SourceSpec
 
 SPEC = SourceSpec(num_state_features=3, num_action_features=2)
 LENGTHS = [1, 7, 2, 0, 3, 1, 4, 2]
@@ -40,7 +40,7 @@ def test_padding_is_not_computed(dueling: bool) -> None:
     made = network(dueling=dueling)
     state, mask, features = lists(LENGTHS)
     rows, found = rows_of(made), []
-    for outputs in (allowed_values(made, state, mask, features), made(state, mask, features)):
+    for outputs in (allowed_values(made, state, Actions(mask=mask, features=features)), made(state, mask, features)):
         made.zero_grad()
         assert outputs.shape == (8, 7, 2)
         allowed = outputs[mask]
@@ -54,7 +54,7 @@ def test_padding_is_not_computed(dueling: bool) -> None:
 def test_one_by_one_is_the_same() -> None:
     made = network(dueling=False)
     state, mask, features = lists(LENGTHS)
-    outputs = allowed_values(made, state, mask, features)
+    outputs = allowed_values(made, state, Actions(mask=mask, features=features))
     for row, length in enumerate(LENGTHS):
         for k in range(length):
             alone = made(state[row : row + 1], torch.ones(1, 1, dtype=torch.bool), features[row : row + 1, k : k + 1])
@@ -70,14 +70,15 @@ def test_when_padding_is_left_out(lengths: list[int], rows: int) -> None:
     """Where counting costs less: lists of several, of which less than four fifths are there."""
     made = network(dueling=False)
     seen = rows_of(made)
-    allowed_values(made, *lists(lengths))
+    state, mask, features = lists(lengths)
+    allowed_values(made, state, Actions(mask=mask, features=features))
     assert seen == [rows]
 
 
 def test_no_candidate_at_all() -> None:
     made = network(dueling=True)
     state, _, features = lists([2, 2])
-    outputs = allowed_values(made, state, torch.zeros(2, 2, dtype=torch.bool), features)
+    outputs = allowed_values(made, state, Actions(mask=torch.zeros(2, 2, dtype=torch.bool), features=features))
     assert outputs.isfinite().all()
     outputs.sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in made.value.parameters())  # type: ignore[union-attr, operator]
@@ -99,4 +100,6 @@ def test_a_network_by_itself_values_what_is_not_allowed_too() -> None:
     state, _, features = lists([2, 2])
     every, first = torch.ones(2, 2, dtype=torch.bool), torch.tensor([[True, False]] * 2)
     assert torch.equal(made(state, first, features), made(state, every, features))
-    assert not torch.equal(allowed_values(made, state, first, features), made(state, every, features))
+    assert not torch.equal(
+        allowed_values(made, state, Actions(mask=first, features=features)), made(state, every, features)
+    )

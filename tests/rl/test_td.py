@@ -1,53 +1,55 @@
 """Targets, by hand arithmetic."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
 
 from reagent_lite.rl.td import (
+    chosen,
     discount,
     double_q_value,
     expected_value,
     greedy_choice,
     greedy_value,
-    taken_value,
     td_target,
     value_bounds,
-)  # fmt: skip
+)
 
 Q, Q_TARGET = torch.tensor([[3.0, 4.0]]), torch.tensor([[2.0, 1.0]])
+TARGET = partial(chosen, Q_TARGET)
 BOTH, FIRST, SECOND = torch.tensor([[True, True]]), torch.tensor([[True, False]]), torch.tensor([[False, True]])
 
 
 def test_double_q_takes_the_online_choice_and_the_target_value() -> None:
     assert greedy_choice(Q, BOTH).item() == 1
-    assert double_q_value(Q, Q_TARGET, BOTH).item() == 1
+    assert double_q_value(Q, TARGET, BOTH).item() == 1
     assert greedy_choice(Q, FIRST).item() == 0
-    assert double_q_value(Q, Q_TARGET, FIRST).item() == 2
+    assert double_q_value(Q, TARGET, FIRST).item() == 2
 
 
 def test_single_q_takes_the_largest_allowed_target_value() -> None:
     assert greedy_choice(Q_TARGET, BOTH).item() == 0
-    assert greedy_value(Q_TARGET, BOTH).item() == 2
+    assert greedy_value(Q_TARGET, Q_TARGET, BOTH).item() == 2
     assert greedy_choice(Q_TARGET, SECOND).item() == 1
-    assert greedy_value(Q_TARGET, SECOND).item() == 1
+    assert greedy_value(Q_TARGET, Q_TARGET, SECOND).item() == 1
 
 
 def test_a_row_without_choices_has_value_zero() -> None:
     none = torch.tensor([[False, False]])
-    assert greedy_value(Q, none).item() == 0
-    assert double_q_value(Q, Q_TARGET, none).item() == 0
+    assert greedy_value(Q, Q, none).item() == 0
+    assert double_q_value(Q, TARGET, none).item() == 0
 
 
 def test_ties_go_to_the_lowest_index() -> None:
     assert greedy_choice(torch.tensor([[1.0, 5.0, 5.0]]), torch.ones(1, 3, dtype=torch.bool)).item() == 1
 
 
-def test_taken_value_of_distributions_keeps_outputs() -> None:
-    q = torch.tensor([[[1.0, 2.0], [3.0, 4.0]], [[5.0, 6.0], [7.0, 8.0]]])
-    taken = taken_value(q, torch.tensor([1, 0]), torch.tensor([[True, True], [False, True]]))
-    assert taken.tolist() == [[3.0, 4.0], [0.0, 0.0]]
+def test_values_of_distributions_keep_their_outputs() -> None:
+    outputs = torch.tensor([[[1.0, 2.0], [3.0, 4.0]], [[5.0, 6.0], [7.0, 8.0]]])
+    mask = torch.tensor([[True, True], [False, False]])
+    assert greedy_value(outputs.mean(2), outputs, mask).tolist() == [[3.0, 4.0], [0.0, 0.0]]
 
 
 def test_discount_is_gamma_to_the_steps_and_zero_after_the_end() -> None:
@@ -60,7 +62,9 @@ def test_discount_of_gamma_zero() -> None:
 
 
 def test_target_and_expectation() -> None:
-    assert td_target(torch.tensor([1.0]), torch.tensor([0.5]), torch.tensor([6.0])).item() == 4.0
+    reward, half = torch.tensor([1.0]), torch.tensor([0.5])
+    assert td_target(reward, half, torch.tensor([6.0])).item() == 4.0
+    assert td_target(reward, half, torch.tensor([[6.0, -9.0]]), (-3.0, 3.5)).tolist() == [[3.5, -3.0]]
     assert expected_value(Q, torch.tensor([[0.25, 0.75]])).item() == 3.75
 
 
