@@ -41,7 +41,8 @@ class BundleContent:
         normalization: {"state": ..., "action": ...}, each {feature id: JSON string of parameters}.
         config: the resolved config.
         evaluation: the evaluation's results; NaN and infinity are written as null.
-        findings: what to do with the policy, and the same results, in Markdown for the model card.
+        decision, findings: what to do with the policy, and the results, in Markdown for the model card; empty where
+            nothing was evaluated.
         steps: optimizer steps taken.
         data_hash: of the training data.
         config_hash: of the resolved config.
@@ -63,5 +64,6 @@ class BundleContent:
     git_revision: str | None
     tolerance: Tolerance
     sample: SampleRows
+    decision: str = ""
     findings: str = ""
     formats: tuple[str, ...] = DEFAULT_FORMATS

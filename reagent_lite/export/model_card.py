@@ -27,7 +27,8 @@ def model_card(predictor: Predictor, content: BundleContent) -> str:
         "Origin": _origin(content),
     }
     body = "\n".join(f"\n## {title}\n\n{text}" for title, text in sections.items())
-    return f"# {content.workflow} policy, {content.steps} optimizer steps\n{body}\n"
+    title = f"# {content.workflow} policy, {content.steps} optimizer steps\n"
+    return "\n".join((title, f"{content.decision}\n", body, "")) if content.decision else f"{title}{body}\n"
 
 
 def _use(predictor: Predictor) -> str:
@@ -65,7 +66,7 @@ def _policy(predictor: Predictor) -> str:
 
 def _features(ids: tuple[int, ...], parameters: dict[str, str]) -> str:
     rows = (f"| {feature} | {_type_of(parameters.get(str(feature)))} |" for feature in ids)
-    return "\n".join(("| id, in column order | type |", "|---|---|", *rows))
+    return "\n".join(("| feature, in column order | type |", "|---|---|", *rows))
 
 
 def _limits(predictor: Predictor) -> str:

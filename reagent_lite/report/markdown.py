@@ -6,17 +6,20 @@ from reagent_lite.export.model_card import plain
 from reagent_lite.report.content import Cell, Column, Report, Section, written
 
 
+def decision_of(report: Report) -> str:
+    """Returns what the model card begins with."""
+    one = report.decision
+    return f"**{plain(one.choice.capitalize())}**: {plain(one.reason)}. Next: {plain(one.next_step)}"
+
+
 def findings(report: Report) -> str:
-    """Returns the decision, warnings, facts and tables, every word escaped; the page has the charts as well."""
+    """Returns findings, warnings, facts and tables, every word escaped; the page has the charts as well."""
     return "\n\n".join(_blocks(report))
 
 
 def _blocks(report: Report) -> Iterator[str]:
-    decision = report.decision
-    yield f"**{plain(decision.choice.capitalize())}**: {plain(decision.reason)}. Next: {plain(decision.next_step)}"
-    for one in decision.findings:
-        if one.reason not in decision.reason:
-            yield f"{plain(one.source)}: {plain(one.reason)}."
+    for one in report.decision.findings:
+        yield f"{plain(one.source)}: {plain(one.reason)}."
     for note in report.notes:
         yield f"**Warning**: {plain(note)}"
     if report.facts:

@@ -78,22 +78,20 @@ class RunFigures:
     Attributes:
         config: of the run.
         policy: the evaluated policy, in words.
-        evaluation: content of evaluation.json.
-        scores: of the run, by tag.
+        found: what its evaluation found, of evaluation_of_run.
+        candidates: what is chosen among candidates; None with named actions.
         steps, rows: optimizer steps, and rows learned from.
         normalization: of state features and of candidates' features, in the 2019 encoding.
         present: {column: {id: share of sampled rows that have the feature}}.
         present_note: what the shares are of.
         sources: what was learned from; empty for simulation.
         identity: sha256 of it, or of the environment.
-        notes: sentences to stand at the top.
-        gate: the verdict of publish_if; None where the config has none.
     """
 
     config: WorkflowConfig
     policy: str
-    evaluation: Mapping[str, Any]
-    scores: Mapping[str, float | None]
+    found: Report
+    candidates: Mapping[str, Any] | None
     steps: int
     rows: int
     normalization: Mapping[str, Mapping[str, str]]
@@ -101,8 +99,6 @@ class RunFigures:
     present_note: str
     sources: tuple[Source, ...]
     identity: str
-    notes: tuple[str, ...] = ()
-    gate: Gate | None = None
 
 
 def write_page(folder: Path, figures: RunFigures) -> str | None:
@@ -120,19 +116,18 @@ def write_page(folder: Path, figures: RunFigures) -> str | None:
 
 def report_of_run(folder: Path, figures: RunFigures) -> Report:
     """Returns the report of a run whose metrics.jsonl lies in the folder."""
-    config, cpe = figures.config, figures.evaluation.get("cpe")
-    found = evaluation_of_run(config, figures.policy, figures.evaluation, figures.scores, figures.gate)
+    config, found = figures.config, figures.found
     series = read_series(folder / "metrics.jsonl")
     return Report(
         title=f"{'DQN' if config.actions else 'Parametric DQN'} run: {folder.resolve().name}",
         decision=found.decision,
-        notes=(*figures.notes, *found.notes),
+        notes=found.notes,
         facts=(*_facts(figures), *found.facts),
         sections=(
             *found.sections,
             curves_section(series),
             actions_section(_shares(config.actions, series), _WHERE),
-            candidates_section(cpe and cpe.get("candidates"), _WHERE),
+            candidates_section(figures.candidates, _WHERE),
             features_section(figures.normalization, figures.present, figures.present_note),
             drift_section(config),
             lineage_section(figures.sources),

@@ -31,7 +31,8 @@ from reagent_lite.export.writer import require_replaceable, write_bundle
 from reagent_lite.files import LOCK, alone_in, nearest_existing, require_writable, write_whole
 from reagent_lite.manifest import canonical
 from reagent_lite.models.preprocessor import Preprocessor
-from reagent_lite.report.markdown import findings
+from reagent_lite.report.content import Report
+from reagent_lite.report.markdown import decision_of, findings
 from reagent_lite.report.run import PAGE, RunFigures, evaluation_of_run, write_page
 from reagent_lite.run.evaluators import Judgement
 from reagent_lite.run.figures import SAMPLE
@@ -170,22 +171,26 @@ def publish(config: WorkflowConfig, group: Group, source: Source, learned: Learn
     folder, scores = Path(config.model_output_path).expanduser(), learned.scores
     give_back_memory()
     facts = source.facts()
-    gate = None
+    reason = None
     if group.is_first:
-        gate = held_back(config, learned.evaluation, source.absent_propensities)
-        if gate is None:
+        document = learned.evaluation.document
+        gate = gate_of(config, learned.evaluation, source.absent_propensities)
+        found = evaluation_of_run(config, str(target_policy(config.rl)), document, scores, gate)
+        logger.info(str(found.decision))
+        if gate is None or gate.passed:
             write_bundle(
                 folder / "model",
                 _predictor(config, source.normalization, learned.learner),
-                content=_content(config, source, learned, scores),
+                content=_content(config, source, learned, found),
             )
             (folder / _NOT_PUBLISHED).unlink(missing_ok=True)  # of an earlier run
         else:
+            reason = gate.reason
             write_whole(folder / _NOT_PUBLISHED, canonical(gate.document))
-            logger.info(f"not published: {gate.reason}; see {folder / _NOT_PUBLISHED}")
+            logger.info(f"not published: {reason}; see {folder / _NOT_PUBLISHED}")
         for file in source.draw(folder, learned.learner):
             logger.info(f"picture: {file}")
-        if failure := write_page(folder, _figures(config, source, learned, scores, facts, gate)):
+        if failure := write_page(folder, _figures(config, source, learned, facts, found)):
             logger.warning(f"no {PAGE}: {failure}")  # the model is valid without it
         else:
             logger.info(f"report: {folder / PAGE}")
@@ -194,22 +199,21 @@ def publish(config: WorkflowConfig, group: Group, source: Source, learned: Learn
             logger.warning(f"the model stands, but the run could not be marked as ended: {failure}")
     group.barrier()
     return Outcome(
-        model=None if gate else str(folder / "model"),
+        model=None if reason else str(folder / "model"),
         steps=learned.position.step,
         rows=learned.position.rows,
         rows_per_second=round(learned.rows_per_second, 1),
         seconds=round(seconds, 3),
         scores=scores,
-        not_published=gate.reason if gate else None,
+        not_published=reason,
     )
 
 
-def held_back(config: WorkflowConfig, evaluation: Judgement, absent_propensities: int) -> Gate | None:
-    """Returns the gate that keeps the model from being exported, or None; on rank 0."""
+def gate_of(config: WorkflowConfig, evaluation: Judgement, absent_propensities: int) -> Gate | None:
+    """Returns the verdict of publish_if, or None where the config has none; on rank 0."""
     if config.publish_if is None:
         return None
-    gate = decide(evaluation.document["cpe"], config.publish_if, rows_without_propensity=absent_propensities)
-    return None if gate.passed else gate
+    return decide(evaluation.document["cpe"], config.publish_if, rows_without_propensity=absent_propensities)
 
 
 def versions() -> dict[str, str]:
@@ -218,16 +222,15 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version()} | {name: version(name) for name in names}
 
 
-def _content(
-    config: WorkflowConfig, source: Source, learned: Learned, scores: Mapping[str, float | None]
-) -> BundleContent:
-    document, rl = learned.evaluation.document, config.rl
+def _content(config: WorkflowConfig, source: Source, learned: Learned, found: Report) -> BundleContent:
+    rl, decision = config.rl, {"decision": found.decision.json()}
     return BundleContent(
         workflow="dqn" if config.actions else "parametric_dqn",
         normalization=source.normalization.json(),
         config=resolved(config),
-        evaluation={"scores": scores, **document},
-        findings=findings(evaluation_of_run(config, str(target_policy(rl)), document, scores)),
+        evaluation={"scores": learned.scores, **learned.evaluation.document, **decision},
+        decision=decision_of(found),
+        findings=findings(found),
         steps=learned.position.step,
         data_hash=source.hash,
         config_hash=fingerprint(config),
@@ -261,15 +264,14 @@ def _figures(
     config: WorkflowConfig,
     source: Source,
     learned: Learned,
-    scores: Mapping[str, float | None],
     facts: Facts,
-    gate: Gate | None,
+    found: Report,
 ) -> RunFigures:
     return RunFigures(
         config=config,
         policy=str(target_policy(config.rl)),
-        evaluation=learned.evaluation.document,
-        scores=scores,
+        found=found,
+        candidates=learned.evaluation.document.get("cpe", {}).get("candidates"),
         steps=learned.position.step,
         rows=learned.position.rows,
         normalization=source.normalization.json(),
@@ -277,7 +279,6 @@ def _figures(
         present_note=f"Present: in at most {SAMPLE:,} rows spread over the training data." if facts.present else "",
         sources=facts.used,
         identity=source.hash,
-        notes=(f"No model was published: {gate.reason}.",) if gate else (),
     )
 
 

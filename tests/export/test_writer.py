@@ -240,11 +240,12 @@ def test_the_card_shows_names_as_they_are(
     found = findings(
         Report(title="t", decision=decided(), notes=names, sections=(Section(title="s", tables=(table,)),))
     )
-    card = model_card(predictor, replace(discrete_content, findings=found))
+    card = model_card(predictor, replace(discrete_content, decision="**Ship**: why", findings=found))
     page = MarkdownIt("commonmark").enable("table").render(card)
     for tag in ("<script", "<a ", "<em>"):
         assert tag not in page
     assert page.count("<h1>") == 1
+    assert page.split("\n")[1] == "<p><strong>Ship</strong>: why</p>"
     for name in names:
         shown = escape(" ".join(name.split()))
         assert f"<li><code>{shown}</code></li>" in page.replace("<p>", "").replace("</p>", "").replace(">\n<", "><")

@@ -27,7 +27,7 @@ from reagent_lite.evaluation.decision import Choice, Simulated
 from reagent_lite.evaluation.verdict import Verdict
 from reagent_lite.report.content import Report, Section, Table, written
 from reagent_lite.report.curves import curves_of, curves_section, read_series
-from reagent_lite.report.markdown import findings
+from reagent_lite.report.markdown import decision_of, findings
 from reagent_lite.report.page import breakable, render
 from reagent_lite.report.run import PAGE, config_section, drift_section, features_section, write_page
 from reagent_lite.report.sections import actions_section, candidates_section, simulated_section, weights_section
@@ -161,7 +161,8 @@ def test_candidates_with_large_differences_come_first() -> None:
 
 def test_the_model_card_says_the_same_in_markdown() -> None:
     text = findings(replace(report_of(estimates(comparison(estimated("IPS_a", 12.0, 1.0)))), notes=("*x*",)))
-    assert text.startswith("**Ship**: why. Next: why\n\nwhy: why too.\n\n")
+    assert text.startswith("why: why too.\n\n")
+    assert decision_of(report_of()) == "**Ship**: why. Next: why"
     assert r"**Warning**: \*x\*" in text
     assert "| IPS a | 12 (11 to 13) | 2 (1 to 3) | 1.2 | ● trustworthy | why |" in text
 

@@ -20,7 +20,7 @@ from reagent_lite.run.evaluators import Judge, Judgement
 from reagent_lite.run.figures import present_shares, sources_of
 from reagent_lite.run.learner import build_learner
 from reagent_lite.run.logged import prepare
-from reagent_lite.run.publish import held_back
+from reagent_lite.run.publish import gate_of
 
 CPU = torch.device("cpu")
 
@@ -44,9 +44,9 @@ def evaluate(name: str, group: Group) -> None:
         assert (judgement.document, judgement.scalars, judgement.lines) == ({}, {}, ())
         return
     data = judge._data
-    gate = held_back(judge._config, Judgement(scalars={}, document={"cpe": judgement.document}, lines=()),
+    gate = gate_of(judge._config, Judgement(scalars={}, document={"cpe": judgement.document}, lines=()),
                      data.scored.counts.get("propensity_absent_rows", 0))  # fmt: skip
-    Path(name, "gate.txt").write_text("" if gate is None else gate.reason)
+    Path(name, "gate.txt").write_text("" if gate is None or gate.passed else gate.reason)
     Path(name, "evaluation.json").write_text(json.dumps(judgement.document))
     columns = {column: getattr(page, column) for column in page.__slots__ if column != "names"}
     save_file({column: value.contiguous() for column, value in columns.items()}, Path(name, "page.safetensors"))

@@ -106,6 +106,7 @@ def test_a_run_that_is_held_back(run: Runner, small: dict[str, Any], tmp_path: P
     assert not (out / "model").exists()
     reason = done.outcome["not_published"]
     assert f"not published: {reason}" in done.err
+    assert f"Do not ship: publish_if holds the model back: {reason}. Next: " in done.err
     told = json.loads((out / "not_published.json").read_text())
     assert (told["reason"], told["bound"], told["outcome"]) == (reason, 1e6, "Reward")
     assert told["lower"] == told["estimate"]["low"] < told["estimate"]["value"] < told["estimate"]["high"] < 1e6
