@@ -15,6 +15,7 @@ mkdir -p /run/job /run/results
 busybox mount -t hostfs none /run/results -o {results}
 cp {results}/train_$NODE.jsonl /run/job/train.jsonl
 cp {results}/x.json /run/job/x.json
+busybox mount | busybox grep ' on /mnt/share type nfs4 (rw,relatime,vers=4.2,'
 [ "$NODE" = 1 ] || {first}
 export PYTHONPATH={root} OMP_NUM_THREADS=1
 cd /run/job

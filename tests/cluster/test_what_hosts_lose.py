@@ -7,50 +7,58 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
-from cluster.hosts import Host, Hosts
+from cluster.hosts import Host, Hosts, Names
 from cluster.machine import Started
+from cluster.share import Fault
+from oracles.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
-MACHINE = ROOT / "tests" / "distributed" / "machine.py"
+MACHINE = ROOT / "tests" / "distributed" / "machines.py"
+ENVIRONMENT = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "TORCH_CPP_LOG_LEVEL": "ERROR", "OMP_NUM_THREADS": "1"}
 LOST_AFTER = 4.0
+SLOW = pytest.mark.slow
 
 
 class Run:
-    """A run of two hosts whose launchers print on files of their own."""
+    """A run of hosts whose launchers log to files of their own."""
 
     def __init__(self, hosts: Hosts) -> None:
         self.hosts = hosts
         self.options: dict[str, Any] = {}
+        self.settings = {"interface": None, "lost_after_seconds": LOST_AFTER, "heartbeat_seconds": 0.5}
         self.started: list[Started] = []
 
     def start(self, host: Host, *wrapper: str, **options: Any) -> Started:
         given = {
-            "index": host.index, "count": 2, "host": host.name, "out": str(host.data),
-            "init_method": f"file://{self.hosts.share}/run.rdzv",
-            "settings": {"interface": None, "lost_after_seconds": LOST_AFTER, "heartbeat_seconds": 0.5},
-            **self.options, **options,
+            "index": host.index, "count": len(self.hosts), "host": host.name, "out": str(host.data),
+            "init_method": f"file://{self.hosts.share}/run.rdzv", "settings": self.settings, **self.options, **options,
         }  # fmt: skip
-        environment = {
-            "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "TORCH_CPP_LOG_LEVEL": "ERROR", "OMP_NUM_THREADS": "1",
-        }  # fmt: skip
-        self.started.append(host.start([*wrapper, sys.executable, MACHINE, json.dumps(given)], env=environment))
+        self.started.append(host.start([*wrapper, sys.executable, MACHINE, json.dumps(given)], env=ENVIRONMENT))
         return self.started[-1]
 
-    def both(self, **options: Any) -> list[Started]:
+    def all(self, **options: Any) -> list[Started]:
         self.options = options
         return [self.start(host) for host in self.hosts]
 
-    def under_way(self) -> None:
-        """Waits until both hosts' workers have summed."""
-        deadline = time.monotonic() + 40
+    def under_way(self, **options: Any) -> list[Started]:
+        """Starts all and returns when their workers have summed."""
+        started = self.all(**options)
         for host in self.hosts:
-            while not host.seen_from_here(host.data / f"step_{host.index}").exists():
-                logs = "\n".join(machine.stderr for machine in self.started)
-                assert time.monotonic() < deadline, f"no step on {host.name}:\n{logs}"
-                time.sleep(0.05)
+            step = host.seen_from_here(host.data / f"step_{host.index}")
+            wait_until(step.exists, self.logs)
+        return started
+
+    def logs(self) -> str:
+        return "\n".join(f"== {i}\n{machine.stderr}" for i, machine in enumerate(self.started))
+
+    def ends_well(self, attempt: int | None = 0) -> None:
+        """Asserts that those started last end with 0, and that node 0 summed in this attempt."""
+        assert [one.wait(90) for one in self.started[-len(self.hosts) :]] == [0] * len(self.hosts), self.logs()
+        if attempt is not None:
+            assert self.hosts[0].read("sum_0") == f"3 attempt {attempt} node 0 of 2 local 0".encode()
 
 
 @pytest.fixture
@@ -70,74 +78,54 @@ def run(two_hosts: Hosts) -> Iterator[Run]:
             os.kill(pid, signal.SIGKILL)
 
 
-def said(machines: list[Started], code: int, words: str, within: float) -> None:
-    """Every launcher ends with the code and the words, in time."""
+def all_end(machines: list[Started], code: int, words: str, within: float) -> None:
+    """Asserts that every launcher ends with the code and the words, in time."""
     deadline = time.monotonic() + within
     for machine in machines:
         assert machine.wait(max(deadline - time.monotonic(), 0.1)) == code, machine.stderr
         assert words in machine.stderr
 
 
-SLOW = pytest.mark.slow
-
-
 @pytest.mark.parametrize("how", ["silent", pytest.param("link", marks=SLOW)])
-def test_a_cut_network_ends_both_sides_with_the_reason(run: Run, how: str) -> None:
-    both = run.both(steps=2000)
-    run.under_way()
-    run.hosts[1].cut(how)  # type: ignore[arg-type]
-    said(both[:1], 4, f"node 1 (host node1, pid {both[1].pid}): no sign of life for 4 s", LOST_AFTER + 8)
-    said(both[1:], 4, "lost node 0: run ", LOST_AFTER + 8)
+def test_a_cut_network_ends_both_sides_with_the_reason(run: Run, how: Literal["link", "silent"]) -> None:
+    both = run.under_way(steps=2000)
+    run.hosts[1].cut(how)
+    all_end(both[:1], 4, f"node 1 (host node1, pid {both[1].pid}): no sign of life for 4 s", LOST_AFTER + 8)
+    all_end(both[1:], 4, "lost node 0: run ", LOST_AFTER + 8)
 
 
 @SLOW
 @pytest.mark.parametrize("heals", [True, False])
 def test_a_network_that_is_cut_while_machines_meet(run: Run, heals: bool) -> None:
-    """Healed they meet; else both say what is missing. The share is behind the same network: the kernel lets a process
+    """Healed they meet; else both log what is missing. The share is behind the same network: the kernel lets a process
     that waits for it end only when it answers, which the reason does not wait for."""
-    settings = {"interface": None, "lost_after_seconds": LOST_AFTER, "heartbeat_seconds": 0.5,
-                "join_timeout_seconds": 60 if heals else 15}  # fmt: skip
-    run.options = {"settings": settings}
+    run.settings["join_timeout_seconds"] = 60 if heals else 15
     first = run.start(run.hosts[0])
-    deadline = time.monotonic() + 30
-    while "listens at" not in first.stderr:
-        assert time.monotonic() < deadline, first.stderr
-        time.sleep(0.05)
+    wait_until(lambda: "listens at" in first.stderr, run.logs)
     run.hosts[1].cut("silent")
     second = run.start(run.hosts[1])
     time.sleep(6)
+    if not heals:
+        all_end([first], 3, "got no sign of node 1", 40)
+        wait_until(lambda: "got no answer for 20 s (the share hangs)" in second.stderr, run.logs, 60)
+    run.hosts[1].heal()
     if heals:
-        run.hosts[1].heal()
-        assert [machine.wait(90) for machine in (first, second)] == [0, 0], first.stderr + second.stderr
-        return
-    said([first], 3, "got no sign of node 1", 40)
-    deadline = time.monotonic() + 60
-    while "got no answer for 20 s (the share hangs)" not in second.stderr:
-        assert time.monotonic() < deadline, second.stderr
-        time.sleep(0.2)
-    run.hosts[1].heal()
-    assert second.wait(60) == 3
+        run.ends_well()
+    else:
+        assert second.wait(60) == 3
 
 
-@SLOW
-def test_a_short_cut_is_survived(run: Run) -> None:
-    both = run.both(steps=120, restarts=0)
-    run.under_way()
+@pytest.mark.parametrize("seconds", [LOST_AFTER + 3, pytest.param(LOST_AFTER / 2, marks=SLOW)])
+def test_a_cut_that_heals(run: Run, seconds: float) -> None:
+    """A short one is survived, after a longer one the run begins again."""
+    longer = seconds > LOST_AFTER
+    both = run.under_way(steps=60 if longer else 120, restarts=2)
     run.hosts[1].cut("silent")
-    time.sleep(LOST_AFTER / 2)
+    time.sleep(seconds)
     run.hosts[1].heal()
-    assert [machine.wait(60) for machine in both] == [0, 0], both[0].stderr + both[1].stderr
-
-
-def test_after_a_longer_cut_the_run_begins_again(run: Run) -> None:
-    both = run.both(steps=60, restarts=2)
-    run.under_way()
-    run.hosts[1].cut("silent")
-    time.sleep(LOST_AFTER + 3)
-    run.hosts[1].heal()
-    assert [machine.wait(90) for machine in both] == [0, 0], both[0].stderr + both[1].stderr
+    run.ends_well(int(longer))
     for machine in both:
-        assert "restart 1 of at most 2" in machine.stderr
+        assert ("restart 1 of at most 2" in machine.stderr) == longer
 
 
 @pytest.mark.parametrize(
@@ -145,29 +133,25 @@ def test_after_a_longer_cut_the_run_begins_again(run: Run) -> None:
     [(0, False), *(pytest.param(*case, marks=SLOW) for case in ((1, True), (0, True), (1, False)))],
 )
 def test_a_host_without_power_is_named_and_may_come_back(run: Run, victim: int, silent: bool) -> None:
-    both = run.both(steps=60, restarts=1)
-    run.under_way()
+    """Node 0's new start begins with attempt 0; the other one's makes node 0 begin attempt 1."""
+    both = run.under_way(steps=60, restarts=1)
     host, other = run.hosts[victim], both[1 - victim]
     host.kill_all(silent=silent)
     again = run.start(host)
-    assert (again.wait(90), other.wait(90)) == (0, 0), again.stderr + other.stderr
-    words = "lost node 0: run " if victim == 0 else f"node 1 (host node1, pid {both[1].pid})"
-    assert words in other.stderr
-    assert (run.hosts[0].read("sum_0"), run.hosts[1].read("sum_1")[:1]) == (
-        b"3 attempt 1 node 0 of 2 local 0",
-        b"3",
-    ) or (victim == 0 and run.hosts[0].read("sum_0") == b"3 attempt 0 node 0 of 2 local 0")
+    assert (again.wait(90), other.wait(90)) == (0, 0), run.logs()
+    assert ("lost node 0: run " if victim == 0 else f"node 1 (host node1, pid {both[1].pid})") in other.stderr
+    assert run.hosts[0].read("sum_0") == f"3 attempt {victim} node 0 of 2 local 0".encode()
+    assert run.hosts[1].read("sum_1")[:1] == b"3"
 
 
 @pytest.mark.parametrize("victim", [1, pytest.param(0, marks=SLOW)])
 def test_a_frozen_host_is_lost_and_ends_when_it_thaws(run: Run, victim: int) -> None:
-    both = run.both(steps=2000)
-    run.under_way()
+    both = run.under_way(steps=2000)
     run.hosts[victim].freeze()
     words = "lost node 0: run " if victim == 0 else "node 1 (host node1"
-    said([both[1 - victim]], 4, words, LOST_AFTER + 8)
+    all_end([both[1 - victim]], 4, words, LOST_AFTER + 8)
     run.hosts[victim].thaw()
-    said([both[victim]], 4, "", 20)
+    all_end([both[victim]], 4, "", 20)
 
 
 @pytest.mark.parametrize(
@@ -178,48 +162,38 @@ def test_a_frozen_host_is_lost_and_ends_when_it_thaws(run: Run, victim: int) -> 
         pytest.param("hangs", "(the share hangs)", marks=SLOW),
     ],
 )
-def test_a_share_that_cannot_be_used(run: Run, fault: str, words: str) -> None:
-    run.hosts.share_fault(fault)  # type: ignore[arg-type]
+def test_a_share_that_cannot_be_used(run: Run, fault: Fault, words: str) -> None:
+    run.hosts.share_fault(fault)
     machine = run.start(run.hosts[0])
-    deadline = time.monotonic() + 45
-    while words not in machine.stderr:
-        assert time.monotonic() < deadline, machine.stderr
-        time.sleep(0.1)
+    wait_until(lambda: words in machine.stderr, run.logs, 45)
     run.hosts.share_heal()  # a process ends when its last call to a share that hangs does: the kernel's rule
-    said([machine], 3, "share", 20)
+    all_end([machine], 3, "share", 20)
 
 
 @SLOW
 def test_a_share_that_hangs_later_does_not_matter(run: Run) -> None:
-    both = run.both(steps=60)
-    run.under_way()
+    run.under_way(steps=60)
     run.hosts.share_fault("hangs")
-    deadline = time.monotonic() + 60
-    while not run.hosts[0].seen_from_here(run.hosts[0].data / "sum_0").exists():
-        assert time.monotonic() < deadline, both[0].stderr
-        time.sleep(0.1)
+    wait_until(run.hosts[0].seen_from_here(run.hosts[0].data / "sum_0").exists, run.logs, 60)
     run.hosts.share_heal()
-    assert [machine.wait(60) for machine in both] == [0, 0], both[0].stderr + both[1].stderr
+    run.ends_well()
 
 
 @SLOW
 @pytest.mark.parametrize(("fault", "seconds"), [("readonly", 8.0), ("full", 5.6), ("hangs", 20.0)])
-def test_a_share_that_cannot_be_used_while_a_run_begins_again(run: Run, fault: str, seconds: float) -> None:
-    both = run.both(steps=100, restarts=1)
-    run.under_way()
-    run.hosts.share_fault(fault)  # type: ignore[arg-type]
+def test_a_share_that_cannot_be_used_while_a_run_begins_again(run: Run, fault: Fault, seconds: float) -> None:
+    run.under_way(steps=100, restarts=1)
+    run.hosts.share_fault(fault)
     os.kill(int(run.hosts[1].read("pid_1")), signal.SIGKILL)
     time.sleep(seconds)
     run.hosts.share_heal()
-    assert [machine.wait(60) for machine in both] == [0, 0], both[0].stderr + both[1].stderr
-    assert run.hosts[0].read("sum_0") == b"3 attempt 1 node 0 of 2 local 0"
+    run.ends_well(1)
 
 
 def test_a_clock_an_hour_off(run: Run, need_faketime: None) -> None:
-    other = run.start(run.hosts[1], "faketime", "-f", "+1h")
-    first = run.start(run.hosts[0])
-    for machine in (first, other):
-        assert machine.wait(60) == 0, first.stderr + other.stderr
+    run.start(run.hosts[1], "faketime", "-f", "+1h")
+    run.start(run.hosts[0])
+    run.ends_well()
 
 
 @SLOW
@@ -228,8 +202,8 @@ def test_a_name_server_that_loses_packets_delays_a_run_and_no_more(need_hosts: N
     """torch asks for names of addresses; each question is given up after 10 s."""
     with Hosts(machines, share="bind", names="silent") as hosts:
         run = Run(hosts)
-        started = [run.start(host, count=machines, processes=3 - machines) for host in hosts]
-        assert [machine.wait(120) for machine in started] == [0] * machines, "\n".join(one.stderr for one in started)
+        run.all(processes=3 - machines)
+        run.ends_well(None)
         assert hosts[0].read("sum_0").startswith(b"3 attempt 0")
 
 
@@ -237,11 +211,9 @@ def test_a_name_server_that_loses_packets_delays_a_run_and_no_more(need_hosts: N
 def test_two_machines_that_do_not_reach_each_other_are_named_before_workers_start(need_hosts: None) -> None:
     """Both reach node 0; all three launchers name the two, their addresses and what to open."""
     with Hosts(3, share="bind") as hosts:
-        run = Run(hosts)
-        run.options = {"count": 3}
         hosts[1].lose_packets_to(hosts[2])
-        machines = [run.start(host) for host in hosts]
-        said(machines, 3, "node 1 (10.83.0.2, eth0): expected a connection to node 2 (10.83.0.3:", 110)
+        machines = Run(hosts).all()
+        all_end(machines, 3, "node 1 (10.83.0.2, eth0): expected a connection to node 2 (10.83.0.3:", 110)
         for machine in machines:
             assert "node 2 (10.83.0.3, eth0): expected a connection to node 1 (10.83.0.2:" in machine.stderr
             assert "Open TCP ports 32768-60999 between all machines" in machine.stderr
@@ -250,25 +222,24 @@ def test_two_machines_that_do_not_reach_each_other_are_named_before_workers_star
 
 @pytest.mark.parametrize("kinds", [["-6", "-6"], pytest.param(["-4", "-6"], marks=SLOW)])
 def test_a_machine_without_ipv4(need_hosts: None, kinds: list[str]) -> None:
-    """Node 0 has both kinds of address and the other machine finds it by IPv6; gloo takes IPv4 there, which is said."""
+    """Node 0 has both kinds of address and the other machine finds it by IPv6; gloo takes IPv4 there, as logged."""
     with Hosts(2, share="bind") as hosts:
         for host, kind in zip(hosts, kinds, strict=True):
             host.run("ip", "-6", "address", "add", f"fd83::{host.index + 1}/64", "dev", "eth0", "nodad")
             if kind == "-6":
                 host.run("ip", "-4", "address", "flush", "dev", "eth0")
-        both = Run(hosts).both()
+        run = Run(hosts)
+        both = run.all()
         if kinds == ["-4", "-6"]:
-            words = "node 0 (10.83.0.1, eth0): expected a connection to node 1 (fd83::2:"
-            said(both, 3, words, 60)
-            return
-        assert [machine.wait(60) for machine in both] == [0, 0], both[0].stderr + both[1].stderr
-        assert hosts[0].read("sum_0") == b"3 attempt 0 node 0 of 2 local 0"
+            all_end(both, 3, "node 0 (10.83.0.1, eth0): expected a connection to node 1 (fd83::2:", 60)
+        else:
+            run.ends_well()
 
 
 @pytest.mark.parametrize("names", ["loopback", pytest.param("known", marks=SLOW)])
-def test_host_names_are_not_needed(need_gluster: None, names: str) -> None:
+def test_host_names_are_not_needed(need_gluster: None, names: Names) -> None:
     """Names that resolve, and Debian's own name as 127.0.1.1; in all other tests of this file names do not resolve."""
-    with Hosts(2, names=names) as hosts:  # type: ignore[arg-type]
-        both = Run(hosts).both()
-        assert [machine.wait(60) for machine in both] == [0, 0], both[0].stderr + both[1].stderr
-        assert hosts[0].read("sum_0") == b"3 attempt 0 node 0 of 2 local 0"
+    with Hosts(2, names=names) as hosts:
+        run = Run(hosts)
+        run.all()
+        run.ends_well()

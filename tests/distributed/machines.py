@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from oracles.interpreters import Interpreter
+from oracles.waiting import wait_until
 
 from reagent_lite.config.rendezvous import RendezvousConfig
 from reagent_lite.console import logging_to_stderr
@@ -87,13 +88,6 @@ def all_end(machines: list[Machine], code: int) -> None:
     """Asserts that all end with the code."""
     codes = [machine.ended(120.0) for machine in machines]
     assert codes == [code] * len(machines), "\n".join(machine.log for machine in machines)
-
-
-def wait_until(condition: Callable[[], bool], message: Callable[[], str], seconds: float = 40.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, message()
-        time.sleep(0.02)
 
 
 def appears(file: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch.distributed as dist
 from machines import PYTHONPATH, Start, all_end, appears
 from oracles.doctors import RECORD
+from oracles.waiting import runs
 from pydantic import ValidationError
 
 from reagent_lite import memory
@@ -32,13 +33,6 @@ RANK_1 = "rank 1 of 2 (node 1, local rank 0): "
 def nowhere() -> Membership:
     alone = Declaration(node=0, host="here", pid=1, processes=1, device="cpu")
     return Membership(Link(lambda: None), Record.model_validate(RECORD), 0, (alone,), RendezvousConfig())  # type: ignore[arg-type,return-value]
-
-
-def runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from machines import Start, all_end, appears, wait_until
+from machines import Start, all_end, appears
 from oracles.doctors import RECORD
+from oracles.waiting import wait_until
 
 from reagent_lite.config.rendezvous import RendezvousConfig
 from reagent_lite.distributed import network
