@@ -1,9 +1,145 @@
-"""Look at machines before a run: python -m workflows.doctor --config x.json --node_index n, on each of them."""
+"""Check machines before a run: python -m workflows.doctor --config x.json --node_index n, on each of them.
 
+config ─► this machine alone ─► all machines together ─► table on standard error, JSON line on standard output
+"""
+
+import argparse
+import contextlib
+import json
+import os
 import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 
+from reagent_lite.cli import add_config, add_node_index
+from reagent_lite.config import DqnConfig, ParametricDqnConfig, WorkflowConfig, load_config
 from reagent_lite.console import logging_to_stderr, outliving_terminal
-from reagent_lite.doctor.doctor import main
+from reagent_lite.distributed.launcher import Processes
+from reagent_lite.distributed.nodes import Node, find_node
+from reagent_lite.doctor import machine
+from reagent_lite.doctor.checks import Row, checked, of_error, ok, show, skipped, summary
+from reagent_lite.doctor.machines import Machine, meet
+from reagent_lite.doctor.share import share
+from reagent_lite.errors import ConfigError, ReagentLiteError
+from reagent_lite.run.dry_run import dry_run
+
+_EPILOG = """\
+Run it on every machine at once, with the arguments that the run will have. Machines meet through a file beside that of
+init_method, so that a run that uses it is not disturbed; a tcp:// port is used as it is.
+
+exit codes: 0 nothing failed, 2 something failed here, 3 the machines do not meet, reach each other or fit together
+standard output ends with one JSON line: ok, counts, node, rows (name, state, found, todo)
+
+examples:
+  python -m workflows.doctor --config x.json --node_index 0
+  python -m workflows.doctor --config x.json --alone
+"""
+
+
+_WORKFLOWS: dict[str, type[WorkflowConfig]] = {"dqn": DqnConfig, "parametric_dqn": ParametricDqnConfig}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Checks and reports; returns the exit code."""
+    options = _parser().parse_args(arguments)
+    with contextlib.redirect_stdout(sys.stderr):
+        rows, together, node = examine(options)
+        title = f"doctor: node {node.index} of {node.count}" if node is not None else "doctor"
+        show(title, [*rows, *together])
+    print(summary([*rows, *together], node=None if node is None else node.index), flush=True)
+    if any(row.state == "FAILED" for row in together):
+        return 3
+    return 2 if any(row.state == "FAILED" for row in rows) else 0
+
+
+def examine(options: argparse.Namespace) -> tuple[list[Row], list[Row], Node | None]:
+    """Returns rows on this machine, rows on all machines together, and the number of this machine."""
+    rows = [*checked("versions", machine.versions)]
+    name = options.workflow or choose_workflow(options.config, options.set)
+    model, workflow = _WORKFLOWS[name], f"workflows.{name}"
+    try:
+        config: WorkflowConfig = load_config(model, options.config, tuple(options.set))
+        rows.append(ok("config", f"{options.config} is valid for {workflow}"))
+    except ConfigError as error:
+        rows += [of_error(f"config of {workflow}", error), skipped("all else", "there is no valid config")]
+        return rows, [], None
+    try:
+        config, node, source = _of_this_machine(config, options.node_index)
+        processes = machine.processes_here(config)
+    except ReagentLiteError as error:
+        rows += [of_error("machines", error), skipped("all else", "the number of this machine must be known")]
+        return rows, [], None
+    rows += [ok("machines", source), *_alone(config, node, processes)]
+    if node.count == 1 or options.alone:
+        why = "there is one machine" if node.count == 1 else "--alone"
+        return rows, [skipped("machines meet", why)], node
+    failed = tuple(row.name for row in rows if row.state == "FAILED")
+    own = Machine(config=config, node=node, processes=processes, failed=failed)
+    return rows, [*checked("machines meet", lambda: meet(own, options.wait))], node
+
+
+def choose_workflow(path: str, overrides: list[str]) -> str:
+    """Returns the workflow of a config file: dqn if it names actions or has no data.
+
+    An environment without data fits both workflows, unless its candidates differ from step to step.
+    """
+    try:
+        tree = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
+        keys = {override.partition("=")[0] for override in overrides} | set(tree)
+        keys |= {f"timeline.{key}" for key in tree.get("timeline") or {}}
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        return "dqn"  # load_config says what is wrong with the file
+    has_data = keys & {"training_data_path", "timeline.inputTableName"}
+    return "dqn" if "actions" in keys or not has_data else "parametric_dqn"
+
+
+def _of_this_machine(config: WorkflowConfig, flag: int | None) -> tuple[WorkflowConfig, Node, str]:
+    """Returns the config for this machine, its number among all, and where the number comes from."""
+    index = config.node_index if flag is None else flag
+    node = find_node(index=index, count=config.num_nodes, environment=os.environ)
+    by = "--node_index" if flag is not None else "the JSON" if index is not None else "the scheduler's variable"
+    of = "the JSON" if config.num_nodes == node.count else "the scheduler's variable"
+    source = "one machine" if node.count == 1 else f"node {node.index} by {by}, of {node.count} by {of}"
+    return config.model_copy(update={"node_index": node.index, "num_nodes": node.count}), node, source
+
+
+def _alone(config: WorkflowConfig, node: Node, processes: Processes) -> Iterator[Row]:
+    yield from checked("processes", lambda: machine.devices(processes))
+    yield from checked("network", lambda: machine.network(config, node))
+    yield from checked("share", lambda: share(config, node))
+    for key, path in (("training data", config.training_data_path), ("eval data", config.eval_data_path)):
+        if path:
+            yield from checked(key, partial(machine.data, config, node, key, path))
+    if config.training_data_path:
+        yield from checked("training copy", lambda: machine.copy_folder(config, config.training_data_path))
+    yield from checked("environment", lambda: machine.simulation(config, processes))
+    try:
+        run = dry_run(config, processes)
+    except ReagentLiteError:
+        return  # the row of the environment says it
+    yield from checked("model_output_path", lambda: machine.model_folder(config, node, run.inputs.spec))
+    yield from checked("memory", lambda: machine.memory(run))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m workflows.doctor",
+        description="Check what a training run needs, on this machine and between machines, and say what to do.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add_config(parser, required=True)
+    add_node_index(parser)
+    parser.add_argument(
+        "--workflow", choices=list(_WORKFLOWS), help="whose config it is; absent: found from the config"
+    )
+    parser.add_argument("--wait", type=float, default=60.0, metavar="SECONDS",
+                        help="for the other machines to come, and for a file of theirs to show")  # fmt: skip
+    parser.add_argument("--alone", action="store_true", help="check this machine only")
+    return parser
+
 
 if __name__ == "__main__":
     try:

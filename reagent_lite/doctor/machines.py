@@ -34,8 +34,8 @@ _CLOCK_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Here:
-    """This machine, as far as it was examined alone.
+class Machine:
+    """This machine, after the checks of it alone.
 
     Attributes:
         config: of the run.
@@ -50,27 +50,27 @@ class Here:
     failed: tuple[str, ...]
 
 
-def meet(here: Here, seconds: float) -> list[Row]:
+def meet(own: Machine, seconds: float) -> list[Row]:
     """Returns what all machines find together; every machine calls it.
 
     Args:
-        here: this machine.
+        own: this machine.
         seconds: how long it waits for the others, and for a file of theirs to show.
     """
     rows: list[Row] = []
     folder: Path | None = None
-    init_method = here.config.init_method
+    init_method = own.config.init_method
     try:
         if init_method is not None and init_method.startswith("file:"):
             folder = MeetingFile.of(init_method).path.parent
             init_method = f"{init_method}.doctor"
-        membership, declaration = _joined(here, init_method, seconds)
+        membership, declaration = _joined(own, init_method, seconds)
     except ReagentLiteError as error:
         advice = "" if folder is None else f" {folder} must be the same share everywhere, and node 0's port reachable."
         row = of_error("machines meet", error)
         return [failed(row.name, row.found, f"{row.todo}.{advice} Run the doctor on all machines at once")]
     try:
-        for rows_of_step in _examine(here, membership, declaration, folder, seconds):
+        for rows_of_step in _examine(own, membership, declaration, folder, seconds):
             rows += rows_of_step
     except LostError as error:
         rows.append(failed("machines stay together", str(error), "Look at the doctor's report there"))
@@ -79,29 +79,29 @@ def meet(here: Here, seconds: float) -> list[Row]:
     return rows
 
 
-def _joined(here: Here, init_method: str | None, seconds: float) -> tuple[Membership, Declaration]:
+def _joined(own: Machine, init_method: str | None, seconds: float) -> tuple[Membership, Declaration]:
     """Meets the others; returns the meeting, and what this machine would declare to a run.
 
     What may not fit is compared afterwards: here it would end the meeting.
     """
-    config = here.config.model_copy(update={"init_method": init_method})
-    rendezvous = prepare_rendezvous(config, here.node, here.processes, force=False)
+    config = own.config.model_copy(update={"init_method": init_method})
+    rendezvous = prepare_rendezvous(config, own.node, own.processes, force=False)
     declaration = rendezvous.declaration
     rendezvous.settings = config.rendezvous.model_copy(update={"join_timeout_seconds": seconds})
     rendezvous.declaration = Declaration(
-        node=here.node.index, host=declaration.host, pid=declaration.pid, processes=1, device="any"
+        node=own.node.index, host=declaration.host, pid=declaration.pid, processes=1, device="any"
     )
     return rendezvous.join(), declaration
 
 
 def _examine(
-    here: Here, membership: Membership, declaration: Declaration, folder: Path | None, seconds: float
+    own: Machine, membership: Membership, declaration: Declaration, folder: Path | None, seconds: float
 ) -> Iterator[list[Row]]:
     record = membership.record
     names = ", ".join(f"node {one.node} is {one.host}" for one in membership.declarations)
-    yield [ok("machines meet", f"all {here.node.count}, at {record.address}:{record.port}: {names}")]
-    own = {"failed": here.failed, "declaration": declaration.model_dump(mode="json")}
-    facts = membership.exchange("facts", own, seconds)
+    yield [ok("machines meet", f"all {own.node.count}, at {record.address}:{record.port}: {names}")]
+    mine = {"failed": own.failed, "declaration": declaration.model_dump(mode="json")}
+    facts = membership.exchange("facts", mine, seconds)
     yield _fit(facts)
     yield reach_others(membership, seconds)
     if folder is not None:

@@ -1,6 +1,5 @@
 """Arguments, help, schema, dry run, and every bad input: exit code 2, one clear error, nothing half-written."""
 
-import bz2
 import gzip
 import json
 import os
@@ -8,12 +7,12 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from oracles.logs import random_rows, write_lines
+from oracles.logs import random_rows
 from oracles.runs import ROOT, Runner
 
 from reagent_lite.cli import message_of
@@ -107,16 +106,8 @@ def test_the_flag_wins_over_the_file(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_dry_run_prints_the_resolved_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = [
-        "--config",
-        config_file(tmp_path),
-        "--dry_run",
-        "--set",
-        "rl.gamma=0.5",
-        "--set",
-        "num_processes_per_node=2",
-    ]
-    assert started(arguments) == 0
+    settings = ("--set", "rl.gamma=0.5", "--set", "num_processes_per_node=2")
+    assert started(["--config", config_file(tmp_path), "--dry_run", *settings]) == 0
     captured = capsys.readouterr()
     printed = json.loads(captured.out)
     assert printed["rl"]["gamma"] == 0.5
@@ -160,56 +151,27 @@ def test_without_a_gpu_there_is_one_warning(tmp_path: Path, capsys: pytest.Captu
     assert capsys.readouterr().err.count("no GPU was found") == 1
 
 
-ROWS = random_rows(40, missing=0.0)
-Edit = Callable[[Path], Path]
-
-
-def lines(*rows: Any) -> Edit:
-    return lambda folder: write_lines(folder / "log.jsonl", rows)
-
-
-def changed(number: int, **other: Any) -> Edit:
-    return lines(*ROWS[:number], ROWS[number] | other, *ROWS[number + 1 :])
-
-
-def text(name: str, data: bytes) -> Edit:
-    def write(folder: Path) -> Path:
-        folder.mkdir(exist_ok=True)
-        (folder / name).write_bytes(data)
-        return folder / name
-
-    return write
-
-
-WHOLE = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
+WHOLE = "".join(json.dumps(row) + "\n" for row in random_rows(40, missing=0.0)).encode()
 
 
 @pytest.mark.parametrize(
-    ("data", "message"),
+    ("name", "data", "message"),
     [
-        (lambda folder: folder / "nothing.jsonl", "nothing.jsonl"),
-        (text("log.jsonl", b""), "log.jsonl"),
-        (text("log.jsonl", WHOLE + b'{"mdp_id": "x", \n'), "log.jsonl:41"),
-        (text("log.jsonl.gz", gzip.compress(WHOLE)[:-30]), "ends early"),
-        (text("log.jsonl.bz2", bz2.compress(WHOLE)[:-30]), "ends early"),
-        (text("log.jsonl", WHOLE.replace(b'"reward": ', b'"reward": NaN, "x": ', 1)), "log.jsonl:1"),
-        (text("log.jsonl", WHOLE.replace(b'"reward": ', b'"reward": 1e999, "x": ', 1)), "log.jsonl:1"),
-        (changed(6, action_probability=0), "log.jsonl:7"),
-        (changed(6, action_probability=1.5), "log.jsonl:7"),
-        (changed(5, possible_actions=[1, 0], action="b"), "log.jsonl:6"),
-        (changed(4, action="c"), "log.jsonl:5"),
-        (changed(4, possible_next_actions=[0, 0], terminal=False), "log.jsonl:5"),
-        (changed(4, state_features={"1x": 1.0}), "1x"),
+        ("log.jsonl", b"", "log.jsonl"),
+        ("log.jsonl", WHOLE + b'{"mdp_id": "x", \n', "log.jsonl:41"),
+        ("log.jsonl.gz", gzip.compress(WHOLE)[:-30], "ends early"),
+        ("log.jsonl", WHOLE.replace(b'"action_probability": ', b'"action_probability": 0, "x": ', 1), "log.jsonl:1"),
+        ("log.jsonl", WHOLE.replace(b'{"0": ', b'{"1x": 1, "0": ', 1), "1x"),
     ],
-    ids=["missing", "empty", "broken line", "cut gz", "cut bz2", "NaN reward", "infinite reward", "propensity 0",
-         "propensity 1.5", "impossible action", "unknown action", "no next action", "feature id"],
-)  # fmt: skip
+    ids=["empty", "broken line", "cut gz", "propensity 0", "feature id"],
+)
 def test_bad_data_is_one_clear_error(
-    run: Runner, small: dict[str, Any], tmp_path: Path, data: Edit, message: str
+    run: Runner, small: dict[str, Any], tmp_path: Path, name: str, data: bytes, message: str
 ) -> None:
     folder = tmp_path / "bad"
     folder.mkdir()
-    small["training_data_path"] = str(data(folder))
+    (folder / name).write_bytes(data)
+    small["training_data_path"] = str(folder / name)
     done = run("dqn", small)
     assert done.code == 2, done.err
     assert "error" in done.err
@@ -221,20 +183,12 @@ def test_bad_data_is_one_clear_error(
     assert [path for path in folder.rglob("*") if path.is_file() and path.name[:3] != "log"] == []
 
 
-@pytest.mark.parametrize(
-    ("document", "message"),
-    [
-        ({"0": {"feature_type": "CONTINUOUS", "mean": 0, "stddev": 1}}, "1, 2"),
-        ({str(i): {"feature_type": "CONTINUOUS", "mean": 0, "stddev": 0} for i in range(3)}, "stddev"),
-    ],
-    ids=["lacks features", "stddev 0"],
-)
-def test_bad_normalization(run: Runner, small: dict[str, Any], tmp_path: Path, document: Any, message: str) -> None:
+def test_bad_normalization(run: Runner, small: dict[str, Any], tmp_path: Path) -> None:
     file = tmp_path / "norm.json"
-    file.write_text(json.dumps(document))
+    file.write_text(json.dumps({"0": {"feature_type": "CONTINUOUS", "mean": 0, "stddev": 1}}))
     done = run("dqn", small | {"state_norm_data_path": str(file)})
     assert done.code == 2, done.err
-    assert message in done.err
+    assert "1, 2" in done.err
     assert str(file) in done.err
     assert not (tmp_path / "out" / "model").exists()
 
@@ -248,10 +202,12 @@ def test_output_that_cannot_be_written(run: Runner, small: dict[str, Any], tmp_p
 
 def test_a_bad_row_ends_every_process_with_one_message(run: Runner, small: dict[str, Any], tmp_path: Path) -> None:
     folder = tmp_path / "bad"
-    small["training_data_path"] = str(changed(6, action_probability=1.5)(folder))
+    folder.mkdir()
+    (folder / "log.jsonl").write_bytes(WHOLE.replace(b'"action_probability": ', b'"action_probability": 0, "x": ', 1))
+    small["training_data_path"] = str(folder / "log.jsonl")
     done = run("dqn", small, "--set", "num_processes_per_node=2")
     assert done.code == 2, done.err
-    assert done.err.count("log.jsonl:7") == 1
+    assert done.err.count("log.jsonl:1:") == 1
 
 
 def test_divergence_leaves_no_model(run: Runner, small: dict[str, Any], tmp_path: Path) -> None:

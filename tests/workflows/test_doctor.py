@@ -12,8 +12,8 @@ from oracles.logs import candidate_rows, random_rows, write_lines
 
 from reagent_lite.distributed.gpus import parse_gpus
 from reagent_lite.distributed.store import Store
-from reagent_lite.doctor.doctor import choose_workflow, main
 from reagent_lite.doctor.mount import Mount, find_mount
+from workflows.doctor import choose_workflow, main
 
 Examine = Callable[..., tuple[int, Rows]]
 
