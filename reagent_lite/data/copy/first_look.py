@@ -2,6 +2,7 @@
 
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from reagent_lite.config.columns import Columns
@@ -13,6 +14,7 @@ from reagent_lite.data.formats.reading import parses_of
 from reagent_lite.data.rows.columns import column_of, flags
 from reagent_lite.data.rows.contract import Contract
 from reagent_lite.data.rows.faults import Faults
+from reagent_lite.data.rows.maps import candidate_lists, features
 from reagent_lite.data.rows.reading import read_rows
 from reagent_lite.data.rows.table import event_table
 from reagent_lite.data.stage import data_files
@@ -77,18 +79,30 @@ def first_rows(path: str, actions: tuple[str, ...] | None, columns: Columns | No
     block = _first_block(path, columns)
     if block is None:
         return FirstRows(file=data_files(path)[0].path, rows=0, state_ids=(), action_ids=())
-    if _are_events(block):
-        return _first_events(block, actions)
-    contract = Contract(actions=actions)
-    contract.require_columns(block.table.column_names, block.where(0))
-    rows = read_rows(block, contract)
-    if rows.problems:
-        raise DataError(rows.problems)
-    seen = {*rows.state.ids, *rows.next_state.ids}
-    candidates = {feature for one in (rows.lists, rows.next_lists) if one is not None for feature in one.features.ids}
+    events = _are_events(block)
+    contract = Contract(actions=actions, events=events)
+    if events:
+        event_table(block, contract)[1].require_none()
+    else:
+        contract.require_columns(block.table.column_names, block.where(0))
+        if problems := read_rows(block, contract).problems:
+            raise DataError(problems)
+    lists = ("possible_actions", "possible_next_actions")
     return FirstRows(
-        file=block.file.path, rows=len(rows), state_ids=tuple(sorted(seen)), action_ids=tuple(sorted(candidates))
+        events=events,
+        file=block.file.path,
+        rows=block.table.num_rows,
+        state_ids=_ids(block, ("state_features", "next_state_features")),
+        action_ids=() if actions is not None else _ids(block, ("action", "next_action"), lists),
     )
+
+
+def _ids(block: Block, maps: tuple[str, ...], lists: tuple[str, ...] = ()) -> tuple[int, ...]:
+    """Returns the ids of features in columns of maps and of lists of maps, ascending."""
+    columns, faults = partial(column_of, block), Faults(block)
+    found = [features(columns(name), faults)[0] for name in maps]
+    found += [candidate_lists(columns(name), faults).features for name in lists]
+    return tuple(sorted({one for matrix in found for one in matrix.ids}))
 
 
 def holds_events(path: str, columns: Columns | None = None) -> bool:
@@ -112,21 +126,6 @@ def _are_events(block: Block) -> bool:
     faults = Faults(block)
     cut = flags(column_of(block, "truncated"), faults) == 1
     return not (column_of(block, "next_state_features").present & ~cut).any()
-
-
-def _first_events(block: Block, actions: tuple[str, ...] | None) -> FirstRows:
-    discrete = actions is not None
-    table, faults, _ = event_table(block, Contract(actions=actions, events=True))
-    faults.require_none()
-    columns = ["state_features"] if discrete else ["state_features", "action"]
-    ids = [{key for row in table.column(name).to_pylist() for key, _ in row or ()} for name in columns]
-    return FirstRows(
-        events=True,
-        file=block.file.path,
-        rows=table.num_rows,
-        state_ids=tuple(sorted(ids[0])),
-        action_ids=tuple(sorted(ids[-1])) if not discrete else (),
-    )
 
 
 def _first_block(path: str, columns: Columns | None) -> Block | None:

@@ -124,13 +124,22 @@ class TrainingCopy:
     def release(self) -> None:
         """Lets the system take back the pages that were read, which count as this process's memory until then."""
         for value in vars(self).values():
-            pages = getattr(getattr(value, "base", None), "_mmap", None)
-            if isinstance(pages, mmap.mmap):
-                pages.madvise(mmap.MADV_DONTNEED)
+            release(value)
 
     def source_line(self, row: int) -> str:
         """Returns "file:line" of a row, for errors."""
         return f"{self.files[int(self.origin_file[row])]}:{int(self.origin_line[row])}"
+
+
+def release(array: object) -> None:
+    """Lets the system take back the pages of an array's file; does nothing for others.
+
+    numpy keeps the map to itself and has no public name for it.
+    """
+    while array is not None and not isinstance(array, mmap.mmap):
+        array = getattr(array, "_mmap", None) or getattr(array, "base", None)
+    if array is not None:
+        array.madvise(mmap.MADV_DONTNEED)
 
 
 ARRAYS = frozenset(f"{one.name}.npy" for one in dataclasses.fields(TrainingCopy) if "NDArray" in str(one.type))

@@ -4,6 +4,7 @@ Where one-hot columns would make the matrix larger than the raw one and large at
 gathered instead: the same module either way.
 """
 
+import warnings
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -83,26 +84,18 @@ def open_columns(
     Where there are none, rows are normalized as they are gathered.
     """
     with suppress(FileNotFoundError):
-        return _columns(np.load(file, mmap_mode="c"), width, place, None)
-    return _columns(_writable(matrix), width, place, transform.to(place))
+        return _columns(np.load(file, mmap_mode="r"), width, place, None)
+    return _columns(matrix, width, place, transform.to(place))
 
 
 def raw_columns(matrix: np.ndarray[Any, Any]) -> Columns:
     """Returns the columns of a training copy's matrix as they are, NaN where absent, memory-mapped."""
-    return _columns(_writable(matrix), matrix.shape[1], torch.device("cpu"), None)
-
-
-def _writable(matrix: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Returns a memory-mapped matrix mapped copy-on-write, since torch warns of read-only memory; none is written."""
-    mapped = next((m for m in (matrix, matrix.base) if isinstance(m, np.memmap) and m.size == matrix.size > 0), None)
-    if mapped is None:
-        return matrix
-    return np.memmap(str(mapped.filename), np.float32, "c", mapped.offset, mapped.shape)
+    return _columns(matrix, matrix.shape[1], torch.device("cpu"), None)
 
 
 def _columns(matrix: np.ndarray[Any, Any], width: int, place: torch.device, transform: nn.Module | None) -> Columns:
-    values = torch.from_numpy(matrix)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of memory that is mapped for reading: none is written
+        values = torch.from_numpy(matrix)
     placed = values.to(place)
-    # numpy keeps the map to itself; there is no public name for it
-    pages = getattr(matrix, "_mmap", None) if placed is values else None
-    return Columns(values=placed, width=width, transform=transform, pages=pages)
+    return Columns(values=placed, width=width, transform=transform, mapped=matrix if placed is values else None)

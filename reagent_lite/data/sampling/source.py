@@ -8,7 +8,6 @@ A process mostly reads one shard; one that reads several joins their rows to one
 [m] gathering batch by batch costs about as much as a small network's forward pass; in blocks it disappears.
 """
 
-import mmap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from reagent_lite.data.copy.training_copy import TrainingCopy
+from reagent_lite.data.copy.training_copy import TrainingCopy, release
 from reagent_lite.data.rows.maps import in_order
 from reagent_lite.data.sampling.mixture import joined
 from reagent_lite.data.sampling.plan import ReadPlan
@@ -39,13 +38,13 @@ class Columns:
         values: [N, W] float32.
         width: columns after normalization.
         transform: applied to gathered rows, or None where the matrix is normalized already.
-        pages: the memory map behind `values`, or None where they are in memory.
+        mapped: the memory-mapped array of `values`, or None where they are in memory.
     """
 
     values: Tensor
     width: int
     transform: nn.Module | None = None
-    pages: mmap.mmap | None = None
+    mapped: np.ndarray[Any, Any] | None = None
 
     def take(self, index: Tensor) -> Tensor:
         """Returns normalized rows for index [n]."""
@@ -57,8 +56,7 @@ class Columns:
 
     def release(self) -> None:
         """Lets the system take back the pages that were read, which count as this process's memory until then."""
-        if self.pages is not None:
-            self.pages.madvise(mmap.MADV_DONTNEED)
+        release(self.mapped)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -192,7 +192,7 @@ def test_released_pages_are_not_resident_and_come_back(
 
 def test_rows_in_memory_have_nothing_to_release(discrete) -> None:  # type: ignore[no-untyped-def]
     _, rows = discrete
-    held = replace(rows, state=replace(rows.state, values=rows.state.values.clone(), pages=None))
+    held = replace(rows, state=replace(rows.state, values=rows.state.values.clone(), mapped=None))
     held.release()
     assert torch.equal(held.state.values, rows.state.values)
 
