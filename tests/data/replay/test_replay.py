@@ -21,6 +21,14 @@ def ring_of(**given: Any) -> ReplayRing:
     return ReplayRing(ReplaySettings(**(plain | given)), CPU)
 
 
+def plain_step(envs: int = 1, **columns: Any) -> EnvStep:
+    """A step of environments that goes on, all zeros but for what is given; propensity 1."""
+    zeros, no = torch.zeros(envs), torch.zeros(envs, dtype=torch.bool)
+    plain = {"observation": zeros[:, None], "next_observation": zeros[:, None], "action": zeros, "reward": zeros,
+             "terminated": no, "truncated": no, "propensity": torch.ones(envs)}  # fmt: skip
+    return EnvStep(**(plain | columns))
+
+
 def write_line(ring: ReplayRing, rewards: list[float], ends: list[int], first: int = 0) -> None:
     """One environment; row t has state t, action t mod 4, propensity 1 / (t + 1), and leads to t + 1, or t + 1.5."""
     for t, (reward, end) in enumerate(zip(rewards, ends, strict=True), first):
@@ -132,20 +140,14 @@ def test_sarsa_learns_only_from_rows_whose_next_action_is_known(prioritized: boo
 def test_masks_and_candidates_belong_to_the_first_and_the_last_row_of_a_window() -> None:
     ring = ring_of(num_envs=2, num_actions=3, candidates=True, action_feature_size=2, n_step=2)
     for t in range(5):
-        here, there = float(t), t + 1.0
         ring.write(
-            EnvStep(
-                observation=torch.full((2, 1), here),
-                action=torch.zeros(2, dtype=torch.int32),
-                reward=torch.zeros(2),
-                terminated=torch.zeros(2, dtype=torch.bool),
-                truncated=torch.zeros(2, dtype=torch.bool),
-                next_observation=torch.full((2, 1), there),
-                propensity=torch.ones(2),
+            plain_step(
+                2,
+                observation=torch.full((2, 1), float(t)),
                 mask=torch.tensor([[True, t % 2 == 0, False]]).expand(2, 3),
                 next_mask=torch.tensor([[True, t % 2 == 1, False]]).expand(2, 3),
-                features=torch.full((3, 2), here).expand(2, 3, 2),
-                next_features=torch.full((3, 2), there).expand(2, 3, 2),
+                features=torch.full((3, 2), float(t)).expand(2, 3, 2),
+                next_features=torch.full((3, 2), t + 1.0).expand(2, 3, 2),
             )
         )
     batch = ring.sample(64).batch
@@ -161,12 +163,7 @@ def test_masks_and_candidates_belong_to_the_first_and_the_last_row_of_a_window()
 
 def test_candidates_without_features_keep_their_masks_only() -> None:
     ring = ring_of(num_actions=2, candidates=True)
-    one = torch.zeros(1, 1)
-    ring.write(EnvStep(
-        observation=one, next_observation=one, action=torch.zeros(1), reward=torch.zeros(1), propensity=torch.ones(1),
-        terminated=torch.tensor([False]), truncated=torch.tensor([False]),
-        mask=torch.tensor([[True, False]]), next_mask=torch.tensor([[False, True]]),
-    ))  # fmt: skip
+    ring.write(plain_step(mask=torch.tensor([[True, False]]), next_mask=torch.tensor([[False, True]])))
     batch = ring.sample(1).batch
     assert batch.actions.mask.tolist() == [[True, False]]
     assert batch.next_actions.mask.tolist() == [[False, True]]
@@ -185,11 +182,7 @@ def test_fixed_candidates_are_the_same_in_every_row() -> None:
 
 def test_actions_beyond_a_byte() -> None:
     ring = ring_of(num_actions=70_000)
-    ring.write(EnvStep(
-        observation=torch.zeros(1, 1), next_observation=torch.zeros(1, 1), action=torch.tensor([65_537]),
-        reward=torch.zeros(1), terminated=torch.tensor([True]), truncated=torch.tensor([False]),
-        propensity=torch.ones(1),
-    ))  # fmt: skip
+    ring.write(plain_step(action=torch.tensor([65_537]), terminated=torch.tensor([True])))
     batch = ring.sample(2).batch
     assert batch.action.tolist() == [65_537] * 2
     assert batch.bootstrap.tolist() == [0] * 2
@@ -198,11 +191,7 @@ def test_actions_beyond_a_byte() -> None:
 def test_every_row_of_the_window_is_drawn_equally_often() -> None:
     ring = ring_of(num_envs=3, slots=20, n_step=3)
     for _ in range(27):
-        ring.write(EnvStep(
-            observation=torch.zeros(3, 1), next_observation=torch.zeros(3, 1), action=torch.zeros(3),
-            reward=torch.zeros(3), terminated=torch.zeros(3, dtype=torch.bool),
-            truncated=torch.zeros(3, dtype=torch.bool), propensity=torch.ones(3),
-        ))  # fmt: skip
+        ring.write(plain_step(3))
     counts = torch.bincount(ring.sample(54_000).index, minlength=60)
     # 27 writes into 20 slots: slot 6 is the newest, 5 and 6 wait
     assert counts.nonzero().flatten().tolist() == [row for row in range(60) if row // 3 not in (5, 6)]

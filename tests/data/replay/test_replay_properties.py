@@ -51,7 +51,7 @@ class Episodes:
         return {p for p in self.complete() if not self.sarsa or self.window(*p)[-1].end != TRUNCATED}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_rows_equal_a_naive_list_of_episodes(data: st.DataObject) -> None:
     envs, n, sarsa = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 5)), data.draw(st.booleans())

@@ -33,11 +33,9 @@ def filled_ring(
 
 
 def write(ring: ReplayRing, envs: int) -> None:
-    ring.write(EnvStep(
-        observation=torch.zeros(envs, 1), next_observation=torch.zeros(envs, 1), action=torch.zeros(envs),
-        reward=torch.zeros(envs), terminated=torch.zeros(envs, dtype=torch.bool),
-        truncated=torch.zeros(envs, dtype=torch.bool), propensity=torch.ones(envs),
-    ))  # fmt: skip
+    zeros, no = torch.zeros(envs), torch.zeros(envs, dtype=torch.bool)
+    ring.write(EnvStep(observation=zeros[:, None], next_observation=zeros[:, None], action=zeros, reward=zeros,
+                       terminated=no, truncated=no, propensity=torch.ones(envs)))  # fmt: skip
 
 
 def saved_priority(ring: ReplayRing) -> np.ndarray:  # type: ignore[type-arg]
@@ -105,15 +103,6 @@ def test_full_correction_makes_the_mean_of_any_function_unbiased() -> None:
     error = np.std(means) / 400**0.5
     assert abs(np.mean(means) - values.mean()) < 4 * error + 0.002  # a ratio of means is off by order 1 / 512
     assert abs(np.mean(plain) - values.mean()) > 50 * error
-
-
-def test_full_correction_is_unbiased_over_the_rings_of_several_ranks() -> None:
-    """Rows of value 0 in one ring and 1 in another, whose priorities are larger: their mean is 1/2."""
-    rings = [filled_ring(10, 10, 10, over_ranks=lambda largest: torch.full_like(largest, 1e3)) for _ in range(2)]
-    for ring, low, high in zip(rings, (0.1, 5), (2, 50), strict=True):
-        ring.update_priorities(torch.arange(100), torch.linspace(low, high, 100))
-    weights = [torch.cat([ring.sample(100, beta=1.0).batch.weight for _ in range(100)]).sum() for ring in rings]
-    assert float(weights[1] / sum(weights)) == pytest.approx(0.5, abs=0.01)
 
 
 WORKER = """
@@ -211,7 +200,7 @@ def test_shares_on_an_edge_give_a_row_that_may_be_drawn(before: int, after: int)
     assert (priorities.rows_at(shares) - before).tolist() == [0, 0, 2, 2, 2, 2]
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_shares_where_rounding_makes_blocks_and_rows_disagree(seed: int) -> None:
     """Magnitudes so far apart that sums round: at the edge of any row no row of 0 is found."""
     rng = np.random.default_rng(seed)

@@ -69,13 +69,6 @@ def test_metrics_that_a_part_does_not_have_are_zero() -> None:
     assert batch.metrics.tolist() == [[0, 0], [5, 5], [0, 0]]
 
 
-def test_a_mixture_of_one_is_that_part() -> None:
-    batch, alone = next(MixedSource(((Numbered(4, 3, metrics=1), 1.0),))), next(Numbered(4, 3, metrics=1))
-    assert batch.weight.tolist() == alone.weight.tolist()
-    assert batch.metrics.tolist() == alone.metrics.tolist()
-    assert batch.actions.mask.tolist() == alone.actions.mask.tolist()
-
-
 def test_losses_go_back_to_the_parts_of_the_last_batch() -> None:
     first, second = Numbered(3, 2), Numbered(1, 2)
     mixture = MixedSource(((first, 0.5), (second, 0.5)))

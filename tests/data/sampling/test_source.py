@@ -2,13 +2,14 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from oracles.logs import candidate_rows, random_rows, write_lines
 
-from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
+from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.data.sampling.normalized import Reordered, open_columns, prepare_columns
 from reagent_lite.data.sampling.plan import ReadPlan
 from reagent_lite.data.sampling.source import LoggedRows, LoggedSource, build_rows, no_rows
@@ -24,24 +25,35 @@ def plain(ids: tuple[int, ...]) -> NormalizationSpec:
     return NormalizationSpec.ordered(features)
 
 
-def rows_of(copy: TrainingCopy, folder: Path, specs: dict[str, NormalizationSpec]) -> LoggedRows:
+def shard(
+    folder: Path,
+    logged: list[dict[str, Any]],
+    state: NormalizationSpec | None = None,
+    metrics: tuple[str, ...] | None = None,
+) -> LoggedRows:
+    """Rows of a log over features 0 to 2 as they are, unless a normalization is given; candidates where it has some."""
+    file, parametric = write_lines(folder / "log.jsonl", logged), isinstance(logged[0]["action"], dict)
+    actions = None if parametric else ("a", "b")
+    copy = prepare_training_copy(str(file), actions=actions, directory=str(folder / "copy"))
+    matrices = [(copy.state, copy.state_ids, state or plain((0, 1, 2)))]
+    matrices += [(copy.candidates, copy.action_ids, plain(copy.action_ids))] if parametric else []
     columns = []
-    for name, matrix, ids in (("state", copy.state, copy.state_ids), ("candidates", copy.candidates, copy.action_ids)):
-        if name in specs:
-            transform = Reordered(ids, specs[name], Preprocessor(specs[name]))
-            prepare_columns(matrix, transform, specs[name].width, folder / f"{name}.npy")
-            columns.append(open_columns(matrix, transform, specs[name].width, folder / f"{name}.npy", CPU))
+    for number, (matrix, ids, spec) in enumerate(matrices):
+        transform = Reordered(ids, spec, Preprocessor(spec))
+        prepare_columns(matrix, transform, spec.width, folder / f"{number}_x.npy")
+        columns.append(open_columns(matrix, transform, spec.width, folder / f"{number}_x.npy", CPU))
     spans = single_steps(copy)
     usable, _ = learnable_rows(copy, spans, maxq=True, unit_reward=False)
-    return build_rows(copy, spans, usable, *columns)
+    return build_rows(copy, spans, usable, *columns, metric_names=metrics)
 
 
-@pytest.fixture
-def discrete(tmp_path: Path) -> tuple[list[dict], LoggedRows]:  # type: ignore[type-arg]
+Logged = tuple[list[dict[str, Any]], LoggedRows]
+
+
+@pytest.fixture(scope="module")
+def discrete(tmp_path_factory: pytest.TempPathFactory) -> Logged:
     logged = random_rows(57)
-    file = write_lines(tmp_path / "log.jsonl", logged)
-    copy = prepare_training_copy(str(file), actions=("a", "b"), directory=str(tmp_path / "copy"))
-    return logged, rows_of(copy, tmp_path, {"state": plain(copy.state_ids)})
+    return logged, shard(tmp_path_factory.mktemp("discrete"), logged)
 
 
 def read(rows: LoggedRows, plan: ReadPlan, rank: int = 0) -> list[TransitionBatch]:
@@ -53,7 +65,7 @@ def dense(features: dict[str, float]) -> list[float]:
     return [float(np.float32(features.get(str(i), 0.0))) for i in range(3)]
 
 
-def test_every_row_comes_once_an_epoch_as_it_was_logged(discrete) -> None:  # type: ignore[no-untyped-def]
+def test_every_row_comes_once_an_epoch_as_it_was_logged(discrete: Logged) -> None:
     logged, rows = discrete
     batches = read(rows, ReadPlan(shards=(57,), minibatch=8, epochs=2))
     assert [len(batch) for batch in batches] == [8] * 7 + [1] + [8] * 7 + [1]
@@ -70,7 +82,7 @@ def test_every_row_comes_once_an_epoch_as_it_was_logged(discrete) -> None:  # ty
         assert sorted(map(str, seen)) == sorted(map(str, expected))
 
 
-def test_next_states_belong_to_their_rows(discrete) -> None:  # type: ignore[no-untyped-def]
+def test_next_states_belong_to_their_rows(discrete: Logged) -> None:
     logged, rows = discrete
     following = {str(dense(r["state_features"])): dense(r["next_state_features"]) for r in logged}
     for batch in read(rows, ReadPlan(shards=(57,), minibatch=8, epochs=1)):
@@ -81,7 +93,7 @@ def test_next_states_belong_to_their_rows(discrete) -> None:  # type: ignore[no-
 
 
 @pytest.mark.parametrize(("shares", "per_step"), [((1,), 1), ((1, 1), 1), ((3, 1), 3)])
-def test_shares_sum_to_the_world_size_in_every_step(discrete, shares: tuple[int, ...], per_step: int) -> None:  # type: ignore[no-untyped-def]
+def test_shares_sum_to_the_world_size_in_every_step(discrete: Logged, shares: tuple[int, ...], per_step: int) -> None:
     _, rows = discrete
     plan = ReadPlan(shards=(57,), minibatch=8, epochs=1, shares=shares, minibatches_per_step=per_step)
     parts = [read(rows, plan, rank) for rank in range(len(shares))]
@@ -90,14 +102,14 @@ def test_shares_sum_to_the_world_size_in_every_step(discrete, shares: tuple[int,
         assert sum(float(b.weight.sum()) for b in minibatches) == pytest.approx(len(shares))
 
 
-def test_a_rank_without_rows_still_gets_a_batch_of_weight_zero(discrete) -> None:  # type: ignore[no-untyped-def]
+def test_a_rank_without_rows_still_gets_a_batch_of_weight_zero(discrete: Logged) -> None:
     _, rows = discrete
     plan = ReadPlan(shards=(1,), minibatch=8, epochs=1, shares=(1, 1))
     weights = sorted(read(rows, plan, rank)[0].weight.tolist() for rank in range(2))
     assert weights == [[0.0], [2.0]]
 
 
-def test_position_is_a_step_number(discrete) -> None:  # type: ignore[no-untyped-def]
+def test_position_is_a_step_number(discrete: Logged) -> None:
     _, rows = discrete
     plan = ReadPlan(shards=(57,), minibatch=8, epochs=3, minibatches_per_step=2)
     whole = read(rows, plan)
@@ -116,17 +128,13 @@ def test_one_hot_columns_may_be_normalized_at_each_gather(tmp_path: Path, monkey
     import reagent_lite.data.sampling.normalized as module
 
     logged = random_rows(40, missing=0.1)
-    file = write_lines(tmp_path / "log.jsonl", logged)
-    copy = prepare_training_copy(str(file), actions=("a", "b"), directory=str(tmp_path / "copy"))
     values = tuple(sorted({r["state_features"][k] for r in logged for k in r["state_features"]}))
     spec = NormalizationSpec.ordered(
         {i: FeatureSpec(feature_id=i, feature_type=FeatureType.ENUM, possible_values=values) for i in range(3)}
     )
-    (tmp_path / "once").mkdir()
-    (tmp_path / "each").mkdir()
-    once = rows_of(copy, tmp_path / "once", {"state": spec})
+    once = shard(tmp_path / "once", logged, spec)
     monkeypatch.setattr(module, "_SMALL_BYTES", 0)
-    each = rows_of(copy, tmp_path / "each", {"state": spec})
+    each = shard(tmp_path / "each", logged, spec)
     assert (once.state.transform is None, each.state.transform is None) == (True, False)
     plan = ReadPlan(shards=(40,), minibatch=16, epochs=1)
     for a, b in zip(read(once, plan), read(each, plan), strict=True):
@@ -136,9 +144,7 @@ def test_one_hot_columns_may_be_normalized_at_each_gather(tmp_path: Path, monkey
 
 def test_candidates_are_padded_and_matched(tmp_path: Path) -> None:
     logged = candidate_rows(60)
-    file = write_lines(tmp_path / "log.jsonl", logged)
-    copy = prepare_training_copy(str(file), actions=None, directory=str(tmp_path / "copy"))
-    rows = rows_of(copy, tmp_path, {"state": plain(copy.state_ids), "candidates": plain(copy.action_ids)})
+    rows = shard(tmp_path, logged)
     (batch,) = read(rows, ReadPlan(shards=(60,), minibatch=60, epochs=1))
     assert batch.actions.features is not None
     assert batch.next_actions.features is not None
@@ -190,13 +196,6 @@ def test_released_pages_are_not_resident_and_come_back(
     assert torch.equal(columns.take(torch.arange(0, 100_000, 7)), before)
 
 
-def test_rows_in_memory_have_nothing_to_release(discrete) -> None:  # type: ignore[no-untyped-def]
-    _, rows = discrete
-    held = replace(rows, state=replace(rows.state, values=rows.state.values.clone(), mapped=None))
-    held.release()
-    assert torch.equal(held.state.values, rows.state.values)
-
-
 def weighted(batches: list[TransitionBatch]) -> list[tuple[float, ...]]:
     """Returns the rows of several ranks' batches that count in the loss, in an order of their own."""
     return sorted(
@@ -205,22 +204,11 @@ def weighted(batches: list[TransitionBatch]) -> list[tuple[float, ...]]:
     )  # fmt: skip
 
 
-def shard(folder: Path, logged: list[dict], ids: tuple[int, ...], metrics: tuple[str, ...] = ()) -> LoggedRows:  # type: ignore[type-arg]
-    file = write_lines(folder / "log.jsonl", logged)
-    copy = prepare_training_copy(str(file), actions=("a", "b"), directory=str(folder / "copy"))
-    transform = Reordered(copy.state_ids, plain(ids), Preprocessor(plain(ids)))
-    prepare_columns(copy.state, transform, len(ids), folder / "state.npy")
-    state = open_columns(copy.state, transform, len(ids), folder / "state.npy", CPU)
-    spans = single_steps(copy)
-    usable, _ = learnable_rows(copy, spans, maxq=True, unit_reward=False)
-    return build_rows(copy, spans, usable, state, metric_names=metrics)
-
-
 @pytest.mark.parametrize("per_step", [1, 3])
 def test_one_process_with_all_shards_reads_what_a_cluster_reads(tmp_path: Path, per_step: int) -> None:
     rows = {
-        0: shard(tmp_path / "0", random_rows(23), (0, 1, 2)),
-        1: shard(tmp_path / "1", random_rows(9, 1), (0, 1, 2)),
+        0: shard(tmp_path / "0", random_rows(23)),
+        1: shard(tmp_path / "1", random_rows(9, 1)),
     }
     spread = ReadPlan(shards=(23, 9), minibatch=5, epochs=2, shares=(1, 1, 1), reads=((0,), (0,), (1,)),
                       minibatches_per_step=per_step)  # fmt: skip
@@ -239,28 +227,23 @@ def test_one_process_with_all_shards_reads_what_a_cluster_reads(tmp_path: Path, 
 def test_a_shard_without_rows_gives_rows_of_weight_zero(tmp_path: Path) -> None:
     spec = SourceSpec(num_state_features=3, action_names=("a", "b"), metric_names=("clicks",))
     plan = ReadPlan(shards=(4, 0), minibatch=4, epochs=2, shares=(1, 1), reads=((0,), (1,)))
-    full = shard(tmp_path, random_rows(4), (0, 1, 2), ("clicks",))
+    full = shard(tmp_path, random_rows(4), metrics=("clicks",))
     there = next(LoggedSource({0: full}, plan, 0, CPU))
     here = next(LoggedSource({1: no_rows(spec, CPU)}, plan, 1, CPU))
     assert here.weight.tolist() == [0]
     assert there.weight.tolist() == [0.5] * 4  # two ranks, four rows
     assert (here.state.shape, here.metrics.shape) == ((1, 3), (1, 1))
     assert here.actions.mask.tolist() == [[True, True]]
-
-
-def test_a_shard_without_candidates_gives_one_of_weight_zero() -> None:
-    spec = SourceSpec(num_state_features=3, num_action_features=2)
-    plan = ReadPlan(shards=(4, 0), minibatch=4, epochs=1, shares=(1, 1), reads=((0,), (1,)))
-    batch = next(LoggedSource({1: no_rows(spec, CPU)}, plan, 1, CPU))
-    assert batch.weight.tolist() == [0]
-    assert batch.actions.features is not None
-    assert batch.actions.features.tolist() == [[[0, 0]]]
-    assert batch.actions.mask.tolist() == [[True]]
+    candidates = SourceSpec(num_state_features=3, num_action_features=2)
+    here = next(LoggedSource({1: no_rows(candidates, CPU)}, plan, 1, CPU))
+    assert here.weight.tolist() == [0]
+    assert here.actions.features is not None
+    assert (here.actions.features.tolist(), here.actions.mask.tolist()) == ([[[0, 0]]], [[True]])
 
 
 def test_rows_none_of_which_has_an_action_are_read_as_padding_only(tmp_path: Path) -> None:
     logged = [{**row, "action": None} for row in random_rows(3)]
-    rows = shard(tmp_path, logged, (0, 1, 2))
+    rows = shard(tmp_path, logged)
     assert rows.count == 0
     plan = ReadPlan(shards=(0, 2), minibatch=2, epochs=1, shares=(1, 1), reads=((0,), (1,)))
     assert next(LoggedSource({0: rows}, plan, 0, CPU)).weight.tolist() == [0]
@@ -269,14 +252,7 @@ def test_rows_none_of_which_has_an_action_are_read_as_padding_only(tmp_path: Pat
 def test_features_and_metrics_that_a_shard_lacks_are_absent_and_zero(tmp_path: Path) -> None:
     """The other machine has feature 7 and the metric "clicks"; here they are missing (DO_NOT_PREPROCESS: 0) and 0."""
     logged = [{**row, "metrics": {"views": 2.0}} for row in random_rows(4)]
-    batch = next(LoggedSource({0: shard(tmp_path, logged, (0, 1, 2, 7), ("clicks", "views"))},
+    batch = next(LoggedSource({0: shard(tmp_path, logged, plain((0, 1, 2, 7)), ("clicks", "views"))},
                               ReadPlan(shards=(4,), minibatch=4, epochs=1), 0, CPU))  # fmt: skip
     assert batch.state[:, 3].tolist() == [0] * 4
     assert batch.metrics.tolist() == [[0, 2]] * 4
-
-
-def test_columns_that_cannot_be_kept_are_normalized_as_they_are_gathered(tmp_path: Path) -> None:
-    matrix = np.arange(6, dtype=np.float32).reshape(2, 3)
-    transform = Reordered((0, 1, 2), plain((2, 0)), Preprocessor(plain((2, 0))))
-    columns = open_columns(matrix, transform, 2, tmp_path / "state_none.npy", CPU)
-    assert columns.take(torch.tensor([1, 0])).tolist() == [[3, 5], [0, 2]]
