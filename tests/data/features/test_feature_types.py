@@ -10,7 +10,6 @@ from scipy import stats
 
 from reagent_lite.config.norm_params import NormParams
 from reagent_lite.data.features.feature_types import (
-    FEATURE_TYPES,
     Values,
     box_cox,
     box_cox_exponent,
@@ -169,7 +168,3 @@ def test_constant_cannot_be_fitted(name: str) -> None:
 def test_types_without_parameters_keep_defaults(name: str) -> None:
     assert fitted(name, [2.0, 5.0]) == replace(fitted(name, []), min_value=2.0, max_value=5.0)
     assert fitted(name, []).stddev == 1.0
-
-
-def test_every_type_has_a_fit() -> None:
-    assert set(FEATURE_TYPES) == set(FeatureType)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from oracles.logs import candidate_rows, random_rows, write_lines
+from oracles.logs import candidate_rows, write_lines
 from scipy import stats
 
 from reagent_lite.config.norm_params import NormParams
@@ -244,13 +244,3 @@ def test_actions_of_two_kinds_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"b.jsonl:1: expected actions that are names, as before, got .*objects"):
         summary(folder)
     assert summary(folder, columns=(STATE,), parametric=False).rows == 60
-
-
-def test_transitions_read_as_events_do(tmp_path: Path) -> None:
-    """Next states are not counted: a row's own state is, as in a training run."""
-    rows = random_rows(400)
-    found = summary(write_lines(tmp_path / "log.jsonl", rows)).columns[STATE].features
-    values = [row[STATE]["1"] for row in rows if "1" in row[STATE]]
-    assert found[1].moments.count == len(values)
-    assert found[1].moments.mean == pytest.approx(float(np.float32(values).astype(float).mean()), rel=1e-9)
-    assert found[1].low == float(np.float32(min(values)))
