@@ -32,9 +32,8 @@ from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_
 from reagent_lite.distributed.group import Group, Place
 from reagent_lite.errors import BundleError, ConfigError, DataError, Problem
 from reagent_lite.evaluation.document import Findings, decision_of, document_of, lines_of, scores_of
-from reagent_lite.evaluation.estimates import Estimates, estimates_of
-from reagent_lite.evaluation.exported_model import Candidate
-from reagent_lite.evaluation.log import prepare_log
+from reagent_lite.evaluation.estimates import Estimates, Log, estimates_of
+from reagent_lite.evaluation.exported_model import ExportedModel
 from reagent_lite.evaluation.simulation import Arena
 from reagent_lite.files import require_writable, write_whole
 from reagent_lite.manifest import canonical
@@ -87,10 +86,10 @@ def evaluate(config: EvaluateConfig) -> Evaluated:
     given = None if config.output_path is None else Path(config.output_path).expanduser()
     if given is not None and given.is_dir():
         raise ConfigError(Problem("output_path", "a file", f"the folder {given}", "Choose another name"))
-    candidates = _candidates(config)
-    folder = candidates[0].path.resolve().parent if given is None else given.parent
+    models = _models(config)
+    folder = models[0].path.resolve().parent if given is None else given.parent
     require_writable(folder, "output_path")
-    findings = _findings(config, candidates)
+    findings = _findings(config, models)
     target = given or folder / _name(findings)
     for line in lines_of(findings):
         logger.info(line)
@@ -107,7 +106,7 @@ def evaluate(config: EvaluateConfig) -> Evaluated:
         report=str(target),
         page=str(page),
         episodes=0 if log is None else log.counts["scored_episodes"],
-        rows=0 if log is None else len(log.scored),
+        rows=0 if log is None else len(log.split.scored.numbers),
         scores=scores,
         difference=difference,
         warnings=() if findings.estimates is None else findings.estimates.warnings,
@@ -119,36 +118,36 @@ def _name(findings: Findings) -> str:
     """Returns the name of the report's file: another one for another model, log or config."""
     config, estimates = findings.config, findings.estimates
     log = "" if estimates is None else Facts.of(estimates.log.copy, 0, {}).manifest
-    parts = [fingerprint(config), log, *(one.bundle.manifest for one in findings.candidates)]
+    parts = [fingerprint(config), log, *(one.bundle.manifest for one in findings.models)]
     source = config.data_path or (config.simulation.env if config.simulation else "")
     words = re.sub(r"[^A-Za-z0-9_-]+", "_", Path(source).name.split(".")[0])
     return f"evaluation_{words}_{hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:8]}.json"
 
 
-def _findings(config: EvaluateConfig, candidates: tuple[Candidate, ...]) -> Findings:
-    gamma = candidates[0].gamma if config.gamma is None else config.gamma
+def _findings(config: EvaluateConfig, models: tuple[ExportedModel, ...]) -> Findings:
+    gamma = models[0].gamma if config.gamma is None else config.gamma
     if gamma is None:
         raise ConfigError(Problem("gamma", "a number, as the config of the model does not say it", "nothing"))
-    arena = None if config.simulation is None else Arena(config, config.simulation, candidates)
+    arena = None if config.simulation is None else Arena(config, config.simulation, models)
     log = None
     if config.data_path:
-        log = prepare_log(config, candidates, _copy(config, candidates[0], Group(Place(), torch.device("cpu"))))
+        log = Log.of(config, models, _copy(config, models[0], Group(Place(), torch.device("cpu"))))
     played = None if arena is None else arena.play(gamma)
-    _choose_threads(config.evaluation.minibatch_size, candidates[0])
-    estimates: Estimates | None = None if log is None else estimates_of(config, candidates, log, gamma)
-    return Findings(config=config, candidates=candidates, gamma=gamma, estimates=estimates, played=played)
+    _choose_threads(config.evaluation.minibatch_size, models[0])
+    estimates: Estimates | None = None if log is None else estimates_of(config, models, log, gamma)
+    return Findings(config=config, models=models, gamma=gamma, estimates=estimates, played=played)
 
 
-def _candidates(config: EvaluateConfig) -> tuple[Candidate, ...]:
+def _models(config: EvaluateConfig) -> tuple[ExportedModel, ...]:
     """Loads the models.
 
     Raises:
         BundleError: two that decide among other choices.
     """
-    model = Candidate.load("model", config.model)
+    model = ExportedModel.load("model", config.model)
     if config.against is None:
         return (model,)
-    against = Candidate.load("against", config.against)
+    against = ExportedModel.load("against", config.against)
     names, others = model.bundle.action_names, against.bundle.action_names
     if set(names) != set(others):
         shown = [", ".join(one) or "candidates with features" for one in (names, others)]
@@ -157,15 +156,15 @@ def _candidates(config: EvaluateConfig) -> tuple[Candidate, ...]:
     return model, against
 
 
-def _copy(config: EvaluateConfig, candidate: Candidate, group: Group) -> TrainingCopy:
+def _copy(config: EvaluateConfig, model: ExportedModel, group: Group) -> TrainingCopy:
     """Returns the rows, after those stages that the log needs.
 
     Raises:
         DataError: what is wrong with them; where that is in their actions, beside those that the model chooses among.
     """
-    names = candidate.bundle.action_names or None
+    names = model.bundle.action_names or None
     try:
-        reading = staged(_as_training(config, candidate), group)
+        reading = staged(_as_training(config, model), group)
         with progress("reading the log", "bytes", enabled=True) as show:
             return prepare_training_copy(
                 reading.training_data_path,
@@ -177,32 +176,32 @@ def _copy(config: EvaluateConfig, candidate: Candidate, group: Group) -> Trainin
     except DataError as error:
         if not any("action" in problem.expected for problem in error.problems):
             raise
-        wanted = f"a log of {_KINDS[candidate.bundle.parametric]}" + (f": {', '.join(names)}" if names else "")
-        about = Problem(f"{candidate.key} {candidate.path}", wanted, "rows with other actions")
+        wanted = f"a log of {_KINDS[model.bundle.parametric]}" + (f": {', '.join(names)}" if names else "")
+        about = Problem(f"{model.key} {model.path}", wanted, "rows with other actions")
         raise DataError([about, *error.problems]) from error
 
 
-def _as_training(config: EvaluateConfig, candidate: Candidate) -> WorkflowConfig:
+def _as_training(config: EvaluateConfig, model: ExportedModel) -> WorkflowConfig:
     """Returns the training config that reads the same log for the same choices; stages are made for such a one."""
     tree: dict[str, Any] = {
         "training_data_path": config.data_path,
-        "model_output_path": str(candidate.path),
+        "model_output_path": str(model.path),
         "data": {"training_copy_dir": config.training_copy_dir, "columns": config.columns},
         "query": config.query.model_dump(mode="json"),
     }
     if config.timeline is not None:
         section = config.timeline.model_dump(mode="json")
-        tree["timeline"] = {**section, "actionDiscrete": not candidate.bundle.parametric, "inputTableName": ""}
-    if candidate.bundle.parametric:
+        tree["timeline"] = {**section, "actionDiscrete": not model.bundle.parametric, "inputTableName": ""}
+    if model.bundle.parametric:
         columns = {"cols_to_norm": ["state_features", "action"]}
         return check(ParametricDqnConfig, {**tree, "norm_params": columns})
-    return check(DqnConfig, {**tree, "actions": list(candidate.bundle.action_names)})
+    return check(DqnConfig, {**tree, "actions": list(model.bundle.action_names)})
 
 
-def _choose_threads(rows: int, candidate: Candidate) -> None:
+def _choose_threads(rows: int, model: ExportedModel) -> None:
     """Sets torch's threads by the size of one forward pass; a user's OMP_NUM_THREADS stands."""
     if "OMP_NUM_THREADS" not in os.environ:
-        widths = (sum(spec.width for spec in candidate.normalization.values()), *candidate.training.layers[1:-1], 1)
+        widths = (sum(spec.width for spec in model.normalization.values()), *model.training.layers[1:-1], 1)
         torch.set_num_threads(threads_for(widths, rows, len(os.sched_getaffinity(0))))
 
 

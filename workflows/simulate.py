@@ -31,7 +31,7 @@ from reagent_lite.console import logger, progress
 from reagent_lite.data.writing.episodes import EpisodeBlock, LogSchema, episode_rows
 from reagent_lite.data.writing.files import TableWriter, table_writer
 from reagent_lite.errors import BundleError, ConfigError, Problem, SimulationError, counted
-from reagent_lite.evaluation.choices import ChoicesInSimulation, kind_of, misfits
+from reagent_lite.evaluation.exported_model import ChoicesInSimulation, kind_of, misfits
 from reagent_lite.evaluation.interval import number
 from reagent_lite.evaluation.returns import estimate, play
 from reagent_lite.export.bundle import Bundle, load_bundle

@@ -6,11 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
 
 from reagent_lite.config import resolved
 from reagent_lite.config.evaluate import EvaluateConfig
-from reagent_lite.distributed.group import Group, Place
 from reagent_lite.errors import counted
 from reagent_lite.evaluation import report
 from reagent_lite.evaluation.candidates import candidate_choices
@@ -25,10 +23,9 @@ from reagent_lite.evaluation.decision import (
     decide,
     findings_of,
 )
-from reagent_lite.evaluation.estimates import Estimates
-from reagent_lite.evaluation.exported_model import Candidate
+from reagent_lite.evaluation.estimates import ALONE, Estimates, Log
+from reagent_lite.evaluation.exported_model import ExportedModel
 from reagent_lite.evaluation.interval import Interval, finite
-from reagent_lite.evaluation.log import Log
 from reagent_lite.evaluation.page import REWARD_NAME, EvaluationPage
 from reagent_lite.evaluation.simulation import Played
 from reagent_lite.evaluation.simulation_document import (
@@ -53,14 +50,14 @@ class Findings:
 
     Attributes:
         config: the workflow's.
-        candidates: the model, and the one it is held against.
+        models: the model, and the one it is held against.
         gamma: discount per step.
         estimates: what the log tells, if there is one.
         played: what was earned in simulation, if there was one.
     """
 
     config: EvaluateConfig
-    candidates: tuple[Candidate, ...]
+    models: tuple[ExportedModel, ...]
     gamma: float
     estimates: Estimates | None
     played: Played | None
@@ -73,7 +70,7 @@ class Findings:
         overlap = self.estimates.results[0].overlap
         counted = Counted(
             gamma=self.gamma,
-            by_time=self.candidates[0].by_time,
+            by_time=self.models[0].by_time,
             horizon=self.config.evaluation.max_horizon,
             longest=int(np.bincount(np.asarray(self.estimates.log.copy.episode)).max()),
             cut_share=0.0 if overlap is None else overlap.cut_share,
@@ -85,41 +82,42 @@ def document_of(findings: Findings) -> dict[str, Any]:
     """Returns the report file's content; what is undefined is null, and what was not asked for is absent."""
     estimates = findings.estimates
     document: dict[str, Any] = {"config": resolved(findings.config), "gamma": findings.gamma, "warnings": []}
-    for candidate in findings.candidates:
-        told = {key: candidate.bundle.manifest[key] for key in ("workflow", "steps", "data_hash", "config_hash")}
-        policy = str(candidate.policy(findings.config))
-        document[candidate.key] = {"path": str(candidate.path), "policy": policy, **told}
+    for model in findings.models:
+        told = {key: model.bundle.manifest[key] for key in ("workflow", "steps", "data_hash", "config_hash")}
+        policy = str(model.policy(findings.config))
+        document[model.key] = {"path": str(model.path), "policy": policy, **told}
     if estimates is not None:
         document |= {"log": _log(findings.config, estimates.log), "warnings": list(estimates.warnings)}
-        for place, candidate in enumerate(findings.candidates):
-            document[candidate.key] |= _estimated(estimates, place, candidate)
+        for place, model in enumerate(findings.models):
+            document[model.key] |= _estimated(estimates, place, model)
         if estimates.compared is not None:
             document["difference"] = {
                 name: {one.name: {**one.figure.json(), "verdict": one.verdict, "reason": one.reason} for one in found}
                 for name, found in estimates.compared.items()
             }
     if findings.played is not None:
-        for candidate in findings.candidates:
-            document[candidate.key]["simulated"] = played_document(findings.played.of(candidate.key))
+        for model in findings.models:
+            document[model.key]["simulated"] = played_document(findings.played.of(model.key))
         document["simulation"] = simulation_document(findings.played, findings.beside)
     return document | {"decision": decision_of(document).json()}
 
 
 def _log(config: EvaluateConfig, log: Log) -> dict[str, Any]:
-    return {"path": config.data_path, "rows": len(log.copy), "scored_rows": len(log.scored), **log.counts,
+    return {"path": config.data_path, "rows": len(log.copy), "scored_rows": len(log.split.scored.numbers), **log.counts,
             "rows_without_propensity": log.without_propensity}  # fmt: skip
 
 
-def _estimated(estimates: Estimates, place: int, candidate: Candidate) -> dict[str, Any]:
+def _estimated(estimates: Estimates, place: int, model: ExportedModel) -> dict[str, Any]:
     log, page = estimates.log, estimates.pages[place]
     document = {
         "actions": _actions(page, log.copy.action_names),
         "cpe": _cpe(estimates.results[place], weighted=not log.without_propensity),
     }
-    if candidate.bundle.parametric:
-        order = log.scored[np.argsort(log.copy.episode[log.scored], kind="stable")]  # as the page orders its rows
-        ids, alone = candidate.bundle.action_feature_ids, Group(Place(), torch.device("cpu"))
-        document["candidates"] = candidate_choices(page, log.copy, order, ids, alone)
+    if model.bundle.parametric:
+        scored = log.split.scored.numbers
+        order = scored[np.argsort(log.copy.episode[scored], kind="stable")]  # as the page orders its rows
+        ids = model.bundle.action_feature_ids
+        document["candidates"] = candidate_choices(page, log.copy, order, ids, ALONE)
     return document
 
 
@@ -143,23 +141,23 @@ def lines_of(findings: Findings) -> list[str]:
     """Returns the report as text, warnings last."""
     text = [] if findings.estimates is None else _estimate_lines(findings, findings.estimates)
     if findings.played is not None:
-        text += simulation_lines(findings.played, findings.beside, findings.candidates, findings.config, findings.gamma)
+        text += simulation_lines(findings.played, findings.beside, findings.models, findings.config, findings.gamma)
     warnings = () if findings.estimates is None else findings.estimates.warnings
     return text + [f"warning: {warning}" for warning in warnings]
 
 
 def _estimate_lines(findings: Findings, estimates: Estimates) -> list[str]:
     text = []
-    for candidate, result in zip(findings.candidates, estimates.results, strict=True):
-        text.append(f"{candidate.key} {candidate.path}, {candidate.policy(findings.config)}, "
+    for model, result in zip(findings.models, estimates.results, strict=True):
+        text.append(f"{model.key} {model.path}, {model.policy(findings.config)}, "
                     f"discount {findings.gamma:g}:")  # fmt: skip
         own = report.lines(result)
         if estimates.log.without_propensity:  # the first line is about weights
             own[0] = (f"CPE on {counted(estimates.log.counts['scored_episodes'], 'episode')}, "
-                      f"{counted(len(estimates.log.scored), 'row')}")  # fmt: skip
+                      f"{counted(len(estimates.log.split.scored.numbers), 'row')}")  # fmt: skip
         text += [f"  {line}" for line in own]
         if findings.beside is not None and findings.played is not None:
-            text.append(f"  {beside_line(findings.played.of(candidate.key), findings.beside)}")
+            text.append(f"  {beside_line(findings.played.of(model.key), findings.beside)}")
     for name, found in (estimates.compared or {}).items():
         text.append(f"{name}: model minus against")
         text += [f"  {one.name}: {one.figure}; {one.verdict}: {one.reason}" for one in found]
@@ -172,7 +170,7 @@ def scores_of(findings: Findings) -> tuple[dict[str, float | None], dict[str, li
     if findings.played is not None:
         scores |= simulation_scores(findings.played)
         differences |= simulation_differences(findings.played)
-    return scores, differences if len(findings.candidates) == 2 else None
+    return scores, differences if len(findings.models) == 2 else None
 
 
 def _estimate_scores(estimates: Estimates | None) -> tuple[dict[str, float | None], dict[str, list[float | None]]]:

@@ -9,15 +9,12 @@ Hashes of names, digests and answers travel, 32 bytes an episode; rows are read 
 """
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from reagent_lite.config.evaluation import EvaluationConfig
-from reagent_lite.console import logger
-from reagent_lite.data.copy.facts import Agreement
 from reagent_lite.data.copy.lists import list_hashes
 from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.rows.hashes import mix
@@ -32,23 +29,39 @@ _DIGEST_ROWS, _DIGEST_VALUES = 1 << 16, 1 << 22  # most at once: some 30 MB; lon
 _EVAL_DATA = 1 << 32  # no number of a shard
 
 
-class Data(Protocol):
-    """Logged rows of all machines: to fit to and to score. `held_out` is None where a share of `train` is scored."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sides:
+    """Logged rows to fit to and to score.
+
+    Attributes:
+        train: this machine's training data.
+        held_out: its eval data, or None where a share of `train` is scored.
+        same: whether the eval data of all machines are their training data.
+        shards: which process reads which rows.
+    """
+
+    train: TrainingCopy
+    held_out: TrainingCopy | None
+    same: bool
+    shards: Shards
 
     @property
-    def shards(self) -> Shards: ...  # noqa: D102
+    def scored(self) -> TrainingCopy:
+        """The rows of which some are scored."""
+        return self.train if self.held_out is None else self.held_out
 
-    @property
-    def train(self) -> TrainingCopy: ...  # noqa: D102
+    def hashes(self, copy: TrainingCopy) -> Hashes:
+        """Returns the hash of each episode of this shard's training or eval data, [episodes]: that of its mdp_id.
 
-    @property
-    def held_out(self) -> TrainingCopy | None: ...  # noqa: D102
-
-    @property
-    def found(self) -> Agreement: ...  # noqa: D102
-
-    @property
-    def held_out_found(self) -> Agreement | None: ...  # noqa: D102
+        A row without mdp_id is an episode of its own, whose hash is that of its number; here also of the number of the
+        shard, for row 7 of another machine is another row, as is row 7 of eval data that are not the training data.
+        """
+        place = self.shards.own + (_EVAL_DATA if copy is self.held_out and not self.same else 0)
+        hashes = np.array(copy.episode_hash, np.uint64)
+        nameless = copy.counts.get("rows_without_mdp_id", 0)
+        if nameless and place:
+            hashes[-nameless:] = mix(hashes[-nameless:] ^ np.uint64(place))  # they come last in a copy
+        return hashes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,64 +73,60 @@ class Scored:
         numbers: [R] row numbers in `copy` that this process scores, in its order.
         episode: [R] int64, a code per row, the same for an episode on every machine.
         sequence: [R] int64, the row's place in its episode among all machines' rows of it.
+        notes: sentences on what is not scored, the same on every rank.
     """
 
     hashes: Hashes
     numbers: NDArray[np.int64]
     episode: NDArray[np.int64]
     sequence: NDArray[np.int64]
+    notes: tuple[str, ...]
 
 
-def scored_episodes(data: Data, settings: EvaluationConfig, seed: int) -> Scored:
-    """Agrees on the episodes to be scored, and divides their rows; every rank calls it, and rank 0 says what comes out.
+def scored_episodes(sides: Sides, settings: EvaluationConfig, seed: int, *, few: bool = False) -> Scored:
+    """Agrees on the episodes to be scored, and divides their rows; every rank calls it.
 
     They are whole episodes, disjoint from those fitted on: of eval data every episode that is not in the training data
     of any machine; of those that are, and of the training data where there is no eval data, about held_out_share by
     hash. Episodes with an unknown action are left out whole: without one row the weights of all later ones are wrong.
-    Likewise those with a row that sums up several: what was done inside is not known. An episode that several machines
-    have is scored once; where each has rows of its own of it, all of them are.
+    Episodes with a row that sums up several are left out as well: what was done inside is not known. An episode that
+    several machines have is scored once; where each has rows of its own of it, all of them are.
 
     Args:
-        data: training and held-out rows.
+        sides: training and eval data.
         settings: of the evaluation.
         seed: of the draw where there are more than max_episodes.
+        few: whether an episode is scored, and one left to be fitted to, whatever the hashes; of one log on one machine.
     """
-    shards = data.shards
-    copy = data.train if data.held_out is None else data.held_out
-    own = _Candidates.of(data, settings.held_out_share if data.held_out is None else 1.0)
-    trained_on = np.unique(episode_hashes(data, data.train))
-    asked = _ask_all(own, trained_on, shards)
+    shards, copy = sides.shards, sides.scored
+    share = settings.held_out_share if sides.held_out is None else 1.0
+    own = _Candidates.of(sides, 1.0 if few else share)
+    asked = _ask_all(own, np.unique(sides.hashes(sides.train)), shards)
     left = ~asked.trained_on | held_out(own.hashes, settings.held_out_share)
-    _say_summed(own, asked, left, shards)
+    notes = _left_out(own, asked, left, shards)
     left &= ~asked.faulty
-    _say_shared(asked, left, shards)
-    chosen = _draw(own.hashes[left & ~asked.elsewhere], settings.max_episodes, seed, shards)
+    if few:
+        _leave_one(own.hashes, left, ~asked.faulty)
+    chosen, drawn_of = _draw(own.hashes[left & ~asked.elsewhere], settings.max_episodes, seed, shards)
     mine = np.zeros(len(copy.episode_hash), np.bool_)
     mine[own.numbers] = np.isin(own.hashes, chosen) & ~asked.copied
     numbers = shards.part(np.flatnonzero(mine[copy.episode]))
-    codes = episode_hashes(data, copy).view(np.int64)
+    codes = sides.hashes(copy).view(np.int64)
     return Scored(
         hashes=chosen,
         numbers=numbers,
         episode=codes[copy.episode[numbers]],
         sequence=np.asarray(copy.sequence[numbers], np.int64),
+        notes=(*notes, *drawn_of),
     )
 
 
-def episode_hashes(data: Data, copy: TrainingCopy) -> Hashes:
-    """Returns the hash of each episode of this shard's training or eval data, [episodes]: that of its mdp_id.
-
-    A row without mdp_id is an episode of its own, whose hash is that of its number; here also of the number of the
-    shard, for row 7 of another machine is another row, as is row 7 of eval data that are not the training data.
-    """
-    place, known = data.shards.own, data.held_out_found
-    if copy is data.held_out and known is not None and known.content != data.found.content:
-        place += _EVAL_DATA
-    hashes = np.array(copy.episode_hash, np.uint64)
-    nameless = copy.counts.get("rows_without_mdp_id", 0)
-    if nameless and place:
-        hashes[-nameless:] = mix(hashes[-nameless:] ^ np.uint64(place))  # they come last in a copy
-    return hashes
+def _leave_one(hashes: Hashes, scored: NDArray[np.bool_], usable: NDArray[np.bool_]) -> None:
+    """Moves an episode to the side that has none, if the other has several."""
+    if not scored.any() and usable.any():
+        scored[np.flatnonzero(usable)[hashes[usable].argmin()]] = True
+    if scored[usable].all() and scored.sum() > 1:
+        scored[np.flatnonzero(usable)[hashes[usable].argmax()]] = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,9 +148,9 @@ class _Candidates:
     summed: NDArray[np.bool_]
 
     @classmethod
-    def of(cls, data: Data, share: float) -> "_Candidates":
-        copy = data.train if data.held_out is None else data.held_out
-        hashes = episode_hashes(data, copy)
+    def of(cls, sides: Sides, share: float) -> "_Candidates":
+        copy = sides.scored
+        hashes = sides.hashes(copy)
         count = len(hashes)
         unknown, summed = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
         unknown[copy.episode[np.asarray(copy.action) < 0]] = True
@@ -150,7 +159,7 @@ class _Candidates:
         if share < 1:
             numbers = numbers[held_out(hashes[numbers], share)]
         wanted = np.zeros(count, np.bool_)
-        wanted[numbers] = data.shards.several
+        wanted[numbers] = sides.shards.several
         return cls(numbers=numbers, hashes=hashes[numbers], digest=episode_digests(copy, wanted)[numbers],
                    unknown=unknown[numbers], summed=summed[numbers])  # fmt: skip
 
@@ -203,7 +212,7 @@ def _find(ascending: Hashes, hashes: Hashes) -> NDArray[np.int64]:
     return np.where(ascending[places] == hashes, places, -1)
 
 
-def _draw(hashes: Hashes, most: int, seed: int, shards: Shards) -> Hashes:
+def _draw(hashes: Hashes, most: int, seed: int, shards: Shards) -> tuple[Hashes, list[str]]:
     """Returns at most so many of all shards' hashes, ascending: the first ones in an order that the seed mixes.
 
     The first of all are among the first of each shard, so that no more than these travel.
@@ -212,12 +221,13 @@ def _draw(hashes: Hashes, most: int, seed: int, shards: Shards) -> Hashes:
     count = sum(shards.counts(len(hashes)))
     proposed = drawn(hashes, most, seed).tobytes()
     every = [group.broadcast_bytes(proposed if group.rank == rank else None, rank) for rank in _first_readers(shards)]
+    notes = []
     if count > most:
-        logger.info(f"evaluation: {most:,} of {count:,} episodes are scored (evaluation.max_episodes)")
+        notes.append(f"{most:,} of {count:,} episodes are scored (evaluation.max_episodes)")
     elif shards.several:
         of = f"of {len(every)} machines"
-        logger.info(f"evaluation: {counted(count, f'episode {of} is', f'episodes {of} are')} scored")
-    return np.sort(drawn(np.frombuffer(b"".join(every), np.uint64), most, seed))
+        notes.append(f"{counted(count, f'episode {of} is', f'episodes {of} are')} scored")
+    return np.sort(drawn(np.frombuffer(b"".join(every), np.uint64), most, seed)), notes
 
 
 def spread(numbers: NDArray[np.int64], most: int) -> NDArray[np.int64]:
@@ -236,23 +246,26 @@ def _first_readers(shards: Shards) -> list[int]:
     return [shards.of_rank.index(shard) for shard in range(max(shards.of_rank) + 1)]
 
 
-def _say_summed(own: _Candidates, asked: _Answers, left: NDArray[np.bool_], shards: Shards) -> None:
-    summed = sum(shards.counts(int((left & own.summed & ~asked.elsewhere).sum())))
-    if summed and shards.group.is_first:
-        said = counted(summed, "episode has", "episodes have")
-        logger.warning(
-            f"evaluation: {said} rows that span several steps and cannot be scored; give eval_data_path of a "
+def _left_out(own: _Candidates, asked: _Answers, left: NDArray[np.bool_], shards: Shards) -> list[str]:
+    """Returns sentences on episodes that their rows keep from being scored, and on those that several machines have."""
+    unknown, summed, shared = (
+        sum(shards.counts(int((left & some).sum())))
+        for some in (own.unknown & ~asked.elsewhere, own.summed & ~asked.elsewhere, asked.elsewhere & ~asked.faulty)
+    )
+    notes = []
+    if unknown:
+        notes.append(f"not scored: {counted(unknown, 'episode')} with an unknown action")
+    if summed:
+        notes.append(
+            f"not scored: {counted(summed, 'episode')} with rows that span several steps; give eval_data_path of a "
             "timeline with steps 1"
         )
-
-
-def _say_shared(asked: _Answers, left: NDArray[np.bool_], shards: Shards) -> None:
-    shared = sum(shards.counts(int((left & asked.elsewhere).sum())))
     if shared:
-        logger.info(
-            f"evaluation: {counted(shared, 'time')} a machine has rows of an episode that an earlier one has too; "
-            "each episode counts once"
+        notes.append(
+            f"{counted(shared, 'time')} a machine has rows of an episode that an earlier one has too; each episode "
+            "counts once"
         )
+    return notes
 
 
 def episode_digests(copy: TrainingCopy, wanted: NDArray[np.bool_]) -> Hashes:

@@ -1,47 +1,97 @@
-"""What a log tells of exported models: heads fitted to each one's policy, its page, every estimator, differences."""
+"""What a log says of exported models: models fitted to each one's policy, its page, every estimate, differences.
 
-from collections.abc import Iterator
+training copy ─► Log: split, checked against what the models read ─┬─► of each: probabilities, fitted models ─► page
+                                                                    └─► estimates; of two also the difference
+"""
+
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from reagent_lite.algorithms.cpe_heads import (
-    CHECKED_ROWS,
-    CHECKED_SHARE,
-    FEWEST_STEPS,
-    CPEHeads,
-    EarlyStopping,
-    fit_heads,
-)
-from reagent_lite.algorithms.optimizers import optimizer_class
 from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.console import progress, with_progress
-from reagent_lite.data.rows.hashes import mix
-from reagent_lite.data.sampling.source import rows_in_order
-from reagent_lite.errors import counted
+from reagent_lite.data.copy.facts import Facts
+from reagent_lite.data.copy.training_copy import TrainingCopy
+from reagent_lite.data.sampling.normalized import raw_columns
+from reagent_lite.data.sampling.shards import Shards
+from reagent_lite.data.sampling.source import LoggedRows, build_rows, rows_in_order
+from reagent_lite.distributed.group import Group, Place
+from reagent_lite.errors import DataError, Problem, counted
 from reagent_lite.evaluation.cpe import CPEResult, evaluate_page
-from reagent_lite.evaluation.episodes import spread
-from reagent_lite.evaluation.exported_model import Candidate, ExportedPolicy
-from reagent_lite.evaluation.log import Log
-from reagent_lite.evaluation.page import EvaluationPage, Policy, build_page, held_out
+from reagent_lite.evaluation.episodes import Sides, spread
+from reagent_lite.evaluation.exported_model import ExportedModel, ExportedPolicy
+from reagent_lite.evaluation.fitting import PolicyModels, Split, split_log
+from reagent_lite.evaluation.page import EvaluationPage, build_page
 from reagent_lite.evaluation.paired import Difference, differences
 from reagent_lite.evaluation.withheld import MODELLED, WEIGHTED, withhold
 from reagent_lite.types import Actions, TransitionBatch
 
-CPU = torch.device("cpu")
+ALONE = Group(Place(), torch.device("cpu"))
 _TAKEN = 1e-6  # share of rows; a softmax gives less than that to what it would not do
 _NAMED = 8  # actions that have a sentence each
+_MOST_NAMED = 10  # features
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Log:
+    """The log as it is evaluated.
+
+    Attributes:
+        copy: its rows.
+        rows: what batches are gathered from, raw.
+        split: which rows models are fitted to, and which are scored.
+        warnings: what was found wrong.
+    """
+
+    copy: TrainingCopy
+    rows: LoggedRows
+    split: Split
+    warnings: tuple[str, ...]
+
+    @property
+    def without_propensity(self) -> int:
+        """Rows without a propensity."""
+        return self.copy.counts.get("propensity_absent_rows", 0)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Episodes, and those fitted to and scored."""
+        episodes, scored = len(self.copy.episode_hash), len(self.split.scored.hashes)
+        return {"episodes": episodes, "fitted_episodes": episodes - scored, "scored_episodes": scored}
+
+    @classmethod
+    def of(cls, config: EvaluateConfig, models: Sequence[ExportedModel], copy: TrainingCopy) -> "Log":
+        """Returns the log for models that decide among the same choices.
+
+        Raises:
+            DataError: what is wrong with the rows; none of a model's features in them; no episode to score.
+        """
+        warnings = [*copy.notes]
+        for model in models:
+            warnings += _feature_warnings(model, copy)
+            if model.bundle.manifest["data_hash"] == Facts.of(copy, 0, {}).manifest:
+                warnings.append(f"{model.key} was trained on this very log: it has seen episodes that are scored")
+        sides = Sides(train=copy, held_out=None, same=True, shards=Shards.alone(ALONE))
+        split = split_log(
+            sides, config.evaluation, config.seed, lambda counts: _num_steps(config, sum(counts)), few=True
+        )
+        if not len(split.scored.numbers):
+            raise DataError(Problem(config.data_path, "an episode of which every action is known, to score", "none"))
+        features = raw_columns(copy.candidates) if copy.parametric else None
+        rows = build_rows(copy, models[0].spans(copy), np.arange(len(copy)), raw_columns(copy.state), features)
+        return cls(copy=copy, rows=rows, split=split, warnings=(*warnings, *split.scored.notes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimates:
-    """What a log tells.
+    """What a log says.
 
     Attributes:
-        log: what the models were judged on.
-        pages, results: of each candidate.
+        log: what the models were evaluated on.
+        pages, results: of each model.
         compared: {outcome: differences} of two, else None.
         warnings: sentences.
     """
@@ -53,103 +103,128 @@ class Estimates:
     warnings: tuple[str, ...]
 
 
-def estimates_of(config: EvaluateConfig, candidates: tuple[Candidate, ...], log: Log, gamma: float) -> Estimates:
-    """Fits models to each candidate's policy and returns every estimate of it.
+def estimates_of(config: EvaluateConfig, models: tuple[ExportedModel, ...], log: Log, gamma: float) -> Estimates:
+    """Fits reward and value models to each exported model's policy and returns every estimate of it.
 
     Raises:
         BundleError: a model gives a value that is no number.
     """
-    pages = tuple(_page(config, candidate, log, gamma) for candidate in candidates)
+    pages = tuple(_page(config, model, log, gamma) for model in models)
     reasons = _reasons(log)
     results: list[CPEResult] = []
     warnings = list(log.warnings)
-    for candidate, page in zip(candidates, pages, strict=True):
+    for model, page in zip(models, pages, strict=True):
         generator = torch.Generator().manual_seed(config.seed)
-        with progress(f"estimating {candidate.key}", "outcomes", enabled=True, brief=True) as show:
+        with progress(f"estimating {model.key}", "outcomes", enabled=True, brief=True) as show:
             found = evaluate_page(page, gamma=gamma, config=config.evaluation, generator=generator, show=show)
         results.append(withhold(found, reasons))
-        warnings += _never_logged(candidate, page, log)
+        warnings += _never_logged(model, page, log)
     compared = None
-    if len(candidates) == 2:
+    if len(models) == 2:
         compared = differences((pages[0], pages[1]), (results[0], results[1]), gamma=gamma, config=config.evaluation,
                                seed=config.seed)  # fmt: skip
     return Estimates(log=log, pages=pages, results=tuple(results), compared=compared, warnings=tuple(warnings))
 
 
-def _page(config: EvaluateConfig, candidate: Candidate, log: Log, gamma: float) -> EvaluationPage:
-    """Fits models to a candidate's policy and returns what policy and models say of the scored rows."""
-    policy = ExportedPolicy(candidate, config, log.copy)
-    heads = _fitted(config, candidate, policy, log, gamma)
-    log.rows.release()
-    episodes = np.asarray(log.copy.episode[log.scored], np.int64)
-    scored = rows_in_order(log.rows, log.scored, CPU)
-    scored = with_progress(f"scoring rows by {candidate.key}", scored, len(log.scored), enabled=True)
-    return build_page(scored, episodes, policy=policy, models=heads,
-                      metric_names=log.copy.metric_names)  # fmt: skip
-
-
-def _fitted(config: EvaluateConfig, candidate: Candidate, policy: ExportedPolicy, log: Log, gamma: float) -> CPEHeads:
+def _num_steps(config: EvaluateConfig, rows: int) -> int:
     settings = config.evaluation
+    passes = settings.final_fit_passes * -(-rows // settings.minibatch_size)
+    return min(passes, max(settings.max_fit_rows // settings.minibatch_size, 1))
+
+
+def _page(config: EvaluateConfig, model: ExportedModel, log: Log, gamma: float) -> EvaluationPage:
+    """Fits models to a policy and returns the page of the scored rows."""
+    settings, split = config.evaluation, log.split
     torch.manual_seed(config.seed)
-    heads = candidate.heads(log.copy, gamma=gamma, target_update_rate=settings.target_update_rate)
-    if not len(log.fitted):
-        return heads
-    size, key = settings.minibatch_size, candidate.key
-    steps = min(settings.final_fit_passes * -(-len(log.fitted) // size), max(settings.max_fit_rows // size, 1))
-    apart = np.zeros(len(log.fitted), bool)
-    if steps > FEWEST_STEPS:
-        apart = held_out(mix(np.asarray(log.copy.episode_hash)), CHECKED_SHARE)[
-            np.asarray(log.copy.episode)[log.fitted]
-        ]
-    numbers, checked = spread(log.fitted[~apart], steps * size), spread(log.fitted[apart], CHECKED_ROWS)
-
-    def rows(title: str) -> Iterator[TransitionBatch]:
-        return with_progress(f"{title} {key}", rows_in_order(log.rows, numbers, CPU), len(numbers), enabled=True)
-
-    # once, instead of in every pass: [m] onnxruntime and torch, each with threads of its own, stood in each other's way
-    after = [policy(batch.next_state, batch.next_actions) for batch in rows("asking")]
-    propensities = torch.cat([pad(part, (0, max(one.shape[1] for one in after) - part.shape[1])) for part in after])
-    heads.set_scales(torch.stack([heads.scale_sums(one) for one in rows("measuring outcomes for")]).sum(0))
-    trained = [parameter for parameter in heads.parameters() if parameter.requires_grad]
-    optimizer = optimizer_class("Adam")(trained, lr=settings.learning_rate, fused=True)
-    unfitted = list(rows_in_order(log.rows, checked, CPU))
-    theirs = [policy(batch.next_state, batch.next_actions) for batch in unfitted]
-
-    @torch.no_grad()
-    def held_out_loss() -> float:
-        return sum(float(heads(*pair)[0]) for pair in zip(unfitted, theirs, strict=True)) / len(checked)
-
-    stop = EarlyStopping(heads, held_out_loss) if len(checked) else None
-    places, count = torch.from_numpy(numbers), len(numbers)
-    with progress(f"fitting models of {key}", "steps", enabled=True) as show:
-        order, done = torch.randperm(count), 0
-        for step in range(steps):
-            if done == len(order):
-                order, done = torch.randperm(count), 0
-            drawn = order[done : done + size]
-            done += len(drawn)
-            batch = log.rows.take(places[drawn], torch.full((len(drawn),), 1 / len(drawn)))
-            known = _known(propensities[drawn, : batch.next_actions.mask.shape[1]])
-            fit_heads(heads, (batch,), known, optimizer)
-            show(step + 1, steps)
-            if stop is not None and stop():
-                break
-    return heads
+    heads = model.heads(log.copy, gamma=gamma, target_update_rate=settings.target_update_rate)
+    policy = ExportedPolicy(model, config, log.copy)
+    if len(split.fitted):
+        rows = _FittedRows(config, model.key, policy, log)
+        models = PolicyModels(heads, settings, ALONE)
+        models.measure(rows.all("measuring outcomes for"))
+        checked = rows_in_order(log.rows, split.checked, ALONE.device)
+        asked = [(batch, policy(batch.next_state, batch.next_actions)) for batch in checked]
+        models.fit(rows.batches(), rows.policy, asked)
+    log.rows.release()
+    scored = split.scored.numbers
+    batches = rows_in_order(log.rows, scored, ALONE.device)
+    shown = with_progress(f"scoring rows by {model.key}", batches, len(scored), enabled=True)
+    episodes = np.asarray(log.copy.episode[scored], np.int64)
+    return build_page(shown, episodes, policy=policy, models=heads, metric_names=log.copy.metric_names)
 
 
-def _known(propensities: torch.Tensor) -> Policy:
-    """Returns a policy whose probabilities at the rows it will be asked for are known."""
+class _FittedRows:
+    """Batches of the fitted rows in random order, and the policy's probabilities at their next states.
 
-    def policy(state: torch.Tensor, actions: Actions) -> torch.Tensor:
-        return propensities
+    An exported model is asked once for each row instead of in every pass: onnxruntime and torch, each with threads of
+    its own, stand in each other's way.
+    """
 
-    return policy
+    def __init__(self, config: EvaluateConfig, key: str, policy: ExportedPolicy, log: Log) -> None:
+        self._key, self._rows, self._size = key, log.rows, config.evaluation.minibatch_size
+        self._steps = _num_steps(config, len(log.split.fitted))
+        self._numbers = spread(log.split.fitted, self._steps * self._size)
+        after = [policy(batch.next_state, batch.next_actions) for batch in self.all("asking")]
+        most = max(one.shape[1] for one in after)
+        self._propensities = torch.cat([pad(part, (0, most - part.shape[1])) for part in after])
+        self._drawn = torch.zeros(0, dtype=torch.int64)
+
+    def all(self, title: str) -> Iterator[TransitionBatch]:
+        """Yields every row once."""
+        rows = rows_in_order(self._rows, self._numbers, ALONE.device)
+        return with_progress(f"{title} {self._key}", rows, len(self._numbers), enabled=True)
+
+    def batches(self) -> Iterator[TransitionBatch]:
+        """Yields the batches of a fit."""
+        places, count = torch.from_numpy(self._numbers), len(self._numbers)
+        with progress(f"fitting models of {self._key}", "steps", enabled=True) as show:
+            order, done = torch.randperm(count), 0
+            for step in range(self._steps):
+                if done == count:
+                    order, done = torch.randperm(count), 0
+                self._drawn = order[done : done + self._size]
+                done += len(self._drawn)
+                yield self._rows.take(places[self._drawn], torch.full((len(self._drawn),), 1 / len(self._drawn)))
+                show(step + 1, self._steps)
+
+    def policy(self, state: torch.Tensor, actions: Actions) -> torch.Tensor:
+        """Returns the probabilities [B, K] at the next states of the batch that was yielded last."""
+        return self._propensities[self._drawn, : actions.mask.shape[1]]
+
+
+def _feature_warnings(model: ExportedModel, copy: TrainingCopy) -> list[str]:
+    """Returns what differs between the features of the log and those that a model reads.
+
+    Raises:
+        DataError: they share none.
+    """
+    sides = [("state", copy.state_ids, model.bundle.state_feature_ids)]
+    if model.bundle.parametric:
+        sides.append(("candidate", copy.action_ids, model.bundle.action_feature_ids))
+    warnings = []
+    for side, have, reads in sides:
+        unknown, missing = sorted(set(have) - set(reads)), sorted(set(reads) - set(have))
+        if reads and len(missing) == len(reads):
+            where = f"{model.key} {model.path}"
+            raise DataError(Problem(where, f"a log with some of the {side} features {_listed(reads)}", _listed(have)))
+        if unknown:
+            warnings.append(f"{model.key} does not know {counted(len(unknown), f'{side} feature')} of the log, "
+                            f"left out: {_listed(unknown)}")  # fmt: skip
+        if missing:
+            warnings.append(f"{len(missing)} of {len(reads)} {side} features that {model.key} reads are missing in "
+                            f"every row of the log: {_listed(missing)}")  # fmt: skip
+    return warnings
+
+
+def _listed(ids: Sequence[int]) -> str:
+    more = ", ..." if len(ids) > _MOST_NAMED else ""
+    return ", ".join(map(str, ids[:_MOST_NAMED])) + more if len(ids) else "none"
 
 
 def _reasons(log: Log) -> dict[str, str]:
     """Returns estimators that this log cannot feed, with the reason."""
     reasons = {}
-    if not len(log.fitted):
+    if not len(log.split.fitted):
         reasons = dict.fromkeys(MODELLED, "no other episode is there to fit its model to")
     if log.without_propensity:
         rows = counted(len(log.copy), "row of the log has", "rows of the log have")
@@ -158,18 +233,18 @@ def _reasons(log: Log) -> dict[str, str]:
     return reasons
 
 
-def _never_logged(candidate: Candidate, page: EvaluationPage, log: Log) -> list[str]:
+def _never_logged(model: ExportedModel, page: EvaluationPage, log: Log) -> list[str]:
     """Returns sentences on named actions that the policy takes and no row of the log does, the likeliest first."""
     share = page.model_propensities.mean(0).numpy()[: len(log.copy.action_names)]  # none of candidates
     action = np.asarray(log.copy.action)
     logged = np.bincount(action[action >= 0], minlength=len(share))
     taken = [number for number in np.argsort(-share, kind="stable") if share[number] > _TAKEN and not logged[number]]
     sentences = [
-        f"{candidate.key} takes {log.copy.action_names[number]!r} in {share[number]:.1%} of the scored rows, and no "
+        f"{model.key} takes {log.copy.action_names[number]!r} in {share[number]:.1%} of the scored rows, and no "
         "row of the log has it: nothing there tells what it earns"
         for number in taken[:_NAMED]
     ]
     if more := taken[_NAMED:]:
-        sentences.append(f"{candidate.key} takes {counted(len(more), 'more action')} that no row of the log has, "
+        sentences.append(f"{model.key} takes {counted(len(more), 'more action')} that no row of the log has, "
                          f"together in {share[more].sum():.1%} of the scored rows")  # fmt: skip
     return sentences

@@ -5,7 +5,7 @@ raw rows ─┬─► the bundle, through onnxruntime ────────�
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +29,14 @@ from reagent_lite.export.bundle import Bundle, Prediction, load_bundle
 from reagent_lite.models.preprocessor import Preprocessor
 from reagent_lite.models.q_networks import NetworkSettings
 from reagent_lite.rl.policies import EpsilonGreedy, Softmax, TargetPolicy, policy_of
+from reagent_lite.sim.spec import EnvSpec
 from reagent_lite.types import Actions, NormalizationSpec, SourceSpec
+
+_KINDS = ("a model of named actions (workflows.dqn)", "a model of candidates (workflows.parametric_dqn)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class ExportedModel:
     """A model that is evaluated.
 
     Attributes:
@@ -51,7 +54,7 @@ class Candidate:
     normalization: dict[str, NormalizationSpec]
 
     @classmethod
-    def load(cls, key: str, path: str) -> "Candidate":
+    def load(cls, key: str, path: str) -> "ExportedModel":
         """Loads a bundle with what its folder says beside the model.
 
         Raises:
@@ -157,13 +160,13 @@ class ExportedPolicy:
     """Probabilities of a bundle's policy on raw columns of a log.
 
     Args:
-        candidate: whose.
+        model: whose policy.
         config: says which policy is made of its values.
         copy: whose columns and actions, in their order.
     """
 
-    def __init__(self, candidate: Candidate, config: EvaluateConfig, copy: TrainingCopy) -> None:
-        self._candidate, self._bundle, self._config = candidate, candidate.bundle, config
+    def __init__(self, model: ExportedModel, config: EvaluateConfig, copy: TrainingCopy) -> None:
+        self._model, self._bundle, self._config = model, model.bundle, config
         self._copy = copy
         names = self._bundle.action_names
         self._order = [names.index(name) for name in copy.action_names]  # of the log's actions among the bundle's
@@ -188,36 +191,108 @@ class ExportedPolicy:
         return torch.from_numpy(np.ascontiguousarray(probabilities))
 
     def _of(self, prediction: Prediction, mask: NDArray[np.bool_]) -> NDArray[Any]:
-        return probabilities_of(self._candidate, prediction, self._config, decides=mask.max(1, initial=False))
+        return probabilities_of(self._model, prediction, self._config, decides=mask.max(1, initial=False))
 
 
 def probabilities_of(
-    candidate: Candidate, prediction: Prediction, config: EvaluateConfig, *, decides: NDArray[np.bool_]
+    model: ExportedModel, prediction: Prediction, config: EvaluateConfig, *, decides: NDArray[np.bool_]
 ) -> NDArray[Any]:
     """Returns the probabilities [N, K] with which the policy that the config names takes its choices.
 
     Args:
-        candidate: whose policy.
-        prediction: of its model.
+        model: whose policy.
+        prediction: of it.
         config: says which policy is made of values.
         decides: [N] rows that have a choice; others give zeros.
 
     Raises:
         BundleError: the model gives a value that is no finite number.
     """
-    probabilities = _probabilities(candidate, prediction, config)
+    probabilities = _probabilities(model, prediction, config)
     unknown = ~np.isfinite(prediction.q) & prediction.mask
     lost = decides & (probabilities.sum(1) == 0)  # a restriction that is no number leaves no choice
     if not np.isfinite(probabilities).all() or unknown.any() or lost.any():
-        where = f"{candidate.key} {candidate.path}"
+        where = f"{model.key} {model.path}"
         raise BundleError(Problem(where, "probabilities of every choice", "values that are no numbers",
                                   "Train again: a model that diverged has no policy"))  # fmt: skip
     return probabilities
 
 
-def _probabilities(candidate: Candidate, prediction: Prediction, config: EvaluateConfig) -> NDArray[Any]:
+def _probabilities(model: ExportedModel, prediction: Prediction, config: EvaluateConfig) -> NDArray[Any]:
     if config.policy == "acting":
         return prediction.propensities
     mask = torch.from_numpy(prediction.mask)
     q = torch.from_numpy(prediction.q).masked_fill(~mask, 0.0)
-    return candidate.policy(config).propensities(q, mask).numpy()
+    return model.policy(config).propensities(q, mask).numpy()
+
+
+def kind_of(*, parametric: bool) -> str:
+    """Returns which kind of model decides so, in words."""
+    return _KINDS[parametric]
+
+
+def misfits(bundle: Bundle, spec: EnvSpec, where: str) -> list[Problem]:
+    """Returns why a model cannot play in an environment, nothing where it can.
+
+    Names of actions may stand in another order; of the features a model reads, the environment must show every one.
+
+    Args:
+        bundle: the model.
+        spec: the environment.
+        where: what the model is called in messages.
+    """
+    problems = []
+    advice = f"Play where it was trained, or train in {spec.name}"
+    if spec.candidates and not bundle.parametric:
+        expected = f"{kind_of(parametric=True)}, for {spec.name} has candidates that differ from step to step"
+        problems.append(Problem(where, expected, kind_of(parametric=False), advice))
+    elif not bundle.parametric and set(bundle.action_names) != set(spec.action_names):
+        problems.append(Problem(where, f"actions {', '.join(spec.action_names)} of {spec.name}",
+                                ", ".join(bundle.action_names), "Train with the environment's names"))  # fmt: skip
+    sizes = {"state": (bundle.state_feature_ids, spec.observation_size),
+             "action": (bundle.action_feature_ids, spec.action_feature_size)}  # fmt: skip
+    for name, (ids, size) in sizes.items():
+        unknown = [str(one) for one in ids if not 0 <= one < size]
+        if unknown:
+            expected = f"{name} features among 0 to {size - 1} of {spec.name}"
+            problems.append(Problem(where, expected, ", ".join(unknown), advice))
+    return problems
+
+
+class ChoicesInSimulation:
+    """Predictions of an exported model, through onnxruntime, with choices in the environment's order.
+
+    Args:
+        bundle: without `misfits`.
+        spec: the environment.
+    """
+
+    def __init__(self, bundle: Bundle, spec: EnvSpec) -> None:
+        self._bundle = bundle
+        self._columns, self._action_columns = list(bundle.state_feature_ids), list(bundle.action_feature_ids)
+        names = () if bundle.parametric else spec.action_names
+        self._order = np.array([bundle.action_names.index(name) for name in names], np.int64)
+
+    def __call__(self, observation: Tensor, mask: Tensor | None, features: Tensor | None) -> Prediction:
+        """Returns what the model says of observation [N, S], mask [N, K] and, for candidates, features [N, K, F].
+
+        Raises:
+            BundleError: an infinite feature.
+        """
+        values = observation[:, self._columns].cpu().numpy()
+        allowed = None if mask is None else mask.cpu().numpy()
+        if self._bundle.parametric:
+            assert features is not None
+            candidates = list(features[:, :, self._action_columns].cpu().numpy())
+            return self._bundle.predict(values, mask=allowed, candidates=candidates)
+        if allowed is not None:
+            allowed = allowed[:, self._order.argsort()]
+        prediction = self._bundle.predict(values, mask=allowed)
+        places = np.append(self._order.argsort(), -1)  # -1, where nothing is allowed, stays
+        return replace(
+            prediction,
+            q=prediction.q[:, self._order],
+            greedy=places[prediction.greedy],
+            propensities=prediction.propensities[:, self._order],
+            mask=prediction.mask[:, self._order],
+        )

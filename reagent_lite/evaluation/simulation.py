@@ -18,8 +18,7 @@ from torch import Tensor
 from reagent_lite.config.evaluate import EvaluateConfig, PlayedEnvironmentConfig
 from reagent_lite.console import progress
 from reagent_lite.errors import BundleError, Problem, SimulationError
-from reagent_lite.evaluation.choices import ChoicesInSimulation, misfits
-from reagent_lite.evaluation.exported_model import Candidate, probabilities_of
+from reagent_lite.evaluation.exported_model import ChoicesInSimulation, ExportedModel, misfits, probabilities_of
 from reagent_lite.evaluation.interval import Interval
 from reagent_lite.evaluation.returns import Returns, estimates, play
 from reagent_lite.sim.backend import open_backend
@@ -77,12 +76,12 @@ class Played:
 
 
 class Arena:
-    """Environments in which the candidates can play.
+    """Environments in which the models can play.
 
     Args:
         config: of the workflow.
         settings: its `simulation`.
-        candidates: to play.
+        models: to play.
 
     Raises:
         SimulationError, KernelBuildError: no such environment or constant, or one that does not compile.
@@ -90,31 +89,31 @@ class Arena:
     """
 
     def __init__(
-        self, config: EvaluateConfig, settings: PlayedEnvironmentConfig, candidates: Sequence[Candidate]
+        self, config: EvaluateConfig, settings: PlayedEnvironmentConfig, models: Sequence[ExportedModel]
     ) -> None:
         device = torch.device("cuda", 0) if settings.backend == "cuda" else torch.device("cpu")
         backend = open_backend(
             settings.env, backend=settings.backend, device=device, parameters=settings.env_parameters,
             math=settings.math,
         )  # fmt: skip
-        problems = [p for one in candidates for p in misfits(one.bundle, backend.spec, f"{one.key} {one.path}")]
+        problems = [p for one in models for p in misfits(one.bundle, backend.spec, f"{one.key} {one.path}")]
         if problems:
             raise BundleError(problems)
-        self._config, self._candidates = config, candidates
+        self._config, self._models = config, models
         self._env = VectorEnv(
             backend, num_envs=settings.evaluation_episodes, seed=config.seed, stream=_STREAM,
-            time_limit=settings.time_limit, parametric=candidates[0].bundle.parametric,
+            time_limit=settings.time_limit, parametric=models[0].bundle.parametric,
         )  # fmt: skip
 
     def play(self, gamma: float) -> Played:
-        """Plays every candidate, and uniformly random actions.
+        """Plays every model, and uniformly random actions.
 
         Raises:
             BundleError: a model gives a value that is no number.
             SimulationError: the environment shows or pays what is no finite number.
         """
         env = self._env
-        returns = {one.key: self._returns(one.key, _Drawn(one, self._config, env), gamma) for one in self._candidates}
+        returns = {one.key: self._returns(one.key, _Drawn(one, self._config, env), gamma) for one in self._models}
         models = tuple(returns.values())
         returns[RANDOM] = self._returns(RANDOM, None, gamma)
         means, differences = self._means(returns)
@@ -160,11 +159,11 @@ class Arena:
 
 
 class _Drawn:
-    """Logarithms of a candidate's probabilities: what VectorEnv.act draws from."""
+    """Logarithms of a model's probabilities: what VectorEnv.act draws from."""
 
-    def __init__(self, candidate: Candidate, config: EvaluateConfig, env: VectorEnv) -> None:
-        self._candidate, self._config, self._name = candidate, config, env.spec.name
-        self._choices = ChoicesInSimulation(candidate.bundle, env.spec)
+    def __init__(self, model: ExportedModel, config: EvaluateConfig, env: VectorEnv) -> None:
+        self._model, self._config, self._name = model, config, env.spec.name
+        self._choices = ChoicesInSimulation(model.bundle, env.spec)
 
     def __call__(self, observation: Tensor, mask: Tensor | None, features: Tensor | None) -> Tensor:
         """Returns [N, K] of what environments show; -inf where a choice is never taken."""
@@ -173,5 +172,5 @@ class _Drawn:
                                           "Look at the environment's dynamics and constants"))  # fmt: skip
         prediction = self._choices(observation, mask, features)
         decides = np.ones(len(observation), bool) if mask is None else mask.any(1).cpu().numpy()
-        chances = probabilities_of(self._candidate, prediction, self._config, decides=decides)
+        chances = probabilities_of(self._model, prediction, self._config, decides=decides)
         return torch.from_numpy(chances).log().float().to(observation.device)

@@ -6,7 +6,7 @@ from typing import Any
 from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.errors import counted
 from reagent_lite.evaluation.comparison import Beside
-from reagent_lite.evaluation.exported_model import Candidate
+from reagent_lite.evaluation.exported_model import ExportedModel
 from reagent_lite.evaluation.interval import finite, number
 from reagent_lite.evaluation.simulation import RANDOM, Played, PlayedPolicy
 
@@ -43,13 +43,13 @@ def simulation_document(played: Played, beside: Beside | None) -> dict[str, Any]
 
 
 def simulation_lines(
-    played: Played, beside: Beside | None, candidates: Sequence[Candidate], config: EvaluateConfig, gamma: float
+    played: Played, beside: Beside | None, models: Sequence[ExportedModel], config: EvaluateConfig, gamma: float
 ) -> list[str]:
     """Returns the simulation as text."""
     text = [f"simulation of {played.env}: {counted(played.episodes, 'episode')} of each policy, "
             f"of at most {counted(played.time_limit, 'step')}; "
             f"intervals at {config.evaluation.confidence_level:.0%}"]  # fmt: skip
-    names = {one.key: f"{one.key} {one.path}, {one.policy(config)}" for one in candidates}
+    names = {one.key: f"{one.key} {one.path}, {one.policy(config)}" for one in models}
     for one in played.policies:
         name = names.get(one.key, "uniformly random actions")
         text.append(f"  {name}: return {one.total}, discounted return at {gamma:g} a step {one.discounted}; "

@@ -1,7 +1,8 @@
-"""What a run is judged by: figures on held-out rows each epoch, and counterfactual policy evaluation.
+"""What evaluates a run's learner: figures and estimates on held-out rows, and what its policy earns in simulation.
 
-fitting rows   training episodes that are not scored ─► reward and value models of the policy as it is now
-scored rows    eval episodes (or a share of the training episodes, by hash of mdp_id) ─► page ─► estimators
+logged      training rows ─► models of the policy as it is now ─┐
+            scored rows (evaluation.episodes) ──────────────────┴─► page ─► estimates
+simulation  episodes of the live network, spread over ranks ─► returns
 
 Every machine's rows are fitted to and scored. Each process builds its part of the page; rank 0 puts them together,
 estimates, and is the only one that writes. It holds the rows of at most max_episodes episodes, the others their part.
@@ -18,42 +19,38 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from reagent_lite.algorithms.cpe_heads import (
-    CHECKED_ROWS,
-    CHECKED_SHARE,
-    FEWEST_STEPS,
-    CPEHeads,
-    EarlyStopping,
-    build_cpe_heads,
-    fit_heads,
-)
+from reagent_lite.algorithms.cpe_heads import build_cpe_heads
 from reagent_lite.algorithms.dqn import DQN
-from reagent_lite.algorithms.optimizers import optimizer_class
 from reagent_lite.config import WorkflowConfig
-from reagent_lite.console import progress, with_progress
+from reagent_lite.console import logger, progress, with_progress
 from reagent_lite.data.copy.training_copy import give_back_memory
-from reagent_lite.data.rows.hashes import mix
 from reagent_lite.data.sampling.plan import ReadPlan, apportion
 from reagent_lite.data.sampling.source import LoggedSource, rows_in_order
-from reagent_lite.distributed.group import Group, rehearse
+from reagent_lite.distributed.group import Group
+from reagent_lite.errors import counted
 from reagent_lite.evaluation import report
 from reagent_lite.evaluation.candidates import candidate_choices
 from reagent_lite.evaluation.cpe import evaluate_page
-from reagent_lite.evaluation.episodes import episode_hashes, scored_episodes, spread
+from reagent_lite.evaluation.episodes import Sides, spread
 from reagent_lite.evaluation.figures import figures
-from reagent_lite.evaluation.page import EvaluationPage, build_page, gather_page, held_out
+from reagent_lite.evaluation.fitting import PolicyModels, split_log
+from reagent_lite.evaluation.interval import Interval
+from reagent_lite.evaluation.page import EvaluationPage, build_page, gather_page
+from reagent_lite.evaluation.returns import estimate, play
+from reagent_lite.run.environments import EPOCH, FINAL, Reader
 from reagent_lite.run.learner import network_settings, target_policy
 from reagent_lite.run.logged import Data, single_step_rows
-from reagent_lite.training.checkpoint import Tree, load_optimizer, optimizer_state, plain
+from reagent_lite.sim.env import Policy
+from reagent_lite.training.checkpoint import Tree
 from reagent_lite.types import Actions, TransitionBatch
 
 _FEWEST_FIGURE_ROWS = 256
-_EPOCH_RESAMPLES = 100  # [m] 2000 cost 0.3 s an epoch for 10 000 episodes; an epoch's interval is to look at
+_EPOCH_RESAMPLES = 100  # 2000 cost 0.3 s an epoch for 10 000 episodes; an epoch's interval is to look at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judgement:
-    """Result of a counterfactual evaluation; on ranks other than 0 everything is empty."""
+class Evaluation:
+    """Figures by TensorBoard tag, a section of evaluation.json, and lines of text; those of logs only on rank 0."""
 
     scalars: dict[str, float]
     document: dict[str, Any]
@@ -79,7 +76,7 @@ class Evaluator(Protocol):
         """Whether the run may end."""
         ...
 
-    def evaluate(self, *, final: bool) -> Judgement:
+    def evaluate(self, *, final: bool) -> Evaluation:
         """Returns the whole evaluation."""
         ...
 
@@ -117,23 +114,23 @@ class Evaluators:
         """Whether the run may end."""
         return any(part.satisfied() for part in self._parts.values())
 
-    def at_end(self) -> Judgement:
+    def at_end(self) -> Evaluation:
         """Returns the run's evaluation; the document has a section for each evaluator."""
         parts = {name: self._parts[name].evaluate(final=True) for name in self._STATES if name in self._parts}
-        return Judgement(
+        return Evaluation(
             scalars={name: value for part in parts.values() for name, value in part.scalars.items()},
             document={name: part.document for name, part in parts.items()},
             lines=tuple(line for part in parts.values() for line in part.lines),
         )
 
 
-class Judge:
-    """Judges the learner as it stands.
+class LogEvaluator:
+    """Evaluates the learner on logged rows.
 
     Args:
         config: the run's config.
         data: training and held-out rows.
-        learner: what is judged.
+        learner: what is evaluated.
         group: ranks share the work.
     """
 
@@ -141,17 +138,14 @@ class Judge:
         self._config, self._data, self._learner, self._group = config, data, learner, group
         self._scorer, self._restriction = learner.scorer, learner.restriction
         self._target = target_policy(config.rl)
-        self._judged = data.train_rows if data.held_out_rows is None else data.held_out_rows
-        self._heads: CPEHeads | None = None
+        self._evaluated = data.train_rows if data.held_out_rows is None else data.held_out_rows
+        self._models: PolicyModels | None = None
         self._passes = 0
         self._saved: Tree = {}
 
     def state_dict(self) -> Tree:
         """Returns the models fitted so far; nothing before the first fit."""
-        if self._heads is None:
-            return self._saved
-        moments, _ = optimizer_state(self._optimizer)
-        return {"heads": plain(self._heads), "moments": moments, "passes": self._passes}
+        return self._saved if self._models is None else {**self._models.state_dict(), "passes": self._passes}
 
     def load_state_dict(self, state: Tree) -> None:
         """Goes on from there; the models are loaded when the rows that they are fitted to are."""
@@ -172,40 +166,37 @@ class Judge:
         """Returns figures of this moment by TensorBoard tag; every rank calls it.
 
         Args:
-            final: on all judged rows, else on a fixed sample that costs a fraction of an epoch.
+            final: on all evaluated rows, else on a fixed sample that costs a fraction of an epoch.
         """
-        judged, group = self._judged, self._group
-        every: Iterable[TransitionBatch] = self._sample
+        batches: Iterable[TransitionBatch] = self._sample
         if final:
-            numbers = self._mine(sum(self._counts))
-            every = self._shown("valuing rows", rows_in_order(judged, numbers, group.device), len(numbers))
+            batches = self._rows("valuing rows", self._part_of_rows(sum(self._counts)))
         return figures(
-            every,
-            self._learner,
-            self._group,
-            action_names=self._data.spec.action_names,
-            policy=self._target,
+            batches, self._learner, self._group, action_names=self._data.spec.action_names, policy=self._target
         )
 
     @cached_property
     def _counts(self) -> tuple[int, ...]:
-        """Judged rows of each shard."""
-        return self._data.shards.counts(self._judged.count)
+        """Evaluated rows of each shard."""
+        return self._data.shards.counts(self._evaluated.count)
 
     @cached_property
     def _sample(self) -> list[TransitionBatch]:
-        """This rank's part of a sample spread over the judged rows; gathered once."""
+        """This rank's part of a sample spread over the evaluated rows; gathered once."""
         most = max(round(self._config.evaluation.figures_share * sum(self._data.counts)), _FEWEST_FIGURE_ROWS)
-        return list(rows_in_order(self._judged, self._mine(most), self._group.device))
+        return list(rows_in_order(self._evaluated, self._part_of_rows(most), self._group.device))
 
-    def _mine(self, most: int) -> NDArray[np.int64]:
-        """Returns this rank's row numbers among at most so many that are spread over the judged rows of all shards."""
-        rows, shards = self._judged, self._data.shards
+    def _part_of_rows(self, most: int) -> NDArray[np.int64]:
+        """Returns this rank's row numbers among at most so many that are spread over the rows of all shards."""
+        rows, shards = self._evaluated, self._data.shards
         numbers = np.arange(len(rows.scalars)) if rows.usable is None else rows.usable.cpu().numpy()
         own = apportion(self._counts, min(most, sum(self._counts)))[shards.own]
         return shards.part(spread(numbers, own))
 
-    def evaluate(self, *, final: bool) -> Judgement:
+    def _rows(self, title: str, numbers: NDArray[np.int64]) -> Iterator[TransitionBatch]:
+        return self._shown(title, rows_in_order(self._evaluated, numbers, self._group.device), len(numbers))
+
+    def evaluate(self, *, final: bool) -> Evaluation:
         """Fits the models of the policy further and scores it; every rank calls it.
 
         Args:
@@ -215,72 +206,67 @@ class Judge:
         if not final:
             resamples = min(settings.bootstrap_resamples, _EPOCH_RESAMPLES)
             settings = settings.model_copy(update={"bootstrap_resamples": resamples})
-        if self._heads is None:
-            self._prepare()
-        losses = self._fit(final=final)
+        models = self._prepared()
+        self._learner.eval()
+        losses = self._fit(models, final=final)
         self._fit_rows.release()
-        part, order = self._part()
-        choices = self._choices(part, order) if final else {}
-        page = self._gathered(part, order)
+        part, choices = self._scored_part(models, final=final)
+        self._learner.train()
+        page = gather_page(part, torch.from_numpy(self._split.scored.sequence[self._order]), self._group)
         self._scored_rows.release()
         if page is None:
-            return Judgement(scalars={}, document={}, lines=())
+            return Evaluation(scalars={}, document={}, lines=())
         generator = torch.Generator().manual_seed(self._config.seed)
         with progress("estimating", "outcomes", enabled=True, brief=True) as show:
             result = evaluate_page(page, gamma=self._config.rl.gamma, config=settings, generator=generator, show=show)
         scalars = {"reward_loss/mean": losses["reward_loss"]} if losses else {}
         if len(page):
             scalars |= report.reward_model_scalars(page, self._data.spec.action_names)
-        return Judgement(
+        return Evaluation(
             scalars=scalars | report.scalars(result),
             document=report.as_json(result) | choices,
             lines=tuple(report.lines(result)),
         )
 
-    def _prepare(self) -> None:
-        config, data = self._config, self._data
-        self._scored_copy = copy = data.train if data.held_out is None else data.held_out
-        self._scored_rows = single_step_rows(config, copy, data, self._group)
-        self._fit_rows = (
-            self._scored_rows if copy is data.train else single_step_rows(config, data.train, data, self._group)
+    def _prepared(self) -> PolicyModels:
+        """Returns the models, at the first call after the rows are divided."""
+        if self._models is not None:
+            return self._models
+        config, data, group = self._config, self._data, self._group
+        same = data.held_out_found is None or data.held_out_found.content == data.found.content
+        sides = Sides(train=data.train, held_out=data.held_out, same=same, shards=data.shards)
+        self._scored_copy = sides.scored
+        self._scored_rows = rows = single_step_rows(config, sides.scored, data, group)
+        if data.held_out is not None:
+            rows = single_step_rows(config, data.train, data, group)
+        passes = config.evaluation.final_fit_passes
+        self._split = split = split_log(
+            sides, config.evaluation, config.seed, lambda counts: self._steps(counts, passes)
         )
-        self._scored = scored_episodes(data, config.evaluation, config.seed)
-        apart = ~np.isin(episode_hashes(data, data.train), self._scored.hashes)
-        rows = self._fit_rows
-        checked = np.zeros_like(apart)
-        counts = data.shards.counts(int(apart[data.train.episode].sum()))
-        if self._steps(counts, config.evaluation.final_fit_passes) > FEWEST_STEPS:
-            checked = apart & held_out(mix(episode_hashes(data, data.train)), CHECKED_SHARE)
-        known = np.asarray(data.train.action) >= 0
-        unfitted = data.shards.part(spread(np.flatnonzero(checked[data.train.episode] & known), CHECKED_ROWS))
-        self._checked = list(rows_in_order(rows, unfitted, self._group.device))
-        fit_numbers = np.flatnonzero((apart & ~checked)[data.train.episode] & known)
-        self._fit_rows = rows.only(fit_numbers.astype(np.int32 if len(data.train) < 2**31 else np.int64))
+        for note in split.scored.notes:
+            logger.info(f"evaluation: {note}")
+        self._order = np.argsort(split.scored.episode, kind="stable")
+        self._checked = list(rows_in_order(rows, split.checked, group.device))
+        self._fit_rows = rows.only(split.fitted.astype(np.int32 if len(data.train) < 2**31 else np.int64))
         self._fit_counts = data.shards.counts(self._fit_rows.count)
-        copy.release()
+        sides.scored.release()
         data.train.release()
         data.train_rows.release()
         give_back_memory()
-        with _own_seed(config.seed + 1, self._group.device):
-            self._heads = build_cpe_heads(
+        with _own_seed(config.seed + 1, group.device):
+            heads = build_cpe_heads(
                 data.spec, network_settings(config, outputs=1, dueling=False), gamma=config.rl.gamma,
                 target_update_rate=config.evaluation.target_update_rate,
-            ).to(self._group.device)  # fmt: skip
-        self._wrapped = self._group.wrap(self._heads)
-        trained = [p for p in self._heads.parameters() if p.requires_grad]
-        self._optimizer = optimizer_class("Adam")(trained, lr=config.evaluation.learning_rate, fused=True)
+            ).to(group.device)  # fmt: skip
+        self._models = models = PolicyModels(heads, config.evaluation, group)
         if sum(self._fit_counts):
             first = self._fit_batches(0, self._steps(self._fit_counts, 1))
-            seen = self._shown("measuring outcomes", first, self._fit_rows.count)
-            self._heads.set_scales(self._group.sum(torch.stack([self._heads.scale_sums(one) for one in seen]).sum(0)))
+            models.measure(self._shown("measuring outcomes", first, self._fit_rows.count))
             batch = next(self._fit_batches(0, 1))
-            rehearse(
-                self._wrapped,
-                lambda: self._wrapped(batch, self._policy(batch.next_state, batch.next_actions))[0],
-            )
+            models.rehearse((batch, self._policy(batch.next_state, batch.next_actions)))
         if self._saved:
-            self._heads.load_state_dict(self._saved["heads"])
-            load_optimizer(self._optimizer, self._saved.get("moments", {}), {"numbers": {}})
+            models.load_state_dict(self._saved)
+        return models
 
     def _plan(self, counts: tuple[int, ...], passes: int) -> ReadPlan:
         minibatch = self._config.evaluation.minibatch_size * self._group.world_size
@@ -299,36 +285,37 @@ class Judge:
         for _ in range(steps):
             yield next(source)
 
-    def _fit(self, *, final: bool) -> dict[str, float]:
-        assert self._heads is not None
+    def _fit(self, models: PolicyModels, *, final: bool) -> dict[str, float]:
         if not sum(self._fit_counts):
             return {}
         settings = self._config.evaluation
         passes = settings.final_fit_passes if final else settings.fit_passes
         steps = self._steps(self._fit_counts, passes)
-        checked = final and sum(self._group.each(len(self._checked))) > 0
-        stop = EarlyStopping(self._heads, self._held_out_loss) if checked else None
-        self._learner.eval()
         rows = min(steps * settings.minibatch_size, passes * self._fit_rows.count)
         batches = self._shown("fitting models of the policy", self._fit_batches(self._passes, steps), rows)
-        losses = fit_heads(self._heads, batches, self._policy, self._optimizer, loss=self._wrapped, stop=stop)
-        self._learner.train()
+        checked = self._checked if final else []
+        asked = [(batch, self._policy(batch.next_state, batch.next_actions)) for batch in checked]
         self._passes += passes
-        return {name: float(self._group.sum(loss)) / self._group.world_size for name, loss in losses.items()}
+        return models.fit(batches, self._policy, asked)
+
+    def _scored_part(self, models: PolicyModels, *, final: bool) -> tuple[EvaluationPage, dict[str, Any]]:
+        """Returns the page of this rank's scored rows, and at the end what the policy chooses among candidates."""
+        scored, normalization = self._split.scored, self._data.normalization.action
+        rows = rows_in_order(self._scored_rows, scored.numbers, self._group.device)
+        part = build_page(
+            self._shown("scoring rows", rows, len(scored.numbers)),
+            scored.episode,
+            policy=self._policy,
+            models=models.heads,
+            metric_names=self._data.spec.metric_names,
+        )
+        if not final or normalization is None:
+            return part, {}
+        ids, numbers = normalization.feature_ids, scored.numbers[self._order]
+        return part, {"candidates": candidate_choices(part, self._scored_copy, numbers, ids, self._group)}
 
     def _shown(self, title: str, batches: Iterable[TransitionBatch], rows: int) -> Iterator[TransitionBatch]:
         return with_progress(title, batches, rows, enabled=self._group.is_first)
-
-    @torch.no_grad()
-    def _held_out_loss(self) -> float:
-        """Returns the mean loss on the rows of all ranks that are kept apart for it; every rank calls it."""
-        assert self._heads is not None
-        total = torch.zeros(2, dtype=torch.float64, device=self._group.device)
-        for batch in self._checked:
-            loss, _ = self._heads(batch, self._policy(batch.next_state, batch.next_actions))
-            total += torch.stack((loss.double(), batch.weight.sum().double()))
-        loss, rows = self._group.sum(total).tolist()
-        return float(loss / rows)
 
     @torch.no_grad()
     def _policy(self, state: Tensor, actions: Actions) -> Tensor:
@@ -336,38 +323,88 @@ class Judge:
         taken = self._restriction(state, actions.mask, actions.features)
         return self._target.propensities(q, taken)
 
-    def _part(self) -> tuple[EvaluationPage, NDArray[np.int64]]:
-        """Returns the page of this rank's scored rows, and the order [R] of the rows in it."""
-        assert self._heads is not None
-        self._learner.eval()
-        scored = self._scored
-        rows = rows_in_order(self._scored_rows, scored.numbers, self._group.device)
-        part = build_page(
-            self._shown("scoring rows", rows, len(scored.numbers)),
-            scored.episode,
-            policy=self._policy,
-            models=self._heads,
-            metric_names=self._data.spec.metric_names,
-        )
-        self._learner.train()
-        return part, np.argsort(scored.episode, kind="stable")
-
-    def _gathered(self, part: EvaluationPage, order: NDArray[np.int64]) -> EvaluationPage | None:
-        """Returns the page of all ranks' scored rows on rank 0, and None on the others; every rank calls it."""
-        return gather_page(part, torch.from_numpy(self._scored.sequence[order]), self._group)
-
-    def _choices(self, part: EvaluationPage, order: NDArray[np.int64]) -> dict[str, Any]:
-        """Returns what the policy chooses among candidates, which have no tags of their own; every rank calls it."""
-        normalization = self._data.normalization.action
-        if normalization is None:
-            return {}
-        ids, numbers = normalization.feature_ids, self._scored.numbers[order]
-        return {"candidates": candidate_choices(part, self._scored_copy, numbers, ids, self._group)}
-
 
 @contextmanager
 def _own_seed(seed: int, device: torch.device) -> Iterator[None]:
-    """Seeds torch's generators inside the block; dropout's stream does not depend on when a judge is first asked."""
+    """Seeds torch's generators inside the block: dropout's stream does not depend on when models are first fitted."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield
+
+
+class SimulationEvaluator:
+    """Plays the learner's policy in simulation; every rank plays its part of the episodes.
+
+    What plays is the live network, on all ranks and their GPUs, before a gate may hold the export back. The exported
+    model decides alike: the export's check compares every format with the network on observations of this environment.
+    To play an exported model: workflows.evaluate.
+
+    Args:
+        config: the run's config.
+        reader: the environment, and its features to the network's.
+        learner: what is evaluated.
+        group: ranks share the episodes.
+    """
+
+    def __init__(self, config: WorkflowConfig, reader: Reader, learner: DQN, group: Group) -> None:
+        self._config, self._simulation, self._group = config, reader.simulation, group
+        self._policy = reader.policy(learner, reader.simulation.backend.device)
+        self._target = target_policy(config.rl)
+        self.latest = float("nan")
+
+    def state_dict(self) -> Tree:
+        """Returns the last mean return, which may end the run."""
+        return {"latest": self.latest}
+
+    def load_state_dict(self, state: Tree) -> None:
+        """Goes on from there."""
+        self.latest = float(state["latest"])
+
+    def after_epoch(self, *, final: bool) -> dict[str, float]:
+        """Returns the policy's return by TensorBoard tag, on the episodes of an epoch; every rank calls it."""
+        return self.evaluate(final=False).scalars
+
+    def satisfied(self) -> bool:
+        """Whether the last evaluation reached simulation.stop_at_return."""
+        enough = self._simulation.config.stop_at_return
+        return enough is not None and self.latest >= enough
+
+    def evaluate(self, *, final: bool) -> Evaluation:
+        """Returns the policy's return with its interval; the same on every rank.
+
+        Args:
+            final: on episodes that no earlier evaluation has used, and beside uniformly random actions.
+        """
+        learned, discounted, length = self._play(self._policy, FINAL if final else EPOCH)
+        self.latest = learned.value
+        scalars = learned.tags("simulation/return") | {"simulation/length/mean": length.value}
+        if not final:
+            return Evaluation(scalars=scalars, document={}, lines=())
+        random, _, _ = self._play(None, FINAL)
+        scalars |= random.tags("simulation/random_return") | discounted.tags("simulation/discounted_return")
+        level = f"{self._config.evaluation.confidence_level:.0%}"
+        name, episodes = self._simulation.backend.spec.name, self._simulation.config.evaluation_episodes
+        line = (
+            f"simulation: {name}: {self._target}: return {learned} over {counted(episodes, 'episode')}, "
+            f"{level} interval; "
+            f"uniformly random actions {random}"
+        )
+        return Evaluation(scalars=scalars, document={"episodes": episodes, **scalars}, lines=(line,))
+
+    def _play(self, policy: Policy | None, stream: int) -> tuple[Interval, Interval, Interval]:
+        count = self._simulation.config.evaluation_episodes
+        first, stop = self._simulation.part(count, self._group)
+        table = torch.zeros(3, count, dtype=torch.float64)
+        if stop > first:
+            env = self._simulation.envs(first, stop, stream=stream)
+            result = play(env, policy, gamma=self._config.rl.gamma, epsilon=self._target.epsilon,
+                          temperature=self._target.temperature)  # fmt: skip
+            for row, values in zip(table, (result.total, result.discounted, result.length), strict=True):
+                row[first:stop] = values.cpu()
+        settings = self._config.evaluation
+        total, discounted, length = (
+            estimate(row, level=settings.confidence_level, resamples=settings.bootstrap_resamples,
+                     seed=self._config.seed)
+            for row in self._group.sum(table)
+        )  # fmt: skip
+        return total, discounted, length

@@ -34,7 +34,7 @@ from reagent_lite.models.preprocessor import Preprocessor
 from reagent_lite.report.content import Report
 from reagent_lite.report.markdown import decision_of, findings
 from reagent_lite.report.run import PAGE, RunFigures, evaluation_of_run, write_page
-from reagent_lite.run.evaluators import Judgement
+from reagent_lite.run.evaluators import Evaluation
 from reagent_lite.run.figures import SAMPLE
 from reagent_lite.run.learner import target_policy
 from reagent_lite.run.normalization import Normalization
@@ -144,7 +144,7 @@ class Learned:
     learner: DQN
     position: Position
     checkpoints: Checkpoints
-    evaluation: Judgement
+    evaluation: Evaluation
     figures: Mapping[str, float]
     rows_per_second: float
 
@@ -209,7 +209,7 @@ def publish(config: WorkflowConfig, group: Group, source: Source, learned: Learn
     )
 
 
-def gate_of(config: WorkflowConfig, evaluation: Judgement, absent_propensities: int) -> Gate | None:
+def gate_of(config: WorkflowConfig, evaluation: Evaluation, absent_propensities: int) -> Gate | None:
     """Returns the verdict of publish_if, or None where the config has none; on rank 0."""
     if config.publish_if is None:
         return None

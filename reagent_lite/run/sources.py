@@ -27,13 +27,12 @@ from reagent_lite.run.environments import (
     part_of,
     source_spec,
 )
-from reagent_lite.run.evaluators import Evaluators, Judge
+from reagent_lite.run.evaluators import Evaluators, LogEvaluator, SimulationEvaluator
 from reagent_lite.run.figures import Presence, present_shares, sources_of
 from reagent_lite.run.learner import captures, target_policy
 from reagent_lite.run.logged import Data, prepare
 from reagent_lite.run.normalization import Normalization, write_fitted
 from reagent_lite.run.pictures import draw_pictures
-from reagent_lite.run.returns import SimulationJudge
 from reagent_lite.run.samples import logged_sample, simulated_sample
 from reagent_lite.run.simulated import build_source, simulated_plan, training_scalars
 from reagent_lite.run.value_bounds import Payable, payable_values
@@ -221,7 +220,7 @@ class Logged:
 
     def evaluators(self, learner: DQN) -> Evaluators:
         """Returns counterfactual evaluation."""
-        return Evaluators({"cpe": Judge(self._config, self.data, learner, self._group)})
+        return Evaluators({"cpe": LogEvaluator(self._config, self.data, learner, self._group)})
 
     def payable(self) -> Payable | None:
         """Returns the values that rewards of all machines can pay."""
@@ -271,7 +270,7 @@ class Simulated:
 
     def evaluators(self, learner: DQN) -> Evaluators:
         """Returns episodes in the environments."""
-        return Evaluators({"simulation": SimulationJudge(self._config, self.reader, learner, self._group)})
+        return Evaluators({"simulation": SimulationEvaluator(self._config, self.reader, learner, self._group)})
 
     def payable(self) -> Payable | None:
         """Returns None: what environments pay is not known."""
@@ -331,8 +330,8 @@ class Mixed(Logged):
 
     def evaluators(self, learner: DQN) -> Evaluators:
         """Returns counterfactual evaluation and episodes."""
-        play = SimulationJudge(self._config, self.reader, learner, self._group)
-        return Evaluators({"simulation": play, "cpe": Judge(self._config, self.data, learner, self._group)})
+        play = SimulationEvaluator(self._config, self.reader, learner, self._group)
+        return Evaluators({"simulation": play, "cpe": LogEvaluator(self._config, self.data, learner, self._group)})
 
     def draw(self, folder: Path, learner: DQN) -> list[Path]:
         """Draws how learning went, and an episode."""

@@ -18,7 +18,7 @@ from reagent_lite.config import DqnConfig, ParametricDqnConfig, WorkflowConfig, 
 from reagent_lite.data.sampling.plan import ReadPlan
 from reagent_lite.data.sampling.source import LoggedRows, LoggedSource
 from reagent_lite.distributed.group import Group, Place, joined
-from reagent_lite.run.evaluators import Judge
+from reagent_lite.run.evaluators import LogEvaluator
 from reagent_lite.run.learner import build_learner, build_optimization
 from reagent_lite.run.logged import prepare
 from reagent_lite.run.normalization import write_fitted
@@ -94,13 +94,13 @@ def judged(path: str) -> None:
     assert place is not None
     with joined(place, CPU) as group:
         data = prepare(config, group)
-        judge = Judge(config, data, build_learner(config, data.spec, CPU), group)
-        judge._prepare()
-        fitted = data.train.episode[judge._fit_rows.usable.numpy()]  # type: ignore[union-attr]
+        evaluator = LogEvaluator(config, data, build_learner(config, data.spec, CPU), group)
+        evaluator._prepared()
+        scored, fitted = evaluator._split.scored, data.train.episode[evaluator._split.fitted]
         hashes = {
-            "scored": np.unique(judge._scored.episode.view(np.uint64)).tolist(),
-            "scored_rows": len(judge._scored.numbers),
-            "of_all": judge._scored.hashes.tolist(),
+            "scored": np.unique(scored.episode.view(np.uint64)).tolist(),
+            "scored_rows": len(scored.numbers),
+            "of_all": scored.hashes.tolist(),
             "fitted": np.unique(data.train.episode_hash[fitted]).tolist(),
             "rows": len(fitted),
         }

@@ -16,8 +16,7 @@ from reagent_lite.algorithms.cpe_heads import CPEHeads
 from reagent_lite.config import DqnConfig, check
 from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.distributed.group import Group, Place
-from reagent_lite.evaluation import estimates as evaluating_estimates
-from reagent_lite.run import evaluators as judging
+from reagent_lite.evaluation import fitting
 from reagent_lite.run.learner import build_learner
 from reagent_lite.run.sources import open_source
 from reagent_lite.types import TransitionBatch
@@ -81,7 +80,7 @@ def test_a_fit_to_fewer_rows_than_a_pass_has(run: Any, tmp_path: Path, fitted: l
 def test_a_fit_to_noise_ends_early(
     run: Any, tmp_path: Path, fitted: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (cpe_heads, judging, evaluating_estimates):
+    for module in (cpe_heads, fitting):
         monkeypatch.setattr(module, "FEWEST_STEPS", 20)
     monkeypatch.setattr(cpe_heads, "_STEPS_BETWEEN_LOOKS", 5)
     run(tmp_path, final_fit_passes=300)

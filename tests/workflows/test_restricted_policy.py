@@ -11,7 +11,7 @@ from reagent_lite.config import DqnConfig, check
 from reagent_lite.distributed.group import Group, Place
 from reagent_lite.rl.policies import EpsilonGreedy
 from reagent_lite.run.environments import open_simulation, with_actions
-from reagent_lite.run.evaluators import Judge
+from reagent_lite.run.evaluators import LogEvaluator
 from reagent_lite.run.learner import build_learner
 from reagent_lite.run.pictures import record
 from reagent_lite.run.sources import Logged, Simulated
@@ -54,8 +54,8 @@ def test_the_evaluated_policy_is_restricted(tmp_path: Path) -> None:
     source = Logged(config, ALONE)
     learner = build_learner(config, source.spec, ALONE.device)
     learner.imitator = Habit([0.95, 0.05])
-    judge = Judge(config, source.data, learner, ALONE)
+    evaluator = LogEvaluator(config, source.data, learner, ALONE)
     state = torch.randn(3, source.spec.num_state_features)
     mask = torch.tensor([[True, True], [False, True], [True, False]])
-    propensities = judge._policy(state, Actions(mask=mask))
+    propensities = evaluator._policy(state, Actions(mask=mask))
     assert propensities.tolist() == [[1, 0], [0, 1], [1, 0]]

@@ -17,7 +17,7 @@ from reagent_lite.distributed.group import Group, Place
 from reagent_lite.errors import SimulationError
 from reagent_lite.export import load_bundle
 from reagent_lite.run.environments import open_simulation, with_actions
-from reagent_lite.run.evaluators import Judgement
+from reagent_lite.run.evaluators import Evaluation
 from reagent_lite.run.learner import build_learner, build_optimization
 from reagent_lite.run.sources import open_source
 from reagent_lite.sim.rollout import RolloutSource
@@ -85,8 +85,8 @@ def test_outputs_of_a_simulated_run(run: Runner, tmp_path: Path) -> None:
     assert resolved["actions"] == list(load_bundle(out / "model").action_names)
 
 
-def fitted(model: type[WorkflowConfig], tree: Tree) -> tuple[int, Judgement]:
-    """Learns and judges in this process, without the export; returns steps and the final judgement."""
+def fitted(model: type[WorkflowConfig], tree: Tree) -> tuple[int, Evaluation]:
+    """Learns and evaluates in this process, without the export; returns steps and the final evaluation."""
     group = Group(Place(), torch.device("cpu"))
     config = check(model, tree)
     simulation = open_simulation(config, group)
@@ -132,15 +132,15 @@ def test_every_option_trains(tmp_path: Path, change: Tree) -> None:
     tree = online(tmp_path, "cartpole_v0", total_steps=3000, warmup_steps=1000)
     for section, keys in change.items():
         tree[section] = {**tree[section], **keys}
-    _, judgement = fitted(DqnConfig, tree)
-    assert judgement.scalars["simulation/return/mean"] >= 8  # falling at once takes so long
+    _, evaluation = fitted(DqnConfig, tree)
+    assert evaluation.scalars["simulation/return/mean"] >= 8  # falling at once takes so long
 
 
 @pytest.mark.parametrize("env", ["cartpole_v1", "pendulum", "gridworld"])
 def test_fixed_actions_are_candidates_too(tmp_path: Path, env: str) -> None:
     tree = online(tmp_path, env, total_steps=3000, warmup_steps=1000, time_limit=40)
-    _, judgement = fitted(ParametricDqnConfig, tree)
-    assert np.isfinite(judgement.scalars["simulation/return/mean"])
+    _, evaluation = fitted(ParametricDqnConfig, tree)
+    assert np.isfinite(evaluation.scalars["simulation/return/mean"])
 
 
 def test_the_run_stops_when_it_is_good_enough(tmp_path: Path) -> None:

@@ -36,6 +36,11 @@ class Shards:
         replicas = config.data.layout == "replicas"
         return cls(group=group, nodes=nodes, of_rank=(0,) * len(nodes) if replicas else nodes)
 
+    @classmethod
+    def alone(cls, group: Group) -> "Shards":
+        """Returns the one shard of a group of one process."""
+        return cls(group=group, nodes=(0,), of_rank=(0,))
+
     @property
     def own(self) -> int:
         """Number of this process's shard."""

@@ -21,12 +21,12 @@ from torch.testing import assert_close
 from reagent_lite.config import DqnConfig, check
 from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.distributed.group import Group, Place
-from reagent_lite.evaluation import episodes as judging_episodes
-from reagent_lite.evaluation.episodes import drawn, episode_digests, episode_hashes, scored_episodes
+from reagent_lite.evaluation import episodes as evaluated_episodes
+from reagent_lite.evaluation.episodes import Sides, drawn, episode_digests, scored_episodes
 from reagent_lite.evaluation.page import held_out
 from reagent_lite.run.logged import prepare
 
-WORKER = str(Path(__file__).parent / "judging_worker.py")
+WORKER = str(Path(__file__).parent / "evaluators_worker.py")
 Rows = list[dict[str, Any]]
 
 
@@ -261,7 +261,7 @@ def test_equal_rows_have_equal_digests_wherever_they_stand(
     whole = digests(tmp_path / "whole", log, actions)
     assert len(set(whole.values())) == len(names(log))
     other = [{**row, "mdp_id": "new", "state_features": {"-3": 1.0, "1": 2.0}} for row in episodes(log, 0)]
-    monkeypatch.setattr(judging_episodes, "_DIGEST_ROWS", 7)
+    monkeypatch.setattr(evaluated_episodes, "_DIGEST_ROWS", 7)
     mixed = digests(tmp_path / "mixed", other + log[::-1], actions)
     assert {number: mixed[number] for number in whole} == whole
     altered = [*log[:34], shifted(log[34], column, *(() if actions else ("action",))), *log[35:]]
@@ -314,7 +314,8 @@ def test_rows_without_names_are_new_unless_eval_data_is_the_training_data(tmp_pa
         write_lines(tmp_path / use / "log.jsonl", rows)
     config = check(DqnConfig, settings(str(tmp_path), eval_data_path=str(tmp_path / "eval")))
     data = prepare(config, Group(Place(), torch.device("cpu")))
-    scored, trained = scored_episodes(data, config.evaluation, 0).hashes, episode_hashes(data, data.train)
+    sides = Sides(train=data.train, held_out=data.held_out, same=same, shards=data.shards)
+    scored, trained = scored_episodes(sides, config.evaluation, 0).hashes, sides.hashes(data.train)
     assert len(np.unique(trained)) == 80
     if same:  # each has been trained on, so that the share by hash decides, and takes it from fitting
         assert 0 < len(scored) < 80

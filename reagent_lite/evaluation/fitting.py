@@ -1,0 +1,134 @@
+"""Models of one policy, fitted to the episodes of a log that are not scored, in training and for exported models alike.
+
+episodes ─┬─► scored     (episodes.py)
+          ├─► checked    a few rows that say when to end a long fit
+          └─► fitted ─► reward and value models of the policy
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from reagent_lite.algorithms.cpe_heads import (
+    CHECKED_ROWS,
+    CHECKED_SHARE,
+    FEWEST_STEPS,
+    CPEHeads,
+    EarlyStopping,
+    Policy,
+    fit_heads,
+)
+from reagent_lite.algorithms.optimizers import optimizer_class
+from reagent_lite.config.evaluation import EvaluationConfig
+from reagent_lite.data.rows.hashes import mix
+from reagent_lite.distributed.group import Group, rehearse
+from reagent_lite.evaluation.episodes import Scored, Sides, scored_episodes, spread
+from reagent_lite.evaluation.page import held_out
+from reagent_lite.training.checkpoint import Tree, load_optimizer, optimizer_state, plain
+from reagent_lite.types import TransitionBatch
+
+Asked = tuple[TransitionBatch, Tensor]
+"""Rows, and the policy's probabilities [B, K] at their next states."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """How the rows of a log are used; no episode is in two parts.
+
+    Attributes:
+        scored: what is scored.
+        fitted: [n] row numbers of this shard's training data.
+        checked: [m] row numbers of this process.
+    """
+
+    scored: Scored
+    fitted: NDArray[np.int64]
+    checked: NDArray[np.int64]
+
+
+def split_log(
+    sides: Sides, settings: EvaluationConfig, seed: int, steps: Callable[[tuple[int, ...]], int], *, few: bool = False
+) -> Split:
+    """Divides the episodes of a log; every rank calls it.
+
+    Args:
+        sides: training and eval data.
+        settings: of the evaluation.
+        seed: of the draw where there are more episodes than max_episodes.
+        steps: how many optimizer steps the longest fit to so many rows of each shard takes.
+        few: whether each side gets an episode where the shares by hash leave one without.
+    """
+    scored = scored_episodes(sides, settings, seed, few=few)
+    copy, hashes = sides.train, sides.hashes(sides.train)
+    apart, checked = ~np.isin(hashes, scored.hashes), np.zeros(len(hashes), bool)
+    if steps(sides.shards.counts(int(apart[copy.episode].sum()))) > FEWEST_STEPS:
+        checked = apart & held_out(mix(hashes), CHECKED_SHARE)
+    known = np.asarray(copy.action) >= 0
+    return Split(
+        scored=scored,
+        fitted=np.flatnonzero((apart & ~checked)[copy.episode] & known),
+        checked=sides.shards.part(spread(np.flatnonzero(checked[copy.episode] & known), CHECKED_ROWS)),
+    )
+
+
+class PolicyModels:
+    """Reward and value models of one policy; every rank calls every method.
+
+    Args:
+        heads: the models, on the group's device.
+        settings: of the evaluation.
+        group: ranks fit together.
+    """
+
+    def __init__(self, heads: CPEHeads, settings: EvaluationConfig, group: Group) -> None:
+        self.heads, self._group = heads, group
+        self._wrapped = group.wrap(heads)
+        trained = [parameter for parameter in heads.parameters() if parameter.requires_grad]
+        self._optimizer = optimizer_class("Adam")(trained, lr=settings.learning_rate, fused=True)
+
+    def state_dict(self) -> Tree:
+        """Returns the models and the optimizer's moments."""
+        moments, _ = optimizer_state(self._optimizer)
+        return {"heads": plain(self.heads), "moments": moments}
+
+    def load_state_dict(self, state: Tree) -> None:
+        """Goes on from there."""
+        self.heads.load_state_dict(state["heads"])
+        load_optimizer(self._optimizer, state.get("moments", {}), {"numbers": {}})
+
+    def measure(self, batches: Iterable[TransitionBatch]) -> None:
+        """Sets the units of outcomes and values from all rows that are fitted to."""
+        sums = torch.stack([self.heads.scale_sums(batch) for batch in batches]).sum(0)
+        self.heads.set_scales(self._group.sum(sums))
+
+    def rehearse(self, rows: Asked) -> None:
+        """Settles the order in which processes add gradients; see distributed.group.rehearse."""
+        rehearse(self._wrapped, lambda: self._wrapped(*rows)[0])
+
+    def fit(
+        self, batches: Iterable[TransitionBatch], policy: Policy, checked: Sequence[Asked] = ()
+    ) -> dict[str, float]:
+        """Takes one optimizer step per batch and returns the mean losses of all ranks.
+
+        Args:
+            batches: of the fitted rows.
+            policy: whose outcomes and values are fitted.
+            checked: rows that say when to end before the batches do; without any on all ranks they run out.
+        """
+        stop = None
+        if sum(self._group.each(len(checked))):
+            stop = EarlyStopping(self.heads, lambda: self._loss(checked))
+        losses = fit_heads(self.heads, batches, policy, self._optimizer, loss=self._wrapped, stop=stop)
+        return {name: float(self._group.sum(loss)) / self._group.world_size for name, loss in losses.items()}
+
+    @torch.no_grad()
+    def _loss(self, checked: Sequence[Asked]) -> float:
+        total = torch.zeros(2, dtype=torch.float64, device=self._group.device)
+        for batch, propensities in checked:
+            total += torch.stack((self.heads(batch, propensities)[0].double(), batch.weight.sum().double()))
+        loss, rows = self._group.sum(total).tolist()
+        return float(loss / rows)
