@@ -106,7 +106,10 @@ def curves_of(series: Series) -> tuple[Curves, ...]:
 def _by_name(title: str, unit: str, prefix: str, curved: Series, mark: tuple[float, str] | None = None) -> Curves:
     """Returns a chart of all tags that begin so, the largest at the end first."""
     tags = sorted((tag for tag in curved if tag.startswith(prefix)), key=lambda tag: -curved[tag][-1][1])
-    lines = tuple(_line(tag.removeprefix(prefix).removesuffix("/mean"), tag, curved) for tag in tags)
+    names = [tag.removeprefix(prefix).removesuffix("/mean") for tag in tags]
+    if prefix == _ESTIMATES:
+        names = [name.replace("_", " ") for name in names]
+    lines = tuple(_line(name, tag, curved) for name, tag in zip(names, tags, strict=True))
     return Curves(title=title, x=_STEPS, y=unit, lines=lines, mark=mark)
 
 
