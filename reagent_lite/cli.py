@@ -40,19 +40,19 @@ examples:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """What the command line of a workflow says of it.
+    """How a workflow presents itself on the command line.
 
     Attributes:
-        module: what stands after `python -m`.
+        module: its name after `python -m`.
         model: the config's class; its docstring is the description.
         example: a config for the help text.
         settings: overrides for the help text.
-        outcome: keys of the last line of standard output.
+        outcome: keys of its JSON line on standard output.
         codes: exit codes with their meaning.
-        flags: {key of the config: help} of whole numbers that have a flag of their own, which wins over the JSON.
-        texts: {key of the config: (flag, help)}, likewise of texts.
-        needs_config: whether the JSON must be given; else keys that are not given have their defaults.
-        story: what else the help says.
+        flags: {key of the config: help} of integers with a flag of their own, which wins over the JSON.
+        texts: {key of the config: (flag, help)} of strings with a flag of their own.
+        needs_config: whether a JSON file is required; if not, missing keys have their defaults.
+        story: further text of the help.
     """
 
     module: str
@@ -73,13 +73,13 @@ def main_alone(
     work: Callable[[AnyConfig], "DataclassInstance"],
     arguments: list[str] | None = None,
 ) -> int:
-    """Runs a workflow that takes one process and returns its exit code.
+    """Runs a workflow of one process and returns its exit code.
 
     Args:
-        command: how the command line presents it.
+        command: the workflow.
         model: the config's class, as in `command`.
-        work: the workflow; what it returns is printed as the last line of standard output.
-        arguments: of the command line; None takes the process's own.
+        work: does it; the result is printed as one JSON line.
+        arguments: of the command line; None: those of this process.
     """
     options = parser_of(command).parse_args(arguments)
 
@@ -99,7 +99,7 @@ def main_alone(
 
 
 def guarded(command: Command, options: argparse.Namespace, body: Callable[[], int]) -> int:
-    """Returns the body's exit code, or that of the error it ends with, which is said."""
+    """Returns the exit code of the body, or of the error that ends it, which is logged."""
     with outliving_terminal(), logging_to_stderr():
         try:
             if options.print_schema:
@@ -118,7 +118,7 @@ def guarded(command: Command, options: argparse.Namespace, body: Callable[[], in
 
 
 def _require_open_files() -> None:
-    """Checks beforehand what would end a run anywhere, in the words of whichever library needs one file more."""
+    """Checks the limit of open files, which would otherwise end a run in any library at any time."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= limit < _OPEN_FILES:  # it is -1 where there is none
         raise ConfigError(Problem("ulimit -n", f"at least {_OPEN_FILES} open files", str(limit), "Raise it first"))
@@ -127,14 +127,14 @@ def _require_open_files() -> None:
 def config_of(
     module: str, model: type[AnyConfig], options: argparse.Namespace, overrides: list[str], *, needed: bool = True
 ) -> AnyConfig:
-    """Returns the config that the command line names, with its overrides and more of them."""
+    """Returns the config that the command line names, with its overrides and then those given here."""
     if options.config is None and needed:
         raise ConfigError(Problem("--config", "the path of a JSON file", "nothing", f"See python -m {module} --help"))
     return load_config(model, options.config, (*options.set, *overrides))
 
 
 def parser_of(command: Command) -> argparse.ArgumentParser:
-    """Returns the parser of what every workflow's command line takes."""
+    """Returns a parser of the arguments that every workflow has."""
     texts = {key: value for key, value in asdict(command).items() if isinstance(value, str)}
     parser = argparse.ArgumentParser(
         prog=f"python -m {command.module}",
@@ -169,7 +169,7 @@ def add_node_index(parser: argparse.ArgumentParser) -> None:
 
 
 def message_of(error: BaseException) -> str:
-    """Returns what is said of an error: every problem of ours, or where another one comes from."""
+    """Returns the message of an error: all problems of ours, or the traceback of any other."""
     if isinstance(error, Preempted):
         return f"{error.title}:\n{error}"
     if isinstance(error, ReagentLiteError):

@@ -28,8 +28,8 @@ def counted(number: int, one: str, many: str = "") -> str:
 
     Args:
         number: of them.
-        one: what stands behind 1.
-        many: what stands behind all others; absent: `one` and an s, or es.
+        one: the noun after 1.
+        many: the noun after all other numbers; absent: `one` with s or es.
     """
     if number == 1:
         return f"1 {one}"
@@ -53,7 +53,7 @@ def nearest(name: str, known: Sequence[str], advice: str = "Did you mean {!r}?",
 
 
 def first_line(error: Exception) -> str:
-    """Returns the first line of what an error of a library says."""
+    """Returns the first line of a library error's message."""
     return str(error).strip().split("\n")[0]
 
 
@@ -61,8 +61,8 @@ class ReagentLiteError(Exception):
     """Base of all errors a user can cause or meet.
 
     Attributes:
-        title: what the message begins with.
-        exit_code: what the command line ends with.
+        title: first line of the message.
+        exit_code: of the command.
     """
 
     title = "error"
@@ -95,7 +95,7 @@ class DataError(ReagentLiteError):
 
 
 def raise_any(problems: Sequence[Problem], error: type[ReagentLiteError] = DataError) -> None:
-    """Raises the first MAX_PROBLEMS, if there are any, and says how many more there are."""
+    """Raises the first MAX_PROBLEMS problems, if there are any, and the number of the others."""
     if len(problems) > MAX_PROBLEMS:
         more = Problem(problems[0].where, "no further problem", f"{len(problems) - MAX_PROBLEMS} more")
         problems = [*problems[:MAX_PROBLEMS], more]
@@ -104,7 +104,7 @@ def raise_any(problems: Sequence[Problem], error: type[ReagentLiteError] = DataE
 
 
 class NoRowsError(DataError):
-    """The data can be read and has no rows; one machine of several may have none where the others have some."""
+    """The data can be read and has no rows, which is legal on one of several machines."""
 
 
 class BundleError(ReagentLiteError):
@@ -115,7 +115,7 @@ class BundleError(ReagentLiteError):
 
 
 class KernelBuildError(ReagentLiteError):
-    """An environment does not compile, or there is nothing to compile it with; `got` carries the compiler's message."""
+    """An environment does not compile, or there is no compiler; `got` has the compiler's message."""
 
     title = "environment cannot be compiled"
     exit_code = 2
@@ -143,23 +143,23 @@ class RendezvousError(ReagentLiteError):
 
 
 class PeerError(ReagentLiteError):
-    """Another process of this run failed; `got` carries its reason."""
+    """Another process of this run failed; `got` has its reason."""
 
     title = "a peer failed"
     exit_code = 4
 
 
 class CheckpointError(ReagentLiteError):
-    """The state at the end of training cannot be saved; the checkpoint before it stands."""
+    """The state at the end of training cannot be saved; the previous checkpoint is still there."""
 
     title = "checkpoint error"
     exit_code = 1
 
 
 class Preempted(BaseException):
-    """A signal ended the run early; `standing` says what the same command continues from.
+    """A signal ended the run early; `standing` says where the same command continues.
 
-    A signal handler raises it anywhere, so that, like KeyboardInterrupt, it is none of the errors that code handles.
+    A signal handler may raise it anywhere. Like KeyboardInterrupt it is not an Exception, so that no code handles it.
     """
 
     title = "told to end"

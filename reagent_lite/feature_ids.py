@@ -1,7 +1,7 @@
-"""Feature ids: integers as in 2019, or names, which stand for the same integer in every log and on every machine.
+"""Feature ids: integers as in 2019, or names.
 
-A log may call a feature `3` or `age`. Everything is computed by integer; the id of a name is a hash of it, so that
-files, machines and executors agree without a table. An id that came from a name is shown and written as the name.
+A log may call a feature `3` or `age`. The id of a name is a hash of it, so that files, machines and executors agree
+without a table. Code computes with integers; an id that came from a name is shown and written as the name.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ EXPECTED = "as a feature id an integer of at most 18 digits or a name that begin
 
 
 class FeatureId(int):
-    """An id that has a name: an int to compute with, the name as a string.
+    """An id with a name: equal to an int, and its string is the name.
 
     Attributes:
         name: as the log has it.
@@ -42,7 +42,7 @@ class FeatureId(int):
 
 
 def id_of(key: str | int) -> int:
-    """Returns the id that a key of a feature map or of a normalization file stands for.
+    """Returns the id of a key of a feature map or of a normalization file.
 
     Raises:
         ValueError: the key is neither an id nor a name; the message says what is expected.
@@ -55,12 +55,12 @@ def id_of(key: str | int) -> int:
 
 
 def written(ids: Iterable[int]) -> list[str | int]:
-    """Returns ids as JSON holds them: names as strings, other ids as integers."""
+    """Returns ids for JSON: names as strings, other ids as integers."""
     return [one.name if isinstance(one, FeatureId) else int(one) for one in ids]
 
 
 def read(keys: object) -> tuple[int, ...]:
-    """Returns the ids that `written` wrote; raises ValueError for anything else."""
+    """Returns the ids of a list from `written`; raises ValueError for anything else."""
     if not isinstance(keys, list) or not all(type(key) in (int, str) for key in keys):
         raise ValueError("expected a list of ids and names")
     ids = tuple(id_of(key) for key in keys)

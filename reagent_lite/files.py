@@ -1,6 +1,6 @@
-"""Folders that appear whole or not at all: temporary name, fsync of every file, rename, fsync of the parent.
+"""Files and folders that appear whole or not at all, and folders that one run at a time has.
 
-And folders that belong to one run at a time.
+Writing: temporary name ─► fsync of every file ─► rename ─► fsync of the parent.
 """
 
 import ctypes
@@ -29,7 +29,7 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _ATTEMPTS = 10
 _ABANDONED_AFTER_SECONDS = 86_400.0
 LOCK = ".lock"
-"""What a run locks in its folder."""
+"""The file that a run locks in its folder."""
 _ENDING_SECONDS = 5.0  # a process that was killed gives its memory back first, then its locks
 _LEASE_SECONDS = 120.0  # a server of NFSv4 keeps the locks of a machine that has died for 90 s
 _POLL_SECONDS = 0.2
@@ -37,17 +37,17 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of renameat2(2)
 
 
 def user_cache() -> Path:
-    """Returns the folder of all that can be made again: `reagent-lite` in the user's cache."""
+    """Returns the folder for files that can be made again: `reagent-lite` in the user's cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "reagent-lite"
 
 
 @contextmanager
 def appearing_folder(target: Path, *, served: bool = False) -> Iterator[Path]:
-    """Gives a temporary folder that becomes `target` when the block ends well, and vanishes when it does not.
+    """Yields a temporary folder that becomes `target` when the block succeeds, and is removed when it fails.
 
-    An older folder of that name is removed last: see to it beforehand that it is one of ours. The system exchanges the
-    two in one step where the filesystem can; elsewhere, such as on NFS, the older one is moved aside first. A link is
-    followed. Names are unique on all machines of a share.
+    An older folder of that name is removed last; make sure before that it is one of ours. The system exchanges the two
+    in one step where the filesystem can; elsewhere, as on NFS, the older one is moved aside first. A link is followed.
+    Temporary names are unique on all machines of a share.
 
     Args:
         target: final name; its parents are made.
@@ -87,14 +87,14 @@ def appearing_folder(target: Path, *, served: bool = False) -> Iterator[Path]:
 
 
 def _followed(target: Path) -> Path:
-    """Returns where a path leads; the last link stays if it is one that a folder was given for a name here."""
+    """Returns where a path leads; a last link that `appearing_folder` made is not followed."""
     target = target.resolve()
     ours = re.fullmatch(r"\.(.+)\.\d+-[0-9a-f]{12}\.now", target.name)
     return target.with_name(ours[1]) if ours else target
 
 
 def _put(temporary: Path, target: Path, aside: Path) -> None:
-    """Gives a folder, or a link to one, its name; who does the same at the same time may put his there in between."""
+    """Gives a folder, or a link to one, its name, also while another process does the same."""
     for attempt in itertools.count():
         if target.is_dir() and not target.is_symlink():
             if _exchange(temporary, target):
@@ -123,7 +123,7 @@ def _exchange(one: Path, other: Path) -> bool:
 
 
 def _can_exchange(one: Path, other: Path) -> bool:
-    """Finds out on an empty folder and a name beside it, which is free again afterwards."""
+    """Tries to exchange an empty folder with a name beside it, which is free again afterwards."""
     other.mkdir()
     try:
         return _exchange(one, other)
@@ -132,7 +132,7 @@ def _can_exchange(one: Path, other: Path) -> bool:
 
 
 def _sweep(target: Path) -> None:
-    """Removes what killed processes left beside a folder that stands."""
+    """Removes what killed processes left beside a folder."""
     name = f".{glob.escape(target.name)}"
     ends = (".tmp", ".now", *((".old",) if target.exists() else ()))
     beside = target.parent.glob(f"{name}.*")
@@ -153,7 +153,7 @@ def sweep(left: Iterable[Path]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class FolderIdentity:
-    """Which folder a path led to, by device and inode: where a share is unmounted, it leads to another one.
+    """The folder that a path led to, by device and inode; once a share is unmounted, the path leads elsewhere.
 
     Attributes:
         folder: the path.
@@ -171,10 +171,10 @@ class FolderIdentity:
         return cls(folder, status.st_dev, status.st_ino)
 
     def require(self) -> None:
-        """Makes sure that the path still leads there.
+        """Checks that the path still leads there.
 
         Raises:
-            OSError: it does not; nothing may be written there.
+            OSError: it does not; nothing may be written.
         """
         if self.folder.is_dir() and FolderIdentity.of(self.folder) == self:
             return
@@ -184,7 +184,7 @@ class FolderIdentity:
 
 @contextmanager
 def appearing_file(target: Path) -> Iterator[IO[bytes]]:
-    """Gives a stream whose bytes become the file `target` when the block ends well, and vanish when it does not."""
+    """Yields a stream whose bytes become the file `target` when the block succeeds."""
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.{os.getpid()}-{uuid.uuid4().hex[:12]}.tmp")
     try:
@@ -204,7 +204,7 @@ def write_whole(file: Path, data: bytes) -> None:
 
 
 def sync(path: Path) -> None:
-    """Waits until a file's or folder's content is on the disk."""
+    """Waits until the content of a file or folder is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -214,7 +214,7 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def room_in(folder: Path, key: str) -> Iterator[None]:
-    """Turns the error of a disk without room into one that says where, how much is free, and what to do.
+    """Turns the error of a full disk into one with the place, the free bytes, and what to do.
 
     Raises:
         ConfigError: naming the config key.
@@ -239,7 +239,7 @@ def nearest_existing(path: Path) -> Path:
 
 
 def free_disk_bytes(folder: Path) -> int:
-    """Returns how much the disk of a folder, which need not exist yet, has left for this user."""
+    """Returns the free bytes for this user on the disk of a folder, which need not exist yet."""
     return shutil.disk_usage(next(place for place in (folder, *folder.absolute().parents) if place.exists())).free
 
 
@@ -254,7 +254,7 @@ def is_writable(folder: Path) -> bool:
 
 
 def require_writable(folder: Path, key: str) -> None:
-    """Makes the folder and writes a file into it, so that a long run does not find out at its end.
+    """Makes the folder and writes a file into it, so that a long run does not fail at its end.
 
     Raises:
         ConfigError: naming the config key and the reason.
@@ -272,17 +272,17 @@ def require_writable(folder: Path, key: str) -> None:
 
 @contextmanager
 def alone_in(folder: Path, key: str, *, again: bool = False) -> Iterator[None]:
-    """Keeps others that ask for the same folder out of it inside the block; the system does, until the process ends.
+    """Locks a folder inside the block; the system keeps the lock until the process ends.
 
-    Where the filesystem knows no locks the block runs all the same.
+    Where the filesystem has no locks, the block runs with a warning.
 
     Args:
-        folder: where a file is left to be locked: if it were removed, two could each lock one of that name.
+        folder: a locked file is left in it: if it were removed, two runs could each lock one of that name.
         key: of the config that names the folder.
-        again: whether an earlier start of this same run may hold the folder still, in a disk or driver that hangs.
+        again: whether an earlier start of this run may still have the lock, in a disk or driver that hangs.
 
     Raises:
-        FolderInUseError: another process has the folder; with its host, its number, and since when.
+        FolderInUseError: another process has the folder; names its host, pid and start.
     """
     try:
         descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
@@ -326,7 +326,7 @@ def _lock(descriptor: int, folder: Path, key: str, waits: float) -> None:
 
 
 def _own_record() -> dict[str, object]:
-    """Returns who locks; what takes a dead machine's place may have its name, as in Kubernetes, but not its boot."""
+    """Returns the record of this process; a machine that replaces a dead one may have its name, but not its boot id."""
     boot = ""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -2,9 +2,9 @@
 
     document ─► canonical JSON ─► SHA-256 of it, added as "sha256" ─► canonical JSON in manifest.json
 
-Exported models, checkpoints, the folders of stages, training copies and shards have it; what their documents say beside
-`files` is theirs. Bytes that are not the canonical form of what they say are refused, so that no byte of manifest.json
-changes unseen. The seal is against damage and mix-ups, not against an author with intent: it is no signature.
+Exported models, checkpoints, folders of stages, training copies and shards have one, each with keys of its own beside
+`files`. Bytes that are not in canonical form are refused, so that no byte of manifest.json can change unnoticed. The
+seal is against damage and mix-ups, not against intent: it is no signature.
 Standard library only.
 """
 
@@ -30,13 +30,13 @@ _SEAL: Final = "sha256"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """What errors say of a folder with a manifest.
+    """Words of the errors about one kind of folder.
 
     Attributes:
-        name: what such a folder is.
+        name: of such a folder.
         damaged: what to do about one that is damaged.
         outdated: what to do about one of another schema version.
-        error: what is raised.
+        error: the class that is raised.
     """
 
     name: str
@@ -156,9 +156,8 @@ def seal_folder(
 
     Args:
         folder: holds its files, and nothing else.
-        document: what the manifest says beside `files`.
-        files: {name: what its entry says beside size and sha256}; an entry that has both already is taken as it is.
-            None: the files that are there.
+        document: keys of the manifest beside `files`.
+        files: {name: keys of its entry}; size and sha256 are added unless the entry has both. None: all files there.
 
     Returns:
         The entries of all files.
@@ -204,7 +203,7 @@ def file_entries(folder: Path, names: Iterable[str]) -> dict[str, dict[str, Any]
 
 
 def verified(folder: Path, kind: Kind, keep: Collection[str] = ()) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Reads a manifest and compares every file of its folder with it; what is kept is what was hashed.
+    """Compares every file of a folder with its manifest; the bytes returned are those that were hashed.
 
     Args:
         folder: holds manifest.json.

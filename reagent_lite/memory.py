@@ -1,4 +1,4 @@
-"""How much memory may still be taken, asked before it is; sizes for people."""
+"""Free memory, and sizes as text."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def free_bytes(device: torch.device) -> int:
-    """Returns the bytes that may still be allocated on a device; without a way to know, more than any machine has.
+    """Returns the bytes that can be allocated on a device; where that is unknown, more than any machine has.
 
-    On a CPU the least of what the machine has available and what a container's limit leaves.
+    On a CPU: the smaller of what the machine has available and what a container's limit leaves.
     """
     if device.type == "cuda":
         import torch
@@ -25,12 +25,12 @@ def free_bytes(device: torch.device) -> int:
 
 
 def free_host_bytes() -> int:
-    """Returns the bytes that may still be allocated on the machine: what it has available and a container leaves."""
+    """Returns the bytes that can be allocated on this machine, within a container's limit."""
     return min(_machine(), _container())
 
 
 def oom_kills() -> int:
-    """Returns how many processes of this one's control group the system has ended for lack of memory, 0 if unknown."""
+    """Returns how many processes of this control group the system has ended for lack of memory; 0 if unknown."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -46,7 +46,7 @@ def oom_kills() -> int:
 
 
 def size_text(count: float) -> str:
-    """Returns a number of bytes for people."""
+    """Returns a number of bytes as text."""
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"

@@ -1,4 +1,4 @@
-"""JSON as its standard has it: no key twice, no NaN, no half of a surrogate pair, and no deeper than any log needs."""
+"""Strict JSON: no key twice, no NaN, no half of a surrogate pair, at most 100 levels."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from typing import Any, NoReturn
 
 MOST_LEVELS = 100
-"""Objects and lists inside one another; parsers that call themselves end the process at some depth."""
+"""Objects and lists inside one another; recursive parsers end the process at some depth."""
 _STRING = re.compile(rb'"(?:[^"\\]|\\.?)*+"?', re.DOTALL)
 _BRACKETS = re.compile(rb"[^][}{]+")
 
@@ -46,7 +46,7 @@ def is_deep(text: bytes) -> bool:
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Returns an object, for json.loads; a ValueError names a key that stands in it twice."""
+    """Returns an object, for json.loads; a ValueError names a key that occurs twice."""
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]

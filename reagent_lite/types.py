@@ -1,4 +1,4 @@
-"""The nouns of the house: what flows between sources, learners, evaluation and export.
+"""The central types: what sources, learners, evaluation and export exchange.
 
 Letters in shapes: B rows, S state features, K choices per row, F features per choice, M metrics, H outputs per choice.
 """
@@ -16,12 +16,12 @@ if TYPE_CHECKING:  # what only reads configs and data need not wait for torch
     from torch import Tensor
 
 MISSING_VALUE = -1337.1337
-"""How dense data of the 2019 workflows marks an absent feature; inside it is NaN."""
+"""Marks an absent feature in dense data of the 2019 workflows; here it is NaN."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Actions:
-    """The choices open in each row: a fixed set of actions, or a list of candidates with features.
+    """The choices of each row: a fixed set of actions, or a list of candidates with features.
 
     Attributes:
         mask: [B, K] bool, true where the choice exists and is allowed.
@@ -37,7 +37,7 @@ class Actions:
         return Actions(mask=self.mask.to(device, non_blocking=non_blocking), features=features)
 
     def split(self, counts: list[int]) -> Iterator[Actions]:
-        """Yields views of consecutive rows, so many at a time."""
+        """Yields views of consecutive rows; the counts sum to B."""
         if self.features is None:
             return (Actions(mask=mask) for mask in self.mask.split_with_sizes(counts))
         pairs = zip(self.mask.split_with_sizes(counts), self.features.split_with_sizes(counts), strict=True)
@@ -46,10 +46,10 @@ class Actions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransitionBatch:
-    """Rows of experience. The learner cannot tell whether they were logged or simulated.
+    """Rows of experience, logged or simulated.
 
     Attributes:
-        state: [B, S] float32, what the network reads; the source has applied the preprocessor.
+        state: [B, S] float32, normalized: the source has applied the preprocessor.
         actions: choices at `state`.
         action: [B] int64, index of the choice taken.
         reward: [B] float32; summed and discounted over `steps` where a row spans several.
@@ -88,8 +88,8 @@ class TransitionBatch:
         return TransitionBatch(**moved)
 
     def split(self, counts: list[int]) -> Iterator[TransitionBatch]:
-        """Yields views of consecutive rows, so many at a time; the counts sum to B."""
-        # by columns: [m] half the time of slicing every column of every part
+        """Yields views of consecutive rows; the counts sum to B."""
+        # by columns: half the time of slicing every column of every part
         columns = [getattr(self, name).split(counts) for name in _COLUMNS]
         return (TransitionBatch(**dict(zip(_COLUMNS, part, strict=True))) for part in zip(*columns, strict=True))
 
@@ -99,7 +99,7 @@ _COLUMNS: Final = tuple(one.name for one in fields(TransitionBatch))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvStep:
-    """One step of N environments, as a replay takes it.
+    """One step of N environments, as a replay stores it.
 
     Attributes:
         observation: [N, S] float32, what the action was chosen by.
@@ -151,7 +151,7 @@ class FeatureType(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeatureSpec:
-    """Parameters of one feature's normalization; those its type does not use keep their defaults.
+    """Parameters of one feature's normalization; a type's unused ones keep their defaults.
 
     Attributes:
         feature_id: the id in the log.
@@ -204,7 +204,7 @@ class NormalizationSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceSpec:
-    """What a network must fit: widths after normalization.
+    """Widths that a network must have, after normalization.
 
     Attributes:
         num_state_features: S.
@@ -225,16 +225,16 @@ class SourceSpec:
 
 
 class BatchSource(Protocol):
-    """Logged, simulated or a mixture: the loop cannot tell."""
+    """Batches of logged rows, simulated rows or a mixture."""
 
     def __next__(self) -> TransitionBatch: ...
 
     def learned(self, row_errors: Tensor) -> None:
-        """Takes note of the errors [B] of the rows last handed out; prioritised replay draws by them."""
+        """Records the errors [B] of the rows of the last batch, by which prioritized replay draws."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Position as a step number, not an iterator to replay."""
+        """Returns the position: a step number, so that nothing has to be replayed."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

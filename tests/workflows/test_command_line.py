@@ -216,17 +216,3 @@ def test_divergence_leaves_no_model(run: Runner, small: dict[str, Any], tmp_path
     assert done.code == 1
     assert "expected a finite loss" in done.err
     assert not (tmp_path / "out" / "model").exists()
-
-
-def test_another_launcher_is_as_good(small: dict[str, Any], tmp_path: Path) -> None:
-    """Torchrun's workers find each other by its variables; rank 0 alone writes the last line."""
-    (tmp_path / "c.json").write_text(json.dumps(small))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-               "-m", "workflows.dqn", "--config", str(tmp_path / "c.json")]  # fmt: skip
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=240, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["steps"] == 2 * 4  # 200 rows in global minibatches of 64
-    assert "= 2 processes x 32" in done.stderr
