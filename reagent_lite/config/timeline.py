@@ -13,7 +13,7 @@ from reagent_lite.errors import Problem
 RESERVED_COLUMNS = frozenset(
     {
         *(name for name, one in COLUMNS.items() if name not in ("reward", "metrics") and not one.alias_of),
-        *("fault", "broken", "seen", "folder", "place", "file_row_number", "source_file", "source_line"),
+        *("folder", "place", "part", "_folder", "_place", "_rule", "_file", "_line"),
     }
 )
 """Columns a timeline makes itself, some of them on the way; they are no reward and no extra columns."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+import uuid
 from typing import Protocol
 
 import pyarrow as pa
 
 from reagent_lite.errors import DataError, Problem, first_line
-from reagent_lite.files import appearing_file, user_cache
+from reagent_lite.files import user_cache
 
 
 class Frame(Protocol):
@@ -36,31 +37,18 @@ def path_of(log: Log) -> str:
     except (TypeError, pa.ArrowException) as error:
         expected = "a path, or a frame of pandas, polars or Arrow"
         raise DataError(Problem("data", expected, first_line(error))) from error
-    digest = hashlib.sha256()
-    with pa.PythonFile(_Hash(digest), "w") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    file = user_cache() / "frames" / f"{digest.hexdigest()[:32]}.arrow"
-    if not file.exists():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with appearing_file(file) as stream, pa.ipc.new_file(stream, table.schema) as writer:
+    folder = user_cache() / "frames"
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / f".{uuid.uuid4().hex}.tmp"
+    try:
+        with temporary.open("wb") as stream, pa.ipc.new_file(stream, table.schema) as writer:
             writer.write_table(table)
-    return str(file)
-
-
-class _Hash:
-    """A stream that keeps nothing but the hash of what is written to it."""
-
-    closed = False
-
-    def __init__(self, digest: hashlib._Hash) -> None:
-        self._digest = digest
-
-    def write(self, data: bytes) -> int:
-        self._digest.update(data)
-        return len(data)
-
-    def flush(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
+        with temporary.open("rb") as written:
+            digest = hashlib.file_digest(written, "sha256").hexdigest()
+            os.fsync(written.fileno())
+        file = folder / f"{digest[:32]}.arrow"
+        if not file.exists():  # what was made of it before knows it by its time
+            temporary.rename(file)
+        return str(file)
+    finally:
+        temporary.unlink(missing_ok=True)

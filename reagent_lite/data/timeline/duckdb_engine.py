@@ -13,7 +13,7 @@ from reagent_lite.config.timeline import TimelineConfig
 from reagent_lite.data.formats.blocks import Show
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.reading import num_threads
-from reagent_lite.data.timeline.events import HASHES, Checked, check_events
+from reagent_lite.data.timeline.events import HASHES, ORDER, Checked, check_events
 from reagent_lite.data.timeline.pairing import Counts, Pairing
 from reagent_lite.data.writing.part_files import ROW_GROUP_ROWS
 from reagent_lite.errors import DataError, Problem, first_line
@@ -77,8 +77,8 @@ class DuckDBEngine:
     def _sorted(self, parts: int) -> Generator[pa.RecordBatch]:
         for part in range(parts):
             low, high = (HASHES * number // parts for number in (part, part + 1))
-            condition = f"mdp_id IS NOT NULL AND place >= {low} AND place < {high}"
-            query = f"SELECT * FROM events WHERE {condition} ORDER BY place, mdp_id, sequence_number, file, line"
+            condition = f"mdp_id IS NOT NULL AND _place >= {low} AND _place < {high}"
+            query = f"SELECT * FROM events WHERE {condition} ORDER BY {ORDER}"
             with _problems_of_data():
                 yield from self._connection.sql(query).to_arrow_reader(ROW_GROUP_ROWS // 4)
 

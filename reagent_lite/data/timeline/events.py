@@ -2,26 +2,26 @@
 
     files ─► readers ─► rows/table.py: checked columns ─► dates, sample of episodes ─► Parquet beside the work
 
-Every row has its place: `place` and `folder` are hashes of mdp_id, so that an episode is in one file whatever the order
-of its rows; `rule` is the rule that the row breaks, null where it breaks none; `file` and `line` say where it is from.
-Further columns are called extra0, extra1 and so on: names that a user chose never enter SQL.
+Every row has its place: `_place` and `_folder` come from a hash of mdp_id, so that an episode is in one file whatever
+the order of its rows; `_rule` is the rule that the row breaks, null where it breaks none; `_file` and `_line` say where
+it is from.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet
 from numpy.typing import NDArray
+from pydantic import PlainSerializer, PlainValidator
 
 from reagent_lite.config.timeline import TimelineConfig
 from reagent_lite.data.formats.blocks import Block, Position, Show
@@ -39,7 +39,10 @@ HASHES = 2**32
 """Hashes are below it."""
 _SAMPLE, _EVAL, _PLACE = 0, 1, 2
 """Which four bytes of md5(mdp_id) say whether an episode is taken, in which folder it goes, and its place there."""
-_PLACED = {"place": pa.int64(), "folder": pa.int32(), "rule": pa.string(), "file": pa.int32(), "line": pa.int64()}
+_PLACED = {"_place": pa.int64(), "_folder": pa.int32(), "_rule": pa.string(), "_file": pa.int32(), "_line": pa.int64()}
+ORDER = "_place, mdp_id, sequence_number, _file, _line"
+"""SQL: what an engine sorts events by."""
+Features = Annotated[set[int], PlainValidator(lambda keys: set(read(keys))), PlainSerializer(written)]
 
 
 def reward_columns(config: TimelineConfig) -> tuple[str, ...]:
@@ -57,11 +60,6 @@ def contract_of(config: TimelineConfig) -> Contract:
         rewards=rewards,
         dated=bool(config.timeline.startDs or config.timeline.endDs),
     )
-
-
-def extra_names(config: TimelineConfig) -> dict[str, str]:
-    """Returns {further column: what it is called on the way}."""
-    return {name: f"extra{number}" for number, name in enumerate(contract_of(config).extra)}
 
 
 @dataclass(slots=True)
@@ -88,7 +86,7 @@ class Checked:
     days: list[str] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)
     kinds: dict[str, set[str]] = field(default_factory=dict)
-    features: set[int] = field(default_factory=set)
+    features: Features = field(default_factory=set)
     metrics: set[str] = field(default_factory=set)
     refused: Counter[str] = field(default_factory=Counter)
     first: list[tuple[str, Problem]] = field(default_factory=list)
@@ -108,28 +106,10 @@ class Checked:
         self.refused.update(other.refused)
         self.first = (self.first + other.first)[:MAX_PROBLEMS]
 
-    def document(self) -> str:
-        """Returns it as JSON."""
-        found = {one.name: getattr(self, one.name) for one in fields(self)} | {"features": written(self.features)}
-        return json.dumps(found, default=lambda one: asdict(one) if isinstance(one, Problem) else sorted(one))
-
-    @classmethod
-    def of(cls, document: str) -> Checked:
-        """Returns what `document` wrote."""
-        found: dict[str, Any] = json.loads(document)
-        sets = {name: set(found[name]) for name in ("seen", "metrics")}
-        kinds = {name: set(some) for name, some in found["kinds"].items()}
-        first = [(rule, Problem(**words)) for rule, words in found["first"]]
-        features = set(read(found["features"]))
-        return cls(**found | sets | {"kinds": kinds, "first": first, "features": features,
-                                     "refused": Counter(found["refused"])})  # fmt: skip
-
 
 def event_columns(config: TimelineConfig) -> pa.Schema:
     """Returns the columns of checked events."""
-    names = extra_names(config)
-    fields = [one.with_name(names.get(one.name, one.name)) for one in event_schema(contract_of(config))]
-    return pa.schema([*fields, *(pa.field(name, kind) for name, kind in _PLACED.items())])
+    return pa.schema([*event_schema(contract_of(config)), *map(pa.field, _PLACED, _PLACED.values())])
 
 
 def check_events(
@@ -158,7 +138,7 @@ def check_events(
         pa.parquet.ParquetWriter(stream, columns, compression="lz4", use_dictionary=False) as writer,
     ):
         for table, of_block in read_blocks(tuple(files), transform, positions, show, ALL_COLUMNS):
-            writer.write_table(table.rename_columns(columns.names), ROW_GROUP_ROWS)
+            writer.write_table(table, ROW_GROUP_ROWS)
             found.add(of_block)
     found.hashes = [position.sha256 for position in positions]
     return found
@@ -190,15 +170,11 @@ def _take(
     found.refused = Counter(rules.drop_null().to_pylist())
     found.first = list(zip(rules.drop_null().to_pylist(), faults.first(), strict=False))
     in_eval = hashes[:, _EVAL] < round(config.timeline.eval_percent / 100 * HASHES)
-    placed = {
-        "place": hashes[:, _PLACE].astype(np.int64),
-        "folder": (in_eval & (config.timeline.evalTableName is not None)).astype(np.int32),
-        "rule": rules,
-        "file": np.full(rows, first + block.file_number, np.int32),
-        "line": block.lines,
-    }
-    for name, values in placed.items():
-        table = table.append_column(pa.field(name, _PLACED[name]), pa.array(values, _PLACED[name]))
+    folder = in_eval & (config.timeline.evalTableName is not None)
+    file = np.full(rows, first + block.file_number, np.int32)
+    places = (hashes[:, _PLACE].astype(np.int64), folder.astype(np.int32), rules, file, block.lines)
+    for (name, kind), values in zip(_PLACED.items(), places, strict=True):
+        table = table.append_column(name, pa.array(values, kind))
     table = table if taken.all() else table.filter(pa.array(taken))
     found.taken, found.nbytes = table.num_rows, table.nbytes
     found.metrics = set(pc.unique(table.column("metrics").combine_chunks().keys).to_pylist()) if rows else set()

@@ -11,12 +11,11 @@ row itself has. A transition spans complete rows only, and ends with the first t
 from __future__ import annotations
 
 import heapq
-import json
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +28,7 @@ from reagent_lite.data.formats.blocks import Show
 from reagent_lite.data.formats.schema import filled, from_indices, in_one_piece, to_numpy, valid_rows
 from reagent_lite.data.rows.faults import Mask
 from reagent_lite.data.rows.table import type_of
-from reagent_lite.data.timeline.events import HASHES, Checked, event_columns, extra_names
+from reagent_lite.data.timeline.events import HASHES, Checked, event_columns
 from reagent_lite.data.writing.part_files import PartFiles
 
 MAX_DUPLICATES = 3
@@ -44,38 +43,26 @@ class Counts:
 
     Attributes:
         figures: of all rows, by name.
+        outliers: "episodes" and "rows" left out since they are longer than others.
         refused: episodes by the rule that a row of theirs breaks.
-        keys: rows that have a key of a map, by the column and the key as JSON.
+        ids: {column: {feature: rows or candidates that have a value}}.
         duplicates: (file, line) of the first rows that have the mdp_id and sequence_number of another.
     """
 
     figures: Counter[str] = field(default_factory=Counter)
+    outliers: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
-    keys: dict[str, Counter[str]] = field(default_factory=dict)
-    duplicates: list[tuple[int, ...]] = field(default_factory=list)
+    ids: dict[str, Counter[int]] = field(default_factory=dict)
+    duplicates: list[tuple[int, int]] = field(default_factory=list)
 
     def add(self, other: Counts) -> None:
         """Adds the counts of other episodes."""
         self.figures.update(other.figures)
+        self.outliers.update(other.outliers)
         self.refused.update(other.refused)
-        for column, keys in other.keys.items():
-            self.keys.setdefault(column, Counter()).update(keys)
+        for column, ids in other.ids.items():
+            self.ids.setdefault(column, Counter()).update(ids)
         self.duplicates = heapq.nsmallest(MAX_DUPLICATES, self.duplicates + other.duplicates)
-
-    def document(self) -> str:
-        """Returns the counts as JSON."""
-        return json.dumps({one.name: getattr(self, one.name) for one in fields(self)})
-
-    @classmethod
-    def of(cls, document: str) -> Counts:
-        """Returns the counts that `document` wrote."""
-        found = json.loads(document)
-        return cls(
-            figures=Counter(found["figures"]),
-            refused=Counter(found["refused"]),
-            keys={column: Counter(keys) for column, keys in found["keys"].items()},
-            duplicates=[tuple(one) for one in found["duplicates"]],
-        )
 
 
 def whole_episodes(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
@@ -126,7 +113,7 @@ class Pairing:
         def work(rows: pa.Table) -> None:
             batch = self.paired(rows, counts)
             for number, output in enumerate(outputs):
-                output.write(batch.filter(pc.equal(batch.column("folder"), number)))
+                output.write(batch.filter(pc.equal(batch.column("_folder"), number)))
 
         waiting: deque[Future[None]] = deque()
         with ExitStack() as stack, ThreadPoolExecutor(1, thread_name_prefix="pair") as pool:
@@ -145,15 +132,13 @@ class Pairing:
     def output(self, folder: Path) -> PartFiles:
         """Returns what writes the files of a folder."""
         columns = self.paired(event_columns(self.config).empty_table(), Counts()).schema
-        own = {way: name for name, way in extra_names(self.config).items()}
-        own |= {f"next_{way}": f"next_{name}" for way, name in own.items()}
-        return PartFiles(folder, [own.get(name, name) for name in columns.names[:-2]], columns)
+        return PartFiles(folder, columns.names[:-2], columns)
 
     def paired(self, events: pa.Table, counts: Counts) -> pa.RecordBatch:
-        """Returns the transitions of whole episodes, with `folder` and `part` as the last columns, and counts them."""
+        """Returns the transitions of whole episodes, with `_folder` and `part` as the last columns, and counts them."""
         rows = self._kept(events, counts)
         _count(rows, counts)
-        _count_keys(rows, counts, discrete=self.config.timeline.actionDiscrete)
+        _count_ids(rows, counts)
         steps = _spans(rows, self.config)
         at = np.flatnonzero(rows.complete)
         limit = self.config.timeline.timeWindowLimit
@@ -163,23 +148,21 @@ class Pairing:
 
     def _kept(self, events: pa.Table, counts: Counts) -> _Rows:
         rows = _Rows.of(events, self.config)
-        if events.column("rule").null_count < events.num_rows:
-            rule = in_one_piece(events.column("rule"))
+        if events.column("_rule").null_count < events.num_rows:
+            rule = in_one_piece(events.column("_rule"))
             for name in pc.unique(rule.drop_null()).to_pylist():
                 counts.refused[name] += len(np.unique(rows.number[filled(pc.equal(rule, name), 0).astype(bool)]))
             rows = rows.without(np.isin(rows.number, rows.number[valid_rows(rule)]))
-        counts.figures["rows"] += len(rows)
         twice = np.zeros(len(rows), bool)
         twice[1:] = (rows.number[1:] == rows.number[:-1]) & (rows.sequence[1:] == rows.sequence[:-1])
+        counts.figures.update(rows=len(rows), duplicate_rows=int(twice.sum()))
         if twice.any():
-            counts.figures["duplicate_rows"] += int(twice.sum())
-            file, line = (to_numpy(in_one_piece(rows.table.column(name)))[twice] for name in ("file", "line"))
+            file, line = (to_numpy(in_one_piece(rows.table.column(name)))[twice] for name in ("_file", "_line"))
             counts.add(Counts(duplicates=list(zip(file.tolist(), line.tolist(), strict=True))))
             rows = rows.without(twice)
         if self.longest is not None:
             outliers = (rows.stop - rows.start) > self.longest
-            counts.figures["outlier_episodes"] += len(np.unique(rows.number[outliers]))
-            counts.figures["outlier_rows"] += int(outliers.sum())
+            counts.outliers.update(episodes=len(np.unique(rows.number[outliers])), rows=int(outliers.sum()))
             rows = rows.without(outliers)
         return rows
 
@@ -302,16 +285,15 @@ def _count(rows: _Rows, counts: Counts) -> None:
     counts.figures.update({name: int(mask.sum()) for name, mask in figures.items()})
 
 
-def _count_keys(rows: _Rows, counts: Counts, *, discrete: bool) -> None:
-    names = ["state_features", "next_state_features", "metrics"] + ([] if discrete else ["action", "possible_actions"])
-    for name in names:
+def _count_ids(rows: _Rows, counts: Counts) -> None:
+    discrete = rows.config.timeline.actionDiscrete
+    for name in ("state_features", "next_state_features", *(() if discrete else ("action", "possible_actions"))):
         maps = rows.column(name)
-        if pa.types.is_list(maps.type):
-            maps = maps.flatten()
+        maps = maps.flatten() if pa.types.is_list(maps.type) else maps
         span = slice(maps.offsets[0].as_py(), maps.offsets[-1].as_py()) if len(maps) else slice(0, 0)
-        found = pc.value_counts(maps.keys[span])
-        keys = {json.dumps(one["values"]): one["counts"] for one in found.to_pylist()}
-        counts.keys.setdefault(name, Counter()).update(keys)
+        values, numbers = pc.value_counts(maps.keys[span]).flatten()
+        found = dict(zip(values.to_pylist(), numbers.to_pylist(), strict=True))
+        counts.add(Counts(ids={name: Counter(found)}))
 
 
 def _spans(rows: _Rows, config: TimelineConfig) -> Indices:
@@ -391,7 +373,7 @@ class _Span:
 
 def _transitions(rows: _Rows, span: _Span, pairing: Pairing) -> pa.RecordBatch:
     """Returns the columns of transitions, in order."""
-    timeline, seen, extras = pairing.config.timeline, pairing.found.seen, extra_names(pairing.config)
+    timeline, seen = pairing.config.timeline, pairing.found.seen
     end, sequence, terminal, truncated = span.end, rows.sequence, span.terminal, span.truncated
     following = sequence[np.minimum(end + 1, max(len(rows) - 1, 0))] if len(rows) else sequence
     # nobody knows when a limit cut the episode: one unit after its last row
@@ -408,7 +390,7 @@ def _transitions(rows: _Rows, span: _Span, pairing: Pairing) -> pa.RecordBatch:
     found |= {name: span.own(rows.column(name)) for name in ("state_features", "action")}
     for name in timeline.rewardColumns:
         if name != "metrics":
-            found[extras.get(name, name)] = _summed(span, rows.column(extras.get(name, name)), timeline.gamma)
+            found[name] = _summed(span, rows.column(name), timeline.gamma)
     if "action_probability" in seen:
         probability = rows.column("action_probability")
         found["action_probability"] = span.own(pc.if_else(pa.array(rows.unlisted), 1.0, probability))
@@ -425,12 +407,12 @@ def _transitions(rows: _Rows, span: _Span, pairing: Pairing) -> pa.RecordBatch:
         found["possible_next_actions"] = span.after(choices, rows.column("possible_next_actions"), none)
     for name in timeline.extraFeatureColumns:
         kind = _TYPES[type_of(pairing.found.kinds.get(name, set()))]
-        column = rows.column(extras[name]).cast(kind)
-        found |= {extras[name]: span.own(column), f"next_{extras[name]}": span.after(column)}
+        column = rows.column(name).cast(kind)
+        found |= {name: span.own(column), f"next_{name}": span.after(column)}
     found |= {"terminal": pa.array(terminal), "truncated": pa.array(truncated)}
-    place = to_numpy(rows.column("place"))[span.at]
+    place = to_numpy(rows.column("_place"))[span.at]
     part = pa.array((place * pairing.files // HASHES).astype(np.int32))
-    return pa.RecordBatch.from_pydict(found | {"folder": span.own(rows.column("folder")), "part": part})
+    return pa.RecordBatch.from_pydict(found | {"_folder": span.own(rows.column("_folder")), "part": part})
 
 
 def _summed(span: _Span, column: pa.Array, gamma: float | None) -> pa.Array:

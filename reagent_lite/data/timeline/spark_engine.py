@@ -22,18 +22,20 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet
+from pydantic import TypeAdapter
 
 from reagent_lite.config.timeline import TimelineConfig
 from reagent_lite.data.formats.blocks import Show
 from reagent_lite.data.formats.files import InputFile, sha256_of
 from reagent_lite.data.formats.reading import no_rows
-from reagent_lite.data.timeline.events import HASHES, Checked, check_events
+from reagent_lite.data.timeline.events import HASHES, ORDER, Checked, check_events
 from reagent_lite.data.timeline.pairing import Counts, Pairing
 from reagent_lite.data.timeline.spark_session import SparkPlace, opened, problems_of_spark
 from reagent_lite.data.writing.part_files import part_name
 from reagent_lite.errors import DataError, NoRowsError, Problem, counted, raise_any
 
 Batches = Iterable[pa.RecordBatch]
+_CHECKED, _COUNTS = TypeAdapter(Checked), TypeAdapter(Counts)
 
 
 class SparkEngine:
@@ -83,7 +85,10 @@ class SparkEngine:
         show(total, total)
         found = Checked()
         for report in reports:
-            found.add(Checked.of(report["found"]) if report["found"] else Checked(hashes=[report["sha256"]]))
+            if report["found"]:
+                found.add(_CHECKED.validate_json(report["found"]))
+            else:
+                found.hashes.append(report["sha256"])
         return found
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
@@ -104,8 +109,8 @@ class SparkEngine:
 
         # by number and not by range: a range would be sampled first, which runs the query twice
         ordered = (
-            f"SELECT /*+ REPARTITION({tasks}, part) */ * FROM (SELECT *, FLOOR(place * {tasks} / {HASHES}) AS part "
-            "FROM events WHERE mdp_id IS NOT NULL) events SORT BY place, mdp_id, sequence_number, file, line"
+            f"SELECT /*+ REPARTITION({tasks}, part) */ * FROM (SELECT *, FLOOR(_place * {tasks} / {HASHES}) AS part "
+            f"FROM events WHERE mdp_id IS NOT NULL) events SORT BY {ORDER}"
         )
         together = folders[0] / "spark.tmp"  # beside where the files will be
         together.mkdir()
@@ -115,7 +120,7 @@ class SparkEngine:
         written, counts = [dict[int, int]() for _ in folders], Counts()
         for (answer,) in answers:
             report = json.loads(answer)
-            counts.add(Counts.of(report["counts"]))
+            counts.add(_COUNTS.validate_json(report["counts"]))
             for at, number, rows in report["files"]:
                 file = together / report["task"] / str(at) / part_name(number)
                 _require_here(file, rows)
@@ -148,7 +153,8 @@ def _checked(config: TimelineConfig, file: InputFile, number: int, spool: Path) 
             problem = Problem(path, expected, f"nothing there on {socket.gethostname()}", todo)
             return report | {"problems": [asdict(problem)]}
     try:
-        return report | {"found": check_events(config, [file], number, spool / part, None).document()}
+        found = check_events(config, [file], number, spool / part, None)
+        return report | {"found": _CHECKED.dump_json(found).decode()}
     except NoRowsError:
         return report | {"sha256": sha256_of(file)}
     except DataError as error:
@@ -164,7 +170,7 @@ def _write_files(pairing: Pairing, together: Path, folders: int, batches: Batche
     events = (batch.drop_columns("part") for batch in batches)
     written, counts = pairing.write(events, own, lambda done, total: None)
     files = [(at, number, rows) for at, of in enumerate(written) for number, rows in of.items()]
-    report = {"task": task, "counts": counts.document(), "files": files}
+    report = {"task": task, "counts": _COUNTS.dump_json(counts).decode(), "files": files}
     yield pa.RecordBatch.from_pydict({"written": [json.dumps(report)]})
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import socket
 import sys
 import uuid
@@ -120,19 +119,12 @@ def _classic(master: str, folder: Path) -> SparkPlace:
     from pyspark.sql import SparkSession
 
     there = SparkSession.getActiveSession()
-    if there is None and not _java():
-        raise _lacks("Java 17 or newer", "no command java")
     with _problems_of_master(master):
         session = _started(master, folder) if there is None else there.newSession()
     context = session.sparkContext
     if (context.master or "").startswith("local") and "PYSPARK_PYTHON" not in os.environ:
         context.pythonExec = sys.executable  # as this Python has what the tasks import
-    return SparkPlace(session, partial(classic_tasks, context), session.stop if there is None else lambda: None)
-
-
-def _java() -> bool:
-    home = os.environ.get("JAVA_HOME")
-    return bool(shutil.which("java") or (home and Path(home, "bin", "java").is_file()))
+    return SparkPlace(session, partial(_classic_tasks, context), session.stop if there is None else lambda: None)
 
 
 def _started(master: str, folder: Path) -> SparkSession:
@@ -157,7 +149,7 @@ def _problems_of_master(master: str) -> Iterator[None]:
         yield
     except Exception as error:
         if isinstance(error, PySparkException) and error.getCondition() == "JAVA_GATEWAY_EXITED":
-            raise _lacks("Java 17 or newer", "a Java that ends at once") from error
+            raise _lacks("Java 17 or newer", "none, or one that ends at once") from error
         if not _of_spark(error):
             raise
         raise ConfigError(Problem("master", "a Spark that takes work", f"{master}: {_cause(str(error))}")) from error
@@ -200,46 +192,31 @@ def _cause(text: str) -> str:
 
 
 @contextmanager
-def _polling(poll: Callable[[], None]) -> Iterator[None]:
-    """Calls `poll` every _POLL_SECONDS, from a thread of its own, until the block ends."""
-    ended = Event()
-
-    def work() -> None:
-        while not ended.wait(_POLL_SECONDS):
-            poll()
-
-    thread = Thread(target=work, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-
-
-@contextmanager
-def classic_tasks(context: SparkContext, tell: Show) -> Iterator[None]:
-    """Tells of the jobs that this thread starts inside the block; the thread's own group of jobs stands again after it.
+def _classic_tasks(context: SparkContext, tell: Show) -> Iterator[None]:
+    """Counts the tasks of jobs that this thread starts inside the block; afterwards its own group of jobs is set again.
 
     Args:
         context: of the session.
         tell: called from a thread of its own.
     """
     group, before = f"reagent-lite-{uuid.uuid4().hex}", context.getLocalProperty(_GROUP)
-    tracker = context.statusTracker()
+    tracker, ended = context.statusTracker(), Event()
 
     def poll() -> None:
-        done = known = 0
-        with suppress(Exception):  # a Spark that is gone: the block's own call says so
-            done, known = _tasks(tracker, group)
-        if known:
-            tell(done, known)
+        while not ended.wait(_POLL_SECONDS):
+            with suppress(Exception):  # a Spark that is gone: the block's own call says so
+                done, known = _tasks(tracker, group)
+                if known:
+                    tell(done, known)
 
+    thread = Thread(target=poll, daemon=True)
     context.setLocalProperty(_GROUP, group)
+    thread.start()
     try:
-        with _polling(poll):
-            yield
+        yield
     finally:
+        ended.set()
+        thread.join()
         context.setLocalProperty(_GROUP, before)  # type: ignore[arg-type] # None takes it away
 
 

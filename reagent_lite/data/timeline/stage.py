@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import glob
-import json
 import os
 import shutil
 import tempfile
@@ -46,7 +45,7 @@ _ROWS_PER_FILE = 300_000
 _MEMORY_SHARE = 0.6
 _LENGTHS = (
     "SELECT length, COUNT(*) FROM (SELECT mdp_id, COUNT(DISTINCT sequence_number) AS length FROM events "
-    "WHERE mdp_id IS NOT NULL GROUP BY mdp_id HAVING COUNT(rule) = 0) lengths GROUP BY length ORDER BY length"
+    "WHERE mdp_id IS NOT NULL GROUP BY mdp_id HAVING COUNT(_rule) = 0) lengths GROUP BY length ORDER BY length"
 )
 """SQL: how many episodes without a refused row have each number of rows."""
 
@@ -192,8 +191,8 @@ def make_timeline(config: TimelineConfig, engine: Engine, files: tuple[InputFile
         report = _report(config, pairing, counts, [sum(rows.values()) for rows in written])
         _require_unchanged(files)
         above = StageManifest.read(timeline.inputTableName)
-        features = {int(one): one for one in found.features}
-        keys = {name: {_key(one, features) for one in some} for name, some in counts.keys.items()}
+        named = {int(one): one for one in found.features}
+        ids = {name: {named.get(one, one) for one in some} for name, some in counts.ids.items()}
         manifests = []
         for folder, rows, use in zip(folders, written, ("train", "eval"), strict=False):
             with pairing.output(folder) as rest:
@@ -203,9 +202,9 @@ def make_timeline(config: TimelineConfig, engine: Engine, files: tuple[InputFile
                 kind=KIND,
                 rows=sum(rows.values()),
                 columns={one.name: str(one.type) for one in columns},
-                state_ids=tuple(sorted(keys["state_features"] | keys["next_state_features"])),
-                action_ids=tuple(sorted(keys.get("action", set()) | keys.get("possible_actions", set()))),
-                metric_names=tuple(sorted(keys["metrics"])),
+                state_ids=tuple(sorted(ids["state_features"] | ids["next_state_features"])),
+                action_ids=tuple(sorted(ids.get("action", set()) | ids.get("possible_actions", set()))),
+                metric_names=tuple(sorted(found.metrics)),
                 settings={**settings_of(config), "use": use},
                 inputs=states_of(files, found.hashes),
                 parent=above.digest if above else "",
@@ -230,12 +229,6 @@ def output_folders(config: TimelineConfig) -> tuple[Path, ...]:
     """Returns the folders a timeline makes: to train on, and to be evaluated on where that is asked for."""
     paths = (config.timeline.outputTableName, config.timeline.evalTableName)
     return tuple(Path(path).expanduser().absolute() for path in paths if path is not None)
-
-
-def _key(text: str, features: dict[int, int]) -> Any:
-    """Returns a key of a map; of features by its name where it has one."""
-    key = json.loads(text)
-    return features.get(key, key)
 
 
 def _require_taken(config: TimelineConfig, found: Checked) -> None:
@@ -327,11 +320,6 @@ def _first_places(found: Checked) -> dict[str, str]:
 def _report(config: TimelineConfig, pairing: Pairing, counts: Counts, rows: Sequence[int]) -> dict[str, Any]:
     """Returns what was read, refused, left out and written, as the manifests have it."""
     found, figures, timeline = pairing.found, counts.figures, config.timeline
-    outliers = {"longest_rows": pairing.longest, "episodes": figures["outlier_episodes"],
-                "rows": figures["outlier_rows"]}  # fmt: skip
-    names = ("rows", "duplicate_rows", "episodes", "one_row_episodes", "gaps", "rows_after_an_end", "terminal_rows",
-             "truncated_rows", "last_rows_without_an_end", "truncated_rows_without_next_state",
-             "candidates_unknown_rows", "paired_rows", "complete_rows")  # fmt: skip
     missing = [
         (figures["duplicate_rows"], "with the mdp_id and sequence_number of another"),
         (
@@ -339,15 +327,13 @@ def _report(config: TimelineConfig, pairing: Pairing, counts: Counts, rows: Sequ
             "last of an episode without a word on how it ends",
         ),
         (figures["truncated_rows_without_next_state"], "truncated without next_state_features"),
-        (figures["outlier_rows"], "in episodes of unusual length"),
+        (counts.outliers["rows"], "in episodes of unusual length"),
         (found.rows - figures["rows"] if found.refused else 0, "refused or in a refused row's episode"),
     ]
     reasons = ", ".join(f"{number:,} {reason}" for number, reason in missing if number)
     total = counted(found.rows, "event")
-    features = {int(one): one for one in found.features}
-    state = {_key(key, features): number for key, number in counts.keys["state_features"].items()}
-    for key in counts.keys["next_state_features"]:
-        state.setdefault(_key(key, features), 0)
+    named = {int(one): one for one in found.features}
+    state = {**dict.fromkeys(counts.ids["next_state_features"], 0), **counts.ids["state_features"]}
     first = _first_places(found)
     return {
         "rows_in_files": found.rows,
@@ -355,13 +341,13 @@ def _report(config: TimelineConfig, pairing: Pairing, counts: Counts, rows: Sequ
             {"rule": rule, "rows": number, "episodes": counts.refused[rule], "first": first.get(rule, "")}
             for rule, number in _by_rows(found)
         ],
-        **{name: figures[name] for name in names},
-        "outliers": {} if pairing.longest is None else outliers,
+        **figures,
+        "outliers": {} if pairing.longest is None else {"longest_rows": pairing.longest, **counts.outliers},
         "left_out": [f"{timeline.inputTableName}: of {total} left out by the timeline: {reasons}"] if reasons else [],
         "rows_beyond_time_window": figures["complete_rows"] - sum(rows),
         "train_rows": rows[0],
         "eval_rows": sum(rows[1:]),
-        "state_features": {str(key): number for key, number in sorted(state.items())},
+        "state_features": {str(named.get(one, one)): number for one, number in sorted(state.items())},
     }
 
 
