@@ -164,9 +164,3 @@ def test_types_that_other_writers_choose(tmp_path: Path) -> None:
     assert np.isnan(np.array(copy.state)[:num, 0]).all()
     assert copy.state_ids == (0, 3)
     assert copy.mask.tolist() == copy.next_mask.tolist() == [[1, 1]] * num
-
-
-def test_pandas_feather(tmp_path: Path) -> None:
-    frame = TABLE.to_pandas()
-    frame.to_feather(tmp_path / "x.feather")
-    assert [row["reward"] for row in rows_of(tmp_path / "x.feather")] == list(range(30))

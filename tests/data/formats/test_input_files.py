@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bz2
 import gzip
 import json
 import os
@@ -15,7 +14,7 @@ from typing import Any
 import fsspec
 import pyarrow.parquet as pq
 import pytest
-import zstandard
+from oracles.event_files import PACKINGS
 
 from reagent_lite.data.formats.files import list_input, local_path, not_read
 from reagent_lite.data.formats.jsonl import table_of
@@ -31,30 +30,20 @@ def rows_of(path: Path | str) -> list[dict[str, Any]]:
     return [row for table in read_tables(str(path)) for row in table.to_pylist()]
 
 
-def compressed(extension: str, data: bytes) -> bytes:
-    if extension == ".gz":
-        return gzip.compress(data)
-    if extension == ".bz2":
-        return bz2.compress(data)
-    return zstandard.ZstdCompressor().compress(data) if extension == ".zst" else data
-
-
-@pytest.mark.parametrize("extension", [".gz", ".bz2", ".zst"])
-def test_members_in_one_file_are_read_on(tmp_path: Path, extension: str) -> None:
-    file = tmp_path / f"a.json{extension}"
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_members_in_one_file_are_read_on(tmp_path: Path, packing: str) -> None:
+    file = tmp_path / f"a.json.{packing}"
     half = TEXT.index(b"\n", 700) + 1
-    file.write_bytes(compressed(extension, TEXT[:half]) + compressed(extension, TEXT[half:]))
+    file.write_bytes(PACKINGS[packing](TEXT[:half]) + PACKINGS[packing](TEXT[half:]))
     assert rows_of(file) == ROWS
 
 
-@pytest.mark.parametrize("extension", [".gz", ".bz2", ".zst"])
-def test_a_file_that_is_cut_short_or_of_other_bytes_is_refused(tmp_path: Path, extension: str) -> None:
-    file = tmp_path / f"a.json{extension}"
-    for data in (compressed(extension, TEXT)[:-9], TEXT):
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_a_file_that_is_cut_short_or_of_other_bytes_is_refused(tmp_path: Path, packing: str) -> None:
+    file = tmp_path / f"a.json.{packing}"
+    for data in (PACKINGS[packing](TEXT)[:-9], TEXT):
         file.write_bytes(data)
-        with pytest.raises(
-            DataError, match=rf"a\.json\{extension}: expected a complete {extension} file, .*ends early"
-        ):
+        with pytest.raises(DataError, match=rf"a\.json\.{packing}: expected a complete \.{packing} file, .*ends early"):
             rows_of(file)
 
 
@@ -67,18 +56,12 @@ def test_a_parquet_file_cut_short_says_so(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_its_shards_in_order(tmp_path: Path) -> None:
-    for name in ["b.json", "a.jsonl", "_success.json", ".hidden.json", "manifest.json", "notes.txt"]:
+    for name in ["b.json", "a.jsonl", "_success.json", ".hidden.json", "manifest.json", "shards.json", "notes.txt"]:
         (tmp_path / name).write_text(json.dumps({"name": name}) + "\n")
     (tmp_path / "c.json").write_text("")
     (tmp_path / "deeper.json").mkdir()
     assert [file.name for file in list_input(str(tmp_path), EXTENSIONS)] == ["a.jsonl", "b.json", "c.json"]
     assert rows_of(tmp_path) == [{"name": "a.jsonl"}, {"name": "b.json"}]
-
-
-def test_what_shards_leave_beside_data_is_no_data(tmp_path: Path) -> None:
-    for name in ("shards.json", "manifest.json", "my-shards.json", "a.jsonl"):
-        (tmp_path / name).write_text("{}")
-    assert [file.name for file in list_input(str(tmp_path), (".json", ".jsonl"))] == ["a.jsonl", "my-shards.json"]
 
 
 def test_home_and_file_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,23 +13,17 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
+from oracles import events as events_oracle
 from oracles.event_files import write_events
 
-from reagent_lite.config import check
-from reagent_lite.config.timeline import TimelineConfig
 from reagent_lite.data.stage import data_files
 from reagent_lite.data.timeline import spark_session, stage
-from reagent_lite.data.timeline.duckdb_engine import DuckDBEngine
 from reagent_lite.data.timeline.spark_engine import SparkEngine
-from reagent_lite.data.timeline.stage import Engine
 from reagent_lite.errors import ConfigError, DataError
 
 Row = dict[str, Any]
@@ -38,81 +32,25 @@ ACTIONS = ("left", "right", 'it\'s \\ "${x}"')
 pytestmark = pytest.mark.skipif(shutil.which("java") is None, reason="Spark needs Java, and there is no command java")
 
 
-Show = Callable[[int, int], None]
-
-
-@contextmanager
-def quiet(title: str, unit: str, *, enabled: bool) -> Iterator[Show]:
-    yield lambda done, total: None
-
-
-@contextmanager
-def recorded(told: dict[str, list[tuple[int, int]]], title: str, unit: str, *, enabled: bool) -> Iterator[Show]:
-    shown = told.setdefault(unit, [])
-    yield lambda done, total: shown.append((done, total))
-
-
-@contextmanager
-def opened(engine: str, work: Path, master: str = "local[2]") -> Iterator[Engine]:
-    work.mkdir(parents=True)
-    one: Engine = SparkEngine(master, work) if engine == "spark" else DuckDBEngine(work, 500_000_000)
-    try:
-        yield one
-    finally:
-        one.close()
-        shutil.rmtree(work)
-
-
 @dataclass
 class Made:
-    """What an engine made: rows of each file by folder, the report, and what was said."""
+    """What an engine made: files and their bytes, the manifest of the first folder, and what was logged."""
 
-    files: dict[str, list[list[Row]]]
-    report: dict[str, Any]
-    said: list[str]
-    manifest: Any
+    files: dict[str, bytes]
+    manifest: dict[str, Any]
+    logged: str
 
 
 def make(
-    engine: str, events: Path, out: Path, query: Row | None = None, master: str = "local[2]",
-    progress: Callable[..., Any] = quiet, **timeline: Any,
-) -> Made:  # fmt: skip
-    said: list[str] = []
-    tree = {
-        "timeline": {"inputTableName": str(events), "outputTableName": str(out / "train"), **timeline},
-        "query": query or {},
-        "engine": engine,
-    } | ({"master": master} if engine == "spark" else {})
-    config = check(TimelineConfig, tree)
-    with opened(engine, out / "work", master) as place, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stage, "machine_logger", SimpleNamespace(info=said.append, warning=said.append))
-        patch.setattr(stage, "progress", progress)
-        manifests = stage.make_timeline(config, place, data_files(str(events)))
-    folders = [path for path in (out / "train", out / "eval") if path.exists()]
-    for folder, manifest in zip(folders, manifests, strict=True):
-        # nothing but what the manifest names, and what it says of it
-        assert sorted(path.name for path in folder.iterdir()) == sorted([*manifest.files, "manifest.json"])
-        for name, entry in manifest.files.items():
-            assert pq.read_metadata(folder / name).num_rows == entry["rows"]
-    return Made(
-        files={path.name: [plain_rows(one) for one in sorted(path.glob("part-*"))] for path in folders},
-        report=manifests[0].report,
-        said=[text.replace(str(out), "") for text in said],
-        manifest=manifests[0],
-    )
-
-
-def plain_rows(file: Path) -> list[Row]:
-    return [{name: plain(value) for name, value in row.items()} for row in pq.read_table(file).to_pylist()]
-
-
-def plain(value: Any) -> Any:
-    """Maps as dicts without what counts as absent; numbers as float32, which is what training reads."""
-    if isinstance(value, list) and value and isinstance(value[0], tuple):
-        return {k: plain(v) for k, v in sorted(value) if v is not None and v == v}
-    if isinstance(value, list):
-        return [plain(one) for one in value]
-    return float(np.float32(value)) if isinstance(value, float) else value
+    capsys: pytest.CaptureFixture[str], engine: str, events: Path, out: Path, query: Row | None = None, **timeline: Any
+) -> Made:
+    top = {"engine": engine, "query": query or {}} | ({"master": "local[2]"} if engine == "spark" else {})
+    out.mkdir(parents=True)
+    capsys.readouterr()
+    events_oracle.make(out, events, top, **timeline)
+    logged = [line.replace(str(out), "") for line in capsys.readouterr().err.splitlines() if "s left" not in line]
+    files = {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("part-*")}
+    return Made(files, json.loads((out / "train/manifest.json").read_text()), "\n".join(logged))
 
 
 def events_of(*, parametric: bool, seed: int = 0, episodes: int = 40) -> list[Row]:
@@ -154,28 +92,26 @@ def events_of(*, parametric: bool, seed: int = 0, episodes: int = 40) -> list[Ro
 
 
 SCENARIOS: dict[str, tuple[bool, str, int, Row, Row]] = {
-    "discrete, one step, everything on": (False, "jsonl", 2, {
-        "numOutputShards": 3, "evalTableName": "eval", "eval_percent": 30,
+    "discrete, everything on": (False, "jsonl", 2, {
+        "numOutputShards": 3, "evalTableName": "eval", "eval_percent": 30, "startDs": "2026-01-02",
         "extraFeatureColumns": ["visits", "city", "new"], "rewardColumns": ["reward", "metrics", "cost"]},
-        {"actions": ACTIONS}),
+        {"actions": ACTIONS, "tableSample": 80}),
     "discrete, three steps": (False, "map.parquet", 1, {
         "steps": 3, "gamma": 0.5, "addTerminalStateRow": True, "outlierEpisodeLengthPercentile": 0.8,
         "percentileFunction": "percentile", "timeWindowLimit": 6, "extraFeatureColumns": ["city", "cost"],
         "rewardColumns": ["reward", "metrics", "visits"]}, {}),
-    "discrete, sampled and dated": (False, "csv", 2, {
-        "outlierEpisodeLengthPercentile": 0.9, "startDs": "2026-01-02", "endDs": "2026-01-04",
-        "includePossibleActions": False, "rewardColumns": ["reward"], "steps": 2, "gamma": 0.5}, {"tableSample": 60}),
-    "parametric, two steps": (True, "arrow", 1, {"steps": 2, "gamma": 0.25, "extraFeatureColumns": ["new"]}, {}),
-    "parametric, apart": (True, "map.parquet", 2, {
-        "numOutputShards": 2, "evalTableName": "eval", "eval_percent": 50, "addTerminalStateRow": True}, {}),
-    "parametric, pairs": (True, "pairs.parquet", 1, {"timeWindowLimit": 5}, {}),
+    "parametric, two steps": (True, "arrow", 1, {
+        "steps": 2, "gamma": 0.25, "extraFeatureColumns": ["new"], "numOutputShards": 2, "evalTableName": "eval",
+        "eval_percent": 50}, {}),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(
     "name", [*list(SCENARIOS)[:1], *(pytest.param(name, marks=pytest.mark.slow) for name in list(SCENARIOS)[1:])]
 )
-def test_spark_makes_the_rows_that_duckdb_makes(spark: Any, tmp_path: Path, name: str) -> None:
+def test_spark_makes_the_files_that_duckdb_makes(
+    spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
     parametric, form, files, timeline, query = SCENARIOS[name]
     rows = events_of(parametric=parametric)
     if query.get("actions"):  # some rows have the index in the name's place
@@ -184,22 +120,16 @@ def test_spark_makes_the_rows_that_duckdb_makes(spark: Any, tmp_path: Path, name
     for row in rows:
         row["state_features"] = {named.get(key, key): value for key, value in row["state_features"].items()}
     events = write_events(rows, tmp_path / "events", form, files)
-    made = {}
+    made = []
     for engine in ("duckdb", "spark"):
         out = tmp_path / engine
         here = timeline | ({"evalTableName": str(out / "eval")} if "evalTableName" in timeline else {})
-        made[engine] = make(engine, events, out, query, actionDiscrete=not parametric, **here)
-    ours, theirs = made["duckdb"], made["spark"]
-    assert theirs.files == ours.files
-    assert theirs.report == ours.report
-    assert theirs.said == ours.said
-    assert ours.report["duplicate_rows"] == (3 if "startDs" not in timeline else ours.report["duplicate_rows"])
-    assert ours.report["train_rows"] > 20
-    for key in ("state_ids", "action_ids", "metric_names", "columns", "inputs"):
-        assert getattr(theirs.manifest, key) == getattr(ours.manifest, key)
-    assert all(
-        {str(one) for one in of.manifest.state_ids} == {"0", named.get("3", "3"), "-12"} for of in (ours, theirs)
-    )
+        made.append(make(capsys, engine, events, out, query, actionDiscrete=not parametric, **here))
+    ours, theirs = made
+    assert theirs == ours
+    assert "duplicate" not in ours.logged or ours.manifest["report"]["duplicate_rows"] > 0
+    assert ours.manifest["report"]["train_rows"] > 20
+    assert set(ours.manifest["state_ids"]) == {0, -12, named.get("3", 3)}
     # the user's session is as it was
     assert spark.range(3).count() == 3
     assert spark.catalog.listTables() == []
@@ -211,9 +141,15 @@ def test_spark_shows_how_many_of_its_tasks_are_done(
     """Asked as often as can be: a query of so few rows is done within a second."""
     monkeypatch.setattr(spark_session, "_POLL_SECONDS", 0.01)
     told: dict[str, list[tuple[int, int]]] = {}
+
+    @contextmanager
+    def recorded(title: str, unit: str, *, enabled: bool) -> Iterator[Callable[[int, int], None]]:
+        yield lambda done, total: told.setdefault(unit, []).append((done, total))
+
+    monkeypatch.setattr(stage, "progress", recorded)
     spark.sparkContext.setLocalProperty("spark.jobGroup.id", "the user's")
     events = write_events(events_of(parametric=False), tmp_path / "events", "jsonl", 5)
-    make("spark", events, tmp_path / "out", progress=partial(recorded, told), numOutputShards=4)
+    events_oracle.make(tmp_path, events, {"engine": "spark", "master": "local[2]"}, numOutputShards=4)
     assert spark.sparkContext.getLocalProperty("spark.jobGroup.id") == "the user's"
     spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)
     size = sum(file.stat().st_size for file in events.iterdir())
@@ -247,16 +183,17 @@ def broken_events(faults: list[Row]) -> list[Row]:
     return rows
 
 
-def test_the_same_faults_give_the_same_reports(spark: Any, tmp_path: Path) -> None:
+def test_the_same_faults_give_the_same_reports(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     events = write_events(broken_events(BROKEN), tmp_path / "events", "jsonl", 2)
     settings: Row = {"addTerminalStateRow": True, "rewardColumns": ["reward", "cost"]}
     query = {"actions": ["left", "right"]}
-    kept = [make(engine, events, tmp_path / "reward=7" / engine, query, on_refused="drop_episode", **settings)
-            for engine in ("duckdb", "spark")]  # fmt: skip
-    assert kept[1].files == kept[0].files
-    assert kept[1].report["refused"] == kept[0].report["refused"]
+    ours, theirs = (
+        make(capsys, engine, events, tmp_path / "reward=7" / engine, query, on_refused="drop_episode", **settings)
+        for engine in ("duckdb", "spark")
+    )
+    assert theirs == ours
     # each fault is one row of one episode, but for the row that says of no episode
-    assert sum(one["rows"] for one in kept[0].report["refused"]) == len(BROKEN)
+    assert sum(one["rows"] for one in ours.manifest["report"]["refused"]) == len(BROKEN)
     refused = [refusal(engine, events, tmp_path / f"{engine} + refuses %41[1]", query, **settings)
                for engine in ("duckdb", "spark")]  # fmt: skip
     assert refused[1] == refused[0]
@@ -264,9 +201,11 @@ def test_the_same_faults_give_the_same_reports(spark: Any, tmp_path: Path) -> No
 
 
 def refusal(engine: str, events: Path, out: Path, query: Row | None = None, **timeline: Any) -> str:
+    top = {"engine": engine, "query": query or {}} | ({"master": "local[2]"} if engine == "spark" else {})
+    out.mkdir(parents=True)
     with pytest.raises(DataError) as error:
-        make(engine, events, out, query, **timeline)
-    assert not (out / "train").exists()
+        events_oracle.make(out, events, top, **timeline)
+    assert list(out.iterdir()) == []
     return str(error.value)
 
 
@@ -292,7 +231,7 @@ def test_files_that_cannot_be_read_are_refused_by_name(spark: Any, tmp_path: Pat
 def test_files_that_executors_do_not_see_are_named(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     events = write_events(events_of(parametric=False), tmp_path / "events", "jsonl")
     (file,) = data_files(str(events))
-    monkeypatch.setitem(globals(), "data_files", lambda _: (replace(file, path="/nowhere/events.jsonl"),))
+    monkeypatch.setattr(stage, "data_files", lambda *_: (replace(file, path="/nowhere/events.jsonl"),))
     said = refusal("spark", events, tmp_path / "out")
     assert said.startswith(
         "/nowhere/events.jsonl: expected a path that every executor of Spark sees, got nothing there"
@@ -386,30 +325,27 @@ def connect_server(tmp_path: Path) -> Iterator[str]:
 
 
 CONNECT_SCRIPT = """
-import sys
-from functools import partial
+import json, sys
 from pathlib import Path
-sys.path[:0] = [sys.argv[1] + "/tests", sys.argv[1] + "/tests/data/timeline"]
-from test_engines import make, recorded
-told = {}
-made = make("spark", Path(sys.argv[2]), Path(sys.argv[3]), master=sys.argv[4], progress=partial(recorded, told),
-            numOutputShards=2)
-for unit, shown in told.items():
-    print(unit, any(0 < done < total for done, total in shown), shown[-1][0] == shown[-1][1])
-print("rows", made.report["train_rows"])
+from reagent_lite.config import check
+from reagent_lite.config.timeline import TimelineConfig
+from reagent_lite.console import logging_to_stderr
+from reagent_lite.data.timeline.stage import run_timeline
+with logging_to_stderr():
+    run_timeline(check(TimelineConfig, json.loads(sys.argv[1])))
 """
 
 
 @pytest.mark.slow
-def test_spark_connect_makes_the_same_rows(connect_server: str, tmp_path: Path) -> None:
+def test_spark_connect_makes_the_same_files(connect_server: str, tmp_path: Path) -> None:
     """In a process of its own: a process with a classic session can have no other."""
     events = write_events(events_of(parametric=False), tmp_path / "events", "jsonl")
-    ours = make("duckdb", events, tmp_path / "ours", numOutputShards=2)
-    root = Path(__file__).resolve().parents[3]
-    script = tmp_path / "script.py"
-    script.write_text(CONNECT_SCRIPT)
-    command = [sys.executable, str(script), str(root), str(events), str(tmp_path / "theirs"), connect_server]
-    found = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=300, check=False)
-    said = ["bytes True True", "tasks True True", f"rows {ours.report['train_rows']}"]
-    assert found.stdout.splitlines()[-3:] == said, found.stderr
-    assert [plain_rows(one) for one in sorted((tmp_path / "theirs" / "train").glob("part-*"))] == ours.files["train"]
+    for name, top in (("ours", {}), ("theirs", {"engine": "spark", "master": connect_server})):
+        section = {"inputTableName": str(events), "outputTableName": f"{tmp_path}/{name}", "numOutputShards": 2}
+        command = [sys.executable, "-c", CONNECT_SCRIPT, json.dumps({"timeline": section, **top})]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stderr
+        assert "bytes" in done.stderr
+    assert "tasks" in done.stderr
+    for file in (tmp_path / "ours").glob("part-*"):
+        assert (tmp_path / "theirs" / file.name).read_bytes() == file.read_bytes()
