@@ -57,8 +57,8 @@ def _connect(own: str, other: int, place: list[Any], deadline: float) -> str:
             return why
         if now - logged > _LOG_SECONDS:
             logged = now
-            logger.info(f"connections: node {other} is not reached at {address}:{port} ({interface}): {why}; "
-                f"{deadline - now:.0f} s left")  # fmt: skip
+            left = f"{deadline - now:.0f} s left"
+            logger.info(f"connections: node {other} is not reached at {address}:{port} ({interface}): {why}; {left}")
         time.sleep(min(1.0, max(deadline - now, 0.0)))
     return ""
 

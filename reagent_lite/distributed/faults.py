@@ -1,24 +1,25 @@
-"""Faults on purpose, to see what a cluster survives: REAGENT_LITE_FAULT=fail:rank=1,step=20,kind=kill.
+"""Faults on purpose, to test what a cluster survives: REAGENT_LITE_FAULT=fail:rank=1,step=20,kind=kill.
 
 kind   what the rank does before optimizer step `step`
 kill   ends by SIGKILL, as the system ends a process that takes too much memory
 stop   stops by SIGSTOP, as a machine that hangs
 exception   raises
-slow   sleeps `seconds`, 5 unless said otherwise, before this step and each after it
-Only the first start of a run is hit (attempt 0), unless `attempt=n` or `attempt=any` says otherwise.
+slow   sleeps `seconds`, 5 by default, before this step and each after it
+Only the first start of a run is hit (attempt 0), or the one of `attempt=n`, or with `attempt=any` each.
 """
 
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from reagent_lite.distributed.group import Place, attempt_here
 from reagent_lite.errors import ConfigError, Problem
 
 VARIABLE = "REAGENT_LITE_FAULT"
-_KINDS = ("kill", "stop", "exception", "slow")
+_KINDS = {kind: kind for kind in ("kill", "stop", "exception", "slow")}
 _EXAMPLE = "fail:rank=1,step=20,kind=kill"
 
 
@@ -31,7 +32,7 @@ class Fault:
     """What happens to one rank.
 
     Attributes:
-        rank: whom.
+        rank: which one.
         step: before which optimizer step, numbered from 0.
         kind: one of kill, stop, exception, slow.
         seconds: how long a slow step is.
@@ -53,24 +54,22 @@ class Fault:
         """
         head, _, rest = text.partition(":")
         given = dict(item.partition("=")[::2] for item in rest.split(",")) if head == "fail" else {}
-        known = {"rank", "step", "kind", "seconds", "attempt"}
+        attempt = given.pop("attempt", "0")
+        convert: dict[str, Callable[[str], Any]] = {
+            "rank": int,
+            "step": int,
+            "kind": _KINDS.__getitem__,
+            "seconds": float,
+        }
         try:
-            if given.keys() - known or given["kind"] not in _KINDS:
-                raise ValueError
-            attempt = given.get("attempt", "0")
-            return cls(
-                rank=int(given["rank"]),
-                step=int(given["step"]),
-                kind=given["kind"],
-                seconds=float(given.get("seconds", 5.0)),
-                attempt=None if attempt == "any" else int(attempt),
-            )
-        except (KeyError, ValueError) as error:
+            values: dict[str, Any] = {key: convert[key](value) for key, value in given.items()}
+            return cls(**values, attempt=None if attempt == "any" else int(attempt))
+        except (KeyError, TypeError, ValueError) as error:
             advice = f"kind is one of {', '.join(_KINDS)}; seconds and attempt may follow"
             raise ConfigError(Problem(VARIABLE, f"text such as {_EXAMPLE}", repr(text), advice)) from error
 
     def before_step(self, step: int) -> None:
-        """Strikes if this is the step."""
+        """Fails if this is the step."""
         if self.kind == "slow" and step >= self.step:
             time.sleep(self.seconds)
         if step != self.step:

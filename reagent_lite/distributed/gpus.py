@@ -19,8 +19,8 @@ class Gpu:
 
 def list_gpus() -> tuple[Gpu, ...]:
     """Returns the machine's GPUs in the driver's order, as far as nvidia-smi tells."""
-    query = ["nvidia-smi", "--query-gpu=name,uuid,driver_version,memory.free,memory.total",
-             "--format=csv,noheader,nounits"]  # fmt: skip
+    fields = "--query-gpu=name,uuid,driver_version,memory.free,memory.total"
+    query = ["nvidia-smi", fields, "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(query, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):

@@ -39,7 +39,7 @@ _PART_BYTES = 1 << 26  # of one message
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a process stands, as torchrun and our launcher say it by environment variables."""
+    """Rank and sizes of a process, from the environment variables of torchrun or our launcher."""
 
     rank: int = 0
     world_size: int = 1
@@ -65,10 +65,8 @@ class Place:
         for name in names:
             text = environment.get(name, "")
             if not text.isdigit():
-                raise RendezvousError(
-                    Problem(f"environment variable {name}", "an integer beside the launcher's others", repr(text),
-                            f"Set all of {', '.join(names)}, or none")
-                )  # fmt: skip
+                expected, todo = "an integer beside the launcher's others", f"Set all of {', '.join(names)}, or none"
+                raise RendezvousError(Problem(f"environment variable {name}", expected, repr(text), todo))
             values.append(int(text))
         rank, world, local, local_world = values
         node, nodes = environment.get("GROUP_RANK", ""), environment.get("GROUP_WORLD_SIZE", "")
@@ -162,7 +160,7 @@ class Group:
         self.sum(torch.zeros(1))
 
     def broadcast_bytes(self, data: bytes | None, source: int = 0) -> bytes:
-        """Returns the bytes of rank `source` on every rank; what other ranks give is not looked at."""
+        """Returns the bytes of rank `source` on every rank; what other ranks give does not count."""
         if self.world_size == 1:
             return data or b""
         size = self.each(len(data or b""))[source]
@@ -315,7 +313,7 @@ def joined(place: Place, device: torch.device, timeout_seconds: float = 7200.0) 
     Args:
         place: from Place.read; a world of one joins nothing.
         device: a CUDA device adds NCCL beside gloo.
-        timeout_seconds: how long a process waits for its peers; Group.wait_at_most changes it.
+        timeout_seconds: how long a process waits for its peers; Group.waiting_at_most changes it.
 
     Raises:
         RendezvousError: not all processes came; the absent ones are named.
@@ -372,8 +370,8 @@ def _arrive(store: Any, place: Place, timeout: timedelta) -> None:
 
 
 def _absent(place: Place, timeout: timedelta, got: str, error: Exception) -> RendezvousError:
-    seconds = f"{timeout.total_seconds():g} s"
-    return RendezvousError(
-        Problem(f"start of {counted(place.world_size, 'process')}", f"all of them within {seconds}", got,
-                first_line(error))
-    )  # fmt: skip
+    where, expected = (
+        f"start of {counted(place.world_size, 'process')}",
+        f"all of them within {timeout.total_seconds():g} s",
+    )
+    return RendezvousError(Problem(where, expected, got, first_line(error)))

@@ -167,8 +167,8 @@ class _Places:
             holder = holders[i]
             if i and holder is not None:
                 other = json.loads(holder)
-                logger.info(f"rendezvous: node {i} (host {other['host']}, pid {other['pid']}) went away before all had "
-                          "come; its place is free again")  # fmt: skip
+                name = f"node {i} (host {other['host']}, pid {other['pid']})"
+                logger.info(f"rendezvous: {name} went away before all had come; its place is free again")
                 store.delete(f"node/{i}")
                 store.delete(f"info/{i}")
         texts = [store.get(f"info/{i}") for i in range(self._count)]

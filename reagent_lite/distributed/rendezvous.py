@@ -98,9 +98,13 @@ class Rendezvous:
         while True:
             link, record = self._begin() if self.node.index == 0 else self._find(deadline)
             joining = Joining(
-                link=link, node=self.node, declaration=self.declaration, run=self._run, settings=self.settings,
+                link=link,
+                node=self.node,
+                declaration=self.declaration,
+                run=self._run,
+                settings=self.settings,
                 interrupted=self._checking_file(record),
-            )  # fmt: skip
+            )
             try:
                 joining.claim()
                 joining.declare()
@@ -119,8 +123,9 @@ class Rendezvous:
             self._ended = record  # when this is called again
             membership = Membership(link, record, self.node.index, declarations, self.settings, self.close)
             if self.node.count > 1:
-                logger.info(f"rendezvous: {self.node.count} machines met after {time.monotonic() - begun:.1f} s: "
-                         f"{counted(membership.world_size, 'process')}, attempt {record.attempt}")  # fmt: skip
+                met = f"{self.node.count} machines met after {time.monotonic() - begun:.1f} s"
+                processes = counted(membership.world_size, "process")
+                logger.info(f"rendezvous: {met}: {processes}, attempt {record.attempt}")
             return membership
 
     def close(self) -> None:
@@ -186,8 +191,8 @@ class Rendezvous:
             if file is not None and first:
                 self._on_share(lambda: file.publish(record, folder))
             where = self.init_method if file is None else file.path
-            logger.info(f"rendezvous: node 0 of {self.node.count} listens at {record.address}:{record.port} "
-                     f"({record.interface}), found through {where}, attempt {record.attempt}")  # fmt: skip
+            listens = f"listens at {record.address}:{record.port} ({record.interface}), found through {where}"
+            logger.info(f"rendezvous: node 0 of {self.node.count} {listens}, attempt {record.attempt}")
         self._served = begun, record
         return Link(lambda: begun), record
 
@@ -278,8 +283,8 @@ class Rendezvous:
                 raise RendezvousError(Problem(where, expected, state, f"{todo} (workflows.doctor)"))
             if now - logged > LOG_SECONDS:
                 logged = now
-                logger.info(f"rendezvous: node {self.node.index} waits for node 0 at {self.init_method}: {state}; "
-                         f"{deadline - now:.0f} s left")  # fmt: skip
+                waits = f"node {self.node.index} waits for node 0 at {self.init_method}"
+                logger.info(f"rendezvous: {waits}: {state}; {deadline - now:.0f} s left")
             time.sleep(delay * random.uniform(0.5, 1.0))
             delay = min(delay * 1.5, _LONGEST_POLL)
 

@@ -8,15 +8,19 @@ from pydantic import BaseModel, ConfigDict
 from reagent_lite.errors import Problem
 
 LOCAL_KEYS = (
-    "node_index", "num_processes_per_node", "init_method", "data.training_copy_dir", "rendezvous.interface"
-)  # fmt: skip
+    "node_index",
+    "num_processes_per_node",
+    "init_method",
+    "data.training_copy_dir",
+    "rendezvous.interface",
+)
 """Config keys that may differ between machines."""
 
 _MOST_KEYS = 20
 
 
 class Declaration(BaseModel):
-    """What one machine says of itself.
+    """One machine as it takes part in a run.
 
     Attributes:
         node, host, pid: who.
@@ -68,19 +72,20 @@ def compare(declarations: Sequence[Declaration]) -> tuple[list[Problem], list[st
         for name in sorted(first.versions.keys() | other.versions.keys()):
             a, b = first.versions.get(name, "none"), other.versions.get(name, "none")
             if _series(a) != _series(b):
-                problems.append(Problem(f"version of {name}", f"{a} as on {first.name}", f"{b} on {other.name}",
-                                        "Install the same release on every machine"))  # fmt: skip
+                todo = "Install the same release on every machine"
+                problems.append(Problem(f"version of {name}", f"{a} as on {first.name}", f"{b} on {other.name}", todo))
             elif a != b:
                 warnings.append(f"{name} is {a} on {first.name} and {b} on {other.name}")
         if first.device != other.device:
-            problems.append(Problem("devices", f"{first.device} as on {first.name}", f"{other.device} on {other.name}",
-                                    "Set use_gpu to false, or find out why GPUs are missing there"))  # fmt: skip
+            expected, got = f"{first.device} as on {first.name}", f"{other.device} on {other.name}"
+            todo = "Set use_gpu to false, or find out why GPUs are missing there"
+            problems.append(Problem("devices", expected, got, todo))
     owners: dict[str, Declaration] = {}
     for one in declarations:
         for gpu in one.gpus:
             if gpu in owners:
-                problems.append(Problem(f"GPU {gpu}", f"used by {owners[gpu].name} alone", f"also by {one.name}",
-                                        "Set CUDA_VISIBLE_DEVICES so that each process group has its own"))  # fmt: skip
+                todo = "Set CUDA_VISIBLE_DEVICES so that each process group has its own"
+                problems.append(Problem(f"GPU {gpu}", f"used by {owners[gpu].name} alone", f"also by {one.name}", todo))
             owners[gpu] = one
     return problems, warnings
 
@@ -89,10 +94,13 @@ def _config_problems(first: Declaration, other: Declaration) -> list[Problem]:
     keys = first.config.keys() | other.config.keys()
     differs = [key for key in sorted(keys) if first.config.get(key) != other.config.get(key)]
     found = [
-        Problem(f"config key {key}", f"{first.config.get(key)!r} as on {first.name}",
-                f"{other.config.get(key)!r} on {other.name}")
+        Problem(
+            f"config key {key}",
+            f"{first.config.get(key)!r} as on {first.name}",
+            f"{other.config.get(key)!r} on {other.name}",
+        )
         for key in differs[:_MOST_KEYS]
-    ]  # fmt: skip
+    ]
     if len(differs) > _MOST_KEYS:
         found.append(Problem("config", "the same keys", f"{len(differs) - _MOST_KEYS} more that differ"))
     return found
