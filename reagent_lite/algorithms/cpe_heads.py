@@ -17,10 +17,10 @@ from reagent_lite.rl.td import discount
 from reagent_lite.types import Actions, SourceSpec, TransitionBatch
 
 FEWEST_STEPS = 1000
-"""Optimizer steps that no fit ends before by its loss."""
+"""Optimizer steps that early stopping waits for at least."""
 CHECKED_SHARE, CHECKED_ROWS = 0.05, 8192
-"""Of the fitting episodes, and of the rows at most, what is kept apart to say when to end a longer fit."""
-_STEPS_BETWEEN_LOOKS, _PATIENCE, _LEAST_GAIN = 100, 5, 0.001
+"""Share of the fitting episodes, and most rows, whose loss decides when early stopping ends a fit."""
+_CHECK_EVERY, _PATIENCE, _LEAST_GAIN = 100, 5, 0.001
 
 Policy = Callable[[Tensor, Actions], Tensor]
 Loss = Callable[[TransitionBatch, Tensor], tuple[Tensor, dict[str, Tensor]]]
@@ -34,7 +34,7 @@ class CPEHeads(nn.Module):
 
     Args:
         reward_network: forward(state, mask, features) -> [B, K, T].
-        value_network: likewise.
+        value_network: forward(state, mask, features) -> [B, K, T].
         gamma: discount per step.
         target_update_rate: soft update of the target network.
     """
@@ -93,7 +93,7 @@ class CPEHeads(nn.Module):
         return rewards, self._values(self.target_network, state, actions)
 
     def set_scales(self, sums: Tensor) -> None:
-        """Sets units from the sums of `scale_sums` over all training rows (and, where there are several, processes).
+        """Sets the units from the sums of `scale_sums` over all training rows of all processes.
 
         Outcomes are measured in their root mean square; values in that, times the mean number of discounted steps
         that follow, 1 / (1 - mean discount).
@@ -125,21 +125,21 @@ def build_cpe_heads(
     """
     num_outcomes = 1 + len(spec.metric_names)
     plain = dataclasses.replace(settings, dueling=False, outputs=num_outcomes, dropout=0.0, batch_norm=False)
+    reward_network, value_network = build_q_network(spec, plain), build_q_network(spec, plain)
     return CPEHeads(
-        build_q_network(spec, plain), build_q_network(spec, plain),
-        gamma=gamma, target_update_rate=target_update_rate, num_outcomes=num_outcomes,
-    )  # fmt: skip
+        reward_network, value_network, gamma=gamma, target_update_rate=target_update_rate, num_outcomes=num_outcomes
+    )
 
 
 class EarlyStopping:
-    """Says when to end a fit: the loss on rows that it does not see has not fallen for a while.
+    """Ends a fit once the loss on rows that it is not fitted on has stopped falling.
 
-    While values travel backwards through episodes, one update of the target network after the other, their loss may
-    rise: nothing ends before they have arrived, 5 horizons / target_update_rate steps.
+    The loss may rise while values propagate backwards through episodes, one update of the target network at a time, so
+    no fit ends within 5 horizons / target_update_rate steps.
 
     Args:
         heads: what is fitted; its scales are set.
-        loss: returns the mean loss on the rows kept apart.
+        loss: returns the mean loss on the rows that are not fitted on.
     """
 
     def __init__(self, heads: CPEHeads, loss: Callable[[], float]) -> None:
@@ -148,9 +148,9 @@ class EarlyStopping:
         self._loss, self._steps, self._best, self._waited = loss, 0, math.inf, 0
 
     def __call__(self) -> bool:
-        """Returns whether to end here; called after every step."""
+        """Returns whether the fit ends; called after every step."""
         self._steps += 1
-        if self._steps < self._first or self._steps % _STEPS_BETWEEN_LOOKS:
+        if self._steps < self._first or self._steps % _CHECK_EVERY:
             return False
         loss = self._loss()
         if loss < self._best * (1 - _LEAST_GAIN):
@@ -169,15 +169,15 @@ def fit_heads(
     loss: Loss | None = None,
     stop: EarlyStopping | None = None,
 ) -> dict[str, Tensor]:
-    """Takes one optimizer step per batch: one pass over what `batches` gives, no more.
+    """Takes one optimizer step per batch.
 
     Args:
         heads: what is fitted.
         batches: rows of fitting episodes.
-        policy: the evaluated policy: from states and choices to propensities [B, K].
+        policy: the evaluated policy, from states and choices to propensities [B, K].
         optimizer: over the parameters of `heads` that are trained.
-        loss: `heads` wrapped in DistributedDataParallel where several processes fit together.
-        stop: asked after every step whether to end before the batches do; the same on every process.
+        loss: `heads` wrapped in DistributedDataParallel, if several processes fit together.
+        stop: ends the fit before the batches do; it decides the same on every process.
 
     Returns:
         Mean loss of each model over the batches (empty when there are none), on the device.

@@ -24,16 +24,16 @@ from reagent_lite.types import TransitionBatch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DQNSettings:
-    """What the loss is made of.
+    """Parameters of the loss.
 
     Attributes:
         gamma: discount per step.
         target_update_rate: soft update of the target network.
-        maxq: best allowed next action, else the logged one.
-        double: the online network chooses, the target network values.
-        cql_alpha: weight of the conservative term beside half the squared TD error.
-        drop_threshold: BCQ's share of the largest imitated probability.
-        value_bounds: targets are clipped to them, or None.
+        maxq: the next action is the best allowed one; otherwise the logged one (SARSA).
+        double: the online network chooses the next action, the target network gives its value.
+        cql_alpha: weight of the conservative term relative to half the squared TD error.
+        drop_threshold: share of the largest imitated probability that BCQ asks of an action.
+        value_bounds: lowest and highest target, or None.
     """
 
     gamma: float
@@ -46,17 +46,17 @@ class DQNSettings:
 
 
 class DQN(nn.Module):
-    """Mnih et al. (2015) with double Q (van Hasselt 2016), BCQ (Fujimoto 2019) and CQL (Kumar 2020) where asked for.
+    """Mnih et al. (2015) with double Q (van Hasselt 2016), BCQ (Fujimoto 2019) and CQL (Kumar 2020) on request.
 
     Args:
         q_network: forward(state, mask, features) -> [B, K, H].
-        head: the meaning of the H outputs.
-        settings: see DQNSettings.
+        head: turns the H outputs into a value; see models.value_heads.
+        settings: parameters of the loss.
         reward_boost: [K] added to the reward by action, or None.
-        imitator: network of the same kind with H = 1, whose logits imitate the log; turns BCQ on.
+        imitator: network of the same kind with H = 1 whose logits imitate the log; turns BCQ on.
 
     Attributes:
-        row_errors: [B] priorities of the rows of the last batch that went forward; see models.value_heads.
+        row_errors: [B] priorities of the rows of the last batch; see models.value_heads.
     """
 
     def __init__(
@@ -86,12 +86,12 @@ class DQN(nn.Module):
 
     @property
     def scorer(self) -> Scorer:
-        """State and choices to values, by the online network."""
+        """The online network with its head: from states and choices to values."""
         return Scorer(self.q_network, self.head)
 
     @property
     def restriction(self) -> nn.Module:
-        """Which open choices the policy takes: what is learned from, judged, played and exported obeys it."""
+        """Which of the allowed choices the policy may take; targets, evaluation, simulation and export obey it."""
         if self.imitator is None:
             return Unrestricted()
         return LikelyInTheLog(self.imitator, self.settings.drop_threshold)
@@ -118,9 +118,9 @@ class DQN(nn.Module):
 
     @torch.no_grad()
     def evaluate(self, batch: TransitionBatch) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns values [B, K], choices the policy takes [B, K] bool and the TD loss, weighted by `batch.weight`.
+        """Returns values [B, K], choices the policy may take [B, K] bool and the TD loss, weighted by `batch.weight`.
 
-        Values are of use where a choice is allowed.
+        Values of choices that are not allowed are undefined.
         """
         outputs = allowed_values(self.q_network, batch.state, batch.actions)
         losses, _ = self._td_losses(batch, chosen(outputs, batch.action))
@@ -165,7 +165,7 @@ class DQN(nn.Module):
 
 @contextmanager
 def _evaluating(network: nn.Module) -> Iterator[None]:
-    """Chooses without dropout and without touching running statistics."""
+    """Puts a network into evaluation mode: no dropout, and running statistics stay as they are."""
     training = network.training
     network.eval()
     try:

@@ -1,6 +1,6 @@
 """Exported models: writing them checked, and loading them without the rest of the package.
 
-Importing this module imports neither torch nor any other room of the house: a machine that serves a model needs numpy
+Importing this package imports no torch: a machine that serves a model needs numpy
 and onnxruntime only. What writes a bundle is imported from `reagent_lite.export.predictor` and
 `reagent_lite.export.writer`.
 """

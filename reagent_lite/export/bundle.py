@@ -1,4 +1,4 @@
-"""Loading an exported model and deciding with it: onnxruntime and numpy, nothing else of this package.
+"""Loading an exported model and deciding with it; needs onnxruntime and numpy only.
 
 folder ─► every byte verified ─► model.onnx in onnxruntime ─► predict: q, greedy, propensities ─► act: a draw
 
@@ -36,7 +36,8 @@ class Prediction:
     Attributes:
         q: [N, K] float32 of every choice, allowed or not; NaN where a row has fewer than K candidates.
         greedy: [N] int64, the lowest index of the largest allowed q; -1 where none is allowed.
-        propensities: [N, K] float32, what `act` draws from: those of the bundle's policy; zeros where none is allowed.
+        propensities: [N, K] float32, probabilities of the bundle's policy, which `act` draws from; zeros where no
+            choice is allowed.
         mask: [N, K] bool, the choices that exist, are allowed and, with BCQ, likely enough in the log.
     """
 
@@ -50,7 +51,7 @@ class Bundle:
     """An exported model, verified and ready; `load_bundle` makes it.
 
     Attributes:
-        manifest: what manifest.json says.
+        manifest: the document of manifest.json.
         workflow: "dqn" or "parametric_dqn".
         state_feature_ids: ids of the state's columns.
         action_feature_ids: ids of a candidate's columns; empty where actions are fixed.
@@ -78,7 +79,7 @@ class Bundle:
         """Returns [N, F] of sparse maps {feature id: value}, NaN where absent or null.
 
         Raises:
-            BundleError: for an id the model does not read or a value that is no number.
+            BundleError: for an unknown feature id or a value that is no number.
         """
         return _from_maps("states", maps, self.state_feature_ids)
 
@@ -128,7 +129,7 @@ class Bundle:
         candidates: Sequence[Sequence[FeatureMap]] | None = None,
         mask: ArrayLike | None = None,
     ) -> Prediction:
-        """`predict` of sparse maps, as in the log; arguments and errors as of `states`, `candidates` and `predict`."""
+        """Returns `predict` of sparse maps as in the log; see `states`, `candidates` and `predict`."""
         choices = None if candidates is None else self.candidates(candidates)
         return self.predict(self.states(states), mask=mask, candidates=choices)
 
@@ -225,13 +226,13 @@ def load_bundle(path: str | os.PathLike[str]) -> Bundle:
     names = len(manifest["action_names"])
     expected = [states, states, names] if names else [states, states, candidates, candidates, *widths[4:]]
     if widths != expected:
-        raise BundleError(Problem(str(folder / FILE_NAME), f"features and actions of {MODEL_FILE}: {widths}",
-                                  str(expected), _EXPORT_AGAIN))  # fmt: skip
+        wanted = f"features and actions of {MODEL_FILE}: {widths}"
+        raise BundleError(Problem(str(folder / FILE_NAME), wanted, str(expected), _EXPORT_AGAIN))
     return Bundle(manifest, session, golden)
 
 
 def _parts(folder: Path, manifest: dict[str, Any], recorded: bytes) -> dict[str, Any]:
-    """Returns what golden.json says, after checking that it and the manifest have the parts of a model."""
+    """Returns the document of golden.json, after checking that it and the manifest describe a model."""
     problems = [
         Problem(f"{folder / FILE_NAME}, {name}", expected, f"{manifest.get(name)!r:.200}", _EXPORT_AGAIN)
         for name, (expected, fits) in _PARTS.items()
@@ -280,7 +281,7 @@ _PARTS: Final[dict[str, tuple[str, Callable[[Any], bool]]]] = {
 
 
 def _verified(folder: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Returns what was read of a bundle, all of it before or all of it after another was put in its place."""
+    """Returns manifest and files of one bundle, even if the folder is replaced by another one meanwhile."""
     while True:
         before = _identity(folder)
         try:

@@ -1,4 +1,4 @@
-"""What a bundle says beside the model: where it came from, how it acts, and the rows it is checked on."""
+"""The contents of a bundle besides the model: its origin, its evaluation, and the rows it is checked on."""
 
 from dataclasses import dataclass
 from typing import Any, Final
@@ -13,7 +13,7 @@ DEFAULT_FORMATS: Final = ("onnx", "torchscript", "safetensors")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRows:
-    """Raw rows as the model will meet them; rows of the evaluation data serve well.
+    """Raw rows like those the model will be given, for example rows of the evaluation data.
 
     Attributes:
         values: [N, F] float32 state features, NaN where missing, N at least 1.
@@ -34,7 +34,7 @@ class SampleRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BundleContent:
-    """Everything but the predictor.
+    """The contents of a bundle without the predictor.
 
     Attributes:
         workflow: "dqn" or "parametric_dqn".

@@ -86,8 +86,10 @@ def _replay_safetensors(predictor: Predictor, path: Path) -> Replay:
 def _write_pt2(predictor: Predictor, path: Path) -> None:
     """Writes a torch.export archive. On request only: torch.export.load may execute pickles, so trust the sender."""
     names = {name: torch.export.Dim(name) for name in _EXAMPLE}
-    shapes = tuple({i: names[axis] for i, axis in enumerate(axes) if isinstance(axis, str)}
-                   for axes in predictor.inputs.values())  # fmt: skip
+    shapes = tuple(
+        {place: names[axis] for place, axis in enumerate(axes) if isinstance(axis, str)}
+        for axes in predictor.inputs.values()
+    )
     with _torch_deprecates_itself():
         program = torch.export.export(predictor, _example(predictor), dynamic_shapes=shapes, strict=False)
         for module in program.graph_module.modules():

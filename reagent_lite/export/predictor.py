@@ -1,10 +1,10 @@
-"""What is exported: preprocessor, network and decision in one module, from raw features to q, choice and propensities.
+"""The exported module: preprocessor, network and decision, from raw features to q, choice and propensities.
 
     values, presence ─► preprocessor ─► scorer ──────► q ───────► greedy, propensities         DiscretePredictor
     candidates       ─► preprocessor ─► restriction ─► choices ─┘                              ParametricPredictor
 
-NaN is a missing feature. Infinity in a present feature is refused; a graph cannot raise, so here the row's q is NaN,
-its choice -1 and its propensities 0. The readers of the exported files raise instead.
+NaN is a missing feature. Infinity in a present feature is refused. A graph cannot raise an error, so the row's q is
+NaN, its choice -1 and its propensities 0; readers of the exported files raise instead.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,7 +36,7 @@ class Predictor(nn.Module):
         action_feature_ids: ids of a raw candidate's columns; empty where actions are fixed.
         action_names: names of the fixed actions in output order; empty where choices are candidates.
         policy: gives the propensities.
-        restriction: forward as of scorer -> choices [N, K] bool, those of the mask that the policy takes.
+        restriction: forward(state, mask, features) -> choices [N, K] bool, those of the mask that the policy may take.
     """
 
     output_names: ClassVar[tuple[str, ...]] = ("q", "greedy", "propensities", "choices")
@@ -65,7 +65,7 @@ class Predictor(nn.Module):
 
     @property
     def threshold(self) -> float | None:
-        """Share of the largest imitated probability that a choice needs; None where every open one may be taken."""
+        """Share of the largest imitated probability that a choice needs; None without a restriction."""
         return self.restriction.threshold if isinstance(self.restriction, LikelyInTheLog) else None
 
     @property
@@ -164,8 +164,8 @@ class ParametricPredictor(Predictor):
             action_mask: [N, K] bool, false for forbidden candidates and for padding.
 
         Returns:
-            q [N, K], greedy [N], propensities [N, K] and choices [N, K] as of `DiscretePredictor`; q of padding is
-            meaningless.
+            q [N, K], greedy [N], propensities [N, K] and choices [N, K] as in `DiscretePredictor`; q of padding is
+            undefined.
         """
         infinite_features = infinite(action_values, action_presence)
         in_candidates = (infinite_features & action_mask.unsqueeze(2)).any(2).any(1)
@@ -189,9 +189,9 @@ def decide(q: Tensor, mask: Tensor, refused: Tensor, policy: TargetPolicy) -> Ou
 
     Args:
         q: [N, K].
-        mask: [N, K] bool, what may be chosen.
-        refused: [N] bool, rows without an answer.
-        policy: of the propensities.
+        mask: [N, K] bool, the choices that may be taken.
+        refused: [N] bool, rows whose features are not finite.
+        policy: gives the propensities.
     """
     usable = mask & ~refused.unsqueeze(1)
     allowed = q.masked_fill(~usable, LOWEST)

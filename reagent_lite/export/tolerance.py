@@ -1,4 +1,4 @@
-"""How far an exported q may be from the live network's. numpy only: readers use it too.
+"""The largest difference between an exported q and the live network's; numpy only, as readers use it too.
 
 A q differs when |other − live| > atol + rtol · scale, where scale is the largest |q| of the live network over the whole
 check. The 2019 check took rtol of each q by itself; with its defaults (atol 0, rtol 5e-5) a q near 0 then fails by
@@ -16,7 +16,7 @@ from reagent_lite.errors import BundleError, Problem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tolerance:
-    """Bounds of a comparison; see this file's head for `scale`.
+    """Bounds of a comparison; `scale` is explained at the top of this file.
 
     Attributes:
         atol: absolute (`rl.predictor_atol_check`).
@@ -50,7 +50,7 @@ class Tolerance:
 
 
 def compare_choices(where: str, live: NDArray[np.bool_], other: NDArray[np.bool_]) -> None:
-    """Compares which choices are left, arrays of one shape.
+    """Compares the choices that a restriction leaves, arrays of one shape.
 
     Float noise may move a choice over the restriction's threshold: one choice, or one in a thousand, may differ.
 

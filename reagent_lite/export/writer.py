@@ -217,8 +217,9 @@ def check_live(predictor: Predictor, batches: list[Inputs]) -> None:
         got = f"{int((~finite).sum())} of {finite.numel()} are not"
         advice = "The training diverged, or a sample row holds infinity: lower the learning rate or look at the data"
         raise BundleError(Problem("q of the live network", "finite numbers", got, advice))
-    without = sum(int((inputs[-1].any(1) & ~choices.any(1)).sum())
-                  for inputs, (*_, choices) in zip(batches, outputs, strict=True))  # fmt: skip
+    without = 0
+    for inputs, (*_, choices) in zip(batches, outputs, strict=True):
+        without += int((inputs[-1].any(1) & ~choices.any(1)).sum())
     if without:
         got = f"none in {counted(without, 'row')}"
         advice = "The imitator of the log diverged: lower the learning rate or look at the data"

@@ -15,7 +15,7 @@ from reagent_lite.rl.td import chosen
 from reagent_lite.types import Actions, SourceSpec
 
 _GAINS: Final = {"elu": 2**0.5, "gelu": 2**0.5, "silu": 2**0.5}
-_MOSTLY_ALLOWED: Final = 0.8  # [m] share of candidates from which on leaving the others out costs more than it saves
+_MOSTLY_ALLOWED: Final = 0.8  # share of allowed candidates above which skipping the others does not pay (measured)
 _ACTIVATIONS: Final[dict[str, type[nn.Module]]] = {
     "linear": nn.Identity,
     "relu": nn.ReLU,
@@ -138,7 +138,7 @@ class CandidateQNetwork(nn.Module):
 
     def __init__(self, spec: SourceSpec, settings: NetworkSettings) -> None:
         super().__init__()
-        self.batch_norm = settings.batch_norm  # whose statistics must not see padding
+        self.batch_norm = settings.batch_norm  # its statistics leave padding out
         widths = (spec.num_state_features + spec.num_action_features, *settings.hidden, settings.outputs)
         self.layers = MLP(widths, (*settings.activations, "linear"), settings)
 
@@ -148,7 +148,7 @@ class CandidateQNetwork(nn.Module):
         return _per_candidate(self.layers, state, features, mask if self.batch_norm and self.training else None)
 
     def allowed(self, state: Tensor, mask: Tensor, features: Tensor) -> Tensor:
-        """Returns the same for allowed candidates; others may be left out, and are 0 then."""
+        """Returns [B, K, H] with the allowed candidates computed and 0 for the others."""
         return _per_candidate(self.layers, state, features, mask)
 
 
@@ -159,7 +159,7 @@ class DuelingCandidateQNetwork(nn.Module):
 
     def __init__(self, spec: SourceSpec, settings: NetworkSettings) -> None:
         super().__init__()
-        self.batch_norm = settings.batch_norm  # whose statistics must not see padding
+        self.batch_norm = settings.batch_norm  # its statistics leave padding out
         self.trunk = _trunk(spec.num_state_features, settings)
         width = (spec.num_state_features, *settings.hidden)[-1]
         self.value = _stream(width, settings.outputs, settings)
@@ -172,7 +172,7 @@ class DuelingCandidateQNetwork(nn.Module):
         return self._joined(state, mask, features, mask if self.batch_norm and self.training else None)
 
     def allowed(self, state: Tensor, mask: Tensor, features: Tensor) -> Tensor:
-        """Returns the same for allowed candidates; others may be left out, and have any value then."""
+        """Returns [B, K, H] with the allowed candidates computed; the others are undefined."""
         return self._joined(state, mask, features, mask)
 
     def _joined(self, state: Tensor, mask: Tensor, features: Tensor, only: Tensor | None) -> Tensor:
@@ -182,10 +182,10 @@ class DuelingCandidateQNetwork(nn.Module):
 
 
 def allowed_values(network: nn.Module, state: Tensor, actions: Actions) -> Tensor:
-    """Returns [B, K, H] of a network, of use where a choice is allowed.
+    """Returns [B, K, H] of a network; values of choices that are not allowed are undefined.
 
-    Candidates that are not allowed are left out where that saves time: on a CPU, which need not wait for their number,
-    where lists differ in length.
+    Candidates that are not allowed are skipped where that saves time: on a CPU, if lists differ in length. On a GPU
+    their number would have to be waited for.
     """
     mask, features = actions.mask, actions.features
     if (
@@ -208,7 +208,7 @@ def chosen_values(network: nn.Module, state: Tensor, actions: Actions, choice: T
 
 
 def build_q_network(spec: SourceSpec, settings: NetworkSettings) -> nn.Module:
-    """Returns the network of a source: see the drawing at the top."""
+    """Returns the Q-network of a source, one of the four at the top of this file."""
     networks: dict[tuple[bool, bool], type[nn.Module]] = {
         (False, False): DiscreteQNetwork,
         (False, True): DuelingDiscreteQNetwork,
@@ -223,12 +223,12 @@ def _trunk(width: int, settings: NetworkSettings) -> MLP:
 
 
 def _stream(width: int, outputs: int, settings: NetworkSettings) -> MLP:
-    # one hidden layer of half the width, as wide as the trunk's end allows
+    # one hidden layer of half the trunk's width
     return MLP((width, max(width // 2, 1), outputs), ("relu", "linear"), settings)
 
 
 def _per_candidate(layers: nn.Module, state: Tensor, features: Tensor, only: Tensor | None) -> Tensor:
-    """Returns [B, K, H] of layers over the concatenation of state [B, S] and features [B, K, F]; 0 but in `only`."""
+    """Returns [B, K, H] of layers over state [B, S] and features [B, K, F], 0 outside `only` where that is given."""
     lists, longest = features.shape[0], features.shape[1]
     if only is None:
         return layers(torch.cat((state.unsqueeze(1).expand(-1, longest, -1), features), 2))  # type: ignore[no-any-return]

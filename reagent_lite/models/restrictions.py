@@ -1,4 +1,4 @@
-"""Which of the open choices a policy may take: all of them, or those that a model of the log finds likely enough."""
+"""Which of the allowed choices a policy may take: all, or those that a model of the log finds likely enough."""
 
 from torch import Tensor, nn
 
@@ -6,7 +6,7 @@ from reagent_lite.rl.policies import likely_enough
 
 
 class Unrestricted(nn.Module):
-    """Every open choice."""
+    """Every allowed choice."""
 
     def forward(self, state: Tensor, mask: Tensor, features: Tensor | None = None) -> Tensor:
         """Returns mask [B, K] as it is."""
@@ -27,5 +27,8 @@ class LikelyInTheLog(nn.Module):
         self.threshold = threshold
 
     def forward(self, state: Tensor, mask: Tensor, features: Tensor | None = None) -> Tensor:
-        """Returns [B, K] bool for state [B, S], mask [B, K] and features [B, K, F]; at least one where any is open."""
+        """Returns [B, K] bool, at least one where any is allowed.
+
+        state is [B, S], mask [B, K] bool and features [B, K, F] of candidates.
+        """
         return likely_enough(self.imitator(state, mask, features).squeeze(2), mask, self.threshold)

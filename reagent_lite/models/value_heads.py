@@ -1,9 +1,8 @@
 """What the H outputs of a choice mean: a value, a categorical distribution, or quantiles of the return.
 
-A head's `loss` gives the loss of each row, [B], and its priority in replay, [B] without a gradient: the absolute TD
-error; of a distribution the loss, as in Rainbow (Hessel et al., 2018). Targets are clipped to `bounds`, lowest and
-highest value, where there are some. `half_squares` is the loss of a small TD error over half of its square, the unit of
-CQL's objective.
+A head's `loss` returns the loss of each row, [B], and its priority in replay, [B] without a gradient: the absolute TD
+error, and for distributions the loss, as in Rainbow (Hessel et al., 2018). `half_squares` is the loss of a small TD
+error divided by half of its square, the unit of CQL's objective.
 """
 
 from typing import Final
@@ -40,7 +39,7 @@ class ScalarHead(nn.Module):
 
 
 class CategoricalHead(nn.Module):
-    """Logits over fixed returns: C51, Bellemare, Dabney & Munos (2017). Their range bounds targets by itself."""
+    """Logits over fixed returns: C51, Bellemare, Dabney & Munos (2017). Targets stay within their range."""
 
     half_squares: Final[float] = 1.0
 
@@ -89,7 +88,7 @@ class QuantileHead(nn.Module):
 
 
 class Scorer(nn.Module):
-    """Network and head as one: state and choices in, values out. This is what evaluation and export see."""
+    """Network and head as one module, from states and choices to values; what evaluation and export use."""
 
     def __init__(self, network: nn.Module, head: nn.Module) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
 """Target policies over [B, K] choices: from values to propensities.
 
-A run has one: it is what is evaluated on logs, played in simulation and exported.
+A run has one policy: it is evaluated on logs, simulated and exported.
 """
 
 from collections.abc import Mapping
@@ -61,7 +61,7 @@ def policy_json(policy: TargetPolicy) -> dict[str, Any]:
 
 
 def policy_of(document: Mapping[str, Any]) -> TargetPolicy:
-    """Returns the policy that `policy_json` gave the document of."""
+    """Returns the policy of a document from `policy_json`."""
     parameters = {name: value for name, value in document.items() if name != "kind"}
     return {one.kind: one for one in (Softmax, EpsilonGreedy)}[document["kind"]](**parameters)
 

@@ -16,7 +16,7 @@ Bounds = tuple[float, float] | None
 
 
 def discount(gamma: float, steps: Tensor, bootstrap: Tensor) -> Tensor:
-    """Returns what the next state's value is multiplied by, [B].
+    """Returns the factor of the next state's value, [B].
 
     gamma^steps * bootstrap: 0 after a true end. Sutton & Barto (2018), sections 7.1 and 10.4.
     """
@@ -66,13 +66,15 @@ def expected_value(q: Tensor, propensities: Tensor) -> Tensor:
 
 
 def value_bounds(reward: Tensor, discount: Tensor) -> tuple[float, float]:
-    """Returns the lowest and the highest value that such rewards can pay, 0 among them; -inf and inf without a bound.
+    """Returns the lowest and the highest value that the rewards allow; -inf and inf where there is no bound.
+
+    0 is always within.
 
     The highest is the smallest B with r + d B <= B in every row: the largest r / (1 - d).
 
     Args:
-        reward: [R] float64 of rows; those of several steps are summed up.
-        discount: [R] float64 of what follows each, 0 at a true end.
+        reward: [R] float64, the discounted sum where a row covers several steps.
+        discount: [R] float64, the factor of the next value, 0 at a true end.
     """
     worth = torch.where(reward == 0, 0, reward / (1 - discount))
     worth = torch.cat((worth, worth.new_zeros(1)))

@@ -41,9 +41,14 @@ def uniform(state: Tensor, actions: Actions) -> Tensor:
 def test_loss_by_hand():
     eye = torch.eye(2)
     batch = make_batch(
-        eye, eye.flip(0), [0, 1], [1.0, 2.0],
-        steps=torch.tensor([2.0, 1.0]), bootstrap=torch.tensor([1.0, 0.0]), weight=torch.tensor([0.25, 0.75]),
-    )  # fmt: skip
+        eye,
+        eye.flip(0),
+        [0, 1],
+        [1.0, 2.0],
+        steps=torch.tensor([2.0, 1.0]),
+        bootstrap=torch.tensor([1.0, 0.0]),
+        weight=torch.tensor([0.25, 0.75]),
+    )
     reward = torch.tensor([[[3.0], [0.0]], [[0.0], [4.0]]])
     value = torch.tensor([[[10.0], [20.0]], [[30.0], [40.0]]])
     propensities = torch.tensor([[0.25, 0.75], [1.0, 0.0]])
@@ -72,10 +77,14 @@ def test_target_is_not_differentiated_and_follows_after_a_step():
 def test_scales_from_sums():
     heads = heads_of(torch.zeros(2, 2, 2), torch.zeros(2, 2, 2), gamma=0.5)
     batch = make_batch(
-        torch.eye(2)[[0, 1, 0]], torch.eye(2)[[0, 1, 0]], [0, 1, 0], [3.0, 4.0, 99.0],
-        metrics=torch.tensor([[0.0], [0.0], [7.0]]), bootstrap=torch.tensor([1.0, 0.0, 1.0]),
+        torch.eye(2)[[0, 1, 0]],
+        torch.eye(2)[[0, 1, 0]],
+        [0, 1, 0],
+        [3.0, 4.0, 99.0],
+        metrics=torch.tensor([[0.0], [0.0], [7.0]]),
+        bootstrap=torch.tensor([1.0, 0.0, 1.0]),
         weight=torch.tensor([0.5, 0.5, 0.0]),
-    )  # fmt: skip
+    )
     sums = heads.scale_sums(batch)
     assert sums.tolist() == [2, 0.5, 25, 0]  # padding is left out
     heads.set_scales(sums)
@@ -124,11 +133,15 @@ def gridworld_batches(epsilon: float, num_episodes: int, rows: int, passes: int)
             pick = order[start : start + rows]
             batches.append(
                 make_batch(
-                    eye[log.state[pick]], eye[log.next_state[pick]], log.action[pick], log.reward[pick],
-                    actions=Actions(mask=mask[log.state[pick]]), next_actions=Actions(mask=mask[log.next_state[pick]]),
+                    eye[log.state[pick]],
+                    eye[log.next_state[pick]],
+                    log.action[pick],
+                    log.reward[pick],
+                    actions=Actions(mask=mask[log.state[pick]]),
+                    next_actions=Actions(mask=mask[log.next_state[pick]]),
                     bootstrap=torch.from_numpy(1.0 - log.terminal[pick]).float(),
-                )
-            )  # fmt: skip
+                ),
+            )
     return batches
 
 
@@ -220,9 +233,13 @@ def test_choices_that_are_not_allowed_have_value_zero():
 def test_absurd_value_where_the_episode_ends_does_not_reach_the_target():
     heads = heads_of(torch.zeros(2, 2, 1), torch.full((2, 2, 1), 1e30))
     batch = make_batch(
-        torch.eye(2), torch.eye(2), [0, 1], [1.0, 2.0],
-        bootstrap=torch.zeros(2), next_actions=Actions(mask=torch.zeros(2, 2, dtype=torch.bool)),
-    )  # fmt: skip
+        torch.eye(2),
+        torch.eye(2),
+        [0, 1],
+        [1.0, 2.0],
+        bootstrap=torch.zeros(2),
+        next_actions=Actions(mask=torch.zeros(2, 2, dtype=torch.bool)),
+    )
     with torch.no_grad():
         heads.value_network.table.zero_()
     _, metrics = heads(batch, torch.zeros(2, 2))

@@ -54,11 +54,14 @@ def measured(folder: Path, rows: int) -> tuple[int, int]:
     folder.mkdir()
     write(folder / "log.parquet", rows)
     tree = {
-        "training_data_path": str(folder / "log.parquet"), "model_output_path": str(folder / "out"), "use_gpu": False,
-        "actions": ["0", "1"], "data": {"training_copy_dir": str(folder / "copy")},
+        "training_data_path": str(folder / "log.parquet"),
+        "model_output_path": str(folder / "out"),
+        "use_gpu": False,
+        "actions": ["0", "1"],
+        "data": {"training_copy_dir": str(folder / "copy")},
         "training": {"layers": [-1, 64, -1], "activations": ["relu", "linear"]},
         "evaluation": {"calc_cpe_in_training": False, "final_fit_passes": 1, "max_episodes": 1000},
-    }  # fmt: skip
+    }
     (folder / "config.json").write_text(json.dumps(tree))
     command = [sys.executable, "-m", "workflows.dqn", "--config", str(folder / "config.json")]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

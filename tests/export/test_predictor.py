@@ -1,14 +1,11 @@
-"""Live predictors against values computed by hand; see conftest.py for the formulas."""
+"""What only the live predictors can be asked; that a bundle's values are right, test_bundle.py computes by hand."""
 
-import copy
 import math
 
 import pytest
 import torch
-from oracles.bundles import Habit
 
 from reagent_lite.export.predictor import DiscretePredictor, ParametricPredictor, decide
-from reagent_lite.models.restrictions import LikelyInTheLog
 from reagent_lite.rl.policies import Softmax
 
 NAN, INF = float("nan"), float("inf")
@@ -18,43 +15,6 @@ def run(predictor: DiscretePredictor, rows: list[list[float]], mask: list[list[b
     values = torch.tensor(rows)
     with torch.inference_mode():
         return list(predictor(values, ~torch.isnan(values), torch.tensor(mask)))
-
-
-def test_q_is_of_the_normalized_features_and_missing_is_zero(discrete_predictor: DiscretePredictor) -> None:
-    # b = 1, z = (5 - 1) / 2 = 2: q = (3, 4, 0). Second row: b missing -> 0, z = 0: q = (0, 0, 1).
-    q, greedy, *_ = run(discrete_predictor, [[1, 5], [NAN, 1]], [[True] * 3] * 2)
-    assert q.tolist() == [[3, 4, 0], [0, 0, 1]]
-    assert greedy.tolist() == [1, 2]
-
-
-def test_absent_by_presence_is_missing_whatever_the_value(discrete_predictor: DiscretePredictor) -> None:
-    with torch.inference_mode():
-        q, greedy, *_ = discrete_predictor(
-            torch.tensor([[1.0, INF]]), torch.tensor([[True, False]]), torch.ones(1, 3, dtype=torch.bool)
-        )
-    assert q.tolist() == [[1, 0, 0]]
-    assert greedy.tolist() == [0]
-
-
-def test_mask_moves_the_choice_but_not_q_and_ties_go_to_the_lowest_index(discrete_predictor: DiscretePredictor) -> None:
-    mask = [[True, False, True], [True, True, False], [False, True, False], [False, False, False]]
-    q, greedy, propensities, _ = run(discrete_predictor, [[1, 5], [NAN, 1], [1, 5], [1, 5]], mask)
-    assert q.tolist() == [[3, 4, 0], [0, 0, 1], [3, 4, 0], [3, 4, 0]]
-    assert greedy.tolist() == [0, 0, 1, -1]
-    # epsilon 0.3 over two; a tie goes to the first; one action has all; none has nothing
-    expected = [[0.85, 0, 0.15], [0.85, 0.15, 0], [0, 1, 0], [0, 0, 0]]
-    torch.testing.assert_close(propensities, torch.tensor(expected))
-
-
-def test_what_the_log_hardly_takes_is_not_chosen(discrete_predictor: DiscretePredictor) -> None:
-    restricted = copy.deepcopy(discrete_predictor)
-    restricted.restriction = LikelyInTheLog(Habit([0.5, 0.04, 0.46]), 0.1)
-    q, greedy, propensities, choices = run(restricted, [[1, 5]] * 3, [[True] * 3, [False, True, True], [False] * 3])
-    assert q.tolist() == [[3, 4, 0]] * 3
-    # 0.04 / 0.5 = 0.08 and 0.04 / 0.46 = 0.087 are below 0.1, 0.46 / 0.5 is not
-    assert choices.tolist() == [[True, False, True], [False, False, True], [False] * 3]
-    assert greedy.tolist() == [0, 2, -1]
-    torch.testing.assert_close(propensities, torch.tensor([[0.85, 0, 0.15], [0, 0, 1], [0, 0, 0]]))
 
 
 def test_small_temperature_is_stable() -> None:

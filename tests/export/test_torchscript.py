@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from reagent_lite.export.torchscript import candidate_lists
-
 NAN, INF = float("nan"), float("inf")
 
 
@@ -77,16 +75,6 @@ def test_rare_candidates_of_one_state_are_lowered(restricted_parametric_folder: 
 def test_no_pairs(parametric_folder: Path) -> None:
     empty = (torch.zeros(0, 1), torch.zeros(0, 1, dtype=torch.bool))
     assert load(parametric_folder)(empty, empty)[1].shape == (0, 1)
-
-
-def test_candidate_lists_places_every_pair() -> None:
-    state = torch.tensor([[2.0, 1.0], [1.0, 1.0], [2.0, 1.0]])
-    states, lists, mask, group, place = candidate_lists(state, torch.tensor([[10.0], [20.0], [30.0]]))
-    assert states.tolist() == [[1, 1], [2, 1]]
-    assert lists.squeeze(2).tolist() == [[20, 0], [10, 30]]
-    assert mask.tolist() == [[True, False], [True, True]]
-    assert group.tolist() == [1, 0, 1]
-    assert place.tolist() == [0, 0, 1]
 
 
 def test_golden_of_the_discrete_bundle(discrete_folder: Path) -> None:

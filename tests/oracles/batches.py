@@ -46,7 +46,11 @@ def random_batch(rows: int, num_state: int, num_choices: int, seed: int, num_fea
 
     now, after = choices(), choices()
     return make_batch(
-        torch.randn(rows, num_state, generator=rng), torch.randn(rows, num_state, generator=rng),
-        torch.zeros(rows, dtype=torch.int64), torch.randn(rows, generator=rng),
-        actions=now, next_actions=after, bootstrap=(torch.rand(rows, generator=rng) < 0.8).float(),
-    )  # fmt: skip
+        torch.randn(rows, num_state, generator=rng),
+        torch.randn(rows, num_state, generator=rng),
+        torch.zeros(rows, dtype=torch.int64),
+        torch.randn(rows, generator=rng),
+        actions=now,
+        next_actions=after,
+        bootstrap=(torch.rand(rows, generator=rng) < 0.8).float(),
+    )

@@ -87,9 +87,13 @@ def linear_bundle(
 ) -> Path:
     """Writes a model with q = weight [K, S] @ state, whose S columns are the features `ids`."""
     predictor = DiscretePredictor(
-        Preprocessor(raw(ids)), Linear(weight), state_feature_ids=ids, action_names=names, policy=policy,
+        Preprocessor(raw(ids)),
+        Linear(weight),
+        state_feature_ids=ids,
+        action_names=names,
+        policy=policy,
         restriction=restriction,
-    )  # fmt: skip
+    )
     rows = SampleRows(values=sample(len(ids)))
     return write_bundle(folder, predictor, content=content("dqn", rows, state=ids))
 
@@ -97,9 +101,13 @@ def linear_bundle(
 def bilinear_bundle(folder: Path, weight: Array, ids: tuple[int, ...], action_ids: tuple[int, ...]) -> Path:
     """Writes a model of candidates with q_k = features_k @ weight [F, S] @ state."""
     predictor = ParametricPredictor(
-        Preprocessor(raw(ids)), Preprocessor(raw(action_ids)), Bilinear(weight),
-        state_feature_ids=ids, action_feature_ids=action_ids, policy=PLAIN,
-    )  # fmt: skip
+        Preprocessor(raw(ids)),
+        Preprocessor(raw(action_ids)),
+        Bilinear(weight),
+        state_feature_ids=ids,
+        action_feature_ids=action_ids,
+        policy=PLAIN,
+    )
     rows = SampleRows(
         values=sample(len(ids)), candidates=np.ones((4, 2, len(action_ids)), np.float32), mask=np.ones((4, 2), bool)
     )
@@ -113,7 +121,15 @@ def sample(columns: int) -> NDArray[np.float32]:
 def content(workflow: str, rows: SampleRows, **columns: tuple[int, ...]) -> BundleContent:
     normalization = {name: normalization_json(raw(ids)) for name, ids in columns.items()}
     return BundleContent(
-        workflow=workflow, normalization=normalization, config={}, evaluation={}, steps=1, data_hash="d" * 64,
-        config_hash="c" * 64, versions={"torch": torch.__version__}, git_revision=None,
-        tolerance=Tolerance(atol=1e-6, rtol=5e-5, ratio_different=0.0), sample=rows,
-    )  # fmt: skip
+        workflow=workflow,
+        normalization=normalization,
+        config={},
+        evaluation={},
+        steps=1,
+        data_hash="d" * 64,
+        config_hash="c" * 64,
+        versions={"torch": torch.__version__},
+        git_revision=None,
+        tolerance=Tolerance(atol=1e-6, rtol=5e-5, ratio_different=0.0),
+        sample=rows,
+    )

@@ -12,7 +12,7 @@ from reagent_lite.rl.losses import (
     quantile_huber_loss,
     td_error,
     td_loss,
-)  # fmt: skip
+)
 
 
 def test_td_losses() -> None:
