@@ -13,7 +13,7 @@ import torch
 from oracles import cartpole
 from oracles.interpreters import Interpreter
 from oracles.logs import candidate_rows, random_rows, write_lines
-from oracles.runs import ROOT, Run
+from oracles.runs import ROOT, Run, merged
 from safetensors.torch import load_file
 
 from reagent_lite.config import WorkflowConfig, check
@@ -149,10 +149,6 @@ def candidates(folder: Path, **sections: Tree) -> Tree:
     tree = logged(folder, **sections)
     del tree["actions"]
     return tree | {"training_data_path": str(write_lines(folder / "candidates.jsonl", candidate_rows(200)))}
-
-
-def merged(tree: Tree, other: Tree) -> Tree:
-    return {**tree, **{k: {**tree.get(k, {}), **v} if isinstance(v, dict) else v for k, v in other.items()}}
 
 
 def start(folder: Path, tree: Tree, *settings: str, **environment: str) -> Interpreter:

@@ -1,4 +1,4 @@
-"""Runs workflows as a user does: a JSON file, a command line, an exit code."""
+"""Runs of workflows: as a user does by a JSON file and a command line, or trained in this process."""
 
 import json
 import os
@@ -8,10 +8,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from oracles.interpreters import Interpreter
 from oracles.logs import random_rows, write_lines
 
+from reagent_lite.config import DqnConfig, ParametricDqnConfig, check
+from reagent_lite.distributed.group import Group, Place
+from reagent_lite.run.publish import Outcome
+from reagent_lite.run.train import train
+
 ROOT = Path(__file__).resolve().parents[2]
+ALONE = Group(Place(), torch.device("cpu"))
+
+
+def trained(tree: dict[str, Any], workflow: str = "dqn") -> Outcome:
+    """Trains in this process, without a command line."""
+    return train(check(DqnConfig if workflow == "dqn" else ParametricDqnConfig, tree), ALONE)
+
+
+def merged(tree: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Returns a config whose sections have the other's keys."""
+    return {**tree, **{k: {**tree.get(k, {}), **v} if isinstance(v, dict) else v for k, v in other.items()}}
 
 
 @dataclass(frozen=True)

@@ -11,15 +11,13 @@ import torch
 from oracles import cartpole, gridworld
 from oracles.disks import small_disk
 from oracles.logs import candidate_rows, enum_normalization, gridworld_rows, random_rows, write_lines
-from oracles.runs import Runner
+from oracles.runs import ALONE, Runner, merged, trained
 from safetensors.torch import load_file
 
 from reagent_lite.config import DqnConfig, check
-from reagent_lite.distributed.group import Group, Place
 from reagent_lite.errors import BundleError, CheckpointError, ConfigError
 from reagent_lite.export import load_bundle
 from reagent_lite.run.logged import prepare
-from reagent_lite.run.train import train
 
 # TorchScript is what users of 2019 load; torch calls it deprecated
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.load` is deprecated:DeprecationWarning")
@@ -97,13 +95,13 @@ def test_an_outcome_says_what_the_run_left(run: Runner, small: dict[str, Any], t
 
 
 def test_two_processes_equal_one(run: Runner, small: dict[str, Any], tmp_path: Path) -> None:
-    small["epochs"] = 15
+    small["epochs"] = 5
     small["rl"] = {"target_update_rate": 0.1}
     one = run("dqn", small, "--set", "training.minibatch_size=32")
     model_one = weights(one.outcome["model"])
     two = run("dqn", small, "--set", "training.minibatch_size=16", "--set", "num_processes_per_node=2")
     assert two.code == 0, two.err
-    assert one.outcome["steps"] == two.outcome["steps"] == 105
+    assert one.outcome["steps"] == two.outcome["steps"] == 35
     for name, tensor in weights(two.outcome["model"]).items():
         torch.testing.assert_close(tensor, model_one[name], rtol=0, atol=1e-6)
 
@@ -122,34 +120,17 @@ COMBINATIONS: list[dict[str, Any]] = [
 ]
 
 
-def merged(tree: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    return {**tree, **{k: {**tree.get(k, {}), **v} for k, v in other.items()}}
-
-
-CANDIDATES_OFTEN = (1, 3, 4)  # what differs most for candidates; the others with `-m slow`
-
-
-@pytest.mark.parametrize(
-    ("workflow", "combination"),
-    [
-        pytest.param(workflow, combination, id=f"{workflow}-{combination}",
-                     marks=[pytest.mark.slow] if workflow != "dqn" and number not in CANDIDATES_OFTEN else [])
-        for workflow in ("dqn", "parametric_dqn")
-        for number, combination in enumerate(COMBINATIONS)
-    ],
-)  # fmt: skip
-def test_combinations(
-    run: Runner, small: dict[str, Any], tmp_path: Path, workflow: str, combination: dict[str, Any]
-) -> None:
+@pytest.mark.parametrize("workflow", ["dqn", "parametric_dqn"])
+@pytest.mark.parametrize("combination", COMBINATIONS, ids=str)
+def test_combinations(small: dict[str, Any], tmp_path: Path, workflow: str, combination: dict[str, Any]) -> None:
     if workflow == "parametric_dqn":
         del small["actions"]
         small["training_data_path"] = str(write_lines(tmp_path / "candidates.jsonl", candidate_rows(200)))
-    done = run(workflow, merged(small, combination))
-    assert done.code == 0, done.err
-    bundle = load_bundle(done.outcome["model"])
+    outcome = trained(merged(small, combination), workflow)
+    bundle = load_bundle(outcome.model)
     assert bundle.check_golden() < 1e-5
     assert bundle.parametric == (workflow == "parametric_dqn")
-    assert np.isfinite(done.outcome["scores"]["td_loss/mean"])
+    assert np.isfinite(outcome.scores["td_loss/mean"])
 
 
 def test_candidate_lists_of_one_to_seven(run: Runner, small: dict[str, Any], tmp_path: Path) -> None:
@@ -169,18 +150,17 @@ def test_candidate_lists_of_one_to_seven(run: Runner, small: dict[str, Any], tmp
         assert together.greedy[i] == int(np.argmax(alone.q[0]))
 
 
-def test_rows_that_all_list_the_same_candidates(run: Runner, small: dict[str, Any], tmp_path: Path) -> None:
+def test_rows_that_all_list_the_same_candidates(small: dict[str, Any], tmp_path: Path) -> None:
     """The training copy stores such a list once; normalization still counts it as often as rows list it."""
     del small["actions"]
     log = tmp_path / "cartpole.jsonl"
     cartpole.write_log(log, 300, candidates=True)
-    done = run("parametric_dqn", small | {"training_data_path": str(log)})
-    assert done.code == 0, done.err
+    outcome = trained(small | {"training_data_path": str(log)}, "parametric_dqn")
     normalization = json.loads((tmp_path / "out" / "action_norm.json").read_text())
     first, second = (json.loads(normalization[feature]) for feature in ("0", "1"))
     assert (first["feature_type"], first["mean"]) == ("CONTINUOUS", 0.0)  # -1 and 1, equally often
     assert second["feature_type"] == "BINARY"
-    bundle = load_bundle(done.outcome["model"])
+    bundle = load_bundle(outcome.model)
     assert bundle.predict_rows([{"0": 0.1}] * 3, [cartpole.CANDIDATES] * 3).q.shape == (3, 2)
 
 
@@ -193,7 +173,7 @@ def test_rows_that_all_list_the_same_candidates(run: Runner, small: dict[str, An
         pytest.param("parametric_dqn", True, id="parametric_dqn-sarsa"),
     ],
 )
-def test_gridworld_values_within_one_percent(run: Runner, tmp_path: Path, workflow: str, sarsa: bool) -> None:
+def test_gridworld_values_within_one_percent(tmp_path: Path, workflow: str, sarsa: bool) -> None:
     parametric = workflow == "parametric_dqn"
     log = write_lines(tmp_path / "grid.jsonl", gridworld_rows(sarsa=sarsa, parametric=parametric))
     tree: dict[str, Any] = {
@@ -212,11 +192,10 @@ def test_gridworld_values_within_one_percent(run: Runner, tmp_path: Path, workfl
         tree["action_norm_data_path"] = str(enum_normalization(tmp_path / "action.json", "0", range(100)))
     else:
         tree["actions"] = list(gridworld.ACTIONS)
-    done = run(workflow, tree)
-    assert done.code == 0, done.err
+    outcome = trained(tree, workflow)
     truth = gridworld.policy_q(gridworld.random_policy()) if sarsa else gridworld.optimal_q()
     allowed = gridworld.allowed()
-    bundle = load_bundle(done.outcome["model"])
+    bundle = load_bundle(outcome.model)
     states = [s for s in range(25) if allowed[s].any()]
     maps = [{"0": float(s)} for s in states]
     if parametric:
@@ -234,7 +213,7 @@ def test_a_file_smaller_than_a_batch_trains_and_one_row_does_too(
 ) -> None:
     rows = random_rows(30, missing=0.0)
     small["training_data_path"] = str(write_lines(tmp_path / "few.jsonl", rows))
-    assert run("dqn", small, "--set", "training.minibatch_size=4096").outcome["steps"] == 2
+    assert trained(merged(small, {"training": {"minibatch_size": 4096}})).steps == 2
     norm = tmp_path / "out" / "state_features_norm.json"
     small["state_norm_data_path"] = str(norm.rename(tmp_path / "norm.json"))
     small["training_data_path"] = str(write_lines(tmp_path / "one.jsonl", rows[:1]))
@@ -242,61 +221,29 @@ def test_a_file_smaller_than_a_batch_trains_and_one_row_does_too(
     assert (done.code, done.outcome["rows"]) == (0, 2), done.err
 
 
-def test_warm_start(run: Runner, small: dict[str, Any], tmp_path: Path) -> None:
-    small["rainbow"] = {"bcq": True}
-    first = run("dqn", small)
-    before = weights(first.outcome["model"])
+def test_warm_start(small: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    first = trained(small | {"rainbow": {"bcq": True}})
+    assert first.model is not None
+    before = weights(first.model)
     assert {name.split(".")[0] for name in before} == {"network", "imitator"}
-    small["training"] |= {"warm_start_model_path": str(tmp_path / "out"), "learning_rate": 1e-12, "l2_decay": 0.0}
-    small["model_output_path"] = str(tmp_path / "second")
-    second = run("dqn", small)
-    assert "learner and optimizer of" in second.err
-    for name, tensor in weights(second.outcome["model"]).items():
-        torch.testing.assert_close(tensor, before[name], rtol=0, atol=1e-6)
+    still = {"rainbow": {"bcq": True}, "training": {"learning_rate": 1e-12, "l2_decay": 0.0}}
+    small = merged(small, still) | {"model_output_path": str(tmp_path / "second")}
     # from the exported model the optimizer starts anew
-    small["training"]["warm_start_model_path"] = first.outcome["model"]
-    anew = run("dqn", small)
-    assert "; the optimizer starts anew" in anew.err
-    for name, tensor in weights(anew.outcome["model"]).items():
-        torch.testing.assert_close(tensor, before[name], rtol=0, atol=1e-6)
-    small["training"]["layers"] = [-1, 9, -1]
-    small["model_output_path"] = str(tmp_path / "third")
-    third = run("dqn", small)
-    assert third.code == 2
-    assert "training.warm_start_model_path: expected the same network" in third.err
-    assert "[8, 3] instead of [9, 3]" in third.err
-    assert not (tmp_path / "third" / "model").exists()
-
-
-def test_a_flipped_byte_is_refused(run: Runner, small: dict[str, Any]) -> None:
-    folder = Path(run("dqn", small).outcome["model"])
-    files = sorted(folder.iterdir())
-    assert len(files) == 9
-    for file in files:
-        data = file.read_bytes()
-        altered = bytearray(data)
-        altered[len(data) // 2] ^= 1
-        file.write_bytes(bytes(altered))
-        with pytest.raises(BundleError, match=file.name):
-            load_bundle(folder)
-        file.write_bytes(data)
-    assert load_bundle(folder).check_golden() < 1e-5
-
-
-@pytest.mark.slow  # tests/algorithms/test_dqn.py shows it of the learner alone
-def test_constant_reward_is_worth_twenty(run: Runner, small: dict[str, Any], tmp_path: Path) -> None:
-    rows = [
-        row | {"reward": 1.0, "possible_next_actions": [1, 1], "next_action": "a", "terminal": False,
-               "next_state_features": row["next_state_features"] or row["state_features"]}
-        for row in random_rows(512, missing=0.0)
-    ]  # fmt: skip
-    small["training_data_path"] = str(write_lines(tmp_path / "constant.jsonl", rows))
-    small |= {"epochs": 600, "rl": {"gamma": 0.95, "target_update_rate": 0.1}}
-    small["training"] = {"layers": [-1, -1], "activations": ["linear"], "minibatch_size": 128, "learning_rate": 0.05,
-                         "l2_decay": 0.0}  # fmt: skip
-    done = run("dqn", small)
-    values = load_bundle(done.outcome["model"]).predict_rows([row["state_features"] for row in rows[:100]]).q
-    assert np.abs(values - 20).max() < 0.2
+    for path, said in (
+        (str(tmp_path / "out"), "learner and optimizer of"),
+        (first.model, "; the optimizer starts anew"),
+    ):
+        outcome = trained(merged(small, {"training": {"warm_start_model_path": path}}))
+        assert outcome.model is not None
+        assert said in caplog.text
+        for name, tensor in weights(outcome.model).items():
+            torch.testing.assert_close(tensor, before[name], rtol=0, atol=1e-6)
+    other = {"training": {"warm_start_model_path": path, "layers": [-1, 9, -1]}}
+    with pytest.raises(
+        ConfigError, match=r"warm_start_model_path: expected the same network.*\[8, 3\] instead of \[9, 3\]"
+    ):
+        trained(merged(small, other) | {"model_output_path": str(tmp_path / "third")})
+    assert not (tmp_path / "third").exists()
 
 
 def test_a_log_that_changes_in_place_is_learned_with_its_own_features(small: dict[str, Any], tmp_path: Path) -> None:
@@ -311,7 +258,7 @@ def test_a_log_that_changes_in_place_is_learned_with_its_own_features(small: dic
         norm = tmp_path / "norm.json"
         norm.write_text(json.dumps({str(i): parameters for i in range(3)}))
         config = check(DqnConfig, {**small, "state_norm_data_path": str(norm)})
-        rows = prepare(config, Group(Place(), torch.device("cpu"))).train_rows
+        rows = prepare(config, ALONE).train_rows
         return rows.take(torch.arange(40), torch.ones(40)).state.unique().tolist()
 
     assert states(1) == [1]
@@ -328,15 +275,14 @@ def test_a_model_folder_of_something_else_is_refused_before_anything_is_read(tmp
     tree = {"training_data_path": str(tmp_path / "nowhere.jsonl"), "model_output_path": str(tmp_path / "out"),
             "use_gpu": False, "actions": ["a", "b"]}  # fmt: skip
     with pytest.raises(BundleError, match="out/model: expected nothing there, or an older model"):
-        train(check(DqnConfig, tree), Group(Place(), torch.device("cpu")))
+        trained(tree)
 
 
 @pytest.mark.parametrize("size", ["4k", "12k", "20k", "1060k"])
 def test_a_full_disk_under_the_output_folder_is_said(small: dict[str, Any], tmp_path: Path, size: str) -> None:
     with small_disk(tmp_path / "disk", size=size, files=200) as disk:
-        config = check(DqnConfig, {**small, "model_output_path": str(disk / "out")})
         with pytest.raises((ConfigError, CheckpointError)) as caught:
-            train(config, Group(Place(), torch.device("cpu")))
+            trained({**small, "model_output_path": str(disk / "out")})
         (problem,) = caught.value.problems
         assert problem.expected in (f"room in {disk}/out", "room on a disk that works")
         assert not (disk / "out/model").exists()

@@ -5,19 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from oracles.runs import Runner
+from oracles.runs import trained
 
 from reagent_lite.config import DqnConfig, check
 from reagent_lite.config.publish import ESTIMATOR_NAMES, PublishConfig
-from reagent_lite.distributed.group import Group, Place
 from reagent_lite.errors import ConfigError
 from reagent_lite.evaluation.gate import decide
 from reagent_lite.rl.estimators import ESTIMATORS
-from reagent_lite.run.train import train
 from reagent_lite.training.resume import require_same_learning
-
-ALONE = Group(Place(), torch.device("cpu"))
 
 
 def figure(value: float, low: float | None, high: float | None) -> dict[str, float | None]:
@@ -98,39 +93,34 @@ def files(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
-def test_a_run_that_is_held_back(run: Runner, small: dict[str, Any], tmp_path: Path) -> None:
+def test_a_run_that_is_held_back(small: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     out = tmp_path / "out"
-    done = run("dqn", conditional(small, 1e6))
-    assert done.code == 0, done.err
-    assert done.outcome["model"] is None
+    with caplog.at_level("INFO", "reagent_lite"):
+        done = trained(conditional(small, 1e6))
+    assert done.model is None
     assert not (out / "model").exists()
-    reason = done.outcome["not_published"]
-    assert f"not published: {reason}" in done.err
-    assert f"Do not ship: publish_if holds the model back: {reason}. Next: " in done.err
+    reason = json.loads(done.line())["not_published"]
+    assert f"not published: {reason}" in caplog.text
+    assert f"Do not ship: publish_if holds the model back: {reason}. Next: " in caplog.text
     told = json.loads((out / "not_published.json").read_text())
     assert (told["reason"], told["bound"], told["outcome"]) == (reason, 1e6, "Reward")
     assert told["lower"] == told["estimate"]["low"] < told["estimate"]["value"] < told["estimate"]["high"] < 1e6
     name = "CPE/Reward/Weighted_Per_Decision_Importance_Sampling"
-    assert told["estimate"]["value"] == done.outcome["scores"][name]
+    assert told["estimate"]["value"] == done.scores[name]
     before = (out / "not_published.json").read_bytes()
 
-    again = train(check(DqnConfig, conditional(small, 1e6)), ALONE)
-    assert (again.model, again.not_published) == (None, reason)
-    assert (out / "not_published.json").read_bytes() == before
-
-    passing = train(check(DqnConfig, conditional(small, -1e6)), ALONE)
+    passing = trained(conditional(small, -1e6))
     assert (passing.model, passing.not_published) == (str(out / "model"), None)
     assert "not_published" not in json.loads(passing.line())
     assert not (out / "not_published.json").exists()
 
     model = files(out / "model")
-    assert train(check(DqnConfig, conditional(small, 1e6)), ALONE).model is None
+    assert trained(conditional(small, 1e6)).model is None
     assert files(out / "model") == model  # an older one stays as it was
     assert (out / "not_published.json").read_bytes() == before
 
 
 def test_an_outcome_that_the_data_does_not_have(small: dict[str, Any], tmp_path: Path) -> None:
-    config = check(DqnConfig, {**small, "publish_if": {"outcome": "Rewards"}})
     with pytest.raises(ConfigError, match=r"publish_if.outcome: expected one of Reward, got 'Rewards'. Did you mean"):
-        train(config, ALONE)
+        trained({**small, "publish_if": {"outcome": "Rewards"}})
     assert not (tmp_path / "out" / "checkpoints").exists()  # nothing was learned

@@ -9,12 +9,11 @@ import pytest
 import torch
 from oracles import gridworld
 from oracles.logs import write_lines
-from oracles.runs import Runner
+from oracles.runs import ALONE, Runner, merged, trained
 
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, WorkflowConfig, check
 from reagent_lite.data.sampling.source import LoggedSource
-from reagent_lite.distributed.group import Group, Place
-from reagent_lite.errors import SimulationError
+from reagent_lite.errors import ReagentLiteError, SimulationError
 from reagent_lite.export import load_bundle
 from reagent_lite.run.environments import open_simulation, with_actions
 from reagent_lite.run.evaluators import Evaluation
@@ -45,15 +44,14 @@ def tags(tree: Tree) -> set[str]:
     return {name for line in lines for name in json.loads(line)}
 
 
-def test_gridworld_online_learns_the_exact_values(run: Runner, tmp_path: Path) -> None:
+def test_gridworld_online_learns_the_exact_values(tmp_path: Path) -> None:
     tree = online(tmp_path, "gridworld", total_steps=60_000, warmup_steps=20_000, epsilon_end=0.5,
                   env_parameters={"random_start": 1}, evaluation_episodes=200)  # fmt: skip
     tree["training"] |= {"layers": [-1, -1], "activations": ["linear"], "learning_rate": 0.02,
                          "lr_policy": "exponential", "lr_decay": 0.2}  # fmt: skip
     tree["simulation"] |= {"num_evaluations": 4, "updates_per_rollout": 2}
-    done = run("dqn", tree)
-    assert done.code == 0, done.err
-    bundle = load_bundle(done.outcome["model"])
+    trained(tree)
+    bundle = load_bundle(tmp_path / "out" / "model")
     assert bundle.action_names == ("L", "R", "U", "D")
     q = bundle.predict(np.eye(25, dtype=np.float32)).q
     allowed = gridworld.allowed()
@@ -61,22 +59,16 @@ def test_gridworld_online_learns_the_exact_values(run: Runner, tmp_path: Path) -
     np.testing.assert_allclose(q[allowed], exact[allowed], rtol=0.03)
 
 
-def test_outputs_of_a_simulated_run(run: Runner, tmp_path: Path) -> None:
+def test_outputs_of_a_simulated_run(tmp_path: Path) -> None:
     tree = online(tmp_path, "cartpole_v0", time_limit=50, pictures=True)
-    done = run("dqn", tree)
-    assert done.code == 0, done.err
+    outcome = trained(tree)
     out = Path(tree["model_output_path"])
     # (8000 - 2000) / 16 rollouts, one update each on 128 rows
-    assert done.outcome["steps"] == 375
-    assert done.outcome["rows"] == 375 * 128
-    scores = done.outcome["scores"]
+    assert (outcome.steps, outcome.rows) == (375, 375 * 128)
+    scores: Any = outcome.scores
     assert scores["simulation/return/lower"] <= scores["simulation/return/mean"] <= 50
-    assert {
-        "simulation/training_return/mean",
-        "simulation/env_steps",
-        "train/td_loss",
-        "simulation/return/mean",
-    } <= tags(tree)
+    wanted = {"simulation/training_return/mean", "simulation/env_steps", "train/td_loss", "simulation/return/mean"}
+    assert wanted <= tags(tree)
     evaluation = json.loads((out / "model" / "evaluation.json").read_text())
     assert evaluation["simulation"]["episodes"] == 20
     assert (out / "learning_curve.png").stat().st_size > 1000
@@ -87,12 +79,11 @@ def test_outputs_of_a_simulated_run(run: Runner, tmp_path: Path) -> None:
 
 def fitted(model: type[WorkflowConfig], tree: Tree) -> tuple[int, Evaluation]:
     """Learns and evaluates in this process, without the export; returns steps and the final evaluation."""
-    group = Group(Place(), torch.device("cpu"))
     config = check(model, tree)
-    simulation = open_simulation(config, group)
+    simulation = open_simulation(config, ALONE)
     config = with_actions(config, simulation)
-    source = open_source(config, group, simulation)
-    learner = build_learner(config, source.spec, group.device)
+    source = open_source(config, ALONE, simulation)
+    learner = build_learner(config, source.spec, ALONE.device)
     optimization = build_optimization(config, learner, captured=False)
     stream, evaluators = source.stream(learner), source.evaluators(learner)
 
@@ -108,7 +99,7 @@ def fitted(model: type[WorkflowConfig], tree: Tree) -> tuple[int, Evaluation]:
             return evaluators.satisfied()
 
     running = Running(learner=learner, optimization=optimization, source=stream.source, evaluators=evaluators)
-    fit(running, stream.plan, group, Judged())
+    fit(running, stream.plan, ALONE, Judged())
     assert stream.figures()["simulation/episodes"] > 0
     return running.position.step, evaluators.at_end()
 
@@ -129,16 +120,14 @@ def fitted(model: type[WorkflowConfig], tree: Tree) -> tuple[int, Evaluation]:
     ids=str,
 )
 def test_every_option_trains(tmp_path: Path, change: Tree) -> None:
-    tree = online(tmp_path, "cartpole_v0", total_steps=3000, warmup_steps=1000)
-    for section, keys in change.items():
-        tree[section] = {**tree[section], **keys}
-    _, evaluation = fitted(DqnConfig, tree)
+    tree = online(tmp_path, "cartpole_v0", total_steps=1000, warmup_steps=300)
+    _, evaluation = fitted(DqnConfig, merged(tree, change))
     assert evaluation.scalars["simulation/return/mean"] >= 8  # falling at once takes so long
 
 
 @pytest.mark.parametrize("env", ["cartpole_v1", "pendulum", "gridworld"])
 def test_fixed_actions_are_candidates_too(tmp_path: Path, env: str) -> None:
-    tree = online(tmp_path, env, total_steps=3000, warmup_steps=1000, time_limit=40)
+    tree = online(tmp_path, env, total_steps=1000, warmup_steps=300, time_limit=40)
     _, evaluation = fitted(ParametricDqnConfig, tree)
     assert np.isfinite(evaluation.scalars["simulation/return/mean"])
 
@@ -149,25 +138,23 @@ def test_the_run_stops_when_it_is_good_enough(tmp_path: Path) -> None:
     assert steps == 50  # a tenth of (10 000 - 2000) / 16
 
 
-def test_candidates_of_every_step_train_and_are_exported(run: Runner, tmp_path: Path) -> None:
-    tree = online(tmp_path, "recommend", total_steps=3000, warmup_steps=1000, time_limit=40)
-    done = run("parametric_dqn", tree)
-    assert done.code == 0, done.err
-    bundle = load_bundle(done.outcome["model"])
+def test_candidates_of_every_step_train_and_are_exported(tmp_path: Path) -> None:
+    trained(online(tmp_path, "recommend", total_steps=1000, warmup_steps=300, time_limit=40), "parametric_dqn")
+    bundle = load_bundle(tmp_path / "out" / "model")
     assert bundle.parametric
     assert len(bundle.action_feature_ids) == 9
 
 
 def test_processes_share_environments_and_episodes(run: Runner, tmp_path: Path) -> None:
-    tree = online(tmp_path, "cartpole_v0", total_steps=3000, warmup_steps=1000)
-    one = run("dqn", tree, "--set", "data.global_minibatch_size=64", "--set", "training={}")
-    two = run("dqn", tree, "--set", "data.global_minibatch_size=64", "--set", "training={}", "--set",
-              "num_processes_per_node=2")  # fmt: skip
+    tree = online(tmp_path, "cartpole_v0", total_steps=1000, warmup_steps=300)
+    tree |= {"training": {}, "data": {"global_minibatch_size": 64}}
+    one = trained(tree)
+    two = run("dqn", tree, "--set", "num_processes_per_node=2")
     assert two.code == 0, two.err
-    assert two.outcome["rows"] == one.outcome["rows"]
+    assert two.outcome["rows"] == one.rows
     # the same episodes of random actions, whoever plays them
     for tag in ("simulation/random_return/mean", "simulation/random_return/upper"):
-        assert two.outcome["scores"][tag] == one.outcome["scores"][tag]
+        assert two.outcome["scores"][tag] == one.scores[tag]
 
 
 def logged(tmp_path: Path) -> str:
@@ -207,23 +194,22 @@ def beside_data(tmp_path: Path, share: float) -> Tree:
     return tree
 
 
-def test_data_and_simulation_together(run: Runner, tmp_path: Path) -> None:
+def test_data_and_simulation_together(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tree = beside_data(tmp_path, 0.25)
-    done = run("dqn", tree)
-    assert done.code == 0, done.err
-    assert {"simulation/return/mean", "td_loss/mean"} <= set(done.outcome["scores"])
+    with caplog.at_level("INFO", "reagent_lite"):
+        outcome = trained(tree)
+    assert {"simulation/return/mean", "td_loss/mean"} <= set(outcome.scores)
     assert "simulation/env_steps" in tags(tree)
-    assert "32 of them simulated" in done.err
-    evaluation = json.loads((Path(done.outcome["model"]) / "evaluation.json").read_text())
-    assert set(evaluation) == {"scores", "cpe", "simulation"}
+    assert "32 of them simulated" in caplog.text
+    evaluation = json.loads((tmp_path / "out" / "model" / "evaluation.json").read_text())
+    assert set(evaluation) == {"scores", "cpe", "simulation", "decision"}
 
 
 def test_a_simulation_that_is_all_or_nothing_beside_data(tmp_path: Path) -> None:
-    group = Group(Place(), torch.device("cpu"))
     for share, kind in ((0.0, LoggedSource), (1.0, RolloutSource)):
         config = check(DqnConfig, beside_data(tmp_path, share))
-        source = open_source(config, group, open_simulation(config, group))
-        stream = source.stream(build_learner(config, source.spec, group.device))
+        source = open_source(config, ALONE, open_simulation(config, ALONE))
+        stream = source.stream(build_learner(config, source.spec, ALONE.device))
         assert isinstance(stream.source, kind)
         # as many rows a step as the log alone would give, or full minibatches of simulated ones
         assert stream.plan.rows_of_step(0) == 128
@@ -231,38 +217,26 @@ def test_a_simulation_that_is_all_or_nothing_beside_data(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("workflow", "change", "says"),
+    ("change", "actions", "says"),
     [
-        ("dqn", {"env": "cartpole"}, "cartpole_v1"),
-        ("dqn", {"env": "recommend"}, "workflows.parametric_dqn"),
-        ("dqn", {"env_parameters": {"gravitation": 9.0}}, "gravity"),
-        ("dqn", {"num_envs": 1 << 30, "replay": {"capacity": 1 << 40}, "total_steps": 1 << 40}, "GiB"),
-        ("dqn", {"replay": {"capacity": 1 << 40}}, "simulation.replay.capacity"),
-        ("dqn", {"backend": "cuda"}, "use_gpu is false"),
+        ({"env": "cartpole"}, (), "cartpole_v1"),
+        ({"env": "recommend"}, (), "workflows.parametric_dqn"),
+        ({"env_parameters": {"gravitation": 9.0}}, (), "gravity"),
+        ({"num_envs": 1 << 30, "replay": {"capacity": 1 << 40}, "total_steps": 1 << 40}, (), "GiB"),
+        ({"replay": {"capacity": 1 << 40}}, (), "simulation.replay.capacity"),
+        ({"backend": "cuda"}, (), "use_gpu is false"),
+        ({}, ("a", "b", "c"), "2 names"),
+        ({}, ("right", "left"), "the order of cartpole_v1"),
     ],
 )
-def test_bad_simulations_end_with_a_sentence(
-    run: Runner, tmp_path: Path, workflow: str, change: Tree, says: str
-) -> None:
+def test_bad_simulations_end_with_a_sentence(tmp_path: Path, change: Tree, actions: tuple[str, ...], says: str) -> None:
     tree = online(tmp_path, "cartpole_v1")
-    tree["simulation"] |= change
-    done = run(workflow, tree)
-    assert done.code == 2, done.err
-    assert says in done.err
-    assert "Traceback" not in done.err
+    tree |= {"simulation": tree["simulation"] | change} | ({"actions": actions} if actions else {})
+    with pytest.raises(ReagentLiteError) as error:
+        trained(tree)
+    assert error.value.exit_code == 2
+    assert says in str(error.value)
     assert not (tmp_path / "out" / "model").exists()
-
-
-def test_another_number_of_actions_is_refused(run: Runner, tmp_path: Path) -> None:
-    done = run("dqn", online(tmp_path, "cartpole_v1") | {"actions": ["a", "b", "c"]})
-    assert done.code == 2
-    assert "2 names" in done.err
-
-
-def test_the_environments_actions_in_another_order_are_refused(run: Runner, tmp_path: Path) -> None:
-    done = run("dqn", online(tmp_path, "cartpole_v1") | {"actions": ["right", "left"]})
-    assert done.code == 2
-    assert "the order of cartpole_v1" in done.err
 
 
 def test_rewards_that_a_cross_entropy_cannot_take_are_refused(tmp_path: Path) -> None:
@@ -275,30 +249,7 @@ def test_rewards_that_a_cross_entropy_cannot_take_are_refused(tmp_path: Path) ->
     assert steps == 124  # (3000 - 63 * 16) / 16: all that is left after the warm-up
 
 
-def test_a_dry_run_knows_the_environments(run: Runner, tmp_path: Path) -> None:
-    done = run("dqn", online(tmp_path, "cartpol"), "--dry_run")
-    assert done.code == 2
-    assert "Did you mean 'cartpole" in done.err
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_kernel_of_ones_own_that_does_not_compile(run: Runner, tmp_path: Path) -> None:
-    (tmp_path / "mine.cuh").write_text(
-        "#define NUM_ACTIONS 2\n#define OBSERVATION_SIZE 1\n#define TIME_LIMIT 5\n"
-        "#define STATE(FIELD, ARRAY) FIELD(float, x)\nDECLARE_ENVIRONMENT\n"
-        "DEVICE void reset(State &s, Random &random) { s.x = 0.0f; }\n"
-        "DEVICE void observe(const State &s, float *observation) { observation[0] = s.y; }\n"
-        "DEVICE float step(State &s, int action, Random &random, bool &terminated) { return 1.0f; }\n"
-    )
-    done = run("dqn", online(tmp_path, str(tmp_path / "mine.cuh")))
-    assert done.code == 2
-    assert "mine.cuh:7" in done.err
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_cuda_without_a_gpu_says_what_is_missing(run: Runner, tmp_path: Path) -> None:
-    tree = online(tmp_path, "cartpole_v1", backend="cuda") | {"use_gpu": True}
-    done = run("dqn", tree)
-    assert done.code == 2
-    assert "simulation on a GPU" in done.err
-    assert "Traceback" not in done.err
+def test_cuda_without_a_gpu_says_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(ReagentLiteError, match="simulation on a GPU"):
+        trained(online(tmp_path, "cartpole_v1", backend="cuda") | {"use_gpu": True})
