@@ -81,7 +81,7 @@ def unchanged(known: Sequence[InputState], files: Sequence[InputFile]) -> bool:
     """Whether files are those that are known: by names, sizes and times, else by sha256."""
     if [(one.name, one.size) for one in known] != [(file.name, file.size) for file in files]:
         return False
-    if untouched(known, files) and all(file.modified_ns for file in files):  # 0 where the storage tells none
+    if untouched(known, files) and all(file.modified_ns for file in files):  # 0 where the storage has none
         return True
     return hashes_of(files) == [one.sha256 for one in known]
 
@@ -96,7 +96,7 @@ class StageManifest:
         columns: {name: Arrow type} of the data files, in their order.
         state_ids, action_ids, metric_names: features of states and candidates and names of metrics, ascending.
         settings: what the content depends on, JSON.
-        inputs: what it was made from; their names tell files of several inputs apart.
+        inputs: what it was made from; their names distinguish the files of several inputs.
         parent: sha256 of the manifest of the folder it was made from; "" where that had none.
         report: what was read, kept, refused and why, JSON.
         files: {name: {"size": bytes, "sha256": hex, "rows": rows}} of the data files.
@@ -142,7 +142,7 @@ class StageManifest:
         where = f"{local_path(folder).rstrip('/')}/{FILE_NAME}"
         try:
             data = _bytes_at(where)
-        except (FileNotFoundError, NotADirectoryError, FileExistsError):  # the last as fsspec says it of a file's child
+        except (FileNotFoundError, NotADirectoryError, FileExistsError):  # the last by fsspec, of a path below a file
             return None
         except (OSError, ImportError, ValueError) as error:
             raise DataError(Problem(where, "a readable file", f"{type(error).__name__}: {error}")) from error

@@ -118,7 +118,7 @@ def _ipc_batches(stream: IO[bytes], file: InputFile) -> Iterator[pa.RecordBatch]
         for index in range(reader.num_record_batches):
             yield reader.get_batch(index)
         return
-    # The format lets a stream end anywhere between two batches; then nothing tells a whole one from one cut there.
+    # The format lets a stream end between any two batches, so that one that was cut there looks whole.
     stream.seek(-min(len(_END_OF_STREAM), file.size), 2)
     if stream.read() != _END_OF_STREAM:
         raise EOFError("it does not end with the mark that closes a stream")

@@ -18,15 +18,15 @@ from reagent_lite.errors import DataError, NoRowsError, Problem, counted, first_
 from reagent_lite.strict_json import parse_json
 
 ALLOWED_PROTOCOLS = ("file", "s3", "gs", "abfs", "memory")
-# A data folder may hold its own description beside the shards.
-NOT_DATA = ("manifest.json", ".truth.json")  # written beside data: hashes, and what a policy earns in truth
+# A data folder may hold its own description with the shards.
+NOT_DATA = ("manifest.json", ".truth.json")  # hashes, and the true return of the policy that wrote the data
 _OF_A_RUN = ("config.json", "metrics.jsonl", "not_published.json", "state_features_norm.json", "action_norm.json")
 POINTER = "shards.json"
-"""What names the shards that count, beside them."""
+"""File that names the current shards, in the same folder."""
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 """Extensions of packed files, and what Arrow calls them."""
 MINARI = ".minari"
-"""Extension that stands for the files of a Minari dataset, which is a folder with a description of its own."""
+"""Extension used for the files of a Minari dataset, which is a folder with a description of its own."""
 MINARI_DESCRIPTION = "metadata.json"
 _MOST_NAMES = 10
 _NO_FILES = {stat.S_ISFIFO: "a FIFO", stat.S_ISSOCK: "a socket", stat.S_ISCHR: "a device", stat.S_ISBLK: "a device"}
@@ -54,8 +54,8 @@ class InputFile:
         extension: of the data format, lower case, without the compression's: ".json" for "a.json.gz".
         compression: ".gz", ".bz2", ".zst" or "" for none.
         size: bytes as stored.
-        modified_ns: local modification time; 0 where the storage tells none.
-        sha256: what a manifest says of the stored bytes, which readers compare; "" where none does.
+        modified_ns: local modification time; 0 where the storage has none.
+        sha256: of the stored bytes by a manifest, which readers compare; "" without one.
         columns: the user's own names of columns; None where they are the contract's.
         features: ids that have a name, where rows hold the ids alone.
     """
@@ -133,7 +133,7 @@ def list_input(path: str, extensions: tuple[str, ...]) -> tuple[InputFile, ...]:
 
     A Minari dataset (a folder with data/metadata.json) is one input, its files those of the dataset. In any other
     folder, names that start with "." or "_", `manifest.json` and `shards.json` are left out; files of other formats and
-    folders inside it are not read either, which `not_read` says.
+    folders inside it are not read either, see `not_read`.
 
     Args:
         path: local file or folder (`~` is expanded) or URL of an allowed protocol.

@@ -47,7 +47,7 @@ def path_of(log: Log) -> str:
             digest = hashlib.file_digest(written, "sha256").hexdigest()
             os.fsync(written.fileno())
         file = folder / f"{digest[:32]}.arrow"
-        if not file.exists():  # what was made of it before knows it by its time
+        if not file.exists():  # its time of modification stays, by which copies made of it are found
             temporary.rename(file)
         return str(file)
     finally:

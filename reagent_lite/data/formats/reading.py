@@ -63,7 +63,7 @@ def read_blocks(
         transform: called in a thread, once per block.
         positions: one per file; its sha256 is set when the file has been read.
         progress: called with (stored bytes read, stored bytes in all) after each block.
-        readers: by extension; None takes READERS, whose columns are those that training knows.
+        readers: by extension; None takes READERS, whose columns are those that training reads.
 
     Raises:
         DataError: a file that cannot be read, with file and line; no rows in any file.
@@ -93,8 +93,8 @@ def read_blocks(
                 rows = True
                 yield result
     finally:
-        # What has not begun is dropped. Nobody waits: a generator that is left behind may be collected in one of the
-        # pool's own threads.
+        # Work that has not begun is dropped. No waiting: a generator that is left behind may be collected in one of
+        # the pool's own threads.
         pool.shutdown(wait=False, cancel_futures=True)
         pa.default_memory_pool().release_unused()
     if progress is not None:

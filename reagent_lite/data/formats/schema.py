@@ -66,7 +66,7 @@ def in_one_piece(chunks: pa.ChunkedArray) -> pa.Array:
 
 
 def to_numpy(array: pa.Array) -> NDArray[Any]:
-    """Returns the values of a primitive array without a copy; what stands at nulls is arbitrary. Booleans as uint8.
+    """Returns the values of a primitive array without a copy; values at nulls are arbitrary. Booleans as uint8.
 
     pyarrow's own `to_numpy`, `fill_null` and `scalar` import pandas, which takes 0.15 s.
     """

@@ -1,6 +1,6 @@
 """What the values of a row must be, and the words of what is wrong; config/columns.py says which columns there are.
 
-Events are logged decisions; transitions say beside what followed them. Of their values it holds that
+Events are logged decisions; transitions also have what followed them. Rules of their values:
 
     action               null = unknown
     features             null and NaN count as absent

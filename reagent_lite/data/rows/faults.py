@@ -92,7 +92,7 @@ class FaultsOfLog:
         self.count += count
 
     def require_none(self, where: str) -> None:
-        """Raises DataError where a row has a fault; the number of those that are not shown is said of `where`."""
+        """Raises DataError where a row has a fault; `where` names the log, for how many are not shown."""
         more = self.count - len(self.problems)
         got = f"{counted(self.count, 'row')} with one, {more:,} more than shown"
         if self.count:

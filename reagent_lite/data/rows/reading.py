@@ -144,7 +144,7 @@ def read_rows(block: Block, contract: Contract) -> Rows:
         reward=np.where(np.isnan(reward), 0, reward).astype(np.float32),
         time_diff=np.where(np.isnan(time_diff), 1, time_diff).astype(np.float32),
         step=step,
-        # beside its only candidate no other could have been taken
+        # the only candidate is taken with certainty
         propensity=np.where(choices.unknown | np.isnan(probability), 1, probability).astype(np.float32),
         metrics=named,
         episode=episode,

@@ -57,7 +57,7 @@ class DuckDBEngine:
     def load(self, config: TimelineConfig, files: Sequence[InputFile], show: Show) -> Checked:
         """Makes relation `events` of the files; see Engine."""
         found = check_events(config, files, 0, self._events, show)
-        # names of folders are no columns, whatever they say
+        # names of folders such as ds=2026-01-31 are no columns
         scan = f"read_parquet({_text(_pattern(str(self._events)))}, hive_partitioning = false)"
         with _problems_of_data():
             self._connection.execute(f"CREATE VIEW events AS SELECT * FROM {scan}")
@@ -97,7 +97,7 @@ def _problems_of_data() -> Iterator[None]:
         yield
     except duckdb.OutOfMemoryException as error:
         raise DataError(Problem("DuckDB", "memory and disk for the work", first_line(error), todo)) from error
-    except OSError as error:  # as Arrow passes on what DuckDB says while rows are read
+    except OSError as error:  # how Arrow passes on DuckDB's errors while rows are read
         got = first_line(error)
         advice = todo if "emory" in got else ""
         raise DataError(Problem("DuckDB", "memory and disk for the work", got, advice)) from error

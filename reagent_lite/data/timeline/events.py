@@ -1,6 +1,6 @@
 """Events read, checked and taken: what an engine sorts, and what reading them has found.
 
-    files ─► readers ─► rows/table.py: checked columns ─► dates, sample of episodes ─► Parquet beside the work
+    files ─► readers ─► rows/table.py: checked columns ─► dates, sample of episodes ─► temporary Parquet
 
 Every row has its place: `_place` and `_folder` come from a hash of mdp_id, so that an episode is in one file whatever
 the order of its rows; `_rule` is the rule that the row breaks, null where it breaks none; `_file` and `_line` say where
@@ -64,7 +64,7 @@ def contract_of(config: TimelineConfig) -> Contract:
 
 @dataclass(slots=True)
 class Checked:
-    """What reading events has found, beside their rows.
+    """What reading events has found, in addition to their rows.
 
     Attributes:
         rows, taken: in the files, and of the dates and episodes that are asked for.

@@ -223,7 +223,7 @@ class _Rows:
 
     @property
     def over(self) -> Mask:
-        """[n] whether the row says that the episode ends with it."""
+        """[n] whether the episode ends with the row, by its own flags."""
         return self.terminal | self.truncated
 
     @property
@@ -254,7 +254,7 @@ class _Rows:
 
     @property
     def choices(self) -> pa.Array:
-        """[n] possible actions; where candidates are unknown the action alone, beside which none could be taken."""
+        """[n] possible actions; where candidates are unknown the action alone."""
         listed, unlisted = self.column("possible_actions"), self.unlisted
         if not unlisted.any():
             return listed
@@ -376,7 +376,7 @@ def _transitions(rows: _Rows, span: _Span, pairing: Pairing) -> pa.RecordBatch:
     timeline, seen = pairing.config.timeline, pairing.found.seen
     end, sequence, terminal, truncated = span.end, rows.sequence, span.terminal, span.truncated
     following = sequence[np.minimum(end + 1, max(len(rows) - 1, 0))] if len(rows) else sequence
-    # nobody knows when a limit cut the episode: one unit after its last row
+    # the log does not have the time of the limit: one unit after the last row
     behind = np.where(truncated, sequence[end] + 1, following)
     found: dict[str, pa.Array] = {
         "mdp_id": span.own(rows.column("mdp_id")),

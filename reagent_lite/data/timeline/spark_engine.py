@@ -47,7 +47,7 @@ class SparkEngine:
         folder: temporary folder of its own; executors see it under the same path.
 
     Raises:
-        ConfigError: no pyspark, no Java, nobody at the address.
+        ConfigError: no pyspark, no Java, no server at the address.
     """
 
     unit = "tasks"
@@ -62,7 +62,7 @@ class SparkEngine:
         total, furthest = sum(file.size for file in files), 0
         show(0, total)
 
-        def tell(done: int, known: int) -> None:
+        def show_tasks(done: int, known: int) -> None:
             nonlocal furthest
             furthest = max(furthest, total * done // (known + 1))  # there may be one more
             show(furthest, total)
@@ -70,7 +70,7 @@ class SparkEngine:
         spool = self._folder / "events"
         spool.mkdir()
         task = partial(_check_files, config, tuple(files), spool)
-        with problems_of_spark(), self._place.watched(tell):
+        with problems_of_spark(), self._place.watched(show_tasks):
             numbers = self._session.range(0, len(files), 1, len(files))
             answers = dict(tuple(row) for row in numbers.mapInArrow(task, "file BIGINT, found STRING").collect())
         reports = [json.loads(answers[number]) for number in range(len(files))]
@@ -101,7 +101,7 @@ class SparkEngine:
         tasks = pairing.files  # at least
         show(0, tasks)
 
-        def tell(done: int, known: int) -> None:
+        def show_tasks(done: int, known: int) -> None:
             nonlocal tasks
             tasks = max(tasks, known)
             if done < tasks:  # those that are known are not yet all
@@ -112,9 +112,9 @@ class SparkEngine:
             f"SELECT /*+ REPARTITION({tasks}, part) */ * FROM (SELECT *, FLOOR(_place * {tasks} / {HASHES}) AS part "
             f"FROM events WHERE mdp_id IS NOT NULL) events SORT BY {ORDER}"
         )
-        together = folders[0] / "spark.tmp"  # beside where the files will be
+        together = folders[0] / "spark.tmp"  # on the same disk as the files will be
         together.mkdir()
-        with problems_of_spark(), self._place.watched(tell):
+        with problems_of_spark(), self._place.watched(show_tasks):
             task = partial(_write_files, pairing, together, len(folders))
             answers = self._session.sql(ordered).mapInArrow(task, "written STRING").collect()
         written, counts = [dict[int, int]() for _ in folders], Counts()

@@ -59,7 +59,7 @@ def opened(master: str, folder: Path) -> SparkPlace:
         folder: for what does not fit into the memory of a local master.
 
     Raises:
-        ConfigError: no pyspark, no Java, nobody at the address, an address that Spark does not take.
+        ConfigError: no pyspark, no Java, no server at the address, an address that Spark does not take.
     """
     with _without_warnings():
         try:
@@ -135,7 +135,7 @@ def _started(master: str, folder: Path) -> SparkSession:
     builder = builder.config("spark.sql.catalogImplementation", "in-memory")
     builder = builder.config("spark.sql.warehouse.dir", str(folder / "warehouse"))
     if master.startswith("local"):
-        # nobody else has to reach this process
+        # no other machine has to reach this process
         builder = builder.config("spark.driver.bindAddress", "127.0.0.1").config("spark.driver.host", "127.0.0.1")
         builder = builder.config("spark.local.dir", str(folder))
     return builder.getOrCreate()
@@ -174,16 +174,16 @@ def _of_spark(error: Exception) -> bool:
 
 
 def _problem(error: Exception) -> Problem:
-    """Returns what Spark says, which has no fields: of what went wrong in an executor it passes on the text alone."""
+    """Returns Spark's error; of an error in an executor Spark passes on the text alone."""
     text = str(error)
     if "No space left on device" in text:
-        return Problem("Spark", "room on the disk", "No space left on device", "Free disk where it writes")
+        return Problem("Spark", "free disk", "No space left on device", "Free disk where it writes")
     of_python = re.search(r".*(ModuleNotFoundError|Cannot run program|PYTHON_VERSION_MISMATCH).*", text)
     if of_python:
         todo = "Install reagent-lite in a Python that all machines have under one path, and name it in PYSPARK_PYTHON"
         got = of_python.group().strip()[:300]
         return Problem("Spark's executors", "a Python with this version of reagent-lite", got, todo)
-    return Problem("Spark", "events and room that Spark can work with", _cause(text))
+    return Problem("Spark", "events, memory and disk that Spark can work with", _cause(text))
 
 
 def _cause(text: str) -> str:
@@ -192,22 +192,22 @@ def _cause(text: str) -> str:
 
 
 @contextmanager
-def _classic_tasks(context: SparkContext, tell: Show) -> Iterator[None]:
+def _classic_tasks(context: SparkContext, show: Show) -> Iterator[None]:
     """Counts the tasks of jobs that this thread starts inside the block; afterwards its own group of jobs is set again.
 
     Args:
         context: of the session.
-        tell: called from a thread of its own.
+        show: called from a thread of its own.
     """
     group, before = f"reagent-lite-{uuid.uuid4().hex}", context.getLocalProperty(_GROUP)
     tracker, ended = context.statusTracker(), Event()
 
     def poll() -> None:
         while not ended.wait(_POLL_SECONDS):
-            with suppress(Exception):  # a Spark that is gone: the block's own call says so
+            with suppress(Exception):  # of a Spark that is gone; the block's own call raises it
                 done, known = _tasks(tracker, group)
                 if known:
-                    tell(done, known)
+                    show(done, known)
 
     thread = Thread(target=poll, daemon=True)
     context.setLocalProperty(_GROUP, group)
@@ -234,26 +234,26 @@ def _tasks(tracker: StatusTracker, group: str) -> tuple[int, int]:
 
 
 @contextmanager
-def _connect_tasks(session: Any, tell: Show) -> Iterator[None]:
+def _connect_tasks(session: Any, show: Show) -> Iterator[None]:
     """Tells of the operations of a Connect session inside the block, as often as its server reports.
 
     Args:
         session: of Spark Connect.
-        tell: called from the thread that waits for an operation.
+        show: called from the thread that waits for an operation.
     """
     ended = running = 0
 
-    def hear(*, stages: Any, inflight_tasks: int, operation_id: str | None, done: bool) -> None:
+    def handle(*, stages: Any, inflight_tasks: int, operation_id: str | None, done: bool) -> None:
         nonlocal ended, running
         if done:
             ended, running = ended + running, 0
             return
         stages = list(stages or ())
         running = sum(stage.num_completed_tasks for stage in stages)
-        tell(ended + running, ended + sum(stage.num_tasks for stage in stages))
+        show(ended + running, ended + sum(stage.num_tasks for stage in stages))
 
-    session.registerProgressHandler(hear)
+    session.registerProgressHandler(handle)
     try:
         yield
     finally:
-        session.removeProgressHandler(hear)
+        session.removeProgressHandler(handle)

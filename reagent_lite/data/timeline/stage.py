@@ -1,4 +1,4 @@
-"""The timeline as a stage: from logged decisions to folders of transitions, which are made unless they stand.
+"""The timeline as a stage: from logged decisions to folders of transitions; folders that are there are kept.
 
 1 look     folders that were made of the same events in the same way are kept
 2 refuse   an output in the place of the events, of the other output, or of files that are not a timeline's
@@ -107,7 +107,7 @@ class TimelineOutcome:
 
 
 def run_timeline(config: TimelineConfig) -> TimelineOutcome:
-    """Makes the folders that the config asks for, unless they stand, and returns what is in them.
+    """Makes the folders that the config asks for, unless they are there, and returns what is in them.
 
     Raises:
         ConfigError: an output in the place of the events, or that cannot be written.
@@ -166,7 +166,7 @@ def make_timeline(config: TimelineConfig, engine: Engine, files: tuple[InputFile
 
     Raises:
         DataError: files that cannot be read, rows that break a rule (up to 20 of them, and how many there are), no
-            rows, a disk without room; no folder has changed then.
+            rows, a full disk; no folder has changed then.
     """
     timeline = config.timeline
     with progress("reading events", "bytes", enabled=True) as show:
@@ -216,7 +216,7 @@ def make_timeline(config: TimelineConfig, engine: Engine, files: tuple[InputFile
 
 
 def settings_of(config: TimelineConfig) -> dict[str, Any]:
-    """Returns what a timeline's rows depend on beside the events: not who makes them, and not where they go."""
+    """Returns what a timeline's rows depend on in addition to the events: neither the engine nor the folders."""
     timeline = config.timeline.model_dump(mode="json")
     for key in ("inputTableName", "outputTableName"):
         del timeline[key]
@@ -273,44 +273,44 @@ def _longest(config: TimelineConfig, engine: Engine) -> float | None:
         f"episodes of more than {longest:g} rows: {episodes:,} of {total:,}, left out with {counted(rows, 'row')}"
     )
     if abs(episodes / total - (1 - share)) > 0.1:
-        said = f"outlierEpisodeLengthPercentile {share:g} leaves out {episodes / total:.1%} of the episodes"
-        machine_logger.warning(f"{said}, not {1 - share:.1%}: many have the same length")
+        text = f"outlierEpisodeLengthPercentile {share:g} leaves out {episodes / total:.1%} of the episodes"
+        machine_logger.warning(f"{text}, not {1 - share:.1%}: many have the same length")
     return longest
 
 
 def _log_figures(config: TimelineConfig, found: Checked, counts: Counts, files: Sequence[InputFile]) -> None:
     figures, first = counts.figures, _first_places(found)
     for rule, number in _by_rows(found):
-        said = f"{counted(number, 'row')} of {counted(counts.refused[rule], 'episode')} refused ({rule})"
-        machine_logger.warning(f"{said}, their episodes are left out; {first.get(rule, '')}")
+        text = f"{counted(number, 'row')} of {counted(counts.refused[rule], 'episode')} refused ({rule})"
+        machine_logger.warning(f"{text}, their episodes are left out; {first.get(rule, '')}")
     if number := figures["duplicate_rows"]:
         places = ", ".join(f"{files[file].path}:{line}" for file, line in counts.duplicates)
-        said = counted(number, "row has", "rows have")
+        text = counted(number, "row has", "rows have")
         more = ", ..." if number > MAX_DUPLICATES else ""
         machine_logger.warning(
-            f"{said} the mdp_id and sequence_number of another; the first of each is kept. Left out: {places}{more}"
+            f"{text} the mdp_id and sequence_number of another; the first of each is kept. Left out: {places}{more}"
         )
     rows = f"{counted(figures['paired_rows'], 'row')} in {counted(figures['episodes'], 'episode')}"
     ends = f"{counted(figures['terminal_rows'], 'true end')}, {figures['truncated_rows']:,} cut by a limit"
     machine_logger.info(f"{rows}, {ends}, {counted(figures['gaps'], 'gap')}")
     if number := figures["candidates_unknown_rows"]:
-        said = counted(number, "row has", "rows have")
-        machine_logger.info(f"{said} an empty possible_actions; the action taken is the only candidate there")
+        text = counted(number, "row has", "rows have")
+        machine_logger.info(f"{text} an empty possible_actions; the action taken is the only candidate there")
     if number := figures["last_rows_without_an_end"]:
-        said = counted(number, "last row does not say how it ends", "last rows do not say how they end")
+        text = counted(number, "last row does not say how it ends", "last rows do not say how they end")
         if config.timeline.addTerminalStateRow:
-            machine_logger.info(f"{said}: true ends, as addTerminalStateRow says")
+            machine_logger.info(f"{text}: true ends, as addTerminalStateRow says")
         else:
             todo = "Log terminal or truncated, or set addTerminalStateRow"
-            machine_logger.warning(f"{said}: left out, for nobody knows where they led. {todo}")
+            machine_logger.warning(f"{text}: left out, as it is not known where they led. {todo}")
     if number := figures["truncated_rows_without_next_state"]:
-        said = counted(number, "truncated row has", "truncated rows have")
+        text = counted(number, "truncated row has", "truncated rows have")
         why = "a value behind the limit cannot be counted on. Log what was seen there"
-        machine_logger.warning(f"{said} no next_state_features: left out: {why}")
+        machine_logger.warning(f"{text} no next_state_features: left out: {why}")
     if number := figures["rows_after_an_end"]:
-        said = counted(number, "row follows", "rows follow")
+        text = counted(number, "row follows", "rows follow")
         todo = "Give each episode an mdp_id of its own"
-        machine_logger.warning(f"{said} an end inside an mdp_id; nothing is paired across it. {todo}")
+        machine_logger.warning(f"{text} an end inside an mdp_id; nothing is paired across it. {todo}")
 
 
 def _first_places(found: Checked) -> dict[str, str]:
