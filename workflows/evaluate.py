@@ -193,8 +193,7 @@ def _as_training(config: EvaluateConfig, model: ExportedModel) -> WorkflowConfig
         section = config.timeline.model_dump(mode="json")
         tree["timeline"] = {**section, "actionDiscrete": not model.bundle.parametric, "inputTableName": ""}
     if model.bundle.parametric:
-        columns = {"cols_to_norm": ["state_features", "action"]}
-        return check(ParametricDqnConfig, {**tree, "norm_params": columns})
+        return check(ParametricDqnConfig, tree)
     return check(DqnConfig, {**tree, "actions": list(model.bundle.action_names)})
 
 

@@ -249,8 +249,11 @@ class _Buckets:
         return cls(fields=fields, streams=streams, rows=rows, num_bytes=num_bytes)
 
     def groups(self) -> list[NDArray[np.int64]]:
-        """Returns the numbers of the buckets that are sorted at a time: neighbours of some GROUP_BYTES together."""
-        most_rows = max(1, GROUP_BYTES * int(self.rows.sum()) // self.num_bytes)
+        """Returns the numbers of the buckets that are sorted at a time: neighbours of at most GROUP_BYTES together.
+
+        A group takes a bucket that begins in its first half; a bucket is about half a group at most.
+        """
+        most_rows = max(1, GROUP_BYTES // 2 * int(self.rows.sum()) // self.num_bytes)
         group = (np.cumsum(self.rows) - self.rows) // most_rows
         return np.split(np.arange(len(group)), np.flatnonzero(np.diff(group)) + 1)
 
