@@ -16,7 +16,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 
 from reagent_lite.config.section import RULES, Section, within
-from reagent_lite.errors import ConfigError, Problem
+from reagent_lite.errors import ConfigError, Problem, nearest
 
 Config = TypeVar("Config", bound=Section)
 
@@ -260,8 +260,7 @@ def _reason(error: Exception) -> str:
 
 def _near(file: Path) -> str:
     try:
-        names = [entry.name for entry in file.parent.iterdir()]
+        paths = [str(path) for path in file.parent.iterdir()]
     except (OSError, ValueError):
         return ""
-    near = difflib.get_close_matches(file.name, names, n=1)
-    return f"Did you mean {file.parent / near[0]}?" if near else ""
+    return nearest(str(file), paths, "Did you mean {}?")

@@ -1,11 +1,10 @@
 """`publish_if`: what an estimate must show before a model is exported."""
 
-import difflib
 from collections.abc import Iterator
 from typing import Literal
 
 from reagent_lite.config.section import Section
-from reagent_lite.errors import Problem
+from reagent_lite.errors import Problem, nearest
 
 ESTIMATOR_NAMES = (
     "Direct_Method_Reward", "IPS_Reward", "Self_Normalized_IPS_Reward", "Doubly_Robust_Reward",
@@ -30,7 +29,5 @@ class PublishConfig(Section):
     def rules(self) -> Iterator[Problem]:
         """Yields an unknown estimator, with the nearest known one."""
         if self.estimator not in ESTIMATOR_NAMES:
-            lower = {name.lower(): name for name in ESTIMATOR_NAMES}
-            near = difflib.get_close_matches(self.estimator.lower(), lower, n=1, cutoff=0.4)
-            advice = f"Did you mean {lower[near[0]]!r}?" if near else f"Known: {', '.join(ESTIMATOR_NAMES)}"
-            yield self.wrong("estimator", "an estimator", advice)
+            known = f"Known: {', '.join(ESTIMATOR_NAMES)}"
+            yield self.wrong("estimator", "an estimator", nearest(self.estimator, ESTIMATOR_NAMES, otherwise=known))

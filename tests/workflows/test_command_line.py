@@ -87,12 +87,11 @@ def test_too_few_files_that_may_be_open(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_without_standard_streams(tmp_path: Path) -> None:
     """As `>&- 2>&-` starts a process: no file takes their numbers, so that nothing that is said gets into one."""
-    config = json.loads(Path(config_file(tmp_path)).read_text()) | {"epochs": 0}
-    (tmp_path / "c.json").write_text(json.dumps(config))
+    (tmp_path / "c.json").write_text("{}")
     program = (
-        "import os, sys; from reagent_lite.run import launch as c; from reagent_lite.config import DqnConfig\n"
+        "import os, sys; from reagent_lite.cli import main_alone; from workflows.shard import COMMAND\n"
         "os.close(1); os.close(2); sys.stdout = sys.stderr = None\n"
-        "code = c.main('workflows.dqn', DqnConfig, None, 'x', ['--config', 'c.json'])\n"
+        "code = main_alone(COMMAND, COMMAND.model, None, ['--config', 'c.json'])\n"
         "assert os.readlink('/proc/self/fd/1') == os.readlink('/proc/self/fd/2') == os.devnull; os._exit(code)"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)})
