@@ -155,7 +155,7 @@ def decide(findings: Sequence[Finding]) -> Decision:
     elif better and not worse and (better[0].weight > Weight.RANDOM_ACTIONS or not undecided):
         choice, used = Choice.SHIP, better[:1]
     else:
-        choice, used = Choice.NOT_ENOUGH, [*worse[:1], *better[:1]] if worse else [*undecided[:1], *better[:1]]
+        choice, used = Choice.NOT_ENOUGH, [*worse[:1], *better[:1]] if worse else (undecided or better)[:1]
     next_step = used[0].next_step if used else "set evaluation.calc_cpe_in_training, or run workflows.evaluate."
     if better and worse and not held_back:
         next_step = _TRY_BOTH
@@ -202,8 +202,8 @@ def _from_log(comparison: Comparison, overlap: Mapping[str, Any] | None) -> Find
     sides = {row.difference.side for row in trusted}
     if not trusted:
         why = "".join(f": {reason}" for reason, _ in Counter(row.reason for row in rows).most_common(1))
-        beside = "" if comparison.reference is None else f" ({comparison.reference})"
-        reason = f"no estimate of the {comparison.unit} can be trusted beside the {name}{beside}{why}"
+        beside = f"{name}'s {comparison.reference}" if comparison.reference else name
+        reason = f"no estimate of the {comparison.unit} can be trusted beside the {beside}{why}"
         side, step = 0, _mended_by(overlap)
     elif {1, -1} <= sides:
         side, reason, step = 0, f"trustworthy estimates contradict each other about the {name}", _TRY_BOTH

@@ -45,11 +45,11 @@ class Interval:
     def __str__(self) -> str:
         if not math.isfinite(self.value):
             return number(self.value)
-        value, low, high = map(self._written, (self.value, self.low, self.high))
+        value, low, high = map(self.written, (self.value, self.low, self.high))
         return f"{value} ({low} to {high})"
 
-    def _written(self, end: float) -> str:
-        """Returns one of the three figures with as many decimals as give the interval's width two digits."""
+    def written(self, end: float) -> str:
+        """Returns a figure with as many decimals as give the interval's width two digits."""
         width = self.high - self.low
         if not (self.defined and 0 < width < 1e7) or all(one == int(one) for one in (self.value, self.low, self.high)):
             return number(end)

@@ -79,15 +79,16 @@ def judge_model(figure: Interval, overlap: Overlap, *, check: Interval, check_ve
     if check_verdict is Verdict.DO_NOT_USE:
         return Verdict.WIDE, "the model cannot be checked against the log: weighted estimates are unusable"
     if check.excludes(figure.value):
+        both = Interval(value=figure.value, low=min(check.low, figure.value), high=max(check.high, figure.value))
         beyond = f"; {overlap.cut_share:.0%} of episodes are cut, only the model counts what follows"
         return Verdict.DO_NOT_USE, (
-            f"the model says {number(figure.value)}, outside the weighted estimate's interval "
-            f"{number(check.low)} to {number(check.high)}{beyond if overlap.cut_share else ''}"
+            f"the model says {both.written(figure.value)}, outside the weighted estimate's interval "
+            f"{both.written(check.low)} to {both.written(check.high)}{beyond if overlap.cut_share else ''}"
         )
     if check_verdict is Verdict.WIDE:
         return Verdict.WIDE, "agrees with the weighted estimate, which is wide itself"
     return Verdict.WIDE, (
-        f"agrees with the weighted estimate, {number(check.low)} to {number(check.high)}; "
+        f"agrees with the weighted estimate, {check.written(check.low)} to {check.written(check.high)}; "
         "its own interval leaves out the model's error"
     )
 

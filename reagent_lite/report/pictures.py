@@ -136,7 +136,8 @@ def write_animation(file: Path, episode: Episode, *, most_frames: int = _MOST_FR
 
     count = len(episode.action) + 1
     steps = np.linspace(0, count - 1, min(count, most_frames)).round().astype(int).tolist()
-    frames = [frame(episode, step).quantize(64, dither=Image.Dither.NONE) for step in steps]
+    palette = frame(episode, steps[-1]).quantize(64)  # of all frames: they compress well
+    frames = [frame(episode, step).quantize(palette=palette, dither=Image.Dither.NONE) for step in steps]
     durations = [_MILLISECONDS] * (len(frames) - 1) + [_LAST_MILLISECONDS]
     data = io.BytesIO()
     frames[0].save(data, format="GIF", save_all=True, append_images=frames[1:], duration=durations, loop=0)

@@ -41,7 +41,7 @@ def estimates_section(
         level: of the intervals.
         where: the file that has what is left out.
         overlap: of the weights, as evaluation.report.as_json gives it.
-        plain: whether trustworthy estimates are drawn without colour, because the log is not enough to decide.
+        plain: whether trustworthy estimates are drawn without colour, as always where they do not decide.
     """
     shown = comparisons[:_MOST_COMPARISONS]
     dotted = ", the dotted line the value in simulation" if any(one.simulated for one in comparisons) else ""
@@ -64,10 +64,9 @@ def _weight_of(overlap: Mapping[str, Any] | None) -> str:
     if not overlap or overlap["effective_episodes"] is None:
         return ""
     return (
-        f"{counted(overlap['num_episodes'], 'scored episode')} tell as much about the policy as "
-        f"{number(overlap['effective_episodes'])} of its own would (effective episodes at step "
-        f"{overlap['judged_step']}); the mean weight of a row is {number(overlap['mean_weight']['value'])} and should "
-        "be 1."
+        f"{counted(overlap['num_episodes'], 'scored episode')}, worth {number(overlap['effective_episodes'])} of the "
+        f"policy's own (effective episodes at step {overlap['judged_step']}); the mean weight of a row is "
+        f"{number(overlap['mean_weight']['value'])} and should be 1."
     )
 
 
@@ -76,7 +75,10 @@ def _estimates_chart(one: Comparison, plain: bool) -> Chart:
     if one.simulated is not None:
         marks["in simulation"] = one.simulated
     return interval_chart(
-        one.title, [(_words(row.name), row.figure, row.verdict) for row in one.rows], marks, plain=plain
+        one.title,
+        [(_words(row.name), row.figure, row.verdict) for row in one.rows],
+        marks,
+        plain=plain or not one.decides,
     )
 
 

@@ -32,7 +32,7 @@ PASSED, HELD = (Gate(passed=passed, reason="why", document={}) for passed in (Tr
         ([estimated("a", 12, 1), estimated("b", 8, 1)], UNCLEAR,
          "trustworthy estimates contradict each other about the logged policy"),
         ([estimated("a", 12, 1, Verdict.WIDE), undefined("b"), undefined("c")], UNCLEAR,
-         "no estimate of the discounted return of an episode can be trusted beside the logged policy (10 (9 to 11)): "
+         "no estimate of the discounted return of an episode can be trusted beside the logged policy's 10 (9 to 11): "
          "no propensities"),
     ],
 )  # fmt: skip
@@ -66,7 +66,7 @@ def test_a_paired_difference_or_intervals_that_do_not_meet_decide_a_simulation(
         (findings_of((), ()), UNCLEAR, "nothing was evaluated"),
         (findings_of((), (ONE,)), UNCLEAR, "its return in simulation is 5 (4 to 6)"),
         # better than random actions says nothing of the logged policy
-        (findings_of((EQUAL,), (ONE, RANDOM)), UNCLEAR, "; but its return in simulation"),
+        (findings_of((EQUAL,), (ONE, RANDOM)), UNCLEAR, "which may be 0"),
         (findings_of((EQUAL,), (ONE, replace(RANDOM, random=False))), SHIP, "its return in simulation"),
         (findings_of((replace(EQUAL, simulated=around(15, 1)),), ()), SHIP, "in simulation its discounted return"),
         (findings_of((WORSE,), (ONE, RANDOM)), UNCLEAR, "; but its return in simulation"),

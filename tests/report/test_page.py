@@ -170,11 +170,11 @@ def test_the_model_card_says_the_same_in_markdown() -> None:
 def test_how_much_the_log_tells_stands_beside_the_estimates_and_trust_is_green_only_where_it_decides() -> None:
     row = comparison(estimated("IPS", 12.0, 1.0))
     text = estimates(row, overlap=OVERLAP).notes[1]
-    assert text.startswith("30 scored episodes tell as much about the policy as 12.5 of its own would")
+    assert text.startswith("30 scored episodes, worth 12.5 of the policy's own")
     assert 'class="dot good"' in estimates(row).charts[0].svg
-    drawn = estimates(row, plain=True).charts[0].svg
-    assert 'class="dot plain"' in drawn
-    assert "good" not in drawn
+    for section in (estimates(row, plain=True), estimates(replace(row, decides=False))):
+        assert 'class="dot plain"' in section.charts[0].svg
+        assert "good" not in section.charts[0].svg
 
 
 def test_diagnostics_of_weights() -> None:
