@@ -16,7 +16,6 @@ from reagent_lite.config import ParametricDqnConfig, WorkflowConfig
 from reagent_lite.data.copy.first_look import holds_events, rows_by_metadata, standing_copy
 from reagent_lite.data.copy.place import CopyManifest
 from reagent_lite.data.features.normalization import read_normalization
-from reagent_lite.data.replay.ring import ReplaySettings
 from reagent_lite.data.stage import data_files
 from reagent_lite.distributed.gpus import list_gpus, used_gpus
 from reagent_lite.distributed.group import Place
@@ -24,7 +23,7 @@ from reagent_lite.distributed.launcher import Processes
 from reagent_lite.errors import ReagentLiteError, counted
 from reagent_lite.memory import free_bytes, size_text
 from reagent_lite.run.learner import build_learner
-from reagent_lite.run.simulated import simulated_plan
+from reagent_lite.run.simulated import ring_settings, simulated_plan
 from reagent_lite.sim.cpu import CpuBackend
 from reagent_lite.sim.env import VectorEnv
 from reagent_lite.sim.sources import find_environment
@@ -234,19 +233,8 @@ def _simulation_needs(config: WorkflowConfig, env: VectorEnv, world: int) -> lis
     assert settings is not None
     if not config.simulated_share:
         return []
-    spec, parametric = env.spec, isinstance(config, ParametricDqnConfig)
     own = -(-settings.num_envs // world)
-    ring = ReplaySettings(
-        num_envs=own,
-        observation_size=spec.observation_size,
-        num_actions=spec.num_actions,
-        action_feature_size=spec.action_feature_size if parametric else 0,
-        slots=settings.replay.capacity // settings.num_envs,
-        gamma=config.rl.gamma,
-        masked=spec.masked,
-        candidates=spec.candidates,
-        prioritized=settings.replay.prioritized,
-    )
+    ring = ring_settings(config, env.spec, own)
     rows, share = ring.slots * own, f"{own:,} of {settings.num_envs:,} environments"
     return [
         Need(name="replay ring", bytes=rows * ring.row_bytes,

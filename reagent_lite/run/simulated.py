@@ -1,18 +1,19 @@
 """Learning in simulation: rollout ─► ring ─► RolloutSource, each rank its own environments by global number."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from reagent_lite.algorithms.dqn import DQN
-from reagent_lite.config import WorkflowConfig
+from reagent_lite.config import ParametricDqnConfig, WorkflowConfig
 from reagent_lite.data.replay.ring import ReplayRing, ReplaySettings
 from reagent_lite.distributed.group import Group
 from reagent_lite.run.environments import TRAINING, Reader, Simulation
 from reagent_lite.run.learner import reward_boost
 from reagent_lite.sim.rollout import Exploration, Rollout, RolloutSource, UpdateSchedule
+from reagent_lite.sim.spec import EnvSpec
 from reagent_lite.training.capture import eager
 
 
@@ -49,6 +50,31 @@ def simulated_plan(config: WorkflowConfig, minibatch: int) -> SimulatedPlan:
     )
 
 
+def ring_settings(config: WorkflowConfig, spec: EnvSpec, num_envs: int) -> ReplaySettings:
+    """Returns the size of a process's replay ring and how it is drawn from.
+
+    Args:
+        config: the run's config.
+        spec: of the environment.
+        num_envs: environments of the process.
+    """
+    settings = config.simulation
+    assert settings is not None
+    return ReplaySettings(
+        num_envs=num_envs,
+        observation_size=spec.observation_size,
+        num_actions=spec.num_actions,
+        action_feature_size=spec.action_feature_size if isinstance(config, ParametricDqnConfig) else 0,
+        slots=settings.replay.capacity // settings.num_envs,
+        n_step=config.rl.multi_steps or 1,
+        gamma=config.rl.gamma,
+        masked=spec.masked,
+        candidates=spec.candidates,
+        prioritized=settings.replay.prioritized,
+        alpha=settings.replay.alpha,
+    )
+
+
 def build_source(
     config: WorkflowConfig,
     reader: Reader,
@@ -76,18 +102,8 @@ def build_source(
     spec = env.spec
     torch.manual_seed(config.seed + group.rank)
     ring = ReplayRing(
-        ReplaySettings(
-            num_envs=env.num_envs,
-            observation_size=spec.observation_size,
-            num_actions=spec.num_actions,
-            action_feature_size=spec.action_feature_size if simulation.parametric else 0,
-            slots=settings.replay.capacity // settings.num_envs,
-            n_step=rl.multi_steps or 1,
-            gamma=rl.gamma,
-            masked=spec.masked,
-            candidates=spec.candidates,
-            prioritized=settings.replay.prioritized,
-            alpha=settings.replay.alpha,
+        replace(
+            ring_settings(config, spec, env.num_envs),
             seed=None if group.device.type == "cuda" else config.seed + group.rank,
             action_features=_fixed_features(simulation),
             needs_next_action=not rl.maxq_learning,

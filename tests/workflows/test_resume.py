@@ -163,24 +163,6 @@ def test_a_signal_before_learning_ends_with_75_too(tmp_path: Path) -> None:
     assert "SIGTERM: nothing was saved yet; the same command begins anew" in ended.err
 
 
-@pytest.mark.slow
-def test_what_is_damaged_is_said_and_passed_over(tmp_path: Path) -> None:
-    tree = logged(tmp_path)
-    end(start(tmp_path, tree, REAGENT_LITE_FAULT="fail:rank=0,step=11,kind=kill"))
-    file = tmp_path / "out" / "checkpoints" / "step_000009" / "learner.safetensors"
-    data = bytearray(file.read_bytes())
-    data[-1] ^= 1
-    file.write_bytes(bytes(data))
-    torn = tmp_path / "out" / "checkpoints" / ".step_000012.1.tmp"
-    torn.mkdir()
-    done = end(start(tmp_path, tree))
-    assert done.code == 0, done.err
-    assert "checkpoint step_000009 is damaged" in done.err
-    assert "set aside as quarantine_step_000009; continuing from step_000006" in done.err
-    assert not torn.exists()
-    assert same_end(tmp_path / "out", tree, tmp_path) == []
-
-
 @pytest.fixture
 def disk_of_200_files(tmp_path: Path) -> Iterator[Path]:
     with small_disk(tmp_path / "disk", size="64m", files=200) as disk:
