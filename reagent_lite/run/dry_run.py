@@ -57,7 +57,7 @@ class Inputs:
         files, bytes: of the training data on this machine.
         rows: of it; None where they must be counted.
         events: the rows are events, of which transitions are made first.
-        copy: description of its training copy that stands, or None.
+        copy: description of its training copy, or None where there is none yet.
         env: one environment, or None without a simulation.
         spec: what the network must fit, or None where only reading the data tells.
         troubles: sentences on what could not be found out.

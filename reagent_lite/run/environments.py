@@ -30,7 +30,7 @@ from reagent_lite.sim.env import Policy, VectorEnv
 from reagent_lite.sim.sources import built_from, find_environment
 from reagent_lite.types import Actions, FeatureSpec, FeatureType, NormalizationSpec, SourceSpec, TransitionBatch
 
-# streams of random numbers, so that what is judged was not trained on
+# streams of random numbers, so that no evaluated episode was trained on
 TRAINING, EPOCH, FINAL, PICTURE, SAMPLE = range(5)
 
 
@@ -62,7 +62,7 @@ class Simulation:
         )  # fmt: skip
 
     def identity(self) -> str:
-        """Returns the sha256 of the environment's sources and constants: what stands for the data's hash."""
+        """Returns the sha256 of the environment's sources and constants, which take the place of the hash of data."""
         parts = built_from(find_environment(self.config.env), self.config.env_parameters)
         settings = [self.config.time_limit, self.config.math]
         return hashlib.sha256(json.dumps([settings, parts]).encode()).hexdigest()

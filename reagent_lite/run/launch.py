@@ -128,7 +128,7 @@ def _run(
     ):
         try:
             outcome = train(config, group)
-        except Exception as error:  # said before the process group is taken down, which may take long without peers
+        except Exception as error:  # reported before the process group is taken down, which may take long without peers
             if is_worker():
                 report_failure(error, message_of(error))
             raise

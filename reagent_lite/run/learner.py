@@ -25,7 +25,7 @@ _OPERATIONS_PER_THREAD = 1e8  # [m] below, threads wait for each other longer th
 def choose_threads(config: WorkflowConfig, spec: SourceSpec, group: Group) -> None:
     """Sets torch's threads by the size of one forward pass, at most this process's part of the cores.
 
-    A user's OMP_NUM_THREADS stands.
+    OMP_NUM_THREADS of the user wins.
     """
     if "OMP_NUM_THREADS" in os.environ:
         return

@@ -44,7 +44,7 @@ _DEVICE_SHARE = 0.5  # of the free device memory; the rest is for the network, i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Data:
-    """Rows to learn from and rows to be judged on.
+    """Rows to learn from and rows to evaluate on.
 
     Attributes:
         spec: what the network must fit.
@@ -69,7 +69,7 @@ class Data:
 
     @property
     def scored(self) -> Agreement:
-        """What the rows to be judged on are together."""
+        """What the evaluated rows of all machines are together."""
         return self.held_out_found or self.found
 
 

@@ -3,7 +3,7 @@
     events at training_data_path ─► transitions ───────┬─────────────────────────────────────► this machine's rows
     data.shards_path given:   node 0: transitions ─► shards there ─► each machine: its shard ─► this machine's rows
 
-The first process of a machine does the work, the others wait. What stands from before, made of the same input in the
+The first process of a machine does the work, the others wait. What an earlier run has made of the same input in the
 same way, is not made again.
 """
 

@@ -37,7 +37,7 @@ class Payable:
         return outside if outside > _SLACK * size > 0 else 0.0
 
     def warning(self, mean: float) -> str:
-        """Returns what to say of a mean value that lies outside."""
+        """Returns the warning for a mean value that lies outside."""
         return (
             f"the policy's choices have a mean value of {mean:.4g}, which rewards of the training data cannot pay "
             f'({self.low:.4g} to {self.high:.4g}): values are not to be relied on. Try rl.value_bounds "rewards" '

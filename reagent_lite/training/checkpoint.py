@@ -338,7 +338,7 @@ class CheckpointSchedule:
         self._every_seconds = float("inf") if config.every_minutes is None else 60 * config.every_minutes
         self._agreement = Agreement(self._group, self._running.position.step)
         self._saved_at = time.monotonic()
-        self._say_what_stands()
+        self._set_standing()
 
     def after_step(self) -> None:
         """Saves and compares where it is time to.
@@ -378,10 +378,10 @@ class CheckpointSchedule:
             require_equal(self._running.learner, self._group, self._running.position.step)
             failure = self._checkpoints.save()
         self._saved_at = time.monotonic()
-        self._say_what_stands()
+        self._set_standing()
         return failure
 
-    def _say_what_stands(self) -> None:
+    def _set_standing(self) -> None:
         if self._checkpoints.latest is not None:
             self._signal.standing = f"checkpoint {self._checkpoints.latest} stands; run the same command again to go on"
 

@@ -143,7 +143,7 @@ class History:
         """Returns what there is to continue in a folder of checkpoints; called on every rank.
 
         Raises:
-            ConfigError: an unfinished run of another learning config stands there.
+            ConfigError: there is an unfinished run of another learning config.
             BundleError: there are checkpoints, and none of them is whole.
         """
         checkpoints = CheckpointFolder(folder)

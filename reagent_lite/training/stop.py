@@ -1,4 +1,4 @@
-"""Signals that ask a run to end: heeded between two steps while it learns, at once in all its other work.
+"""Signals that ask a run to end: acted on between two steps while it learns, at once in all its other work.
 
 Where the terminal goes, with or without a signal, what the run says is lost and the run is not.
 """
@@ -30,7 +30,7 @@ class StopSignal:
     a signal counts as its consequence and becomes Preempted as well: interrupted libraries end in errors of their own.
 
     Args:
-        last: whether the process only ends behind the block; signals are ignored there, for its exit code stands.
+        last: whether the process only ends behind the block; signals are ignored there, so that its exit code is kept.
 
     Attributes:
         standing: what the same command would continue from, for the message.
