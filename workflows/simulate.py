@@ -34,6 +34,7 @@ from reagent_lite.errors import BundleError, ConfigError, Problem, SimulationErr
 from reagent_lite.evaluation.exported_model import ChoicesInSimulation, kind_of, misfits
 from reagent_lite.evaluation.interval import number
 from reagent_lite.evaluation.returns import estimate, play
+from reagent_lite.evaluation.simulation import parameters_of
 from reagent_lite.export.bundle import Bundle, load_bundle
 from reagent_lite.files import require_writable, write_whole
 from reagent_lite.manifest import canonical
@@ -268,7 +269,7 @@ def _value(config: SimulateConfig, wanted: ValueOfConfig, backend: Backend, poli
          f"return {both['return']}, discounted by {wanted.gamma:g} {both['discounted_return']}")  # fmt: skip
     return {
         "env": config.env,
-        "env_parameters": {name: float(str(np.float32(one))) for name, one in backend.spec.parameters.items()},
+        "env_parameters": parameters_of(backend.spec),
         "time_limit": env.time_limit,
         "seed": config.seed,
         "policy": {"kind": wanted.kind, "model": wanted.model, **_drawing(wanted)},

@@ -3,7 +3,7 @@
 page ─► limit: rows ─► what each episode adds (rl.sums.Log) ─► estimates of all resamples ─► CPEResult
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +16,7 @@ from reagent_lite.evaluation.page import EvaluationPage, episode_groups, tables_
 from reagent_lite.evaluation.verdict import Judgement, Verdict, judge_model, judge_weighted
 from reagent_lite.rl.bootstrap import percentile_interval, resamples
 from reagent_lite.rl.estimators import ESTIMATORS, LOGGED
-from reagent_lite.rl.sums import Log
+from reagent_lite.rl.sums import Estimator, Log
 
 # Of episodes that are laid out together, padding included; one that is longer stands alone.
 _GROUP_ROWS, _GROUP_BYTES = 2**17, 2**24
@@ -97,6 +97,7 @@ def evaluate_page(
     gamma: float,
     config: EvaluationConfig,
     generator: torch.Generator,
+    estimators: Mapping[str, Estimator] = ESTIMATORS,
     show: Callable[[int, int], None] = lambda done, total: None,
 ) -> CPEResult:
     """Evaluates the page's policy for the reward and every metric.
@@ -110,13 +111,14 @@ def evaluate_page(
         gamma: discount per step.
         config: limits, level and number of resamples.
         generator: of the resamples, and of the draw of episodes where there are too many; on the CPU.
+        estimators: by name, those of ESTIMATORS.
         show: takes the number of outcomes that are estimated, and of all.
     """
     rows, left_out, beyond = limit(page, config, generator)
     outcomes: tuple[OutcomeResult, ...] = ()
     overlap = None
     if len(rows):
-        log = log_of_rows(page.only(0, _OUTCOMES_AT_ONCE), rows, gamma)
+        log = log_of_rows(page.only(0, _OUTCOMES_AT_ONCE), rows, gamma, estimators)
         # resamples of one episode are all alike: no interval rather than one of width 0
         count = config.bootstrap_resamples if log.num_episodes > 1 else 0
         drawn = resamples(log.num_episodes, count, generator)
@@ -125,7 +127,7 @@ def evaluate_page(
         for target, name in enumerate(page.names):
             place = target % _OUTCOMES_AT_ONCE
             if target and not place:
-                log = log_of_rows(page.only(target, target + _OUTCOMES_AT_ONCE), rows, gamma)
+                log = log_of_rows(page.only(target, target + _OUTCOMES_AT_ONCE), rows, gamma, estimators)
                 samples = log.estimates(drawn.blocks())
             returns = log.per_episode("discounted_reward", place)
             one_step = _family(_ONE_STEP, samples[place], overlap, _spread(page.outcomes[rows, target]), config)
@@ -155,11 +157,13 @@ def limit(page: EvaluationPage, config: EvaluationConfig, generator: torch.Gener
     return within.nonzero().squeeze(1), max(0, num_episodes - config.max_episodes), beyond
 
 
-def log_of_rows(page: EvaluationPage, rows: Tensor, gamma: float) -> Log:
+def log_of_rows(
+    page: EvaluationPage, rows: Tensor, gamma: float, estimators: Mapping[str, Estimator] = ESTIMATORS
+) -> Log:
     """Returns the log of some rows of a page; `rows` are numbers, an episode's in order of time."""
     # a group's rows are copied: with many choices or outcomes as many as were the page again
     groups = episode_groups(page.episode[rows], max_cells=min(_GROUP_ROWS, max(1, _GROUP_BYTES // page.row_bytes)))
-    return Log.of((tables_of(page.rows(rows[group]), gamma) for group in groups), (*LOGGED, *ESTIMATORS.values()))
+    return Log.of((tables_of(page.rows(rows[group]), gamma) for group in groups), (*LOGGED, *estimators.values()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -231,12 +231,12 @@ def _differences(document: Mapping[str, Any]) -> Iterator[Comparison]:
             )
 
 
-def simulated_of(document: Mapping[str, Any]) -> tuple[Simulated, ...]:
+def simulated_of(document: Mapping[str, Any], name: str = "The model") -> tuple[Simulated, ...]:
     """Returns what the policies of a report file earned in simulation: the model, the other one, random actions."""
     simulation = document.get("simulation")
     if simulation is None:
         return ()
-    found = [_simulated(f"The model, {document['model']['policy']}", document["model"]["simulated"])]
+    found = [_simulated(f"{name}, {document['model']['policy']}", document["model"]["simulated"])]
     others = {
         "against": ("The other model", document.get("against", {}).get("simulated")),
         "random": ("Random actions", simulation["random"]),

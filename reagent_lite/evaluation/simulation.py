@@ -23,6 +23,7 @@ from reagent_lite.evaluation.interval import Interval
 from reagent_lite.evaluation.returns import Returns, estimates, play
 from reagent_lite.sim.backend import open_backend
 from reagent_lite.sim.env import VectorEnv
+from reagent_lite.sim.spec import EnvSpec
 
 _Pair = tuple[Interval, Interval]  # return, discounted return
 RANDOM = "random"
@@ -75,6 +76,11 @@ class Played:
         return next(one for one in self.policies if one.key == key)
 
 
+def parameters_of(spec: EnvSpec) -> dict[str, float]:
+    """Returns the constants of an environment as float32 has them."""
+    return {name: float(str(np.float32(value))) for name, value in spec.parameters.items()}
+
+
 class Arena:
     """Environments in which the models can play.
 
@@ -119,7 +125,7 @@ class Arena:
         means, differences = self._means(returns)
         return Played(
             env=env.spec.name,
-            parameters={name: float(str(np.float32(value))) for name, value in env.spec.parameters.items()},
+            parameters=parameters_of(env.spec),
             time_limit=env.time_limit,
             episodes=env.num_envs,
             longest=max(int(one.length.max()) for one in models),

@@ -18,9 +18,10 @@ from reagent_lite.data.copy.place import CopyManifest
 from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.stage import StageManifest
 from reagent_lite.errors import counted
-from reagent_lite.evaluation.decision import Choice, Simulated, compared, decide, findings_of
+from reagent_lite.evaluation.decision import Choice, compared, decide, findings_of
+from reagent_lite.evaluation.document import simulated_of
 from reagent_lite.evaluation.gate import Gate
-from reagent_lite.evaluation.interval import Interval, number, percent
+from reagent_lite.evaluation.interval import number, percent
 from reagent_lite.feature_ids import id_of
 from reagent_lite.files import write_whole
 from reagent_lite.report.content import Cell, Column, Report, Section, Table, left_out
@@ -154,9 +155,11 @@ def evaluation_of_run(
     """
     cpe, settings = document.get("cpe"), config.evaluation
     comparisons, overlap = compared(cpe), cpe["overlap"] if cpe else None
-    simulated, note = _simulated(document.get("simulation"), policy), ""
-    if simulated and config.simulation is not None:
-        note = f"{counted(document['simulation']['episodes'], 'episode')} of {config.simulation.env}."
+    simulation, note = document.get("simulation"), ""
+    evaluated = {"model": {"policy": policy, **document}, "simulation": simulation}
+    simulated = simulated_of(evaluated, "The learned policy")
+    if simulation is not None:
+        note = f"{counted(simulation['episodes'], 'episode')} of {simulation['env']}."
     decision = decide(findings_of(comparisons, simulated, overlap=overlap, gate=gate))
     plain = decision.choice is Choice.NOT_ENOUGH
     return Report(
@@ -170,25 +173,6 @@ def evaluation_of_run(
             weights_section(overlap, settings.min_effective_episodes),
         ),
     )
-
-
-def _simulated(document: Mapping[str, Any] | None, policy: str) -> tuple[Simulated, ...]:
-    """Returns the learned policy and random actions, as far as they were played."""
-
-    def figure(name: str) -> Interval | None:
-        ends = [(document or {}).get(f"simulation/{name}/{end}") for end in ("mean", "lower", "upper")]
-        return None if ends[0] is None else Interval.read(dict(zip(("value", "low", "high"), ends, strict=True)))
-
-    learned, random = figure("return"), figure("random_return")
-    if document is None or learned is None:
-        return ()
-    first = Simulated(
-        name=f"The learned policy, {policy}",
-        returns=learned,
-        discounted=figure("discounted_return"),
-        length=document.get("simulation/length/mean"),
-    )
-    return (first,) if random is None else (first, Simulated(name="Random actions", returns=random, random=True))
 
 
 def _facts(figures: RunFigures) -> tuple[tuple[str, Cell], ...]:

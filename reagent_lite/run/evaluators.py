@@ -36,7 +36,10 @@ from reagent_lite.evaluation.figures import figures
 from reagent_lite.evaluation.fitting import PolicyModels, split_log
 from reagent_lite.evaluation.interval import Interval
 from reagent_lite.evaluation.page import EvaluationPage, build_page, gather_page
-from reagent_lite.evaluation.returns import estimate, play
+from reagent_lite.evaluation.returns import estimates, play
+from reagent_lite.evaluation.simulation import RANDOM, Played, PlayedPolicy, parameters_of
+from reagent_lite.evaluation.simulation_document import played_document, simulation_document
+from reagent_lite.rl.estimators import CHEAP_ESTIMATORS, ESTIMATORS
 from reagent_lite.run.environments import EPOCH, FINAL, Reader
 from reagent_lite.run.learner import network_settings, target_policy
 from reagent_lite.run.logged import Data, single_step_rows
@@ -50,7 +53,7 @@ _EPOCH_RESAMPLES = 100  # 2000 cost 0.3 s an epoch for 10 000 episodes; an epoch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """Figures by TensorBoard tag, a section of evaluation.json, and lines of text; those of logs only on rank 0."""
+    """Figures by TensorBoard tag, sections of evaluation.json, and lines of text; those of logs only on rank 0."""
 
     scalars: dict[str, float]
     document: dict[str, Any]
@@ -119,7 +122,7 @@ class Evaluators:
         parts = {name: self._parts[name].evaluate(final=True) for name in self._STATES if name in self._parts}
         return Evaluation(
             scalars={name: value for part in parts.values() for name, value in part.scalars.items()},
-            document={name: part.document for name, part in parts.items()},
+            document={name: section for part in parts.values() for name, section in part.document.items()},
             lines=tuple(line for part in parts.values() for line in part.lines),
         )
 
@@ -200,7 +203,8 @@ class LogEvaluator:
         """Fits the models of the policy further and scores it; every rank calls it.
 
         Args:
-            final: with the config's passes and resamples for the end of a run, else with those for an epoch.
+            final: with the config's passes and resamples for the end of a run, else with those for an epoch, and
+                without the interval of MAGIC.
         """
         settings = self._config.evaluation
         if not final:
@@ -218,13 +222,20 @@ class LogEvaluator:
             return Evaluation(scalars={}, document={}, lines=())
         generator = torch.Generator().manual_seed(self._config.seed)
         with progress("estimating", "outcomes", enabled=True, brief=True) as show:
-            result = evaluate_page(page, gamma=self._config.rl.gamma, config=settings, generator=generator, show=show)
+            result = evaluate_page(
+                page,
+                gamma=self._config.rl.gamma,
+                config=settings,
+                generator=generator,
+                estimators=ESTIMATORS if final else CHEAP_ESTIMATORS,
+                show=show,
+            )
         scalars = {"reward_loss/mean": losses["reward_loss"]} if losses else {}
         if len(page):
             scalars |= report.reward_model_scalars(page, self._data.spec.action_names)
         return Evaluation(
             scalars=scalars | report.scalars(result),
-            document=report.as_json(result) | choices,
+            document={"cpe": report.as_json(result) | choices},
             lines=tuple(report.lines(result)),
         )
 
@@ -375,36 +386,59 @@ class SimulationEvaluator:
         Args:
             final: on episodes that no earlier evaluation has used, and beside uniformly random actions.
         """
-        learned, discounted, length = self._play(self._policy, FINAL if final else EPOCH)
-        self.latest = learned.value
-        scalars = learned.tags("simulation/return") | {"simulation/length/mean": length.value}
+        played = self._play(self._policy, FINAL if final else EPOCH)
+        key, level = "model", f"{self._config.evaluation.confidence_level:.0%}"
         if not final:
+            total, _, length = self._means(played)
+            self.latest = total.value
+            scalars = total.tags("simulation/return") | {"simulation/length/mean": length.value}
             return Evaluation(scalars=scalars, document={}, lines=())
-        random, _, _ = self._play(None, FINAL)
-        scalars |= random.tags("simulation/random_return") | discounted.tags("simulation/discounted_return")
-        level = f"{self._config.evaluation.confidence_level:.0%}"
-        name, episodes = self._simulation.backend.spec.name, self._simulation.config.evaluation_episodes
-        line = (
-            f"simulation: {name}: {self._target}: return {learned} over {counted(episodes, 'episode')}, "
-            f"{level} interval; "
-            f"uniformly random actions {random}"
+        by_chance = self._play(None, FINAL)
+        total, discounted, length = self._means(played)
+        random, random_discounted, random_length = self._means(by_chance)
+        difference, difference_discounted, _ = self._means(played - by_chance)
+        self.latest = total.value
+        policies = (
+            PlayedPolicy(key=key, total=total, discounted=discounted, length=length.value,
+                         cut_share=float(played[3].mean())),
+            PlayedPolicy(key=RANDOM, total=random, discounted=random_discounted, length=random_length.value,
+                         cut_share=float(by_chance[3].mean())),
+        )  # fmt: skip
+        spec, settings = self._simulation.backend.spec, self._simulation.config
+        found = Played(
+            env=spec.name,
+            parameters=parameters_of(spec),
+            time_limit=settings.time_limit or spec.time_limit,
+            episodes=settings.evaluation_episodes,
+            longest=int(played[2].max()),
+            policies=policies,
+            differences={RANDOM: (difference, difference_discounted)},
         )
-        return Evaluation(scalars=scalars, document={"episodes": episodes, **scalars}, lines=(line,))
+        scalars = total.tags("simulation/return") | {"simulation/length/mean": length.value}
+        scalars |= random.tags("simulation/random_return") | discounted.tags("simulation/discounted_return")
+        document = {"simulated": played_document(found.of(key)), "simulation": simulation_document(found, None)}
+        line = (
+            f"simulation: {spec.name}: {self._target}: return {total} over {counted(found.episodes, 'episode')}, "
+            f"{level} interval; uniformly random actions {random}"
+        )
+        return Evaluation(scalars=scalars, document=document, lines=(line,))
 
-    def _play(self, policy: Policy | None, stream: int) -> tuple[Interval, Interval, Interval]:
+    def _play(self, policy: Policy | None, stream: int) -> Tensor:
+        """Returns return, discounted return, length and whether the time limit ended it of each episode, [4, E]."""
         count = self._simulation.config.evaluation_episodes
         first, stop = self._simulation.part(count, self._group)
-        table = torch.zeros(3, count, dtype=torch.float64)
+        table = torch.zeros(4, count, dtype=torch.float64)
         if stop > first:
             env = self._simulation.envs(first, stop, stream=stream)
             result = play(env, policy, gamma=self._config.rl.gamma, epsilon=self._target.epsilon,
                           temperature=self._target.temperature)  # fmt: skip
-            for row, values in zip(table, (result.total, result.discounted, result.length), strict=True):
+            found = (result.total, result.discounted, result.length, ~result.terminated)
+            for row, values in zip(table, found, strict=True):
                 row[first:stop] = values.cpu()
+        return self._group.sum(table)
+
+    def _means(self, played: Tensor) -> tuple[Interval, ...]:
+        """Returns the means of return, discounted return and length."""
         settings = self._config.evaluation
-        total, discounted, length = (
-            estimate(row, level=settings.confidence_level, resamples=settings.bootstrap_resamples,
-                     seed=self._config.seed)
-            for row in self._group.sum(table)
-        )  # fmt: skip
-        return total, discounted, length
+        return estimates(played[:3].T, level=settings.confidence_level, resamples=settings.bootstrap_resamples,
+                         seed=self._config.seed)  # fmt: skip

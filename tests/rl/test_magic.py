@@ -7,7 +7,7 @@ from oracles import gridworld
 from oracles.repeated import Study, repetitions, resample_counts, step_returns
 from scipy.optimize import minimize
 
-from reagent_lite.rl.estimators import ESTIMATORS
+from reagent_lite.rl.estimators import CHEAP_ESTIMATORS, ESTIMATORS
 from reagent_lite.rl.magic import blend, covariance, interval_distance, minimize_on_simplex, step_contributions
 from reagent_lite.rl.sums import Episodes, Log
 
@@ -110,3 +110,12 @@ def test_omega_is_the_variance_of_resampled_returns(model_error: float | None) -
     np.testing.assert_allclose(np.sqrt(omega.diagonal()[vary]), deviation[vary], rtol=0.06)
     scale = np.outer(deviation[vary], deviation[vary])
     np.testing.assert_allclose(omega[np.ix_(vary, vary)] / scale, resampled[np.ix_(vary, vary)] / scale, atol=0.12)
+
+
+def test_the_cheap_form_has_the_value_and_no_interval() -> None:
+    study = Study(behaviour=0.5, evaluated=0.3, num_episodes=50, start=gridworld.fixed_start(), model_error=0.5)
+    (episodes,) = repetitions(study, 1, np.random.default_rng(0))
+    counts = resample_counts(50, 30, torch.Generator().manual_seed(0))
+    whole, cheap = (table["MAGIC"](episodes, counts) for table in (ESTIMATORS, CHEAP_ESTIMATORS))
+    assert float(cheap[0]) == pytest.approx(float(whole[0]), rel=1e-12)
+    assert bool(cheap[1:].isnan().all())

@@ -47,10 +47,10 @@ def evaluate(name: str, group: Group) -> None:
     if page is None:
         assert (evaluation.document, evaluation.scalars, evaluation.lines) == ({}, {}, ())
         return
-    gate = gate_of(config, Evaluation(scalars={}, document={"cpe": evaluation.document}, lines=()),
+    gate = gate_of(config, Evaluation(scalars={}, document=evaluation.document, lines=()),
                    data.scored.counts.get("propensity_absent_rows", 0))  # fmt: skip
     Path(name, "gate.txt").write_text("" if gate is None or gate.passed else gate.reason)
-    Path(name, "evaluation.json").write_text(json.dumps(evaluation.document))
+    Path(name, "evaluation.json").write_text(json.dumps(evaluation.document["cpe"]))
     columns = {column: getattr(page, column) for column in page.__slots__ if column != "names"}
     save_file({column: value.contiguous() for column, value in columns.items()}, Path(name, "page.safetensors"))
 

@@ -71,8 +71,11 @@ def test_named_actions(tmp_path: Path) -> None:
     assert trained.model is not None
     found = replayed(config, trained.model, parametric=False)
     assert {name: trained.scores[name] for name in found} == pytest.approx(found, abs=1e-9)
-    kept = json.loads((Path(trained.model) / "evaluation.json").read_text())["simulation"]
-    assert {name: kept[name] for name in found} == pytest.approx(found, abs=1e-9)
+    kept = json.loads((Path(trained.model) / "evaluation.json").read_text())
+    assert {name: kept["scores"][name] for name in found} == pytest.approx(found, abs=1e-9)
+    assert kept["simulated"]["return"]["value"] == kept["scores"]["simulation/return/mean"]
+    difference = kept["simulated"]["return"]["value"] - kept["simulation"]["random"]["return"]["value"]
+    assert kept["simulation"]["difference_to_random"]["return"]["value"] == pytest.approx(difference)
 
 
 def test_one_policy_is_evaluated_played_and_exported(tmp_path: Path) -> None:
