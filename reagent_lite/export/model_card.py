@@ -28,7 +28,8 @@ def model_card(predictor: Predictor, content: BundleContent) -> str:
     }
     body = "\n".join(f"\n## {title}\n\n{text}" for title, text in sections.items())
     title = f"# {content.workflow} policy, {content.steps} optimizer steps\n"
-    return "\n".join((title, f"{content.decision}\n", body, "")) if content.decision else f"{title}{body}\n"
+    decision = f"\n{content.decision}\n" if content.decision else ""
+    return f"{title}{decision}{body}\n"
 
 
 def _use(predictor: Predictor) -> str:
