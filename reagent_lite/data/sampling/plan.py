@@ -9,6 +9,7 @@ Shards of any sizes are used up together: what a node has read of its own is the
 """
 
 import heapq
+import json
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any, Final
@@ -63,7 +64,8 @@ class ReadPlan:
 
     def as_json(self) -> dict[str, Any]:
         """Returns the attributes as JSON has them; equal for equal plans."""
-        return {name: _listed(value) for name, value in asdict(self).items()}
+        tree: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return tree
 
     def permutation(self, epoch: int, shard: int = 0) -> NDArray[np.int32 | np.int64]:
         """Returns the row order of a shard in an epoch, the same for every world size.
@@ -142,7 +144,3 @@ def apportion(shards: tuple[int, ...], count: int) -> list[int]:
 def _way(j: int, rows: int) -> int:
     """Returns how far on the way row j of a shard comes, in units so small that different rows stay different."""
     return ((2 * j + 1) << 128) // rows
-
-
-def _listed(value: Any) -> Any:
-    return [_listed(one) for one in value] if isinstance(value, tuple) else value
