@@ -3,12 +3,14 @@
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cluster import nfs_lab, slurm_lab
 from cluster.hosts import Hosts
+from cluster.training import Job, parts, rows_of_a_log
 
 NAMESPACES = ["unshare", "--mount", "--net", "--uts", "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
 
@@ -44,8 +46,30 @@ def need_gluster() -> None:
 @pytest.fixture(scope="module")
 def two_hosts(need_gluster: None) -> Iterator[Hosts]:
     """Two hosts that share 64 MB by GlusterFS, for all tests of a file; each test leaves them healed."""
-    with Hosts(2, share_size="64m") as hosts:
+    with Hosts(2) as hosts:
         yield hosts
+
+
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """A log of CartPole."""
+    return rows_of_a_log(tmp_path_factory.mktemp("log"), 700)
+
+
+@pytest.fixture
+def job(two_hosts: Hosts, lines: list[str]) -> Iterator[Callable[..., Job]]:
+    """job(shards=half of the log each, **changes to the config) -> Job, which ends with the test."""
+    jobs: list[Job] = []
+
+    def make(shards: list[list[str]] | None = None, **changes: Any) -> Job:
+        jobs.append(Job(two_hosts, shards or parts(lines, 2), **changes))
+        return jobs[-1]
+
+    yield make
+    for one in jobs:
+        one.end()
+    for host in two_hosts:
+        host.heal()
 
 
 @pytest.fixture(scope="session")

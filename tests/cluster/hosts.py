@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from cluster.machine import COMMAND_SECONDS, Machine, Started
-from cluster.share import READY_SECONDS, Fault, Gluster, OneMemory, Share
+from cluster.share import READY_SECONDS, Fault, Gluster
 
 HUB_ADDRESS = "10.83.0.254"
 Names = Literal["known", "loopback", "unknown", "silent"]
@@ -36,13 +36,13 @@ class Host(Machine):
         data: its private disk; the same path on every host.
     """
 
-    def __init__(self, index: int, hub: Machine, lab: Path, data_size: str) -> None:
+    def __init__(self, index: int, hub: Machine, lab: Path) -> None:
         super().__init__(f"node{index}", mounts_of=hub)
         self.index, self.address, self.data = index, _address(index), lab / "data"
         self._hub, self._output = hub, lab / "output"
         self._started: list[Started] = []
         self._port = f"port{index}"
-        self.run("mount", "-t", "tmpfs", "-o", f"size={data_size}", "tmpfs", self.data)
+        self.run("mount", "-t", "tmpfs", "-o", "size=256m", "tmpfs", self.data)
         self.run("mount", "-t", "tmpfs", "tmpfs", "/dev/shm")
         peer = ["type", "veth", "peer", "name", self._port, "netns", str(hub.pid)]
         hub.run("ip", "link", "add", "name", INTERFACE, "netns", str(self.pid), *peer)
@@ -50,7 +50,7 @@ class Host(Machine):
         self.run("ip", "link", "set", INTERFACE, "up")
         hub.run("ip", "link", "set", self._port, "up", "master", "bridge0")
         self._lost: set[str] = set()
-        self._share: Share | None = None
+        self._share: Gluster | None = None
         self._needs_share = True
 
     def learn_names(self, count: int, names: Names) -> None:
@@ -71,7 +71,7 @@ class Host(Machine):
         file.write_text("\n".join(lines) + "\n")
         self.run("mount", "--bind", file, "/etc/hosts")
 
-    def connect_share(self, share: Share) -> None:
+    def connect_share(self, share: Gluster) -> None:
         """Mounts the shared folder, now and after each loss of power."""
         share.mount(self)
         self._share, self._needs_share = share, False
@@ -172,8 +172,6 @@ class Hosts:
         self,
         count: int,
         share: Literal["gluster", "bind"] = "gluster",
-        data_size: str = "256m",
-        share_size: str = "256m",
         names: Names = "unknown",
     ) -> None:
         """Describes a cluster.
@@ -181,12 +179,10 @@ class Hosts:
         Args:
             count: of hosts, up to 250.
             share: "gluster" caches as a network's file system does, "bind" is one memory.
-            data_size: of each private disk, as tmpfs takes it, such as "64m".
-            share_size: of the shared folder.
             names: whether hosts find each other by name: "loopback" as well, but each finds itself at 127.0.1.1, as
                 Debian's installer leaves it. "silent": no name is known, and packets to the name server are lost.
         """
-        self._count, self._kind, self._data_size, self._share_size = count, share, data_size, share_size
+        self._count, self._kind = count, share
         self._names: Names = names
         self._hosts: list[Host] = []
         self._closing = contextlib.ExitStack()
@@ -204,18 +200,18 @@ class Hosts:
             hub.run("ip", "link", "add", "name", "bridge0", "type", "bridge")
             hub.run("ip", "address", "add", f"{HUB_ADDRESS}/24", "dev", "bridge0")
             hub.run("ip", "link", "set", "bridge0", "up")
-            self._service: Share = (
-                Gluster(hub, HUB_ADDRESS, self.share, self._share_size)
-                if self._kind == "gluster"
-                else OneMemory(hub, self.share, self._share_size)
-            )
-            self._service.serve()
+            self._service: Gluster | None = None
+            if self._kind == "gluster":
+                self._service = Gluster(hub, HUB_ADDRESS, self.share)
+            else:  # the hosts, whose mounts are copies of the hub's, have it as well
+                hub.run("mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", self.share)
             for index in range(self._count):
-                host = Host(index, hub, lab, self._data_size)
+                host = Host(index, hub, lab)
                 stack.callback(host.close)
                 self._hosts.append(host)
                 host.learn_names(self._count, self._names)
-                host.connect_share(self._service)
+                if self._service is not None:
+                    host.connect_share(self._service)
             self._closing = stack.pop_all()
         return self
 
@@ -237,7 +233,8 @@ class Hosts:
         return len(self._hosts)
 
     def share_fault(self, fault: Fault) -> None:
-        """Makes the shared folder "readonly" or "full" for all hosts, or, GlusterFS only, makes it hang."""
+        """Makes a folder shared by GlusterFS "readonly" or "full" for all hosts, or makes it hang."""
+        assert self._service is not None
         self._service.fail(fault)
 
     def share_heal(self) -> None:
@@ -245,6 +242,7 @@ class Hosts:
 
         GlusterFS looks at its disk's free space every 5 s and refuses writes until it has seen that there is some.
         """
+        assert self._service is not None
         self._service.heal()
         probe, deadline = self.share / "healed", time.monotonic() + READY_SECONDS
         while True:

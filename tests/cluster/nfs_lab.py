@@ -36,9 +36,7 @@ def lacking() -> list[str]:
     return [package for program, package in needed.items() if shutil.which(program) is None]
 
 
-def run_on_two_machines(
-    job: str, seconds: float, mount_options: str = "vers=4.2", memory: str = "1200M"
-) -> dict[int, Ended]:
+def run_on_two_machines(job: str, seconds: float, memory: str = "1200M") -> dict[int, Ended]:
     """Boots both machines, runs a shell script on each, and returns how it ended, by node.
 
     Args:
@@ -46,7 +44,6 @@ def run_on_two_machines(
             (own), FIRST (node 0's), IF (network interface, for GLOO_SOCKET_IFNAME and tc) and OUT (a writable folder
             of the real machine, the same for both).
         seconds: for everything, booting included (3 s; `import torch` takes 4.4 s inside, a first C++ error 8 s).
-        mount_options: of the NFS clients.
         memory: of each machine.
 
     Raises:
@@ -59,7 +56,7 @@ def run_on_two_machines(
         modules = max(MODULES.iterdir())
         environment = {
             "PATH": os.environ["PATH"], "LINUX": _program("linux.uml"), "BUSYBOX": _program("busybox"),
-            "MODULES": str(modules), "MEMORY": memory, "OPTIONS": mount_options,
+            "MODULES": str(modules), "MEMORY": memory, "OPTIONS": "vers=4.2",
         }  # fmt: skip
         apart = ["unshare", "--mount", "--net", "--pid", "--fork", "--kill-child"]
         limit = ["timeout", "--signal=KILL", str(seconds)]  # holds even where the test itself is killed

@@ -1,6 +1,6 @@
-"""The folder that all machines of a laboratory share: GlusterFS as a user would mount it, or one tmpfs for all.
+"""The folder that all machines of a laboratory share: GlusterFS as a user would mount it.
 
-GlusterFS: a real glusterd serves one volume from the machine that carries the network; each host mounts it with
+A real glusterd serves one volume from the machine that carries the network; each host mounts it with
 `mount -t glusterfs` and no options, so that the client's caches behave as on a user's cluster.
 """
 
@@ -8,7 +8,7 @@ import contextlib
 import signal
 import time
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from cluster.machine import Machine
 
@@ -17,35 +17,16 @@ BRICK = Path("/run/brick")  # below a tmpfs of the server's own
 READY_SECONDS = 20.0
 
 
-class Share(Protocol):
-    """What serves the folder, what mounts it, and how it fails."""
-
-    def serve(self) -> None:
-        """Starts the service; called before the hosts exist."""
-
-    def mount(self, host: Machine) -> None:
-        """Mounts the folder on a host, anew where it is mounted."""
-
-    def fail(self, fault: Fault) -> None:
-        """Brings one fault about, for every host."""
-
-    def heal(self) -> None:
-        """Ends all faults."""
-
-
 class Gluster:
-    """One volume of one brick on a tmpfs of `size`, e.g. "64m"."""
+    """One volume of one brick on a tmpfs of 64 MB, by a glusterd with state, sockets and logs of its own."""
 
-    def __init__(self, server: Machine, address: str, folder: Path, size: str) -> None:
-        self._server, self._address, self._folder, self._size = server, address, folder, size
+    def __init__(self, server: Machine, address: str, folder: Path) -> None:
+        self._server, self._address, self._folder = server, address, folder
         self._ballast = BRICK / "ballast"
-
-    def serve(self) -> None:
-        """Starts glusterd with state, sockets and logs of its own, and the volume."""
         for folder in ("/run", "/var/lib/glusterd", "/var/log/glusterfs"):
             self._server.run("mount", "-t", "tmpfs", "tmpfs", folder)
         self._server.run("mkdir", "-p", "/run/gluster", BRICK)
-        self._server.run("mount", "-t", "tmpfs", "-o", f"size={self._size}", "tmpfs", BRICK)
+        self._server.run("mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", BRICK)
         self._server.run("mkdir", BRICK / "volume")
         self._server.run("glusterd")
         self._gluster("volume", "create", "share", f"{self._address}:{BRICK}/volume", "force")
@@ -87,34 +68,3 @@ class Gluster:
                 if time.monotonic() > deadline:  # glusterd answers a moment after it has started
                     raise
                 time.sleep(0.05)
-
-
-class OneMemory:
-    """One tmpfs of `size` that every host sees at once, without any cache: a share that is never slow."""
-
-    def __init__(self, server: Machine, folder: Path, size: str) -> None:
-        self._server, self._folder, self._size = server, folder, size
-        self._ballast = folder / ".ballast"
-
-    def serve(self) -> None:
-        """Mounts it where the hosts, whose mounts are copies, will have it as well."""
-        self._server.run("mount", "-t", "tmpfs", "-o", f"size={self._size}", "tmpfs", self._folder)
-
-    def mount(self, host: Machine) -> None:
-        """Nothing to do."""
-
-    def fail(self, fault: Fault) -> None:
-        """readonly: EROFS, refused while a file is open for writing; full: ENOSPC."""
-        if fault == "readonly":
-            self._server.run("mount", "-o", "remount,ro", self._folder)
-        elif fault == "full":
-            free = int(self._server.run("stat", "--file-system", "--format=%a", self._folder))
-            block = int(self._server.run("stat", "--file-system", "--format=%S", self._folder))
-            self._server.run("fallocate", "--length", str(free * block), self._ballast)
-        else:
-            raise ValueError("memory does not hang: use the share 'gluster'")
-
-    def heal(self) -> None:
-        """Ends all faults."""
-        self._server.run("mount", "-o", "remount,rw", self._folder)
-        self._server.run("rm", "--force", self._ballast)

@@ -61,7 +61,7 @@ class Slurm:
         """Starts a command of Slurm on node0, with variables that its tasks see as well."""
         return self._hosts[0].start(argv, env={**self._environment, **(env or {})})
 
-    def said(self, *argv: str | Path, env: Mapping[str, str] | None = None) -> str:
+    def output(self, *argv: str | Path, env: Mapping[str, str] | None = None) -> str:
         """Returns the output of a short command of Slurm on node0, whatever its exit status."""
         started = self.start(*argv, env=env)
         started.wait(READY_SECONDS)
@@ -78,7 +78,7 @@ class Slurm:
     def _wait(self) -> None:
         deadline = time.monotonic() + READY_SECONDS
         while True:
-            said = self.said("sinfo", "--noheader", "--format=%D %t")
+            said = self.output("sinfo", "--noheader", "--format=%D %t")
             if said == f"{len(self._hosts)} idle\n":
                 return
             if time.monotonic() > deadline:

@@ -3,22 +3,17 @@
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cluster.hosts import Hosts
 from cluster.slurm_lab import Slurm
-from cluster.training import ENVIRONMENT, ROOT, Job, learned, parts, rows_of_a_log, same
+from cluster.training import ENVIRONMENT, ROOT, Job, learned, same
 
+Make = Callable[..., Job]
 SLOWLY = "fail:rank=0,step=0,kind=slow,seconds=0.05,attempt=any"
-JOBS: list[Job] = []
-
-
-@pytest.fixture(scope="module")
-def lines(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    return rows_of_a_log(tmp_path_factory.mktemp("log"), 700)
 
 
 @pytest.fixture(scope="module")
@@ -29,19 +24,11 @@ def slurm(need_slurm: None, two_hosts: Hosts) -> Slurm:
 @pytest.fixture(autouse=True)
 def _ended(slurm: Slurm) -> Iterator[None]:
     yield
-    slurm.said("scancel", "--user=root")
-    while JOBS:
-        JOBS.pop().end()
+    slurm.output("scancel", "--user=root")
 
 
-def job(hosts: Hosts, lines: list[str], **changes: Any) -> Job:
-    """Writes a config without num_nodes, which is its default of 1, and the rows of each host."""
-    JOBS.append(Job(hosts, parts(lines, 2), **{"num_nodes": 1, **changes}))
-    return JOBS[-1]
-
-
-def test_a_step_of_two_tasks_trains_one_model(slurm: Slurm, two_hosts: Hosts, lines: list[str]) -> None:
-    work = job(two_hosts, lines)
+def test_a_step_of_two_tasks_trains_one_model(slurm: Slurm, two_hosts: Hosts, job: Make, lines: list[str]) -> None:
+    work = job(num_nodes=1)  # the default: Slurm's variables count
     step = slurm.start("srun", "--nodes=2", "--ntasks-per-node=1", *command(work), env=ENVIRONMENT)
     assert step.wait(90) == 0, step.stderr
     outcome = json.loads(step.stdout)  # one line: of the two tasks, node 0's alone speaks
@@ -54,10 +41,8 @@ def test_a_step_of_two_tasks_trains_one_model(slurm: Slurm, two_hosts: Hosts, li
 
 
 @pytest.mark.parametrize(("nodes", "tasks"), [(2, 4), pytest.param(1, 2, marks=pytest.mark.slow)])
-def test_several_tasks_a_machine_are_refused(
-    slurm: Slurm, two_hosts: Hosts, lines: list[str], nodes: int, tasks: int
-) -> None:
-    work = job(two_hosts, lines)
+def test_several_tasks_a_machine_are_refused(slurm: Slurm, job: Make, nodes: int, tasks: int) -> None:
+    work = job(num_nodes=1)
     step = slurm.start("srun", f"--nodes={nodes}", f"--ntasks={tasks}", *command(work), env=ENVIRONMENT)
     assert step.wait(60) == 2, step.stderr
     assert step.stderr.count("Start with srun --ntasks-per-node=1") == tasks
@@ -65,23 +50,24 @@ def test_several_tasks_a_machine_are_refused(
 
 
 @pytest.mark.slow
-def test_a_batch_job_is_told_to_end_and_continues(slurm: Slurm, two_hosts: Hosts, lines: list[str]) -> None:
+def test_a_batch_job_gets_a_signal_and_continues(slurm: Slurm, two_hosts: Hosts, job: Make) -> None:
     """What the time limit's warning brings about: saved, 75, requeued, resumed, and the same model in the end."""
     changes: dict[str, Any] = {"checkpoint": {"every_steps": 5}, "epochs": 12}
-    undisturbed = job(two_hosts, lines, num_nodes=2, **changes)
-    assert [one.wait(90) for one in undisturbed.start_all()] == [0, 0], undisturbed.logs()
+    undisturbed = job(num_nodes=2, **changes)
+    undisturbed.start_all()
+    undisturbed.done()
     expected = learned(undisturbed.out())
-    work = job(two_hosts, lines, **changes)
+    work = job(num_nodes=1, **changes)
     log = two_hosts[0].data / "batch.log"
-    number = slurm.said(
+    number = slurm.output(
         "sbatch", "--parsable", "--cpus-per-task=1", f"--output={log}", ROOT / "deploy/slurm/train.sbatch",
         env={**ENVIRONMENT, "CONFIG": str(work.hosts[0].data / "job/x.json"), "PYTHON": sys.executable,
              "HOME": str(two_hosts.share), "REAGENT_LITE_FAULT": SLOWLY},
     ).strip()  # fmt: skip
     work.reached(10, within=120)
-    slurm.said("scancel", "--signal=USR2", number)
+    slurm.output("scancel", "--signal=USR2", number)
     deadline = time.monotonic() + 180
-    while "JobState=COMPLETED" not in (state := slurm.said("scontrol", "show", "job", "--oneliner", number)):
+    while "JobState=COMPLETED" not in (state := slurm.output("scontrol", "show", "job", "--oneliner", number)):
         text = two_hosts[0].read("batch.log").decode()
         assert "JobState=FAILED" not in state, text
         assert time.monotonic() < deadline, state + text

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 from cluster.hosts import Host, Hosts
 from cluster.machine import Started
 from oracles.cartpole import write_log
+from oracles.waiting import wait_until
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -90,13 +90,16 @@ class Job:
 
     def reached(self, step: int, within: float = 60.0) -> None:
         """Waits until a checkpoint of at least this step stands."""
-        deadline = time.monotonic() + within
-        while newest(self.out()) < step:
-            assert time.monotonic() < deadline, f"no checkpoint of step {step}:\n{self.logs()}"
-            time.sleep(0.01)
+        wait_until(lambda: newest(self.out()) >= step, self.logs, within)
+
+    def done(self, code: int = 0, within: float = 90) -> None:
+        """Asserts that the commands given last end with this code."""
+        last = [all_[-1] for all_ in self.started]
+        wait_until(lambda: not any(one.running for one in last), lambda: f"still running:\n{self.logs()}", within)
+        assert [one.wait(1) for one in last] == [code] * len(last), self.logs()
 
     def logs(self) -> str:
-        """What all launchers have said."""
+        """What all launchers have logged."""
         return "\n".join(f"== node {i}\n{one.stderr}" for i, all_ in enumerate(self.started) for one in all_)
 
     def end(self) -> None:
