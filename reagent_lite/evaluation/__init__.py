@@ -1,1 +1,1 @@
-"""Counterfactual policy evaluation: what a learned policy is worth, judged from logged episodes."""
+"""What a policy is worth: estimates from logged episodes, and returns in simulation."""

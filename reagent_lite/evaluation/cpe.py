@@ -13,7 +13,7 @@ from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.evaluation.interval import Interval
 from reagent_lite.evaluation.overlap import Overlap, measure_overlap
 from reagent_lite.evaluation.page import EvaluationPage, episode_groups, tables_of
-from reagent_lite.evaluation.verdict import Judgement, Verdict, judge_model, judge_weighted
+from reagent_lite.evaluation.verdict import Reasoned, Verdict, model_verdict, weighted_verdict
 from reagent_lite.rl.bootstrap import percentile_interval, resamples
 from reagent_lite.rl.estimators import ESTIMATORS, LOGGED
 from reagent_lite.rl.sums import Estimator, Log
@@ -195,15 +195,15 @@ def _family(
     names = [name for name, one in ESTIMATORS.items() if one.sequential == kind.sequential]
     figures = {name: interval_of(samples[name], level) for name in names}
     bases = {name: base + samples["continuation"] if ESTIMATORS[name].continues else base for name in names}
-    judgements = _judgements(kind, figures, overlap, max(abs(logged.value), spread), config)
+    verdicts = _verdicts(kind, figures, overlap, max(abs(logged.value), spread), config)
     estimates = tuple(
         Estimate(
             name=name,
             figure=figures[name],
             normalized=float(samples[name][0] / bases[name][0]) if logged.excludes(0.0) else float("nan"),
             difference=interval_of(samples[name] - bases[name], level),
-            verdict=judgements[name][0],
-            reason=judgements[name][1],
+            verdict=verdicts[name][0],
+            reason=verdicts[name][1],
         )
         for name in names
     )
@@ -211,11 +211,11 @@ def _family(
     return Family(logged=logged, estimates=estimates, disagreement=disagreement)
 
 
-def _judgements(
+def _verdicts(
     kind: _Kind, figures: dict[str, Interval], overlap: Overlap, size: float, config: EvaluationConfig
-) -> dict[str, Judgement]:
-    judged = {
-        name: judge_weighted(
+) -> dict[str, Reasoned]:
+    verdicts = {
+        name: weighted_verdict(
             figure,
             overlap,
             sequential=kind.sequential,
@@ -224,10 +224,10 @@ def _judgements(
         )
         for name, figure in figures.items()
     }
-    judged[kind.model] = judge_model(
-        figures[kind.model], overlap, check=figures[kind.check], check_verdict=judged[kind.check][0]
+    verdicts[kind.model] = model_verdict(
+        figures[kind.model], overlap, check=figures[kind.check], check_verdict=verdicts[kind.check][0]
     )
-    return judged
+    return verdicts
 
 
 def interval_of(samples: Tensor, level: float) -> Interval:

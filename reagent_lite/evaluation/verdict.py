@@ -12,7 +12,7 @@ _WIDE_SHARE = 0.5
 # The mean of correct weights is 1; a tenth off, and significantly so, is a fault of propensities or support.
 _MEAN_WEIGHT_TOLERANCE = 0.1
 # Of whole episodes too little is the usual fault: those that the policy makes likely are missing from the log, while
-# the effective number looks fine. [m] gridworld, 10 effective episodes and more: below 0.7 the 95 % intervals of PDIS
+# the effective number looks fine. Gridworld, 10 effective episodes and more: below 0.7 the 95 % intervals of PDIS
 # missed in 21 of 23 logs, from 0.7 to 0.9 in 12 of 45, whether or not the mean's own interval held 1.
 _EPISODES_MISSING, _EPISODES_SCARCE, _EPISODES_TOO_HEAVY = 0.7, 0.85, 2.0
 _MAX_UNSUPPORTED_SHARE = 0.01
@@ -27,13 +27,14 @@ class Verdict(StrEnum):
     DO_NOT_USE = "do not use"
 
 
-Judgement = tuple[Verdict, str]
+Reasoned = tuple[Verdict, str]
+"""A verdict and its reason in words."""
 
 
-def judge_weighted(
+def weighted_verdict(
     figure: Interval, overlap: Overlap, *, sequential: bool, scale: float, min_effective: float
-) -> Judgement:
-    """Judges an estimate that weights logged outcomes.
+) -> Reasoned:
+    """Returns the verdict on an estimate that weights logged outcomes.
 
     `scale` is the size of figures of this kind; a sequential estimate weights whole episodes, another one rows.
     """
@@ -69,8 +70,8 @@ def judge_weighted(
     return episodes or _by_width(figure, scale) or trusted
 
 
-def judge_model(figure: Interval, overlap: Overlap, *, check: Interval, check_verdict: Verdict) -> Judgement:
-    """Judges an estimate that rests on a fitted model alone, by a weighted estimate of the same quantity.
+def model_verdict(figure: Interval, overlap: Overlap, *, check: Interval, check_verdict: Verdict) -> Reasoned:
+    """Returns the verdict on an estimate by a fitted model alone, from a weighted estimate of the same quantity.
 
     Resampling episodes does not show a model's error, so its interval, however narrow, is never called trustworthy.
     """
@@ -93,8 +94,8 @@ def judge_model(figure: Interval, overlap: Overlap, *, check: Interval, check_ve
     )
 
 
-def _episode_weight(overlap: Overlap) -> Judgement | None:
-    """Judges the mean of whole episodes' weights, None where it may be 1."""
+def _episode_weight(overlap: Overlap) -> Reasoned | None:
+    """Returns the verdict on the mean of whole episodes' weights, None where it may be 1."""
     mean = overlap.mean_episode_weight
     apart = abs(mean.value - 1) > _MEAN_WEIGHT_TOLERANCE and mean.excludes(1.0)
     if not apart and mean.value >= _EPISODES_SCARCE:
@@ -113,7 +114,7 @@ def _size(weight: float) -> str:
     return f"{weight:.3g}" if weight > 0 else "0, or too small for a number,"
 
 
-def _undefined(figure: Interval, overlap: Overlap) -> Judgement | None:
+def _undefined(figure: Interval, overlap: Overlap) -> Reasoned | None:
     if overlap.num_episodes < 2:
         return Verdict.DO_NOT_USE, "one episode has no interval"
     if not all(map(math.isfinite, (figure.value, figure.low, figure.high))):
@@ -121,7 +122,7 @@ def _undefined(figure: Interval, overlap: Overlap) -> Judgement | None:
     return None
 
 
-def _by_width(figure: Interval, scale: float) -> Judgement | None:
+def _by_width(figure: Interval, scale: float) -> Reasoned | None:
     width = figure.high - figure.low
     if width > _WIDE_SHARE * scale:
         return Verdict.WIDE, f"the interval is {number(width)} wide where figures are of size {number(scale)}"

@@ -77,7 +77,7 @@ def test_results_do_not_depend_on_threads():
 
 
 def measured(*arguments: str) -> dict[str, float]:
-    """Returns the smallest of three readings; [m] beside other work one in three is 5 to 13 times as large."""
+    """Returns the smallest of three readings; beside other work one in three is 5 to 13 times as large."""
     readings = []
     for _ in range(3):
         done = subprocess.run([sys.executable, *arguments], cwd=ROOT, check=True, capture_output=True, text=True)
@@ -87,6 +87,7 @@ def measured(*arguments: str) -> dict[str, float]:
     return min(readings, key=lambda reading: reading["times_page"])
 
 
+@pytest.mark.slow
 def test_memory_beyond_the_page_is_less_than_the_page():
     # 12 500 episodes, 75 MB; counts of 2000 resamples at once would be 200 MB
     found = measured("-m", "tests.benchmarks.estimators", "--peak_of", "250000,39,1", "--threads", "2")
