@@ -74,7 +74,7 @@ class Progress(Protocol):
 
 
 @contextmanager
-def progress(title: str, unit: str, *, enabled: bool, begin: int = 0, brief: bool = False) -> Iterator[Progress]:
+def progress(title: str, unit: str, *, enabled: bool = True, begin: int = 0, brief: bool = False) -> Iterator[Progress]:
     """Shows the progress of the block's work with units per second and time left.
 
     Args:
@@ -93,7 +93,7 @@ def progress(title: str, unit: str, *, enabled: bool, begin: int = 0, brief: boo
 
 
 def with_progress(
-    title: str, batches: Iterable[TransitionBatch], rows: int, *, enabled: bool
+    title: str, batches: Iterable[TransitionBatch], rows: int, *, enabled: bool = True
 ) -> Iterator[TransitionBatch]:
     """Yields the batches, of so many rows in all, and shows how far the work with them has come."""
     with progress(title, "rows", enabled=enabled, brief=True) as show:

@@ -95,7 +95,7 @@ def convert(config: ConvertConfig) -> Converted:
     if config.to_minari:
         form = _form(config, found)
         without = [name for name in found.names if name not in KEPT]
-        with progress("converting", "bytes", enabled=True) as show:
+        with progress("converting", "bytes") as show:
             counts = copy_to_minari(files, target, form, show)
         rows, episodes, dropped = counts.rows, counts.episodes, counts.dropped
     else:
@@ -121,7 +121,7 @@ def convert(config: ConvertConfig) -> Converted:
 
 def _tables(files: tuple[InputFile, ...], doing: str) -> Generator[tuple[pa.Table, str]]:
     """Yields the rows of a log as tables of the types of logs, and where the first row of each comes from."""
-    with progress(doing, "bytes", enabled=True) as show:
+    with progress(doing, "bytes") as show:
         positions = [Position() for _ in files]
         yield from read_blocks(files, lambda block: (typed_table(block), block.where(0)), positions, show, ALL_COLUMNS)
 

@@ -165,7 +165,7 @@ def _copy(config: EvaluateConfig, model: ExportedModel, group: Group) -> Trainin
     names = model.bundle.action_names or None
     try:
         reading = staged(_as_training(config, model), group)
-        with progress("reading the log", "bytes", enabled=True) as show:
+        with progress("reading the log", "bytes") as show:
             return prepare_training_copy(
                 reading.training_data_path,
                 actions=names,

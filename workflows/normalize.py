@@ -117,7 +117,7 @@ def normalize(config: NormalizeConfig) -> Normalized:
 
 
 def _summary(config: NormalizeConfig, files: tuple[InputFile, ...], title: str, parametric: bool | None) -> LogSummary:
-    with progress(title, "bytes", enabled=True) as show:
+    with progress(title, "bytes") as show:
         return summarize_log(files, config.norm_params, parametric=parametric, seed=config.seed, progress=show)
 
 

@@ -129,7 +129,7 @@ def _write(
     logger.info(f"{env.spec.name}: {counted(env.num_envs, 'environment')} on {env.device.type}, "
          f"at most {counted(env.time_limit, 'step')}, policy {config.policy.kind}")  # fmt: skip
     returns, rows, prefix = [], 0, _prefix(config)
-    with progress("simulating", "rows", enabled=True) as show:
+    with progress("simulating", "rows") as show:
         for episodes in whole_episodes(env, policy, amount, **_drawing(config.policy)):
             writer.write(episode_rows(_block(episodes, prefix), schema))
             returns.append(episodes.returns)
@@ -257,7 +257,7 @@ def _interval(returns: Returns) -> tuple[float, float | None, float | None]:
 def _value(config: SimulateConfig, wanted: ValueOfConfig, backend: Backend, policy: Policy | None) -> dict[str, Any]:
     """Returns the true value of a policy, as the truth file has it."""
     env = _envs(config, backend, wanted.episodes, TRUTH)
-    with progress("valuing", "episodes", enabled=True) as show:
+    with progress("valuing", "episodes") as show:
         played = play(
             env, policy, gamma=wanted.gamma, on_step=lambda ended: show(ended, env.num_envs), **_drawing(wanted)
         )

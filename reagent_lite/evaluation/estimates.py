@@ -115,7 +115,7 @@ def estimates_of(config: EvaluateConfig, models: tuple[ExportedModel, ...], log:
     warnings = list(log.warnings)
     for model, page in zip(models, pages, strict=True):
         generator = torch.Generator().manual_seed(config.seed)
-        with progress(f"estimating {model.key}", "outcomes", enabled=True, brief=True) as show:
+        with progress(f"estimating {model.key}", "outcomes", brief=True) as show:
             found = evaluate_page(page, gamma=gamma, config=config.evaluation, generator=generator, show=show)
         results.append(withhold(found, reasons))
         warnings += _never_logged(model, page, log)
@@ -148,7 +148,7 @@ def _page(config: EvaluateConfig, model: ExportedModel, log: Log, gamma: float) 
     log.rows.release()
     scored = split.scored.numbers
     batches = rows_in_order(log.rows, scored, ALONE.device)
-    shown = with_progress(f"scoring rows by {model.key}", batches, len(scored), enabled=True)
+    shown = with_progress(f"scoring rows by {model.key}", batches, len(scored))
     episodes = np.asarray(log.copy.episode[scored], np.int64)
     return build_page(shown, episodes, policy=policy, models=heads, metric_names=log.copy.metric_names)
 
@@ -172,12 +172,12 @@ class _FittedRows:
     def all(self, title: str) -> Iterator[TransitionBatch]:
         """Yields every row once."""
         rows = rows_in_order(self._rows, self._numbers, ALONE.device)
-        return with_progress(f"{title} {self._key}", rows, len(self._numbers), enabled=True)
+        return with_progress(f"{title} {self._key}", rows, len(self._numbers))
 
     def batches(self) -> Iterator[TransitionBatch]:
         """Yields the batches of a fit."""
         places, count = torch.from_numpy(self._numbers), len(self._numbers)
-        with progress(f"fitting models of {self._key}", "steps", enabled=True) as show:
+        with progress(f"fitting models of {self._key}", "steps") as show:
             order, done = torch.randperm(count), 0
             for step in range(self._steps):
                 if done == count:

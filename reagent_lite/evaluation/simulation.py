@@ -144,7 +144,7 @@ class Arena:
 
     def _returns(self, key: str, policy: "_Drawn | None", gamma: float) -> Returns:
         count = self._env.num_envs
-        with progress(f"playing {key}", "episodes", enabled=True) as show:
+        with progress(f"playing {key}", "episodes") as show:
             # a temperature of 1 draws from the softmax of logarithms, which are the probabilities
             played = play(self._env, policy, gamma=gamma, temperature=1.0, on_step=lambda ended: show(ended, count))
         if not played.total.isfinite().all():

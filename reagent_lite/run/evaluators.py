@@ -221,7 +221,7 @@ class LogEvaluator:
         if page is None:
             return Evaluation(scalars={}, document={}, lines=())
         generator = torch.Generator().manual_seed(self._config.seed)
-        with progress("estimating", "outcomes", enabled=True, brief=True) as show:
+        with progress("estimating", "outcomes", brief=True) as show:
             result = evaluate_page(
                 page,
                 gamma=self._config.rl.gamma,

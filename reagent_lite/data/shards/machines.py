@@ -125,7 +125,7 @@ def _made(config: ShardConfig, store: Store) -> tuple[Pointer, bool]:
             return pointer, False
         machine_logger.info(f"{store.where}: made anew, as {why}")
     with storage_errors(store.where, "a place for the shards that can be written"), store.building() as folder:
-        with progress("sharding", "bytes", enabled=True) as show:
+        with progress("sharding", "bytes") as show:
             manifests = make_shards(config, folder, show)
         pointer = publish(store, folder, manifests, settings(config))
     whole = counted(manifests[0].report["whole_files"], "whole file")
@@ -196,7 +196,7 @@ def _awaited(config: ShardConfig, store: Store) -> Pointer:
 def _fetched(config: ShardConfig, store: Store, pointer: Pointer) -> tuple[str, ...]:
     """Fetches the shard of node_index, and returns the names of the files that were fetched."""
     target, number = _local(config), config.node_index or 0
-    with progress("fetching", "bytes", enabled=True) as show:
+    with progress("fetching", "bytes") as show:
         fetched = fetch_shard(store, pointer.shards[number], target, show)
     rows = counted(pointer.shards[number].rows, "row")
     machine_logger.info(f"{target}: shard {number}, {rows}, {counted(len(fetched), 'file')} fetched")

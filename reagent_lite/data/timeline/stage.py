@@ -169,7 +169,7 @@ def make_timeline(config: TimelineConfig, engine: Engine, files: tuple[InputFile
             rows, a full disk; no folder has changed then.
     """
     timeline = config.timeline
-    with progress("reading events", "bytes", enabled=True) as show:
+    with progress("reading events", "bytes") as show:
         found = engine.load(config, files, show)
     _require_taken(config, found)
     pairing = Pairing(
@@ -180,7 +180,7 @@ def make_timeline(config: TimelineConfig, engine: Engine, files: tuple[InputFile
     )
     with ExitStack() as stack:
         folders = [stack.enter_context(appearing_folder(target)) for target in output_folders(config)]
-        with progress("pairing and writing transitions", engine.unit, enabled=True) as show:
+        with progress("pairing and writing transitions", engine.unit) as show:
             written, counts = engine.write(pairing, folders, show)
         if not counts.figures["rows"]:
             got = f"none of {counted(found.rows, 'row')}"

@@ -143,7 +143,7 @@ def test_spark_shows_how_many_of_its_tasks_are_done(
     told: dict[str, list[tuple[int, int]]] = {}
 
     @contextmanager
-    def recorded(title: str, unit: str, *, enabled: bool) -> Iterator[Callable[[int, int], None]]:
+    def recorded(title: str, unit: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: told.setdefault(unit, []).append((done, total))
 
     monkeypatch.setattr(stage, "progress", recorded)
