@@ -116,11 +116,12 @@ def test_a_file_that_is_replaced_on_the_server_is_never_read_in_part(tmp_path: P
 
 
 HELD = """
-import os, signal, subprocess, sys, time
+import logging, os, signal, subprocess, sys, time
 from pathlib import Path
 from reagent_lite import files
 from reagent_lite.errors import ConfigError
 role, folder = sys.argv[1], Path(sys.argv[2])
+logging.basicConfig(level=logging.INFO, format="%(message)s")
 def until(name):
     while name not in os.listdir(folder):
         time.sleep(0.1)
