@@ -210,8 +210,8 @@ class LogEvaluator:
         if not final:
             resamples = min(settings.bootstrap_resamples, _EPOCH_RESAMPLES)
             settings = settings.model_copy(update={"bootstrap_resamples": resamples})
+        self._learner.eval()  # first, as preparing asks the policy too: no draws of dropout, no moved statistics
         models = self._prepared()
-        self._learner.eval()
         losses = self._fit(models, final=final)
         self._fit_rows.release()
         part, choices = self._scored_part(models, final=final)
