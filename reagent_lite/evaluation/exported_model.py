@@ -146,6 +146,7 @@ class FromRaw(nn.Module):
     def __init__(self, state: nn.Module, action: nn.Module | None, network: nn.Module) -> None:
         super().__init__()
         self.state, self.action, self.network = state, action, network
+        self.needs_candidate_list = bool(network.needs_candidate_list)
 
     def forward(self, state: Tensor, mask: Tensor, features: Tensor | None) -> Tensor:
         """Returns what the network does, for raw state [B, S] and features [B, K, F], NaN where missing."""

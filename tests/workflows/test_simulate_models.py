@@ -122,7 +122,7 @@ ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"num_envs": 0}, "num_envs: expected greater than or equal to 1"),
     ({"output_path": "FOLDER/file/x.jsonl"}, "output_path: expected a writable folder"),
     ({"output_path": "FOLDER/folder.jsonl"}, "output_path: expected a file, got the folder"),
-    ({"output_path": "FOLDER/out/x.txt"}, "output_path: expected a file name that ends in .jsonl"),
+    ({"output_path": "FOLDER/out/x.txt"}, "output_path: expected a name that ends in .jsonl"),
     ({"rows": 5, "episodes": 5}, "episodes: expected absent while rows is given"),
     ({"policy": {"kind": "softmax", "model": "FOLDER/none"}}, "expected the folder of an exported model"),
     ({"policy": {"kind": "softmax", "model": "FOLDER/altered"}}, "model.onnx"),
