@@ -249,6 +249,18 @@ def test_rewards_that_a_cross_entropy_cannot_take_are_refused(tmp_path: Path) ->
     assert steps == 124  # (3000 - 63 * 16) / 16: all that is left after the warm-up
 
 
+def test_a_kernel_of_ones_own_that_does_not_compile(tmp_path: Path) -> None:
+    (tmp_path / "mine.cuh").write_text(
+        "#define NUM_ACTIONS 2\n#define OBSERVATION_SIZE 1\n#define TIME_LIMIT 5\n"
+        "#define STATE(FIELD, ARRAY) FIELD(float, x)\nDECLARE_ENVIRONMENT\n"
+        "DEVICE void reset(State &s, Random &random) { s.x = 0.0f; }\n"
+        "DEVICE void observe(const State &s, float *observation) { observation[0] = s.y; }\n"
+        "DEVICE float step(State &s, int action, Random &random, bool &terminated) { return 1.0f; }\n"
+    )
+    with pytest.raises(ReagentLiteError, match=r"mine\.cuh:7"):
+        trained(online(tmp_path, str(tmp_path / "mine.cuh")))
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_cuda_without_a_gpu_says_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(ReagentLiteError, match="simulation on a GPU"):
