@@ -240,3 +240,14 @@ def test_a_full_disk_keeps_what_stood(tmp_path: Path) -> None:
         assert (disk / "norm" / "statistics.json").read_bytes() == before
         assert names(disk) == {"norm"}
         assert normalized(tmp_path, norm_params=norm).skipped
+
+
+def test_long_tables_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = [{"state_features": {str(k): i + k for k in range(45)}, "action": "a"} for i in range(60)]
+    log = write_lines(tmp_path / "log.jsonl", rows)
+    normalized(tmp_path, reference_data_path=str(log))
+    tree = written(tmp_path, "drift.json")["state_features"]
+    assert len(tree["features"]) == 45
+    table = caplog.messages
+    assert table[-1] == "5 more in drift.json"
+    assert len(table) - table.index("drift of state_features against the reference") == 1 + 1 + 40 + 1

@@ -207,6 +207,7 @@ def test_any_episodes_in_any_files(
                 i for i, (one, _) in enumerate(shard) if one == name
             )
     assert [one.rows for one in manifests] == [len(shard) for shard in shards]
+    assert timeline or manifests[0].columns["of_our_own"] == "int64"
     ids = [row["mdp_id"] for row in expected]
     longest = max(1 if one is None else ids.count(one) for one in set(ids))
     share = len(expected) / num_nodes
