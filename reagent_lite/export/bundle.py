@@ -11,16 +11,18 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import onnxruntime
 from numpy.typing import ArrayLike, NDArray
 
 from reagent_lite.errors import BundleError, Problem, counted, raise_any
 from reagent_lite.export.tolerance import Tolerance, compare_choices
 from reagent_lite.feature_ids import read, written
 from reagent_lite.manifest import BUNDLE, FILE_NAME, verified
+
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession
 
 MODEL_FILE: Final = "model.onnx"
 GOLDEN_FILE: Final = "golden.json"
@@ -60,7 +62,7 @@ class Bundle:
             {"kind": "epsilon_greedy", "epsilon": ...}, where epsilon 0 is greedy.
     """
 
-    def __init__(self, manifest: dict[str, Any], session: onnxruntime.InferenceSession, golden: dict[str, Any]) -> None:
+    def __init__(self, manifest: dict[str, Any], session: "InferenceSession", golden: dict[str, Any]) -> None:
         self.manifest = manifest
         self.workflow: str = manifest["workflow"]
         self.state_feature_ids = read(manifest["state_feature_ids"])
@@ -212,6 +214,8 @@ def load_bundle(path: str | os.PathLike[str]) -> Bundle:
         BundleError: naming every file that is missing, unlisted or altered; a manifest that describes no model; or when
             onnxruntime cannot read the model.
     """
+    import onnxruntime  # it starts threads
+
     folder = Path(path)
     manifest, files = _verified(folder)
     golden = _parts(folder, manifest, files[GOLDEN_FILE])

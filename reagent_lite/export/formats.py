@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-import onnxruntime
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save
@@ -56,6 +55,8 @@ def _write_onnx(predictor: Predictor, path: Path) -> None:
 
 
 def _replay_onnx(predictor: Predictor, path: Path) -> Replay:
+    import onnxruntime  # it starts threads
+
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
 
     def served(inputs: Inputs) -> Outputs:
