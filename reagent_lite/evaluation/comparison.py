@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from reagent_lite.evaluation.simulation import RANDOM, Played
+from reagent_lite.evaluation.returns import RANDOM, Played
 
 _NEGLIGIBLE = 0.01  # what a step counts, against the first; and a share of episodes
 

@@ -18,7 +18,6 @@ from reagent_lite.evaluation.decision import (
     OTHER_MODEL,
     Comparison,
     Decision,
-    Simulated,
     compared,
     decide,
     findings_of,
@@ -27,11 +26,11 @@ from reagent_lite.evaluation.estimates import ALONE, Estimates, Log
 from reagent_lite.evaluation.exported_model import ExportedModel
 from reagent_lite.evaluation.interval import Interval, finite
 from reagent_lite.evaluation.page import REWARD_NAME, EvaluationPage
-from reagent_lite.evaluation.simulation import Played
+from reagent_lite.evaluation.returns import Played
 from reagent_lite.evaluation.simulation_document import (
-    DIFFERENCES,
     beside_line,
     played_document,
+    simulated_of,
     simulation_differences,
     simulation_document,
     simulation_lines,
@@ -229,31 +228,3 @@ def _differences(document: Mapping[str, Any]) -> Iterator[Comparison]:
                 reference=None,
                 rows=rows,
             )
-
-
-def simulated_of(document: Mapping[str, Any], name: str = "The model") -> tuple[Simulated, ...]:
-    """Returns what the policies of a report file earned in simulation: the model, the other one, random actions."""
-    simulation = document.get("simulation")
-    if simulation is None:
-        return ()
-    found = [_simulated(f"{name}, {document['model']['policy']}", document["model"]["simulated"])]
-    others = {
-        "against": ("The other model", document.get("against", {}).get("simulated")),
-        "random": ("Random actions", simulation["random"]),
-    }
-    for key, (name, played) in others.items():
-        difference = simulation.get(DIFFERENCES[key])
-        if difference is not None:
-            paired = Interval.read(difference["return"])
-            found.append(replace(_simulated(name, played), difference=paired, random=key == "random"))
-    return tuple(found)
-
-
-def _simulated(name: str, played: Mapping[str, Any]) -> Simulated:
-    return Simulated(
-        name=name,
-        returns=Interval.read(played["return"]),
-        discounted=Interval.read(played["discounted_return"]),
-        length=played["mean_length"],
-        cut_share=played["truncated_share"],
-    )

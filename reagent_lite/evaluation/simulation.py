@@ -9,7 +9,6 @@ episodes can earn. What is drawn are the very probabilities that a log's estimat
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -19,66 +18,11 @@ from reagent_lite.config.evaluate import EvaluateConfig, PlayedEnvironmentConfig
 from reagent_lite.console import progress
 from reagent_lite.errors import BundleError, Problem, SimulationError
 from reagent_lite.evaluation.exported_model import ChoicesInSimulation, ExportedModel, misfits, probabilities_of
-from reagent_lite.evaluation.interval import Interval
-from reagent_lite.evaluation.returns import Returns, estimates, play
+from reagent_lite.evaluation.returns import RANDOM, Pair, Played, PlayedPolicy, Returns, estimates, parameters_of, play
 from reagent_lite.sim.backend import open_backend
 from reagent_lite.sim.env import VectorEnv
-from reagent_lite.sim.spec import EnvSpec
 
-_Pair = tuple[Interval, Interval]  # return, discounted return
-RANDOM = "random"
 _STREAM = 18  # of random numbers, beside those of training runs and simulated logs, which may have the same seed
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlayedPolicy:
-    """What a policy earned.
-
-    Attributes:
-        key: of the config, or RANDOM.
-        total: mean sum of an episode's rewards.
-        discounted: mean of sum gamma^t r_t.
-        length: mean steps.
-        cut_share: of episodes that the time limit ended.
-    """
-
-    key: str
-    total: Interval
-    discounted: Interval
-    length: float
-    cut_share: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Played:
-    """What was played, and what it earned.
-
-    Attributes:
-        env: name of the environment.
-        parameters: constants of its dynamics in force.
-        time_limit: steps.
-        episodes: of each policy.
-        longest: steps of the longest episode of a model.
-        policies: the model, `against`, uniformly random actions.
-        differences: {key: model minus that policy, of return and discounted return, episode by episode}.
-    """
-
-    env: str
-    parameters: dict[str, float]
-    time_limit: int
-    episodes: int
-    longest: int
-    policies: tuple[PlayedPolicy, ...]
-    differences: dict[str, _Pair]
-
-    def of(self, key: str) -> PlayedPolicy:
-        """Returns what a policy earned."""
-        return next(one for one in self.policies if one.key == key)
-
-
-def parameters_of(spec: EnvSpec) -> dict[str, float]:
-    """Returns the constants of an environment as float32 has them."""
-    return {name: float(str(np.float32(value))) for name, value in spec.parameters.items()}
 
 
 class Arena:
@@ -152,7 +96,7 @@ class Arena:
                                           "Look at the environment's dynamics and constants"))  # fmt: skip
         return played
 
-    def _means(self, returns: dict[str, Returns]) -> tuple[dict[str, _Pair], dict[str, _Pair]]:
+    def _means(self, returns: dict[str, Returns]) -> tuple[dict[str, Pair], dict[str, Pair]]:
         """Returns (return, discounted return) of each policy, and of the first minus each other one."""
         earned = {key: torch.stack((one.total, one.discounted), 1) for key, one in returns.items()}
         first, *others = earned

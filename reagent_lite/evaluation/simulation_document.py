@@ -1,14 +1,18 @@
 """What was earned in simulation: as JSON, as text, and as figures by the tags of training."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.errors import counted
 from reagent_lite.evaluation.comparison import Beside
-from reagent_lite.evaluation.exported_model import ExportedModel
-from reagent_lite.evaluation.interval import finite, number
-from reagent_lite.evaluation.simulation import RANDOM, Played, PlayedPolicy
+from reagent_lite.evaluation.decision import Simulated
+from reagent_lite.evaluation.interval import Interval, finite, number
+from reagent_lite.evaluation.returns import RANDOM, Played, PlayedPolicy
+
+if TYPE_CHECKING:
+    from reagent_lite.evaluation.exported_model import ExportedModel
 
 AGAINST = "against"
 AIM = "what estimates of the reward's discounted return of an episode aim at, if the log is this environment's"
@@ -43,7 +47,7 @@ def simulation_document(played: Played, beside: Beside | None) -> dict[str, Any]
 
 
 def simulation_lines(
-    played: Played, beside: Beside | None, models: Sequence[ExportedModel], config: EvaluateConfig, gamma: float
+    played: Played, beside: Beside | None, models: "Sequence[ExportedModel]", config: EvaluateConfig, gamma: float
 ) -> list[str]:
     """Returns the simulation as text."""
     text = [f"simulation of {played.env}: {counted(played.episodes, 'episode')} of each policy, "
@@ -87,3 +91,31 @@ def simulation_differences(played: Played) -> dict[str, list[float | None]]:
         return {}
     names = ("simulation/return", "simulation/discounted_return")
     return {name: list(one.json().values()) for name, one in zip(names, played.differences[AGAINST], strict=True)}
+
+
+def simulated_of(document: Mapping[str, Any], name: str = "The model") -> tuple[Simulated, ...]:
+    """Returns what the policies of a report file earned in simulation: the model, the other one, random actions."""
+    simulation = document.get("simulation")
+    if simulation is None:
+        return ()
+    found = [_simulated(f"{name}, {document['model']['policy']}", document["model"]["simulated"])]
+    others = {
+        "against": ("The other model", document.get("against", {}).get("simulated")),
+        "random": ("Random actions", simulation["random"]),
+    }
+    for key, (name, played) in others.items():
+        difference = simulation.get(DIFFERENCES[key])
+        if difference is not None:
+            paired = Interval.read(difference["return"])
+            found.append(replace(_simulated(name, played), difference=paired, random=key == "random"))
+    return tuple(found)
+
+
+def _simulated(name: str, played: Mapping[str, Any]) -> Simulated:
+    return Simulated(
+        name=name,
+        returns=Interval.read(played["return"]),
+        discounted=Interval.read(played["discounted_return"]),
+        length=played["mean_length"],
+        cut_share=played["truncated_share"],
+    )

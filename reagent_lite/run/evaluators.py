@@ -36,8 +36,7 @@ from reagent_lite.evaluation.figures import figures
 from reagent_lite.evaluation.fitting import PolicyModels, split_log
 from reagent_lite.evaluation.interval import Interval
 from reagent_lite.evaluation.page import EvaluationPage, build_page, gather_page
-from reagent_lite.evaluation.returns import estimates, play
-from reagent_lite.evaluation.simulation import RANDOM, Played, PlayedPolicy, parameters_of
+from reagent_lite.evaluation.returns import RANDOM, Played, PlayedPolicy, estimates, parameters_of, play
 from reagent_lite.evaluation.simulation_document import played_document, simulation_document
 from reagent_lite.rl.estimators import CHEAP_ESTIMATORS, ESTIMATORS
 from reagent_lite.run.environments import EPOCH, FINAL, Reader

@@ -13,7 +13,7 @@ from oracles.played import gridworld_log, played, world
 
 from reagent_lite.evaluation.comparison import Beside, Counted, beside
 from reagent_lite.evaluation.interval import UNDEFINED, Interval
-from reagent_lite.evaluation.simulation import RANDOM, Played, PlayedPolicy
+from reagent_lite.evaluation.returns import RANDOM, Played, PlayedPolicy
 from workflows.evaluate import Evaluated
 
 
