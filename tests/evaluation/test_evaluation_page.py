@@ -71,19 +71,6 @@ def test_candidate_lists_of_unequal_length_make_one_page():
     assert page.weight[3:].tolist() == [0.5, 0.5]
 
 
-def test_metrics_follow_the_reward():
-    batch = make_batch([[1.0], [2.0]], [[0.0]] * 2, [0, 1], [1.0, 2.0], metrics=torch.tensor([[5.0], [6.0]]))
-    page = build_page([batch], np.array([0, 1]), policy=uniform, models=StateModels(2), metric_names=("clicks",))
-    assert page.names == ("Reward", "clicks")
-    assert page.outcomes.tolist() == [[1, 5], [2, 6]]
-
-
-def test_no_batches_make_an_empty_page():
-    page = build_page([], np.zeros(0, dtype=np.int64), policy=uniform, models=StateModels(), metric_names=("m",))
-    assert len(page) == 0
-    assert page.outcomes.shape == (0, 2)
-
-
 def test_probabilities_are_normalized_in_double_precision():
     third = torch.tensor([[1 / 3, 1 / 3, 1 / 3]])
     batch = make_batch([[1.0]], [[0.0]], [0], [1.0], num_choices=3)
@@ -99,15 +86,6 @@ def test_discount_counts_the_steps_before_a_row():
     assert table.discount.tolist() == [[1, 0.25, 0.03125], [1, 0, 0]]
     assert table.reward.tolist() == [[1, 1, 1], [5, 0, 0]]
     assert table.running.tolist() == [[1, 1, 1], [1, 0, 0]]
-
-
-def test_weights_past_the_end_of_an_episode_are_one():
-    table = episodes_of(bandit_page([1.0, 1.0, 1.0], episode=[0, 0, 1], model_propensity=0.25), 0, 0.5)
-    assert table.weight.tolist() == [[0.5, 0.5], [0.5, 1.0]]
-
-
-def test_gamma_zero_counts_the_first_row_only():
-    assert episodes_of(bandit_page([3.0, 4.0], episode=[0, 0]), 0, 0.0).discount.tolist() == [[1, 0]]
 
 
 def test_outcomes_of_a_page_are_laid_out_together():
@@ -165,8 +143,3 @@ def test_held_out_is_independent_of_other_splits_of_the_same_hash():
     # a split by the leading bits, and one by the last digits
     for other in (np.uint64(2**61) > HASHES, HASHES % np.uint64(10) == 0):
         assert held_out(HASHES[other], 0.2).mean() == pytest.approx(0.2, abs=0.04)
-
-
-def test_small_hashes_are_mixed():
-    assert held_out(np.arange(10_000, dtype=np.uint64), 0.3).mean() == pytest.approx(0.3, abs=0.02)
-    assert held_out(np.zeros(0, dtype=np.uint64), 0.3).tolist() == []

@@ -10,12 +10,6 @@ from oracles.repeated import resample_counts
 from reagent_lite.rl.bootstrap import Resamples, effective_sample_size, percentile_interval
 
 
-def test_draws_repeat_with_the_generators_seed():
-    first, again, other = (resample_counts(9, 20, torch.Generator().manual_seed(seed)) for seed in (5, 5, 6))
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
-
-
 @pytest.mark.parametrize("num_episodes", [1, 2, 255, 300, 9000, 70_000])
 def test_counts_do_not_depend_on_blocks_or_threads(num_episodes: int):
     drawn = Resamples(num_episodes=num_episodes, num_resamples=60, seed=3)
@@ -65,21 +59,12 @@ def test_interval_is_numpys_quantiles():
     assert percentile_interval(samples, 0.9) == pytest.approx(tuple(expected))
 
 
-def test_interval_of_many_samples():
-    # more than torch.quantile's limit is not needed, 2^16 is
-    assert percentile_interval(torch.linspace(0, 1, 2**16, dtype=torch.float64), 0.5) == pytest.approx((0.25, 0.75))
-
-
 @pytest.mark.parametrize(("undefined", "defined"), [(4, True), (6, False)])
 def test_undefined_samples(undefined: int, defined: bool):
     samples = torch.ones(100, dtype=torch.float64)
     samples[:undefined] = torch.nan
     low, high = percentile_interval(samples, 0.95)
     assert (low, high) == (1.0, 1.0) if defined else math.isnan(low) and math.isnan(high)
-
-
-def test_no_samples_have_no_interval():
-    assert all(math.isnan(bound) for bound in percentile_interval(torch.empty(0, dtype=torch.float64), 0.95))
 
 
 def test_effective_sample_size_by_hand():

@@ -10,10 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from oracles import gridworld
 from oracles.bundles import bilinear_bundle, linear_bundle
 from oracles.logs import random_rows, write_lines
-from oracles.played import gridworld_log
 from oracles.runs import Runner
 
 from reagent_lite.cli import main_alone
@@ -217,14 +215,6 @@ def test_two_models_and_their_difference(tmp_path: Path) -> None:
     assert (snips["verdict"], snips["reason"]) == ("trustworthy", "model is better")
 
 
-def test_a_model_against_itself(known: Path, tmp_path: Path) -> None:
-    log, _, _ = unequal(tmp_path)
-    outcome, _ = judged(log, known, against=str(known))
-    assert outcome.difference is not None
-    assert len(outcome.difference) == len(ESTIMATORS)
-    assert all(one == [0.0, 0.0, 0.0] for one in outcome.difference.values())
-
-
 def test_the_same_policy_with_actions_in_another_order(known: Path, tmp_path: Path) -> None:
     """Masks and probabilities go by name: nothing differs, also where only one action is possible."""
     same = linear_bundle(tmp_path / "same", np.eye(2)[::-1].copy(), ("b", "a"), (0, 1))
@@ -292,21 +282,6 @@ def test_models_fitted_to_candidates(tmp_path: Path) -> None:
         assert outcome.scores[f"CPE/Reward/{name}"] == pytest.approx(2.8, abs=0.06)
 
 
-def test_gridworld(tmp_path: Path) -> None:
-    """epsilon 0.5 around the fixed policy, from a log of epsilon 0.8: exactly 2.588442 at the start."""
-    logged = gridworld.simulate(gridworld.epsilon_greedy(0.8), 1500, np.random.default_rng(1))
-    log = write_lines(tmp_path / "grid.jsonl", gridworld_log(logged))
-    policy = gridworld.epsilon_greedy(0.5)
-    weight = np.log(np.where(policy > 0, policy, 1)).T
-    model = linear_bundle(tmp_path / "model", weight, gridworld.ACTIONS, tuple(range(25)))
-    _, report = judged(log, model, evaluation={"held_out_share": 0.6, "final_fit_passes": 20})
-    for name in ("Sequential_Doubly_Robust", "Weighted_Sequential_Doubly_Robust", "MAGIC",
-                 "Weighted_Per_Decision_Importance_Sampling"):  # fmt: skip
-        figure = estimates(report)[name]["figure"]
-        assert figure["low"] <= 2.588442 <= figure["high"], name
-    assert estimates(report)["Fitted_Q_Evaluation"]["figure"]["value"] == pytest.approx(2.588, abs=0.25)
-
-
 def test_without_propensities(known: Path, tmp_path: Path) -> None:
     log, reward, ret = unequal(tmp_path, propensity=False)
     outcome, report = judged(log, known, against=str(known))
@@ -366,18 +341,6 @@ def test_an_action_that_the_model_does_not_know(known: Path, tmp_path: Path) -> 
         judged(log, known)
 
 
-def test_an_action_that_the_log_never_has(tmp_path: Path) -> None:
-    model = linear_bundle(tmp_path / "three", np.eye(3), ("a", "b", "c"), (0, 1, 2))
-    rows = [row(str(i), (0.3, 0.3, 0.4), i % 2, 1.0, 0.5) for i in range(60)]
-    outcome, report = judged(write_lines(tmp_path / "log.jsonl", rows), model)
-    assert [w for w in outcome.warnings if "no row" in w] == [
-        "model takes 'c' in 40.0% of the scored rows, and no row of the log has it: nothing there tells what it earns"
-    ]
-    # weights .3 / .5 everywhere
-    assert report["model"]["cpe"]["overlap"]["mean_weight"]["value"] == pytest.approx(0.6, abs=1e-6)
-    assert estimates(report)["IPS_Reward"]["verdict"] == "do not use"
-
-
 def test_an_unknown_action_is_not_the_first_action(known: Path, tmp_path: Path) -> None:
     rows = [row(str(i), (0.5, 0.5), 1, 1.0, 0.5) for i in range(40)]
     rows += [{**row("unknown", (0.5, 0.5), 1, 1.0, 0.5), "action": None}]
@@ -400,15 +363,6 @@ def test_many_actions_that_the_log_never_has_are_counted(tmp_path: Path) -> None
     assert found[8] == "model takes 2 more actions that no row of the log has, together in 8.9% of the scored rows"
 
 
-def test_not_a_number(known: Path, tmp_path: Path) -> None:
-    wrong = row("x", (0.5, 0.5), 0, 1.0, 0.5)
-    wrong["reward"] = "NaN"
-    log = write_lines(tmp_path / "log.jsonl", [row("y", (0.5, 0.5), 0, 1.0, 0.5), wrong])
-    with pytest.raises(DataError, match=r"log\.jsonl:2") as raised:
-        judged(log, known)
-    assert len(raised.value.problems) == 1
-
-
 def test_values_that_are_no_numbers(tmp_path: Path) -> None:
     """10 times 3e38 is infinite as float32: no softmax is made of that."""
     model = linear_bundle(tmp_path / "model", np.array([[0.0, 10.0], [0.0, 0.0]]), AB, (0, 1))
@@ -416,14 +370,6 @@ def test_values_that_are_no_numbers(tmp_path: Path) -> None:
     rows[2]["state_features"] = {"1": 3e38}
     with pytest.raises(BundleError, match="probabilities of every choice, got values that are no numbers"):
         judged(write_lines(tmp_path / "log.jsonl", rows), model)
-
-
-def test_some_rows_without_a_propensity(known: Path, tmp_path: Path) -> None:
-    """Which ones is not known any more: no weight can be trusted."""
-    rows = [row(name, (0.5, 0.5), 0, 1.0, 0.5) for name in names(20)]
-    rows[3]["action_probability"] = None
-    _, report = judged(write_lines(tmp_path / "log.jsonl", rows), known)
-    assert estimates(report)["MAGIC"]["reason"] == "1 of 20 rows of the log have no propensity"
 
 
 def test_a_model_of_the_other_workflow(tmp_path: Path, known: Path) -> None:

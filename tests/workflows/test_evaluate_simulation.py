@@ -8,7 +8,6 @@ import pytest
 from numpy.typing import NDArray
 from oracles import gridworld, recommend
 from oracles.bundles import Habit, bilinear_bundle, linear_bundle
-from oracles.episodes import random_cartpole_returns
 from oracles.played import around, played, world
 
 from reagent_lite.models.restrictions import LikelyInTheLog
@@ -80,17 +79,6 @@ def test_a_limit_and_a_discount_by_hand(tmp_path: Path) -> None:
     assert outcome.scores["simulation/discounted_return/upper"] == 1.9375
     assert {"log", "difference"}.isdisjoint(report)
     assert {"cpe", "actions"}.isdisjoint(report["model"])
-
-
-def test_random_actions_earn_what_gymnasium_s_earn(tmp_path: Path) -> None:
-    """A model without an opinion, as softmax, and the reference that is always played."""
-    model = linear_bundle(tmp_path / "model", np.zeros((2, 4)), ("left", "right"), (0, 1, 2, 3))
-    _, report = played(tmp_path, model, "cartpole_v0", 4000)
-    returns = random_cartpole_returns(600)
-    for earned in (report["model"]["simulated"], report["simulation"]["random"]):
-        ours = (earned["return"]["high"] - earned["return"]["low"]) / 2 / 1.96
-        assert abs(earned["return"]["value"] - np.mean(returns)) < 4 * (ours**2 + np.var(returns) / 600) ** 0.5
-        assert earned["return"]["value"] == pytest.approx(earned["mean_length"])
 
 
 def taste() -> Array:

@@ -30,40 +30,12 @@ def test_values_and_lengths_are_the_published_ones() -> None:
     assert [icu_sepsis.mean_length(policy) for policy in policies] == pytest.approx([9.45, 9.22, 10.99], abs=0.02)
 
 
-def test_inadmissible_actions_are_the_mean_of_admissible_ones() -> None:
-    """So uniform over the admissible is worth what uniform over all is, and the clinicians take both kinds."""
-    admissible = sepsis().admissible
-    uniform = admissible / admissible.sum(1, keepdims=True)
-    assert exact_value(uniform) == pytest.approx(exact_value(icu_sepsis.uniform_policy()), abs=1e-12)
-    assert ((sepsis().clinicians > 0) & ~admissible).any()
-
-
 def test_log_returns_what_the_policy_is_worth(clinicians: icu_sepsis.Log) -> None:
     """An episode pays 0 or 1: the mean of n deviates by sqrt(p (1 - p) / n), 0.0028 here; four of it are allowed."""
     assert clinicians.lengths.sum() == len(clinicians.state) == pytest.approx(200_000, rel=0.01)
     worth = exact_value(sepsis().clinicians)
     deviation = (worth * (1 - worth) / NUM_EPISODES) ** 0.5
     assert clinicians.reward.sum() / NUM_EPISODES == pytest.approx(worth, abs=4 * deviation)
-
-
-def test_logged_actions_and_states_are_as_often_as_they_are_likely(clinicians: icu_sepsis.Log) -> None:
-    """A count of n draws of probability p deviates by sqrt(n p (1 - p)); five of it are allowed, none where p is 0."""
-    first = np.concatenate(([0], clinicians.lengths.cumsum()[:-1]))
-    begun = np.bincount(clinicians.state[first], minlength=NUM_LIVING)
-    assert _as_likely(begun, sepsis().initial[:NUM_LIVING])
-    state = int(np.bincount(clinicians.state).argmax())
-    here = clinicians.state == state
-    assert _as_likely(np.bincount(clinicians.action[here], minlength=25), sepsis().clinicians[state])
-    action = int(np.bincount(clinicians.action[here]).argmax())
-    following = clinicians.next_state[here & (clinicians.action == action)]
-    assert _as_likely(np.bincount(following, minlength=716), sepsis().transition[state, action])
-
-
-def _as_likely(counts: np.ndarray, probabilities: np.ndarray) -> bool:
-    expected = counts.sum() * probabilities
-    # rare ones are not normal: three more than expected are allowed
-    near = np.abs(counts - expected) <= 5 * np.sqrt(expected * (1 - probabilities)) + 3
-    return bool(near.all() and not counts[probabilities == 0].any())
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])

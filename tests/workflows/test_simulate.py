@@ -231,13 +231,6 @@ def test_masked_actions_and_the_true_value_of_the_random_policy(tmp_path: Path) 
         assert chances[cell, gridworld.ACTIONS.index(row["action"]), following] > 0
 
 
-def test_one_episode_has_no_interval(tmp_path: Path) -> None:
-    result, log = made(tmp_path, episodes=1)
-    assert (result.episodes, result.rows, result.mean_return) == (1, len(log.rows), len(log.rows))
-    assert result.lower is None
-    assert result.upper is None
-
-
 def test_as_a_user_runs_it(run: Runner, tmp_path: Path) -> None:
     done = run("simulate", {"env": "cartpole_v1", "output_path": "logs/x.parquet", "episodes": 20, "use_gpu": False})
     assert done.code == 0, done.err

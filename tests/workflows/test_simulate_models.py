@@ -66,11 +66,6 @@ def test_a_restricted_model_plays_what_its_log_takes(tmp_path: Path, policy: dic
     assert (log.propensity == 1).all()
 
 
-def test_greedy_alone_is_certain(tmp_path: Path, linear: str) -> None:
-    _, log = made(tmp_path, episodes=3, policy={"kind": "epsilon_greedy", "model": linear, "epsilon": 0.0})
-    assert (log.propensity == 1).all()
-
-
 @pytest.mark.parametrize("parametric", [False, True])
 def test_softmax_propensities(tmp_path: Path, linear: str, bilinear: str, parametric: bool) -> None:
     policy = {"kind": "softmax", "model": bilinear if parametric else linear, "temperature": 0.5}
@@ -187,23 +182,3 @@ def test_the_last_line_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureFi
     assert "simulating: " in captured.err
     assert "true value of random over 50 episodes" in captured.err
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["log.jsonl", "log.jsonl.truth.json"]
-
-
-def test_a_dry_run_plays_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert started(tmp_path, {}, "--dry_run", "--set", "rows=7") == 0
-    assert json.loads(capsys.readouterr().out)["rows"] == 7
-    assert not (tmp_path / "out").exists()
-
-
-def test_help_and_schema_teach(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main_alone(COMMAND, SimulateConfig, simulate, ["--help"])
-    text = capsys.readouterr().out
-    for word in ("--config", "--set", "--dry_run", "--print_schema", "exit codes", "examples", "rows_per_second"):
-        assert word in text
-    assert "--node_index" not in text
-    assert main_alone(COMMAND, SimulateConfig, simulate, ["--print_schema"]) == 0
-    schema = json.loads(capsys.readouterr().out)
-    for section in (schema, *schema["$defs"].values()):
-        for key, field in section["properties"].items():
-            assert "description" in field or "$ref" in field, key
