@@ -11,7 +11,7 @@ class EvaluationConfig(Section):
     """How the learned policy's value is estimated from logged episodes."""
 
     calc_cpe_in_training: bool = True
-    """Evaluate after every epoch too, by fit_passes and at most 100 resamples, MAGIC without an interval; false: only
+    """Evaluate after every epoch too, by fit_passes and at most 100 resamples, all estimates but MAGIC; false: only
     once, at the end."""
     figures_share: Annotated[float, Field(gt=0)] = 1 / 32
     """Rows judged after an epoch, as a share of those it trained on, at least 256; all are judged at the end."""

@@ -111,7 +111,7 @@ def evaluate_page(
         gamma: discount per step.
         config: limits, level and number of resamples.
         generator: of the resamples, and of the draw of episodes where there are too many; on the CPU.
-        estimators: by name, those of ESTIMATORS.
+        estimators: by name, those of ESTIMATORS or of CHEAP_ESTIMATORS.
         show: takes the number of outcomes that are estimated, and of all.
     """
     rows, left_out, beyond = limit(page, config, generator)
@@ -192,7 +192,7 @@ def _family(
 ) -> Family:
     level, base = config.confidence_level, samples[kind.logged]
     logged = interval_of(base, level)
-    names = [name for name, one in ESTIMATORS.items() if one.sequential == kind.sequential]
+    names = [name for name, one in ESTIMATORS.items() if one.sequential == kind.sequential and name in samples]
     figures = {name: interval_of(samples[name], level) for name in names}
     bases = {name: base + samples["continuation"] if ESTIMATORS[name].continues else base for name in names}
     verdicts = _verdicts(kind, figures, overlap, max(abs(logged.value), spread), config)

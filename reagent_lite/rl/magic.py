@@ -68,13 +68,6 @@ def blended(returns: Tensor, log: Log, outcome: int) -> Tensor:
     return blend(returns, covariance(step_contributions(log, outcome), returns[0] / log.num_episodes))
 
 
-def blended_once(returns: Tensor, log: Log, outcome: int) -> Tensor:
-    """Returns the same of row 0, and NaN for its resamples: their quadratic programs are most of MAGIC's cost."""
-    omega = covariance(step_contributions(log, outcome), returns[0] / log.num_episodes)
-    share = _least_error(omega, interval_distance(returns, _INTERVAL_LEVEL)[:1])
-    return torch.cat(((share * returns[:1]).sum(1), returns.new_full((len(returns) - 1,), torch.nan)))
-
-
 def blend(returns: Tensor, omega: Tensor) -> Tensor:
     """Returns x' g in each sample, [R], for j-step returns [R, m], the last of them WDR, and Omega [m, m].
 

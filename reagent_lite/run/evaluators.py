@@ -203,7 +203,7 @@ class LogEvaluator:
 
         Args:
             final: with the config's passes and resamples for the end of a run, else with those for an epoch, and
-                without the interval of MAGIC.
+                without MAGIC.
         """
         settings = self._config.evaluation
         if not final:

@@ -5,11 +5,12 @@ import pytest
 import torch
 from oracles import gridworld
 from oracles.repeated import Study, repetitions, resample_counts, step_returns
+from oracles.tables import rows
 from scipy.optimize import minimize
 
-from reagent_lite.rl.estimators import CHEAP_ESTIMATORS, ESTIMATORS
+from reagent_lite.rl.estimators import ESTIMATORS
 from reagent_lite.rl.magic import blend, covariance, interval_distance, minimize_on_simplex, step_contributions
-from reagent_lite.rl.sums import Episodes, Log
+from reagent_lite.rl.sums import Log
 
 
 def test_covariance_is_n_times_numpys():
@@ -82,12 +83,7 @@ def test_the_blend_of_two_rows_by_hand() -> None:
     # Rows add omega (r - 5) to it beside what they share: -3/4 and 3/4, so Omega = n sum / (n - 1) = 2 * 9/8 = 9/4.
     # DM is 5 away and does not vary: x' diag(25, 9/4) x is least at WDR's share 25 / (25 + 9/4).
     # Without the mean they add 1/2 and 9/2: Omega would be 16, and the blend 3.05.
-    column = {"weight": [1.0, 3.0], "reward": [2.0, 6.0], "one": [1.0, 1.0], "none": [0.0, 0.0]}
-    w, r, one, none = (torch.tensor(values, dtype=torch.float64).unsqueeze(1) for values in column.values())
-    episodes = Episodes(
-        running=one, weight=w, discount=one, reward=r,
-        reward_taken=none, reward_expected=none, value_taken=none, value_expected=none, tail=none,
-    )  # fmt: skip
+    episodes = rows([1, 3], [2, 6], [0, 0], [0, 0])
     found = ESTIMATORS["MAGIC"](episodes, torch.ones(1, 2, dtype=torch.float64))
     assert float(found[0]) == pytest.approx(5 * 25 / 27.25, rel=1e-6)
 
@@ -110,12 +106,3 @@ def test_omega_is_the_variance_of_resampled_returns(model_error: float | None) -
     np.testing.assert_allclose(np.sqrt(omega.diagonal()[vary]), deviation[vary], rtol=0.06)
     scale = np.outer(deviation[vary], deviation[vary])
     np.testing.assert_allclose(omega[np.ix_(vary, vary)] / scale, resampled[np.ix_(vary, vary)] / scale, atol=0.12)
-
-
-def test_the_cheap_form_has_the_value_and_no_interval() -> None:
-    study = Study(behaviour=0.5, evaluated=0.3, num_episodes=50, start=gridworld.fixed_start(), model_error=0.5)
-    (episodes,) = repetitions(study, 1, np.random.default_rng(0))
-    counts = resample_counts(50, 30, torch.Generator().manual_seed(0))
-    whole, cheap = (table["MAGIC"](episodes, counts) for table in (ESTIMATORS, CHEAP_ESTIMATORS))
-    assert float(cheap[0]) == pytest.approx(float(whole[0]), rel=1e-12)
-    assert bool(cheap[1:].isnan().all())

@@ -14,7 +14,7 @@ from reagent_lite.rl.estimators import ESTIMATORS
 def test_a_run_on_candidates_scores_its_logging_policy(run: Runner, small: dict[str, Any], tmp_path: Path) -> None:
     """So hot a softmax is uniform over each list, as the log is: every weight is 1 and importance sampling the mean.
 
-    Of some rows the candidates are unknown.
+    Of some rows the candidates are unknown. MAGIC comes with the end of the run, the others after every epoch.
     """
     rows = candidate_rows(400)
     for number, row in enumerate(rows):
@@ -22,6 +22,7 @@ def test_a_run_on_candidates_scores_its_logging_policy(run: Runner, small: dict[
         if number % 17 == 3:
             row["possible_actions"] = []
     del small["actions"]
+    small["evaluation"]["calc_cpe_in_training"] = True
     small["training_data_path"] = str(write_lines(tmp_path / "candidates.jsonl", rows))
     done = run("parametric_dqn", small, "--set", "rl.temperature=1e9")
     assert done.code == 0, done.err
@@ -33,7 +34,11 @@ def test_a_run_on_candidates_scores_its_logging_policy(run: Runner, small: dict[
     assert found.keys() == ESTIMATORS.keys()
     assert cpe["overlap"]["num_rows"] == 10 * cpe["overlap"]["num_episodes"] > 0
     assert cpe["overlap"]["mean_weight"]["value"] == pytest.approx(1, abs=1e-6)
-    for name in ("IPS_Reward", "Self_Normalized_IPS_Reward"):
-        assert found[name] == pytest.approx(outcome["one_step"]["logged"]["value"], abs=1e-6)
-    for name in ("Per_Decision_Importance_Sampling", "Weighted_Per_Decision_Importance_Sampling"):
-        assert found[name] == pytest.approx(outcome["sequential"]["logged"]["value"], abs=1e-6)
+    for kind, names in (("one_step", ("IPS_Reward", "Self_Normalized_IPS_Reward")),
+                        ("sequential", ("Per_Decision_Importance_Sampling",
+                                        "Weighted_Per_Decision_Importance_Sampling"))):  # fmt: skip
+        for name in names:
+            assert found[name] == pytest.approx(outcome[kind]["logged"]["value"], abs=1e-6)
+    first, *_, last = map(json.loads, (tmp_path / "out" / "metrics.jsonl").read_text().splitlines())
+    assert {f"CPE/Reward/{name}" for name in ESTIMATORS} - first.keys() == {"CPE/Reward/MAGIC"}
+    assert {f"CPE/Reward/{name}" for name in ESTIMATORS} <= last.keys()
