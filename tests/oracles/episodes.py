@@ -27,10 +27,9 @@ def environments(
     time_limit: int | None = None,
     parametric: bool = False,
     parameters: dict[str, float] | None = None,
-    optimization: str = "-O3",
 ) -> VectorEnv:
     """Environments on the CPU, already reset."""
-    backend = CpuBackend(find_environment(name), parameters or {}, "exact", optimization=optimization)
+    backend = CpuBackend(find_environment(name), parameters or {}, "exact")
     env = VectorEnv(
         backend, num_envs=num_envs, first_env=first_env, seed=seed, time_limit=time_limit, parametric=parametric
     )

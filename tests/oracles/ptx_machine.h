@@ -36,7 +36,7 @@ AS(u8) AS(u16) AS(u32) AS(u64) AS(s8) AS(s16) AS(s32) AS(s64) AS(b8) AS(b16) AS(
 
 // -- Memory -----------------------------------------------------------------------------------------------------------
 
-enum Refusal : u32 { NOTHING, READS, WRITES, DIVIDED };
+enum Refusal : u32 { NOTHING, READS, WRITES };
 
 struct Region {
   u64 begin, end;
@@ -63,12 +63,10 @@ static inline bool global_holds(const Launch *launch, u32 *hint, u64 at, u32 siz
   }
   return false;
 }
-#define const_holds global_holds
 #define param_holds(launch, hint, at, size, mode) \
   ((at) >= (u64)param && (at) + (size) <= (u64)param + parameter_bytes && ((at) - (u64)param) % (size) == 0)
 #define local_holds(launch, hint, at, size, mode) \
   ((at) >= (u64)local && (at) + (size) <= (u64)local + sizeof local && (at) % (size) == 0)
-#define generic_holds(...) (local_holds(__VA_ARGS__) || global_holds(__VA_ARGS__))
 
 static int refused(Launch *launch, u32 ctaid, u32 tid, u64 at, u32 size, Refusal mode, u32 line) {
   launch->refusal = mode;
@@ -110,55 +108,17 @@ static inline f32 least(f32 a, f32 b) {
   return a < b ? a : b;
 }
 
-// A whole number brought into the range of an integer of `width` bits; NaN gives 0, or the highest bit of 64.
-static inline u64 saturated(f32 whole, int width, bool has_sign) {
-  if (whole != whole) return width == 64 ? (u64)1 << 63 : 0;
-  f32 beyond = ldexpf(1.0f, width - has_sign);
-  u64 most = ~(u64)0 >> (64 - width + has_sign);
-  if (whole >= beyond) return most;
-  if (has_sign) return whole <= -beyond ? ~most : (u64)(s64)whole;
-  return whole <= 0.0f ? 0 : (u64)whole;
+// Rounded towards zero, in the range of a 32-bit integer; NaN gives 0.
+static inline s32 saturated(f32 x) {
+  if (x != x) return 0;
+  if (x >= 2147483648.0f) return INT32_MAX;
+  return x <= -2147483648.0f ? INT32_MIN : (s32)x;
 }
 
-static inline u64 bfe(u64 a, u32 b, u32 c, int width, bool has_sign) {
-  u32 msb = width - 1, pos = b & 0xff, len = c & 0xff;
-  u32 last = pos + len - 1 < msb ? pos + len - 1 : msb;
-  u64 sbit = has_sign && len != 0 ? a >> last & 1 : 0;
-  u64 d = 0;
-  for (u32 i = 0; i <= msb; ++i) d |= (i < len && pos + i <= msb ? a >> (pos + i) & 1 : sbit) << i;
-  return d;
-}
-
-static inline u64 bfi(u64 a, u64 b, u32 c, u32 d, int width) {
-  u32 msb = width - 1, pos = c & 0xff, len = d & 0xff;
-  u64 f = b;
-  for (u32 i = 0; i < len && pos + i <= msb; ++i) f = (f & ~((u64)1 << (pos + i))) | (a >> i & 1) << (pos + i);
-  return f;
-}
-
-static inline u64 brev(u64 a, int width) {
-  u64 d = 0;
-  for (int i = 0; i < width; ++i) d |= (a >> i & 1) << (width - 1 - i);
-  return d;
-}
-
-static inline u32 prmt(u32 a, u32 b, u32 c) {
-  u64 pair = (u64)b << 32 | a;
-  u32 d = 0;
-  for (int i = 0; i < 4; ++i) {
-    u32 control = c >> (4 * i) & 0xf;
-    u32 byte = pair >> (8 * (control & 7)) & 0xff;
-    if (control & 8) byte = byte & 0x80 ? 0xff : 0;
-    d |= byte << (8 * i);
-  }
-  return d;
-}
-
-static inline u32 lop3(u32 a, u32 b, u32 c, u32 table) {
-  u32 d = 0;
-  for (int i = 0; i < 32; ++i) {
-    u32 row = (a >> i & 1) << 2 | (b >> i & 1) << 1 | (c >> i & 1);
-    d |= (table >> row & 1) << i;
-  }
-  return d;
+// The low bits of a, `length` of them, put into b from bit `first` on.
+static inline u32 bfi(u32 a, u32 b, u32 first, u32 length) {
+  first &= 0xff;
+  length &= 0xff;
+  for (u32 i = 0; i < length && first + i < 32; ++i) b = (b & ~(1u << (first + i))) | (a >> i & 1) << (first + i);
+  return b;
 }

@@ -19,11 +19,11 @@ from reagent_lite.sim.compiler import find_compiler
 # No contraction of a * b + c: `fma` is written where PTX has one. Integers wrap around, as those of PTX do.
 # -O1 takes up to three times as long to compile and saves less.
 FLAGS = ("-std=c++17", "-Og", "-ffp-contract=off", "-fno-math-errno", "-fwrapv", "-fPIC", "-shared", "-w")
-REFUSALS = {1: "reads", 2: "writes", 3: "divides by zero"}
+REFUSALS = {1: "reads", 2: "writes"}
 
 
 class IllegalAccess(Exception):  # noqa: N818
-    """A thread touched memory that its launch was not given, or divided by zero."""
+    """A thread touched memory that its launch was not given."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,8 +118,6 @@ class Machine:
     def _complaint(self, name: str, launch: _Launch, known: list[Region]) -> str:
         line = " ".join(self._lines[launch.line - 1].split())
         thread = f"{name}, block {launch.ctaid}, thread {launch.tid}, line {launch.line} `{line}`"
-        if launch.refusal == 3:
-            return f"{thread} {REFUSALS[3]}"
         before = [region for region in known if region.address <= launch.address]
         nearest = max(before, key=lambda region: region.address, default=None)
         place = f"address {launch.address:#x}"

@@ -52,16 +52,6 @@ def test_an_environment_too_many_reads_beyond_the_tensors() -> None:
                 run()
 
 
-def test_a_tensor_of_the_host_is_no_memory_of_the_device() -> None:
-    with pretended_gpu():
-        env = VectorEnv(CudaBackend(find_environment("cartpole_v1"), {}, "exact", GPU), num_envs=100)
-        env.reset()
-        elsewhere = torch.zeros(100, 4)
-        env._call.observation = elsewhere.data_ptr()
-        with pytest.raises(SimulationError, match=r"`st.global.f32 .*` writes 4 bytes"):
-            env.step()
-
-
 # -- The host's side --------------------------------------------------------------------------------------------------
 
 

@@ -11,6 +11,9 @@ import torch
 from oracles.episodes import environments
 from torch import Tensor
 
+from reagent_lite.sim import cpu
+from reagent_lite.sim.compiler import find_compiler, zig_compiler
+from reagent_lite.sim.cpu import CpuBackend
 from reagent_lite.sim.env import VectorEnv
 from reagent_lite.sim.sources import find_environment, known_environments
 
@@ -25,27 +28,34 @@ def outputs(env: VectorEnv) -> Iterator[Tensor]:
         if tensor is not None:
             yield tensor
     for field in env.spec.fields:
-        yield env.field(field.name).view(field.size, -1).T
+        yield env.field(field.name).view(field.size, -1).T.contiguous()
 
 
-def rows_hash(env: VectorEnv, steps: int) -> list[str]:
-    """Hash per environment of everything written over random steps."""
-    hashes = [hashlib.sha256() for _ in range(env.num_envs)]
-    for _ in range(steps):
-        env.act(None, epsilon=torch.ones(1))
-        env.step()
-        columns = [tensor.reshape(env.num_envs, -1).contiguous().numpy() for tensor in outputs(env)]
-        for i, digest in enumerate(hashes):
-            for column in columns:
-                digest.update(column[i].tobytes())
-    return [digest.hexdigest() for digest in hashes]
+def backend(name: str = "cartpole_v1", optimization: str = "-O3", threads: int = 1, *, zig: bool = False) -> CpuBackend:
+    compiler = zig_compiler() if zig else find_compiler()
+    path = find_environment(name)
+    return CpuBackend(path, {}, "exact", threads=threads, optimization=optimization, compiler=compiler)
 
 
-def test_every_file_is_an_environment() -> None:
-    assert {"acrobot", "cartpole_v0", "cartpole_v1", "gridworld", "mountain_car", "mountain_car_continuous"} <= set(
-        known_environments()
-    )
-    assert {"pendulum", "recommend"} <= set(known_environments())
+def digest(opened: CpuBackend, steps: int, *sizes: int) -> str:
+    """sha256 of everything that environments write, as if they were one, over steps of drawn actions."""
+    firsts = np.cumsum([0, *sizes])
+    settings = {"seed": 11, "stream": 3, "time_limit": 60, "parametric": True}
+    envs = [
+        VectorEnv(opened, num_envs=num, first_env=100 + int(first), **settings)
+        for num, first in zip(sizes, firsts, strict=False)
+    ]
+    q = torch.randn(int(firsts[-1]), opened.spec.num_actions, generator=torch.Generator().manual_seed(0))
+    everything = hashlib.sha256()
+    for env in envs:
+        env.reset()
+    for step in range(steps):
+        for env, values in zip(envs, q.split(sizes), strict=True):
+            env.act(values if step % 3 else None, epsilon=torch.tensor([0.2]), temperature=0.5 * (step % 2))
+            env.step()
+        for parts in zip(*map(outputs, envs), strict=True):
+            everything.update(torch.cat(parts).numpy().data)
+    return everything.hexdigest()
 
 
 @every_environment
@@ -106,21 +116,46 @@ def test_random_episodes(name: str) -> None:
     env.check()
 
 
-@every_environment
-def test_same_numbers_however_split(name: str) -> None:
-    whole = rows_hash(environments(name, 37, seed=8, first_env=100, time_limit=12, parametric=True), 40)
-    first = rows_hash(environments(name, 20, seed=8, first_env=100, time_limit=12, parametric=True), 40)
-    second = rows_hash(environments(name, 17, seed=8, first_env=120, time_limit=12, parametric=True), 40)
-    assert whole == first + second
-    assert len(set(whole)) == 37
-    other = rows_hash(environments(name, 37, seed=9, first_env=100, time_limit=12, parametric=True), 40)
-    assert not set(whole) & set(other)
+@pytest.mark.parametrize(
+    ("name", "steps"),
+    [*((name, 60) for name in known_environments()), pytest.param("cartpole_v1", 10_000, marks=pytest.mark.slow)],
+)
+def test_same_bits_from_every_optimization_division_and_number_of_threads(
+    name: str, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num = 1100  # two blocks, the last one cut short
+    expected = digest(backend(name), steps, num)
+    assert digest(backend(name), steps, 501, 599) == expected
+    assert digest(backend(name, "-O0"), steps, num) == expected
+    monkeypatch.setattr(cpu, "_WORDS_PER_SLICE", 8)
+    for threads in (2, 16):
+        assert digest(backend(name, threads=threads), steps, num) == expected
 
 
-@every_environment
-def test_same_bits_at_any_optimization(name: str) -> None:
-    fast, plain = (
-        rows_hash(environments(name, 33, seed=2, time_limit=60, parametric=True, optimization=level), 100)
-        for level in ("-O3", "-O0")
+@pytest.mark.parametrize("optimization", ["-O0", "-O3"])
+@pytest.mark.parametrize("name", ["cartpole_v1", "gridworld", "recommend"])
+def test_same_bits_from_another_compiler(name: str, optimization: str) -> None:
+    assert digest(backend(name, optimization, zig=True), 60, 1100) == digest(backend(name), 60, 1100)
+
+
+@pytest.mark.parametrize("num_envs", [1, 63, 64, 1025])
+def test_an_environment_does_not_depend_on_its_neighbours(num_envs: int) -> None:
+    many, few = environments("cartpole_v1", 2000, seed=4), environments("cartpole_v1", num_envs, seed=4)
+    for env in (many, few):
+        for _ in range(80):
+            env.act(None, epsilon=torch.ones(1))
+            env.step()
+    for mine, theirs in zip(outputs(few), outputs(many), strict=True):
+        assert torch.equal(mine, theirs[:num_envs])
+
+
+def test_seed_and_stream_change_everything() -> None:
+    usual, *others = (
+        VectorEnv(backend(), num_envs=1000, seed=seed, stream=stream) for seed, stream in ((11, 3), (12, 3), (11, 4))
     )
-    assert fast == plain
+    for env in (usual, *others):
+        env.reset()
+        env.act(None, epsilon=torch.ones(1))
+    for other in others:
+        assert (other.observation == usual.observation).float().mean() < 0.01
+        assert (other.action == usual.action).float().mean() == pytest.approx(0.5, abs=0.06)
