@@ -92,3 +92,18 @@ def test_a_step_by_hand() -> None:
     gradients = torch.autograd.grad(output, [*network.parameters(), x], torch.tensor([[2.0]]))
     expected = [[[0.0, 0.0], [10.0, 20.0]], [0.0, 10.0], [[0.0, 12.0]], [2.0], [[30.0, 10.0]]]
     assert [one.tolist() for one in gradients] == expected
+
+
+def test_initial_weights_have_the_stated_spread() -> None:
+    torch.manual_seed(0)
+    spec = SourceSpec(num_state_features=400, action_names=("a", "b"))
+
+    def layers(**settings: float) -> nn.Module:
+        return build_q_network(spec, NetworkSettings(hidden=(300,), activations=("relu",), **settings)).layers  # type: ignore[return-value, arg-type]
+
+    with torch.no_grad():
+        (first, *_, last), (floor, *_) = layers(), layers(min_std=0.5)
+        assert float(first.weight.std()) == pytest.approx((2 / 400) ** 0.5, rel=0.02)  # gain sqrt(2) of relu
+        assert float(last.weight.std()) == pytest.approx((1 / 300) ** 0.5, rel=0.1)
+        assert float(first.bias.abs().sum()) == 0
+        assert float(floor.weight.std()) == pytest.approx(0.5, rel=0.02)

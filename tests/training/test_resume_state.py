@@ -1,7 +1,10 @@
 """Which config may continue which run, where it goes on, and what other ranks get: by hand."""
 
+from typing import Any
+
 import pytest
 import torch
+from oracles.runs import merged
 
 from reagent_lite.errors import ConfigError
 from reagent_lite.training.checkpoint import flat, nested
@@ -11,53 +14,46 @@ SAVED = {"epochs": 2, "seed": 0, "node_index": 1, "training": {"learning_rate": 
          "checkpoint": {"keep": 2}, "data": {"layout": "shards", "residency": "auto"}}  # fmt: skip
 
 
-def changed(**sections: object) -> dict[str, object]:
-    merged: dict[str, object] = {}
-    for name, value in {**SAVED, **sections}.items():
-        old = SAVED.get(name)
-        merged[name] = {**old, **value} if isinstance(old, dict) and isinstance(value, dict) else value
-    return merged
-
-
 @pytest.mark.parametrize(
-    "now",
+    "changes",
     [
-        changed(),
-        changed(node_index=0, num_nodes=2, rendezvous={"port": 3}, use_gpu=True),
-        changed(checkpoint={"keep": 5, "every_steps": 3}),
-        changed(data={"residency": "host"}),
-        changed(epochs=7),
+        {},
+        {"node_index": 0, "num_nodes": 2, "rendezvous": {"port": 3}, "use_gpu": True},
+        {"checkpoint": {"keep": 5, "every_steps": 3}},
+        {"data": {"residency": "host"}},
+        {"epochs": 7},
+        {"publish_if": {"outcome": "x"}},  # a key that runs of before did not have
     ],
-    ids=["the same", "elsewhere", "saved otherwise", "in other memory", "longer"],
+    ids=str,
 )
-def test_configs_that_learn_the_same(now: dict[str, object]) -> None:
-    require_same_learning(SAVED, now, "step_000007", may_grow=True)
+def test_configs_that_learn_the_same(changes: dict[str, Any]) -> None:
+    require_same_learning(SAVED, merged(SAVED, changes), "step_000007", may_grow=True)
 
 
 def test_configs_that_learn_something_else_are_refused_by_key() -> None:
-    now = changed(training={"learning_rate": 0.2}, epochs=3, data={"layout": "replicas"})
+    now = merged(SAVED, {"training": {"learning_rate": 0.2}, "epochs": 3, "data": {"layout": "replicas"}})
     with pytest.raises(ConfigError) as error:
         require_same_learning(SAVED, now, "step_000007", may_grow=False)
-    assert {problem.where for problem in error.value.problems} == {"training.learning_rate", "epochs", "data.layout"}
-    first = next(problem for problem in error.value.problems if problem.where == "training.learning_rate")
-    assert str(first) == (
+    problems = {problem.where: str(problem) for problem in error.value.problems}
+    assert problems.keys() == {"training.learning_rate", "epochs", "data.layout"}
+    assert problems["training.learning_rate"] == (
         "training.learning_rate: expected 0.1 as in the unfinished run of checkpoint step_000007, got 0.2. "
         "Give another model_output_path, or begin anew with --set checkpoint.resume=false"
     )
 
 
-def test_the_same_order_goes_on_where_it_stopped() -> None:
-    now = ReadOrder(order={"minibatch": 10}, steps=10, rows=95)
-    saved = {"step": 13, "rows": 125, **now.as_json()}
-    assert position_in(saved, now) == (13, 125, 0)
-
-
-def test_another_order_begins_the_epoch_again() -> None:
-    now = ReadOrder(order={"minibatch": 20}, steps=5, rows=95)
-    saved = {"step": 13, "rows": 125, "order": {"minibatch": 10}, "steps_per_epoch": 10, "rows_per_epoch": 95}
-    assert position_in(saved, now) == (5, 95, 30)  # epoch 1 again; 3 steps of 10 rows were done of it
-    saved |= {"step": 20, "rows": 190}
-    assert position_in(saved, now) == (10, 190, 0)
+@pytest.mark.parametrize(
+    ("now", "step", "rows", "place"),
+    [
+        (ReadOrder(order={"minibatch": 10}, steps=10, rows=95), 13, 125, (13, 125, 0)),
+        # another order begins epoch 1 again, of which 3 steps of 10 rows were done; between two epochs, nothing
+        (ReadOrder(order={"minibatch": 20}, steps=5, rows=95), 13, 125, (5, 95, 30)),
+        (ReadOrder(order={"minibatch": 20}, steps=5, rows=95), 20, 190, (10, 190, 0)),
+    ],
+)
+def test_where_a_run_goes_on(now: ReadOrder, step: int, rows: int, place: tuple[int, int, int]) -> None:
+    saved = {"step": step, "rows": rows, "order": {"minibatch": 10}, "steps_per_epoch": 10, "rows_per_epoch": 95}
+    assert position_in(saved, now) == place
 
 
 def test_sums_of_other_ranks_keep_their_mean() -> None:
@@ -76,8 +72,7 @@ def test_sums_of_other_ranks_keep_their_mean() -> None:
 
 
 def test_trees_are_taken_apart_and_put_together() -> None:
-    tree = {"a": {"b": torch.ones(2), "c": 3}, "d": 0.1, "e": True, "nothing": {}}
-    leaves = flat(tree)
+    leaves = flat({"a": {"b": torch.ones(2), "c": 3}, "d": 0.1, "e": True, "nothing": {}})
     assert sorted(leaves) == ["a/b", "a/c", "d", "e"]
     again = nested(leaves)
     assert again["a"]["b"].tolist() == [1, 1]

@@ -3,12 +3,12 @@
 import os
 import signal
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 import pytest
-from oracles.resuming import until
 
 from reagent_lite.distributed.worker import STOP_SIGNALS
 from reagent_lite.errors import Preempted
@@ -23,49 +23,54 @@ def terminal() -> Iterator[None]:
     signal.signal(signal.SIGHUP, before)
 
 
-def send(number: signal.Signals) -> None:
+def send(number: signal.Signals = signal.SIGTERM) -> None:
     os.kill(os.getpid(), number)
+
+
+def handlers() -> list[object]:
+    return [signal.getsignal(number) for number in STOP_SIGNALS]
+
+
+def ended_by(work: Callable[[], object], name: str = "SIGTERM") -> Preempted:
+    """Returns what ends work under a StopSignal."""
+    with pytest.raises(Preempted, match=f"{name}: nothing was saved yet") as caught, StopSignal():
+        work()
+    return caught.value
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_elsewhere_a_signal_ends_the_work_at_once(number: signal.Signals) -> None:
-    with StopSignal() as stop, pytest.raises(Preempted, match=f"{number.name}: nothing was saved yet") as error:
-        send(number)
-    assert error.value.exit_code == 75
-    assert stop.wanted
+    assert ended_by(lambda: send(number), number.name).exit_code == 75
 
 
-def learn(stop: StopSignal, *numbers: signal.Signals) -> None:
-    with stop.deferred():
-        assert not stop.wanted
-        for number in numbers:
-            send(number)
-        assert stop.wanted
-        stop.standing = "checkpoint 7 stands"
-    raise AssertionError("the signal was lost where nobody asked")
+@pytest.mark.parametrize("numbers", [*((number,) for number in STOP_SIGNALS), (signal.SIGTERM, signal.SIGTERM)])
+def test_while_learning_a_signal_waits_to_be_asked(numbers: tuple[signal.Signals, ...]) -> None:
+    def learn() -> None:
+        with stop.deferred():
+            assert not stop.wanted
+            for number in numbers:
+                send(number)
+            assert stop.wanted
+            stop.standing = "checkpoint 7 stands"
+        raise AssertionError("the signal was lost where nobody asked")
 
-
-@pytest.mark.parametrize("number", STOP_SIGNALS)
-def test_while_learning_a_signal_waits_to_be_asked(number: signal.Signals) -> None:
-    with StopSignal() as stop, pytest.raises(Preempted, match=f"{number.name}: checkpoint 7 stands"):
-        learn(stop, number)
+    with StopSignal() as stop, pytest.raises(Preempted, match=f"{numbers[0].name}: checkpoint 7 stands"):
+        learn()
 
 
 def test_a_second_interrupt_does_not_wait() -> None:
-    with StopSignal() as stop, pytest.raises(KeyboardInterrupt):
-        learn(stop, signal.SIGINT, signal.SIGINT)
-
-
-def test_a_second_termination_waits() -> None:
-    with StopSignal() as stop, pytest.raises(Preempted):
-        learn(stop, signal.SIGTERM, signal.SIGTERM)
+    with StopSignal() as stop, stop.deferred():
+        send(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            send(signal.SIGINT)
+        stop._name = ""
 
 
 def test_handlers_are_handed_back() -> None:
-    before = [signal.getsignal(number) for number in STOP_SIGNALS]
+    before = handlers()
     with StopSignal():
-        assert all(signal.getsignal(number) not in before for number in STOP_SIGNALS)
-    assert [signal.getsignal(number) for number in STOP_SIGNALS] == before
+        assert not set(before) & set(handlers())
+    assert handlers() == before
 
 
 def test_what_nohup_ignores_stays_ignored() -> None:
@@ -78,30 +83,22 @@ def test_what_nohup_ignores_stays_ignored() -> None:
 
 
 def test_other_threads_listen_to_nothing() -> None:
-    seen = []
+    before, seen = handlers(), []
 
     def work() -> None:
         with StopSignal() as stop, stop.deferred():
-            seen.append(signal.getsignal(signal.SIGTERM))
+            seen.extend(handlers())
 
-    before = signal.getsignal(signal.SIGTERM)
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    assert seen == [before]
-
-
-def ended_by(work: Callable[[], None]) -> Preempted:
-    """Returns what ends work under a StopSignal."""
-    with pytest.raises(Preempted, match="SIGTERM: nothing was saved yet") as caught, StopSignal():
-        work()
-    return caught.value
+    assert seen == before
 
 
 def test_code_that_handles_errors_does_not_handle_a_signal() -> None:
     def careful() -> None:
         with suppress(Exception):
-            send(signal.SIGTERM)
+            send()
         raise AssertionError("swallowed")
 
     assert ended_by(careful).__cause__ is None
@@ -110,10 +107,10 @@ def test_code_that_handles_errors_does_not_handle_a_signal() -> None:
 def test_a_signal_in_a_callback_whose_errors_are_only_reported(capsys: pytest.CaptureFixture[str]) -> None:
     def work() -> None:
         referred = type("Referred", (), {})()
-        reference = weakref.ref(referred, lambda _: send(signal.SIGTERM))
+        reference = weakref.ref(referred, lambda _: send())
         del referred
         assert reference() is None
-        until(lambda: False, 10)
+        time.sleep(10)
 
     ended_by(work)
     assert capsys.readouterr().err == ""
@@ -124,7 +121,7 @@ def test_an_error_after_a_signal_is_its_consequence() -> None:
 
     def query() -> None:
         try:
-            send(signal.SIGTERM)
+            send()
         finally:
             raise RuntimeError("query interrupted")
 
@@ -136,9 +133,9 @@ def test_a_second_signal_does_not_interrupt_tidying_up() -> None:
 
     def work() -> None:
         try:
-            send(signal.SIGTERM)
+            send()
         finally:
-            send(signal.SIGTERM)
+            send()
             tidied.append(True)
 
     ended_by(work)
@@ -146,11 +143,11 @@ def test_a_second_signal_does_not_interrupt_tidying_up() -> None:
 
 
 def test_behind_the_last_block_signals_are_ignored() -> None:
-    before = [signal.getsignal(number) for number in STOP_SIGNALS]
+    before = [(number, signal.getsignal(number)) for number in STOP_SIGNALS]
     try:
         with StopSignal(last=True):
             pass
-        send(signal.SIGTERM)
+        send()
     finally:
-        for number, handler in zip(STOP_SIGNALS, before, strict=True):
+        for number, handler in before:
             signal.signal(number, handler)
