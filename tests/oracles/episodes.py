@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import gymnasium
 import numpy as np
@@ -24,14 +25,22 @@ def environments(
     *,
     first_env: int = 0,
     seed: int = 0,
+    stream: int = 0,
     time_limit: int | None = None,
     parametric: bool = False,
     parameters: dict[str, float] | None = None,
+    math: Literal["exact", "fast"] = "exact",
 ) -> VectorEnv:
     """Environments on the CPU, already reset."""
-    backend = CpuBackend(find_environment(name), parameters or {}, "exact")
+    backend = CpuBackend(find_environment(name), parameters or {}, math)
     env = VectorEnv(
-        backend, num_envs=num_envs, first_env=first_env, seed=seed, time_limit=time_limit, parametric=parametric
+        backend,
+        num_envs=num_envs,
+        first_env=first_env,
+        seed=seed,
+        stream=stream,
+        time_limit=time_limit,
+        parametric=parametric,
     )
     env.reset()
     return env

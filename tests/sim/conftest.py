@@ -10,7 +10,6 @@ import pytest
 from reagent_lite.sim.compiler import KERNELS, find_compiler
 from reagent_lite.sim.cpu import CpuBackend
 from reagent_lite.sim.env import VectorEnv
-from reagent_lite.sim.sources import find_environment
 
 # Counts up by 1 + action from 0 and ends at `goal`: everything it does can be worked out in one's head.
 COUNTER = """
@@ -72,19 +71,6 @@ def counter(tmp_path: Path) -> MakeEnv:
         file = tmp_path / "counter.cuh"
         file.write_text(source)
         env = VectorEnv(CpuBackend(file, parameters or {}, "exact"), **settings)  # type: ignore[arg-type]
-        env.reset()
-        return env
-
-    return make
-
-
-@pytest.fixture
-def cartpole() -> MakeEnv:
-    """Makes reset CartPole environments."""
-
-    def make(name: str = "cartpole_v1", *, parameters: dict[str, float] | None = None, **settings: object) -> VectorEnv:
-        backend = CpuBackend(find_environment(name), parameters or {}, "exact")
-        env = VectorEnv(backend, **settings)  # type: ignore[arg-type]
         env.reset()
         return env
 

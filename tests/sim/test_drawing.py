@@ -14,12 +14,11 @@ ONE = torch.ones(1)
 
 
 def play(counter: MakeEnv, q: list[float] | None, mask: list[bool] | None = None, **policy: float) -> VectorEnv:
-    """200 000 environments that draw one action each."""
-    env = counter(num_envs=200_000 if mask is None else 50_000)
+    """100 000 environments that draw one action each."""
+    env = counter(COUNTER if mask is None else MASKED_COUNTER, num_envs=100_000)
     if mask is not None:
-        env = counter(MASKED_COUNTER, num_envs=50_000)
         assert env.mask is not None
-        env.mask.copy_(torch.tensor(mask).expand(50_000, -1))
+        env.mask.copy_(torch.tensor(mask).expand(env.num_envs, -1))
     values = None if q is None else torch.tensor(q).repeat(env.num_envs, 1)
     env.act(values, epsilon=torch.tensor([policy.get("epsilon", 0.0)]), temperature=policy.get("temperature", 0.0))
     return env
@@ -35,67 +34,62 @@ def require_probabilities(env: VectorEnv, expected: list[float]) -> None:
         assert stats.chisquare(counts[possible], env.num_envs * np.array(expected)[possible]).pvalue > 1e-4
 
 
-@pytest.mark.parametrize(
-    ("q", "epsilon", "expected"),
-    [
-        ([1.0, 3.0, 2.0], 0.3, [0.1, 0.8, 0.1]),  # 0.3 / 3 each, and 0.7 on the greatest
-        ([1.0, 3.0, 2.0], 0.0, [0, 1, 0]),
-        ([1.0, 3.0, 2.0], 1.0, [1 / 3, 1 / 3, 1 / 3]),
-        ([2.0, 1.0, 2.0], 0.3, [0.8, 0.1, 0.1]),  # the first of equals
-        ([float("nan"), -5.0, -6.0], 0.3, [0.1, 0.8, 0.1]),
-        ([float("nan")] * 3, 0.0, [1, 0, 0]),
-        ([float("-inf"), float("-inf"), -1e38], 0.0, [0, 0, 1]),
-        ([0.0, float("inf"), 1.0], 0.0, [0, 1, 0]),
-        (None, 0.0, [1 / 3, 1 / 3, 1 / 3]),
-    ],
-)
-def test_epsilon_greedy(counter: MakeEnv, q: list[float] | None, epsilon: float, expected: list[float]) -> None:
-    require_probabilities(play(counter, q, epsilon=epsilon), expected)
+UNEQUAL = [1.0, 3.0, 2.0]
+NAN, INF = float("nan"), float("inf")
 
 
 @pytest.mark.parametrize(
     ("q", "epsilon", "mask", "expected"),
     [
-        ([1.0, 3.0, 2.0], 0.4, [True, False, True], [0.2, 0, 0.8]),  # 0.4 / 2 each, and 0.6 on the better
-        ([1.0, 3.0, 2.0], 0.4, [True, False, False], [1, 0, 0]),
-        ([float("nan"), 3.0, float("nan")], 0.0, [True, False, True], [1, 0, 0]),
+        (UNEQUAL, 0.3, None, [0.1, 0.8, 0.1]),  # 0.3 / 3 each, and 0.7 on the greatest
+        (UNEQUAL, 0.0, None, [0, 1, 0]),
+        (UNEQUAL, 1.0, None, [1 / 3, 1 / 3, 1 / 3]),
+        ([2.0, 1.0, 2.0], 0.3, None, [0.8, 0.1, 0.1]),  # the first of equals
+        ([NAN, -5.0, -6.0], 0.3, None, [0.1, 0.8, 0.1]),
+        ([NAN] * 3, 0.0, None, [1, 0, 0]),
+        ([-INF, -INF, -1e38], 0.0, None, [0, 0, 1]),
+        ([0.0, INF, 1.0], 0.0, None, [0, 1, 0]),
+        (None, 0.0, None, [1 / 3, 1 / 3, 1 / 3]),
+        (UNEQUAL, 0.4, [True, False, True], [0.2, 0, 0.8]),  # 0.4 / 2 each, and 0.6 on the better
+        (UNEQUAL, 0.4, [True, False, False], [1, 0, 0]),
+        ([NAN, 3.0, NAN], 0.0, [True, False, True], [1, 0, 0]),
         (None, 0.0, [False, True, True], [0, 0.5, 0.5]),
     ],
 )
-def test_epsilon_greedy_among_the_allowed(
-    counter: MakeEnv, q: list[float] | None, epsilon: float, mask: list[bool], expected: list[float]
+def test_epsilon_greedy(
+    counter: MakeEnv, q: list[float] | None, epsilon: float, mask: list[bool] | None, expected: list[float]
 ) -> None:
     require_probabilities(play(counter, q, mask, epsilon=epsilon), expected)
 
 
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 10.0])
-def test_softmax(counter: MakeEnv, temperature: float) -> None:
-    power = np.exp(np.array([1.0, 3.0, 2.0]) / temperature)
-    require_probabilities(play(counter, [1.0, 3.0, 2.0], temperature=temperature), list(power / power.sum()))
-    some = power * [1, 0, 1]
-    env = play(counter, [1.0, 3.0, 2.0], [True, False, True], temperature=temperature)
-    require_probabilities(env, list(some / some.sum()))
+POWERS = np.exp(UNEQUAL)
 
 
 @pytest.mark.parametrize(
-    ("q", "expected"),
+    ("q", "temperature", "mask", "expected"),
     [
-        ([3e38, -3e38, 0.0], [1, 0, 0]),
-        ([float("inf"), float("inf"), 0.0], [0.5, 0.5, 0]),
-        ([float("nan"), 0.0, 0.0], [0, 0.5, 0.5]),
-        ([float("nan")] * 3, [1 / 3, 1 / 3, 1 / 3]),
-        ([1e-30, 0.0, -1e-30], [1 / 3, 1 / 3, 1 / 3]),
+        (UNEQUAL, 1.0, None, POWERS / POWERS.sum()),
+        (UNEQUAL, 0.5, None, POWERS**2 / (POWERS**2).sum()),
+        (UNEQUAL, 10.0, None, POWERS**0.1 / (POWERS**0.1).sum()),
+        (UNEQUAL, 1.0, [True, False, True], POWERS * [1, 0, 1] / POWERS[[0, 2]].sum()),
+        ([3e38, -3e38, 0.0], 1.0, None, [1, 0, 0]),
+        ([INF, INF, 0.0], 1.0, None, [0.5, 0.5, 0]),
+        ([NAN, 0.0, 0.0], 1.0, None, [0, 0.5, 0.5]),
+        ([NAN] * 3, 1.0, None, [1 / 3, 1 / 3, 1 / 3]),
+        ([1e-30, 0.0, -1e-30], 1.0, None, [1 / 3, 1 / 3, 1 / 3]),
     ],
 )
-def test_softmax_of_extreme_values(counter: MakeEnv, q: list[float], expected: list[float]) -> None:
-    require_probabilities(play(counter, q, temperature=1.0), expected)
+def test_softmax(
+    counter: MakeEnv, q: list[float], temperature: float, mask: list[bool] | None, expected: list[float]
+) -> None:
+    require_probabilities(play(counter, q, mask, temperature=temperature), list(expected))
 
 
 def test_nothing_allowed(counter: MakeEnv) -> None:
     env = play(counter, [1.0, 3.0, 2.0], [False, False, False], epsilon=0.5)
     assert not env.action.any()
     assert (env.propensity == 1).all()
-    with pytest.raises(SimulationError, match="50000 that are not, the first environment with one is 0"):
+    with pytest.raises(SimulationError, match="100000 that are not, the first environment with one is 0"):
         env.check()
 
 

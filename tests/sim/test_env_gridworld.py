@@ -10,8 +10,6 @@ from oracles import gridworld
 from oracles.episodes import as_policy, environments, first_episodes
 from scipy import stats
 
-from reagent_lite.errors import SimulationError
-
 ALLOWED = gridworld.allowed()
 FREE = np.flatnonzero(ALLOWED.any(1))  # 21 cells: neither wall nor goal
 
@@ -71,15 +69,6 @@ def test_at_the_goal_nothing_is_allowed_and_the_next_episode_starts() -> None:
     assert not env.next_mask.any()
     assert env.observation.argmax(1).tolist() == [0]
     assert env.mask.tolist() == [[False, True, False, True]]
-
-
-def test_a_forbidden_move_is_reported_and_replaced() -> None:
-    env = environments("gridworld", 1, parameters={"intended": 1.0})
-    env.action.fill_(0)  # left, off the grid
-    env.step()
-    assert env.observation.argmax(1).tolist() == [1]  # right, the first that is allowed
-    with pytest.raises(SimulationError, match="1 that are not"):
-        env.check()
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["reset", "autoreset"])

@@ -9,8 +9,9 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from numpy.typing import NDArray
-from oracles import control
+from oracles import cartpole, control
 from oracles.episodes import Rule, as_policy, environments, first_episodes, gymnasium_episodes
 from scipy import stats
 
@@ -47,8 +48,7 @@ class Twin:
         step: the original's step in float64.
         angles: columns that are angles.
         state: from an observation.
-        limit: steps.
-        idle: an action under which an episode from the usual starts does not terminate.
+        idle: an action under which an episode from the usual starts does not terminate, if there is one.
         rule: a rule of thumb under which it often does.
     """
 
@@ -61,8 +61,7 @@ class Twin:
     step: Callable[[Array, Array], control.Outcome]
     angles: tuple[int, ...] = ()
     state: Callable[[Array], Array] = field(default=lambda observation: observation)
-    limit: int
-    idle: int
+    idle: int | None = None
     rule: Rule
 
     @property
@@ -92,7 +91,23 @@ def continuous_car(state: Array, force: Array) -> control.Outcome:
     return after, 100.0 * (margin >= 0) - 0.1 * force**2, margin
 
 
+def pole(state: Array, force: Array) -> control.Outcome:
+    after, _ = cartpole.step(state, (force > 0).astype(np.int64))
+    beyond = np.maximum(np.abs(after[:, 0]) / 2.4, np.abs(after[:, 2]) / np.deg2rad(12)) - 1
+    return after, np.ones(len(state)), beyond  # the last step pays too
+
+
 TWINS = {
+    "cartpole_v1": Twin(
+        gymnasium="CartPole-v1",
+        fields=("x", "v", "theta", "omega"),
+        low=(-2.5, -5.0, -0.25, -5.0),  # a little beyond the limits, at speeds that players reach
+        high=(2.5, 5.0, 0.25, 5.0),
+        forces=(-10.0, 10.0),
+        physical=[0, 1],
+        step=pole,
+        rule=lambda observation: np.where(observation[:, 2] + observation[:, 3] > 0, 1, 0),
+    ),
     "mountain_car": Twin(
         gymnasium="MountainCar-v0",
         fields=("x", "v"),
@@ -101,7 +116,6 @@ TWINS = {
         forces=(-1.0, 0.0, 1.0),
         physical=[0, 1, 2],
         step=discrete_car,
-        limit=200,
         idle=1,
         rule=lambda observation: np.where(observation[:, 1] >= 0, 2, 0),
     ),
@@ -113,7 +127,6 @@ TWINS = {
         forces=(-1.0, -0.5, 0.0, 0.5, 1.0),
         physical=[np.array([force]) for force in (-1.0, -0.5, 0.0, 0.5, 1.0)],
         step=continuous_car,
-        limit=999,
         idle=2,
         rule=lambda observation: np.where(observation[:, 1] >= 0, 4, 0),
     ),
@@ -127,7 +140,6 @@ TWINS = {
         step=control.pendulum,
         angles=(0,),
         state=angle_and(2),
-        limit=200,
         idle=2,
         rule=lambda observation: np.where(observation[:, 2] > 0, 4, 0),
     ),
@@ -141,7 +153,6 @@ TWINS = {
         step=control.acrobot,
         angles=(0, 1),
         state=angle_and(4, 5),
-        limit=500,
         idle=1,
         rule=lambda observation: np.where(observation[:, 5] > 0, 2, 0),
     ),
@@ -184,6 +195,7 @@ def test_oracle_is_gymnasium(name: str) -> None:
         after, reward, margin = twin.step(states, np.full(len(states), force))
         for i, state in enumerate(states):
             original.unwrapped.state = state.copy()
+            original.unwrapped.steps_beyond_terminated = None  # of CartPole
             _, paid, terminated, _, _ = original.unwrapped.step(twin.physical[action])
             reached = np.array(original.unwrapped.state, dtype=np.float64)
             assert twin.difference(reached[None], after[i : i + 1]).max() <= tolerance
@@ -231,8 +243,8 @@ def test_choices_are_forces(name: str) -> None:
     env = environments(name, 2, parametric=True)
     twin = TWINS[name]
     assert env.spec.num_actions == len(twin.forces)
-    if name == "mountain_car":  # the actions of the discrete original have no magnitude: one-hot
-        assert env.spec.action_features == ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0))
+    if name in ("cartpole_v1", "mountain_car"):  # the actions of the discrete originals have no magnitude: one-hot
+        assert env.spec.action_features == tuple(map(tuple, np.eye(len(twin.forces))))
         return
     assert env.spec.action_features == tuple((force,) for force in twin.forces)
     assert env.features is not None
@@ -259,6 +271,7 @@ def test_levels_that_leave_out_zero_are_refused(name: str, levels: float) -> Non
 
 
 STARTS = {
+    "cartpole_v1": dict.fromkeys(("x", "v", "theta", "omega"), (-0.05, 0.05)),
     "mountain_car": {"x": (-0.6, -0.4), "v": (0.0, 0.0)},
     "mountain_car_continuous": {"x": (-0.6, -0.4), "v": (0.0, 0.0)},
     "pendulum": {"theta": (-PI, PI), "omega": (-1.0, 1.0)},
@@ -287,14 +300,19 @@ def test_starts_are_uniform(name: str, again: bool) -> None:
     assert np.abs(related - np.eye(len(columns))).max() < 4 / 50_000**0.5  # four standard errors of no correlation
 
 
-@every_twin
+@pytest.mark.parametrize("name", ["cartpole_v0", *TWINS])
+def test_time_limits_are_gymnasiums(name: str) -> None:
+    original = TWINS[name].gymnasium if name in TWINS else "CartPole-v0"
+    assert environments(name, 1).time_limit == gymnasium.spec(original).max_episode_steps
+
+
+@pytest.mark.parametrize("name", [name for name, twin in TWINS.items() if twin.idle is not None])
 def test_time_limit_truncates_and_does_not_terminate(name: str) -> None:
     twin = TWINS[name]
     env = environments(name, 64)
-    assert env.time_limit == twin.limit
-    env.action.fill_(twin.idle)
+    env.action.fill_(twin.idle or 0)
     total = torch.zeros(64, dtype=torch.float64)
-    for _ in range(twin.limit - 1):
+    for _ in range(env.time_limit - 1):
         env.step()
         total += env.reward
         assert not env.ended.any()
@@ -303,7 +321,7 @@ def test_time_limit_truncates_and_does_not_terminate(name: str) -> None:
     total += env.reward
     assert env.truncated.all()
     assert not env.terminated.any()
-    assert (env.last_length == twin.limit).all()
+    assert (env.last_length == env.time_limit).all()
     torch.testing.assert_close(env.last_return.double(), total, rtol=1e-5, atol=1e-6)
     expected = {"mountain_car": -200.0, "mountain_car_continuous": 0.0, "acrobot": -500.0}
     if name in expected:
@@ -345,3 +363,32 @@ def test_episodes_are_gymnasiums_in_distribution(name: str, epsilon: float) -> N
         (ours.terminated, theirs.terminated),
     ):
         assert abs(values.mean() - others.mean()) <= 4 * share * values.std() + 1e-6 * abs(others.mean())
+
+
+def test_fast_mathematics_is_as_near() -> None:
+    states = TWINS["cartpole_v1"].draw(NUM, np.random.default_rng(0))
+    exact, fast = environments("cartpole_v1", NUM), environments("cartpole_v1", NUM, math="fast")
+    for env in (exact, fast):
+        place(env, TWINS["cartpole_v1"].fields, states)
+        env.step()
+    error = (exact.next_observation - fast.next_observation).abs().numpy() / [2.4, 10.0, 0.21, 10.0]
+    assert error.max() < 1e-6
+
+
+def test_a_lighter_pole_falls_otherwise() -> None:
+    twin = TWINS["cartpole_v1"]
+    state = twin.draw(1000, np.random.default_rng(0))
+    original = CartPoleVectorEnv(num_envs=1000)
+    original.reset(seed=0)
+    original.gravity, original.masspole = 1.62, 0.05
+    original.total_mass = original.masspole + original.masscart
+    original.polemass_length = original.masspole * original.length
+    original.state = state.T.astype(np.float64)
+    original.step(np.zeros(1000, int))
+    light = environments("cartpole_v1", 1000, parameters={"pole_mass": 0.05, "gravity": 1.62})
+    place(light, twin.fields, state)
+    light.step()
+    assert twin.difference(light.next_observation.double().numpy(), original.state.T).max() < 1e-6
+    assert (
+        twin.difference(light.next_observation.double().numpy(), twin.step(state, np.full(1000, -10.0))[0]).max() > 0.01
+    )

@@ -5,7 +5,8 @@ import ctypes
 import numpy as np
 import pytest
 from oracles import philox as oracle
-from sim.conftest import CompileUnit, MakeEnv
+from oracles.episodes import environments
+from sim.conftest import CompileUnit
 
 UNIT = """
 #include "philox.cuh"
@@ -75,8 +76,8 @@ def test_numbers_made_of_words(unit: ctypes.CDLL) -> None:
     assert np.array(coins).tolist() == (uniforms < 0.25).tolist()
 
 
-def test_starts_are_drawn_by_global_id_and_episode(cartpole: MakeEnv) -> None:
-    env = cartpole(num_envs=3000, first_env=17, seed=5, stream=9, time_limit=2)
+def test_starts_are_drawn_by_global_id_and_episode() -> None:
+    env = environments("cartpole_v1", 3000, first_env=17, seed=5, stream=9, time_limit=2)
     ids = np.arange(3000) + 17
     for episode in range(3):
         drawn = oracle.uniform(oracle.draws(4, ids, episode, oracle.RESET, 0, (5, 9))).astype(np.float32)

@@ -1,6 +1,8 @@
 """Rollouts: what a policy saw, did and got reaches the ring; when environments step and how exploration falls."""
 
+import copy
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,21 +12,23 @@ from torch import Tensor
 from reagent_lite.data.replay.ring import ReplayRing, ReplaySettings
 from reagent_lite.sim.backend import open_backend
 from reagent_lite.sim.env import VectorEnv
-from reagent_lite.sim.rollout import Exploration, Rollout, RolloutSource, UpdateSchedule
+from reagent_lite.sim.rollout import Exploration, Rollout, RolloutSource, UpdateSchedule, regrouped
 from reagent_lite.types import TransitionBatch
 
 CPU = torch.device("cpu")
 NUM = 16
 
 
-def environments(limit: int = 30, name: str = "cartpole_v1", parametric: bool = False) -> VectorEnv:
+def environments(limit: int = 30, name: str = "cartpole_v1", first: int = 0, stop: int = NUM) -> VectorEnv:
     backend = open_backend(name, backend="cpu", device=CPU, parameters={}, math="exact")
-    return VectorEnv(backend, num_envs=NUM, seed=3, time_limit=limit, parametric=parametric)
+    return VectorEnv(
+        backend, num_envs=stop - first, first_env=first, seed=3, time_limit=limit, parametric=name == "recommend"
+    )
 
 
-def ring(slots: int = 64, prioritized: bool = False) -> ReplayRing:
+def ring(num: int = NUM, slots: int = 64, *, prioritized: bool = False) -> ReplayRing:
     settings = ReplaySettings(
-        num_envs=NUM, observation_size=4, num_actions=2, slots=slots, gamma=0.9, prioritized=prioritized, seed=1
+        num_envs=num, observation_size=4, num_actions=2, slots=slots, gamma=0.9, prioritized=prioritized, seed=1
     )
     return ReplayRing(settings, CPU)
 
@@ -38,16 +42,16 @@ def scaled(batch: TransitionBatch, scale: float) -> TransitionBatch:
     return replace(batch, weight=batch.weight * scale)
 
 
-def source(schedule: UpdateSchedule, *, prioritized: bool = False) -> RolloutSource:
-    kept = ring(prioritized=prioritized)
+SCHEDULE = UpdateSchedule(num_envs=NUM, warmup=10, steps=2, updates=4, num_updates=80, beta=0.4)
+
+
+def source(*, prioritized: bool = False, first: int = 0, stop: int = NUM, slots: int = 64) -> RolloutSource:
+    kept = ring(stop - first, slots, prioritized=prioritized)
     exploration = Exploration(start=1.0, end=0.2, decay_steps=320)
     return RolloutSource(
-        Rollout(environments(), lean, kept, device=CPU), kept, exploration, schedule,
+        Rollout(environments(first=first, stop=stop), lean, kept, device=CPU), kept, exploration, SCHEDULE,
         rows=32, scale=0.5, transform=scaled, device=CPU,
     )  # fmt: skip
-
-
-SCHEDULE = UpdateSchedule(num_envs=NUM, warmup=10, steps=2, updates=4, num_updates=80, beta=0.4)
 
 
 def test_stored_transitions_are_the_environments() -> None:
@@ -88,7 +92,7 @@ def test_epsilon_falls_linearly_and_stays() -> None:
 
 
 def test_environments_step_as_the_schedule_says() -> None:
-    batches = source(SCHEDULE)
+    batches = source()
     steps = []
     for step in range(9):
         batches.collect(step)
@@ -99,13 +103,13 @@ def test_environments_step_as_the_schedule_says() -> None:
 
 
 def test_weights_are_scaled_shares() -> None:
-    batches = source(SCHEDULE)
+    batches = source()
     batches.collect(0)
     assert float(next(batches).weight.sum()) == pytest.approx(0.5)
 
 
 def test_priorities_follow_the_losses() -> None:
-    batches = source(SCHEDULE, prioritized=True)
+    batches = source(prioritized=True)
     batches.collect(0)
     for _ in range(40):  # until every row has been drawn
         batch = next(batches)
@@ -115,7 +119,7 @@ def test_priorities_follow_the_losses() -> None:
 
 
 def test_a_priority_is_the_error_to_the_power_alpha() -> None:
-    batches = source(SCHEDULE, prioritized=True)
+    batches = source(prioritized=True)
     batches.collect(0)
     next(batches)
     batches.learned(torch.full((32,), 9.0))
@@ -123,12 +127,12 @@ def test_a_priority_is_the_error_to_the_power_alpha() -> None:
 
 
 def test_a_saved_source_goes_on_as_it_would_have() -> None:
-    one = source(SCHEDULE)
+    one = source()
     for step in range(5):
         one.collect(step)
         next(one)
-    other = source(SCHEDULE)
-    other.load_state_dict({name: _copied(part) for name, part in one.state_dict().items()})
+    other = source()
+    other.load_state_dict(copy.deepcopy(one.state_dict()))
     for step in range(5, 15):
         one.collect(step)
         other.collect(step)
@@ -137,14 +141,8 @@ def test_a_saved_source_goes_on_as_it_would_have() -> None:
         assert torch.equal(expected.action, got.action)
 
 
-def _copied(part: object) -> object:
-    if isinstance(part, dict):
-        return {name: _copied(inner) for name, inner in part.items()}
-    return part.clone() if isinstance(part, torch.Tensor) else part
-
-
 def test_masks_and_features_of_the_state_acted_in_are_stored() -> None:
-    env = environments(limit=50, name="recommend", parametric=True)
+    env = environments(limit=50, name="recommend")
     spec = env.spec
     kept = ReplayRing(
         ReplaySettings(num_envs=NUM, observation_size=spec.observation_size, num_actions=spec.num_actions, slots=40,
@@ -188,3 +186,53 @@ def test_playing_without_where_transitions_led_is_the_same_play() -> None:
     assert whole.next_observation.any()
     assert not lean_one.next_observation.any()
     assert not bare.next_observation.any()
+
+
+# -- Dealt out to another number of processes -------------------------------------------------------------------------
+
+
+def part(rank: int, world: int) -> tuple[int, int]:
+    return NUM * rank // world, NUM * (rank + 1) // world
+
+
+def tensors(state: dict[str, Any]) -> dict[str, Tensor]:
+    """Everything but the draws, which are each rank's own."""
+    rollout = state["rollout"]
+    ring = {name: value for name, value in state["ring"].items() if name != "generator"}
+    return {**ring, **rollout["env"], "finished": rollout["finished"]}
+
+
+def halves(prioritized: bool) -> list[RolloutSource]:
+    found = [
+        source(first=first, stop=stop, prioritized=prioritized, slots=11) for first, stop in (part(0, 2), part(1, 2))
+    ]
+    for half in found:
+        for step in range(13):  # more than the ring keeps
+            half.collect(step)
+    return found
+
+
+def test_two_processes_become_one_and_three() -> None:
+    whole = source(prioritized=True, slots=11)
+    for step in range(13):
+        whole.collect(step)
+    states = [half.state_dict() for half in halves(prioritized=True)]
+    for world in (1, 3):
+        for rank in range(world):
+            truth = tensors(regrouped([whole.state_dict()], rank, *part(rank, world)))
+            got = regrouped(states, rank, *part(rank, world))
+            assert tensors(got).keys() == truth.keys()
+            for name, value in truth.items():
+                assert torch.equal(tensors(got)[name], value), name
+            assert ("generator" in got["ring"]) == (rank < 2)  # those that there are
+
+
+def test_what_was_dealt_out_goes_on() -> None:
+    both, alone = halves(prioritized=False), source(slots=11)
+    alone.load_state_dict(regrouped([half.state_dict() for half in both], 0, 0, NUM))
+    for each in (alone, *both):
+        each.collect(13 + 3)  # steps before updates 0, 4, 8, 12 and 16
+    env = alone.state_dict()["rollout"]["env"]
+    parts = [half.state_dict()["rollout"]["env"] for half in both]
+    assert torch.equal(env["observation"], torch.cat([each["observation"] for each in parts]))
+    assert torch.equal(env["state"], torch.cat([each["state"] for each in parts], 1))
