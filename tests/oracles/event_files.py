@@ -1,4 +1,4 @@
-"""Rows of a log as files of every format that logs come in, by other people's writers."""
+"""Rows of a log as files of every format that logs come in, by other people's writers; and what readers give."""
 
 import bz2
 import csv
@@ -13,7 +13,14 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet as pq
+import pytest
 import zstandard
+
+from reagent_lite.data.formats import text_files
+from reagent_lite.data.formats.blocks import Block, Position
+from reagent_lite.data.formats.files import list_input
+from reagent_lite.data.formats.reading import ALL_COLUMNS, READERS, read_blocks, read_tables
+from reagent_lite.errors import DataError, Problem
 
 Row = dict[str, Any]
 PACKINGS: dict[str, Callable[[bytes], bytes]] = {
@@ -21,6 +28,7 @@ PACKINGS: dict[str, Callable[[bytes], bytes]] = {
     "bz2": bz2.compress,
     "zst": lambda data: zstandard.ZstdCompressor().compress(data),
 }
+EXTENSIONS = tuple(READERS)
 FORMATS = (
     "jsonl",
     "jsonl.gz",
@@ -34,6 +42,37 @@ FORMATS = (
 )
 _FEATURES, _METRICS = pa.map_(pa.int64(), pa.float32()), pa.map_(pa.string(), pa.float64())
 _PAIRS = pa.list_(pa.struct([("key", pa.int32()), ("value", pa.float64())]))
+
+
+def rows_of(path: Path | str) -> list[Row]:
+    return [row for table in read_tables(str(path)) for row in table.to_pylist()]
+
+
+def blocks_of(path: Path, position: Position | None = None) -> list[Block]:
+    """All columns, also those that no log has."""
+    return list(
+        read_blocks(list_input(str(path), EXTENSIONS), lambda one: one, [position or Position()], None, ALL_COLUMNS)
+    )
+
+
+def values_of(blocks: list[Block], column: str) -> list[Any]:
+    return [one for block in blocks for one in block.table.column(column).to_pylist()]
+
+
+def lines_of(blocks: list[Block]) -> list[int]:
+    return [int(line) for block in blocks for line in block.lines]
+
+
+def problems_of(path: Path | str) -> tuple[Problem, ...]:
+    with pytest.raises(DataError) as caught:
+        rows_of(path)
+    return caught.value.problems
+
+
+def small_blocks(patch: pytest.MonkeyPatch, first: int, later: int | None = None) -> None:
+    """Text is read in blocks of so many bytes."""
+    patch.setattr(text_files, "FIRST_BLOCK_BYTES", first)
+    patch.setattr(text_files, "BLOCK_BYTES", later or first)
 
 
 def write_events(rows: list[Row], folder: Path, form: str, files: int = 1) -> Path:

@@ -9,39 +9,27 @@ import socket
 from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import fsspec
 import pyarrow.parquet as pq
 import pytest
-from oracles.event_files import PACKINGS
+from oracles.event_files import EXTENSIONS, PACKINGS, problems_of, rows_of
 
 from reagent_lite.data.formats.files import list_input, local_path, not_read
 from reagent_lite.data.formats.jsonl import table_of
-from reagent_lite.data.formats.reading import READERS, read_tables
 from reagent_lite.errors import DataError, NoRowsError
 
-EXTENSIONS = tuple(READERS)
 ROWS = [{"mdp_id": str(number), "reward": number + 0.5, "state_features": {"0": float(number)}} for number in range(50)]
 TEXT = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
 
 
-def rows_of(path: Path | str) -> list[dict[str, Any]]:
-    return [row for table in read_tables(str(path)) for row in table.to_pylist()]
-
-
 @pytest.mark.parametrize("packing", PACKINGS)
-def test_members_in_one_file_are_read_on(tmp_path: Path, packing: str) -> None:
-    file = tmp_path / f"a.json.{packing}"
+def test_packed_members_are_read_on_and_what_ends_early_is_refused(tmp_path: Path, packing: str) -> None:
+    file, pack = tmp_path / f"a.json.{packing}", PACKINGS[packing]
     half = TEXT.index(b"\n", 700) + 1
-    file.write_bytes(PACKINGS[packing](TEXT[:half]) + PACKINGS[packing](TEXT[half:]))
+    file.write_bytes(pack(TEXT[:half]) + pack(TEXT[half:]))
     assert rows_of(file) == ROWS
-
-
-@pytest.mark.parametrize("packing", PACKINGS)
-def test_a_file_that_is_cut_short_or_of_other_bytes_is_refused(tmp_path: Path, packing: str) -> None:
-    file = tmp_path / f"a.json.{packing}"
-    for data in (PACKINGS[packing](TEXT)[:-9], TEXT):
+    for data in (pack(TEXT)[:-9], TEXT):
         file.write_bytes(data)
         with pytest.raises(DataError, match=rf"a\.json\.{packing}: expected a complete \.{packing} file, .*ends early"):
             rows_of(file)
@@ -84,31 +72,24 @@ def test_memory_urls() -> None:
 
 @pytest.mark.parametrize(
     ("path", "got"),
-    [
-        ("http://host/a.json", "protocol 'http'"),
-        ("reference://a.json", "protocol 'reference'"),
-        ("simplecache::s3://bucket/a.json", "a URL chained with '::'"),
-    ],
+    [("http://h/a.json", "protocol 'http'"), ("simplecache::s3://b/a.json", "a URL chained with '::'")],
 )
 def test_other_protocols_are_refused(path: str, got: str) -> None:
-    with pytest.raises(DataError) as caught:
-        list_input(path, EXTENSIONS)
-    problem = caught.value.problems[0]
+    (problem,) = problems_of(path)
     assert (problem.where, problem.got) == (path, got)
     assert "s3://" in problem.expected
 
 
 def test_a_missing_file_names_its_nearest_sibling(tmp_path: Path) -> None:
     (tmp_path / "training.json").write_bytes(TEXT)
-    with pytest.raises(DataError) as caught:
-        rows_of(tmp_path / "trainin.json")
-    assert caught.value.problems[0].where == str(tmp_path / "trainin.json")
-    assert caught.value.problems[0].todo == f"Nearest there: {tmp_path / 'training.json'}"
+    (problem,) = problems_of(tmp_path / "trainin.json")
+    assert problem.where == str(tmp_path / "trainin.json")
+    assert problem.todo == f"Nearest there: {tmp_path / 'training.json'}"
     with pytest.raises(DataError, match=f"Nearest folder that exists: {tmp_path}"):
         rows_of(tmp_path / "zzz" / "a.json")
 
 
-@pytest.mark.parametrize(("mode", "path"), [(0, "data"), (0, "data/log.jsonl"), (0o444, "data"), (0o555, "data")])
+@pytest.mark.parametrize(("mode", "path"), [(0, "data"), (0o555, "data")])
 def test_data_that_this_user_may_not_read_is_refused(mode: int, path: str) -> None:
     root = os.geteuid() == 0
     with TemporaryDirectory() as folder:
@@ -121,7 +102,7 @@ def test_data_that_this_user_may_not_read_is_refused(mode: int, path: str) -> No
         os.seteuid(65534 if root else os.geteuid())
         try:
             with pytest.raises(DataError, match=r"expected a readable file.*Permission denied"):
-                list_input(f"{folder}/{path}", tuple(READERS))[0].open()
+                list_input(f"{folder}/{path}", EXTENSIONS)[0].open()
         finally:
             os.seteuid(0 if root else os.geteuid())
             data.chmod(0o755)
@@ -167,9 +148,7 @@ def test_what_is_no_file_is_refused_by_name(tmp_path: Path, kind: str, got: str)
         else:
             odd.symlink_to("/dev/zero" if kind == "device" else "gone")
         for path in (odd, tmp_path):
-            with pytest.raises(DataError) as caught:
-                rows_of(path)
-            assert [(one.where, one.got) for one in caught.value.problems] == [(str(odd), got)]
+            assert [(one.where, one.got) for one in problems_of(path)] == [(str(odd), got)]
     (tmp_path / "linked").mkdir()
     (tmp_path / "linked/a.json").symlink_to(tmp_path / "a.json")
     assert rows_of(tmp_path / "linked") == ROWS
@@ -179,5 +158,5 @@ def test_what_is_no_file_is_refused_by_name(tmp_path: Path, kind: str, got: str)
 def test_an_empty_file_is_refused(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / ("a.json.gz" if content[:2] == b"\x1f\x8b" else "a.json")
     file.write_bytes(content)
-    with pytest.raises(DataError, match=r"a\.json.*: expected rows of data, got none"):
+    with pytest.raises(NoRowsError, match=r"a\.json.*: expected rows of data, got none"):
         rows_of(file)

@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from oracles.event_files import problems_of, small_blocks
 
-from reagent_lite.data.formats import text_files
 from reagent_lite.data.formats.jsonl import parse_with_arrow, parse_with_python
-from reagent_lite.data.formats.reading import read_tables
 from reagent_lite.data.formats.schema import TEXT_METADATA
-from reagent_lite.errors import DataError
 
 KNOWN = '{"m": "x", "r": 1, "s": {"0": 0.5}, "l": [1, 0], "c": [{"1": 2.0}], "e": {}}'
 
@@ -85,14 +83,11 @@ def test_both_parsers_read_what_json_reads(rows: list[dict[str, Any]]) -> None:
     ],
 )
 def test_a_broken_line_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, got: str) -> None:
-    monkeypatch.setattr(text_files, "FIRST_BLOCK_BYTES", 400)
-    monkeypatch.setattr(text_files, "BLOCK_BYTES", 400)
+    small_blocks(monkeypatch, 400)
     good = ['{"a": 1}'] * 200
     file = tmp_path / "a.json"
     file.write_bytes("\n".join([*good[:120], line, *good[120:], line, ""]).encode("latin-1"))
-    with pytest.raises(DataError) as caught:
-        list(read_tables(str(file)))
-    problem = caught.value.problems[0]
+    problem = problems_of(file)[0]
     assert (problem.where, problem.expected) == (f"{file}:121", "one JSON object in the line")
     assert got in problem.got
 

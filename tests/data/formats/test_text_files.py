@@ -11,18 +11,12 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from oracles.event_files import EXTENSIONS, blocks_of, lines_of, problems_of, small_blocks, values_of
 
 from reagent_lite.data.formats import reading, text_files
 from reagent_lite.data.formats.blocks import Block, Position
 from reagent_lite.data.formats.files import InputFile, list_input
-from reagent_lite.data.formats.reading import READERS, read_blocks
-from reagent_lite.errors import DataError
-
-EXTENSIONS = tuple(READERS)
-
-
-def blocks_of(path: Path, position: Position | None = None) -> list[Block]:
-    return list(read_blocks(list_input(str(path), EXTENSIONS), lambda block: block, [position or Position()]))
+from reagent_lite.data.formats.reading import read_blocks
 
 
 def whole_lines(file: InputFile, size: int, position: Position) -> list[tuple[int, list[bytes]]]:
@@ -34,8 +28,7 @@ def whole_lines(file: InputFile, size: int, position: Position) -> list[tuple[in
         return Block(file=file, file_number=0, table=pa.table({"": pa.nulls(1)}), lines=np.array([line]))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(text_files, "FIRST_BLOCK_BYTES", size)
-        patch.setattr(text_files, "BLOCK_BYTES", size)
+        small_blocks(patch, size)
         for block in text_files.read_text(file, position, lambda text: text.rfind(b"\n") + 1, parse):
             block()
     return found
@@ -65,8 +58,8 @@ def test_every_line_comes_once_with_its_number(
 def test_marks_line_ends_and_blank_lines(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_bytes(b'\xef\xbb\xbf{"a": 1}\r\n\r\n  \n{"a": 2}\n\n{"a": 3}')
     blocks = blocks_of(tmp_path / "a.json")
-    assert [row["a"] for block in blocks for row in block.table.to_pylist()] == [1, 2, 3]
-    assert [line for block in blocks for line in block.lines.tolist()] == [1, 4, 6]
+    assert values_of(blocks, "a") == [1, 2, 3]
+    assert lines_of(blocks) == [1, 4, 6]
     assert blocks[-1].where(0) == f"{tmp_path}/a.json:6"
 
 
@@ -74,13 +67,14 @@ def test_a_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(text_files, "LONGEST_ROW_BYTES", 1000)
     monkeypatch.setattr(text_files, "FIRST_BLOCK_BYTES", 100)
     (tmp_path / "a.json").write_bytes(b'{"a": "' + b"x" * 5000)
-    with pytest.raises(DataError, match=r"a\.json:1: expected rows of at most 1000 bytes, got no end of a row in 1600"):
-        blocks_of(tmp_path / "a.json")
+    (problem,) = problems_of(tmp_path / "a.json")
+    assert str(problem).startswith(
+        f"{tmp_path}/a.json:1: expected rows of at most 1000 bytes, got no end of a row in 1600"
+    )
 
 
 def test_wide_rows_make_small_blocks_on_any_number_of_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_files, "FIRST_BLOCK_BYTES", 2000)
-    monkeypatch.setattr(text_files, "BLOCK_BYTES", 12_000)
+    small_blocks(monkeypatch, 2000, 12_000)
     monkeypatch.setattr(text_files, "TABLE_BYTES", 50_000)
     # First rows of one id, then of 40, one in each row of 18 bytes: 8 * 40 * 12 000 / 18 = 213 000 bytes in 12 000.
     # 50 000 allow blocks of some 2800 bytes, 160 rows.
@@ -97,8 +91,7 @@ def test_wide_rows_make_small_blocks_on_any_number_of_threads(tmp_path: Path, mo
 
 
 def test_progress_ends_at_the_total(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_files, "FIRST_BLOCK_BYTES", 1000)
-    monkeypatch.setattr(text_files, "BLOCK_BYTES", 1000)
+    small_blocks(monkeypatch, 1000)
     (tmp_path / "a.json").write_bytes(b'{"a": 1234567}\n' * 300)
     calls: list[tuple[int, int]] = []
     files = list_input(str(tmp_path), EXTENSIONS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 from pathlib import Path
 from typing import Any
@@ -13,16 +12,17 @@ import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
-from oracles.event_files import write_events
+from oracles.event_files import small_blocks, write_events
 from oracles.events import make
+from oracles.logs import write_lines
 
 from reagent_lite.data.copy.training_copy import prepare_training_copy
-from reagent_lite.data.formats import text_files
 from reagent_lite.errors import DataError, Problem
 
+Row = dict[str, Any]
 Actions = tuple[str, ...] | None
 ACTIONS: Actions = ("left", "right")
-GOOD: dict[str, Any] = {
+GOOD: Row = {
     "mdp_id": "a",
     "sequence_number": 1,
     "state_features": {"0": 1.0},
@@ -39,38 +39,12 @@ BEFORE, AFTER = 2, 40
 JSON, CSV, TABLES = ("log.json",), ("log.csv",), ("log.parquet", "log.arrow")
 
 
-def json_lines(column: str, value: bytes) -> bytes:
-    """The faulty row's value stands there as it is given: it need not be JSON."""
-    good = json.dumps(GOOD).encode()
-    bad = json.dumps({**GOOD, column: "@"}).encode().replace(b'"@"', value)
-    return b"\n".join([good] * BEFORE + [bad] + [good] * AFTER) + b"\n"
-
-
-def csv_records(column: str, value: bytes) -> bytes:
-    def record(cells: dict[str, str]) -> bytes:
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerow(cells.values())
-        return text.getvalue().encode("utf-8", "surrogateescape")
-
-    cells = {name: json.dumps(one) if isinstance(one, dict) else str(one) for name, one in GOOD.items()}
-    cell = (value.strip(b'"') if column in TEXTS else value).decode("utf-8", "surrogateescape")
-    rows = [record(cells)] * BEFORE + [record({**cells, column: cell})] + [record(cells)] * AFTER
-    return ",".join(GOOD).encode() + b"\n" + b"".join(rows)
-
-
 def table(column: str, value: Any) -> pa.Table:
-    """The value is bytes for a text, a list of (name, number) for a map, or a number."""
-
-    def plain(name: str, one: Any) -> Any:
-        if name in MAPS:
-            return [(key.encode() if isinstance(key, str) else key, number) for key, number in dict(one).items()]
-        return one.encode() if isinstance(one, str) else one
-
+    """The value is bytes for a text, a list of (name, number) for a map, or a number; bytes need not be UTF-8."""
     columns = {}
     for name, good in GOOD.items():
-        values = [plain(name, good)] * (BEFORE + 1 + AFTER)
-        if name == column:
-            values[BEFORE] = value
+        values = [list(good.items()) if name in MAPS else good] * (BEFORE + 1 + AFTER)
+        values[BEFORE] = value if name == column else values[BEFORE]
         if name in MAPS:
             found = pa.array(values, pa.map_(pa.binary(), pa.float64()))
             keys = pa.Array.from_buffers(pa.string(), len(found.keys), found.keys.buffers())
@@ -84,11 +58,18 @@ def table(column: str, value: Any) -> pa.Table:
 
 
 def write(file: Path, column: str, text: bytes, value: Any) -> int:
-    """Writes a log whose row BEFORE + 1 is faulty; returns the line of that row."""
+    """Writes a log whose row BEFORE + 1 is faulty, its text as given; returns the line of that row."""
     if file.suffix == ".json":
-        file.write_bytes(json_lines(column, text))
+        good = json.dumps(GOOD).encode()
+        bad = json.dumps({**GOOD, column: "@"}).encode().replace(b'"@"', text)
+        file.write_bytes(b"\n".join([good] * BEFORE + [bad] + [good] * AFTER) + b"\n")
     elif file.suffix == ".csv":
-        file.write_bytes(csv_records(column, text))
+        good = {name: json.dumps(one) if isinstance(one, dict) else str(one) for name, one in GOOD.items()}
+        cell = (text.strip(b'"') if column in TEXTS else text).decode("utf-8", "surrogateescape")
+        with file.open("w", encoding="utf-8", errors="surrogateescape", newline="") as stream:
+            writer = csv.writer(stream, lineterminator="\n")
+            rows = [good] * BEFORE + [{**good, column: cell}] + [good] * AFTER
+            writer.writerows([list(good), *(row.values() for row in rows)])
         return BEFORE + 2
     elif file.suffix == ".parquet":
         pq.write_table(table(column, value), file)
@@ -104,45 +85,29 @@ def problems_of(file: Path, actions: Actions = ACTIONS) -> tuple[Problem, ...]:
 
 
 DEEP = b'{"0":' * 20_000 + b"1" + b"}" * 20_000
+AN_ID = "an integer of at most 18 digits or a name that begins with a letter, got '1000000000000000000'"
 TOO_DEEP, TWICE = "more than 100 objects and lists inside one another", "the key '0' twice in one object"
 FAULTS: list[tuple[str, bytes, Any, tuple[str, ...], str]] = [
     ("state_features", DEEP, None, JSON + CSV, TOO_DEEP),
     ("action", b"[" * 101 + b"]" * 101, None, JSON, TOO_DEEP),
-    ("further", b"[" * 20_000 + b"]" * 20_000, None, JSON, TOO_DEEP),
     ("further", b'{"]}]}]}": "]", "a": ' + b"[" * 3000 + b"]" * 3000 + b"}", None, JSON, TOO_DEEP),
     ("reward", b'1.0, "reward": 2.0', None, JSON, "the key 'reward' twice"),
-    ("reward", b'1.0, "metrics": null', None, JSON, "the key 'metrics' twice"),
     ("state_features", b'{"0": 1.0, "0": 2.0}', [(b"0", 1.0), (b"0", 2.0)], JSON + CSV, TWICE),
     ("state_features", b'{"0": 1.0, "0": 2.0}', [(b"0", 1.0), (b"0", 2.0)], TABLES, "each id once"),
-    ("metrics", b'{"x": 1.0, "x": null}', [(b"x", 1.0), (b"x", None)], JSON + CSV, "the key 'x' twice"),
     ("metrics", b'{"x": 1.0, "x": null}', [(b"x", 1.0), (b"x", None)], TABLES, "each id once"),
     ("mdp_id", b'"\xff"', b"\xff", (*JSON, *CSV, "log.parquet"), "UTF"),
-    ("action", b'"\xc3"', b"\xc3", (*JSON, *CSV, "log.parquet"), "UTF"),
     ("metrics", b'{"\xff": 1.0}', [(b"\xff", 1.0)], (*JSON, *CSV, "log.parquet"), "UTF"),
     ("mdp_id", b'"\\ud800"', None, JSON, "\\ud800, which is half of a character"),
     ("metrics", b'{"\\udfff": 1.0}', None, JSON + CSV, "\\udfff, which is half of a character"),
     ("state_features", b'{"0": ' + b"1" * 400 + b"}", None, JSON + CSV, "an integer of 400 digits"),
-    (
-        "state_features",
-        b'{"0": 1e39}',
-        [(b"0", 1e39)],
-        JSON + CSV + TABLES,
-        "finite numbers in state_features, got inf",
-    ),
+    ("state_features", b'{"0": 1e39}', [(b"0", 1e39)], JSON + CSV + TABLES, "numbers in state_features, got inf"),
     ("next_state_features", b'{"0": -1e400}', None, JSON, "finite numbers in next_state_features, got -inf for '0'"),
     ("reward", b"1" * 400, None, JSON, "an integer of 400 digits"),
     ("reward", b"1" * 400, None, CSV, "a finite number in reward"),
     ("sequence_number", b"1" * 400, None, JSON + CSV, "integer"),
-    (
-        "state_features",
-        b'{"%d": 1.0}' % 10**18,
-        [(b"%d" % 10**18, 1.0)],
-        JSON + CSV + TABLES,
-        "an integer of at most 18 digits or a name that begins with a letter, got '1000000000000000000'",
-    ),
+    ("state_features", b'{"%d": 1.0}' % 10**18, [(b"%d" % 10**18, 1.0)], JSON + CSV + TABLES, AN_ID),
     ("sequence_number", b"%d" % -(2**63), -(2**63), JSON + CSV + TABLES, "an integer within ±2^62"),
     ("sequence_number", b"%d" % 2**62, 2**62, JSON + CSV + TABLES, "an integer within ±2^62"),
-    ("state_features", b'{"0": 1.0,}', None, JSON + CSV, "Expecting property name"),
     ("metrics", b'{"x": 1.0 , \t}', None, JSON + CSV, "Expecting property name"),
     ("further", b"[1,]", None, JSON, "Expecting value"),
     ("reward", b"1.0} {", None, JSON, "Extra data"),
@@ -192,7 +157,7 @@ def test_text_of_arrow_files_is_utf_8(tmp_path: Path) -> None:
     assert "UTF8" in problems_of(tmp_path / "log.arrow")[0].got
 
 
-GOOD_PARAMETRIC: dict[str, Any] = {
+GOOD_PARAMETRIC: Row = {
     **GOOD,
     "action": {"1": 1.0},
     "next_action": {"1": 2.0},
@@ -201,43 +166,28 @@ GOOD_PARAMETRIC: dict[str, Any] = {
 }
 
 
-def lines(*rows: dict[str, Any]) -> str:
-    return "".join(json.dumps(row) + "\n" for row in rows)
-
-
 LISTED = "0 or 1 for each of 2 actions, or names of actions, in possible_actions"
-DISCRETE_FAULTS: list[tuple[dict[str, Any], str, str]] = [
+DISCRETE_FAULTS: list[tuple[Row, str, str]] = [
     ({"action": -1}, "an index below 2", "-1"),
     ({"action": "up"}, "one of the actions left, right", '"up"'),
-    ({"action": ""}, "one of the actions left, right", '""'),
     ({"action": 0.5}, "one of the actions", "0.5"),
-    ({"action": [1]}, "one of the actions", "[1]"),
     ({"next_action": "up"}, "an index below 2 in next_action", '"up"'),
-    ({"next_action": -1}, "an index below 2 in next_action", "-1"),
     ({"possible_actions": [0, 1]}, "an action among possible_actions", '"left"'),
     ({"possible_actions": []}, "an action among possible_actions", '"left"'),
-    ({"possible_actions": [1]}, LISTED, "[1]"),
     ({"possible_actions": [1, 2]}, LISTED, "[1, 2]"),
-    ({"possible_actions": ["left", "up"]}, LISTED, '["left", "up"]'),
     ({"possible_actions": {"0": 1}}, "in possible_actions", '{"0": 1}'),
-    ({"possible_actions": 1}, "in possible_actions", "1"),
     ({"reward": None}, "a finite number in reward", "null"),
     ({"reward": "1"}, "a number in reward", '"1"'),
     ({"reward": 1e39}, "a finite number in reward", "1e+39"),
-    ({"reward": [1.0]}, "a number in reward", "[1.0]"),
     ({"time_diff": 1e39}, "a finite number in time_diff", "1e+39"),
     ({"propensity": 0}, "a propensity above 0 and at most 1", "0.0"),
     ({"propensity": 1.5}, "a propensity above 0 and at most 1", "1.5"),
     ({"propensity": 1e39}, "a propensity above 0 and at most 1", "1e+39"),
-    ({"propensity": 1e-60}, "a propensity above 0 and at most 1", "1e-60"),
     ({"propensity": 0.5, "action_probability": 0.25}, "propensity and action_probability alike", "0.5 and 0.25"),
     ({"state_features": None}, "state_features", "null"),
     ({"state_features": {"0": "1"}}, "an object {id: number} in state_features", '{"0": "1"}'),
-    ({"state_features": [1.0]}, "an object {id: number} in state_features", "[1.0]"),
-    ({"state_features": 1.0}, "an object {id: number} in state_features", "1.0"),
     ({"state_features": {"1 speed": 1.0}}, "an integer of at most 18 digits or a name", "'1 speed'"),
     ({"next_state_features": None}, "next_state_features in a row that is not terminal", "none"),
-    ({"next_state_features": {}}, "next_state_features in a row that is not terminal", "none"),
     ({"terminal": False, "possible_next_actions": []}, "a possible next action in a row that is not terminal", "none"),
     ({"truncated": True, "possible_next_actions": [0, 0]}, "a possible next action in a row that is not", "none"),
     ({"terminal": 2}, "true or false in terminal", "2"),
@@ -245,16 +195,13 @@ DISCRETE_FAULTS: list[tuple[dict[str, Any], str, str]] = [
     ({"metrics": {"y": "1"}}, "a number for 'y' in metrics", '"1"'),
     ({"metrics": {"x": 1e39}}, "finite numbers in metrics", "inf for 'x'"),
     ({"mdp_id": 1.5}, "an integer in mdp_id", "1.5"),
-    ({"mdp_id": {"a": 1}}, "mdp_id", '{"a": 1}'),
 ]
 
 
-PARAMETRIC_FAULTS: list[tuple[dict[str, Any], str, str]] = [
+PARAMETRIC_FAULTS: list[tuple[Row, str, str]] = [
     ({"action": {"1": 2.0}}, "an action among possible_actions", '{"1": 2.0}'),
-    ({"action": {}}, "an action among possible_actions", "{"),
     ({"action": {"1": 1.0, "2": 0.0}}, "an action among possible_actions", '"2": 0.0'),
     ({"next_action": {"1": 1.0}}, "a next_action among possible_next_actions", '{"1": 1.0}'),
-    ({"action": 0}, "an object {id: number} in action", "0"),
     ({"action": {"?": 1.0}}, "an integer of at most 18 digits or a name", "'?'"),
     ({"possible_actions": [{"1": 1.0}, None]}, "an object for every candidate in possible_actions", "null"),
     ({"possible_actions": [{"1": 1.0}, {"1": "x"}]}, "an object {id: number} in possible_actions", '{"1": "x"}'),
@@ -274,16 +221,15 @@ def test_faults_of_transitions(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     parametric: bool,
-    changes: dict[str, Any],
+    changes: Row,
     expected: str,
     got: str,
     by_line: bool,
 ) -> None:
     if by_line:  # a block per line: the faulty row is alone with its types
-        monkeypatch.setattr(text_files, "FIRST_BLOCK_BYTES", 16)
-        monkeypatch.setattr(text_files, "BLOCK_BYTES", 16)
+        small_blocks(monkeypatch, 16)
     file, good = tmp_path / "log.json", GOOD_PARAMETRIC if parametric else GOOD
-    file.write_text(lines(good, good, {**good, **changes}, good))
+    write_lines(file, [good, good, {**good, **changes}, good])
     (problem,) = problems_of(file, None if parametric else ACTIONS)
     assert problem.where == f"{file}:3"
     if not by_line:
@@ -291,77 +237,49 @@ def test_faults_of_transitions(
         assert got in problem.got
 
 
-def test_an_action_is_shown_as_the_file_has_it(tmp_path: Path) -> None:
-    file, action = tmp_path / "log.json", {"5": 1.0}
+@pytest.mark.parametrize("form", ["jsonl", "map.parquet"])
+def test_an_action_is_shown_as_the_file_has_it(tmp_path: Path, form: str) -> None:
+    four, five = {"4": 1.0}, {"5": 1.0}
     rows = [
-        {**GOOD_PARAMETRIC, "action": {"4": 1.0}, "possible_actions": [{"4": 1.0}]},
-        {**GOOD_PARAMETRIC, "action": action, "possible_actions": [{"4": 1.0}]},
+        {**GOOD_PARAMETRIC, "action": four, "possible_actions": [four]},
+        {**GOOD_PARAMETRIC, "action": five, "possible_actions": [four]},
     ]
-    file.write_text(lines(*rows))
-    assert [problem.got for problem in problems_of(file, None)] == ['{"5": 1.0}']
-    of = {
-        str: pa.string(),
-        dict: pa.map_(pa.string(), pa.float64()),
-        list: pa.list_(pa.map_(pa.string(), pa.float64())),
-    }
-    schema = pa.schema([(name, of.get(type(value), pa.float64())) for name, value in GOOD_PARAMETRIC.items()])
-    table = pa.Table.from_pylist(rows, schema)
-    pq.write_table(table, tmp_path / "log.parquet")
-    assert [problem.got for problem in problems_of(tmp_path / "log.parquet", None)] == ['{"5": 1.0}']
+    assert [one.got for one in problems_of(write_events(rows, tmp_path / "log", form), None)] == ['{"5": 1.0}']
 
 
-def test_the_other_workflow_is_named(tmp_path: Path) -> None:
-    file = tmp_path / "log.json"
-    file.write_text(lines(GOOD_PARAMETRIC))
-    assert problems_of(file, ACTIONS)[0].todo.startswith("Maps are actions of workflows.parametric_dqn")
-    file.write_text(lines(GOOD))
-    assert problems_of(file, None)[0].todo.startswith("Names and indices are actions of workflows.dqn")
+LACKING: list[tuple[list[Row], Actions, str, str, str]] = [
+    ([GOOD_PARAMETRIC], ACTIONS, ":1", "one of the actions", "Maps are actions of workflows.parametric_dqn"),
+    ([GOOD], None, ":1", "", "Names and indices are actions of workflows.dqn"),
+    *(
+        ([{f"{key}s" if key == one else key: value for key, value in GOOD.items()}], ACTIONS, ":1", f"a column '{one}'",
+         f"Nearest column: '{one}s'")
+        for one in ("state_features", "action", "reward")
+    ),
+    ([{"state_features": {"0": 1.0}, "action": 0, "reward": 1.0}], ACTIONS, "",
+     "one of the columns terminal, possible_next_actions, next_action", ""),
+    ([GOOD, {**GOOD, "sequence_number": None}], ACTIONS, ":2", "a sequence_number, as other rows have one", ""),
+    ([{**GOOD, "action": 3, "next_action": one} for one in (3, "2", "9", 2)], ("2", "3"), ":4", "", ""),
+]  # fmt: skip
+"""Rows, names of actions, and the line, the words and the advice of the fault of a log."""
 
 
-@pytest.mark.parametrize("missing", ["state_features", "action", "reward"])
-def test_a_missing_column_is_named_with_the_nearest(tmp_path: Path, missing: str) -> None:
-    file = tmp_path / "log.json"
-    file.write_text(json.dumps({f"{k}s" if k == missing else k: v for k, v in GOOD.items()}) + "\n")
-    problem = problems_of(file, ACTIONS)[0]
-    assert problem.where == f"{file}:1"
-    assert problem.expected == f"a column '{missing}'"
-    assert problem.todo == f"Nearest column: '{missing}s'"
-
-
-def test_a_log_must_say_where_episodes_end(tmp_path: Path) -> None:
-    file = tmp_path / "log.json"
-    file.write_text(json.dumps({"state_features": {"0": 1.0}, "action": 0, "reward": 1.0}) + "\n")
-    problem = problems_of(file, ACTIONS)[0]
-    assert problem.where == str(file)
-    assert problem.expected.startswith("one of the columns terminal, possible_next_actions, next_action")
-
-
-def test_some_rows_without_sequence_number_are_refused(tmp_path: Path) -> None:
-    file = tmp_path / "log.json"
-    rows = [GOOD, {**GOOD, "sequence_number": None}]
-    file.write_text(lines(*rows))
-    assert problems_of(file, ACTIONS) == (Problem(f"{file}:2", "a sequence_number, as other rows have one", "none"),)
+@pytest.mark.parametrize(("rows", "actions", "line", "expected", "todo"), LACKING)
+def test_what_a_log_lacks(
+    tmp_path: Path, rows: list[Row], actions: Actions, line: str, expected: str, todo: str
+) -> None:
+    problem = problems_of(write_lines(tmp_path / "log.json", rows), actions)[0]
+    assert problem.where == f"{tmp_path}/log.json{line}"
+    assert problem.expected.startswith(expected)
+    assert problem.todo.startswith(todo)
 
 
 def test_twenty_faults_are_shown_and_all_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_files, "FIRST_BLOCK_BYTES", 1500)
-    monkeypatch.setattr(text_files, "BLOCK_BYTES", 1500)
+    small_blocks(monkeypatch, 1500)
     file = tmp_path / "log.json"
-    rows = [{**GOOD, "propensity": 2.0 if number % 2 else 1.0} for number in range(60)]
-    file.write_text(lines(*rows))
-    problems = problems_of(file, ACTIONS)
+    write_lines(file, ({**GOOD, "propensity": 2.0 if number % 2 else 1.0} for number in range(60)))
+    problems = problems_of(tmp_path)
     assert [problem.where for problem in problems[:20]] == [f"{file}:{2 * number + 2}" for number in range(20)]
-    assert problems[20] == Problem(str(file), "rows without fault", "30 rows with one, 10 more than shown")
-    assert len(problems) == 21
-
-
-def test_faults_name_their_shard(tmp_path: Path) -> None:
-    for name, reward in (("a.json", 1.0), ("b.json", None)):
-        (tmp_path / name).write_text(lines({**GOOD, "reward": reward}) * 2)
-    assert [problem.where for problem in problems_of(tmp_path, ACTIONS)] == [
-        f"{tmp_path}/b.json:1",
-        f"{tmp_path}/b.json:2",
-    ]
+    assert problems[20:] == (Problem(str(file), "rows without fault", "30 rows with one, 10 more than shown"),)
 
 
 PARQUET_FAULTS: list[tuple[str, pa.Array, str, str]] = [
@@ -441,13 +359,6 @@ def test_actions_mean_the_same_in_rows_and_events(
     assert same.where.rpartition(":")[2] == problem.where.rpartition(":")[2]
     assert found in problem.got
     assert found in same.got
-
-
-def test_a_next_action_that_may_be_none_or_a_name_is_refused(tmp_path: Path) -> None:
-    rows = [{**GOOD, "action": 3, "next_action": one} for one in (3, "2", "9", 2)]
-    (tmp_path / "rows.jsonl").write_text(lines(*rows))
-    problem = problems_of(tmp_path / "rows.jsonl", ("2", "3"))[0]
-    assert (problem.where, problem.got) == (f"{tmp_path}/rows.jsonl:4", "2")
 
 
 @pytest.mark.parametrize(("names", "found"), [(("a", "b"), [1, 0, -1, -1]), (("10", "20"), [1, 0, 1, -1])])
