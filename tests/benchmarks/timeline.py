@@ -89,16 +89,16 @@ def main() -> None:
         file, out = events(folder, options.rows), folder / "out"
         job = folder / "plain_job.py"
         job.write_text(PLAIN_JOB)
-        seconds: dict[str, list[float]] = {"duckdb": [], "spark": [], "plain_spark_job": []}
+        commands = {
+            "duckdb": lambda: timeline(folder, file),
+            "spark": lambda: timeline(folder, file, engine="spark", master="local[2]"),
+            "plain_spark_job": lambda: [str(job), str(file), str(out)],
+        }
+        seconds: dict[str, list[float]] = {what: [] for what in commands}
         written: dict[str, float] = {}
         for _ in range(options.repeats):
-            for what, times in seconds.items():
-                command = {
-                    "duckdb": lambda: timeline(folder, file),
-                    "spark": lambda: timeline(folder, file, engine="spark", master="local[2]"),
-                    "plain_spark_job": lambda: [str(job), str(file), str(out)],
-                }[what]()
-                times.append(run(command, folder)[0])
+            for what, command in commands.items():
+                seconds[what].append(run(command(), folder)[0])
                 written[what] = megabytes(out)
         medians = {what: statistics.median(times) for what, times in seconds.items()}
         result: dict[str, Any] = {
@@ -111,8 +111,7 @@ def main() -> None:
         }
         if options.memory_rows:
             larger = events(folder, options.memory_rows)
-            command = timeline(folder, larger, memory_limit_mb=options.memory_limit_mb)
-            taken, peak = run(command, folder)
+            taken, peak = run(timeline(folder, larger, memory_limit_mb=options.memory_limit_mb), folder)
             result |= {"memory_rows": options.memory_rows, "memory_limit_mb": options.memory_limit_mb,
                        "peak_megabytes": round(peak), "memory_run_seconds": round(taken, 2)}  # fmt: skip
     json.dump(result, sys.stdout, indent=2)

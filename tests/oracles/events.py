@@ -1,6 +1,7 @@
-"""Small logs of decisions, timelines made of them, and what came out."""
+"""Small logs of decisions, timelines made of them, what came out, and what a timeline is in plain Python."""
 
 import json
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from reagent_lite.config.loader import check
 from reagent_lite.config.timeline import TimelineConfig
 from reagent_lite.data.timeline.stage import TimelineOutcome, run_timeline
 
+Row = dict[str, Any]
+
 
 def event(mdp_id: str, number: int, state: float, reward: float = 0.0, /, **changes: Any) -> dict[str, Any]:
     """A decision for "l" of "l" and "r", in a state of one feature; a key given as None is left out."""
@@ -22,19 +25,49 @@ def event(mdp_id: str, number: int, state: float, reward: float = 0.0, /, **chan
     return {key: value for key, value in row.items() if value is not None}
 
 
-def timeline_config(folder: Path, source: Path, top: dict[str, Any] | None = None, **section: Any) -> TimelineConfig:
+BROKEN: list[tuple[Row, str, str]] = [
+    ({"mdp_id": None}, "expected an mdp_id, got null", "mdp_id_absent"),
+    ({"sequence_number": None}, "expected a sequence_number, got null", "sequence_number_absent"),
+    ({"sequence_number": 1.5}, "expected an integer in sequence_number, got 1.5", "unreadable"),
+    ({"state_features": None}, "expected state_features, got null", "state_features_absent"),
+    ({"state_features": {}}, "expected at least one feature in state_features, got none", "state_features_empty"),
+    ({"state_features": {"0": 1e39}}, "expected finite numbers in state_features, got inf for '0'",
+     "state_features_infinite"),
+    ({"reward": None}, "expected a finite number in reward, got null", "reward_not_finite"),
+    ({"reward": "x"}, "expected a number in reward, got \"x\"", "unreadable"),
+    ({"action_probability": 0.0}, "expected a propensity above 0 and at most 1, got 0.0", "propensity_outside"),
+    ({"action": "x"}, 'expected one of the actions l, r, or an index below 2, got "x"', "action_unknown"),
+    ({"action": 3}, "expected one of the actions l, r, or an index below 2, got 3", "action_unknown"),
+    ({"action": {"0": 1.0}}, "expected one of the actions l, r, or an index below 2, got", "action_unknown"),
+    ({"possible_actions": ["r"]}, "expected an action among possible_actions, got", "action_not_possible"),
+    ({"possible_actions": [1, 0]}, "expected a list of action names in possible_actions, got", "unreadable"),
+    ({"terminal": True, "truncated": True}, "expected terminal or truncated, not both, got both",
+     "terminal_and_truncated"),
+]  # fmt: skip
+"""What makes a row a fault, its words, and the name of its rule."""
+
+
+def broken_events() -> list[Row]:
+    """Episodes of three rows: a good one, and for each fault one with it in the middle row."""
+    rows = [event("good", 0, 0.0, terminal=False, truncated=False), event("good", 1, 1.0)]
+    for number, (change, _, _) in enumerate(BROKEN):
+        rows += [event(f"e{number}", 0, 0.0), event(f"e{number}", 1, 0.0, **change), event(f"e{number}", 2, 0.0)]
+    return rows
+
+
+def timeline_config(folder: Path, source: Path, top: Row | None = None, **section: Any) -> TimelineConfig:
     tree = {"timeline": {"inputTableName": str(source), "outputTableName": str(folder / "train"), **section},
             **(top or {})}  # fmt: skip
     return check(TimelineConfig, json.loads(json.dumps(tree)))
 
 
-def make(folder: Path, rows: Sequence[dict[str, Any]] | Path, top: dict[str, Any] | None = None,
+def make(folder: Path, rows: Sequence[Row] | Path, top: Row | None = None,
          **section: Any) -> TimelineOutcome:  # fmt: skip
     source = rows if isinstance(rows, Path) else write_lines(folder / "events.jsonl", rows)
     return run_timeline(timeline_config(folder, source, top, **section))
 
 
-def read(folder: Path) -> list[dict[str, Any]]:
+def read(folder: Path) -> list[Row]:
     """The transitions of a folder in the order of mdp_id and sequence_number; maps as dicts."""
     rows = [
         row for file in sorted(folder.glob("*.parquet")) for row in pq.read_table(file, partitioning=None).to_pylist()
@@ -49,6 +82,44 @@ def read(folder: Path) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (row["mdp_id"], row["sequence_number"]))
 
 
-def report(folder: Path) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
+def report(folder: Path) -> Row:
+    document: Row = json.loads((folder / "manifest.json").read_text())
     return document["report"]
+
+
+def transitions(events: list[Row], *, add_terminal_state_row: bool = False) -> list[Row]:
+    """The transitions of one step, ordered by mdp_id and sequence_number, from the contract's words alone: no SQL.
+
+    The last row of an episode is kept where its own log says `terminal` (nothing follows), or `truncated` with the
+    state that was seen when the limit cut it; one that says nothing is dropped, or with addTerminalStateRow a true end.
+    """
+    episodes: dict[str, list[Row]] = defaultdict(list)
+    for event in events:
+        episodes[event["mdp_id"]].append(event)
+    found = []
+    for name in sorted(episodes, key=lambda text: text.encode()):
+        rows = sorted(episodes[name], key=lambda row: int(row["sequence_number"]))
+        for row, after in zip(rows, [*rows[1:], None], strict=True):
+            beyond: Row | None = {"state_features": row.get("next_state_features"),
+                                  "possible_actions": row.get("possible_next_actions")}  # fmt: skip
+            if row.get("truncated"):
+                if row.get("next_state_features") is not None:  # or nobody knows where the limit cut it
+                    found.append(_transition(row, beyond, 1))
+            elif row.get("terminal") or (after is None and add_terminal_state_row):
+                found.append(_transition(row, None, 0))
+            elif after is not None:
+                found.append(_transition(row, after, after["sequence_number"] - row["sequence_number"]))
+    return found
+
+
+def _transition(row: Row, after: Row | None, time_diff: int) -> Row:
+    following = after or {}
+    return {
+        **{name: row.get(name) for name in ("mdp_id", "sequence_number", "state_features", "action", "reward")},
+        **{name: row.get(name) for name in ("action_probability", "possible_actions", "truncated")},
+        "next_state_features": following.get("state_features"),
+        "next_action": following.get("action"),
+        "possible_next_actions": following.get("possible_actions"),
+        "time_diff": time_diff,
+        "terminal": after is None,
+    }

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +18,15 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from minari.data_collector import EpisodeBuffer
-from numpy.typing import NDArray
+from oracles.event_files import EXTENSIONS, Row, problems_of, rows_of
+from oracles.logs import write_lines
 
 from reagent_lite.data.formats.files import list_input
 from reagent_lite.data.formats.minari import flattened
-from reagent_lite.data.formats.reading import READERS, read_tables
 from reagent_lite.data.stage import data_files
-from reagent_lite.data.writing.minari import MinariForm, copy_to_minari
+from reagent_lite.data.writing.minari import MinariCounts, MinariForm, copy_to_minari
 from reagent_lite.errors import DataError
 
-Row = dict[str, Any]
 ABOUT = dict.fromkeys(("algorithm_name", "author", "author_email", "code_permalink", "description"), "test")
 
 
@@ -64,48 +67,40 @@ def without_env(monkeypatch: pytest.MonkeyPatch, root: Path, observation: Any, a
                     action_space=action)  # fmt: skip
 
 
-def rows_of(path: Path) -> list[Row]:
-    return [row for table in read_tables(str(path)) for row in table.to_pylist()]
-
-
 @pytest.mark.parametrize("data_format", ["hdf5", "arrow", "parquet"])
 def test_cartpole_as_minari_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data_format: str) -> None:
     folder = made(tmp_path, monkeypatch, cartpole(12, limit=20), data_format=data_format)
     rows = rows_of(folder)
     assert rows == rows_of(folder / "data")
-    at = 0
+    steps = iter(rows)
     for episode in minari.MinariDataset(folder / "data"):
-        num = len(episode.rewards)
-        part = rows[at : at + num]
-        at += num
-        assert {row["mdp_id"] for row in part} == {str(episode.id)}
-        assert [row["sequence_number"] for row in part] == list(range(num))
+        part = list(islice(steps, len(episode.rewards)))
+        assert [row["mdp_id"] for row in part] == [str(episode.id)] * len(part)
+        assert [row["sequence_number"] for row in part] == list(range(len(part)))
         states = np.array([[row["state_features"][str(i)] for i in range(4)] for row in part], np.float32)
         np.testing.assert_array_equal(states, episode.observations[:-1])
         assert [row["action"] for row in part] == [str(action) for action in episode.actions]
-        assert [row["reward"] for row in part] == episode.rewards.tolist()
-        assert [row["terminal"] for row in part] == episode.terminations.tolist()
+        for name, values in (("reward", episode.rewards), ("terminal", episode.terminations)):
+            assert [row[name] for row in part] == values.tolist()
         assert [row["truncated"] for row in part] == episode.truncations.tolist()
-        assert all(row["next_state_features"] is None for row in part[:-1])
-        if part[-1]["truncated"]:
-            assert list(part[-1]["next_state_features"].values()) == episode.observations[-1].tolist()
-        else:
-            assert part[-1]["next_state_features"] is None
-    assert at == len(rows)
+        *before, after = (row["next_state_features"] for row in part)
+        assert before == [None] * (len(part) - 1)
+        assert (after and list(after.values())) == (
+            episode.observations[-1].tolist() if part[-1]["truncated"] else None
+        )
+    assert list(steps) == []
     assert {row["truncated"] for row in rows} == {row["terminal"] for row in rows} == {True, False}
 
 
 def test_the_files_of_a_dataset_are_one_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = made(tmp_path, monkeypatch, cartpole(2, limit=20))
     files = data_files(str(folder))
-    assert [(file.name, file.extension) for file in files] == [
-        ("metadata.json", ".minari"),
-        ("main_data.hdf5", ".minari"),
-    ]
-    assert files == list_input(str(folder / "data"), tuple(READERS))
+    assert [file.name for file in files] == ["metadata.json", "main_data.hdf5"]
+    assert {file.extension for file in files} == {".minari"}
+    assert files == list_input(str(folder / "data"), EXTENSIONS)
     (folder / "data" / "metadata.json").write_text("{}")  # no dataset any more: a folder without data
     with pytest.raises(DataError, match="expected a folder with data files"):
-        list_input(str(folder), tuple(READERS))
+        list_input(str(folder), EXTENSIONS)
 
 
 @pytest.mark.parametrize(
@@ -143,55 +138,49 @@ def test_other_spaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("observation", "action", "words"),
+    ("observation", "action", "actions", "words"),
     [
-        (spaces.Box(-1, 1, (1,)), spaces.MultiDiscrete([2, 2]), "expected actions of Discrete (named actions) or Box"),
-        (spaces.MultiDiscrete([2]), spaces.Discrete(2), "expected observations of Box, Discrete, MultiBinary, or Dict"),
+        (spaces.Box(-1, 1, (1,)), spaces.MultiDiscrete([2, 2]), [[0, 0]], "actions of Discrete (named actions) or Box"),
+        (spaces.MultiDiscrete([2]), spaces.Discrete(2), [0], "observations of Box, Discrete, MultiBinary, or Dict"),
     ],
 )
 def test_spaces_that_are_none_of_ours_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, observation: Any, action: Any, words: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, observation: Any, action: Any, actions: Any, words: str
 ) -> None:
-    actions: NDArray[np.int64] = np.zeros((1, 2) if isinstance(action, spaces.MultiDiscrete) else 1, np.int64)
-    folder = without_env(monkeypatch, tmp_path, observation, action, observations=np.zeros((2, 1)), actions=actions,
-                         rewards=[1.0])  # fmt: skip
-    with pytest.raises(DataError) as caught:
-        rows_of(folder)
-    assert words in str(caught.value)
+    folder = without_env(monkeypatch, tmp_path, observation, action, observations=np.zeros((2, 1)),
+                         actions=np.array(actions), rewards=[1.0])  # fmt: skip
+    assert words in problems_of(folder)[0].expected
 
 
 def test_damaged_datasets_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = made(tmp_path, monkeypatch, cartpole(3, limit=20))
     main, description = folder / "data" / "main_data.hdf5", folder / "data" / "metadata.json"
     data, text = main.read_bytes(), description.read_text()
+    of_version = "expected a complete Minari dataset that the installed version reads"
 
-    def words() -> str:
-        with pytest.raises(DataError) as caught:
-            rows_of(folder)
-        return str(caught.value)
+    def resized(name: str, shape: tuple[int, ...]) -> Callable[[h5py.File], None]:
+        return lambda file: file[name].resize(shape)
 
-    main.write_bytes(data[: len(data) // 2])
-    assert "expected a complete Minari dataset" in words()
+    for change, *words in (
+        (None, "expected a complete Minari dataset"),
+        (lambda file: file.pop("episode_1/rewards"), f"episode 1: {of_version}"),
+        (resized("episode_2/rewards", (3,)), "episode 2: expected", "got 3 rewards"),
+        (resized("episode_0/observations", (4, 4)), "actions, 4 observations"),
+    ):
+        main.write_bytes(data if change else data[: len(data) // 2])
+        if change:
+            with h5py.File(main, "a") as file:
+                change(file)
+        assert all(one in str(problems_of(folder)[0]) for one in words)
     main.write_bytes(data)
-    with h5py.File(main, "a") as file:
-        del file["episode_1/rewards"]
-    assert "episode 1: expected a complete Minari dataset" in words()
-    main.write_bytes(data)
-    with h5py.File(main, "a") as file:
-        file["episode_2/rewards"].resize((3,))
-    assert "episode 2: expected" in words()
-    assert "got 3 rewards" in words()
-    main.write_bytes(data)
-    with h5py.File(main, "a") as file:
-        file["episode_0/observations"].resize((4, 4))
-    assert "actions, 4 observations" in words()
-    main.write_bytes(data)
-    description.write_text(json.dumps(json.loads(text) | {"total_episodes": 4}))
-    assert "episode 3: expected a complete Minari dataset" in words()
-    description.write_text(json.dumps({k: v for k, v in json.loads(text).items() if k != "action_space"}))
-    assert "expected a description with spaces, got none of action_space" in words()
-    description.write_text(json.dumps(json.loads(text) | {"minari_version": "99.0"}))
-    assert "expected a complete Minari dataset that the installed version reads" in words()
+    for changes, found in (
+        ({"total_episodes": 4}, f"episode 3: {of_version}"),
+        ({"action_space": None}, "expected a description with spaces, got none of action_space"),
+        ({"minari_version": "99.0"}, of_version),
+    ):
+        merged = json.loads(text) | changes
+        description.write_text(json.dumps({name: value for name, value in merged.items() if value is not None}))
+        assert found in str(problems_of(folder)[0])
 
 
 def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,16 +204,15 @@ LOG = [
 FORM = MinariForm(dataset_id="x-v0", env_id=None, state_ids=(3, 5), actions=("left", "right"))
 
 
-def log_file(tmp_path: Path, rows: list[Row]) -> str:
-    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(tmp_path / "log.jsonl")
+def convert(folder: Path, form: MinariForm = FORM, rows: list[Row] = LOG, target: str = "x.minari") -> MinariCounts:
+    return copy_to_minari(data_files(str(write_lines(folder / "log.jsonl", rows))), folder / target, form, None)
 
 
-def test_a_log_as_minari_reads_it(tmp_path: Path) -> None:
-    target = tmp_path / "x.minari"
-    done = copy_to_minari(data_files(log_file(tmp_path, LOG)), target, FORM, None)
+def test_a_log_as_minari_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = convert(tmp_path, target="x-v0")
     assert (done.rows, done.episodes, done.dropped) == (4, 3, 2)
-    dataset = minari.MinariDataset(target / "data")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    dataset = minari.load_dataset("x-v0")
     assert (dataset.total_episodes, dataset.total_steps) == (3, 4)
     assert dataset.action_space == spaces.Discrete(2)
     assert dataset.observation_space.shape == (2,)
@@ -240,31 +228,19 @@ def test_a_log_as_minari_reads_it(tmp_path: Path) -> None:
         assert episode.rewards.tolist() == rewards
         assert (episode.terminations.tolist(), episode.truncations.tolist()) == (ended, cut)
     # and back, with the log's own names
-    rows = rows_of(target)
-    assert [(row["mdp_id"], row["action"]) for row in rows] == [
-        ("a", "left"),
-        ("a", "right"),
-        ("b", "left"),
-        ("c", "left"),
-    ]
+    rows = rows_of(tmp_path / "x-v0")
+    assert [row["mdp_id"] for row in rows] == ["a", "a", "b", "c"]
+    assert [row["action"] for row in rows] == ["left", "right", "left", "left"]
     assert rows[2]["next_state_features"] == {"3": 7.0, "5": 8.0}
     assert rows[3]["next_state_features"]["3"] == 10.0
 
 
-def test_load_dataset_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    copy_to_minari(data_files(log_file(tmp_path, LOG)), tmp_path / "root" / "x-v0", FORM, None)
-    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "root"))
-    assert minari.load_dataset("x-v0").total_steps == 4
-
-
 def test_an_environment_comes_back(tmp_path: Path) -> None:
-    form = MinariForm(dataset_id="x-v0", env_id="CartPole-v1", state_ids=(3, 5), actions=("left", "right"))
-    copy_to_minari(data_files(log_file(tmp_path, LOG)), tmp_path / "x.minari", form, None)
+    convert(tmp_path, replace(FORM, env_id="CartPole-v1"))
     env = minari.MinariDataset(tmp_path / "x.minari" / "data").recover_environment()
     assert env.observation_space.shape == (4,)
-    unknown = MinariForm(dataset_id="x-v0", env_id="Nowhere-v0", state_ids=(3, 5), actions=("left", "right"))
     with pytest.raises(DataError, match="env_id: expected an environment that is installed"):
-        copy_to_minari(data_files(log_file(tmp_path, LOG)), tmp_path / "y.minari", unknown, None)
+        convert(tmp_path, replace(FORM, env_id="Nowhere-v0"), target="y.minari")
     assert not (tmp_path / "y.minari").exists()
 
 
@@ -280,16 +256,14 @@ def test_an_environment_comes_back(tmp_path: Path) -> None:
 )
 def test_logs_that_are_no_episodes_are_refused(tmp_path: Path, changes: dict[int, Row], words: str) -> None:
     rows = [row | changes.get(number, {}) for number, row in enumerate(LOG)]
-    with pytest.raises(DataError) as caught:
-        copy_to_minari(data_files(log_file(tmp_path, rows)), tmp_path / "x.minari", FORM, None)
-    assert words in str(caught.value)
+    with pytest.raises(DataError, match=re.escape(words)):
+        convert(tmp_path, rows=rows)
     assert [path.name for path in tmp_path.iterdir()] == ["log.jsonl"]
 
 
 def test_maps_as_actions(tmp_path: Path) -> None:
     rows = [row | {"action": {"1": float(number), "4": 0.5}} for number, row in enumerate(LOG)]
-    form = MinariForm(dataset_id="x-v0", env_id=None, state_ids=(3, 5), actions=None, action_ids=(1, 4))
-    copy_to_minari(data_files(log_file(tmp_path, rows)), tmp_path / "x.minari", form, None)
+    convert(tmp_path, replace(FORM, actions=None, action_ids=(1, 4)), rows)
     first = minari.MinariDataset(tmp_path / "x.minari" / "data")[0]
     np.testing.assert_array_equal(first.actions, np.array([[0, 0.5], [1, 0.5]], np.float32))
     assert [row["action"] for row in rows_of(tmp_path / "x.minari")][:2] == [{"1": 0.0, "4": 0.5}, {"1": 1.0, "4": 0.5}]

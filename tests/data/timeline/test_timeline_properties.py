@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from oracles.event_files import FORMATS, write_events
-from oracles.timelines import transitions
+from oracles.events import Row, transitions
 from oracles.transitions import check_copy
 
 from reagent_lite.config import check
@@ -24,7 +24,6 @@ from reagent_lite.data.timeline.spark_engine import SparkEngine
 from reagent_lite.data.timeline.stage import Engine, make_timeline
 
 ACTIONS = ("left", "right", "7")
-Row = dict[str, Any]
 PROFILE = settings(
     max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
 )
@@ -61,15 +60,11 @@ def logs(draw: st.DrawFn, parametric: bool, episodes: st.SearchStrategy[int]) ->
                 row |= {"next_state_features": None, "possible_next_actions": None}
             rows.append(row)
             at += draw(st.integers(1, 3))
-        if with_ends:
-            end = draw(st.sampled_from(["terminal", "truncated", "unfinished", "truncated without a next state"]))
-            if end == "terminal":
-                rows[-1]["terminal"] = True
-            elif end != "unfinished":
-                rows[-1]["truncated"] = True
-                # choices beyond the limit are kept where choices are logged at all
-                if end == "truncated" and with_choices:
-                    rows[-1] |= {"next_state_features": draw(some), "possible_next_actions": choices()}
+        end = with_ends and draw(st.sampled_from(["terminal", "truncated", "truncated at a state", "unfinished"]))
+        if end and end != "unfinished":
+            rows[-1][end.split()[0]] = True
+        if end == "truncated at a state" and with_choices:  # choices are kept where choices are logged at all
+            rows[-1] |= {"next_state_features": draw(some), "possible_next_actions": choices()}
     return draw(st.permutations(rows))
 
 
@@ -95,23 +90,15 @@ def duckdb(work: Path) -> Engine:
     return DuckDBEngine(work, 400_000_000, threads=1)
 
 
-def local_spark(work: Path) -> Engine:
-    return SparkEngine("local[2]", work)
-
-
 forms = st.sampled_from(FORMATS)
 
 
+@pytest.mark.parametrize("parametric", [False, True])
 @PROFILE
-@given(rows=logs(False, st.integers(1, 4)), form=forms, add=st.booleans())
-def test_discrete_episodes_come_back_as_their_transitions(rows: list[Row], form: str, add: bool) -> None:
-    check_timeline(duckdb, rows, form, parametric=False, add=add)
-
-
-@PROFILE
-@given(rows=logs(True, st.integers(1, 4)), form=forms, add=st.booleans())
-def test_parametric_episodes_come_back_as_their_transitions(rows: list[Row], form: str, add: bool) -> None:
-    check_timeline(duckdb, rows, form, parametric=True, add=add)
+@given(data=st.data(), form=forms, add=st.booleans())
+def test_episodes_come_back_as_their_transitions(parametric: bool, data: st.DataObject, form: str, add: bool) -> None:
+    rows = data.draw(logs(parametric, st.integers(1, 4)))
+    check_timeline(duckdb, rows, form, parametric=parametric, add=add)
 
 
 @pytest.mark.slow
@@ -119,5 +106,5 @@ def test_parametric_episodes_come_back_as_their_transitions(rows: list[Row], for
 @given(discrete=logs(False, st.integers(5, 8)), parametric=logs(True, st.integers(5, 8)), form=forms, add=st.booleans())
 def test_spark_gives_them_too(spark: Any, discrete: list[Row], parametric: list[Row], form: str, add: bool) -> None:
     """A job takes a second: few examples, of more episodes."""
-    check_timeline(local_spark, discrete, form, parametric=False, add=add)
-    check_timeline(local_spark, parametric, form, parametric=True, add=add)
+    for rows in (discrete, parametric):
+        check_timeline(lambda work: SparkEngine("local[2]", work), rows, form, parametric=rows is parametric, add=add)
