@@ -18,11 +18,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from oracles.bundles import Habit, Taste
+from oracles.bundles import Habit, Linear, Taste, content
 from torch import Tensor, nn
 
 from reagent_lite.export.content import BundleContent, SampleRows
-from reagent_lite.export.predictor import DiscretePredictor, ParametricPredictor
+from reagent_lite.export.predictor import DiscretePredictor, ParametricPredictor, Predictor
 from reagent_lite.export.tolerance import Tolerance
 from reagent_lite.export.writer import write_bundle
 from reagent_lite.models.preprocessor import Preprocessor
@@ -31,16 +31,6 @@ from reagent_lite.rl.policies import EpsilonGreedy, Softmax
 from reagent_lite.types import FeatureSpec, FeatureType, NormalizationSpec
 
 NAN = float("nan")
-
-
-class LinearScorer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.tensor([[1.0, 1.0], [0.0, 2.0], [-1.0, 0.0]]))
-        self.bias = nn.Parameter(torch.tensor([0.0, 0.0, 1.0]))
-
-    def forward(self, state: Tensor, mask: Tensor, features: Tensor | None) -> Tensor:
-        return nn.functional.linear(state, self.weight, self.bias)
 
 
 class CentredScorer(nn.Module):
@@ -58,22 +48,14 @@ class CentredScorer(nn.Module):
         return state[:, :1] + f - mean
 
 
-def raw_spec(feature_id: int) -> NormalizationSpec:
-    return NormalizationSpec((FeatureSpec(feature_id=feature_id, feature_type=FeatureType.DO_NOT_PREPROCESS),))
-
-
 @pytest.fixture(scope="session")
 def discrete_predictor() -> DiscretePredictor:
-    spec = NormalizationSpec(
-        (
-            FeatureSpec(feature_id=7, feature_type=FeatureType.BINARY),
-            FeatureSpec(feature_id=4, feature_type=FeatureType.CONTINUOUS, mean=1.0, stddev=2.0),
-        )
-    )
+    binary = FeatureSpec(feature_id=7, feature_type=FeatureType.BINARY)
+    continuous = FeatureSpec(feature_id=4, feature_type=FeatureType.CONTINUOUS, mean=1.0, stddev=2.0)
     return DiscretePredictor(
-        Preprocessor(spec),
-        LinearScorer(),
-        state_feature_ids=spec.feature_ids,
+        Preprocessor(NormalizationSpec((binary, continuous))),
+        Linear(np.array([[1, 1], [0, 2], [-1, 0]]), np.array([0, 0, 1])),
+        state_feature_ids=(7, 4),
         action_names=("left", "right", "stay"),
         policy=EpsilonGreedy(0.3),
     )
@@ -81,9 +63,13 @@ def discrete_predictor() -> DiscretePredictor:
 
 @pytest.fixture(scope="session")
 def parametric_predictor() -> ParametricPredictor:
+    state, action = (
+        NormalizationSpec((FeatureSpec(feature_id=number, feature_type=FeatureType.DO_NOT_PREPROCESS),))
+        for number in (3, 9)
+    )
     return ParametricPredictor(
-        Preprocessor(raw_spec(3)),
-        Preprocessor(raw_spec(9)),
+        Preprocessor(state),
+        Preprocessor(action),
         CentredScorer(),
         state_feature_ids=(3,),
         action_feature_ids=(9,),
@@ -94,18 +80,12 @@ def parametric_predictor() -> ParametricPredictor:
 @pytest.fixture(scope="session")
 def discrete_content() -> BundleContent:
     values = np.array([[1, 5], [0, NAN], [NAN, 1], [NAN, NAN], [1, -3]], dtype=np.float32)
-    return BundleContent(
-        workflow="dqn",
+    return replace(
+        content("dqn", SampleRows(values=values)),
         normalization={"state": {"7": json.dumps({"feature_type": "BINARY"}), "4": json.dumps({"mean": 1.0})}},
-        config={"rl": {"gamma": 0.9}},
         evaluation={"reward": {"value": 1.5, "lower": NAN}},
         steps=12,
-        data_hash="d" * 64,
-        config_hash="c" * 64,
-        versions={"torch": torch.__version__},
-        git_revision=None,
         tolerance=Tolerance(atol=0.0, rtol=5e-5, ratio_different=0.0),
-        sample=SampleRows(values=values),
     )
 
 
@@ -119,51 +99,50 @@ def parametric_content(discrete_content: BundleContent) -> BundleContent:
     return replace(discrete_content, workflow="parametric_dqn", sample=sample)
 
 
-@pytest.fixture(scope="session")
-def discrete_folder(
-    tmp_path_factory: pytest.TempPathFactory, discrete_predictor: DiscretePredictor, discrete_content: BundleContent
-) -> Path:
-    folder = tmp_path_factory.mktemp("discrete") / "made" / "model"
-    return write_bundle(folder, discrete_predictor, content=discrete_content)
+Export = Callable[..., Path]
 
 
 @pytest.fixture(scope="session")
-def softmax_folder(
-    tmp_path_factory: pytest.TempPathFactory, discrete_predictor: DiscretePredictor, discrete_content: BundleContent
-) -> Path:
-    predictor = copy.deepcopy(discrete_predictor)
-    predictor.policy = Softmax(2.0)
-    return write_bundle(tmp_path_factory.mktemp("softmax") / "model", predictor, content=discrete_content)
+def export(tmp_path_factory: pytest.TempPathFactory) -> Export:
+    """Exports a predictor with some of its parts replaced."""
+
+    def write(predictor: Predictor, content: BundleContent, **parts: object) -> Path:
+        other = copy.deepcopy(predictor)
+        for name, part in parts.items():
+            setattr(other, name, part)
+        return write_bundle(tmp_path_factory.mktemp("bundle") / "made" / "model", other, content=content)
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def discrete_folder(export: Export, discrete_predictor: DiscretePredictor, discrete_content: BundleContent) -> Path:
+    return export(discrete_predictor, discrete_content)
+
+
+@pytest.fixture(scope="session")
+def softmax_folder(export: Export, discrete_predictor: DiscretePredictor, discrete_content: BundleContent) -> Path:
+    return export(discrete_predictor, discrete_content, policy=Softmax(2.0))
+
+
+@pytest.fixture(scope="session")
+def restricted_folder(export: Export, discrete_predictor: DiscretePredictor, discrete_content: BundleContent) -> Path:
+    habit = LikelyInTheLog(Habit([0.5, 0.04, 0.46]), 0.1)
+    return export(discrete_predictor, discrete_content, restriction=habit)
 
 
 @pytest.fixture(scope="session")
 def parametric_folder(
-    tmp_path_factory: pytest.TempPathFactory,
-    parametric_predictor: ParametricPredictor,
-    parametric_content: BundleContent,
+    export: Export, parametric_predictor: ParametricPredictor, parametric_content: BundleContent
 ) -> Path:
-    folder = tmp_path_factory.mktemp("parametric") / "model"
-    return write_bundle(folder, parametric_predictor, content=parametric_content)
-
-
-@pytest.fixture(scope="session")
-def restricted_folder(
-    tmp_path_factory: pytest.TempPathFactory, discrete_predictor: DiscretePredictor, discrete_content: BundleContent
-) -> Path:
-    restricted = copy.deepcopy(discrete_predictor)
-    restricted.restriction = LikelyInTheLog(Habit([0.5, 0.04, 0.46]), 0.1)
-    return write_bundle(tmp_path_factory.mktemp("restricted") / "model", restricted, content=discrete_content)
+    return export(parametric_predictor, parametric_content)
 
 
 @pytest.fixture(scope="session")
 def restricted_parametric_folder(
-    tmp_path_factory: pytest.TempPathFactory,
-    parametric_predictor: ParametricPredictor,
-    parametric_content: BundleContent,
+    export: Export, parametric_predictor: ParametricPredictor, parametric_content: BundleContent
 ) -> Path:
-    restricted = copy.deepcopy(parametric_predictor)
-    restricted.restriction = LikelyInTheLog(Taste(), 0.1)
-    return write_bundle(tmp_path_factory.mktemp("tasteful") / "model", restricted, content=parametric_content)
+    return export(parametric_predictor, parametric_content, restriction=LikelyInTheLog(Taste(), 0.1))
 
 
 @pytest.fixture

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -46,11 +48,6 @@ def parametric(parametric_folder: Path) -> Bundle:
     return load_bundle(parametric_folder)
 
 
-def test_files_of_a_bundle(discrete_folder: Path, parametric_folder: Path) -> None:
-    assert tuple(sorted(path.name for path in discrete_folder.iterdir())) == FILES
-    assert tuple(sorted(path.name for path in parametric_folder.iterdir())) == FILES
-
-
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_that_was_altered_in_any_way_is_named(name: str, discrete_folder: Path, copied: Copy) -> None:
     """What else a manifest holds files to is tested with it, in tests/test_manifest.py."""
@@ -81,7 +78,11 @@ def test_links_and_fifos_are_no_files_of_a_bundle(discrete_folder: Path, copied:
         load_bundle(file.parent)
 
 
-def test_manifest_says_what_the_model_is(bundle: Bundle, discrete_folder: Path) -> None:
+def test_files_and_manifest_say_what_the_model_is(
+    bundle: Bundle, discrete_folder: Path, parametric_folder: Path
+) -> None:
+    for folder in (discrete_folder, parametric_folder):
+        assert tuple(sorted(path.name for path in folder.iterdir())) == FILES
     assert bundle.workflow == "dqn"
     assert bundle.state_feature_ids == (7, 4)
     assert bundle.action_names == ("left", "right", "stay")
@@ -131,15 +132,19 @@ def test_a_model_of_another_release_is_exported_again(
         load_bundle(folder)
 
 
-def test_golden_is_repeated(bundle: Bundle, parametric: Bundle) -> None:
-    assert bundle.check_golden() == pytest.approx(0, abs=1e-6)
-    assert parametric.check_golden() == pytest.approx(0, abs=1e-6)
-    bundle._golden["outputs"]["q"][0][0] += 1.0
-    try:
-        with pytest.raises(BundleError, match=r"1 of 15, the furthest by 1"):
-            bundle.check_golden()
-    finally:
-        bundle._golden["outputs"]["q"][0][0] -= 1.0
+def test_golden_q_and_choices_are_repeated(bundle: Bundle, parametric: Bundle, restricted_folder: Path) -> None:
+    restricted = load_bundle(restricted_folder)
+    for one in (bundle, parametric, restricted):
+        assert one.check_golden() == pytest.approx(0, abs=1e-5)
+    golden = json.loads((restricted_folder / "golden.json").read_text())
+    # every second row has its first action forbidden
+    assert golden["outputs"]["choices"] == [[True, False, True], [False, False, True]] * 2 + [[True, False, True]]
+    golden["outputs"]["q"][0][0] += 1.0
+    with pytest.raises(BundleError, match=r"1 of 15, the furthest by 1"):
+        Bundle(restricted.manifest, restricted._session, golden).check_golden()
+    golden["outputs"]["choices"] = [[True] * 3] * 5
+    with pytest.raises(BundleError, match=r"golden.json, choices: expected those of the live predictor, got 7 of 15"):
+        Bundle(restricted.manifest, restricted._session, golden).check_golden()
 
 
 def test_predict_by_hand(softmax_folder: Path) -> None:
@@ -191,6 +196,22 @@ def test_wrong_input_is_refused(call: Callable[[Bundle], object], message: str, 
         call(bundle)
 
 
+@pytest.mark.parametrize(
+    ("values", "candidates", "message"),
+    [
+        ([[1]], None, "candidates: expected 1 list of candidates, one per row of values, got nothing"),
+        ([[1]], [[[1]], [[2]]], "one per row of values, got 2"),
+        ([[1]], [[[1, 2]]], r"candidates\[0\]: expected shape \[any, 1\], got \[1, 2\]"),
+        ([[1], [1]], [[[1]], [[2], [-INF]]], r"candidates\[1, 1, 0\]: expected a finite"),
+        ([{}], [[{"9": 1}, {"8": 1}]], r"candidates\[0\]\[1\]: expected feature ids"),
+    ],
+)
+def test_wrong_candidates_are_refused(values: Any, candidates: Any, message: str, parametric: Bundle) -> None:
+    predict = parametric.predict_rows if values == [{}] else parametric.predict
+    with pytest.raises(BundleError, match=message):
+        predict(values, candidates=candidates)
+
+
 def test_parametric_lists_of_one_to_seven_candidates(parametric: Bundle) -> None:
     # candidates 0..k-1 at state s: mean (k - 1) / 2, q = s + f - mean; the last is the best
     lists = [[{"9": float(f)} for f in range(k)] for k in range(1, 8)]
@@ -219,30 +240,6 @@ def test_parametric_arrays_masks_and_empty_lists(parametric: Bundle) -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda b: b.predict([[1]]), "candidates: expected 1 list of candidates, one per row of values, got nothing"),
-        (lambda b: b.predict([[1]], candidates=[[[1]], [[2]]]), "one per row of values, got 2"),
-        (
-            lambda b: b.predict([[1]], candidates=[[[1, 2]]]),
-            r"candidates\[0\]: expected shape \[any, 1\], got \[1, 2\]",
-        ),
-        (
-            lambda b: b.predict([[1], [1]], candidates=[[[1]], [[2], [-INF]]]),
-            r"candidates\[1, 1, 0\]: expected a finite",
-        ),
-        (
-            lambda b: b.predict_rows([{}], candidates=[[{"9": 1}, {"8": 1}]]),
-            r"candidates\[0\]\[1\]: expected feature ids",
-        ),
-    ],
-)
-def test_wrong_candidates_are_refused(call: Callable[[Bundle], object], message: str, parametric: Bundle) -> None:
-    with pytest.raises(BundleError, match=message):
-        call(parametric)
-
-
-@pytest.mark.parametrize(
     ("folder", "open_", "weights", "most"),
     [
         # q = (3, 4, 0), the third forbidden, epsilon 0.3; one degree of freedom: beyond 10.83 with probability 0.001
@@ -263,15 +260,12 @@ def test_frequencies_are_the_stated_propensities(
     assert ((counts - rows * probabilities) ** 2 / (rows * probabilities)).sum() < most
 
 
-def test_acting_where_nothing_is_allowed(bundle: Bundle) -> None:
+def test_acting_where_nothing_one_or_a_candidate_is_allowed(bundle: Bundle, parametric: Bundle) -> None:
     actions, propensity = bundle.act(
         [[1, 5], [1, 5]], mask=np.array([[False] * 3, [False, False, True]]), rng=np.random.default_rng(2)
     )
     assert actions.tolist() == [-1, 2]
     assert propensity.tolist() == [0, 1]
-
-
-def test_parametric_acting(parametric: Bundle) -> None:
     # two candidates: 0.85 on the better, 0.15 on the other; one candidate: certain
     candidates = [[[1.0], [2.0]], [[1.0]]]
     actions, propensity = parametric.act([[0.0], [0.0]], candidates=candidates, rng=np.random.default_rng(3))
@@ -290,46 +284,52 @@ def test_a_restricted_model_neither_takes_nor_explores_what_the_log_hardly_takes
     np.testing.assert_allclose(prediction.propensities, [[0.85, 0, 0.15], [0, 1, 0]], rtol=1e-6)
 
 
-def test_golden_choices_are_repeated(restricted_folder: Path, copied: Callable[[Path], Path]) -> None:
-    folder = copied(restricted_folder)
-    golden = json.loads((folder / "golden.json").read_text())
-    # every second row has its first action forbidden
-    assert golden["outputs"]["choices"] == [[True, False, True], [False, False, True]] * 2 + [[True, False, True]]
-    bundle = load_bundle(folder)
-    assert bundle.check_golden() < 1e-5
-    golden["outputs"]["choices"] = [[True] * 3] * 5
-    with pytest.raises(BundleError, match=r"golden.json, choices: expected those of the live predictor, got 7 of 15"):
-        Bundle(bundle.manifest, bundle._session, golden).check_golden()
-
-
-def test_the_graph_alone_gives_the_propensities_that_act_draws_from(discrete_folder: Path) -> None:
+def test_the_graph_alone_gives_what_act_draws_from_and_no_answer_to_infinity(
+    discrete_folder: Path, parametric_folder: Path
+) -> None:
     """Whoever serves by ONNX logs what `act` would: q = (3, 4, 0) at epsilon 0.3."""
-    session = onnxruntime.InferenceSession(str(discrete_folder / "model.onnx"), providers=["CPUExecutionProvider"])
-    mask = np.array([[True, True, True], [True, False, True], [False, False, False]])
-    rows = np.tile(np.array([1, 5], np.float32), (3, 1))
-    (propensities,) = session.run(
-        ["propensities"], {"values": rows, "presence": np.ones((3, 2), bool), "action_mask": mask}
+
+    def run(folder: Path, **feed: np.ndarray) -> dict[str, list[Any]]:
+        session = onnxruntime.InferenceSession(str(folder / "model.onnx"), providers=["CPUExecutionProvider"])
+        names = ["q", "greedy", "propensities"]
+        return {name: one.tolist() for name, one in zip(names, session.run(names, feed), strict=True)}
+
+    mask = np.array([[True, True, True], [True, False, True], [False, False, False], [True, True, True]])
+    rows = np.array([[1, 5], [1, 5], [1, 5], [1, -INF]], np.float32)
+    found = run(discrete_folder, values=rows, presence=np.ones((4, 2), bool), action_mask=mask)
+    np.testing.assert_allclose(
+        found["propensities"], [[0.1, 0.8, 0.1], [0.85, 0, 0.15], [0, 0, 0], [0, 0, 0]], rtol=1e-6
     )
-    np.testing.assert_allclose(propensities, [[0.1, 0.8, 0.1], [0.85, 0, 0.15], [0, 0, 0]], rtol=1e-6)
+    assert found["greedy"] == [1, 0, -1, -1]
+    np.testing.assert_array_equal(found["q"], [[3, 4, 0]] * 3 + [[NAN] * 3])
+
+    # infinity in a candidate that is not there is not read: 4 and 0 (missing), mean 2
+    candidates = np.array([[[4], [NAN], [INF]], [[4], [1], [INF]]], np.float32)
+    there = np.array([[True, True, False], [True] * 3])
+    found = run(
+        parametric_folder,
+        state_values=np.zeros((2, 1), np.float32),
+        state_presence=np.zeros((2, 1), bool),
+        action_values=candidates,
+        action_presence=~np.isnan(candidates),
+        action_mask=there,
+    )
+    assert found["q"][0][:2] == [2, -2]
+    assert found["greedy"] == [0, -1]
+    assert np.isnan(found["q"][1]).all()
 
 
-def test_draw_never_takes_what_has_no_probability() -> None:
-    class Largest:
-        def random(self, size: int) -> np.ndarray:
-            return np.full(size, np.nextafter(1.0, 0.0))
-
-    class Zero:
-        def random(self, size: int) -> np.ndarray:
-            return np.zeros(size)
-
+@pytest.mark.parametrize(("drawn", "expected"), [(np.nextafter(1.0, 0.0), [3, 1, -1]), (0.0, [1, 1, -1])])
+def test_draw_never_takes_what_has_no_probability(drawn: float, expected: list[int]) -> None:
+    rng = SimpleNamespace(random=lambda size: np.full(size, drawn))
     probabilities = np.array([[0.0, 0.7, 0.1, 0.2000000000000002, 0.0], [0, 1, 0, 0, 0], [0, 0, 0, 0, 0]])
-    assert draw(probabilities, Largest()).tolist() == [3, 1, -1]  # type: ignore[arg-type]
-    assert draw(probabilities, Zero()).tolist() == [1, 1, -1]  # type: ignore[arg-type]
+    assert draw(probabilities, rng).tolist() == expected  # type: ignore[arg-type]
 
 
-def test_reading_needs_numpy_and_onnxruntime_only(discrete_folder: Path) -> None:
+def test_reading_needs_numpy_and_onnxruntime_only_and_collects_nothing(discrete_folder: Path) -> None:
+    """By itself onnxruntime opens a database below the user's cache, and sends what is in it."""
     program = f"""
-import sys
+import os, sys
 for name in ("torch", "pydantic", "pandas", "pyarrow", "onnx", "safetensors", "scipy", "duckdb"):
     sys.modules[name] = None  # importing it fails
 import numpy as np
@@ -339,23 +339,24 @@ assert bundle.check_golden() < 1e-5
 action, propensity = bundle.act([[1, 5]], rng=np.random.default_rng(0))
 print(bundle.predict_rows([{{"4": 5, "7": 1}}]).greedy[0], action[0], propensity[0])
 print(*sorted(name for name in sys.modules if name.startswith("reagent_lite")))
+files = [os.path.realpath(f"/proc/self/fd/{{name}}") for name in os.listdir("/proc/self/fd")]
+print([file for file in files if "onnxruntime.db" in file])
 """
-    root = Path(__file__).parents[2]
     result = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=root, timeout=60
+        [sys.executable, "-c", program],
+        env={name: value for name, value in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"},
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[2],
+        timeout=60,
     )
-    decision, modules = result.stdout.splitlines()
+    decision, modules, databases = result.stdout.splitlines()
     assert decision.split()[:2] == ["1", "1"]
     assert float(decision.split()[2]) == pytest.approx(0.8)  # 0.3 / 3 + 0.7
-    assert modules.split() == [
-        "reagent_lite",
-        "reagent_lite.errors",
-        "reagent_lite.export",
-        "reagent_lite.export.bundle",
-        "reagent_lite.export.tolerance",
-        "reagent_lite.feature_ids",
-        "reagent_lite.manifest",
-    ]
+    read = ("errors", "export", "export.bundle", "export.tolerance", "feature_ids", "manifest")
+    assert modules.split() == ["reagent_lite", *(f"reagent_lite.{name}" for name in read)]
+    assert databases == "[]"
     assert result.stderr == ""
 
 
@@ -380,15 +381,3 @@ def test_a_bundle_that_is_replaced_while_it_is_read_is_read_again(
     assert (
         load_bundle(served).manifest["steps"] == json.loads((discrete_folder / "manifest.json").read_bytes())["steps"]
     )
-
-
-def test_onnxruntime_collects_nothing() -> None:
-    """Else it opens a database below the user's cache when it is imported, and sends what is in it."""
-    code = (
-        "import os; from reagent_lite.export import load_bundle; import onnxruntime; onnxruntime.InferenceSession\n"
-        "files = [os.path.realpath(f'/proc/self/fd/{name}') for name in os.listdir('/proc/self/fd')]\n"
-        "print([file for file in files if 'onnxruntime.db' in file])"
-    )
-    environment = {name: value for name, value in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr

@@ -1,6 +1,5 @@
 """The call contract of 2019, through files read with torch.jit.load."""
 
-import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -31,9 +30,9 @@ def test_discrete_contract(discrete_folder: Path) -> None:
     assert module.action_sorted_features() == []
 
 
-def test_presence_as_bytes_is_read_as_in_2019(discrete_folder: Path) -> None:
-    _, q = load(discrete_folder)((torch.tensor([[1.0, 5.0]]), torch.tensor([[1, 0]], dtype=torch.uint8)))
-    assert q.tolist() == [[1, 0, 0]]
+def test_absent_values_are_not_read_and_presence_may_be_bytes_as_in_2019(discrete_folder: Path) -> None:
+    for value, presence in ((5.0, torch.tensor([[1, 0]], dtype=torch.uint8)), (INF, torch.tensor([[True, False]]))):
+        assert load(discrete_folder)((torch.tensor([[1.0, value]]), presence))[1].tolist() == [[1, 0, 0]]
 
 
 def test_infinity_is_refused(discrete_folder: Path, parametric_folder: Path) -> None:
@@ -41,11 +40,6 @@ def test_infinity_is_refused(discrete_folder: Path, parametric_folder: Path) -> 
         load(discrete_folder)(features([[1, INF]]))
     with pytest.raises(torch.jit.Error, match="got infinity"):
         load(parametric_folder)(features([[1]]), features([[-INF]]))
-
-
-def test_absent_infinity_is_not_read(discrete_folder: Path) -> None:
-    _, q = load(discrete_folder)((torch.tensor([[1.0, INF]]), torch.tensor([[True, False]])))
-    assert q.tolist() == [[1, 0, 0]]
 
 
 def test_pairs_with_equal_states_are_one_list(parametric_folder: Path) -> None:
@@ -56,6 +50,8 @@ def test_pairs_with_equal_states_are_one_list(parametric_folder: Path) -> None:
     assert q.tolist() == [[3], [-2], [4], [2], [8]]
     assert module.state_sorted_features() == [3]
     assert module.action_sorted_features() == [9]
+    empty = (torch.zeros(0, 1), torch.zeros(0, 1, dtype=torch.bool))
+    assert module(empty, empty)[1].shape == (0, 1)
 
 
 def test_what_the_log_hardly_takes_is_served_as_in_2019(restricted_folder: Path) -> None:
@@ -70,20 +66,3 @@ def test_rare_candidates_of_one_state_are_lowered(restricted_parametric_folder: 
     module = load(restricted_parametric_folder)
     _, q = module(features([[5], [0], [5], [0], [5], [9]]), features([[1], [4], [2], [5], [6], [-8]]))
     assert q.tolist() == [[-1e10], [-0.5], [-1e10], [0.5], [8], [9]]
-
-
-def test_no_pairs(parametric_folder: Path) -> None:
-    empty = (torch.zeros(0, 1), torch.zeros(0, 1, dtype=torch.bool))
-    assert load(parametric_folder)(empty, empty)[1].shape == (0, 1)
-
-
-def test_golden_of_the_discrete_bundle(discrete_folder: Path) -> None:
-    golden = json.loads((discrete_folder / "golden.json").read_text())
-    rows = [[NAN if x is None else x for x in row] for row in golden["inputs"]["values"]]
-    _, q = load(discrete_folder)(features(rows))
-    assert q.tolist() == golden["outputs"]["q"]
-    # rows (b, z): (1, 2), (0, 0), (0, 0), (0, 0), (1, -2)
-    assert golden["outputs"]["q"] == [[3, 4, 0], [0, 0, 1], [0, 0, 1], [0, 0, 1], [-1, -4, 0]]
-    # every second row has its first action forbidden
-    assert golden["outputs"]["greedy"] == [1, 2, 2, 2, 2]
-    assert golden["inputs"]["values"][1] == [0, None]

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 
 from reagent_lite import files
 from reagent_lite.errors import BundleError
-from reagent_lite.export import load_bundle, writer
+from reagent_lite.export import load_bundle
 from reagent_lite.export.content import BundleContent, SampleRows
 from reagent_lite.export.formats import FORMATS
 from reagent_lite.export.model_card import model_card
@@ -30,7 +30,7 @@ from reagent_lite.export.writer import check_file, graph_inputs, write_bundle
 from reagent_lite.models.restrictions import LikelyInTheLog
 from reagent_lite.report.content import Report, Section, Table
 from reagent_lite.report.markdown import findings
-from reagent_lite.rl.policies import EpsilonGreedy, TargetPolicy
+from reagent_lite.rl.policies import EpsilonGreedy
 
 STRICT = Tolerance(atol=0.0, rtol=5e-5, ratio_different=0.0)
 Make = Callable[..., Path]
@@ -56,28 +56,12 @@ def make(
     return write
 
 
-def same_weights(predictor: DiscretePredictor, *, policy: TargetPolicy) -> DiscretePredictor:
-    return DiscretePredictor(
-        predictor.state_preprocessor,
-        type(predictor.scorer)(),
-        state_feature_ids=predictor.state_feature_ids,
-        action_names=predictor.action_names,
-        policy=policy,
-    )
-
-
 def other_weights(predictor: DiscretePredictor) -> DiscretePredictor:
     """The same predictor with q of "left" 0.01 larger."""
-    other = same_weights(predictor, policy=predictor.policy)
+    other = copy.deepcopy(predictor)
     with torch.no_grad():
         other.scorer.get_parameter("bias")[0] += 0.01
     return other
-
-
-def test_failed_check_leaves_nothing(make: Make, tmp_path: Path, discrete_predictor: DiscretePredictor) -> None:
-    with pytest.raises(BundleError, match=r"model.onnx: expected at most a share of 0\.0 of q"):
-        make(other_weights(discrete_predictor))
-    assert list((tmp_path / "out").iterdir()) == []
 
 
 @pytest.mark.parametrize("change", [{"ratio_different": 0.34}, {"rtol": 0.003}, {"atol": 0.011}])
@@ -88,25 +72,23 @@ def test_tolerance_is_used(change: dict[str, float], make: Make, discrete_predic
 
 
 def test_file_of_another_policy_is_found(make: Make, discrete_predictor: DiscretePredictor) -> None:
-    greedy = same_weights(discrete_predictor, policy=EpsilonGreedy())
+    greedy = copy.deepcopy(discrete_predictor)
+    greedy.policy = EpsilonGreedy()
     with pytest.raises(BundleError, match=r"model.onnx, propensities: expected those of greedy, got 0\.2"):
         make(greedy)
 
 
-def test_replacing_a_bundle(make: Make, tmp_path: Path) -> None:
-    first = make(steps=1)
-    assert load_bundle(first).manifest["steps"] == 1
-    assert load_bundle(make(steps=2)).manifest["steps"] == 2
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["model"]
-
-
-def test_failed_replacement_keeps_the_older_bundle(
+def test_a_checked_bundle_replaces_the_older_one_and_a_failed_one_leaves_nothing(
     make: Make, tmp_path: Path, discrete_predictor: DiscretePredictor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = make(steps=1)
-    with pytest.raises(BundleError):
-        make(other_weights(discrete_predictor), steps=2)
-    assert load_bundle(folder).manifest["steps"] == 1
+    wrong, failed = other_weights(discrete_predictor), r"model.onnx: expected at most a share of 0\.0 of q"
+    with pytest.raises(BundleError, match=failed):
+        make(wrong)
+    assert list((tmp_path / "out").iterdir()) == []
+    make(steps=1)
+    folder = make(steps=2)
+    with pytest.raises(BundleError, match=failed):
+        make(wrong, steps=3)
 
     def failing(one: Path, other: Path) -> bool:
         raise OSError("no space")
@@ -114,24 +96,8 @@ def test_failed_replacement_keeps_the_older_bundle(
     monkeypatch.setattr(files, "_exchange", failing)
     with pytest.raises(BundleError, match="no space"):
         make(steps=3)
-    assert load_bundle(folder).manifest["steps"] == 1
+    assert load_bundle(folder).manifest["steps"] == 2
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["model"]
-
-
-def test_nothing_under_the_final_name_before_the_check(
-    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[tuple[list[str], bool]] = []
-    check = writer._check
-
-    def watching(writing: Path, *parts: object) -> None:
-        files = sorted(path.name for path in writing.iterdir())
-        seen.append((files, (tmp_path / "out" / "model").exists()))
-        check(writing, *parts)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(writer, "_check", watching)
-    folder = make()
-    assert seen == [(sorted(path.name for path in folder.iterdir()), False)]
 
 
 def test_everything_is_synced_before_the_rename(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,43 +124,29 @@ def test_folder_that_cannot_be_written(
         write_bundle(tmp_path / "file" / "model", discrete_predictor, content=discrete_content)
 
 
-def test_folder_of_something_else_is_not_deleted(make: Make, tmp_path: Path) -> None:
-    other = tmp_path / "out" / "model"
-    other.mkdir(parents=True)
-    (other / "thesis.tex").write_text("years")
-    with pytest.raises(
-        BundleError, match=r"nothing there, or an older model, got something else\. It would be deleted"
-    ):
+# web pages have a manifest too
+@pytest.mark.parametrize(("name", "text"), [("", "a file"), ("/thesis.tex", "years"), ("/manifest.json", '{"a": 1}')])
+def test_what_is_no_bundle_is_not_deleted(make: Make, tmp_path: Path, name: str, text: str) -> None:
+    file = Path(f"{tmp_path}/out/model{name}")
+    file.parent.mkdir(parents=True)
+    file.write_text(text)
+    with pytest.raises(BundleError, match=r"nothing there, or an older model, got something else\. It would be delet"):
         make()
-    assert (other / "thesis.tex").read_text() == "years"
-    (other / "thesis.tex").rename(other / "manifest.json")
-    (other / "manifest.json").write_text('{"name": "my page"}')  # web pages have one too
-    with pytest.raises(BundleError, match="It would be deleted"):
-        make()
-    shutil.rmtree(other)
-    other.write_text("a file")
-    with pytest.raises(BundleError, match="It would be deleted"):
-        make()
-    assert other.read_text() == "a file"
+    assert file.read_text() == text
 
 
-def test_formats_are_checked(make: Make) -> None:
-    with pytest.raises(
-        BundleError, match="formats: expected names among onnx, torchscript, safetensors, pt2, got 'h5'"
-    ):
+def test_only_known_formats_that_are_asked_for_are_written(make: Make) -> None:
+    with pytest.raises(BundleError, match="expected names among onnx, torchscript, safetensors, pt2, got 'h5'"):
         make(formats=("onnx", "h5"))
     with pytest.raises(BundleError, match="onnx among them"):
         make(formats=("torchscript",))
-
-
-def test_only_the_formats_asked_for_are_written(make: Make) -> None:
     names = {path.name for path in make(formats=("onnx", "safetensors")).iterdir()}
     assert {"model.onnx", "weights.safetensors"} <= names
     assert not {"model.torchscript", "model.pt2"} & names
 
 
 def test_the_callers_predictor_stays_as_it_is(make: Make, discrete_predictor: DiscretePredictor) -> None:
-    predictor = same_weights(discrete_predictor, policy=EpsilonGreedy(0.3)).train()
+    predictor = copy.deepcopy(discrete_predictor).train().requires_grad_(True)
     make(predictor)
     assert predictor.training
     assert all(parameter.requires_grad for parameter in predictor.parameters())
@@ -219,13 +171,19 @@ def test_files_are_readable_by_others(make: Make) -> None:
     assert modes == {0o644}
 
 
-def test_model_card_says_what_the_model_is(discrete_folder: Path, parametric_folder: Path) -> None:
-    card = (discrete_folder / "MODEL_CARD.md").read_text()
+def test_the_card_says_what_the_model_is(
+    discrete_folder: Path, parametric_folder: Path, restricted_folder: Path
+) -> None:
+    card, of_candidates, restricted = (
+        (folder / "MODEL_CARD.md").read_text() for folder in (discrete_folder, parametric_folder, restricted_folder)
+    )
     assert card.startswith("# dqn policy, 12 optimizer steps\n")
     for line in ("1. `right`", "| 7 | BINARY |", "None was made."):
         assert f"\n{line}\n" in card
     assert "Epsilon-greedy at epsilon 0.3, over the allowed choices." in card
-    assert "with the features 9." in (parametric_folder / "MODEL_CARD.md").read_text()
+    assert "with the features 9." in of_candidates
+    assert "those that a model of the log finds at least 0.1 times as likely as the likeliest" in restricted
+    assert "BCQ" not in card
 
 
 def test_the_card_shows_names_as_they_are(
@@ -252,20 +210,13 @@ def test_the_card_shows_names_as_they_are(
     assert "<th>a|b</th>" in page
 
 
-def test_the_card_says_that_the_policy_is_restricted(restricted_folder: Path, discrete_folder: Path) -> None:
-    said = "those that a model of the log finds at least 0.1 times as likely as the likeliest"
-    assert said in (restricted_folder / "MODEL_CARD.md").read_text()
-    assert "BCQ" not in (discrete_folder / "MODEL_CARD.md").read_text()
-
-
-def test_weights_of_the_imitator_are_written(restricted_folder: Path, discrete_folder: Path) -> None:
+def test_the_imitator_is_written_and_another_one_is_found(
+    restricted_folder: Path, discrete_folder: Path, discrete_predictor: DiscretePredictor
+) -> None:
     weights = load_file(restricted_folder / "weights.safetensors")
     torch.testing.assert_close(weights["imitator.logits"].exp(), torch.tensor([0.5, 0.04, 0.46]))
     assert weights.keys() - load_file(discrete_folder / "weights.safetensors").keys() == {"imitator.logits"}
-
-
-def test_another_imitator_is_found(restricted_folder: Path, discrete_predictor: DiscretePredictor) -> None:
-    """Every file of the first against a second that finds action 1 likely and action 2 not."""
+    # one that finds action 1 likely and action 2 not
     other = copy.deepcopy(discrete_predictor).eval().requires_grad_(False)
     other.restriction = LikelyInTheLog(Habit([0.5, 0.46, 0.04]).requires_grad_(False), 0.1)
     batches = [graph_inputs(other, SampleRows(values=np.ones((5, 2), np.float32)))]

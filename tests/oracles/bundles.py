@@ -24,26 +24,16 @@ PLAIN = Softmax(1.0)
 
 
 class Linear(nn.Module):
-    """q [N, K] = W state."""
+    """q [N, K] = W state + bias; of candidates, features (W state + bias)."""
 
-    def __init__(self, weight: Array) -> None:
+    def __init__(self, weight: Array, bias: Array | None = None) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.tensor(weight, dtype=torch.float32))
+        self.bias = nn.Parameter(torch.zeros(len(weight)) if bias is None else torch.tensor(bias, dtype=torch.float32))
 
     def forward(self, state: Tensor, mask: Tensor, features: Tensor | None) -> Tensor:
-        return nn.functional.linear(state, self.weight)
-
-
-class Bilinear(nn.Module):
-    """q [N, K] = features W state, one value a candidate."""
-
-    def __init__(self, weight: Array) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.tensor(weight, dtype=torch.float32))
-
-    def forward(self, state: Tensor, mask: Tensor, features: Tensor | None) -> Tensor:
-        assert features is not None
-        return (features * nn.functional.linear(state, self.weight).unsqueeze(1)).sum(2)
+        values = nn.functional.linear(state, self.weight, self.bias)
+        return values if features is None else (features * values.unsqueeze(1)).sum(2)
 
 
 class Habit(nn.Module):
@@ -103,7 +93,7 @@ def bilinear_bundle(folder: Path, weight: Array, ids: tuple[int, ...], action_id
     predictor = ParametricPredictor(
         Preprocessor(raw(ids)),
         Preprocessor(raw(action_ids)),
-        Bilinear(weight),
+        Linear(weight),
         state_feature_ids=ids,
         action_feature_ids=action_ids,
         policy=PLAIN,
