@@ -98,13 +98,6 @@ class Browser:
         nodes = self.ask("Accessibility.getFullAXTree")["nodes"]
         return dict(Counter(node["role"]["value"] for node in nodes if not node["ignored"]))
 
-    def picture(self) -> bytes:
-        """Returns the whole page as PNG."""
-        size = self.ask("Page.getLayoutMetrics")["cssContentSize"]
-        clip = {**size, "width": self.value("innerWidth"), "scale": 1}  # the scroll bar's place too
-        shot = self.ask("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)
-        return base64.b64decode(shot["data"])
-
     def requests(self) -> list[str]:
         """Returns the addresses that the page asked for."""
         return [event["params"]["request"]["url"] for event in self._named("Network.requestWillBeSent")]

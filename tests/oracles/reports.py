@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from html.parser import HTMLParser
+from itertools import cycle
 from typing import Any
 
 from reagent_lite.evaluation.cpe import Estimate
@@ -9,7 +10,7 @@ from reagent_lite.evaluation.decision import Choice, Comparison, Decision, Findi
 from reagent_lite.evaluation.interval import UNDEFINED, Interval
 from reagent_lite.evaluation.verdict import Verdict
 from reagent_lite.report.charts import Curves, Line, curve_chart
-from reagent_lite.report.content import Report, Section, Table
+from reagent_lite.report.content import Kind, Report, Section, Table
 from reagent_lite.report.page import render
 from reagent_lite.report.run import config_section, features_section
 from reagent_lite.report.sections import (
@@ -19,6 +20,7 @@ from reagent_lite.report.sections import (
     simulated_section,
     weights_section,
 )
+from reagent_lite.rl.estimators import SEQUENTIAL_ESTIMATORS
 
 FIGURE = {"value": 2.0, "low": 1.0, "high": 3.0}
 OVERLAP: dict[str, Any] = {
@@ -94,7 +96,7 @@ def estimates(*rows: Comparison, overlap: dict[str, Any] | None = None, plain: b
 
 
 def decided(choice: Choice = Choice.SHIP, words: str = "why") -> Decision:
-    finding = Finding(source=words, side=1, reason=f"{words} too", next_step=words)
+    finding = Finding(source="From the log", side=1, reason=f"{words} too", next_step=words)
     return Decision(choice=choice, reason=words, next_step=words, findings=(finding,))
 
 
@@ -102,25 +104,51 @@ def report_of(*sections: Section) -> Report:
     return Report(title="t", decision=decided(), sections=sections)
 
 
-def full(name: str) -> Report:
-    """A report with every section, all of whose words are `name`."""
-    line = Line(name=name, points=((0.0, 1.0), (10.0, 3.0)), band=((0.5, 1.5), (2.0, 4.0)))
-    chart = curve_chart(Curves(title=name, x=name, y=name, lines=(line,), mark=(2.0, name)))
-    row = replace(estimated(name, 12.0, 1.0), reason=name)
-    table = Table(title=name, columns=((name, "name"), (name, "name")), rows=[(name, name)])
+def full(name: str, *, title: str = "", figure: Interval | None = None) -> Report:
+    """A report with every section and every kind of cell.
+
+    Args:
+        name: every word that comes from outside, such as paths and reasons.
+        title: in the place of words that the program writes itself; by default name as well.
+        figure: every estimate.
+    """
+    title, figure = title or name, figure or around(12.0, 1.0)
+    points = tuple((float(x), x * 1e-5) for x in range(200))
+    band = tuple((0.5 * y, 2 * y) for _, y in points)
+    lines = tuple(Line(name=one, points=points, band=band) for one in SEQUENTIAL_ESTIMATORS)
+    rows = tuple(
+        Estimate(name=one, figure=figure, difference=figure, normalized=figure.value, verdict=verdict, reason=name)
+        for one, verdict in zip(SEQUENTIAL_ESTIMATORS, cycle(Verdict), strict=False)
+    )
+    compared = replace(comparison(*rows), outcome=title, reference_name=title, reference=figure, simulated=figure)
+    played = Simulated(name=title, returns=figure, discounted=figure, length=1234.5, cut_share=0.125, difference=figure)
+    by_step = {
+        "effective_episodes_by_step": [200.0 / (1 + k) for k in range(200)],
+        "mean_weight_by_step": [0.9**k for k in range(200)],
+    }
+    digest = "0123456789abcdef" * 4
+    wide: tuple[Kind, ...] = ("name", "name", "mark", "share", "number", "number", "number")
+    paths: tuple[Kind, ...] = ("name", "words", "name", "number")
+    feature = {"feature_type": title, "mean": -0.0001234, "stddev": 0.0001234}
     return Report(
-        title=name, notes=(name,), facts=((name, name),),
-        decision=decided(words=name),
+        title=name, notes=(name,), facts=((title, name), (title, digest[:16])),
+        decision=decided(Choice.NOT_ENOUGH, words=name),
         sections=(
-            estimates_section([replace(comparison(row), reference_name=name, outcome=name)], 0.95, name,
-                              overlap=OVERLAP, plain=False),
-            simulated_section((Simulated(name=name, returns=around(5.0, 1.0)),), 0.95, name),
-            weights_section(OVERLAP, 5.0),
-            Section(title="Learning curves", charts=(chart,)),
+            estimates(compared, overlap=OVERLAP),
+            simulated_section((played, replace(played, name="Random actions")), 0.95, name),
+            weights_section(OVERLAP | by_step, 10.0),
+            Section(title="Learning curves", charts=(
+                curve_chart(Curves(title=title, x=title, y=title, lines=lines, mark=(0.0005, title))),
+            )),
             actions_section({name: (0.75, 0.25, 0.5)}, name),
-            features_section({name: {"1": {"feature_type": name, "mean": 1.25}}}, {name: {1: 0.5}}, name),
-            Section(title="Data lineage", tables=(table,)),
+            features_section({title: {str(n): feature for n in range(40)}}, {title: {1: 0.5}}, name),
+            Section(title="Data lineage", tables=(
+                Table(title=name, columns=tuple((title, kind) for kind in wide),
+                      rows=[("7", title, "◇ moderate", 0.1234, 0.0001234, figure, figure)]),
+                Table(title=name, columns=tuple((title, kind) for kind in paths),
+                      rows=[(name, name, digest, 123_456_789_012)]),
+            )),
             config_section({name: name}),
-            replace(candidates_section(candidates(name), name), title="Candidates"),
+            replace(candidates_section(candidates(title), name), title="Candidates"),
         ),
     )  # fmt: skip

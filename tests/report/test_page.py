@@ -76,7 +76,7 @@ def test_the_decision_stands_first(choice: Choice, state: str) -> None:
     assert f'<div class="verdict {state}">' in text
     first, second, third = Page(text).text["p"]
     assert first[2:] == f"{choice.value.capitalize()}: why."
-    assert (second, third) == ("Next: why", "why: why too.")
+    assert (second, third) == ("Next: why", "From the log: why too.")
 
 
 def test_template_and_style_sheet_are_in_the_wheel() -> None:
@@ -161,7 +161,7 @@ def test_candidates_with_large_differences_come_first() -> None:
 
 def test_the_model_card_says_the_same_in_markdown() -> None:
     text = findings(replace(report_of(estimates(comparison(estimated("IPS_a", 12.0, 1.0)))), notes=("*x*",)))
-    assert text.startswith("why: why too.\n\n")
+    assert text.startswith("From the log: why too.\n\n")
     assert decision_of(report_of()) == "**Ship**: why. Next: why"
     assert r"**Warning**: \*x\*" in text
     assert "| IPS a | 12 (11 to 13) | 2 (1 to 3) | 1.2 | ● trustworthy | why |" in text
