@@ -161,7 +161,7 @@ def interval_chart(
 ) -> Chart:
     """Returns a dot with an interval for each estimate, against the lines and bands of what they are compared with.
 
-    Estimates that may not be used do not stretch the axis far: an arrow marks an interval that continues.
+    Estimates that may not be used do not stretch the axis far: an interval that continues has no end there.
 
     Args:
         title: of the chart.
@@ -218,11 +218,7 @@ def _interval(figure: Interval, state: str, kind: str, x: Scale, y: float) -> li
         ends = [x(one) for one in (figure.low, figure.high)]
         shown = [min(max(end, _EDGE), _RIGHT) for end in ends]
         parts.append(_segment(f"whisker {kind}", shown[0], y, shown[1], y))
-        for inside, end, way in zip(shown, ends, (-1, 1), strict=True):
-            if abs(inside - end) < 1e-9:
-                parts.append(_segment(f"whisker {kind}", end, y - 4, end, y + 4))
-            else:
-                parts.append(_tag("path", class_=f"arrow {kind}", d=f"M{_n(inside)} {y - 5}l{7 * way} 5l{-7 * way} 5Z"))
+        parts += [_segment(f"whisker {kind}", end, y - 4, end, y + 4) for end in ends if _EDGE <= end <= _RIGHT]
     at = x(figure.value)
     if _EDGE <= at <= _RIGHT:
         draw = {

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 # Okabe & Ito (2008), Color Universal Design: told apart with any colour vision
-BLACK, SKY, GREEN, BLUE, VERMILION = "#000000", "#56b4e9", "#009e73", "#0072b2", "#d55e00"
+BLACK, GREEN, BLUE, VERMILION = "#000000", "#009e73", "#0072b2", "#d55e00"
 ORANGE, GREY, PALE = "#e69f00", "#999999", "#d9d9d9"
 
 WIDTH, HEIGHT, TOP, BOTTOM = 480, 360, 40, 320  # pixels of a frame, and of the scene in it
@@ -150,11 +150,11 @@ def frame(episode: Episode, step: int) -> "Image":
 
     image = Image.new("RGB", (WIDTH * _FINE, HEIGHT * _FINE), "#ffffff")
     draw = ImageDraw.Draw(image)
-    size, view, shapes = SCENES.get(episode.env, (-1, _UNIT, _curves))
-    if size != episode.observation.shape[1]:
-        view, shapes = _UNIT, _curves
+    size, view, shapes = SCENES.get(episode.env, _CURVES)
+    if size not in (None, episode.observation.shape[1]):
+        _, view, shapes = _CURVES
     scale = np.array([WIDTH - 40, TOP - BOTTOM]) / (view[1] - view[0], view[3] - view[2])
-    if view is not _UNIT:
+    if shapes is not _curves:  # whose two directions have units of their own
         scale = np.abs(scale).min() * np.array([1, -1])
     middle = np.array([WIDTH, TOP + BOTTOM]) / 2 - scale * ((view[0] + view[1]) / 2, (view[2] + view[3]) / 2)
     for points, colour, width in shapes(episode, step):
@@ -170,7 +170,7 @@ def frame(episode: Episode, step: int) -> "Image":
     return image.reduce(_FINE)
 
 
-# ---- scenes: geometry, signs and limits of the classic control problems are Gymnasium's
+# ---- scenes: geometry, signs and limits of CartPole are Gymnasium's
 
 Shapes = Iterator[tuple[Sequence[tuple[float, float]] | NDArray[np.floating], str, float]]
 """Lines of (points, colour, width in pixels); one point alone is a disc."""
@@ -182,41 +182,6 @@ def _cartpole(episode: Episode, step: int) -> Shapes:
     yield [(-2.4, 0), (2.4, 0)], GREY, 2
     yield [(x - 0.15, 0.12), (x + 0.15, 0.12)], BLACK, 14
     yield [(x, 0.24), (x + math.sin(angle), 0.24 + math.cos(angle))], VERMILION, 6
-
-
-def _mountain_car(episode: Episode, step: int) -> Shapes:
-    hill = np.linspace(-1.2, 0.6, 100)
-    goal = episode.parameters.get("goal_position", 0.45 if episode.env.endswith("continuous") else 0.5)
-    x, top = float(episode.observation[step, 0]), 0.45 * math.sin(3 * goal)
-    yield np.stack([hill, 0.45 * np.sin(3 * hill)], axis=1), GREY, 2
-    yield [(goal, top), (goal, top + 0.22)], GREEN, 4
-    yield [(x, 0.45 * math.sin(3 * x))], VERMILION, 14
-
-
-def _pendulum(episode: Episode, step: int) -> Shapes:
-    cosine, sine = map(float, episode.observation[step, :2])  # angle 0 is up, counterclockwise > 0
-    yield [(0, 0), (-sine, cosine)], VERMILION, 10
-
-
-def _acrobot(episode: Episode, step: int) -> Shapes:
-    cosine1, sine1, cosine2, sine2 = map(float, episode.observation[step, :4])  # 0 hangs down, the second is relative
-    goal, elbow = episode.parameters.get("goal_height", 1.0), (sine1, -cosine1)
-    tip = (elbow[0] + sine1 * cosine2 + cosine1 * sine2, elbow[1] + sine1 * sine2 - cosine1 * cosine2)
-    yield [(-2.2, goal), (2.2, goal)], GREEN, 2
-    yield [(0, 0), elbow], BLACK, 8
-    yield [elbow, tip], VERMILION, 8
-
-
-def _gridworld(episode: Episode, step: int) -> Shapes:
-    cells = episode.observation[: step + 1].argmax(axis=1)  # one-hot of 5 y + x
-    for edge in np.arange(-0.5, 5):
-        yield [(edge, 0.5), (edge, -4.5)], GREY, 1
-        yield [(-0.5, -edge), (4.5, -edge)], GREY, 1
-    for cell, colour in ((7, BLACK), (12, BLACK), (17, BLACK), (24, GREEN)):
-        yield [(cell % 5 - 0.48, -(cell // 5)), (cell % 5 + 0.48, -(cell // 5))], colour, 52
-    way = np.stack([cells % 5, -(cells // 5)], axis=1)
-    yield way, SKY, 4
-    yield way[-1:], VERMILION, 16
 
 
 def _curves(episode: Episode, step: int) -> Shapes:
@@ -234,15 +199,8 @@ def _curves(episode: Episode, step: int) -> Shapes:
     yield [(steps[step], 0), (steps[step], 1)], VERMILION, 3
 
 
-_UNIT = (0.0, 1.0, 0.0, 1.0)  # the view of curves
-_TRACK, _HILLS = (-2.6, 2.6, -0.2, 1.4), (-1.26, 0.66, -0.54, 0.73)
-SCENES: Mapping[str, tuple[int, tuple[float, float, float, float], Callable[[Episode, int], Shapes]]] = {
-    "cartpole_v0": (4, _TRACK, _cartpole),
-    "cartpole_v1": (4, _TRACK, _cartpole),
-    "mountain_car": (2, _HILLS, _mountain_car),
-    "mountain_car_continuous": (2, _HILLS, _mountain_car),
-    "pendulum": (3, (-1.3, 1.3, -1.15, 1.15), _pendulum),
-    "acrobot": (6, (-2.3, 2.3, -2.15, 2.15), _acrobot),
-    "gridworld": (25, (-0.6, 4.6, -4.6, 0.6), _gridworld),
-}
-"""By environment: S that its scene reads, the view (left, right, bottom, top), and its shapes."""
+_Scene = tuple[int | None, tuple[float, float, float, float], Callable[[Episode, int], Shapes]]
+_CURVES: _Scene = (None, (0.0, 1.0, 0.0, 1.0), _curves)
+_CARTPOLE: _Scene = (4, (-2.6, 2.6, -0.2, 1.4), _cartpole)
+SCENES: Mapping[str, _Scene] = {"cartpole_v0": _CARTPOLE, "cartpole_v1": _CARTPOLE}
+"""By environment: S that its scene reads, the view (left, right, bottom, top), and its shapes; others are curves."""

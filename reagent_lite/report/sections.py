@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from reagent_lite.errors import counted
+from reagent_lite.evaluation.cpe import Estimate
 from reagent_lite.evaluation.decision import Comparison, Simulated
 from reagent_lite.evaluation.interval import Interval, number
 from reagent_lite.report.charts import Curves, Line, curve_chart, interval_chart, thinned
@@ -47,7 +48,7 @@ def estimates_section(
     dotted = ", the dotted line the value in simulation" if any(one.simulated for one in comparisons) else ""
     note = (
         f"A dot is an estimate, the line through it the {level:.0%} interval, the dashed line and band what it is "
-        f"compared with{dotted}. ● trustworthy, ◇ wide, ✕ do not use. An arrow marks an interval that continues."
+        f"compared with{dotted}. ● trustworthy, ◇ wide, ✕ do not use. An interval without an end mark continues."
     )
     rest = "Estimates of a row's reward compare single choices in the states of the log; they do not decide."
     return Section(
@@ -88,9 +89,14 @@ def _estimates_table(one: Comparison) -> Table:
         rows.append((one.reference_name, one.reference, "", "", "", ""))
     if one.simulated is not None:
         rows.append(("in simulation", one.simulated, "", "", "", "the value that estimates aim at"))
+    groups: dict[str, list[Estimate]] = {}
     for row in one.rows:
-        verdict = f"{_SIGN[row.verdict]} {row.verdict}"
-        rows.append((_words(row.name), row.figure, row.difference, row.normalized, verdict, row.reason))
+        groups.setdefault(row.reason, []).append(row)
+    for reason, group in groups.items():  # which stands once
+        for place, row in enumerate(group):
+            why = "as above" if place else reason
+            verdict = f"{_SIGN[row.verdict]} {row.verdict}"
+            rows.append((_words(row.name), row.figure, row.difference, row.normalized, verdict, why))
     return Table(
         title=f"{one.title}, beside the {one.reference_name}",
         columns=(("Estimator", "name"), ("Estimate (interval)", "number"), ("Difference", "number"),

@@ -114,18 +114,17 @@ def test_shares_of_actions_are_bars_of_their_length() -> None:
 # ---- sections of an evaluation
 
 
-def test_tables_say_the_figures_given() -> None:
+def test_tables_say_the_figures_and_a_shared_reason_once() -> None:
     row = replace(estimated("MAGIC", 12.5, 1.0), reason="enough of them")
-    cells = Page(report_of(estimates(comparison(row, undefined("IPS"))))).text["td"]
-    assert cells[0] == "10 (9 to 11)"
-    assert cells[5:10] == ["12.5 (11.5 to 13.5)", "2.5 (1.5 to 3.5)", "1.25", "● trustworthy", "enough of them"]
-    assert cells[10:] == ["–", "–", "–", "✕ do not use", "no propensities"]
-
-
-def test_a_simulated_value_stands_beside_the_estimates() -> None:
-    beside = replace(comparison(estimated("IPS", 12.0, 1.0)), simulated=around(12.0, 2.0))
-    page = Page(report_of(estimates(beside)))
-    assert page.text["td"][5:10] == ["12 (10 to 14)", "", "", "", "the value that estimates aim at"]
+    rows = comparison(undefined("IPS"), row, undefined("WDR"))
+    page = Page(report_of(estimates(replace(rows, simulated=around(12.0, 2.0)))))
+    assert [page.text["td"][place : place + 5] for place in range(0, 25, 5)] == [
+        ["10 (9 to 11)", "", "", "", ""],
+        ["12 (10 to 14)", "", "", "", "the value that estimates aim at"],
+        ["–", "–", "–", "✕ do not use", "no propensities"],
+        ["–", "–", "–", "✕ do not use", "as above"],
+        ["12.5 (11.5 to 13.5)", "2.5 (1.5 to 3.5)", "1.25", "● trustworthy", "enough of them"],
+    ]
     assert "in simulation 12" in page.text["svg"][0]
     assert any("dotted line" in one for one in page.text["p"])
 
@@ -138,23 +137,22 @@ def test_returns_in_simulation_have_only_the_columns_that_are_known() -> None:
     assert page.text["td"] == ["5 (4 to 6)", "3 (2 to 4)", "–", "25%", "4 (3 to 5)", "–", "1.0 (0.5 to 1.5)", "–"]
 
 
-def test_candidates_are_told_by_their_features() -> None:
+def test_candidates_are_told_by_their_features_the_largest_differences_first() -> None:
     page = Page(report_of(candidates_section(candidates("7"), "")))
     assert page.text["h2"] == ["Actions"]
     assert page.text["dd"] == ["3", "50%", "25%", "75%"]
     assert page.text["td"] == ["1.5 (2.5)", "3.5 (4.5)", "0.625", "100%", "5%", "12.5%", "100%"]
     assert page.text["caption"][0] == "Features of chosen candidates, largest difference first"
-    unknown = candidates("7") | {"propensity": None, "by_propensity": []}
-    page = Page(report_of(candidates_section(unknown, "")))
-    assert page.text["dd"] == ["3", "50%", "75%"]
-    assert len(page.text["caption"]) == 2
-
-
-def test_candidates_with_large_differences_come_first() -> None:
-    document = candidates("", 3)
+    document = candidates("", 3) | {
+        "propensity": None,
+        "by_propensity": [],
+        "candidates": {"17 to 32": 0.25, "2": 0.75},
+    }
     for name, difference in zip(document["features"], (0.1, -0.9, None), strict=True):
         document["features"][name] = document["features"][name] | {"difference": difference}
-    features, _, lengths = candidates_section(document | {"candidates": {"17 to 32": 0.25, "2": 0.75}}, "").tables
+    section = candidates_section(document, "")
+    assert Page(report_of(section)).text["dd"] == ["3", "50%", "75%"]
+    features, lengths = section.tables
     assert [row[3] for row in features.rows] == [-0.9, 0.1, None]
     assert [row[0] for row in lengths.rows] == ["2", "17 to 32"]
 
@@ -239,19 +237,17 @@ def test_a_page_that_cannot_be_written_ends_no_run(tmp_path: Path) -> None:
     assert not (tmp_path / PAGE).exists()
 
 
-def test_a_long_run_s_page_stays_small(tmp_path: Path) -> None:
-    rng, tags = np.random.default_rng(0), [f"actions/model/{i}" for i in range(8)] + [f"train/{i}" for i in range(6)]
-    tags += ["train/td_loss", "td_loss/mean", "value/logged/mean", "value/model/mean", "time/learn", "time/step"]
-    lines = [{"step": step, **dict(zip(tags, rng.normal(size=20).tolist(), strict=True))} for step in range(20_000)]
-    series = read_series(write_metrics(tmp_path, lines))
-    assert max(map(len, series.values())) <= 5000
-    assert series["train/td_loss"][0][0] == 0
-    early = [x for x, _ in series["train/td_loss"] if x < 10_000]
-    assert len(early) >= 200  # the first half is as fine as the second, though it was thinned more often
-    assert len(render(report_of(curves_section(series)))) < 500_000
+def test_curves_of_a_long_run_are_thinned_evenly(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).normal(size=11_000).tolist()
+    file = write_metrics(tmp_path, [{"step": step, "train/td_loss": value} for step, value in enumerate(values)])
+    (points,) = read_series(file).values()
+    assert len(points) <= 5000
+    assert points[0][0] == 0
+    # the first half is as fine as the second, though it was thinned more often
+    assert sum(x < 5500 for x, _ in points) >= 200
 
 
-def test_a_large_run_s_page_is_bounded_and_says_what_it_leaves_out(tmp_path: Path) -> None:
+def test_a_large_run_s_page_is_bounded_and_says_what_it_leaves_out() -> None:
     """1000 features of states and of candidates, 205 actions, 1000 reports, 100 metrics: 1.6 MB, however much more."""
     rng, names = np.random.default_rng(0), [f"action {i}" for i in range(205)]
     estimators = (*SEQUENTIAL_ESTIMATORS, *ONE_STEP_ESTIMATORS)
@@ -259,12 +255,12 @@ def test_a_large_run_s_page_is_bounded_and_says_what_it_leaves_out(tmp_path: Pat
     tags += [f"train/{i}" for i in range(40)] + [f"time/{i}" for i in range(20)]
     tags += [f"CPE/Reward/{name}" for name in estimators]
     series = {tag: [(200.0 * i, value) for i, value in enumerate(rng.normal(size=1000).tolist())] for tag in tags}
-    rows = [replace(estimated(name, 0.123456, 0.1, Verdict.WIDE), reason="w" * 80) for name in estimators]
+    rows = [replace(estimated(name, 0.123456, 0.1, Verdict.WIDE), reason=f"{name:w>80}") for name in estimators]
     feature = json.dumps({"feature_type": "CONTINUOUS", "mean": 0.123456, "stddev": 0.123456})
 
-    def page(times: int) -> str:
+    def bytes_of(times: int, *sentences: str) -> int:
         normalization = {column: {str(i): feature for i in range(1000 * times)} for column in ("state", "action")}
-        return render(report_of(
+        text = render(report_of(
             estimates(*[comparison(*rows)] * 100 * times),
             curves_section(series),
             actions_section({name: (0.01, 0.01, 0.01) for name in names}, "evaluation.json"),
@@ -272,11 +268,11 @@ def test_a_large_run_s_page_is_bounded_and_says_what_it_leaves_out(tmp_path: Pat
             features_section(normalization, {}, ""),
             config_section({str(i): "CONTINUOUS" for i in range(20_000 * times)}),
         ))  # fmt: skip
+        assert [sentence for sentence in sentences if sentence not in text] == []
+        return len(text.encode())
 
-    text = page(1)
-    assert len(text.encode()) < 1_600_000
-    for sentence in ("88 more comparisons in evaluation.json.", "5 more actions in evaluation.json.",
-                     "900 more features in evaluation.json.", "1,500 more features in normalization.json.",
-                     "more curves in metrics.jsonl.", "more letters in config.json."):  # fmt: skip
-        assert sentence in text
-    assert len(page(10).encode()) < len(text.encode()) + 100
+    size = bytes_of(1, "88 more comparisons in evaluation.json.", "5 more actions in evaluation.json.",
+                    "900 more features in evaluation.json.", "1,500 more features in normalization.json.",
+                    "more curves in metrics.jsonl.", "more letters in config.json.")  # fmt: skip
+    assert size < 1_600_000
+    assert bytes_of(10) < size + 100
