@@ -1,15 +1,14 @@
 """Prioritised draws: frequencies, importance weights and the bookkeeping of priorities against plain arithmetic."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from oracles.ranks import end_ranks, start_ranks
 from scipy.stats import chisquare
-from torch import Tensor
 
 from reagent_lite.data.replay.ring import ReplayRing, ReplaySettings
 from reagent_lite.data.replay.sampling import Priorities, importance_weights, n_step_sum
@@ -18,15 +17,9 @@ from reagent_lite.types import EnvStep
 CPU = torch.device("cpu")
 
 
-def filled_ring(
-    slots: int,
-    envs: int,
-    writes: int,
-    over_ranks: Callable[[Tensor], Tensor] = lambda largest: largest,
-    **given: object,
-) -> ReplayRing:
+def filled_ring(slots: int, envs: int, writes: int, **given: Any) -> ReplayRing:
     plain = {"observation_size": 1, "num_actions": 2, "gamma": 0.9, "prioritized": True, "alpha": 0.5, "seed": 11}
-    ring = ReplayRing(ReplaySettings(num_envs=envs, slots=slots, **(plain | given)), CPU, over_ranks)  # type: ignore[arg-type]
+    ring = ReplayRing(ReplaySettings(num_envs=envs, slots=slots, **(plain | given)), CPU)
     for _ in range(writes):
         write(ring, envs)
     return ring
@@ -36,6 +29,13 @@ def write(ring: ReplayRing, envs: int) -> None:
     zeros, no = torch.zeros(envs), torch.zeros(envs, dtype=torch.bool)
     ring.write(EnvStep(observation=zeros[:, None], next_observation=zeros[:, None], action=zeros, reward=zeros,
                        terminated=no, truncated=no, propensity=torch.ones(envs)))  # fmt: skip
+
+
+def filled(value: Any) -> Priorities:
+    priorities = Priorities(len(value), CPU)
+    priorities.value.copy_(torch.as_tensor(value))
+    priorities.refresh()
+    return priorities
 
 
 def saved_priority(ring: ReplayRing) -> np.ndarray:  # type: ignore[type-arg]
@@ -53,10 +53,7 @@ def test_n_step_sum_by_hand() -> None:
 
 def test_importance_weights_by_hand() -> None:
     # p 1, 4, 0, 2: 1/P is 7 (1, 1/4, -, 1/2); over the largest: 1, 1/4, -, 1/2; 3 rows count
-    priorities = Priorities(4, CPU)
-    priorities.value.copy_(torch.tensor([1.0, 4, 0, 2]))
-    priorities.refresh()
-    rarity = priorities.rarity(torch.arange(4), 2)
+    rarity = filled([1.0, 4, 0, 2]).rarity(torch.arange(4), 2)
     assert rarity.tolist() == [7 / 2, 7 / 8, 0, 7 / 4]  # two draws find the first row 2/7 times
     largest = rarity.amax()
     torch.testing.assert_close(importance_weights(rarity, largest, 1.0), torch.tensor([1, 1 / 4, 0, 1 / 2]) / 3)
@@ -88,26 +85,10 @@ def test_one_row_is_drawn_from_each_equal_part_of_the_sum() -> None:
         assert all(int(row) in part for row, part in zip(ring.sample(6).index, parts, strict=True))
 
 
-def test_full_correction_makes_the_mean_of_any_function_unbiased() -> None:
-    ring = filled_ring(50, 20, 50)
-    rng = np.random.default_rng(0)
-    errors, values = rng.gamma(1.0, 2.0, 1000) + 0.05, rng.normal(3.0, 2.0, 1000)
-    values += errors  # so that what is drawn often is also larger
-    ring.update_priorities(torch.arange(1000), torch.from_numpy(errors).float())
-    means, plain = [], []
-    for _ in range(400):
-        sample = ring.sample(512, beta=1.0)
-        weight, value = sample.batch.weight.double().numpy(), values[sample.index.numpy()]
-        means.append((weight * value).sum() / weight.sum())
-        plain.append(value.mean())
-    error = np.std(means) / 400**0.5
-    assert abs(np.mean(means) - values.mean()) < 4 * error + 0.002  # a ratio of means is off by order 1 / 512
-    assert abs(np.mean(plain) - values.mean()) > 50 * error
-
-
 WORKER = """
 import json, sys
 from pathlib import Path
+from typing import Any
 import torch
 from reagent_lite.data.replay.sampling import Priorities, importance_weights
 from reagent_lite.distributed.group import Place, joined
@@ -155,7 +136,7 @@ def test_rows_overwritten_since_they_were_drawn_are_not_updated() -> None:
     assert saved_priority(ring).tolist() == pytest.approx([0, 2, 1, 2])
 
 
-@pytest.mark.parametrize(("slots", "envs"), [(3, 1), (7, 5), (3, 32), (5, 33), (4, 100), (100, 1)])
+@pytest.mark.parametrize(("slots", "envs"), [(3, 1), (3, 32), (4, 100)])
 def test_sums_of_blocks_follow_every_change(slots: int, envs: int) -> None:
     """Rows never drawn too rarely or too often, however slots and blocks overlap."""
     ring = filled_ring(slots, envs, 0, n_step=2)
@@ -172,15 +153,12 @@ def test_sums_of_blocks_follow_every_change(slots: int, envs: int) -> None:
         assert saved_priority(ring).sum() == pytest.approx(float(blocks.sum()))
 
 
-def test_a_million_rows_are_looked_up_as_in_extended_precision() -> None:
+def test_many_rows_are_looked_up_as_in_extended_precision() -> None:
     """The row of each target is that of a long double cumulative sum over all rows."""
-    rows, count = 1_000_003, 4096
+    rows, count = 200_003, 4096
     rng = np.random.default_rng(5)
     value = (rng.pareto(1.5, rows) * (rng.random(rows) < 0.7)).astype(np.float32)
-    priorities = Priorities(rows, CPU)
-    priorities.value.copy_(torch.from_numpy(value))
-    priorities.refresh()
-    drawn = priorities.draw(count, torch.Generator().manual_seed(9)).numpy()
+    drawn = filled(value).draw(count, torch.Generator().manual_seed(9)).numpy()
     part = np.arange(count) + torch.rand(count, dtype=torch.float64, generator=torch.Generator().manual_seed(9)).numpy()
     exact = np.cumsum(value.astype(np.longdouble))
     expected = np.searchsorted(exact, part / count * exact[-1], side="right")
@@ -188,14 +166,11 @@ def test_a_million_rows_are_looked_up_as_in_extended_precision() -> None:
     assert (value[drawn] > 0).all()
 
 
-@pytest.mark.parametrize("before", [0, 1, 31, 32, 40])
-@pytest.mark.parametrize("after", [0, 1, 50])
+@pytest.mark.parametrize("before", [0, 1, 31, 32])
+@pytest.mark.parametrize("after", [0, 50])
 def test_shares_on_an_edge_give_a_row_that_may_be_drawn(before: int, after: int) -> None:
     """Priorities 1, 0, 3 between rows of 0: the first covers [0, 1/4), the last the rest, the end included."""
-    value = torch.tensor([0.0] * before + [1, 0, 3] + [0.0] * after)
-    priorities = Priorities(len(value), CPU)
-    priorities.value.copy_(value)
-    priorities.refresh()
+    priorities = filled([0.0] * before + [1, 0, 3] + [0.0] * after)
     shares = torch.tensor([0, 0.2499, 0.25, 0.2501, 1 - 2**-53, 1.0], dtype=torch.float64)
     assert (priorities.rows_at(shares) - before).tolist() == [0, 0, 2, 2, 2, 2]
 
@@ -206,9 +181,7 @@ def test_shares_where_rounding_makes_blocks_and_rows_disagree(seed: int) -> None
     rng = np.random.default_rng(seed)
     value = (np.exp(6 * rng.normal(size=3200)) * (rng.random(3200) < 0.3)).astype(np.float32)
     value[::32] = value[31::32] = 0  # what a target that rounds out of its block would find
-    priorities = Priorities(3200, CPU)
-    priorities.value.copy_(torch.from_numpy(value))
-    priorities.refresh()
+    priorities = filled(value)
     edges = np.cumsum(value.astype(np.float64))
     edges /= edges[-1]
     for near in (edges, np.nextafter(edges, 0), np.nextafter(edges, 1)):
