@@ -81,8 +81,7 @@ def test_there_and_back(tmp_path: Path, source: str, target: str, kind: str, mon
     assert present(files[-1]) == rows
 
 
-@pytest.mark.parametrize("kind", ["names", "maps"])
-@pytest.mark.parametrize("suffix", [".parquet", ".csv"])
+@pytest.mark.parametrize(("kind", "suffix"), [("names", ".parquet"), ("maps", ".csv")])
 def test_minari_and_back(tmp_path: Path, kind: str, suffix: str) -> None:
     """Every row comes back with its id, but for what Minari has no place for; steps are numbered anew."""
     rows = events(kind)
@@ -94,24 +93,22 @@ def test_minari_and_back(tmp_path: Path, kind: str, suffix: str) -> None:
     run_here(tmp_path / "log.minari", tmp_path / f"again{suffix}")
     run_here(tmp_path / f"again{suffix}", tmp_path / "back.jsonl")
     kept = ("mdp_id", "state_features", "action", "reward", "next_state_features")
-    ends = {"terminal": False, "truncated": False}
     wanted = [
         {name: row[name] for name in kept if name in row}
-        | {name: row.get(name, default) for name, default in ends.items()}
+        | {name: row.get(name, False) for name in ("terminal", "truncated")}
         | {"sequence_number": row["sequence_number"] // 3}
         for row in rows
     ]
     assert present(tmp_path / "back.jsonl") == wanted
 
 
-def test_types_of_the_written_columns(tmp_path: Path) -> None:
+def test_types_of_the_written_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One schema for the whole file, also where columns come late or are of the narrower type first."""
     rows: list[Row] = [{"state_features": {}, "action": None, "reward": 1, "possible_actions": []} for _ in range(40)]
     rows += [{"state_features": {"3": 1}, "action": LEFT, "reward": 0.5, "possible_actions": [LEFT], "n": 1}]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(text_files, "FIRST_BLOCK_BYTES", 500)
-        patch.setattr(text_files, "BLOCK_BYTES", 500)
-        run_here(write_lines(tmp_path / "log.jsonl", rows), tmp_path / "log.parquet")
+    monkeypatch.setattr(text_files, "FIRST_BLOCK_BYTES", 500)
+    monkeypatch.setattr(text_files, "BLOCK_BYTES", 500)
+    run_here(write_lines(tmp_path / "log.jsonl", rows), tmp_path / "log.parquet")
     schema, maps = pq.read_schema(tmp_path / "log.parquet"), pa.map_(pa.int64(), pa.float32())
     assert {one.name: one.type for one in schema if one.name != "possible_actions"} == {
         "state_features": maps, "action": maps, "reward": pa.float64(), "n": pa.int64(),
@@ -125,63 +122,51 @@ def test_columns_that_no_log_has_stay_what_they_are(tmp_path: Path) -> None:
         "state_features": pa.array([{"0": 1.0}, {"0": 2.0}]), "action": ["a", "b"], "reward": [1.0, 2.0],
         "when": pa.array([1, 2], pa.timestamp("s")), "nested": pa.array([{"x": [1, 2]}, None]), "count": [7, 8],
     })  # fmt: skip
-    pq.write_table(table, tmp_path / "log.parquet")
-    run_here(tmp_path / "log.parquet", tmp_path / "log.arrow")
-    run_here(tmp_path / "log.arrow", tmp_path / "again.parquet")
-    again = pq.read_table(tmp_path / "again.parquet")
-    for name in ("when", "nested", "count"):
-        assert again[name].to_pylist() == table[name].to_pylist()
-    run_here(tmp_path / "log.parquet", tmp_path / "log.jsonl")
-    assert present(tmp_path / "log.jsonl")[0]["nested"] == {"x": [1, 2]}
+    files = [tmp_path / name for name in ("log.parquet", "log.arrow", "again.parquet", "log.jsonl")]
+    pq.write_table(table, files[0])
+    for source, target in pairwise(files):
+        run_here(source, target)
+    own = ["when", "nested", "count"]
+    assert pq.read_table(files[2]).select(own).to_pylist() == table.select(own).to_pylist()
+    assert present(files[3])[0]["nested"] == {"x": [1, 2]}
 
 
 def test_from_a_bucket(tmp_path: Path) -> None:
-    rows = events("names")
-    text = "".join(json.dumps(row) + "\n" for row in rows)
-    fsspec.filesystem("memory").pipe("/convert/shards/a.jsonl", text.encode())
-    run_here("memory://convert/shards", tmp_path / "log.arrow")
-    run_here(tmp_path / "log.arrow", tmp_path / "back.jsonl")
-    assert present(tmp_path / "back.jsonl") == rows
+    log = write_lines(tmp_path / "log.jsonl", events("names"))
+    fsspec.filesystem("memory").pipe("/convert/shards/a.jsonl", log.read_bytes())
+    run_here("memory://convert/shards", tmp_path / "back.jsonl")
+    assert present(tmp_path / "back.jsonl") == present(log)
 
 
 @pytest.mark.parametrize(
     ("row", "words"),
     [
         ({"action": 1}, ":4: expected a name as before in action, got 1. Write actions of one kind"),
-        ({"action": LEFT}, ":4: expected a name as before in action"),
         ({"reward": "much"}, ":4: expected a number in reward"),
-        ({"sequence_number": 0.5}, ":4: expected an integer in sequence_number, got 0.5"),
         ({"state_features": {"1.5": 1.0}}, ":4: expected as a feature id an integer"),
         ({"state_features": {"0": 1e39}}, ":4: expected finite numbers in state_features"),
         ({"possible_actions": [0, 2]}, "0 or 1"),
         ({"terminal": 2}, ":4: expected true or false in terminal"),
     ],
 )
-@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
-def test_what_is_wrong_has_its_line_and_leaves_nothing(tmp_path: Path, suffix: str, row: Row, words: str) -> None:
-    good = {"state_features": {"0": 1.0}, "action": "left", "reward": 1.0, "sequence_number": 1}
-    if "possible_actions" in row:
-        good["possible_actions"] = [0, 1]
+def test_what_is_wrong_has_its_line_and_leaves_nothing(tmp_path: Path, row: Row, words: str) -> None:
+    good: Row = {"state_features": {"0": 1.0}, "action": "left", "reward": 1.0, "possible_actions": [0, 1]}
     write_lines(tmp_path / "log.jsonl", [good] * 3 + [good | row])
     with pytest.raises(DataError) as caught:
-        run_here(tmp_path / "log.jsonl", tmp_path / f"out{suffix}")
+        run_here(tmp_path / "log.jsonl", tmp_path / "out.parquet")
     assert words in str(caught.value)
     assert [file.name for file in tmp_path.iterdir()] == ["log.jsonl"]
 
 
-def test_kinds_that_differ_between_files(tmp_path: Path) -> None:
-    row = {"state_features": {"0": 1.0}, "reward": 1.0}
-    write_lines(tmp_path / "logs" / "a.jsonl", [row | {"action": "left"}])
-    write_lines(tmp_path / "logs" / "b.jsonl", [row | {"action": 1}])
+def test_kinds_that_differ_between_files_and_strings_that_csv_cannot_hold(tmp_path: Path) -> None:
+    row = {"state_features": {}, "reward": 1.0}
+    for name, action in (("a", "left"), ("b", 1), ("c/c", ""), ("d/d", "{x")):
+        write_lines(tmp_path / "logs" / f"{name}.jsonl", [row | {"action": action}])
     with pytest.raises(DataError, match=r"b\.jsonl:1: expected string in action, as in the rows before, got int64"):
         run_here(tmp_path / "logs", tmp_path / "log.parquet")
-
-
-@pytest.mark.parametrize("value", ["", "{x"])
-def test_strings_that_csv_cannot_hold(tmp_path: Path, value: str) -> None:
-    write_lines(tmp_path / "log.jsonl", [{"state_features": {}, "action": value, "reward": 1.0}])
-    with pytest.raises(DataError, match=r"column action: expected (strings|names) that CSV can hold"):
-        run_here(tmp_path / "log.jsonl", tmp_path / "log.csv")
+    for name in "cd":
+        with pytest.raises(DataError, match=r"column action: expected (strings|names) that CSV can hold"):
+            run_here(tmp_path / "logs" / name, tmp_path / "log.csv")
 
 
 def test_targets_that_would_hurt(tmp_path: Path) -> None:
@@ -201,9 +186,6 @@ def test_targets_that_would_hurt(tmp_path: Path) -> None:
             run_here(source, target, **({"actions": ["left", "right"]} if target.suffix == ".minari" else {}))
     assert log.read_bytes() == before
     assert (tmp_path / "mine.minari" / "thesis.txt").read_text() == "irreplaceable"
-    (tmp_path / "logs" / "b.jsonl").unlink()
-    with pytest.raises(ConfigError, match="a path outside the input"):
-        run_here(tmp_path / "logs", tmp_path / "logs" / "all.parquet")
     # a file beside its source is another file, a dataset that stands is replaced
     run_here(log, tmp_path / "logs" / "c.parquet")
     for _ in range(2):
@@ -212,9 +194,9 @@ def test_targets_that_would_hurt(tmp_path: Path) -> None:
         run_here(tmp_path / "new.minari", tmp_path / "new.minari", actions=["left", "right"])
 
 
-@pytest.mark.parametrize("suffix", [*SUFFIXES, ".minari"])
+@pytest.mark.parametrize("suffix", [".jsonl.gz", ".parquet", ".arrow", ".csv", ".minari"])
 def test_a_full_disk_leaves_nothing(tmp_path: Path, suffix: str) -> None:
-    rows = [row | {"mdp_id": f"{copy}-{row['mdp_id']}"} for copy in range(30) for row in events("names")]
+    rows = [row | {"mdp_id": f"{copy}-{row['mdp_id']}"} for copy in range(15) for row in events("names")]
     log = write_lines(tmp_path / "log.jsonl", rows)
     options = {"actions": ["left", "right"]} if suffix == ".minari" else {}
     with small_disk(tmp_path / "disk", size="16k", files=40) as disk:
@@ -227,7 +209,6 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, suffix: str) -> None:
     ("tree", "where"),
     [
         ({"input_path": ""}, "input_path"),
-        ({"output_path": ""}, "output_path"),
         ({"output_path": "x.tsv"}, "output_path"),
         ({"output_path": "a/.csv"}, "output_path"),
         ({"output_path": "s3://bucket/x.csv"}, "output_path"),

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +15,6 @@ from reagent_lite.data.features.feature_types import (
     box_cox,
     box_cox_exponent,
     fit_feature,
-    k_squared,
 )
 from reagent_lite.data.features.fitting import identify
 from reagent_lite.data.features.summary import FeatureSummary
@@ -26,7 +26,6 @@ NUM = 2000
 NORMAL = RNG.normal(3, 2, NUM)
 LOGNORMAL = RNG.lognormal(0, 1, NUM)
 HEAVY_TAILED = RNG.standard_t(1.2, NUM)
-WITH_QUANTILES = NormParams(skip_quantiles=False)
 
 
 def known(values: npt.ArrayLike, settings: NormParams) -> Values:
@@ -68,26 +67,22 @@ def test_identify(values: Floats, expected: str) -> None:
     assert identified(values, NormParams()) == expected
 
 
-def test_identify_heavy_tails_as_quantile_unless_skipped() -> None:
-    assert k_squared(HEAVY_TAILED) > 1000
-    assert identified(HEAVY_TAILED, WITH_QUANTILES) == "QUANTILE"
-    assert identified(HEAVY_TAILED, NormParams(skip_quantiles=True)) == "CONTINUOUS"
-    assert identified(HEAVY_TAILED, NormParams(skip_quantiles=False, quantile_k2_threshold=1e9)) == "CONTINUOUS"
-    assert identified(NORMAL, WITH_QUANTILES) == "CONTINUOUS"
-
-
-def test_identify_settings() -> None:
-    assert identified(LOGNORMAL, NormParams(skip_box_cox=True)) == "CONTINUOUS"
-    assert identified(LOGNORMAL, NormParams(skip_box_cox=True, skip_quantiles=False)) == "QUANTILE"
-    # The candidate's own K² must stay below the threshold.
-    assert identified(LOGNORMAL, NormParams(quantile_k2_threshold=1e-9)) == "CONTINUOUS"
-    assert identified(np.arange(50.0), NormParams(max_unique_enum_values=49)) == "CONTINUOUS"
-    assert identified(np.arange(50.0), NormParams(max_unique_enum_values=50)) == "ENUM"
-
-
-def test_k_squared_is_scipys() -> None:
-    assert k_squared(LOGNORMAL) == stats.normaltest(LOGNORMAL).statistic
-    assert math.isnan(k_squared(np.full(30, 4.0)))
+@pytest.mark.parametrize(
+    ("values", "settings", "expected"),
+    [
+        (HEAVY_TAILED, {"skip_quantiles": False}, "QUANTILE"),
+        (HEAVY_TAILED, {"skip_quantiles": True}, "CONTINUOUS"),
+        (HEAVY_TAILED, {"skip_quantiles": False, "quantile_k2_threshold": 1e9}, "CONTINUOUS"),
+        (NORMAL, {"skip_quantiles": False}, "CONTINUOUS"),
+        (LOGNORMAL, {"skip_box_cox": True}, "CONTINUOUS"),
+        (LOGNORMAL, {"skip_box_cox": True, "skip_quantiles": False}, "QUANTILE"),
+        (LOGNORMAL, {"quantile_k2_threshold": 1e-9}, "CONTINUOUS"),  # K² after the transform must stay below it too
+        (np.arange(50.0), {"max_unique_enum_values": 49}, "CONTINUOUS"),
+        (np.arange(50.0), {"max_unique_enum_values": 50}, "ENUM"),
+    ],
+)
+def test_identify_by_settings(values: Floats, settings: dict[str, Any], expected: str) -> None:
+    assert identified(values, NormParams(**settings)) == expected
 
 
 @pytest.mark.parametrize(
@@ -116,12 +111,8 @@ def test_fit_continuous() -> None:
     result = fitted("CONTINUOUS", [2, 4, 4, 4, 5, 5, 7, 9])
     assert (result.mean, result.min_value, result.max_value) == (5.0, 2.0, 9.0)
     assert result.stddev == pytest.approx(math.sqrt(32 / 7), rel=1e-15)
-
-
-def test_small_stddev_has_no_floor() -> None:
-    values = 5 + 1e-3 * RNG.standard_normal(NUM)
-    assert fitted("CONTINUOUS", values).stddev == pytest.approx(np.std(values, ddof=1), rel=1e-12)
-    assert float(np.std(values, ddof=1)) < 0.01
+    small = 5 + 1e-3 * RNG.standard_normal(NUM)  # no floor
+    assert fitted("CONTINUOUS", small).stddev == pytest.approx(np.std(small, ddof=1), rel=1e-12)
 
 
 def test_fit_constant_is_itself_and_one() -> None:

@@ -21,9 +21,8 @@ from reagent_lite.data.features.fitting import Fitted, fit_columns
 from reagent_lite.data.features.log import ACTION, STATE, LogSummary, summarize_log
 from reagent_lite.data.stage import data_files
 from reagent_lite.errors import DataError, NoRowsError
-from reagent_lite.types import FeatureSpec
 
-NUM = 40_000
+NUM = 20_000
 Columns = dict[str, npt.NDArray[np.float32]]
 
 
@@ -35,10 +34,6 @@ def summary(path: Path, num_samples: int = 2000, **changes: Any) -> LogSummary:
 def fitted(path: Path, norm_params: NormParams | None = None, column: str = STATE, **changes: Any) -> Fitted:
     columns = {column: summary(path, **changes).columns[column]}
     return fit_columns(columns, norm_params or NormParams(), where="data")[column]
-
-
-def feature(fit: Fitted, feature_id: int) -> FeatureSpec:
-    return next(one for one in fit.spec.features if one.feature_id == feature_id)
 
 
 def columns(rows: int = NUM, seed: int = 3) -> Columns:
@@ -101,7 +96,7 @@ def test_the_same_numbers_whatever_the_form(parquet: Path, tmp_path: Path, kind:
             writer.write_table(whole)
     else:
         shuffled = whole if kind == "map" else whole.take(rng.permutation(NUM))
-        starts = [0, 1, 9000, 30_000, NUM] if kind == "shards" else [0, NUM]
+        starts = [0, 1, 9000, 15_000, NUM] if kind == "shards" else [0, NUM]
         for part, (start, stop) in enumerate(itertools.pairwise(starts)):
             pq.write_table(shuffled.slice(start, stop - start), out / f"{9 - part}.parquet")
     settings = NormParams(skip_quantiles=False)
@@ -116,25 +111,22 @@ def test_the_same_numbers_whatever_the_form(parquet: Path, tmp_path: Path, kind:
         else:
             assert theirs == mine
     for feature_id, report in one.features.items():
-        like = other.features[feature_id]
-        assert (like["quantiles"], like["k_squared"], like["boxcox_lambda"]) == (
-            report["quantiles"], report["k_squared"], report["boxcox_lambda"]
-        )  # fmt: skip
+        of_the_sample = ("quantiles", "k_squared", "boxcox_lambda")
+        assert [other.features[feature_id][name] for name in of_the_sample] == [report[name] for name in of_the_sample]
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux to choose cores")
 def test_the_same_bits_on_any_number_of_cores(parquet: Path) -> None:
     cores = os.sched_getaffinity(0)
-    found = [summary(parquet)]
+    many = summary(parquet).columns[STATE]
     os.sched_setaffinity(0, {min(cores)})  # readers take as many threads as cores
     try:
-        found.append(summary(parquet))
+        one = summary(parquet).columns[STATE]
     finally:
         os.sched_setaffinity(0, cores)
-    one, other = (part.columns[STATE] for part in found)
-    assert [part.moments for part in one.features.values()] == [part.moments for part in other.features.values()]
-    for feature_id in one.features:
-        np.testing.assert_array_equal(one.sampled(feature_id), other.sampled(feature_id))
+    for feature_id, part in one.features.items():
+        assert part.moments == many.features[feature_id].moments
+        np.testing.assert_array_equal(one.sampled(feature_id), many.sampled(feature_id))
 
 
 def test_the_sample_is_the_rows_of_least_hash(parquet: Path) -> None:
@@ -154,20 +146,16 @@ def test_the_sample_is_the_rows_of_least_hash(parquet: Path) -> None:
     assert not np.array_equal(sampled, summary(parquet, seed=8).columns[STATE].sampled(3))
 
 
-def test_shapes_are_those_of_scipy(parquet: Path) -> None:
+def test_the_report_of_the_sample(parquet: Path) -> None:
     values = columns()["4"].astype(np.float64)
     values = values[~np.isnan(values)]
     fit = fitted(parquet, num_samples=NUM)
     report = fit.features[4]
-    assert report["k_squared"] == pytest.approx(stats.normaltest(values).statistic, rel=1e-9)
-    transformed, exponent = stats.boxcox(np.maximum(values - values.min(), 1e-4))
-    assert report["boxcox_lambda"] == pytest.approx(exponent, abs=1e-4)
+    transformed, _ = stats.boxcox(np.maximum(values - values.min(), 1e-4))
     assert report["boxcox_k_squared"] == pytest.approx(stats.normaltest(transformed).statistic, rel=1e-2)
-    assert report["share_present"] == len(values) / NUM
-    assert report["sampled"] == len(values)
+    assert (report["share_present"], report["sampled"]) == (len(values) / NUM, len(values))
     assert report["quantiles"]["0.5"] == np.median(values)
     assert (report["parameters_from"], fit.features[3]["parameters_from"]) == ("the sample", "all rows")
-    assert (feature(fit, 4).boxcox_shift, feature(fit, 4).min_value) == (-values.min(), values.min())
 
 
 def test_candidates_count_as_often_as_rows_list_them(tmp_path: Path) -> None:
@@ -200,28 +188,23 @@ def test_rows_without_a_name_are_known_by_position(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [{STATE: {"0": i / 3}, "action": "a"} for i in range(500)]
     rows[7] |= {"mdp_id": "e", "sequence_number": 1}
     file = write_lines(tmp_path / "log.jsonl", rows)
-    found = summary(file, num_samples=100)
+    found, again = summary(file, num_samples=100), summary(file, num_samples=100)
     assert found.rows_by_position == 499
-    again = summary(file, num_samples=100)
     np.testing.assert_array_equal(found.columns[STATE].sampled(0), again.columns[STATE].sampled(0))
 
 
-def row(number: int, **changes: Any) -> dict[str, Any]:
-    plain = {"mdp_id": "e", "sequence_number": number, STATE: {"0": number / 3}, "action": "a"}
-    return {name: value for name, value in (plain | changes).items() if value is not ...}
+def row(number: float, **changes: Any) -> dict[str, Any]:
+    return {"mdp_id": "e", "sequence_number": number, STATE: {"0": number / 3}, "action": "a", **changes}
 
 
 def test_faults_are_named_with_their_line_and_counted(tmp_path: Path) -> None:
     rows = [row(i, **{STATE: {"0": 1e39 if i else 1.0}}) for i in range(51)]
-    with pytest.raises(
-        DataError, match="expected rows without fault, got 50 rows with one, 30 more than sho"
-    ) as caught:
+    with pytest.raises(DataError, match="expected rows without fault, got 50 rows with one, 30 more than") as caught:
         summary(write_lines(tmp_path / "log.jsonl", rows))
     first = "log.jsonl:2: expected finite numbers in state_features, got inf for '0' as float32"
     assert str(caught.value.problems[0]).endswith(first)
-    faulty = write_lines(tmp_path / "log.jsonl", [row(0), row(1.5)])
     with pytest.raises(DataError, match=r"log.jsonl:2: expected an integer in sequence_number, got 1.5"):
-        summary(faulty)
+        summary(write_lines(tmp_path / "log.jsonl", [row(0), row(1.5)]))
 
 
 def test_other_bad_input(tmp_path: Path) -> None:

@@ -243,6 +243,15 @@ def test_more_machines_than_episodes(tmp_path: Path) -> None:
                 data_files(str(folder))
 
 
+def test_a_link_in_the_place_of_a_stages_file_is_refused(tmp_path: Path) -> None:
+    stage(many_files(tmp_path / "in"))
+    file = tmp_path / "in" / "0.parquet"
+    file.rename(tmp_path / "outside.parquet")
+    file.symlink_to(tmp_path / "outside.parquet")
+    with pytest.raises(DataError, match=r"0.parquet: expected a regular file, as manifest.json names it, got a link"):
+        data_files(str(tmp_path / "in"))
+
+
 def test_shards_of_a_stage_know_their_parent_and_hold_its_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -86,10 +87,14 @@ def lines(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def test_events_by_hand(tmp_path: Path) -> None:
-    rows = lines(
-        written(tmp_path / "x.jsonl", LogSchema(transitions=False, action_names=NAMES, ds="d1"), two_episodes())
-    )
+@pytest.fixture
+def rows_in(tmp_path: Path) -> Callable[..., list[dict[str, Any]]]:
+    """rows_in(block, **schema): the rows that JSON lines have of a block."""
+    return lambda block, **schema: lines(written(tmp_path / "x.jsonl", LogSchema(**schema), block))
+
+
+def test_events_by_hand(rows_in: Any) -> None:
+    rows = rows_in(two_episodes(), transitions=False, action_names=NAMES, ds="d1")
     both = ["left", "right"]
     # a's end leads nowhere; b was cut, and what came then is in no other row
     nothing = {"next_state_features": None, "possible_next_actions": None}
@@ -108,28 +113,27 @@ def test_events_by_hand(tmp_path: Path) -> None:
     assert list(rows[0])[:4] == ["ds", "mdp_id", "sequence_number", "state_features"]
 
 
-def test_events_of_episodes_that_were_cut_by_hand(tmp_path: Path) -> None:
-    """Their last rows alone say what could be done next: of a, which came to its end, nothing is said."""
-    block = two_episodes(mask=np.ones((3, 2), bool), last_mask=np.array([[1, 1], [1, 0]], bool))
-    rows = lines(written(tmp_path / "x.jsonl", LogSchema(transitions=False, action_names=NAMES), block))
-    assert [row["possible_next_actions"] for row in rows] == [None, None, ["left"]]
-    differ = two_episodes(
+def one_candidate(**changes: Any) -> EpisodeBlock:
+    """One candidate in each row and two behind each end, of one feature."""
+    return two_episodes(
         mask=np.ones((3, 1), bool), action=np.zeros(3, np.int64), features=floats([[[1]], [[2]], [[3]]]),
-        last_mask=np.ones((2, 2), bool), last_features=floats([[[4], [5]], [[6], [7]]]),
+        last_mask=np.ones((2, 2), bool), last_features=floats([[[4], [5]], [[6], [7]]]), **changes,
     )  # fmt: skip
-    file = written(tmp_path / "x.parquet", LogSchema(transitions=False), differ)
-    table = pq.read_table(file)
+
+
+def test_events_of_episodes_that_were_cut_by_hand(tmp_path: Path, rows_in: Any) -> None:
+    """Their last rows alone say what could be done next; a came to its end."""
+    block = two_episodes(mask=np.ones((3, 2), bool), last_mask=np.array([[1, 1], [1, 0]], bool))
+    rows = rows_in(block, transitions=False, action_names=NAMES)
+    assert [row["possible_next_actions"] for row in rows] == [None, None, ["left"]]
+    table = pq.read_table(written(tmp_path / "x.parquet", LogSchema(transitions=False), one_candidate()))
     assert table["possible_next_actions"].to_pylist() == [None, None, [[(0, 6.0)], [(0, 7.0)]]]
     assert table["next_state_features"].to_pylist() == [None, None, [(0, 6.0), (1, 7.0)]]
-    rows = lines(written(tmp_path / "y.jsonl", LogSchema(transitions=False), differ))
-    assert [row["possible_next_actions"] for row in rows] == [None, None, [{"0": 6}, {"0": 7}]]
 
 
-def test_transitions_by_hand_where_choices_close(tmp_path: Path) -> None:
-    block = two_episodes(
-        mask=np.array([[1, 0], [1, 1], [0, 1]], bool), last_mask=np.array([[1, 1], [1, 0]], bool),
-    )  # fmt: skip
-    rows = lines(written(tmp_path / "x.jsonl", LogSchema(transitions=True, action_names=NAMES), block))
+def test_transitions_by_hand_where_choices_close(rows_in: Any) -> None:
+    block = two_episodes(mask=np.array([[1, 0], [1, 1], [0, 1]], bool), last_mask=np.array([[1, 1], [1, 0]], bool))
+    rows = rows_in(block, transitions=True, action_names=NAMES)
     assert [row["possible_actions"] for row in rows] == [["left"], ["left", "right"], ["right"]]
     assert [row["possible_next_actions"] for row in rows] == [["left", "right"], [], ["left"]]
     assert [row["next_action"] for row in rows] == ["right", None, None]
@@ -138,9 +142,8 @@ def test_transitions_by_hand_where_choices_close(tmp_path: Path) -> None:
     assert "ds" not in rows[0]
 
 
-def test_fixed_actions_as_candidates_by_hand(tmp_path: Path) -> None:
-    schema = LogSchema(transitions=True, action_features=floats([[-1, 0], [1, 0.5]]))
-    rows = lines(written(tmp_path / "x.jsonl", schema, two_episodes()))
+def test_fixed_actions_as_candidates_by_hand(rows_in: Any) -> None:
+    rows = rows_in(two_episodes(), transitions=True, action_features=floats([[-1, 0], [1, 0.5]]))
     left, right = {"0": -1, "1": 0}, {"0": 1, "1": 0.5}
     assert [row["action"] for row in rows] == [left, right, right]
     assert [row["next_action"] for row in rows] == [right, None, None]
@@ -148,7 +151,7 @@ def test_fixed_actions_as_candidates_by_hand(tmp_path: Path) -> None:
     assert [row["possible_next_actions"] for row in rows] == [[left, right], [], [left, right]]
 
 
-def test_candidates_that_differ_by_hand(tmp_path: Path) -> None:
+def test_candidates_that_differ_by_hand(rows_in: Any) -> None:
     nan = np.nan  # of choices that are not there: never read
     block = two_episodes(
         action=np.array([2, 0, 1]),
@@ -157,7 +160,7 @@ def test_candidates_that_differ_by_hand(tmp_path: Path) -> None:
         last_mask=np.array([[1, 1, 1], [0, 1, 1]], bool),
         last_features=floats([[[nan], [nan], [nan]], [[nan], [5], [6]]]),
     )
-    rows = lines(written(tmp_path / "x.jsonl", LogSchema(transitions=True), block))
+    rows = rows_in(block, transitions=True)
     assert [row["action"] for row in rows] == [{"0": 2}, {"0": 3}, {"0": 4}]
     assert [row["possible_actions"] for row in rows] == [[{"0": 1}, {"0": 2}], [{"0": 3}], [{"0": 4}]]
     assert [row["next_action"] for row in rows] == [{"0": 3}, None, None]
@@ -166,7 +169,7 @@ def test_candidates_that_differ_by_hand(tmp_path: Path) -> None:
 
 def awkward_floats() -> Floats:
     """Any bit pattern that is a finite number, and the ends of the range."""
-    bits = np.random.default_rng(0).integers(0, 2**32, 60_000, dtype=np.uint64).astype(np.uint32).view(np.float32)
+    bits = np.random.default_rng(0).integers(0, 2**32, 20_000, dtype=np.uint64).astype(np.uint32).view(np.float32)
     ends = floats([0, -0.0, 1e-45, -1e-45, 1.1754944e-38, 3.4028235e38, 16777216, 0.1, 1 / 3, 1e10, 123456.7])
     every = np.concatenate((bits[np.isfinite(bits)], ends))
     return every[: len(every) // 3 * 3]
@@ -186,8 +189,7 @@ def test_every_float32_comes_back_bit_for_bit(tmp_path: Path, suffix: str) -> No
     assert np.array_equal(np.array(copy.state[:count]).view(np.uint32), values.view(np.uint32))
     assert np.array_equal(np.array(copy.reward).view(np.uint32), values[:, 0].copy().view(np.uint32))
     assert (copy.propensity == np.float32(0.1)).all()
-    # what training does with the number, and any other JSON reader
-    if suffix == ".jsonl":
+    if suffix == ".jsonl":  # what any other JSON reader finds
         read = floats([list(row["state_features"].values()) for row in lines(file)])
         assert np.array_equal(read.view(np.uint32), values.view(np.uint32))
 
@@ -200,30 +202,22 @@ def test_all_formats_hold_the_same_rows(tmp_path: Path, kind: str) -> None:
     names = ("a", "b", "c", "d") if kind == "names" else ()
     features = rng.normal(size=(4, 2)).astype(np.float32) if kind == "fixed" else None
     schema = LogSchema(transitions=True, action_names=names, action_features=features)
-    copies = [
-        prepare_training_copy(
-            str(written(tmp_path / f"x{suffix}", schema, *blocks)), actions=names or None,
-            directory=str(tmp_path / f"copy{suffix}"),
-        ) for suffix in FORMATS
-    ]  # fmt: skip
+    files = [written(tmp_path / f"x{suffix}", schema, *blocks) for suffix in FORMATS]
+    copies = [prepare_training_copy(str(file), actions=names or None, directory=f"{file}.copy") for file in files]
     rows = sum(len(block.state) for block in blocks)
     for copy in copies:
-        assert len(copy) == rows
-        assert copy.notes == ()
+        assert (len(copy), copy.notes) == (rows, ())
         check_same(copies[0], copy)
-    # against the blocks: rows of the copy are sorted by episode, and tell their line
+    # rows of the copy are sorted by episode, and know their line
     line = np.array(copies[0].origin_line) - 1
     np.testing.assert_array_equal(copies[0].reward, np.concatenate([b.reward for b in blocks])[line])
     np.testing.assert_array_equal(copies[0].state[:rows], np.concatenate([b.state for b in blocks])[line])
     ended = np.concatenate([np.repeat(b.terminal, b.lengths) for b in blocks])[line]
-    last = ~np.array(copies[0].follows)
-    np.testing.assert_array_equal(np.array(copies[0].bootstrap) == 0, ended & last)
-    assert last.sum() == sum(len(b.lengths) for b in blocks)
+    np.testing.assert_array_equal(np.array(copies[0].bootstrap) == 0, ended & ~np.array(copies[0].follows))
     if kind == "names":
         np.testing.assert_array_equal(copies[0].action, np.concatenate([b.action for b in blocks])[line])
-        np.testing.assert_array_equal(
-            copies[0].mask, np.concatenate([b.mask for b in blocks if b.mask is not None])[line]
-        )
+        masks = np.concatenate([b.mask for b in blocks if b.mask is not None])
+        np.testing.assert_array_equal(copies[0].mask, masks[line])
 
 
 def duckdb_types(file: Path) -> dict[str, str]:
@@ -259,67 +253,49 @@ def test_compressed_files_hold_the_plain_bytes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", list(FORMATS))
-def test_the_same_rows_are_the_same_bytes(tmp_path: Path, suffix: str) -> None:
-    schema = LogSchema(transitions=False, action_names=("a", "b", "c", "d"))
-    one, other = (
-        written(tmp_path / f"{name}{suffix}", schema, random_block(np.random.default_rng(3), candidates=False))
-        for name in "xy"
-    )
-    assert one.read_bytes() == other.read_bytes()
-
-
-@pytest.mark.parametrize("suffix", list(FORMATS))
 def test_a_log_appears_whole_or_not_at_all(tmp_path: Path, suffix: str) -> None:
     target, schema = tmp_path / f"x{suffix}", LogSchema(transitions=False, action_names=NAMES)
 
-    def interrupted() -> None:
-        with table_writer(target) as writer:
-            for _ in range(20):
-                writer.write(episode_rows(two_episodes(), schema))
-            assert not target.exists()
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
+    with pytest.raises(KeyboardInterrupt), table_writer(target) as writer:  # noqa: PT012
+        for _ in range(20):
+            writer.write(episode_rows(two_episodes(), schema))
+        assert not target.exists()
+        raise KeyboardInterrupt
     assert list(tmp_path.iterdir()) == []
     written(target, schema, two_episodes())
     before = target.read_bytes()
+    assert written(tmp_path / f"y{suffix}", schema, two_episodes()).read_bytes() == before  # the same rows, no time
+    (tmp_path / f"y{suffix}").unlink()
     with pytest.raises(DataError):
         written(target, schema, two_episodes(reward=floats([1, np.inf, 1])))
     assert target.read_bytes() == before
     assert list(tmp_path.iterdir()) == [target]
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"reward": floats([1, np.inf, 1])}, "reward of episode a: expected finite numbers, got inf"),
-        (
-            {"state": floats([[1, 2], [3, 4], [5, np.nan]])},
-            "state_features of episode b, 1: expected finite numbers, got nan",
-        ),
-        ({"last_state": floats([[1, 2], [np.nan, 4]])}, "next_state_features of episode b, 0"),
-        ({"propensity": floats([np.nan, 1, 1])}, "action_probability of episode a"),
-    ],
-)
-def test_what_is_no_number_is_refused(changes: dict[str, Any], words: str) -> None:
+NOT_A_NUMBER = [
+    (two_episodes(reward=floats([1, np.inf, 1])), "reward of episode a: expected finite numbers, got inf"),
+    (two_episodes(state=floats([[1, 2], [3, 4], [5, np.nan]])),
+     "state_features of episode b, 1: expected finite numbers, got nan"),
+    (two_episodes(last_state=floats([[1, 2], [np.nan, 4]])), "next_state_features of episode b, 0"),
+    (two_episodes(propensity=floats([np.nan, 1, 1])), "action_probability of episode a"),
+    (replace(one_candidate(), features=floats([[[1]], [[2]], [[np.nan]]])),
+     "possible_actions of episode b, 0, 0: expected finite"),
+    (replace(one_candidate(), last_features=floats([[[1], [1]], [[np.inf], [1]]])),
+     "possible_next_actions of episode b, 0, 0: expected finite"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("block", "words"), NOT_A_NUMBER)
+def test_what_is_no_number_is_refused(block: EpisodeBlock, words: str) -> None:
+    schema = LogSchema(transitions=True, action_names=NAMES if block.features is None else ())
     with pytest.raises(DataError) as caught:
-        episode_rows(two_episodes(**changes), LogSchema(transitions=True, action_names=NAMES))
+        episode_rows(block, schema)
     assert words in str(caught.value)
 
 
-def test_candidates_are_numbers_where_they_are_there() -> None:
-    schema = LogSchema(transitions=True)
-    block = two_episodes(
-        mask=np.ones((3, 1), bool), action=np.zeros(3, np.int64), features=floats([[[1]], [[2]], [[np.nan]]]),
-        last_mask=np.ones((2, 1), bool), last_features=floats([[[1]], [[1]]]),
-    )  # fmt: skip
-    with pytest.raises(DataError, match=r"possible_actions of episode b, 0, 0: expected finite"):
-        episode_rows(block, schema)
-    block = replace(block, features=floats([[[1]], [[2]], [[3]]]), last_features=floats([[[np.nan]], [[1]]]))
-    episode_rows(block, schema)  # NaN where an episode came to its end: not read
-    with pytest.raises(DataError, match=r"possible_next_actions of episode b, 0, 0: expected finite"):
-        episode_rows(replace(block, last_features=floats([[[1]], [[np.inf]]])), schema)
+def test_candidates_behind_a_true_end_are_not_read() -> None:
+    block = replace(one_candidate(), last_features=floats([[[np.nan], [1]], [[1], [1]]]))
+    episode_rows(block, LogSchema(transitions=True))
 
 
 def test_where_nothing_can_be_written(tmp_path: Path) -> None:
