@@ -60,21 +60,25 @@ def test_replicas_are_one_shard() -> None:
     assert (both.rows, both.counts, both.content) == ((3,), FIRST.counts, "c0")
 
 
+CANDIDATES, ORDER = replace(SECOND, action_names=()), replace(SECOND, action_names=("b", "a"))
+WHERE = "state_norm_data_path on node 1: expected the parameters of node 0"
+
+
 @pytest.mark.parametrize(
     ("other", "replicas", "said"),
     [
-        (replace(SECOND, action_names=()), False,
-         "data.json on node 1: expected the actions a, b, as on node 0, got candidates with features"),
-        (replace(SECOND, action_names=("b", "a")), False,
-         "expected the actions a, b, as on node 0, got the actions b, a"),
-        (replace(SECOND, normalization={"state": "other"}), False,
-         "state_norm_data_path on node 1: expected the parameters of node 0 (sha256 n), got others (other)"),
-        (replace(SECOND, normalization={}), False, "state_norm_data_path on node 1: expected the parameters of node 0"),
-        (SECOND, True,
-         "data.json on node 1: expected the 3 rows of node 0, as data.layout is replicas, got 2 rows. Copy the same"),
+        (
+            CANDIDATES,
+            False,
+            "data.json on node 1: expected the actions a, b, as on node 0, got candidates with features",
+        ),
+        (ORDER, False, "expected the actions a, b, as on node 0, got the actions b, a"),
+        (replace(SECOND, normalization={"state": "other"}), False, f"{WHERE} (sha256 n), got others (other)"),
+        (replace(SECOND, normalization={}), False, WHERE),
+        (SECOND, True, "expected the 3 rows of node 0, as data.layout is replicas, got 2 rows. Copy the same"),
         (replace(FIRST, node=1, content="c1"), True, "got 3 rows, others. Copy the same"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_merged_is_told_with_the_machine(other: Facts, replicas: bool, said: str) -> None:
     with pytest.raises(DataError) as caught:
         agree([FIRST, other], path="data.json", replicas=replicas)
@@ -82,12 +86,11 @@ def test_what_cannot_be_merged_is_told_with_the_machine(other: Facts, replicas: 
 
 
 def test_every_difference_is_told() -> None:
+    others = replace(SECOND, action_names=()), replace(SECOND, node=2, normalization={})
     with pytest.raises(DataError) as caught:
-        agree([FIRST, replace(SECOND, action_names=()), replace(SECOND, node=2, normalization={})], path="p",
-              replicas=True)  # fmt: skip
-    assert [problem.where for problem in caught.value.problems] == [
-        "p on node 1", "p on node 1", "state_norm_data_path on node 2", "p on node 2",
-    ]  # fmt: skip
+        agree([FIRST, *others], path="p", replicas=True)
+    places = ["p on node 1", "p on node 1", "state_norm_data_path on node 2", "p on node 2"]
+    assert [problem.where for problem in caught.value.problems] == places
 
 
 def test_rows_are_needed_somewhere() -> None:
@@ -107,11 +110,11 @@ def test_facts_of_a_copy_come_back_from_their_text(tmp_path: Path) -> None:
     assert facts.manifest == copy.digest
     other = NormalizationSpec.ordered({1: FeatureSpec(feature_id=1, feature_type=FeatureType.PROBABILITY)})
     assert facts.normalization != Facts.of(copy, 3, {"state": other}).normalization
+    named = Facts.read(replace(facts, state_ids=(id_of("age"), 3)).json())
+    assert [str(one) for one in named.state_ids] == ["age", "3"]
     nothing = Facts.of(empty_training_copy(ACTIONS), 1, {})
     assert (nothing.rows, nothing.content, sum(nothing.counts.values())) == (0, "", 0)
     assert Facts.read(nothing.json()) == nothing
-    named = Facts.read(replace(facts, state_ids=(id_of("age"), 3)).json())
-    assert [str(one) for one in named.state_ids] == ["age", "3"]
 
 
 def test_the_same_rows_in_another_order_have_the_same_content(tmp_path: Path) -> None:

@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 from oracles.logs import write_lines
 
 from reagent_lite.data.copy.build import find_order
-from reagent_lite.data.copy.lists import list_hashes
 from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
-from reagent_lite.data.rows.maps import FeatureMatrix, Lists
 
 LOG_2019 = Path(__file__).resolve().parents[3].parent / "shared/data/reagent2019/cartpole_training.json.bz2"
 ACTIONS = ("left", "right")
@@ -137,9 +135,8 @@ def test_the_terminal_rule(
 
 def test_rows_without_mdp_id_are_episodes_of_their_own(tmp_path: Path) -> None:
     copy = copied(tmp_path, row(), row(state_features={"0": 2.0}), row())
-    assert copy.episode.tolist() == [0, 1, 2]
+    assert copy.episode.tolist() == copy.sequence.tolist() == [0, 1, 2]
     assert len(set(copy.episode_hash.tolist())) == 3
-    assert copy.sequence.tolist() == [0, 1, 2]
     assert not copy.follows.any()
     assert copy.origin_line.tolist() == [1, 2, 3]
 
@@ -179,44 +176,28 @@ def test_the_order_is_that_of_sorting_by_both(large: int, rows: list[tuple[int, 
 def test_duplicates_are_kept_and_counted(tmp_path: Path) -> None:
     rows = [row(mdp_id="a", sequence_number=1, reward=number, state_features={"0": 2.0}) for number in range(3)]
     copy = copied(tmp_path, *rows)
-    assert copy.reward.tolist() == [0, 1, 2]
-    assert copy.counts["duplicate_rows"] == 2
+    assert (copy.reward.tolist(), copy.counts["duplicate_rows"]) == ([0, 1, 2], 2)
     # The next row's state is right, but it is not later.
-    assert copy.next_index.tolist() == [1, 2, 3]
-    assert not copy.follows.any()
+    assert (copy.next_index.tolist(), copy.follows.any()) == ([1, 2, 3], False)
 
 
 def test_ignored_columns_and_either_propensity_are_reported(tmp_path: Path) -> None:
     copy = copied(tmp_path, row(action_probability=0.5, shoe_size="42"), row(propensity=0.25, action_probability=0.25))
     assert copy.propensity.tolist() == [0.5, 0.25]
     assert copy.notes == (
-        "2 rows have no mdp_id; each counts as an episode of its own",
-        "columns that are not used: shoe_size",
-    )
+        "2 rows have no mdp_id; each counts as an episode of its own", "columns that are not used: shoe_size",
+    )  # fmt: skip
 
 
 def test_parametric_lists_by_hand(tmp_path: Path) -> None:
     one, two, three = {"1": 1.0}, {"1": 2.0, "4": 0.5}, {"4": 3.0}
     rows = [
-        row(
-            mdp_id="a",
-            sequence_number=1,
-            action=two,
-            possible_actions=[one, two],
-            next_action=three,
-            possible_next_actions=[one, three],
-        ),
-        row(
-            mdp_id="a",
-            sequence_number=2,
-            state_features={"0": 2.0},
-            action=one,
-            possible_actions=[one, three],
-            next_action={},
-            possible_next_actions=[],
-        ),
+        row(mdp_id="a", sequence_number=1, action=two, possible_actions=[one, two], next_action=three,
+            possible_next_actions=[one, three]),
+        row(mdp_id="a", sequence_number=2, state_features={"0": 2.0}, action=one, possible_actions=[one, three],
+            next_action={}, possible_next_actions=[]),
         row(mdp_id="b", sequence_number=1, action={"4": 3, "1": None}, next_action=two),
-    ]
+    ]  # fmt: skip
     copy = copied(tmp_path, *rows, actions=None)
     nan = np.nan
     assert copy.action_ids == (1, 4)
@@ -255,24 +236,6 @@ def test_candidates_that_are_unknown_are_the_action_alone(tmp_path: Path) -> Non
     assert copy.propensity.tolist() == [0.25, 1, 0.25, 1]
     assert copy.counts["candidates_unknown_rows"] == 2
     assert "2 of 4 rows have an empty possible_actions; the action taken is the only candidate there" in copy.notes
-
-
-def test_list_hashes_see_every_difference() -> None:
-    def hashed(lengths: list[int], ids: tuple[int, ...], values: Any) -> list[int]:
-        features = FeatureMatrix(ids, np.array(values, np.float32).reshape(-1, len(ids)))
-        first, second = list_hashes(Lists(np.array(lengths), features))
-        assert not set(first[np.array(lengths) > 0].tolist()) & set(second.tolist())
-        found: list[int] = first.tolist()
-        return found
-
-    nan = np.nan
-    seen = [
-        *hashed([1, 1, 1, 0], (1, 2), [[1, nan], [nan, 1], [nan, nan]]),
-        *hashed([2, 2], (1, 2), [[1, nan], [nan, 1], [nan, 1], [1, nan]]),
-    ]
-    assert len(set(seen)) == 6
-    # The order of columns and columns of absent features make no difference.
-    assert hashed([2, 0], (5, 2, 1), [[nan, nan, 1], [nan, 1, nan]]) == [seen[4], seen[3]]
 
 
 def test_shards_and_late_features(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from reagent_lite.data.formats import text_files
 
 ACTIONS = ("left", "right", "7")
 Row = dict[str, Any]
-PROFILE = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+PROFILE = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 values = st.floats(width=32, allow_nan=False, allow_infinity=False)
 features = st.dictionaries(st.sampled_from(["0", "3", "12", "-5"]), values | st.none(), max_size=4)
@@ -170,14 +170,14 @@ def read_parquet(rows: list[Row], actions: tuple[str, ...] | None, style: str) -
 @PROFILE
 @given(data=st.data(), parametric=st.booleans(), block=st.integers(100, 2000), times=st.integers(1, 4))
 def test_json_lines_read_back(data: st.DataObject, parametric: bool, block: int, times: int) -> None:
-    rows = data.draw(parametric_logs() if parametric else discrete_logs(mixed=True)) * times
     actions = None if parametric else ACTIONS
+    rows = data.draw(parametric_logs() if parametric else discrete_logs(mixed=True)) * times
     check_copy(read_json(rows, actions, block), rows, actions)
 
 
 @PROFILE
 @given(data=st.data(), parametric=st.booleans(), style=st.sampled_from(list(FEATURE_TYPES)))
 def test_parquet_reads_back(data: st.DataObject, parametric: bool, style: str) -> None:
-    rows = data.draw(parametric_logs() if parametric else discrete_logs(mixed=False))
     actions = None if parametric else ACTIONS
+    rows = data.draw(parametric_logs() if parametric else discrete_logs(mixed=False))
     check_copy(read_parquet(rows, actions, style), rows, actions)

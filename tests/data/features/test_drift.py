@@ -29,8 +29,8 @@ def floats(*values: Any) -> npt.NDArray[np.float64]:
     return np.concatenate([np.asarray(one, np.float64).ravel() for one in values])
 
 
-@pytest.mark.parametrize("num_bins", [2, 3, 10])
-@pytest.mark.parametrize("share", [0.05, 0.1, 0.3, 0.5, 0.9, 0.96])
+@pytest.mark.parametrize("num_bins", [2, 10])
+@pytest.mark.parametrize("share", [0.05, 0.5, 0.96])
 def test_index_of_a_binary_feature(num_bins: int, share: float) -> None:
     """Two bins, 0 and 1, whatever the shares: Σ (a − e) ln(a / e)."""
     ones = round(100 * share)
@@ -59,14 +59,9 @@ def test_a_value_the_reference_never_had() -> None:
     index, _ = stability_index(floats(np.zeros(90), np.ones(10)), np.zeros(100), 10)
     assert index == pytest.approx(-0.1 * math.log(0.9) + 0.095 * math.log(20), rel=1e-12)
     assert stability_index(np.zeros(10), np.zeros(100), 10) == (0.0, 0.0)
-
-
-def test_a_spike_beside_a_continuum_has_its_own_bin() -> None:
-    """Half zeros, half uniform on (0, 1]: zeros that become 0.001 are seen, although below any other decile."""
+    # half zeros that become 0.001 beside a continuum: zeros have a bin of their own
     uniform = (np.arange(500) + 1) / 500
-    reference = floats(np.zeros(500), uniform)
-    index, _ = stability_index(floats(np.full(500, 0.001), uniform), reference, 10)
-    assert index > 1
+    assert stability_index(floats(np.full(500, 0.001), uniform), floats(np.zeros(500), uniform), 10)[0] > 1
 
 
 @given(st.lists(st.integers(-5, 5), min_size=1, max_size=30), st.lists(st.integers(-5, 5), min_size=1, max_size=30))

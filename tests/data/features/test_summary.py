@@ -1,4 +1,4 @@
-"""Moments by hand, parts against the whole, and the sample against sorting everything."""
+"""Parts against the whole, and the sample against sorting everything."""
 
 import math
 from typing import Any
@@ -8,18 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reagent_lite.data.features.summary import ColumnSummary, FeatureSummary, Merge, Moments
+from reagent_lite.data.features.summary import ColumnSummary, FeatureSummary, Merge
 from reagent_lite.data.rows.maps import FeatureMatrix
 from reagent_lite.feature_ids import id_of
 
 VALUES = st.floats(-100, 100, width=32) | st.just(math.nan) | st.just(-1337.1337)
-
-
-def test_moments_by_hand() -> None:
-    left, right = Moments.of(np.array([1.0, 3.0])), Moments.of(np.array([5.0, 7.0, 9.0]))
-    # [1, 3, 5, 7, 9]: mean 5, squares 16 + 4 + 0 + 4 + 16
-    assert left.merge(right) == right.merge(left) == Moments(count=5, mean=5.0, squares=40.0)
-    assert left.merge(right).stddev == pytest.approx(math.sqrt(10.0))
 
 
 @given(st.lists(st.lists(VALUES, max_size=8), min_size=1, max_size=5))

@@ -13,35 +13,26 @@ from reagent_lite.errors import DataError
 
 def timeline(tmp_path: Path, **last: object) -> TrainingCopy:
     """States 0, 1, 4, 5 -> 6 with rewards 0, 1, 4, 5 and time differences 1, 3, 1, 1."""
-    states, after, times = [0, 1, 4, 5], [1, 4, 5, 6], [1, 3, 1, 1]
     rows = [
-        {
-            "mdp_id": "one", "sequence_number": state, "state_features": {"0": float(state)}, "action": "a",
-            "reward": float(state), "next_state_features": {"0": float(following)}, "next_action": "a",
-            "possible_actions": [1, 1], "possible_next_actions": [1, 1], "time_diff": time, "terminal": following == 6,
-        }
-        for state, following, time in zip(states, after, times, strict=True)
+        {"mdp_id": "one", "sequence_number": state, "state_features": {"0": state}, "action": "a", "reward": state,
+         "next_state_features": {"0": following}, "next_action": "a", "possible_actions": [1, 1],
+         "possible_next_actions": [1, 1], "time_diff": time, "terminal": following == 6}
+        for state, following, time in ((0, 1, 1), (1, 4, 3), (4, 5, 1), (5, 6, 1))
     ]  # fmt: skip
     rows[-1] |= last
-    return prepare_training_copy(
-        str(write_lines(tmp_path / "log.jsonl", rows)), actions=("a", "b"), directory=str(tmp_path / "copy")
-    )
+    return prepare_training_copy(str(write_lines(tmp_path / "log.jsonl", rows)), actions=("a", "b"))
 
 
 def test_two_steps_at_gamma_09(tmp_path: Path) -> None:
-    spans = n_steps(timeline(tmp_path), 2, 0.9)
+    copy = timeline(tmp_path)
+    spans = n_steps(copy, 2, 0.9)
     np.testing.assert_allclose(spans.reward, [0.9, 4.6, 8.5, 5.0], rtol=1e-6)
-    assert spans.steps.tolist() == [2, 2, 2, 1]
     assert spans.last is not None
-    bootstrap = timeline(tmp_path).bootstrap[spans.last]
-    assert bootstrap.tolist() == [1, 1, 0, 0]
-    assert spans.last.tolist() == [1, 2, 3, 3]
-
-
-def test_n_beyond_the_episode_is_the_whole_return(tmp_path: Path) -> None:
-    spans = n_steps(timeline(tmp_path), 50, 0.5)
-    np.testing.assert_allclose(spans.reward, [0 + 0.5 + 1 + 0.625, 1 + 2 + 1.25, 4 + 2.5, 5], rtol=1e-6)
-    assert spans.steps.tolist() == [4, 3, 2, 1]
+    assert (spans.steps.tolist(), spans.last.tolist()) == ([2, 2, 2, 1], [1, 2, 3, 3])
+    assert copy.bootstrap[spans.last].tolist() == [1, 1, 0, 0]
+    beyond = n_steps(copy, 50, 0.5)
+    np.testing.assert_allclose(beyond.reward, [0 + 0.5 + 1 + 0.625, 1 + 2 + 1.25, 4 + 2.5, 5], rtol=1e-6)
+    assert beyond.steps.tolist() == [4, 3, 2, 1]
 
 
 def test_boost_of_later_actions_is_in_the_sum(tmp_path: Path) -> None:
@@ -51,7 +42,7 @@ def test_boost_of_later_actions_is_in_the_sum(tmp_path: Path) -> None:
 
 def test_episodes_do_not_run_into_each_other(tmp_path: Path) -> None:
     file = write_lines(tmp_path / "log.jsonl", random_rows(30, missing=0.0))
-    copy = prepare_training_copy(str(file), actions=("a", "b"), directory=str(tmp_path / "copy"))
+    copy = prepare_training_copy(str(file), actions=("a", "b"))
     spans = n_steps(copy, 4, 1.0)
     expected = [
         copy.reward[start + i : min(start + i + 4, start + 10)].sum() for start in (0, 10, 20) for i in range(10)
