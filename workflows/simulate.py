@@ -33,7 +33,8 @@ from reagent_lite.data.writing.files import TableWriter, table_writer
 from reagent_lite.errors import BundleError, ConfigError, Problem, SimulationError, counted
 from reagent_lite.evaluation.exported_model import ChoicesInSimulation, kind_of, misfits
 from reagent_lite.evaluation.interval import number
-from reagent_lite.evaluation.returns import estimate, parameters_of, play
+from reagent_lite.evaluation.played import parameters_of
+from reagent_lite.evaluation.returns import estimate, play
 from reagent_lite.export.bundle import Bundle, load_bundle
 from reagent_lite.files import require_writable, write_whole
 from reagent_lite.manifest import canonical

@@ -12,7 +12,6 @@ from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.errors import counted
 from reagent_lite.evaluation import report
 from reagent_lite.evaluation.candidates import candidate_choices
-from reagent_lite.evaluation.comparison import Beside, Counted, beside
 from reagent_lite.evaluation.cpe import CPEResult, Estimate
 from reagent_lite.evaluation.decision import (
     OTHER_MODEL,
@@ -26,16 +25,7 @@ from reagent_lite.evaluation.estimates import ALONE, Estimates, Log
 from reagent_lite.evaluation.exported_model import ExportedModel
 from reagent_lite.evaluation.interval import Interval, finite
 from reagent_lite.evaluation.page import REWARD_NAME, EvaluationPage
-from reagent_lite.evaluation.returns import Played
-from reagent_lite.evaluation.simulation_document import (
-    beside_line,
-    played_document,
-    simulated_of,
-    simulation_differences,
-    simulation_document,
-    simulation_lines,
-    simulation_scores,
-)
+from reagent_lite.evaluation.played import AGAINST, AIM, Beside, Counted, Played, beside, simulated_of
 from reagent_lite.evaluation.verdict import Verdict
 from reagent_lite.rl.estimators import ONE_STEP_ESTIMATORS
 
@@ -96,8 +86,8 @@ def document_of(findings: Findings) -> dict[str, Any]:
             }
     if findings.played is not None:
         for model in findings.models:
-            document[model.key]["simulated"] = played_document(findings.played.of(model.key))
-        document["simulation"] = simulation_document(findings.played, findings.beside)
+            document[model.key]["simulated"] = findings.played.policies[model.key].json()
+        document["simulation"] = findings.played.json(findings.beside)
     return document | {"decision": decision_of(document).json()}
 
 
@@ -140,7 +130,10 @@ def lines_of(findings: Findings) -> list[str]:
     """Returns the report as text, warnings last."""
     text = [] if findings.estimates is None else _estimate_lines(findings, findings.estimates)
     if findings.played is not None:
-        text += simulation_lines(findings.played, findings.beside, findings.models, findings.config, findings.gamma)
+        names = {one.key: f"{one.key} {one.path}, {one.policy(findings.config)}" for one in findings.models}
+        text += findings.played.lines(names, findings.gamma, findings.config.evaluation.confidence_level)
+        if findings.beside is not None:
+            text += [f"  {sentence}" for sentence in (*findings.beside.apart, *findings.beside.remarks)]
     warnings = () if findings.estimates is None else findings.estimates.warnings
     return text + [f"warning: {warning}" for warning in warnings]
 
@@ -156,7 +149,9 @@ def _estimate_lines(findings: Findings, estimates: Estimates) -> list[str]:
                       f"{counted(len(estimates.log.split.scored.numbers), 'row')}")  # fmt: skip
         text += [f"  {line}" for line in own]
         if findings.beside is not None and findings.played is not None:
-            text.append(f"  {beside_line(findings.played.of(model.key), findings.beside)}")
+            aim = "not comparable, see below" if findings.beside.apart else AIM
+            earned = findings.played.policies[model.key].discounted
+            text.append(f"  discounted return in simulation: {earned}; {aim}")
     for name, found in (estimates.compared or {}).items():
         text.append(f"{name}: model minus against")
         text += [f"  {one.name}: {one.figure}; {one.verdict}: {one.reason}" for one in found]
@@ -167,8 +162,11 @@ def scores_of(findings: Findings) -> tuple[dict[str, float | None], dict[str, li
     """Returns the model's figures by tag, and where two were compared the differences with their intervals."""
     scores, differences = _estimate_scores(findings.estimates)
     if findings.played is not None:
-        scores |= simulation_scores(findings.played)
-        differences |= simulation_differences(findings.played)
+        scores |= {tag: finite(value) for tag, value in findings.played.scores().items()}
+        difference = findings.played.differences.get(AGAINST)
+        if difference is not None:
+            differences["simulation/return"] = list(difference.total.json().values())
+            differences["simulation/discounted_return"] = list(difference.discounted.json().values())
     return scores, differences if len(findings.models) == 2 else None
 
 

@@ -7,7 +7,6 @@ than long ones.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,7 +14,6 @@ from reagent_lite.evaluation.interval import Interval
 from reagent_lite.rl.bootstrap import percentile_interval
 from reagent_lite.rl.bootstrap import resamples as draw_resamples
 from reagent_lite.sim.env import Policy, VectorEnv
-from reagent_lite.sim.spec import EnvSpec
 
 _STEPS_BETWEEN_LOOKS = 16  # asking the device whether all episodes are over waits for it
 
@@ -36,61 +34,10 @@ class Returns:
     length: Tensor
     terminated: Tensor
 
-
-Pair = tuple[Interval, Interval]
-"""Return and discounted return."""
-RANDOM = "random"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlayedPolicy:
-    """What a policy earned.
-
-    Attributes:
-        key: of the config, or RANDOM.
-        total: mean sum of an episode's rewards.
-        discounted: mean of sum gamma^t r_t.
-        length: mean steps.
-        cut_share: of episodes that the time limit ended.
-    """
-
-    key: str
-    total: Interval
-    discounted: Interval
-    length: float
-    cut_share: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Played:
-    """What was played, and what it earned.
-
-    Attributes:
-        env: name of the environment.
-        parameters: constants of its dynamics in force.
-        time_limit: steps.
-        episodes: of each policy.
-        longest: steps of the longest episode of a model.
-        policies: the model, `against`, uniformly random actions.
-        differences: {key: model minus that policy, of return and discounted return, episode by episode}.
-    """
-
-    env: str
-    parameters: dict[str, float]
-    time_limit: int
-    episodes: int
-    longest: int
-    policies: tuple[PlayedPolicy, ...]
-    differences: dict[str, Pair]
-
-    def of(self, key: str) -> PlayedPolicy:
-        """Returns what a policy earned."""
-        return next(one for one in self.policies if one.key == key)
-
-
-def parameters_of(spec: EnvSpec) -> dict[str, float]:
-    """Returns the constants of an environment as float32 has them."""
-    return {name: float(str(np.float32(value))) for name, value in spec.parameters.items()}
+    @property
+    def table(self) -> Tensor:
+        """[4, E] float64 on the CPU: return, discounted return, length, whether the time limit ended the episode."""
+        return torch.stack((self.total, self.discounted, self.length.double(), (~self.terminated).double())).cpu()
 
 
 @torch.no_grad()

@@ -18,7 +18,8 @@ from reagent_lite.config.evaluate import EvaluateConfig, PlayedEnvironmentConfig
 from reagent_lite.console import progress
 from reagent_lite.errors import BundleError, Problem, SimulationError
 from reagent_lite.evaluation.exported_model import ChoicesInSimulation, ExportedModel, misfits, probabilities_of
-from reagent_lite.evaluation.returns import RANDOM, Pair, Played, PlayedPolicy, Returns, estimates, parameters_of, play
+from reagent_lite.evaluation.played import RANDOM, Played
+from reagent_lite.evaluation.returns import play
 from reagent_lite.sim.backend import open_backend
 from reagent_lite.sim.env import VectorEnv
 
@@ -62,31 +63,12 @@ class Arena:
             BundleError: a model gives a value that is no number.
             SimulationError: the environment shows or pays what is no finite number.
         """
-        env = self._env
-        returns = {one.key: self._returns(one.key, _Drawn(one, self._config, env), gamma) for one in self._models}
-        models = tuple(returns.values())
-        returns[RANDOM] = self._returns(RANDOM, None, gamma)
-        means, differences = self._means(returns)
-        return Played(
-            env=env.spec.name,
-            parameters=parameters_of(env.spec),
-            time_limit=env.time_limit,
-            episodes=env.num_envs,
-            longest=max(int(one.length.max()) for one in models),
-            policies=tuple(
-                PlayedPolicy(
-                    key=key,
-                    total=means[key][0],
-                    discounted=means[key][1],
-                    length=float(one.length.double().mean()),
-                    cut_share=float((~one.terminated).double().mean()),
-                )
-                for key, one in returns.items()
-            ),
-            differences=differences,
-        )
+        env, settings = self._env, self._config.evaluation
+        tables = {one.key: self._table(one.key, _Drawn(one, self._config, env), gamma) for one in self._models}
+        tables[RANDOM] = self._table(RANDOM, None, gamma)
+        return Played.of(env.spec, env.time_limit, tables, settings, self._config.seed)
 
-    def _returns(self, key: str, policy: "_Drawn | None", gamma: float) -> Returns:
+    def _table(self, key: str, policy: "_Drawn | None", gamma: float) -> Tensor:
         count = self._env.num_envs
         with progress(f"playing {key}", "episodes") as show:
             # a temperature of 1 draws from the softmax of logarithms, which are the probabilities
@@ -94,18 +76,7 @@ class Arena:
         if not played.total.isfinite().all():
             raise SimulationError(Problem(f"rewards of {self._env.spec.name}", "finite numbers", "others",
                                           "Look at the environment's dynamics and constants"))  # fmt: skip
-        return played
-
-    def _means(self, returns: dict[str, Returns]) -> tuple[dict[str, Pair], dict[str, Pair]]:
-        """Returns (return, discounted return) of each policy, and of the first minus each other one."""
-        earned = {key: torch.stack((one.total, one.discounted), 1) for key, one in returns.items()}
-        first, *others = earned
-        columns = [*earned.values(), *(earned[first] - earned[key] for key in others)]
-        settings = self._config.evaluation
-        found = estimates(torch.cat(columns, 1), level=settings.confidence_level,
-                          resamples=settings.bootstrap_resamples, seed=self._config.seed)  # fmt: skip
-        pairs = list(zip(found[::2], found[1::2], strict=True))
-        return dict(zip(earned, pairs, strict=False)), dict(zip(others, pairs[len(earned) :], strict=True))
+        return played.table
 
 
 class _Drawn:

@@ -6,7 +6,7 @@ from typing import Any
 from reagent_lite.errors import counted
 from reagent_lite.evaluation.decision import Choice
 from reagent_lite.evaluation.document import comparisons_of, decision_of
-from reagent_lite.evaluation.simulation_document import AIM, simulated_of
+from reagent_lite.evaluation.played import AIM, simulated_of
 from reagent_lite.report.content import Cell, Report, Section, Table
 from reagent_lite.report.run import config_section
 from reagent_lite.report.sections import (

@@ -34,10 +34,9 @@ from reagent_lite.evaluation.cpe import evaluate_page
 from reagent_lite.evaluation.episodes import Sides, spread
 from reagent_lite.evaluation.figures import figures
 from reagent_lite.evaluation.fitting import PolicyModels, split_log
-from reagent_lite.evaluation.interval import Interval
 from reagent_lite.evaluation.page import EvaluationPage, build_page, gather_page
-from reagent_lite.evaluation.returns import RANDOM, Played, PlayedPolicy, estimates, parameters_of, play
-from reagent_lite.evaluation.simulation_document import played_document, simulation_document
+from reagent_lite.evaluation.played import MODEL, RANDOM, Played
+from reagent_lite.evaluation.returns import play
 from reagent_lite.rl.estimators import CHEAP_ESTIMATORS, ESTIMATORS
 from reagent_lite.run.environments import EPOCH, FINAL, Reader
 from reagent_lite.run.learner import network_settings, target_policy
@@ -385,42 +384,23 @@ class SimulationEvaluator:
         Args:
             final: on episodes that no earlier evaluation has used, and beside uniformly random actions.
         """
-        played = self._play(self._policy, FINAL if final else EPOCH)
-        key, level = "model", f"{self._config.evaluation.confidence_level:.0%}"
-        if not final:
-            total, _, length = self._means(played)
-            self.latest = total.value
-            scalars = total.tags("simulation/return") | {"simulation/length/mean": length.value}
-            return Evaluation(scalars=scalars, document={}, lines=())
-        by_chance = self._play(None, FINAL)
-        total, discounted, length = self._means(played)
-        random, random_discounted, random_length = self._means(by_chance)
-        difference, difference_discounted, _ = self._means(played - by_chance)
-        self.latest = total.value
-        policies = (
-            PlayedPolicy(key=key, total=total, discounted=discounted, length=length.value,
-                         cut_share=float(played[3].mean())),
-            PlayedPolicy(key=RANDOM, total=random, discounted=random_discounted, length=random_length.value,
-                         cut_share=float(by_chance[3].mean())),
-        )  # fmt: skip
         spec, settings = self._simulation.backend.spec, self._simulation.config
-        found = Played(
-            env=spec.name,
-            parameters=parameters_of(spec),
-            time_limit=settings.time_limit or spec.time_limit,
-            episodes=settings.evaluation_episodes,
-            longest=int(played[2].max()),
-            policies=policies,
-            differences={RANDOM: (difference, difference_discounted)},
-        )
-        scalars = total.tags("simulation/return") | {"simulation/length/mean": length.value}
-        scalars |= random.tags("simulation/random_return") | discounted.tags("simulation/discounted_return")
-        document = {"simulated": played_document(found.of(key)), "simulation": simulation_document(found, None)}
+        tables = {MODEL: self._play(self._policy, FINAL if final else EPOCH)}
+        if final:
+            tables[RANDOM] = self._play(None, FINAL)
+        limit = settings.time_limit or spec.time_limit
+        played = Played.of(spec, limit, tables, self._config.evaluation, self._config.seed)
+        earned = played.policies[MODEL]
+        self.latest = earned.total.value
+        if not final:
+            return Evaluation(scalars=played.scores(), document={}, lines=())
         line = (
-            f"simulation: {spec.name}: {self._target}: return {total} over {counted(found.episodes, 'episode')}, "
-            f"{level} interval; uniformly random actions {random}"
+            f"simulation: {spec.name}: {self._target}: return {earned.total} over "
+            f"{counted(played.episodes, 'episode')}, {self._config.evaluation.confidence_level:.0%} interval; "
+            f"uniformly random actions {played.policies[RANDOM].total}"
         )
-        return Evaluation(scalars=scalars, document=document, lines=(line,))
+        document = {"simulated": earned.json(), "simulation": played.json()}
+        return Evaluation(scalars=played.scores(), document=document, lines=(line,))
 
     def _play(self, policy: Policy | None, stream: int) -> Tensor:
         """Returns return, discounted return, length and whether the time limit ended it of each episode, [4, E]."""
@@ -431,13 +411,5 @@ class SimulationEvaluator:
             env = self._simulation.envs(first, stop, stream=stream)
             result = play(env, policy, gamma=self._config.rl.gamma, epsilon=self._target.epsilon,
                           temperature=self._target.temperature)  # fmt: skip
-            found = (result.total, result.discounted, result.length, ~result.terminated)
-            for row, values in zip(table, found, strict=True):
-                row[first:stop] = values.cpu()
+            table[:, first:stop] = result.table
         return self._group.sum(table)
-
-    def _means(self, played: Tensor) -> tuple[Interval, ...]:
-        """Returns the means of return, discounted return and length."""
-        settings = self._config.evaluation
-        return estimates(played[:3].T, level=settings.confidence_level, resamples=settings.bootstrap_resamples,
-                         seed=self._config.seed)  # fmt: skip
