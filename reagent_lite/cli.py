@@ -38,6 +38,21 @@ examples:
 """
 
 
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A flag that sets one key of the config and wins over the JSON.
+
+    Attributes:
+        name: such as `--data`; one with underscores may be given with dashes too.
+        help: what the key is.
+        read: returns the value of the flag's text.
+    """
+
+    name: str
+    help: str
+    read: Callable[[str], int | str] = str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
     """How a workflow presents itself on the command line.
@@ -49,8 +64,7 @@ class Command:
         settings: overrides for the help text.
         outcome: keys of its JSON line on standard output.
         codes: exit codes with their meaning.
-        flags: {key of the config: help} of integers with a flag of their own, which wins over the JSON.
-        texts: {key of the config: (flag, help)} of strings with a flag of their own.
+        flags: {key of the config: its flag}.
         needs_config: whether a JSON file is required; if not, missing keys have their defaults.
         story: further text of the help.
     """
@@ -61,8 +75,7 @@ class Command:
     settings: str
     outcome: str
     codes: str = "0 done, 1 unexpected error, 2 config or data error"
-    flags: dict[str, str] = field(default_factory=dict)
-    texts: dict[str, tuple[str, str]] = field(default_factory=dict)
+    flags: dict[str, Flag] = field(default_factory=dict)
     needs_config: bool = True
     story: str = ""
 
@@ -84,7 +97,7 @@ def main_alone(
     options = parser_of(command).parse_args(arguments)
 
     def body() -> int:
-        own = {key: getattr(options, key) for key in (*command.flags, *command.texts)}
+        own = {key: getattr(options, key) for key in command.flags}
         overrides = [f"{key}={json.dumps(value)}" for key, value in own.items() if value is not None]
         config = config_of(command.module, model, options, overrides, needed=command.needs_config)
         if options.dry_run:
@@ -99,13 +112,22 @@ def main_alone(
 
 
 def guarded(command: Command, options: argparse.Namespace, body: Callable[[], int]) -> int:
+    """Returns the exit code of the body, or prints the schema in its place where that is asked for."""
+
+    def work() -> int:
+        if options.print_schema:
+            print(json.dumps(command.model.model_json_schema(), indent=2))
+            return 0
+        _require_open_files()
+        return body()
+
+    return exit_code(work)
+
+
+def exit_code(body: Callable[[], int]) -> int:
     """Returns the exit code of the body, or of the error that ends it, which is logged."""
     with outliving_terminal(), logging_to_stderr():
         try:
-            if options.print_schema:
-                print(json.dumps(command.model.model_json_schema(), indent=2))
-                return 0
-            _require_open_files()
             return body()
         except (ReagentLiteError, Preempted) as error:
             logger.error(message_of(error))
@@ -144,11 +166,11 @@ def parser_of(command: Command) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add_config(parser)
-    for key, text in command.flags.items():
-        names = dict.fromkeys((f"--{key.replace('_', '-')}", f"--{key}"))
-        parser.add_argument(*names, dest=key, type=int, metavar="N", help=f"{text}; wins over {key} in the JSON")
-    for key, (flag, text) in command.texts.items():
-        parser.add_argument(flag, dest=key, metavar="PATH", help=f"{text}; wins over {key} in the JSON")
+    for key, flag in command.flags.items():
+        names = dict.fromkeys((f"--{flag.name[2:].replace('_', '-')}", flag.name))
+        metavar = "N" if flag.read is int else "PATH"
+        text = f"{flag.help}; wins over {key} in the JSON"
+        parser.add_argument(*names, dest=key, type=flag.read, metavar=metavar, help=text)
     parser.add_argument("--dry_run", action="store_true", help="check the config, print it resolved, and stop")
     parser.add_argument("--print_schema", action="store_true", help="print the JSON Schema of the config and stop")
     return parser

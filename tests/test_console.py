@@ -121,15 +121,3 @@ def test_a_file_that_cannot_be_written_is_an_error_still(tmp_path: Path) -> None
             sys.stdout = stream
             os.dup2(kept, 1)
             os.close(kept)
-
-
-def test_without_standard_streams() -> None:
-    """As `>&- 2>&-` starts a process."""
-    before = sys.stdout, sys.stderr
-    sys.stdout = sys.stderr = None  # type: ignore[assignment]
-    try:
-        with outliving_terminal():
-            print("not heard", file=sys.stderr, flush=True)
-            print("not heard", flush=True)
-    finally:
-        sys.stdout, sys.stderr = before

@@ -16,10 +16,11 @@ from pathlib import Path
 
 import torch
 
+from reagent_lite.cli import exit_code
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, check
-from reagent_lite.console import logger, logging_to_stderr
+from reagent_lite.console import logger
 from reagent_lite.distributed.group import Group, Place
-from reagent_lite.errors import ConfigError, Problem, ReagentLiteError, counted
+from reagent_lite.errors import ConfigError, Problem, counted
 from reagent_lite.run.train import train
 from reagent_lite.sim.backend import Backend, open_backend
 from reagent_lite.sim.cuda import on_stream
@@ -196,12 +197,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--seconds", type=float, default=0.2, help="of each round")
     options = parser.parse_args(arguments)
-    with logging_to_stderr():
-        try:
-            return _measure(options)
-        except ReagentLiteError as error:
-            logger.error(error)
-            return error.exit_code
+    return exit_code(lambda: _measure(options))
 
 
 def _measure(options: argparse.Namespace) -> int:

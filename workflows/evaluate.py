@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from reagent_lite.cli import Command, main_alone
+from reagent_lite.cli import Command, Flag, main_alone
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, WorkflowConfig, check, fingerprint
 from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.console import logger, progress
@@ -210,10 +210,10 @@ COMMAND = Command(
     example="configs/cartpole/evaluate.json",
     settings="--model outputs/new/model --set against=outputs/old/model",
     outcome="decision, report, page, episodes, rows, scores, difference, warnings, seconds",
-    texts={
-        "model": ("--model", "folder of an exported model"),
-        "data_path": ("--data", "the log"),
-        "simulation.env": ("--env", "environment to play in, a name or a .cuh file"),
+    flags={
+        "model": Flag("--model", "folder of an exported model"),
+        "data_path": Flag("--data", "the log"),
+        "simulation.env": Flag("--env", "environment to play in, a name or a .cuh file"),
     },
     needs_config=False,
     story="One process does the work, on the CPU. Without --config every key but those with a flag has its default:\n"

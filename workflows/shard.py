@@ -2,7 +2,7 @@
 
 import sys
 
-from reagent_lite.cli import Command, main_alone
+from reagent_lite.cli import Command, Flag, main_alone
 from reagent_lite.config.shard import ShardConfig
 from reagent_lite.data.shards.machines import shard
 
@@ -12,7 +12,10 @@ COMMAND = Command(
     example="configs/cluster/shard.json",
     settings="--num_nodes 2 --node_index 0",
     outcome="shards, generation, rows, made, local, fetched, seconds",
-    flags={"num_nodes": "machines", "node_index": "number of this machine, from 0: its shard is fetched to local_path"},
+    flags={
+        "num_nodes": Flag("--num_nodes", "machines", int),
+        "node_index": Flag("--node_index", "number of this machine, from 0: its shard is fetched to local_path", int),
+    },
     story="""\
 without --node_index: makes the shards of all machines at shards_path, unless they stand
 with --node_index, the same command on every machine, in any order:

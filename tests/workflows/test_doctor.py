@@ -106,47 +106,26 @@ def test_candidates_are_read_as_such(examine: Examine, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("edit", "words"),
+    ("changes", "name", "words"),
     [
-        (lambda rows: None, "nothing at this path"),
-        (lambda rows: rows.__setitem__(6, rows[6] | {"action_probability": 1.5}), "log.jsonl:7"),
-        (lambda rows: [row.pop("reward") for row in rows], "a column 'reward'"),
+        ({"training_data_path": "FOLDER/nothing.jsonl"}, "training data", "nothing at this path"),
+        ({"training_data_path": "FOLDER/row.jsonl"}, "training data", "row.jsonl:7"),
+        ({"training_data_path": "FOLDER/column.jsonl"}, "training data", "a column 'reward'"),
+        ({"state_norm_data_path": "FOLDER/norm.json"}, "training data", "none for 2 of 3: 1, 2"),
+        ({"model_output_path": "FOLDER/norm.json/out"}, "model_output_path", "norm.json"),
     ],
-    ids=["missing", "a row", "a column"],
+    ids=["missing", "a row", "a column", "a feature", "output"],
 )
-def test_data_that_cannot_be_learned_from(examine: Examine, tmp_path: Path, edit: Any, words: str) -> None:
+def test_what_cannot_be_learned_from_or_written(
+    examine: Examine, tmp_path: Path, changes: dict[str, str], name: str, words: str
+) -> None:
     rows = random_rows(20)
-    edit(rows)
-    log = tmp_path / "bad" / "log.jsonl"
-    if words != "nothing at this path":
-        write_lines(log, rows)
-    code, found = examine({"training_data_path": str(log)})
-    assert code == 2
-    assert "training data" in failures(found)
-    assert words in found["training data"][0]["found"]
-
-
-def test_a_parquet_file_that_ends_early(examine: Examine, tmp_path: Path) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet
-
-    whole = tmp_path / "rows.parquet"
-    pa.parquet.write_table(pa.Table.from_pylist(random_rows(40, missing=0.0)), whole)
-    code, rows = examine({"training_data_path": str(whole)})
-    assert code == 0, failures(rows)
-    assert rows["training data"][0]["found"].endswith("the first 40 rows have no fault")
-    whole.write_bytes(whole.read_bytes()[:-20])
-    code, rows = examine({"training_data_path": str(whole)})
-    assert code == 2
-    assert "a complete Parquet file" in rows["training data"][0]["found"]
-
-
-def test_a_normalization_file_that_lacks_a_feature(examine: Examine, tmp_path: Path) -> None:
-    file = tmp_path / "norm.json"
-    file.write_text(json.dumps({"0": {"feature_type": "CONTINUOUS", "mean": 0, "stddev": 1}}))
-    code, rows = examine({"state_norm_data_path": str(file)})
-    assert (code, failures(rows)) == (2, ["training data"])
-    assert "none for 2 of 3: 1, 2" in rows["training data"][1]["found"]
+    write_lines(tmp_path / "row.jsonl", [*rows[:6], rows[6] | {"action_probability": 1.5}, *rows[7:]])
+    write_lines(tmp_path / "column.jsonl", [{key: row[key] for key in row if key != "reward"} for row in rows])
+    (tmp_path / "norm.json").write_text('{"0": {"feature_type": "CONTINUOUS", "mean": 0, "stddev": 1}}')
+    code, found = examine({key: value.replace("FOLDER", str(tmp_path)) for key, value in changes.items()})
+    assert (code, failures(found)) == (2, [name])
+    assert any(words in row["found"] + row["todo"] for row in found[name])
 
 
 def test_a_shard_without_rows_is_worth_a_warning_among_others(examine: Examine, tmp_path: Path) -> None:
@@ -176,12 +155,6 @@ def test_environments(
     assert words in row["found"] + row["todo"]
     if not words:
         assert row["found"] == "cartpole_v1 compiles for cpu: 4 features, 2 choices"
-
-
-def test_an_output_below_a_file(examine: Examine, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    code, rows = examine({"model_output_path": str(tmp_path / "file" / "out")})
-    assert (code, failures(rows)) == (2, ["model_output_path"])
 
 
 def test_who_this_machine_is_must_be_known(examine: Examine, monkeypatch: pytest.MonkeyPatch) -> None:
