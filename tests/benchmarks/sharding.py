@@ -18,7 +18,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -57,48 +59,46 @@ def write_inputs(folder: Path, rows: int) -> dict[str, Path]:
     return {"timeline": timeline, "one_file": one}
 
 
-def copying(source: Path, target: Path) -> float:
-    start = time.perf_counter()
+def copying(source: Path, target: Path) -> None:
     subprocess.run(["cp", "-r", str(source), str(target)], check=True)
     for file in target.iterdir():
         sync(file)
-    seconds = time.perf_counter() - start
-    shutil.rmtree(target)
-    return seconds
 
 
-def rewriting(source: Path, target: Path) -> float:
-    """Returns the seconds that pyarrow takes to read a folder of one file and to write it again."""
-    start = time.perf_counter()
-    pq.write_table(pq.read_table(source), target, compression="zstd")
-    seconds = time.perf_counter() - start
-    target.unlink()
-    return seconds
-
-
-def making(source: Path, target: Path, nodes: int, layout: str = "shards") -> float:
+def rewriting(source: Path, target: Path) -> None:
     target.mkdir()
+    pq.write_table(pq.read_table(source), target / "log.parquet", compression="zstd")
+
+
+def making(source: Path, target: Path, **settings: Any) -> None:
+    target.mkdir()
+    make_shards(ShardConfig(training_data_path=str(source), **settings), target)
+
+
+def timed(work: Callable[..., None], source: Path, folder: Path, **settings: Any) -> float:
+    """Returns the seconds of making a folder, which is removed again."""
     start = time.perf_counter()
-    kind = "replicas" if layout == "replicas" else "shards"
-    make_shards(ShardConfig(training_data_path=str(source), layout=kind, num_nodes=nodes), target)
+    work(source, folder / "target", **settings)
     seconds = time.perf_counter() - start
-    shutil.rmtree(target)
+    shutil.rmtree(folder / "target")
     return seconds
 
 
 def measured(source: Path, folder: Path, nodes: int, repeats: int) -> dict[str, float]:
-    one_file = len(list(source.iterdir())) == 1
-    other = rewriting if one_file else copying
-    times = [(other(source, folder / "other"), making(source, folder / "made", nodes)) for _ in range(repeats)]
+    other = rewriting if source.name == "one" else copying
+    times = [(timed(other, source, folder), timed(making, source, folder, num_nodes=nodes)) for _ in range(repeats)]
     theirs, ours = (statistics.median(column) for column in zip(*times, strict=True))
-    figures = {
+    ratio = statistics.median(ours / one for one, ours in times)
+    return {
         "megabytes": round(sum(file.stat().st_size for file in source.iterdir()) / 1e6, 1),
         f"{other.__name__}_seconds": round(theirs, 3),
         "seconds": round(ours, 3),
+        **(
+            {"ratio_to_pyarrow": round(ratio, 2)}
+            if source.name == "one"
+            else {"share_of_copy_speed": round(1 / ratio, 2)}
+        ),
     }
-    if one_file:
-        return {**figures, "ratio_to_pyarrow": round(statistics.median(ours / one for one, ours in times), 2)}
-    return {**figures, "share_of_copy_speed": round(statistics.median(one / ours for one, ours in times), 2)}
 
 
 def peak_megabytes(source: Path, folder: Path, layout: str, nodes: int) -> float:
@@ -127,7 +127,8 @@ def main() -> None:
         folder = Path(name)
         for form, source in write_inputs(folder, options.rows).items():
             result[form] = measured(source, folder, options.nodes, options.repeats)
-        result["replicas_seconds"] = round(making(folder / "timeline", folder / "made", options.nodes, "replicas"), 1)
+        replicas = timed(making, folder / "timeline", folder, layout="replicas", num_nodes=options.nodes)
+        result["replicas_seconds"] = round(replicas, 1)
     if options.memory_rows:
         with tempfile.TemporaryDirectory() as name:
             places = write_inputs(Path(name), options.memory_rows)

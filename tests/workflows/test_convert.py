@@ -225,18 +225,14 @@ def test_the_config_is_checked(tree: Row, where: str) -> None:
     assert [problem.where for problem in caught.value.problems] == [where]
 
 
-def test_names_of_datasets() -> None:
-    for path, wanted in [("out/My log.minari", "My-log-v0"), ("x.minari/", "x-v0")]:
-        assert check(ConvertConfig, {"input_path": "a.csv", "output_path": path}).minari_id == wanted
-
-
 def test_actions_have_to_be_named_for_minari(tmp_path: Path) -> None:
-    log = write_lines(tmp_path / "log.jsonl", events("names"))
-    maps = write_lines(tmp_path / "maps.jsonl", events("maps"))
-    with pytest.raises(ConfigError, match="actions: expected the names of all actions, for a Minari dataset"):
-        run_here(log, tmp_path / "x.minari")
-    with pytest.raises(ConfigError, match="actions: expected none, where actions are feature maps"):
-        run_here(maps, tmp_path / "x.minari", actions=["left"])
+    for kind, actions, words in (("names", [], "the names of all actions, for a Minari dataset"),
+                                 ("maps", ["left"], "none, where actions are feature maps")):  # fmt: skip
+        log = write_lines(tmp_path / f"{kind}.jsonl", events(kind))
+        with pytest.raises(ConfigError, match=f"actions: expected {words}"):
+            run_here(log, tmp_path / "x.minari", actions=actions)
+    for path, wanted in (("out/My log.minari", "My-log-v0"), ("x.minari/", "x-v0")):
+        assert check(ConvertConfig, {"input_path": "a.csv", "output_path": path}).minari_id == wanted
 
 
 def test_the_command_line(run: Runner, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from numpy.typing import DTypeLike, NDArray
 from reagent_lite.config.columns import COLUMNS, Columns
 from reagent_lite.data.copy.lists import list_records, share
 from reagent_lite.data.copy.place import KIND, CopyManifest, settings_of
-from reagent_lite.data.copy.spool import K, Spool, write_npy
+from reagent_lite.data.copy.spool import Spool, write_npy
 from reagent_lite.data.formats.blocks import Block, Position, Show
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.reading import read_blocks
@@ -109,21 +109,22 @@ class SpooledLog:
         self.state_keys: dict[int, int] = {}
         self.action_keys: dict[int, int] = {}
         self.metric_keys: dict[str, int] = {}
-        choices = range(len(actions or ()))
-
-        def spool(name: str, dtype: DTypeLike, keys: dict[K, int] | None) -> Spool[K]:
-            return Spool(folder / f"{name}.spool", dtype, keys)
-
-        self.vectors: dict[str, Spool[int]] = {name: spool(name, dtype, None) for name, dtype in VECTORS.items()}
-        self.state, self.next_state = (spool(one, np.float32, self.state_keys) for one in ("state", "next_state"))
-        self.mask, self.next_mask = (
-            spool(one, np.uint8, {choice: choice for choice in choices}) for one in ("mask", "next_mask")
-        )
-        self.metrics = spool("metrics", np.float32, self.metric_keys)
-        self.candidates = spool("candidates", np.float32, self.action_keys)
-        self.lists, self.next_lists = (
-            spool(one, np.int64, {column: column for column in _RECORD}) for one in ("lists", "next_lists")
-        )
+        choices = {choice: choice for choice in range(len(actions or ()))}
+        record = {column: column for column in _RECORD}
+        tables: dict[str, tuple[DTypeLike, dict[Any, int] | None]] = {
+            **{name: (dtype, None) for name, dtype in VECTORS.items()},
+            "state": (np.float32, self.state_keys),
+            "next_state": (np.float32, self.state_keys),
+            "mask": (np.uint8, choices),
+            "next_mask": (np.uint8, choices),
+            "metrics": (np.float32, self.metric_keys),
+            "candidates": (np.float32, self.action_keys),
+            "lists": (np.int64, record),
+            "next_lists": (np.int64, record),
+        }
+        self.spools: dict[str, Spool[Any]] = {
+            name: Spool(folder / f"{name}.spool", *one) for name, one in tables.items()
+        }
         self.mdp_ids: list[pa.Array] = []
         self.num_mdp_ids = 0
         self.num_rows = 0
@@ -140,23 +141,25 @@ class SpooledLog:
         self.faults.add(rows.problems, rows.num_faults)
         if self.faults.count:
             return
-        found = {
-            **{name: getattr(rows, name) for name in _FROM_ROWS},
-            "origin_file": np.full(len(rows), rows.block.file_number),
-            "origin_line": rows.block.lines,
-            "episode": np.where(rows.episode < 0, -1, rows.episode.astype(np.int64) + self.num_mdp_ids),
+        choices = tuple(range(rows.mask.shape[1]))
+        found: dict[str, tuple[NDArray[Any], tuple[Any, ...]]] = {
+            **{name: (getattr(rows, name), ()) for name in _FROM_ROWS},
+            "origin_file": (np.full(len(rows), rows.block.file_number), ()),
+            "origin_line": (rows.block.lines, ()),
+            "episode": (np.where(rows.episode < 0, -1, rows.episode.astype(np.int64) + self.num_mdp_ids), ()),
+            "state": (_canonical(rows.state.values), rows.state.ids),
+            "next_state": (_canonical(rows.next_state.values), rows.next_state.ids),
+            "metrics": (rows.metrics.values, rows.metrics.names),
+            "mask": (rows.mask, choices),
+            "next_mask": (rows.next_mask, choices),
         }
-        for name, spool in self.vectors.items():
-            spool.append(found[name])
-        self.state.append(_canonical(rows.state.values), rows.state.ids)
-        self.next_state.append(_canonical(rows.next_state.values), rows.next_state.ids)
-        self.metrics.append(rows.metrics.values, rows.metrics.names)
-        self.mask.append(rows.mask, tuple(range(rows.mask.shape[1])))
-        self.next_mask.append(rows.next_mask, tuple(range(rows.next_mask.shape[1])))
-        for spool, lists in ((self.lists, rows.lists), (self.next_lists, rows.next_lists)):
+        for name, (values, keys) in found.items():
+            self.spools[name].append(values, keys)
+        candidates = self.spools["candidates"]
+        for name, lists in (("lists", rows.lists), ("next_lists", rows.next_lists)):
             if lists is not None:
-                spool.append(list_records(lists, self.candidates.num_rows), _RECORD)
-                self.candidates.append(lists.features.values, lists.features.ids)
+                self.spools[name].append(list_records(lists, candidates.num_rows), _RECORD)
+                candidates.append(lists.features.values, lists.features.ids)
         self.mdp_ids.append(rows.mdp_ids)
         self.num_mdp_ids += len(rows.mdp_ids)
         self.num_rows += len(rows)
@@ -182,8 +185,9 @@ class SpooledLog:
         self._save("sequence", order.sequence)
         self._save("episode_hash", order.episode_hashes())
         ends = {name: self._taken(name, order.rows) for name in ("bootstrap", "truncated")}
-        for name in [*ends, *self.vectors]:
-            self._save(name, ends[name] if name in ends else self._taken(name, order.rows))
+        for name in VECTORS:
+            if name not in ("sequence", "episode"):
+                self._save(name, ends[name] if name in ends else self._taken(name, order.rows))
         terminal = ends["bootstrap"] == 0
         self.counts.update(
             rows=self.num_rows,
@@ -193,41 +197,34 @@ class SpooledLog:
             duplicate_rows=order.duplicates,
         )
         self._write_states(order, terminal)
-        shape = (self.num_rows, len(self.metric_keys))
-        self._write("metrics", np.float32, shape, self._metrics(order.rows), self.metrics)
-        for name, mask in (("mask", self.mask), ("next_mask", self.next_mask)):
-            self._write(name, np.uint8, (self.num_rows, mask.width), mask.gathered(order.rows), mask)
+        self._write("metrics", self.num_rows, self._metrics(order.rows), "metrics")
+        for name in ("mask", "next_mask"):
+            self._write(name, self.num_rows, self.spools[name].gathered(order.rows), name)
         self._write_lists(order.rows)
 
     def _taken(self, name: str, order: NDArray[np.int64] | None = None) -> NDArray[Any]:
         """Returns a whole vector, whose spool ends with it."""
-        spool = self.vectors.pop(name)
         rows = np.arange(self.num_rows) if order is None else order
-        values = np.concatenate([np.empty(0, VECTORS[name]), *spool.gathered(rows)])
-        spool.remove()
+        values = np.concatenate([np.empty(0, VECTORS[name]), *self.spools[name].gathered(rows)])
+        self.spools[name].remove()
         return values
 
     def _save(self, name: str, values: NDArray[Any]) -> None:
-        self._write(name, values.dtype, values.shape, [values])
+        write_npy(self.folder / f"{name}.npy", values.dtype, values.shape, [values])
 
-    def _write(
-        self,
-        name: str,
-        dtype: DTypeLike,
-        shape: tuple[int, ...],
-        chunks: Iterable[NDArray[Any]],
-        *spools: Spool[Any],
-    ) -> None:
-        write_npy(self.folder / f"{name}.npy", dtype, shape, chunks)
-        for spool in spools:
-            spool.remove()
+    def _write(self, name: str, rows: int, chunks: Iterable[NDArray[Any]], *read: str) -> None:
+        """Writes a matrix of its spool's columns; the spools that were read for it end with it."""
+        spool = self.spools[name]
+        write_npy(self.folder / f"{name}.npy", spool.dtype, (rows, spool.width), chunks)
+        for one in read:
+            self.spools[one].remove()
 
     def _write_states(self, order: Order, terminal: NDArray[np.bool_]) -> None:
         """Writes the rows' states, and behind them the next states that are no row's successor."""
         rows, same = order.rows, np.zeros(self.num_rows, bool)
         start = 0
-        following = self.state.gathered(np.roll(rows, -1))
-        for after, state in zip(self.next_state.gathered(rows), following, strict=True):
+        states, nexts = self.spools["state"], self.spools["next_state"]
+        for after, state in zip(nexts.gathered(rows), states.gathered(np.roll(rows, -1)), strict=True):
             same[start : start + len(after)] = (after.view(np.uint32) == state.view(np.uint32)).all(axis=1)
             start += len(after)
         same &= ~terminal
@@ -241,28 +238,26 @@ class SpooledLog:
         next_index[side] = np.arange(self.num_rows, total)
         self._save("next_index", next_index.astype(np.int32 if total < 2**31 else np.int64))
         self._save("follows", follows)
-        chunks = chain(self.state.gathered(rows), self.next_state.gathered(rows[side]))
-        self._write("state", np.float32, (total, self.state.width), chunks, self.state, self.next_state)
+        self._write("state", total, chain(states.gathered(rows), nexts.gathered(rows[side])), "state", "next_state")
         self.counts["side_rows"] = len(side)
 
     def _metrics(self, rows: NDArray[np.int64]) -> Iterator[NDArray[np.float32]]:
-        for values in self.metrics.gathered(rows):
+        for values in self.spools["metrics"].gathered(rows):
             self.counts["metrics_absent_values"] += int(np.isnan(values).sum())
             yield np.nan_to_num(values, nan=0.0)
 
     def _write_lists(self, rows: NDArray[np.int64]) -> None:
         records = [
             np.concatenate([np.empty((0, len(_RECORD)), np.int64), *(spool.gathered(rows) if self.parametric else ())])
-            for spool in (self.lists, self.next_lists)
+            for spool in (self.spools["lists"], self.spools["next_lists"])
         ]
         shared = share(*records)
         total = int(shared.length.sum())
         self._save("list_offsets", np.concatenate((np.zeros(1, np.int64), np.cumsum(shared.length))))
         self._save("actions_list", shared.now)
         self._save("next_list", shared.after)
-        chunks = chain.from_iterable(self.candidates.gathered(part) for part in shared.candidates())
-        spools = (self.candidates, self.lists, self.next_lists)
-        self._write("candidates", np.float32, (total, self.candidates.width), chunks, *spools)
+        chunks = chain.from_iterable(map(self.spools["candidates"].gathered, shared.candidates()))
+        self._write("candidates", total, chunks, "candidates", "lists", "next_lists")
         if self.parametric:
             self.counts.update(lists=len(shared.length), candidates=total)
 

@@ -21,6 +21,7 @@ from reagent_lite.types import NormalizationSpec
 ORIGIN = ("origin_file.npy", "origin_line.npy")
 """Arrays that say where a row stood in the input: copies that were split or shuffled differently differ in them."""
 
+_FROM_COPY = ("action_names", "state_ids", "action_ids", "metric_names", "counts", "notes")
 _ABSENCES = (
     ("state_ids", "feature", "missing"),
     ("action_ids", "candidates' feature", "missing"),
@@ -64,14 +65,9 @@ class Facts:
         return cls(
             node=node,
             rows=len(copy),
-            action_names=copy.action_names,
-            state_ids=copy.state_ids,
-            action_ids=copy.action_ids,
-            metric_names=copy.metric_names,
+            **{name: getattr(copy, name) for name in _FROM_COPY},
             content=content,
             manifest=copy.digest if len(copy) else _sha256(""),
-            counts=copy.counts,
-            notes=copy.notes,
             normalization={name: _sha256(normalization_json(spec)) for name, spec in given.items()},
         )
 

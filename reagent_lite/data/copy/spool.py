@@ -24,12 +24,13 @@ class Spool(Generic[K]):
             lacks is NaN, or 0 in integers.
 
     Attributes:
+        dtype: of the values.
         num_rows: appended so far.
     """
 
     def __init__(self, file: Path, dtype: DTypeLike, keys: dict[K, int] | None = None) -> None:
         self._file = file
-        self._dtype = np.dtype(dtype)
+        self.dtype = np.dtype(dtype)
         self._keys: dict[K, int] | None = keys
         self._parts: list[tuple[int, ...]] = []  # shapes of the stretches of one width: (rows,) or (rows, width)
         self.num_rows = 0
@@ -42,11 +43,11 @@ class Spool(Generic[K]):
             columns = [self._keys.setdefault(key, len(self._keys)) for key in keys]
             shape = (len(self._keys),)
             if columns != list(range(len(self._keys))):
-                wide = np.full((len(values), len(self._keys)), self._absent, self._dtype)
+                wide = np.full((len(values), len(self._keys)), self._absent, self.dtype)
                 wide[:, columns] = values
                 values = wide
         with self._file.open("ab") as stream:
-            stream.write(_bytes(values, self._dtype))
+            stream.write(_bytes(values, self.dtype))
         before = self._parts.pop()[0] if self._parts and self._parts[-1][1:] == shape else 0
         self._parts.append((before + len(values), *shape))
         self.num_rows += len(values)
@@ -58,7 +59,7 @@ class Spool(Generic[K]):
 
     @property
     def _absent(self) -> float:
-        return np.nan if self._dtype.kind == "f" else 0
+        return np.nan if self.dtype.kind == "f" else 0
 
     def gathered(self, rows: NDArray[np.int64]) -> Iterator[NDArray[Any]]:
         """Yields chunks of the given rows, in their order; columns are in ascending order of their keys."""
@@ -66,14 +67,14 @@ class Spool(Generic[K]):
         shape: tuple[int, ...] = () if ascending is None else (len(ascending),)
         in_order = ascending is None or ascending == list(range(len(ascending)))
         starts = np.cumsum([0, *(part[0] for part in self._parts)])
-        offsets = np.cumsum([0, *(int(np.prod(part)) * self._dtype.itemsize for part in self._parts)])
-        size = max(1, CHUNK_BYTES // max(1, self._dtype.itemsize * int(np.prod(shape))))
+        offsets = np.cumsum([0, *(int(np.prod(part)) * self.dtype.itemsize for part in self._parts)])
+        size = max(1, CHUNK_BYTES // max(1, self.dtype.itemsize * int(np.prod(shape))))
         for start in range(0, len(rows), size):
             chunk = rows[start : start + size]
             if [part[1:] for part in self._parts] == [shape]:
                 found = np.take(self._mapped(0, 0), chunk, axis=0)
             else:
-                found = np.full((len(chunk), *shape), self._absent, self._dtype)
+                found = np.full((len(chunk), *shape), self._absent, self.dtype)
                 part_of = np.searchsorted(starts, chunk, side="right") - 1
                 for part in np.unique(part_of):
                     inside, values = part_of == part, self._mapped(part, offsets[part])
@@ -84,8 +85,8 @@ class Spool(Generic[K]):
         """Returns a part, mapped from the file: its pages count as this process's memory while they are mapped."""
         shape = self._parts[part]
         if not np.prod(shape):
-            return np.empty(shape, self._dtype)
-        return np.asarray(np.memmap(self._file, self._dtype, "r", int(offset), shape))
+            return np.empty(shape, self.dtype)
+        return np.asarray(np.memmap(self._file, self.dtype, "r", int(offset), shape))
 
     def remove(self) -> None:
         """Removes the file."""

@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
@@ -20,7 +19,6 @@ from oracles.runs import ROOT
 from oracles.shards import multiset, names, plain, rows_of, stage, table, write
 
 from reagent_lite.config.shard import ShardConfig
-from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.data.shards import dealing
 from reagent_lite.data.shards.dealing import make_shards
 from reagent_lite.data.stage import StageManifest, data_files
@@ -52,54 +50,6 @@ def scattered(folder: Path) -> Path:
     order = order[np.argsort(rows["sequence_number"].to_numpy()[order], kind="stable")]
     write(folder / "log.parquet", rows.take(pa.array(order)))
     return folder
-
-
-def csv_file(folder: Path, rows: list[dict[str, Any]]) -> None:
-    cells = {name: [json.dumps(row[name]) if isinstance(row[name], dict | list) else row[name] for row in rows]
-             for name in rows[0]}  # fmt: skip
-    pa.csv.write_csv(pa.table(cells), folder / "log.csv")
-
-
-def ipc_file(folder: Path, rows: list[dict[str, Any]]) -> None:
-    columns = pa.Table.from_pylist(rows)
-    with pa.ipc.new_file(str(folder / "log.arrow"), columns.schema) as writer:
-        writer.write_table(columns)
-
-
-@pytest.mark.parametrize(("write_file", "layout"), [(csv_file, "shards"), (ipc_file, "replicas")])
-def test_columns_that_no_log_has_stay(tmp_path: Path, write_file: Any, layout: Kind) -> None:
-    rows = [{"country": "KE" if i % 3 else "", **row} for i, row in enumerate(random_rows(60, missing=0.0))]
-    write_file(tmp_path, rows)
-    shards, _ = made(tmp_path, tmp_path / "out", 2, layout=layout)
-    picked = ("country", "mdp_id", "sequence_number", "reward")
-    found = [{key: row[key] or "" if key == "country" else row[key] for key in picked}
-             for shard in shards for row in shard]  # fmt: skip
-    assert multiset(found) == multiset(
-        [{key: row[key] for key in picked} for row in rows] * (1 if layout == "shards" else 2)
-    )
-    learned = prepare_training_copy(str(tmp_path / "out/shard-00000"), actions=("a", "b"))
-    assert sorted(learned.reward) == sorted(np.float32(row["reward"]) for row in shards[0])
-
-
-def test_whole_files_by_hand(tmp_path: Path) -> None:
-    """100 rows in files of 40, 30, 20 and 10."""
-    for rows in (40, 30, 20, 10):
-        write(tmp_path / f"{rows}.parquet", table([5] * (rows // 5), first=rows))
-    parent = stage(tmp_path)
-
-    def dealt(num_nodes: int) -> tuple[list[list[str]], list[str], list[float]]:
-        whole, rest, room = dealing.whole_files(data_files(str(tmp_path)), parent, ShardConfig(num_nodes=num_nodes))
-        return (
-            sorted([file.name[:2] for file in own] for own in whole),
-            [file.name[:2] for file in rest],
-            sorted(round(one, 1) for one in room.tolist()),
-        )
-
-    assert dealt(1) == ([["10", "20", "30", "40"]], [], [0])
-    assert dealt(2) == ([["10", "40"], ["20", "30"]], [], [0, 0])
-    assert dealt(3) == ([["10"], ["20"], ["30"]], ["40"], [3.3, 13.3, 23.3])
-    assert dealt(5) == ([[], [], [], ["10"], ["20"]], ["30", "40"], [0, 10, 20, 20, 20])
-    assert sorted(map(len, made(tmp_path, tmp_path / "out", 5)[0])) == [20] * 5
 
 
 def test_the_seed_decides_and_the_names_of_files_do_not(tmp_path: Path) -> None:
@@ -223,20 +173,17 @@ def test_replicas_are_whole_and_in_orders_of_their_own(tmp_path: Path, monkeypat
     for copy in copies:
         assert multiset(copy) == expected
         assert len(names(copy)) == len(LENGTHS)  # each episode in one piece
-    orders = {tuple(names(copy)) for copy in copies}
-    assert len(orders) == 3
+    assert len({tuple(names(copy)) for copy in copies}) == 3
     assert len(manifests[0].files) > 1
-    again, _ = made(path, tmp_path / "again", 3, layout="replicas")
-    assert again == copies
+    assert made(path, tmp_path / "again", 3, layout="replicas")[0] == copies
 
 
 def test_more_machines_than_episodes(tmp_path: Path) -> None:
     write(tmp_path / "in" / "log.parquet", table([4, 4]))
     shards, manifests = made(tmp_path / "in", tmp_path / "out", 5)
     assert sorted(len(shard) for shard in shards) == [0, 0, 0, 4, 4]
-    for number, shard in enumerate(shards):
-        folder = tmp_path / "out" / f"shard-{number:05d}"
-        assert manifests[number] == StageManifest.read(str(folder))
+    for manifest, shard, folder in zip(manifests, shards, sorted((tmp_path / "out").iterdir()), strict=True):
+        assert manifest == StageManifest.read(str(folder))
         if not shard:
             assert [file.name for file in folder.iterdir()] == ["manifest.json"]
             with pytest.raises(NoRowsError, match="none, as its manifest"):

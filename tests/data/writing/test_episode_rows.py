@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +12,6 @@ import duckdb
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-import zstandard
 from numpy.typing import NDArray
 from oracles.transitions import check_same
 
@@ -240,16 +238,6 @@ def test_parquet_has_the_types_of_the_contract(tmp_path: Path) -> None:
     mapped = written(tmp_path / "m.parquet", schema, two_episodes())
     assert {duckdb_types(mapped)[name] for name in ("action", "possible_actions")} == {maps, f"{maps}[]"}
     assert pq.read_table(mapped)["action"].to_pylist() == [[(0, -1.0)], [(0, 1.0)], [(0, 1.0)]]
-
-
-def test_compressed_files_hold_the_plain_bytes(tmp_path: Path) -> None:
-    schema = LogSchema(transitions=True, action_names=NAMES)
-    plain, packed, squeezed = (
-        written(tmp_path / f"x{suffix}", schema, two_episodes(), two_episodes()).read_bytes()
-        for suffix in (".jsonl", ".jsonl.gz", ".jsonl.zst")
-    )
-    assert gzip.decompress(packed) == plain
-    assert zstandard.ZstdDecompressor().stream_reader(squeezed, read_across_frames=True).read() == plain
 
 
 @pytest.mark.parametrize("suffix", list(FORMATS))
