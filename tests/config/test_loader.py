@@ -82,7 +82,7 @@ SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.c
 VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=6)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.data(), sample=st.sampled_from(SAMPLES))
 def test_random_faults_are_refused_or_valid(
     data: st.DataObject, sample: tuple[type[DqnConfig], dict[str, Any]]
@@ -131,15 +131,11 @@ def test_paths_that_no_file_can_have() -> None:
         load_config(DqnConfig, None, ("a." * 100_000 + "b=1",))
 
 
-def test_integers_are_not_taken_from_text_or_fractions() -> None:
-    found = faults({"epochs": "3", "training": {"minibatch_size": 1.5}})
-    assert "valid integer" in found["epochs"]
-    assert "valid integer" in found["training.minibatch_size"]
-
-
 @pytest.mark.parametrize(
     ("tree", "where", "words"),
     [
+        ({"epochs": "3"}, "epochs", "valid integer"),
+        ({"training": {"minibatch_size": 1.5}}, "training.minibatch_size", "valid integer"),
         ({"actions": ["a", "b", "a"]}, "actions", "'a' 2 times"),
         ({"actions": ["a"]}, "actions", "at least two"),
         ({"rl": {"reward_boost": {"2": 1.0}}}, "rl.reward_boost.2", "one of ['0', '1']"),
@@ -188,21 +184,17 @@ def test_parametric_rules() -> None:
 
 def test_file_errors_name_file_and_line(tmp_path: Path) -> None:
     file = tmp_path / "x.json"
-    file.write_text('{\n "epochs": 1,\n "epochs": 2,\n}')
-    with pytest.raises(ConfigError, match=r"x\.json:4: expected JSON"):
-        load_config(DqnConfig, str(file))
-    file.write_text(
-        '{"epochs": 1, "epochs": 2, "model_output_path": "o", "training_data_path": "d", "actions": ["a", "b"]}'
-    )
-    with pytest.raises(ConfigError, match="epochs: expected every key once, got 2 times"):
-        load_config(DqnConfig, str(file))
+    rest = json.dumps(GOOD)[1:]
+    for text, words in (
+        ('{\n "epochs": 1,\n "epochs": 2,\n}', r"x\.json:4: expected JSON"),
+        ('{"epochs": 1, "epochs": 2, ' + rest, "epochs: expected every key once, got 2 times"),
+        ('{"rl": {"gamma": NaN}, ' + rest, "gamma"),
+    ):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=words):
+            load_config(DqnConfig, str(file))
     with pytest.raises(ConfigError, match=r"Did you mean .*x\.json"):
         load_config(DqnConfig, str(tmp_path / "xx.json"))
-    file.write_text(
-        '{"rl": {"gamma": NaN}, "model_output_path": "o", "training_data_path": "d", "actions": ["a", "b"]}'
-    )
-    with pytest.raises(ConfigError, match="gamma"):
-        load_config(DqnConfig, str(file))
 
 
 def test_overrides_take_json_or_text(tmp_path: Path) -> None:

@@ -43,9 +43,7 @@ def test_beside_data_the_share_counts() -> None:
     ("tree", "where", "says"),
     [
         (changed(ALONE, {"env": ""}), "simulation.env", "got nothing"),
-        (changed(ALONE, {"num_envs": 0}), "simulation.num_envs", "0 (integer)"),
         (changed(ALONE, {"epsilon_start": 0.1, "epsilon_end": 0.2}), "simulation.epsilon_end", "at most epsilon_start"),
-        (changed(ALONE, {"epsilon_start": 1.5}), "simulation.epsilon_start", "less than or equal to 1"),
         (changed(ALONE, {"num_envs": 100, "replay": {"capacity": 299}}), "simulation.replay.capacity", "at least 300"),
         (changed(ALONE, {"replay": {"prioritised": True}}), "simulation.replay.prioritised", "'prioritized'"),
         (changed(ALONE, {"enviroment": "x"}), "simulation.enviroment", "unknown key"),
@@ -64,7 +62,6 @@ def test_beside_data_the_share_counts() -> None:
         (changed(BESIDE, {"share": 0, "replay": {"prioritized": True}}), "simulation.replay", "share is 0"),
         (changed(ALONE, epochs=3), "epochs", "simulation.total_steps"),
         (changed(ALONE, eval_data_path="x"), "eval_data_path", "absent without training_data_path"),
-        (changed(ALONE, {"evaluation_episodes": 1}), "simulation.evaluation_episodes", "greater than or equal to 2"),
         (changed(ALONE, {"backend": "cuda"}, use_gpu=False), "simulation.backend", "use_gpu is false"),
         (changed(BESIDE, {"share": None}), "simulation.share", "beside training_data_path"),
         (changed(BESIDE, {"total_steps": 50_000}), "simulation.total_steps", "absent beside training_data_path"),
