@@ -6,37 +6,30 @@ The CPU build takes a pointer to the structure, CUDA takes it by value.
 import ctypes
 from typing import ClassVar, Literal
 
-_POINTER = ctypes.c_void_p
-
 Kernel = Literal["env_reset", "env_step", "env_observe", "env_act"]
 """Starts every environment's running episode anew; takes an action in every environment, where an episode that ends is
 followed by the next one; writes observation, mask and features of the present states; draws actions (`ActCall`)."""
+
+
+_SHARED: list[tuple[str, type]] = [
+    ("seed", ctypes.c_uint32),
+    ("stream", ctypes.c_uint32),
+    ("first_env", ctypes.c_uint32),
+    ("num", ctypes.c_int32),
+]
+
+
+def _pointers(names: str) -> list[tuple[str, type]]:
+    return [(name, ctypes.c_void_p) for name in names.split()]
 
 
 class Call(ctypes.Structure):
     """Arguments of env_reset, env_step and env_observe; a null output is not written."""
 
     _fields_: ClassVar = [
-        ("state", _POINTER),
-        ("step_count", _POINTER),
-        ("episode", _POINTER),
-        ("episode_return", _POINTER),
-        ("action", _POINTER),
-        ("observation", _POINTER),
-        ("next_observation", _POINTER),
-        ("reward", _POINTER),
-        ("ended", _POINTER),
-        ("last_return", _POINTER),
-        ("last_length", _POINTER),
-        ("mask", _POINTER),
-        ("next_mask", _POINTER),
-        ("features", _POINTER),
-        ("next_features", _POINTER),
-        ("fault", _POINTER),
-        ("seed", ctypes.c_uint32),
-        ("stream", ctypes.c_uint32),
-        ("first_env", ctypes.c_uint32),
-        ("num", ctypes.c_int32),
+        *_pointers("state step_count episode episode_return action observation next_observation reward ended"),
+        *_pointers("last_return last_length mask next_mask features next_features fault"),
+        *_SHARED,
         ("time_limit", ctypes.c_int32),
         ("reserved", ctypes.c_int32),
     ]
@@ -46,18 +39,8 @@ class ActCall(ctypes.Structure):
     """Arguments of env_act."""
 
     _fields_: ClassVar = [
-        ("q", _POINTER),
-        ("mask", _POINTER),
-        ("action", _POINTER),
-        ("propensity", _POINTER),
-        ("step_count", _POINTER),
-        ("episode", _POINTER),
-        ("epsilon", _POINTER),
-        ("fault", _POINTER),
-        ("seed", ctypes.c_uint32),
-        ("stream", ctypes.c_uint32),
-        ("first_env", ctypes.c_uint32),
-        ("num", ctypes.c_int32),
+        *_pointers("q mask action propensity step_count episode epsilon fault"),
+        *_SHARED,
         ("temperature", ctypes.c_float),
         ("reserved", ctypes.c_int32),
     ]

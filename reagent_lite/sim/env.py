@@ -224,18 +224,19 @@ class VectorEnv:
             )
 
     def _require_sense(self) -> None:
-        if self.num_envs < 1:
-            raise SimulationError(Problem("simulation.num_envs", "at least 1 environment", str(self.num_envs)))
-        if self.time_limit < 1:
-            raise SimulationError(Problem("simulation.time_limit", "at least 1 step", str(self.time_limit)))
         # a candidate's place in the counter is step * num_actions + k in 28 bits; they are drawn at the last step too
         most = min(MOST_STEPS, 2**28 // self.spec.num_actions - 1) if self.spec.candidates else MOST_STEPS
         if self.time_limit > most:
             raise SimulationError(too_long(f"simulation.time_limit of {self.spec.name}", most, self.time_limit))
-        if self.num_envs >= 2**31:
-            raise SimulationError(Problem("simulation.num_envs", "fewer than 2^31 environments", str(self.num_envs)))
-        if not 0 <= self.first_env <= 2**32 - self.num_envs:
-            raise SimulationError(Problem("first_env", "global ids from 0 to 2^32 - 1", str(self.first_env)))
+        num, first = self.num_envs, self.first_env
+        for is_right, where, expected, got in (
+            (num >= 1, "simulation.num_envs", "at least 1 environment", num),
+            (num < 2**31, "simulation.num_envs", "fewer than 2^31 environments", num),
+            (self.time_limit >= 1, "simulation.time_limit", "at least 1 step", self.time_limit),
+            (0 <= first <= 2**32 - num, "first_env", "global ids from 0 to 2^32 - 1", first),
+        ):
+            if not is_right:
+                raise SimulationError(Problem(where, expected, str(got)))
         need = self.num_envs * self.bytes_per_env
         free = free_bytes(self.device)
         if need > free:
@@ -294,12 +295,10 @@ class VectorEnv:
     def _bind(self) -> None:
         """Writes the buffers' addresses into the calls."""
         outputs = self._tensors()
-        for name, *_ in Call._fields_:
-            if name in outputs:
-                setattr(self._call, name, outputs[name].data_ptr())
-        for name, *_ in ActCall._fields_:
-            if name in outputs:
-                setattr(self._act_call, name, outputs[name].data_ptr())
+        for call in (self._call, self._act_call):
+            for name, *_ in call._fields_:
+                if name in outputs:
+                    setattr(call, name, outputs[name].data_ptr())
         self._play_call = _without(self._call, "next_observation", "next_mask", "next_features")
         self._bare_call = _without(self._play_call, "observation", "mask", "features")
 

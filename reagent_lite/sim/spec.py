@@ -63,31 +63,17 @@ class EnvSpec:
     def parse(cls, name: str, description: str) -> Self:
         """Returns the spec in a compiled environment's JSON; `measured` adds parameters and action features."""
         tree: dict[str, Any] = json.loads(description)
-        return cls(
-            name=name,
-            num_actions=tree["num_actions"],
-            observation_size=tree["observation_size"],
-            time_limit=tree["time_limit"],
-            action_feature_size=tree["action_feature_size"],
-            candidates=tree["candidates"],
-            masked=tree["masked"],
-            action_bytes=tree["action_bytes"],
-            action_names=tuple(tree["action_names"]) or tuple(map(str, range(tree["num_actions"]))),
-            parameters=dict.fromkeys(tree["parameters"], 0.0),
-            fields=tuple(Field(*field) for field in tree["state"]),
-            action_features=(),
-        )
+        fields = tuple(Field(*field) for field in tree.pop("state"))
+        tree["action_names"] = tuple(tree["action_names"]) or tuple(map(str, range(tree["num_actions"])))
+        tree["parameters"] = dict.fromkeys(tree["parameters"], 0.0)
+        return cls(name=name, fields=fields, action_features=(), **tree)
 
     def measured(self, parameters: list[float], action_features: list[float]) -> Self:
         """Returns the spec with the numbers that the kernel computed: parameters in order, features [K * F]."""
         size = self.action_feature_size
-        rows = (
-            ()
-            if self.candidates
-            else tuple(tuple(action_features[i * size : (i + 1) * size]) for i in range(self.num_actions))
-        )
+        rows = [] if self.candidates else [action_features[i * size : (i + 1) * size] for i in range(self.num_actions)]
         named = dict(zip(self.parameters, parameters, strict=True))
-        return replace(self, parameters=named, action_features=rows)
+        return replace(self, parameters=named, action_features=tuple(map(tuple, rows)))
 
     @property
     def state_words(self) -> int:

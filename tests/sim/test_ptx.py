@@ -12,11 +12,40 @@ import torch
 from oracles.ptx import read, translate
 from oracles.ptx_instructions import PtxError
 from oracles.ptx_machine import IllegalAccess, Machine, Region, regions
-from oracles.ptx_texts import HEADER, entry, launch
 from torch import Tensor
 
 NAN, ODD_NAN, INFINITE, LEAST = 0x7FFFFFFF, 0xFFC00001, 0x7F800000, 0x80000000
 ALL, MOST, ALL64 = 2**32 - 1, 2**31 - 1, 2**64 - 1
+
+HEADER = ".version 9.0\n.target sm_75\n.address_size 64\n"
+REGISTERS = """{
+	.reg .pred 	%p<10>;
+	.reg .b16 	%rs<10>;
+	.reg .b32 	%r<10>;
+	.reg .f32 	%f<10>;
+	.reg .b64 	%rd<20>;
+"""
+
+
+def entry(name: str, body: str) -> str:
+    """A kernel that is given two addresses, in %rd10 and %rd11."""
+    return f"""
+.visible .entry {name}(
+	.param .u64 {name}_0,
+	.param .u64 {name}_1
+)
+{REGISTERS}
+	ld.param.u64 	%rd10, [{name}_0];
+	ld.param.u64 	%rd11, [{name}_1];
+{body}
+	ret;
+}}
+"""
+
+
+def launch(machine: Machine, name: str, first: Tensor, second: Tensor, shape: tuple[int, int] = (1, 1)) -> None:
+    arguments = struct.pack("PP", first.data_ptr(), second.data_ptr())
+    machine.launch(name, shape, arguments, regions({"first": first, "second": second}))
 
 
 def f(x: float) -> int:
