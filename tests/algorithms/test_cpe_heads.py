@@ -40,15 +40,8 @@ def uniform(state: Tensor, actions: Actions) -> Tensor:
 
 def test_loss_by_hand():
     eye = torch.eye(2)
-    batch = make_batch(
-        eye,
-        eye.flip(0),
-        [0, 1],
-        [1.0, 2.0],
-        steps=torch.tensor([2.0, 1.0]),
-        bootstrap=torch.tensor([1.0, 0.0]),
-        weight=torch.tensor([0.25, 0.75]),
-    )
+    after = {"steps": torch.tensor([2.0, 1.0]), "bootstrap": torch.tensor([1.0, 0.0])}
+    batch = make_batch(eye, eye.flip(0), [0, 1], [1.0, 2.0], weight=torch.tensor([0.25, 0.75]), **after)
     reward = torch.tensor([[[3.0], [0.0]], [[0.0], [4.0]]])
     value = torch.tensor([[[10.0], [20.0]], [[30.0], [40.0]]])
     propensities = torch.tensor([[0.25, 0.75], [1.0, 0.0]])
@@ -76,15 +69,10 @@ def test_target_is_not_differentiated_and_follows_after_a_step():
 
 def test_scales_from_sums():
     heads = heads_of(torch.zeros(2, 2, 2), torch.zeros(2, 2, 2), gamma=0.5)
-    batch = make_batch(
-        torch.eye(2)[[0, 1, 0]],
-        torch.eye(2)[[0, 1, 0]],
-        [0, 1, 0],
-        [3.0, 4.0, 99.0],
-        metrics=torch.tensor([[0.0], [0.0], [7.0]]),
-        bootstrap=torch.tensor([1.0, 0.0, 1.0]),
-        weight=torch.tensor([0.5, 0.5, 0.0]),
-    )
+    state = torch.eye(2)[[0, 1, 0]]
+    other = {"bootstrap": torch.tensor([1.0, 0.0, 1.0]), "weight": torch.tensor([0.5, 0.5, 0.0])}
+    metrics = torch.tensor([[0.0], [0.0], [7.0]])
+    batch = make_batch(state, state, [0, 1, 0], [3.0, 4.0, 99.0], metrics=metrics, **other)
     sums = heads.scale_sums(batch)
     assert sums.tolist() == [2, 0.5, 25, 0]  # padding is left out
     heads.set_scales(sums)
@@ -193,6 +181,7 @@ def test_streams_and_dropout_of_the_q_network_are_left_out():
 
 def test_each_batch_is_used_once():
     heads = heads_of(torch.zeros(2, 2, 1), torch.zeros(2, 2, 1))
+    assert fit_heads(heads, [], uniform, torch.optim.SGD(heads.parameters(), lr=0.1)) == {}
     taken = 0
 
     def batches() -> object:
@@ -209,21 +198,6 @@ def test_each_batch_is_used_once():
     assert (heads.reward_network.table - before)[0, 0, 0].item() == pytest.approx(1 - 0.9**3)
 
 
-def test_no_batches_fit_nothing():
-    heads = heads_of(torch.zeros(2, 2, 1), torch.zeros(2, 2, 1))
-    assert fit_heads(heads, [], uniform, torch.optim.SGD(heads.parameters(), lr=0.1)) == {}
-
-
-def test_state_makes_the_round_trip():
-    spec = SourceSpec(num_state_features=3, action_names=("a", "b"))
-    one, other = (build_cpe_heads(spec, SETTINGS, gamma=0.9, target_update_rate=0.1) for _ in range(2))
-    one.reward_scale.fill_(7)
-    other.load_state_dict(one.state_dict())
-    state, actions = torch.randn(4, 3), Actions(mask=torch.ones(4, 2, dtype=torch.bool))
-    for ours, theirs in zip(one.predict(state, actions), other.predict(state, actions), strict=True):
-        assert torch.equal(ours, theirs)
-
-
 def test_choices_that_are_not_allowed_have_value_zero():
     heads = heads_of(torch.ones(2, 2, 1), torch.ones(2, 2, 1))
     actions = Actions(mask=torch.tensor([[True, False]]))
@@ -232,15 +206,8 @@ def test_choices_that_are_not_allowed_have_value_zero():
 
 def test_absurd_value_where_the_episode_ends_does_not_reach_the_target():
     heads = heads_of(torch.zeros(2, 2, 1), torch.full((2, 2, 1), 1e30))
-    batch = make_batch(
-        torch.eye(2),
-        torch.eye(2),
-        [0, 1],
-        [1.0, 2.0],
-        bootstrap=torch.zeros(2),
-        next_actions=Actions(mask=torch.zeros(2, 2, dtype=torch.bool)),
-    )
+    none = Actions(mask=torch.zeros(2, 2, dtype=torch.bool))
+    batch = make_batch(torch.eye(2), torch.eye(2), [0, 1], [1.0, 2.0], bootstrap=torch.zeros(2), next_actions=none)
     with torch.no_grad():
         heads.value_network.table.zero_()
-    _, metrics = heads(batch, torch.zeros(2, 2))
-    assert metrics["value_loss"].item() == pytest.approx((1 + 4) / 2)
+    assert heads(batch, torch.zeros(2, 2))[1]["value_loss"].item() == pytest.approx((1 + 4) / 2)

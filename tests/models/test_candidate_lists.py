@@ -51,30 +51,6 @@ def test_padding_is_not_computed(dueling: bool) -> None:
         torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-5)
 
 
-def test_one_by_one_is_the_same() -> None:
-    made = network(dueling=False)
-    state, mask, features = lists(LENGTHS)
-    outputs = allowed_values(made, state, Actions(mask=mask, features=features))
-    for row, length in enumerate(LENGTHS):
-        for k in range(length):
-            alone = made(state[row : row + 1], torch.ones(1, 1, dtype=torch.bool), features[row : row + 1, k : k + 1])
-            torch.testing.assert_close(outputs[row, k], alone[0, 0])
-
-
-@pytest.mark.parametrize(
-    ("lengths", "rows"),
-    [([5, 5, 5], 15), ([5, 4, 5, 5], 20), ([1, 1, 1], 3), ([0, 0, 1], 3), ([0, 0, 2], 2)],
-    ids=["all alike", "nearly", "one each", "one at most", "one list of two"],
-)
-def test_when_padding_is_left_out(lengths: list[int], rows: int) -> None:
-    """Where counting costs less: lists of several, of which less than four fifths are there."""
-    made = network(dueling=False)
-    seen = rows_of(made)
-    state, mask, features = lists(lengths)
-    allowed_values(made, state, Actions(mask=mask, features=features))
-    assert seen == [rows]
-
-
 def test_no_candidate_at_all() -> None:
     made = network(dueling=True)
     state, _, features = lists([2, 2])

@@ -35,15 +35,10 @@ def zeros(network: nn.Module) -> dict[str, Tensor]:
     return {name: torch.zeros_like(p) for name, p in network.named_parameters()}
 
 
-def test_functional_call_computes_from_the_parameters_it_is_given(network: nn.Module) -> None:
+def test_the_parameters_given_or_assigned_are_the_ones_used(network: nn.Module) -> None:
     x = inputs(network)
     assert network(*x).abs().max() > 0.01
     assert torch.func.functional_call(network, zeros(network), x).tolist() == [[[0.0]] * 2] * ROWS
-
-
-def test_assigned_parameters_are_the_ones_used(network: nn.Module) -> None:
-    x = inputs(network)
-    network(*x)
     network.load_state_dict(zeros(network), assign=True)
     assert network(*x).tolist() == [[[0.0]] * 2] * ROWS
 

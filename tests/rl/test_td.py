@@ -42,10 +42,6 @@ def test_a_row_without_choices_has_value_zero() -> None:
     assert double_q_value(Q, TARGET, none).item() == 0
 
 
-def test_ties_go_to_the_lowest_index() -> None:
-    assert greedy_choice(torch.tensor([[1.0, 5.0, 5.0]]), torch.ones(1, 3, dtype=torch.bool)).item() == 1
-
-
 def test_values_of_distributions_keep_their_outputs() -> None:
     outputs = torch.tensor([[[1.0, 2.0], [3.0, 4.0]], [[5.0, 6.0], [7.0, 8.0]]])
     mask = torch.tensor([[True, True], [False, False]])
@@ -55,9 +51,6 @@ def test_values_of_distributions_keep_their_outputs() -> None:
 def test_discount_is_gamma_to_the_steps_and_zero_after_the_end() -> None:
     d = discount(0.9, torch.tensor([4.0, 3.0, 1.0]), torch.tensor([1.0, 1.0, 0.0]))
     torch.testing.assert_close(d, torch.tensor([0.6561, 0.729, 0.0]))
-
-
-def test_discount_of_gamma_zero() -> None:
     assert discount(0.0, torch.tensor([1.0, 2.0]), torch.ones(2)).tolist() == [0.0, 0.0]
 
 
