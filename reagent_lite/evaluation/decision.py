@@ -5,11 +5,10 @@ returns in simulation ────┼─► findings: better, worse or undecided
 verdict of publish_if ────┘
 """
 
-import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntEnum, StrEnum
+from enum import StrEnum
 from typing import Any
 
 from reagent_lite.evaluation.cpe import Estimate
@@ -18,16 +17,6 @@ from reagent_lite.evaluation.interval import Interval
 from reagent_lite.evaluation.verdict import Verdict
 
 LOGGED, OTHER_MODEL = "logged policy", "other model"
-_TRY = "give it a small share of the decisions, with their propensities logged."
-_TRY_BOTH = "give each policy a share of the decisions (an A/B test)."
-_LEARN = (
-    "keep the policy in use; learn longer (epochs) or from more data, or raise rl.cql_alpha, which keeps a policy "
-    "near the log."
-)
-_UNITS = (
-    (("sequential", "discounted return of an episode"), ("one_step", "reward of a row")),
-    (("sequential", "discounted sum over an episode"), ("one_step", "mean of a row")),
-)
 
 
 class Choice(StrEnum):
@@ -38,12 +27,13 @@ class Choice(StrEnum):
     NOT_ENOUGH = "not enough to say"
 
 
-class Weight(IntEnum):
-    """What a finding compares the policy with."""
+class Source(StrEnum):
+    """What a finding rests on, the strongest first."""
 
-    RANDOM_ACTIONS = 0
-    POLICY = 1
-    PUBLISH_IF = 2
+    GATE = "publish_if"
+    LOG = "From the log"
+    BESIDE = "In simulation, beside the log"
+    SIMULATION = "In simulation"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,18 +92,18 @@ class Finding:
     """One reason for or against a policy.
 
     Attributes:
-        source: what it rests on, such as "From the log".
+        source: what it rests on.
         side: 1 where the policy is shown to be better, -1 worse, 0 neither.
         reason: which estimate against which reference, in words.
         next_step: what would settle it.
-        weight: what the policy was compared with.
+        weak: whether the policy was only compared with random actions.
     """
 
-    source: str
+    source: Source
     side: int
     reason: str
     next_step: str
-    weight: Weight = Weight.POLICY
+    weak: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,21 +136,44 @@ def decide(findings: Sequence[Finding]) -> Decision:
     publish_if that is not fulfilled decides alone. Otherwise findings for and against a policy contradict each other,
     and one side alone decides. Being better than random actions is not enough where the comparison with another policy
     is undecided.
+
+    Args:
+        findings: the strongest first.
     """
-    held_back = [one for one in findings if one.side < 0 and one.weight is Weight.PUBLISH_IF]
     better, worse, undecided = ([one for one in findings if one.side == side] for side in (1, -1, 0))
-    better.sort(key=lambda one: -one.weight)
-    if worse and (held_back or not better):
-        choice, used = Choice.DO_NOT_SHIP, (held_back or worse)[:1]
-    elif better and not worse and (better[0].weight > Weight.RANDOM_ACTIONS or not undecided):
+    if worse and (worse[0].source is Source.GATE or not better):
+        choice, used = Choice.DO_NOT_SHIP, worse[:1]
+    elif better and not worse and not (better[0].weak and undecided):
         choice, used = Choice.SHIP, better[:1]
     else:
-        choice, used = Choice.NOT_ENOUGH, [*worse[:1], *better[:1]] if worse else (undecided or better)[:1]
-    next_step = used[0].next_step if used else "set evaluation.calc_cpe_in_training, or run workflows.evaluate."
-    if better and worse and not held_back:
-        next_step = _TRY_BOTH
-    reason = "; but ".join(one.reason for one in used) or "nothing was evaluated"
-    return Decision(choice=choice, reason=reason, next_step=next_step, findings=tuple(findings))
+        choice, used = Choice.NOT_ENOUGH, [*worse[:1], *better[:1]] if worse else undecided[:1]
+    steps = [one.next_step for one in used] or ["set evaluation.calc_cpe_in_training, or run workflows.evaluate."]
+    return Decision(
+        choice=choice,
+        reason="; but ".join(one.reason for one in used) or "nothing was evaluated",
+        next_step=steps[0] if len(steps) == 1 else _TRY_BOTH,
+        findings=tuple(findings),
+    )
+
+
+_TRY = "give it a small share of the decisions, with their propensities logged."
+_TRY_BOTH = "give each policy a share of the decisions (an A/B test)."
+_LEARN = (
+    "keep the policy in use; learn longer (epochs) or from more data, or raise rl.cql_alpha, which keeps a policy "
+    "near the log."
+)
+_NEXT = {
+    (Source.GATE, 1): _TRY,
+    (Source.LOG, 1): _TRY,
+    (Source.LOG, 0): "gather more episodes, which narrows the intervals, or run an A/B test.",
+    (Source.BESIDE, 1): _TRY,
+    (Source.SIMULATION, 1): "compare it with the policy in use: data_path or against of workflows.evaluate.",
+}
+"""What settles a finding, by its source and side; others are settled by learning on."""
+
+
+def _finding(source: Source, side: int, reason: str, *, weak: bool = False) -> Finding:
+    return Finding(source=source, side=side, reason=reason, next_step=_NEXT.get((source, side), _LEARN), weak=weak)
 
 
 def findings_of(
@@ -178,21 +191,20 @@ def findings_of(
         overlap: of the log's weights, as report.as_json gives it; it says which next step helps.
         gate: the verdict of publish_if.
     """
-    found = [] if gate is None else [_from_gate(gate)]
+    found = []
+    if gate is not None:
+        verb = "is fulfilled" if gate.passed else "holds the model back"
+        found.append(_finding(Source.GATE, 1 if gate.passed else -1, f"publish_if {verb}: {gate.reason}"))
     for one in comparisons:
         if one.decides:
             found.append(_from_log(one, overlap))
             if one.simulated is not None and one.reference is not None:
-                found.append(_from_both(one.simulated, one.reference))
-    return (*found, *_from_simulation(simulated))
-
-
-def _from_gate(gate: Gate) -> Finding:
-    if gate.passed:
-        side, reason, step = 1, f"publish_if is fulfilled: {gate.reason}", _TRY
-    else:
-        side, reason, step = -1, f"publish_if holds the model back: {gate.reason}", _LEARN
-    return Finding(source="publish_if", side=side, reason=reason, next_step=step, weight=Weight.PUBLISH_IF)
+                values = f"{one.simulated}, against {one.reference} of the logged policy in the log"
+                side = _order(one.simulated, one.reference)
+                found.append(_finding(Source.BESIDE, side, f"in simulation its discounted return is {values}"))
+    if simulated:
+        found.append(_from_simulation(*simulated[:2]))
+    return tuple(found)
 
 
 def _from_log(comparison: Comparison, overlap: Mapping[str, Any] | None) -> Finding:
@@ -204,24 +216,22 @@ def _from_log(comparison: Comparison, overlap: Mapping[str, Any] | None) -> Find
         why = "".join(f": {reason}" for reason, _ in Counter(row.reason for row in rows).most_common(1))
         beside = f"{name}'s {comparison.reference}" if comparison.reference else name
         reason = f"no estimate of the {comparison.unit} can be trusted beside the {beside}{why}"
-        side, step = 0, _mended_by(overlap)
-    elif {1, -1} <= sides:
-        side, reason, step = 0, f"trustworthy estimates contradict each other about the {name}", _TRY_BOTH
+        return Finding(source=Source.LOG, side=0, reason=reason, next_step=_mended_by(overlap))
+    if {1, -1} <= sides:
+        reason = f"trustworthy estimates contradict each other about the {name}"
+        return Finding(source=Source.LOG, side=0, reason=reason, next_step=_TRY_BOTH)
+    side = sides.pop() if len(sides) == 1 else 0
+    # the estimate that says the least
+    row = min(trusted, key=lambda one: (one.difference.side != 0, _nearest(one.difference)))
+    what = f"{row.name.replace('_', ' ')} estimates a"
+    if comparison.reference is None:
+        reason = f"{what} difference of {row.difference} from the {name} in {comparison.unit}"
     else:
-        side = sides.pop() if len(sides) == 1 else 0
-        # the estimate that says the least
-        distance = {row.name: min(abs(row.difference.low), abs(row.difference.high)) for row in trusted}
-        row = min(trusted, key=lambda row: (abs(row.difference.side), distance[row.name]))
-        what = f"{row.name.replace('_', ' ')} estimates"
-        if comparison.reference is None:
-            reason = f"{what} a difference of {row.difference} from the {name} in {comparison.unit}"
-        else:
-            reason = (
-                f"{what} a {comparison.unit} of {row.figure} against {comparison.reference} of the {name}, "
-                f"a difference of {row.difference}{'' if side else ', which may be 0'}"
-            )
-        step = {1: _TRY, 0: "gather more episodes, which narrows the intervals, or run an A/B test.", -1: _LEARN}[side]
-    return Finding(source="From the log", side=side, reason=reason, next_step=step)
+        reason = (
+            f"{what} {comparison.unit} of {row.figure} against {comparison.reference} of the {name}, "
+            f"a difference of {row.difference}{'' if side else ', which may be 0'}"
+        )
+    return _finding(Source.LOG, side, reason)
 
 
 def _mended_by(overlap: Mapping[str, Any] | None) -> str:
@@ -240,55 +250,19 @@ def _mended_by(overlap: Mapping[str, Any] | None) -> str:
     )
 
 
-def _from_both(simulated: Interval, logged: Interval) -> Finding:
-    side = _order(simulated, logged)
-    reason = f"in simulation its discounted return is {simulated}, against {logged} of the logged policy in the log"
-    step = _TRY if side > 0 else _LEARN
-    return Finding(source="In simulation, beside the log", side=side, reason=reason, next_step=step)
-
-
-def _from_simulation(simulated: Sequence[Simulated]) -> Iterator[Finding]:
-    if not simulated:
-        return
-    first, *others = simulated
+def _from_simulation(first: Simulated, other: Simulated | None = None) -> Finding:
     side, reason = 0, f"its return in simulation is {first.returns}"
-    if others:
-        other = others[0]
+    if other is not None:
         side = _order(first.returns, other.returns) if other.difference is None else other.difference.side
         paired = "" if other.difference is None else f", a paired difference of {other.difference}"
         reason += f", against {other.returns} of {other.name[:1].lower()}{other.name[1:]}{paired}"
-    weight = Weight.RANDOM_ACTIONS if not others or others[0].random else Weight.POLICY
-    step = "compare it with the policy in use: data_path or against of workflows.evaluate." if side > 0 else _LEARN
-    yield Finding(source="In simulation", side=side, reason=reason, next_step=step, weight=weight)
+    return _finding(Source.SIMULATION, side, reason, weak=other is None or other.random)
+
+
+def _nearest(difference: Interval) -> float:
+    return min(abs(difference.low), abs(difference.high))
 
 
 def _order(one: Interval, other: Interval) -> int:
     """Returns 1 or -1 where the first lies above or below the other with its whole interval, else 0."""
     return int(one.low > other.high) - int(one.high < other.low)
-
-
-def compared(cpe: Mapping[str, Any] | None) -> tuple[Comparison, ...]:
-    """Returns the comparisons of an evaluation, as evaluation.report.as_json gives it; the reward's return decides."""
-    return tuple(
-        Comparison(
-            outcome=f"Metric {outcome['name']}" if place else outcome["name"],
-            unit=unit,
-            decides=family == "sequential" and not place,
-            reference=Interval.read(outcome[family]["logged"]),
-            rows=tuple(map(_estimate, outcome[family]["estimates"])),
-        )
-        for place, outcome in enumerate(cpe["outcomes"] if cpe else ())
-        for family, unit in _UNITS[place > 0]
-    )
-
-
-def _estimate(row: Mapping[str, Any]) -> Estimate:
-    ratio = row["normalized"]
-    return Estimate(
-        name=row["name"],
-        figure=Interval.read(row["figure"]),
-        normalized=math.nan if ratio is None else ratio,
-        difference=Interval.read(row["difference"]),
-        verdict=Verdict(row["verdict"]),
-        reason=row["reason"],
-    )

@@ -1,6 +1,5 @@
 """What an evaluation found: as a JSON document, as text, and as the few numbers of the last line."""
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,12 +11,11 @@ from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.errors import counted
 from reagent_lite.evaluation import report
 from reagent_lite.evaluation.candidates import candidate_choices
-from reagent_lite.evaluation.cpe import CPEResult, Estimate
+from reagent_lite.evaluation.cpe import CPEResult
 from reagent_lite.evaluation.decision import (
     OTHER_MODEL,
     Comparison,
     Decision,
-    compared,
     decide,
     findings_of,
 )
@@ -26,7 +24,6 @@ from reagent_lite.evaluation.exported_model import ExportedModel
 from reagent_lite.evaluation.interval import Interval, finite
 from reagent_lite.evaluation.page import REWARD_NAME, EvaluationPage
 from reagent_lite.evaluation.played import AGAINST, AIM, Beside, Counted, Played, beside, simulated_of
-from reagent_lite.evaluation.verdict import Verdict
 from reagent_lite.rl.estimators import ONE_STEP_ESTIMATORS
 
 _OF_ROWS = ("num_rows", "num_episodes", "horizon", "cut_share")
@@ -195,7 +192,7 @@ def decision_of(document: Mapping[str, Any]) -> Decision:
 def comparisons_of(document: Mapping[str, Any]) -> tuple[Comparison, ...]:
     """Returns a report file's estimates beside the logged policy, then the differences to another model."""
     simulation, differences = document.get("simulation"), tuple(_differences(document))
-    found = compared(document["model"].get("cpe"))
+    found = report.compared(document["model"].get("cpe"))
     if found and simulation is not None and simulation["comparable"]:
         value = Interval.read(document["model"]["simulated"]["discounted_return"])
         found = (replace(found[0], simulated=value), *found[1:])
@@ -207,14 +204,7 @@ def _differences(document: Mapping[str, Any]) -> Iterator[Comparison]:
     for outcome, estimates in document.get("difference", {}).items():
         for one_step, unit in ((False, "discounted return of an episode"), (True, "reward of a row")):
             rows = tuple(
-                Estimate(
-                    name=name,
-                    figure=Interval.read(one),
-                    difference=Interval.read(one),
-                    normalized=math.nan,
-                    verdict=Verdict(one["verdict"]),
-                    reason=one["reason"],
-                )
+                report.estimate_of({**one, "name": name, "figure": one, "difference": one, "normalized": None})
                 for name, one in estimates.items()
                 if (name in ONE_STEP_ESTIMATORS) == one_step
             )

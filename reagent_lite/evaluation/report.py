@@ -1,13 +1,16 @@
-"""An evaluation as JSON, as TensorBoard scalars and as lines of text."""
+"""An evaluation as JSON and back, as TensorBoard scalars and as lines of text."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 from reagent_lite.errors import counted
 from reagent_lite.evaluation.cpe import CPEResult, Estimate, OutcomeResult
-from reagent_lite.evaluation.interval import finite, number
+from reagent_lite.evaluation.decision import Comparison
+from reagent_lite.evaluation.interval import Interval, finite, number
 from reagent_lite.evaluation.page import EvaluationPage
+from reagent_lite.evaluation.verdict import Verdict
 
 
 def as_json(result: CPEResult) -> dict[str, Any]:
@@ -95,3 +98,38 @@ def _clean(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_clean(item) for item in value]
     return value
+
+
+_UNITS = (
+    (("sequential", "discounted return of an episode"), ("one_step", "reward of a row")),
+    (("sequential", "discounted sum over an episode"), ("one_step", "mean of a row")),
+)
+"""What is averaged: of the reward, and of a metric."""
+
+
+def compared(cpe: Mapping[str, Any] | None) -> tuple[Comparison, ...]:
+    """Returns the comparisons of a document of `as_json`; the reward's return decides."""
+    return tuple(
+        Comparison(
+            outcome=f"Metric {outcome['name']}" if place else outcome["name"],
+            unit=unit,
+            decides=family == "sequential" and not place,
+            reference=Interval.read(outcome[family]["logged"]),
+            rows=tuple(map(estimate_of, outcome[family]["estimates"])),
+        )
+        for place, outcome in enumerate(cpe["outcomes"] if cpe else ())
+        for family, unit in _UNITS[place > 0]
+    )
+
+
+def estimate_of(row: Mapping[str, Any]) -> Estimate:
+    """Returns an estimate of such a document."""
+    ratio = row["normalized"]
+    return Estimate(
+        name=row["name"],
+        figure=Interval.read(row["figure"]),
+        normalized=math.nan if ratio is None else ratio,
+        difference=Interval.read(row["difference"]),
+        verdict=Verdict(row["verdict"]),
+        reason=row["reason"],
+    )

@@ -18,10 +18,11 @@ from reagent_lite.data.copy.place import CopyManifest
 from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.stage import StageManifest
 from reagent_lite.errors import counted
-from reagent_lite.evaluation.decision import Choice, compared, decide, findings_of
+from reagent_lite.evaluation.decision import Choice, decide, findings_of
 from reagent_lite.evaluation.gate import Gate
 from reagent_lite.evaluation.interval import number, percent
 from reagent_lite.evaluation.played import simulated_of
+from reagent_lite.evaluation.report import compared
 from reagent_lite.feature_ids import id_of
 from reagent_lite.files import write_whole
 from reagent_lite.report.content import Cell, Column, Report, Section, Table, left_out

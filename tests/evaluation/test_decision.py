@@ -6,8 +6,9 @@ import pytest
 from oracles.reports import FIGURE, OVERLAP, around, comparison, estimated, undefined
 
 from reagent_lite.evaluation.cpe import Estimate
-from reagent_lite.evaluation.decision import Choice, Simulated, compared, decide, findings_of
+from reagent_lite.evaluation.decision import Choice, Simulated, decide, findings_of
 from reagent_lite.evaluation.gate import Gate
+from reagent_lite.evaluation.report import compared
 from reagent_lite.evaluation.verdict import Verdict
 
 SHIP, NOT, UNCLEAR = Choice.SHIP, Choice.DO_NOT_SHIP, Choice.NOT_ENOUGH

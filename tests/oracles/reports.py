@@ -6,7 +6,7 @@ from itertools import cycle
 from typing import Any
 
 from reagent_lite.evaluation.cpe import Estimate
-from reagent_lite.evaluation.decision import Choice, Comparison, Decision, Finding, Simulated
+from reagent_lite.evaluation.decision import Choice, Comparison, Decision, Finding, Simulated, Source
 from reagent_lite.evaluation.interval import UNDEFINED, Interval
 from reagent_lite.evaluation.verdict import Verdict
 from reagent_lite.report.charts import Curves, Line, curve_chart
@@ -96,7 +96,7 @@ def estimates(*rows: Comparison, overlap: dict[str, Any] | None = None, plain: b
 
 
 def decided(choice: Choice = Choice.SHIP, words: str = "why") -> Decision:
-    finding = Finding(source="From the log", side=1, reason=f"{words} too", next_step=words)
+    finding = Finding(source=Source.LOG, side=1, reason=f"{words} too", next_step=words)
     return Decision(choice=choice, reason=words, next_step=words, findings=(finding,))
 
 
