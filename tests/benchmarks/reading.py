@@ -51,19 +51,16 @@ def main() -> None:
         file = Path(name) / "log.jsonl"
         write_log(file, options.rows)
         ours(file, Path(name) / "warm")
-        times = [
-            (ours(file, Path(name) / str(i)), pandas_reading(file, arrays=False), pandas_reading(file, arrays=True))
-            for i in range(options.repeats)
-        ]
-        own, reading, arrays = (statistics.median(column) for column in zip(*times, strict=True))
-        result = {
-            "megabytes": round(file.stat().st_size / 1e6, 1),
-            "ours_seconds": round(own, 3),
-            "pandas_reading_seconds": round(reading, 3),
-            "pandas_arrays_seconds": round(arrays, 3),
-            "ratio_to_reading": round(statistics.median(b / a for a, b, _ in times), 2),
-            "ratio_to_arrays": round(statistics.median(c / a for a, _, c in times), 2),
+        runs = {
+            "ours": lambda number: ours(file, Path(name) / str(number)),
+            "pandas_reading": lambda _: pandas_reading(file, arrays=False),
+            "pandas_arrays": lambda _: pandas_reading(file, arrays=True),
         }
+        times = [{what: run(number) for what, run in runs.items()} for number in range(options.repeats)]
+        result = {"megabytes": round(file.stat().st_size / 1e6, 1)}
+        for what in runs:
+            result[f"{what}_seconds"] = round(statistics.median(one[what] for one in times), 3)
+            result[f"{what}_to_ours"] = round(statistics.median(one[what] / one["ours"] for one in times), 2)
     json.dump(result, sys.stdout, indent=2)
     print()
 
