@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from reagent_lite.config.columns import COLUMNS, EVENT_COLUMNS, TRANSITION_COLUMNS
 from reagent_lite.data.formats.blocks import Block
-from reagent_lite.data.rows.columns import NONE, WRONG, Column, column_of, numbers
+from reagent_lite.data.rows.columns import NONE, WRONG, Column, column_of, numbers, per_distinct
 from reagent_lite.data.rows.faults import Faults, Mask
 from reagent_lite.errors import DataError, Problem, nearest
 
@@ -127,6 +127,13 @@ class ActionRule:
         names = ", ".join(actions[:10]) + (", ..." if self._num > 10 else "")
         which = f"an index below {self._num}" if self._indices else "written as strings: integers may mean either"
         self.expected = f"one of the actions {names}, {'or ' if self._indices else ''}{which}"
+
+    def codes(self, column: Column, faults: Faults) -> NDArray[np.int32]:
+        """Returns [n] the index of each action of a column, below 0 without one; unknown actions are faults."""
+        found = per_distinct(column, self.action, NONE, np.int32)
+        todo = TODO_MAPS if column.nested else ""
+        faults.add(found == WRONG, self.expected, column.value, todo, "action_unknown")
+        return found
 
     def action(self, value: object) -> int:
         """Returns the index, NONE for null, WRONG for anything else."""

@@ -198,9 +198,7 @@ class _Choices:
 def _discrete(column: Callable[[str], Column], faults: Faults, actions: tuple[str, ...]) -> _Choices:
     """Reads actions that are indices into `actions`, or names among them."""
     rule, taken, after = ActionRule(actions), column("action"), column("next_action")
-    action = per_distinct(taken, rule.action, NONE, np.int32)
-    todo = TODO_MAPS if taken.nested else ""
-    faults.add(action == WRONG, rule.expected, taken.value, todo, "action_unknown")
+    action = rule.codes(taken, faults)
     next_action = per_distinct(after, rule.next_action, NONE, np.int32)
     faults.add(next_action == WRONG, f"{rule.expected} in next_action", after.value)
     mask = _mask(column("possible_actions"), actions, faults)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from datetime import date, time
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -39,20 +40,13 @@ from reagent_lite.data.rows.columns import (
     sequence_numbers,
     texts,
 )
-from reagent_lite.data.rows.contract import (
-    TODO_MAPS,
-    TODO_NAMES,
-    ActionRule,
-    Contract,
-    finite,
-    propensity,
-    require_present,
-)
+from reagent_lite.data.rows.contract import TODO_NAMES, ActionRule, Contract, finite, propensity, require_present
 from reagent_lite.data.rows.faults import Faults, Mask
 from reagent_lite.data.rows.maps import FeatureMatrix, Named, candidate_lists, features, match, metrics
 
 FEATURES = pa.map_(pa.int64(), pa.float32())
 _LISTS = tuple(name for name, one in COLUMNS.items() if one.kind == "actions")
+_Integers = Callable[[Column, Faults], tuple[NDArray[np.int64], Mask]]
 _NAME, _INDEX, _MAP = 0, 1, 2
 _WORDS = ("a name", "an index", "a map")
 
@@ -84,9 +78,7 @@ def event_table(block: Block, contract: Contract) -> tuple[pa.Table, Faults, dic
     for name in contract.extra:
         if name not in contract.rewards:
             found[name], kinds[name] = _as_text(column[name], faults)
-    actions, missing = _actions_of_events(contract, column, faults)
-    found |= actions
-
+    found |= _parametric(column, faults) if contract.actions is None else _discrete(contract.actions, column, faults)
     require_present("mdp_id", valid_rows(found["mdp_id"]), faults, "It says which rows are one episode")
     todo = "It says in which order the rows of an episode happened"
     require_present("sequence_number", valid_rows(found["sequence_number"]), faults, todo)
@@ -100,13 +92,6 @@ def event_table(block: Block, contract: Contract) -> tuple[pa.Table, Faults, dic
     for name in contract.rewards:
         found[name] = _numbers(finite(column[name], faults))
     found["action_probability"] = _numbers(propensity(block, faults)[0])
-    if contract.actions:
-        unknown = column["action"].present & ~valid_rows(found["action"])
-        todo = TODO_MAPS if column["action"].nested else ""
-        expected = ActionRule(contract.actions).expected
-        faults.add(unknown, expected, column["action"].value, todo, "action_unknown")
-    got = column["action"].value
-    faults.add(missing, "an action among possible_actions", got, rule="action_not_possible")
     both = (filled(found["terminal"], 0) & filled(found["truncated"], 0)).astype(bool)
     todo = "A true end is terminal; truncated says that a limit cut the episode before one"
     faults.add(both, "terminal or truncated, not both", lambda _: "both", todo, "terminal_and_truncated")
@@ -114,37 +99,35 @@ def event_table(block: Block, contract: Contract) -> tuple[pa.Table, Faults, dic
     return table, faults, {name: kind for name, kind in kinds.items() if kind}
 
 
-def _actions_of_events(
-    contract: Contract, column: dict[str, Column], faults: Faults
-) -> tuple[dict[str, pa.Array], Mask]:
-    """Returns (the columns of actions, null where one is unknown; [n] whether the list lacks the action taken)."""
-    if contract.actions is None:
-        return _parametric(column, faults)
+def _discrete(actions: tuple[str, ...], column: dict[str, Column], faults: Faults) -> dict[str, pa.Array]:
+    """Returns the columns of actions: names, null where one is unknown; without `actions` any name is one."""
     found, taken = {name: _choices(column[name], _NAME, faults) for name in _LISTS}, column["action"]
-    if contract.actions:
-        codes = per_distinct(taken, ActionRule(contract.actions).action, NONE, np.int32)
-        found["action"] = pa.array(contract.actions, pa.string()).take(pa.array(codes, mask=codes < 0))
+    if actions:
+        codes = ActionRule(actions).codes(taken, faults)
+        action = pa.array(actions, pa.string()).take(pa.array(codes, mask=codes < 0))
     else:
-        found["action"] = texts(taken, faults, "the name or the index of an action")
+        action = texts(taken, faults, "the name or the index of an action")
     lists = found["possible_actions"]
     row = to_numpy(pc.list_parent_indices(lists))
-    equal = filled(pc.equal(lists.flatten(), found["action"].take(pa.array(row))), 0).astype(bool)
-    missing = valid_rows(found["action"]) & valid_rows(lists)
+    equal = filled(pc.equal(lists.flatten(), action.take(pa.array(row))), 0).astype(bool)
+    missing = valid_rows(action) & valid_rows(lists)
     missing[row[equal]] = False
-    return found, missing
+    faults.add(missing, "an action among possible_actions", taken.value, rule="action_not_possible")
+    return {"action": action, **found}
 
 
-def _parametric(column: dict[str, Column], faults: Faults) -> tuple[dict[str, pa.Array], Mask]:
+def _parametric(column: dict[str, Column], faults: Faults) -> dict[str, pa.Array]:
+    """Returns the columns of actions that are maps of features."""
     action, taken = features(column["action"], faults, rule="action_infinite", todo=TODO_NAMES)
     lists = {name: candidate_lists(column[name], faults) for name in _LISTS}
     possible = lists["possible_actions"]  # of an empty list the candidates are unknown
     missing = taken & (possible.lengths > 0) & (match(action, taken, possible) == NONE)
-    every = {name: np.ones(len(one.features.values), bool) for name, one in lists.items()}
-    arrays = {
-        name: list_array(map_array(one.features, every[name]), one.lengths, column[name].present)
-        for name, one in lists.items()
-    }
-    return {"action": map_array(action, taken), **arrays}, missing
+    faults.add(missing, "an action among possible_actions", column["action"].value, rule="action_not_possible")
+    found = {"action": map_array(action, taken)}
+    for name, one in lists.items():
+        every = map_array(one.features, np.ones(len(one.features.values), bool))
+        found[name] = list_array(every, one.lengths, column[name].present)
+    return found
 
 
 def typed_table(block: Block) -> pa.Table:
@@ -185,13 +168,8 @@ def typed_column(column: Column, faults: Faults) -> pa.Array:
     return column.array.dictionary_decode() if pa.types.is_dictionary(column.array.type) else column.array
 
 
-def _integers(column: Column, faults: Faults) -> pa.Array:
-    values, present = integers(column, faults)
-    return pa.array(values, mask=~present)
-
-
-def _sequence_numbers(column: Column, faults: Faults) -> pa.Array:
-    values, present = sequence_numbers(column, faults)
+def _integers(column: Column, faults: Faults, read: _Integers = integers) -> pa.Array:
+    values, present = read(column, faults)
     return pa.array(values, mask=~present)
 
 
@@ -280,7 +258,7 @@ def _days(column: Column, faults: Faults) -> pa.Array:
 _KINDS: dict[Kind, tuple[pa.DataType, Callable[[Column, Faults], pa.Array]]] = {
     "text": (pa.string(), texts),
     "date": (pa.string(), _days),
-    "order": (pa.int64(), _sequence_numbers),
+    "order": (pa.int64(), partial(_integers, read=sequence_numbers)),
     "number": (pa.float64(), _finite),
     "flag": (pa.bool_(), _flags),
     "features": (FEATURES, _features),

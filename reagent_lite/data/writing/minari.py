@@ -29,6 +29,8 @@ from reagent_lite.data.formats.blocks import Block, Position, Show
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.minari import MDP_ID, OURS, require_minari
 from reagent_lite.data.formats.reading import ALL_COLUMNS, read_blocks
+from reagent_lite.data.rows.columns import WRONG
+from reagent_lite.data.rows.contract import ActionRule
 from reagent_lite.data.rows.table import FEATURES, typed_table
 from reagent_lite.errors import DataError, Problem
 from reagent_lite.feature_ids import id_of
@@ -167,12 +169,11 @@ def _checked(table: pa.Table, block: Block, form: MinariForm) -> pa.Table:
             raise DataError(Problem(block.where(values.index(None)), f"a value in {name}, for Minari", "none"))
     action = table["action"]
     if form.actions is not None:
-        indices = {name: index for index, name in enumerate(form.actions)}
-        codes = [_index(value, indices) for value in action.to_pylist()]
-        if -1 in codes:
-            row = codes.index(-1)
-            expected = f"one of the actions {', '.join(indices)}, or an index below {len(indices)}"
-            raise DataError(Problem(block.where(row), expected, repr(action[row].as_py())))
+        rule = ActionRule(form.actions)
+        codes = [rule.action(value) for value in action.to_pylist()]
+        if WRONG in codes:
+            row = codes.index(WRONG)
+            raise DataError(Problem(block.where(row), rule.expected, repr(action[row].as_py())))
         action = pa.array(codes, pa.int64())
 
     def column(name: str, kind: pa.DataType) -> pa.ChunkedArray:
@@ -190,14 +191,6 @@ def _checked(table: pa.Table, block: Block, form: MinariForm) -> pa.Table:
             "truncated": column("truncated", pa.bool_()).fill_null(False),
         }
     )
-
-
-def _index(value: object, names: dict[str, int]) -> int:
-    """The rule of training files: integers are indices, or names where out of range; strings the other way round."""
-    if isinstance(value, str):
-        return names.get(value, int(value) if value.isdecimal() and int(value) < len(names) else -1)
-    assert isinstance(value, int)
-    return value if 0 <= value < len(names) else names.get(str(value), -1)
 
 
 def _buffer(mdp_id: str, rows: pa.Table, form: MinariForm, counts: MinariCounts) -> tuple[str, EpisodeBuffer] | None:
