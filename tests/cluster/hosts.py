@@ -91,8 +91,7 @@ class Host(Machine):
             self.connect_share(self._share)
         output = self._output / f"{self.name}_{len(self._started)}"
         environment = {**os.environ, "TMPDIR": str(self.data), **(env or {})}
-        command = self.command([str(word) for word in argv], cwd or self.data)
-        self._started.append(Started(command, environment, output))
+        self._started.append(super().spawn([str(word) for word in argv], environment, output, cwd or self.data))
         return self._started[-1]
 
     def close(self) -> None:

@@ -7,9 +7,12 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from oracles.interpreters import Interpreter
 
 HOLDER = Path(__file__).with_name("machine.sh")
 COMMAND_SECONDS = 60
@@ -23,13 +26,9 @@ class Started:
         stdout_path, stderr_path: the files its output goes to, on the real machine.
     """
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], output: Path) -> None:
-        self.stdout_path, self.stderr_path = output.with_suffix(".out"), output.with_suffix(".err")
-        with self.stdout_path.open("wb") as out, self.stderr_path.open("wb") as err:
-            self._popen = subprocess.Popen(
-                command, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
-            )
-        self.pid = self._popen.pid  # nsenter and env replace themselves by the command
+    def __init__(self, process: "subprocess.Popen[bytes] | Interpreter", outputs: tuple[Path, Path]) -> None:
+        self._process, (self.stdout_path, self.stderr_path) = process, outputs
+        self.pid = process.pid  # nsenter and env replace themselves by the command
 
     @property
     def stdout(self) -> str:
@@ -44,12 +43,12 @@ class Started:
     @property
     def running(self) -> bool:
         """Whether it has not ended yet; a stopped process runs."""
-        return self._popen.poll() is None
+        return self._process.poll() is None
 
     def wait(self, timeout: float) -> int:
         """Returns the exit status, -n after signal n; still running after `timeout` seconds fails the test."""
         try:
-            return self._popen.wait(timeout)
+            return self._process.wait(timeout)
         except subprocess.TimeoutExpired:
             raise AssertionError(
                 f"process {self.pid} still runs after {timeout} s\n{self.stdout}\n{self.stderr}"
@@ -57,7 +56,7 @@ class Started:
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         """Sends a signal to this process alone; nothing where it has ended."""
-        self._popen.send_signal(number)
+        self._process.send_signal(number)
 
     def tree(self) -> list[int]:
         """Returns the ids of its descendants, parents first."""
@@ -90,8 +89,24 @@ class Machine:
         if said != "ready\n":
             raise RuntimeError(f"machine {name} does not start: {said}{self._holder.stdout.read()}")
 
-    def command(self, argv: Sequence[str], cwd: Path = Path("/")) -> list[str]:
-        """Returns the command that runs `argv` on this machine."""
+    def spawn(self, argv: Sequence[str], environment: Mapping[str, str], output: Path, cwd: Path) -> Started:
+        """Starts a command on this machine: Python's own with torch imported."""
+        outputs = output.with_suffix(".out"), output.with_suffix(".err")
+        for file in outputs:
+            file.touch()
+        if argv[0] == sys.executable:
+            process = Interpreter(argv[1:], cwd=cwd, env=environment, outputs=outputs, namespaces_of=self.pid)
+            return Started(process, outputs)
+        with outputs[0].open("wb") as out, outputs[1].open("wb") as err:
+            return Started(
+                subprocess.Popen(
+                    self._command(argv, cwd), env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+                    start_new_session=True,
+                ),
+                outputs,
+            )  # fmt: skip
+
+    def _command(self, argv: Sequence[str], cwd: Path = Path("/")) -> list[str]:
         enter = ["nsenter", "--target", str(self.pid), "--mount", "--net", "--uts"]
         return [*enter, "env", f"--chdir={cwd}", *argv]
 
@@ -102,7 +117,7 @@ class Machine:
             RuntimeError: it fails; with its output.
         """
         done = subprocess.run(
-            self.command([str(word) for word in argv]), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            self._command([str(word) for word in argv]), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, text=True, timeout=COMMAND_SECONDS, check=False,
         )  # fmt: skip
         if done.returncode:

@@ -1,5 +1,7 @@
 """Machines of a run on this one: launchers with small workers in place of training, and what they log.
 
+Workers are forks of their launcher from before it has threads: they begin with torch imported.
+
 python machines.py '{"index": 0, "count": 2, "init_method": "file:///...", "work": "kill", ...}'
 """
 
@@ -12,7 +14,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import torch
 from oracles.interpreters import Interpreter
@@ -20,8 +23,8 @@ from oracles.waiting import wait_until
 
 from reagent_lite.config.rendezvous import RendezvousConfig
 from reagent_lite.console import logging_to_stderr
+from reagent_lite.distributed import launcher
 from reagent_lite.distributed.group import Place, attempt_here, joined
-from reagent_lite.distributed.launcher import LaunchError, launch
 from reagent_lite.distributed.nodes import Node
 from reagent_lite.distributed.rendezvous import Rendezvous
 from reagent_lite.distributed.verdict import Declaration
@@ -94,8 +97,58 @@ def appears(file: Path) -> None:
     wait_until(file.exists, lambda: f"{file} never appeared")
 
 
+class Fork:
+    """A worker, with the part of subprocess.Popen that a launcher uses."""
+
+    waiting: ClassVar[list[tuple[int, int]]] = []  # process, and the pipe that it reads its variables from
+
+    @classmethod
+    def prepare(cls, count: int) -> bool:
+        """Makes workers that wait until the launcher starts them. Returns whether this process is one, and started."""
+        for _ in range(count):
+            reading, writing = os.pipe()
+            pid = os.fork()
+            if not pid:
+                for pipe in (writing, *(pipe for _, pipe in cls.waiting)):
+                    os.close(pipe)
+                given = json.loads(os.fdopen(reading).readline() or os._exit(0))  # type: ignore[func-returns-value]
+                os.environ.update(given["env"])
+                os.dup2(1 if given["stdout"] is None else given["stdout"], 1)
+                return True
+            os.close(reading)
+            cls.waiting.append((pid, writing))
+        return False
+
+    def __init__(self, command: list[str], *, env: dict[str, str], stdout: int | None) -> None:
+        self.pid, pipe = self.waiting.pop()
+        self.returncode: int | None = None
+        os.write(pipe, json.dumps({"env": env, "stdout": stdout}).encode())
+        os.close(pipe)
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def wait(self, seconds: float) -> None:
+        wait_until(lambda: self.poll() is not None, seconds=seconds)
+
+
 def main(options: dict[str, Any]) -> None:
-    """Runs a launcher, which runs this file as its workers."""
+    """Runs a launcher and its workers."""
+    processes, restarts = options.get("processes", 1), options.get("restarts", 0)
+    if "python" not in options:
+        launcher.subprocess = SimpleNamespace(Popen=Fork, TimeoutExpired=())  # type: ignore[attr-defined]
+        if Fork.prepare(processes * (restarts + 1)):
+            return work(options)
     node = Node(options["index"], options["count"])
     rendezvous = Rendezvous(
         node=node,
@@ -103,7 +156,7 @@ def main(options: dict[str, Any]) -> None:
         settings=RendezvousConfig(**{**SETTINGS, **options.get("settings", {})}),
         declaration=Declaration(
             node=node.index, host=options.get("host", f"host{node.index}"), pid=os.getpid(),
-            processes=options.get("processes", 1), device="cpu", versions=options.get("versions", {}),
+            processes=processes, device="cpu", versions=options.get("versions", {}),
             config=options.get("config", {}), problem=options.get("problem", ""),
         ),
         force=options.get("force", False),
@@ -114,7 +167,7 @@ def main(options: dict[str, Any]) -> None:
         time.sleep(options["publish_after"])
     command = [options.get("python", sys.executable), __file__, json.dumps(options)]
     folder = FolderIdentity.of(Path(options["folder"])) if "folder" in options else None
-    launch(command, options.get("processes", 1), rendezvous, restarts=options.get("restarts", 0), folder=folder)
+    launcher.launch(command, processes, rendezvous, restarts=restarts, folder=folder)
 
 
 def work(options: dict[str, Any]) -> None:
@@ -175,11 +228,11 @@ def fail(task: str, options: dict[str, Any]) -> None:
 if __name__ == "__main__":
     try:
         with logging_to_stderr():
-            (work if is_worker() else main)(json.loads(sys.argv[1]))
+            main(json.loads(sys.argv[1]))
     except (Exception, Preempted) as error:
         if is_worker():
             report_failure(error, str(error) if isinstance(error, ReagentLiteError) else repr(error))
-        elif isinstance(error, ReagentLiteError | LaunchError | Preempted):
+        elif isinstance(error, ReagentLiteError | launcher.LaunchError | Preempted):
             print(error, file=sys.stderr)
         else:
             raise

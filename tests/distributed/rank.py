@@ -1,4 +1,4 @@
-"""One rank of test_group.py: rank.py JOB FOLDER; what a job returns is in FOLDER/<rank>.json."""
+"""One rank of test_group.py: rank.py FOLDER JOB…; what the jobs return is in FOLDER/<rank>.json, by job."""
 
 import gc
 import json
@@ -29,7 +29,6 @@ from reagent_lite.training.loop import Hooks, Optimization, Running, fit
 from reagent_lite.training.stop import StopSignal
 from reagent_lite.types import SourceSpec, TransitionBatch
 
-STOP_AT = 700
 SHARES = {"one": (1,), "even": (1, 1), "uneven": (3, 1), "three": (1, 1, 1)}
 
 
@@ -76,7 +75,7 @@ def ready(group: Group, shares: tuple[int, ...]) -> tuple[Running, ReadPlan]:
 def learn(job: str, group: Group, folder: Path) -> int:
     running, plan = ready(group, SHARES[job])
     fit(running, plan, group, Hooks())
-    save_file(running.learner.state_dict(), folder / f"{group.rank}.safetensors")
+    save_file(running.learner.state_dict(), folder / f"{job}_{group.rank}.safetensors")
     return running.position.step
 
 
@@ -98,7 +97,7 @@ def agree(group: Group) -> dict[str, Any]:
     agreement, saves, start = Agreement(group), [], time.perf_counter()
     for done in range(1, 10_000):
         time.sleep(0.001)
-        agreed = agreement.after_step(done, stop=group.rank == 2 and done >= STOP_AT, save=done == 1 or group.rank == 1)
+        agreed = agreement.after_step(done, stop=group.rank == 2 and done >= 700, save=done == 1 or group.rank == 1)
         saves += [done] if agreed.save else []
         if agreed.stop:
             return {"stopped": done, "saves": saves, "step_seconds": (time.perf_counter() - start) / done}
@@ -131,29 +130,27 @@ def diverge(group: Group, folder: Path) -> dict[str, Any]:
     return {}
 
 
-def averaged(group: Group) -> nn.Module:
+def outlive(group: Group) -> nn.Module:
+    """Returns a module that outlives its group; no thread is offered Python's lock from here on."""
     wrapped = group.wrap(nn.Linear(1, 1))
     wrapped(torch.ones(1, 1)).sum().backward()
+    gc.freeze()  # collecting takes long enough for torch's thread, which has still to let go of what it averaged
+    sys.setswitchinterval(60)
     return wrapped
 
 
-def main(job: str, folder: Path) -> None:
+def main(folder: Path, *jobs: str) -> None:
+    found: dict[str, Any] = {}
     with joined(Place.read() or Place(), torch.device("cpu"), timeout_seconds=60) as group:
-        wrapped, result = None, None
-        if job in SHARES:
-            result = learn(job, group, folder)
-        elif job == "collectives":
-            result = collectives(group)
-        elif job == "agree":
-            result = agree(group)
-        elif job == "diverge":
-            result = diverge(group, folder)
-        elif job == "outlive":
-            # Python's lock is not offered to torch's thread, which has still to let go of what it averaged
-            gc.freeze()  # collecting takes long enough for the thread
-            sys.setswitchinterval(60)
-            wrapped = averaged(group)
-        (folder / f"{group.rank}.json").write_text(json.dumps(result))
+        for job in jobs:
+            if job in SHARES:
+                found[job] = learn(job, group, folder)
+            elif job == "diverge":
+                found[job] = diverge(group, folder)
+            else:
+                found[job] = {"collectives": collectives, "agree": agree, "outlive": outlive}[job](group)
+        wrapped = found.pop("outlive", None)
+        (folder / f"{group.rank}.json").write_text(json.dumps(found))
         if wrapped is None:
             group.barrier()
     del wrapped
@@ -161,4 +158,4 @@ def main(job: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(Path(sys.argv[1]), *sys.argv[2:])

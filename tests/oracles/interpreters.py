@@ -7,6 +7,7 @@ What libraries read from the environment when they are loaded is fixed, so that 
 each value of those variables.
 """
 
+import ctypes
 import gc
 import itertools
 import json
@@ -36,17 +37,18 @@ class Interpreter:
         cwd: working folder.
         env: all environment variables.
         outputs: files that standard output and standard error are written to; without them `communicate` has both.
+        namespaces_of: a process whose network, mounts and host name it gets (Linux, root).
     """
 
     def __init__(
         self, arguments: Sequence[str], *, cwd: Path | None = None, env: Mapping[str, str],
-        outputs: tuple[Path, Path] | None = None,
+        outputs: tuple[Path, Path] | None = None, namespaces_of: int | None = None,
     ) -> None:  # fmt: skip
         folder = Path(_folder.name) / f"{next(_numbers)}"
         self._files = outputs or (folder.with_suffix(".out"), folder.with_suffix(".err"))
         self._connection = _for(env).connect()
         request = {"arguments": list(arguments), "cwd": str(cwd or Path.cwd()), "env": dict(env),
-                   "outputs": list(map(str, self._files))}  # fmt: skip
+                   "outputs": list(map(str, self._files)), "namespaces_of": namespaces_of}  # fmt: skip
         self._connection.sendall(json.dumps(request).encode() + b"\n")
         self.pid = int(self._answer())
         self.returncode: int | None = None
@@ -176,6 +178,8 @@ def _become(request: dict[str, Any]) -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
+    if request["namespaces_of"] is not None:
+        _enter(request["namespaces_of"])
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
@@ -189,6 +193,14 @@ def _become(request: dict[str, Any]) -> None:
         exec(compile(others[0], "<string>", "exec"), {"__name__": "__main__"})
     else:
         runpy.run_path(first, run_name="__main__")
+
+
+def _enter(pid: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    for kind in ("net", "uts", "mnt"):
+        with open(f"/proc/{pid}/ns/{kind}", "rb") as namespace:
+            if libc.setns(namespace.fileno(), 0):
+                raise OSError(ctypes.get_errno(), f"setns {kind}")
 
 
 def _import_libraries() -> None:
