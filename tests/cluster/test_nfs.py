@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from cluster import nfs_lab
-from cluster.training import BASE, ROOT, alone, learned, merged, parts, rows_of_a_log, same
+from cluster.training import BASE, alone, learned, parts, rows_of_a_log, same
+from oracles.runs import ROOT, merged
 
 JOB = """
 set -e

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from cluster.hosts import Hosts
 from cluster.slurm_lab import Slurm
-from cluster.training import ENVIRONMENT, ROOT, Job, learned, same
+from cluster.training import ENVIRONMENT, Job, learned, same
+from oracles.runs import ROOT
 
 Make = Callable[..., Job]
 SLOWLY = "fail:rank=0,step=0,kind=slow,seconds=0.05,attempt=any"

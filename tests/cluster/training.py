@@ -3,21 +3,20 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from cluster.hosts import Host, Hosts
 from cluster.machine import Started
 from oracles.cartpole import write_log
+from oracles.runs import ROOT, merged, trained
 from oracles.waiting import wait_until
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.testing import assert_close
 
-ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 BASE: dict[str, Any] = {
     "use_all_avail_gpus": True,
@@ -117,13 +116,6 @@ def kill(pid: int, number: int = signal.SIGKILL) -> None:
         return
 
 
-def merged(tree: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Returns the tree with changes, sections merged key by key."""
-    both = {key: {**tree[key], **value} for key, value in changes.items()
-            if isinstance(value, dict) and key in tree}  # fmt: skip
-    return {**tree, **changes, **both}
-
-
 def newest(out: Path) -> int:
     """The step of the newest checkpoint that stands, or -1."""
     return max((int(file.parent.name[5:]) for file in out.glob("checkpoints/step_*/manifest.json")), default=-1)
@@ -140,21 +132,11 @@ def alone(folder: Path, lines: Sequence[str], **changes: Any) -> dict[str, Tenso
     """What one process learns from all lines."""
     folder.mkdir(parents=True)
     (folder / "train.jsonl").write_text("".join(lines))
-    tree = merged(BASE, {"training_data_path": str(folder / "train.jsonl"),
-                         "model_output_path": str(folder / "out"), **changes})  # fmt: skip
-    (folder / "x.json").write_text(json.dumps(tree))
-    command = [sys.executable, "-m", "workflows.dqn", "--config", str(folder / "x.json")]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **ENVIRONMENT}, check=False)
-    assert done.returncode == 0, done.stderr
+    places = {"training_data_path": str(folder / "train.jsonl"), "model_output_path": str(folder / "out")}
+    trained(merged(BASE, {**places, **changes}))
     return learned(folder / "out")
 
 
 def same(one: dict[str, Tensor], other: dict[str, Tensor], tolerance: float) -> None:
     """Asserts that two runs learned the same, bit for bit where the tolerance is 0."""
-    assert one.keys() == other.keys()
-    for name, value in one.items():
-        if not tolerance:
-            assert torch.equal(value, other[name]), name
-            continue
-        difference = (value - other[name]).abs().max().item() if value.numel() else 0.0
-        assert torch.allclose(value, other[name], rtol=tolerance, atol=tolerance), f"{name}: {difference:.3g}"
+    assert_close(one, other, rtol=tolerance, atol=tolerance)

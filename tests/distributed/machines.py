@@ -29,7 +29,7 @@ from reagent_lite.distributed.nodes import Node
 from reagent_lite.distributed.rendezvous import Rendezvous
 from reagent_lite.distributed.verdict import Declaration
 from reagent_lite.distributed.worker import end_with_parent, is_worker, report_failure, report_model_saved
-from reagent_lite.errors import DataError, Preempted, Problem, ReagentLiteError
+from reagent_lite.errors import DataError, Preempted, ReagentLiteError
 from reagent_lite.files import FolderIdentity
 
 PYTHONPATH = f"{Path(__file__).parents[2]}:{Path(__file__).parents[1]}"
@@ -162,9 +162,6 @@ def main(options: dict[str, Any]) -> None:
         force=options.get("force", False),
     )  # fmt: skip
     rendezvous.preflight()
-    if "publish_after" in options:
-        print("about to join", file=sys.stderr, flush=True)
-        time.sleep(options["publish_after"])
     command = [options.get("python", sys.executable), __file__, json.dumps(options)]
     folder = FolderIdentity.of(Path(options["folder"])) if "folder" in options else None
     launcher.launch(command, processes, rendezvous, restarts=restarts, folder=folder)
@@ -216,8 +213,6 @@ def fail(task: str, options: dict[str, Any]) -> None:
         time.sleep(100)
     elif task == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
-    elif task == "raise":
-        raise DataError(Problem("file.json:3", "a number", "text"))
     elif task == "hang":  # on its way out, after it has reported why
         report_failure(DataError(()), "file.json:3: expected a number, got text")
         time.sleep(100)

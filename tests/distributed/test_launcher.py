@@ -2,15 +2,13 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-import torch.distributed as dist
-from machines import PYTHONPATH, Start, all_end, appears
+from machines import Start, all_end, appears
 from oracles.doctors import RECORD
+from oracles.interpreters import Interpreter
 from oracles.waiting import runs
 from pydantic import ValidationError
 
@@ -18,7 +16,7 @@ from reagent_lite import memory
 from reagent_lite.config.rendezvous import RendezvousConfig
 from reagent_lite.distributed import launcher
 from reagent_lite.distributed.launcher import Workers, choose_processes
-from reagent_lite.distributed.meeting_file import MeetingFile, Record
+from reagent_lite.distributed.meeting_file import Record
 from reagent_lite.distributed.membership import Failure, Membership
 from reagent_lite.distributed.nodes import Node
 from reagent_lite.distributed.rendezvous import Rendezvous
@@ -79,13 +77,16 @@ def test_a_worker_that_the_system_ended_for_lack_of_memory_is_named_so(
     )
 
 
-def test_a_worker_whose_launcher_died_while_it_imported_ends(tmp_path: Path) -> None:
-    program = "from reagent_lite.distributed.worker import end_with_parent; end_with_parent(); print('goes on')"
-    for parent, code, output in ((os.getpid(), 0, "goes on\n"), (os.getppid(), -signal.SIGKILL, "")):
-        variables = {"REAGENT_LITE_WORKER_FOLDER": str(tmp_path), "REAGENT_LITE_LAUNCHER_PID": str(parent)}
-        done = subprocess.run([sys.executable, "-c", program], env=os.environ | {"PYTHONPATH": PYTHONPATH, **variables},
-                              capture_output=True, text=True, check=False)  # fmt: skip
-        assert (done.returncode, done.stdout) == (code, output), done.stderr
+@pytest.mark.parametrize(("parent", "code", "output"), [("os.getppid()", 0, "goes on\n"), (1, -signal.SIGKILL, "")])
+def test_a_worker_whose_launcher_died_while_it_imported_ends(
+    tmp_path: Path, parent: object, code: int, output: str
+) -> None:
+    program = (
+        f"import os; os.environ['REAGENT_LITE_LAUNCHER_PID'] = str({parent})\n"
+        "from reagent_lite.distributed.worker import end_with_parent; end_with_parent(); print('goes on')"
+    )
+    worker = Interpreter(["-c", program], env=os.environ | {"REAGENT_LITE_WORKER_FOLDER": str(tmp_path)})
+    assert (worker.wait(60), worker.communicate()[0]) == (code, output)
 
 
 def test_a_signal_while_a_run_waits_to_begin_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,9 +119,8 @@ def test_a_run_that_ends_early_has_no_exit_code_0() -> None:
 @pytest.mark.parametrize(
     ("work", "code", "words"),
     [
-        ("kill", 4, RANK_1 + "expected a worker that trains to the end, got ended by signal 9 (SIGKILL)"),
+        pytest.param("kill", 4, RANK_1 + "expected a worker that trains to the end, got ended by", marks=SLOW),
         ("stop", 4, RANK_1 + "expected a running worker, got stopped"),
-        pytest.param("raise", 2, RANK_1 + "file.json:3: expected a number, got text", marks=SLOW),
         ("hang", 2, RANK_1 + "file.json:3: expected a number, got text"),
         pytest.param("crash", 4, "ValueError('something unexpected')", marks=SLOW),
     ],
@@ -132,18 +132,6 @@ def test_every_launcher_logs_why(start: Start, tmp_path: Path, work: str, code: 
     all_end(both, code)
     assert [machine.log.count(words) for machine in both] == [1, 1]
     assert time.monotonic() - failed < 25
-
-
-def test_a_stranger_at_the_port_does_not_end_the_run(start: Start, tmp_path: Path) -> None:
-    both = [start(index, steps=60) for index in (0, 1)]
-    appears(tmp_path / "out" / "step_1")
-    found = MeetingFile(tmp_path / "run.rdzv").read()
-    assert isinstance(found, Record)
-    stranger = dist.TCPStore(found.address, found.port, is_master=False, wait_for_workers=False)
-    assert not any(found.token.encode() in stranger.get(key) for key in stranger.list_keys() if key.startswith("0/"))
-    stranger.set("0/abort", '{"reason": "r", "exit_code": 0, "restart": false}')
-    all_end(both, 0)
-    assert both[0].output == "3 attempt 0 node 0 of 2 local 0\n"
 
 
 @pytest.mark.parametrize(
@@ -172,21 +160,21 @@ def test_a_rank_that_hangs_is_named_by_all_and_not_those_who_wait_for_it(
     start: Start, machines: int, work: str
 ) -> None:
     """A stopped process is no longer looked for: its launcher would name it after lost_after_seconds."""
-    settings = {"lost_after_seconds": 60.0 if machines == 1 else 3.0}
-    options = {"processes": 3 - machines, "steps": 9, "work": work, "wait": 4, "settings": settings}
+    settings = {"lost_after_seconds": 60.0 if machines == 1 else 2.0}
+    options = {"processes": 3 - machines, "steps": 9, "work": work, "wait": 3, "settings": settings}
     begun = [start(index, machines, **options) for index in range(machines)]
     all_end(begun, 4)
     where = "" if machines == 1 else " (node 1, local rank 0)"
     for machine in begun:
         blamed = next(line for line in machine.log.splitlines() if line.startswith("rank "))
-        assert blamed.startswith(f"rank 1 of 2{where}: expected a process that goes on within 4 s, got no sign for ")
+        assert blamed.startswith(f"rank 1 of 2{where}: expected a process that goes on within 3 s, got no sign for ")
         assert blamed.endswith(" s, after step 3; the others wait for it")
         assert "rank 0 of 2" in machine.log  # what it met
 
 
 @pytest.mark.parametrize("victim", [0, pytest.param(1, marks=SLOW)])
 def test_a_machine_that_is_started_again_joins_again(start: Start, tmp_path: Path, victim: int) -> None:
-    options = {"steps": 150, "restarts": 2}
+    options = {"steps": 40, "restarts": 2}
     both = [start(index, **options) for index in (0, 1)]
     appears(tmp_path / "out" / f"step_{victim}")
     both[victim].process.kill()
@@ -200,7 +188,7 @@ def test_a_run_begins_again_without_the_share(start: Start, tmp_path: Path) -> N
     """The folder is gone from before the loss to the end: node 0's store outlives the attempt."""
     share = tmp_path / "share"
     share.mkdir()
-    both = [start(index, steps=100, restarts=1, init_method=f"file://{share}/run.rdzv") for index in (0, 1)]
+    both = [start(index, steps=40, restarts=1, init_method=f"file://{share}/run.rdzv") for index in (0, 1)]
     appears(tmp_path / "out" / "step_1")
     share.rename(tmp_path / "away")
     os.kill(int((tmp_path / "out" / "pid_1").read_text()), signal.SIGKILL)
@@ -222,8 +210,8 @@ def test_nothing_begins_again_once_the_model_is_saved(start: Start, tmp_path: Pa
 def test_a_signal_before_workers_listen(start: Start, tmp_path: Path) -> None:
     """A worker that dies of the signal is not begun again on the other machine, which would wait in vain."""
     both = [start(index, work="late start", restarts=3) for index in (0, 1)]
-    appears(tmp_path / "out" / "pid_1")
-    both[0].logs("start of 2 processes: waiting for rank 1; ")
+    for rank in (0, 1):
+        appears(tmp_path / "out" / f"pid_{rank}")
     both[1].process.send_signal(signal.SIGTERM)
     all_end(both, 75)
     assert "ended by signal 15 (SIGTERM)\ntold to end" in both[0].log

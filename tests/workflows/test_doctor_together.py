@@ -96,37 +96,32 @@ def test_a_pair_that_is_cut_is_named_with_both_addresses(monkeypatch: pytest.Mon
         assert re.match(r"Open TCP ports \d+-\d+ between all machines", rows[0].todo)
 
 
-class Doctors:
-    """Doctors of several machines, as processes."""
-
-    def __init__(self, folder: Path, tree: dict[str, Any]) -> None:
-        self._folder, self._running = folder, []
-        (folder / "config.json").write_text(json.dumps(tree))
-
-    def start(self, node: int, *arguments: str) -> None:
-        command = ["-m", "workflows.doctor", "--config", str(self._folder / "config.json"), "--node_index", str(node)]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        self._running.append(Interpreter([*command, *arguments], cwd=self._folder, env=environment))
-
-    def ended(self) -> list[tuple[int, Rows]]:
-        """Returns exit code and rows by name of each, in order of their starts."""
-        texts = [process.communicate(timeout=60) for process in self._running]
-        return [
-            (process.wait(), by_name(json.loads(out))) for process, (out, _) in zip(self._running, texts, strict=True)
-        ]
+Doctors = Callable[..., list[tuple[int, Rows]]]
 
 
 @pytest.fixture
 def doctors(tmp_path: Path, small: dict[str, Any]) -> Doctors:
+    """doctors(arguments of node 0, of node 1): exit code and rows by name of each."""
     (tmp_path / "share").mkdir()
-    return Doctors(tmp_path, small | LOOPBACK | {"num_nodes": 2, "init_method": f"file://{tmp_path}/share/run.rdzv"})
+    tree = small | LOOPBACK | {"num_nodes": 2, "init_method": f"file://{tmp_path}/share/run.rdzv"}
+    (tmp_path / "config.json").write_text(json.dumps(tree))
+    command = ["-m", "workflows.doctor", "--config", str(tmp_path / "config.json"), "--node_index"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+    def run(*arguments: list[str]) -> list[tuple[int, Rows]]:
+        running = [
+            Interpreter([*command, str(node), *given], env=environment, cwd=tmp_path)
+            for node, given in enumerate(arguments)
+        ]
+        ended = [one.communicate(60) for one in running]
+        return [(one.wait(), by_name(json.loads(out))) for one, (out, _) in zip(running, ended, strict=True)]
+
+    return run
 
 
 def test_two_machines_that_can_train_together(doctors: Doctors, tmp_path: Path) -> None:
     mount = find_mount(tmp_path)
-    doctors.start(1)
-    doctors.start(0)
-    for code, rows in doctors.ended():
+    for code, rows in doctors([], []):
         assert code == 0, failures(rows)
         assert rows["machines meet"][0]["found"].startswith("all 2, at 127.0.0.1:")
         assert rows["machines fit together"][0]["state"] == "ok"
@@ -139,9 +134,8 @@ def test_two_machines_that_can_train_together(doctors: Doctors, tmp_path: Path) 
 
 
 def test_what_differs_between_machines_is_seen_by_all(doctors: Doctors) -> None:
-    doctors.start(0)
-    doctors.start(1, "--set", "rl.gamma=0.5", "--set", 'training_data_path="/no/such/data"')
-    (first, rows), (second, others) = doctors.ended()
+    differing = ["--set", "rl.gamma=0.5", "--set", 'training_data_path="/no/such/data"']
+    (first, rows), (second, others) = doctors([], differing)
     assert (first, second) == (3, 3)
     assert failures(others) == ["machines fit together", "training data"]
     assert failures(rows) == ["machines fit together", "the other machines"]
@@ -155,9 +149,8 @@ def test_what_differs_between_machines_is_seen_by_all(doctors: Doctors) -> None:
 def test_machines_that_do_not_meet(doctors: Doctors, tmp_path: Path) -> None:
     """Node 1 is here, but looks at another folder: each says whom it misses, and its own rows are all there."""
     (tmp_path / "elsewhere").mkdir()
-    doctors.start(0, "--wait", "3")
-    doctors.start(1, "--wait", "3", "--set", f"init_method=file://{tmp_path}/elsewhere/run.rdzv")
-    (first, rows), (second, others) = doctors.ended()
+    elsewhere = ["--set", f"init_method=file://{tmp_path}/elsewhere/run.rdzv"]
+    (first, rows), (second, others) = doctors(["--wait", "3"], ["--wait", "3", *elsewhere])
     assert (first, second) == (3, 3)
     assert failures(rows) == failures(others) == ["machines meet"]
     assert "no sign of node 1" in rows["machines meet"][0]["found"]

@@ -2,10 +2,7 @@
 
 import hashlib
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +11,7 @@ import pytest
 import torch
 from oracles.logs import candidate_rows, random_rows, write_lines
 from oracles.nodes import run_nodes
-from oracles.runs import ROOT, Run
+from oracles.runs import Run
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
@@ -124,7 +121,7 @@ def laid_out(folder: Path) -> list[Path]:
 
 
 def evaluated(folders: list[Path], processes: list[int], names: list[str]) -> list[Run]:
-    runs = run_nodes(folders, [WORKER, "evaluate", *names], processes=processes)
+    runs = run_nodes(folders, [WORKER, *names], processes=processes)
     assert [run.code for run in runs] == [0] * len(runs), "\n".join(run.err for run in runs)
     return runs
 
@@ -267,34 +264,6 @@ def test_equal_rows_have_equal_digests_wherever_they_stand(
     altered = [*log[:34], shifted(log[34], column, *(() if actions else ("action",))), *log[35:]]
     found = digests(tmp_path / "altered", altered, actions)
     assert {number for number in whole if found[number] != whole[number]} == {code(log[34]["mdp_id"])}
-
-
-LAUNCHER = """
-import sys
-from reagent_lite.config.rendezvous import RendezvousConfig
-from reagent_lite.distributed.launcher import LaunchError, launch
-from reagent_lite.distributed.nodes import Node
-from reagent_lite.distributed.rendezvous import Rendezvous
-from reagent_lite.distributed.verdict import Declaration
-alone = Declaration(node=0, host="here", pid=1, processes=2, device="cpu")
-try:
-    launch([sys.executable, *sys.argv[1:]], 2, Rendezvous(Node(), None, RendezvousConfig(), alone), restarts=0)
-except LaunchError as error:
-    print(error, file=sys.stderr)
-    sys.exit(error.exit_code)
-"""
-
-
-def test_a_process_that_fails_while_it_scores_ends_all_with_the_reason(tmp_path: Path) -> None:
-    laid_out(tmp_path)
-    said = "rank 1 of 2: InjectedFaultError: REAGENT_LITE_FAULT asked for an exception of rank 1 before step 0"
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1",
-                   "REAGENT_LITE_FAULT": "fail:rank=1,step=0,kind=exception"}  # fmt: skip
-    done = subprocess.run([sys.executable, "-c", LAUNCHER, WORKER, "broken", "shares"], cwd=tmp_path / "union",
-                          env=environment, capture_output=True, text=True, timeout=120, check=False)  # fmt: skip
-    assert done.returncode == 4, done.stderr
-    assert done.stderr.splitlines()[-1] == said
-    assert not (tmp_path / "union" / "shares" / "evaluation.json").exists()
 
 
 def test_the_draw_of_episodes_gives_each_the_same_chance() -> None:

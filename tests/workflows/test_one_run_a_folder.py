@@ -9,8 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
-from oracles.resuming import Tree, checkpoints, end, logged, start, until
+from oracles.resuming import Tree, checkpoints, end, logged, start
 from oracles.runs import Runner
+from oracles.waiting import wait_until
 
 from reagent_lite.files import alone_in
 
@@ -21,7 +22,7 @@ def test_a_second_run_is_refused_until_the_first_is_killed(tmp_path: Path) -> No
     """Then it has the folder, and goes on where the first one was."""
     tree = logged(tmp_path)
     first = start(tmp_path, tree, REAGENT_LITE_FAULT=SLOW)
-    until(lambda: len(checkpoints(tmp_path)) > 0)
+    wait_until(lambda: len(checkpoints(tmp_path)) > 0)
     second = end(start(tmp_path, tree))
     assert second.code == 5, second.err  # a scheduler must not take it for a wrong config
     said = re.search(

@@ -6,25 +6,31 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from oracles.cartpole import write_log
-from oracles.runs import ROOT
+from oracles.interpreters import Interpreter
+from oracles.runs import ROOT, trained
 from safetensors.torch import load_file
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
-def config(folder: Path, name: str) -> Path:
-    tree = {
+def tree(folder: Path, name: str) -> dict[str, Any]:
+    return {
         "training_data_path": str(folder / "log.jsonl"), "model_output_path": str(folder / name), "use_gpu": False,
         "actions": ["0", "1"], "epochs": 2, "data": {"layout": "replicas", "global_minibatch_size": 64},
         "training": {"layers": [-1, 16, -1], "activations": ["relu", "linear"]},
         "evaluation": {"calc_cpe_in_training": False, "bootstrap_resamples": 100, "final_fit_passes": 1},
     }  # fmt: skip
-    (folder / f"{name}.json").write_text(json.dumps(tree))
-    return folder / f"{name}.json"
+
+
+def config(folder: Path) -> str:
+    (folder / "run.json").write_text(json.dumps(tree(folder, "run")))
+    return str(folder / "run.json")
 
 
 def free_port() -> int:
@@ -44,7 +50,7 @@ def test_torchrun_on_two_nodes(tmp_path: Path) -> None:
         subprocess.Popen(
             [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={node}", "--nproc-per-node=1",
              "--master-addr=127.0.0.1", f"--master-port={port}", "-m", "workflows.dqn", "--config",
-             str(config(tmp_path, "run"))],
+             config(tmp_path)],
             env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )
         for node in (1, 0)
@@ -53,47 +59,38 @@ def test_torchrun_on_two_nodes(tmp_path: Path) -> None:
     assert [node.returncode for node in nodes] == [0, 0], ended
     (outcome,) = [json.loads(line) for out, _ in ended for line in out.splitlines() if line.startswith("{")]
     assert "global minibatch 64 rows = 2 processes x 32" in ended[1][1]
-    command = [sys.executable, "-m", "workflows.dqn", "--config", str(config(tmp_path, "alone"))]
-    subprocess.run(command, env=ENVIRONMENT, check=True, capture_output=True)
+    trained(tree(tmp_path, "alone"))
     one = learned(tmp_path / "alone")
     for name, value in learned(tmp_path / "run").items():
         torch.testing.assert_close(value, one[name], rtol=1e-5, atol=1e-5)
     assert outcome["steps"] == 2 * -(-outcome["rows"] // 2 // 64)
 
 
-def waited(tmp_path: Path, place: dict[str, str]) -> str:
-    """Starts rank 0 of three alone and returns what it says."""
-    write_log(tmp_path / "log.jsonl", 50)
-    place = {"RANK": "0", "WORLD_SIZE": "3", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1",
-             **place}  # fmt: skip
-    command = [sys.executable, "-m", "workflows.dqn", "--config", str(config(tmp_path, "run")),
-               "--set", "rendezvous.startup_timeout_seconds=3"]  # fmt: skip
-    done = subprocess.run(
-        command, env={**ENVIRONMENT, **place}, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 3
-    return done.stderr
+def alone(folder: Path, place: dict[str, str], *arguments: str) -> tuple[int, str]:
+    """Starts one process of several alone; returns how it ended, and what it logged."""
+    write_log(folder / "log.jsonl", 50)
+    variables = {**ENVIRONMENT, "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", **place}
+    started = Interpreter(["-m", "workflows.dqn", "--config", config(folder), *arguments], env=variables, cwd=folder)
+    return started.wait(60), started.said
 
 
-def test_processes_that_do_not_come_are_named(tmp_path: Path) -> None:
-    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    said = waited(tmp_path, {"MASTER_PORT": str(server.port), "TORCHELASTIC_USE_AGENT_STORE": "True"})
-    assert "start of 3 processes: expected all of them within 3 s, got no sign of rank 1, 2" in said
-
-
-def test_without_a_store_of_the_launcher_they_are_counted(tmp_path: Path) -> None:
-    said = waited(tmp_path, {"MASTER_PORT": str(free_port())})
-    assert "start of 3 processes: expected all of them within 3 s, got not all" in said
-    assert "1/3 clients joined" in said
+@pytest.mark.parametrize("store", [True, False])
+def test_processes_that_do_not_come_are_named_or_counted(tmp_path: Path, store: bool) -> None:
+    """Without a store of the launcher they are counted."""
+    place = {"RANK": "0", "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3", "MASTER_PORT": str(free_port())}
+    if store:
+        server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        place |= {"MASTER_PORT": str(server.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    code, log = alone(tmp_path, place, "--set", "rendezvous.startup_timeout_seconds=3")
+    assert code == 3
+    absent = "no sign of rank 1, 2" if store else "not all"
+    assert f"start of 3 processes: expected all of them within 3 s, got {absent}" in log
+    assert store or "1/3 clients joined" in log
 
 
 def test_numbers_that_contradict_the_launcher_are_refused(tmp_path: Path) -> None:
-    write_log(tmp_path / "log.jsonl", 50)
-    place = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "1",
-             "GROUP_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}  # fmt: skip
-    command = [sys.executable, "-m", "workflows.dqn", "--config", str(config(tmp_path, "run")), "--node_index=0"]
-    done = subprocess.run(
-        command, env={**ENVIRONMENT, **place}, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 2
-    assert "node_index: expected 1, as GROUP_RANK says, got 0" in done.stderr
+    place = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2",
+             "MASTER_PORT": "1"}  # fmt: skip
+    code, log = alone(tmp_path, place, "--node_index=0")
+    assert code == 2
+    assert "node_index: expected 1, as GROUP_RANK says, got 0" in log

@@ -1,0 +1,166 @@
+"""SIGTERM at any moment ends a run with 75, or it ends with 0; so does a terminal that closes, but for nohup."""
+
+import json
+import os
+import pty
+import select
+import signal
+import time
+from pathlib import Path
+from types import FrameType
+
+import pytest
+from oracles.interpreters import Interpreter
+from oracles.resuming import checkpoints, end, logged, start
+from oracles.runs import ALONE, ROOT
+from oracles.waiting import wait_until
+
+from reagent_lite.config import DqnConfig, check
+from reagent_lite.errors import Preempted
+from reagent_lite.export import load_bundle
+from reagent_lite.run.train import train
+
+
+def ends(folder: Path, *, after: float) -> bool:
+    """Trains with SIGTERM after so many seconds, if it takes that long; returns whether it came to its end."""
+    config = check(DqnConfig, {**logged(folder), "epochs": 1, "model_output_path": str(folder / "out")})
+
+    def strike(number: int, frame: FrameType | None) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.signal(signal.SIGALRM, strike)
+    signal.setitimer(signal.ITIMER_REAL, after)
+    try:
+        train(config, ALONE)
+    except Preempted:
+        return False
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    return True
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a file between open() and its owner
+@pytest.mark.parametrize("points", [4, pytest.param(100, marks=pytest.mark.slow)])
+def test_a_signal_at_any_moment_is_no_error(tmp_path: Path, points: int) -> None:
+    ends(tmp_path / "first", after=600)  # imports and the exporter's own preparations
+    begin = time.monotonic()
+    assert ends(tmp_path / "whole", after=600)
+    seconds, outcomes = time.monotonic() - begin, []
+    for point in range(points):
+        folder = tmp_path / f"{point}"
+        ended = ends(folder, after=seconds * (point + 0.5) / points)
+        outcomes.append(ended)
+        assert not list((folder / "out").glob(".model*"))
+        if ended or (folder / "out" / "model").exists():
+            load_bundle(folder / "out" / "model").check_golden()
+    assert not outcomes[0]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_signal_at_any_moment_of_a_command(tmp_path: Path, processes: int) -> None:
+    tree = {**logged(tmp_path), "epochs": 1, "num_processes_per_node": processes}
+    begin = time.monotonic()
+    run = start(tmp_path, tree)
+    assert end(run).code == 0
+    seconds, codes = time.monotonic() - begin, []
+    for point in range(30):
+        run = start(tmp_path, tree, f'model_output_path="{tmp_path / f"out{point}"}"')
+        wait_until(lambda run=run: bool(run.said))  # type: ignore[misc] # it listens from before its first line on
+        strike = time.monotonic() + 1.1 * seconds * point / 30
+        while run.poll() is None and time.monotonic() < strike:
+            time.sleep(0.02)
+        run.send_signal(signal.SIGTERM)
+        ended = end(run)
+        codes.append(ended.code)
+        assert ended.code in (0, 75), ended.err
+        assert "Traceback" not in ended.err
+    assert 75 in codes
+
+
+# ---- a terminal that closes
+
+ON_TERMINAL = """
+import os, runpy, sys
+os.setsid()
+terminal = os.open(sys.argv.pop(1), os.O_RDWR)  # becomes that of the session
+for number in (0, 1, 2):
+    os.dup2(terminal, number)
+runpy.run_module("workflows.dqn", run_name="__main__", alter_sys=True)
+"""
+UNDER_NOHUP = """
+import runpy, signal
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+runpy.run_module("workflows.dqn", run_name="__main__", alter_sys=True)
+"""
+SLOW = "fail:rank=0,step=0,kind=slow,seconds=0.1"
+
+
+def start_on(folder: Path, program: str, *arguments: str, fault: str = SLOW, **keys: int) -> Interpreter:
+    tree = {**logged(folder), "model_output_path": str(folder / "out"), "checkpoint": {}, **keys}
+    (folder / "config.json").write_text(json.dumps(tree))
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder / "cache"),
+                 "OMP_NUM_THREADS": "1", "TERM": "xterm", "REAGENT_LITE_FAULT": fault}  # fmt: skip
+    return Interpreter(["-c", program, *arguments, "--config", str(folder / "config.json")], env=variables)
+
+
+def steps(folder: Path) -> int:
+    file = folder / "out" / "metrics.jsonl"
+    return file.read_text().count("\n") if file.exists() else 0
+
+
+def shown(terminal: int) -> str:
+    """Returns what has been written to a terminal since it was last asked."""
+    text = b""
+    while select.select([terminal], [], [], 0)[0]:
+        text += os.read(terminal, 1 << 16)
+    return text.decode(errors="replace")
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_terminal_that_is_closed_costs_nothing(tmp_path: Path, processes: int) -> None:
+    """Its kernel sends SIGHUP to the first process of the session; whatever is written to it from then on fails."""
+    terminal, other_end = pty.openpty()
+    run = start_on(tmp_path, ON_TERMINAL, os.ttyname(other_end), num_processes_per_node=processes)
+    text, deadline = "", time.monotonic() + 60
+    while not steps(tmp_path):  # an epoch of 7 steps is over; the bar is drawn by a thread of its own
+        text += shown(terminal)
+        assert time.monotonic() < deadline, text
+        assert run.poll() is None, text
+        time.sleep(0.05)
+    os.close(other_end)
+    os.close(terminal)
+    assert run.wait(60) == 75, text
+    assert "training" in text
+    (saved,) = checkpoints(tmp_path)
+    again = end(start_on(tmp_path, UNDER_NOHUP, fault="", num_processes_per_node=processes))
+    assert again.code == 0, again.err
+    assert f"resuming from checkpoints/{saved}" in again.err
+    assert again.outcome["rows"] == 600
+
+
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_under_nohup_a_run_outlives_its_terminal(tmp_path: Path, processes: int) -> None:
+    run = start_on(tmp_path, UNDER_NOHUP, num_processes_per_node=processes)
+    wait_until(lambda: steps(tmp_path) > 0)
+    run.send_signal(signal.SIGHUP)
+    for child in children(run.pid):
+        os.kill(child, signal.SIGHUP)
+    ended = end(run)
+    assert ended.code == 0, ended.err
+    assert ended.outcome["rows"] == 600
+    assert "resuming" not in ended.err
+
+
+def test_a_hangup_before_workers_listen_ends_with_75(tmp_path: Path) -> None:
+    run = start_on(tmp_path, ON_TERMINAL, os.devnull, num_processes_per_node=2)
+    wait_until(lambda: len(children(run.pid)) == 2)
+    os.killpg(run.pid, signal.SIGHUP)
+    assert run.wait(30) == 75
+
+
+def children(pid: int) -> list[int]:
+    """Returns the processes that a process has started, by the kernel's list (Linux)."""
+    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
