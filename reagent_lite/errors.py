@@ -162,7 +162,7 @@ class Preempted(BaseException):
     A signal handler may raise it anywhere. Like KeyboardInterrupt it is not an Exception, so that no code handles it.
     """
 
-    title = "told to end"
+    title = "stopped by a signal"
     exit_code = 75  # EX_TEMPFAIL of sysexits.h: try again later
 
     def __init__(self, signal: str, standing: str) -> None:

@@ -11,15 +11,15 @@ Only the first start of a run is hit (attempt 0), or the one of `attempt=n`, or 
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from reagent_lite.distributed.group import Place, attempt_here
 from reagent_lite.errors import ConfigError, Problem
 
 VARIABLE = "REAGENT_LITE_FAULT"
-_KINDS = {kind: kind for kind in ("kill", "stop", "exception", "slow")}
 _EXAMPLE = "fail:rank=1,step=20,kind=kill"
 
 
@@ -27,23 +27,24 @@ class InjectedFaultError(RuntimeError):
     """What kind=exception raises."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class Fault(BaseModel):
     """What happens to one rank.
 
     Attributes:
         rank: which one.
         step: before which optimizer step, numbered from 0.
-        kind: one of kill, stop, exception, slow.
+        kind: see above.
         seconds: how long a slow step is.
-        attempt: which start of the run, or None for every one.
+        attempt: which start of the run, or "any".
     """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     rank: int
     step: int
-    kind: str
+    kind: Literal["kill", "stop", "exception", "slow"]
     seconds: float = 5.0
-    attempt: int | None = 0
+    attempt: int | Literal["any"] = 0
 
     @classmethod
     def parse(cls, text: str) -> "Fault":
@@ -53,19 +54,12 @@ class Fault:
             ConfigError: the text is no such description.
         """
         head, _, rest = text.partition(":")
-        given = dict(item.partition("=")[::2] for item in rest.split(",")) if head == "fail" else {}
-        attempt = given.pop("attempt", "0")
-        convert: dict[str, Callable[[str], Any]] = {
-            "rank": int,
-            "step": int,
-            "kind": _KINDS.__getitem__,
-            "seconds": float,
-        }
         try:
-            values: dict[str, Any] = {key: convert[key](value) for key, value in given.items()}
-            return cls(**values, attempt=None if attempt == "any" else int(attempt))
-        except (KeyError, TypeError, ValueError) as error:
-            advice = f"kind is one of {', '.join(_KINDS)}; seconds and attempt may follow"
+            return cls.model_validate(
+                dict(item.partition("=")[::2] for item in rest.split(",")) if head == "fail" else {}
+            )
+        except ValidationError as error:
+            advice = "kind is one of kill, stop, exception, slow; seconds and attempt may follow"
             raise ConfigError(Problem(VARIABLE, f"text such as {_EXAMPLE}", repr(text), advice)) from error
 
     def before_step(self, step: int) -> None:
@@ -93,4 +87,4 @@ def fault_here(place: Place, environment: Mapping[str, str] | None = None) -> Fa
     if not text:
         return None
     fault = Fault.parse(text)
-    return fault if fault.rank == place.rank and fault.attempt in (None, attempt_here(environment)) else None
+    return fault if fault.rank == place.rank and fault.attempt in ("any", attempt_here(environment)) else None

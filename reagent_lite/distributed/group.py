@@ -5,6 +5,7 @@ Nothing here pickles: tensors are reduced, or travel as bytes like text.
 
 import gc
 import inspect
+import json
 import math
 import os
 import time
@@ -181,12 +182,9 @@ class Group:
 
     def gather_text(self, text: str) -> list[str]:
         """Returns the texts of all ranks, in their order, on every rank."""
-        sizes = self.each(len(text.encode()))
-        table = torch.zeros(sum(sizes), dtype=torch.uint8)
-        start = sum(sizes[: self.rank])
-        table[start : start + sizes[self.rank]] = _block(text.encode())
-        parts = torch.split(self.sum(table), list(sizes))
-        return [part.numpy().tobytes().decode() for part in parts]
+        texts = [data.decode() for data in self.gather_bytes(text.encode())]
+        gathered: list[str] = json.loads(self.broadcast_text(json.dumps(texts)))
+        return gathered
 
     def gather_bytes(self, data: bytes) -> Iterator[bytes]:
         """Yields the bytes of all ranks, in their order, on rank 0, and nothing on the others.

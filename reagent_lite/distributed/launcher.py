@@ -11,8 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -25,7 +24,7 @@ from reagent_lite.distributed.group import ATTEMPT_VARIABLE
 from reagent_lite.distributed.membership import GLOO_VARIABLE, Failure, Membership
 from reagent_lite.distributed.rendezvous import Rendezvous
 from reagent_lite.distributed.store import Background, LostError
-from reagent_lite.distributed.worker import Progress, Reports, stop_signals
+from reagent_lite.distributed.worker import Reports, stop_signals
 from reagent_lite.errors import ConfigError, PeerError, Preempted, Problem, RendezvousError, counted
 from reagent_lite.files import FolderIdentity
 from reagent_lite.memory import oom_kills
@@ -35,7 +34,7 @@ _END_SECONDS = 15.0
 _PEER_SECONDS = 1.0  # for other workers of this machine to report why they failed
 _MACHINE_SECONDS = 2.0  # for another machine's failure to come out, beyond lost_after_seconds
 _CONNECT_SECONDS = 60.0
-_CONTINUE = "the last checkpoint stands: run the same command again to continue"
+_CONTINUE = "the last checkpoint is kept: run the same command again to continue"
 _STOPPED = "Tt"  # states of /proc/<pid>/stat
 
 
@@ -107,7 +106,7 @@ def launch(
         RendezvousError: see Rendezvous.join.
         Preempted: a signal came before training began, or while it was to begin again.
     """
-    with _stop_request() as stop, closing(rendezvous):
+    with _StopRequest() as stop, closing(rendezvous):
         rendezvous.interrupted = stop.require_none
         used = 0
         while True:
@@ -131,7 +130,7 @@ def launch(
 
 
 class _StopRequest:
-    """Whether a signal has asked this launcher to end.
+    """Whether a signal has asked this launcher to end, while it is entered.
 
     Attributes:
         number: of the signal; 0 before one came.
@@ -142,7 +141,15 @@ class _StopRequest:
         self.number = 0
         self.standing = "training had not begun; run the same command again"
 
-    def __call__(self, number: int, frame: FrameType | None) -> None:
+    def __enter__(self) -> "_StopRequest":
+        self._before = {number: signal.signal(number, self._note) for number in stop_signals()}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
         if self.number and number == signal.SIGINT:
             raise KeyboardInterrupt  # asked twice: workers are killed
         self.number = number
@@ -151,17 +158,6 @@ class _StopRequest:
         """Raises where nothing runs yet that could save."""
         if self.number:
             raise Preempted(signal.Signals(self.number).name, self.standing)
-
-
-@contextmanager
-def _stop_request() -> Iterator[_StopRequest]:
-    stop = _StopRequest()
-    before = {number: signal.signal(number, stop) for number in stop_signals()}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,12 +182,12 @@ class _Attempt:
                     failure = self._watch(workers)
                 finally:
                     workers.end()
-                if failure is None or not workers.model_saved:
+                if failure is None or not workers.reports.model_saved:
                     return failure
         except OSError as error:
             problem = Problem(f"node {self.membership.node}", "a machine that can start its workers", str(error))
             return self.membership.abort(Failure(reason=str(problem)))
-        reason = f"{failure.reason}\nThe model had been saved before: it stands, and nothing begins again"
+        reason = f"{failure.reason}\nThe model had been saved before and is kept; the run does not begin again"
         return Failure(reason=reason, restart=False)
 
     def _prepare(self, folder: FolderIdentity | None) -> Failure | None:
@@ -208,7 +204,7 @@ class _Attempt:
         while not checked.done():
             failure = self.membership.poll()
             if failure is None and self.stop.number:
-                failure = self._preempted("told to end before training began; run the same command again")
+                failure = self._preempted("stopped by a signal before training began; run the same command again")
             if failure is not None:
                 return failure
             time.sleep(_WATCH_SECONDS / 2)
@@ -224,7 +220,7 @@ class _Attempt:
     def _watch(self, workers: "Workers") -> Failure | None:
         passed_on = False
         while True:
-            self.membership.progress = workers.progress
+            self.membership.progress = workers.reports.progress
             failure = self.membership.poll()
             if failure is not None:
                 return failure
@@ -236,7 +232,7 @@ class _Attempt:
             if failure is not None:
                 return self._agreed(failure)
             if done:
-                return self._preempted(f"told to end; {_CONTINUE}") if workers.preempted else None
+                return self._preempted(f"stopped by a signal; {_CONTINUE}") if workers.preempted else None
             time.sleep(_WATCH_SECONDS)
 
     def _preempted(self, reason: str) -> Failure:
@@ -245,7 +241,7 @@ class _Attempt:
     def _agreed(self, failure: Failure) -> Failure:
         """Returns the run's failure: another machine's, if this one's may only follow from it."""
         if failure.restart and self.stop.number:  # others would wait for this machine
-            reason = f"{failure.reason}\ntold to end; {_CONTINUE}"
+            reason = f"{failure.reason}\nstopped by a signal; {_CONTINUE}"
             failure = failure.model_copy(update={"reason": reason, "exit_code": Preempted.exit_code, "restart": False})
         if failure.first_hand:
             return self.membership.abort(failure)
@@ -268,14 +264,17 @@ class Workers:
         membership: for their ranks and where they meet.
         folder: for their reports; the caller's to remove.
         lost_after: seconds after which a stopped worker counts as lost.
+
+    Attributes:
+        reports: what the workers report of themselves.
     """
 
     def __init__(self, command: list[str], count: int, membership: Membership, folder: Path, lost_after: float) -> None:
         self._membership, self._lost_after = membership, lost_after
-        self._reports = Reports(folder, count)
+        self.reports = Reports(folder, count)
         self._stopped: dict[int, float] = {}
         self._oom_kills = oom_kills()
-        shared = {**os.environ, **self._reports.variables, **_variables(membership, count)}
+        shared = {**os.environ, **self.reports.variables, **_variables(membership, count)}
         self._running: list[subprocess.Popen[bytes]] = []
         try:
             for local in range(count):
@@ -292,16 +291,11 @@ class Workers:
         """Returns the first cause once a worker has failed; being preempted is no failure."""
         codes = [worker.poll() for worker in self._running]
         # a worker that has reported may hang on its way out, in a library of the GPU's
-        if self._reports.failures or any(code not in (None, 0, Preempted.exit_code) for code in codes):
+        if self.reports.failures or any(code not in (None, 0, Preempted.exit_code) for code in codes):
             if Preempted.exit_code in codes:  # its peers lost their connection to it
-                return Failure(reason="a process was told to end", exit_code=Preempted.exit_code, restart=False)
+                return Failure(reason="a process was stopped by a signal", exit_code=Preempted.exit_code, restart=False)
             return self._cause()
         return self._halted()
-
-    @property
-    def progress(self) -> list[Progress | None]:
-        """Latest progress in the order of ranks."""
-        return self._reports.progress
 
     @property
     def done(self) -> bool:
@@ -312,11 +306,6 @@ class Workers:
     def preempted(self) -> bool:
         """Whether a worker ended because it was told to, after saving."""
         return any(worker.poll() == Preempted.exit_code for worker in self._running)
-
-    @property
-    def model_saved(self) -> bool:
-        """Whether rank 0 is among them and has saved what the run leads to."""
-        return self._reports.model_saved
 
     def send_signal(self, number: int) -> None:
         """Sends a signal to all that run."""
@@ -339,7 +328,7 @@ class Workers:
         deadline = time.monotonic() + _PEER_SECONDS  # peers notice by themselves and report
         while True:
             failed = [i for i, one in enumerate(self._running) if one.poll() not in (None, 0, Preempted.exit_code)]
-            reported = self._reports.failures
+            reported = self.reports.failures
             killed = [local for local in failed if local not in reported]
             if killed or self.done or time.monotonic() > deadline:
                 break

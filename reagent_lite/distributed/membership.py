@@ -70,22 +70,14 @@ class Heartbeats:
         self._lost_after, self._pause, self._last = lost_after, polled_every + _PAUSE_SECONDS, now
 
     def note(self, beats: dict[int, str | None]) -> None:
-        """Takes the beats as they are now."""
+        """Takes the beats as they are now; machines without one are watched no longer."""
         now = time.monotonic()
         paused = now - self._last > self._pause  # this launcher slept: the others' silence is its own fault
         self._last = now
-        for node, beat in beats.items():
-            if paused or beat != self._seen[node][0]:
-                self._seen[node] = (beat, now)
-
-    def forget(self, node: int) -> None:
-        """Leaves out a machine that has finished."""
-        self._seen.pop(node, None)
-
-    @property
-    def watched(self) -> list[int]:
-        """Machines whose beats should change."""
-        return list(self._seen)
+        self._seen = {
+            node: (beat, now) if paused or beat != self._seen[node][0] else self._seen[node]
+            for node, beat in beats.items()
+        }
 
     def lost(self) -> list[int]:
         """Returns the machines that are silent for too long."""
@@ -301,12 +293,9 @@ class Membership:
         return failure_of(store)
 
     def _watch(self, store: Store) -> None:
-        for node in self._beats.watched:
-            if store.get(f"left/{node}") is not None:
-                self._beats.forget(node)
-        self._beats.note({node: store.get(f"beat/{node}") for node in self._beats.watched})
-        silent = self._beats.lost()
-        if silent:
+        left = {node for node in self._others if store.get(f"left/{node}") is not None}
+        self._beats.note({node: store.get(f"beat/{node}") for node in self._others if node not in left})
+        if silent := self._beats.lost():
             names = ", ".join(self.declarations[node].name for node in silent)
             set_failure(store, Failure(reason=f"{names}: no sign of life for {self._settings.lost_after_seconds:g} s"))
 

@@ -64,7 +64,7 @@ def main(
         outcome="model, steps, rows, rows_per_second, seconds, scores; with publish_if, not_published",
         codes="0 done, 1 unexpected error or diverged, 2 config or data error, 3 rendezvous failed, "
         "4 a peer failed, 5 model_output_path is in use by another run, "
-        "75 told to end, run again to continue",
+        "75 stopped by a signal, run again to continue",
     )
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = parser_of(command)

@@ -75,7 +75,7 @@ def test_a_batch_job_gets_a_signal_and_continues(slurm: Slurm, two_hosts: Hosts,
         time.sleep(0.5)
     text = two_hosts[0].read("batch.log").decode()
     assert " Restarts=1 " in state
-    assert "told to end (75): requeued" in text
+    assert "stopped by a signal (75): requeued" in text
     assert "resuming from checkpoints/step_" in text
     same(learned(work.out()), expected, 0)
 

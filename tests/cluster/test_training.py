@@ -152,9 +152,9 @@ def killed_at_random(job: Make, expected: dict[str, torch.Tensor], seed: int) ->
     last = [all_[-1] for all_ in work.started]
     while any(one.running for one in last) and time.monotonic() < started + 130:
         time.sleep(0.05)
-    stands = "The model had been saved before: it stands, and nothing begins again" in work.logs()
+    saved = "The model had been saved before and is kept; the run does not begin again" in work.logs()
     codes = {one.wait(1) for one in last}
-    assert codes <= ({0, 4} if stands else {0}), work.logs()  # who had ended before the kill ended well
+    assert codes <= ({0, 4} if saved else {0}), work.logs()  # who had ended before the kill ended well
     print(f"seed {seed}: {what} killed, done after {time.monotonic() - started:.1f} s", flush=True)
     same(learned(work.out()), expected, 0)
     assert (work.out() / "model/manifest.json").exists()

@@ -14,7 +14,7 @@ from reagent_lite.errors import ConfigError
 def test_the_text_of_a_fault() -> None:
     assert Fault.parse("fail:rank=1,step=20,kind=kill") == Fault(rank=1, step=20, kind="kill")
     assert Fault.parse("fail:rank=0,step=3,kind=slow,seconds=0.5,attempt=any") == Fault(
-        rank=0, step=3, kind="slow", seconds=0.5, attempt=None
+        rank=0, step=3, kind="slow", seconds=0.5, attempt="any"
     )
 
 

@@ -104,7 +104,7 @@ def test_a_signal_while_a_run_waits_to_begin_again(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(Rendezvous, "join", lambda self: join())
     monkeypatch.setattr(launcher._Attempt, "run", lambda self, folder: Failure(reason="node 1 went away"))
     monkeypatch.setattr(Membership, "leave", lambda self, restart: restart)
-    with pytest.raises(Preempted, match="SIGTERM: the last checkpoint stands: run the same command again to continue"):
+    with pytest.raises(Preempted, match="SIGTERM: the last checkpoint is kept: run the same command again to continue"):
         launcher.launch([], 1, rendezvous, restarts=3)
 
 
@@ -214,7 +214,7 @@ def test_a_signal_before_workers_listen(start: Start, tmp_path: Path) -> None:
         appears(tmp_path / "out" / f"pid_{rank}")
     both[1].process.send_signal(signal.SIGTERM)
     all_end(both, 75)
-    assert "ended by signal 15 (SIGTERM)\ntold to end" in both[0].log
+    assert "ended by signal 15 (SIGTERM)\nstopped by a signal" in both[0].log
 
 
 @pytest.mark.parametrize("victim", [1, pytest.param(0, marks=SLOW)])

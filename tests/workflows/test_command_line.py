@@ -52,7 +52,7 @@ def config_file(tmp_path: Path, **other: Any) -> str:
             KernelBuildError(Problem("e.cuh", "code", "???")),
             "environment cannot be compiled:\ne.cuh: expected code, got ???",
         ),
-        (Preempted("SIGTERM", "checkpoint 7 stands"), "told to end:\nSIGTERM: checkpoint 7 stands"),
+        (Preempted("SIGTERM", "checkpoint 7 stands"), "stopped by a signal:\nSIGTERM: checkpoint 7 stands"),
     ],
 )
 def test_messages_begin_with_a_natural_title(error: BaseException, message: str) -> None:

@@ -89,7 +89,7 @@ def test_slurm_script(tmp_path: Path) -> None:
     ("doctor", "train", "code", "requeued"),
     [(0, 0, 0, False), (140, 0, 140, True), (1, 0, 1, False), (0, 75, 75, True), (0, 140, 140, True), (0, 5, 5, False)],
 )
-def test_a_slurm_job_that_is_told_to_end_is_requeued(
+def test_a_slurm_job_that_a_signal_stops_is_requeued(
     tmp_path: Path, doctor: int, train: int, code: int, requeued: bool
 ) -> None:
     programs = {
