@@ -76,6 +76,13 @@ def read_blocks(
         block = parse()
         return [transform(block)] if block.table.num_rows else []
 
+    def results(waiting: int) -> Iterator[T]:
+        nonlocal rows
+        while len(pending) > waiting:
+            for result in pending.popleft().result():
+                rows = True
+                yield result
+
     pool = ThreadPoolExecutor(num_threads(), thread_name_prefix="read")
     try:
         for number, file in enumerate(files):
@@ -83,15 +90,9 @@ def read_blocks(
                 pending.append(pool.submit(work, parse))
                 if progress is not None:
                     progress(sum(position.bytes_read for position in positions), total)
-                if len(pending) > num_threads():
-                    for result in pending.popleft().result():
-                        rows = True
-                        yield result
+                yield from results(num_threads())
             require_hash(file, positions[number].sha256)
-        while pending:
-            for result in pending.popleft().result():
-                rows = True
-                yield result
+        yield from results(0)
     finally:
         # Work that has not begun is dropped. No waiting: a generator that is left behind may be collected in one of
         # the pool's own threads.

@@ -90,10 +90,3 @@ def test_a_broken_line_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     problem = problems_of(file)[0]
     assert (problem.where, problem.expected) == (f"{file}:121", "one JSON object in the line")
     assert got in problem.got
-
-
-def test_mixed_types_become_text() -> None:
-    table, lines = parse_with_python(b'{"action": 3}\n\n{"action": "left"}\n{"action": null}\n', 5, "x")
-    assert table.column("action").to_pylist() == ["3", '"left"', None]
-    assert table.schema.field("action").metadata == TEXT_METADATA
-    assert lines.tolist() == [5, 7, 8]

@@ -11,7 +11,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import h5py
 import minari
 import numpy as np
@@ -30,24 +29,16 @@ from reagent_lite.errors import DataError
 ABOUT = dict.fromkeys(("algorithm_name", "author", "author_email", "code_permalink", "description"), "test")
 
 
-def cartpole(episodes: int, limit: int) -> list[EpisodeBuffer]:
-    """Random episodes of Gymnasium's CartPole; those that reach the limit are cut there."""
-    env = gymnasium.make("CartPole-v1", max_episode_steps=limit)
-    env.action_space.seed(0)
-    buffers = []
-    for seed in range(episodes):
-        observation, _ = env.reset(seed=seed)
-        seen, steps = [observation], []
-        over = False
-        while not over:
-            action = env.action_space.sample()
-            observation, reward, terminated, truncated, _ = env.step(action)
-            over = terminated or truncated
-            seen.append(observation)
-            steps.append((action, reward, terminated, truncated))
-        actions, rewards, ended, cut = (list(column) for column in zip(*steps, strict=True))
-        buffers.append(EpisodeBuffer(seed=seed, observations=seen, actions=actions, rewards=rewards,
-                                     terminations=ended, truncations=cut))  # fmt: skip
+def cartpole(episodes: int) -> list[EpisodeBuffer]:
+    """Episodes in CartPole's spaces, of growing length; every second one is cut by a limit."""
+    rng, buffers = np.random.default_rng(0), []
+    for number in range(episodes):
+        steps = 5 + number
+        last = np.arange(steps) == steps - 1
+        buffers.append(EpisodeBuffer(
+            observations=rng.normal(size=(steps + 1, 4)).astype(np.float32), actions=rng.integers(2, size=steps),
+            rewards=rng.normal(size=steps), terminations=last & (number % 2 == 0), truncations=last & (number % 2 == 1),
+        ))  # fmt: skip
     return buffers
 
 
@@ -69,7 +60,7 @@ def without_env(monkeypatch: pytest.MonkeyPatch, root: Path, observation: Any, a
 
 @pytest.mark.parametrize("data_format", ["hdf5", "arrow", "parquet"])
 def test_cartpole_as_minari_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data_format: str) -> None:
-    folder = made(tmp_path, monkeypatch, cartpole(12, limit=20), data_format=data_format)
+    folder = made(tmp_path, monkeypatch, cartpole(12), data_format=data_format)
     rows = rows_of(folder)
     assert rows == rows_of(folder / "data")
     steps = iter(rows)
@@ -93,7 +84,7 @@ def test_cartpole_as_minari_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_the_files_of_a_dataset_are_one_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = made(tmp_path, monkeypatch, cartpole(2, limit=20))
+    folder = made(tmp_path, monkeypatch, cartpole(2))
     files = data_files(str(folder))
     assert [file.name for file in files] == ["metadata.json", "main_data.hdf5"]
     assert {file.extension for file in files} == {".minari"}
@@ -153,7 +144,7 @@ def test_spaces_that_are_none_of_ours_are_refused(
 
 
 def test_damaged_datasets_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = made(tmp_path, monkeypatch, cartpole(3, limit=20))
+    folder = made(tmp_path, monkeypatch, cartpole(3))
     main, description = folder / "data" / "main_data.hdf5", folder / "data" / "metadata.json"
     data, text = main.read_bytes(), description.read_text()
     of_version = "expected a complete Minari dataset that the installed version reads"
@@ -184,7 +175,7 @@ def test_damaged_datasets_are_refused(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = made(tmp_path, monkeypatch, cartpole(1, limit=20))
+    folder = made(tmp_path, monkeypatch, cartpole(1))
     monkeypatch.setitem(sys.modules, "minari", None)
     with pytest.raises(DataError, match=r"pip install 'reagent-lite\[minari\]'"):
         rows_of(folder)

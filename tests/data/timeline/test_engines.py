@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,28 +31,24 @@ ACTIONS = ("left", "right", 'it\'s \\ "${x}"')
 pytestmark = pytest.mark.skipif(shutil.which("java") is None, reason="Spark needs Java, and there is no command java")
 
 
-@dataclass
-class Made:
-    """What an engine made: files and their bytes, the manifest of the first folder, and what was logged."""
-
-    files: dict[str, bytes]
-    manifest: dict[str, Any]
-    logged: str
-
-
 def config_of(engine: str, query: Row | None) -> Row:
     return {"engine": engine, "query": query or {}} | ({"master": "local[2]"} if engine == "spark" else {})
 
 
 def make(
     capsys: pytest.CaptureFixture[str], engine: str, events: Path, out: Path, query: Row | None = None, **timeline: Any
-) -> Made:
+) -> Row:
+    """What an engine made: files and their bytes, the manifest of the first folder, and what was logged."""
     out.mkdir(parents=True)
     capsys.readouterr()
     events_oracle.make(out, events, config_of(engine, query), **timeline)
     logged = [line.replace(str(out), "") for line in capsys.readouterr().err.splitlines() if "s left" not in line]
     files = {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("part-*")}
-    return Made(files, json.loads((out / "train/manifest.json").read_text()), "\n".join(logged))
+    return {
+        "files": files,
+        "manifest": json.loads((out / "train/manifest.json").read_text()),
+        "logged": "\n".join(logged),
+    }
 
 
 def events_of(*, parametric: bool, seed: int = 0, episodes: int = 40) -> list[Row]:
@@ -129,9 +125,9 @@ def test_spark_makes_the_files_that_duckdb_makes(
         made.append(make(capsys, engine, events, out, query, actionDiscrete=not parametric, **here))
     ours, theirs = made
     assert theirs == ours
-    assert "duplicate" not in ours.logged or ours.manifest["report"]["duplicate_rows"] > 0
-    assert ours.manifest["report"]["train_rows"] > 20
-    assert set(ours.manifest["state_ids"]) == {0, -12, named.get("3", 3)}
+    assert "duplicate" not in ours["logged"] or ours["manifest"]["report"]["duplicate_rows"] > 0
+    assert ours["manifest"]["report"]["train_rows"] > 20
+    assert set(ours["manifest"]["state_ids"]) == {0, -12, named.get("3", 3)}
     # the user's session is as it was
     assert spark.range(3).count() == 3
     assert spark.catalog.listTables() == []
