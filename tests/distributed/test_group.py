@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from oracles.ranks import end_ranks, start_ranks
+from oracles.ranks import run_ranks
 from rank import learn
 from safetensors.torch import load_file
 from torch import nn
@@ -21,8 +21,8 @@ RANK = str(Path(__file__).with_name("rank.py"))
 
 def results(folder: Path, world: int, *jobs: str) -> dict[str, list[Any]]:
     """Returns what each rank returns, by job."""
-    codes = end_ranks(start_ranks(world, [RANK, str(folder), *jobs], folder), 60)
-    assert codes == [0] * world, "".join((folder / f"err_{rank}").read_text() for rank in range(world))
+    runs = run_ranks([RANK, str(folder), *jobs], [folder], [world])
+    assert [run.code for run in runs] == [0] * world, "".join(run.err for run in runs)
     ranks = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]
     return {job: [rank[job] for rank in ranks] for job in ranks[0]}
 

@@ -1,60 +1,63 @@
-"""Processes of one run, started as a launcher starts them, without one."""
+"""Processes of one run, started as a launcher starts them, without one; on several machines, all of them this one.
+
+Each machine is a working folder of its own, so that one relative path means other files on every machine, as one
+absolute path does on machines with disks of their own.
+"""
 
 import os
 import socket
+import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from oracles.interpreters import Interpreter
-
-ROOT = Path(__file__).resolve().parents[2]
+from oracles.runs import ROOT, Run
 
 
 def start_ranks(
-    world: int,
-    arguments: list[str],
-    folder: Path,
-    *,
-    nodes: int = 1,
-    places: list[Path] | None = None,
-    **environment: str,
+    arguments: Sequence[str], folders: Sequence[Path], processes: Sequence[int] | None = None, **environment: str
 ) -> list[Interpreter]:
-    """Starts python with the arguments once for each rank; what they print goes to folder/err_<rank>.
+    """Starts python with the arguments once for each rank; returns them in order of their ranks.
 
     Args:
-        world: how many.
         arguments: after the interpreter.
-        folder: where they write.
-        nodes: machines that they say they are on.
-        places: working directory of each node; None is the folder.
+        folders: working folder of each machine, made where it is not there.
+        processes: of each machine; one each where absent.
         environment: more variables.
     """
+    counts = processes or [1] * len(folders)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    local = world // nodes
-    kernels = {"REAGENT_LITE_CACHE": str(folder.parent / "kernels"), "XDG_CACHE_HOME": str(folder / "cache")}
-    processes = []
-    for rank in range(world):
-        numbers = {
-            "RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": rank % local, "LOCAL_WORLD_SIZE": local,
-            "GROUP_RANK": rank // local, "GROUP_WORLD_SIZE": nodes, "MASTER_PORT": port,
-        }  # fmt: skip
-        variables = {
-            **os.environ, **kernels, **{name: str(value) for name, value in numbers.items()}, "OMP_NUM_THREADS": "1",
-            "TORCH_CPP_LOG_LEVEL": "ERROR", "MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo",
-            "PYTHONPATH": str(ROOT), **environment,
-        }  # fmt: skip
-        place = folder if places is None else places[rank // local]
-        place.mkdir(exist_ok=True)
-        outputs = (folder / f"out_{rank}", folder / f"err_{rank}")
-        processes.append(Interpreter(arguments, env=variables, cwd=place, outputs=outputs))
-    return processes
+    common = {
+        **os.environ, "WORLD_SIZE": str(sum(counts)), "GROUP_WORLD_SIZE": str(len(folders)), "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1",
+        "TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", **environment,
+    }  # fmt: skip
+    started: list[Interpreter] = []
+    for node, (folder, count) in enumerate(zip(folders, counts, strict=True)):
+        folder.mkdir(exist_ok=True)
+        caches = {"XDG_CACHE_HOME": str(folder / "cache"), "REAGENT_LITE_CACHE": str(folders[0].parent / "kernels")}
+        for local in range(count):
+            place = {"RANK": len(started), "LOCAL_RANK": local, "LOCAL_WORLD_SIZE": count, "GROUP_RANK": node}
+            variables = common | caches | {name: str(value) for name, value in place.items()}
+            started.append(Interpreter(arguments, cwd=folder, env=variables))
+    return started
 
 
-def end_ranks(processes: list[Interpreter], seconds: float = 120) -> list[int]:
-    """Returns their exit codes; ends those that take longer."""
-    try:
-        return [process.wait(seconds) for process in processes]
-    finally:
-        for process in processes:
+def end_ranks(processes: Sequence[Interpreter], seconds: float = 500) -> list[Run]:
+    """Waits, and returns how they ended; ends those that take longer, or wait for one that has failed."""
+    ended: list[Run] = []
+    for process in processes:
+        try:
+            out, err = process.communicate(timeout=30 if any(run.code for run in ended) else seconds)
+        except subprocess.TimeoutExpired:
             process.kill()
+            out, err = process.communicate()
+        ended.append(Run(process.wait(), out, err))
+    return ended
+
+
+def run_ranks(arguments: Sequence[str], folders: Sequence[Path], processes: Sequence[int] | None = None) -> list[Run]:
+    """Runs python with the arguments once for each rank, and returns how they ended."""
+    return end_ranks(start_ranks(arguments, folders, processes))

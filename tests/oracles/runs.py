@@ -12,7 +12,7 @@ import torch
 from oracles.interpreters import Interpreter
 from oracles.logs import random_rows, write_lines
 
-from reagent_lite.config import DqnConfig, ParametricDqnConfig, check
+from reagent_lite.config import DqnConfig, ParametricDqnConfig, WorkflowConfig, check
 from reagent_lite.distributed.group import Group, Place
 from reagent_lite.run.publish import Outcome
 from reagent_lite.run.train import train
@@ -21,9 +21,15 @@ ROOT = Path(__file__).resolve().parents[2]
 ALONE = Group(Place(), torch.device("cpu"))
 
 
-def trained(tree: dict[str, Any], workflow: str = "dqn") -> Outcome:
+def checked(tree: dict[str, Any], workflow: str | None = None) -> WorkflowConfig:
+    """Returns the config of a workflow; without its name, of that for actions where the config has a key for them."""
+    named = "actions" in tree if workflow is None else workflow == "dqn"
+    return check(DqnConfig if named else ParametricDqnConfig, tree)
+
+
+def trained(tree: dict[str, Any], workflow: str | None = None) -> Outcome:
     """Trains in this process, without a command line."""
-    return train(check(DqnConfig if workflow == "dqn" else ParametricDqnConfig, tree), ALONE)
+    return train(checked(tree, workflow), ALONE)
 
 
 def merged(tree: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from oracles.logs import candidate_rows, random_rows, write_lines
-from oracles.nodes import run_nodes
+from oracles.ranks import run_ranks
 from oracles.runs import Run
 from safetensors.torch import load_file
 from torch.testing import assert_close
@@ -121,7 +121,7 @@ def laid_out(folder: Path) -> list[Path]:
 
 
 def evaluated(folders: list[Path], processes: list[int], names: list[str]) -> list[Run]:
-    runs = run_nodes(folders, [WORKER, *names], processes=processes)
+    runs = run_ranks([WORKER, *names], folders, processes)
     assert [run.code for run in runs] == [0] * len(runs), "\n".join(run.err for run in runs)
     return runs
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from oracles.disks import small_disk
 from oracles.logs import random_rows, write_lines
-from oracles.ranks import end_ranks, start_ranks
+from oracles.ranks import run_ranks
 from oracles.resuming import (
     End,
     Laboratory,
@@ -82,8 +82,8 @@ def stopped_on_ranks(folder: Path, world: int, names: list[str], steps: dict[str
         model = "parametric_dqn" if build is candidates else "dqn"
         cases[name] = {"model": model, "tree": build(folder / name, **sections), "steps": steps.get(name, every)}
     (folder / "cases.json").write_text(json.dumps(cases))
-    ranks = start_ranks(world, [WORKER, str(folder / "cases.json"), str(folder)], folder)
-    assert end_ranks(ranks, 500) == [0] * world, (folder / "err_0").read_text()[-3000:]
+    runs = run_ranks([WORKER, str(folder / "cases.json"), str(folder)], [folder], [world])
+    assert [run.code for run in runs] == [0] * world, runs[0].err[-3000:]
     found: dict[str, list[str]] = json.loads((folder / "differences.json").read_text())
     return found
 

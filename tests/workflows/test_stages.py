@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from oracles.events import event
 from oracles.logs import random_rows, write_lines
-from oracles.nodes import run_nodes
+from oracles.ranks import run_ranks
 from oracles.runs import ALONE, trained
 from safetensors.torch import load_file
 from torch.testing import assert_close
@@ -202,7 +202,7 @@ def test_two_machines_share_the_events_of_the_first(tmp_path: Path, there: str) 
     tree["data"] |= {"shards_path": str(tmp_path / "share/shards"), "training_copy_dir": "copies"}
     (tmp_path / "cluster.json").write_text(json.dumps(tree))
     for attempt in range(2):
-        runs = run_nodes(folders, ["-m", "workflows.dqn", "--config", str(tmp_path / "cluster.json")])
+        runs = run_ranks(["-m", "workflows.dqn", "--config", str(tmp_path / "cluster.json")], folders)
         assert [one.code for one in runs] == [0, 0], "\n".join(one.err for one in runs)
         assert "training rows of each machine: 100, 100" in runs[0].err
         assert "shards: 100 + 100 rows on 2 nodes" in runs[0].err

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from oracles.ranks import end_ranks, start_ranks
+from oracles.ranks import run_ranks
 from scipy.stats import chisquare
 
 from reagent_lite.data.replay.ring import ReplayRing, ReplaySettings
@@ -107,8 +107,8 @@ with joined(Place.read(), torch.device("cpu")) as group:
 def test_rows_weigh_in_two_processes_as_in_one(tmp_path: Path) -> None:
     # p 2, 4, 1, 1 and 2, 2, 2, 2: each draws in proportion to p as one process with all rows would; the first draws one
     # row of each quarter of the sum 8, so one of p 1, the rarest of both
-    ranks = start_ranks(2, ["-c", WORKER, str(tmp_path)], tmp_path)
-    assert end_ranks(ranks) == [0, 0], (tmp_path / "err_0").read_text()
+    runs = run_ranks(["-c", WORKER, str(tmp_path)], [tmp_path], [2])
+    assert [run.code for run in runs] == [0, 0], runs
     for rank, p in enumerate(([2.0, 4, 1, 1], [2.0, 2, 2, 2])):
         found = json.loads((tmp_path / f"{rank}.json").read_text())
         assert found["weight"] == pytest.approx([p[row] ** -0.5 / 4 for row in found["row"]])
