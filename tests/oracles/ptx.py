@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from oracles.ptx_instructions import WIDTHS, PtxError, find
 
 VARIABLE = re.compile(
-    r"(?:\.visible\s+)?\.(global|const)\s+\.align\s+(\d+)\s+\.(b8|u8|[bufs]32|[bus]64)\s+(\w+)(?:\[(\d+)\])?"
+    r"(?:\.visible\s+)?\.(global)\s+\.align\s+(\d+)\s+\.(b8|u8|[bufs]32|[bus]64)\s+(\w+)(?:\[(\d+)\])?"
     r"(?:\s*=\s*\{([^}]*)\})?;"
 )
 ENTRY = re.compile(r"\.visible\s+\.entry\s+(\w+)\s*\(([^)]*)\)\s*((?:\.maxntid[^\n]*\n\s*)*)\{\n(.*?)^\}", re.S | re.M)
@@ -26,10 +26,7 @@ DEPOT = re.compile(r"\.local\s+\.align\s+(\d+)\s+\.b8\s+(\w+)\[(\d+)\];")
 STATEMENT = re.compile(r"(?:@(!?)(%\w+)\s+)?([a-z][\w.]*)(?:\s+(.*?))?\s*;")
 OPERAND = re.compile(r"\s*(\{[^}]*\}|\[[^\]]*\]|[^,\s]+)\s*(?:,|$)")
 ADDRESS = re.compile(r"\[([%\w$]+)(?:\+(-?\d+))?\]")
-SPECIAL = {
-    "%tid.x": "tid", "%ctaid.x": "ctaid", "%ntid.x": "launch->block", "%nctaid.x": "launch->grid",
-    "%tid.y": "0", "%tid.z": "0", "%ctaid.y": "0", "%ctaid.z": "0",
-}  # fmt: skip
+SPECIAL = {"%tid.x": "tid", "%ctaid.x": "ctaid", "%ntid.x": "launch->block"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +57,9 @@ class Entry:
 
     name: str
     parameters: dict[str, tuple[int, int]]
-    registers: dict[str, str]
-    depots: dict[str, tuple[int, int]]
-    body: tuple[Instruction, ...]
+    registers: dict[str, str] = field(default_factory=dict)
+    depots: dict[str, tuple[int, int]] = field(default_factory=dict)
+    body: list[Instruction] = field(default_factory=list)
 
     @property
     def parameter_bytes(self) -> int:
@@ -133,14 +130,9 @@ def _entry(name: str, parameters: str, body: str, first: int) -> Entry:
         begin = -(-end // align) * align
         placed[found[3]] = (begin, size)
         end = begin + size
-    entry = Entry(name=name, parameters=placed, registers={}, depots={}, body=())
-    return Entry(
-        name=name,
-        parameters=placed,
-        body=tuple(_instructions(entry, body, first)),
-        registers=entry.registers,
-        depots=entry.depots,
-    )
+    entry = Entry(name=name, parameters=placed)
+    entry.body.extend(_instructions(entry, body, first))
+    return entry
 
 
 def _instructions(entry: Entry, body: str, first: int) -> Iterator[Instruction]:

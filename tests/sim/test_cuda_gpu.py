@@ -10,8 +10,7 @@ from typing import Literal
 
 import pytest
 import torch
-from oracles.same_bits import CORNERS
-from oracles.same_bits import play as same_play
+from oracles.same_bits import CORNERS, bits, play, require_same, step
 from torch import Tensor
 
 from reagent_lite.errors import KernelBuildError, SimulationError
@@ -43,24 +42,6 @@ def cuda() -> Open:
     return opened
 
 
-def bits(env: VectorEnv) -> dict[str, bytes]:
-    return {name: tensor.cpu().numpy().tobytes() for name, tensor in env.state_dict().items()}
-
-
-def play(env: VectorEnv, steps: int, epsilon: float = 1.0, every: int = 100) -> list[dict[str, bytes]]:
-    """Plays at random; all buffers after every so many steps."""
-    share = torch.full((1,), epsilon, device=env.device)
-    env.reset()
-    seen = [bits(env)]
-    for step in range(steps):
-        env.act(None, epsilon=share)
-        env.step()
-        if (step + 1) % every == 0:
-            seen.append(bits(env))
-    env.check()
-    return seen
-
-
 def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Runs a program of its own: what it does to the context or at its end must not reach this one."""
     return subprocess.run(
@@ -78,12 +59,12 @@ def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("name", known_environments())
 def test_a_gpu_computes_the_bits_of_a_cpu(cuda: Open, name: str) -> None:
+    """Actions drawn uniformly, by softmax and by epsilon-greedy, of values with NaN and infinities."""
     on_gpu = cuda(name)
     on_cpu = CpuBackend(find_environment(name), {}, "exact")
     assert on_gpu.spec == on_cpu.spec
     settings = {"num_envs": 1000, "first_env": 12345, "seed": 7, "stream": 3, "time_limit": 150, "parametric": True}
-    ours, theirs = (play(VectorEnv(backend, **settings), 1000) for backend in (on_gpu, on_cpu))
-    assert ours == theirs
+    play([VectorEnv(backend, **settings) for backend in (on_gpu, on_cpu)], 1000, every=100)
 
 
 def test_where_machines_differ_they_do_not(cuda: Open, tmp_path: Path) -> None:
@@ -92,51 +73,34 @@ def test_where_machines_differ_they_do_not(cuda: Open, tmp_path: Path) -> None:
     path.write_text(CORNERS)
     cuda("gridworld")  # skips where nothing can be compiled
     backends = CudaBackend(path, {}, "exact", DEVICE), CpuBackend(path, {}, "exact")
-    same_play([VectorEnv(backend, num_envs=257, parametric=True) for backend in backends], 120, every=1)
+    play([VectorEnv(backend, num_envs=257, parametric=True) for backend in backends], 120, every=1)
 
 
-@pytest.mark.parametrize("block_size", [1, 32, 64, 100, 256])
-def test_block_size_and_count_do_not_matter(cuda: Open, block_size: int) -> None:
+def test_block_size_and_count_do_not_matter(cuda: Open) -> None:
     name = "recommend"
-    expected = play(VectorEnv(CpuBackend(find_environment(name), {}, "exact"), num_envs=777), 120)
-    assert play(VectorEnv(cuda(name, block_size), num_envs=777), 120) == expected
-    few = VectorEnv(cuda(name, block_size), num_envs=5, first_env=400)
-    play(few, 120)
-    many = VectorEnv(cuda(name, block_size), num_envs=777)
-    play(many, 120)
+    backends = [CpuBackend(find_environment(name), {}, "exact"), *(cuda(name, size) for size in (1, 32, 64, 100, 256))]
+    envs = [VectorEnv(backend, num_envs=777) for backend in backends]
+    play(envs, 120)
+    few, many = VectorEnv(backends[1], num_envs=5, first_env=400), VectorEnv(backends[2], num_envs=777)
+    for env in (few, many):
+        env.reset()
+        for _ in range(120):
+            env.act(None, epsilon=torch.ones(1, device=DEVICE))
+            env.step()
     assert torch.equal(few.observation, many.observation[400:405])
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.5])
-def test_policies_draw_the_same_actions(cuda: Open, temperature: float) -> None:
-    """Two of CartPole's observations serve as q: they are the same bits on both sides."""
-
-    def run(env: VectorEnv) -> list[bytes]:
-        epsilon = torch.full((1,), 0.1, device=env.device)
-        env.reset()
-        seen = []
-        for _ in range(300):
-            env.act(env.observation[:, 2:], epsilon=epsilon, temperature=temperature)  # not contiguous
-            env.step()
-            seen += [env.action.cpu().numpy().tobytes(), env.propensity.cpu().numpy().tobytes()]
-        env.check()
-        return seen
-
-    cpu = CpuBackend(find_environment("cartpole_v1"), {}, "exact")
-    assert run(VectorEnv(cuda("cartpole_v1"), num_envs=500)) == run(VectorEnv(cpu, num_envs=500))
-
-
 def test_state_moves_between_devices(cuda: Open) -> None:
-    on_gpu = VectorEnv(cuda("gridworld"), num_envs=300)
-    play(on_gpu, 40)
-    on_cpu = VectorEnv(CpuBackend(find_environment("gridworld"), {}, "exact"), num_envs=300)
-    on_cpu.load_state_dict(on_gpu.state_dict())
-    for env in (on_gpu, on_cpu):
-        epsilon = torch.ones(1, device=env.device)
-        for _ in range(40):
-            env.act(None, epsilon=epsilon)
-            env.step()
-    assert bits(on_gpu) == bits(on_cpu)
+    envs = [
+        VectorEnv(backend, num_envs=300)
+        for backend in (cuda("gridworld"), CpuBackend(find_environment("gridworld"), {}, "exact"))
+    ]
+    play(envs[:1], 40)
+    envs[1].load_state_dict(envs[0].state_dict())
+    for number in range(40):
+        for env in envs:
+            step(env, number, torch.zeros(300, 4))
+    require_same(envs, "moved")
 
 
 # -- Streams and graphs -----------------------------------------------------------------------------------------------
@@ -160,10 +124,11 @@ def test_a_captured_graph_computes_the_bits_of_eager_calls(cuda: Open, name: str
             iteration()
         expected = bits(env)
         env.load_state_dict(start)
+        captured = bits(env)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             iteration()
-        assert bits(env) == {name: tensor.cpu().numpy().tobytes() for name, tensor in start.items()}
+        assert bits(env) == captured
         for _ in range(100):
             graph.replay()
         assert bits(env) == expected
@@ -298,7 +263,7 @@ def test_without_a_toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         filled = build_cubin(path, {}, "exact", cuda_build.architecture(DEVICE))
     monkeypatch.setattr(cuda_build, "find_nvcc", lambda: None)
     if filled is not None:
-        play(VectorEnv(CudaBackend(path, {}, "exact", DEVICE), num_envs=10), 10)
+        play([VectorEnv(CudaBackend(path, {}, "exact", DEVICE), num_envs=10)], 10)
     with pytest.raises(KernelBuildError, match="Install the CUDA toolkit"):
         CudaBackend(path, {"gravity": 1.62}, "exact", DEVICE)
 

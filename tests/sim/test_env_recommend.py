@@ -1,4 +1,4 @@
-"""Recommendation: the dynamics are the oracle's, and planning pays: the greedy recommender wears its user out."""
+"""Recommendation: the dynamics are the oracle's, and planning pays."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from oracles import philox, recommend
 from oracles.episodes import environments, first_episodes
 from torch import Tensor
 
-from reagent_lite.sim.env import Policy, VectorEnv
+from reagent_lite.sim.env import VectorEnv
 
 SEED, STREAM, FIRST = 12, 0, 5
 KEY = (SEED, STREAM)
@@ -154,23 +154,8 @@ def planner(observation: Tensor, mask: Tensor | None, features: Tensor | None) -
     return logit(observation, features) - 1.5 * features[..., :8].sum(2)
 
 
-def wear(policy: Policy) -> tuple[float, float]:
-    """Satiation with the item shown, and clicks per step, in the second half of sessions that no user leaves early."""
-    env = environments("recommend", 1000, seed=22, parametric=True, parameters={"hazard_per_miss": 0.0})
-    tired, clicked = [], []
-    for step in range(50):
-        env.act(policy(env.observation, env.mask, env.features), epsilon=torch.zeros(1))
-        item = features_of(env)[torch.arange(1000), env.action.long(), :8]
-        satiation = (env.observation[:, 8:16] * item).sum(1)
-        env.step()
-        if step >= 25:
-            tired.append(float(satiation.mean()))
-            clicked.append(float(env.reward.mean()))
-    return float(np.mean(tired)), float(np.mean(clicked))
-
-
-def test_the_greedy_recommender_wears_its_user_out_and_a_planner_does_not() -> None:
-    num = 6000
+def test_a_planner_earns_more_clicks_than_the_greedy_recommender() -> None:
+    num = 4000
     clicks = {}
     for name, policy in (("greedy", greedy), ("planner", planner), ("random", None)):
         env = environments("recommend", num, seed=21, parametric=True)
@@ -180,6 +165,3 @@ def test_the_greedy_recommender_wears_its_user_out_and_a_planner_does_not() -> N
     assert high["random"] < low["greedy"]
     assert high["greedy"] < low["planner"]
     assert clicks["planner"].mean() > 1.08 * clicks["greedy"].mean()
-    (tired, clicked), (tired_planner, clicked_planner) = wear(greedy), wear(planner)
-    assert tired > 1.2 * tired_planner
-    assert clicked < 0.95 * clicked_planner

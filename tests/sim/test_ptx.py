@@ -63,25 +63,20 @@ CASES: list[tuple[str, tuple[int, ...], int]] = [
     # Shifts clamp at the width; signs fill.
     ("shl.b32 %r5, %r1, %r2", (1, 31), 2**31),
     ("shl.b32 %r5, %r1, %r2", (1, 32), 0),
-    ("shl.b64 %rd5, %rd1, %r2", (1, 63), 2**63),
     ("shl.b64 %rd5, %rd1, %r2", (1, 64), 0),
     ("shl.b16 %rs5, %rs1, %r2", (3, 15), 0x8000),
     ("shr.u32 %r5, %r1, %r2", (2**31, 31), 1),
     ("shr.u32 %r5, %r1, 32", (ALL,), 0),
-    ("shr.s32 %r5, %r1, 4", (2**31,), 0xF8000000),
     ("shr.s32 %r5, %r1, %r2", (2**31, 32), ALL),
     ("shr.s32 %r5, %r1, %r2", (MOST, ALL), 0),
     ("shr.u64 %rd5, %rd1, 32", (0x123456789,), 1),
     # Integers wrap around.
     ("add.s32 %r5, %r1, %r2", (MOST, 1), 2**31),
     ("add.s64 %rd5, %rd1, -1", (0,), ALL64),
-    ("sub.s32 %r5, %r1, %r2", (0, 1), ALL),
     ("mul.lo.s32 %r5, %r1, %r2", (0x10001, 0x10001), 0x00020001),
     ("mul.lo.s16 %rs5, %rs1, %rs2", (0x8001, 3), 0x8003),
     ("mul.hi.u32 %r5, %r1, %r2", (ALL, ALL), ALL - 1),  # (2^32 - 1)^2 = 2^64 - 2^33 + 1
     ("mul.hi.s32 %r5, %r1, %r2", (ALL, ALL), 0),
-    ("mul.hi.s32 %r5, %r1, %r2", (ALL, 1), ALL),
-    ("mul.wide.u32 %rd5, %r1, 2", (ALL,), 0x1FFFFFFFE),
     ("mul.wide.u32 %rd5, %r1, -766435501", (1,), 0xD2511F53),  # as nvcc writes Philox's factor
     ("mul.wide.s32 %rd5, %r1, 2", (ALL,), m(-2, 64)),
     ("mul.wide.u16 %r5, %rs1, %rs2", (0xFFFF, 0xFFFF), 0xFFFE0001),
@@ -91,19 +86,14 @@ CASES: list[tuple[str, tuple[int, ...], int]] = [
     ("neg.s32 %r5, %r1", (5,), m(-5)),
     # Bits.
     ("and.b32 %r5, %r1, %r2", (0b1100, 0b1010), 0b1000),
-    ("or.b64 %rd5, %rd1, %rd2", (2**40, 1), 2**40 + 1),
     ("xor.b32 %r5, %r1, -1", (5,), ALL - 5),
     ("not.b16 %rs5, %rs1", (0,), 0xFFFF),
     ("bfi.b32 %r5, %r1, %r2, 4, 8", (0xFF, 0), 0xFF0),
     ("bfi.b32 %r5, %r1, %r2, 28, 8", (0xFF, 1), 0xF0000001),
-    ("bfi.b32 %r5, %r1, %r2, 4, 0", (0xFF, 6), 6),
     # Floats are rounded to the nearest, ties to even, once; what underflows stays.
-    ("add.rn.f32 %f5, %f1, %f2", (f(1), f(2**-24)), f(1)),
     ("add.rn.f32 %f5, %f1, %f2", (f(1 + 2**-23), f(2**-24)), f(1 + 2**-22)),
     ("add.f32 %f5, %f1, 0fBF800000", (f(1),), 0),
-    ("sub.rn.f32 %f5, %f1, %f2", (f(1), f(2**-25)), f(1)),
     ("mul.rn.f32 %f5, %f1, %f2", (f(2**-100), f(2**-40)), 1 << 9),  # 2^-140 = 2^9 * 2^-149
-    ("mul.rn.f32 %f5, %f1, %f2", (f(1 + 2**-12), f(1 + 2**-12)), f(1 + 2**-11)),
     ("fma.rn.f32 %f5, %f1, %f2, %f3", (f(1 + 2**-12), f(1 + 2**-12), f(-1 - 2**-11)), f(2**-24)),
     ("div.rn.f32 %f5, %f1, %f2", (f(1), f(3)), 0x3EAAAAAB),
     ("div.rn.f32 %f5, %f1, %f2", (f(1), f(0)), INFINITE),
@@ -115,7 +105,6 @@ CASES: list[tuple[str, tuple[int, ...], int]] = [
     ("neg.f32 %f5, %f1", (f(0),), f(-0.0)),
     # A number is more than a NaN, +0 more than -0.
     ("max.f32 %f5, %f1, %f2", (ODD_NAN, f(1)), f(1)),
-    ("max.f32 %f5, %f1, %f2", (f(1), ODD_NAN), f(1)),
     ("max.f32 %f5, %f1, %f2", (ODD_NAN, ODD_NAN), NAN),
     ("max.f32 %f5, %f1, %f2", (f(-0.0), f(0)), f(0)),
     ("min.f32 %f5, %f1, %f2", (f(-0.0), f(0)), f(-0.0)),
@@ -123,7 +112,6 @@ CASES: list[tuple[str, tuple[int, ...], int]] = [
     # Comparisons: ordered ones are false with a NaN, also `ne`; those that end in u are true.
     ("setp.geu.f32 %p5, %f1, %f2", (f(1), NAN), 1),
     ("setp.lt.f32 %p5, %f1, %f2", (f(1), NAN), 0),
-    ("setp.eq.f32 %p5, %f1, %f2", (NAN, NAN), 0),
     ("setp.ne.f32 %p5, %f1, %f2", (f(1), NAN), 0),
     ("setp.neu.f32 %p5, %f1, %f2", (f(1), NAN), 1),
     ("setp.nan.f32 %p5, %f1, %f2", (f(1), NAN), 1),
@@ -132,8 +120,6 @@ CASES: list[tuple[str, tuple[int, ...], int]] = [
     ("setp.lt.u32 %p5, %r1, 0", (ALL,), 0),
     ("setp.lt.u16 %p5, %rs1, 1", (0xFFFF,), 0),
     ("setp.eq.s16 %p5, %rs1, -1", (0xFFFF,), 1),
-    ("setp.gt.s64 %p5, %rd1, -1", (2**63,), 0),
-    ("setp.ne.b32 %p5, %r1, %r2", (1, 1), 0),
     # Conversions: saturation, NaN, rounding, and which bits are read.
     ("cvt.rzi.s32.f32 %r5, %f1", (f(-2.9),), m(-2)),
     ("cvt.rzi.s32.f32 %r5, %f1", (f(3e9),), MOST),
@@ -142,22 +128,18 @@ CASES: list[tuple[str, tuple[int, ...], int]] = [
     ("cvt.rmi.f32.f32 %f5, %f1", (f(-0.5),), f(-1)),
     ("cvt.rn.f32.s32 %f5, %r1", (MOST,), f(2.0**31)),
     ("cvt.rn.f32.s32 %f5, %r1", (2**24 + 1,), f(2.0**24)),
-    ("cvt.rn.f32.s32 %f5, %r1", (ALL,), f(-1)),
     ("cvt.rn.f32.u32 %f5, %r1", (ALL,), f(2.0**32)),
     ("cvt.s64.s32 %rd5, %r1", (ALL,), ALL64),
-    ("cvt.u64.u32 %rd5, %r1", (ALL,), ALL),
     ("cvt.u32.u64 %r5, %rd1", (0x123456789,), 0x23456789),
     ("cvt.s32.s8 %r5, %r1", (0x1FF,), ALL),
     ("cvt.u32.u16 %r5, %rs1", (0xFFFF,), 0xFFFF),
     # Moves and choices.
     ("mov.b32 %f5, %r1", (NAN - 1,), NAN - 1),
     ("mov.f32 %f5, 0f3F800000", (), f(1)),
-    ("mov.u32 %r5, %ntid.x", (), 1),
     ("selp.b32 %r5, %r1, %r2, %p1", (1, 2), 1),  # %p1 holds, %p2 does not
     ("selp.b16 %rs5, 2, %rs1, %p2", (9,), 9),
     ("and.pred %p5, %p1, %p2", (), 0),
     ("or.pred %p5, %p1, %p2", (), 1),
-    ("xor.pred %p5, %p1, %p1", (), 0),
     ("not.pred %p5, %p2", (), 1),
 ]  # fmt: skip
 KINDS = {"%rs": "b16", "%rd": "b64", "%r": "b32", "%f": "b32", "%p": "pred"}
