@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 
 from reagent_lite.errors import BundleError
 from reagent_lite.export import Bundle, load_bundle
-from reagent_lite.export.bundle import draw
+from reagent_lite.export.bundle import Prediction, draw
 from reagent_lite.manifest import BUNDLE, read_document, seal_folder, sealed
 
 NAN, INF = float("nan"), float("inf")
@@ -66,11 +66,11 @@ def test_a_file_that_was_altered_in_any_way_is_named(name: str, discrete_folder:
     assert load_bundle(file.parent).check_golden() < 1e-5
 
 
-@pytest.mark.parametrize(("kind", "name"), [("link", "manifest.json"), ("fifo", "evaluation.json")])
-def test_links_and_fifos_are_no_files_of_a_bundle(discrete_folder: Path, copied: Copy, kind: str, name: str) -> None:
+@pytest.mark.parametrize("name", ["manifest.json", "evaluation.json"])
+def test_links_and_fifos_are_no_files_of_a_bundle(discrete_folder: Path, copied: Copy, name: str) -> None:
     file = copied(discrete_folder) / name
     file.unlink()
-    if kind == "link":
+    if name == "manifest.json":
         file.symlink_to(discrete_folder / name)
     else:
         os.mkfifo(file)
@@ -171,68 +171,62 @@ def test_presence_and_maps_and_no_rows(bundle: Bundle) -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("given", "message"),
     [
-        (lambda b: b.predict([[1, 5, 6]]), r"values: expected shape \[any, 2\], got \[1, 3\]"),
-        (lambda b: b.predict([1, 5]), r"values: expected shape \[any, 2\], got \[2\]"),
-        (lambda b: b.predict([[1, 5], [1]]), "values: expected rows of equal length"),
-        (lambda b: b.predict([["1", "5"]]), "values: expected real numbers, NaN where missing, got an array of <U1"),
-        (lambda b: b.predict([[True, False]]), "got an array of bool"),
-        (lambda b: b.predict([[1, 2j]]), "got an array of complex128"),
-        (lambda b: b.predict([[1, INF]]), r"values\[0, 1\]: expected a finite float32, or NaN where missing, got inf"),
-        (lambda b: b.predict([[1e39, 5]]), r"values\[0, 0\]: expected a finite float32"),
-        (lambda b: b.predict([[1, 5]], presence=[[1, 1]]), "presence: expected an array of bool, got an array of int"),
-        (lambda b: b.predict([[1, 5]], mask=[[True, True]]), r"mask: expected shape \[1, 3\], got \[1, 2\]"),
-        (lambda b: b.predict([[1, 5]], candidates=[[[1]]]), "candidates: expected none"),
-        (lambda b: b.states([{"7": 1, "5": 2}]), "feature ids among 7, 4, got '5'. A model cannot use a feature"),
-        (lambda b: b.states([{"7": "a"}]), r"states\[0\], feature 7: expected a number or null, got 'a'"),
-        (lambda b: b.states([{"7": True}]), "expected a number or null, got True"),
-        (lambda b: b.states([[1, 2]]), r"states\[0\]: expected a map \{feature id: number\}, got \[1, 2\]"),
-        (lambda b: b.predict_rows([{"7": INF}]), "expected a finite float32"),
+        ({"values": [[1, 5, 6]]}, r"values: expected shape \[any, 2\], got \[1, 3\]"),
+        ({"values": [1, 5]}, r"values: expected shape \[any, 2\], got \[2\]"),
+        ({"values": [[1, 5], [1]]}, "values: expected rows of equal length"),
+        ({"values": [["1", "5"]]}, "values: expected real numbers, NaN where missing, got an array of <U1"),
+        ({"values": [[True, False]]}, "got an array of bool"),
+        ({"values": [[1, INF]]}, r"values\[0, 1\]: expected a finite float32, or NaN where missing, got inf"),
+        ({"values": [[1e39, 5]]}, r"values\[0, 0\]: expected a finite float32"),
+        ({"values": [[1, 5]], "presence": [[1, 1]]}, "presence: expected an array of bool, got an array of int"),
+        ({"values": [[1, 5]], "mask": [[True, True]]}, r"mask: expected shape \[1, 3\], got \[1, 2\]"),
+        ({"values": [[1, 5]], "candidates": [[[1]]]}, "candidates: expected none"),
+        ({"states": [{"7": 1, "5": 2}]}, "feature ids among 7, 4, got '5'. A model cannot use a feature"),
+        ({"states": [{"7": "a"}]}, r"states\[0\], feature 7: expected a number or null, got 'a'"),
+        ({"states": [{"7": True}]}, "expected a number or null, got True"),
+        ({"states": [[1, 2]]}, r"states\[0\]: expected a map \{feature id: number\}, got \[1, 2\]"),
+        ({"states": [{"7": INF}]}, "expected a finite float32"),
     ],
 )
-def test_wrong_input_is_refused(call: Callable[[Bundle], object], message: str, bundle: Bundle) -> None:
+def test_wrong_input_is_refused(given: dict[str, Any], message: str, bundle: Bundle) -> None:
     with pytest.raises(BundleError, match=message):
-        call(bundle)
+        predicted(bundle, given)
+
+
+def predicted(bundle: Bundle, given: dict[str, Any]) -> Prediction:
+    return (bundle.predict if "values" in given else bundle.predict_rows)(**given)
 
 
 @pytest.mark.parametrize(
-    ("values", "candidates", "message"),
+    ("given", "message"),
     [
-        ([[1]], None, "candidates: expected 1 list of candidates, one per row of values, got nothing"),
-        ([[1]], [[[1]], [[2]]], "one per row of values, got 2"),
-        ([[1]], [[[1, 2]]], r"candidates\[0\]: expected shape \[any, 1\], got \[1, 2\]"),
-        ([[1], [1]], [[[1]], [[2], [-INF]]], r"candidates\[1, 1, 0\]: expected a finite"),
-        ([{}], [[{"9": 1}, {"8": 1}]], r"candidates\[0\]\[1\]: expected feature ids"),
+        ({"values": [[1]]}, "candidates: expected 1 list of candidates, one per row of values, got nothing"),
+        ({"values": [[1]], "candidates": [[[1]], [[2]]]}, "one per row of values, got 2"),
+        ({"values": [[1]], "candidates": [[[1, 2]]]}, r"candidates\[0\]: expected shape \[any, 1\], got \[1, 2\]"),
+        ({"values": [[1]], "candidates": [[[2], [-INF]]]}, r"candidates\[0, 1, 0\]: expected a finite"),
+        ({"states": [{}], "candidates": [[{"9": 1}, {"8": 1}]]}, r"candidates\[0\]\[1\]: expected feature ids"),
     ],
 )
-def test_wrong_candidates_are_refused(values: Any, candidates: Any, message: str, parametric: Bundle) -> None:
-    predict = parametric.predict_rows if values == [{}] else parametric.predict
+def test_wrong_candidates_are_refused(given: dict[str, Any], message: str, parametric: Bundle) -> None:
     with pytest.raises(BundleError, match=message):
-        predict(values, candidates=candidates)
+        predicted(parametric, given)
 
 
-def test_parametric_lists_of_one_to_seven_candidates(parametric: Bundle) -> None:
+def test_lists_of_candidates_of_any_length(parametric: Bundle) -> None:
     # candidates 0..k-1 at state s: mean (k - 1) / 2, q = s + f - mean; the last is the best
-    lists = [[{"9": float(f)} for f in range(k)] for k in range(1, 8)]
-    prediction = parametric.predict_rows([{"3": 10.0 * k} for k in range(1, 8)], candidates=lists)
-    assert prediction.greedy.tolist() == [0, 1, 2, 3, 4, 5, 6]
-    for k in range(1, 8):
-        expected = [10.0 * k + f - (k - 1) / 2 for f in range(k)]
-        np.testing.assert_allclose(prediction.q[k - 1, :k], expected, atol=1e-5)
-        assert np.isnan(prediction.q[k - 1, k:]).all()
-        assert prediction.propensities[k - 1, :k].sum() == pytest.approx(1, abs=1e-6)
-        assert prediction.propensities[k - 1, k:].tolist() == [0] * (7 - k)
-
-
-def test_parametric_arrays_masks_and_empty_lists(parametric: Bundle) -> None:
+    lists = [[{"9": float(f)} for f in range(k)] for k in (1, 3, 7)]
+    prediction = parametric.predict_rows([{"3": 10.0}] * 3, candidates=lists)
+    assert prediction.greedy.tolist() == [0, 2, 6]
+    expected = [[10.0 + f - (k - 1) / 2 for f in range(k)] + [NAN] * (7 - k) for k in (1, 3, 7)]
+    np.testing.assert_allclose(prediction.q, expected, atol=1e-5)
+    np.testing.assert_allclose(prediction.propensities.sum(1), 1, atol=1e-6)
+    assert not prediction.propensities[prediction.mask == 0].any()
     # row 0: candidates 1 and 5, the second forbidden: mean 1; row 1: none; row 2: a missing candidate feature reads 0
     candidates: list[ArrayLike] = [[[1], [5]], [], np.array([[NAN]])]
-    prediction = parametric.predict(
-        [[2.0], [3.0], [NAN]],
-        candidates=candidates,
-        mask=np.array([[True, False], [True, True], [True, True]]),
-    )
+    mask = np.array([[True, False], [True, True], [True, True]])
+    prediction = parametric.predict([[2.0], [3.0], [NAN]], candidates=candidates, mask=mask)
     assert prediction.q[0].tolist() == [2, 6]
     assert prediction.q[2, 0] == 0
     assert prediction.greedy.tolist() == [0, -1, 0]
@@ -240,7 +234,7 @@ def test_parametric_arrays_masks_and_empty_lists(parametric: Bundle) -> None:
 
 
 @pytest.mark.parametrize(
-    ("folder", "open_", "weights", "most"),
+    ("folder", "allowed", "weights", "most"),
     [
         # q = (3, 4, 0), the third forbidden, epsilon 0.3; one degree of freedom: beyond 10.83 with probability 0.001
         ("discrete_folder", [True, True, False], [0.15, 0.85], 10.83),
@@ -249,11 +243,11 @@ def test_parametric_arrays_masks_and_empty_lists(parametric: Bundle) -> None:
     ],
 )
 def test_frequencies_are_the_stated_propensities(
-    folder: str, open_: list[bool], weights: list[float], most: float, request: pytest.FixtureRequest
+    folder: str, allowed: list[bool], weights: list[float], most: float, request: pytest.FixtureRequest
 ) -> None:
     rows, probabilities = 20_000, np.array(weights) / np.sum(weights)
     actions, propensity = load_bundle(request.getfixturevalue(folder)).act(
-        np.tile([1.0, 5.0], (rows, 1)), mask=np.tile(open_, (rows, 1)), rng=np.random.default_rng(0)
+        np.tile([1.0, 5.0], (rows, 1)), mask=np.tile(allowed, (rows, 1)), rng=np.random.default_rng(0)
     )
     np.testing.assert_allclose(propensity, probabilities[actions], rtol=1e-6)
     counts = np.bincount(actions, minlength=len(weights))

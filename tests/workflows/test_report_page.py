@@ -2,12 +2,10 @@
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from oracles.browser import Browser, browsing, needs_browser
 from oracles.events import event
 from oracles.logs import write_lines
@@ -37,23 +35,16 @@ def config_of(folder: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@pytest.fixture
-def page(run: Runner, tmp_path: Path) -> Path:
-    """The report page of a run."""
-    done = run("dqn", config_of(tmp_path))
-    assert done.code == 0, done.err
-    assert f"report: {tmp_path / 'out' / 'report.html'}" in done.err
-    return tmp_path / "out" / "report.html"
-
-
-@pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Browser]:
-    with browsing(tmp_path / "profile") as started:
-        yield started
-
-
 @needs_browser
-def test_a_run_s_page_in_a_browser(page: Path, browser: Browser) -> None:
+def test_a_run_s_page_in_a_browser(run: Runner, tmp_path: Path) -> None:
+    done, page = run("dqn", config_of(tmp_path)), tmp_path / "out/report.html"
+    assert done.code == 0, done.err
+    assert f"report: {page}" in done.err
+    with browsing(tmp_path / "profile") as browser:
+        look_at(page, browser)
+
+
+def look_at(page: Path, browser: Browser) -> None:
     for width in (360, 1440):  # every width: tests/report/test_layout.py
         browser.open(page, width=width)
         browser.unfold()
