@@ -19,16 +19,15 @@ ROWS = 5
 def network(request: pytest.FixtureRequest) -> nn.Module:
     kind, _, dueling = request.param.partition(" ")
     torch.manual_seed(0)
-    return build_q_network(
-        SPECS[kind], NetworkSettings(hidden=(8, 6), activations=("relu", "relu"), dueling=bool(dueling))
-    )
+    settings = NetworkSettings(hidden=(8, 6), activations=("relu", "relu"), dueling=bool(dueling))
+    return build_q_network(SPECS[kind], settings)
 
 
-def inputs(network: nn.Module, rows: int = ROWS) -> tuple[Tensor, ...]:
+def inputs(network: nn.Module) -> tuple[Tensor, ...]:
     torch.manual_seed(1)
-    mask = torch.ones(rows, 2, dtype=torch.bool)
+    state, mask = torch.randn(ROWS, 4), torch.ones(ROWS, 2, dtype=torch.bool)
     has_candidates = type(network).__name__.endswith("CandidateQNetwork")
-    return (torch.randn(rows, 4), mask, *((torch.randn(rows, 2, 3),) if has_candidates else ()))
+    return (state, mask, torch.randn(ROWS, 2, 3)) if has_candidates else (state, mask)
 
 
 def zeros(network: nn.Module) -> dict[str, Tensor]:
