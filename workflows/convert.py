@@ -33,7 +33,7 @@ from reagent_lite.files import require_writable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Converted:
-    """What was written; printed as the last line of standard output.
+    """The written log; printed as the last line of standard output.
 
     Attributes:
         log: path of the file or folder.
@@ -58,7 +58,7 @@ class Converted:
 
 @dataclass(slots=True)
 class Survey:
-    """What a log holds.
+    """The columns and features of a log.
 
     Attributes:
         fields: columns with the types that hold all values.

@@ -70,7 +70,7 @@ def normalize(config: NormalizeConfig) -> Normalized:
     files = {side: () if path is None else data_files(path, config.columns) for side, path in paths.items()}
     for note in (note for path in paths.values() if path is not None for note in left_out(path)):
         logger.warning(note)
-    # names tell which of the two a file is of
+    # the name says which of the two data sets a file belongs to
     inputs = tuple(replace(file, name=f"{side}/{file.name}") for side, some in files.items() for file in some)
     settings = resolved(config)
     del settings["norm_params"]["output_dir"], settings["training_data_path"], settings["reference_data_path"]
@@ -159,7 +159,7 @@ def _documents(
 
 
 def _write(folder: Path, manifest: StageManifest, documents: dict[str, tuple[int, Json]]) -> None:
-    """Makes the folder appear.
+    """Writes the folder under a temporary name and renames it.
 
     Raises:
         DataError: the disk is full, or refuses for another reason.

@@ -55,13 +55,13 @@ def build(
     progress: Show | None,
     columns: Columns | None = None,
 ) -> CopyManifest:
-    """Writes the arrays of a training copy of `files` into `folder`, and returns what its manifest says of them.
+    """Writes the arrays of a training copy of `files` into `folder`, and returns its manifest.
 
     Args:
         files: the input; none for the copy of a machine without rows.
         actions: names of discrete actions, or None for parametric ones.
         folder: empty; holds the arrays alone afterwards.
-        progress: called with (bytes read, bytes in all).
+        progress: called with (bytes read, total bytes).
         columns: the log's own names for columns of the contract.
 
     Raises:
@@ -179,15 +179,15 @@ class SpooledLog:
 
     def write(self) -> None:
         """Writes every array in the copy's order; the spools are gone afterwards."""
-        sequence, slots = self._taken("sequence"), self._taken("episode")
+        sequence, slots = self._read("sequence"), self._read("episode")
         order = find_order(slots, self.mdp_ids, sequence if self.has_sequence else None)
         self._save("episode", order.episode)
         self._save("sequence", order.sequence)
         self._save("episode_hash", order.episode_hashes())
-        ends = {name: self._taken(name, order.rows) for name in ("bootstrap", "truncated")}
+        ends = {name: self._read(name, order.rows) for name in ("bootstrap", "truncated")}
         for name in VECTORS:
             if name not in ("sequence", "episode"):
-                self._save(name, ends[name] if name in ends else self._taken(name, order.rows))
+                self._save(name, ends[name] if name in ends else self._read(name, order.rows))
         terminal = ends["bootstrap"] == 0
         self.counts.update(
             rows=self.num_rows,
@@ -202,8 +202,8 @@ class SpooledLog:
             self._write(name, self.num_rows, self.spools[name].gathered(order.rows), name)
         self._write_lists(order.rows)
 
-    def _taken(self, name: str, order: NDArray[np.int64] | None = None) -> NDArray[Any]:
-        """Returns a whole vector, whose spool ends with it."""
+    def _read(self, name: str, order: NDArray[np.int64] | None = None) -> NDArray[Any]:
+        """Returns a whole vector and removes its spool."""
         rows = np.arange(self.num_rows) if order is None else order
         values = np.concatenate([np.empty(0, VECTORS[name]), *self.spools[name].gathered(rows)])
         self.spools[name].remove()
@@ -213,7 +213,7 @@ class SpooledLog:
         write_npy(self.folder / f"{name}.npy", values.dtype, values.shape, [values])
 
     def _write(self, name: str, rows: int, chunks: Iterable[NDArray[Any]], *read: str) -> None:
-        """Writes a matrix of its spool's columns; the spools that were read for it end with it."""
+        """Writes a matrix of its spool's columns; removes the spools that were read for it."""
         spool = self.spools[name]
         write_npy(self.folder / f"{name}.npy", spool.dtype, (rows, spool.width), chunks)
         for one in read:
@@ -328,7 +328,7 @@ def find_order(slots: NDArray[np.int64], mdp_ids: list[pa.Array], sequence: NDAr
 
 
 def notes(counts: Counter[str], columns: set[str]) -> tuple[str, ...]:
-    """Returns sentences about what a user should know of a log."""
+    """Returns sentences about a log that a user should read."""
     of_all = counted(counts["rows"], "row has", "rows have")
     found = [f"{counts[key]:,} of {of_all} {what}" for key, what in _OF_ALL_ROWS.items() if counts[key]]
     found += [f"{counted(counts[key], *words)} {what}" for key, (*words, what) in _COUNTED.items() if counts[key]]

@@ -1,4 +1,4 @@
-"""What several machines hold, compared and merged: each sends its facts, all of them reach the same result.
+"""Compares and merges the data of several machines: each sends its facts, and all reach the same result.
 
 node 0: training copy ─► Facts ─┐
 node 1: training copy ─► Facts ─┴► agree ─► Agreement: rows by node; ids and names of all; one hash
@@ -19,7 +19,7 @@ from reagent_lite.feature_ids import read, written
 from reagent_lite.types import NormalizationSpec
 
 ORIGIN = ("origin_file.npy", "origin_line.npy")
-"""Arrays that say where a row stood in the input: copies that were split or shuffled differently differ in them."""
+"""Arrays of where each row stood in the input, which differ when the same rows were split or shuffled differently."""
 
 _FROM_COPY = ("action_names", "state_ids", "action_ids", "metric_names", "counts", "notes")
 _ABSENCES = (
@@ -31,7 +31,7 @@ _ABSENCES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What a machine's data is.
+    """A description of one machine's data.
 
     Attributes:
         node: number of the machine.
@@ -109,7 +109,7 @@ class Agreement:
 
 
 def agree(facts: Sequence[Facts], *, path: str, replicas: bool, disjoint: bool = False) -> Agreement:
-    """Returns what the data of several machines is together; a pure function, so every process reaches the same.
+    """Returns the data of several machines together; a pure function, so every process reaches the same result.
 
     Args:
         facts: of every machine, in their order.
@@ -176,7 +176,7 @@ def _repetitions(facts: Sequence[Facts], path: str) -> Iterator[Problem]:
 
 
 def _absences(shards: Sequence[Facts]) -> Iterator[str]:
-    """Yields sentences on what no row of a shard has and rows of others do."""
+    """Yields a sentence for each kind of name that one shard lacks and another has."""
     for column, what, counts_as in _ABSENCES:
         for one in shards:
             absent = [str(name) for name in _union(shards, column) if name not in getattr(one, column)]

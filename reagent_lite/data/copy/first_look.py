@@ -1,4 +1,4 @@
-"""What can be known of logged data without reading all of it: files, rows by their own word, the first rows parsed."""
+"""Facts about logged data that need no full read: its files, the rows that metadata gives, the first rows parsed."""
 
 from contextlib import closing
 from dataclasses import dataclass
@@ -106,9 +106,9 @@ def _ids(block: Block, maps: tuple[str, ...], lists: tuple[str, ...] = ()) -> tu
 
 
 def holds_events(path: str, columns: Columns | None = None) -> bool:
-    """Whether the rows at a path are events and not transitions, by the first of them.
+    """Returns whether the rows at a path are events and not transitions, judging by the first ones.
 
-    Events say nothing of what follows them but where a limit cut the episode: they have mdp_id and sequence_number, and
+    Events do not record what follows them, unless a limit cut the episode: they have mdp_id and sequence_number, and
     neither next_action, nor next_state_features in a row that is not truncated. Where there are no rows, as on a
     machine beside others, there are no events.
     """

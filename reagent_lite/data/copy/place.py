@@ -37,7 +37,7 @@ _CONTENT = "[0-9a-f]" * 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyManifest(StageManifest):
-    """What a training copy holds.
+    """The manifest of a training copy.
 
     Attributes:
         paths: the inputs' paths, as errors name them.
@@ -89,7 +89,7 @@ class Place:
 
     @contextmanager
     def building(self) -> Iterator[Path]:
-        """Gives a temporary folder for the arrays of a copy; it is gone afterwards.
+        """Yields a temporary folder for the arrays of a copy and removes it afterwards.
 
         Raises:
             DataError: the disk is full, or a limit of the system is reached.

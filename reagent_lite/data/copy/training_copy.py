@@ -35,12 +35,12 @@ from reagent_lite.manifest import TRAINING_COPY
 class TrainingCopy:
     """R transitions, sorted by (mdp_id, sequence_number) where the log has both, else in file order.
 
-    Arrays are memory-mapped for reading. S state features, A discrete actions, L lists of candidates, C candidates in
-    all, F candidate features, M metrics, E side rows, I input files.
+    Arrays are memory-mapped for reading. S state features, A discrete actions, L lists of candidates, C candidates
+    in total, F candidate features, M metrics, E side rows, I input files.
 
     Attributes:
         folder: holds manifest.json and the arrays, never changed; a copy of other inputs has another.
-        digest: says what the copy is, see `StageManifest.digest`.
+        digest: identifies the copy's content, see `StageManifest.digest`.
         files: the I input files' paths.
         action_names: names of discrete actions; empty for parametric ones.
         state_ids: S feature ids, ascending: all seen in state_features or next_state_features.
@@ -51,10 +51,10 @@ class TrainingCopy:
         follows: [R] bool, whether row i+1 continues row i: same episode, not after an end, its state is this row's next
             state bit for bit, and its sequence number is larger.
         action: [R] int32, index of the action or of the candidate in the row's list; -1 unknown.
-        next_action: [R] int32, likewise at the next state; -1 none.
+        next_action: [R] int32, the same at the next state; -1 none.
         reward: [R] float32.
         time_diff: [R] float32, 1 where the log has none.
-        step: [R] uint8, rows of the log that the transition spans, 1 where it does not say.
+        step: [R] uint8, rows of the log that the transition spans; 1 where the log has no such column.
         propensity: [R] float32 in (0, 1], 1 where the log has none.
         bootstrap: [R] float32, 0 after a true end, else 1.
         truncated: [R] uint8, whether the log says that a limit cut the episode here.
@@ -218,7 +218,7 @@ def prepare_training_copy(
         actions: names of discrete actions in output order; None for parametric ones.
         directory: parent folder of the copy.
         columns: the log's own names for columns of the contract.
-        progress: called with (bytes read, bytes in all) while building.
+        progress: called with (bytes read, total bytes) while building.
 
     Raises:
         DataError: what is wrong in the data with file and line, up to 20 faults and how many there are in all; no

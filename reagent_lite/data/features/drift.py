@@ -36,7 +36,7 @@ class FeatureDrift:
         feature_id: of states or candidates.
         verdict: of the worst of the three figures.
         psi, psi_by_chance: population stability index, and what chance alone stays below; None where one has no value.
-        ks, ks_by_chance: two-sample Kolmogorov-Smirnov statistic, likewise.
+        ks, ks_by_chance: two-sample Kolmogorov-Smirnov statistic, in the same way.
         present, reference_present: share of rows in which the feature is present.
         mean, reference_mean: over all rows; None where there is no value.
     """
@@ -132,7 +132,7 @@ def _level(figure: Figure, moderate: float, large: float) -> int:
 
 
 def stability_index(values: Floats, reference: Floats, num_bins: int) -> tuple[float, float]:
-    """Returns (population stability index of values [n] against a reference [m], what chance alone stays below).
+    """Returns (population stability index of values [n] against a reference [m], limit that chance rarely exceeds).
 
     The index is Σ (a − e) ln(a / e) over the bins that either has values in; a and e are their shares. An empty bin
     counts as half a value. By chance it is about (1/n + 1/m) χ² of one less than the bins (Yurdakul 2018, Statistical
@@ -162,7 +162,7 @@ def _edges(reference: Floats, num_bins: int) -> Floats:
 
 
 def distance(values: Floats, reference: Floats) -> tuple[float, float]:
-    """Returns (two-sample Kolmogorov-Smirnov statistic of values [n] and a reference [m], what chance stays below)."""
+    """Returns (two-sample Kolmogorov-Smirnov statistic of values [n] and [m], limit that chance rarely exceeds)."""
     at = np.concatenate((values, reference))
     ours, theirs = (np.searchsorted(np.sort(one), at, side="right") / len(one) for one in (values, reference))
     # the asymptotic point of Kolmogorov's distribution, by its first term

@@ -31,7 +31,7 @@ TRANSFORM_FLOOR = 1e-6
 
 @dataclass(frozen=True)
 class Values:
-    """What is known of a feature; the figures of its shape are computed when they are first asked for.
+    """The values of a feature; figures of its shape are computed on first use.
 
     Attributes:
         summary: of all rows.

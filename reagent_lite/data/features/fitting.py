@@ -24,20 +24,20 @@ from reagent_lite.feature_ids import id_of
 from reagent_lite.types import FeatureSpec, FeatureType, NormalizationSpec
 
 VERSION = 2
-"""A change of what is computed from unchanged rows counts it up, so that what was fitted before is fitted again."""
+"""Raised by each change in what is computed from the same rows, so that older normalizations are fitted again."""
 
 SHOWN_QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitted:
-    """The normalization of a column, sentences a user should know, and what statistics.json says of it.
+    """The normalization of a column, notes for the user, and its part of statistics.json.
 
     Attributes:
         spec: in column order.
         notes: what is odd about features.
         rows, sampled: rows (or candidates) of the column, and how many of them are in the sample.
-        features: what statistics.json says of each feature, by id; see `_report`.
+        features: each feature's entry in statistics.json, by id; see `_report`.
     """
 
     spec: NormalizationSpec
@@ -151,7 +151,7 @@ def _identify_shape(values: Values, settings: NormParams) -> tuple[FeatureType, 
 
 
 def _report(column: ColumnSummary, kind: FeatureType, reason: str, values: Values) -> dict[str, Any]:
-    """Returns what statistics.json says of a feature; numbers are of raw values, None where there is none.
+    """Returns a feature's entry in statistics.json; numbers are of raw values, None where there is none.
 
     From count to possible_values they are of all rows (stddev with ddof 1; distinct None above max_unique_enum_values),
     from sampled to boxcox_k_squared of the sample, the last three None where they were not needed. parameters_from says

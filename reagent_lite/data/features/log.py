@@ -30,7 +30,7 @@ _KINDS = ("names", "objects {id: number}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSummary:
-    """What a log's features are.
+    """The features of a log.
 
     Attributes:
         rows: of the data.
@@ -55,14 +55,14 @@ def summarize_log(
     seed: int = 0,
     progress: Show | None = None,
 ) -> LogSummary:
-    """Reads all rows once and returns what their features are.
+    """Reads all rows once and returns a summary of their features.
 
     Args:
         files: events, transitions, or whatever else has a column state_features.
         settings: which columns, how large a sample, and how many distinct values.
         parametric: whether actions are candidates; None takes it from the action column.
         seed: of the sample.
-        progress: called with (bytes read, bytes in all).
+        progress: called with (bytes read, total bytes).
 
     Raises:
         DataError: with file and line: no state_features, infinite values, ids that are no integers (20 faults, and how
@@ -128,7 +128,7 @@ def _states(block: Block, faults: Faults) -> FeatureMatrix:
 
 
 def _has_features(block: Block) -> bool | None:
-    """Whether actions are objects with features; None where the block has none to tell by."""
+    """Returns whether actions are objects with features; None if the block has no action."""
     column = column_of(block, ACTION)
     kind = column.array.type
     if pa.types.is_null(kind) or not column.present.any():

@@ -25,7 +25,7 @@ _SMALLEST_ERROR = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplaySettings:
-    """What a ring holds and how rows are made of it.
+    """The size of a ring and how its rows are drawn.
 
     Attributes:
         num_envs: N, rows written at once.
@@ -103,7 +103,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Windows:
-    """What drawn rows span: sums, and the row each window ends with."""
+    """The spans of drawn rows: sums, and the row each window ends with."""
 
     reward: Tensor
     steps: Tensor

@@ -58,11 +58,11 @@ class Shards:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process speaks for its shard."""
+        """Whether this process is the first reader of its shard."""
         return self.group.rank == self.readers[0]
 
     def agree(self, facts: Facts, path: str, *, disjoint: bool) -> Agreement:
-        """Returns what the data at `path` is on all machines together; every rank calls it.
+        """Returns the description of the data at `path` on all machines together; every rank calls it.
 
         Args:
             facts: of this machine's data.
@@ -70,10 +70,10 @@ class Shards:
             disjoint: whether shards must differ.
 
         Raises:
-            DataError: on every rank alike, see agreement.agree.
+            DataError: on every rank alike, see `facts.agree`.
         """
-        told = [Facts.read(text) for text in self.group.gather_text(facts.json())]
-        by_node = [told[self.nodes.index(node)] for node in sorted(set(self.nodes))]
+        all_facts = [Facts.read(text) for text in self.group.gather_text(facts.json())]
+        by_node = [all_facts[self.nodes.index(node)] for node in sorted(set(self.nodes))]
         return agree(by_node, path=path, replicas=not self.several, disjoint=disjoint and self.several)
 
     def counts(self, number: int) -> tuple[int, ...]:

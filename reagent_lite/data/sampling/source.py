@@ -5,7 +5,7 @@
 
 A process mostly reads one shard; one that reads several joins their rows to one batch.
 
-[m] gathering batch by batch costs about as much as a small network's forward pass; in blocks it disappears.
+Measured: gathering batch by batch takes about as long as a small network's forward pass; in blocks, next to nothing.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -68,7 +68,6 @@ class Candidates:
         offsets: [L + 1] int64.
         now, after: [R] int64, list of each row's choices and of its next choices.
         longest: length of the longest list.
-        width: normalized features per candidate.
     """
 
     features: Columns
@@ -76,7 +75,6 @@ class Candidates:
     now: Tensor
     after: Tensor
     longest: int
-    width: int
 
     def take(self, lists: Tensor) -> Actions:
         """Returns the lists padded to the longest, [n, K, F]; padding is zeros and not allowed."""
@@ -86,7 +84,7 @@ class Candidates:
         place = torch.arange(longest, device=lists.device)
         mask = place < count.unsqueeze(1)
         index = torch.where(mask, start.unsqueeze(1) + place, 0)
-        features = self.features.take(index.flatten()).view(*index.shape, self.width)
+        features = self.features.take(index.flatten()).view(*index.shape, self.features.width)
         return Actions(mask=mask, features=features * mask.unsqueeze(2))
 
 
@@ -136,7 +134,9 @@ class LoggedRows:
         """Rows to gather at once."""
         if self.candidates is None:
             return _BLOCK_ROWS
-        return min(_BLOCK_ROWS, max(_BLOCK_CANDIDATE_VALUES // (self.candidates.longest * self.candidates.width), 1))
+        return min(
+            _BLOCK_ROWS, max(_BLOCK_CANDIDATE_VALUES // (self.candidates.longest * self.candidates.features.width), 1)
+        )
 
     def release(self) -> None:
         """Lets the system take back mapped pages; whatever is read next maps its own again."""
@@ -228,7 +228,6 @@ def no_rows(spec: SourceSpec, device: torch.device) -> LoggedRows:
         now=first.long(),
         after=first.long(),
         longest=1,
-        width=spec.num_action_features,
     )
     return LoggedRows(
         state=Columns(values=torch.zeros(1, spec.num_state_features, device=device), width=spec.num_state_features),
@@ -345,7 +344,6 @@ def _lists(copy: TrainingCopy, features: Columns, last: Any, place: torch.device
     return Candidates(
         features=features,
         longest=max(int(lengths.max(initial=1)), 1),
-        width=features.width,
         offsets=torch.from_numpy(np.array(copy.list_offsets, np.int64)).to(place),
         now=torch.from_numpy(np.array(copy.actions_list, np.int64)).to(place),
         after=torch.from_numpy(np.asarray(copy.next_list, np.int64)[last]).to(place),

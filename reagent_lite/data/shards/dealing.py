@@ -119,7 +119,7 @@ def make_shards(config: ShardConfig, folder: Path, progress: Show | None = None)
 def _written(
     manifest: StageManifest, folder: Path, parts: dict[str, dict[str, Any]], whole: list[InputFile]
 ) -> StageManifest:
-    """Writes the manifest of a shard's folder, and holds its whole files to what the input's manifest says of them."""
+    """Writes the manifest of a shard's folder, and checks its whole files against the input's manifest."""
     rows = sum(one["rows"] for one in parts.values())
     manifest = replace(manifest, rows=rows, files=parts).write(folder)
     for number, file in enumerate(whole):
@@ -150,7 +150,7 @@ def whole_files(
 
 
 def _bring(file: InputFile, target: Path) -> None:
-    """Gives a file another name, or copies it from a bucket, another disk, or where there are no links."""
+    """Links a file to another name, or copies it where no link is possible, as from a bucket or another disk."""
     try:
         os.link(file.path, target)
     except OSError:

@@ -1,4 +1,4 @@
-"""A shard brought to this machine's disk, every byte held to what shards.json says of it.
+"""Fetches a shard to this machine's disk and checks every byte against shards.json.
 
     shared folder or bucket ─► .<name>.fetching/ file by file, hashed ─► <local_path>
 
@@ -30,7 +30,7 @@ _THREADS = 4  # buckets answer several requests faster than one
 
 
 def fetch_shard(store: Store, shard: ShardEntry, target: Path, progress: Show | None = None) -> tuple[str, ...]:
-    """Makes `target` the shard's folder; where it is already, nothing is written.
+    """Makes `target` the shard's folder; writes nothing if it is already.
 
     Args:
         store: where the shards lie.

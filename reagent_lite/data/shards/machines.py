@@ -1,6 +1,6 @@
 """Shards for all machines: made once, awaited by the others, fetched by each.
 
-1 stand?   shards.json fits the config, and the input is what it was
+1 check    shards.json fits the config, and the input is unchanged
 2 make     machine 0, or whoever gives no node_index: shards ─► a new generation ─► shards.json
 3 wait     the other machines, until shards.json fits, or names the generation that machine 0 made
 4 fetch    one shard ─► local_path, every byte verified
@@ -29,7 +29,7 @@ _SEEN_WITHIN_SECONDS = 120.0  # NFS shows a replaced file a minute late by defau
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharded:
-    """What is there now; printed as the last line of standard output.
+    """The shards that are there now; printed as the last line of standard output.
 
     Attributes:
         shards: where they lie.
@@ -51,7 +51,7 @@ class Sharded:
 
 
 def shard(config: ShardConfig) -> Sharded:
-    """Makes the shards where they do not stand, or waits for them, and fetches one where that is asked for.
+    """Makes missing shards or waits for them, and fetches one if `node_index` is given.
 
     Raises:
         ConfigError: places that are in each other's way.

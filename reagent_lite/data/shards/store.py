@@ -58,7 +58,7 @@ class ShardEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pointer:
-    """What shards.json says.
+    """The content of shards.json.
 
     Attributes:
         generation: folder of the shards.
@@ -121,7 +121,7 @@ class Store:
 
     @contextmanager
     def building(self) -> Iterator[Path]:
-        """Gives an empty folder to build a generation in; gone afterwards. For a bucket it lies in TMPDIR."""
+        """Yields an empty folder to build a generation in and removes it afterwards; for a bucket it is in TMPDIR."""
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
             _sweep(self._folder)
@@ -132,7 +132,7 @@ class Store:
             yield built
 
     def publish(self, built: Path, generation: str) -> None:
-        """Gives a built folder its name, or uploads it; where the same generation stands whole, that stays."""
+        """Renames or uploads a built folder; keeps the same generation if it is there and complete."""
         if all(self.sizes(f"{generation}/{one.name}") == _sizes(one) for one in built.iterdir()):
             return
         if self._folder is None:
@@ -189,7 +189,7 @@ def storage_errors(where: str, expected: str) -> Iterator[None]:
 
 
 def read_pointer(store: Store) -> Pointer | None:
-    """Returns what shards.json says, or None where there is none.
+    """Returns the content of shards.json, or None if there is no such file.
 
     Raises:
         DataError: it was altered, or cannot be read.
@@ -209,7 +209,7 @@ def read_pointer(store: Store) -> Pointer | None:
 
 
 def publish(store: Store, built: Path, manifests: Sequence[StageManifest], settings: dict[str, Any]) -> Pointer:
-    """Makes built shards the ones that count.
+    """Publishes built shards: shards.json names them from now on.
 
     Args:
         store: where to.
@@ -240,7 +240,7 @@ def publish(store: Store, built: Path, manifests: Sequence[StageManifest], setti
 
 
 def is_whole(store: Store, pointer: Pointer) -> bool:
-    """Whether every file of every shard is there with its size."""
+    """Returns whether every file of every shard is there with its size."""
     return all(
         store.sizes(shard.folder) == {name: one["size"] for name, one in shard.files.items()}
         for shard in pointer.shards

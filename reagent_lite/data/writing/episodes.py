@@ -22,7 +22,7 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSchema:
-    """What the rows of a log hold.
+    """The columns of a log's rows.
 
     Attributes:
         transitions: next state, next action and its choices in each row; else events, with the next state and its
@@ -86,7 +86,7 @@ def episode_rows(block: EpisodeBlock, schema: LogSchema) -> pa.Table:
     mask = np.ones((num_rows, num_choices), bool) if block.mask is None else block.mask
     last_mask = np.ones((num_episodes, num_choices), bool) if block.last_mask is None else block.last_mask
     state, last_state = _maps(block.state), _maps(block.last_state)
-    action = _taken(block.action, mask, block.features, schema)
+    action = _actions_taken(block.action, mask, block.features, schema)
     possible = _choices(mask, block.features, schema)
     last_possible = _choices(last_mask & ~block.terminal[:, None], block.last_features, schema)
     columns = {} if schema.ds is None else {"ds": pa.repeat(schema.ds, num_rows)}
@@ -141,7 +141,7 @@ def _fixed_actions(schema: LogSchema) -> pa.Array:
     return _maps(schema.action_features)
 
 
-def _taken(action: Ints, mask: Mask, features: Floats | None, schema: LogSchema) -> pa.Array:
+def _actions_taken(action: Ints, mask: Mask, features: Floats | None, schema: LogSchema) -> pa.Array:
     if features is None:
         return _fixed_actions(schema).take(pa.array(action))
     return _maps(features[np.arange(len(action)), action])

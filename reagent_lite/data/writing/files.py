@@ -35,7 +35,7 @@ class Format:
 
     Attributes:
         encode: of a table, called in threads.
-        opened: gives, for the stream and the first encoded table, what `write`s all of them in order.
+        opened: returns, for the stream and the first encoded table, what `write`s all of them in order.
     """
 
     encode: Callable[[pa.Table], Any]
@@ -71,7 +71,7 @@ class TableWriter:
 
 @contextmanager
 def table_writer(target: Path) -> Iterator[TableWriter]:
-    """Gives a writer whose file appears as `target`, whole, when the block ends well, and not at all otherwise.
+    """Yields a writer; its file appears as `target` when the block ends without an error, and not at all otherwise.
 
     Raises:
         DataError: a name that ends in none of FORMATS, or a file that cannot be written.

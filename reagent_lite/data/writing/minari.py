@@ -48,7 +48,7 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MinariForm:
-    """What a dataset is called and what its columns are.
+    """The name of a dataset and its columns.
 
     Attributes:
         dataset_id: (namespace/)name(-vN).
