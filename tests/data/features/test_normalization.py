@@ -5,6 +5,7 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ NAN = math.nan
 REAL_FILE = Path(__file__).parents[3] / "../shared/data/reagent2019/cartpole_norm.json"
 
 Write = Callable[[object], str]
+ENUMS = {"1": [12, 4, 2], "3": [15, 3]}
 
 
 @pytest.fixture
@@ -45,26 +47,15 @@ def spec_of(*features: FeatureSpec) -> NormalizationSpec:
 
 @pytest.mark.parametrize("encode", [json.dumps, lambda parameters: parameters], ids=["string", "object"])
 @pytest.mark.parametrize("absent", [{}, {"quantiles": None, "boxcox_lambda": None, "possible_values": None}])
-def test_contract_file_in_both_encodings(
-    written: Write, encode: Callable[[object], object], absent: dict[str, None]
-) -> None:
-    path = written(
-        {
-            "1": encode(absent | {"feature_type": "ENUM", "possible_values": [12, 4, 2]}),
-            "2": encode(absent | {"feature_type": "CONTINUOUS", "mean": 0, "stddev": 1}),
-            "3": encode(absent | {"feature_type": "ENUM", "possible_values": [15, 3]}),
-        }
-    )
-    spec = read_normalization(path)
+def test_contract_file_in_both_encodings(written: Write, encode: Callable[[object], object], absent: Any) -> None:
+    enums = {key: {"feature_type": "ENUM", "possible_values": values} for key, values in ENUMS.items()}
+    features = {**enums, "2": {"feature_type": "CONTINUOUS", "mean": 0, "stddev": 1}}
+    spec = read_normalization(written({key: encode(absent | one) for key, one in features.items()}))
     assert spec.feature_ids == (2, 1, 3)
-    assert spec.features[1].possible_values == (12.0, 4.0, 2.0)
-    raw = torch.tensor([[1.0, 12.0, 15.0], [2.0, 4.0, 3.0], [3.0, 2.0, 15.0], [3.0, 2.0, NAN]])
-    assert Preprocessor(spec).dense(raw).tolist() == [
-        [1, 1, 0, 0, 1, 0],
-        [2, 0, 1, 0, 0, 1],
-        [3, 0, 0, 1, 1, 0],
-        [3, 0, 0, 1, 0, 0],
-    ]
+    assert [one.possible_values for one in spec.features[1:]] == [(12.0, 4.0, 2.0), (15.0, 3.0)]
+    # columns in the order of the file's values; what is absent is zero
+    raw = torch.tensor([[1.0, 12.0, 15.0], [3.0, 2.0, NAN]])
+    assert Preprocessor(spec).dense(raw).tolist() == [[1, 1, 0, 0, 1, 0], [3, 0, 0, 1, 0, 0]]
 
 
 def test_file_of_2019() -> None:

@@ -249,11 +249,10 @@ def test_a_captured_graph_writes_and_draws(prioritized: bool) -> None:
     )  # fmt: skip
     time, never = torch.zeros(64, 1, device=cuda), torch.zeros(64, dtype=torch.bool, device=cuda)
     ones, action = torch.ones(64, device=cuda), torch.zeros(64, dtype=torch.uint8, device=cuda)
-    given = {"observation": time, "action": action, "reward": ones, "terminated": never, "truncated": never,
-             "propensity": ones}  # fmt: skip
 
     def iteration() -> Sample:
-        ring.write(EnvStep(**given, next_observation=time + 1))
+        ring.write(EnvStep(observation=time, action=action, reward=ones, terminated=never, truncated=never,
+                   next_observation=time + 1, propensity=ones))  # fmt: skip
         sample = ring.sample(256, beta=0.5)
         ring.update_priorities(sample.index, sample.batch.reward)
         time.add_(1)

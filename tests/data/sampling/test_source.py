@@ -106,15 +106,12 @@ def test_position_is_a_step_number(discrete: Logged) -> None:
 
 
 def test_one_hot_columns_may_be_normalized_at_each_gather(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import reagent_lite.data.sampling.normalized as module
-
     logged = random_rows(40, missing=0.1)
     values = tuple(sorted({r["state_features"][k] for r in logged for k in r["state_features"]}))
-    spec = NormalizationSpec.ordered(
-        {i: FeatureSpec(feature_id=i, feature_type=FeatureType.ENUM, possible_values=values) for i in range(3)}
-    )
+    features = [FeatureSpec(feature_id=i, feature_type=FeatureType.ENUM, possible_values=values) for i in range(3)]
+    spec = NormalizationSpec.ordered(dict(enumerate(features)))
     once = shard(tmp_path / "once", logged, spec)
-    monkeypatch.setattr(module, "_SMALL_BYTES", 0)
+    monkeypatch.setattr("reagent_lite.data.sampling.normalized._SMALL_BYTES", 0)
     each = shard(tmp_path / "each", logged, spec)
     assert (once.state.transform is None, each.state.transform is None) == (True, False)
     plan = ReadPlan(shards=(40,), minibatch=16, epochs=1)
