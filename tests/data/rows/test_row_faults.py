@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 from oracles.event_files import small_blocks, write_events
@@ -36,46 +35,48 @@ TEXTS = ("mdp_id", "action", "next_action")
 MAPS = {name: pa.map_(pa.string(), pa.float64()) for name in ("state_features", "next_state_features", "metrics")}
 BEFORE, AFTER = 2, 40
 """Good rows around the faulty one: parsers that learn have learnt, and the block goes on behind it."""
-JSON, CSV, TABLES = ("log.json",), ("log.csv",), ("log.parquet", "log.arrow")
+JSON, CSV = ("log.json",), ("log.csv",)
 
 
-def table(column: str, value: Any) -> pa.Table:
-    """The value is bytes for a text, a list of (name, number) for a map, or a number; bytes need not be UTF-8."""
-    columns = {}
-    for name, good in GOOD.items():
-        values = [list(good.items()) if name in MAPS else good] * (BEFORE + 1 + AFTER)
-        values[BEFORE] = value if name == column else values[BEFORE]
-        if name in MAPS:
-            found = pa.array(values, pa.map_(pa.binary(), pa.float64()))
-            keys = pa.Array.from_buffers(pa.string(), len(found.keys), found.keys.buffers())
-            columns[name] = pa.MapArray.from_arrays(found.offsets, keys, found.items)
-        elif name in TEXTS:
-            found = pa.array(values, pa.binary())
-            columns[name] = pa.Array.from_buffers(pa.string(), len(found), found.buffers())
-        else:
-            columns[name] = pa.array(values)
-    return pa.table(columns)
-
-
-def write(file: Path, column: str, text: bytes, value: Any) -> int:
+def write_text(file: Path, column: str, text: bytes) -> int:
     """Writes a log whose row BEFORE + 1 is faulty, its text as given; returns the line of that row."""
     if file.suffix == ".json":
-        good = json.dumps(GOOD).encode()
+        line = json.dumps(GOOD).encode()
         bad = json.dumps({**GOOD, column: "@"}).encode().replace(b'"@"', text)
-        file.write_bytes(b"\n".join([good] * BEFORE + [bad] + [good] * AFTER) + b"\n")
-    elif file.suffix == ".csv":
-        good = {name: json.dumps(one) if isinstance(one, dict) else str(one) for name, one in GOOD.items()}
-        cell = (text.strip(b'"') if column in TEXTS else text).decode("utf-8", "surrogateescape")
-        with file.open("w", encoding="utf-8", errors="surrogateescape", newline="") as stream:
-            writer = csv.writer(stream, lineterminator="\n")
-            rows = [good] * BEFORE + [{**good, column: cell}] + [good] * AFTER
-            writer.writerows([list(good), *(row.values() for row in rows)])
-        return BEFORE + 2
-    elif file.suffix == ".parquet":
-        pq.write_table(table(column, value), file)
+        file.write_bytes(b"\n".join([line] * BEFORE + [bad] + [line] * AFTER) + b"\n")
+        return BEFORE + 1
+    good = {name: json.dumps(one) if isinstance(one, dict) else str(one) for name, one in GOOD.items()}
+    cell = (text.strip(b'"') if column in TEXTS else text).decode("utf-8", "surrogateescape")
+    with file.open("w", encoding="utf-8", errors="surrogateescape", newline="") as stream:
+        rows = [good] * BEFORE + [{**good, column: cell}] + [good] * AFTER
+        csv.writer(stream, lineterminator="\n").writerows([list(good), *(row.values() for row in rows)])
+    return BEFORE + 2
+
+
+def write_table(file: Path, *columns: tuple[str, pa.Array]) -> None:
+    """Writes two good rows, with other columns in the place of theirs or beside them."""
+    own = {
+        name: pa.array([list(one.items()) if name in MAPS else one] * 2, MAPS.get(name)) for name, one in GOOD.items()
+    }
+    kept = [(name, array) for name, array in own.items() if name not in dict(columns)]
+    names, arrays = zip(*kept, *columns, strict=True)
+    if file.suffix == ".parquet":
+        pq.write_table(pa.table(list(arrays), names), file)
     else:
-        pyarrow.feather.write_feather(table(column, value), file, "uncompressed")
-    return BEFORE + 1
+        with pa.ipc.new_file(file, pa.table(list(arrays), names).schema) as writer:
+            writer.write_table(pa.table(list(arrays), names))
+
+
+def texts(array: pa.Array) -> pa.Array:
+    """Bytes, or maps by them, as strings, though they need not be UTF-8."""
+    if isinstance(array, pa.MapArray):
+        return pa.MapArray.from_arrays(array.offsets, texts(array.keys), array.items)
+    return pa.Array.from_buffers(pa.string(), len(array), array.buffers())
+
+
+def maps(*faulty: tuple[bytes, float | None]) -> pa.Array:
+    """Two maps, the second of which is faulty."""
+    return texts(pa.array([[(b"0", 1.0)], list(faulty)], pa.map_(pa.binary(), pa.float64())))
 
 
 def problems_of(file: Path, actions: Actions = ACTIONS) -> tuple[Problem, ...]:
@@ -87,40 +88,38 @@ def problems_of(file: Path, actions: Actions = ACTIONS) -> tuple[Problem, ...]:
 DEEP = b'{"0":' * 20_000 + b"1" + b"}" * 20_000
 AN_ID = "an integer of at most 18 digits or a name that begins with a letter, got '1000000000000000000'"
 TOO_DEEP, TWICE = "more than 100 objects and lists inside one another", "the key '0' twice in one object"
-FAULTS: list[tuple[str, bytes, Any, tuple[str, ...], str]] = [
-    ("state_features", DEEP, None, JSON + CSV, TOO_DEEP),
-    ("action", b"[" * 101 + b"]" * 101, None, JSON, TOO_DEEP),
-    ("further", b'{"]}]}]}": "]", "a": ' + b"[" * 3000 + b"]" * 3000 + b"}", None, JSON, TOO_DEEP),
-    ("reward", b'1.0, "reward": 2.0', None, JSON, "the key 'reward' twice"),
-    ("state_features", b'{"0": 1.0, "0": 2.0}', [(b"0", 1.0), (b"0", 2.0)], JSON + CSV, TWICE),
-    ("state_features", b'{"0": 1.0, "0": 2.0}', [(b"0", 1.0), (b"0", 2.0)], TABLES, "each id once"),
-    ("metrics", b'{"x": 1.0, "x": null}', [(b"x", 1.0), (b"x", None)], TABLES, "each id once"),
-    ("mdp_id", b'"\xff"', b"\xff", (*JSON, *CSV, "log.parquet"), "UTF"),
-    ("metrics", b'{"\xff": 1.0}', [(b"\xff", 1.0)], (*JSON, *CSV, "log.parquet"), "UTF"),
-    ("mdp_id", b'"\\ud800"', None, JSON, "\\ud800, which is half of a character"),
-    ("metrics", b'{"\\udfff": 1.0}', None, JSON + CSV, "\\udfff, which is half of a character"),
-    ("state_features", b'{"0": ' + b"1" * 400 + b"}", None, JSON + CSV, "an integer of 400 digits"),
-    ("state_features", b'{"0": 1e39}', [(b"0", 1e39)], JSON + CSV + TABLES, "numbers in state_features, got inf"),
-    ("next_state_features", b'{"0": -1e400}', None, JSON, "finite numbers in next_state_features, got -inf for '0'"),
-    ("reward", b"1" * 400, None, JSON, "an integer of 400 digits"),
-    ("reward", b"1" * 400, None, CSV, "a finite number in reward"),
-    ("sequence_number", b"1" * 400, None, JSON + CSV, "integer"),
-    ("state_features", b'{"%d": 1.0}' % 10**18, [(b"%d" % 10**18, 1.0)], JSON + CSV + TABLES, AN_ID),
-    ("sequence_number", b"%d" % -(2**63), -(2**63), JSON + CSV + TABLES, "an integer within ±2^62"),
-    ("sequence_number", b"%d" % 2**62, 2**62, JSON + CSV + TABLES, "an integer within ±2^62"),
-    ("metrics", b'{"x": 1.0 , \t}', None, JSON + CSV, "Expecting property name"),
-    ("further", b"[1,]", None, JSON, "Expecting value"),
-    ("reward", b"1.0} {", None, JSON, "Extra data"),
+FAULTS: list[tuple[str, bytes, tuple[str, ...], str]] = [
+    ("state_features", DEEP, JSON + CSV, TOO_DEEP),
+    ("action", b"[" * 101 + b"]" * 101, JSON, TOO_DEEP),
+    ("further", b'{"]}]}]}": "]", "a": ' + b"[" * 3000 + b"]" * 3000 + b"}", JSON, TOO_DEEP),
+    ("reward", b'1.0, "reward": 2.0', JSON, "the key 'reward' twice"),
+    ("state_features", b'{"0": 1.0, "0": 2.0}', JSON + CSV, TWICE),
+    ("mdp_id", b'"\xff"', JSON + CSV, "UTF"),
+    ("metrics", b'{"\xff": 1.0}', JSON + CSV, "UTF"),
+    ("mdp_id", b'"\\ud800"', JSON, "\\ud800, which is half of a character"),
+    ("metrics", b'{"\\udfff": 1.0}', JSON + CSV, "\\udfff, which is half of a character"),
+    ("state_features", b'{"0": ' + b"1" * 400 + b"}", JSON + CSV, "an integer of 400 digits"),
+    ("state_features", b'{"0": 1e39}', JSON + CSV, "numbers in state_features, got inf"),
+    ("next_state_features", b'{"0": -1e400}', JSON, "finite numbers in next_state_features, got -inf for '0'"),
+    ("reward", b"1" * 400, JSON, "an integer of 400 digits"),
+    ("reward", b"1" * 400, CSV, "a finite number in reward"),
+    ("sequence_number", b"1" * 400, JSON + CSV, "integer"),
+    ("state_features", b'{"%d": 1.0}' % 10**18, JSON + CSV, AN_ID),
+    ("sequence_number", b"%d" % -(2**63), JSON + CSV, "an integer within ±2^62"),
+    ("sequence_number", b"%d" % 2**62, JSON + CSV, "an integer within ±2^62"),
+    ("metrics", b'{"x": 1.0 , \t}', JSON + CSV, "Expecting property name"),
+    ("further", b"[1,]", JSON, "Expecting value"),
+    ("reward", b"1.0} {", JSON, "Extra data"),
 ]
 
 
 @pytest.mark.parametrize(
-    ("name", "column", "text", "value", "words"),
-    [(name, column, text, value, words) for column, text, value, names, words in FAULTS for name in names],
+    ("name", "column", "text", "words"),
+    [(name, column, text, words) for column, text, names, words in FAULTS for name in names],
     ids=lambda one: repr(one)[:30],
 )
-def test_a_faulty_row_is_named(tmp_path: Path, name: str, column: str, text: bytes, value: Any, words: str) -> None:
-    line = write(tmp_path / name, column, text, value)
+def test_a_faulty_row_is_named(tmp_path: Path, name: str, column: str, text: bytes, words: str) -> None:
+    line = write_text(tmp_path / name, column, text)
     problem = problems_of(tmp_path / name)[0]
     assert problem.where == f"{tmp_path / name}:{line}"
     assert words.lower() in f"{problem.expected}, got {problem.got}".lower()
@@ -133,28 +132,17 @@ def test_a_line_that_does_not_begin_with_its_object_is_named(tmp_path: Path, sta
     assert problems_of(file)[0].where == f"{file}:{BEFORE + 1}"
 
 
-@pytest.mark.parametrize("name", CSV + TABLES)
+@pytest.mark.parametrize("name", ["log.csv", "log.parquet", "log.arrow"])
 @pytest.mark.parametrize("column", ["terminal", "possible_actions", "further"])
 def test_a_column_twice_is_refused(tmp_path: Path, name: str, column: str) -> None:
-    file = tmp_path / name
-    good = table("", None)
-    twice = pa.table([*good.columns, good["reward"], good["reward"]], [*good.column_names, column, column])
-    if name in CSV:
-        file.write_text(f"reward,{column},{column}\n1,1,1\n")
-    elif name == "log.parquet":
-        pq.write_table(twice, file)
+    if name == "log.csv":
+        (tmp_path / name).write_text(f"reward,{column},{column}\n1,1,1\n")
     else:
-        with pa.ipc.new_file(file, twice.schema) as writer:
-            writer.write_table(twice)
-    problem = problems_of(file)[0]
-    assert problem.where.startswith(str(file))
+        write_table(tmp_path / name, *[(column, pa.array([1.0, 1.0]))] * 2)
+    problem = problems_of(tmp_path / name)[0]
+    assert problem.where.startswith(str(tmp_path / name))
     assert "once" in problem.expected
     assert f"'{column}'" in problem.got
-
-
-def test_text_of_arrow_files_is_utf_8(tmp_path: Path) -> None:
-    write(tmp_path / "log.arrow", "mdp_id", b"", b"\xff")
-    assert "UTF8" in problems_of(tmp_path / "log.arrow")[0].got
 
 
 GOOD_PARAMETRIC: Row = {
@@ -282,27 +270,46 @@ def test_twenty_faults_are_shown_and_all_are_counted(tmp_path: Path, monkeypatch
     assert problems[20:] == (Problem(str(file), "rows without fault", "30 rows with one, 10 more than shown"),)
 
 
-PARQUET_FAULTS: list[tuple[str, pa.Array, str, str]] = [
-    ("reward", pa.array([1.0, float("nan")]), "a finite number in reward", "nan"),
-    ("reward", pa.array([1.0, float("inf")]), "a finite number in reward", "inf"),
-    ("propensity", pa.array([1.0, float("nan")]), "a propensity above 0 and at most 1", "nan"),
-    ("metrics", pa.array([[("x", 1.0)], [("x", float("nan"))]], pa.map_(pa.string(), pa.float64())), "metrics", "NaN"),
+TABLES = ("log.parquet", "log.arrow")
+TABLE_FAULTS: list[tuple[str, pa.Array, str, str]] = [
+    ("state_features", maps((b"0", 1.0), (b"0", 2.0)), "each id once", ""),
+    ("metrics", maps((b"x", 1.0), (b"x", None)), "each id once", ""),
+    ("state_features", maps((b"0", 1e39)), "finite numbers in state_features", "inf"),
+    ("state_features", maps((b"%d" % 10**18, 1.0)), *AN_ID.split(", got ")),
     ("state_features", pa.array([[(0, 1.0)], [(1, float("inf"))]], pa.map_(pa.int32(), pa.float64())), "finite", "inf"),
-    ("state_features", pa.array([["x"], ["y"]][1:] * 2), "an object {id: number} in state_features", '["y"]'),
+    ("state_features", pa.array([["y"], ["y"]]), "an object {id: number} in state_features", '["y"]'),
+    ("metrics", maps((b"x", float("nan"))), "metrics", "NaN"),
+    ("sequence_number", pa.array([1, 2**62]), "an integer within ±2^62", ""),
+    ("reward", pa.array([1.0, float("nan")]), "a finite number in reward", "nan"),
     ("reward", pa.array([None, "1"]), "a number in reward", '"1"'),
+    ("propensity", pa.array([1.0, float("nan")]), "a propensity above 0 and at most 1", "nan"),
     ("possible_actions", pa.array([["left"], ["up"]]), LISTED, '["up"]'),
     ("possible_actions", pa.array([[1, 1], [1, None]]), LISTED, "[1, null]"),
 ]
 
 
-@pytest.mark.parametrize(("name", "array", "expected", "got"), PARQUET_FAULTS)
-def test_faults_of_parquet_rows(tmp_path: Path, name: str, array: pa.Array, expected: str, got: str) -> None:
-    good, file = table("", None).slice(0, 2), tmp_path / "log.parquet"
-    kept = good.drop_columns([name] if name in good.column_names else [])
-    pq.write_table(kept.append_column(name, array), file)
-    problems = [problem for problem in problems_of(file, ACTIONS) if problem.where == f"{file}:2"]
-    assert expected in problems[0].expected
-    assert got in problems[0].got
+@pytest.mark.parametrize("file", TABLES)
+@pytest.mark.parametrize(("name", "array", "expected", "got"), TABLE_FAULTS, ids=lambda one: str(one)[:30])
+def test_faults_of_rows_of_tables(
+    tmp_path: Path, file: str, name: str, array: pa.Array, expected: str, got: str
+) -> None:
+    write_table(tmp_path / file, (name, array))
+    problem = next(one for one in problems_of(tmp_path / file) if one.where == f"{tmp_path / file}:2")
+    assert expected in problem.expected
+    assert got in problem.got
+
+
+@pytest.mark.parametrize(
+    ("name", "array"),
+    [("mdp_id", texts(pa.array([b"a", b"\xff"]))), ("metrics", maps((b"\xff", 1.0)))],
+    ids=["a text", "a key"],
+)
+def test_text_in_tables_is_utf_8(tmp_path: Path, name: str, array: pa.Array) -> None:
+    for file in TABLES:
+        write_table(tmp_path / file, (name, array))
+        problem = problems_of(tmp_path / file)[0]
+        assert "utf" in f"{problem.expected} {problem.got}".lower()
+        assert file == "log.arrow" or problem.where == f"{tmp_path / file}:2"
 
 
 def actions_of(file: Path, actions: tuple[str, ...]) -> list[int]:
