@@ -16,6 +16,7 @@ from reagent_lite.evaluation.returns import estimate, play
 from reagent_lite.export import load_bundle
 from reagent_lite.rl.policies import policy_of
 from reagent_lite.run.environments import FINAL, open_simulation
+from reagent_lite.run.publish import Outcome
 from reagent_lite.run.train import train
 from workflows.evaluate import evaluate
 from workflows.simulate import BundlePolicy
@@ -31,20 +32,20 @@ def small(folder: Path, env: str, **keys: Any) -> dict[str, Any]:
         "rl": {"gamma": 0.9, "epsilon": 0.1},
         "training": {"layers": [-1, 16, -1], "activations": ["relu", "linear"], "minibatch_size": 64},
         "evaluation": {"bootstrap_resamples": 200},
-        "simulation": {"env": env, "num_envs": 16, "total_steps": 3000, "warmup_steps": 1000, "num_evaluations": 1,
+        "simulation": {"env": env, "num_envs": 16, "total_steps": 1500, "warmup_steps": 500, "num_evaluations": 1,
                        "evaluation_episodes": EPISODES},
         **keys,
     }  # fmt: skip
 
 
-def normalization(folder: Path, size: int, **spec: Any) -> str:
+def normalization(folder: Path, size: int) -> str:
     file = folder / f"norm_{size}.json"
-    one = json.dumps({"feature_type": "CONTINUOUS", "mean": 0.1, "stddev": 0.5, **spec})
+    one = json.dumps({"feature_type": "CONTINUOUS", "mean": 0.1, "stddev": 0.5})
     file.write_text(json.dumps({str(i): one for i in range(size)}))
     return str(file)
 
 
-def replayed(config: WorkflowConfig, model: str, *, parametric: bool) -> dict[str, float]:
+def replayed(config: WorkflowConfig, model: str) -> dict[str, float]:
     """Figures of the exported model on the final episodes of a run."""
     simulation = open_simulation(config, ALONE)
     env = simulation.envs(0, EPISODES, stream=FINAL)
@@ -63,32 +64,53 @@ def replayed(config: WorkflowConfig, model: str, *, parametric: bool) -> dict[st
     }
 
 
+def check_played(config: WorkflowConfig) -> Outcome:
+    """Trains, and holds the figures of the run against those of what it exported."""
+    trained = train(config, ALONE)
+    assert trained.model is not None
+    found = replayed(config, trained.model)
+    assert {name: trained.scores[name] for name in found} == pytest.approx(found, abs=1e-9)
+    return trained
+
+
 def test_named_actions(tmp_path: Path) -> None:
     """Normalized features: q of bundle and network differ in the last digits alone."""
     tree = small(tmp_path, "cartpole_v0", state_norm_data_path=normalization(tmp_path, 4))
-    config = check(DqnConfig, tree)
-    trained = train(config, ALONE)
-    assert trained.model is not None
-    found = replayed(config, trained.model, parametric=False)
-    assert {name: trained.scores[name] for name in found} == pytest.approx(found, abs=1e-9)
-    kept = json.loads((Path(trained.model) / "evaluation.json").read_text())
-    assert {name: kept["scores"][name] for name in found} == pytest.approx(found, abs=1e-9)
+    trained = check_played(check(DqnConfig, tree))
+    kept = json.loads((Path(str(trained.model)) / "evaluation.json").read_text())
+    simulated = {name: value for name, value in trained.scores.items() if name.startswith("simulation/")}
+    assert {name: kept["scores"][name] for name in simulated} == pytest.approx(simulated, abs=1e-9)
     assert kept["simulated"]["return"]["value"] == kept["scores"]["simulation/return/mean"]
     difference = kept["simulated"]["return"]["value"] - kept["simulation"]["random"]["return"]["value"]
     assert kept["simulation"]["difference_to_random"]["return"]["value"] == pytest.approx(difference)
 
 
+@pytest.mark.parametrize(("kind", "env"), [(DqnConfig, "gridworld"), (ParametricDqnConfig, "recommend")])
+def test_masked_actions_and_candidates(tmp_path: Path, kind: type[WorkflowConfig], env: str) -> None:
+    tree = small(tmp_path, env)
+    tree["simulation"]["time_limit"] = 60
+    check_played(check(kind, tree))
+
+
+def from_a_log(folder: Path, **keys: Any) -> dict[str, Any]:
+    """A config that learns from rows of random actions, and plays for its evaluation alone."""
+    made(folder, rows=600)
+    tree = small(folder, "cartpole_v0", training_data_path=str(folder / "log.jsonl"), actions=["left", "right"])
+    simulation = {"env": "cartpole_v0", "share": 0, "evaluation_episodes": EPISODES}
+    return tree | {"epochs": 1, "simulation": simulation, **keys}
+
+
+def test_a_restricted_policy_learned_from_a_log(tmp_path: Path) -> None:
+    evaluation = {"bootstrap_resamples": 200, "calc_cpe_in_training": False, "final_fit_passes": 1}
+    bcq = {"bcq": True, "bcq_drop_threshold": 0.9}
+    check_played(check(DqnConfig, from_a_log(tmp_path, evaluation=evaluation, rainbow=bcq)))
+
+
 def test_one_policy_is_evaluated_played_and_exported(tmp_path: Path) -> None:
     """Epsilon-greedy at 0.3: with two actions the other one has 0.15 in the figures, the graph, `act` and the page."""
-    made(tmp_path, rows=600)
-    tree = small(tmp_path, "cartpole_v0", training_data_path=str(tmp_path / "log.jsonl"), actions=["left", "right"])
-    tree |= {"rl": {"gamma": 0.9, "softmax_policy": 0, "epsilon": 0.3}, "epochs": 1}
-    tree["simulation"] = {"env": "cartpole_v0", "share": 0, "evaluation_episodes": EPISODES}
-    tree["evaluation"] |= {"final_fit_passes": 1}
-    config = check(DqnConfig, tree)
-    trained = train(config, ALONE)
-    found = replayed(config, str(trained.model), parametric=False)
-    assert {name: trained.scores[name] for name in found} == pytest.approx(found, abs=1e-9)
+    rl = {"gamma": 0.9, "softmax_policy": 0, "epsilon": 0.3}
+    evaluation = {"bootstrap_resamples": 200, "final_fit_passes": 1}
+    trained = check_played(check(DqnConfig, from_a_log(tmp_path, rl=rl, evaluation=evaluation)))
     bundle = load_bundle(str(trained.model))
     assert bundle.policy == {"kind": "epsilon_greedy", "epsilon": 0.3}
     prediction = bundle.predict(np.zeros((4, 4)))
@@ -107,35 +129,3 @@ def test_one_policy_is_evaluated_played_and_exported(tmp_path: Path) -> None:
     assert min(one["policy"] for one in judged["actions"].values()) >= 0.15
     for file in (tmp_path / "out" / "report.html", Path(str(trained.model)) / "MODEL_CARD.md", Path(outcome.page)):
         assert "psilon-greedy at epsilon 0.3" in file.read_text()
-
-
-def test_masked_actions(tmp_path: Path) -> None:
-    tree = small(tmp_path, "gridworld")
-    tree["simulation"]["time_limit"] = 60
-    config = check(DqnConfig, tree)
-    trained = train(config, ALONE)
-    assert trained.model is not None
-    found = replayed(config, trained.model, parametric=False)
-    assert {name: trained.scores[name] for name in found} == pytest.approx(found, abs=1e-9)
-
-
-def test_candidates(tmp_path: Path) -> None:
-    config = check(ParametricDqnConfig, small(tmp_path, "recommend"))
-    trained = train(config, ALONE)
-    assert trained.model is not None
-    found = replayed(config, trained.model, parametric=True)
-    assert {name: trained.scores[name] for name in found} == pytest.approx(found, abs=1e-9)
-
-
-def test_a_restricted_policy_learned_from_a_log(tmp_path: Path) -> None:
-    """BCQ on rows of random actions, judged in simulation as well."""
-    made(tmp_path, rows=600)
-    tree = small(tmp_path, "cartpole_v0", training_data_path=str(tmp_path / "log.jsonl"), actions=["left", "right"])
-    tree["simulation"] = {"env": "cartpole_v0", "share": 0, "evaluation_episodes": EPISODES}
-    tree["evaluation"] |= {"calc_cpe_in_training": False, "final_fit_passes": 1}
-    tree |= {"epochs": 1, "rainbow": {"bcq": True, "bcq_drop_threshold": 0.9}}
-    config = check(DqnConfig, tree)
-    trained = train(config, ALONE)
-    assert trained.model is not None
-    found = replayed(config, trained.model, parametric=False)
-    assert {name: trained.scores[name] for name in found} == pytest.approx(found, abs=1e-9)
