@@ -21,7 +21,7 @@ from reagent_lite.distributed.group import Group, Place
 from reagent_lite.errors import BundleError, ConfigError, DataError
 from reagent_lite.evaluation.withheld import MODELLED, WEIGHTED
 from reagent_lite.rl.estimators import ESTIMATORS
-from reagent_lite.rl.policies import EpsilonGreedy
+from reagent_lite.rl.policies import EpsilonGreedy, Softmax, TargetPolicy
 from reagent_lite.run.train import train
 from workflows.evaluate import COMMAND, Evaluated, evaluate
 
@@ -101,30 +101,25 @@ def test_one_step_three_rows(known: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "expected"),
+    ("exported", "keys", "shown", "expected"),
     [
         # greedy takes b, a, a; it agrees with the log (a, b, a) in the third row: 7 / .4 / 3
-        ({"policy": "greedy"}, 7 / 0.4 / 3),
+        (Softmax(1.0), {"policy": "greedy"}, "greedy", 7 / 0.4 / 3),
         # at temperature .5 the shares are squared: .16 / .52, .09 / .58, .49 / .58
-        (
-            {"policy": "softmax", "temperature": 0.5},
-            (0.16 / 0.52 / 0.2 * 4 + 0.09 / 0.58 / 0.5 * 5 + 0.49 / 0.58 / 0.4 * 7) / 3,
-        ),
+        (Softmax(1.0), {"policy": "softmax", "temperature": 0.5}, "softmax of q at temperature 0.5",
+         (0.16 / 0.52 / 0.2 * 4 + 0.09 / 0.58 / 0.5 * 5 + 0.49 / 0.58 / 0.4 * 7) / 3),
+        # the model's own: .05 where it does not agree with the log, .95 where it does
+        (EpsilonGreedy(0.1), {}, "epsilon-greedy at epsilon 0.1",
+         (0.05 / 0.2 * 4 + 0.05 / 0.5 * 5 + 0.95 / 0.4 * 7) / 3),
     ],
-)
-def test_which_policy(known: Path, tmp_path: Path, keys: dict[str, Any], expected: float) -> None:
-    outcome, report = judged(three_rows(tmp_path), known, **keys)
+)  # fmt: skip
+def test_which_policy(
+    tmp_path: Path, exported: TargetPolicy, keys: dict[str, Any], shown: str, expected: float
+) -> None:
+    model = linear_bundle(tmp_path / "model", np.eye(2), AB, (0, 1), policy=exported)
+    outcome, report = judged(three_rows(tmp_path), model, **keys)
     assert outcome.scores["CPE/Reward/IPS_Reward"] == pytest.approx(expected, abs=1e-5)
-    assert report["model"]["policy"] == ("greedy" if keys["policy"] == "greedy" else "softmax of q at temperature 0.5")
-
-
-def test_the_policy_that_a_model_was_exported_with(tmp_path: Path) -> None:
-    """It acts with epsilon 0.1: .05 where it does not agree with the log (a, b, a), .95 where it does."""
-    model = linear_bundle(tmp_path / "model", np.eye(2), AB, (0, 1), policy=EpsilonGreedy(0.1))
-    outcome, report = judged(three_rows(tmp_path), model)
-    expected = (0.05 / 0.2 * 4 + 0.05 / 0.5 * 5 + 0.95 / 0.4 * 7) / 3
-    assert outcome.scores["CPE/Reward/IPS_Reward"] == pytest.approx(expected, abs=1e-5)
-    assert report["model"]["policy"] == "epsilon-greedy at epsilon 0.1"
+    assert report["model"]["policy"] == shown
 
 
 def test_reports_without_a_name_of_their_own_lie_beside_the_model(tmp_path: Path) -> None:
@@ -196,7 +191,7 @@ def test_two_models_and_their_difference(tmp_path: Path) -> None:
     """.2 * 1 + .8 * 3 = 2.6 against .8 * 1 + .2 * 3 = 1.4, whose actions stand in another order."""
     model, against = constant(tmp_path / "one", (0.2, 0.8)), constant(tmp_path / "other", (0.2, 0.8), ("b", "a"))
     outcome, report = judged(bandit(tmp_path), model, against=str(against),
-                             evaluation={"held_out_share": 0.5, "final_fit_passes": 300})  # fmt: skip
+                             evaluation={"held_out_share": 0.5, "final_fit_passes": 150})  # fmt: skip
     assert outcome.difference is not None
     for name in ("Direct_Method_Reward", "Fitted_Q_Evaluation", "Doubly_Robust_Reward", "MAGIC"):
         assert estimates(report)[name]["figure"]["value"] == pytest.approx(2.6, abs=0.02)
@@ -230,19 +225,22 @@ def test_the_same_policy_with_actions_in_another_order(known: Path, tmp_path: Pa
     )
 
 
+def choice(name: str, choices: list[dict[str, float]], action: int, propensity: float, reward: float) -> dict[str, Any]:
+    """A row of candidates that ends its episode, for the model q_k = f_k * s with one feature each, s = 1."""
+    return {
+        "mdp_id": name, "sequence_number": 0, "state_features": {"0": 1.0}, "action": choices[action],
+        "reward": reward, "action_probability": propensity, "possible_actions": choices,
+        "next_state_features": {}, "next_action": {}, "possible_next_actions": [],
+    }  # fmt: skip
+
+
 def test_candidates(tmp_path: Path) -> None:
-    """q_k = f_k * s with one feature each, s = 1: softmax over the list's features, here logarithms of shares."""
+    """Softmax over the list's features, here logarithms of shares."""
     model = bilinear_bundle(tmp_path / "model", np.ones((1, 1)), (0,), (7,))
     lists = [(0.4, 0.6), (0.2, 0.3, 0.5), (0.7, 0.3), (1.0,)]
-    rows = []
     logged = ((0, 0.2, 4.0), (1, 0.5, 5.0), (0, 0.4, 7.0), (0, 1.0, 9.0))
-    for name, shares, (action, propensity, reward) in zip(names(4), lists, logged, strict=True):
-        choices = [{"7": math.log(share)} for share in shares]
-        rows.append({
-            "mdp_id": name, "sequence_number": 0, "state_features": {"0": 1.0}, "action": choices[action],
-            "reward": reward, "action_probability": propensity, "possible_actions": choices,
-            "next_state_features": {}, "next_action": {}, "possible_next_actions": [],
-        })  # fmt: skip
+    rows = [choice(name, [{"7": math.log(share)} for share in shares], *one)
+            for name, shares, one in zip(names(4), lists, logged, strict=True)]  # fmt: skip
     outcome, report = judged(write_lines(tmp_path / "log.jsonl", rows), model)
     assert outcome.scores["CPE/Reward/IPS_Reward"] == pytest.approx(7.75, abs=1e-5)
     assert report["model"]["actions"] == {}
@@ -268,15 +266,13 @@ def test_models_fitted_to_candidates(tmp_path: Path) -> None:
     one, other = {"7": 0.0}, {"7": math.log(4)}
     rng, rows = np.random.default_rng(0), []
     for i in range(400):
-        action = int(rng.integers(2)) if i % 2 else 1
-        rows.append({
-            "mdp_id": str(i), "sequence_number": 0, "state_features": {"0": 1.0}, "action": (one, other)[action],
-            "reward": (1.0, 3.0)[action], "action_probability": 0.5 if i % 2 else 1.0,
-            "possible_actions": [one, other] if i % 2 else [other],
-            "next_state_features": {}, "next_action": {}, "possible_next_actions": [],
-        })  # fmt: skip
+        if i % 2:
+            action = int(rng.integers(2))
+            rows.append(choice(str(i), [one, other], action, 0.5, (1.0, 3.0)[action]))
+        else:
+            rows.append(choice(str(i), [other], 0, 1.0, 3.0))
     log = write_lines(tmp_path / "log.jsonl", rows)
-    outcome, _ = judged(log, model, evaluation={"held_out_share": 0.5, "final_fit_passes": 300})
+    outcome, _ = judged(log, model, evaluation={"held_out_share": 0.5, "final_fit_passes": 100})
     for name in ("Direct_Method_Reward", "Fitted_Q_Evaluation", "Doubly_Robust_Reward", "MAGIC"):
         # half of some 200 scored rows have two candidates, give or take 3.5 % of them
         assert outcome.scores[f"CPE/Reward/{name}"] == pytest.approx(2.8, abs=0.06)
@@ -438,20 +434,38 @@ def test_flags_without_a_config(capsys: pytest.CaptureFixture[str]) -> None:
     assert "data_path: expected a log here, an environment in `simulation`, or both, got neither" in said.err
 
 
+LOG, PLAY = {"data_path": "d"}, {"simulation": {"env": "x"}}
+
+
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({"policy": "greedy", "temperature": 0.5}, "temperature: expected absent with policy greedy"),
-        ({"evaluation": {"calc_cpe_in_training": False}}, "evaluation.calc_cpe_in_training: expected its default"),
-        ({"timeline": {"steps": 2}}, "timeline.steps: expected 1"),
-        ({"timeline": {"evalTableName": "x"}}, "timeline.evalTableName: expected absent"),
-        ({"query": {"actions": ["a"]}}, "query.actions: expected absent"),
-        ({"output_path": "s3://bucket/e.json"}, "output_path: expected a local path"),
+        (LOG | {"policy": "greedy", "temperature": 0.5}, "temperature: expected absent with policy greedy"),
+        (
+            LOG | {"evaluation": {"calc_cpe_in_training": False}},
+            "evaluation.calc_cpe_in_training: expected its default",
+        ),
+        (LOG | {"timeline": {"steps": 2}}, "timeline.steps: expected 1"),
+        (LOG | {"timeline": {"evalTableName": "x"}}, "timeline.evalTableName: expected absent"),
+        (LOG | {"query": {"actions": ["a"]}}, "query.actions: expected absent"),
+        (LOG | {"output_path": "s3://bucket/e.json"}, "output_path: expected a local path"),
+        ({}, "data_path: expected a log here, an environment in `simulation`, or both, got neither"),
+        ({"simulation": {}}, "simulation.env: expected the name of an environment"),
+        ({"simulation": {"env": "x", "evaluation_episodes": 0}}, "simulation.evaluation_episodes: expected greater"),
+        ({"simulation": {"env": "x", "episodes": 5}}, "unknown key 'episodes'. Did you mean 'evaluation_episodes'?"),
+        (PLAY | {"training_copy_dir": "y"}, "training_copy_dir: expected its default without"),
+        (PLAY | {"timeline": {}}, "timeline: expected its default without data_path"),
+        (PLAY | {"query": {"tableSample": 5}}, "query: expected its default without data_path"),
+        (PLAY | {"evaluation": {"max_horizon": 5}}, "evaluation.max_horizon: expected its default"),
+        (PLAY | {"evaluation": {"confidence_level": 0.9, "bootstrap_resamples": 500}}, None),
     ],
 )
-def test_keys_that_contradict(keys: dict[str, Any], said: str) -> None:
+def test_keys_that_contradict(keys: dict[str, Any], said: str | None) -> None:
+    if said is None:
+        check(EvaluateConfig, {"model": "m", **keys})
+        return
     with pytest.raises(ConfigError) as raised:
-        check(EvaluateConfig, {"model": "m", "data_path": "d", **keys})
+        check(EvaluateConfig, {"model": "m", **keys})
     assert said in str(raised.value)
 
 

@@ -6,12 +6,12 @@ import re
 from pathlib import Path
 from typing import Any
 
+import evaluators_worker
 import numpy as np
 import pytest
 import torch
 from oracles.logs import candidate_rows, random_rows, write_lines
 from oracles.ranks import run_ranks
-from oracles.runs import Run
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
@@ -23,7 +23,7 @@ from reagent_lite.evaluation.episodes import Sides, drawn, episode_digests, scor
 from reagent_lite.evaluation.page import held_out
 from reagent_lite.run.logged import prepare
 
-WORKER = str(Path(__file__).parent / "evaluators_worker.py")
+WORKER = str(evaluators_worker.__file__)
 Rows = list[dict[str, Any]]
 
 
@@ -55,6 +55,7 @@ def settings(name: str, **other: Any) -> dict[str, Any]:
         "use_gpu": False,
         "actions": ["a", "b"],
         "rl": {"temperature": 2.0},
+        "state_norm_data_path": "state_norm.json",
         "training": {"layers": [-1, 8, -1], "activations": ["relu", "linear"]},
         **other,
         "evaluation": evaluation | other.get("evaluation", {}),
@@ -80,8 +81,9 @@ def cases() -> dict[str, tuple[dict[str, Any], list[dict[str, Rows]]]]:
     shares = ({"data": LEFT}, {"data": RIGHT}, {"data": LEFT + RIGHT})
     lists = of("lists", {"data": FEW}, {"data": MUCH}, {"data": FEW + MUCH})
     offered = of("offered", {"data": FEW}, {"data": OFFERED}, {"data": FEW + OFFERED})
-    for parametric in (lists, offered):
-        del parametric[0]["actions"]
+    for parametric, _ in (lists, offered):
+        del parametric["actions"]
+        parametric["action_norm_data_path"] = "action_norm.json"
     # right's episode 2 is in the eval data of both, 3 in parts; both train on episodes of the other's eval data
     known = {"left": LEFT + episodes(RIGHT, 4), "right": episodes(RIGHT, 0, 1, 2)}
     odd = [row for number, row in enumerate(episodes(NEW, 6)) if number % 2]
@@ -110,6 +112,11 @@ def cases() -> dict[str, tuple[dict[str, Any], list[dict[str, Rows]]]]:
 def laid_out(folder: Path) -> list[Path]:
     """Writes all cases and returns the working folders of node 0, node 1 and the machine that has all rows."""
     places = [folder / name for name in ("left", "right", "union")]
+    for place in places:
+        place.mkdir()
+        plain = json.dumps({"feature_type": "CONTINUOUS", "mean": 1.0, "stddev": 2.0})
+        for use, features in {"state": "012", "action": "05"}.items():
+            (place / f"{use}_norm.json").write_text(json.dumps(dict.fromkeys(features, plain)))
     for name, (tree, logs) in cases().items():
         for place, log in zip(places, logs, strict=True):
             for use in ("data", "eval"):
@@ -120,17 +127,15 @@ def laid_out(folder: Path) -> list[Path]:
     return places
 
 
-def evaluated(folders: list[Path], processes: list[int], names: list[str]) -> list[Run]:
-    runs = run_ranks([WORKER, *names], folders, processes)
-    assert [run.code for run in runs] == [0] * len(runs), "\n".join(run.err for run in runs)
-    return runs
-
-
 @pytest.fixture(scope="module")
 def union(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The working folder of one process that has evaluated all rows of every case."""
     place = laid_out(tmp_path_factory.mktemp("union"))[2]
-    evaluated([place], [1], sorted(cases()))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        patch.setenv("XDG_CACHE_HOME", str(place / "cache"))
+        for name in cases():
+            evaluators_worker.evaluate(name, Group(Place(), torch.device("cpu")))
     return place
 
 
@@ -186,7 +191,8 @@ def test_machines_score_what_one_process_with_all_rows_scores(
     One propensity that node 1's log lacks holds the model back on node 0.
     """
     folders = laid_out(tmp_path)[:2]
-    runs = evaluated(folders, processes, sorted(cases()))
+    runs = run_ranks([WORKER, *cases()], folders, processes)
+    assert [run.code for run in runs] == [0] * len(runs), "\n".join(run.err for run in runs)
     for name in cases():
         mine, theirs = (load_file(place / name / "page.safetensors") for place in (folders[0], union))
         parts = [line for run in runs for line in map(json.loads, run.out.splitlines()) if line["name"] == name]
@@ -281,7 +287,8 @@ def test_rows_without_names_are_new_unless_eval_data_is_the_training_data(tmp_pa
     train, other = ([{**row, "terminal": True} for row in rows] for rows in NAMELESS)
     for use, rows in (("data", train), ("eval", train if same else other)):
         write_lines(tmp_path / use / "log.jsonl", rows)
-    config = check(DqnConfig, settings(str(tmp_path), eval_data_path=str(tmp_path / "eval")))
+    tree = settings(str(tmp_path), eval_data_path=str(tmp_path / "eval"), state_norm_data_path=None)
+    config = check(DqnConfig, tree)
     data = prepare(config, Group(Place(), torch.device("cpu")))
     sides = Sides(train=data.train, held_out=data.held_out, same=same, shards=data.shards)
     scored, trained = scored_episodes(sides, config.evaluation, 0).hashes, sides.hashes(data.train)
