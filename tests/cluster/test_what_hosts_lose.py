@@ -79,7 +79,7 @@ def run(two_hosts: Hosts) -> Iterator[Run]:
 
 
 def all_end(machines: list[Started], code: int, words: str, within: float) -> None:
-    """Asserts that every launcher ends with the code and the words, in time."""
+    """Asserts that every launcher ends with the code and the words, in time: 30 s are promised."""
     deadline = time.monotonic() + within
     for machine in machines:
         assert machine.wait(max(deadline - time.monotonic(), 0.1)) == code, machine.stderr
@@ -90,8 +90,8 @@ def all_end(machines: list[Started], code: int, words: str, within: float) -> No
 def test_a_cut_network_ends_both_sides_with_the_reason(run: Run, how: Literal["link", "silent"]) -> None:
     both = run.under_way(steps=2000)
     run.hosts[1].cut(how)
-    all_end(both[:1], 4, f"node 1 (host node1, pid {both[1].pid}): no sign of life for 4 s", LOST_AFTER + 8)
-    all_end(both[1:], 4, "lost node 0: run ", LOST_AFTER + 8)
+    all_end(both[:1], 4, f"node 1 (host node1, pid {both[1].pid}): no sign of life for 4 s", 20)
+    all_end(both[1:], 4, "lost node 0: run ", 20)
 
 
 @SLOW
@@ -128,10 +128,9 @@ def test_a_cut_that_heals(run: Run, seconds: float) -> None:
         assert ("restart 1 of at most 2" in machine.stderr) == longer
 
 
-@pytest.mark.parametrize(
-    ("victim", "silent"),
-    [(0, False), *(pytest.param(*case, marks=SLOW) for case in ((1, True), (0, True), (1, False)))],
-)
+@SLOW
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("silent", [False, True])
 def test_a_host_without_power_is_named_and_may_come_back(run: Run, victim: int, silent: bool) -> None:
     """Node 0's new start begins with attempt 0; the other one's makes node 0 begin attempt 1."""
     both = run.under_way(steps=60, restarts=1)
@@ -144,12 +143,13 @@ def test_a_host_without_power_is_named_and_may_come_back(run: Run, victim: int, 
     assert run.hosts[1].read("sum_1")[:1] == b"3"
 
 
-@pytest.mark.parametrize("victim", [1, pytest.param(0, marks=SLOW)])
+@SLOW
+@pytest.mark.parametrize("victim", [0, 1])
 def test_a_frozen_host_is_lost_and_ends_when_it_thaws(run: Run, victim: int) -> None:
     both = run.under_way(steps=2000)
     run.hosts[victim].freeze()
     words = "lost node 0: run " if victim == 0 else "node 1 (host node1"
-    all_end([both[1 - victim]], 4, words, LOST_AFTER + 8)
+    all_end([both[1 - victim]], 4, words, 20)
     run.hosts[victim].thaw()
     all_end([both[victim]], 4, "", 20)
 
@@ -236,7 +236,8 @@ def test_a_machine_without_ipv4(need_hosts: None, kinds: list[str]) -> None:
             run.ends_well()
 
 
-@pytest.mark.parametrize("names", ["loopback", pytest.param("known", marks=SLOW)])
+@SLOW
+@pytest.mark.parametrize("names", ["loopback", "known"])
 def test_host_names_are_not_needed(need_gluster: None, names: Names) -> None:
     """Names that resolve, and Debian's own name as 127.0.1.1; in all other tests of this file names do not resolve."""
     with Hosts(2, names=names) as hosts:

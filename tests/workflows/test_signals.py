@@ -119,7 +119,7 @@ def shown(terminal: int) -> str:
     return text.decode(errors="replace")
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_terminal_that_is_closed_costs_nothing(tmp_path: Path, processes: int) -> None:
     """Its kernel sends SIGHUP to the first process of the session; whatever is written to it from then on fails."""
     terminal, other_end = pty.openpty()
