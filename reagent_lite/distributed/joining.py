@@ -172,20 +172,20 @@ class _Places:
                 store.delete(f"node/{i}")
                 store.delete(f"info/{i}")
         texts = [store.get(f"info/{i}") for i in range(self._count)]
-        came = [Declaration.model_validate_json(text) for text in texts if text is not None]
-        if len(came) == self._count or any(one.problem for one in came):
-            store.set("go", _verdict(came))
+        declared = [Declaration.model_validate_json(text) for text in texts if text is not None]
+        if len(declared) == self._count or any(one.problem for one in declared):
+            store.set("go", _verdict(declared))
 
 
-def _verdict(came: list[Declaration]) -> str:
-    unfit = [one for one in came if one.problem]
-    problems, warnings = compare(came)
+def _verdict(declared: list[Declaration]) -> str:
+    unfit = [one for one in declared if one.problem]
+    problems, warnings = compare(declared)
     if unfit:
         problems, warnings = [Problem(one.name, "a machine that can take part", one.problem) for one in unfit], []
     verdict = {
         "problems": [asdict(problem) for problem in problems],
         "exit_code": unfit[0].exit_code if unfit else RendezvousError.exit_code,
         "warnings": warnings,
-        "declarations": [one.model_dump(mode="json") for one in came],
+        "declarations": [one.model_dump(mode="json") for one in declared],
     }
     return json.dumps(verdict)

@@ -41,7 +41,8 @@ def test_a_step_of_two_tasks_trains_one_model(slurm: Slurm, two_hosts: Hosts, jo
     assert list(two_hosts[0].seen_from_here(two_hosts.share).iterdir()) == []
 
 
-@pytest.mark.parametrize(("nodes", "tasks"), [(2, 4), pytest.param(1, 2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("nodes", "tasks"), [(2, 4), (1, 2)])
 def test_several_tasks_a_machine_are_refused(slurm: Slurm, job: Make, nodes: int, tasks: int) -> None:
     work = job(num_nodes=1)
     step = slurm.start("srun", f"--nodes={nodes}", f"--ntasks={tasks}", *command(work), env=ENVIRONMENT)
