@@ -182,17 +182,39 @@ def padded(column: Tensor, num_choices: int) -> Tensor:
     return F.pad(column, (*(0, 0) * (column.dim() - 2), 0, missing)) if missing else column  # else a copy
 
 
-def episodes_of(page: EvaluationPage, target: int, gamma: float) -> Episodes:
-    """Lays the rows of a page out by episode, for column `target` of its outcomes.
+def tables_of(page: EvaluationPage, gamma: float) -> tuple[Episodes, ...]:
+    """Lays the rows of a page out by episode, for every outcome; what outcomes share is one tensor.
 
     A row is discounted by gamma to the power of the steps that rows before it in the episode span.
     """
-    return _tables_of(page, gamma, range(target, target + 1))[0]
+    rank, position = page.rank, page.position
+    shape = (int(rank[-1]) + 1, int(position.max()) + 1)
 
+    def table(values: Tensor, fill: float = 0.0) -> Tensor:
+        return torch.full(shape, fill, dtype=torch.float64).index_put_((rank, position), values)
 
-def tables_of(page: EvaluationPage, gamma: float) -> tuple[Episodes, ...]:
-    """Lays the rows of a page out by episode, for every outcome; what outcomes share is one tensor."""
-    return _tables_of(page, gamma, range(len(page.names)))
+    steps = table(page.steps)
+    running = table(torch.ones(len(page), dtype=torch.float64))
+    weight = table(page.weight, 1.0)
+    discount = torch.pow(gamma, steps.cumsum(1) - steps) * running
+    last = torch.cat((rank[1:] != rank[:-1], torch.ones(1, dtype=torch.bool)))
+    tail_discount = torch.pow(gamma, steps.cumsum(1)) * table(last.double())
+
+    def of(target: int) -> Episodes:
+        reward_model, q, pi = page.reward_model[:, :, target], page.q_values[:, :, target], page.model_propensities
+        return Episodes(
+            running=running,
+            weight=weight,
+            discount=discount,
+            reward=table(page.outcomes[:, target]),
+            reward_taken=table(page.of_taken(reward_model)),
+            reward_expected=table(expected_value(reward_model, pi)),
+            value_taken=table(page.of_taken(q)),
+            value_expected=table(expected_value(q, pi)),
+            tail=tail_discount * table(page.next_value[:, target]),
+        )
+
+    return tuple(map(of, range(len(page.names))))
 
 
 def episode_groups(episode: Tensor, max_cells: int = 2**17, max_episodes: int = 4096) -> list[Tensor]:
@@ -227,37 +249,6 @@ def held_out(episode_hash: NDArray[np.uint64], share: float) -> NDArray[np.bool_
     hash is mixed first, so that it is independent of any other split by the same hash, and equal on every process.
     """
     return np.asarray((mix(episode_hash.astype(np.uint64)) >> np.uint64(11)).astype(np.float64) < share * 2.0**53)
-
-
-def _tables_of(page: EvaluationPage, gamma: float, targets: range) -> tuple[Episodes, ...]:
-    rank, position = page.rank, page.position
-    shape = (int(rank[-1]) + 1, int(position.max()) + 1)
-
-    def table(values: Tensor, fill: float = 0.0) -> Tensor:
-        return torch.full(shape, fill, dtype=torch.float64).index_put_((rank, position), values)
-
-    steps = table(page.steps)
-    running = table(torch.ones(len(page), dtype=torch.float64))
-    weight = table(page.weight, 1.0)
-    discount = torch.pow(gamma, steps.cumsum(1) - steps) * running
-    last = torch.cat((rank[1:] != rank[:-1], torch.ones(1, dtype=torch.bool)))
-    tail_discount = torch.pow(gamma, steps.cumsum(1)) * table(last.double())
-
-    def of(target: int) -> Episodes:
-        reward_model, q, pi = page.reward_model[:, :, target], page.q_values[:, :, target], page.model_propensities
-        return Episodes(
-            running=running,
-            weight=weight,
-            discount=discount,
-            reward=table(page.outcomes[:, target]),
-            reward_taken=table(page.of_taken(reward_model)),
-            reward_expected=table(expected_value(reward_model, pi)),
-            value_taken=table(page.of_taken(q)),
-            value_expected=table(expected_value(q, pi)),
-            tail=tail_discount * table(page.next_value[:, target]),
-        )
-
-    return tuple(map(of, targets))
 
 
 def _page_of(batch: TransitionBatch, policy: Policy, models: OutcomeModels, names: tuple[str, ...]) -> EvaluationPage:

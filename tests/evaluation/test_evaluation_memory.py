@@ -12,7 +12,7 @@ from oracles.pages import bandit_page
 
 from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.evaluation.cpe import CPEResult, evaluate_page, log_of_rows
-from reagent_lite.evaluation.page import EvaluationPage, episodes_of
+from reagent_lite.evaluation.page import EvaluationPage, tables_of
 from reagent_lite.rl.estimators import ESTIMATORS
 
 ROOT = Path(__file__).parents[2]
@@ -51,7 +51,7 @@ def test_one_long_episode_does_not_pad_the_others():
     # three numbers a row and 14 an episode; a table of 2501 x 500 would be 3.7 million
     assert stored < 1.25 * (3 * len(page) + 14 * 2501)
     found = log.estimates([torch.ones(1, 2501)])[0]
-    padded = episodes_of(page, 0, 0.9)
+    padded = tables_of(page, 0.9)[0]
     for name, estimator in ESTIMATORS.items():
         expected = float(estimator(padded, torch.ones(1, 2501))[0])
         assert float(found[name][0]) == pytest.approx(expected, rel=1e-9), name

@@ -9,7 +9,7 @@ from oracles.batches import make_batch, random_batch
 from oracles.pages import bandit_page
 from torch import Tensor
 
-from reagent_lite.evaluation.page import build_page, episode_groups, episodes_of, held_out, tables_of
+from reagent_lite.evaluation.page import build_page, episode_groups, held_out, tables_of
 from reagent_lite.rl.estimators import ESTIMATORS
 from reagent_lite.types import Actions
 
@@ -50,12 +50,6 @@ def test_padding_rows_are_left_out():
     assert page.outcomes[:, 0].tolist() == [1, 2]
 
 
-def test_a_missing_episode_code_is_refused():
-    batch = make_batch([[1.0], [2.0]], [[0.0]] * 2, [0, 1], [1.0, 2.0])
-    with pytest.raises(ValueError, match="1 episode codes for 2 rows"):
-        build_page([batch], np.array([0]), policy=uniform, models=StateModels())
-
-
 def test_candidate_lists_of_unequal_length_make_one_page():
     # parametric evaluation runs, on the same page; the action is an index, not the candidate of the nearest Q
     wide, narrow = random_batch(3, 2, 4, seed=0, num_features=3), random_batch(2, 2, 2, seed=1, num_features=3)
@@ -81,19 +75,11 @@ def test_probabilities_are_normalized_in_double_precision():
 def test_discount_counts_the_steps_before_a_row():
     page = bandit_page([1.0, 1.0, 1.0, 5.0], episode=[0, 0, 0, 1])
     page = dataclasses.replace(page, steps=torch.tensor([2.0, 3.0, 1.0, 4.0], dtype=torch.float64))
-    table = episodes_of(page, 0, 0.5)
+    table = tables_of(page, 0.5)[0]
     # after 2 steps, and after 2 + 3
     assert table.discount.tolist() == [[1, 0.25, 0.03125], [1, 0, 0]]
     assert table.reward.tolist() == [[1, 1, 1], [5, 0, 0]]
     assert table.running.tolist() == [[1, 1, 1], [1, 0, 0]]
-
-
-def test_outcomes_of_a_page_are_laid_out_together():
-    page = bandit_page([3.0, 4.0, 5.0], episode=[0, 0, 1], metric=[1.0, 2.0, 6.0])
-    reward, metric = tables_of(page, 0.5)
-    assert reward.reward.tolist() == [[3, 4], [5, 0]]
-    assert metric.reward.tolist() == [[1, 2], [6, 0]]
-    assert metric.discount is reward.discount
 
 
 @pytest.mark.parametrize(("bootstrap", "expected"), [((1.0, 1.0), 2.0), ((1.0, 0.0), 1.5)])
@@ -104,12 +90,12 @@ def test_estimates_of_an_episode_that_was_cut(bootstrap: tuple[float, float], ex
                        bootstrap=torch.tensor(bootstrap))  # fmt: skip
     page = build_page([batch], np.array([0, 0]), policy=uniform, models=StateModels())
     assert page.next_value.squeeze(1).tolist() == [2 * b for b in bootstrap]
-    assert episodes_of(page, 0, 0.5).tail.tolist() == [[0, 0.25 * 2 * bootstrap[1]]]
+    assert tables_of(page, 0.5)[0].tail.tolist() == [[0, 0.25 * 2 * bootstrap[1]]]
     for name in ("Sequential_Doubly_Robust", "Weighted_Sequential_Doubly_Robust"):
-        assert float(ESTIMATORS[name](episodes_of(page, 0, 0.5), torch.ones(1, 1))[0]) == pytest.approx(expected), name
+        assert float(ESTIMATORS[name](tables_of(page, 0.5)[0], torch.ones(1, 1))[0]) == pytest.approx(expected), name
     # all lengths agree on the cut episode; on the ended one a single episode says nothing of variance or bias
     if bootstrap[1]:
-        assert float(ESTIMATORS["MAGIC"](episodes_of(page, 0, 0.5), torch.ones(1, 1))[0]) == pytest.approx(2.0)
+        assert float(ESTIMATORS["MAGIC"](tables_of(page, 0.5)[0], torch.ones(1, 1))[0]) == pytest.approx(2.0)
 
 
 def test_groups_hold_whole_episodes_of_like_length():

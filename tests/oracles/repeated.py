@@ -14,7 +14,7 @@ import torch
 from oracles import gridworld
 from oracles.pages import gridworld_page
 
-from reagent_lite.evaluation.page import episodes_of
+from reagent_lite.evaluation.page import tables_of
 from reagent_lite.rl.bootstrap import resamples
 from reagent_lite.rl.estimators import magic
 from reagent_lite.rl.sums import Episodes, Log
@@ -67,7 +67,7 @@ def repetitions(study: Study, count: int, rng: np.random.Generator) -> Iterator[
         value = _wrong(gridworld.policy_q(policy), study.model_error, rng)
         page = gridworld_page(part, policy, value)
         page = replace(page, reward_model=torch.from_numpy(reward[part.state]).unsqueeze(2))
-        yield episodes_of(page, 0, gridworld.GAMMA)
+        yield tables_of(page, gridworld.GAMMA)[0]
 
 
 def _wrong(exact: gridworld.Array, size: float | None, rng: np.random.Generator) -> gridworld.Array:

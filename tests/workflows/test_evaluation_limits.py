@@ -64,16 +64,11 @@ def of_a_model(folder: Path, **evaluation: Any) -> None:
 
 
 @pytest.mark.parametrize("run", [at_end, of_a_model])
-def test_a_fit_is_bounded_by_rows(run: Any, tmp_path: Path, fitted: list[int]) -> None:
-    """40 passes over 500 to 800 rows are more than 20 000."""
-    run(tmp_path, max_fit_rows=3000)
-    assert 2500 < sum(fitted) <= 3000 + 64  # one more step is a rehearsal
-
-
-@pytest.mark.parametrize("run", [at_end, of_a_model])
-def test_a_fit_to_fewer_rows_than_a_pass_has(run: Any, tmp_path: Path, fitted: list[int]) -> None:
-    run(tmp_path, max_fit_rows=300)
-    assert 128 < sum(fitted) <= 300 + 64
+@pytest.mark.parametrize(("most", "fewest"), [(3000, 2500), (300, 128)])
+def test_a_fit_is_bounded_by_rows(run: Any, tmp_path: Path, fitted: list[int], most: int, fewest: int) -> None:
+    """40 passes over 500 to 800 rows are more than 20 000; 300 are fewer than one pass has."""
+    run(tmp_path, max_fit_rows=most)
+    assert fewest < sum(fitted) <= most + 64  # one more step is a rehearsal
 
 
 @pytest.mark.parametrize("run", [at_end, of_a_model])
@@ -82,7 +77,7 @@ def test_a_fit_to_noise_ends_early(
 ) -> None:
     for module in (cpe_heads, fitting):
         monkeypatch.setattr(module, "FEWEST_STEPS", 20)
-    monkeypatch.setattr(cpe_heads, "_STEPS_BETWEEN_LOOKS", 5)
+    monkeypatch.setattr(cpe_heads, "_CHECK_EVERY", 5)
     run(tmp_path, final_fit_passes=300)
     assert 50 <= len(fitted) < 1000
 
