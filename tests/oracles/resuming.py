@@ -170,8 +170,8 @@ def end(process: Interpreter) -> Run:
     return Run(process.returncode, out, err)
 
 
-def checkpoints(folder: Path) -> list[str]:
-    return sorted(path.name for path in (folder / "out" / "checkpoints").glob("step_*"))
+def checkpoints(folder: Path, out: str = "out") -> list[str]:
+    return sorted(path.name for path in (folder / out / "checkpoints").glob("step_*"))
 
 
 def until(true: Callable[[], bool], seconds: float = 60) -> None:

@@ -24,7 +24,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.load` is deprecated:D
 REAL = Path(__file__).resolve().parents[2].parent / "shared/data/reagent2019"
 
 
-def weights(folder: str) -> dict[str, torch.Tensor]:
+def weights(folder: str | None) -> dict[str, torch.Tensor]:
+    assert folder is not None
     return load_file(Path(folder) / "weights.safetensors")
 
 
@@ -90,20 +91,18 @@ def test_an_outcome_says_what_the_run_left(run: Runner, small: dict[str, Any], t
     agree(done.outcome["model"], 1)
     agree(done.outcome["model"], 1000)
     # the same again: the training copy and the model folder are used and replaced
-    again = run("dqn", small)
-    assert again.outcome["scores"] == done.outcome["scores"]
+    assert trained(small).scores == done.outcome["scores"]
 
 
 def test_two_processes_equal_one(run: Runner, small: dict[str, Any], tmp_path: Path) -> None:
     small["epochs"] = 5
     small["rl"] = {"target_update_rate": 0.1}
-    one = run("dqn", small, "--set", "training.minibatch_size=32")
-    model_one = weights(one.outcome["model"])
+    one = trained(small)
+    alone = weights(one.model)
     two = run("dqn", small, "--set", "training.minibatch_size=16", "--set", "num_processes_per_node=2")
     assert two.code == 0, two.err
-    assert one.outcome["steps"] == two.outcome["steps"] == 35
-    for name, tensor in weights(two.outcome["model"]).items():
-        torch.testing.assert_close(tensor, model_one[name], rtol=0, atol=1e-6)
+    assert one.steps == two.outcome["steps"] == 35
+    torch.testing.assert_close(weights(two.outcome["model"]), alone, rtol=0, atol=1e-6)
 
 
 COMBINATIONS: list[dict[str, Any]] = [
@@ -223,7 +222,6 @@ def test_a_file_smaller_than_a_batch_trains_and_one_row_does_too(
 
 def test_warm_start(small: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     first = trained(small | {"rainbow": {"bcq": True}})
-    assert first.model is not None
     before = weights(first.model)
     assert {name.split(".")[0] for name in before} == {"network", "imitator"}
     still = {"rainbow": {"bcq": True}, "training": {"learning_rate": 1e-12, "l2_decay": 0.0}}
@@ -234,10 +232,8 @@ def test_warm_start(small: dict[str, Any], tmp_path: Path, caplog: pytest.LogCap
         (first.model, "; the optimizer starts anew"),
     ):
         outcome = trained(merged(small, {"training": {"warm_start_model_path": path}}))
-        assert outcome.model is not None
         assert said in caplog.text
-        for name, tensor in weights(outcome.model).items():
-            torch.testing.assert_close(tensor, before[name], rtol=0, atol=1e-6)
+        torch.testing.assert_close(weights(outcome.model), before, rtol=0, atol=1e-6)
     other = {"training": {"warm_start_model_path": path, "layers": [-1, 9, -1]}}
     with pytest.raises(
         ConfigError, match=r"warm_start_model_path: expected the same network.*\[8, 3\] instead of \[9, 3\]"

@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from oracles.runs import Runner
+import pytest
+from oracles.runs import trained
 
+from reagent_lite.errors import DataError
 from reagent_lite.export import load_bundle
 
 COLUMNS = {
@@ -39,21 +41,21 @@ def frame() -> pd.DataFrame:
     )
 
 
-def test_names_from_the_log_to_decisions(tmp_path: Path, run: Runner) -> None:
+def test_names_from_the_log_to_decisions(tmp_path: Path) -> None:
     frame().to_csv(tmp_path / "own.csv", index=False)
     config: dict[str, Any] = {
         "training_data_path": str(tmp_path / "own.csv"),
         "model_output_path": str(tmp_path / "out"),
         "actions": ["mail", "call"],
-        "epochs": 60,
+        "use_gpu": False,
+        "epochs": 40,
         "data": {"columns": COLUMNS},
         "norm_params": {"feature_overrides": {"age": "CONTINUOUS"}},
         "rl": {"gamma": 0.0},
         "training": {"minibatch_size": 128, "learning_rate": 0.01, "l2_decay": 0.0},
         "evaluation": {"calc_cpe_in_training": False},
     }
-    done = run("dqn", config)
-    assert done.code == 0, done.err
+    trained(config)
     model = tmp_path / "out/model"
     manifest = json.loads((model / "manifest.json").read_text())
     assert sorted(manifest["state_feature_ids"]) == ["age", "income"]
@@ -63,7 +65,6 @@ def test_names_from_the_log_to_decisions(tmp_path: Path, run: Runner) -> None:
     decided = load_bundle(model).predict_rows([{"age": 30, "income": 1.0}, {"income": -1.0, "age": 50}])
     assert [manifest["action_names"][choice] for choice in decided.greedy] == ["mail", "call"]
 
-    wrong = run("dqn", config | {"data": {"columns": COLUMNS | {"reward": "click"}}})
-    assert wrong.code == 2
-    assert "own.csv:2: expected a column 'click', as columns.reward says" in wrong.err
-    assert "'clicked'" in wrong.err
+    wrong = config | {"data": {"columns": COLUMNS | {"reward": "click"}}}
+    with pytest.raises(DataError, match=r"own.csv:2: expected a column 'click', as columns.reward says.*'clicked'"):
+        trained(wrong)

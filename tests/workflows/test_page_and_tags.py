@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from oracles.logs import random_rows, write_lines
-from oracles.runs import Runner
+from oracles.runs import trained
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 REAL = Path(__file__).resolve().parents[2].parent / "shared/data/reagent2019"
@@ -122,12 +122,9 @@ without_2019 = pytest.mark.skipif(not REAL.is_dir(), reason=f"there is no {REAL.
 
 
 @pytest.mark.parametrize("build", [made, pytest.param(recorded, marks=without_2019)])
-def test_a_run_s_page_and_evaluation_say_what_its_tags_say(
-    run: Runner, tmp_path: Path, build: Callable[[Path], Case]
-) -> None:
+def test_a_run_s_page_and_evaluation_say_what_its_tags_say(tmp_path: Path, build: Callable[[Path], Case]) -> None:
     case, out = build(tmp_path), tmp_path / "out"
-    done = run("dqn", case.tree | {"model_output_path": str(out), "use_gpu": False, "use_all_avail_gpus": False})
-    assert done.code == 0, done.err
+    done = trained(case.tree | {"model_output_path": str(out), "use_gpu": False, "use_all_avail_gpus": False})
 
     events = EventAccumulator(str(out / "tensorboard"), size_guidance={"scalars": 0})
     events.Reload()
@@ -135,7 +132,7 @@ def test_a_run_s_page_and_evaluation_say_what_its_tags_say(
     wanted = [*FIGURES, *(tag.format(action) for tag in BY_ACTION for action in case.actions)]
     wanted += [f"CPE/{metric}/{name}" for metric in ("Reward", case.metric) for name in ESTIMATORS]
     assert [tag for tag in wanted if tag not in latest] == []
-    assert {latest[tag].step for tag in wanted} == {done.outcome["steps"]}
+    assert {latest[tag].step for tag in wanted} == {done.steps}
     tags = {tag: one.value for tag, one in latest.items()}
     document = json.loads((out / "model/evaluation.json").read_text())
     tables = Tables((out / "report.html").read_text())
@@ -165,7 +162,7 @@ def test_a_run_s_page_and_evaluation_say_what_its_tags_say(
             assert shown(cell) == pytest.approx(tags[tag.format(action)], rel=1e-6)
         for title, tag in (("Value by action", BY_ACTION[3]), ("Reward model by action", BY_ACTION[4])):
             end = tables.row(f"{title}, some points", action)
-            assert shown(end[1]) == done.outcome["steps"]
+            assert shown(end[1]) == done.steps
             assert shown(end[2]) == pytest.approx(tags[tag.format(action)], rel=1e-6)
     ends = {
         "TD loss": ("evaluated rows", "td_loss/mean"),

@@ -7,16 +7,14 @@ from typing import Any
 import pytest
 import torch
 from oracles.logs import random_rows, write_lines
+from oracles.runs import ALONE, trained
 
 from reagent_lite.config import DqnConfig, check
 from reagent_lite.distributed.group import Group, Place
 from reagent_lite.errors import ConfigError
 from reagent_lite.export.model_card import plain
 from reagent_lite.run.logged import prepare
-from reagent_lite.run.train import train
 from reagent_lite.run.value_bounds import Payable, ValueWatch, payable_values
-
-ALONE = Group(Place(), torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
@@ -35,13 +33,7 @@ def test_a_warning_comes_again_only_when_it_has_grown(caplog: pytest.LogCaptureF
     for mean in range(90, 150):
         watch(float(mean))
     said = [line.split("mean value of ")[1].split(",")[0] for line in caplog.messages]
-    assert said == [
-        "102",
-        "105",
-        "111",
-        "123",
-        "147",
-    ]
+    assert said == ["102", "105", "111", "123", "147"]
 
 
 def tree_of(tmp_path: Path, *, reward: float = 1.0, **keys: Any) -> dict[str, Any]:
@@ -91,7 +83,7 @@ def test_bounds_that_are_not_there_are_refused(tmp_path: Path) -> None:
 
 def test_log_report_and_model_card_say_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Rewards of a millionth: what the network says before it has learned anything is far outside."""
-    train(check(DqnConfig, tree_of(tmp_path, reward=1e-6)), ALONE)
+    trained(tree_of(tmp_path, reward=1e-6))
     said = "which rewards of the training data cannot pay"
     assert sum(said in line for line in caplog.messages) == 1
     evaluation = json.loads((tmp_path / "out/model/evaluation.json").read_text())
@@ -105,5 +97,5 @@ def test_log_report_and_model_card_say_it(tmp_path: Path, caplog: pytest.LogCapt
 def test_values_stay_inside_bounds_that_targets_are_clipped_to(tmp_path: Path) -> None:
     rl = {"gamma": 0.99, "target_update_rate": 1.0, "value_bounds": [-0.5, 0.5]}
     training = {"layers": [-1, 8, -1], "activations": ["relu", "linear"], "minibatch_size": 32, "learning_rate": 0.03}
-    outcome = train(check(DqnConfig, tree_of(tmp_path, rl=rl, epochs=20, training=training)), ALONE)
+    outcome = trained(tree_of(tmp_path, rl=rl, epochs=20, training=training))
     assert outcome.scores["value/model/mean"] == pytest.approx(0.5, abs=0.2)

@@ -12,7 +12,6 @@ from reagent_lite.config.publish import ESTIMATOR_NAMES, PublishConfig
 from reagent_lite.errors import ConfigError
 from reagent_lite.evaluation.gate import decide
 from reagent_lite.rl.estimators import ESTIMATORS
-from reagent_lite.training.resume import require_same_learning
 
 
 def figure(value: float, low: float | None, high: float | None) -> dict[str, float | None]:
@@ -73,12 +72,6 @@ def test_conditions_that_cannot_be(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError) as raised:
         check(DqnConfig, tree)
     assert said in str(raised.value)
-
-
-def test_it_is_no_part_of_what_is_learned() -> None:
-    """An unfinished run goes on under another condition, and one of before the key existed too."""
-    for before in ({}, {"publish_if": None}, {"publish_if": {"outcome": "Reward"}}):
-        require_same_learning({"seed": 0, **before}, {"seed": 0, "publish_if": {"outcome": "x"}}, "1", may_grow=False)
 
 
 def conditional(small: dict[str, Any], above: float) -> dict[str, Any]:

@@ -3,29 +3,19 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 from oracles.logs import candidate_rows, random_rows, write_lines
-from oracles.resuming import candidates, logged, simulated
+from oracles.resuming import Tree, candidates, logged, simulated
+from oracles.runs import merged, trained
 
-from reagent_lite.config import DqnConfig, ParametricDqnConfig, WorkflowConfig, check
-from reagent_lite.distributed.group import Group, Place
 from reagent_lite.errors import ReagentLiteError
-from reagent_lite.run.train import train
 
-ALONE = Group(Place(), torch.device("cpu"))
-Tree = dict[str, Any]
-BUILDERS: dict[str, tuple[type[WorkflowConfig], Callable[[Path], Tree]]] = {
-    "dqn": (DqnConfig, logged),
-    "parametric": (ParametricDqnConfig, candidates),
-    "simulated": (DqnConfig, lambda folder: simulated(folder) | {"actions": ["left", "right"]}),
-}  # fmt: skip
-
-
-def other_rows(folder: Path, name: str, rows: list[Tree]) -> str:
-    return str(write_lines(folder / f"{name}.jsonl", rows))
+BUILDERS: dict[str, Callable[[Path], Tree]] = {
+    "dqn": logged,
+    "parametric": candidates,
+    "simulated": lambda folder: simulated(folder, actions=["left", "right"]),
+}
 
 
 def refusals(kind: str, folder: Path) -> dict[str, Tree]:
@@ -42,8 +32,8 @@ def refusals(kind: str, folder: Path) -> dict[str, Tree]:
     bad = [*make(100), {**make(1)[0], "reward": "much"}]
     return {
         "no data": {"training_data_path": str(folder / "out" / "configs.json")},
-        "a bad row": {"training_data_path": other_rows(folder, "bad", bad)},
-        "no rows": {"training_data_path": other_rows(folder, "empty", [])},
+        "a bad row": {"training_data_path": str(write_lines(folder / "bad.jsonl", bad))},
+        "no rows": {"training_data_path": str(write_lines(folder / "empty.jsonl", []))},
         "no eval data": {"eval_data_path": str(folder / "none.jsonl")},
         "no normalization": {"state_norm_data_path": str(folder / "none.json")},
         "a normalization of other features": {"state_norm_data_path": str(norm)},
@@ -60,8 +50,7 @@ def found(folder: Path) -> dict[str, tuple[bytes, int]]:
 
 @pytest.mark.parametrize("kind", BUILDERS)
 def test_a_refused_run_changes_nothing(kind: str, tmp_path: Path) -> None:
-    model, build = BUILDERS[kind]
-    good = build(tmp_path)
+    good = BUILDERS[kind](tmp_path)
     for name in ("report.html", "learning_curve.png", "rollout.gif", "config.json", "metrics.jsonl", ".lock",
                  "state_features_norm.json", "model/manifest.json", "checkpoints/other"):  # fmt: skip
         file = tmp_path / "out" / name
@@ -69,12 +58,9 @@ def test_a_refused_run_changes_nothing(kind: str, tmp_path: Path) -> None:
         file.write_text("{}")
     before = found(tmp_path / "out")
     for name, changes in refusals(kind, tmp_path).items():
-        tree = {key: {**good.get(key, {}), **value} if isinstance(value, dict) else value
-                for key, value in changes.items()}  # fmt: skip
         for out in ("out", "fresh"):
-            config = check(model, {**good, **tree, "model_output_path": str(tmp_path / out)})
             with pytest.raises(ReagentLiteError) as error:
-                train(config, ALONE)
+                trained(merged(good, changes) | {"model_output_path": str(tmp_path / out)})
             assert f"Nearest there: {tmp_path}/out" not in str(error.value), name
         assert found(tmp_path / "out") == before, name
         assert not (tmp_path / "fresh").exists(), name

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from oracles.bundles import Habit
 from oracles.logs import random_rows, write_lines
+from oracles.runs import ALONE
 
 from reagent_lite.config import DqnConfig, check
-from reagent_lite.distributed.group import Group, Place
 from reagent_lite.rl.policies import EpsilonGreedy
 from reagent_lite.run.environments import open_simulation, with_actions
 from reagent_lite.run.evaluators import LogEvaluator
@@ -17,7 +17,6 @@ from reagent_lite.run.pictures import record
 from reagent_lite.run.sources import Logged, Simulated
 from reagent_lite.types import Actions
 
-ALONE = Group(Place(), torch.device("cpu"))
 SHARED: dict[str, Any] = {
     "use_gpu": False,
     "rainbow": {"bcq": True, "bcq_drop_threshold": 0.1},

@@ -4,20 +4,17 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 from oracles.disks import small_disk
 from oracles.logs import random_rows, write_lines
 from oracles.ranks import run_ranks
 from oracles.resuming import (
     End,
     Laboratory,
+    Tree,
     candidates,
     checkpoints,
     different,
@@ -30,15 +27,12 @@ from oracles.resuming import (
     start,
     until,
 )
-from oracles.runs import ROOT
+from oracles.runs import ALONE, trained
 
 from reagent_lite.config import DqnConfig, ParametricDqnConfig
-from reagent_lite.distributed.group import Group, Place
 from reagent_lite.distributed.worker import STOP_SIGNALS
 from reagent_lite.errors import CheckpointError, ConfigError
 
-Tree = dict[str, Any]
-ALONE = Group(Place(), torch.device("cpu"))
 WORKER = str(Path(__file__).with_name("resume_worker.py"))
 
 
@@ -187,8 +181,7 @@ def test_a_disk_that_is_full_for_a_while_costs_a_checkpoint_not_the_run(
     said = next(line for line in done.err.splitlines() if "warning: no checkpoint" in line)
     assert "No space left on device" in said
     assert "stands; run the same command again to go on" in said
-    kept = sorted(path.name for path in (disk / "checkpoints").glob("step_*"))
-    assert kept == ["step_000054", "step_000056"]
+    assert checkpoints(tmp_path, "disk") == ["step_000054", "step_000056"]
 
 
 # what may change between two starts
@@ -210,27 +203,18 @@ def test_another_learning_config_is_refused_until_told_otherwise(tmp_path: Path)
         Laboratory(DqnConfig, other, ALONE, tmp_path).run("again")
     assert [problem.where for problem in error.value.problems] == ["rl.gamma", "training.learning_rate"]
     assert "checkpoint.resume=false" in str(error.value)
-    assert checkpoints_of(tmp_path / "again") == ["step_000009"]
+    assert checkpoints(tmp_path, "again") == ["step_000009"]
     Laboratory(DqnConfig, other, ALONE, tmp_path).run("again", resume=False)
-    assert checkpoints_of(tmp_path / "again") == ["step_000021"]
-
-
-def checkpoints_of(folder: Path) -> list[str]:
-    return sorted(path.name for path in (folder / "checkpoints").glob("step_*"))
+    assert checkpoints(tmp_path, "again") == ["step_000021"]
 
 
 def test_other_data_is_refused(tmp_path: Path) -> None:
     tree = logged(tmp_path)
     unfinished(tmp_path, tree, 9)
     write_lines(Path(tree["training_data_path"]), random_rows(199))
-    folder = tmp_path / "again"
-    (tmp_path / "config.json").write_text(json.dumps({**tree, "model_output_path": str(folder)}))
-    done = subprocess.run(
-        [sys.executable, "-m", "workflows.dqn", "--config", str(tmp_path / "config.json")],
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 2, done.stderr
-    assert "training_data_path: expected what the unfinished run of checkpoint step_000009 has learned" in done.stderr
+    said = "training_data_path: expected what the unfinished run of checkpoint step_000009 has learned"
+    with pytest.raises(ConfigError, match=said):
+        trained(tree | {"model_output_path": str(tmp_path / "again")})
 
 
 def test_more_epochs_continue_and_fewer_than_done_do_not(tmp_path: Path) -> None:
