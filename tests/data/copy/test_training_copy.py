@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from oracles.logs import write_lines
 
 from reagent_lite.data.copy.build import find_order
+from reagent_lite.data.copy.lists import list_hashes
 from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
+from reagent_lite.data.rows.maps import FeatureMatrix, Lists
 
 LOG_2019 = Path(__file__).resolve().parents[3].parent / "shared/data/reagent2019/cartpole_training.json.bz2"
 ACTIONS = ("left", "right")
@@ -236,6 +238,24 @@ def test_candidates_that_are_unknown_are_the_action_alone(tmp_path: Path) -> Non
     assert copy.propensity.tolist() == [0.25, 1, 0.25, 1]
     assert copy.counts["candidates_unknown_rows"] == 2
     assert "2 of 4 rows have an empty possible_actions; the action taken is the only candidate there" in copy.notes
+
+
+def test_list_hashes_see_every_difference() -> None:
+    def hashed(lengths: list[int], ids: tuple[int, ...], values: Any) -> list[int]:
+        features = FeatureMatrix(ids, np.array(values, np.float32).reshape(-1, len(ids)))
+        first, second = list_hashes(Lists(np.array(lengths), features))
+        assert not set(first[np.array(lengths) > 0].tolist()) & set(second.tolist())
+        found: list[int] = first.tolist()
+        return found
+
+    nan = np.nan
+    seen = [
+        *hashed([1, 1, 1, 0], (1, 2), [[1, nan], [nan, 1], [nan, nan]]),
+        *hashed([2, 2], (1, 2), [[1, nan], [nan, 1], [nan, 1], [1, nan]]),
+    ]
+    assert len(set(seen)) == 6
+    # The order of columns and columns of absent features make no difference.
+    assert hashed([2, 0], (5, 2, 1), [[nan, nan, 1], [nan, 1, nan]]) == [seen[4], seen[3]]
 
 
 def test_shards_and_late_features(tmp_path: Path) -> None:

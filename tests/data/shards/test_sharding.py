@@ -52,6 +52,33 @@ def scattered(folder: Path) -> Path:
     return folder
 
 
+def test_cuts_by_hand() -> None:
+    """Episodes of 3, 1 and 9 rows, and shards that are full before, within and behind them: the nearest ends."""
+    starts = np.array([0, 3, 4, 13])
+    assert dealing._cuts(starts, np.array([-5, 2, 3.6, 8, 9, 40])).tolist() == [0, 0, 3, 4, 4, 13, 13, 13]
+
+
+def test_whole_files_by_hand(tmp_path: Path) -> None:
+    """100 rows in files of 40, 30, 20 and 10."""
+    for rows in (40, 30, 20, 10):
+        write(tmp_path / f"{rows}.parquet", table([5] * (rows // 5), first=rows))
+    parent = stage(tmp_path)
+
+    def dealt(num_nodes: int) -> tuple[list[list[str]], list[str], list[float]]:
+        whole, rest, room = dealing.whole_files(data_files(str(tmp_path)), parent, ShardConfig(num_nodes=num_nodes))
+        return (
+            sorted([file.name[:2] for file in own] for own in whole),
+            [file.name[:2] for file in rest],
+            sorted(round(one, 1) for one in room.tolist()),
+        )
+
+    assert dealt(1) == ([["10", "20", "30", "40"]], [], [0])
+    assert dealt(2) == ([["10", "40"], ["20", "30"]], [], [0, 0])
+    assert dealt(3) == ([["10"], ["20"], ["30"]], ["40"], [3.3, 13.3, 23.3])
+    assert dealt(5) == ([[], [], [], ["10"], ["20"]], ["30", "40"], [0, 10, 20, 20, 20])
+    assert sorted(map(len, made(tmp_path, tmp_path / "out", 5)[0])) == [20] * 5
+
+
 def test_the_seed_decides_and_the_names_of_files_do_not(tmp_path: Path) -> None:
     first, other = many_files(tmp_path / "in"), tmp_path / "other"
     other.mkdir()
