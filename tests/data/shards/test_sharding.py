@@ -214,6 +214,13 @@ def test_more_machines_than_episodes(tmp_path: Path) -> None:
                 data_files(str(folder))
 
 
+def test_a_fifo_that_is_called_a_manifest_is_none(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "manifest.json")
+    write(tmp_path / "log.parquet", table([2]))
+    assert StageManifest.read(str(tmp_path)) is None
+    assert [file.name for file in data_files(str(tmp_path))] == ["log.parquet"]
+
+
 def test_a_link_in_the_place_of_a_stages_file_is_refused(tmp_path: Path) -> None:
     stage(many_files(tmp_path / "in"))
     file = tmp_path / "in" / "0.parquet"
