@@ -22,8 +22,8 @@ ALONE = Group(Place(), torch.device("cpu"))
 
 
 def checked(tree: dict[str, Any], workflow: str | None = None) -> WorkflowConfig:
-    """Returns the config of a workflow; without its name, of that for actions where the config has a key for them."""
-    named = "actions" in tree if workflow is None else workflow == "dqn"
+    """Returns the config of a workflow; by default, that for candidates if the tree has a log and no actions."""
+    named = "actions" in tree or "training_data_path" not in tree if workflow is None else workflow == "dqn"
     return check(DqnConfig if named else ParametricDqnConfig, tree)
 
 
