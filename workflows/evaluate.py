@@ -1,6 +1,6 @@
 """Evaluate an exported model: python -m workflows.evaluate --model BUNDLE --data LOGS --env ENVIRONMENT.
 
-Exported models judged on a log they need not have learned from, by playing, or both.
+Exported models evaluated on a log that they need not have learned from, in simulation, or both.
 
 1 models    loaded, verified; two of them decide among the same choices; held against the environment
 2 log       events become transitions ─► training copy ─► its features held against those of the models

@@ -90,13 +90,13 @@ def simulate(config: SimulateConfig) -> Simulated:
     spec = backend.spec
     schema = _schema(config, spec)
     policy = _policy(config.policy, "policy", spec, parametric=config.parametric)
-    judged = _policy(config.value_of, "value_of", spec, parametric=config.parametric)
+    evaluated = _policy(config.value_of, "value_of", spec, parametric=config.parametric)
     require_writable(target.parent, "output_path")
     with table_writer(target) as writer:
         playing = time.monotonic()
         returns, rows = _write(config, backend, policy, schema, writer)
         seconds = time.monotonic() - playing
-        value = None if config.value_of is None else _value(config, config.value_of, backend, judged)
+        value = None if config.value_of is None else _value(config, config.value_of, backend, evaluated)
         truth = target.with_name(f"{target.name}.truth.json")
         truth.unlink(missing_ok=True)  # of an earlier log of this name
         if value is not None:

@@ -1,4 +1,4 @@
-"""What every config that names an environment says of it."""
+"""The keys of an environment, shared by all configs that name one."""
 
 from collections.abc import Iterator
 from typing import Annotated, Final, Literal

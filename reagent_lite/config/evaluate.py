@@ -1,4 +1,4 @@
-"""The whole JSON of `workflows.evaluate`: an exported model, perhaps a second one, and what they are judged on.
+"""The whole JSON of `workflows.evaluate`: an exported model, perhaps a second one, and what they are evaluated on.
 
 That is a log, an environment in which they play, or both.
 """
@@ -47,11 +47,11 @@ class EvaluateConfig(Section):
     """Folder of another one; the difference of the two is estimated as well."""
     data_path: str = ""
     """The log: events, of which transitions are made first, or transitions, in any format that training reads; absent:
-    only `simulation` tells."""
+    only `simulation` is used."""
     columns: Columns = {}
     """The log's own names for columns of the contract, as data.columns of training."""
     simulation: PlayedEnvironmentConfig | None = None
-    """An environment to play in; absent: only the log tells."""
+    """An environment to play in; absent: only the log is used."""
     output_path: LocalPath | None = None
     """JSON file of all estimates, and beside it the same as a page, `.html`; replaced if they are there. Absent: beside
     the model's folder, under a name of its own for every model, log and config."""

@@ -14,7 +14,7 @@ class EvaluationConfig(Section):
     """Evaluate after every epoch too, by fit_passes and at most 100 resamples, all estimates but MAGIC; false: only
     once, at the end."""
     figures_share: Annotated[float, Field(gt=0)] = 1 / 32
-    """Rows judged after an epoch, as a share of those it trained on, at least 256; all are judged at the end."""
+    """Rows evaluated after an epoch, as a share of those it trained on, at least 256; all are evaluated at the end."""
     held_out_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """Share of training episodes that are scored and not fitted on where eval_data_path is absent."""
     confidence_level: Annotated[float, Field(gt=0, lt=1)] = 0.95

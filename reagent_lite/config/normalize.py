@@ -24,7 +24,7 @@ class NormalizeConfig(Section):
     """output_dir is a folder of its own, which this workflow makes and replaces."""
     drift: DriftConfig = DriftConfig()
     seed: Seed = 0
-    """Of the sample that shapes and quantiles are judged on."""
+    """Seed of the sample from which shapes and quantiles are estimated."""
 
     def rules(self) -> Iterator[Problem]:
         """Yields missing paths, columns that cannot be normalized, and limits of a drift that is not measured."""

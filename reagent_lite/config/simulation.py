@@ -1,4 +1,4 @@
-"""`simulation`: environments to learn from and to be judged in."""
+"""`simulation`: environments to learn from and to be evaluated in."""
 
 from collections.abc import Iterator
 from typing import Annotated, Literal
@@ -16,7 +16,7 @@ class ReplayConfig(Section):
     """Simulated transitions kept for learning."""
 
     capacity: Count = 1_000_000
-    """Transitions kept, over all processes; the oldest make room."""
+    """Transitions kept, over all processes; the oldest are overwritten."""
     prioritized: bool = False
     """Draw rows by how wrong they were, with importance weights (Schaul et al., 2016)."""
     alpha: Share = 0.6
@@ -78,8 +78,8 @@ class SimulationConfig(EnvironmentConfig):
     @property
     def learning_only(self) -> tuple[str, ...]:
         """Keys that say how to learn in simulation and are not at their default."""
-        judging = {
+        evaluation_only = {
             "env", "env_parameters", "time_limit", "backend", "math", "share", "evaluation_episodes", "stop_at_return",
             "pictures",
         }  # fmt: skip
-        return tuple(key for key in self.changed if key not in judging)
+        return tuple(key for key in self.changed if key not in evaluation_only)

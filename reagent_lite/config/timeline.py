@@ -27,7 +27,7 @@ class TimelineSection(Section):
     outputTableName: LocalPath = ""
     """Folder the transitions to train on go to; it appears whole."""
     evalTableName: LocalPath | None = None
-    """Folder of the transitions to be judged on, of other episodes; absent: all episodes are trained on."""
+    """Folder of the transitions to evaluate on, from other episodes; absent: all episodes are trained on."""
     eval_percent: Annotated[float, Field(gt=0, lt=100)] = 10.0
     """Percent of the episodes, by hash of mdp_id, that go to evalTableName."""
     startDs: str | None = None

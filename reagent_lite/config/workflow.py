@@ -34,7 +34,7 @@ class WorkflowConfig(Section):
     state_norm_data_path: str | None = None
     """Normalization file of state features; absent: fitted from the training data and written."""
     action_norm_data_path: str | None = None
-    """Normalization file of candidate features (parametric); absent: fitted likewise."""
+    """Normalization file of candidate features (parametric); absent: fitted to the data."""
     model_output_path: LocalPath = ""
     """Folder of this machine or of a mounted share for the exported model, checkpoints, metrics and TensorBoard log."""
     use_gpu: bool = True
@@ -68,7 +68,7 @@ class WorkflowConfig(Section):
     query: QuerySection = QuerySection()
     """Which episodes of the events are taken; actions are those of this config."""
     simulation: SimulationConfig | None = None
-    """Environments to learn from and to be judged in."""
+    """Environments to learn from and to be evaluated in."""
     actions: Names = ()
     """Action names; their order is the order of the network's outputs. Absent with a simulation: the environment's."""
 

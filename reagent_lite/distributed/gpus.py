@@ -18,7 +18,7 @@ class Gpu:
 
 
 def list_gpus() -> tuple[Gpu, ...]:
-    """Returns the machine's GPUs in the driver's order, as far as nvidia-smi tells."""
+    """Returns the machine's GPUs in the driver's order; empty if nvidia-smi is missing or fails."""
     fields = "--query-gpu=name,uuid,driver_version,memory.free,memory.total"
     query = ["nvidia-smi", fields, "--format=csv,noheader,nounits"]
     try:

@@ -30,7 +30,7 @@ class Joining:
         link: to node 0's store.
         node: this machine.
         declaration: of this machine.
-        run: tells two starts on one machine apart.
+        run: distinguishes two starts on one machine.
         settings: times.
         interrupted: called while waiting; raises to leave.
     """

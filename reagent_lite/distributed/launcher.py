@@ -304,7 +304,7 @@ class Workers:
 
     @property
     def preempted(self) -> bool:
-        """Whether a worker ended because it was told to, after saving."""
+        """Returns whether a worker saved and ended after a signal."""
         return any(worker.poll() == Preempted.exit_code for worker in self._running)
 
     def send_signal(self, number: int) -> None:

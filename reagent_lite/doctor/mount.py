@@ -79,7 +79,7 @@ class Timings:
 
 
 def find_mount(path: Path) -> Mount | None:
-    """Returns the file system of a path, or of the nearest folder above it that exists; None where nobody tells."""
+    """Returns the file system of a path, or of the nearest folder above it that exists; None if it is unknown."""
     resolved = nearest_existing(path).resolve()
     best = None
     for one in psutil.disk_partitions(all=True):

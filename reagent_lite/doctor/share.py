@@ -43,13 +43,13 @@ def share(config: WorkflowConfig, node: Node) -> Iterator[Row]:
 def _mount(folder: Path) -> Iterator[Row]:
     mount = find_mount(folder)
     if mount is None:
-        yield skipped("share: mount", "this system does not tell what is mounted")
+        yield skipped("share: mount", "this system does not list its mounts")
         return
     if mount.is_network:
         yield ok("share: mount", str(mount))
     else:
         yield warning("share: mount", f"this folder is on a local disk: {mount}",
-                      "Are the machines really sharing it? The doctor, run on all at once, tells")  # fmt: skip
+                      "Do the machines really share it? Run the doctor on all of them at once to find out")  # fmt: skip
     yield from (warning("share: mount", found, todo) for found, todo in mount.warnings())
 
 

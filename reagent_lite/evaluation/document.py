@@ -38,7 +38,7 @@ class Findings:
         config: the workflow's.
         models: the model, and the one it is held against.
         gamma: discount per step.
-        estimates: what the log tells, if there is one.
+        estimates: those on the log, if there is one.
         played: what was earned in simulation, if there was one.
     """
 
@@ -69,9 +69,9 @@ def document_of(findings: Findings) -> dict[str, Any]:
     estimates = findings.estimates
     document: dict[str, Any] = {"config": resolved(findings.config), "gamma": findings.gamma, "warnings": []}
     for model in findings.models:
-        told = {key: model.bundle.manifest[key] for key in ("workflow", "steps", "data_hash", "config_hash")}
+        trained = {key: model.bundle.manifest[key] for key in ("workflow", "steps", "data_hash", "config_hash")}
         policy = str(model.policy(findings.config))
-        document[model.key] = {"path": str(model.path), "policy": policy, **told}
+        document[model.key] = {"path": str(model.path), "policy": policy, **trained}
     if estimates is not None:
         document |= {"log": _log(findings.config, estimates.log), "warnings": list(estimates.warnings)}
         for place, model in enumerate(findings.models):

@@ -187,16 +187,16 @@ def _ask_all(own: _Candidates, trained_on: Hashes, shards: Shards) -> _Answers:
     for shard in range(max(shards.of_rank) + 1):
         asks = group.rank == shards.of_rank.index(shard)
         question = np.stack((own.hashes, own.digest)).tobytes() if asks else None
-        told = np.frombuffer(group.broadcast_bytes(question, shards.of_rank.index(shard)), np.uint64).reshape(2, -1)
-        answers = np.zeros((4, told.shape[1]), np.int32)
+        asked = np.frombuffer(group.broadcast_bytes(question, shards.of_rank.index(shard)), np.uint64).reshape(2, -1)
+        answers = np.zeros((4, asked.shape[1]), np.int32)
         if shards.is_first:
-            place = _find(own.hashes, told[0])
+            place = _find(own.hashes, asked[0])
             known, before = place >= 0, shards.own < shard
-            answers[0] = _find(trained_on, told[0]) >= 0
+            answers[0] = _find(trained_on, asked[0]) >= 0
             if known.any():
                 answers[1] = known & (own.unknown | own.summed)[place]
                 answers[2] = known & before
-                answers[3] = known & before & (own.digest[place] == told[1])
+                answers[3] = known & before & (own.digest[place] == asked[1])
         said = group.sum(torch.from_numpy(answers)).numpy() > 0
         if shard == shards.own:
             found = _Answers(trained_on=said[0], faulty=said[1], elsewhere=said[2], copied=said[3])
@@ -269,7 +269,7 @@ def _left_out(own: _Candidates, asked: _Answers, left: NDArray[np.bool_], shards
 
 
 def episode_digests(copy: TrainingCopy, wanted: NDArray[np.bool_]) -> Hashes:
-    """Returns a number per episode, [episodes], that tells its rows from others: what was seen, done, possible, earned.
+    """Returns a number per episode, [episodes], that identifies its rows: what was seen, done, possible, earned.
 
     The order of rows, of features and of files does not matter, nor do features that no row of the episode has.
 

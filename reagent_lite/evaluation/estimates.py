@@ -1,4 +1,4 @@
-"""What a log says of exported models: models fitted to each one's policy, its page, every estimate, differences.
+"""Estimates of exported models on a log: models fitted to each one's policy, its page, every estimate, differences.
 
 training copy ─► Log: split, checked against what the models read ─┬─► of each: probabilities, fitted models ─► page
                                                                     └─► estimates; of two also the difference
@@ -241,7 +241,7 @@ def _never_logged(model: ExportedModel, page: EvaluationPage, log: Log) -> list[
     taken = [number for number in np.argsort(-share, kind="stable") if share[number] > _TAKEN and not logged[number]]
     sentences = [
         f"{model.key} takes {log.copy.action_names[number]!r} in {share[number]:.1%} of the scored rows, and no "
-        "row of the log has it: nothing there tells what it earns"
+        "row of the log has it, so the log has no evidence of what it earns"
         for number in taken[:_NAMED]
     ]
     if more := taken[_NAMED:]:

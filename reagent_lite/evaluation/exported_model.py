@@ -98,7 +98,7 @@ class ExportedModel:
         return check(TrainingConfig, self.config.get("training", {}))
 
     def policy(self, config: EvaluateConfig) -> TargetPolicy:
-        """Returns the policy that is judged: the one it was exported with, unless the config names another."""
+        """Returns the evaluated policy: the one it was exported with, unless the config names another."""
         if config.policy == "acting":
             return policy_of(self.bundle.policy)
         if config.policy == "greedy":
@@ -139,7 +139,7 @@ class FromRaw(nn.Module):
 
     Args:
         state: forward(values [N, S], presence [N, S]) -> [N, W].
-        action: likewise of candidates' features; None where actions are fixed.
+        action: those of candidates' features; None if actions are fixed.
         network: forward(state, mask, features).
     """
 
@@ -275,7 +275,7 @@ class ChoicesInSimulation:
         self._order = np.array([bundle.action_names.index(name) for name in names], np.int64)
 
     def __call__(self, observation: Tensor, mask: Tensor | None, features: Tensor | None) -> Prediction:
-        """Returns what the model says of observation [N, S], mask [N, K] and, for candidates, features [N, K, F].
+        """Returns the model's predictions for observation [N, S], mask [N, K] and, for candidates, features [N, K, F].
 
         Raises:
             BundleError: an infinite feature.

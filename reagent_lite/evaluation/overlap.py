@@ -1,4 +1,4 @@
-"""How far the log tells anything about the evaluated policy: sizes of importance weights and support."""
+"""How well the log covers the evaluated policy: sizes of importance weights and support."""
 
 from dataclasses import dataclass
 from statistics import NormalDist
@@ -11,7 +11,7 @@ from reagent_lite.evaluation.page import EvaluationPage
 from reagent_lite.rl.bootstrap import effective_sample_size, percentile_interval
 from reagent_lite.rl.sums import Log
 
-# Discounted time that may lie beyond the step at which weights of whole episodes are judged.
+# Discounted time that may lie beyond the step at which weights of whole episodes are taken.
 _TAIL = 0.05
 _CERTAIN = 1e-9
 
@@ -65,8 +65,8 @@ def measure_overlap(
     by_step = log.effective_episodes()
     # of weights that are at most e^600, so that means stay finite
     mean_by_step = log.log_largest.clamp(max=600).exp() * log.weights / log.num_episodes
-    judged = _judged_step(log)
-    relative = log.relative_weights(judged)
+    step = _weighed_step(log)
+    relative = log.relative_weights(step)
     low, high = percentile_interval(mean_weight[1:], level)
     unsupported = (propensity >= 1 - _CERTAIN) & (taken < 1 - _CERTAIN)
     episode = page.episode[rows]
@@ -81,9 +81,9 @@ def measure_overlap(
         unsupported_share=float(unsupported.double().mean()),
         horizon=len(by_step),
         horizon_reached=int(enough.long().cumprod(0).sum()),
-        judged_step=judged,
-        effective_episodes=float(by_step[judged]),
-        mean_episode_weight=_mean(float(mean_by_step[judged]), relative, level),
+        judged_step=step,
+        effective_episodes=float(by_step[step]),
+        mean_episode_weight=_mean(float(mean_by_step[step]), relative, level),
         largest_episode_share=_largest_share(relative),
         effective_episodes_by_step=tuple(by_step.tolist()),
         mean_weight_by_step=tuple(mean_by_step.tolist()),
@@ -101,7 +101,7 @@ def _mean(mean: float, relative: torch.Tensor, level: float) -> Interval:
     return Interval(value=mean, low=mean - half, high=mean + half)
 
 
-def _judged_step(log: Log) -> int:
+def _weighed_step(log: Log) -> int:
     # far steps of a discounted return hardly count, and weights there say little about the estimate
     discount = torch.zeros_like(log.weights)
     for group in log.groups:

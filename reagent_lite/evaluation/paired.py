@@ -45,7 +45,7 @@ def differences(
 
     Args:
         pages: the same rows in the same order, for two policies.
-        results: what evaluate_page said of each; an estimate that is undefined there is undefined here.
+        results: those of evaluate_page; an estimate that is undefined there is undefined here.
         gamma: discount per step.
         config: as for evaluate_page.
         seed: of the resamples.
@@ -79,7 +79,7 @@ def _difference(one: Estimate, other: Estimate, figure: Interval) -> Difference:
         for whose, estimate in (("model", one), ("against", other)):
             if estimate.verdict is verdict:
                 return Difference(name=one.name, figure=figure, verdict=verdict, reason=f"{whose}: {estimate.reason}")
-    found = "the interval holds 0: not told apart"
+    found = "the interval contains 0: no difference is shown"
     if figure.excludes(0.0):
         found = "model is better" if figure.value > 0 else "against is better"
     return Difference(name=one.name, figure=figure, verdict=Verdict.TRUSTWORTHY, reason=found)

@@ -7,7 +7,7 @@ from reagent_lite.errors import counted
 from reagent_lite.evaluation.interval import Interval, number
 from reagent_lite.evaluation.overlap import Overlap
 
-# An interval wider than this share of the figure's own size does not tell policies apart.
+# An interval wider than this share of the figure's own size cannot separate policies.
 _WIDE_SHARE = 0.5
 # The mean of correct weights is 1; a tenth off, and significantly so, is a fault of propensities or support.
 _MEAN_WEIGHT_TOLERANCE = 0.1

@@ -61,7 +61,7 @@ def estimates_section(
 
 
 def _weight_of(overlap: Mapping[str, Any] | None) -> str:
-    """Returns a sentence on how much the log tells about the policy; empty where its rows have no weights."""
+    """Returns a sentence on how much evidence the log has about the policy; empty where its rows have no weights."""
     if not overlap or overlap["effective_episodes"] is None:
         return ""
     return (
@@ -152,7 +152,7 @@ def weights_section(overlap: Mapping[str, Any] | None, enough: float | None) -> 
     )
     note = (
         "Weighted estimates know only what the log has tried. Effective episodes: how many equally weighted ones "
-        f"would tell as much. A return is evaluated at step {step}, by which 95% of discounted time has passed."
+        f"would be worth as much. A return is evaluated at step {step}, by which 95% of discounted time has passed."
     )
     marks = (
         ("effective episodes", "effective_episodes_by_step", enough and (enough, f"enough: {number(enough)}")),

@@ -59,7 +59,7 @@ class Inputs:
         events: the rows are events, of which transitions are made first.
         copy: description of its training copy, or None where there is none yet.
         env: one environment, or None without a simulation.
-        spec: what the network must fit, or None where only reading the data tells.
+        spec: what the network must fit, or None if it is known only after the data is read.
         troubles: sentences on what could not be found out.
     """
 
@@ -85,8 +85,8 @@ class DryRun:
         device_type: "cuda" or "cpu".
         inputs: what is known of them.
         needs: memory of one process.
-        page: memory of the evaluation on rank 0, or None where only reading tells.
-        free: memory that is free for one process; None where the driver does not tell.
+        page: memory of the evaluation on rank 0, or None if it is known only after the data is read.
+        free: memory that is free for one process; None if the driver does not report it.
         free_of: what it is a part of.
     """
 
@@ -247,7 +247,7 @@ def _simulation_needs(config: WorkflowConfig, env: VectorEnv, world: int) -> lis
 def _page_need(config: WorkflowConfig, copy: CopyManifest) -> Need | None:
     """Returns what the evaluation takes on rank 0: scored rows of all machines, and as much again for the estimates.
 
-    None where only reading tells: eval data, or lists of candidates.
+    None if it is known only after the data is read: eval data, or lists of candidates.
 
     Args:
         config: of the run.
@@ -266,7 +266,7 @@ def _page_need(config: WorkflowConfig, copy: CopyManifest) -> Need | None:
 
 
 def _free(processes: Processes) -> tuple[int | None, str]:
-    """Returns bytes that are free for one process, and what they are a part of; None where the driver does not tell."""
+    """Returns the bytes free for one process, or None if the driver does not report them, and what they are part of."""
     here = processes.count
     if processes.device_type == "cpu":
         return free_bytes(torch.device("cpu")) // here, f"this machine's free memory / {counted(here, 'process')}"
@@ -293,7 +293,7 @@ def _compiled_elsewhere() -> Iterator[None]:
 
 
 def lines_of(run: DryRun) -> Iterator[str]:
-    """Yields what the command line says of a dry run, but for warnings."""
+    """Yields the lines of a dry run on the command line, without warnings."""
     every = run.config.checkpoint
     steps = [f"every {every.every_steps} steps"] if every.every_steps else []
     minutes = [f"every {every.every_minutes:g} minutes"] if every.every_minutes else []

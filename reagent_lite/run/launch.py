@@ -77,7 +77,7 @@ def main(
 
 
 def _reported(run: Callable[[], int]) -> int:
-    """Returns the exit code of a run; a worker tells its launcher why it ends, which says it for all."""
+    """Returns the exit code of a run; a worker reports why it ends to its launcher, which logs it once for all."""
     try:
         with StopSignal(last=True):
             return run()

@@ -119,7 +119,7 @@ class MixedStream(SimulatedStream):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What the report says of the source.
+    """Returns the report's facts about the source.
 
     Attributes:
         present: share of sampled rows that have each feature, by column.
@@ -168,7 +168,7 @@ class Source(Protocol):
         ...
 
     def facts(self) -> Facts:
-        """Returns what the report says of the source."""
+        """Returns the report's facts about the source."""
         ...
 
     def draw(self, folder: Path, learner: DQN) -> list[Path]:

@@ -46,7 +46,7 @@ class Payable:
         )
 
     def document(self, mean: float) -> dict[str, Any]:
-        """Returns what evaluation.json says of a mean value: its bounds, null without one, and a warning if outside."""
+        """Returns the part of evaluation.json on a mean value: bounds, null without one, and a warning if outside."""
         low, high = (bound if math.isfinite(bound) else None for bound in self.bounds)
         warnings = [f"{self.warning(mean)}."] if self.excess(mean) else []
         return {"values": {"mean": mean, "low": low, "high": high}, "warnings": warnings}

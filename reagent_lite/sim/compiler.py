@@ -25,7 +25,7 @@ class Compiler:
 
     Attributes:
         command: to start it, before the flags.
-        version: what tells its releases apart.
+        version: output of `--version`, part of the cache key.
     """
 
     command: tuple[str, ...]

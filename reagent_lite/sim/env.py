@@ -32,7 +32,7 @@ class VectorEnv:
         reward: [N], of the last transition.
         ended: [N] uint8, bit 0 terminated, bit 1 truncated.
         last_return: [N], of the last finished episode.
-        last_length: [N] int32, likewise.
+        last_length: [N] int32, steps of the last finished episode.
         step_count: [N] int32, steps done in the running episode.
         episode: [N] int32, episodes finished.
         episode_return: [N], of the running episode.

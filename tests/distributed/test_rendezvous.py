@@ -360,6 +360,19 @@ def test_silence_is_noticed_however_seldom_one_polls(every: float, monkeypatch: 
     assert beats.lost() == []
 
 
+@pytest.mark.slow
+def test_a_stranger_at_the_port_does_not_end_the_run(start: Start, tmp_path: Path) -> None:
+    both = [start(index, steps=60) for index in (0, 1)]
+    appears(tmp_path / "out" / "step_1")
+    found = MeetingFile(tmp_path / "run.rdzv").read()
+    assert isinstance(found, Record)
+    stranger = dist.TCPStore(found.address, found.port, is_master=False, wait_for_workers=False)
+    assert not any(found.token.encode() in stranger.get(key) for key in stranger.list_keys())
+    stranger.set("0/abort", '{"reason": "r", "exit_code": 0, "restart": false}')
+    assert [machine.ended() for machine in both] == [0, 0], both[0].log + both[1].log
+    assert both[0].output == "3 attempt 0 node 0 of 2 local 0\n"
+
+
 def test_what_a_stranger_writes_counts_as_absent() -> None:
     """Who reaches the port can list, read, copy and write, but does not know the token."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5))

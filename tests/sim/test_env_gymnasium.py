@@ -9,6 +9,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from numpy.typing import NDArray
 from oracles import cartpole, control
 from oracles.episodes import Rule, as_policy, environments, first_episodes, gymnasium_episodes
@@ -372,3 +373,18 @@ def test_fast_mathematics_is_as_near() -> None:
         env.step()
     error = (exact.next_observation - fast.next_observation).abs().numpy() / [2.4, 10.0, 0.21, 10.0]
     assert error.max() < 1e-6
+
+
+def test_parameters_change_the_dynamics_as_in_gymnasium() -> None:
+    state = TWINS["cartpole_v1"].draw(1000, np.random.default_rng(5))
+    env = environments("cartpole_v1", 1000, parameters={"pole_mass": 0.05, "gravity": 1.62})
+    place(env, TWINS["cartpole_v1"].fields, state)
+    env.action.fill_(1)
+    env.step()
+    original = CartPoleVectorEnv(num_envs=1000)
+    original.reset(seed=0)
+    original.gravity, original.masspole, original.total_mass = 1.62, 0.05, 1.05
+    original.polemass_length = 0.05 * original.length
+    original.state = state.T.astype(np.float64)
+    original.step(np.ones(1000, int))
+    np.testing.assert_allclose(env.next_observation.numpy(), original.state.T, rtol=1e-6, atol=1e-6)

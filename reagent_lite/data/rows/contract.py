@@ -149,7 +149,7 @@ class ActionRule:
         return number if 0 <= number < self._num else self._index.get(str(number), WRONG)
 
     def next_action(self, value: object) -> int:
-        """Likewise; "" and integers from the number of actions on are NONE, unless the larger ones are names."""
+        """As above; "" and integers from the number of actions on are NONE, unless the larger ones are names."""
         value = self._without_point(value)
         index = self.action(value)
         if index != WRONG and _integer(value) != self._num:

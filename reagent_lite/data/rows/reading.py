@@ -255,7 +255,7 @@ def _mask(column: Column, actions: tuple[str, ...], faults: Faults) -> NDArray[n
 def _parametric(column: Callable[[str], Column], faults: Faults, ended: Mask) -> _Choices:
     """Reads actions that are feature maps; `action` becomes the index of the equal candidate of the row.
 
-    A row without a list has its action as the only candidate; likewise at the next state. So has a row whose list is
+    A row without a list has its action as the only candidate, at the next state as well. So has a row whose list is
     empty although an action was taken: its candidates are unknown. An empty list of next candidates is an end.
     """
     action, taken = features(column("action"), faults, rule="action_infinite", todo=TODO_NAMES)
