@@ -8,7 +8,7 @@ bundle.predict(bundle.states([{"0": 1.5, "3": 0.2}])).greedy
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from reagent_lite.errors import BundleError, Problem, counted, raise_any
 from reagent_lite.export.tolerance import Tolerance, compare_choices
-from reagent_lite.feature_ids import read
+from reagent_lite.feature_ids import read, written
 from reagent_lite.manifest import BUNDLE, FILE_NAME, verified
 
 if TYPE_CHECKING:
@@ -218,25 +218,70 @@ def load_bundle(path: str | os.PathLike[str]) -> Bundle:
 
     folder = Path(path)
     manifest, files = _verified(folder)
+    golden = _parts(folder, manifest, files[GOLDEN_FILE])
     try:
         session = onnxruntime.InferenceSession(files[MODEL_FILE], providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's own exceptions share no base but Exception
         advice = "Install the release of onnxruntime that manifest.json names under versions, or a later one"
         where = str(folder / MODEL_FILE)
         raise BundleError(Problem(where, "a model that onnxruntime loads", str(error), advice)) from error
-    where = str(folder / FILE_NAME)
-    try:
-        bundle = Bundle(manifest, session, json.loads(files[GOLDEN_FILE]))
-    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-        raise BundleError(Problem(where, "a model of this release", repr(error), _EXPORT_AGAIN)) from error
     widths = [entry.shape[-1] for entry in session.get_inputs()]
-    states, candidates = len(bundle.state_feature_ids), len(bundle.action_feature_ids)
-    names = len(bundle.action_names)
+    states, candidates = len(manifest["state_feature_ids"]), len(manifest["action_feature_ids"])
+    names = len(manifest["action_names"])
     expected = [states, states, names] if names else [states, states, candidates, candidates, *widths[4:]]
     if widths != expected:
         wanted = f"features and actions of {MODEL_FILE}: {widths}"
-        raise BundleError(Problem(where, wanted, str(expected), _EXPORT_AGAIN))
-    return bundle
+        raise BundleError(Problem(str(folder / FILE_NAME), wanted, str(expected), _EXPORT_AGAIN))
+    return Bundle(manifest, session, golden)
+
+
+def _parts(folder: Path, manifest: dict[str, Any], recorded: bytes) -> dict[str, Any]:
+    """Returns the document of golden.json, after checking that it and the manifest describe a model."""
+    problems = [
+        Problem(f"{folder / FILE_NAME}, {name}", expected, f"{manifest.get(name)!r:.200}", _EXPORT_AGAIN)
+        for name, (expected, fits) in _PARTS.items()
+        if not fits(manifest.get(name))
+    ]
+    try:
+        golden = json.loads(recorded)
+    except (ValueError, RecursionError):
+        golden = None
+    if not isinstance(golden, dict):
+        problems.append(Problem(str(folder / GOLDEN_FILE), "a JSON object", f"{recorded[:100]!r}", _EXPORT_AGAIN))
+    if problems:
+        raise BundleError(problems)
+    return golden  # type: ignore[no-any-return]
+
+
+def _list_of(kind: type, value: Any) -> bool:
+    return isinstance(value, list) and all(type(one) is kind for one in value)
+
+
+def _is_policy(value: Any) -> bool:
+    parameter = {"softmax": "temperature", "epsilon_greedy": "epsilon"}
+    if not isinstance(value, dict) or not isinstance(value.get("kind"), str) or value["kind"] not in parameter:
+        return False
+    number = value.get(parameter[value["kind"]])
+    return len(value) == 2 and isinstance(number, int | float) and not isinstance(number, bool)
+
+
+def _are_ids(value: Any) -> bool:
+    try:
+        return bool(written(read(value)) == value)
+    except ValueError:
+        return False
+
+
+_PARTS: Final[dict[str, tuple[str, Callable[[Any], bool]]]] = {
+    "workflow": ("dqn or parametric_dqn", lambda value: value in ("dqn", "parametric_dqn")),
+    "state_feature_ids": ("a list of feature ids and names", _are_ids),
+    "action_feature_ids": ("a list of feature ids and names", _are_ids),
+    "action_names": ("a list of names", lambda value: _list_of(str, value)),
+    "policy": ("softmax with its temperature, or epsilon_greedy with its epsilon", _is_policy),
+    "steps": ("a number of optimizer steps", lambda value: type(value) is int),
+    "data_hash": ("a hash", lambda value: isinstance(value, str)),
+    "config_hash": ("a hash", lambda value: isinstance(value, str)),
+}
 
 
 def _verified(folder: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
