@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import csv
+import io
 import json
 import math
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -82,39 +85,47 @@ OF_THE_LOG = ("rows of data", "one of the columns terminal", "each column once")
 @st.composite
 def mutated_rows(draw: st.DrawFn) -> tuple[list[Pairs], set[int] | None]:
     """Rows as pairs of names and values; the numbers of those that were mutated, None where columns were."""
-    rows, touched, columns = [list(row.items()) for row in GOOD], set[int](), False
+    rows, touched = [list(row.items()) for row in GOOD], set[int]()
+    columns = False
     for _ in range(draw(st.integers(1, 2))):
         number, value, name = (
-            draw(one) for one in (st.sampled_from(range(len(rows))), st.sampled_from(VALUES), st.sampled_from(NAMES))
+            draw(st.integers(0, len(rows) - 1)),
+            draw(st.sampled_from(VALUES)),
+            draw(st.sampled_from(NAMES)),
         )
         row = rows[number]
         at, other = (draw(st.integers(0, len(row) - 1)) for _ in range(2))
+        what = draw(
+            st.sampled_from(["set", "set", "set", "drop", "double", "swap", "rename", "row", "column", "columns"])
+        )
         touched.add(number)
-        match draw(st.sampled_from(["set", "set", "set", "drop", "double", "swap", "rename", "row", "column"])):
-            case "set":
-                row[at] = row[at][0], value
-            case "drop" if len(row) > 1:
-                del row[at]
-            case "double":
-                row.append((row[at][0], value))
-            case "swap":
-                row[at], row[other] = (row[at][0], row[other][1]), (row[other][0], row[at][1])
-            case "rename":
-                row[at] = name, row[at][1]
-            case "row":
-                rows[other % len(rows)], columns = list(row), True
-            case "column":
-                rows, columns = [[(one, value if one == name else old) for one, old in each] for each in rows], True
+        columns |= what in ("row", "column", "columns")
+        if what == "set":
+            row[at] = row[at][0], value
+        elif what == "drop" and len(row) > 1:
+            del row[at]
+        elif what == "double":
+            row.append((row[at][0], value))
+        elif what == "swap":
+            row[at], row[other] = (row[at][0], row[other][1]), (row[other][0], row[at][1])
+        elif what == "rename":
+            row[at] = name, row[at][1]
+        elif what == "row":
+            rows[draw(st.integers(0, len(rows) - 1))] = list(row)
+        elif what == "column":
+            rows = [[(one, value if one == name else old) for one, old in each] for each in rows]
+        else:
+            rows = [[pair for pair in each if pair[0] != name] for each in rows]
     return rows, None if columns else touched
 
 
 @st.composite
-def mutated_text(draw: st.DrawFn) -> tuple[bytes, set[int] | None]:
-    """JSON lines of mutated rows, or of rows whose bytes are mutated; as mutated_rows."""
+def mutated_text(draw: st.DrawFn, text_of: Callable[[list[Pairs]], bytes]) -> tuple[bytes, set[int] | None]:
+    """Mutated rows, or rows whose bytes are mutated, as text; as mutated_rows."""
     if draw(st.booleans()):
         rows, touched = draw(mutated_rows())
-        return json_lines(rows), touched
-    text = json_lines([list(row.items()) for row in GOOD])
+        return text_of(rows), touched
+    text = text_of([list(row.items()) for row in GOOD])
     for _ in range(draw(st.integers(1, 2))):
         start = draw(st.integers(0, len(text) - 1))
         end = start + draw(st.sampled_from([0, 1, 1, 2, 9, 400]))
@@ -124,8 +135,30 @@ def mutated_text(draw: st.DrawFn) -> tuple[bytes, set[int] | None]:
 
 
 def json_lines(rows: list[Pairs]) -> bytes:
-    cells = (", ".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in row) for row in rows)
-    return "".join(f"{{{row}}}\n" for row in cells).encode()
+    def of_row(row: Pairs) -> str:
+        return "{" + ", ".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in row) + "}\n"
+
+    return "".join(map(of_row, rows)).encode()
+
+
+def csv_records(rows: list[Pairs]) -> bytes:
+    """States in columns of single features, next states as JSON; the first row says what the header is."""
+
+    def spread(row: Pairs) -> Pairs:
+        cells: Pairs = []
+        for name, value in row:
+            if name == "state_features" and isinstance(value, dict):
+                cells += [(f"{name}.{one}", value.get(one)) for one in ("0", "age")]
+            else:
+                cells.append((name, value))
+        return cells
+
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow([name for name, _ in spread(rows[0])])
+    for row in rows:
+        writer.writerow([json.dumps(one) if isinstance(one, dict | list) else one for _, one in spread(row)])
+    return file.getvalue().encode()
 
 
 @st.composite
@@ -158,25 +191,58 @@ def read_json(file: Path) -> list[tuple[int, Row]]:
         assert len(dict(pairs)) == len(pairs)
         return dict(pairs)
 
-    lines = enumerate(file.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1)
-    return [(number, json.loads(line.decode(), object_pairs_hook=once)) for number, line in lines if line.strip()]
+    lines = file.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    return [
+        (number, json.loads(line.decode(), object_pairs_hook=once))
+        for number, line in enumerate(lines, 1)
+        if line.strip()
+    ]
 
 
-def read_frame(file: Path) -> list[tuple[int, Row]]:
+def read_csv(file: Path) -> list[tuple[int, Row]]:
+    """The records as pandas reads texts of them; an empty cell is absent, t and 1.0 are true."""
+    frame = pd.read_csv(file, dtype=str, keep_default_na=False, index_col=False)
+    rows: list[tuple[int, Row]] = []
+    for record in frame.to_dict("records"):
+        row: Row = {"state_features": {}} if any(str(name).startswith("state_features.") for name in record) else {}
+        for name, cell in ((str(name), cell) for name, cell in record.items()):
+            column, dot, feature = name.partition(".")
+            if dot and column in MAPS:
+                if cell:
+                    row.setdefault(column, {})[feature] = float(cell)
+            elif not cell:
+                row[name] = None
+            elif name in (*MAPS, "possible_actions", "possible_next_actions"):
+                row[name] = json.loads(cell)
+            elif name in ("terminal", "truncated"):
+                row[name] = {"t": True, "f": False}.get(cell.lower()[:1]) if cell[0] in "tTfF" else float(cell)
+            elif name == "sequence_number":
+                row[name] = pd.Timestamp(cell) if "-" in cell[1:] else int(float(cell)) if "." in cell else int(cell)
+            elif name in ("reward", "propensity", "action_probability", "time_diff"):
+                row[name] = float(cell)
+            else:
+                row[name] = cell
+        rows.append((len(rows), row))
+    return rows
+
+
+def read_frame(frame: pd.DataFrame) -> list[tuple[int, Row]]:
     """The rows of a table as pandas has them, NaN as absent, maps as dicts."""
 
     def plain(name: str, value: Any) -> Any:
-        value = list(value) if isinstance(value, np.ndarray) else value
+        if isinstance(value, np.ndarray):
+            value = list(value)
         if name in MAPS and isinstance(value, list):
-            return dict(value)
+            value = dict(value)
         return None if value is None or value is pd.NaT or (isinstance(value, float) and math.isnan(value)) else value
 
-    frame = pd.read_parquet(file) if file.suffix == ".parquet" else pd.read_feather(file)
-    rows = enumerate(frame.to_dict("records"), 1)
-    return [(number, {str(name): plain(str(name), value) for name, value in row.items()}) for number, row in rows]
+    return [
+        (number, {str(name): plain(str(name), value) for name, value in row.items()})
+        for number, row in enumerate(frame.to_dict("records"), 1)
+    ]
 
 
-def check(file: Path, touched: set[int] | None = None) -> None:
+def check(file: Path, read: Callable[[], list[tuple[int, Row]]], touched: set[int] | None, *, lines: bool) -> None:
     """`touched`: numbers of the lines that an error may name, None: any."""
     try:
         copy = prepare_training_copy(str(file), actions=ACTIONS, directory=str(file.parent / "copies"))
@@ -190,21 +256,34 @@ def check(file: Path, touched: set[int] | None = None) -> None:
         assert int(line) > 0
         assert touched is None or int(line) in touched
     else:
-        found = read_json(file) if file.suffix == ".jsonl" else read_frame(file)
-        assert sorted(copy.origin_line.tolist()) == [line for line, _ in found]
+        found = read()
+        assert not lines or sorted(copy.origin_line.tolist()) == [line for line, _ in found]
         check_copy(copy, [row for _, row in found], ACTIONS)
 
 
-PROFILE = settings(max_examples=100, derandomize=True, suppress_health_check=list(HealthCheck), database=None)
+PROFILE = settings(max_examples=125, derandomize=True, suppress_health_check=list(HealthCheck), database=None)
 
 
 @PROFILE
-@given(log=mutated_text())
+@given(log=mutated_text(json_lines))
 def test_json_lines(log: tuple[bytes, set[int] | None]) -> None:
     text, touched = log
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "log.jsonl").write_bytes(text)
-        check(Path(folder) / "log.jsonl", touched and {1 + number for number in touched})
+        file = Path(folder) / "log.jsonl"
+        file.write_bytes(text)
+        check(file, lambda: read_json(file), touched and {1 + number for number in touched}, lines=True)
+
+
+@PROFILE
+@given(log=mutated_text(csv_records))
+def test_csv(log: tuple[bytes, set[int] | None]) -> None:
+    text, touched = log
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "log.csv"
+        file.write_bytes(text)
+        # the header is made of the first row
+        touched = None if touched is None or 0 in touched else {2 + number for number in touched}
+        check(file, lambda: read_csv(file), touched, lines=False)
 
 
 @pytest.mark.parametrize("name", ["log.parquet", "log.arrow"])
@@ -213,12 +292,13 @@ def test_json_lines(log: tuple[bytes, set[int] | None]) -> None:
 def test_tables(name: str, table: pa.Table) -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / name
-        if name == "log.arrow":
-            with pa.ipc.new_file(file, table.schema) as writer:
-                writer.write_table(table)
-        else:
+        if name == "log.parquet":
             try:
                 pq.write_table(table, file)
             except pa.ArrowException:
                 return  # Parquet has no such type
-        check(file)
+            check(file, lambda: read_frame(pd.read_parquet(file)), None, lines=True)
+            return
+        with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+            writer.write_table(table)
+        check(file, lambda: read_frame(pd.read_feather(file)), None, lines=True)
