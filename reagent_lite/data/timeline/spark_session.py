@@ -27,6 +27,9 @@ _SETTINGS = {  # results do not depend on the user's
     "spark.sql.ansi.enabled": "true",  # as DuckDB: an overflow is an error
     "spark.sql.variable.substitute": "false",  # a name of the user's may hold ${...}
     "spark.sql.execution.arrow.useLargeVarTypes": "false",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
+    # a limit below this one is compared with the size of the whole batch after each row, which takes most of the time
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
     "spark.sql.files.ignoreCorruptFiles": "false",
     "spark.sql.files.ignoreMissingFiles": "false",
 }
