@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
-ROW_GROUP_ROWS = 1 << 17
+ROW_GROUP_ROWS = 1 << 16
 
 
 class PartFiles:
