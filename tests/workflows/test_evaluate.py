@@ -343,7 +343,8 @@ def test_an_unknown_action_is_not_the_first_action(known: Path, tmp_path: Path) 
     outcome, _ = judged(write_lines(tmp_path / "log.jsonl", rows), known)
     assert "not scored: 1 episode with an unknown action" in outcome.warnings
     assert [w for w in outcome.warnings if "no row of the log" in w] == [
-        "model takes 'a' in 50.0% of the scored rows, and no row of the log has it, so the log has no evidence of what it earns"
+        "model takes 'a' in 50.0% of the scored rows, and no row of the log has it, "
+        "so the log has no evidence of what it earns"
     ]
 
 
