@@ -94,7 +94,7 @@ def _followed(target: Path) -> Path:
 
 
 def _put(temporary: Path, target: Path, aside: Path) -> None:
-    """Gives a folder, or a link to one, its name, also while another process does the same."""
+    """Renames a folder, or a link to one, to its name, also while another process does the same."""
     for attempt in itertools.count():
         if target.is_dir() and not target.is_symlink():
             if _exchange(temporary, target):

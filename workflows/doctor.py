@@ -12,9 +12,8 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from reagent_lite.cli import add_config, add_node_index
+from reagent_lite.cli import add_config, add_node_index, exit_code
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, WorkflowConfig, load_config
-from reagent_lite.console import logging_to_stderr, outliving_terminal
 from reagent_lite.distributed.launcher import Processes
 from reagent_lite.distributed.nodes import Node, find_node
 from reagent_lite.doctor import machine
@@ -43,6 +42,10 @@ _WORKFLOWS: dict[str, type[WorkflowConfig]] = {"dqn": DqnConfig, "parametric_dqn
 def main(arguments: list[str] | None = None) -> int:
     """Checks and reports; returns the exit code."""
     options = _parser().parse_args(arguments)
+    return exit_code(lambda: _report(options))
+
+
+def _report(options: argparse.Namespace) -> int:
     with contextlib.redirect_stdout(sys.stderr):
         rows, together, node = examine(options)
         title = f"doctor: node {node.index} of {node.count}" if node is not None else "doctor"
@@ -142,9 +145,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    try:
-        with outliving_terminal(), logging_to_stderr():
-            code = main()
-        sys.exit(code)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    sys.exit(main())

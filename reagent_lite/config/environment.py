@@ -7,7 +7,7 @@ from reagent_lite.config.section import Count, Section, ruled
 from reagent_lite.errors import Problem
 
 MOST_STEPS: Final = 2**24
-"""Of an episode: a step's place in the counter of random numbers has 24 bits."""
+"""The longest episode: a step's place in the counter of random numbers has 24 bits."""
 
 
 def too_long(where: str, most: int, steps: int) -> Problem:

@@ -17,7 +17,7 @@ from reagent_lite.errors import Problem
 
 _OF_TRAINING = ("calc_cpe_in_training", "figures_share", "fit_passes")
 _OF_INTERVALS = ("confidence_level", "bootstrap_resamples")
-"""What of `evaluation` is read without a log as well."""
+"""Keys of `evaluation` that have an effect without a log as well."""
 
 
 class LogEvaluationConfig(EvaluationConfig):
@@ -57,13 +57,13 @@ class EvaluateConfig(Section):
     the model's folder, under a name of its own for every model, log and config."""
     policy: Literal["acting", "greedy", "softmax"] = "acting"
     """acting: the policy that each model was exported with, which its `act` draws from; greedy: the largest value;
-    softmax: of the values."""
+    softmax: a softmax of the values."""
     temperature: Positive | None = None
-    """Of policy softmax; absent: rl.temperature that each model was trained with."""
+    """Temperature of policy softmax; absent: the rl.temperature that each model was trained with."""
     gamma: Share | None = None
-    """Discount per step of a return; absent: rl.gamma that `model` was trained with."""
+    """Discount per step of a return; absent: the rl.gamma that `model` was trained with."""
     seed: Seed = 0
-    """Of resamples, of the models that are fitted, and of simulated episodes, which no training run has seen."""
+    """Seed of resamples, of the models that are fitted, and of simulated episodes, which no training run has seen."""
     training_copy_dir: LocalPath | None = None
     """Folder for the memory-mapped copy of the log, as data.training_copy_dir in training."""
     timeline: TimelineSection | None = None

@@ -18,7 +18,7 @@ class EvaluationConfig(Section):
     held_out_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """Share of training episodes that are scored and not fitted on where eval_data_path is absent."""
     confidence_level: Annotated[float, Field(gt=0, lt=1)] = 0.95
-    """Of every interval."""
+    """Confidence level of every interval."""
     bootstrap_resamples: Annotated[int, Field(ge=100)] = 2000
     """Resamples of episodes behind every interval."""
     max_episodes: Annotated[int, Field(ge=2)] = 10_000
@@ -28,7 +28,7 @@ class EvaluationConfig(Section):
     min_effective_episodes: Annotated[float, Field(ge=1)] = 10.0
     """With an effective sample size below this the verdict on weighted estimates is: do not use."""
     learning_rate: Annotated[float, Field(gt=0)] = 0.003
-    """Of the reward model and the value model (Adam)."""
+    """Learning rate of the reward model and the value model (Adam)."""
     target_update_rate: Annotated[float, Field(gt=0, le=1)] = 0.1
     """Soft update of the value model's target network, which is also the one that is scored."""
     minibatch_size: Annotated[int, Field(ge=1)] = 1024

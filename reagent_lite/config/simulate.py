@@ -65,7 +65,7 @@ class ValueOfConfig(PlayConfig):
     gamma: Share = 0.99
     """Discount per step of the discounted return."""
     confidence_level: Annotated[float, Field(gt=0, lt=1)] = 0.95
-    """Of the intervals: percentile bootstrap over episodes."""
+    """Confidence level of the intervals, which are percentile bootstraps over episodes."""
 
 
 class SimulateConfig(EnvironmentConfig):

@@ -128,9 +128,9 @@ class EngineKeys(Section):
     """duckdb works on this machine's cores and disk; spark needs reagent-lite[spark], Java 17 or newer, and executors
     whose Python, named by PYSPARK_PYTHON, has reagent-lite."""
     master: str | None = None
-    """Of Spark: spark://host:7077, local[4], yarn, k8s://..., or sc://host:15002 for Spark Connect."""
+    """Address of Spark: spark://host:7077, local[4], yarn, k8s://..., or sc://host:15002 for Spark Connect."""
     memory_limit_mb: Annotated[int, Field(ge=100)] | None = None
-    """Of DuckDB: memory it may take before it uses the disk; absent: 60 % of what is free."""
+    """Memory that DuckDB may take before it uses the disk; absent: 60 % of what is free."""
     temporary_directory: str | None = None
     """Disk for what does not fit into memory, local for DuckDB, one that all its machines see for Spark; absent: beside
     the output."""

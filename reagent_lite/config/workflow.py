@@ -52,7 +52,7 @@ class WorkflowConfig(Section):
     epochs: Count = 1
     """Passes over the training data; simulation.total_steps is the length of a run without data."""
     seed: Seed = 0
-    """Of initial weights, row order and resampling."""
+    """Seed of initial weights, row order and resampling."""
     norm_params: NormParams = NormParams()
     rl: RLConfig = RLConfig()
     rainbow: RainbowConfig = RainbowConfig()

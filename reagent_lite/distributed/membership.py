@@ -184,7 +184,7 @@ class Membership:
         return self._failure
 
     def exchange(self, key: str, value: object, seconds: float) -> list[Any]:
-        """Gives a JSON value to all machines and returns those of all.
+        """Sends a JSON value to all machines and returns those of all.
 
         Args:
             key: of the exchange; each is used once.
@@ -192,7 +192,7 @@ class Membership:
             seconds: how long the others may take.
 
         Raises:
-            LostError: some did not give theirs in time; they are named.
+            LostError: some did not send theirs in time; they are named.
         """
         self.give(key, value)
         deadline = time.monotonic() + seconds
@@ -206,7 +206,7 @@ class Membership:
             time.sleep(_EXCHANGE_SECONDS)
 
     def give(self, key: str, value: object) -> None:
-        """Gives a JSON value to all machines."""
+        """Sends a JSON value to all machines."""
         text = json.dumps(value)
         self._link.call(lambda store: store.set(f"exchange/{key}/{self.node}", text))
 

@@ -169,7 +169,7 @@ _NEXT = {
     (Source.BESIDE, 1): _TRY,
     (Source.SIMULATION, 1): "compare it with the policy in use: data_path or against of workflows.evaluate.",
 }
-"""What settles a finding, by its source and side; others are settled by learning on."""
+"""The next step after a finding, by its source and side; after others it is to learn on."""
 
 
 def _finding(source: Source, side: int, reason: str, *, weak: bool = False) -> Finding:
@@ -213,9 +213,12 @@ def _from_log(comparison: Comparison, overlap: Mapping[str, Any] | None) -> Find
     trusted = [row for row in rows if row.verdict is Verdict.TRUSTWORTHY and row.difference.defined]
     sides = {row.difference.side for row in trusted}
     if not trusted:
-        why = "".join(f": {reason}" for reason, _ in Counter(row.reason for row in rows).most_common(1))
+        why = "".join(
+            f"; the most frequent reason is: {reason}"
+            for reason, _ in Counter(row.reason for row in rows).most_common(1)
+        )
         beside = f"{name}'s {comparison.reference}" if comparison.reference else name
-        reason = f"no estimate of the {comparison.unit} can be trusted beside the {beside}{why}"
+        reason = f"no estimate of the {comparison.unit} can be trusted in comparison with the {beside}{why}"
         return Finding(source=Source.LOG, side=0, reason=reason, next_step=_mended_by(overlap))
     if {1, -1} <= sides:
         reason = f"trustworthy estimates contradict each other about the {name}"

@@ -166,7 +166,7 @@ class _Candidates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Answers:
-    """What all machines say of a shard's candidates, [E] bool each.
+    """The answers of all machines about a shard's candidates, [E] bool each.
 
     Attributes:
         trained_on: some machine has the episode in its training data.

@@ -87,7 +87,7 @@ class Log:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimates:
-    """What a log says.
+    """The results of a log.
 
     Attributes:
         log: what the models were evaluated on.

@@ -100,14 +100,14 @@ def _episode_weight(overlap: Overlap) -> Reasoned | None:
     apart = abs(mean.value - 1) > _MEAN_WEIGHT_TOLERANCE and mean.excludes(1.0)
     if not apart and mean.value >= _EPISODES_SCARCE:
         return None
-    said = f"the mean weight of an episode up to step {overlap.judged_step} is {_size(mean.value)} and should be 1"
-    left = f"{overlap.effective_episodes:.1f} effective episodes"
+    weight = f"the mean weight of an episode up to step {overlap.judged_step} is {_size(mean.value)} instead of 1"
+    left = f"({overlap.effective_episodes:.1f} effective episodes)"
     if mean.value < 1:
         unusable = apart and mean.value < _EPISODES_MISSING
         verdict = Verdict.DO_NOT_USE if unusable else Verdict.WIDE
-        return verdict, f"{said}: episodes that the policy makes likely are missing from the log, {left}"
+        return verdict, f"{weight}, as episodes that the policy makes likely are missing from the log {left}"
     verdict = Verdict.DO_NOT_USE if mean.value > _EPISODES_TOO_HEAVY else Verdict.WIDE
-    return verdict, f"{said}: logged propensities are too small, {left}"
+    return verdict, f"{weight}, as logged propensities are too small {left}"
 
 
 def _size(weight: float) -> str:

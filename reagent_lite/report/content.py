@@ -11,7 +11,7 @@ from reagent_lite.evaluation.interval import Interval, number, percent
 
 Cell = str | int | float | Interval | None
 Kind = Literal["name", "number", "share", "bar", "words", "mark"]
-"""Of a column: names and paths, figures, shares, shares drawn as bars, sentences, cells that are not broken."""
+"""Kinds of columns: names and paths, figures, shares, shares drawn as bars, sentences, cells without line breaks."""
 Column = tuple[str, Kind]
 
 

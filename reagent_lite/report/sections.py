@@ -17,7 +17,7 @@ _MOST_POINTS = 500  # of a curve by step
 _SIGN = {"trustworthy": "●", "wide": "◇", "do not use": "✕"}
 
 Shares = Mapping[str, tuple[float | None, float | None, float | None]]
-"""Of each action: its share in the log, its share in the policy's best choices, its mean propensity; None: unknown."""
+"""{action: (share in the log, share in the policy's best choices, mean propensity)}; None: unknown."""
 
 
 def not_scored(cpe: Mapping[str, Any] | None) -> tuple[str, ...]:

@@ -121,7 +121,7 @@ class CheckpointFolder:
 
     @contextmanager
     def adding(self, name: str, document: Tree) -> Iterator[Path]:
-        """Gives an empty folder that becomes the checkpoint `name` once it is written, hashed and on the disk.
+        """Yields an empty folder that becomes the checkpoint `name` once it is written, hashed and on the disk.
 
         Args:
             name: of the checkpoint; an older one of that name makes way.

@@ -33,8 +33,8 @@ PASSED, HELD = (Gate(passed=passed, reason="why", document={}) for passed in (Tr
         ([estimated("a", 12, 1), estimated("b", 8, 1)], UNCLEAR,
          "trustworthy estimates contradict each other about the logged policy"),
         ([estimated("a", 12, 1, Verdict.WIDE), undefined("b"), undefined("c")], UNCLEAR,
-         "no estimate of the discounted return of an episode can be trusted beside the logged policy's 10 (9 to 11): "
-         "no propensities"),
+         "no estimate of the discounted return of an episode can be trusted in comparison with the logged policy's "
+         "10 (9 to 11); the most frequent reason is: no propensities"),
     ],
 )  # fmt: skip
 def test_the_log_decides_by_trustworthy_differences(rows: list[Estimate], choice: Choice, reason: str) -> None:

@@ -46,10 +46,10 @@ def reasons(result: CPEResult) -> dict[str, tuple[Verdict, str]]:
     ("weight", "verdict", "says"),
     [
         (1.0, Verdict.TRUSTWORTHY, None),
-        (0.95, Verdict.DO_NOT_USE, "is 0.142 and should be 1: episodes that the policy makes likely are missing"),
-        (0.995, Verdict.WIDE, "is 0.827 and should be 1: episodes that the policy makes likely are missing"),
-        (1.01, Verdict.WIDE, "is 1.46 and should be 1: logged propensities are too small"),  # 1.01^38
-        (1.05, Verdict.DO_NOT_USE, "is 6.39 and should be 1: logged propensities are too small"),  # 1.05^38
+        (0.95, Verdict.DO_NOT_USE, "is 0.142 instead of 1, as episodes that the policy makes likely are missing"),
+        (0.995, Verdict.WIDE, "is 0.827 instead of 1, as episodes that the policy makes likely are missing"),
+        (1.01, Verdict.WIDE, "is 1.46 instead of 1, as logged propensities are too small"),  # 1.01^38
+        (1.05, Verdict.DO_NOT_USE, "is 6.39 instead of 1, as logged propensities are too small"),  # 1.05^38
     ],
 )
 def test_rows_that_are_a_little_off_multiply(weight: float, verdict: Verdict, says: str | None) -> None:
@@ -76,7 +76,7 @@ def test_weights_that_vanish_are_named() -> None:
     assert result.overlap.mean_episode_weight.value == 0
     for found, reason in reasons(result).values():
         assert found is Verdict.DO_NOT_USE
-        assert "up to step 949 is 0, or too small for a number, and should be 1" in reason
+        assert "up to step 949 is 0, or too small for a number, instead of 1" in reason
 
 
 def test_a_mean_weight_that_may_be_one_is_no_reason() -> None:

@@ -19,7 +19,7 @@ import zstandard
 from reagent_lite.data.formats import text_files
 from reagent_lite.data.formats.blocks import Block, Position
 from reagent_lite.data.formats.files import list_input
-from reagent_lite.data.formats.reading import ALL_COLUMNS, READERS, read_blocks, read_tables
+from reagent_lite.data.formats.reading import ALL_COLUMNS, READERS, read_blocks
 from reagent_lite.errors import DataError, Problem
 
 Row = dict[str, Any]
@@ -45,7 +45,9 @@ _PAIRS = pa.list_(pa.struct([("key", pa.int32()), ("value", pa.float64())]))
 
 
 def rows_of(path: Path | str) -> list[Row]:
-    return [row for table in read_tables(str(path)) for row in table.to_pylist()]
+    files = list_input(str(path), tuple(READERS))
+    return [row for rows in read_blocks(files, lambda block: block.table.to_pylist(), [Position() for _ in files])
+            for row in rows]  # fmt: skip
 
 
 def blocks_of(path: Path, position: Position | None = None) -> list[Block]:

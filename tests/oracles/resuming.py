@@ -3,8 +3,6 @@
 import json
 import os
 import shutil
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -172,10 +170,3 @@ def end(process: Interpreter) -> Run:
 
 def checkpoints(folder: Path, out: str = "out") -> list[str]:
     return sorted(path.name for path in (folder / out / "checkpoints").glob("step_*"))
-
-
-def until(true: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)

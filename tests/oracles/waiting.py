@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 
-def wait_until(condition: Callable[[], bool], message: Callable[[], str] = str, seconds: float = 40.0) -> None:
+def wait_until(condition: Callable[[], bool], message: Callable[[], str] = str, seconds: float = 60.0) -> None:
     """Returns once the condition holds; an AssertionError with the message after so many seconds."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -25,9 +25,9 @@ from oracles.resuming import (
     read,
     simulated,
     start,
-    until,
 )
 from oracles.runs import ALONE, trained
+from oracles.waiting import wait_until
 
 from reagent_lite.config import DqnConfig, ParametricDqnConfig
 from reagent_lite.distributed.worker import STOP_SIGNALS
@@ -132,7 +132,7 @@ def test_signals_save_and_end_with_75_wherever_they_come(tmp_path: Path) -> None
     done = 0
     for number in STOP_SIGNALS:
         run = start(tmp_path, tree, REAGENT_LITE_FAULT=slow)
-        until(lambda done=done: metrics.exists() and metrics.read_text().count("\n") > done)  # type: ignore[misc]
+        wait_until(lambda done=done: metrics.exists() and metrics.read_text().count("\n") > done)  # type: ignore[misc]
         run.send_signal(number)
         ended = end(run)
         assert ended.code == 75, ended.err
@@ -150,7 +150,7 @@ def test_a_signal_before_learning_ends_with_75_too(tmp_path: Path) -> None:
     tree = logged(tmp_path)
     write_lines(tmp_path / "data" / "more.jsonl", random_rows(60_000))  # a while to read
     run = start(tmp_path, tree | {"training_data_path": str(tmp_path / "data")})
-    until(lambda: "training data" in run.said or list(tmp_path.rglob("*.tmp")))  # it reads
+    wait_until(lambda: "training data" in run.said or list(tmp_path.rglob("*.tmp")))  # it reads
     run.send_signal(signal.SIGTERM)
     ended = end(run)
     assert ended.code == 75, ended.err
@@ -168,12 +168,12 @@ def test_a_disk_that_is_full_for_a_while_costs_a_checkpoint_not_the_run(
 ) -> None:
     disk, tree = disk_of_200_files, logged(tmp_path) | {"model_output_path": str(disk_of_200_files)}
     run = start(tmp_path, tree, "epochs=8", REAGENT_LITE_FAULT="fail:rank=0,step=0,kind=slow,seconds=0.06")
-    until((disk / "checkpoints" / "step_000003").exists)
+    wait_until((disk / "checkpoints" / "step_000003").exists)
     fillers = []
     while os.statvfs(disk).f_ffree > 3:
         fillers.append(disk / f"filler_{len(fillers)}")
         fillers[-1].touch()
-    until(lambda: "warning: no checkpoint" in run.said)
+    wait_until(lambda: "warning: no checkpoint" in run.said)
     for filler in fillers:
         filler.unlink()
     done = end(run)

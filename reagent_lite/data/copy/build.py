@@ -263,7 +263,7 @@ class SpooledLog:
 
 
 def _canonical(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Gives every NaN the same bits, so that rows can be compared by their bits."""
+    """Sets every NaN to the same bits, so that rows can be compared by their bits."""
     absent = np.isnan(values)
     return np.where(absent, np.float32(np.nan), values) if absent.any() else values
 

@@ -113,7 +113,7 @@ class Place:
             shutil.rmtree(temporary, ignore_errors=True)
 
     def publish(self, temporary: Path, manifest: CopyManifest) -> Path:
-        """Gives a built copy its name and removes those of other inputs; returns its folder.
+        """Renames a built copy to its name, removes those of other inputs and returns its folder.
 
         Where another process has published the same copy in the meantime, as machines do that share the folder, its
         folder stays: somebody reads it.

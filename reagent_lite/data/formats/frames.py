@@ -14,7 +14,7 @@ from reagent_lite.files import user_cache
 
 
 class Frame(Protocol):
-    """What pandas, polars and Arrow give their rows by."""
+    """A frame of pandas, polars or Arrow: each exports its rows as an Arrow stream."""
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         """Returns the rows as Arrow's C stream."""

@@ -19,8 +19,7 @@ import pyarrow as pa
 from reagent_lite.data.formats.arrow import read_ipc, read_parquet
 from reagent_lite.data.formats.blocks import MOST_THREADS, Block, Position, Reader, Show
 from reagent_lite.data.formats.csv import read_csv
-from reagent_lite.data.formats.files import MINARI, InputFile, OwnNames, list_input
-from reagent_lite.data.formats.frames import Log, path_of
+from reagent_lite.data.formats.files import MINARI, InputFile, OwnNames
 from reagent_lite.data.formats.jsonl import read_json_lines
 from reagent_lite.data.formats.minari import read_minari
 from reagent_lite.errors import DataError, NoRowsError, Problem, counted
@@ -117,16 +116,6 @@ def require_hash(file: InputFile, sha256: str) -> None:
         todo = "Copy the folder again, or let the stage that made it make it again"
         expected = f"bytes with sha256 {file.sha256}, as its manifest says"
         raise DataError(Problem(file.path, expected, f"sha256 {sha256}", todo))
-
-
-def read_tables(log: Log) -> Iterator[pa.Table]:
-    """Yields the rows of a file, folder or frame as Arrow tables of some 10 000 rows, in order; memory stays bounded.
-
-    Raises:
-        DataError: see `list_input` and `read_blocks`.
-    """
-    files = list_input(path_of(log), tuple(READERS))
-    yield from read_blocks(files, lambda block: block.table, [Position() for _ in files])
 
 
 READERS: dict[str, Reader] = {

@@ -22,7 +22,7 @@ from reagent_lite.errors import DataError, Problem
 FIRST_BLOCK_BYTES = 1 << 18
 BLOCK_BYTES = 1 << 22
 TABLE_BYTES = 1 << 24
-"""Of a block's table; rows with many columns take memory for those that they lack too."""
+"""Memory of a block's table; rows with many columns take memory for absent values too."""
 LONGEST_ROW_BYTES = 1 << 28
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 

@@ -269,7 +269,7 @@ class ReplayRing:
         return priorities.value.view(self._settings.slots, self._settings.num_envs)
 
     def _admit(self, priorities: Priorities) -> None:
-        """Gives the slot that became complete the largest priority, and the one just written none until it is."""
+        """Sets the largest priority for the slot that became complete, and none for the one just written."""
         s, N = self._settings, self._settings.num_envs
         ready = (self._head - s.waiting).remainder(s.slots)
         value = (priorities.largest * (self._filled > s.waiting)).expand(N)

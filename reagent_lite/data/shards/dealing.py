@@ -41,7 +41,7 @@ from reagent_lite.errors import Problem, raise_any
 
 KIND = "shard"
 GROUP_BYTES = 1 << 25
-"""Of Arrow's form of the buckets that are sorted together: a thread holds twice as much meanwhile."""
+"""Size in memory of the buckets that are sorted together; a thread holds twice as much while it sorts."""
 _MOST_BUCKETS = 512  # files that are open at a time
 _FILES_OF_WHOLE_EPISODES = ("timeline",)
 """Kinds of stages in whose folders no two files share an episode."""
@@ -51,7 +51,7 @@ _KEY = pa.field("hash of the episode", pa.uint64())
 """The last column of rows that wait in their bucket."""
 
 Parts = list[dict[str, dict[str, Any]]]
-"""Of each shard {file name: {"rows": rows}}."""
+"""{file name: {"rows": rows}} of each shard."""
 
 
 def settings(config: ShardConfig) -> dict[str, Any]:

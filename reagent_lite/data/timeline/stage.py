@@ -40,7 +40,7 @@ from reagent_lite.memory import free_host_bytes
 
 KIND = "timeline"
 VERSION = 3
-"""Of the transformation: folders made by another version are made again."""
+"""Version of the transformation; folders of another version are made again."""
 _ROWS_PER_FILE = 300_000
 _MEMORY_SHARE = 0.6
 _LENGTHS = (
@@ -55,7 +55,7 @@ class Engine(Protocol):
 
     @property
     def unit(self) -> str:
-        """What `write` shows so and so many of, plural."""
+        """What the progress of `write` counts, in the plural."""
         ...
 
     def load(self, config: TimelineConfig, files: Sequence[InputFile], show: Show) -> Checked:
@@ -369,7 +369,7 @@ def _require_unchanged(files: Sequence[InputFile]) -> None:
 
 @contextmanager
 def _work_folder(config: TimelineConfig, target: Path) -> Iterator[Path]:
-    """Gives a folder on a local disk for what does not fit into memory."""
+    """Yields a folder on a local disk for what does not fit into memory."""
     parent = Path(config.temporary_directory).expanduser() if config.temporary_directory else target.parent
     require_writable(parent, "temporary_directory")
     sweep(parent.glob(f".{glob.escape(target.name)}.*.work"))
