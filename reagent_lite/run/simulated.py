@@ -8,10 +8,10 @@ from torch import Tensor
 
 from reagent_lite.algorithms.dqn import DQN
 from reagent_lite.config import ParametricDqnConfig, WorkflowConfig
-from reagent_lite.data.replay.ring import ReplayRing, ReplaySettings
 from reagent_lite.distributed.group import Group
 from reagent_lite.run.environments import TRAINING, Reader, Simulation
 from reagent_lite.run.learner import reward_boost
+from reagent_lite.sim.replay.ring import ReplayRing, ReplaySettings
 from reagent_lite.sim.rollout import Exploration, Rollout, RolloutSource, UpdateSchedule
 from reagent_lite.sim.spec import EnvSpec
 from reagent_lite.training.capture import eager

@@ -8,54 +8,17 @@ Every rank has its own environments, numbered through over all ranks, and its ow
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from reagent_lite.errors import Problem, SimulationError
 from reagent_lite.sim.env import Policy, VectorEnv
+from reagent_lite.sim.replay.ring import ReplayRing
 from reagent_lite.types import EnvStep, TransitionBatch
 
 Step = Callable[[], None]
-
-
-class Sample(Protocol):
-    """Rows drawn from a ring and their places in it."""
-
-    @property
-    def batch(self) -> TransitionBatch:
-        """The rows with raw features; weights are importance weights over the number of rows."""
-        ...
-
-    @property
-    def index(self) -> Tensor:
-        """[B] places in the ring."""
-        ...
-
-
-class Ring(Protocol):
-    """Transitions of the last steps of every environment, as data/replay/ring.py stores them."""
-
-    def write(self, step: EnvStep) -> None:
-        """Stores one step of every environment."""
-        ...
-
-    def sample(self, rows: int, *, beta: Tensor | float) -> Sample:
-        """Draws rows."""
-        ...
-
-    def update_priorities(self, index: Tensor, error: Tensor) -> None:
-        """Sets the priorities of rows from their errors."""
-        ...
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Returns everything stored."""
-        ...
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Continues from a `state_dict`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +58,7 @@ class Rollout:
         self,
         env: VectorEnv,
         policy: Policy,
-        ring: Ring,
+        ring: ReplayRing,
         *,
         device: torch.device,
         temperature: float = 0.0,
@@ -250,7 +213,7 @@ class RolloutSource:
     def __init__(
         self,
         rollout: Rollout,
-        ring: Ring,
+        ring: ReplayRing,
         exploration: Exploration,
         schedule: UpdateSchedule,
         *,

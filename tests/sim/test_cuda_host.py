@@ -14,13 +14,13 @@ from oracles.ptx import Entry
 from oracles.same_bits import backends, play
 from torch import Tensor
 
-from reagent_lite.data.replay.ring import ReplayRing, ReplaySettings
 from reagent_lite.errors import SimulationError
 from reagent_lite.sim.calls import ActCall, Call
 from reagent_lite.sim.cpu import CpuBackend
 from reagent_lite.sim.cuda import SYNCHRONIZE, CudaBackend, on_stream
 from reagent_lite.sim.cuda_build import find_nvcc
 from reagent_lite.sim.env import VectorEnv
+from reagent_lite.sim.replay.ring import ReplayRing, ReplaySettings
 from reagent_lite.sim.rollout import Rollout
 from reagent_lite.sim.sources import find_environment
 

@@ -9,9 +9,9 @@ import torch
 from oracles import cartpole
 from torch import Tensor
 
-from reagent_lite.data.replay.ring import ReplayRing, ReplaySettings
 from reagent_lite.sim.backend import open_backend
 from reagent_lite.sim.env import VectorEnv
+from reagent_lite.sim.replay.ring import ReplayRing, ReplaySettings
 from reagent_lite.sim.rollout import Exploration, Rollout, RolloutSource, UpdateSchedule, regrouped
 from reagent_lite.types import TransitionBatch
 

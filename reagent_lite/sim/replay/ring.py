@@ -13,9 +13,9 @@ from math import prod
 import torch
 from torch import Tensor
 
-from reagent_lite.data.replay.sampling import Priorities, importance_weights, n_step_sum
 from reagent_lite.errors import Problem, SimulationError
 from reagent_lite.memory import free_bytes
+from reagent_lite.sim.replay.sampling import Priorities, importance_weights, n_step_sum
 from reagent_lite.types import Actions, EnvStep, TransitionBatch
 
 _KEY = "simulation.replay.capacity"

@@ -7,9 +7,9 @@ import torch
 from scipy.stats import chisquare
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from reagent_lite.data.replay import ring as ring_module
-from reagent_lite.data.replay.ring import ReplayRing, ReplaySettings, Sample
 from reagent_lite.errors import SimulationError
+from reagent_lite.sim.replay import ring as ring_module
+from reagent_lite.sim.replay.ring import ReplayRing, ReplaySettings, Sample
 from reagent_lite.types import EnvStep
 
 CPU = torch.device("cpu")

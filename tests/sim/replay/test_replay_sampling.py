@@ -10,8 +10,8 @@ import torch
 from oracles.ranks import run_ranks
 from scipy.stats import chisquare
 
-from reagent_lite.data.replay.ring import ReplayRing, ReplaySettings
-from reagent_lite.data.replay.sampling import Priorities, importance_weights, n_step_sum
+from reagent_lite.sim.replay.ring import ReplayRing, ReplaySettings
+from reagent_lite.sim.replay.sampling import Priorities, importance_weights, n_step_sum
 from reagent_lite.types import EnvStep
 
 CPU = torch.device("cpu")
@@ -90,7 +90,7 @@ import json, sys
 from pathlib import Path
 from typing import Any
 import torch
-from reagent_lite.data.replay.sampling import Priorities, importance_weights
+from reagent_lite.sim.replay.sampling import Priorities, importance_weights
 from reagent_lite.distributed.group import Place, joined
 
 with joined(Place.read(), torch.device("cpu")) as group:

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reagent_lite.data.replay.ring import ReplayRing, ReplaySettings
+from reagent_lite.sim.replay.ring import ReplayRing, ReplaySettings
 from reagent_lite.types import EnvStep
 
 TERMINATED, TRUNCATED = 1, 2
