@@ -17,7 +17,7 @@ class CheckpointConfig(Section):
     keep: Annotated[int, Field(ge=2)] = 2
     """How many of the newest stay; two, so that a damaged one has another behind it."""
     resume: bool = True
-    """Continue an unfinished run found in model_output_path; false begins anew and removes it."""
+    """Continue an unfinished run found in model_output_path; false starts over and removes it."""
 
     @property
     def periodic(self) -> bool:

@@ -58,7 +58,7 @@ def rank_file(rank: int) -> str:
 
 
 class CheckpointFolder:
-    """The checkpoints of a run on rank 0's disk, ordered as they were written, not by their step.
+    """The checkpoints of a run on rank 0's disk, in the order in which they were written, not of their steps.
 
     Args:
         folder: the run's checkpoints folder; it need not exist.
@@ -68,7 +68,7 @@ class CheckpointFolder:
         self.folder = folder
 
     def tidy(self) -> None:
-        """Removes what dead runs left half written, and puts back what one had moved aside."""
+        """Removes unfinished checkpoints of killed runs, and puts back one that was moved aside."""
         for path in [*self.folder.glob(".step_*.tmp"), *self.folder.glob(".step_*.old")]:
             target = self.folder / path.name.split(".")[1]
             if path.suffix == ".old" and not target.exists():
@@ -78,7 +78,7 @@ class CheckpointFolder:
 
     def names(self) -> list[str]:
         """Returns the names of all checkpoints, the newest first; damaged ones may be among them."""
-        written = filter(_is_checkpoint, self.folder.glob("step_*"))  # what others put there is not ours to remove
+        written = filter(_is_checkpoint, self.folder.glob("step_*"))  # folders of other programs are left alone
         return [path.name for path in sorted(written, key=_order, reverse=True)]
 
     def unfinished(self) -> Tree | None:
@@ -103,9 +103,9 @@ class CheckpointFolder:
             elif state["run"] not in ended:
                 found = {**state, "name": name}
                 break
-        if damaged and not found and not ended:  # to begin anew would throw away what a person may still put right
+        if damaged and not found and not ended:  # starting over would discard what may still be repaired
             expected = "a whole checkpoint of the unfinished run"
-            todo = "Look at the disk, put a copy back, or begin anew with --set checkpoint.resume=false"
+            todo = "Check the disk, restore a copy, or start over with --set checkpoint.resume=false"
             raise BundleError([Problem(str(self.folder / name), expected, reason, todo) for name, reason in damaged])
         instead = f"continuing from {found['name']}" if found else "there is no other of an unfinished run"
         for name, reason in damaged:
@@ -124,12 +124,12 @@ class CheckpointFolder:
         """Yields an empty folder that becomes the checkpoint `name` once it is written, hashed and on the disk.
 
         Args:
-            name: of the checkpoint; an older one of that name makes way.
-            document: what its manifest says beside files.
+            name: of the checkpoint; an older one of that name is replaced.
+            document: entries of its manifest besides the files.
 
         Raises:
-            OSError: no space, or a disk that fails; nothing has changed then.
-            BundleError: what was read back is not what was written; it has been set aside.
+            OSError: the disk is full or fails; nothing has changed then.
+            BundleError: the bytes read back differ from those written; the checkpoint has been set aside.
         """
         target = self.folder / name
         with appearing_folder(target) as temporary:
@@ -169,7 +169,7 @@ class CheckpointFolder:
 
 
 def _is_checkpoint(folder: Path) -> bool:
-    """Whether this program wrote the folder: it has files that others do not write, or lost all it had."""
+    """Whether this program wrote the folder: it holds files that only this program writes, or it is empty."""
     if folder.is_symlink() or not folder.is_dir() or not re.fullmatch(r"step_\d+", folder.name):
         return False
     files = {path.name for path in folder.iterdir()}
@@ -177,11 +177,11 @@ def _is_checkpoint(folder: Path) -> bool:
 
 
 def _order(folder: Path) -> tuple[int, int]:
-    """Returns the number a checkpoint was written as, and its step, which decides where that cannot be read."""
+    """Returns a checkpoint's serial number and its step, by which checkpoints of equal number are ordered."""
     try:
         serial = read_document(folder, CHECKPOINT).get("serial", 0)
     except (BundleError, OSError):
-        serial = 1 << 62  # to be looked at first, and set aside
+        serial = 1 << 62  # examined first, and set aside
     return serial, int(folder.name.removeprefix("step_"))
 
 
@@ -192,9 +192,9 @@ class Checkpoints:
         folder: where they are; only rank 0 looks at it.
         group: the ranks.
         running: what is saved.
-        document: what else each of them says, as JSON; `run` and `serial` among it.
-        keep: how many of this run stay.
-        since: name of the checkpoint this process continued from, or None.
+        document: further entries of each state.json; `run` and `serial` are among them.
+        keep: number of checkpoints of this run that are kept.
+        since: name of the checkpoint from which this process continued, or None.
 
     Attributes:
         running, group: as given.
@@ -223,7 +223,7 @@ class Checkpoints:
         return self._written[-1] if self._written else None
 
     def save(self) -> str:
-        """Saves the run as it is between two steps; every rank calls it.
+        """Saves the run between two steps; every rank calls it.
 
         Returns:
             What went wrong, the same on every rank, or "".
@@ -236,7 +236,7 @@ class Checkpoints:
         name = f"step_{step:06d}"
         parts = group.gather_bytes(data)
         failure = self._write(name, need, parts) if group.is_first else ""
-        for _ in parts:  # every rank must run it to its end, whatever happened to the disk
+        for _ in parts:  # every rank must exhaust it, even where the disk failed
             pass
         failure = group.broadcast_text(failure)
         if not failure:
@@ -263,7 +263,7 @@ class Checkpoints:
         return ""
 
     def _write(self, name: str, need: int, parts: Iterator[bytes]) -> str:
-        """Writes all files and returns "", or leaves things as they were and returns the reason."""
+        """Writes all files and returns ""; on a failure nothing has changed, and the reason is returned."""
         assert self._place is not None
         folder = self._folder.folder
         try:
@@ -310,18 +310,18 @@ class Checkpoints:
 
 
 def _older(folder: CheckpointFolder, name: str, group: Group) -> list[str]:
-    """Returns the checkpoints before one, the oldest first; only rank 0 needs to know them."""
+    """Returns the names of older checkpoints, the oldest first; on other ranks than 0, nothing."""
     names = folder.names() if group.is_first else [name]
     return names[names.index(name) + 1 :][::-1]
 
 
 class CheckpointSchedule:
-    """What happens after each step, on every rank: ranks agree, compare, save, and end together when asked to.
+    """After each step on every rank: ranks agree, compare parameters, save, and end together when a signal asks.
 
     Args:
         config: when to save.
-        waits: how long ranks wait for each other, and how often they compare.
-        checkpoints: of the run.
+        waits: how long ranks wait for each other, and how often they compare parameters.
+        checkpoints: the run's checkpoints.
         signal: asks the run to end.
     """
 
@@ -341,11 +341,11 @@ class CheckpointSchedule:
         self._set_standing()
 
     def after_step(self) -> None:
-        """Saves and compares where it is time to.
+        """Saves and compares when it is due.
 
         Raises:
-            Preempted: some rank was asked to end; what can be saved is saved, and all ranks end here.
-            PeerError: ranks hold different numbers.
+            Preempted: some rank was asked to end; the run was saved if it could be, and all ranks end here.
+            PeerError: ranks hold different parameters.
         """
         done = self._running.position.step
         due = time.monotonic() - self._saved_at >= self._every_seconds
@@ -360,16 +360,16 @@ class CheckpointSchedule:
             raise self._signal.preempted()
 
     def at_end(self) -> None:
-        """Saves what training leads to, before anything else may fail.
+        """Saves the trained state before anything else can fail.
 
         Raises:
             CheckpointError: it cannot be saved.
         """
         failure = self._save()
         if failure:
-            where, todo = "checkpoint at the end of training", "Put that right and run the same command again"
+            where, todo = "checkpoint at the end of training", "Correct that and run the same command again"
             raise CheckpointError(
-                Problem(where, "room on a disk that works", failure, f"{todo}; {self._signal.standing}")
+                Problem(where, "free space on a working disk", failure, f"{todo}; {self._signal.standing}")
             )
 
     def _save(self) -> str:
@@ -383,11 +383,13 @@ class CheckpointSchedule:
 
     def _set_standing(self) -> None:
         if self._checkpoints.latest is not None:
-            self._signal.standing = f"checkpoint {self._checkpoints.latest} stands; run the same command again to go on"
+            self._signal.standing = (
+                f"checkpoint {self._checkpoints.latest} is complete; run the same command again to continue"
+            )
 
 
 def own_state(running: Running, group: Group) -> Tree:
-    """Returns what this rank alone knows of a run."""
+    """Returns the state that only this rank has: random numbers, source, sums since the last report."""
     rng = {"cpu": torch.get_rng_state()}
     if group.device.type == "cuda":
         rng["cuda"] = torch.cuda.get_rng_state(group.device)
@@ -395,7 +397,7 @@ def own_state(running: Running, group: Group) -> Tree:
 
 
 def flat(tree: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Returns the leaves by path, on the CPU and contiguous; numbers become tensors [] of 64 bits."""
+    """Returns the leaves by path, contiguous and on the CPU; numbers become scalar tensors of 64 bits."""
     leaves: dict[str, Tensor] = {}
     for name, value in tree.items():
         if isinstance(value, Mapping):
@@ -408,7 +410,7 @@ def flat(tree: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def nested(leaves: Mapping[str, Tensor]) -> Tree:
-    """Returns the tree of which `flat` gives the leaves; numbers are tensors [], which int() and bool() read."""
+    """Returns the tree whose leaves `flat` returned; numbers are scalar tensors, which int() and bool() read."""
     tree: Tree = {}
     for path, leaf in leaves.items():
         *parents, name = path.split("/")
@@ -420,12 +422,12 @@ def nested(leaves: Mapping[str, Tensor]) -> Tree:
 
 
 def plain(module: nn.Module) -> dict[str, Tensor]:
-    """Returns a module's tensors on the CPU; those that share memory are copied apart, as safetensors wants it."""
+    """Returns a module's tensors on the CPU; tensors that share memory are copied, as safetensors requires."""
     return {name: value.detach().cpu().contiguous().clone() for name, value in module.state_dict().items()}
 
 
 def optimizer_state(optimizer: Optimizer) -> tuple[dict[str, Tensor], Tree]:
-    """Splits an optimizer's state into tensors by "index.name", and class, settings and numbers as JSON."""
+    """Returns an optimizer's tensors by "index.name", and its class, settings and numbers as JSON."""
     whole = optimizer.state_dict()
     tensors: dict[str, Tensor] = {}
     numbers: dict[str, dict[str, Any]] = {}
@@ -453,7 +455,7 @@ def load_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor], settings
 
 
 def checksum(module: nn.Module) -> int:
-    """Returns an int64 that changes with every single bit of a module's tensors; waits for the device once."""
+    """Returns an int64 that changes with any bit of a module's tensors; waits for the device once."""
     sums = torch.stack([_bits(tensor).sum(dtype=torch.int64) for tensor in module.state_dict().values()])
     factors = torch.full_like(sums, _FACTOR).cumprod(0)
     return int((sums * factors).sum())
@@ -468,7 +470,7 @@ def require_equal(module: nn.Module, group: Group, step: int) -> None:
     """Compares a module between ranks; every rank calls it, and all raise or none.
 
     Raises:
-        PeerError: some ranks hold other numbers than most, or, where there is no majority, than rank 0.
+        PeerError: some ranks hold other values than the majority, or than rank 0 where there is no majority.
     """
     sums = group.each(checksum(module))
     counts = Counter(sums)
@@ -479,5 +481,5 @@ def require_equal(module: nn.Module, group: Group, step: int) -> None:
     others = ", ".join(str(rank) for rank, value in enumerate(sums) if value != right)
     alike = ", ".join(str(rank) for rank, value in enumerate(sums) if value == right)
     got = f"parameters differ between ranks: {others} from {alike}"
-    todo = "Memory or a kernel of one of them is at fault; the checkpoint before it is good"
+    todo = "Memory or a kernel of one of them is faulty; the previous checkpoint is good"
     raise PeerError(Problem(f"step {step}", "the same parameters on all ranks", got, todo))

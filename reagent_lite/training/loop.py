@@ -16,7 +16,7 @@ from reagent_lite.types import BatchSource
 
 
 class StepPlan(Protocol):
-    """What the loop needs to know of a read plan."""
+    """The part of a read plan that the loop uses."""
 
     @property
     def num_steps(self) -> int:
@@ -40,7 +40,7 @@ class StepPlan(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class Optimization:
-    """An optimizer and what surrounds its step: clipping, the schedule of learning rates, cleared gradients.
+    """An optimizer with gradient clipping and a schedule of learning rates.
 
     Attributes:
         optimizer: over the learner's trainable parameters.
@@ -53,7 +53,7 @@ class Optimization:
     clip_norm: float | None = None
 
     def step(self) -> None:
-        """Clips, moves the parameters and clears the gradients."""
+        """Clips the gradient, updates the parameters and clears the gradient."""
         if self.clip_norm is not None:
             parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
             nn.utils.clip_grad_norm_(parameters, self.clip_norm)
@@ -61,13 +61,13 @@ class Optimization:
         self.optimizer.zero_grad()
 
     def progress(self) -> dict[str, Any] | None:
-        """Returns how far the schedule is, as JSON; the rates themselves stand with the optimizer's settings."""
+        """Returns the schedule's progress as JSON; the rates are in the optimizer's settings."""
         if self.schedule is None:
             return None
         return {"last_epoch": self.schedule.last_epoch, "_step_count": self.schedule._step_count}
 
     def load_progress(self, saved: dict[str, Any] | None) -> None:
-        """Continues the schedule; call it once the rates are restored."""
+        """Restores the schedule's progress; the rates must have been restored before."""
         if self.schedule is not None and saved is not None:
             rates = [group["lr"] for group in self.optimizer.param_groups]
             self.schedule.load_state_dict({**saved, "_last_lr": rates})
@@ -75,7 +75,7 @@ class Optimization:
 
 @dataclass(slots=True, kw_only=True)
 class Position:
-    """How far a run is; the loop moves it, a checkpoint saves it.
+    """Progress of a run; the loop advances it, a checkpoint saves it.
 
     Attributes:
         step: optimizer steps done.
@@ -111,14 +111,14 @@ Update = Callable[[], None]
 
 
 class Stateful(Protocol):
-    """What has a state between two steps."""
+    """An object whose state is saved between two steps."""
 
     def state_dict(self) -> dict[str, Any]:
         """Returns nested dictionaries of tensors and numbers."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues from such a state."""
+        """Restores such a state."""
         ...
 
 
@@ -131,9 +131,9 @@ class Running:
             running statistics included, are its state.
         optimization: moments, counts, learning rates.
         source: batches of this rank.
-        evaluators: what they have fitted so far, alike on all ranks.
+        evaluators: models fitted so far, the same on all ranks.
         position: steps and rows done, and sums since the last report.
-        reported: what was reported so far, as JSON; asked when a checkpoint is written.
+        reported: returns, as JSON, what was reported so far; called when a checkpoint is written.
     """
 
     learner: nn.Module
@@ -145,7 +145,7 @@ class Running:
 
 
 class Hooks:
-    """What happens around the steps of a run, on every rank; the methods here do nothing."""
+    """Called around the steps of a run on every rank; these methods do nothing."""
 
     def before_step(self, step: int) -> None:
         """Called with the number of the step that follows; a simulation collects experience here."""
@@ -154,10 +154,10 @@ class Hooks:
         """Called at the end of each epoch, and every `every_steps` steps."""
 
     def after_step(self) -> None:
-        """Called after each step and what is reported of it; checkpoints are saved here."""
+        """Called after each step and its report; checkpoints are saved here."""
 
     def satisfied(self) -> bool:
-        """Asked between two epochs whether the run may end; every rank must answer alike."""
+        """Returns whether the run may end; called between two epochs, the same answer on every rank."""
         return False
 
 
@@ -170,7 +170,7 @@ def fit(
     every_steps: int | None = None,
     capture: Callable[[Update], Update] = lambda update: update,
 ) -> None:
-    """Trains from the run's position, which it keeps up to date, to the plan's last step.
+    """Trains from the run's position to the plan's last step and keeps the position up to date.
 
     Args:
         running: learner, optimizer and batches, minibatches_per_step of them a step.
@@ -228,7 +228,7 @@ def fit(
 
 
 class Clock:
-    """Host seconds by stage; on a GPU a stage's work is queued, not awaited."""
+    """Host seconds by stage; on a GPU they are the time to queue the work."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}
@@ -236,7 +236,7 @@ class Clock:
         self._start = 0.0
 
     def __call__(self, stage: str) -> "Clock":
-        """Names the stage that the next block is."""
+        """Sets the stage of the next `with` block."""
         self._stage = stage
         return self
 
@@ -247,7 +247,7 @@ class Clock:
         self._seconds[self._stage] = self._seconds.get(self._stage, 0.0) + time.perf_counter() - self._start
 
     def seconds(self) -> dict[str, float]:
-        """Returns the seconds by stage since the last call, and starts anew."""
+        """Returns the seconds by stage since the last call and resets them."""
         seconds, self._seconds = self._seconds, {}
         return seconds
 

@@ -19,7 +19,7 @@ from reagent_lite.files import write_whole
 
 
 class Meter:
-    """Sums of a step's metrics without waiting for the device.
+    """Sums metrics over steps without waiting for the device.
 
     Metrics are weighted sums whose weights sum to the world size over all ranks and minibatches of a step, so the mean
     of a step is the sum over ranks and minibatches divided by the world size.
@@ -46,7 +46,7 @@ class Meter:
         self._steps += 1
 
     def means(self, group: Group) -> dict[str, float]:
-        """Returns the mean over all steps and ranks since the last call, and starts anew. Every rank calls it."""
+        """Returns the mean over all steps and ranks since the last call and resets the sums; every rank calls it."""
         if not self._steps:
             return {}
         total = group.sum(torch.stack(list(self._sums.values())).double())
@@ -57,34 +57,34 @@ class Meter:
         return dict(zip(self._sums, means, strict=True))
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns this rank's sums since the last report, and the steps they are of."""
+        """Returns this rank's sums since the last report and the number of their steps."""
         return {"steps": self._steps, "sums": dict(self._sums or self._saved)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from saved sums; the next metrics are added to them."""
+        """Restores saved sums, to which the next metrics are added."""
         self._steps, self._sums, self._saved = int(state["steps"]), {}, dict(state.get("sums", {}))
 
 
 class _PatientFile:
-    """A file that grows. What a full disk or a share that fails does not take waits, and is written before the next."""
+    """A file that grows. Bytes that a full disk refuses are kept and written before the next ones."""
 
     def __init__(self, file: Path) -> None:
         self._stream = file.open("ab", buffering=0)
         self._waiting = b""
 
     def write(self, data: bytes) -> None:
-        """Adds bytes; no failure of the disk ends it."""
+        """Appends bytes; a failure of the disk raises nothing."""
         self._waiting += data
         with suppress(OSError):
             self._write()
 
     def keep(self) -> None:
-        """Puts all bytes onto the disk, or raises OSError."""
+        """Writes and syncs all bytes, or raises OSError."""
         self._write()
         os.fsync(self._stream.fileno())
 
     def close(self) -> None:
-        """Writes what waits, or raises OSError."""
+        """Writes the bytes that are left, or raises OSError."""
         with self._stream:
             self._write()
 
@@ -94,22 +94,22 @@ class _PatientFile:
 
 
 class MetricsWriter:
-    """metrics.jsonl and TensorBoard events in a folder; an object of another rank than 0 writes nothing.
+    """Writes metrics.jsonl and TensorBoard events; on a rank other than 0 it writes nothing.
 
-    Lines that the disk does not take wait, so that one which is full for a moment ends no run.
+    Lines that the disk refuses are kept and written later, so that a disk that is full for a moment ends no run.
 
     Args:
         folder: where the files go.
         enabled: whether this rank writes.
-        lines: of metrics.jsonl that stay; what follows them is cut off.
+        lines: number of lines of metrics.jsonl to keep; the rest is cut off.
         figures: see the attribute.
 
     Attributes:
-        lines: of metrics.jsonl so far.
-        figures: of the last epoch.
+        lines: number of lines of metrics.jsonl so far.
+        figures: figures of the last epoch.
 
     Raises:
-        OSError: the files cannot be opened; when the block ends: what was to be written still waits.
+        OSError: the files cannot be opened; when the block ends: some lines could not be written.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class MetricsWriter:
             self._add(Event(wall_time=now, file_version="brain.Event:2"))
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Writes scalars of a step: one JSON line, one event each tag; a value that is not finite becomes null."""
+        """Writes the scalars of a step as one JSON line and one event; a value that is not finite becomes null."""
         self.lines += 1
         if not self._files:
             return
@@ -144,7 +144,7 @@ class MetricsWriter:
         self._add(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
 
     def forget_after(self, step: int) -> None:
-        """Makes TensorBoard drop what an earlier start of the run wrote of later steps than this one."""
+        """Makes TensorBoard drop events of later steps, which an earlier start of the run wrote."""
         if not self._files or step == 0:
             return
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
@@ -156,10 +156,10 @@ class MetricsWriter:
         self._records.write(event.SerializeToString())
 
     def reported(self) -> dict[str, Any]:
-        """Puts everything written so far onto the disk and returns what a checkpoint keeps: lines, and figures.
+        """Syncs everything written so far and returns what a checkpoint keeps: lines and figures.
 
         Raises:
-            OSError: the disk does not take it; it waits.
+            OSError: the disk refused the bytes; they are kept.
         """
         for file in self._files:
             file.keep()

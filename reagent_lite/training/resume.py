@@ -1,4 +1,4 @@
-"""From a checkpoint back to a run: found by rank 0, compared with the present config, handed out to all ranks.
+"""Continues a run from a checkpoint: found by rank 0, compared with the present config, sent to all ranks.
 
 newest whole, unfinished ─► same learning config? same data? ─► position in the present plan ─► tensors to every rank
                               └ no: refused, with the keys       └ another plan: beginning of the epoch
@@ -47,12 +47,12 @@ MAY_CHANGE = {
 }
 """Keys, and sections, in which a run may differ from the unfinished one that it continues, by what they decide."""
 LENGTH = "epochs"
-"""May grow as well, where all rows are logged: what is simulated, and how, depends on the length of the run."""
+"""May grow as well where all rows are logged; a simulation depends on the length of the run."""
 
 IDENTITY = {"data": "training_data_path", "env": "simulation.env"}
-"""What a run learns from, and the key that names it."""
+"""Config keys of what a run learns from, by their names in state.json."""
 
-_BEGIN_ANEW = "Give another model_output_path, or begin anew with --set checkpoint.resume=false"
+_BEGIN_ANEW = "Give another model_output_path, or start over with --set checkpoint.resume=false"
 
 Files = dict[str, bytes]
 
@@ -80,12 +80,12 @@ def read_on_first(group: Group, read: Callable[[], Files]) -> Files:
 
 
 def find_unfinished(folder: CheckpointFolder, group: Group, *, wanted: bool) -> Tree | None:
-    """Returns state.json of the checkpoint to continue from, with its `name`, on every rank; None begins anew.
+    """Returns state.json of the checkpoint to continue from, with its `name`, on every rank; None starts over.
 
     Args:
-        folder: looked at, and tidied, by rank 0.
+        folder: read and tidied by rank 0.
         group: the ranks.
-        wanted: false removes the checkpoints that are there.
+        wanted: false removes existing checkpoints.
     """
 
     def read() -> Files:
@@ -101,12 +101,12 @@ def find_unfinished(folder: CheckpointFolder, group: Group, *, wanted: bool) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOrder:
-    """What a position counts in.
+    """The order in which rows are read, in which a position is counted.
 
     Attributes:
-        order: what decides which rows a step reads, as JSON; equal for equal orders.
-        steps: of an epoch.
-        rows: of an epoch, over all ranks.
+        order: everything that decides which rows a step reads, as JSON.
+        steps: steps of an epoch.
+        rows: rows of an epoch over all ranks.
     """
 
     order: dict[str, Any]
@@ -114,7 +114,7 @@ class ReadOrder:
     rows: int
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the keys that a checkpoint has for it."""
+        """Returns its entries of state.json."""
         return {"order": self.order, "steps_per_epoch": self.steps, "rows_per_epoch": self.rows}
 
 
@@ -124,13 +124,13 @@ Deal = Callable[[Sequence[Tree], int, int], Tree]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """An earlier start of this run, or that there was none.
+    """An earlier start of this run, if there is one.
 
     Attributes:
         config: the run's config.
         group: the ranks.
         folder: the run's checkpoints, on rank 0's disk.
-        state: state.json of the checkpoint to continue from, with its `name`, on every rank; None begins anew.
+        state: state.json of the checkpoint to continue from, with its `name`, on every rank; None starts over.
     """
 
     config: WorkflowConfig
@@ -140,14 +140,14 @@ class History:
 
     @classmethod
     def find(cls, config: WorkflowConfig, group: Group, folder: Path) -> "History":
-        """Returns what there is to continue in a folder of checkpoints; called on every rank.
+        """Returns the run to continue in a folder of checkpoints; every rank calls it.
 
         Raises:
             ConfigError: there is an unfinished run of another learning config.
             BundleError: there are checkpoints, and none of them is whole.
         """
         checkpoints = CheckpointFolder(folder)
-        # the first attempt has begun anew where that is asked for, and the others continue it
+        # only the first attempt starts over on request; later attempts continue it
         wanted = config.checkpoint.resume or attempt_here() > 0
         state = find_unfinished(checkpoints, group, wanted=wanted)
         if state is not None:
@@ -157,7 +157,7 @@ class History:
 
     @property
     def lines(self) -> int:
-        """Lines of metrics.jsonl that stay."""
+        """Number of lines of metrics.jsonl to keep."""
         return 0 if self.state is None else int(self.state["told"]["lines"])
 
     @property
@@ -166,13 +166,13 @@ class History:
         return {} if self.state is None else dict(self.state["told"]["figures"])
 
     def require_same(self, identity: Mapping[str, str]) -> None:
-        """Refuses to go on with other data.
+        """Refuses to continue with other data.
 
         Args:
-            identity: sha256 of what is learned from, by the keys of IDENTITY; "" for what is not there.
+            identity: sha256 of data and environment, by the keys of IDENTITY; "" where there is none.
 
         Raises:
-            ConfigError: the data, or the environment, is not what the checkpoint has learned from.
+            ConfigError: the data or the environment is not that of the checkpoint.
         """
         saved: Mapping[str, str] = identity if self.state is None else self.state["identity"]
         problems = [
@@ -185,24 +185,24 @@ class History:
             raise ConfigError(problems)
 
     def position(self, order: ReadOrder, num_steps: int) -> Position:
-        """Returns where the run goes on, and logs it.
+        """Returns where the run continues, and logs it.
 
         Args:
-            order: of the present run.
-            num_steps: of the present run.
+            order: read order of the present run.
+            num_steps: its number of steps.
 
         Raises:
-            ConfigError: the run is to be shorter than it is already.
+            ConfigError: the run would be shorter than it already is.
         """
         if self.state is None:
             return Position()
         name = self.state["name"]
         step, rows, again = position_in(self.state, order)
         if step > num_steps:
-            expected = f"at least {-(-step // order.steps)}: so far is the unfinished run of checkpoint {name}"
+            expected = f"at least {-(-step // order.steps)}: the unfinished run of checkpoint {name} is there already"
             raise ConfigError(Problem("epochs", expected, str(self.config.epochs)))
         repeated = counted(again, "row of an epoch is", "rows of an epoch are")
-        note = f"; {repeated} read again, as the minibatches are not those of before" if again else ""
+        note = f"; {repeated} read again, because the minibatches have changed" if again else ""
         place = f"{self.folder.folder.name}/{name}"
         logger.info(f"resuming from {place} (epoch {step // order.steps}, {counted(rows, 'row')}){note}")
         return Position(step=step, rows=rows)
@@ -210,14 +210,14 @@ class History:
     def continue_in(
         self, running: Running, order: ReadOrder, deal: Deal, identity: Mapping[str, str], versions: dict[str, str]
     ) -> Checkpoints:
-        """Loads what was saved into the run, and returns where it is saved from here on.
+        """Loads the saved state into the run and returns the run's checkpoints.
 
         Args:
-            running: at its position.
-            order: of the present run.
-            deal: divides the source's states where other ranks saved, or in another order.
-            identity: of what is learned from, as in `require_same`.
-            versions: of the software.
+            running: the run at its position.
+            order: read order of the present run.
+            deal: divides the source's states where the ranks or the order have changed.
+            identity: as in `require_same`.
+            versions: versions of the software.
         """
         group, state = self.group, self.state
         nodes = Counter(group.each(group.node))
@@ -235,7 +235,7 @@ class History:
             saved = state["versions"].items()
             others = [f"{name} {old} -> {versions[name]}" for name, old in saved if versions[name] != old]
             if others and group.is_first:
-                logger.warning(f"versions are not those of the checkpoint: {', '.join(others)}")
+                logger.warning(f"versions differ from those of the checkpoint: {', '.join(others)}")
             same = state["order"] == order.order
             alike = same and state["world"]["processes"] == group.world_size
 
@@ -253,12 +253,12 @@ def require_same_learning(saved: Mapping[str, Any], now: Mapping[str, Any], name
 
     Args:
         saved: resolved config of the checkpoint.
-        now: that of this run.
-        name: of the checkpoint.
+        now: resolved config of this run.
+        name: name of the checkpoint.
         may_grow: whether the run may become longer.
 
     Raises:
-        ConfigError: naming every key that says something else about what is learned.
+        ConfigError: names every key in which the two differ.
     """
     free = [key for keys in MAY_CHANGE.values() for key in keys] + [LENGTH] * may_grow
     before, after = _leaves(saved), _leaves(now)
@@ -287,10 +287,10 @@ def _text(leaves: Mapping[str, Any], key: str) -> str:
 
 
 def position_in(state: Mapping[str, Any], now: ReadOrder) -> tuple[int, int, int]:
-    """Returns step and rows at which a run goes on, and how many rows it reads again.
+    """Returns step and rows at which a run continues, and the number of rows it reads again.
 
-    With the same order that is where it stopped. With another one a step is other rows, so that only the beginnings of
-    epochs are the same place in both.
+    With the same order that is where it stopped. With another order a step reads other rows, and only the beginnings of
+    epochs correspond.
     """
     step, rows = int(state["step"]), int(state["rows"])
     if state["order"] == now.order:
@@ -313,7 +313,7 @@ def restore(
         folder: read by rank 0.
         running: takes everything but its position.
         group: the ranks.
-        deal: makes the own state of a rank from those of all ranks that saved; None where they are the same.
+        deal: returns the state of a rank from the states of all ranks that saved; None where nothing changed.
     """
     saved = folder.folder / state["name"]
     files = read_on_first(group, lambda: verified(saved, CHECKPOINT, keep={LEARNER, OPTIMIZER, EVALUATORS})[1])
@@ -329,7 +329,7 @@ def restore(
     running.evaluators.load_state_dict(nested(load(files[EVALUATORS])))
 
     def own_states() -> Iterator[bytes]:
-        """Yields those of this run's ranks; as saved, one is in memory at a time."""
+        """Yields the states of this run's ranks; where they are as saved, one is in memory at a time."""
         data = ((saved / rank_file(rank)).read_bytes() for rank in range(int(state["world"]["processes"])))
         if deal is None:
             yield from data
@@ -349,13 +349,13 @@ def restore(
 
 
 def regrouped(states: Sequence[Tree], rank: int, source: Tree, *, between: bool) -> Tree:
-    """Returns the own state of a rank where other ranks than now saved, or in another order.
+    """Returns the state of a rank where the ranks or the order have changed since it was saved.
 
     Args:
-        states: own states of all ranks that saved.
-        rank: whose turn it is.
-        source: the source's part, made for this rank.
-        between: go on in the middle of a report; else its sums are dropped.
+        states: states of all ranks that saved.
+        rank: the rank whose state is returned.
+        source: the source's state for this rank.
+        between: continue between two reports; otherwise the sums are dropped.
     """
     own: Tree = {"source": source, "meter": {"steps": 0}}
     if between:

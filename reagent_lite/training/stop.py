@@ -1,6 +1,6 @@
-"""Signals that ask a run to end: acted on between two steps while it learns, at once in all its other work.
+"""Signals that ask a run to end: acted on between two steps while it learns, at once otherwise.
 
-Where the terminal goes, with or without a signal, what the run says is lost and the run is not.
+If the terminal is closed, with or without a signal, the run's output is lost, but the run itself is not.
 """
 
 import os
@@ -25,20 +25,20 @@ _AGAIN_SECONDS = 0.02
 class StopSignal:
     """Listens inside its `with` block, in the main thread; elsewhere Python delivers no signals and nothing happens.
 
-    The first signal raises Preempted where it comes, unless it is deferred. Where that is a callback whose errors
-    Python only reports (of a weak reference, of ctypes), it is raised again a moment later. An error of the block after
-    a signal counts as its consequence and becomes Preempted as well: interrupted libraries end in errors of their own.
+    The first signal raises Preempted where it arrives, unless it is deferred. If that is a callback whose errors Python
+    only reports (of a weak reference, of ctypes), it is raised again a moment later. An error of the block after a
+    signal is taken for its consequence and becomes Preempted as well: interrupted libraries raise errors of their own.
 
     Args:
-        last: whether the process only ends behind the block; signals are ignored there, so that its exit code is kept.
+        last: whether the process ends right after the block; signals are then ignored, so that its exit code is kept.
 
     Attributes:
-        standing: what the same command would continue from, for the message.
+        standing: from where the same command would continue, for the message.
     """
 
     def __init__(self, *, last: bool = False) -> None:
         self._last = last
-        self.standing = "nothing was saved yet; the same command begins anew"
+        self.standing = "nothing was saved yet; the same command starts over"
         self._name = ""
         self._raised = False
         self._again: threading.Timer | None = None
@@ -48,7 +48,7 @@ class StopSignal:
 
     @property
     def wanted(self) -> bool:
-        """Whether a signal came."""
+        """Whether a signal has arrived."""
         return bool(self._name)
 
     def preempted(self) -> Preempted:
@@ -57,16 +57,16 @@ class StopSignal:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Only notes signals inside the block, whose work asks `wanted`; what was not heeded counts when it ends.
+        """Only records signals inside the block, whose work reads `wanted`; one left over counts at its end.
 
         Raises:
-            Preempted: a signal came and nobody heeded it.
+            Preempted: a signal arrived and the block did not act on it.
         """
         self._deferred = True
         try:
             yield
         finally:
-            self._deferred = False  # first this, then the question: a signal in between is raised by its handler
+            self._deferred = False  # before `wanted` is read: a signal in between is raised by its handler
         if self.wanted:
             raise self.preempted()
 
@@ -91,9 +91,9 @@ class StopSignal:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and self._name:
-            raise KeyboardInterrupt  # whoever presses Ctrl-C again does not want to wait
+            raise KeyboardInterrupt  # a second Ctrl-C ends the process at once
         self._name = signal.Signals(number).name
-        if not (self._raised or self._deferred):  # a second one would only interrupt the tidying up
+        if not (self._raised or self._deferred):  # a second one would only interrupt the cleanup
             self._raised = True
             raise self.preempted()
 

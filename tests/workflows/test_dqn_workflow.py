@@ -280,5 +280,5 @@ def test_a_full_disk_under_the_output_folder_is_said(small: dict[str, Any], tmp_
         with pytest.raises((ConfigError, CheckpointError)) as caught:
             trained({**small, "model_output_path": str(disk / "out")})
         (problem,) = caught.value.problems
-        assert problem.expected in (f"room in {disk}/out", "room on a disk that works")
+        assert problem.expected in (f"room in {disk}/out", "free space on a working disk")
         assert not (disk / "out/model").exists()

@@ -137,7 +137,7 @@ def test_signals_save_and_end_with_75_wherever_they_come(tmp_path: Path) -> None
         ended = end(run)
         assert ended.code == 75, ended.err
         (*_, newest) = checkpoints(tmp_path)
-        assert f"{number.name}: checkpoint {newest} stands; run the same command again to go on" in ended.err
+        assert f"{number.name}: checkpoint {newest} is complete; run the same command again to continue" in ended.err
         assert "Traceback" not in ended.err
         done = metrics.read_text().count("\n")
     finished = end(start(tmp_path, tree))
@@ -154,7 +154,7 @@ def test_a_signal_before_learning_ends_with_75_too(tmp_path: Path) -> None:
     run.send_signal(signal.SIGTERM)
     ended = end(run)
     assert ended.code == 75, ended.err
-    assert "SIGTERM: nothing was saved yet; the same command begins anew" in ended.err
+    assert "SIGTERM: nothing was saved yet; the same command starts over" in ended.err
 
 
 @pytest.fixture
@@ -180,7 +180,7 @@ def test_a_disk_that_is_full_for_a_while_costs_a_checkpoint_not_the_run(
     assert done.code == 0, done.err
     said = next(line for line in done.err.splitlines() if "warning: no checkpoint" in line)
     assert "No space left on device" in said
-    assert "stands; run the same command again to go on" in said
+    assert "is complete; run the same command again to continue" in said
     assert checkpoints(tmp_path, "disk") == ["step_000054", "step_000056"]
 
 
