@@ -21,7 +21,7 @@ from reagent_lite.doctor.checks import Row, checked, of_error, ok, show, skipped
 from reagent_lite.doctor.machines import Machine, meet
 from reagent_lite.doctor.share import share
 from reagent_lite.errors import ConfigError, ReagentLiteError
-from reagent_lite.run.dry_run import dry_run
+from reagent_lite.run.dry_run import dry_run, processes_here
 
 _EPILOG = """\
 Run it on every machine at once, with the arguments that the run will have. Machines meet through a file beside that of
@@ -69,7 +69,7 @@ def examine(options: argparse.Namespace) -> tuple[list[Row], list[Row], Node | N
         return rows, [], None
     try:
         config, node, source = _of_this_machine(config, options.node_index)
-        processes = machine.processes_here(config)
+        processes = processes_here(config)
     except ReagentLiteError as error:
         rows += [of_error("machines", error), skipped("all else", "the number of this machine must be known")]
         return rows, [], None

@@ -86,6 +86,10 @@ class WorkflowConfig(Section):
             return 0.0
         return 1.0 if not self.training_data_path else self.simulation.share or 0.0
 
+    def minibatch_over(self, world: int) -> int:
+        """Returns the rows of a minibatch over so many processes."""
+        return self.data.global_minibatch_size or self.training.minibatch_size * world
+
     @property
     def fewest_slots(self) -> int:
         """Steps of every environment that replay must hold: one window of multi_steps, and what follows it."""

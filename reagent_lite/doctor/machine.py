@@ -17,7 +17,7 @@ from reagent_lite.data.copy.place import places_of
 from reagent_lite.data.features.normalization import check_covers, read_normalization
 from reagent_lite.data.stage import data_files
 from reagent_lite.distributed.gpus import list_gpus, used_gpus
-from reagent_lite.distributed.launcher import Processes, choose_processes
+from reagent_lite.distributed.launcher import Processes
 from reagent_lite.distributed.network import addresses, listening, own_address, resolved
 from reagent_lite.distributed.nodes import Node
 from reagent_lite.doctor.checks import Row, failed, of_error, ok, skipped, warning
@@ -32,16 +32,6 @@ from reagent_lite.types import SourceSpec
 _COPY_TIMES = 2.0  # a training copy and what is spooled on the way, against stored bytes of plain input
 _PACKED_TIMES = 10.0  # the same against compressed bytes
 _MODEL_TIMES = 4  # ONNX, TorchScript, weights, and the folder before while the new one appears
-
-
-def processes_here(config: WorkflowConfig) -> Processes:
-    """Returns the processes that a run would start here; see launcher.choose_processes for errors."""
-    return choose_processes(
-        use_gpu=config.use_gpu,
-        use_all=config.use_all_avail_gpus,
-        explicit=config.num_processes_per_node,
-        gpus=torch.cuda.device_count() if config.use_gpu else 0,
-    )
 
 
 def versions() -> Row:

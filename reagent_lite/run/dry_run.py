@@ -19,7 +19,7 @@ from reagent_lite.data.features.normalization import read_normalization
 from reagent_lite.data.stage import data_files
 from reagent_lite.distributed.gpus import list_gpus, used_gpus
 from reagent_lite.distributed.group import Place
-from reagent_lite.distributed.launcher import Processes
+from reagent_lite.distributed.launcher import Processes, choose_processes
 from reagent_lite.errors import ReagentLiteError, counted
 from reagent_lite.memory import free_bytes, size_text
 from reagent_lite.run.learner import build_learner
@@ -104,7 +104,7 @@ class DryRun:
     @property
     def minibatch(self) -> int:
         """Rows of a minibatch over all processes."""
-        return self.config.data.global_minibatch_size or self.config.training.minibatch_size * self.world
+        return self.config.minibatch_over(self.world)
 
     @property
     def memory(self) -> int:
@@ -141,6 +141,16 @@ def dry_run(config: WorkflowConfig, processes: Processes) -> DryRun:
         inputs=inputs, needs=tuple(needs), page=None if inputs.copy is None else _page_need(config, inputs.copy),
         free=free, free_of=free_of,
     )  # fmt: skip
+
+
+def processes_here(config: WorkflowConfig) -> Processes:
+    """Returns the processes that a run starts on this machine; see launcher.choose_processes for errors."""
+    return choose_processes(
+        use_gpu=config.use_gpu,
+        use_all=config.use_all_avail_gpus,
+        explicit=config.num_processes_per_node,
+        gpus=torch.cuda.device_count() if config.use_gpu else 0,
+    )
 
 
 def _inputs(config: WorkflowConfig) -> Inputs:

@@ -28,7 +28,7 @@ from reagent_lite.sim.backend import Backend, open_backend
 from reagent_lite.sim.cuda_build import cuda_problem
 from reagent_lite.sim.env import Policy, VectorEnv
 from reagent_lite.sim.sources import built_from, find_environment
-from reagent_lite.types import Actions, FeatureSpec, FeatureType, NormalizationSpec, SourceSpec, TransitionBatch
+from reagent_lite.types import Actions, FeatureSpec, FeatureType, NormalizationSpec, TransitionBatch
 
 # streams of random numbers, so that no evaluated episode was trained on
 TRAINING, EPOCH, FINAL, PICTURE, SAMPLE = range(5)
@@ -263,12 +263,3 @@ class Reader:
             return q
 
         return values
-
-
-def source_spec(config: WorkflowConfig, normalization: Normalization) -> SourceSpec:
-    """Returns what the network of a run without data must fit."""
-    return SourceSpec(
-        num_state_features=normalization.state.width,
-        num_action_features=normalization.action.width if normalization.action else 0,
-        action_names=config.actions,
-    )

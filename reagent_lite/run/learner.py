@@ -2,7 +2,7 @@
 
 import inspect
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import torch
@@ -16,7 +16,8 @@ from reagent_lite.models.q_networks import NetworkSettings, build_q_network
 from reagent_lite.models.value_heads import CategoricalHead, QuantileHead, ScalarHead
 from reagent_lite.rl.policies import EpsilonGreedy, Softmax, TargetPolicy
 from reagent_lite.rl.td import Bounds
-from reagent_lite.training.loop import Optimization
+from reagent_lite.training.capture import Captured, eager
+from reagent_lite.training.loop import Optimization, Update
 from reagent_lite.types import SourceSpec
 
 _OPERATIONS_PER_THREAD = 1e8  # [m] below, threads wait for each other longer than they save
@@ -121,6 +122,11 @@ def captures(config: WorkflowConfig, group: Group) -> bool:
         and config.simulated_share == 1
         and "capturable" in inspect.signature(getattr(torch.optim, name)).parameters
     )
+
+
+def capture_of(config: WorkflowConfig, group: Group) -> Callable[[Update], Update]:
+    """Returns what turns work on fixed buffers into a CUDA graph, where the run replays them."""
+    return Captured if captures(config, group) else eager
 
 
 def _head(config: WorkflowConfig) -> ScalarHead | CategoricalHead | QuantileHead:

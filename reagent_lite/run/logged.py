@@ -90,12 +90,7 @@ def prepare(config: WorkflowConfig, group: Group) -> Data:
     for copy in (train, held_out):
         if copy is not None:
             _check_covers(config, copy, normalization)
-    spec = SourceSpec(
-        num_state_features=normalization.state.width,
-        num_action_features=normalization.action.width if normalization.action else 0,
-        action_names=config.actions,
-        metric_names=found.metric_names,
-    )
+    spec = normalization.spec(config.actions, found.metric_names)
     train_rows = _rows(config, train, normalization, spec, group)
     counts = shards.counts(train_rows.count)
     if not sum(counts):

@@ -27,7 +27,7 @@ from reagent_lite.data.features.summary import ColumnSummary, Merge
 from reagent_lite.data.sampling.shards import Shards
 from reagent_lite.files import write_whole
 from reagent_lite.manifest import canonical
-from reagent_lite.types import NormalizationSpec
+from reagent_lite.types import NormalizationSpec, SourceSpec
 
 Json = dict[str, str]
 _COLUMNS = {"state": "state_features", "action": "action"}
@@ -44,6 +44,15 @@ class Normalization:
         """Returns both in the 2019 encoding, by column."""
         tree = {"state": normalization_json(self.state)}
         return tree if self.action is None else {**tree, "action": normalization_json(self.action)}
+
+    def spec(self, action_names: tuple[str, ...], metric_names: tuple[str, ...] = ()) -> SourceSpec:
+        """Returns what a network that reads such columns must fit."""
+        return SourceSpec(
+            num_state_features=self.state.width,
+            num_action_features=self.action.width if self.action else 0,
+            action_names=action_names,
+            metric_names=metric_names,
+        )
 
 
 def given_normalization(config: WorkflowConfig) -> dict[str, NormalizationSpec]:

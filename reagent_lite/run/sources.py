@@ -25,19 +25,18 @@ from reagent_lite.run.environments import (
     Simulation,
     given_or_none,
     part_of,
-    source_spec,
 )
 from reagent_lite.run.evaluators import Evaluators, LogEvaluator, SimulationEvaluator
 from reagent_lite.run.figures import Presence, present_shares, sources_of
-from reagent_lite.run.learner import captures, target_policy
+from reagent_lite.run.learner import capture_of, target_policy
 from reagent_lite.run.logged import Data, prepare
 from reagent_lite.run.normalization import Normalization, write_fitted
 from reagent_lite.run.pictures import draw_pictures
 from reagent_lite.run.samples import logged_sample, simulated_sample
-from reagent_lite.run.simulated import build_source, simulated_plan, training_scalars
+from reagent_lite.run.simulated import SimulatedPlan, open_rollouts, simulated_plan, training_scalars
 from reagent_lite.run.value_bounds import Payable, payable_values
 from reagent_lite.sim.rollout import RolloutSource, regrouped
-from reagent_lite.training.capture import Captured, eager
+from reagent_lite.training.capture import eager
 from reagent_lite.training.checkpoint import Tree
 from reagent_lite.training.loop import StepPlan, Update
 from reagent_lite.training.resume import ReadOrder
@@ -119,15 +118,15 @@ class MixedStream(SimulatedStream):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """Returns the report's facts about the source.
+    """The report's facts about a source.
 
     Attributes:
         present: share of sampled rows that have each feature, by column.
         used: data that was learned from and evaluated on.
     """
 
-    present: Presence
-    used: tuple[LoggedFacts, ...]
+    present: Presence = field(default_factory=dict)
+    used: tuple[LoggedFacts, ...] = ()
 
 
 class Source(Protocol):
@@ -145,7 +144,7 @@ class Source(Protocol):
     normalization: Normalization
     identity: dict[str, str]
     hash: str
-    absent_propensities: int
+    absent_propensities: int = 0
 
     def stream(self, learner: DQN) -> Stream:
         """Returns the batches that the learner learns from."""
@@ -155,25 +154,25 @@ class Source(Protocol):
         """Returns what evaluates the learner."""
         ...
 
-    def payable(self) -> Payable | None:
-        """Returns the values that rewards can pay, or None where they are not known."""
-        ...
-
-    def write_fitted(self) -> None:
-        """Writes the normalization that no file gave; on rank 0."""
-        ...
-
     def sample(self, count: int) -> SampleRows:
         """Returns raw rows in the model's column order, for the export's check."""
         ...
 
+    def payable(self) -> Payable | None:
+        """Returns the values that rewards can pay, or None where they are not known."""
+        return None
+
+    def write_fitted(self) -> None:
+        """Writes the normalization that was fitted, where one was; on rank 0."""
+        return
+
     def facts(self) -> Facts:
         """Returns the report's facts about the source."""
-        ...
+        return Facts()
 
     def draw(self, folder: Path, learner: DQN) -> list[Path]:
         """Writes pictures of the run into its folder, where simulation.pictures asks for them; returns the files."""
-        ...
+        return []
 
 
 def open_source(config: WorkflowConfig, group: Group, simulation: Simulation | None) -> Source:
@@ -194,7 +193,7 @@ def open_source(config: WorkflowConfig, group: Group, simulation: Simulation | N
     return Simulated(config, group, simulation)
 
 
-class Logged:
+class Logged(Source):
     """Rows of logs, also those of other machines. Attributes as in Source, and the data.
 
     Raises:
@@ -210,9 +209,8 @@ class Logged:
 
     def stream(self, learner: DQN) -> Stream:
         """Returns batches by a read plan over all machines."""
-        minibatch = global_minibatch(self._config, self._group)
-        plan = logged_plan(self._config, self.data, minibatch)
-        _log_plan(self._config, plan, minibatch, 0, self._group)
+        plan = logged_plan(self._config, self.data, self._config.minibatch_over(self._group.world_size))
+        _log_plan(self._config, plan, self._group)
         return Stream(source=self._source(plan), plan=plan, order=_order(plan, plan, simulated=0, alone=False))
 
     def _source(self, plan: ReadPlan) -> LoggedSource:
@@ -238,24 +236,18 @@ class Logged:
         """Returns presence of features, and the files."""
         return Facts(present=present_shares(self.data), used=sources_of(self._config, self.data))
 
-    def draw(self, folder: Path, learner: DQN) -> list[Path]:
-        """Draws nothing."""
-        return []
 
-
-class Simulated:
+class Simulated(Source):
     """Environments. Attributes as in Source, and the reader of what they show.
 
     Raises:
         ConfigError, DataError: see environments.Reader.
     """
 
-    absent_propensities = 0
-
     def __init__(self, config: WorkflowConfig, group: Group, simulation: Simulation) -> None:
         self._config, self._group = config, group
         self.normalization = given_or_none(config, simulation)
-        self.spec = source_spec(config, self.normalization)
+        self.spec = self.normalization.spec(config.actions)
         self.reader = Reader(config, simulation, self.normalization, group.device)
         self.hash = simulation.identity()
         self.identity = {"data": "", "env": self.hash}
@@ -263,29 +255,17 @@ class Simulated:
     def stream(self, learner: DQN) -> Stream:
         """Returns batches of replay."""
         config, group = self._config, self._group
-        minibatch = global_minibatch(config, group)
-        plan = simulated_plan(config, minibatch)
-        _log_plan(config, plan, minibatch, minibatch, group)
-        return _simulated_stream(config, group, self.reader, learner, plan, minibatch, _rows(plan, {}))
+        plan = simulated_plan(config, config.minibatch_over(group.world_size))
+        _log_plan(config, plan, group, plan.minibatch)
+        return _simulated_stream(config, group, self.reader, learner, plan, _rows(plan, {}))
 
     def evaluators(self, learner: DQN) -> Evaluators:
         """Returns episodes in the environments."""
         return Evaluators({"simulation": SimulationEvaluator(self._config, self.reader, learner, self._group)})
 
-    def payable(self) -> Payable | None:
-        """Returns None: what environments pay is not known."""
-        return None
-
-    def write_fitted(self) -> None:
-        """Writes nothing: features stay as they are."""
-
     def sample(self, count: int) -> SampleRows:
         """Returns observations of random play."""
         return simulated_sample(self.reader.simulation, self.normalization, count)
-
-    def facts(self) -> Facts:
-        """Returns nothing: there are no files."""
-        return Facts(present={}, used=())
 
     def draw(self, folder: Path, learner: DQN) -> list[Path]:
         """Draws how learning went, and an episode."""
@@ -307,7 +287,7 @@ class Mixed(Logged):
     def stream(self, learner: DQN) -> Stream:
         """Returns batches of both; as many rows a step as the log alone gives where all of them are simulated."""
         config, group, share = self._config, self._group, self._config.simulated_share
-        minibatch = global_minibatch(config, group)
+        minibatch = config.minibatch_over(group.world_size)
         simulated = round(minibatch * share)
         if 0 < share < 1:
             simulated = min(max(simulated, 1), minibatch - 1)
@@ -315,10 +295,13 @@ class Mixed(Logged):
             return super().stream(learner)
         alone = simulated == minibatch
         logged = logged_plan(config, self.data, minibatch if alone else minibatch - simulated)
-        plan = _Joint(logged, simulated * logged.minibatches_per_step, alone=alone)
-        _log_plan(config, plan, minibatch, simulated, group)
-        order = _order(plan, logged, simulated=plan.simulated, alone=alone)
-        stream = _simulated_stream(config, group, self.reader, learner, plan, simulated, order)
+        plan = SimulatedPlan(
+            num_steps=logged.num_steps, steps_per_epoch=logged.steps_per_epoch, minibatch=simulated,
+            minibatches_per_step=logged.minibatches_per_step, logged=None if alone else logged,
+        )  # fmt: skip
+        _log_plan(config, plan, group, simulated)
+        order = _order(plan, logged, simulated=simulated * plan.minibatches_per_step, alone=alone)
+        stream = _simulated_stream(config, group, self.reader, learner, plan, order)
         if alone:
             return stream
         part = simulated / minibatch
@@ -338,11 +321,6 @@ class Mixed(Logged):
         return _draw(self._config, folder, self.reader, learner)
 
 
-def global_minibatch(config: WorkflowConfig, group: Group) -> int:
-    """Returns the rows of a minibatch over all ranks."""
-    return config.data.global_minibatch_size or config.training.minibatch_size * group.world_size
-
-
 def logged_plan(config: WorkflowConfig, data: Data, minibatch: int) -> ReadPlan:
     """Returns the plan by which all processes read the training rows, `minibatch` of them at a time."""
     return data.shards.plan(
@@ -352,30 +330,6 @@ def logged_plan(config: WorkflowConfig, data: Data, minibatch: int) -> ReadPlan:
         seed=config.seed,
         minibatches_per_step=config.training.minibatches_per_step,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Joint:
-    """A read plan with simulated rows beside, or in place of, the logged ones."""
-
-    logged: ReadPlan
-    simulated: int
-    alone: bool
-
-    @property
-    def num_steps(self) -> int:
-        return self.logged.num_steps
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return self.logged.steps_per_epoch
-
-    @property
-    def minibatches_per_step(self) -> int:
-        return self.logged.minibatches_per_step
-
-    def rows_of_step(self, step: int) -> int:
-        return self.simulated + (0 if self.alone else self.logged.rows_of_step(step))
 
 
 def _draw(config: WorkflowConfig, folder: Path, reader: Reader, learner: DQN) -> list[Path]:
@@ -395,25 +349,17 @@ def _rows(plan: StepPlan, order: dict[str, Any]) -> ReadOrder:
 
 
 def _simulated_stream(
-    config: WorkflowConfig,
-    group: Group,
-    reader: Reader,
-    learner: DQN,
-    plan: StepPlan,
-    minibatch: int,
-    order: ReadOrder,
+    config: WorkflowConfig, group: Group, reader: Reader, learner: DQN, plan: SimulatedPlan, order: ReadOrder
 ) -> SimulatedStream:
-    """Returns a stream of simulated rows only, `minibatch` of them at a time over all ranks."""
-    capture = Captured if captures(config, group) else eager
-    rollouts = build_source(
-        config, reader, learner, group, minibatch=minibatch, num_steps=plan.num_steps, capture=capture
-    )
-    return SimulatedStream(source=rollouts, plan=plan, order=order, capture=capture, rollouts=rollouts,
-                           simulation=reader.simulation, group=group)  # fmt: skip
+    """Returns a stream of simulated rows only."""
+    rollouts = open_rollouts(config, reader, learner, group, plan)
+    return SimulatedStream(source=rollouts, plan=plan, order=order, capture=capture_of(config, group),
+                           rollouts=rollouts, simulation=reader.simulation, group=group)  # fmt: skip
 
 
-def _log_plan(config: WorkflowConfig, plan: StepPlan, minibatch: int, simulated: int, group: Group) -> None:
+def _log_plan(config: WorkflowConfig, plan: StepPlan, group: Group, simulated: int = 0) -> None:
     world, mps = group.world_size, plan.minibatches_per_step
+    minibatch = config.minibatch_over(world)
     accumulated = f", {mps} a step" if mps > 1 else ""
     mixed = f", {simulated} of them simulated" if 0 < simulated < minibatch else ""
     parts = -(-plan.num_steps // plan.steps_per_epoch)
