@@ -89,50 +89,29 @@ class Group:
         progress: what this process reports to its launcher; None reports nothing.
 
     Attributes:
-        place: rank and sizes.
+        place: rank and sizes; the next four are of it.
+        rank: number of this process, 0 to world_size - 1.
+        world_size: count of processes.
+        node: number of this process's machine.
+        num_nodes: count of machines.
+        is_first: whether this process writes files and reports.
+        is_first_on_node: whether this process prepares what the node's processes share on its disk.
+        cores: processor cores for this process, its share of those that the machine gives to the run.
         device: where this process computes.
     """
 
     def __init__(self, place: Place, device: torch.device, progress: ProgressReport | None = None) -> None:
-        self.place = place
-        self.device = device
+        self.place, self.device = place, device
+        self.rank, self.world_size, self.node, self.num_nodes = (
+            place.rank,
+            place.world_size,
+            place.node,
+            place.num_nodes,
+        )
+        self.is_first, self.is_first_on_node = place.rank == 0, place.local_rank == 0
+        self.cores = max(len(os.sched_getaffinity(0)) // place.local_world_size, 1)
         self._wrapped: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._progress = progress
-
-    @property
-    def rank(self) -> int:
-        """Number of this process, 0 to world_size - 1."""
-        return self.place.rank
-
-    @property
-    def world_size(self) -> int:
-        """Count of processes."""
-        return self.place.world_size
-
-    @property
-    def node(self) -> int:
-        """Number of this process's machine."""
-        return self.place.node
-
-    @property
-    def num_nodes(self) -> int:
-        """Count of machines."""
-        return self.place.num_nodes
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this process writes files and reports."""
-        return self.rank == 0
-
-    @property
-    def is_first_on_node(self) -> bool:
-        """Whether this process prepares what the node's processes share on its disk."""
-        return self.place.local_rank == 0
-
-    @property
-    def cores(self) -> int:
-        """Processor cores for this process: its share of those that the machine gives to the run."""
-        return max(len(os.sched_getaffinity(0)) // self.place.local_world_size, 1)
 
     def enter_collective(self, step: int | None = None) -> None:
         """Reports to this process's launcher that it enters a collective; every rank does so equally often.
@@ -182,9 +161,7 @@ class Group:
 
     def gather_text(self, text: str) -> list[str]:
         """Returns the texts of all ranks, in their order, on every rank."""
-        texts = [data.decode() for data in self.gather_bytes(text.encode())]
-        gathered: list[str] = json.loads(self.broadcast_text(json.dumps(texts)))
-        return gathered
+        return list(json.loads(self.broadcast_text(json.dumps([d.decode() for d in self.gather_bytes(text.encode())]))))
 
     def gather_bytes(self, data: bytes) -> Iterator[bytes]:
         """Yields the bytes of all ranks, in their order, on rank 0, and nothing on the others.
@@ -368,8 +345,6 @@ def _arrive(store: Any, place: Place, timeout: timedelta) -> None:
 
 
 def _absent(place: Place, timeout: timedelta, got: str, error: Exception) -> RendezvousError:
-    where, expected = (
-        f"start of {counted(place.world_size, 'process')}",
-        f"all of them within {timeout.total_seconds():g} s",
-    )
+    where = f"start of {counted(place.world_size, 'process')}"
+    expected = f"all of them within {timeout.total_seconds():g} s"
     return RendezvousError(Problem(where, expected, got, first_line(error)))

@@ -21,7 +21,7 @@ import torch
 from reagent_lite.console import logger
 from reagent_lite.distributed.connections import unreached_machines
 from reagent_lite.distributed.group import ATTEMPT_VARIABLE
-from reagent_lite.distributed.membership import GLOO_VARIABLE, Failure, Membership
+from reagent_lite.distributed.membership import GLOO_VARIABLE, Failure, LaunchError, Membership
 from reagent_lite.distributed.rendezvous import Rendezvous
 from reagent_lite.distributed.store import Background, LostError
 from reagent_lite.distributed.worker import Reports, stop_signals
@@ -80,15 +80,6 @@ def choose_processes(*, use_gpu: bool, use_all: bool, explicit: int | None, gpus
     return Processes(count, "cuda")
 
 
-class LaunchError(PeerError):
-    """A run ended early; carries the exit code of the reason, which is printed as it is."""
-
-    def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(())
-        self.args = (message,)
-        self.exit_code = exit_code
-
-
 def launch(
     command: list[str], count: int, rendezvous: Rendezvous, *, restarts: int, folder: FolderIdentity | None = None
 ) -> None:
@@ -122,7 +113,7 @@ def launch(
                 raise Preempted(signal.Signals(stop.number).name, f"{failure.reason}\n{_CONTINUE}")
             if not restart:
                 tried = f"\nThe run had begun again {counted(used, 'time')}" if used else ""
-                raise LaunchError(failure.reason + tried, failure.exit_code)
+                raise LaunchError(failure.model_copy(update={"reason": failure.reason + tried}))
             used += 1
             stop.standing = _CONTINUE
             again = f"beginning again from the last checkpoint: restart {used} of at most {restarts}"

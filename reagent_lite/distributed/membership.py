@@ -1,7 +1,7 @@
 """One machine in one attempt of a run: heartbeats, and the one reason why a run ends early.
 
 keys of an attempt in node 0's store
-nonce, record      which store this is               node/i, info/i   machine i: who it is, what it declares
+nonce, record      which store this is               node/i           what machine i declares; it has that number
 go                 all declarations, and problems    beat/i           a number that grows while machine i lives
 abort              the first failure, no other       progress/i       how far the workers of machine i are
 next               after an abort: restart or end    left/i           machine i needs the store no longer
@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from reagent_lite.config.rendezvous import RendezvousConfig
 from reagent_lite.distributed.meeting_file import Record
 from reagent_lite.distributed.network import Address, addresses, own_address, route_to
-from reagent_lite.distributed.store import Link, LostError, Store, lost
+from reagent_lite.distributed.store import Link, LostError, Store
 from reagent_lite.distributed.verdict import Declaration
 from reagent_lite.distributed.worker import Progress, awaited_ranks
 from reagent_lite.errors import PeerError, Problem
@@ -53,6 +53,24 @@ class Failure(BaseModel):
     exit_code: Annotated[int, Field(ge=1)] = PeerError.exit_code
     restart: bool = True
     first_hand: bool = True
+
+    @classmethod
+    def of(cls, store: Store) -> "Failure | None":
+        """Returns why the attempt of a store is over, or None."""
+        text = store.get("abort")
+        return None if text is None else cls.model_validate_json(text)
+
+    def set(self, store: Store) -> "Failure":
+        """Ends the attempt of a store unless it has ended; returns the first failure."""
+        return Failure.model_validate_json(store.set_once("abort", self.model_dump_json()))
+
+
+class LaunchError(PeerError):
+    """A run ended early; its message and exit code are those of the failure, as they are."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(())
+        self.args, self.exit_code = (failure.reason,), failure.exit_code
 
 
 class Heartbeats:
@@ -162,9 +180,8 @@ class Membership:
         if self._round is None and now - self._contact >= ROUND_SECONDS:
             self._round = self._link.submit(self._heartbeat)
         if self._round is not None and self._round.done():
-            error = self._round.exception()
-            if isinstance(error, Exception):
-                self._failure = self._lost_node_0(str(lost(error)))
+            if (error := self._round.exception()) is not None:
+                self._failure = self._lost_node_0(str(error))
             else:
                 self._failure, self._contact = self._round.result(), now
             self._round = None
@@ -176,9 +193,7 @@ class Membership:
         """Ends the run for all machines; returns the first failure that any of them gave."""
         if self._failure is None:
             try:
-                self._failure = self._link.call(
-                    lambda store: set_failure(store, failure), self._settings.lost_after_seconds
-                )
+                self._failure = self._link.call(failure.set, self._settings.lost_after_seconds)
             except LostError:
                 self._failure = failure
         return self._failure
@@ -290,25 +305,14 @@ class Membership:
             store.set(f"progress/{self.node}", _PROGRESS.dump_json(self.progress).decode())
             if self.node == 0:
                 self._watch(store)
-        return failure_of(store)
+        return Failure.of(store)
 
     def _watch(self, store: Store) -> None:
         left = {node for node in self._others if store.get(f"left/{node}") is not None}
         self._beats.note({node: store.get(f"beat/{node}") for node in self._others if node not in left})
         if silent := self._beats.lost():
             names = ", ".join(self.declarations[node].name for node in silent)
-            set_failure(store, Failure(reason=f"{names}: no sign of life for {self._settings.lost_after_seconds:g} s"))
+            Failure(reason=f"{names}: no sign of life for {self._settings.lost_after_seconds:g} s").set(store)
 
     def _lost_node_0(self, why: str) -> Failure:
         return Failure(reason=f"lost node 0: {self.record}: {why}")
-
-
-def failure_of(store: Store) -> Failure | None:
-    """Returns why the attempt of a store is over, or None."""
-    text = store.get("abort")
-    return None if text is None else Failure.model_validate_json(text)
-
-
-def set_failure(store: Store, failure: Failure) -> Failure:
-    """Ends the attempt of a store unless it has ended; returns the first failure."""
-    return Failure.model_validate_json(store.set_once("abort", failure.model_dump_json()))

@@ -1,8 +1,8 @@
 """From N machines and one shared folder to one membership each.
 
- node 0   a store on one interface ─► record in the file ─┐                     ┌─► all declared: verdict, go
-                                                          ├─► claim ─► declare ─┤
- others   poll the file ─► who answers there? ────────────┘                     └─► deadline: who is missing, abort
+ node 0   a store on one interface ─► record in the file ─┐                    ┌─► all are there: verdict, go
+                                                          ├─► declare, beat ───┤
+ others   poll the file ─► who answers there? ────────────┘                    └─► deadline: who is missing, abort
 
 init_method   file:///share/run.rdzv   tcp://host:port (node 0 listens there)   nothing, for one machine
 Clocks of two machines are never compared, and that a file exists never decides anything: who answers does. The store
@@ -24,16 +24,16 @@ from urllib.parse import urlsplit
 
 from reagent_lite.config.rendezvous import RendezvousConfig
 from reagent_lite.console import logger
-from reagent_lite.distributed.joining import LOG_SECONDS, AttemptEndedError, Joining
 from reagent_lite.distributed.meeting_file import EMPTY_FILE, NO_FILE, NO_RECORD, MeetingFile, Record
-from reagent_lite.distributed.membership import ROUND_SECONDS, Failure, Membership, set_failure
+from reagent_lite.distributed.membership import ROUND_SECONDS, Failure, Heartbeats, LaunchError, Membership
 from reagent_lite.distributed.network import Address, addresses, connection_error, listening, own_address, resolved
 from reagent_lite.distributed.nodes import Node
 from reagent_lite.distributed.store import Background, Link, LostError, Store, connect, reach, serve
-from reagent_lite.distributed.verdict import Declaration
+from reagent_lite.distributed.verdict import Declaration, Verdict, verdict_on
 from reagent_lite.errors import ConfigError, Problem, RendezvousError, counted
 from reagent_lite.files import FolderIdentity
 
+_LOG_SECONDS = 10.0  # between two lines on what is waited for
 _LONGEST_POLL = 2.0
 _SHARE_SECONDS = 20.0
 _CHECK_SECONDS = 1.0
@@ -41,6 +41,10 @@ _READ_ATTEMPTS = 5
 _FORCE_SECONDS = 30.0
 _LOOPBACK = Address("lo", "127.0.0.1")
 T = TypeVar("T")
+
+
+class _AttemptEndedError(Exception):
+    """This attempt ended before all had come; the next one may do better."""
 
 
 @dataclass(slots=True)
@@ -62,7 +66,6 @@ class Rendezvous:
     declaration: Declaration
     force: bool = False
     interrupted: Callable[[], None] = lambda: None
-    _run: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
     _served: tuple[Store, Record] | None = None  # node 0's store, and the record of the present attempt
     _ended: Record | None = None  # of the latest attempt that is over
     _folder: FolderIdentity | None = None
@@ -92,91 +95,41 @@ class Rendezvous:
         Raises:
             RendezvousError: not all came within settings.join_timeout_seconds, another run holds the place, this number
                 is taken, or the machines do not fit together.
+            LaunchError: another machine found one of these.
         """
         begun = time.monotonic()
         deadline = begun + self.settings.join_timeout_seconds
         while True:
             link, record = self._begin() if self.node.index == 0 else self._find(deadline)
-            joining = Joining(
-                link=link,
-                node=self.node,
-                declaration=self.declaration,
-                run=self._run,
-                settings=self.settings,
-                interrupted=self._checking_file(record),
-            )
             try:
-                joining.claim()
-                joining.declare()
-                declarations = joining.wait(deadline)
-            except (LostError, AttemptEndedError) as error:
+                declarations = self._meet(link, record, deadline)
+                break
+            except (LostError, _AttemptEndedError) as error:
                 logger.info(f"rendezvous: {record}: {error}; looking again")
                 link.close()
-                if isinstance(error, AttemptEndedError):  # one that was only out of reach may be joined after all
+                if isinstance(error, _AttemptEndedError):  # one that was only out of reach may be joined after all
                     self._ended = record
                 time.sleep(ROUND_SECONDS)
-                continue
             except BaseException:
                 link.close()
                 self.close()
                 raise
-            self._ended = record  # when this is called again
-            membership = Membership(link, record, self.node.index, declarations, self.settings, self.close)
-            if self.node.count > 1:
-                met = f"{self.node.count} machines met after {time.monotonic() - begun:.1f} s"
-                processes = counted(membership.world_size, "process")
-                logger.info(f"rendezvous: {met}: {processes}, attempt {record.attempt}")
-            return membership
+        self._ended = record  # when this is called again
+        membership = Membership(link, record, self.node.index, declarations, self.settings, self.close)
+        if self.node.count > 1:
+            met = f"{self.node.count} machines met after {time.monotonic() - begun:.1f} s"
+            processes = counted(membership.world_size, "process")
+            logger.info(f"rendezvous: {met}: {processes}, attempt {record.attempt}")
+        return membership
 
     def close(self) -> None:
         """Ends node 0's store and removes its record; nothing on other machines."""
         served, self._served = self._served, None
-        if served is not None and self.node.count > 1 and (file := self._file) is not None:
-            nonce = served[1].nonce
+        if served is not None and (file := self._file) is not None:
             with suppress(RendezvousError):  # a share that hangs: the next run replaces what is left
-                self._on_share(lambda: file.remove(nonce))
+                self._on_share(lambda: file.remove(served[1].nonce))
 
-    @property
-    def _file(self) -> MeetingFile | None:
-        if self.init_method is None:
-            expected = f"file:///share/name.rdzv where {self.node.count} machines meet"
-            todo = "Name a file on a folder that all machines share; it need not exist"
-            raise ConfigError(Problem("init_method", expected, "nothing", todo))
-        return MeetingFile.of(self.init_method) if self.init_method.startswith("file:") else None
-
-    def _on_share(self, work: Callable[[], T]) -> T:
-        """Does something on the share in the background: a server that is gone would hold this thread for ever."""
-        try:
-            return self._share.call(work, _SHARE_SECONDS)
-        except LostError as error:
-            expected = f"a file server that answers within {_SHARE_SECONDS:g} s"
-            todo = "Look at the file server and at the mount on this machine"
-            problem = Problem(f"share of {self.init_method}", expected, f"{error} (the share hangs)", todo)
-            raise RendezvousError(problem) from error
-
-    def _meeting_point(self) -> tuple[str, int]:
-        """Returns address and port of tcp://host:port."""
-        assert self.init_method is not None
-        if self.settings.port:
-            where, got = "rendezvous.port", str(self.settings.port)
-            raise ConfigError(Problem(where, "0 beside tcp://host:port", got, "init_method says the port"))
-        parts = urlsplit(self.init_method)
-        try:
-            port = parts.port
-        except ValueError:
-            port = None
-        if parts.scheme != "tcp" or not parts.hostname or not port:
-            expected, todo = (
-                "file:///share/name.rdzv or tcp://host:port",
-                "env:// is for torchrun and accelerate launch",
-            )
-            problem = Problem("init_method", expected, repr(self.init_method), f"{todo}, which need no init_method")
-            raise ConfigError(problem)
-        address, own = resolved(parts.hostname, port), [one.address for one in addresses()]
-        if self.node.index == 0 and address not in own:
-            expected, todo = f"an address of node 0, which has {', '.join(own)}", "Name the machine of --node_index=0"
-            raise RendezvousError(Problem(f"init_method {self.init_method}", expected, address, todo))
-        return address, port
+    # ---- node 0
 
     def _begin(self) -> tuple[Link, Record]:
         """Begins an attempt in node 0's store, which the first one opens and makes known."""
@@ -187,9 +140,9 @@ class Rendezvous:
         public = record.model_dump_json(exclude={"token"})
         begun = store.begin(record.attempt, {"record": public, "nonce": record.nonce})
         if self.node.count > 1:
-            file, folder = self._file, self._folder
+            file = self._file
             if file is not None and first:
-                self._on_share(lambda: file.publish(record, folder))
+                self._on_share(lambda: file.publish(record, self._folder))
             where = self.init_method if file is None else file.path
             listens = f"listens at {record.address}:{record.port} ({record.interface}), found through {where}"
             logger.info(f"rendezvous: node 0 of {self.node.count} {listens}, attempt {record.attempt}")
@@ -212,7 +165,7 @@ class Rendezvous:
         record = Record(
             nonce=uuid.uuid4().hex,
             token=token,
-            run=self._run,
+            run=self.declaration.run,
             attempt=0,
             address=own.address,
             interface=own.interface,
@@ -236,7 +189,7 @@ class Rendezvous:
         else:
             expected, todo = "a file that can be read, or none", "A live run may hold it; look at the share, or choose"
             raise RendezvousError(Problem(str(file.path), expected, str(found), f"{todo} another file"))
-        if not isinstance(found, Record) or found.run == self._run:
+        if not isinstance(found, Record) or found.run == self.declaration.run:
             return
         reached = reach(found)
         if reached is None:
@@ -249,13 +202,29 @@ class Rendezvous:
             raise RendezvousError(Problem(str(file.path), "a file that no live run uses", str(found), todo))
         ended = Failure(reason=f"ended by --force from host {socket.gethostname()}, pid {os.getpid()}", restart=False)
         with suppress(LostError):
-            link.call(lambda store: set_failure(store, ended))
+            link.call(ended.set)
         link.close()
         self.force = False  # a run that comes between two attempts is not meant
         logger.info(f"rendezvous: --force: ended {found}")
         deadline = time.monotonic() + _FORCE_SECONDS
         while time.monotonic() < deadline and not connection_error(found.address, found.port, 1.0):
             time.sleep(ROUND_SECONDS)
+
+    def _keep(self, file: MeetingFile, record: Record) -> None:
+        """Makes sure that the others find this run: two jobs may have begun in one instant, or the file was removed."""
+        try:
+            found = self._on_share(file.read)
+            if isinstance(found, str) and found.startswith((NO_FILE, EMPTY_FILE)):
+                logger.info(f"rendezvous: {file.path} is gone while machines meet: written again")
+                self._on_share(lambda: file.publish(record, self._folder))
+        except RendezvousError:
+            return  # a share that is gone for the moment: who looks at it sees no file either
+        if isinstance(found, Record) and found.nonce != record.nonce and (reached := reach(found)) is not None:
+            reached[0].close()
+            got, todo = f"{found}, which took it meanwhile", "Give each job a file of its own"
+            raise RendezvousError(Problem(str(file.path), "a file that no other job uses", got, todo))
+
+    # ---- the other machines
 
     def _find(self, deadline: float) -> tuple[Link, Record]:
         """Polls until node 0 answers."""
@@ -281,7 +250,7 @@ class Rendezvous:
                 expected = f"node 0 within {self.settings.join_timeout_seconds:g} s"
                 todo = "Start the same command with --node_index=0; check that its address and port are reachable"
                 raise RendezvousError(Problem(where, expected, state, f"{todo} (workflows.doctor)"))
-            if now - logged > LOG_SECONDS:
+            if now - logged > _LOG_SECONDS:
                 logged = now
                 waits = f"node {self.node.index} waits for node 0 at {self.init_method}"
                 logger.info(f"rendezvous: {waits}: {state}; {deadline - now:.0f} s left")
@@ -294,15 +263,13 @@ class Rendezvous:
 
     def _hint(self) -> Record | str:
         """Returns who might be node 0, or why nobody is."""
-        file = self._file
-        if file is not None:
+        if (file := self._file) is not None:
             try:
                 return self._on_share(file.read)
             except RendezvousError as error:
                 return error.problems[0].got
         address, port = self._meeting_point()
-        why = connection_error(address, port, _LONGEST_POLL)
-        if why:
+        if why := connection_error(address, port, _LONGEST_POLL):
             return f"{address}:{port}: {why}"
         link = Link(lambda: connect(address, port, ""))
         try:
@@ -318,36 +285,152 @@ class Rendezvous:
             got = f"{self.node.count} on node {self.node.index} (host {socket.gethostname()})"
             raise RendezvousError(Problem("num_nodes", expected, got))
 
-    def _checking_file(self, record: Record) -> Callable[[], None]:
-        """Returns what is called while machines meet; on node 0 it also looks whether the file is still its own."""
-        file = self._file if self.node.index == 0 and self.node.count > 1 else None
-        if file is None:
-            return self.interrupted
-        checked = time.monotonic()
+    # ---- all machines
 
-        def check() -> None:
-            nonlocal checked
+    def _meet(self, link: Link, record: Record, deadline: float) -> tuple[Declaration, ...]:
+        """Returns the declarations of all machines once they have come and fit together; node 0 finds out whether."""
+        number, lost_after = self.node.index, self.settings.lost_after_seconds
+        mine, places = self.declaration.model_dump_json(), _Places(self.node.count, self.settings)
+        file = self._file if number == 0 else None
+        begun = checked = logged = time.monotonic()
+        held: str | None = None  # the first beat of another machine that has this number
+
+        def poll(store: Store) -> tuple[str, str | None, Failure | None, str | None, str]:
+            holder = store.set_once(f"node/{number}", mine)  # again where node 0 took this machine for gone
+            if holder == mine:
+                store.set(f"beat/{number}", f"join.{self.declaration.run}.{time.monotonic()}")
+            if number == 0:
+                places.update(store)
+            missing = ", ".join(str(i) for i in range(self.node.count) if store.get(f"node/{i}") is None)
+            return holder, store.get(f"beat/{number}"), Failure.of(store), store.get("go"), missing
+
+        while True:
             self.interrupted()
-            if time.monotonic() - checked > _CHECK_SECONDS:
-                self._keep(file, record)
-                checked = time.monotonic()
+            holder, beat, failure, go, missing = link.call(poll, lost_after)
+            now = time.monotonic()
+            if holder != mine:
+                if held is not None and beat != held:
+                    raise RendezvousError(self._taken(holder))
+                held = held or beat
+                if failure is not None:
+                    raise _AttemptEndedError("its attempt has ended")
+                if now - begun > 3 * lost_after:
+                    raise _AttemptEndedError(f"node_index {number} is held by a machine without a heartbeat")
+            elif go is not None:
+                return self._fitting(Verdict.model_validate_json(go))
+            elif failure is not None:
+                raise _AttemptEndedError(failure.reason) if failure.restart else LaunchError(failure)
+            elif now > deadline:
+                raise self._ended_for_all(link, self._absent(missing))
+            elif now - logged > _LOG_SECONDS:
+                logged = now
+                logger.info(f"rendezvous: waiting for node {missing} of {self.node.count}; {deadline - now:.0f} s left")
+            if file is not None and now - checked > _CHECK_SECONDS:
+                checked = now
+                try:
+                    self._keep(file, record)
+                except RendezvousError as error:
+                    raise self._ended_for_all(link, error) from None
+            time.sleep(ROUND_SECONDS / 2)
 
-        return check
+    def _taken(self, holder: str) -> Problem:
+        own, other = self.declaration, Declaration.model_validate_json(holder)
+        got = f"taken by host {other.host}, pid {other.pid}; this is host {own.host}, pid {own.pid}"
+        expected, todo = "a number that no other machine of the run has", "Give each machine its own --node_index"
+        return Problem(f"node_index {self.node.index}", expected, got, todo)
 
-    def _keep(self, file: MeetingFile, record: Record) -> None:
-        """Makes sure that the others find this run: two jobs may have begun in one instant, or the file was removed."""
+    def _absent(self, missing: str) -> RendezvousError:
+        where = f"rendezvous of {self.node.count} machines"
+        expected = f"all of them within {self.settings.join_timeout_seconds:g} s"
+        todo = "Start the same command there with its --node_index; workflows.doctor shows what is in the way"
+        return RendezvousError(Problem(where, expected, f"no sign of node {missing}", todo))
+
+    def _ended_for_all(self, link: Link, error: RendezvousError) -> RendezvousError:
+        failure = Failure(reason=str(error), exit_code=error.exit_code, restart=False)
+        link.call(failure.set)
+        self._linger()
+        return error
+
+    def _fitting(self, verdict: Verdict) -> tuple[Declaration, ...]:
+        for warning in verdict.warnings:
+            logger.warning(f"rendezvous: {warning}")
+        if verdict.problems:
+            self._linger()
+            error = RendezvousError(verdict.problems)
+            error.exit_code = verdict.exit_code
+            raise error
+        return verdict.declarations
+
+    def _linger(self) -> None:
+        if self.node.index == 0:  # the others read the reason in its store
+            time.sleep(5 * ROUND_SECONDS)
+
+    # ---- the meeting place
+
+    @property
+    def _file(self) -> MeetingFile | None:
+        if self.node.count == 1:
+            return None
+        if self.init_method is None:
+            expected = f"file:///share/name.rdzv where {self.node.count} machines meet"
+            todo = "Name a file on a folder that all machines share; it need not exist"
+            raise ConfigError(Problem("init_method", expected, "nothing", todo))
+        return MeetingFile.of(self.init_method) if self.init_method.startswith("file:") else None
+
+    def _on_share(self, work: Callable[[], T]) -> T:
+        """Does something on the share in the background: a server that is gone would hold this thread for ever."""
         try:
-            found = self._on_share(file.read)
-            if isinstance(found, str) and found.startswith((NO_FILE, EMPTY_FILE)):
-                logger.info(f"rendezvous: {file.path} is gone while machines meet: written again")
-                self._on_share(lambda: file.publish(record, self._folder))
-        except RendezvousError:
-            return  # a share that is gone for the moment: who looks at it sees no file either
-        if not isinstance(found, Record) or found.nonce == record.nonce:
-            return
-        reached = reach(found)
-        if reached is not None:
-            reached[0].close()
-            got = f"{found}, which took it meanwhile"
-            todo = "Give each job a file of its own"
-            raise RendezvousError(Problem(str(file.path), "a file that no other job uses", got, todo))
+            return self._share.call(work, _SHARE_SECONDS)
+        except LostError as error:
+            expected = f"a file server that answers within {_SHARE_SECONDS:g} s"
+            todo = "Look at the file server and at the mount on this machine"
+            problem = Problem(f"share of {self.init_method}", expected, f"{error} (the share hangs)", todo)
+            raise RendezvousError(problem) from error
+
+    def _meeting_point(self) -> tuple[str, int]:
+        """Returns numeric address and port of tcp://host:port."""
+        assert self.init_method is not None
+        if self.settings.port:
+            where, got = "rendezvous.port", str(self.settings.port)
+            raise ConfigError(Problem(where, "0 beside tcp://host:port", got, "init_method says the port"))
+        host, port = host_and_port(self.init_method)
+        address, own = resolved(host, port), [one.address for one in addresses()]
+        if self.node.index == 0 and address not in own:
+            expected, todo = f"an address of node 0, which has {', '.join(own)}", "Name the machine of --node_index=0"
+            raise RendezvousError(Problem(f"init_method {self.init_method}", expected, address, todo))
+        return address, port
+
+
+def host_and_port(init_method: str) -> tuple[str, int]:
+    """Returns the parts of tcp://host:port.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    parts = urlsplit(init_method)
+    with suppress(ValueError):  # of a port that is no number
+        if parts.scheme == "tcp" and parts.hostname and parts.port:
+            return parts.hostname, parts.port
+    expected = "file:///share/name.rdzv or tcp://host:port"
+    todo = "env:// is for torchrun and accelerate launch, which need no init_method"
+    raise ConfigError(Problem("init_method", expected, repr(init_method), todo))
+
+
+class _Places:
+    """Node 0's view of who has come: frees the numbers of machines that went away, and gives the verdict."""
+
+    def __init__(self, count: int, settings: RendezvousConfig) -> None:
+        self._beats = Heartbeats(list(range(count)), settings.lost_after_seconds, polled_every=ROUND_SECONDS)
+        self._count = count
+
+    def update(self, store: Store) -> None:
+        texts = {i: text for i in range(self._count) if (text := store.get(f"node/{i}")) is not None}
+        # a claim is a sign of life: a machine that came late has not had the time for another one
+        self._beats.note({i: f"{texts.get(i)} {store.get(f'beat/{i}')}" for i in range(self._count)})
+        declared = {i: Declaration.model_validate_json(text) for i, text in texts.items()}
+        for i in declared.keys() & set(self._beats.lost()) - {0}:
+            one = declared.pop(i)
+            logger.info(f"rendezvous: {one.name} went away before all had come; its place is free again")
+            store.delete(f"node/{i}")
+        if len(declared) == self._count or any(one.problem for one in declared.values()):
+            store.set("go", verdict_on(list(declared.values())).model_dump_json())

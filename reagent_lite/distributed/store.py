@@ -189,7 +189,7 @@ class Background:
 
 
 class Link:
-    """Calls to one store in the background.
+    """Calls to one store in the background; their errors are LostError.
 
     Args:
         open_store: called in the background as well.
@@ -201,35 +201,24 @@ class Link:
 
     def submit(self, work: Callable[[Store], T]) -> "Future[T]":
         """Queues a call; the future ends with its result, or with its error."""
-        return self._background.submit(lambda: work(self._store()))
+        return self._background.submit(lambda: self._done(work))
 
     def call(self, work: Callable[[Store], T], seconds: float = ANSWER_SECONDS) -> T:
-        """Returns the result of a call.
-
-        Raises:
-            LostError: no answer within `seconds`, or the connection broke.
-        """
-        try:
-            return self._background.call(lambda: work(self._store()), seconds)
-        except LostError:
-            raise
-        except Exception as error:
-            raise lost(error) from error
+        """Returns the result of a call; raises LostError without an answer within `seconds`."""
+        return self._background.call(lambda: self._done(work), seconds)
 
     def close(self, seconds: float = 0.0) -> None:
         """Lets go of the store after the calls that are queued, and waits so long for that."""
         self._background.close(seconds)
         self._opened = None
 
-    def _store(self) -> Store:
+    def _done(self, work: Callable[[Store], T]) -> T:
         if self._opened is None:
             raise LostError("closed")
-        return self._opened.result()
-
-
-def lost(error: Exception) -> LostError:
-    """Returns what an error of a call says about the store."""
-    return LostError(first_line(error) or type(error).__name__)
+        try:
+            return work(self._opened.result())
+        except Exception as error:
+            raise LostError(first_line(error) or type(error).__name__) from error
 
 
 def reach(record: Record) -> tuple[Link, Record] | None:

@@ -1,11 +1,12 @@
 """What machines declare of themselves before a run, and whether that fits together."""
 
+import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
-from reagent_lite.errors import Problem
+from reagent_lite.errors import Problem, RendezvousError
 
 LOCAL_KEYS = (
     "node_index",
@@ -31,6 +32,7 @@ class Declaration(BaseModel):
         config: the resolved config by dotted key, without LOCAL_KEYS.
         problem: why this machine cannot take part, or "".
         exit_code: that goes with the problem.
+        run: distinguishes two starts on one machine.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -45,11 +47,31 @@ class Declaration(BaseModel):
     config: dict[str, Any] = {}
     problem: str = ""
     exit_code: int = 2
+    run: str = Field(default_factory=lambda: uuid.uuid4().hex[:12])
 
     @property
     def name(self) -> str:
         """How messages call this machine."""
         return f"node {self.node} (host {self.host}, pid {self.pid})"
+
+
+class Verdict(BaseModel):
+    """What node 0 finds about all declarations; with problems there is no run."""
+
+    problems: list[Problem]
+    warnings: list[str]
+    exit_code: int
+    declarations: tuple[Declaration, ...]
+
+
+def verdict_on(declared: Sequence[Declaration]) -> Verdict:
+    """Returns the verdict on all machines, or on some of them if one cannot take part."""
+    unfit = [one for one in declared if one.problem]
+    problems, warnings = compare(declared)
+    if unfit:
+        problems, warnings = [Problem(one.name, "a machine that can take part", one.problem) for one in unfit], []
+    code = max(unfit[0].exit_code, 1) if unfit else RendezvousError.exit_code
+    return Verdict(problems=problems, warnings=warnings, exit_code=code, declarations=tuple(declared))
 
 
 def flat(tree: dict[str, Any], path: str = "") -> dict[str, Any]:

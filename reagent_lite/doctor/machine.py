@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from shutil import disk_usage
-from urllib.parse import urlsplit
 
 import torch
 
@@ -20,6 +19,7 @@ from reagent_lite.distributed.gpus import list_gpus, used_gpus
 from reagent_lite.distributed.launcher import Processes
 from reagent_lite.distributed.network import addresses, listening, own_address, resolved
 from reagent_lite.distributed.nodes import Node
+from reagent_lite.distributed.rendezvous import host_and_port
 from reagent_lite.doctor.checks import Row, failed, of_error, ok, skipped, warning
 from reagent_lite.errors import DataError, NoRowsError, counted
 from reagent_lite.files import is_writable, nearest_existing
@@ -88,17 +88,11 @@ def network(config: WorkflowConfig, node: Node) -> Iterator[Row]:
 
 
 def _meeting_point(method: str, node: Node) -> Row:
-    parts = urlsplit(method)
-    try:
-        port = parts.port
-    except ValueError:
-        port = None
-    if not parts.hostname or not port:
-        return failed("port", f"init_method {method}", "Write tcp://host:port, both of node 0")
-    address = resolved(parts.hostname, port)
+    host, port = host_and_port(method)
+    address = resolved(host, port)
     if node.index == 0:
         listening(address, port).close()
-    return ok("port", f"{parts.hostname} is {address}" + ("" if node.index else f", whose port {port} is free here"))
+    return ok("port", f"{host} is {address}" + ("" if node.index else f", whose port {port} is free here"))
 
 
 def _host_name() -> Row:

@@ -25,7 +25,8 @@ from reagent_lite.data.formats.files import list_input
 from reagent_lite.data.formats.reading import READERS
 from reagent_lite.distributed.gpus import list_gpus, used_gpus
 from reagent_lite.distributed.group import Group, Place, joined
-from reagent_lite.distributed.launcher import LaunchError, Processes, launch
+from reagent_lite.distributed.launcher import Processes, launch
+from reagent_lite.distributed.membership import LaunchError
 from reagent_lite.distributed.nodes import Node, find_node
 from reagent_lite.distributed.rendezvous import Rendezvous
 from reagent_lite.distributed.verdict import Declaration, flat

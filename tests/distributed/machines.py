@@ -227,7 +227,7 @@ if __name__ == "__main__":
     except (Exception, Preempted) as error:
         if is_worker():
             report_failure(error, str(error) if isinstance(error, ReagentLiteError) else repr(error))
-        elif isinstance(error, ReagentLiteError | launcher.LaunchError | Preempted):
+        elif isinstance(error, ReagentLiteError | Preempted):
             print(error, file=sys.stderr)
         else:
             raise

@@ -19,11 +19,10 @@ from oracles.waiting import wait_until
 
 from reagent_lite.config.rendezvous import RendezvousConfig
 from reagent_lite.distributed import network
-from reagent_lite.distributed.joining import _Places
 from reagent_lite.distributed.meeting_file import MeetingFile, Record
 from reagent_lite.distributed.membership import Heartbeats
 from reagent_lite.distributed.nodes import Node
-from reagent_lite.distributed.rendezvous import Rendezvous
+from reagent_lite.distributed.rendezvous import Rendezvous, _Places
 from reagent_lite.distributed.store import connect, reach
 from reagent_lite.distributed.verdict import Declaration
 from reagent_lite.errors import ConfigError, RendezvousError
@@ -41,7 +40,7 @@ def declared(folder: Path, node: int) -> None:
     found = file.read()
     assert isinstance(found, Record)
     store = connect(found.address, found.port, found.token)
-    wait_until(lambda: store.get(f"info/{node}") is not None, lambda: f"node {node} never declared itself")
+    wait_until(lambda: store.get(f"node/{node}") is not None, lambda: f"node {node} never declared itself")
 
 
 def node_0(file: Path, **settings: Any) -> Rendezvous:
@@ -330,10 +329,11 @@ def test_a_claim_counts_as_a_sign_of_life(monkeypatch: pytest.MonkeyPatch, caplo
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     texts: dict[str, str] = {}
     store = SimpleNamespace(get=texts.get, delete=lambda key: texts.pop(key, None))
+    late = Declaration(node=1, host="host1", pid=1, processes=1, device="cpu")
     places = _Places(3, RendezvousConfig(heartbeat_seconds=0.1, lost_after_seconds=0.6))
     for after, claimed in ((0.1, False), (1.0, False), (0.1, True), (0.3, True), (0.5, False)):
         if claimed:
-            texts.setdefault("node/1", '{"host": "host1", "pid": 1}')
+            texts.setdefault("node/1", late.model_dump_json())
         now[0] += after
         places.update(store)  # type: ignore[arg-type]
         assert ("node/1" in texts) == claimed

@@ -170,7 +170,7 @@ MEETINGS = {
     "a file in place of the folder": ("file://{0}/file/run.rdzv", "share", "/file is a file"),
     "no folder": ("file:///no/such/folder/run.rdzv", "share", "/no/such/folder is not there"),
     "two slashes": ("file://share/run.rdzv", "share", "file:///absolute/path"),
-    "no port": ("tcp://localhost", "port", "init_method tcp://localhost"),
+    "no port": ("tcp://localhost", "network", "tcp://host:port, got 'tcp://localhost'"),
     "another machine's address": ("tcp://198.51.100.7:29500", "network", "a free port on an address of this machine"),
     "a name without an address": ("tcp://no-such-host.invalid:29500", "network", "a name that this machine resolves"),
 }  # fmt: skip
