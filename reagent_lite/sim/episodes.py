@@ -99,7 +99,6 @@ class Amount:
         )
 
 
-@torch.no_grad()
 def whole_episodes(
     env: VectorEnv, policy: Policy | None, amount: Amount, *, epsilon: float, temperature: float
 ) -> Iterator[Episodes]:
@@ -117,30 +116,72 @@ def whole_episodes(
     Raises:
         SimulationError: when the environment was given an action it does not have, or memory does not suffice.
     """
-    env.reset()
-    chunk, held, episodes = _Chunk(env), _Held(env.num_envs), _EpisodeList(env.num_envs, env.first_env)
+    recorder = EpisodeRecorder(env)
     exploration = torch.tensor([epsilon], device=env.device)
     while True:
+        recorder.play(policy, epsilon=exploration, temperature=temperature)
+        lengths = recorder.lengths
+        count, enough = amount.of(lengths)
+        stop = 0
+        for begin, stop in _blocks(lengths[:count], last=enough):
+            yield recorder.episodes(begin, stop)
+        if enough:
+            return
+        amount = amount.less(int(lengths[:stop].sum()), stop)
+        recorder.drop(stop)
+
+
+class EpisodeRecorder:
+    """Plays environments from a reset, a chunk of rounds at a time, and keeps episodes until they are dropped.
+
+    Args:
+        env: reset here.
+        rounds: steps of every environment in a chunk; None: about BLOCK_ROWS rows.
+    """
+
+    def __init__(self, env: VectorEnv, rounds: int | None = None) -> None:
+        env.reset()
+        self._env = env
+        self._chunk = _Chunk(env, min(rounds or max(BLOCK_ROWS // env.num_envs, 1), _MOST_ROUNDS))
+        self._held, self._list = _Held(env.num_envs), _EpisodeList(env.num_envs, env.first_env)
+
+    @property
+    def lengths(self) -> Ints:
+        """Lengths of the episodes that are over, in the order of their starts, up to the first that is not."""
+        return self._list.lengths
+
+    @torch.no_grad()
+    def play(self, policy: Policy | None, *, epsilon: Tensor, temperature: float) -> None:
+        """Plays a chunk of rounds.
+
+        Args:
+            policy: values of the choices; None draws uniformly.
+            epsilon: [1] share of uniform draws, on the environments' device.
+            temperature: above 0 draws from softmax(q / temperature) instead.
+
+        Raises:
+            SimulationError: when the environment was given an action it does not have, or memory does not suffice.
+        """
+        env, chunk = self._env, self._chunk
         for step in range(chunk.rounds):
             chunk.before(step)
             q = None if policy is None else policy(env.observation, env.mask, env.features)
-            env.act(q, epsilon=exploration, temperature=temperature)
+            env.act(q, epsilon=epsilon, temperature=temperature)
             env.step()
             chunk.after(step)
         env.check()
         rows, ends = chunk.on_host()
-        episodes.add(held.stop, ends)
-        held.add(rows)
-        lengths = episodes.lengths
-        count, enough = amount.of(lengths)
-        stop = 0
-        for begin, stop in _blocks(lengths[:count], last=enough):
-            yield episodes.gather(begin, stop, held)
-        if enough:
-            return
-        amount = amount.less(int(lengths[:stop].sum()), stop)
-        episodes.drop(stop)
-        held.drop(int(episodes.start[0]))
+        self._list.add(self._held.stop, ends)
+        self._held.add(rows)
+
+    def episodes(self, begin: int, stop: int) -> Episodes:
+        """Returns those of `lengths` from begin to stop - 1, at least one."""
+        return self._list.gather(begin, stop, self._held)
+
+    def drop(self, count: int) -> None:
+        """Drops the first `count` of `lengths`."""
+        self._list.drop(count)
+        self._held.drop(int(self._list.start[0]))
 
 
 def _blocks(lengths: Ints, *, last: bool) -> Iterator[tuple[int, int]]:
@@ -158,8 +199,8 @@ def _blocks(lengths: Ints, *, last: bool) -> Iterator[tuple[int, int]]:
 class _Chunk:
     """A recording of some rounds: tensors [rounds, N, ...] on the device."""
 
-    def __init__(self, env: VectorEnv) -> None:
-        self.rounds = min(max(BLOCK_ROWS // env.num_envs, 1), _MOST_ROUNDS)
+    def __init__(self, env: VectorEnv, rounds: int) -> None:
+        self.rounds = rounds
         self._before = {"state": env.observation}
         self._after = {"action": env.action, "propensity": env.propensity, "reward": env.reward}
         self._ends = {"ended": env.ended, "last_state": env.next_observation}

@@ -165,21 +165,33 @@ class ReplayRing:
         """Rows written and kept; waits for the device."""
         return int(self._filled) * self._settings.num_envs
 
-    def write(self, step: EnvStep) -> None:
-        """Takes one slot: a row of every environment, in place of the oldest slot when the ring is full."""
+    @property
+    def most_rounds(self) -> int:
+        """Slots that one write takes at most."""
+        return self._settings.slots - self._settings.waiting
+
+    def write(self, step: EnvStep, rounds: int = 1) -> None:
+        """Takes slots, in place of the oldest ones when the ring is full.
+
+        Args:
+            step: rows of `rounds` slots one after the other, each a row of every environment.
+            rounds: at most `most_rounds`.
+        """
         kind = self._columns["marks"].dtype
         ended = torch.add(step.terminated.to(kind), step.truncated, alpha=_TRUNCATED)
         packed = {
             "scalars": torch.stack((step.reward, step.propensity), 1),
             "marks": torch.stack((step.action.to(kind), ended), 1),
         }
+        number = torch.arange(rounds, device=self._head.device)
+        slots = (self._head + number).remainder(self._settings.slots)
         for name, column in self._columns.items():
             value = packed[name] if name in packed else getattr(step, name)
-            column.index_copy_(0, self._head, value.unsqueeze(0))
-        self._filled.add_(1).clamp_(max=self._settings.slots)
+            column.index_copy_(0, slots, value.reshape(rounds, *column.shape[1:]))
+        self._filled.add_(rounds).clamp_(max=self._settings.slots)
         if self._priorities is not None:
-            self._admit(self._priorities)
-        self._head.add_(1).remainder_(self._settings.slots)
+            self._admit(self._priorities, slots, self._filled - number.flip(0))
+        self._head.add_(rounds).remainder_(self._settings.slots)
 
     def sample(self, rows: int, *, beta: float | Tensor = 0.0) -> Sample:
         """Draws rows with replacement.
@@ -268,15 +280,22 @@ class ReplayRing:
     def _by_slot(self, priorities: Priorities) -> Tensor:
         return priorities.value.view(self._settings.slots, self._settings.num_envs)
 
-    def _admit(self, priorities: Priorities) -> None:
-        """Sets the largest priority for the slot that became complete, and none for the one just written."""
+    def _admit(self, priorities: Priorities, slots: Tensor, filled: Tensor) -> None:
+        """Sets the largest priority for the slots that became complete, and none for those just written.
+
+        Args:
+            priorities: of all rows.
+            slots: [R] just written.
+            filled: [R] slots that were filled when each of them was.
+        """
         s, N = self._settings, self._settings.num_envs
-        ready = (self._head - s.waiting).remainder(s.slots)
-        value = (priorities.largest * (self._filled > s.waiting)).expand(N)
+        ready = (slots - s.waiting).remainder(s.slots)
+        value = (priorities.largest * (filled > s.waiting)).unsqueeze(1).expand(-1, N)
         if s.needs_next_action:
-            value = value * (self._windows(ready * N + self._envs).ended != _TRUNCATED)
-        self._by_slot(priorities).index_fill_(0, self._head, 0).index_copy_(0, ready, value.unsqueeze(0))
-        priorities.refresh(priorities.blocks_of(torch.cat((self._head, ready)) * N, N))
+            rows = (ready.unsqueeze(1) * N + self._envs).view(-1)
+            value = value * (self._windows(rows).ended != _TRUNCATED).view(-1, N)
+        self._by_slot(priorities).index_fill_(0, slots, 0).index_copy_(0, ready, value)
+        priorities.refresh(priorities.blocks_of(torch.cat((slots, ready)) * N, N))
 
     def _draw(self, rows: int) -> tuple[Tensor, Tensor]:
         """Returns row numbers [B] of complete windows and how rare each is [B], all 1 where rows are drawn alike."""

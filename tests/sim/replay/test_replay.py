@@ -279,3 +279,24 @@ def test_a_captured_graph_writes_and_draws(prioritized: bool) -> None:
         seen.add(tuple(sample.index.tolist()))
     assert len(seen) == 56  # every replay draws anew
     assert ring.rows == 20 * 64
+
+
+@pytest.mark.parametrize("needs_next_action", [False, True])
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_several_slots_at_once_are_the_same_as_one_after_the_other(prioritized: bool, needs_next_action: bool) -> None:
+    given = {"num_envs": 2, "slots": 9, "n_step": 2, "prioritized": prioritized, "needs_next_action": needs_next_action}
+    one, other = ring_of(**given), ring_of(**given)
+    for rounds in (1, 4, one.most_rounds, 2, one.most_rounds):
+        steps = [plain_step(2, reward=torch.rand(2), action=torch.tensor([t % 4, 3]),
+                            terminated=torch.tensor([t % 3 == 2, False]), truncated=torch.tensor([False, t % 4 == 1]))
+                 for t in range(rounds)]  # fmt: skip
+        for step in steps:
+            one.write(step)
+        names = ("observation", "next_observation", "action", "reward", "terminated", "truncated", "propensity")
+        other.write(EnvStep(**{name: torch.cat([getattr(step, name) for step in steps]) for name in names}), rounds)
+        drawn = one.sample(16)
+        for ring in (one, other):
+            ring.update_priorities(drawn.index, drawn.batch.reward + 0.1)
+        other.sample(16)  # the generators go on alike
+        a, b = one.state_dict(), other.state_dict()
+        assert [name for name in a if not torch.equal(a[name], b[name])] == []
