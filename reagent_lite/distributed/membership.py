@@ -13,9 +13,9 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from reagent_lite.config.rendezvous import RendezvousConfig
 from reagent_lite.distributed.meeting_file import Record
@@ -50,7 +50,7 @@ class Failure(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     reason: str
-    exit_code: Annotated[int, Field(ge=1)] = PeerError.exit_code
+    exit_code: int = PeerError.exit_code
     restart: bool = True
     first_hand: bool = True
 

@@ -13,7 +13,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -21,7 +21,7 @@ from cluster.machine import COMMAND_SECONDS, Machine, Started
 from cluster.share import READY_SECONDS, Fault, Gluster
 
 HUB_ADDRESS = "10.83.0.254"
-Names = Literal["known", "loopback", "unknown", "silent"]
+Names = Literal["loopback", "unknown", "silent"]
 NAME_SERVER = "10.83.0.253"  # where names are "silent"; nobody has it
 INTERFACE = "eth0"  # the same on every host
 NOWHERE = "02:00:00:00:00:fe"  # a hardware address that nobody has
@@ -55,9 +55,9 @@ class Host(Machine):
 
     def learn_names(self, count: int, names: Names) -> None:
         """Gives the host an /etc/hosts of its own: for `count` hosts, or for none."""
-        addresses = {f"node{index}": _address(index) for index in range(count if names in ("known", "loopback") else 0)}
+        addresses = {}
         if names == "loopback":
-            addresses[self.name] = "127.0.1.1"
+            addresses = {f"node{index}": _address(index) for index in range(count)} | {self.name: "127.0.1.1"}
         if names == "silent":
             server = self._output / "resolv.conf"
             server.write_text(f"nameserver {NAME_SERVER}\n")
@@ -79,13 +79,7 @@ class Host(Machine):
     def start(
         self, argv: Sequence[str | Path], env: Mapping[str, str] | None = None, cwd: Path | None = None
     ) -> Started:
-        """Starts a command here; a host that lost power starts up first.
-
-        Args:
-            argv: program and arguments.
-            env: variables added to the test's own. TMPDIR is on the private disk.
-            cwd: folder it starts in, the private disk unless given.
-        """
+        """Starts a command on the private disk, or in `cwd`; a host that lost power starts up first."""
         if self._needs_share and self._share is not None:
             self.heal()
             self.connect_share(self._share)
@@ -95,7 +89,6 @@ class Host(Machine):
         return self._started[-1]
 
     def close(self) -> None:
-        """Ends every process."""
         super().close()
         for started in self._started:
             started.wait(COMMAND_SECONDS)
@@ -167,22 +160,16 @@ class Hosts:
         share: the shared folder; the same path on every host, and only there.
     """
 
-    def __init__(
-        self,
-        count: int,
-        share: Literal["gluster", "bind"] = "gluster",
-        names: Names = "unknown",
-    ) -> None:
+    def __init__(self, count: int, share: Literal["gluster", "bind"] = "gluster", names: Names = "unknown") -> None:
         """Describes a cluster.
 
         Args:
             count: of hosts, up to 250.
             share: "gluster" caches as a network's file system does, "bind" is one memory.
-            names: whether hosts find each other by name: "loopback" as well, but each finds itself at 127.0.1.1, as
+            names: whether hosts find each other by name: "loopback": yes, but each finds itself at 127.0.1.1, as
                 Debian's installer leaves it. "silent": no name is known, and packets to the name server are lost.
         """
-        self._count, self._kind = count, share
-        self._names: Names = names
+        self._count, self._kind, self._names = count, share, names
         self._hosts: list[Host] = []
         self._closing = contextlib.ExitStack()
 
@@ -220,15 +207,9 @@ class Hosts:
         self._closing.close()
 
     def __getitem__(self, index: int) -> Host:
-        """Returns one host."""
         return self._hosts[index]
 
-    def __iter__(self) -> Iterator[Host]:
-        """Yields the hosts by index."""
-        return iter(self._hosts)
-
     def __len__(self) -> int:
-        """Returns the count of hosts."""
         return len(self._hosts)
 
     def share_fault(self, fault: Fault) -> None:

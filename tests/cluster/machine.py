@@ -19,26 +19,23 @@ COMMAND_SECONDS = 60
 
 
 class Started:
-    """A process that a test started on a machine.
+    """A process that a test started on a machine; its output goes to files.
 
     Attributes:
         pid: of the process itself, as every machine and the test see it.
-        stdout_path, stderr_path: the files its output goes to, on the real machine.
     """
 
     def __init__(self, process: "subprocess.Popen[bytes] | Interpreter", outputs: tuple[Path, Path]) -> None:
-        self._process, (self.stdout_path, self.stderr_path) = process, outputs
+        self._process, self._outputs = process, outputs
         self.pid = process.pid  # nsenter and env replace themselves by the command
 
     @property
     def stdout(self) -> str:
-        """What it has written to standard output so far."""
-        return self.stdout_path.read_text(errors="replace")
+        return self._outputs[0].read_text(errors="replace")
 
     @property
     def stderr(self) -> str:
-        """What it has written to standard error so far."""
-        return self.stderr_path.read_text(errors="replace")
+        return self._outputs[1].read_text(errors="replace")
 
     @property
     def running(self) -> bool:

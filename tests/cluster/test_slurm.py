@@ -42,16 +42,6 @@ def test_a_step_of_two_tasks_trains_one_model(slurm: Slurm, two_hosts: Hosts, jo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("nodes", "tasks"), [(2, 4), (1, 2)])
-def test_several_tasks_a_machine_are_refused(slurm: Slurm, job: Make, nodes: int, tasks: int) -> None:
-    work = job(num_nodes=1)
-    step = slurm.start("srun", f"--nodes={nodes}", f"--ntasks={tasks}", *command(work), env=ENVIRONMENT)
-    assert step.wait(60) == 2, step.stderr
-    assert step.stderr.count("Start with srun --ntasks-per-node=1") == tasks
-    assert not work.out(0).exists()
-
-
-@pytest.mark.slow
 def test_a_batch_job_gets_a_signal_and_continues(slurm: Slurm, two_hosts: Hosts, job: Make) -> None:
     """What the time limit's warning brings about: saved, 75, requeued, resumed, and the same model in the end."""
     changes: dict[str, Any] = {"checkpoint": {"every_steps": 5}, "epochs": 12}

@@ -10,49 +10,35 @@ from reagent_lite.distributed.faults import VARIABLE, Fault, InjectedFaultError,
 from reagent_lite.distributed.group import ATTEMPT_VARIABLE, Place
 from reagent_lite.errors import ConfigError
 
+KILL = "fail:rank=1,step=20,kind=kill"
 
-def test_the_text_of_a_fault() -> None:
-    assert Fault.parse("fail:rank=1,step=20,kind=kill") == Fault(rank=1, step=20, kind="kill")
-    assert Fault.parse("fail:rank=0,step=3,kind=slow,seconds=0.5,attempt=any") == Fault(
-        rank=0, step=3, kind="slow", seconds=0.5, attempt="any"
-    )
+
+def test_the_text_of_a_fault_and_whom_it_hits() -> None:
+    one = Place(rank=1, world_size=2)
+    assert fault_here(one, {VARIABLE: KILL}) == Fault(rank=1, step=20, kind="kill")
+    assert fault_here(one, {VARIABLE: KILL, ATTEMPT_VARIABLE: "1"}) is None
+    assert fault_here(Place(rank=0, world_size=2), {VARIABLE: KILL}) is None
+    assert fault_here(one, {}) is None
+    text = "fail:rank=1,step=3,kind=slow,seconds=0.5,attempt=any"
+    slow = Fault(rank=1, step=3, kind="slow", seconds=0.5, attempt="any")
+    assert fault_here(one, {VARIABLE: text, ATTEMPT_VARIABLE: "7"}) == slow
 
 
 @pytest.mark.parametrize("text", ["kill", "fail:rank=1,step=2", "fail:rank=x,step=2,kind=kill",
                                   "fail:rank=1,step=2,kind=burn", "fail:rank=1,step=2,kind=kill,when=now"])  # fmt: skip
 def test_other_texts_are_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match=f"{VARIABLE}: expected text such as fail:rank=1,step=20,kind=kill"):
+    with pytest.raises(ConfigError, match=f"{VARIABLE}: expected text such as {KILL}"):
         fault_here(Place(), {VARIABLE: text})
 
 
-def test_only_the_rank_and_the_attempt_are_hit() -> None:
-    text = {VARIABLE: "fail:rank=1,step=2,kind=kill"}
-    assert fault_here(Place(rank=0, world_size=2), text) is None
-    assert fault_here(Place(rank=1, world_size=2), {**text, ATTEMPT_VARIABLE: "1"}) is None
-    assert fault_here(Place(rank=1, world_size=2), {**text, ATTEMPT_VARIABLE: "0"}) is not None
-    assert fault_here(Place(), {}) is None
-
-
-def test_an_exception_at_its_step_only() -> None:
-    fault = Fault(rank=0, step=2, kind="exception")
-    fault.before_step(1)
-    fault.before_step(3)
+def test_what_a_fault_does_at_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow step is slow from then on; the others strike once."""
+    done: list[object] = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: done.append((pid, number)))
+    monkeypatch.setattr(time, "sleep", done.append)
+    for kind in ("kill", "stop", "slow"):
+        for step in (1, 2, 3):
+            Fault(rank=0, step=2, kind=kind, seconds=0.5).before_step(step)
+    assert done == [(os.getpid(), signal.SIGKILL), (os.getpid(), signal.SIGSTOP), 0.5, 0.5]
     with pytest.raises(InjectedFaultError, match="before step 2"):
-        fault.before_step(2)
-
-
-def test_slow_from_its_step_on() -> None:
-    fault = Fault(rank=0, step=1, kind="slow", seconds=0.05)
-    start = time.monotonic()
-    fault.before_step(0)
-    assert time.monotonic() - start < 0.04
-    fault.before_step(2)
-    assert time.monotonic() - start >= 0.05
-
-
-def test_kill_and_stop_are_signals_to_the_process_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[tuple[int, int]] = []
-    monkeypatch.setattr(os, "kill", lambda pid, number: sent.append((pid, number)))
-    for kind in ("kill", "stop"):
-        Fault(rank=0, step=0, kind=kind).before_step(0)
-    assert sent == [(os.getpid(), signal.SIGKILL), (os.getpid(), signal.SIGSTOP)]
+        Fault(rank=0, step=2, kind="exception").before_step(2)

@@ -10,7 +10,6 @@ from machines import Start, all_end, appears
 from oracles.doctors import RECORD
 from oracles.interpreters import Interpreter
 from oracles.waiting import runs
-from pydantic import ValidationError
 
 from reagent_lite import memory
 from reagent_lite.config.rendezvous import RendezvousConfig
@@ -24,7 +23,6 @@ from reagent_lite.distributed.store import Link
 from reagent_lite.distributed.verdict import Declaration
 from reagent_lite.errors import ConfigError, Preempted
 
-SLOW = pytest.mark.slow
 RANK_1 = "rank 1 of 2 (node 1, local rank 0): "
 
 
@@ -108,21 +106,14 @@ def test_a_signal_while_a_run_waits_to_begin_again(monkeypatch: pytest.MonkeyPat
         launcher.launch([], 1, rendezvous, restarts=3)
 
 
-def test_a_run_that_ends_early_has_no_exit_code_0() -> None:
-    with pytest.raises(ValidationError, match="greater than or equal to 1"):
-        Failure(reason="r", exit_code=0)
-
-
 # ---- runs of two machines
 
 
 @pytest.mark.parametrize(
     ("work", "code", "words"),
     [
-        pytest.param("kill", 4, RANK_1 + "expected a worker that trains to the end, got ended by", marks=SLOW),
         ("stop", 4, RANK_1 + "expected a running worker, got stopped"),
         ("hang", 2, RANK_1 + "file.json:3: expected a number, got text"),
-        pytest.param("crash", 4, "ValueError('something unexpected')", marks=SLOW),
     ],
 )
 def test_every_launcher_logs_why(start: Start, tmp_path: Path, work: str, code: int, words: str) -> None:
@@ -134,9 +125,7 @@ def test_every_launcher_logs_why(start: Start, tmp_path: Path, work: str, code: 
     assert time.monotonic() - failed < 25
 
 
-@pytest.mark.parametrize(
-    ("victim", "number"), [(0, 9), (1, signal.SIGSTOP), *(pytest.param(*c, marks=SLOW) for c in ((1, 9), (0, 19)))]
-)
+@pytest.mark.parametrize(("victim", "number"), [(0, 9), (1, signal.SIGSTOP)])
 def test_a_launcher_that_is_killed_or_stopped_is_lost(start: Start, tmp_path: Path, victim: int, number: int) -> None:
     """Its workers end with it; the other machine names it, and a stopped one knows when it goes on."""
     both = [start(index, steps=1000) for index in (0, 1)]
@@ -172,14 +161,12 @@ def test_a_rank_that_hangs_is_named_by_all_and_not_those_who_wait_for_it(
         assert "rank 0 of 2" in machine.log  # what it met
 
 
-@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=SLOW)])
-def test_a_machine_that_is_started_again_joins_again(start: Start, tmp_path: Path, victim: int) -> None:
+def test_node_0_that_is_started_again_is_joined_again(start: Start, tmp_path: Path) -> None:
     options = {"steps": 40, "restarts": 2}
-    both = [start(index, **options) for index in (0, 1)]
-    appears(tmp_path / "out" / f"step_{victim}")
-    both[victim].process.kill()
-    other = both[1 - victim]
-    all_end([start(victim, **options), other], 0)
+    first, other = start(0, **options), start(1, **options)
+    appears(tmp_path / "out" / "step_0")
+    first.process.kill()
+    all_end([start(0, **options), other], 0)
     assert (tmp_path / "out" / "sum_1").exists()
     assert "restart 1 of at most 2" in other.log
 
@@ -217,12 +204,11 @@ def test_a_signal_before_workers_listen(start: Start, tmp_path: Path) -> None:
     assert "ended by signal 15 (SIGTERM)\nstopped by a signal" in both[0].log
 
 
-@pytest.mark.parametrize("victim", [1, pytest.param(0, marks=SLOW)])
-def test_a_signal_to_one_launcher_ends_the_run_with_75(start: Start, tmp_path: Path, victim: int) -> None:
+def test_a_signal_to_one_launcher_ends_the_run_with_75(start: Start, tmp_path: Path) -> None:
     both = [start(index, steps=2000, restarts=3) for index in (0, 1)]
     for rank in (0, 1):
         appears(tmp_path / "out" / f"step_{rank}")
-    both[victim].process.send_signal(signal.SIGTERM)
+    both[1].process.send_signal(signal.SIGTERM)
     all_end(both, 75)
 
 
