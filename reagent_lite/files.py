@@ -203,6 +203,14 @@ def write_whole(file: Path, data: bytes) -> None:
         stream.write(data)
 
 
+def write_synced(file: Path, data: bytes) -> None:
+    """Writes a file and waits until it is on the disk."""
+    with file.open("wb") as stream:
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
 def sync(path: Path) -> None:
     """Waits until the content of a file or folder is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -240,7 +248,7 @@ def nearest_existing(path: Path) -> Path:
 
 def free_disk_bytes(folder: Path) -> int:
     """Returns the free bytes for this user on the disk of a folder, which need not exist yet."""
-    return shutil.disk_usage(next(place for place in (folder, *folder.absolute().parents) if place.exists())).free
+    return shutil.disk_usage(nearest_existing(folder)).free
 
 
 def is_writable(folder: Path) -> bool:
@@ -248,8 +256,7 @@ def is_writable(folder: Path) -> bool:
 
     A folder without any write bit counts as not writable for root too, whom the system would let write.
     """
-    while not folder.exists():
-        folder = folder.parent
+    folder = nearest_existing(folder)
     return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK) and bool(folder.stat().st_mode & 0o222)
 
 

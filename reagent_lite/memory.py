@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
+
 if TYPE_CHECKING:  # what only reads configs and data need not wait for torch
     import torch
 
@@ -13,7 +15,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def free_bytes(device: torch.device) -> int:
-    """Returns the bytes that can be allocated on a device; where that is unknown, more than any machine has.
+    """Returns the bytes that can be allocated on a device.
 
     On a CPU: the smaller of what the machine has available and what a container's limit leaves.
     """
@@ -26,7 +28,7 @@ def free_bytes(device: torch.device) -> int:
 
 def free_host_bytes() -> int:
     """Returns the bytes that can be allocated on this machine, within a container's limit."""
-    return min(_machine(), _container())
+    return min(psutil.virtual_memory().available, _container())
 
 
 def oom_kills() -> int:
@@ -52,14 +54,6 @@ def size_text(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:.1f} TiB"
-
-
-def _machine() -> int:
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return _UNKNOWN
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), _UNKNOWN)
 
 
 def _container() -> int:

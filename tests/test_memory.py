@@ -31,9 +31,3 @@ def test_what_the_system_ended_for_lack_of_memory_is_counted(tmp_path: Path, mon
     assert memory.oom_kills() == 0
     (tmp_path / "memory.events").write_text("low 0\nmax 12\noom 3\noom_kill 2\n")
     assert memory.oom_kills() == 2
-
-
-def test_without_a_limit_or_a_way_to_know_nothing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
-    monkeypatch.setattr(memory, "_machine", lambda: memory._UNKNOWN)
-    assert memory.free_bytes(CPU) == 2**62

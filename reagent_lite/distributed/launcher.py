@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+import psutil
 import torch
 
 from reagent_lite.console import logger
@@ -35,7 +36,7 @@ _PEER_SECONDS = 1.0  # for other workers of this machine to report why they fail
 _MACHINE_SECONDS = 2.0  # for another machine's failure to come out, beyond lost_after_seconds
 _CONNECT_SECONDS = 60.0
 _CONTINUE = "the last checkpoint is kept: run the same command again to continue"
-_STOPPED = "Tt"  # states of /proc/<pid>/stat
+_STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,7 +346,7 @@ class Workers:
         """Looks for a worker that is stopped: its peers would wait for it until their timeout."""
         now = time.monotonic()
         for local, worker in enumerate(self._running):
-            if worker.poll() is not None or _state(worker.pid) not in _STOPPED:
+            if worker.poll() is not None or psutil.Process(worker.pid).status() not in _STOPPED:
                 self._stopped.pop(local, None)
                 continue
             seconds = now - self._stopped.setdefault(local, now)
@@ -373,11 +374,3 @@ def _variables(membership: Membership, count: int) -> dict[str, str]:
         for name in (GLOO_VARIABLE, "NCCL_SOCKET_IFNAME"):
             variables[name] = os.environ.get(name, address.interface)
     return variables
-
-
-def _state(pid: int) -> str:
-    """Returns the state letter of a process of this machine, or "-" where none is known (Linux)."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return "-"

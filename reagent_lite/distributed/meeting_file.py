@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from reagent_lite.errors import ConfigError, Problem, RendezvousError
-from reagent_lite.files import FolderIdentity, sync
+from reagent_lite.files import FolderIdentity, sync, write_synced
 
 NO_FILE, EMPTY_FILE, NO_RECORD = "no file", "an empty file", "a file that is no record of ours"
 """Why `read` returns no record where the path is free to use; any other text is the error of a share."""
@@ -110,11 +110,8 @@ class MeetingFile:
         try:
             if folder is not None:
                 folder.require()
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "wb") as stream:
-                stream.write(record.model_dump_json(indent=2).encode() + b"\n")
-                stream.flush()
-                os.fsync(stream.fileno())
+            temporary.touch(mode=0o600, exist_ok=False)
+            write_synced(temporary, record.model_dump_json(indent=2).encode() + b"\n")
             temporary.rename(self.path)
             with suppress(OSError):  # some network filesystems refuse to sync a folder; the rename is on the server
                 sync(self.path.parent)

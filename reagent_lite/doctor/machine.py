@@ -6,7 +6,6 @@ import tempfile
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
-from shutil import disk_usage
 
 import torch
 
@@ -22,7 +21,7 @@ from reagent_lite.distributed.nodes import Node
 from reagent_lite.distributed.rendezvous import host_and_port
 from reagent_lite.doctor.checks import Row, failed, of_error, ok, skipped, warning
 from reagent_lite.errors import DataError, NoRowsError, counted
-from reagent_lite.files import is_writable, nearest_existing
+from reagent_lite.files import free_disk_bytes, is_writable, nearest_existing
 from reagent_lite.memory import size_text
 from reagent_lite.run.dry_run import DryRun, memory_lines, network_needs, warnings_of
 from reagent_lite.sim.backend import open_backend
@@ -117,7 +116,7 @@ def model_folder(config: WorkflowConfig, node: Node, spec: SourceSpec | None) ->
         return failed(name, f"{place} is a file", todo)
     with tempfile.TemporaryFile(dir=place) as probe:
         probe.write(b"probe")
-    free = disk_usage(place).free
+    free = free_disk_bytes(place)
     need = sum(one.bytes for one in network_needs(config, spec)) if spec is not None else 0
     whole = need * (config.checkpoint.keep + 1 + _MODEL_TIMES)
     found = f"{folder}: writable, {size_text(free)} free; {size_text(whole)} for checkpoints and model, without replay"
@@ -142,7 +141,7 @@ def copy_folder(config: WorkflowConfig, path: str) -> Row:
         return failed(name, f"none of {', '.join(map(str, folders))} can be written", todo)
     packed = sum(file.size for file in files if file.compression or file.extension == ".parquet")
     need = _COPY_TIMES * (sum(file.size for file in files) - packed) + _PACKED_TIMES * packed
-    free = disk_usage(nearest_existing(places[0])).free
+    free = free_disk_bytes(places[0])
     found = f"{places[0]}: {size_text(free)} free, roughly {size_text(need)} needed"
     return ok(name, found) if free > need else warning(name, found, todo)
 

@@ -9,7 +9,7 @@ In every step each machine gives a value to all others and waits for theirs.
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +25,10 @@ from reagent_lite.distributed.store import LostError
 from reagent_lite.distributed.verdict import Declaration, compare
 from reagent_lite.doctor.checks import Row, failed, of_error, ok, warning
 from reagent_lite.errors import ReagentLiteError
+from reagent_lite.files import write_synced
 from reagent_lite.run.launch import prepare_rendezvous
 
-_ROUND_SECONDS = 0.02
+_ROUND_SECONDS = 0.005
 _CONNECT_SECONDS = 5.0
 _SLOW_SECONDS = 5.0  # for a file to show elsewhere: joining polls, so it only takes longer
 _CLOCK_SECONDS = 60.0
@@ -133,62 +134,39 @@ def reach_others(membership: Membership, seconds: float) -> list[Row]:
 def watch_share(membership: Membership, seconds: float, folder: Path) -> list[Row]:
     """Measures how soon others' files show here: new ones, and ones put in the place of older ones."""
     file = folder / f".doctor.{uuid.uuid4().hex}"
-
-    def put() -> str:
-        word = uuid.uuid4().hex
-        temporary = file.with_name(f"{file.name}.tmp")
-        with temporary.open("w") as stream:
-            stream.write(word)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.rename(file)
-        return word
-
+    temporary = file.with_name(f"{file.name}.tmp")
     with suppress(OSError):
         os.listdir(folder)  # fills the caches that could hide what comes
     rows: list[Row] = []
     try:
-        new = _watch(membership, seconds, folder, "new", file.name, put)
-        replaced = _watch(membership, seconds, folder, "replaced", file.name, put)
+        for what in ("new files", "replaced files"):
+            word, error = uuid.uuid4().hex, ""
+            try:
+                write_synced(temporary, word.encode())
+                temporary.rename(file)
+            except OSError as caught:
+                error = f"{type(caught).__name__}: {caught.strerror or caught}"
+            put = membership.exchange(what, {"name": file.name, "word": word, "error": error}, 2 * seconds)
+            delays = _watch(folder, {i: one for i, one in enumerate(put) if not one["error"]}, seconds)
+            refused = {i: one["error"] for i, one in enumerate(put) if one["error"]}
+            rows += _shown(folder, what, refused, membership.exchange(f"{what} seen", delays, 2 * seconds), seconds)
     finally:
-        for left in (file, file.with_name(f"{file.name}.tmp")):
+        for left in (file, temporary):
             with suppress(OSError):
                 left.unlink(missing_ok=True)
-    for what, table in (("new files", new), ("replaced files", replaced)):
-        rows += _shown(folder, what, table, seconds)
     return rows
 
 
-def _watch(
-    membership: Membership, seconds: float, folder: Path, phase: str, name: str, put: Callable[[], str]
-) -> list[Any]:
-    """Puts a file and waits for those of the others; returns each machine's delays in seconds by writer.
-
-    A delay runs from hearing of the file to seeing it, both by the clock of the machine that looks. None: it never
-    showed; the text "" stands for a writer that could not write.
-    """
-    try:
-        announced = {"name": name, "word": put()}
-    except OSError as error:
-        announced = {"name": "", "word": f"{type(error).__name__}: {error.strerror or error}"}
-    membership.give(phase, announced)
-    count, node = len(membership.declarations), membership.node
-    since: dict[int, float] = {}
-    delays: dict[str, float | str | None] = {}
-    deadline = time.monotonic() + seconds
-    while len(delays) < count - 1 and time.monotonic() < deadline:
-        words = membership.given(phase)
-        for i, word in enumerate(words):
-            if word is None or i == node or str(i) in delays:
-                continue
-            since.setdefault(i, time.monotonic())
-            if not word["name"]:
-                delays[str(i)] = word["word"]
-            elif _shows(folder, word["name"], word["word"]):
-                delays[str(i)] = time.monotonic() - since[i]
-        time.sleep(_ROUND_SECONDS / 4)
-    missing = {str(i): None for i in range(count) if i != node and str(i) not in delays}
-    return membership.exchange(f"{phase}_seen", delays | missing, 2 * seconds)
+def _watch(folder: Path, put: dict[int, dict[str, str]], seconds: float) -> list[tuple[int, float | None]]:
+    """Returns each writer with the seconds from hearing of its file to seeing it; None: it did not show."""
+    delays: dict[int, float | None] = dict.fromkeys(put)
+    begun = time.monotonic()
+    while None in delays.values() and (passed := time.monotonic() - begun) < seconds:
+        for writer, one in put.items():
+            if delays[writer] is None and _shows(folder, one["name"], one["word"]):
+                delays[writer] = passed
+        time.sleep(_ROUND_SECONDS)
+    return list(delays.items())
 
 
 def _shows(folder: Path, name: str, word: str) -> bool:
@@ -198,21 +176,22 @@ def _shows(folder: Path, name: str, word: str) -> bool:
         return False
 
 
-def _shown(folder: Path, what: str, table: list[Any], seconds: float) -> list[Row]:
+def _shown(
+    folder: Path, what: str, refused: dict[int, str], tables: list[list[tuple[int, float | None]]], seconds: float
+) -> list[Row]:
     name = f"share: {what}"
-    refused = {writer: delay for seen in table for writer, delay in seen.items() if isinstance(delay, str)}
     rows = [
-        (failed if writer == "0" else warning)(name, f"node {writer} cannot write in {folder}: {why}",
-                                               "Only node 0 must" if writer != "0" else "Mount it writable there")
-        for writer, why in sorted(refused.items())
+        (warning if writer else failed)(name, f"node {writer} cannot write in {folder}: {why}",
+                                        "Only node 0 must" if writer else "Mount it writable there")
+        for writer, why in refused.items()
     ]  # fmt: skip
-    hidden = [(i, writer) for i, seen in enumerate(table) for writer, delay in seen.items() if delay is None]
+    seen = [(delay, reader, writer) for reader, table in enumerate(tables) for writer, delay in table]
     rows += [
-        failed(name, f"node {i} does not see the file that node {writer} wrote in {folder} within {seconds:g} s",
+        failed(name, f"node {reader} does not see the file that node {writer} wrote in {folder} within {seconds:g} s",
                f"Mount the same share at {folder} on every machine; or its caches are long: raise --wait to find out")
-        for i, writer in hidden
+        for delay, reader, writer in seen if delay is None
     ]  # fmt: skip
-    delays = [(delay, i, w) for i, seen in enumerate(table) for w, delay in seen.items() if isinstance(delay, float)]
+    delays = [(delay, reader, writer) for delay, reader, writer in seen if delay is not None and reader != writer]
     if not delays:
         return rows
     longest, reader, writer = max(delays)
@@ -222,32 +201,25 @@ def _shown(folder: Path, what: str, table: list[Any], seconds: float) -> list[Ro
 
 
 def _clocks(membership: Membership, seconds: float) -> Row:
-    """Compares each clock with node 0's, which answers each machine with its time: its question's and answer's mean."""
+    """Compares the clocks at one moment: when the last machine has said that it is here.
+
+    For each machine it lies between its last look that found somebody absent and the one that found all.
+    """
     membership.exchange("ready", True, seconds)
-    difference, within = 0.0, 0.0
-    deadline = time.monotonic() + seconds
-    if membership.node == 0:
-        open_questions = {one.node for one in membership.declarations if one.node}
-        while open_questions and time.monotonic() < deadline:
-            asks = membership.given("asks")
-            for i in [i for i in open_questions if asks[i] is not None]:
-                membership.give(f"clock_for_{i}", time.time())
-                open_questions.remove(i)
-            time.sleep(_ROUND_SECONDS / 10)
-    else:
+    deadline, before = time.monotonic() + seconds, time.time()
+    membership.give("here", True)
+    while True:
         asked = time.time()
-        membership.give("asks", True)
-        answer = f"clock_for_{membership.node}"
-        while (clock := membership.given(answer)[0]) is None and time.monotonic() < deadline:
-            time.sleep(_ROUND_SECONDS / 10)
-        answered = time.time()
-        if clock is not None:
-            difference, within = (asked + answered) / 2 - clock, (answered - asked) / 2
-    all_of_them = membership.exchange("difference", (difference, within), seconds)
-    node = max(range(len(all_of_them)), key=lambda i: abs(all_of_them[i][0]))
-    furthest, within = all_of_them[node]
-    found = f"at most {abs(furthest):.2f} s from node 0's (node {node}, to within {within:.2f} s)"
-    if abs(furthest) <= _CLOCK_SECONDS:
+        if None not in membership.given("here") or time.monotonic() > deadline:
+            break
+        before = asked
+        time.sleep(_ROUND_SECONDS)
+    after = time.time()
+    moments = membership.exchange("moment", ((before + after) / 2, (after - before) / 2), seconds)
+    node = max(range(len(moments)), key=lambda i: abs(moments[i][0] - moments[0][0]))
+    difference, within = abs(moments[node][0] - moments[0][0]), moments[node][1] + moments[0][1]
+    found = f"at most {difference:.2f} s from node 0's (node {node}, to within {within:.2f} s)"
+    if difference <= _CLOCK_SECONDS:
         return ok("clocks", found)
     return warning("clocks", found, "Nothing here depends on it, but times in logs and of files will mislead; run NTP")
 

@@ -2,20 +2,71 @@
 
 import os
 import pwd
-from collections.abc import Iterator
+import socket
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from shutil import disk_usage
+
+import psutil
 
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.distributed.meeting_file import MeetingFile, Record
 from reagent_lite.distributed.nodes import Node
 from reagent_lite.distributed.store import reach
 from reagent_lite.doctor.checks import Row, failed, ok, skipped, warning
-from reagent_lite.doctor.mount import find_mount, probe_folder
+from reagent_lite.files import nearest_existing, write_synced
 from reagent_lite.memory import size_text
 
 _SLOW_SECONDS = 1.0
 _LITTLE_BYTES = 1 << 20  # a record has 1 kB
+_NETWORK = (
+    "nfs", "cifs", "smb", "ceph", "lustre", "gpfs", "beegfs", "9p", "virtiofs", "afs", "weka", "orangefs", "pvfs",
+    "gfs", "ocfs", "fuse.",
+)  # fmt: skip
+_LONG_CACHE_SECONDS = 60  # Linux' own bound for attributes of folders: acdirmax of nfs(5)
+_CACHE_OPTIONS = ("actimeo", "acregmax", "acdirmax")
+_PROBE = b"probe of the doctor\n" * 200
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """The file system that a path lies on.
+
+    Attributes:
+        device: what is mounted, such as server:/export.
+        folder: where.
+        kind: such as nfs4 or ext4.
+        options: as the system gives them.
+    """
+
+    device: str
+    folder: str
+    kind: str
+    options: tuple[str, ...]
+
+    @property
+    def is_network(self) -> bool:
+        """Whether other machines may have it mounted too."""
+        return self.kind.startswith(_NETWORK)
+
+    def warnings(self) -> list[tuple[str, str]]:
+        """Returns options that may trouble a meeting through a file here, each with what to do."""
+        found = []
+        if "ro" in self.options:
+            found.append(("mounted read-only", "Mount it with rw: node 0 writes the file of init_method"))
+        if self.kind.startswith("nfs") and ("soft" in self.options or "softerr" in self.options):
+            found.append(("a soft mount: a slow server gives errors instead of waiting", "Mount it with hard"))
+        for option in self.options:
+            name, _, seconds = option.partition("=")
+            if name in _CACHE_OPTIONS and seconds.isdigit() and int(seconds) > _LONG_CACHE_SECONDS:
+                found.append((f"{option}: a new file may stay hidden for {seconds} s", f"Lower {name}"))
+        return found
+
+    def __str__(self) -> str:
+        return f"{self.kind} ({self.device} at {self.folder}; {','.join(self.options)})"
 
 
 def share(config: WorkflowConfig, node: Node) -> Iterator[Row]:
@@ -40,6 +91,20 @@ def share(config: WorkflowConfig, node: Node) -> Iterator[Row]:
     yield _standing(file)
 
 
+def find_mount(path: Path) -> Mount | None:
+    """Returns the file system of a path, or of the nearest folder above it that exists; None if it is unknown."""
+    resolved = nearest_existing(path).resolve()
+    best = None
+    for one in psutil.disk_partitions(all=True):
+        if resolved.is_relative_to(one.mountpoint) and (
+            best is None or len(one.mountpoint) >= len(best.mountpoint)  # of two at one place the later covers
+        ):
+            best = one
+    if best is None:
+        return None
+    return Mount(best.device, best.mountpoint, best.fstype, tuple(best.opts.split(",")))
+
+
 def _mount(folder: Path) -> Iterator[Row]:
     mount = find_mount(folder)
     if mount is None:
@@ -56,7 +121,7 @@ def _mount(folder: Path) -> Iterator[Row]:
 def _speed(folder: Path, node: Node) -> Iterator[Row]:
     name = "share: write and read"
     try:
-        timings = probe_folder(folder)
+        seconds = _probe(folder)
     except OSError as error:
         found = f"{folder}: {type(error).__name__}: {error.strerror or error}"
         if node.index:
@@ -64,8 +129,37 @@ def _speed(folder: Path, node: Node) -> Iterator[Row]:
         else:
             yield failed(name, found, "Mount it writable for this user, or make room")
         return
-    slow = warning(name, str(timings), "Joining takes longer; look at the load of the share's server")
-    yield slow if timings.total > _SLOW_SECONDS else ok(name, str(timings))
+    found = ", ".join(f"{step} {1000 * taken:.1f} ms" for step, taken in seconds.items())
+    slow = warning(name, found, "Joining takes longer; look at the load of the share's server")
+    yield slow if sum(seconds.values()) > _SLOW_SECONDS else ok(name, found)
+
+
+def _probe(folder: Path) -> dict[str, float]:
+    """Writes, renames, lists and reads back a file, which is gone afterwards; returns the seconds of each.
+
+    Raises:
+        OSError: the folder cannot be used so, or did not give back what was written.
+    """
+    name = f".doctor.{socket.gethostname()}.{os.getpid()}.{uuid.uuid4().hex[:8]}"
+    temporary, final = folder / f"{name}.tmp", folder / name
+    steps: dict[str, Callable[[], object]] = {
+        "write and fsync": lambda: write_synced(temporary, _PROBE),
+        "rename": lambda: temporary.rename(final),
+        "list": lambda: name in os.listdir(folder),
+        "read back": lambda: final.read_bytes() == _PROBE,
+    }
+    seconds: dict[str, float] = {}
+    try:
+        for step, work in steps.items():
+            begun = time.perf_counter()
+            fits = work() is not False
+            seconds[step] = time.perf_counter() - begun
+            if not fits:
+                raise OSError(f"{final}: not what was written there a moment before")
+    finally:
+        temporary.unlink(missing_ok=True)
+        final.unlink(missing_ok=True)
+    return seconds
 
 
 def _room(folder: Path) -> Row:

@@ -110,7 +110,7 @@ class Bundle:
         """
         state = _numbers("values", values, (None, len(self.state_feature_ids)))
         num_rows = len(state)
-        feed = self._features("values", state, presence)
+        feed: list[NDArray[Any]] = self._features("values", state, presence)
         exists = np.ones((num_rows, len(self.action_names)), dtype=np.bool_)
         if self.parametric:
             choices, exists = self._padded(candidates, num_rows)
@@ -186,22 +186,35 @@ class Bundle:
         compare_choices(where, live["choices"], choices)
         return tolerance.compare(where, live["q"], q, "Try another release of onnxruntime")
 
-    def _features(
-        self, where: str, values: NDArray[np.float32], presence: ArrayLike | None
-    ) -> list[NDArray[np.float32] | NDArray[np.bool_]]:
+    def _features(self, where: str, values: NDArray[np.float32], presence: ArrayLike | None) -> list[NDArray[Any]]:
         present = ~np.isnan(values) if presence is None else _flags("presence", presence, values.shape)
-        _refuse_infinity(where, values, present)
+        bad = np.argwhere(np.isinf(values) & present)
+        if bad.size:
+            place = f"{where}{[int(i) for i in bad[0]]}"
+            raise BundleError(Problem(place, "a finite float32, or NaN where missing", f"{values[tuple(bad[0])]}"))
         return [values, present]
 
     def _padded(
         self, candidates: Sequence[ArrayLike] | None, num_rows: int
     ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        got = "nothing" if candidates is None else f"{len(candidates)}"
+        """Returns candidates [N, K, F], K the longest list and at least 1, and where they exist, [N, K]."""
         if candidates is None or len(candidates) != num_rows:
+            expected = f"{counted(num_rows, 'list')} of candidates, one per row of values"
             raise BundleError(
-                Problem("candidates", f"{counted(num_rows, 'list')} of candidates, one per row of values", got)
+                Problem("candidates", expected, "nothing" if candidates is None else f"{len(candidates)}")
             )
-        return _padded("candidates", candidates, len(self.action_feature_ids))
+        width = len(self.action_feature_ids)
+        arrays = [
+            _numbers(f"candidates[{row}]", one if len(one) else np.empty((0, width)), (None, width))  # type: ignore[arg-type]
+            for row, one in enumerate(candidates)
+        ]
+        longest = max([1, *(len(array) for array in arrays)])
+        values = np.full((num_rows, longest, width), np.nan, dtype=np.float32)
+        exists = np.zeros((num_rows, longest), dtype=np.bool_)
+        for row, array in enumerate(arrays):
+            values[row, : len(array)] = array
+            exists[row, : len(array)] = True
+        return values, exists
 
 
 def load_bundle(path: str | os.PathLike[str]) -> Bundle:
@@ -258,11 +271,10 @@ def _list_of(kind: type, value: Any) -> bool:
 
 
 def _is_policy(value: Any) -> bool:
-    parameter = {"softmax": "temperature", "epsilon_greedy": "epsilon"}
-    if not isinstance(value, dict) or not isinstance(value.get("kind"), str) or value["kind"] not in parameter:
+    if not isinstance(value, dict):
         return False
-    number = value.get(parameter[value["kind"]])
-    return len(value) == 2 and isinstance(number, int | float) and not isinstance(number, bool)
+    number = {"softmax": "temperature", "epsilon_greedy": "epsilon"}.get(str(value.get("kind")), "")
+    return value.keys() == {"kind", number} and type(value[number]) in (int, float)
 
 
 def _are_ids(value: Any) -> bool:
@@ -320,39 +332,39 @@ def _recorded(lists: Any) -> NDArray[Any]:
 
 
 def _numbers(where: str, given: Any, shape: tuple[int | None, ...]) -> NDArray[np.float32]:
-    """Returns a float32 array.
-
-    Args:
-        where: name of the argument, for the message.
-        given: anything numpy makes an array of; NaN for missing.
-        shape: expected sizes, None where any is right.
-
-    Raises:
-        BundleError: for another shape and for what is no real number.
-    """
-    array = _array(where, given)
-    if array.dtype.kind not in "fiu":
-        raise BundleError(Problem(where, "real numbers, NaN where missing", f"an array of {array.dtype}"))
-    _check_shape(where, array, shape)
+    """Returns a float32 array, NaN for missing; arguments and errors as of `_array`."""
     with np.errstate(over="ignore"):
-        return array.astype(np.float32)
+        return _array(where, given, shape, "fiu", "real numbers, NaN where missing").astype(np.float32)
 
 
 def _flags(where: str, given: Any, shape: tuple[int | None, ...]) -> NDArray[np.bool_]:
-    """Returns a bool array; arguments and errors as of `_numbers`."""
-    array = _array(where, given)
-    if array.dtype != np.bool_:
-        raise BundleError(Problem(where, "an array of bool", f"an array of {array.dtype}"))
-    _check_shape(where, array, shape)
+    """Returns a bool array; arguments and errors as of `_array`."""
+    return _array(where, given, shape, "b", "an array of bool")
+
+
+def _array(where: str, given: Any, shape: tuple[int | None, ...], kinds: str, expected: str) -> NDArray[Any]:
+    """Returns the array of an argument.
+
+    Args:
+        where: name of the argument, for the message.
+        given: anything numpy makes an array of.
+        shape: expected sizes, None where any is right.
+        kinds: of dtypes that are accepted, as numpy's letters.
+        expected: the same in words.
+
+    Raises:
+        BundleError: for another shape or type.
+    """
+    try:
+        array = np.asarray(given)
+    except ValueError as error:
+        raise BundleError(Problem(where, "rows of equal length", str(error))) from error
+    if array.dtype.kind not in kinds:
+        raise BundleError(Problem(where, expected, f"an array of {array.dtype}"))
+    if array.ndim != len(shape) or any(s not in (None, n) for s, n in zip(shape, array.shape, strict=True)):
+        wanted = ", ".join("any" if size is None else str(size) for size in shape)
+        raise BundleError(Problem(where, f"shape [{wanted}]", f"{list(array.shape)}"))
     return array
-
-
-def _refuse_infinity(where: str, values: NDArray[np.float32], presence: NDArray[np.bool_]) -> None:
-    """Raises BundleError when a present value is infinite, or was larger than float32 holds."""
-    bad = np.argwhere(np.isinf(values) & presence)
-    if bad.size:
-        place = f"{where}{[int(i) for i in bad[0]]}"
-        raise BundleError(Problem(place, "a finite float32, or NaN where missing", f"{values[tuple(bad[0])]}"))
 
 
 def _from_maps(where: str, maps: Sequence[FeatureMap], feature_ids: Sequence[int]) -> NDArray[np.float32]:
@@ -380,39 +392,6 @@ def _from_maps(where: str, maps: Sequence[FeatureMap], feature_ids: Sequence[int
     raise_any(problems, BundleError)
     with np.errstate(over="ignore"):
         return dense.astype(np.float32)
-
-
-def _padded(where: str, lists: Sequence[Any], num_features: int) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-    """Joins candidate lists of varying length.
-
-    Returns:
-        [N, K, F] with NaN in the padding, K the longest list and at least 1; and [N, K] bool, false in the padding.
-    """
-    arrays = [
-        _numbers(f"{where}[{row}]", one if len(one) else np.empty((0, num_features)), (None, num_features))
-        for row, one in enumerate(lists)
-    ]
-    longest = max([1, *(len(array) for array in arrays)])
-    values = np.full((len(arrays), longest, num_features), np.nan, dtype=np.float32)
-    exists = np.zeros((len(arrays), longest), dtype=np.bool_)
-    for row, array in enumerate(arrays):
-        values[row, : len(array)] = array
-        exists[row, : len(array)] = True
-    return values, exists
-
-
-def _array(where: str, given: Any) -> NDArray[Any]:
-    try:
-        return np.asarray(given)
-    except ValueError as error:
-        raise BundleError(Problem(where, "rows of equal length", str(error))) from error
-
-
-def _check_shape(where: str, array: NDArray[Any], shape: tuple[int | None, ...]) -> None:
-    fits = array.ndim == len(shape) and all(s is None or s == n for s, n in zip(shape, array.shape, strict=True))
-    if not fits:
-        wanted = ", ".join("any" if size is None else str(size) for size in shape)
-        raise BundleError(Problem(where, f"shape [{wanted}]", f"{list(array.shape)}"))
 
 
 def _listed(columns: Mapping[str, int]) -> str:

@@ -12,7 +12,6 @@ recovery     from SIGKILL of a worker to the next optimizer step, without the st
 import argparse
 import json
 import os
-import signal
 import statistics
 import subprocess
 import sys
@@ -21,6 +20,8 @@ import time
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from tests.oracles.cartpole import write_log
 
@@ -145,17 +146,10 @@ def overhead(folder: Path) -> tuple[float, float]:
     launcher = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
     while not (folder / "begun").exists():
         time.sleep(0.05)
-    ticks, begun = cpu_ticks(launcher.pid), time.monotonic()
-    time.sleep(5.0)
-    share = (cpu_ticks(launcher.pid) - ticks) / os.sysconf("SC_CLK_TCK") / (time.monotonic() - begun)
+    share = psutil.Process(launcher.pid).cpu_percent(5.0) / 100
     out, _ = launcher.communicate(timeout=300)
     assert launcher.returncode == 0
     return float(out.splitlines()[-1]), share
-
-
-def cpu_ticks(pid: int) -> int:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return int(fields[11]) + int(fields[12])
 
 
 def recovery(folder: Path) -> tuple[float, float]:
@@ -167,8 +161,7 @@ def recovery(folder: Path) -> tuple[float, float]:
     checkpoints = folder / "out" / "checkpoints"
     first = later_than(checkpoints, -1)
     start = time.monotonic() - begun
-    victim = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[1])
-    os.kill(victim, signal.SIGKILL)
+    psutil.Process(process.pid).children()[1].kill()
     killed = time.monotonic()
     time.sleep(0.5)  # what was being written is written
     later_than(checkpoints, max(first, newest(checkpoints)))

@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import psutil
 from oracles.interpreters import Interpreter
 
 HOLDER = Path(__file__).with_name("machine.sh")
@@ -57,11 +58,9 @@ class Started:
 
     def tree(self) -> list[int]:
         """Returns the ids of its descendants, parents first."""
-        children = _children()
-        found = list(children.get(self.pid, ()))
-        for pid in found:  # grows while it is read
-            found += children.get(pid, ())
-        return found
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return [one.pid for one in psutil.Process(self.pid).children(recursive=True)]
+        return []
 
 
 class Machine:
@@ -157,13 +156,3 @@ class Machine:
         finally:
             self._holder.kill()
             self._holder.stdout.close()
-
-
-def _children() -> dict[int, list[int]]:
-    table: dict[int, list[int]] = {}
-    for entry in os.listdir("/proc"):
-        with contextlib.suppress(OSError):
-            if entry.isdigit():
-                parent = int(Path(f"/proc/{entry}/stat").read_text().rsplit(")", 1)[1].split()[1])
-                table.setdefault(parent, []).append(int(entry))
-    return table

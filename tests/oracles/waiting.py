@@ -2,7 +2,8 @@
 
 import time
 from collections.abc import Callable
-from pathlib import Path
+
+import psutil
 
 
 def wait_until(condition: Callable[[], bool], message: Callable[[], str] = str, seconds: float = 60.0) -> None:
@@ -16,6 +17,6 @@ def wait_until(condition: Callable[[], bool], message: Callable[[], str] = str, 
 def runs(pid: int) -> bool:
     """Whether a process runs, which one that has ended and was not waited for does not."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return False
