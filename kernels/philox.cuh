@@ -28,15 +28,23 @@ enum Purpose : unsigned { FOR_RESET = 0, FOR_STEP = 1, FOR_ACT = 2, FOR_CANDIDAT
 // The draws of one environment for one purpose at one step.
 struct Random {
   unsigned seed, stream, env, episode, step;
-  unsigned purpose;
+  unsigned purpose;  // and above its 8 bits the agent
   unsigned base;  // last word of the counter, to which the number of blocks of four words is added
   unsigned drawn;  // words used so far
   unsigned x, y, z, w;  // block of the last word
 };
 
 DEVICE Random random_for(unsigned seed, unsigned stream, unsigned env, unsigned episode, unsigned step, Purpose purpose,
-                         unsigned base) {
-  return Random{seed, stream, env, episode, step, purpose, base, 0u, 0u, 0u, 0u, 0u};
+                         unsigned base, unsigned agent = 0u) {
+  return Random{seed, stream, env, episode, step, purpose | agent << 8, base, 0u, 0u, 0u, 0u, 0u};
+}
+
+// What an agent of its own draws at a step, where one Random for all would tie it to the order of the agents.
+DEVICE Random random_of_agent(const Random &random, int agent) {
+  Random own = random;
+  own.purpose |= unsigned(agent + 1) << 8;
+  own.drawn = 0u;
+  return own;
 }
 
 DEVICE unsigned draw(Random &random) {

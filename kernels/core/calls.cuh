@@ -13,33 +13,35 @@ struct ActionOf<true> {
 };
 using Action = ActionOf<(num_choices <= 256)>::type;
 
-// N = num environments. An output that is null is not written.
+// N = num environments, R = N * A rows, row = environment * A + agent. An output that is null is not written.
 struct Call {
   unsigned *state;           // [words, N] the fields in order; an array of n takes n rows
   int *step_count;           // [N] steps done in the running episode
   unsigned *episode;         // [N] episodes finished
-  float *episode_return;     // [N] reward so far in the running episode
-  const Action *action;      // [N]
-  float *observation;        // [N, S] what the policy sees next
-  float *next_observation;   // [N, S] where the transition led
-  float *reward;             // [N]
+  float *episode_return;     // [R] reward so far in the running episode
+  const Action *action;      // [R]
+  float *observation;        // [R, S] what the policy sees next
+  float *next_observation;   // [R, S] where the transition led
+  float *reward;             // [R]
   unsigned char *ended;      // [N] bit 0 terminated, bit 1 truncated
-  float *last_return;        // [N] return of the last finished episode
+  float *last_return;        // [R] return of the last finished episode
   int *last_length;          // [N] its steps
   unsigned char *mask;       // [N, K] choices at observation
   unsigned char *next_mask;  // [N, K] choices at next_observation
   float *features;           // [N, K, F] of the candidates at observation
   float *next_features;      // [N, K, F] of those at next_observation
+  unsigned char *in_game;       // [R] whether the agent plays at observation; null with one agent
+  unsigned char *next_in_game;  // [R] whether it plays at next_observation
   unsigned *fault;           // [2] actions that were not allowed, and the complement of the lowest id that took one
   unsigned seed, stream, first_env;
   int num, time_limit, reserved;
 };
 
 struct ActCall {
-  const float *q;             // [N, K]; null: every allowed choice is as likely
-  const unsigned char *mask;  // [N, K]; null: all allowed
-  Action *action;             // [N] out
-  float *propensity;          // [N] out, probability of that action under this policy
+  const float *q;             // [R, K]; null: every allowed choice is as likely
+  const unsigned char *mask;  // [R, K]; null: all allowed
+  Action *action;             // [R] out
+  float *propensity;          // [R] out, probability of that action under this policy
   const int *step_count;      // [N]
   const unsigned *episode;    // [N]
   const float *epsilon;       // [1] of the epsilon-greedy policy, where temperature is 0

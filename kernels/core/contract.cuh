@@ -13,6 +13,12 @@
 #if defined(CANDIDATES) && !defined(ACTION_FEATURE_SIZE)
 #error "an environment with CANDIDATES must define ACTION_FEATURE_SIZE, the features of a candidate"
 #endif
+#if defined(AGENTS) && !defined(AGENT_TYPES)
+#error "an environment with AGENTS must define AGENT_TYPES, the names of their types: {\"tagger\", \"runner\"}"
+#endif
+#if defined(AGENTS) && (defined(CANDIDATES) || defined(MASKED))
+#error "an environment with AGENTS has neither CANDIDATES nor MASKED"
+#endif
 #if defined(CANDIDATES) && defined(MASKED)
 #error "an environment has CANDIDATES or is MASKED: candidate() already says which slots are closed"
 #endif
@@ -32,6 +38,16 @@ static_assert(num_choices >= 1, "NUM_ACTIONS of an environment must be at least 
 static_assert(observation_width >= 1, "OBSERVATION_SIZE of an environment must be at least 1");
 static_assert(feature_width >= 1, "ACTION_FEATURE_SIZE of an environment must be at least 1");
 static_assert(TIME_LIMIT >= 1, "TIME_LIMIT of an environment must be at least 1");
+
+#ifdef AGENTS
+constexpr bool has_agents = true;
+#else
+constexpr bool has_agents = false;
+#define AGENTS 1
+#endif
+constexpr int agents = AGENTS;  // A
+constexpr bool by_block = threads_of<agents> > 1;
+static_assert(agents >= 1, "AGENTS of an environment must be at least 1");
 
 #ifdef CANDIDATES
 constexpr bool has_candidates = true;
@@ -64,6 +80,56 @@ DEVICE float step(S &, int, Random &, bool &) {
                 "an environment must define: "
                 "DEVICE float step(State &s, int action, Random &random, bool &terminated)");
   return 0.0f;
+}
+
+template <class S>
+DEVICE void observe(const S &, int, float *) {
+  static_assert(never<S>,
+                "an environment with AGENTS must define: "
+                "DEVICE void observe(const State &s, int agent, float *observation)");
+}
+
+template <class S>
+DEVICE void step(S &, const int *, float *, Random &, bool &) {
+  static_assert(never<S>,
+                "an environment with AGENTS must define: "
+                "DEVICE void step(State &s, const int *action, float *reward, Random &random, bool &terminated)");
+}
+
+template <class I>
+DEVICE int agent_type(I) {
+  static_assert(never<I>, "an environment with AGENTS must define: DEVICE int agent_type(int agent)");
+  return 0;
+}
+
+template <class S>
+DEVICE bool in_game(const S &, int) {
+  return true;
+}
+
+// An environment of one agent as one of several.
+template <class S>
+DEVICE void observe_agent(const S &s, int agent, float *observation) {
+  if constexpr (has_agents) {
+    observe(s, agent, observation);
+  } else {
+    observe(s, observation);
+  }
+}
+
+template <class S>
+DEVICE void step_agents(S &s, const int *action, float *reward, Random &random, bool &terminated) {
+  if constexpr (has_agents) {
+    step(s, action, reward, random, terminated);
+  } else {
+    reward[0] = step(s, action[0], random, terminated);
+  }
+}
+
+template <class I>
+DEVICE int type_of(I agent) {
+  if constexpr (has_agents) return agent_type(agent);
+  return 0;
 }
 
 template <class S>

@@ -12,7 +12,9 @@ namespace reagent_lite::environment {
 ENTRY const Description env_description;
 const Description env_description = describe();
 
-ENTRY void env_describe(float *parameters, float *features) { write_numbers(parameters, features); }
+ENTRY void env_describe(float *parameters, float *features, int *agent_types) {
+  write_numbers(parameters, features, agent_types);
+}
 
 constexpr int block_size = 1024;
 constexpr int lanes = 16;  // floats of the widest vector
@@ -22,8 +24,9 @@ constexpr int lanes = 16;  // floats of the widest vector
 DEVICE unsigned step_one(const Call &c, long i) {
   State s = load(c.state, c.num, i);
   int done = c.step_count[i];
+  int action;
   float reward;
-  unsigned flags = advance(c, i, c.episode[i], done, s, reward);
+  unsigned flags = advance(c, i, c.episode[i], done, s, &action, &reward);
   store(c.state, c.num, i, s);
   c.step_count[i] = done + 1;
   c.episode_return[i] += reward;
@@ -183,16 +186,28 @@ static void step_block(Call c, long begin, int count) {
   show_next(c, list, num_ended, begin, count);
 }
 
+// Environments of several agents one by one: vectors run over their agents.
+template <auto entry>
+static void run(Call c, long begin, long end) {
+  for (long i = begin; i < end; ++i) {
+    Scratch scratch;
+    entry(c, i, scratch);
+  }
+}
+
 ENTRY void env_step(const Call *call, int begin, int end) {
+  if constexpr (has_agents) return run<step_whole>(*call, begin, end);
   for (int i = begin; i < end; i += block_size) step_block(*call, i, minimum(block_size, end - i));
 }
 
 ENTRY void env_observe(const Call *call, int begin, int end) {
+  if constexpr (has_agents) return run<observe_whole>(*call, begin, end);
   if (call->observation) observe_all(*call, call->observation, begin, end - begin);
   show_choices(*call, call->mask, call->features, begin, end - begin);
 }
 
 ENTRY void env_reset(const Call *call, int begin, int end) {
+  if constexpr (has_agents) return run<reset_whole>(*call, begin, end);
   for (int i = begin; i < end; i += block_size) {
     int list[block_size];
     int count = minimum(block_size, end - i);
@@ -222,14 +237,14 @@ static void draw_block(ActCall c, long begin, int count, float epsilon, float sh
     none[j] = draw_action<rule>(c, begin + j, value + j, open + j, draw_size, epsilon, sharpness);
   }
   for (int j = 0; mask && j < count; ++j) {
-    if (none[j]) count_fault(c.fault, c.first_env + unsigned(begin + j));
+    if (none[j]) count_fault(c.fault, c.first_env + unsigned((begin + j) / agents));
   }
 }
 
 ENTRY void env_act(const ActCall *call, int begin, int end) {
   const ActCall &c = *call;
-  for (int i = begin; i < end; i += draw_size) {
-    int count = minimum(draw_size, end - i);
+  for (long i = long(begin) * agents; i < long(end) * agents; i += draw_size) {
+    int count = int(long(end) * agents - i < draw_size ? long(end) * agents - i : draw_size);
     if (!c.q) {
       draw_block<ANY>(c, i, count, 1.0f, 0.0f);
     } else if (c.temperature > 0.0f) {

@@ -63,6 +63,8 @@ constexpr Description describe() {
   writer.number("time_limit", TIME_LIMIT);
   writer.number("action_feature_size", feature_width);
   writer.number("action_bytes", int(sizeof(Action)));
+  writer.number("agents", agents);
+  writer.number("threads_per_env", threads_of<agents>);
   writer.flag("candidates", has_candidates);
   writer.flag("masked", is_masked);
   writer.key("state");
@@ -82,16 +84,25 @@ constexpr Description describe() {
                 "ACTION_NAMES of an environment must name every action");
   for (const char *name : names) writer.word(name);
 #endif
+  writer.put("],\"agent_type_names\":[");
+  writer.separate = false;
+#ifdef AGENT_TYPES
+  constexpr const char *types[] = AGENT_TYPES;
+  for (const char *name : types) writer.word(name);
+#else
+  writer.word("agent");
+#endif
   writer.put("]}");
   return writer.result;
 }
 
 #define PARAMETER_NUMBER(name, value) *parameters++ = name;
 
-DEVICE void write_numbers(float *parameters, float *features) {
+DEVICE void write_numbers(float *parameters, float *features, int *agent_types) {
 #ifdef PARAMETERS
   PARAMETERS(PARAMETER_NUMBER)
 #endif
+  for (int agent = 0; agent < agents; ++agent) agent_types[agent] = type_of(agent);
 #ifndef CANDIDATES
   for (int k = 0; k < num_choices; ++k) action_features(k, features + k * feature_width);
 #endif

@@ -10,7 +10,7 @@ enum Rule { ANY, GREEDY, SOFTMAX };
 
 DEVICE float value_of(float q, float open) { return select(open != 0.0f, maximum(least_number, q), -infinity); }
 
-// Draws for environment i by inverting the distribution function, in order of the choices, at one uniform number.
+// Draws for row i by inverting the distribution function, in order of the choices, at one uniform number.
 // Choice k has value[k * stride] and open[k * stride], 1 or 0. Returns whether none is open; then the action is 0.
 // Comparisons of floats alone and no branches, so that g++ vectorizes over i.
 template <Rule rule>
@@ -45,8 +45,10 @@ DEVICE bool draw_action(const ActCall &c, long i, const float *value, const floa
   }
   if constexpr (rule != SOFTMAX) total = 1.0f;
 
-  unsigned env = c.first_env + unsigned(i), step_count = unsigned(c.step_count[i]);
-  Random random = random_for(c.seed, c.stream, env, c.episode[i], step_count, FOR_ACT, step_count << 8);
+  long env = i / agents;
+  unsigned step_count = unsigned(c.step_count[env]);
+  Random random = random_for(c.seed, c.stream, c.first_env + unsigned(env), c.episode[env], step_count, FOR_ACT,
+                             step_count << 8, unsigned(i % agents));
   float threshold = uniform(random) * total;
   float before = 0.0f, chosen_weight = 0.0f;
   int chosen = 0;

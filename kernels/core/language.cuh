@@ -32,7 +32,44 @@ public:                                 \
   };                                                   \
   DEVICE bool candidate_of(const State &s, int k, const Random &random, float *features);
 
+// FOR_AGENTS(agent) { ... } is a phase of a step: its body runs for every agent, and what it writes is there after it.
+// A CPU, and a GPU up to 16 agents, run it as a loop; above that an environment has a block, and each thread some agents.
+// All threads run what stands outside. ONCE { ... } runs in one of them and ends a phase as well. Neither may be left by
+// `break` or `return`, and a body reads of other agents only what no body of the same phase writes.
+#define FOR_AGENTS(agent) \
+  for (int agent = first_agent<(AGENTS)>(); is_in_phase<(AGENTS)>(agent < (AGENTS)); agent += agent_stride<(AGENTS)>)
+#define ONCE for (bool once = first_agent<(AGENTS)>() == 0; is_in_phase<(AGENTS)>(once); once = false)
+
 namespace reagent_lite {
+
+// Threads of a GPU that share an environment.
+template <int agents>
+constexpr int threads_of = agents <= 16 ? 1 : agents < 256 ? (agents + 31) / 32 * 32 : 256;
+
+#ifdef __CUDACC__
+template <int agents>
+constexpr int agent_stride = threads_of<agents>;
+#else
+template <int agents>
+constexpr int agent_stride = 1;
+#endif
+
+template <int agents>
+DEVICE int first_agent() {
+#ifdef __CUDACC__
+  if (threads_of<agents> > 1) return int(threadIdx.x);
+#endif
+  return 0;
+}
+
+// Whether the phase has more to do here; where it has not, waits for the other threads.
+template <int agents>
+DEVICE bool is_in_phase(bool more) {
+#ifdef __CUDACC__
+  if (threads_of<agents> > 1 && !more) __syncthreads();
+#endif
+  return more;
+}
 
 constexpr bool is_declared = false;  // hidden by DECLARE_ENVIRONMENT
 

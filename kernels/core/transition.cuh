@@ -70,19 +70,31 @@ DEVICE int valid_action(const State &s, int wanted, const Random &random, bool &
 
 enum Flag : unsigned { TERMINATED = 1u, TRUNCATED = 2u, FAULT = 4u };
 
-// Takes the action of environment i, which has `done` steps behind it in this episode; returns flags. Resets nothing.
-DEVICE unsigned advance(const Call &c, long i, unsigned episode, int done, State &s, float &reward) {
+// An environment at work: on a GPU in the registers of its thread, or in memory that its block shares.
+struct Scratch {
+  State state;
+  int action[agents];
+  float reward[agents];
+};
+
+// Takes the actions of environment i, which has `done` steps behind it in this episode; returns flags. Resets nothing.
+DEVICE unsigned advance(const Call &c, long i, unsigned episode, int done, State &s, int *action, float *reward) {
   Random random = random_of(c, i, episode, done, FOR_STEP);
   bool fault = false, terminated = false;
-  int action = valid_action(s, int(c.action[i]), random, fault);
-  reward = step(s, action, random, terminated);
+  FOR_AGENTS(agent) {
+    bool wrong;
+    action[agent] = valid_action(s, int(c.action[i * agents + agent]), random, wrong);
+    if (has_agents && wrong) count_fault(c.fault, c.first_env + unsigned(i));
+    fault |= wrong & !has_agents;
+  }
+  step_agents(s, action, reward, random, terminated);
   unsigned truncated = unsigned(done + 1 >= c.time_limit) & unsigned(!terminated);
   return unsigned(terminated) * TERMINATED | truncated * TRUNCATED | unsigned(fault) * FAULT;
 }
 
 DEVICE void write_observation(float *observation, long i, const State &s) {
   float row[observation_width];
-  observe(s, row);
+  observe_agent(s, 0, row);
   for (int k = 0; k < observation_width; ++k) observation[i * observation_width + k] = row[k];
 }
 
@@ -105,6 +117,109 @@ DEVICE void write_choices(unsigned char *mask, float *features, const Call &c, l
     for (int f = 0; has_candidates && features && f < feature_width; ++f) {
       features[(i * num_choices + k) * feature_width + f] = row[f];
     }
+  }
+}
+
+// -- Whole environments: the entry points of a GPU, and of a CPU where environments have several agents ---------------
+
+typedef unsigned __attribute__((may_alias)) Word;
+
+// Words of one environment lie side by side where a block of threads reads them, else those of one variable do.
+DEVICE void load_whole(const Call &c, long i, State &s) {
+  if constexpr (by_block) {
+    for (int word = first_agent<agents>(); word < state_words; word += agent_stride<agents>) {
+      ((Word *)&s)[word] = c.state[i * state_words + word];
+    }
+    ONCE {}
+  } else {
+    s = load(c.state, c.num, i);
+  }
+}
+
+DEVICE void store_whole(const Call &c, long i, const State &s) {
+  if constexpr (by_block) {
+    for (int word = first_agent<agents>(); word < state_words; word += agent_stride<agents>) {
+      c.state[i * state_words + word] = ((const Word *)&s)[word];
+    }
+  } else {
+    store(c.state, c.num, i, s);
+  }
+}
+
+// What environment i shows, computed once and written to one place or two; a null is no place.
+DEVICE void write_seen(float *first, float *second, unsigned char *in_first, unsigned char *in_second, long i,
+                       const State &s) {
+  FOR_AGENTS(agent) {
+    long row = i * agents + agent;
+    if (in_first) in_first[row] = in_game(s, agent);
+    if (in_second) in_second[row] = in_game(s, agent);
+    if (!first && !second) continue;
+    if constexpr (has_agents) {
+      float *one = (first ? first : second) + row * observation_width;
+      observe_agent(s, agent, one);
+      for (int k = 0; first && second && k < observation_width; ++k) second[row * observation_width + k] = one[k];
+    } else {
+      if (first) write_observation(first, i, s);
+      if (second) write_observation(second, i, s);
+    }
+  }
+}
+
+DEVICE void begin_episode(const Call &c, long i, unsigned episode, State &s) {
+  Random random = random_of(c, i, episode, 0, FOR_RESET);
+  reset(s, random);
+}
+
+DEVICE void observe_whole(const Call &c, long i, Scratch &scratch) {
+  State &s = scratch.state;
+  load_whole(c, i, s);
+  write_seen(c.observation, nullptr, c.in_game, nullptr, i, s);
+  if (c.mask || c.features) write_choices(c.mask, c.features, c, i, c.episode[i], c.step_count[i], s);
+}
+
+DEVICE void reset_whole(const Call &c, long i, Scratch &scratch) {
+  State &s = scratch.state;
+  ONCE {
+    begin_episode(c, i, c.episode[i], s);
+    c.step_count[i] = 0;
+  }
+  FOR_AGENTS(agent) c.episode_return[i * agents + agent] = 0.0f;
+  store_whole(c, i, s);
+  write_seen(c.observation, nullptr, c.in_game, nullptr, i, s);
+  if (c.mask || c.features) write_choices(c.mask, c.features, c, i, c.episode[i], 0, s);
+}
+
+DEVICE void step_whole(const Call &c, long i, Scratch &scratch) {
+  State &s = scratch.state;
+  load_whole(c, i, s);
+  unsigned episode = c.episode[i];
+  int done = c.step_count[i];
+  unsigned flags = advance(c, i, episode, done, s, scratch.action, scratch.reward);
+  unsigned ended = flags & (TERMINATED | TRUNCATED);
+  done += 1;
+  FOR_AGENTS(agent) {
+    long row = i * agents + agent;
+    float episode_return = c.episode_return[row] + scratch.reward[agent];
+    c.reward[row] = scratch.reward[agent];
+    if (ended && c.last_return) c.last_return[row] = episode_return;
+    c.episode_return[row] = ended ? 0.0f : episode_return;
+  }
+  write_seen(c.next_observation, ended ? nullptr : c.observation, c.next_in_game, ended ? nullptr : c.in_game, i, s);
+  if (c.next_mask || c.next_features) write_choices(c.next_mask, c.next_features, c, i, episode, done, s);
+  ONCE {
+    if (flags & FAULT) count_fault(c.fault, c.first_env + unsigned(i));
+    if (c.ended) c.ended[i] = (unsigned char)ended;
+    if (ended) {
+      if (c.last_length) c.last_length[i] = done;
+      c.episode[i] = episode + 1u;
+      begin_episode(c, i, episode + 1u, s);
+    }
+    c.step_count[i] = ended ? 0 : done;
+  }
+  store_whole(c, i, s);
+  if (ended) write_seen(c.observation, nullptr, c.in_game, nullptr, i, s);
+  if (c.mask || c.features) {
+    write_choices(c.mask, c.features, c, i, ended ? episode + 1u : episode, ended ? 0 : done, s);
   }
 }
 

@@ -28,7 +28,7 @@ class Call(ctypes.Structure):
 
     _fields_: ClassVar = [
         *_pointers("state step_count episode episode_return action observation next_observation reward ended"),
-        *_pointers("last_return last_length mask next_mask features next_features fault"),
+        *_pointers("last_return last_length mask next_mask features next_features in_game next_in_game fault"),
         *_SHARED,
         ("time_limit", ctypes.c_int32),
         ("reserved", ctypes.c_int32),

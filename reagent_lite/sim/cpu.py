@@ -79,7 +79,8 @@ class CpuBackend:
         self.spec = self._read_spec(path.stem)
         require_parameters(parameters, self.spec.parameters, path.stem)
         self._threads = threads or torch.get_num_threads()
-        self._slice = max(1, _WORDS_PER_SLICE // (self.spec.state_words + self.spec.observation_size))
+        words = self.spec.state_words + self.spec.agents * self.spec.observation_size
+        self._slice = max(1, _WORDS_PER_SLICE // words)
         self._pool = ThreadPoolExecutor(self._threads - 1, "simulation") if self._threads > 1 else None
 
     def launch(self, kernel: Kernel, call: Call | ActCall) -> None:
@@ -106,8 +107,9 @@ class CpuBackend:
         spec = EnvSpec.parse(name, text.decode())
         parameters = (ctypes.c_float * max(1, len(spec.parameters)))()
         features = (ctypes.c_float * (spec.num_actions * spec.action_feature_size))()
-        self._library.env_describe(parameters, features)
-        return spec.measured(list(parameters)[: len(spec.parameters)], list(features))
+        types = (ctypes.c_int * spec.agents)()
+        self._library.env_describe(parameters, features, types)
+        return spec.measured(list(parameters)[: len(spec.parameters)], list(features), list(types))
 
 
 def _build(path: Path, parameters: dict[str, float], flags: tuple[str, ...], compiler: Compiler) -> Path:

@@ -93,7 +93,7 @@ def _shared_stream(device: torch.device) -> torch.cuda.Stream | None:
 
 
 class CudaBackend:
-    """An environment compiled for a GPU; one thread per environment, and no launch waits for the device.
+    """An environment compiled for a GPU; one thread per environment or agent, and no launch waits for the device.
 
     With REAGENT_LITE_CUDA_SYNC=1 in the environment every launch is waited for, so that an error names its kernel.
 
@@ -143,16 +143,21 @@ class CudaBackend:
             for name, arguments in _KERNELS.items():
                 self._kernels[name].prepare((f"{ctypes.sizeof(arguments)}s",))
                 self._require_block(name)
-            self._kernels["env_describe"].prepare("PP")
+            self._kernels["env_describe"].prepare("PPP")
         self.spec = self._measure(EnvSpec.parse(self._name, read_description(cubin)))
         require_parameters(parameters, self.spec.parameters, self._name)
 
     def launch(self, kernel: Kernel, call: Call | ActCall) -> None:
         """Runs one kernel over all environments of a call."""
-        self._launch(kernel, call.num, bytes(call))
+        if kernel == "env_act":
+            self._launch(kernel, call.num * self.spec.agents, bytes(call))
+        elif self.spec.threads_per_env > 1:
+            self._launch(kernel, call.num * self.spec.threads_per_env, bytes(call), block=self.spec.threads_per_env)
+        else:
+            self._launch(kernel, call.num, bytes(call))
 
-    def _launch(self, name: str, threads: int, *arguments: bytes | int) -> None:
-        block = min(self._block_size, threads)
+    def _launch(self, name: str, threads: int, *arguments: bytes | int, block: int = 0) -> None:
+        block = block or min(self._block_size, threads)
         grid = -(-threads // block)
         try:
             with self._opened.ordered(self.device), self._opened.current():
@@ -170,8 +175,9 @@ class CudaBackend:
         """Returns the spec with parameters and action features, which the kernel computes."""
         parameters = torch.zeros(len(spec.parameters), device=self.device)
         features = torch.zeros(spec.num_actions * spec.action_feature_size, device=self.device)
-        self._launch("env_describe", 1, parameters.data_ptr(), features.data_ptr())
-        return spec.measured(parameters.tolist(), features.tolist())
+        types = torch.zeros(spec.agents, dtype=torch.int32, device=self.device)
+        self._launch("env_describe", 1, parameters.data_ptr(), features.data_ptr(), types.data_ptr())
+        return spec.measured(parameters.tolist(), features.tolist(), types.tolist())
 
     def _require_block(self, name: str) -> None:
         kernel = self._kernels[name]

@@ -12,34 +12,40 @@ from reagent_lite.sim.backend import Backend
 from reagent_lite.sim.calls import ActCall, Call
 
 _ONE = torch.Size((1,))
-# observation [N, S], mask [N, K] or None, features [N, K, F] or None -> q [N, K]
+# observation [R, S], mask [R, K] or None, features [R, K, F] or None -> q [R, K]
 Policy = Callable[[Tensor, Tensor | None, Tensor | None], Tensor]
 
 
 class VectorEnv:
     """N environments whose buffers keep their addresses, so that a CUDA graph may hold them.
 
+    What an agent sees, does and gets has R = N * A rows, environment * A + agent; A is 1 but for several agents.
+
     Attributes:
         spec: what is simulated.
         device: of all buffers.
         num_envs: N.
+        num_rows: R.
         first_env: global id of the first; an environment's random numbers depend on its global id only.
         time_limit: steps until truncation.
-        observation: [N, S], what the policy sees next.
-        next_observation: [N, S], where the last transition led.
-        action: [N], taken by `step`.
-        propensity: [N], probability of `action`, written by `act`.
-        reward: [N], of the last transition.
+        observation: [R, S], what the policy sees next.
+        next_observation: [R, S], where the last transition led.
+        action: [R], taken by `step`.
+        propensity: [R], probability of `action`, written by `act`.
+        reward: [R], of the last transition.
         ended: [N] uint8, bit 0 terminated, bit 1 truncated.
-        last_return: [N], of the last finished episode.
+        last_return: [R], of the last finished episode.
         last_length: [N] int32, steps of the last finished episode.
         step_count: [N] int32, steps done in the running episode.
         episode: [N] int32, episodes finished.
-        episode_return: [N], of the running episode.
-        mask: [N, K] bool, choices at `observation`; None where all are always allowed.
-        next_mask: [N, K] bool, choices at `next_observation`.
-        features: [N, K, F] of the choices at `observation`; None unless parametric.
-        next_features: [N, K, F], those at `next_observation`.
+        episode_return: [R], of the running episode.
+        in_game: [R] bool, whether the agent plays at `observation`; None with one agent. What an agent does after it
+            left is nobody's: such a row counts nowhere.
+        next_in_game: [R] bool, whether it still plays at `next_observation`.
+        mask: [R, K] bool, choices at `observation`; None where all are always allowed.
+        next_mask: [R, K] bool, choices at `next_observation`.
+        features: [R, K, F] of the choices at `observation`; None unless parametric.
+        next_features: [R, K, F], those at `next_observation`.
     """
 
     def __init__(
@@ -70,6 +76,7 @@ class VectorEnv:
         self.spec = backend.spec
         self.device = backend.device
         self.num_envs = num_envs
+        self.num_rows = num_envs * self.spec.agents
         self.first_env = first_env
         self.time_limit = self.spec.time_limit if time_limit is None else time_limit
         self._backend = backend
@@ -91,6 +98,21 @@ class VectorEnv:
         """[N] bool: the time limit cut the episode."""
         return (self.ended & 2).bool()
 
+    @property
+    def row_terminated(self) -> Tensor:
+        """[R] bool: the episode came to its own end, or the agent is out of the game."""
+        ended = self._by_row(self.terminated)
+        return ended if self.next_in_game is None else ended | ~self.next_in_game
+
+    @property
+    def row_truncated(self) -> Tensor:
+        """[R] bool: the time limit cut the episode of an agent in the game."""
+        return self._by_row(self.truncated) & ~self.row_terminated
+
+    def _by_row(self, values: Tensor) -> Tensor:
+        """Returns values of environments, [N], once for each agent, [R]."""
+        return values.unsqueeze(1).expand(-1, self.spec.agents).reshape(-1)
+
     def reset(self) -> None:
         """Starts episode 0 of every environment."""
         for tensor in (self.episode, self.next_observation, self.action, self.propensity, self.reward, self.ended):
@@ -103,7 +125,7 @@ class VectorEnv:
         """Draws `action` and its `propensity`.
 
         Args:
-            q: [N, K] float32 on the device; None draws uniformly among the allowed choices.
+            q: [R, K] float32 on the device; None draws uniformly among the allowed choices.
             epsilon: [1] float32 on the device, probability of a uniform draw where temperature is 0.
             temperature: above 0, draws from softmax(q / temperature) instead.
 
@@ -205,6 +227,7 @@ class VectorEnv:
     def _tensors(self) -> dict[str, Tensor]:
         names = ["step_count", "episode", "episode_return", "observation", "next_observation", "action", "propensity"]
         names += ["reward", "ended", "last_return", "last_length"]
+        names += ["in_game", "next_in_game"] if self.spec.agents > 1 else []
         names += ["mask", "next_mask"] if self.spec.has_mask else []
         names += ["features", "next_features"] if self._own_features else []
         return {name: getattr(self, name) for name in names} | {"state": self._state, "fault": self._fault}
@@ -228,10 +251,10 @@ class VectorEnv:
         most = min(MOST_STEPS, 2**28 // self.spec.num_actions - 1) if self.spec.candidates else MOST_STEPS
         if self.time_limit > most:
             raise SimulationError(too_long(f"simulation.time_limit of {self.spec.name}", most, self.time_limit))
-        num, first = self.num_envs, self.first_env
+        num, first, agents = self.num_envs, self.first_env, self.spec.agents
         for is_right, where, expected, got in (
             (num >= 1, "simulation.num_envs", "at least 1 environment", num),
-            (num < 2**31, "simulation.num_envs", "fewer than 2^31 environments", num),
+            (num * agents < 2**31, "simulation.num_envs", f"fewer than 2^31 environments times {agents} agents", num),
             (self.time_limit >= 1, "simulation.time_limit", "at least 1 step", self.time_limit),
             (0 <= first <= 2**32 - num, "first_env", "global ids from 0 to 2^32 - 1", first),
         ):
@@ -253,35 +276,43 @@ class VectorEnv:
     def bytes_per_env(self) -> int:
         """Bytes that the buffers of one environment take."""
         spec = self.spec
-        words = spec.state_words + 2 * spec.observation_size + 7
+        words = spec.state_words + spec.agents * (2 * spec.observation_size + 4) + 3
         masks = 2 * spec.num_actions if spec.has_mask else 0
         features = 8 * spec.num_actions * spec.action_feature_size if self._own_features else 0
-        return 4 * words + spec.action_bytes + 1 + masks + features
+        return 4 * words + spec.agents * (spec.action_bytes + 2 * (spec.agents > 1)) + 1 + masks + features
 
     def _allocate(self) -> None:
-        spec, num = self.spec, self.num_envs
+        spec, num, rows = self.spec, self.num_envs, self.num_rows
 
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=self.device)
 
-        self._q_shape = torch.Size((num, spec.num_actions))
-        self._state = zeros(spec.state_words, num, dtype=torch.int32)
+        self._q_shape = torch.Size((rows, spec.num_actions))
+        if spec.threads_per_env > 1:  # an environment's words lie side by side
+            self._state = zeros(num, spec.state_words, dtype=torch.int32).T
+        else:
+            self._state = zeros(spec.state_words, num, dtype=torch.int32)
         self._fault = zeros(2, dtype=torch.int32)
         self.step_count = zeros(num, dtype=torch.int32)
         self.episode = zeros(num, dtype=torch.int32)
-        self.episode_return = zeros(num)
-        self.observation = zeros(num, spec.observation_size)
-        self.next_observation = zeros(num, spec.observation_size)
-        self.action = zeros(num, dtype=spec.action_dtype)
-        self.propensity = zeros(num)
-        self.reward = zeros(num)
+        self.episode_return = zeros(rows)
+        self.observation = zeros(rows, spec.observation_size)
+        self.next_observation = zeros(rows, spec.observation_size)
+        self.action = zeros(rows, dtype=spec.action_dtype)
+        self.propensity = zeros(rows)
+        self.reward = zeros(rows)
         self.ended = zeros(num, dtype=torch.uint8)
-        self.last_return = zeros(num)
+        self.last_return = zeros(rows)
         self.last_length = zeros(num, dtype=torch.int32)
         self.mask: Tensor | None = None
         self.next_mask: Tensor | None = None
+        self.in_game: Tensor | None = None
+        self.next_in_game: Tensor | None = None
         self.features: Tensor | None = None
         self.next_features: Tensor | None = None
+        if spec.agents > 1:
+            self.in_game = zeros(rows, dtype=torch.bool)
+            self.next_in_game = zeros(rows, dtype=torch.bool)
         if spec.has_mask:
             self.mask = zeros(num, spec.num_actions, dtype=torch.bool)
             self.next_mask = zeros(num, spec.num_actions, dtype=torch.bool)
@@ -290,7 +321,7 @@ class VectorEnv:
             self.next_features = torch.zeros_like(self.features)
         elif self._parametric:
             fixed = torch.tensor(spec.action_features, device=self.device)
-            self.features = self.next_features = fixed.expand(num, -1, -1)
+            self.features = self.next_features = fixed.expand(rows, -1, -1)
 
     def _bind(self) -> None:
         """Writes the buffers' addresses into the calls."""
@@ -299,8 +330,8 @@ class VectorEnv:
             for name, *_ in call._fields_:
                 if name in outputs:
                     setattr(call, name, outputs[name].data_ptr())
-        self._play_call = _without(self._call, "next_observation", "next_mask", "next_features")
-        self._bare_call = _without(self._play_call, "observation", "mask", "features")
+        self._play_call = _without(self._call, "next_observation", "next_mask", "next_features", "next_in_game")
+        self._bare_call = _without(self._play_call, "observation", "mask", "features", "in_game")
 
 
 def _without(call: Call, *outputs: str) -> Call:

@@ -6,6 +6,8 @@ from typing import Any, Literal, Self
 
 import torch
 
+from reagent_lite.errors import Problem, SimulationError
+
 
 @dataclass(frozen=True, slots=True)
 class Field:
@@ -37,10 +39,14 @@ class EnvSpec:
         observation_size: S.
         time_limit: steps until truncation where the config gives no other.
         action_feature_size: F, features of a choice for parametric learning.
+        agents: A, that act at once in an environment.
+        threads_per_env: threads of a GPU that share an environment; above 1, with many agents, they are a block.
         candidates: whether choices and their features differ from step to step.
         masked: whether fixed actions may be forbidden in some states.
         action_bytes: width of an action id, 1 or 4.
         action_names: of fixed actions, in order.
+        agent_type_names: of the types of agents, in order of their numbers.
+        agent_types: [A] number of each agent's type.
         parameters: constants of the dynamics in force.
         fields: the state's variables in memory order.
         action_features: [K][F] of fixed actions; empty with candidates.
@@ -51,10 +57,14 @@ class EnvSpec:
     observation_size: int
     time_limit: int
     action_feature_size: int
+    agents: int
+    threads_per_env: int
     candidates: bool
     masked: bool
     action_bytes: int
     action_names: tuple[str, ...]
+    agent_type_names: tuple[str, ...]
+    agent_types: tuple[int, ...]
     parameters: dict[str, float]
     fields: tuple[Field, ...]
     action_features: tuple[tuple[float, ...], ...]
@@ -65,15 +75,29 @@ class EnvSpec:
         tree: dict[str, Any] = json.loads(description)
         fields = tuple(Field(*field) for field in tree.pop("state"))
         tree["action_names"] = tuple(tree["action_names"]) or tuple(map(str, range(tree["num_actions"])))
+        tree["agent_type_names"] = tuple(tree["agent_type_names"])
         tree["parameters"] = dict.fromkeys(tree["parameters"], 0.0)
-        return cls(name=name, fields=fields, action_features=(), **tree)
+        return cls(name=name, fields=fields, agent_types=(), action_features=(), **tree)
 
-    def measured(self, parameters: list[float], action_features: list[float]) -> Self:
-        """Returns the spec with the numbers that the kernel computed: parameters in order, features [K * F]."""
+    def measured(self, parameters: list[float], action_features: list[float], agent_types: list[int]) -> Self:
+        """Returns the spec with the numbers that the kernel computed: parameters in order, features [K * F], types [A].
+
+        Raises:
+            SimulationError: an agent has a type without a name.
+        """
+        known = range(len(self.agent_type_names))
+        for agent, kind in enumerate(agent_types):
+            if kind not in known:
+                expected = f"a type from 0 to {len(known) - 1} ({', '.join(self.agent_type_names)})"
+                raise SimulationError(Problem(f"agent_type({agent}) of {self.name}", expected, str(kind)))
         size = self.action_feature_size
         rows = [] if self.candidates else [action_features[i * size : (i + 1) * size] for i in range(self.num_actions)]
         named = dict(zip(self.parameters, parameters, strict=True))
-        return replace(self, parameters=named, action_features=tuple(map(tuple, rows)))
+        return replace(self, parameters=named, action_features=tuple(map(tuple, rows)), agent_types=tuple(agent_types))
+
+    def agents_of(self, kind: int) -> tuple[int, ...]:
+        """Returns the numbers of the agents of a type."""
+        return tuple(agent for agent, its in enumerate(self.agent_types) if its == kind)
 
     @property
     def state_words(self) -> int:

@@ -22,7 +22,7 @@ ENTRY = re.compile(r"\.visible\s+\.entry\s+(\w+)\s*\(([^)]*)\)\s*((?:\.maxntid[^
 PARAMETER = re.compile(r"\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+(?:\.ptr\s+\.align\s+\d+\s+)?(\w+)(?:\[(\d+)\])?")
 HEADER = re.compile(r"\.(?:version \d+\.\d+|target sm_\d+\w*|address_size 64)\s*?\n")
 REGISTERS = re.compile(r"\.reg\s+\.(\w+)\s+(%\w+)(?:<(\d+)>)?;")
-DEPOT = re.compile(r"\.local\s+\.align\s+(\d+)\s+\.b8\s+(\w+)\[(\d+)\];")
+DEPOT = re.compile(r"\.(local|shared)\s+\.align\s+(\d+)\s+\.b8\s+(\w+)\[(\d+)\];")
 STATEMENT = re.compile(r"(?:@(!?)(%\w+)\s+)?([a-z][\w.]*)(?:\s+(.*?))?\s*;")
 OPERAND = re.compile(r"\s*(\{[^}]*\}|\[[^\]]*\]|[^,\s]+)\s*(?:,|$)")
 ADDRESS = re.compile(r"\[([%\w$]+)(?:\+(-?\d+))?\]")
@@ -53,12 +53,16 @@ class Instruction:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A kernel; of parameters and depots offset and bytes, of registers their type, by name."""
+    """A kernel, by name: offset and bytes of parameters, depots and shared memory, the type of registers.
+
+    A depot is local memory. Shared memory is addressed by its offset, of 32 bits.
+    """
 
     name: str
     parameters: dict[str, tuple[int, int]]
     registers: dict[str, str] = field(default_factory=dict)
     depots: dict[str, tuple[int, int]] = field(default_factory=dict)
+    shared: dict[str, tuple[int, int]] = field(default_factory=dict)
     body: list[Instruction] = field(default_factory=list)
 
     @property
@@ -67,7 +71,15 @@ class Entry:
 
     @property
     def local_bytes(self) -> int:
-        return max((offset + size for offset, size in self.depots.values()), default=0)
+        return _end(self.depots)
+
+    @property
+    def shared_bytes(self) -> int:
+        return _end(self.shared)
+
+
+def _end(placed: dict[str, tuple[int, int]]) -> int:
+    return max((offset + size for offset, size in placed.values()), default=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,8 +156,8 @@ def _instructions(entry: Entry, body: str, first: int) -> Iterator[Instruction]:
             names = [f"{found[2]}{k}" for k in range(int(found[3]))] if found[3] else [found[2]]
             entry.registers.update(dict.fromkeys(names, found[1]))
         elif found := DEPOT.fullmatch(text):
-            begin = -(-entry.local_bytes // int(found[1])) * int(found[1])
-            entry.depots[found[2]] = (begin, int(found[3]))
+            placed, align = entry.depots if found[1] == "local" else entry.shared, int(found[2])
+            placed[found[3]] = (-(-_end(placed) // align) * align, int(found[4]))
         elif found := re.fullmatch(r"(\$\w+):", text):
             yield Instruction(line=line, text=text, label=found[1])
         elif found := STATEMENT.fullmatch(text):
@@ -188,6 +200,8 @@ class _Writer:
         lines.append(f"  __attribute__((aligned(16))) u8 local[{max(1, entry.local_bytes)}];")
         lines.append(f"  constexpr u64 parameter_bytes = {entry.parameter_bytes};")
         lines.append("  poison(local, sizeof local);" if entry.local_bytes else "")
+        lines.insert(0, f"static __attribute__((aligned(16))) u8 shared_{entry.name}[{max(1, entry.shared_bytes)}];")
+        lines.append(f"  u8 *const shared = shared_{entry.name};\n  constexpr u64 shared_bytes = {entry.shared_bytes};")
         # What is read before it is written is nobody's value: no zero that happens to be right.
         for name, kind in entry.registers.items():
             if kind not in WIDTHS:
@@ -247,6 +261,8 @@ class _Writer:
             return f"0x{text[2:]}u"
         if re.fullmatch(r"-?(?:0x[0-9A-Fa-f]+|[1-9]\d*|0)U?", text) and kind != "f32":
             return f"{int(text.rstrip('U'), 0) % 2**64}ull"
+        if text in self._entry.shared:
+            return f"{self._entry.shared[text][0]}ull"
         if WIDTHS[kind] == 64:
             return self._symbol(text)
         raise PtxError(f"{text!r} as {kind} is not")
@@ -264,7 +280,12 @@ class _Writer:
         found = ADDRESS.fullmatch(text)
         if found is None:
             raise PtxError(f"the address {text!r} is not")
-        base = self._register(found[1], "u64") if found[1].startswith("%") else self._symbol(found[1])
+        if found[1] in self._entry.shared:
+            base = f"{self._entry.shared[found[1]][0]}ull"
+        elif self._entry.registers.get(found[1], "").endswith("32"):  # of shared memory
+            base = f"(u64){found[1][1:]}"
+        else:
+            base = self._register(found[1], "u64") if found[1].startswith("%") else self._symbol(found[1])
         return f"{base} + (u64){int(found[2] or 0)}ll"
 
     def _register(self, text: str, kind: str, *, wider: bool = False) -> str:

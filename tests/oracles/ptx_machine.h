@@ -2,7 +2,9 @@
 // that are more than an operator, written as NVIDIA's "Parallel Thread Execution ISA" describes them.
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
+#include <ucontext.h>
 
 typedef uint8_t u8, b8;
 typedef uint16_t u16, b16;
@@ -67,6 +69,7 @@ static inline bool global_holds(const Launch *launch, u32 *hint, u64 at, u32 siz
   ((at) >= (u64)param && (at) + (size) <= (u64)param + parameter_bytes && ((at) - (u64)param) % (size) == 0)
 #define local_holds(launch, hint, at, size, mode) \
   ((at) >= (u64)local && (at) + (size) <= (u64)local + sizeof local && (at) % (size) == 0)
+#define shared_holds(launch, hint, at, size, mode) ((at) + (size) <= shared_bytes && (at) % (size) == 0)
 
 static int refused(Launch *launch, u32 ctaid, u32 tid, u64 at, u32 size, Refusal mode, u32 line) {
   launch->refusal = mode;
@@ -81,15 +84,63 @@ static int refused(Launch *launch, u32 ctaid, u32 tid, u64 at, u32 size, Refusal
 
 static inline void poison(u8 *memory, u64 size) { memset(memory, (u8)POISON, size); }
 
-#define LAUNCH(name)                                                     \
-  extern "C" int launch_##name(const u8 *param, Launch *launch) {        \
-    const u64 threads = (u64)launch->grid * launch->block;               \
-    for (u64 n = 0; n < threads; ++n) {                                  \
-      const u64 id = launch->backwards ? threads - 1 - n : n;            \
-      const u32 ctaid = u32(id / launch->block), tid = id % launch->block; \
-      if (thread_##name(param, launch, ctaid, tid)) return 1;            \
-    }                                                                    \
-    return 0;                                                            \
+// A block's threads run one after another, each up to its next barrier or its end.
+struct Thread {
+  ucontext_t context;
+  u32 ended, refused;
+};
+constexpr u32 STACK = 1 << 18;
+static Thread threads[1024];
+static ucontext_t scheduler;
+static void (*entered)(u32);
+static u32 entering;
+
+static inline void wait_for_others(u32 tid) { swapcontext(&threads[tid].context, &scheduler); }
+static void enter() { entered(entering); }
+
+static int run_block(u32 block, bool backwards, u8 *stacks, void (*entry)(u32)) {
+  entered = entry;
+  for (u32 tid = 0; tid < block; ++tid) {
+    Thread &thread = threads[tid];
+    thread.ended = thread.refused = 0;
+    getcontext(&thread.context);
+    thread.context.uc_stack.ss_sp = stacks + (u64)tid * STACK;
+    thread.context.uc_stack.ss_size = STACK;
+    thread.context.uc_link = &scheduler;
+    makecontext(&thread.context, enter, 0);
+  }
+  for (u32 running = block; running;) {
+    for (u32 n = 0; n < block; ++n) {
+      Thread &thread = threads[entering = backwards ? block - 1 - n : n];
+      if (thread.ended) continue;
+      swapcontext(&scheduler, &thread.context);
+      if (thread.refused) return 1;
+      running -= thread.ended;
+    }
+  }
+  return 0;
+}
+
+#define LAUNCH(name)                                                                              \
+  static const u8 *param_##name;                                                                  \
+  static Launch *launch_of_##name;                                                                \
+  static u32 block_of_##name;                                                                     \
+  static void enter_##name(u32 tid) {                                                             \
+    threads[tid].refused = thread_##name(param_##name, launch_of_##name, block_of_##name, tid);   \
+    threads[tid].ended = 1;                                                                       \
+  }                                                                                               \
+  extern "C" int launch_##name(const u8 *param, Launch *launch) {                                 \
+    param_##name = param;                                                                         \
+    launch_of_##name = launch;                                                                    \
+    u8 *stacks = (u8 *)malloc((u64)launch->block * STACK);                                        \
+    int refused = 0;                                                                              \
+    for (u32 n = 0; n < launch->grid && !refused; ++n) {                                          \
+      block_of_##name = launch->backwards ? launch->grid - 1 - n : n;                             \
+      poison(shared_##name, sizeof shared_##name);                                                \
+      refused = run_block(launch->block, launch->backwards, stacks, enter_##name);                \
+    }                                                                                             \
+    free(stacks);                                                                                 \
+    return refused;                                                                               \
   }
 
 // -- Instructions -----------------------------------------------------------------------------------------------------

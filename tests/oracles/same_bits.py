@@ -62,8 +62,11 @@ DEVICE float step(State &s, int action, Random &random, bool &terminated) {
 """
 
 
-def backends(path: Path, block_size: int = 256) -> tuple[CudaBackend, CpuBackend]:
-    return CudaBackend(path, {}, "exact", GPU, block_size), CpuBackend(path, {}, "exact")
+def backends(
+    path: Path, block_size: int = 256, parameters: dict[str, float] | None = None
+) -> tuple[CudaBackend, CpuBackend]:
+    constants = parameters or {}
+    return CudaBackend(path, constants, "exact", GPU, block_size), CpuBackend(path, constants, "exact")
 
 
 def known_nan(tensor: Tensor) -> bytes:
@@ -101,7 +104,7 @@ def play(envs: Sequence[VectorEnv], steps: int, every: int = 10) -> None:
         env.reset()
     require_same(envs, "reset")
     for number in range(steps):
-        q = torch.randn(envs[0].num_envs, spec.num_actions, generator=generator).round(decimals=1)
+        q = torch.randn(envs[0].num_rows, spec.num_actions, generator=generator).round(decimals=1)
         q[number % 7 :: 50] = torch.tensor([torch.nan, torch.inf, -torch.inf, -0.0, 0.0])[number % 5]
         q[number % 11 :: 60, 0] = torch.nan
         for env in envs:

@@ -224,6 +224,25 @@ $L__BB0_2:
 	ld.local.u32 	%r2, [__local_depot0+4];
 	add.s32 	%r3, %r2, 40;
 	st.global.u32 	[%rd11], %r3;""",
+    # second[thread] = what the thread before it, of a block of 32, brings in shared memory; the first gets the last's
+    "mirror": """
+	mov.u32 	%r1, %tid.x;
+	mov.u32 	%r2, mirrored;
+	shl.b32 	%r3, %r1, 2;
+	add.s32 	%r4, %r2, %r3;
+	st.shared.u32 	[%r4+4], %r1;
+	bar.sync 	0;
+	add.s32 	%r5, %r1, 31;
+	and.b32 	%r6, %r5, 31;
+	shl.b32 	%r7, %r6, 2;
+	add.s32 	%r8, %r2, %r7;
+	ld.shared.u32 	%r9, [%r8+4];
+	mul.wide.u32 	%rd1, %r1, 4;
+	add.s64 	%rd2, %rd11, %rd1;
+	st.global.u32 	[%rd2], %r9;""",
+    "beyond_shared": """
+	mov.u32 	%r1, 0;
+	st.shared.u32 	[mirrored+132], %r1;""",
     "beyond_local": """
 	mov.u32 	%r1, 0;
 	st.local.u32 	[__local_depot1+8], %r1;""",
@@ -240,6 +259,8 @@ $L__BB0_2:
 }  # fmt: skip
 DEPOTS = {
     "spaces": "\t.local .align 4 .b8 __local_depot0[8];\n",
+    "mirror": "\t.shared .align 4 .b8 mirrored[132];\n",
+    "beyond_shared": "\t.shared .align 4 .b8 mirrored[132];\n",
     "beyond_local": "\t.local .align 4 .b8 __local_depot1[8];\n",
 }
 
@@ -273,6 +294,14 @@ def test_threads_of_a_grid_share_memory_and_nothing_else(programs: Machine) -> N
     assert seen.tolist() == list(range(190, -1, -2))
 
 
+@pytest.mark.parametrize("backwards", [False, True])
+def test_threads_of_a_block_wait_at_a_barrier(programs: Machine, backwards: bool) -> None:
+    seen = torch.zeros(32, dtype=torch.int32)
+    arguments = struct.pack("PP", seen.data_ptr(), seen.data_ptr())
+    programs.launch("mirror", (3, 32), arguments, regions({"seen": seen}), backwards=backwards)
+    assert seen.tolist() == [31, *range(31)]
+
+
 def test_widths_of_loads_and_stores(programs: Machine) -> None:
     result = torch.zeros(4, dtype=torch.int32)
     launch(programs, "widths", words(0x12345680, 0x2FF), result)
@@ -298,7 +327,7 @@ def test_a_byte_outside_is_an_error(programs: Machine, offset: int) -> None:
 
 def test_what_else_is_refused_while_running(programs: Machine) -> None:
     one, zero = words(1), words(0)
-    for name, what in (("beyond_local", "writes"), ("beyond_parameters", "reads")):
+    for name, what in (("beyond_local", "writes"), ("beyond_shared", "writes"), ("beyond_parameters", "reads")):
         with pytest.raises(IllegalAccess, match=f"{name}, .* {what} 4 bytes"):
             launch(programs, name, one, one)
     arguments = struct.pack("PP", one.data_ptr(), zero.data_ptr())
@@ -322,7 +351,7 @@ def test_what_else_is_refused_while_running(programs: Machine) -> None:
         "cvt.f32.s32 %f5, %r1;",
         "setp.lt.s32 %p5|%p6, %r1, %r2;",
         "shfl.sync.idx.b32 %r5, %r1, 0, 31, -1;",
-        "bar.sync 0;",
+        "bar.arrive 0, 32;",
         "st.param.u32 [%rd1], %r1;",
         "call.uni foo;",
         "add.s32 %r5, %rd1, %r2;",
@@ -333,7 +362,7 @@ def test_what_else_is_refused_while_running(programs: Machine) -> None:
         "mov.b64 %rd5, {%r1, %r2};",
         "ld.global.u32 %r5, [4096];",
         "@%r1 bra $L__BB0_1;",
-        ".shared .align 4 .b8 memory[16];",
+        ".extern .shared .align 4 .b8 memory[];",
         ".reg .f64 %fd<3>;",
         "add.s32 %r5, %r1, %r2",
     ],
