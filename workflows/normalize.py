@@ -15,6 +15,7 @@ import json
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -91,8 +92,22 @@ def normalize(config: NormalizeConfig) -> Normalized:
             where = f"{config.training_data_path} and {config.reference_data_path}: {name}"
             drifts[name] = drift_between(column, reference.columns[name], config.drift, where=where)
     ids = {name: tuple(column.features) for name, column in training.columns.items()}
-    types = {name: Counter(str(one.feature_type) for one in fit.spec.features) for name, fit in fitted.items()}
-    verdicts = {name: Counter(one.verdict for one in drift.features) for name, drift in drifts.items()}
+    documents = {f"{name}_norm.json": normalization_json(fit.spec) for name, fit in fitted.items()}
+    rows = {f"{name}_norm.json": {"rows": len(ids[name])} for name in fitted}
+    about = {name: getattr(training, name) for name in ("rows", "parametric", "rows_by_position")}
+    columns = {name: fit.statistics for name, fit in fitted.items()}
+    documents["statistics.json"] = {"data": config.training_data_path, "seed": config.seed, **about, "columns": columns}
+    rows["statistics.json"] = {"rows": sum(map(len, ids.values()))}
+    if drifts:
+        documents["drift.json"] = {name: drift.document() for name, drift in drifts.items()}
+        rows["drift.json"] = {"rows": sum(len(drift.features) for drift in drifts.values())}
+    report = {
+        "parametric": training.parametric,
+        "rows_by_position": training.rows_by_position,
+        "types": {name: _counts(one.feature_type for one in fit.spec.features) for name, fit in fitted.items()},
+        "drift": {name: _counts(one.verdict for one in drift.features) for name, drift in drifts.items()} or None,
+        "notes": [note for fit in fitted.values() for note in fit.notes],
+    }
     manifest = StageManifest(
         kind=KIND,
         rows=training.rows,
@@ -102,16 +117,10 @@ def normalize(config: NormalizeConfig) -> Normalized:
         settings=settings,
         inputs=states_of(inputs, hashes),
         parent="" if parent is None else parent.digest,
-        report={
-            "parametric": training.parametric,
-            "rows_by_position": training.rows_by_position,
-            "types": {name: dict(sorted(counts.items())) for name, counts in types.items()},
-            "drift": {name: dict(sorted(counts.items())) for name, counts in verdicts.items()} or None,
-            "notes": [note for fit in fitted.values() for note in fit.notes],
-        },
-        files={},
+        report=report,
+        files=rows,
     )
-    _write(folder, manifest, _documents(config, training, fitted, drifts))
+    _write(folder, manifest, documents)
     _log_results(config, manifest, drifts)
     return _outcome(folder, manifest, start, skipped=False)
 
@@ -136,29 +145,11 @@ def _fitted(config: NormalizeConfig, training: LogSummary) -> dict[str, Fitted]:
     return fit_columns(training.columns, params, where=where)
 
 
-def _documents(
-    config: NormalizeConfig, training: LogSummary, fitted: dict[str, Fitted], drifts: dict[str, Drift]
-) -> dict[str, tuple[int, Json]]:
-    """Returns {name: (features in it, content)} of the files."""
-    documents: dict[str, tuple[int, Json]] = {
-        f"{name}_norm.json": (len(fit.features), dict(normalization_json(fit.spec))) for name, fit in fitted.items()
-    }
-    statistics = {
-        "data": config.training_data_path,
-        "rows": training.rows,
-        "seed": config.seed,
-        "parametric": training.parametric,
-        "rows_by_position": training.rows_by_position,
-        "columns": {name: fit.statistics() for name, fit in fitted.items()},
-    }
-    documents["statistics.json"] = sum(count for count, _ in documents.values()), statistics
-    if drifts:
-        tree = {name: drift.document() for name, drift in drifts.items()}
-        documents["drift.json"] = sum(len(drift.features) for drift in drifts.values()), tree
-    return documents
+def _counts(words: Iterable[str]) -> dict[str, int]:
+    return dict(sorted(Counter(map(str, words)).items()))
 
 
-def _write(folder: Path, manifest: StageManifest, documents: dict[str, tuple[int, Json]]) -> None:
+def _write(folder: Path, manifest: StageManifest, documents: Json) -> None:
     """Writes the folder under a temporary name and renames it.
 
     Raises:
@@ -166,9 +157,9 @@ def _write(folder: Path, manifest: StageManifest, documents: dict[str, tuple[int
     """
     try:
         with appearing_folder(folder) as temporary:
-            for name, (_, tree) in documents.items():
+            for name, tree in documents.items():
                 write_whole(temporary / name, json.dumps(tree, indent=1, allow_nan=False).encode() + b"\n")
-            replace(manifest, files={name: {"rows": count} for name, (count, _) in documents.items()}).write(temporary)
+            manifest.write(temporary)
     except OSError as error:
         expected, got = "a folder that can be written", error.strerror or str(error)
         raise DataError(Problem(str(folder), expected, got, "Free some space there")) from error

@@ -204,18 +204,19 @@ class SpooledLog:
 
     def _read(self, name: str, order: NDArray[np.int64] | None = None) -> NDArray[Any]:
         """Returns a whole vector and removes its spool."""
-        rows = np.arange(self.num_rows) if order is None else order
-        values = np.concatenate([np.empty(0, VECTORS[name]), *self.spools[name].gathered(rows)])
+        values = self.spools[name].whole(order)
         self.spools[name].remove()
         return values
 
     def _save(self, name: str, values: NDArray[Any]) -> None:
-        write_npy(self.folder / f"{name}.npy", values.dtype, values.shape, [values])
+        with (self.folder / f"{name}.npy").open("wb") as stream:
+            write_npy(stream, values.dtype, values.shape, [values])
 
     def _write(self, name: str, rows: int, chunks: Iterable[NDArray[Any]], *read: str) -> None:
         """Writes a matrix of its spool's columns; removes the spools that were read for it."""
         spool = self.spools[name]
-        write_npy(self.folder / f"{name}.npy", spool.dtype, (rows, spool.width), chunks)
+        with (self.folder / f"{name}.npy").open("wb") as stream:
+            write_npy(stream, spool.dtype, (rows, spool.width), chunks)
         for one in read:
             self.spools[one].remove()
 
@@ -247,11 +248,8 @@ class SpooledLog:
             yield np.nan_to_num(values, nan=0.0)
 
     def _write_lists(self, rows: NDArray[np.int64]) -> None:
-        records = [
-            np.concatenate([np.empty((0, len(_RECORD)), np.int64), *(spool.gathered(rows) if self.parametric else ())])
-            for spool in (self.spools["lists"], self.spools["next_lists"])
-        ]
-        shared = share(*records)
+        lists = rows if self.parametric else rows[:0]
+        shared = share(self.spools["lists"].whole(lists), self.spools["next_lists"].whole(lists))
         total = int(shared.length.sum())
         self._save("list_offsets", np.concatenate((np.zeros(1, np.int64), np.cumsum(shared.length))))
         self._save("actions_list", shared.now)

@@ -11,11 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from reagent_lite.data.copy.place import CopyManifest
 from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.features.normalization import normalization_json
-from reagent_lite.errors import DataError, Problem, counted
-from reagent_lite.feature_ids import read, written
+from reagent_lite.data.stage import FeatureIds
+from reagent_lite.errors import Problem, counted, raise_any
+from reagent_lite.feature_ids import written
 from reagent_lite.types import NormalizationSpec
 
 ORIGIN = ("origin_file.npy", "origin_line.npy")
@@ -46,8 +49,8 @@ class Facts:
     node: int
     rows: int
     action_names: tuple[str, ...]
-    state_ids: tuple[int, ...]
-    action_ids: tuple[int, ...]
+    state_ids: FeatureIds
+    action_ids: FeatureIds
     metric_names: tuple[str, ...]
     content: str
     manifest: str
@@ -74,10 +77,7 @@ class Facts:
     @classmethod
     def read(cls, text: str) -> "Facts":
         """Returns the facts that `json` wrote."""
-        tree: dict[str, Any] = json.loads(text)
-        tree |= {name: read(tree[name]) for name in ("state_ids", "action_ids")}
-        tree |= {name: tuple(value) for name, value in tree.items() if isinstance(value, list)}
-        return cls(**tree)
+        return TypeAdapter(cls).validate_json(text)
 
     def json(self) -> str:
         """Returns the facts as text."""
@@ -125,8 +125,7 @@ def agree(facts: Sequence[Facts], *, path: str, replicas: bool, disjoint: bool =
         problems += _repetitions(facts, path)
     if not problems and not any(one.rows for one in facts):
         problems.append(Problem(path, "rows of data on at least one node", f"none on any of {len(facts)}"))
-    if problems:
-        raise DataError(problems)
+    raise_any(problems)
     shards = facts[:1] if replicas else facts
     notes = [(f"node {one.node}: " if len(facts) > 1 else "") + note for one in shards for note in one.notes]
     return Agreement(

@@ -1,6 +1,5 @@
 """Facts about logged data that need no full read: its files, the rows that metadata gives, the first rows parsed."""
 
-from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -8,9 +7,9 @@ from pathlib import Path
 from reagent_lite.config.columns import Columns
 from reagent_lite.data.copy.place import CopyManifest, places_of
 from reagent_lite.data.formats.arrow import opened_parquet
-from reagent_lite.data.formats.blocks import Block, Position
+from reagent_lite.data.formats.blocks import Block
 from reagent_lite.data.formats.files import InputFile
-from reagent_lite.data.formats.reading import parses_of
+from reagent_lite.data.formats.reading import first_block
 from reagent_lite.data.rows.columns import column_of, flags
 from reagent_lite.data.rows.contract import Contract
 from reagent_lite.data.rows.faults import Faults
@@ -76,9 +75,11 @@ def first_rows(path: str, actions: tuple[str, ...] | None, columns: Columns | No
     Raises:
         DataError: a file that cannot be read, or what is wrong in these rows, with file and line.
     """
-    block = _first_block(path, columns)
-    if block is None:
-        return FirstRows(file=data_files(path)[0].path, rows=0, state_ids=(), action_ids=())
+    files = data_files(path, columns)
+    found = first_block(files)
+    if found is None:
+        return FirstRows(file=files[0].path, rows=0, state_ids=(), action_ids=())
+    block = found[0]
     events = _are_events(block)
     contract = Contract(actions=actions, events=events)
     if events:
@@ -113,10 +114,10 @@ def holds_events(path: str, columns: Columns | None = None) -> bool:
     machine beside others, there are no events.
     """
     try:
-        block = _first_block(path, columns)
+        found = first_block(data_files(path, columns))
     except NoRowsError:
         return False
-    return block is not None and _are_events(block)
+    return found is not None and _are_events(found[0])
 
 
 def _are_events(block: Block) -> bool:
@@ -126,14 +127,3 @@ def _are_events(block: Block) -> bool:
     faults = Faults(block)
     cut = flags(column_of(block, "truncated"), faults) == 1
     return not (column_of(block, "next_state_features").present & ~cut).any()
-
-
-def _first_block(path: str, columns: Columns | None) -> Block | None:
-    """Returns the first rows at a path; None where there are none."""
-    for number, file in enumerate(data_files(path, columns)):
-        with closing(parses_of(file, number, Position())) as blocks:
-            for parse in blocks:
-                block = parse()
-                if block.table.num_rows:
-                    return block
-    return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import IO, Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -81,6 +81,11 @@ class Spool(Generic[K]):
                     found[inside, : values.shape[1]] = values[chunk[inside] - starts[part]]
             yield found if in_order else found[:, ascending]
 
+    def whole(self, rows: NDArray[np.int64] | None = None) -> NDArray[Any]:
+        """Returns the given rows in memory, or all of them."""
+        chunks = self.gathered(np.arange(self.num_rows) if rows is None else rows)
+        return np.concatenate([np.empty((0,) if self._keys is None else (0, self.width), self.dtype), *chunks])
+
     def _mapped(self, part: int, offset: int) -> NDArray[Any]:
         """Returns a part, mapped from the file: its pages count as this process's memory while they are mapped."""
         shape = self._parts[part]
@@ -93,18 +98,17 @@ class Spool(Generic[K]):
         self._file.unlink()
 
 
-def write_npy(file: Path, dtype: DTypeLike, shape: tuple[int, ...], chunks: Iterable[NDArray[Any]]) -> None:
-    """Writes a .npy file from chunks of its rows.
+def write_npy(stream: IO[bytes], dtype: DTypeLike, shape: tuple[int, ...], chunks: Iterable[NDArray[Any]]) -> None:
+    """Writes the content of a .npy file from chunks of its rows.
 
     Raises:
         OSError: with a number, which numpy's own error of a short write lacks.
     """
     dtype = np.dtype(dtype)
     header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
-    with file.open("wb") as stream:
-        np.lib.format.write_array_header_1_0(stream, header)
-        for chunk in chunks:
-            stream.write(_bytes(chunk, dtype))
+    np.lib.format.write_array_header_1_0(stream, header)
+    for chunk in chunks:
+        stream.write(_bytes(chunk, dtype))
 
 
 def _bytes(values: NDArray[Any], dtype: np.dtype[Any]) -> memoryview | bytes:

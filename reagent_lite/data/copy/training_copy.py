@@ -155,39 +155,30 @@ def open_training_copy(folder: Path) -> TrainingCopy:
         DataError: no copy there, or a damaged one.
     """
     manifest = CopyManifest.read(str(folder))
-    if manifest is None or manifest.files.keys() != ARRAYS:
-        got = (
-            "none"
-            if manifest is None
-            else f"arrays {', '.join(sorted(manifest.files.keys() ^ ARRAYS))} too many or few"
-        )
+    if manifest is None or (wrong := manifest.files.keys() ^ ARRAYS):
+        got = "none" if manifest is None else f"arrays {', '.join(sorted(wrong))} too many or few"
         raise DataError(Problem(str(folder), TRAINING_COPY.name, got, TRAINING_COPY.damaged))
     raise_any(manifest.damage(folder))
     return _opened(folder, manifest)
 
 
 def _opened(folder: Path, manifest: CopyManifest) -> TrainingCopy:
+    arrays: dict[str, NDArray[Any]] = {}
+    for name in ARRAYS:
+        try:
+            array = np.load(folder / name, mmap_mode="r", allow_pickle=False)
+        except ValueError:  # an array without elements cannot be mapped
+            array = np.load(folder / name, allow_pickle=False)
+        arrays[name.removesuffix(".npy")] = np.asarray(array)
+    same = ("action_names", "state_ids", "action_ids", "metric_names", "notes")
     return TrainingCopy(
         folder=folder,
         digest=manifest.digest,
         files=manifest.paths,
-        action_names=manifest.action_names,
-        state_ids=manifest.state_ids,
-        action_ids=manifest.action_ids,
-        metric_names=manifest.metric_names,
         counts={"rows": manifest.rows, **manifest.counts},
-        notes=manifest.notes,
-        **{name.removesuffix(".npy"): _array(folder / name) for name in ARRAYS},
+        **{name: getattr(manifest, name) for name in same},
+        **arrays,
     )
-
-
-def _array(file: Path) -> NDArray[Any]:
-    """Maps a .npy file; an array without elements cannot be mapped and is read."""
-    try:
-        return np.asarray(np.load(file, mmap_mode="r", allow_pickle=False))
-    except ValueError:
-        array: NDArray[Any] = np.load(file, allow_pickle=False)
-        return array
 
 
 def empty_training_copy(actions: tuple[str, ...] | None) -> TrainingCopy:

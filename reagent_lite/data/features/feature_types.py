@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -105,10 +105,6 @@ def box_cox(values: Floats, exponent: float, shift: float, floor: float) -> Floa
     return transformed
 
 
-def _fit_nothing(values: Values, settings: NormParams) -> dict[str, Any]:
-    return {}
-
-
 def _fit_continuous(values: Values, settings: NormParams) -> dict[str, Any]:
     """Returns mean and stddev (ddof 1) of all rows; of a constant its value and 1."""
     summary = values.summary
@@ -165,35 +161,30 @@ Fault = tuple[str, str, str, str]
 """Keys of the parameters, what was expected of them, got, and what to do."""
 
 
-def _faults_of_none(feature: FeatureSpec) -> Iterator[Fault]:
-    return iter(())
+def _stddev_fault(feature: FeatureSpec) -> Fault | None:
+    fault = "stddev", "a positive number of float32", repr(feature.stddev), "A constant feature has stddev 1"
+    return fault if feature.stddev < SMALLEST_STDDEV else None
 
 
-def _faults_of_stddev(feature: FeatureSpec) -> Iterator[Fault]:
-    if feature.stddev < SMALLEST_STDDEV:
-        todo = "A constant feature has stddev 1"
-        yield "stddev", "a positive number of float32", repr(feature.stddev), todo
-
-
-def _faults_of_enum(feature: FeatureSpec) -> Iterator[Fault]:
+def _enum_fault(feature: FeatureSpec) -> Fault | None:
     # The preprocessor compares in float32, where integers above 2^24 begin to coincide.
     with np.errstate(over="ignore"):
         repeated = len(feature.possible_values) - len(np.unique(np.array(feature.possible_values, np.float32)))
-    if repeated:
-        yield "possible_values", "values that differ in float32", f"{repeated} of them repeated", "List each once"
+    fault = "possible_values", "values that differ in float32", f"{repeated} of them repeated", "List each once"
+    return fault if repeated else None
 
 
-def _faults_of_quantiles(feature: FeatureSpec) -> Iterator[Fault]:
-    rising = all(low < high for low, high in itertools.pairwise(feature.quantiles))
-    if len(feature.quantiles) < 2 or not rising:
-        todo = "Sort them and list each once; a feature with one value is CONTINUOUS with stddev 1"
-        yield "quantiles", "at least 2 strictly increasing numbers", repr(list(feature.quantiles))[:80], todo
+def _quantiles_fault(feature: FeatureSpec) -> Fault | None:
+    if len(feature.quantiles) > 1 and all(low < high for low, high in itertools.pairwise(feature.quantiles)):
+        return None
+    todo = "Sort them and list each once; a feature with one value is CONTINUOUS with stddev 1"
+    return "quantiles", "at least 2 strictly increasing numbers", repr(list(feature.quantiles))[:80], todo
 
 
-def _faults_of_range(feature: FeatureSpec) -> Iterator[Fault]:
-    if not feature.min_value < feature.max_value:
-        got = f"{feature.min_value!r}, {feature.max_value!r}"
-        yield "min_value, max_value", "min_value below max_value", got, ""
+def _range_fault(feature: FeatureSpec) -> Fault | None:
+    got = f"{feature.min_value!r}, {feature.max_value!r}"
+    fault = "min_value, max_value", "min_value below max_value", got, ""
+    return None if feature.min_value < feature.max_value else fault
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,25 +194,25 @@ class TypeRule:
     Attributes:
         fit: returns the parameters of a feature with at least one value; a ValueError says why there are none.
         needs: parameters that a file must give; only of such a type are they fitted and looked at.
-        faults: yields what is wrong with the parameters that `needs` names.
+        fault: returns what is wrong with the parameters that `needs` names, if anything is.
     """
 
-    fit: Callable[[Values, NormParams], dict[str, Any]] = _fit_nothing
+    fit: Callable[[Values, NormParams], dict[str, Any]] = lambda values, settings: {}
     needs: tuple[str, ...] = ()
-    faults: Callable[[FeatureSpec], Iterator[Fault]] = _faults_of_none
+    fault: Callable[[FeatureSpec], Fault | None] = lambda feature: None
 
 
 _STDDEV = ("mean", "stddev")
 FEATURE_TYPES = {
     FeatureType.BINARY: TypeRule(),
     FeatureType.PROBABILITY: TypeRule(),
-    FeatureType.CONTINUOUS: TypeRule(fit=_fit_continuous, needs=_STDDEV, faults=_faults_of_stddev),
+    FeatureType.CONTINUOUS: TypeRule(fit=_fit_continuous, needs=_STDDEV, fault=_stddev_fault),
     FeatureType.BOXCOX: TypeRule(
-        fit=_fit_box_cox, needs=("boxcox_lambda", "boxcox_shift", *_STDDEV), faults=_faults_of_stddev
+        fit=_fit_box_cox, needs=("boxcox_lambda", "boxcox_shift", *_STDDEV), fault=_stddev_fault
     ),
-    FeatureType.ENUM: TypeRule(fit=_fit_enum, needs=("possible_values",), faults=_faults_of_enum),
-    FeatureType.QUANTILE: TypeRule(fit=_fit_quantile, needs=("quantiles",), faults=_faults_of_quantiles),
-    FeatureType.CONTINUOUS_ACTION: TypeRule(fit=_fit_range, needs=("min_value", "max_value"), faults=_faults_of_range),
+    FeatureType.ENUM: TypeRule(fit=_fit_enum, needs=("possible_values",), fault=_enum_fault),
+    FeatureType.QUANTILE: TypeRule(fit=_fit_quantile, needs=("quantiles",), fault=_quantiles_fault),
+    FeatureType.CONTINUOUS_ACTION: TypeRule(fit=_fit_range, needs=("min_value", "max_value"), fault=_range_fault),
     FeatureType.DISCRETE_ACTION: TypeRule(),
     FeatureType.DO_NOT_PREPROCESS: TypeRule(),
     FeatureType.CLIP_LOG: TypeRule(),

@@ -36,20 +36,13 @@ class Fitted:
     Attributes:
         spec: in column order.
         notes: what is odd about features.
-        rows, sampled: rows (or candidates) of the column, and how many of them are in the sample.
-        features: each feature's entry in statistics.json, by id; see `_report`.
+        statistics: rows (or candidates) of the column, how many of them are sampled, and the entry of each feature by
+            the text of its id; see `_report`.
     """
 
     spec: NormalizationSpec
     notes: tuple[str, ...]
-    rows: int
-    sampled: int
-    features: dict[int, dict[str, Any]]
-
-    def statistics(self) -> dict[str, Any]:
-        """Returns the column's part of statistics.json."""
-        features = {str(one): report for one, report in self.features.items()}
-        return {"rows": self.rows, "sampled": self.sampled, "features": features}
+    statistics: dict[str, Any]
 
 
 def fit_columns(columns: Mapping[str, ColumnSummary], settings: NormParams, *, where: str) -> dict[str, Fitted]:
@@ -79,9 +72,11 @@ def fit_columns(columns: Mapping[str, ColumnSummary], settings: NormParams, *, w
         name: Fitted(
             spec=NormalizationSpec.ordered({spec.feature_id: spec for spec, _, _ in found}),
             notes=tuple(note for _, _, notes in found for note in notes),
-            rows=columns[name].rows,
-            sampled=len(columns[name].hashes),
-            features={spec.feature_id: report for spec, report, _ in found},
+            statistics={
+                "rows": columns[name].rows,
+                "sampled": len(columns[name].hashes),
+                "features": {str(spec.feature_id): report for spec, report, _ in found},
+            },
         )
         for name, found in results.items()
     }
@@ -196,14 +191,9 @@ def _notes(place: str, kind: FeatureType, values: Values) -> list[str]:
 def check_overrides(settings: NormParams, ids: Iterable[int], where: str) -> None:
     """Raises ConfigError for overrides of features that are not in `ids`, with the nearest that is."""
     known = [str(one) for one in sorted(ids)]
-    unknown = [key for key in settings.feature_overrides if str(id_of(key)) not in known]
-    if unknown:
-        raise ConfigError(
-            Problem(
-                f"norm_params.feature_overrides.{key}",
-                f"a feature of {where}",
-                key,
-                nearest(key, known, "Did you mean {}?", f"Known: {', '.join(known)}"),
-            )
-            for key in unknown
-        )
+    otherwise, problems = f"Known: {', '.join(known)}", []
+    for key in settings.feature_overrides:
+        if str(id_of(key)) not in known:
+            place, todo = f"norm_params.feature_overrides.{key}", nearest(key, known, "Did you mean {}?", otherwise)
+            problems.append(Problem(place, f"a feature of {where}", key, todo))
+    raise_any(problems, ConfigError)

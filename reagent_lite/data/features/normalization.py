@@ -5,7 +5,7 @@ file ─► read_normalization ─► NormalizationSpec ─► write_normalizati
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import fsspec
 
 from reagent_lite.config.loader import check
 from reagent_lite.config.section import Section
-from reagent_lite.data.features.feature_types import FEATURE_TYPES, Fault
+from reagent_lite.data.features.feature_types import FEATURE_TYPES
 from reagent_lite.data.formats.files import local_path
 from reagent_lite.errors import MAX_PROBLEMS, ConfigError, DataError, Problem, nearest, raise_any
 from reagent_lite.feature_ids import id_of
@@ -121,8 +121,10 @@ def _feature(key: str, entry: object, where: str) -> FeatureSpec:
     feature = FeatureSpec(feature_id=identity, feature_type=FeatureType(name), **parameters.model_dump())
     rule = FEATURE_TYPES[feature.feature_type]
     expected = f"a value, which {feature.feature_type} needs"
-    faults: Iterable[Fault] = [(one, expected, "nothing", "") for one in rule.needs if given.get(one) in (None, [])]
-    raise_any([Problem(f"{where}: {keys}", *words) for keys, *words in faults or rule.faults(feature)])
+    faults = [(one, expected, "nothing", "") for one in rule.needs if given.get(one) in (None, [])]
+    if not faults and (fault := rule.fault(feature)):
+        faults = [fault]
+    raise_any([Problem(f"{where}: {keys}", *words) for keys, *words in faults])
     return feature
 
 

@@ -11,6 +11,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 from typing import TypeVar
 
@@ -101,6 +102,17 @@ def read_blocks(
         progress(total, total)
     if not rows:
         raise no_rows(files)
+
+
+def first_block(files: Sequence[InputFile], readers: Mapping[str, Reader] | None = None) -> tuple[Block, int] | None:
+    """Returns the first block with rows and the stored bytes read for it; None where no file has rows."""
+    position = Position()
+    for number, file in enumerate(files):
+        with closing(parses_of(file, number, position, readers)) as blocks:
+            for parse in blocks:
+                if (block := parse()).table.num_rows:
+                    return block, position.bytes_read
+    return None
 
 
 def no_rows(files: Sequence[InputFile]) -> NoRowsError:

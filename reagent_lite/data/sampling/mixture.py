@@ -51,28 +51,23 @@ def joined(batches: Sequence[TransitionBatch], shares: Sequence[float]) -> Trans
 
     Missing candidates are not allowed and have features 0; missing metrics are 0.
     """
-    num_metrics = max(batch.metrics.shape[1] for batch in batches)
     plain = ("state", "action", "reward", "steps", "bootstrap", "next_state", "next_action", "propensity")
     columns: dict[str, Any] = {name: torch.cat([getattr(batch, name) for batch in batches]) for name in plain}
     return TransitionBatch(
         **columns,
         actions=_joined_choices([batch.actions for batch in batches]),
         next_actions=_joined_choices([batch.next_actions for batch in batches]),
-        metrics=torch.cat([_widened(batch.metrics, 1, num_metrics) for batch in batches]),
+        metrics=_stacked([batch.metrics for batch in batches]),
         weight=torch.cat([batch.weight * share for batch, share in zip(batches, shares, strict=True)]),
     )
 
 
 def _joined_choices(parts: Sequence[Actions]) -> Actions:
-    longest = max(part.mask.shape[1] for part in parts)
-    features = [_widened(part.features, 1, longest) for part in parts if part.features is not None]
-    return Actions(
-        mask=torch.cat([_widened(part.mask, 1, longest) for part in parts]),
-        features=torch.cat(features) if features else None,
-    )
+    features = [part.features for part in parts if part.features is not None]
+    return Actions(mask=_stacked([part.mask for part in parts]), features=_stacked(features) if features else None)
 
 
-def _widened(value: Tensor, axis: int, size: int) -> Tensor:
-    """Returns the tensor with zeros up to a size of one axis."""
-    missing = size - value.shape[axis]
-    return pad(value, (0, 0) * (value.dim() - 1 - axis) + (0, missing)) if missing else value
+def _stacked(parts: Sequence[Tensor]) -> Tensor:
+    """Returns the rows of all parts, [B, K, ...], with zeros up to the largest K."""
+    size = max(part.shape[1] for part in parts)
+    return torch.cat([pad(part, (0, 0) * (part.dim() - 2) + (0, size - part.shape[1])) for part in parts])

@@ -5,14 +5,17 @@ gathered instead: the same module either way.
 """
 
 import warnings
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from reagent_lite.data.copy.spool import write_npy
 from reagent_lite.data.sampling.source import Columns
 from reagent_lite.files import appearing_file
 from reagent_lite.types import NormalizationSpec
@@ -66,14 +69,15 @@ def prepare_columns(matrix: np.ndarray[Any, Any], transform: nn.Module, width: i
     for other in file.parent.glob(f"{file.name.rpartition('_')[0]}_*.npy"):
         other.unlink(missing_ok=True)
     raw = raw_columns(matrix)
-    with appearing_file(file) as out:
-        header = {"descr": "<f4", "fortran_order": False, "shape": (len(matrix), width)}
-        np.lib.format.write_array_header_1_0(out, header)
+
+    def chunks() -> Iterator[NDArray[np.float32]]:
         for rows in torch.split(raw.values, max(_CHUNK_BYTES // max(matrix.shape[1] * 4, 1), 1)):
             with torch.no_grad():
-                normalized = transform(rows, ~rows.isnan())
-            out.write(normalized.contiguous().numpy().data)
+                yield transform(rows, ~rows.isnan()).numpy()
             raw.release()
+
+    with appearing_file(file) as out:
+        write_npy(out, np.float32, (len(matrix), width), chunks())
 
 
 def open_columns(

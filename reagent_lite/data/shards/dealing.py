@@ -1,11 +1,11 @@
 """Shards of an input: its whole episodes in equal parts, or a copy of all of them in another order for each machine.
 
     a timeline's files ─► whole, as hard links, to the machine with the fewest rows while they fit its equal share
-    all other rows     ─► buckets by a hash of the episode ─► neighbours sorted ─► cut where a share is full ─► Parquet
+    all other rows     ─► buckets by a hash of the episode ─► each sorted ─► cut where a share is full ─► Parquet
 
 Files of a timeline never share an episode. Those that fit no share (fewer files than machines, very unequal ones) are
 dealt row by row like all other input, which is read once. The hash orders the episodes, so the seed decides where each
-goes; the rows of an episode keep the order of the input. Memory is that of a few buckets and of the readers' blocks.
+goes; the rows of an episode keep the order of the input. Memory is that of two buckets and of the readers' blocks.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -30,28 +29,23 @@ from numpy.typing import NDArray
 from reagent_lite.config.shard import ShardConfig
 from reagent_lite.data.formats.blocks import Block, Position, Show
 from reagent_lite.data.formats.files import InputFile, list_input
-from reagent_lite.data.formats.reading import ALL_COLUMNS, num_threads, parses_of, read_blocks, require_hash
+from reagent_lite.data.formats.reading import ALL_COLUMNS, first_block, num_threads, read_blocks, require_hash
 from reagent_lite.data.formats.schema import conformed, from_indices, in_one_piece, merge_fields, to_numpy
 from reagent_lite.data.rows.columns import column_of, strings
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.hashes import Hashes, mix, name_hashes, row_hashes
-from reagent_lite.data.stage import StageManifest, data_files, left_out, states_of
+from reagent_lite.data.stage import StageManifest, data_files, left_out, manifest_at, states_of
 from reagent_lite.data.writing.part_files import ROW_GROUP_ROWS, columns_worth_a_dictionary, part_name
 from reagent_lite.errors import Problem, raise_any
 
 KIND = "shard"
-GROUP_BYTES = 1 << 25
-"""Size in memory of the buckets that are sorted together; a thread holds twice as much while it sorts."""
-_MOST_BUCKETS = 512  # files that are open at a time
+BUCKET_BYTES = 1 << 25
+"""Size in memory, at most, of the rows that are sorted together; a thread holds twice as much while it sorts."""
+_MOST_BUCKETS = 512  # rows of a block go to all of them: more buckets, smaller pieces
 _FILES_OF_WHOLE_EPISODES = ("timeline",)
 """Kinds of stages in whose folders no two files share an episode."""
 _SLACK = 0.02
 """By how much whole files may exceed an equal share."""
-_KEY = pa.field("hash of the episode", pa.uint64())
-"""The last column of rows that wait in their bucket."""
-
-Parts = list[dict[str, dict[str, Any]]]
-"""{file name: {"rows": rows}} of each shard."""
 
 
 def settings(config: ShardConfig) -> dict[str, Any]:
@@ -70,6 +64,23 @@ def folder_name(shard: int) -> str:
     return f"shard-{shard:05d}"
 
 
+@dataclass(slots=True, kw_only=True)
+class _Shard:
+    """A shard that is being made.
+
+    Attributes:
+        folder: where its files go.
+        whole: files of the input that it gets as they are.
+        room: rows it lacks beside them, or anything in proportion to that over all shards.
+        rows: {file name: rows} of its files.
+    """
+
+    folder: Path
+    whole: list[InputFile] = field(default_factory=list)
+    room: float = 1.0
+    rows: dict[str, int] = field(default_factory=dict)
+
+
 def make_shards(config: ShardConfig, folder: Path, progress: Show | None = None) -> tuple[StageManifest, ...]:
     """Writes every shard of an input as a stage's folder of Parquet files.
 
@@ -85,44 +96,39 @@ def make_shards(config: ShardConfig, folder: Path, progress: Show | None = None)
         DataError: an input that cannot be read, is not as its manifest says, or changes meanwhile.
     """
     path = config.training_data_path
-    files = data_files(path, config.columns)
-    parent = StageManifest.read(path) if len(files) != 1 or files[0].path != path else None
+    files, parent = data_files(path, config.columns), manifest_at(path)
+    shards = [_Shard(folder=folder / folder_name(number)) for number in range(config.num_nodes)]
+    for one in shards:
+        one.folder.mkdir()
+    rest = files
     manifest = StageManifest(kind=KIND, rows=0, columns={}, settings={}, inputs=(), report={}, files={})
-    whole: list[list[InputFile]] = [[] for _ in range(config.num_nodes)]
-    rest, room = files, np.ones(config.num_nodes)
     if parent is not None:
         manifest = replace(parent, kind=KIND, parent=parent.digest)
         if parent.rows and parent.kind in _FILES_OF_WHOLE_EPISODES and config.layout == "shards":
             whole, rest, room = whole_files(files, parent, config)
-    folders = [folder / folder_name(shard) for shard in range(config.num_nodes)]
-    parts: Parts = [{} for _ in folders]
-    for one in folders:
-        one.mkdir()
-    for one, own, named in zip(folders, whole, parts, strict=True):
-        for number, file in enumerate(own):
-            _bring(file, one / part_name(number))
-            named[part_name(number)] = {"rows": manifest.files[file.name]["rows"]}
+            for one, one.whole, one.room in zip(shards, whole, room.tolist(), strict=True):
+                for number, file in enumerate(one.whole):
+                    _bring(file, one.folder / part_name(number))
+                    one.rows[part_name(number)] = parent.files[file.name]["rows"]
     hashes = {file: file.sha256 for file in files}
     if rest:
-        found, schema = _deal(rest, config, room, folders, parts, progress)
+        found, schema = _deal(rest, config, shards, progress)
         hashes |= dict(zip(rest, found, strict=True))
         manifest = replace(manifest, columns=manifest.columns or {one.name: str(one.type) for one in schema})
     _require_same(files, path)
-    report = {"whole_files": sum(map(len, whole)), "left_out": list(left_out(path))}
+    report = {"whole_files": sum(len(one.whole) for one in shards), "left_out": list(left_out(path))}
     manifest = replace(manifest, inputs=states_of(files, list(hashes.values())), report=report)
     return tuple(
-        _written(replace(manifest, settings={**settings(config), "shard": shard}), *of_shard)
-        for shard, of_shard in enumerate(zip(folders, parts, whole, strict=True))
+        _written(replace(manifest, settings={**settings(config), "shard": number}), one)
+        for number, one in enumerate(shards)
     )
 
 
-def _written(
-    manifest: StageManifest, folder: Path, parts: dict[str, dict[str, Any]], whole: list[InputFile]
-) -> StageManifest:
+def _written(manifest: StageManifest, shard: _Shard) -> StageManifest:
     """Writes the manifest of a shard's folder, and checks its whole files against the input's manifest."""
-    rows = sum(one["rows"] for one in parts.values())
-    manifest = replace(manifest, rows=rows, files=parts).write(folder)
-    for number, file in enumerate(whole):
+    files: dict[str, dict[str, Any]] = {name: {"rows": rows} for name, rows in shard.rows.items()}
+    manifest = replace(manifest, rows=sum(shard.rows.values()), files=files).write(shard.folder)
+    for number, file in enumerate(shard.whole):
         require_hash(file, manifest.files[part_name(number)]["sha256"])
     return manifest
 
@@ -159,157 +165,102 @@ def _bring(file: InputFile, target: Path) -> None:
 
 
 def _deal(
-    files: tuple[InputFile, ...],
-    config: ShardConfig,
-    room: NDArray[np.float64],
-    folders: Sequence[Path],
-    parts: Parts,
-    progress: Show | None,
+    files: tuple[InputFile, ...], config: ShardConfig, shards: list[_Shard], progress: Show | None
 ) -> tuple[tuple[str, ...], pa.Schema]:
-    """Writes the rows of files to shards, or to every copy, and adds the files to `parts`.
-
-    Args:
-        files: to read, once for all shards and once for each copy.
-        config: which of the two.
-        room: [shards] rows that each shard gets, or anything in proportion to them, but for whole episodes.
-        folders: where data files go, behind those that `parts` names; temporary files lie beside them.
-        parts: of each folder.
-        progress: called with (bytes read, bytes to read).
+    """Writes the rows of files to shards, reading them once for all shards or once for each copy.
 
     Returns:
         The sha256 of each file, and the columns.
     """
-    orders = [(_draw(config.seed), folders, parts, room)]
-    if config.layout == "replicas":
-        each = enumerate(zip(folders, parts, strict=True))
-        orders = [(_draw(config.seed, copy), [folder], [named], np.ones(1)) for copy, (folder, named) in each]
+    orders = [shards] if config.layout == "shards" else [[one] for one in shards]
     positions = [Position() for _ in files]
-    for number, (draw, targets, own, shares) in enumerate(orders):
+    for number, targets in enumerate(orders):
         show = progress and partial(_show_part, progress, number, len(orders))
-        with tempfile.TemporaryDirectory(prefix=".spool-", dir=folders[0].parent) as scratch:
-            buckets = _Buckets.of(files, draw, Path(scratch), positions, show)
-            _write(buckets, targets, own, shares)
-    return tuple(position.sha256 for position in positions), pa.schema(list(buckets.fields.values()))
+        with tempfile.TemporaryDirectory(prefix=".spool-", dir=shards[0].folder.parent) as scratch:
+            schema, buckets = _spread(files, _draw(config.seed, number), Path(scratch), positions, show)
+            _write(schema, buckets, targets)
+    return tuple(position.sha256 for position in positions), schema
 
 
 def _show_part(progress: Show, number: int, count: int, done: int, total: int) -> None:
     progress(number * total + done, count * total)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Buckets:
-    """Rows in Arrow streams on the disk; each bucket has an equal part of all hashes of episodes.
+def _spread(
+    files: tuple[InputFile, ...], draw: Hashes, scratch: Path, positions: list[Position], show: Show | None
+) -> tuple[pa.Schema, dict[Path, int]]:
+    """Writes rows to buckets, each with an equal part of all hashes of episodes.
 
-    Attributes:
-        fields: columns that hold the values of all rows.
-        streams: of each bucket, one for each schema that its rows came with, and the rows' hashes as last column.
-        rows: [buckets] in each.
-        num_bytes: of all rows in Arrow's form.
+    Returns:
+        The columns that hold the values of all rows, and {file: rows} of the buckets that have some, in the order of
+        their hashes. A file holds Arrow streams one behind the other, each with the columns of its rows; the hash of a
+        row's episode is the last one.
     """
+    count = min(_MOST_BUCKETS, 1 + 2 * _arrow_bytes(files) // BUCKET_BYTES)
+    rows, fields = np.zeros(count, np.int64), dict[str, pa.Field]()
+    paths = [scratch / str(number) for number in range(count)]
 
-    fields: dict[str, pa.Field]
-    streams: list[list[Path]]
-    rows: NDArray[np.int64]
-    num_bytes: int
+    def by_bucket(block: Block) -> tuple[pa.Table, Hashes, NDArray[np.int64]]:
+        keys = episode_hashes(block, draw)
+        bucket = ((keys >> np.uint64(32)) * np.uint64(count)) >> np.uint64(32)
+        order = np.argsort(bucket, kind="stable")
+        return block.table.take(from_indices(order)), keys[order], np.searchsorted(bucket[order], np.arange(count + 1))
 
-    @classmethod
-    def of(
-        cls, files: tuple[InputFile, ...], draw: Hashes, scratch: Path, positions: list[Position], show: Show | None
-    ) -> Self:
-        """Reads files once; a column whose type grows on the way begins new streams."""
-        count = min(_MOST_BUCKETS, 1 + 2 * _arrow_bytes(files) // GROUP_BYTES)
-        rows, num_bytes, streams = np.zeros(count, np.int64), 0, [list[Path]() for _ in range(count)]
-        known, fields, writers = pa.schema([]), dict[str, pa.Field](), dict[int, pa.ipc.RecordBatchStreamWriter]()
-
-        def by_bucket(block: Block) -> tuple[pa.Table, Hashes, NDArray[np.int64]]:
-            keys = episode_hashes(block, draw)
-            bucket = ((keys >> np.uint64(32)) * np.uint64(count)) >> np.uint64(32)
-            order = np.argsort(bucket, kind="stable")
-            bounds = np.searchsorted(bucket[order], np.arange(count + 1))
-            return block.table.take(from_indices(order)), keys[order], bounds
-
-        with ExitStack() as stack:
-            for read, keys, bounds in read_blocks(files, by_bucket, positions, show, ALL_COLUMNS):
-                fields = merge_fields(fields, {one.name: one for one in read.schema})
-                schema = pa.schema(list(fields.values()))
-                if not schema.equals(known, check_metadata=True):
-                    stack.close()
-                    writers.clear()
-                    known = schema
-                table = conformed(read, fields).append_column(_KEY, pa.array(keys))
-                for number in np.flatnonzero(np.diff(bounds)).tolist():
-                    if number not in writers:
-                        path = scratch / f"{number}-{len(streams[number])}.arrow"
-                        streams[number].append(path)
-                        sink = stack.enter_context(pa.OSFile(str(path), "wb"))
-                        writers[number] = stack.enter_context(pa.ipc.new_stream(sink, table.schema))
-                    writers[number].write_table(table.slice(bounds[number], bounds[number + 1] - bounds[number]))
-                rows += np.diff(bounds)
-                num_bytes += table.nbytes
-        return cls(fields=fields, streams=streams, rows=rows, num_bytes=num_bytes)
-
-    def groups(self) -> list[NDArray[np.int64]]:
-        """Returns the numbers of the buckets that are sorted at a time: neighbours of at most GROUP_BYTES together.
-
-        A group takes a bucket that begins in its first half; a bucket is about half a group at most.
-        """
-        most_rows = max(1, GROUP_BYTES // 2 * int(self.rows.sum()) // self.num_bytes)
-        group = (np.cumsum(self.rows) - self.rows) // most_rows
-        return np.split(np.arange(len(group)), np.flatnonzero(np.diff(group)) + 1)
-
-    def sorted(self, numbers: NDArray[np.int64]) -> tuple[pa.Table, NDArray[np.int64]]:
-        """Returns the rows of buckets by episode, and the first row of each episode and the end of the last."""
-        tables, hashes = [], [np.empty(0, np.uint64)]
-        for path in itertools.chain.from_iterable(self.streams[number] for number in numbers):
-            with pa.OSFile(str(path), "rb") as stream:
-                table = pa.ipc.open_stream(stream).read_all()
-            path.unlink()
-            hashes.append(to_numpy(in_one_piece(table.column(table.num_columns - 1))))
-            tables.append(conformed(table.remove_column(table.num_columns - 1), self.fields))
-        keys = np.concatenate(hashes)
-        order = np.argsort(keys, kind="stable")
-        starts = np.flatnonzero(np.diff(keys[order])) + 1
-        table, indices = pa.concat_tables(tables), from_indices(order)
-        # column by column: the table is held twice meanwhile, in one piece as a whole it would be three times
-        columns = [in_one_piece(column).take(indices) for column in table.columns]
-        return pa.table(columns, schema=table.schema), np.concatenate(([0], starts, [len(keys)]))
+    for table, keys, bounds in read_blocks(files, by_bucket, positions, show, ALL_COLUMNS):
+        fields = merge_fields(fields, {one.name: one for one in table.schema})
+        keyed = table.append_column("hash", pa.array(keys))
+        for number in np.flatnonzero(np.diff(bounds)).tolist():
+            start, stop = bounds[number : number + 2]
+            with pa.OSFile(str(paths[number]), "ab") as sink, pa.ipc.new_stream(sink, keyed.schema) as stream:
+                stream.write_table(keyed.slice(start, stop - start))
+        rows += np.diff(bounds)
+    return pa.schema(list(fields.values())), {paths[number]: int(rows[number]) for number in np.flatnonzero(rows)}
 
 
 def _arrow_bytes(files: tuple[InputFile, ...]) -> int:
     """Returns about how many bytes files take in Arrow's form: their size, by what the first rows take of either."""
-    position = Position()
-    for number, file in enumerate(files):
-        with closing(parses_of(file, number, position, ALL_COLUMNS)) as blocks:
-            for parse in blocks:
-                size = sum(file.size for file in files)
-                return int(parse().table.nbytes) * size // max(1, position.bytes_read)
-    return 0
+    if (found := first_block(files, ALL_COLUMNS)) is None:
+        return 0
+    block, num_bytes = found
+    return int(block.table.nbytes) * sum(file.size for file in files) // max(1, num_bytes)
 
 
-def _write(buckets: _Buckets, folders: Sequence[Path], parts: Parts, room: NDArray[np.float64]) -> None:
-    """Writes the rows of buckets to folders, episodes in the order of their hash; see `_deal`."""
-    groups = [numbers for numbers in buckets.groups() if buckets.rows[numbers].any()]
-    sizes = np.array([buckets.rows[numbers].sum() for numbers in groups])
-    begins = np.cumsum(sizes) - sizes
-    wanted = np.cumsum(room)[:-1] * (sizes.sum() / room.sum())
-    first_parts = [len(one) for one in parts]
+def _sorted(bucket: Path, schema: pa.Schema) -> tuple[pa.Table, NDArray[np.int64]]:
+    """Returns the rows of a bucket by episode, and the first row of each episode and the end of the last."""
+    tables, hashes, fields = [], [], {one.name: one for one in schema}
+    with pa.OSFile(str(bucket), "rb") as source:
+        while source.tell() < source.size():
+            table = pa.ipc.open_stream(source).read_all()
+            hashes.append(to_numpy(in_one_piece(table.column(table.num_columns - 1))))
+            tables.append(conformed(table.remove_column(table.num_columns - 1), fields))
+    bucket.unlink()
+    keys = np.concatenate(hashes)
+    order = np.argsort(keys, kind="stable")
+    starts = np.flatnonzero(np.diff(keys[order])) + 1
+    table, indices = pa.concat_tables(tables), from_indices(order)
+    # column by column: the table is held twice meanwhile, in one piece as a whole it would be three times
+    columns = [in_one_piece(column).take(indices) for column in table.columns]
+    return pa.table(columns, schema=table.schema), np.concatenate(([0], starts, [len(keys)]))
 
-    def finish(number: int) -> list[tuple[int, str, int]]:
-        """Writes a group's rows to the folders they belong to, and returns (folder, file name, rows)."""
-        table, starts = buckets.sorted(groups[number])
-        written = []
-        for folder, (start, stop) in enumerate(itertools.pairwise(_cuts(starts, wanted - begins[number]).tolist())):
+
+def _write(schema: pa.Schema, buckets: dict[Path, int], shards: Sequence[_Shard]) -> None:
+    """Writes the rows of buckets to shards in the order of their hashes, to each as many as it has room for."""
+    paths, ends = list(buckets), np.cumsum(list(buckets.values()))
+    wanted = np.cumsum([one.room for one in shards])
+    wanted = wanted[:-1] * (ends[-1] / wanted[-1])
+    options = {"compression": "zstd", "use_dictionary": columns_worth_a_dictionary(schema)}
+
+    def finish(number: int) -> None:
+        table, starts = _sorted(paths[number], schema)
+        cuts = _cuts(starts, wanted - (ends[number] - table.num_rows)).tolist()
+        for one, (start, stop) in zip(shards, itertools.pairwise(cuts), strict=True):
             if start < stop:
-                name = part_name(first_parts[folder] + number)
-                part, target = table.slice(start, stop - start), folders[folder] / name
-                dictionary = columns_worth_a_dictionary(part.schema)
-                pa.parquet.write_table(part, target, ROW_GROUP_ROWS, compression="zstd", use_dictionary=dictionary)
-                written.append((folder, name, stop - start))
-        return written
+                name = part_name(len(one.whole) + number)
+                one.rows[name] = stop - start
+                pa.parquet.write_table(table.slice(start, stop - start), one.folder / name, ROW_GROUP_ROWS, **options)
 
     with ThreadPoolExecutor(min(2, num_threads())) as pool:
-        for folder, name, num in itertools.chain.from_iterable(pool.map(finish, range(len(groups)))):
-            parts[folder][name] = {"rows": num}
+        list(pool.map(finish, range(len(paths))))
 
 
 def episode_hashes(block: Block, draw: Hashes) -> Hashes:

@@ -12,8 +12,7 @@ import fcntl
 import hashlib
 import os
 import shutil
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from reagent_lite.data.shards.store import ShardEntry, Store, storage_errors
 from reagent_lite.data.stage import StageManifest
 from reagent_lite.errors import DataError, Problem
 from reagent_lite.files import sync
-from reagent_lite.manifest import FILE_NAME
+from reagent_lite.manifest import FILE_NAME, file_entries
 
 _CHUNK_BYTES = 1 << 18
 _THREADS = 4  # buckets answer several requests faster than one
@@ -66,9 +65,12 @@ def _fetch(store: Store, shard: ShardEntry, target: Path, progress: Show | None)
     for name in here - kept:
         os.link(target / name, fetching / name)
     missing = sorted(set(shard.files) - here - kept)
-    count = _counter(progress, sum(shard.files[name]["size"] for name in missing))
+    done, total = 0, sum(shard.files[name]["size"] for name in missing)
     with ThreadPoolExecutor(_THREADS) as pool:
-        list(pool.map(lambda name: _take(store, shard, name, fetching / name, count), missing))
+        for size in pool.map(lambda name: _take(store, shard, name, fetching / name), missing):
+            done += size
+            if progress is not None:
+                progress(done, total)
     sync(fetching)
     if target.exists():
         target.rename(aside)
@@ -105,48 +107,25 @@ def _names(folder: Path) -> set[str]:
 
 def _unaltered(folder: Path, shard: ShardEntry) -> set[str]:
     """Returns the names of the shard's files that a folder holds as they should be."""
-    names = sorted(_names(folder) & set(shard.files))
-    with ThreadPoolExecutor(_THREADS) as pool:
-        right = pool.map(lambda name: _is_right(folder / name, shard.files[name]), names)
-        return {name for name, one in zip(names, right, strict=True) if one}
+    found = file_entries(folder, _names(folder) & set(shard.files))
+    return {name for name, entry in found.items() if entry.items() <= shard.files[name].items()}
 
 
-def _is_right(file: Path, entry: dict[str, object]) -> bool:
-    with file.open("rb") as stream:
-        if os.fstat(stream.fileno()).st_size != entry["size"]:
-            return False
-        return hashlib.file_digest(stream, "sha256").hexdigest() == entry["sha256"]
-
-
-def _counter(progress: Show | None, total: int) -> Callable[[int], None]:
-    """Returns a function that adds bytes that are done, from any thread, and shows their sum."""
-    lock, done = threading.Lock(), 0
-
-    def add(amount: int) -> None:
-        nonlocal done
-        with lock:
-            done = min(total, done + amount)
-            if progress is not None:
-                progress(done, total)
-
-    return add
-
-
-def _take(store: Store, shard: ShardEntry, name: str, target: Path, count: Callable[[int], None]) -> None:
-    """Copies one file, and gives it its name when its sha256 is right."""
+def _take(store: Store, shard: ShardEntry, name: str, target: Path) -> int:
+    """Copies one file, gives it its name when its sha256 is right, and returns its size."""
     digest, temporary = hashlib.sha256(), target.with_name(f"{name}.part")
     with temporary.open("wb") as stream:
         for chunk in _chunks(store, shard, name):
             digest.update(chunk)
             stream.write(chunk)
-            count(len(chunk))
+        size = stream.tell()
         stream.flush()
         os.fsync(stream.fileno())
     if digest.hexdigest() != shard.files[name]["sha256"]:
-        got = f"{temporary.stat().st_size} bytes with sha256 {digest.hexdigest()}"
         temporary.unlink()
-        raise _altered(store, shard, name, got)
+        raise _altered(store, shard, name, f"{size} bytes with sha256 {digest.hexdigest()}")
     temporary.rename(target)
+    return size
 
 
 def _chunks(store: Store, shard: ShardEntry, name: str) -> Iterator[bytes]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from reagent_lite.config.shard import ShardConfig
 from reagent_lite.console import machine_logger, progress
@@ -156,16 +155,13 @@ def _misfit(pointer: Pointer | None, config: ShardConfig, files: tuple[InputFile
         return f"there is no {POINTER} yet"
     wanted = settings(config)
     if pointer.settings != wanted:
-        return f"the shards there are for {_keys(pointer.settings)}, and this config says {_keys(wanted)}"
+        there, here = (", ".join(f"{key} {one[key]}" for key in sorted(one)) for one in (pointer.settings, wanted))
+        return f"the shards there are for {there}, and this config says {here}"
     if files is not None and not unchanged(pointer.inputs, files):
-        before = ", ".join(f"{one.name} ({one.size} bytes)" for one in pointer.inputs[:3])
-        now = ", ".join(f"{one.name} ({one.size} bytes)" for one in files[:3])
+        inputs = (pointer.inputs, files)
+        before, now = (", ".join(f"{one.name} ({one.size} bytes)" for one in some[:3]) for some in inputs)
         return f"the shards there were made from {before}, and training_data_path holds {now}, with other content"
     return ""
-
-
-def _keys(settings: dict[str, Any]) -> str:
-    return ", ".join(f"{key} {value}" for key, value in sorted(settings.items()))
 
 
 def _awaited(config: ShardConfig, store: Store) -> Pointer:

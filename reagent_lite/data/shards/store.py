@@ -11,7 +11,6 @@ for those who read it still; older ones are removed. Readers hold every byte to 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -133,7 +132,8 @@ class Store:
 
     def publish(self, built: Path, generation: str) -> None:
         """Renames or uploads a built folder; keeps the same generation if it is there and complete."""
-        if all(self.sizes(f"{generation}/{one.name}") == _sizes(one) for one in built.iterdir()):
+        sizes = {one.name: {file.name: file.lstat().st_size for file in one.iterdir()} for one in built.iterdir()}
+        if all(self.sizes(f"{generation}/{name}") == files for name, files in sizes.items()):
             return
         if self._folder is None:
             for file in sorted(built.glob("*/*")):
@@ -172,10 +172,6 @@ def _sweep(folder: Path) -> None:
         host, _, pid = left.name.removeprefix(_MAKING).rsplit("-", 1)[0].rpartition("-")
         if host == socket.gethostname() and pid.isdigit() and not psutil.pid_exists(int(pid)):
             shutil.rmtree(left, ignore_errors=True)
-
-
-def _sizes(folder: Path) -> dict[str, int]:
-    return {file.name: file.lstat().st_size for file in folder.iterdir()}
 
 
 @contextmanager
@@ -218,20 +214,16 @@ def publish(store: Store, built: Path, manifests: Sequence[StageManifest], setti
         settings: of all of them.
     """
     before = read_pointer(store)
-    own = [file_entries(built / folder_name(number), [FILE_NAME])[FILE_NAME] for number in range(len(manifests))]
-    generation = hashlib.sha256("".join(one["sha256"] for one in own).encode()).hexdigest()[:16]
+    folders = [folder_name(number) for number in range(len(manifests))]
+    own = [file_entries(built / folder, [FILE_NAME]) for folder in folders]
+    generation = hashlib.sha256("".join(one[FILE_NAME]["sha256"] for one in own).encode()).hexdigest()[:16]
     entries = tuple(
-        ShardEntry(
-            folder=f"{generation}/{folder_name(number)}",
-            rows=manifest.rows,
-            files={**manifest.files, FILE_NAME: own[number]},
-        )
-        for number, manifest in enumerate(manifests)
+        ShardEntry(folder=f"{generation}/{folder}", rows=manifest.rows, files=manifest.files | files)
+        for folder, manifest, files in zip(folders, manifests, own, strict=True)
     )
     pointer = Pointer(generation=generation, settings=settings, inputs=manifests[0].inputs, shards=entries)
     store.publish(built, generation)
-    document = {"schema_version": SCHEMA_VERSION, **asdict(pointer)}
-    store.write(POINTER, sealed(json.loads(json.dumps(document))))
+    store.write(POINTER, sealed({"schema_version": SCHEMA_VERSION, **asdict(pointer)}))
     kept = {generation, before.generation if before else generation}
     for other in store.generations():
         if other not in kept:

@@ -254,15 +254,10 @@ class ReplayRing:
             SimulationError: the saved ring has another shape or other columns.
         """
         own = self.state_dict()
-        if not _alike(own, state):
-            raise SimulationError(
-                Problem(
-                    _KEY,
-                    f"a saved replay like this run's ({_shape_text(own)})",
-                    _shape_text(state),
-                    "Continue with the same capacity, num_envs and environment, or start with an empty replay",
-                )
-            )
+        if _shapes(own) != _shapes(state):
+            expected, got = f"a saved replay like this run's ({_shape_text(own)})", _shape_text(state)
+            todo = "Continue with the same capacity, num_envs and environment, or start with an empty replay"
+            raise SimulationError(Problem(_KEY, expected, got, todo))
         filled = int(state["filled"])
         for name, column in self._columns.items():
             column[:filled].copy_(state[name])
@@ -345,25 +340,14 @@ class ReplayRing:
 def _check_capacity(settings: ReplaySettings, device: torch.device) -> None:
     s, rows = settings, settings.slots * settings.num_envs
     if s.slots <= s.waiting:
-        raise SimulationError(
-            Problem(
-                _KEY,
-                f"at least {(s.waiting + 1) * s.num_envs}, {s.waiting + 1} rows of each environment",
-                str(rows),
-                "Raise it, or lower simulation.num_envs or rl.multi_steps",
-            )
-        )
+        expected = f"at least {(s.waiting + 1) * s.num_envs}, {s.waiting + 1} rows of each environment"
+        todo = "Raise it, or lower simulation.num_envs or rl.multi_steps"
+        raise SimulationError(Problem(_KEY, expected, str(rows), todo))
     free = free_bytes(device)
     if rows * s.row_bytes > free:
-        raise SimulationError(
-            Problem(
-                _KEY,
-                f"at most {free // s.row_bytes:,} rows, for which there is memory on {device} "
-                f"({free / 2**30:.1f} GiB free)",
-                f"{rows:,} rows of {s.row_bytes:,} bytes ({rows * s.row_bytes / 2**30:.1f} GiB)",
-                "Lower it",
-            )
-        )
+        there = f"for which there is memory on {device} ({free / 2**30:.1f} GiB free)"
+        got = f"{rows:,} rows of {s.row_bytes:,} bytes ({rows * s.row_bytes / 2**30:.1f} GiB)"
+        raise SimulationError(Problem(_KEY, f"at most {free // s.row_bytes:,} rows, {there}", got, "Lower it"))
 
 
 def _generator(seed: int | None, device: torch.device) -> torch.Generator:
@@ -374,13 +358,10 @@ def _generator(seed: int | None, device: torch.device) -> torch.Generator:
     return torch.default_generator
 
 
-def _alike(own: dict[str, Tensor], saved: dict[str, Tensor]) -> bool:
-    named = own.keys() - {"generator"}
-    return (
-        named == saved.keys() - {"generator"}
-        and own["shape"].tolist() == saved["shape"].tolist()
-        and all(own[name].shape[1:] == saved[name].shape[1:] for name in named)
-    )
+def _shapes(state: dict[str, Tensor]) -> dict[str, list[int]]:
+    """Returns what a ring and a saved one must have in common, however many slots are filled."""
+    shapes = {name: list(value.shape[1:]) for name, value in state.items() if name != "generator"}
+    return shapes | {"shape": state["shape"].tolist() if "shape" in state else []}
 
 
 def _shape_text(state: dict[str, Tensor]) -> str:

@@ -69,7 +69,7 @@ def test_one_row_of_many_decides_the_type(odd: float, expected: str) -> None:
     values[777] = odd
     fitted = fit_columns({"x": column(values, sampled=FIRST)}, NormParams(), where="data")["x"]
     assert str(fitted.spec.features[0].feature_type) == expected
-    assert fitted.features[0]["mean"] == pytest.approx((499 + odd) / 1000)
+    assert fitted.statistics["features"]["0"]["mean"] == pytest.approx((499 + odd) / 1000)
 
 
 def test_few_distinct_values_in_the_sample_and_many_in_all() -> None:
@@ -107,7 +107,8 @@ def test_too_few_values_in_the_sample() -> None:
     assert [str(found[one].feature_type) for one in range(3)] == ["CONTINUOUS", "BINARY", "CONTINUOUS"]
     assert (found[0].mean, found[0].stddev) == (pytest.approx(12 / 7), pytest.approx(math.sqrt(1300 / 49 / 24)))
     assert (found[2].mean, found[2].stddev) == (1.5, pytest.approx(math.sqrt(40 / 39)))
-    assert (fit.features[1]["sampled"], fit.features[1]["count"], fit.features[1]["share_present"]) == (0, 40, 0.04)
+    report = fit.statistics["features"]["1"]
+    assert (report["sampled"], report["count"], report["share_present"]) == (0, 40, 0.04)
     with pytest.raises(DataError, match="values that QUANTILE can be fitted to, got 0 values in the sample"):
         kinds(few["x"], overridden(f2="QUANTILE"))
 

@@ -110,9 +110,10 @@ def test_the_same_numbers_whatever_the_form(parquet: Path, tmp_path: Path, kind:
             assert theirs.stddev == pytest.approx(mine.stddev, rel=1e-10)
         else:
             assert theirs == mine
-    for feature_id, report in one.features.items():
+    for key, report in one.statistics["features"].items():
         of_the_sample = ("quantiles", "k_squared", "boxcox_lambda")
-        assert [other.features[feature_id][name] for name in of_the_sample] == [report[name] for name in of_the_sample]
+        theirs = other.statistics["features"][key]
+        assert [theirs[name] for name in of_the_sample] == [report[name] for name in of_the_sample]
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux to choose cores")
@@ -150,12 +151,13 @@ def test_the_report_of_the_sample(parquet: Path) -> None:
     values = columns()["4"].astype(np.float64)
     values = values[~np.isnan(values)]
     fit = fitted(parquet, num_samples=NUM)
-    report = fit.features[4]
+    reports = fit.statistics["features"]
+    report = reports["4"]
     transformed, _ = stats.boxcox(np.maximum(values - values.min(), 1e-4))
     assert report["boxcox_k_squared"] == pytest.approx(stats.normaltest(transformed).statistic, rel=1e-2)
     assert (report["share_present"], report["sampled"]) == (len(values) / NUM, len(values))
     assert report["quantiles"]["0.5"] == np.median(values)
-    assert (report["parameters_from"], fit.features[3]["parameters_from"]) == ("the sample", "all rows")
+    assert (report["parameters_from"], reports["3"]["parameters_from"]) == ("the sample", "all rows")
 
 
 def test_candidates_count_as_often_as_rows_list_them(tmp_path: Path) -> None:

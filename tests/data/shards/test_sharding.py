@@ -149,7 +149,7 @@ def test_any_episodes_in_any_files(
     whole = pa.concat_tables(tables)
     expected = [plain(row, whole.schema) for row in whole.to_pylist()]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dealing, "GROUP_BYTES", bucket_bytes)
+        patch.setattr(dealing, "BUCKET_BYTES", bucket_bytes)
         shards, manifests = made(folder / "in", folder / "out", num_nodes, seed=seed)
     assert multiset([row for shard in shards for row in shard]) == multiset(expected)
     named = [[row for row in shard if row["mdp_id"] is not None] for shard in shards]
@@ -190,7 +190,7 @@ def test_json_lines_with_columns_of_mixed_types(tmp_path: Path) -> None:
 
 
 def test_replicas_are_whole_and_in_orders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dealing, "GROUP_BYTES", 1 << 10)  # several parts
+    monkeypatch.setattr(dealing, "BUCKET_BYTES", 1 << 10)  # several parts
     path = scattered(tmp_path / "in")
     copies, manifests = made(path, tmp_path / "out", 3, layout="replicas")
     expected = multiset(rows_of(path))
