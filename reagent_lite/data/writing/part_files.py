@@ -52,10 +52,8 @@ class PartFiles:
         """Adds rows; their column `part`, which does not descend from one to the next, is the number of the file."""
         numbers = batch.column("part").to_numpy()
         kept = pa.RecordBatch.from_arrays(batch.columns[: len(self._columns)], schema=self._columns)
-        bounds = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
-        for start, stop in itertools.pairwise(bounds):
-            if start == stop:
-                continue
+        starts = np.flatnonzero(np.diff(numbers, prepend=-1)).tolist()
+        for start, stop in itertools.pairwise((*starts, len(numbers))):
             number = int(numbers[start])
             if number not in self.rows:
                 self._begin(number)
@@ -66,10 +64,8 @@ class PartFiles:
 
     def write_empty(self, numbers: Iterable[int]) -> None:
         """Writes files without rows."""
-        self._end()
         for number in numbers:
             self._begin(number)
-            self._end()
 
     def _begin(self, number: int) -> None:
         self._end()
@@ -88,7 +84,7 @@ class PartFiles:
 
     def _flush(self, *, whole_groups: bool) -> None:
         table = pa.Table.from_batches(self._held, self._columns)
-        rows = table.num_rows // ROW_GROUP_ROWS * ROW_GROUP_ROWS if whole_groups else table.num_rows
+        rows = table.num_rows - (table.num_rows % ROW_GROUP_ROWS if whole_groups else 0)
         if rows and self._writer is not None:
             # in one piece: pages end where chunks do
             self._writer.write_table(table.slice(0, rows).combine_chunks(), ROW_GROUP_ROWS)
