@@ -92,7 +92,7 @@ def normalize(config: NormalizeConfig) -> Normalized:
             where = f"{config.training_data_path} and {config.reference_data_path}: {name}"
             drifts[name] = drift_between(column, reference.columns[name], config.drift, where=where)
     ids = {name: tuple(column.features) for name, column in training.columns.items()}
-    documents = {f"{name}_norm.json": normalization_json(fit.spec) for name, fit in fitted.items()}
+    documents: Json = {f"{name}_norm.json": normalization_json(fit.spec) for name, fit in fitted.items()}
     rows = {f"{name}_norm.json": {"rows": len(ids[name])} for name in fitted}
     about = {name: getattr(training, name) for name in ("rows", "parametric", "rows_by_position")}
     columns = {name: fit.statistics for name, fit in fitted.items()}

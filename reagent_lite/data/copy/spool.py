@@ -83,8 +83,8 @@ class Spool(Generic[K]):
 
     def whole(self, rows: NDArray[np.int64] | None = None) -> NDArray[Any]:
         """Returns the given rows in memory, or all of them."""
-        chunks = self.gathered(np.arange(self.num_rows) if rows is None else rows)
-        return np.concatenate([np.empty((0,) if self._keys is None else (0, self.width), self.dtype), *chunks])
+        none = np.empty((0,) if self._keys is None else (0, self.width), self.dtype)
+        return np.concatenate([none, *self.gathered(np.arange(self.num_rows) if rows is None else rows)])
 
     def _mapped(self, part: int, offset: int) -> NDArray[Any]:
         """Returns a part, mapped from the file: its pages count as this process's memory while they are mapped."""

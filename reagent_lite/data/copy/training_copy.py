@@ -163,21 +163,21 @@ def open_training_copy(folder: Path) -> TrainingCopy:
 
 
 def _opened(folder: Path, manifest: CopyManifest) -> TrainingCopy:
-    arrays: dict[str, NDArray[Any]] = {}
+    fields: dict[str, Any] = {}
     for name in ARRAYS:
         try:
             array = np.load(folder / name, mmap_mode="r", allow_pickle=False)
         except ValueError:  # an array without elements cannot be mapped
             array = np.load(folder / name, allow_pickle=False)
-        arrays[name.removesuffix(".npy")] = np.asarray(array)
-    same = ("action_names", "state_ids", "action_ids", "metric_names", "notes")
+        fields[name.removesuffix(".npy")] = np.asarray(array)
+    for name in ("action_names", "state_ids", "action_ids", "metric_names", "notes"):
+        fields[name] = getattr(manifest, name)
     return TrainingCopy(
         folder=folder,
         digest=manifest.digest,
         files=manifest.paths,
         counts={"rows": manifest.rows, **manifest.counts},
-        **{name: getattr(manifest, name) for name in same},
-        **arrays,
+        **fields,
     )
 
 
