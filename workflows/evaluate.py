@@ -29,10 +29,9 @@ from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.console import logger, progress
 from reagent_lite.data.copy.facts import Facts
 from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
-from reagent_lite.distributed.group import Group, Place
 from reagent_lite.errors import BundleError, ConfigError, DataError, Problem
-from reagent_lite.evaluation.document import Findings, decision_of, document_of, lines_of, scores_of
-from reagent_lite.evaluation.estimates import Estimates, Log, estimates_of
+from reagent_lite.evaluation.document import Findings
+from reagent_lite.evaluation.estimates import ALONE, Log, estimates_of
 from reagent_lite.evaluation.exported_model import ExportedModel
 from reagent_lite.evaluation.simulation import Arena
 from reagent_lite.files import require_writable, write_whole
@@ -91,25 +90,22 @@ def evaluate(config: EvaluateConfig) -> Evaluated:
     require_writable(folder, "output_path")
     findings = _findings(config, models)
     target = given or folder / _name(findings)
-    for line in lines_of(findings):
+    for line in (*findings.lines(), str(findings.decision)):
         logger.info(line)
-    document, page = document_of(findings), target.with_suffix(".html")
-    decision = decision_of(document)
-    logger.info(str(decision))
-    write_whole(target, canonical(document))
-    write_whole(page, render(report_of_evaluation(document, target.name)).encode())
+    page = target.with_suffix(".html")
+    write_whole(target, canonical(findings.document()))
+    write_whole(page, render(report_of_evaluation(findings, target.name)).encode())
     logger.info(f"written to {target} and {page}")
-    scores, difference = scores_of(findings)
-    log = None if findings.estimates is None else findings.estimates.log
+    counts = {} if findings.estimates is None else findings.estimates.log.counts
     return Evaluated(
-        decision=decision.json(),
+        decision=findings.decision.json(),
         report=str(target),
         page=str(page),
-        episodes=0 if log is None else log.counts["scored_episodes"],
-        rows=0 if log is None else len(log.split.scored.numbers),
-        scores=scores,
-        difference=difference,
-        warnings=() if findings.estimates is None else findings.estimates.warnings,
+        episodes=counts.get("scored_episodes", 0),
+        rows=counts.get("scored_rows", 0),
+        scores=findings.scores(),
+        difference=findings.differences(),
+        warnings=findings.warnings,
         seconds=round(time.monotonic() - start, 3),
     )
 
@@ -131,10 +127,10 @@ def _findings(config: EvaluateConfig, models: tuple[ExportedModel, ...]) -> Find
     arena = None if config.simulation is None else Arena(config, config.simulation, models)
     log = None
     if config.data_path:
-        log = Log.of(config, models, _copy(config, models[0], Group(Place(), torch.device("cpu"))))
+        log = Log.of(config, models, _copy(config, models[0]))
     played = None if arena is None else arena.play(gamma)
     _choose_threads(config.evaluation.minibatch_size, models[0])
-    estimates: Estimates | None = None if log is None else estimates_of(config, models, log, gamma)
+    estimates = None if log is None else estimates_of(config, models, log, gamma)
     return Findings(config=config, models=models, gamma=gamma, estimates=estimates, played=played)
 
 
@@ -156,7 +152,7 @@ def _models(config: EvaluateConfig) -> tuple[ExportedModel, ...]:
     return model, against
 
 
-def _copy(config: EvaluateConfig, model: ExportedModel, group: Group) -> TrainingCopy:
+def _copy(config: EvaluateConfig, model: ExportedModel) -> TrainingCopy:
     """Returns the rows, after those stages that the log needs.
 
     Raises:
@@ -164,7 +160,7 @@ def _copy(config: EvaluateConfig, model: ExportedModel, group: Group) -> Trainin
     """
     names = model.bundle.action_names or None
     try:
-        reading = staged(_as_training(config, model), group)
+        reading = staged(_as_training(config, model), ALONE)
         with progress("reading the log", "bytes") as show:
             return prepare_training_copy(
                 reading.training_data_path,

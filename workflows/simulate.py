@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -31,10 +30,10 @@ from reagent_lite.console import logger, progress
 from reagent_lite.data.writing.episodes import EpisodeBlock, LogSchema, episode_rows
 from reagent_lite.data.writing.files import TableWriter, table_writer
 from reagent_lite.errors import BundleError, ConfigError, Problem, SimulationError, counted
-from reagent_lite.evaluation.exported_model import ChoicesInSimulation, kind_of, misfits
-from reagent_lite.evaluation.interval import number
-from reagent_lite.evaluation.played import parameters_of
-from reagent_lite.evaluation.returns import estimate, play
+from reagent_lite.evaluation.exported_model import Choices, kind_of, misfits
+from reagent_lite.evaluation.interval import Interval, finite
+from reagent_lite.evaluation.played import MODEL, Played
+from reagent_lite.evaluation.returns import play
 from reagent_lite.export.bundle import Bundle, load_bundle
 from reagent_lite.files import require_writable, write_whole
 from reagent_lite.manifest import canonical
@@ -101,18 +100,17 @@ def simulate(config: SimulateConfig) -> Simulated:
         truth.unlink(missing_ok=True)  # of an earlier log of this name
         if value is not None:
             write_whole(truth, canonical(value))
-    mean, lower, upper = _interval(returns)
-    bounds = "" if lower is None else f" ({number(lower)} to {number(upper)})"
-    logger.info(
-        f"{target}: {counted(rows, 'row')}, {counted(len(returns), 'episode')}, mean return {number(mean)}{bounds}"
-    )
+    count = len(returns)
+    error = float(returns.std(ddof=1)) / count**0.5 if count > 1 else float("nan")
+    mean = Interval.normal(float(returns.mean()), error, LEVEL)
+    logger.info(f"{target}: {counted(rows, 'row')}, {counted(count, 'episode')}, mean return {mean}")
     return Simulated(
         log=str(target),
         rows=rows,
-        episodes=len(returns),
-        mean_return=mean,
-        lower=lower,
-        upper=upper,
+        episodes=count,
+        mean_return=mean.value,
+        lower=finite(mean.low),
+        upper=finite(mean.high),
         rows_per_second=round(rows / seconds, 1),
         seconds=round(time.monotonic() - start, 3),
         value_of=value,
@@ -181,14 +179,15 @@ class BundlePolicy:
     """Values of choices by an exported model, through onnxruntime."""
 
     def __init__(self, bundle: Bundle, spec: EnvSpec) -> None:
-        self._choices = ChoicesInSimulation(bundle, spec)
+        self._choices = Choices.in_simulation(bundle, spec)
 
     def __call__(self, observation: Tensor, mask: Tensor | None, features: Tensor | None) -> Tensor:
         """Returns q [N, K] of observation [N, S], mask [N, K] and, for candidates, features [N, K, F].
 
         A choice that the model does not take has -inf.
         """
-        prediction = self._choices(observation, mask, features)
+        arrays = (None if one is None else one.cpu().numpy() for one in (mask, features))
+        prediction = self._choices(observation.cpu().numpy(), *arrays)
         q = np.where(prediction.mask, prediction.q, np.float32(-np.inf))
         return torch.from_numpy(q).to(observation.device)
 
@@ -245,40 +244,31 @@ def _block(episodes: Episodes, prefix: str) -> EpisodeBlock:
     return EpisodeBlock(mdp_ids=names, **columns)
 
 
-def _interval(returns: Returns) -> tuple[float, float | None, float | None]:
-    """Returns the mean of independent episodes with its interval by the central limit theorem."""
-    mean = float(returns.mean())
-    if len(returns) < 2:
-        return mean, None, None
-    half = NormalDist().inv_cdf((1 + LEVEL) / 2) * float(returns.std(ddof=1)) / len(returns) ** 0.5
-    return mean, mean - half, mean + half
-
-
 def _value(config: SimulateConfig, wanted: ValueOfConfig, backend: Backend, policy: Policy | None) -> dict[str, Any]:
     """Returns the true value of a policy, as the truth file has it."""
     env = _envs(config, backend, wanted.episodes, TRUTH)
     with progress("valuing", "episodes") as show:
-        played = play(
+        results = play(
             env, policy, gamma=wanted.gamma, on_step=lambda ended: show(ended, env.num_envs), **_drawing(wanted)
         )
-    both = {
-        name: estimate(samples, level=wanted.confidence_level, resamples=RESAMPLES, seed=config.seed)
-        for name, samples in (("return", played.total), ("discounted_return", played.discounted))
-    }
+    played = Played.of(backend.spec, env.time_limit, {MODEL: results.table}, level=wanted.confidence_level,
+                       resamples=RESAMPLES, seed=config.seed)  # fmt: skip
+    earned = played.policies[MODEL]
     logger.info(f"true value of {wanted.kind} over {counted(wanted.episodes, 'episode')}: "
-         f"return {both['return']}, discounted by {wanted.gamma:g} {both['discounted_return']}")  # fmt: skip
+                f"return {earned.total}, discounted by {wanted.gamma:g} {earned.discounted}")  # fmt: skip
+    both = {"return": earned.total, "discounted_return": earned.discounted}
     return {
         "env": config.env,
-        "env_parameters": parameters_of(backend.spec),
-        "time_limit": env.time_limit,
+        "env_parameters": played.parameters,
+        "time_limit": played.time_limit,
         "seed": config.seed,
         "policy": {"kind": wanted.kind, "model": wanted.model, **_drawing(wanted)},
         "episodes": wanted.episodes,
         "gamma": wanted.gamma,
         "confidence_level": wanted.confidence_level,
         **{name: {"mean": one.value, "lower": one.low, "upper": one.high} for name, one in both.items()},
-        "mean_length": float(played.length.double().mean()),
-        "terminated_share": float(played.terminated.double().mean()),
+        "mean_length": earned.length,
+        "terminated_share": 1 - earned.cut_share,
     }
 
 

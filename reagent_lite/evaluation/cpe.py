@@ -4,19 +4,24 @@ page ─► limit: rows ─► what each episode adds (rl.sums.Log) ─► estim
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from reagent_lite.config.evaluation import EvaluationConfig
+from reagent_lite.errors import counted
 from reagent_lite.evaluation.interval import Interval
 from reagent_lite.evaluation.overlap import Overlap, measure_overlap
 from reagent_lite.evaluation.page import EvaluationPage, episode_groups, tables_of
-from reagent_lite.evaluation.verdict import Reasoned, Verdict, model_verdict, weighted_verdict
+from reagent_lite.evaluation.verdict import UNCHECKED, Reasoned, Verdict, model_verdict, weighted_verdict
 from reagent_lite.rl.bootstrap import percentile_interval, resamples
 from reagent_lite.rl.estimators import ESTIMATORS, LOGGED
 from reagent_lite.rl.sums import Estimator, Log
+
+WEIGHTED: Final = tuple(name for name, one in ESTIMATORS.items() if one.weighted)
+MODELLED: Final = tuple(name for name, one in ESTIMATORS.items() if one.model)
 
 # Of episodes that are laid out together, padding included; one that is longer stands alone.
 _GROUP_ROWS, _GROUP_BYTES = 2**17, 2**24
@@ -32,8 +37,9 @@ class Estimate:
         figure: estimate and interval.
         normalized: estimate / logged value; NaN unless the logged value's interval excludes 0.
         difference: estimate - logged value, resampled in pairs. In both, an estimate that continues where records are
-            cut is held against the logged value continued by the same value model.
+            cut is compared with the logged value continued by the same value model.
         verdict, reason: whether it may be used.
+        samples: [1 + R] the estimate, and that of every resample.
     """
 
     name: str
@@ -42,6 +48,7 @@ class Estimate:
     difference: Interval
     verdict: Verdict
     reason: str
+    samples: Tensor = field(repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,12 +87,14 @@ class CPEResult:
     Attributes:
         outcomes: "Reward" first, then metrics; empty where the page has no rows.
         overlap: diagnostics of weights, the same for every outcome; None where the page has no rows.
+        weighted: whether the log has the propensities that weights are made of.
         level: of all intervals.
         num_episodes_left_out, num_rows_beyond_horizon: what the config's limits left unscored.
     """
 
     outcomes: tuple[OutcomeResult, ...]
     overlap: Overlap | None
+    weighted: bool
     level: float
     num_episodes_left_out: int
     num_rows_beyond_horizon: int
@@ -98,13 +107,14 @@ def evaluate_page(
     config: EvaluationConfig,
     generator: torch.Generator,
     estimators: Mapping[str, Estimator] = ESTIMATORS,
+    missing: Mapping[str, str] | None = None,
     show: Callable[[int, int], None] = lambda done, total: None,
 ) -> CPEResult:
     """Evaluates the page's policy for the reward and every metric.
 
     Beside the page it needs, for T outcomes or 32 of more, 8 (1 + 2 T) bytes a row and 8 (3 + 11 T) an episode, a few
     numbers a row for a while, and a constant below 70 MB, whatever the lengths of episodes. With ten choices that is
-    less than a page of 75 MB or more.
+    less than a page of 75 MB or more. The result holds the estimates of all resamples, 0.2 MB an outcome.
 
     Args:
         page: held-out rows; models and policy have not seen these episodes where the caller split them (held_out).
@@ -112,32 +122,95 @@ def evaluate_page(
         config: limits, level and number of resamples.
         generator: of the resamples, and of the draw of episodes where there are too many; on the CPU.
         estimators: by name, those of ESTIMATORS or of CHEAP_ESTIMATORS.
+        missing: what missing_estimates returns: these are undefined and not to be used.
         show: takes the number of outcomes that are estimated, and of all.
     """
+    missing = missing or {}
     rows, left_out, beyond = limit(page, config, generator)
-    outcomes: tuple[OutcomeResult, ...] = ()
+    outcomes: list[OutcomeResult] = []
     overlap = None
     if len(rows):
-        log = log_of_rows(page.only(0, _OUTCOMES_AT_ONCE), rows, gamma, estimators)
+        num_episodes = len(torch.unique_consecutive(page.episode[rows]))
         # resamples of one episode are all alike: no interval rather than one of width 0
-        count = config.bootstrap_resamples if log.num_episodes > 1 else 0
-        drawn = resamples(log.num_episodes, count, generator)
-        samples = log.estimates(drawn.blocks())
-        overlap = measure_overlap(page, rows, log, samples[0]["mean_weight"], config)
-        for target, name in enumerate(page.names):
-            place = target % _OUTCOMES_AT_ONCE
-            if target and not place:
-                log = log_of_rows(page.only(target, target + _OUTCOMES_AT_ONCE), rows, gamma, estimators)
-                samples = log.estimates(drawn.blocks())
-            returns = log.per_episode("discounted_reward", place)
-            one_step = _family(_ONE_STEP, samples[place], overlap, _spread(page.outcomes[rows, target]), config)
-            sequential = _family(_SEQUENTIAL, samples[place], overlap, _spread(returns), config)
-            outcomes += (OutcomeResult(name=name, one_step=one_step, sequential=sequential),)
-            show(target + 1, len(page.names))
+        count = config.bootstrap_resamples if num_episodes > 1 else 0
+        drawn = resamples(num_episodes, count, generator)
+        for first in range(0, len(page.names), _OUTCOMES_AT_ONCE):
+            part = page.only(first, first + _OUTCOMES_AT_ONCE)
+            log = log_of_rows(part, rows, gamma, estimators)
+            found = log.estimates(drawn.blocks())
+            overlap = overlap or measure_overlap(page, rows, log, found[0]["mean_weight"], config)
+            for place, name in enumerate(part.names):
+                returns = log.per_episode("discounted_reward", place)
+                one_step, sequential = (
+                    _family(kind, found[place], missing, overlap, _spread(averaged), config)
+                    for kind, averaged in ((_ONE_STEP, part.outcomes[rows, place]), (_SEQUENTIAL, returns))
+                )
+                outcomes.append(OutcomeResult(name=name, one_step=one_step, sequential=sequential))
+                show(len(outcomes), len(page.names))
     return CPEResult(
-        outcomes=outcomes, overlap=overlap, level=config.confidence_level,
-        num_episodes_left_out=left_out, num_rows_beyond_horizon=beyond,
-    )  # fmt: skip
+        outcomes=tuple(outcomes),
+        overlap=overlap,
+        weighted=not set(WEIGHTED) <= set(missing),
+        level=config.confidence_level,
+        num_episodes_left_out=left_out,
+        num_rows_beyond_horizon=beyond,
+    )
+
+
+def missing_estimates(*, rows: int, without_propensity: int, fitted: bool) -> dict[str, str]:
+    """Returns the estimators that a log or its fitted models cannot feed, with the reason.
+
+    Args:
+        rows: of the log.
+        without_propensity: of these, the rows without a propensity.
+        fitted: whether there were rows to fit the models to.
+    """
+    reasons = {} if fitted else dict.fromkeys(MODELLED, "no other episode is there to fit its model to")
+    if without_propensity:
+        of = counted(rows, "row of the log has", "rows of the log have")
+        reasons |= dict.fromkeys(WEIGHTED, f"{without_propensity:,} of {of} no propensity")
+    return reasons
+
+
+def differences(one: CPEResult, other: CPEResult) -> dict[str, tuple[Estimate, ...]]:
+    """Returns {outcome: estimates of the first policy's value minus the second's}; {} where no rows were scored.
+
+    Each resample draws the same episodes for both: what they share cancels, and the interval is narrower than those of
+    the two values suggest. A verdict is the worse of both estimates' own; where both may be used, the reason says which
+    policy is better.
+
+    Args:
+        one: of the first policy.
+        other: of the second, on the same rows and with a generator of the same seed.
+    """
+    return {
+        first.name: tuple(
+            _difference(first_estimate, second_estimate, one.level)
+            for first_estimate, second_estimate in zip(first.estimates, second.estimates, strict=True)
+        )
+        for first, second in zip(one.outcomes, other.outcomes, strict=True)
+    }
+
+
+def _difference(one: Estimate, other: Estimate, level: float) -> Estimate:
+    samples = one.samples - other.samples
+    figure = interval_of(samples, level)
+    verdict, reason = Verdict.TRUSTWORTHY, "the interval contains 0: no difference is shown"
+    if figure.excludes(0.0):
+        reason = "model is better" if figure.value > 0 else "against is better"
+    for worse in (Verdict.WIDE, Verdict.DO_NOT_USE):
+        for whose, estimate in (("against", other), ("model", one)):
+            if estimate.verdict is worse:
+                verdict, reason = worse, f"{whose}: {estimate.reason}"
+    return Estimate(
+        name=one.name,
+        figure=figure,
+        normalized=float("nan"),
+        difference=figure,
+        verdict=verdict,
+        reason=reason,
+        samples=samples,
+    )
 
 
 def limit(page: EvaluationPage, config: EvaluationConfig, generator: torch.Generator) -> tuple[Tensor, int, int]:
@@ -188,31 +261,46 @@ _SEQUENTIAL = _Kind(
 
 
 def _family(
-    kind: _Kind, samples: dict[str, Tensor], overlap: Overlap, spread: float, config: EvaluationConfig
+    kind: _Kind,
+    found: Mapping[str, Tensor],
+    missing: Mapping[str, str],
+    overlap: Overlap,
+    spread: float,
+    config: EvaluationConfig,
 ) -> Family:
-    level, base = config.confidence_level, samples[kind.logged]
+    level, base = config.confidence_level, found[kind.logged]
     logged = interval_of(base, level)
-    names = [name for name, one in ESTIMATORS.items() if one.sequential == kind.sequential and name in samples]
-    figures = {name: interval_of(samples[name], level) for name in names}
-    bases = {name: base + samples["continuation"] if ESTIMATORS[name].continues else base for name in names}
-    verdicts = _verdicts(kind, figures, overlap, max(abs(logged.value), spread), config)
+    samples = {
+        name: found[name] * torch.nan if name in missing else found[name]
+        for name, one in ESTIMATORS.items()
+        if one.sequential == kind.sequential and name in found
+    }
+    figures = {name: interval_of(values, level) for name, values in samples.items()}
+    bases = {name: base + found["continuation"] if ESTIMATORS[name].continues else base for name in samples}
+    verdicts = _verdicts(kind, figures, missing, overlap, max(abs(logged.value), spread), config)
     estimates = tuple(
         Estimate(
             name=name,
             figure=figures[name],
-            normalized=float(samples[name][0] / bases[name][0]) if logged.excludes(0.0) else float("nan"),
-            difference=interval_of(samples[name] - bases[name], level),
+            normalized=float(values[0] / bases[name][0]) if logged.excludes(0.0) else float("nan"),
+            difference=interval_of(values - bases[name], level),
             verdict=verdicts[name][0],
             reason=verdicts[name][1],
+            samples=values,
         )
-        for name in names
+        for name, values in samples.items()
     )
     disagreement = interval_of(samples[kind.model] - samples[kind.check], level)
     return Family(logged=logged, estimates=estimates, disagreement=disagreement)
 
 
 def _verdicts(
-    kind: _Kind, figures: dict[str, Interval], overlap: Overlap, size: float, config: EvaluationConfig
+    kind: _Kind,
+    figures: Mapping[str, Interval],
+    missing: Mapping[str, str],
+    overlap: Overlap,
+    size: float,
+    config: EvaluationConfig,
 ) -> dict[str, Reasoned]:
     verdicts = {
         name: weighted_verdict(
@@ -224,10 +312,11 @@ def _verdicts(
         )
         for name, figure in figures.items()
     }
-    verdicts[kind.model] = model_verdict(
-        figures[kind.model], overlap, check=figures[kind.check], check_verdict=verdicts[kind.check][0]
-    )
-    return verdicts
+    own = model_verdict(figures[kind.model], overlap, check=figures[kind.check], check_verdict=verdicts[kind.check][0])
+    if kind.check in missing and figures[kind.model].defined:
+        own = Verdict.WIDE, f"{UNCHECKED}: there are no weighted estimates"
+    verdicts[kind.model] = own
+    return verdicts | {name: (Verdict.DO_NOT_USE, missing[name]) for name in figures if name in missing}
 
 
 def interval_of(samples: Tensor, level: float) -> Interval:

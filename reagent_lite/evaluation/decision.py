@@ -6,17 +6,22 @@ verdict of publish_if ────┘
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
-from reagent_lite.evaluation.cpe import Estimate
+from reagent_lite.evaluation.cpe import CPEResult, Estimate
 from reagent_lite.evaluation.gate import Gate
 from reagent_lite.evaluation.interval import Interval
+from reagent_lite.evaluation.overlap import Overlap
+from reagent_lite.evaluation.page import REWARD_NAME
+from reagent_lite.evaluation.played import MODEL, RANDOM, Played
 from reagent_lite.evaluation.verdict import Verdict
+from reagent_lite.rl.estimators import ESTIMATORS
 
 LOGGED, OTHER_MODEL = "logged policy", "other model"
+_UNITS = (("discounted return of an episode", "reward of a row"), ("discounted sum over an episode", "mean of a row"))
+"""What is averaged: of the reward, and of a metric; over episodes, and over rows."""
 
 
 class Choice(StrEnum):
@@ -64,27 +69,62 @@ class Comparison:
         return f"{self.outcome}: {self.unit}"
 
 
+def compared(result: CPEResult, *, simulated: Interval | None = None, decides: bool = True) -> Iterator[Comparison]:
+    """Yields estimates beside the logged policy's value; those of the reward's return decide.
+
+    Args:
+        result: of the evaluated policy.
+        simulated: what the estimates of the reward's return aim at.
+        decides: false where the policy is compared with another model instead.
+    """
+    for place, outcome in enumerate(result.outcomes):
+        families = (outcome.sequential, outcome.one_step)
+        for number, (family, unit) in enumerate(zip(families, _UNITS[place > 0], strict=True)):
+            first = not place and not number
+            yield Comparison(
+                outcome=f"Metric {outcome.name}" if place else outcome.name,
+                unit=unit,
+                decides=decides and first,
+                reference=family.logged,
+                rows=family.estimates,
+                simulated=simulated if first else None,
+            )
+
+
+def compared_models(found: Mapping[str, Sequence[Estimate]]) -> Iterator[Comparison]:
+    """Yields what `cpe.differences` returns; those of the reward's return decide."""
+    for outcome, estimates in found.items():
+        for sequential, unit in zip((True, False), _UNITS[0], strict=True):
+            yield Comparison(
+                outcome=outcome,
+                unit=f"{unit}, model minus against",
+                decides=outcome == REWARD_NAME and sequential,
+                reference_name=OTHER_MODEL,
+                reference=None,
+                rows=tuple(one for one in estimates if ESTIMATORS[one.name].sequential == sequential),
+            )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Simulated:
-    """Returns of one policy in simulation; None where a figure is unknown.
+class Evidence:
+    """What is known of a policy.
 
     Attributes:
-        name: of the policy.
-        returns: mean return of an episode, the plain sum of its rewards.
-        discounted: mean discounted return.
-        length: mean steps of an episode.
-        cut_share: share of episodes that the time limit ended.
-        difference: returns of the first policy minus this one's, paired.
-        random: whether its actions are uniformly random, which nobody would keep.
+        result: all estimates from the log; None without a log.
+        comparisons: what they are compared with.
+        played: from simulation.
+        gate: the decision of publish_if.
     """
 
-    name: str
-    returns: Interval
-    discounted: Interval | None = None
-    length: float | None = None
-    cut_share: float | None = None
-    difference: Interval | None = None
-    random: bool = False
+    result: CPEResult | None = None
+    comparisons: tuple[Comparison, ...] = ()
+    played: Played | None = None
+    gate: Gate | None = None
+
+    @property
+    def overlap(self) -> Overlap | None:
+        """Diagnostics of the log's weights; None without a log and where it has no propensities."""
+        return self.result.overlap if self.result is not None and self.result.weighted else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,16 +170,14 @@ class Decision:
         return {"choice": self.choice.value, "reason": self.reason, "next": self.next_step}
 
 
-def decide(findings: Sequence[Finding]) -> Decision:
-    """Returns what findings add up to.
+def decide(evidence: Evidence) -> Decision:
+    """Returns what the findings add up to.
 
     publish_if that is not fulfilled decides alone. Otherwise findings for and against a policy contradict each other,
     and one side alone decides. Being better than random actions is not enough where the comparison with another policy
     is undecided.
-
-    Args:
-        findings: the strongest first.
     """
+    findings = tuple(_findings(evidence))
     better, worse, undecided = ([one for one in findings if one.side == side] for side in (1, -1, 0))
     if worse and (worse[0].source is Source.GATE or not better):
         choice, used = Choice.DO_NOT_SHIP, worse[:1]
@@ -152,7 +190,7 @@ def decide(findings: Sequence[Finding]) -> Decision:
         choice=choice,
         reason="; but ".join(one.reason for one in used) or "nothing was evaluated",
         next_step=steps[0] if len(steps) == 1 else _TRY_BOTH,
-        findings=tuple(findings),
+        findings=findings,
     )
 
 
@@ -176,38 +214,23 @@ def _finding(source: Source, side: int, reason: str, *, weak: bool = False) -> F
     return Finding(source=source, side=side, reason=reason, next_step=_NEXT.get((source, side), _LEARN), weak=weak)
 
 
-def findings_of(
-    comparisons: Sequence[Comparison],
-    simulated: Sequence[Simulated],
-    *,
-    overlap: Mapping[str, Any] | None = None,
-    gate: Gate | None = None,
-) -> tuple[Finding, ...]:
-    """Returns what speaks for and against a policy, the strongest kind first.
-
-    Args:
-        comparisons: from the log; those that decide are used.
-        simulated: the evaluated policy, then what it is compared with.
-        overlap: of the log's weights, as report.as_json gives it; it says which next step helps.
-        gate: the verdict of publish_if.
-    """
-    found = []
-    if gate is not None:
+def _findings(evidence: Evidence) -> Iterator[Finding]:
+    """Yields what speaks for and against a policy, the strongest kind first."""
+    if (gate := evidence.gate) is not None:
         verb = "is fulfilled" if gate.passed else "holds the model back"
-        found.append(_finding(Source.GATE, 1 if gate.passed else -1, f"publish_if {verb}: {gate.reason}"))
-    for one in comparisons:
+        yield _finding(Source.GATE, 1 if gate.passed else -1, f"publish_if {verb}: {gate.reason}")
+    for one in evidence.comparisons:
         if one.decides:
-            found.append(_from_log(one, overlap))
+            yield _from_log(one, evidence.result)
             if one.simulated is not None and one.reference is not None:
                 values = f"{one.simulated}, against {one.reference} of the logged policy in the log"
-                side = _order(one.simulated, one.reference)
-                found.append(_finding(Source.BESIDE, side, f"in simulation its discounted return is {values}"))
-    if simulated:
-        found.append(_from_simulation(*simulated[:2]))
-    return tuple(found)
+                side = int(one.simulated.low > one.reference.high) - int(one.simulated.high < one.reference.low)
+                yield _finding(Source.BESIDE, side, f"in simulation its discounted return is {values}")
+    if evidence.played is not None:
+        yield _from_simulation(evidence.played)
 
 
-def _from_log(comparison: Comparison, overlap: Mapping[str, Any] | None) -> Finding:
+def _from_log(comparison: Comparison, result: CPEResult | None) -> Finding:
     """Rests on the trustworthy estimates: all of their differences lie on one side of 0, or they do not decide."""
     name, rows = comparison.reference_name, comparison.rows
     trusted = [row for row in rows if row.verdict is Verdict.TRUSTWORTHY and row.difference.defined]
@@ -219,7 +242,7 @@ def _from_log(comparison: Comparison, overlap: Mapping[str, Any] | None) -> Find
         )
         beside = f"{name}'s {comparison.reference}" if comparison.reference else name
         reason = f"no estimate of the {comparison.unit} can be trusted in comparison with the {beside}{why}"
-        return Finding(source=Source.LOG, side=0, reason=reason, next_step=_mended_by(overlap))
+        return Finding(source=Source.LOG, side=0, reason=reason, next_step=_mended_by(result))
     if {1, -1} <= sides:
         reason = f"trustworthy estimates contradict each other about the {name}"
         return Finding(source=Source.LOG, side=0, reason=reason, next_step=_TRY_BOTH)
@@ -237,11 +260,11 @@ def _from_log(comparison: Comparison, overlap: Mapping[str, Any] | None) -> Find
     return _finding(Source.LOG, side, reason)
 
 
-def _mended_by(overlap: Mapping[str, Any] | None) -> str:
+def _mended_by(result: CPEResult | None) -> str:
     """Returns what makes estimates of a policy trustworthy whose weights are as given."""
-    if overlap is None:
+    if result is None or result.overlap is None:
         return "evaluate on a log with whole episodes of the policy in use."
-    if overlap["unsupported_share"] is None or overlap["unsupported_share"] > 0.5:
+    if not result.weighted or result.overlap.unsupported_share > 0.5:
         return (
             "log the probability of every action that is taken (action_probability), of a policy that tries all of "
             "them now and then, and evaluate again."
@@ -253,19 +276,15 @@ def _mended_by(overlap: Mapping[str, Any] | None) -> str:
     )
 
 
-def _from_simulation(first: Simulated, other: Simulated | None = None) -> Finding:
-    side, reason = 0, f"its return in simulation is {first.returns}"
-    if other is not None:
-        side = _order(first.returns, other.returns) if other.difference is None else other.difference.side
-        paired = "" if other.difference is None else f", a paired difference of {other.difference}"
-        reason += f", against {other.returns} of {other.name[:1].lower()}{other.name[1:]}{paired}"
-    return _finding(Source.SIMULATION, side, reason, weak=other is None or other.random)
+def _from_simulation(played: Played) -> Finding:
+    other = played.other
+    difference = played.differences[other].total
+    reason = (
+        f"its return in simulation is {played.policies[MODEL].total}, against {played.policies[other].total} of "
+        f"{'random actions' if other == RANDOM else 'the other model'}, a paired difference of {difference}"
+    )
+    return _finding(Source.SIMULATION, difference.side, reason, weak=other == RANDOM)
 
 
 def _nearest(difference: Interval) -> float:
     return min(abs(difference.low), abs(difference.high))
-
-
-def _order(one: Interval, other: Interval) -> int:
-    """Returns 1 or -1 where the first lies above or below the other with its whole interval, else 0."""
-    return int(one.low > other.high) - int(one.high < other.low)

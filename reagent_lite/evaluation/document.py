@@ -1,7 +1,9 @@
-"""What an evaluation found: as a JSON document, as text, and as the few numbers of the last line."""
+"""What an evaluation found: as JSON, as TensorBoard tags and as text, and all findings of workflows.evaluate."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -9,34 +11,126 @@ import numpy as np
 from reagent_lite.config import resolved
 from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.errors import counted
-from reagent_lite.evaluation import report
-from reagent_lite.evaluation.candidates import candidate_choices
 from reagent_lite.evaluation.cpe import CPEResult
-from reagent_lite.evaluation.decision import (
-    OTHER_MODEL,
-    Comparison,
-    Decision,
-    decide,
-    findings_of,
-)
-from reagent_lite.evaluation.estimates import ALONE, Estimates, Log
+from reagent_lite.evaluation.decision import Decision, Evidence, compared, compared_models, decide
+from reagent_lite.evaluation.estimates import Estimates
 from reagent_lite.evaluation.exported_model import ExportedModel
-from reagent_lite.evaluation.interval import Interval, finite
-from reagent_lite.evaluation.page import REWARD_NAME, EvaluationPage
-from reagent_lite.evaluation.played import AGAINST, AIM, Beside, Counted, Played, beside, simulated_of
-from reagent_lite.rl.estimators import ONE_STEP_ESTIMATORS
+from reagent_lite.evaluation.interval import finite, number
+from reagent_lite.evaluation.overlap import Overlap
+from reagent_lite.evaluation.page import EvaluationPage
+from reagent_lite.evaluation.played import AGAINST, AIM, MODEL, EstimatedReturn, Played
 
-_OF_ROWS = ("num_rows", "num_episodes", "horizon", "cut_share")
+_NOT_WRITTEN = ("samples", "weighted")
+_WITHOUT_WEIGHTS = ("num_rows", "num_episodes", "horizon", "cut_share")
 """What of the overlap does not rest on weights."""
 
 
+def as_json(result: CPEResult) -> dict[str, Any]:
+    """Returns the whole result as JSON types; what is undefined is null, as are weights without propensities."""
+    tree: dict[str, Any] = _plain(result)
+    if result.overlap is not None and not result.weighted:
+        tree["overlap"] |= {one.name: None for one in fields(Overlap) if one.name not in _WITHOUT_WEIGHTS}
+    return tree
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value):
+        return {one.name: _plain(getattr(value, one.name)) for one in fields(value) if one.name not in _NOT_WRITTEN}
+    if isinstance(value, tuple):
+        return [_plain(one) for one in value]
+    return finite(value) if isinstance(value, float) else value
+
+
+def scalars(result: CPEResult) -> dict[str, float]:
+    """Returns {tag: value} for TensorBoard: `CPE/{outcome}/{estimator}`, intervals and diagnostics beside them.
+
+    Undefined figures are left out.
+    """
+    tags: dict[str, float] = {}
+    for outcome in result.outcomes:
+        for estimate in outcome.estimates:
+            tag = f"CPE/{outcome.name}/{estimate.name}"
+            tags |= {tag: estimate.figure.value, f"{tag}/low": estimate.figure.low, f"{tag}/high": estimate.figure.high}
+            tags[f"{tag}/normalized"] = estimate.normalized
+        tags[f"CPE/{outcome.name}/Logged_Reward"] = outcome.one_step.logged.value
+        tags[f"CPE/{outcome.name}/Logged_Return"] = outcome.sequential.logged.value
+    if result.overlap is not None and result.weighted:
+        tags["CPE/overlap/mean_weight"] = result.overlap.mean_weight.value
+        for name in ("effective_rows", "effective_episodes", "unsupported_share", "horizon_reached"):
+            tags[f"CPE/overlap/{name}"] = float(getattr(result.overlap, name))
+    return {tag: value for tag, value in tags.items() if math.isfinite(value)}
+
+
+def reward_model_scalars(page: EvaluationPage, action_names: tuple[str, ...]) -> dict[str, float]:
+    """Returns {`reward/model/{a}/mean`: value}: the reward model's mean over rows in which the action is allowed."""
+    allowed = [page.mask[:, k] for k in range(len(action_names))]
+    return {
+        f"reward/model/{name}/mean": float(page.reward_model[rows, k, 0].mean())
+        for k, (name, rows) in enumerate(zip(action_names, allowed, strict=True))
+        if bool(rows.any())
+    }
+
+
+def lines(result: CPEResult) -> Iterator[str]:
+    """Yields the result as text: what it rests on, then one line per estimate with interval and verdict."""
+    overlap = result.overlap
+    if overlap is None:
+        yield "CPE: no held-out rows to evaluate on"
+        return
+    weights = (
+        f": {number(overlap.effective_episodes)} effective episodes at step {overlap.judged_step}, "
+        f"mean weight {number(overlap.mean_weight.value)}, "
+        f"{overlap.horizon_reached} of {overlap.horizon} steps reached"
+    )
+    yield (
+        f"CPE on {counted(overlap.num_episodes, 'held-out episode')}, {counted(overlap.num_rows, 'row')}"
+        f"{weights if result.weighted else ''}; intervals at {result.level:.0%}"
+    )
+    if result.num_episodes_left_out or result.num_rows_beyond_horizon:
+        yield f"  {not_scored(result)}"
+    for outcome in result.outcomes:
+        for unit, family in (
+            ("reward of a row", outcome.one_step),
+            ("discounted return of an episode", outcome.sequential),
+        ):
+            yield f"{outcome.name}, {unit}: logged {family.logged}"
+            for one in family.estimates:
+                ratio = f" = {number(one.normalized)} x logged" if math.isfinite(one.normalized) else ""
+                yield f"  {one.name}: {one.figure}{ratio}; {one.verdict}: {one.reason}"
+
+
+def not_scored(result: CPEResult) -> str:
+    """Returns a sentence on what the limits of the evaluation left out."""
+    episodes, rows = counted(result.num_episodes_left_out, "episode"), counted(result.num_rows_beyond_horizon, "row")
+    return f"not scored: {episodes}, and {rows} beyond the horizon"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """What an evaluation of a run's learner found.
+
+    Attributes:
+        scalars: figures by TensorBoard tag.
+        document: sections of evaluation.json.
+        lines: of text.
+        result: estimates from logs, on rank 0.
+        played: what was earned in simulation.
+    """
+
+    scalars: dict[str, float]
+    document: dict[str, Any]
+    lines: tuple[str, ...] = ()
+    result: CPEResult | None = None
+    played: Played | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Findings:
-    """Everything that is reported.
+    """Everything that workflows.evaluate found.
 
     Attributes:
         config: the workflow's.
-        models: the model, and the one it is held against.
+        models: the model, and the one it is compared with.
         gamma: discount per step.
         estimates: those on the log, if there is one.
         played: what was earned in simulation, if there was one.
@@ -49,170 +143,124 @@ class Findings:
     played: Played | None
 
     @property
-    def beside(self) -> Beside | None:
-        """How far log and simulation may be held against each other, None with one of them."""
+    def warnings(self) -> tuple[str, ...]:
+        """Faults of the log and of the models."""
+        return () if self.estimates is None else self.estimates.warnings
+
+    @cached_property
+    def policies(self) -> dict[str, str]:
+        """The evaluated policy of each model in words, by its key."""
+        return {model.key: str(model.policy(self.config)) for model in self.models}
+
+    @cached_property
+    def apart(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Why log and simulation are not comparable, and remarks where they are; empty without both of them."""
         if self.estimates is None or self.played is None:
-            return None
+            return (), ()
         overlap = self.estimates.results[0].overlap
-        counted = Counted(
+        estimated = EstimatedReturn(
             gamma=self.gamma,
             by_time=self.models[0].by_time,
             horizon=self.config.evaluation.max_horizon,
             longest=int(np.bincount(np.asarray(self.estimates.log.copy.episode)).max()),
             cut_share=0.0 if overlap is None else overlap.cut_share,
         )
-        return beside(counted, self.played)
+        return tuple(estimated.obstacles(self.played)), tuple(estimated.remarks(self.played))
 
+    @property
+    def comparable(self) -> bool:
+        """Whether simulated discounted returns are what the log's estimates aim at."""
+        return self.estimates is not None and self.played is not None and not self.apart[0]
 
-def document_of(findings: Findings) -> dict[str, Any]:
-    """Returns the report file's content; what is undefined is null, and what was not asked for is absent."""
-    estimates = findings.estimates
-    document: dict[str, Any] = {"config": resolved(findings.config), "gamma": findings.gamma, "warnings": []}
-    for model in findings.models:
-        trained = {key: model.bundle.manifest[key] for key in ("workflow", "steps", "data_hash", "config_hash")}
-        policy = str(model.policy(findings.config))
-        document[model.key] = {"path": str(model.path), "policy": policy, **trained}
-    if estimates is not None:
-        document |= {"log": _log(findings.config, estimates.log), "warnings": list(estimates.warnings)}
-        for place, model in enumerate(findings.models):
-            document[model.key] |= _estimated(estimates, place, model)
-        if estimates.compared is not None:
+    @cached_property
+    def evidence(self) -> Evidence:
+        """What the decision about the model rests on; if there is another model, only the comparison with that one."""
+        if self.estimates is None:
+            return Evidence(played=self.played)
+        result = self.estimates.results[0]
+        simulated = self.played.policies[MODEL].discounted if self.played is not None and self.comparable else None
+        against = tuple(compared_models(self.estimates.compared))
+        own = compared(result, simulated=simulated, decides=not against)
+        return Evidence(result=result, comparisons=(*own, *against), played=self.played)
+
+    @cached_property
+    def decision(self) -> Decision:
+        """What to do with the model."""
+        return decide(self.evidence)
+
+    def document(self) -> dict[str, Any]:
+        """Returns the report file's content; what is undefined is null, and what was not asked for is absent."""
+        document: dict[str, Any] = {
+            "config": resolved(self.config),
+            "gamma": self.gamma,
+            "warnings": list(self.warnings),
+            "decision": self.decision.json(),
+        }
+        for place, model in enumerate(self.models):
+            document[model.key] = {"path": str(model.path), "policy": self.policies[model.key], **model.origin}
+            if self.estimates is not None:
+                document[model.key] |= self.estimates.choices[place]
+                document[model.key]["cpe"] = as_json(self.estimates.results[place])
+            if self.played is not None:
+                document[model.key]["simulated"] = self.played.policies[model.key].json()
+        if self.estimates is not None:
+            document["log"] = {"path": self.config.data_path, **self.estimates.log.counts}
+        if self.estimates is not None and len(self.models) == 2:
             document["difference"] = {
                 name: {one.name: {**one.figure.json(), "verdict": one.verdict, "reason": one.reason} for one in found}
-                for name, found in estimates.compared.items()
+                for name, found in self.estimates.compared.items()
             }
-    if findings.played is not None:
-        for model in findings.models:
-            document[model.key]["simulated"] = findings.played.policies[model.key].json()
-        document["simulation"] = findings.played.json(findings.beside)
-    return document | {"decision": decision_of(document).json()}
+        if self.played is not None:
+            document["simulation"] = self.played.json()
+            if self.estimates is not None:
+                obstacles, remarks = self.apart
+                document["simulation"] |= {"comparable": self.comparable, "remarks": [*obstacles, *remarks]}
+        return document
 
+    def lines(self) -> Iterator[str]:
+        """Yields the report as text, warnings last."""
+        if self.estimates is not None:
+            yield from self._estimate_lines(self.estimates)
+        if self.played is not None:
+            names = {one.key: f"{one.key} {one.path}, {self.policies[one.key]}" for one in self.models}
+            yield from self.played.lines(names, self.gamma, self.config.evaluation.confidence_level)
+        for sentences in self.apart:
+            yield from (f"  {sentence}" for sentence in sentences)
+        yield from (f"warning: {warning}" for warning in self.warnings)
 
-def _log(config: EvaluateConfig, log: Log) -> dict[str, Any]:
-    return {"path": config.data_path, "rows": len(log.copy), "scored_rows": len(log.split.scored.numbers), **log.counts,
-            "rows_without_propensity": log.without_propensity}  # fmt: skip
+    def _estimate_lines(self, estimates: Estimates) -> Iterator[str]:
+        for model, result in zip(self.models, estimates.results, strict=True):
+            yield f"{model.key} {model.path}, {self.policies[model.key]}, discount {self.gamma:g}:"
+            yield from (f"  {line}" for line in lines(result))
+            if self.played is not None:
+                aim = AIM if self.comparable else "not comparable, see below"
+                yield f"  discounted return in simulation: {self.played.policies[model.key].discounted}; {aim}"
+        for name, found in estimates.compared.items():
+            yield f"{name}: model minus against"
+            yield from (f"  {one.name}: {one.figure}; {one.verdict}: {one.reason}" for one in found)
 
+    def scores(self) -> dict[str, float | None]:
+        """Returns the model's figures by tag, null where undefined."""
+        scores: dict[str, float] = {}
+        for outcome in self.estimates.results[0].outcomes if self.estimates is not None else ():
+            tag = f"CPE/{outcome.name}"
+            scores[f"{tag}/Logged_Reward"] = outcome.one_step.logged.value
+            scores[f"{tag}/Logged_Return"] = outcome.sequential.logged.value
+            scores |= {f"{tag}/{estimate.name}": estimate.figure.value for estimate in outcome.estimates}
+        if self.played is not None:
+            scores |= self.played.scores()
+        return {tag: finite(value) for tag, value in scores.items()}
 
-def _estimated(estimates: Estimates, place: int, model: ExportedModel) -> dict[str, Any]:
-    log, page = estimates.log, estimates.pages[place]
-    document = {
-        "actions": _actions(page, log.copy.action_names),
-        "cpe": _cpe(estimates.results[place], weighted=not log.without_propensity),
-    }
-    if model.bundle.parametric:
-        scored = log.split.scored.numbers
-        order = scored[np.argsort(log.copy.episode[scored], kind="stable")]  # as the page orders its rows
-        ids = model.bundle.action_feature_ids
-        document["candidates"] = candidate_choices(page, log.copy, order, ids, ALONE)
-    return document
-
-
-def _cpe(result: CPEResult, *, weighted: bool) -> dict[str, Any]:
-    tree = report.as_json(result)
-    if not weighted and tree["overlap"] is not None:
-        tree["overlap"] = {key: value if key in _OF_ROWS else None for key, value in tree["overlap"].items()}
-    return tree
-
-
-def _actions(page: EvaluationPage, names: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Returns shares of the scored rows by named action: what the log does, and what the policy would."""
-    return {
-        name: {"logged": float((page.action == number).double().mean()),
-               "policy": float(page.model_propensities[:, number].mean())}
-        for number, name in enumerate(names)
-    }  # fmt: skip
-
-
-def lines_of(findings: Findings) -> list[str]:
-    """Returns the report as text, warnings last."""
-    text = [] if findings.estimates is None else _estimate_lines(findings, findings.estimates)
-    if findings.played is not None:
-        names = {one.key: f"{one.key} {one.path}, {one.policy(findings.config)}" for one in findings.models}
-        text += findings.played.lines(names, findings.gamma, findings.config.evaluation.confidence_level)
-        if findings.beside is not None:
-            text += [f"  {sentence}" for sentence in (*findings.beside.apart, *findings.beside.remarks)]
-    warnings = () if findings.estimates is None else findings.estimates.warnings
-    return text + [f"warning: {warning}" for warning in warnings]
-
-
-def _estimate_lines(findings: Findings, estimates: Estimates) -> list[str]:
-    text = []
-    for model, result in zip(findings.models, estimates.results, strict=True):
-        text.append(f"{model.key} {model.path}, {model.policy(findings.config)}, "
-                    f"discount {findings.gamma:g}:")  # fmt: skip
-        own = report.lines(result)
-        if estimates.log.without_propensity:  # the first line is about weights
-            own[0] = (f"CPE on {counted(estimates.log.counts['scored_episodes'], 'episode')}, "
-                      f"{counted(len(estimates.log.split.scored.numbers), 'row')}")  # fmt: skip
-        text += [f"  {line}" for line in own]
-        if findings.beside is not None and findings.played is not None:
-            aim = "not comparable, see below" if findings.beside.apart else AIM
-            earned = findings.played.policies[model.key].discounted
-            text.append(f"  discounted return in simulation: {earned}; {aim}")
-    for name, found in (estimates.compared or {}).items():
-        text.append(f"{name}: model minus against")
-        text += [f"  {one.name}: {one.figure}; {one.verdict}: {one.reason}" for one in found]
-    return text
-
-
-def scores_of(findings: Findings) -> tuple[dict[str, float | None], dict[str, list[float | None]] | None]:
-    """Returns the model's figures by tag, and where two were compared the differences with their intervals."""
-    scores, differences = _estimate_scores(findings.estimates)
-    if findings.played is not None:
-        scores |= {tag: finite(value) for tag, value in findings.played.scores().items()}
-        difference = findings.played.differences.get(AGAINST)
-        if difference is not None:
-            differences["simulation/return"] = list(difference.total.json().values())
-            differences["simulation/discounted_return"] = list(difference.discounted.json().values())
-    return scores, differences if len(findings.models) == 2 else None
-
-
-def _estimate_scores(estimates: Estimates | None) -> tuple[dict[str, float | None], dict[str, list[float | None]]]:
-    scores: dict[str, float | None] = {}
-    if estimates is None:
-        return scores, {}
-    for outcome in estimates.results[0].outcomes:
-        tag = f"CPE/{outcome.name}"
-        scores[f"{tag}/Logged_Reward"] = outcome.one_step.logged.value
-        scores[f"{tag}/Logged_Return"] = outcome.sequential.logged.value
-        scores |= {f"{tag}/{estimate.name}": finite(estimate.figure.value) for estimate in outcome.estimates}
-    return scores, {
-        f"CPE/{name}/{one.name}": list(one.figure.json().values())
-        for name, found in (estimates.compared or {}).items()
-        for one in found
-    }
-
-
-def decision_of(document: Mapping[str, Any]) -> Decision:
-    """Returns what to do with the model of a report file; where there is another model, instead of that one."""
-    cpe = document["model"].get("cpe")
-    return decide(findings_of(comparisons_of(document), simulated_of(document), overlap=cpe and cpe["overlap"]))
-
-
-def comparisons_of(document: Mapping[str, Any]) -> tuple[Comparison, ...]:
-    """Returns a report file's estimates beside the logged policy, then the differences to another model."""
-    simulation, differences = document.get("simulation"), tuple(_differences(document))
-    found = report.compared(document["model"].get("cpe"))
-    if found and simulation is not None and simulation["comparable"]:
-        value = Interval.read(document["model"]["simulated"]["discounted_return"])
-        found = (replace(found[0], simulated=value), *found[1:])
-    # of two models the better one is wanted, whatever the logged policy was
-    return (*(replace(one, decides=one.decides and not differences) for one in found), *differences)
-
-
-def _differences(document: Mapping[str, Any]) -> Iterator[Comparison]:
-    for outcome, estimates in document.get("difference", {}).items():
-        for one_step, unit in ((False, "discounted return of an episode"), (True, "reward of a row")):
-            rows = tuple(
-                report.estimate_of({**one, "name": name, "figure": one, "difference": one, "normalized": None})
-                for name, one in estimates.items()
-                if (name in ONE_STEP_ESTIMATORS) == one_step
-            )
-            yield Comparison(
-                outcome=outcome,
-                unit=f"{unit}, model minus against",
-                decides=outcome == REWARD_NAME and not one_step,
-                reference_name=OTHER_MODEL,
-                reference=None,
-                rows=rows,
-            )
+    def differences(self) -> dict[str, list[float | None]] | None:
+        """Returns {tag: [model minus against, lower, upper]}; None without another model."""
+        if len(self.models) < 2:
+            return None
+        found = {
+            f"CPE/{name}/{one.name}": one.figure
+            for name, estimates in (self.estimates.compared if self.estimates is not None else {}).items()
+            for one in estimates
+        }
+        if self.played is not None:
+            earned = self.played.differences[AGAINST]
+            found |= {"simulation/return": earned.total, "simulation/discounted_return": earned.discounted}
+        return {tag: list(figure.json().values()) for tag, figure in found.items()}

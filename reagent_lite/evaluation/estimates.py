@@ -6,6 +6,7 @@ training copy ─► Log: split, checked against what the models read ─┬─�
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,13 +21,12 @@ from reagent_lite.data.sampling.shards import Shards
 from reagent_lite.data.sampling.source import LoggedRows, build_rows, rows_in_order
 from reagent_lite.distributed.group import Group, Place
 from reagent_lite.errors import DataError, Problem, counted
-from reagent_lite.evaluation.cpe import CPEResult, evaluate_page
+from reagent_lite.evaluation.candidates import candidate_choices
+from reagent_lite.evaluation.cpe import CPEResult, Estimate, differences, evaluate_page, missing_estimates
 from reagent_lite.evaluation.episodes import Sides, spread
-from reagent_lite.evaluation.exported_model import ExportedModel, ExportedPolicy
+from reagent_lite.evaluation.exported_model import Choices, ExportedModel, ExportedPolicy
 from reagent_lite.evaluation.fitting import PolicyModels, Split, split_log
 from reagent_lite.evaluation.page import EvaluationPage, build_page
-from reagent_lite.evaluation.paired import Difference, differences
-from reagent_lite.evaluation.withheld import MODELLED, WEIGHTED, withhold
 from reagent_lite.types import Actions, TransitionBatch
 
 ALONE = Group(Place(), torch.device("cpu"))
@@ -52,15 +52,17 @@ class Log:
     warnings: tuple[str, ...]
 
     @property
-    def without_propensity(self) -> int:
-        """Rows without a propensity."""
-        return self.copy.counts.get("propensity_absent_rows", 0)
-
-    @property
     def counts(self) -> dict[str, int]:
-        """Episodes, and those fitted to and scored."""
+        """Rows and episodes: all of them, and how they are used."""
         episodes, scored = len(self.copy.episode_hash), len(self.split.scored.hashes)
-        return {"episodes": episodes, "fitted_episodes": episodes - scored, "scored_episodes": scored}
+        return {
+            "rows": len(self.copy),
+            "scored_rows": len(self.split.scored.numbers),
+            "episodes": episodes,
+            "fitted_episodes": episodes - scored,
+            "scored_episodes": scored,
+            "rows_without_propensity": self.copy.counts.get("propensity_absent_rows", 0),
+        }
 
     @classmethod
     def of(cls, config: EvaluateConfig, models: Sequence[ExportedModel], copy: TrainingCopy) -> "Log":
@@ -91,15 +93,16 @@ class Estimates:
 
     Attributes:
         log: what the models were evaluated on.
-        pages, results: of each model.
-        compared: {outcome: differences} of two, else None.
+        results: of each model.
+        choices: of each model, as JSON: {"actions": shares of named actions, "candidates": CandidateTally's document}.
+        compared: {outcome: differences} of two models.
         warnings: sentences.
     """
 
     log: Log
-    pages: tuple[EvaluationPage, ...]
     results: tuple[CPEResult, ...]
-    compared: dict[str, tuple[Difference, ...]] | None
+    choices: tuple[dict[str, Any], ...]
+    compared: dict[str, tuple[Estimate, ...]]
     warnings: tuple[str, ...]
 
 
@@ -109,21 +112,46 @@ def estimates_of(config: EvaluateConfig, models: tuple[ExportedModel, ...], log:
     Raises:
         BundleError: a model gives a value that is no number.
     """
-    pages = tuple(_page(config, model, log, gamma) for model in models)
-    reasons = _reasons(log)
-    results: list[CPEResult] = []
-    warnings = list(log.warnings)
-    for model, page in zip(models, pages, strict=True):
+    counts = log.counts
+    missing = missing_estimates(
+        rows=counts["rows"], without_propensity=counts["rows_without_propensity"], fitted=len(log.split.fitted) > 0
+    )
+    results, choices, warnings = [], [], [*log.warnings]
+    for model in models:
+        page = _page(config, model, log, gamma)
         generator = torch.Generator().manual_seed(config.seed)
         with progress(f"estimating {model.key}", "outcomes", brief=True) as show:
-            found = evaluate_page(page, gamma=gamma, config=config.evaluation, generator=generator, show=show)
-        results.append(withhold(found, reasons))
+            results.append(
+                evaluate_page(
+                    page, gamma=gamma, config=config.evaluation, generator=generator, missing=missing, show=show
+                )
+            )
+        choices.append(_choices(model, page, log))
         warnings += _never_logged(model, page, log)
-    compared = None
-    if len(models) == 2:
-        compared = differences((pages[0], pages[1]), (results[0], results[1]), gamma=gamma, config=config.evaluation,
-                               seed=config.seed)  # fmt: skip
-    return Estimates(log=log, pages=pages, results=tuple(results), compared=compared, warnings=tuple(warnings))
+    return Estimates(
+        log=log,
+        results=tuple(results),
+        choices=tuple(choices),
+        compared=differences(*results) if len(results) == 2 else {},
+        warnings=tuple(warnings),
+    )
+
+
+def _choices(model: ExportedModel, page: EvaluationPage, log: Log) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "actions": {
+            name: {
+                "logged": float((page.action == number).double().mean()),
+                "policy": float(page.model_propensities[:, number].mean()),
+            }
+            for number, name in enumerate(log.copy.action_names)
+        }
+    }
+    if model.bundle.parametric:
+        scored = log.split.scored.numbers
+        order = scored[np.argsort(log.copy.episode[scored], kind="stable")]  # as the page orders its rows
+        found["candidates"] = candidate_choices(page, log.copy, order, model.bundle.action_feature_ids, ALONE)
+    return found
 
 
 def _num_steps(config: EvaluateConfig, rows: int) -> int:
@@ -137,7 +165,8 @@ def _page(config: EvaluateConfig, model: ExportedModel, log: Log, gamma: float) 
     settings, split = config.evaluation, log.split
     torch.manual_seed(config.seed)
     heads = model.heads(log.copy, gamma=gamma, target_update_rate=settings.target_update_rate)
-    policy = ExportedPolicy(model, config, log.copy)
+    copy = log.copy
+    policy = ExportedPolicy(model, config, Choices(model.bundle, copy.state_ids, copy.action_names, copy.action_ids))
     if len(split.fitted):
         rows = _FittedRows(config, model.key, policy, log)
         models = PolicyModels(heads, settings, ALONE)
@@ -219,18 +248,6 @@ def _feature_warnings(model: ExportedModel, copy: TrainingCopy) -> list[str]:
 def _listed(ids: Sequence[int]) -> str:
     more = ", ..." if len(ids) > _MOST_NAMED else ""
     return ", ".join(map(str, ids[:_MOST_NAMED])) + more if len(ids) else "none"
-
-
-def _reasons(log: Log) -> dict[str, str]:
-    """Returns estimators that this log cannot feed, with the reason."""
-    reasons = {}
-    if not len(log.split.fitted):
-        reasons = dict.fromkeys(MODELLED, "no other episode is there to fit its model to")
-    if log.without_propensity:
-        rows = counted(len(log.copy), "row of the log has", "rows of the log have")
-        why = f"{log.without_propensity:,} of {rows} no propensity"
-        reasons |= dict.fromkeys(WEIGHTED, why)
-    return reasons
 
 
 def _never_logged(model: ExportedModel, page: EvaluationPage, log: Log) -> list[str]:

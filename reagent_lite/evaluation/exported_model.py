@@ -5,6 +5,7 @@ raw rows ─┬─► the bundle, through onnxruntime ────────�
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,11 @@ class ExportedModel:
             raise BundleError(Problem(where, f"parameters of {' and '.join(lacking)} features", "none", advice))
         specs = {name: parse_normalization(encoded[name], where=f"{folder}: {name}") for name in columns}
         return cls(key=key, path=folder, bundle=bundle, config=config, normalization=specs)
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """Workflow, steps and hashes of data and config, from its manifest."""
+        return {key: self.bundle.manifest[key] for key in ("workflow", "steps", "data_hash", "config_hash")}
 
     @property
     def gamma(self) -> float | None:
@@ -157,74 +163,90 @@ class FromRaw(nn.Module):
         return self.network(self.state(state, ~state.isnan()), mask, features)  # type: ignore[no-any-return]
 
 
+class Choices:
+    """Predictions of a bundle, through onnxruntime, for rows whose columns and actions stand in another order.
+
+    Args:
+        bundle: the model.
+        state_ids: features of the rows' states, by column.
+        action_names: the rows' actions in their order; of candidates they are not read.
+        action_ids: features of the rows' candidates, by column.
+    """
+
+    def __init__(
+        self, bundle: Bundle, state_ids: Sequence[int], action_names: Sequence[str], action_ids: Sequence[int]
+    ) -> None:
+        self._bundle, self._state_ids, self._action_ids = bundle, state_ids, action_ids
+        names = () if bundle.parametric else action_names
+        self._order = np.array([bundle.action_names.index(name) for name in names], np.int64)
+
+    @classmethod
+    def in_simulation(cls, bundle: Bundle, spec: EnvSpec) -> "Choices":
+        """Returns the choices of a bundle without `misfits` in an environment."""
+        return cls(bundle, range(spec.observation_size), spec.action_names, range(spec.action_feature_size))
+
+    def __call__(
+        self, state: NDArray[np.float32], mask: NDArray[np.bool_] | None, features: NDArray[np.float32] | None
+    ) -> Prediction:
+        """Returns the predictions for state [N, S], mask [N, K] and, of candidates, features [N, K, F].
+
+        Raises:
+            BundleError: an infinite feature.
+        """
+        values = in_order(state, self._state_ids, self._bundle.state_feature_ids, absent=np.nan)
+        if self._bundle.parametric:
+            assert features is not None
+            flat = features.reshape(-1, features.shape[2])
+            choices = in_order(flat, self._action_ids, self._bundle.action_feature_ids, absent=np.nan)
+            return self._bundle.predict(values, mask=mask, candidates=list(choices.reshape(*features.shape[:2], -1)))
+        back = self._order.argsort()
+        prediction = self._bundle.predict(values, mask=None if mask is None else mask[:, back])
+        return replace(
+            prediction,
+            q=prediction.q[:, self._order],
+            greedy=np.append(back, -1)[prediction.greedy],  # -1, where nothing is allowed, stays
+            propensities=prediction.propensities[:, self._order],
+            mask=prediction.mask[:, self._order],
+        )
+
+
 class ExportedPolicy:
-    """Probabilities of a bundle's policy on raw columns of a log.
+    """Probabilities of an exported model's policy, on rows of a log or in simulation.
 
     Args:
         model: whose policy.
         config: says which policy is made of its values.
-        copy: whose columns and actions, in their order.
+        choices: of the model's bundle, for the rows.
     """
 
-    def __init__(self, model: ExportedModel, config: EvaluateConfig, copy: TrainingCopy) -> None:
-        self._model, self._bundle, self._config = model, model.bundle, config
-        self._copy = copy
-        names = self._bundle.action_names
-        self._order = [names.index(name) for name in copy.action_names]  # of the log's actions among the bundle's
+    def __init__(self, model: ExportedModel, config: EvaluateConfig, choices: Choices) -> None:
+        self._model, self._choices = model, choices
+        self._policy = None if config.policy == "acting" else model.policy(config)
 
     def __call__(self, state: Tensor, actions: Actions) -> Tensor:
-        """Returns probabilities [B, K] for raw state [B, S] and choices; a row that has none gives zeros.
+        """Returns probabilities [B, K] for raw state [B, S] and choices; a row that has none gives zeros."""
+        return self.probabilities(state, actions.mask, actions.features)
+
+    def probabilities(self, state: Tensor, mask: Tensor | None, features: Tensor | None) -> Tensor:
+        """Returns probabilities [N, K] for state [N, S], mask [N, K] and, of candidates, features [N, K, F].
 
         Raises:
-            BundleError: the model gives a value that is no number.
+            BundleError: the model gives a value that is no finite number, or an infinite feature.
         """
-        mask = actions.mask.numpy()
-        values = in_order(state.numpy(), self._copy.state_ids, self._bundle.state_feature_ids, absent=np.nan)
-        if actions.features is None:
-            own = np.empty_like(mask)
-            own[:, self._order] = mask
-            probabilities = self._of(self._bundle.predict(values, mask=own), mask)[:, self._order]
+        arrays = (None if one is None else one.cpu().numpy() for one in (mask, features))
+        prediction = self._choices(state.cpu().numpy(), *arrays)
+        allowed, q = torch.from_numpy(prediction.mask), torch.from_numpy(prediction.q)
+        decides = torch.ones(len(state), dtype=torch.bool) if mask is None else mask.cpu().any(1)
+        if self._policy is None:
+            found = torch.from_numpy(np.ascontiguousarray(prediction.propensities))
         else:
-            flat = actions.features.flatten(0, 1).numpy()
-            choices = in_order(flat, self._copy.action_ids, self._bundle.action_feature_ids, absent=np.nan)
-            lists = list(choices.reshape(*mask.shape, -1))
-            probabilities = self._of(self._bundle.predict(values, mask=mask, candidates=lists), mask)
-        return torch.from_numpy(np.ascontiguousarray(probabilities))
-
-    def _of(self, prediction: Prediction, mask: NDArray[np.bool_]) -> NDArray[Any]:
-        return probabilities_of(self._model, prediction, self._config, decides=mask.max(1, initial=False))
-
-
-def probabilities_of(
-    model: ExportedModel, prediction: Prediction, config: EvaluateConfig, *, decides: NDArray[np.bool_]
-) -> NDArray[Any]:
-    """Returns the probabilities [N, K] with which the policy that the config names takes its choices.
-
-    Args:
-        model: whose policy.
-        prediction: of it.
-        config: says which policy is made of values.
-        decides: [N] rows that have a choice; others give zeros.
-
-    Raises:
-        BundleError: the model gives a value that is no finite number.
-    """
-    probabilities = _probabilities(model, prediction, config)
-    unknown = ~np.isfinite(prediction.q) & prediction.mask
-    lost = decides & (probabilities.sum(1) == 0)  # a restriction that is no number leaves no choice
-    if not np.isfinite(probabilities).all() or unknown.any() or lost.any():
-        where = f"{model.key} {model.path}"
-        raise BundleError(Problem(where, "probabilities of every choice", "values that are no numbers",
-                                  "Train again: a model that diverged has no policy"))  # fmt: skip
-    return probabilities
-
-
-def _probabilities(model: ExportedModel, prediction: Prediction, config: EvaluateConfig) -> NDArray[Any]:
-    if config.policy == "acting":
-        return prediction.propensities
-    mask = torch.from_numpy(prediction.mask)
-    q = torch.from_numpy(prediction.q).masked_fill(~mask, 0.0)
-    return model.policy(config).propensities(q, mask).numpy()
+            found = self._policy.propensities(q.masked_fill(~allowed, 0.0), allowed)
+        lost = decides & (found.sum(1) == 0)  # a restriction that is no number leaves no choice
+        if not found.isfinite().all() or (~q.isfinite() & allowed).any() or lost.any():
+            where = f"{self._model.key} {self._model.path}"
+            advice = "Train again: a model that diverged has no policy"
+            raise BundleError(Problem(where, "probabilities of every choice", "values that are no numbers", advice))
+        return found
 
 
 def kind_of(*, parametric: bool) -> str:
@@ -258,42 +280,3 @@ def misfits(bundle: Bundle, spec: EnvSpec, where: str) -> list[Problem]:
             expected = f"{name} features among 0 to {size - 1} of {spec.name}"
             problems.append(Problem(where, expected, ", ".join(unknown), advice))
     return problems
-
-
-class ChoicesInSimulation:
-    """Predictions of an exported model, through onnxruntime, with choices in the environment's order.
-
-    Args:
-        bundle: without `misfits`.
-        spec: the environment.
-    """
-
-    def __init__(self, bundle: Bundle, spec: EnvSpec) -> None:
-        self._bundle = bundle
-        self._columns, self._action_columns = list(bundle.state_feature_ids), list(bundle.action_feature_ids)
-        names = () if bundle.parametric else spec.action_names
-        self._order = np.array([bundle.action_names.index(name) for name in names], np.int64)
-
-    def __call__(self, observation: Tensor, mask: Tensor | None, features: Tensor | None) -> Prediction:
-        """Returns the model's predictions for observation [N, S], mask [N, K] and, for candidates, features [N, K, F].
-
-        Raises:
-            BundleError: an infinite feature.
-        """
-        values = observation[:, self._columns].cpu().numpy()
-        allowed = None if mask is None else mask.cpu().numpy()
-        if self._bundle.parametric:
-            assert features is not None
-            candidates = list(features[:, :, self._action_columns].cpu().numpy())
-            return self._bundle.predict(values, mask=allowed, candidates=candidates)
-        if allowed is not None:
-            allowed = allowed[:, self._order.argsort()]
-        prediction = self._bundle.predict(values, mask=allowed)
-        places = np.append(self._order.argsort(), -1)  # -1, where nothing is allowed, stays
-        return replace(
-            prediction,
-            q=prediction.q[:, self._order],
-            greedy=places[prediction.greedy],
-            propensities=prediction.propensities[:, self._order],
-            mask=prediction.mask[:, self._order],
-        )

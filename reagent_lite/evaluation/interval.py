@@ -1,8 +1,8 @@
 """A figure with its interval, and how figures are written in log lines, the report page, the model card and JSON."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Final
 
 
@@ -15,10 +15,10 @@ class Interval:
     high: float
 
     @classmethod
-    def read(cls, document: Mapping[str, float | None]) -> "Interval":
-        """Returns the interval that `json` gave."""
-        ends = {key: document[key] for key in ("value", "low", "high")}
-        return cls(**{key: math.nan if end is None else end for key, end in ends.items()})
+    def normal(cls, value: float, error: float, level: float) -> "Interval":
+        """Returns the interval of a mean whose standard error is given, by the central limit theorem."""
+        half = NormalDist().inv_cdf((1 + level) / 2) * error
+        return cls(value=value, low=value - half, high=value + half)
 
     def json(self) -> dict[str, float | None]:
         """Returns value, low and high, null where one is undefined."""
@@ -43,7 +43,7 @@ class Interval:
         return value < self.low or value > self.high
 
     def __str__(self) -> str:
-        if not math.isfinite(self.value):
+        if not math.isfinite(self.value) or (math.isnan(self.low) and math.isnan(self.high)):
             return number(self.value)
         value, low, high = map(self.written, (self.value, self.low, self.high))
         return f"{value} ({low} to {high})"

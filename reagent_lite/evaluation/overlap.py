@@ -1,7 +1,6 @@
 """How well the log covers the evaluated policy: sizes of importance weights and support."""
 
 from dataclasses import dataclass
-from statistics import NormalDist
 
 import torch
 
@@ -97,8 +96,7 @@ def _mean(mean: float, relative: torch.Tensor, level: float) -> Interval:
         return Interval(value=mean, low=float("nan"), high=float("nan"))
     share = float(relative.mean())
     error = mean * float(relative.std()) / (share * len(relative) ** 0.5) if share > 0 else 0.0
-    half = NormalDist().inv_cdf((1 + level) / 2) * error
-    return Interval(value=mean, low=mean - half, high=mean + half)
+    return Interval.normal(mean, error, level)
 
 
 def _weighed_step(log: Log) -> int:

@@ -15,7 +15,7 @@ from reagent_lite.rl.bootstrap import percentile_interval
 from reagent_lite.rl.bootstrap import resamples as draw_resamples
 from reagent_lite.sim.env import Policy, VectorEnv
 
-_STEPS_BETWEEN_LOOKS = 16  # asking the device whether all episodes are over waits for it
+_CHECK_EVERY = 16  # asking the device whether all episodes are over waits for it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ def play(
         terminated |= running & env.terminated
         running &= env.ended == 0
         factor *= gamma
-        if step % _STEPS_BETWEEN_LOOKS == 0:
+        if step % _CHECK_EVERY == 0:
             left = int(running.sum())
             on_step(count - left)
             if not left:
@@ -102,12 +102,6 @@ def _values(env: VectorEnv, policy: Policy, asked: Tensor) -> Tensor:
     assert observation is not None
     values = policy(observation, mask, features)
     return values.new_zeros(env.num_envs, values.shape[1]).index_copy_(0, asked, values)
-
-
-def estimate(samples: Tensor, *, level: float, resamples: int, seed: int) -> Interval:
-    """Returns the mean of episodes' results [E] with its percentile bootstrap interval; see `estimates`."""
-    (found,) = estimates(samples.unsqueeze(1), level=level, resamples=resamples, seed=seed)
-    return found
 
 
 def estimates(samples: Tensor, *, level: float, resamples: int, seed: int) -> tuple[Interval, ...]:

@@ -10,18 +10,18 @@ episodes can earn. What is drawn are the very probabilities that a log's estimat
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from reagent_lite.config.evaluate import EvaluateConfig, PlayedEnvironmentConfig
 from reagent_lite.console import progress
 from reagent_lite.errors import BundleError, Problem, SimulationError
-from reagent_lite.evaluation.exported_model import ChoicesInSimulation, ExportedModel, misfits, probabilities_of
+from reagent_lite.evaluation.exported_model import Choices, ExportedModel, ExportedPolicy, misfits
 from reagent_lite.evaluation.played import RANDOM, Played
 from reagent_lite.evaluation.returns import play
 from reagent_lite.sim.backend import open_backend
 from reagent_lite.sim.env import VectorEnv
+from reagent_lite.sim.spec import EnvSpec
 
 _STREAM = 18  # of random numbers, beside those of training runs and simulated logs, which may have the same seed
 
@@ -64,9 +64,10 @@ class Arena:
             SimulationError: the environment shows or pays what is no finite number.
         """
         env, settings = self._env, self._config.evaluation
-        tables = {one.key: self._table(one.key, _Drawn(one, self._config, env), gamma) for one in self._models}
+        tables = {one.key: self._table(one.key, _Drawn(one, self._config, env.spec), gamma) for one in self._models}
         tables[RANDOM] = self._table(RANDOM, None, gamma)
-        return Played.of(env.spec, env.time_limit, tables, settings, self._config.seed)
+        return Played.of(env.spec, env.time_limit, tables, level=settings.confidence_level,
+                         resamples=settings.bootstrap_resamples, seed=self._config.seed)  # fmt: skip
 
     def _table(self, key: str, policy: "_Drawn | None", gamma: float) -> Tensor:
         count = self._env.num_envs
@@ -74,24 +75,23 @@ class Arena:
             # a temperature of 1 draws from the softmax of logarithms, which are the probabilities
             played = play(self._env, policy, gamma=gamma, temperature=1.0, on_step=lambda ended: show(ended, count))
         if not played.total.isfinite().all():
-            raise SimulationError(Problem(f"rewards of {self._env.spec.name}", "finite numbers", "others",
-                                          "Look at the environment's dynamics and constants"))  # fmt: skip
+            raise _not_finite(f"rewards of {self._env.spec.name}")
         return played.table
 
 
 class _Drawn:
     """Logarithms of a model's probabilities: what VectorEnv.act draws from."""
 
-    def __init__(self, model: ExportedModel, config: EvaluateConfig, env: VectorEnv) -> None:
-        self._model, self._config, self._name = model, config, env.spec.name
-        self._choices = ChoicesInSimulation(model.bundle, env.spec)
+    def __init__(self, model: ExportedModel, config: EvaluateConfig, spec: EnvSpec) -> None:
+        self._policy, self._name = ExportedPolicy(model, config, Choices.in_simulation(model.bundle, spec)), spec.name
 
     def __call__(self, observation: Tensor, mask: Tensor | None, features: Tensor | None) -> Tensor:
         """Returns [N, K] of what environments show; -inf where a choice is never taken."""
         if not observation.isfinite().all():  # the model would read NaN as missing
-            raise SimulationError(Problem(f"observations of {self._name}", "finite numbers", "others",
-                                          "Look at the environment's dynamics and constants"))  # fmt: skip
-        prediction = self._choices(observation, mask, features)
-        decides = np.ones(len(observation), bool) if mask is None else mask.any(1).cpu().numpy()
-        chances = probabilities_of(self._model, prediction, self._config, decides=decides)
-        return torch.from_numpy(chances).log().float().to(observation.device)
+            raise _not_finite(f"observations of {self._name}")
+        return self._policy.probabilities(observation, mask, features).log().float().to(observation.device)
+
+
+def _not_finite(where: str) -> SimulationError:
+    advice = "Look at the environment's dynamics and constants"
+    return SimulationError(Problem(where, "finite numbers", "others", advice))

@@ -18,6 +18,8 @@ _EPISODES_MISSING, _EPISODES_SCARCE, _EPISODES_TOO_HEAVY = 0.7, 0.85, 2.0
 _MAX_UNSUPPORTED_SHARE = 0.01
 _MAX_LARGEST_SHARE = 0.25
 
+UNCHECKED = "the model cannot be checked against the log"
+
 
 class Verdict(StrEnum):
     """What an estimate is good for."""
@@ -78,7 +80,7 @@ def model_verdict(figure: Interval, overlap: Overlap, *, check: Interval, check_
     if (unusable := _undefined(figure, overlap)) is not None:
         return unusable
     if check_verdict is Verdict.DO_NOT_USE:
-        return Verdict.WIDE, "the model cannot be checked against the log: weighted estimates are unusable"
+        return Verdict.WIDE, f"{UNCHECKED}: weighted estimates are unusable"
     if check.excludes(figure.value):
         both = Interval(value=figure.value, low=min(check.low, figure.value), high=max(check.high, figure.value))
         beyond = f"; {overlap.cut_share:.0%} of episodes are cut, only the model counts what follows"

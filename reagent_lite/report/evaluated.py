@@ -1,91 +1,78 @@
-"""The report of workflows.evaluate: what its JSON file says, as a page."""
+"""The report of workflows.evaluate as a page."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
+from reagent_lite.config import resolved
 from reagent_lite.errors import counted
-from reagent_lite.evaluation.decision import Choice
-from reagent_lite.evaluation.document import comparisons_of, decision_of
-from reagent_lite.evaluation.played import AIM, simulated_of
+from reagent_lite.evaluation.document import Findings
+from reagent_lite.evaluation.played import AGAINST, AIM, MODEL
 from reagent_lite.report.content import Cell, Report, Section, Table
 from reagent_lite.report.run import config_section
-from reagent_lite.report.sections import (
-    actions_section,
-    candidates_section,
-    estimates_section,
-    not_scored,
-    simulated_section,
-    weights_section,
-)
+from reagent_lite.report.sections import actions_section, candidates_section, evaluation_notes, evaluation_sections
 
-_MODEL = {"path": "Folder", "workflow": "Workflow", "steps": "Steps", "data_hash": "Data hash",
-          "config_hash": "Config hash"}  # fmt: skip
+_ORIGIN = {"workflow": "Workflow", "steps": "Steps", "data_hash": "Data hash", "config_hash": "Config hash"}
 
 
-def report_of_evaluation(document: Mapping[str, Any], where: str) -> Report:
-    """Returns the page of an evaluation.
-
-    Args:
-        document: content of the JSON file.
-        where: name of that file.
-    """
-    config, model, decision = document["config"], document["model"], decision_of(document)
-    level, cpe = config["evaluation"]["confidence_level"], model.get("cpe")
-    weighted = cpe is not None and not document["log"]["rows_without_propensity"]
-    overlap = cpe["overlap"] if weighted else None
-    shares = {name: (one["logged"], None, one["policy"]) for name, one in model.get("actions", {}).items()}
-    models = [document[key] for key in ("model", "against") if key in document]
+def report_of_evaluation(findings: Findings, where: str) -> Report:
+    """Returns the page of an evaluation; `where` is the name of its JSON file."""
+    evidence, decision, config = findings.evidence, findings.decision, findings.config
+    choices = {} if findings.estimates is None else findings.estimates.choices[0]
+    shares = {name: (one["logged"], None, one["policy"]) for name, one in choices.get("actions", {}).items()}
     lineage = Table(
         title="Models that were evaluated",
-        columns=tuple((name, "name") for name in _MODEL.values()),
-        rows=[[one[key] for key in _MODEL] for one in models],
+        columns=(("Folder", "name"), *((name, "name") for name in _ORIGIN.values())),
+        rows=[[str(one.path), *(one.origin[key] for key in _ORIGIN)] for one in findings.models],
     )
     return Report(
-        title=f"Evaluation of {model['path']}",
+        title=f"Evaluation of {findings.models[0].path}",
         decision=decision,
-        notes=(*document["warnings"], *not_scored(cpe)),
-        facts=tuple(_facts(document)),
+        notes=(*findings.warnings, *evaluation_notes(evidence.result)),
+        facts=tuple(_facts(findings)),
         sections=(
-            estimates_section(
-                comparisons_of(document), level, where, overlap=overlap, plain=decision.choice is Choice.NOT_ENOUGH
+            *evaluation_sections(
+                evidence,
+                decision,
+                config.evaluation,
+                names={MODEL: f"The model, {findings.policies[MODEL]}", AGAINST: "The other model"},
+                note=_simulated_note(findings),
+                where=where,
             ),
-            simulated_section(simulated_of(document), level, _simulated_note(document)),
-            weights_section(overlap, config["evaluation"]["min_effective_episodes"]),
             actions_section(shares, where),
-            candidates_section(model.get("candidates"), where),
+            candidates_section(choices.get("candidates"), where),
             Section(title="Data lineage", tables=(lineage,)),
-            config_section(config),
+            config_section(resolved(config)),
         ),
     )
 
 
-def _facts(document: Mapping[str, Any]) -> Iterator[tuple[str, Cell]]:
-    log, simulation, against = (document.get(key) for key in ("log", "simulation", "against"))
-    if log is not None:
-        yield "Log", log["path"]
-        yield "Episodes scored", f"{log['scored_episodes']:,} of {log['episodes']:,}"
-        yield "Episodes that models were fitted to", log["fitted_episodes"]
-    if simulation is not None:
-        yield "Environment", simulation["env"]
-        yield "Episodes played by each policy", simulation["episodes"]
-    yield "Policy", document["model"]["policy"]
-    if against is not None:
-        yield "Against", against["path"]
-        yield "The other model's policy", against["policy"]
-    yield "Discount per step", f"{document['gamma']:g}"
-    yield "Seed", str(document["config"]["seed"])
+def _facts(findings: Findings) -> Iterator[tuple[str, Cell]]:
+    if findings.estimates is not None:
+        counts = findings.estimates.log.counts
+        yield "Log", findings.config.data_path
+        yield "Episodes scored", f"{counts['scored_episodes']:,} of {counts['episodes']:,}"
+        yield "Episodes that models were fitted to", counts["fitted_episodes"]
+    if findings.played is not None:
+        yield "Environment", findings.played.env
+        yield "Episodes played by each policy", findings.played.episodes
+    yield "Policy", findings.policies[MODEL]
+    for against in findings.models[1:]:
+        yield "Against", str(against.path)
+        yield "The other model's policy", findings.policies[AGAINST]
+    yield "Discount per step", f"{findings.gamma:g}"
+    yield "Seed", str(findings.config.seed)
 
 
-def _simulated_note(document: Mapping[str, Any]) -> str:
-    simulation = document.get("simulation")
-    if simulation is None:
+def _simulated_note(findings: Findings) -> str:
+    played = findings.played
+    if played is None:
         return ""
     sentences = [
-        f"{counted(simulation['episodes'], 'episode')} of {simulation['env']} for each policy, with the same starts, "
-        f"of at most {counted(simulation['time_limit'], 'step')}; discounted by {document['gamma']:g} a step."
+        f"{counted(played.episodes, 'episode')} of {played.env} for each policy, with the same starts, of at most "
+        f"{counted(played.time_limit, 'step')}; discounted by {findings.gamma:g} a step."
     ]
-    if simulation.get("comparable"):
+    if findings.comparable:
         sentences.append(f"The discounted return is {AIM}.")
-    elif "log" in document:
+    elif findings.estimates is not None:
         sentences.append("Estimates from the log are not of the same quantity.")
-    return " ".join((*sentences, *simulation.get("remarks", ())))
+    obstacles, remarks = findings.apart
+    return " ".join((*sentences, *obstacles, *remarks))

@@ -18,11 +18,11 @@ from reagent_lite.data.copy.place import CopyManifest
 from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.stage import StageManifest
 from reagent_lite.errors import counted
-from reagent_lite.evaluation.decision import Choice, decide, findings_of
+from reagent_lite.evaluation.decision import Evidence, compared, decide
+from reagent_lite.evaluation.document import Evaluation
 from reagent_lite.evaluation.gate import Gate
 from reagent_lite.evaluation.interval import number, percent
-from reagent_lite.evaluation.played import simulated_of
-from reagent_lite.evaluation.report import compared
+from reagent_lite.evaluation.played import MODEL
 from reagent_lite.feature_ids import id_of
 from reagent_lite.files import write_whole
 from reagent_lite.report.content import Cell, Column, Report, Section, Table, left_out
@@ -32,10 +32,8 @@ from reagent_lite.report.sections import (
     Shares,
     actions_section,
     candidates_section,
-    estimates_section,
-    not_scored,
-    simulated_section,
-    weights_section,
+    evaluation_notes,
+    evaluation_sections,
 )
 
 PAGE = "report.html"
@@ -141,7 +139,7 @@ def report_of_run(folder: Path, figures: RunFigures) -> Report:
 def evaluation_of_run(
     config: WorkflowConfig,
     policy: str,
-    document: Mapping[str, Any],
+    evaluation: Evaluation,
     scores: Mapping[str, float | None],
     gate: Gate | None = None,
 ) -> Report:
@@ -150,28 +148,26 @@ def evaluation_of_run(
     Args:
         config: of the run.
         policy: the evaluated policy, in words.
-        document: content of evaluation.json.
+        evaluation: of the learner.
         scores: of the run, by tag.
-        gate: the verdict of publish_if; None where the config has none.
+        gate: the decision of publish_if; None where the config has none.
     """
-    cpe, settings = document.get("cpe"), config.evaluation
-    comparisons, overlap = compared(cpe), cpe["overlap"] if cpe else None
-    simulation, note = document.get("simulation"), ""
-    evaluated = {"model": {"policy": policy, **document}, "simulation": simulation}
-    simulated = simulated_of(evaluated, "The learned policy")
-    if simulation is not None:
-        note = f"{counted(simulation['episodes'], 'episode')} of {simulation['env']}."
-    decision = decide(findings_of(comparisons, simulated, overlap=overlap, gate=gate))
-    plain = decision.choice is Choice.NOT_ENOUGH
+    result, played = evaluation.result, evaluation.played
+    comparisons = () if result is None else tuple(compared(result))
+    evidence = Evidence(result=result, comparisons=comparisons, played=played, gate=gate)
+    decision = decide(evidence)
     return Report(
         title="Evaluation",
         decision=decision,
-        notes=(*document.get("warnings", ()), *not_scored(cpe)),
+        notes=(*evaluation.document.get("warnings", ()), *evaluation_notes(result)),
         facts=tuple((name, scores[tag]) for tag, name in _SCORES.items() if tag in scores),
-        sections=(
-            estimates_section(comparisons, settings.confidence_level, _WHERE, overlap=overlap, plain=plain),
-            simulated_section(simulated, settings.confidence_level, note),
-            weights_section(overlap, settings.min_effective_episodes),
+        sections=evaluation_sections(
+            evidence,
+            decision,
+            config.evaluation,
+            names={MODEL: f"The learned policy, {policy}"},
+            note=f"{counted(played.episodes, 'episode')} of {played.env}." if played else "",
+            where=_WHERE,
         ),
     )
 

@@ -1,12 +1,16 @@
 """What an evaluation found, as sections of the pages of runs and evaluations and of the model card."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
+from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.errors import counted
-from reagent_lite.evaluation.cpe import Estimate
-from reagent_lite.evaluation.decision import Comparison, Simulated
-from reagent_lite.evaluation.interval import Interval, number
+from reagent_lite.evaluation.cpe import CPEResult, Estimate
+from reagent_lite.evaluation.decision import Choice, Comparison, Decision, Evidence
+from reagent_lite.evaluation.document import not_scored
+from reagent_lite.evaluation.interval import Interval, number, percent
+from reagent_lite.evaluation.overlap import Overlap
+from reagent_lite.evaluation.played import MODEL, RANDOM, Played
 from reagent_lite.report.charts import Curves, Line, curve_chart, interval_chart, thinned
 from reagent_lite.report.content import Cell, Chart, Column, Section, Table, left_out, written
 
@@ -20,30 +24,55 @@ Shares = Mapping[str, tuple[float | None, float | None, float | None]]
 """{action: (share in the log, share in the policy's best choices, mean propensity)}; None: unknown."""
 
 
-def not_scored(cpe: Mapping[str, Any] | None) -> tuple[str, ...]:
+def evaluation_notes(result: CPEResult | None) -> tuple[str, ...]:
     """Returns sentences on what an evaluation left out, none where it left out nothing."""
-    if not cpe:
+    if result is None:
         return ()
-    if cpe["overlap"] is None:
+    if result.overlap is None:
         return ("No held-out rows: nothing could be estimated from the log.",)
-    episodes, rows = cpe["num_episodes_left_out"], cpe["num_rows_beyond_horizon"]
-    if not episodes and not rows:
+    if not result.num_episodes_left_out and not result.num_rows_beyond_horizon:
         return ()
-    return (f"Not scored: {counted(episodes, 'episode')}, and {counted(rows, 'row')} beyond the horizon.",)
+    sentence = not_scored(result)
+    return (f"{sentence[:1].upper()}{sentence[1:]}.",)
 
 
-def estimates_section(
-    comparisons: Sequence[Comparison], level: float, where: str, *, overlap: Mapping[str, Any] | None, plain: bool
-) -> Section:
+def evaluation_sections(
+    evidence: Evidence,
+    decision: Decision,
+    settings: EvaluationConfig,
+    *,
+    names: Mapping[str, str],
+    note: str,
+    where: str,
+) -> tuple[Section, Section, Section]:
+    """Returns estimates, returns in simulation, and diagnostics of weights.
+
+    Args:
+        evidence: what the decision rests on.
+        decision: no estimate is drawn in green where it is that the evidence is not enough.
+        settings: of the evaluation.
+        names: of the played policies but random actions, by key.
+        note: a sentence on what was played.
+        where: the file that has what is left out.
+    """
+    level, overlap = settings.confidence_level, evidence.overlap
+    return (
+        estimates_section(evidence, level, where, plain=decision.choice is Choice.NOT_ENOUGH),
+        simulated_section(evidence.played, names, level, note),
+        weights_section(overlap, settings.min_effective_episodes),
+    )
+
+
+def estimates_section(evidence: Evidence, level: float, where: str, *, plain: bool) -> Section:
     """Returns every estimate beside its reference, with verdict and reason.
 
     Args:
-        comparisons: of all outcomes.
+        evidence: comparisons, and the overlap of the log's weights.
         level: of the intervals.
         where: the file that has what is left out.
-        overlap: of the weights, as evaluation.report.as_json gives it.
         plain: whether trustworthy estimates are drawn without colour, as always where they do not decide.
     """
+    comparisons = evidence.comparisons
     shown = comparisons[:_MOST_COMPARISONS]
     dotted = ", the dotted line the value in simulation" if any(one.simulated for one in comparisons) else ""
     note = (
@@ -53,21 +82,21 @@ def estimates_section(
     rest = "Estimates of a row's reward compare single choices in the states of the log; they do not decide."
     return Section(
         title="Estimates",
-        notes=(note, _weight_of(overlap), rest if len(shown) > 1 else ""),
+        notes=(note, _weight_of(evidence.overlap), rest if len(shown) > 1 else ""),
         charts=tuple(_estimates_chart(one, plain) for one in shown),
         tables=tuple(map(_estimates_table, shown)),
         rest=(left_out(len(comparisons) - len(shown), "comparisons", where),),
     )
 
 
-def _weight_of(overlap: Mapping[str, Any] | None) -> str:
+def _weight_of(overlap: Overlap | None) -> str:
     """Returns a sentence on how much evidence the log has about the policy; empty where its rows have no weights."""
-    if not overlap or overlap["effective_episodes"] is None:
+    if overlap is None:
         return ""
     return (
-        f"{counted(overlap['num_episodes'], 'scored episode')}, worth {number(overlap['effective_episodes'])} of the "
-        f"policy's own (effective episodes at step {overlap['judged_step']}); the mean weight of a row is "
-        f"{number(overlap['mean_weight']['value'])} and should be 1."
+        f"{counted(overlap.num_episodes, 'scored episode')}, worth {number(overlap.effective_episodes)} of the "
+        f"policy's own (effective episodes at step {overlap.judged_step}); the mean weight of a row is "
+        f"{number(overlap.mean_weight.value)} and should be 1."
     )
 
 
@@ -105,66 +134,73 @@ def _estimates_table(one: Comparison) -> Table:
     )  # fmt: skip
 
 
-def simulated_section(simulated: Sequence[Simulated], level: float, note: str) -> Section:
-    """Returns what policies earned in simulation; columns without a figure are left out."""
-    if not simulated:
+def simulated_section(played: Played | None, names: Mapping[str, str], level: float, note: str) -> Section:
+    """Returns what policies earned in simulation."""
+    if played is None:
         return Section(title="Simulation")
-    columns: tuple[Column, ...] = (("Policy", "name"), ("Return", "number"), ("Discounted return", "number"),
-               (f"Return of {simulated[0].name.lower()} minus this", "number"), ("Mean length in steps", "number"),
-               ("Cut by the time limit", "share"))  # fmt: skip
-    rows = [(one.name, one.returns, one.discounted, one.difference, one.length, one.cut_share) for one in simulated]
-    used = [column for column in range(len(columns)) if any(row[column] is not None for row in rows)]
+    names = {RANDOM: "Random actions", **names}
+    columns: tuple[Column, ...] = (
+        ("Policy", "name"),
+        ("Return", "number"),
+        ("Discounted return", "number"),
+        (f"Return of {names[MODEL].lower()} minus this", "number"),
+        ("Mean length in steps", "number"),
+        ("Cut by the time limit", "share"),
+    )
+    differences = {key: one.total for key, one in played.differences.items()}
     table = Table(
         title=f"Mean of an episode with {level:.0%} intervals",
-        columns=tuple(columns[column] for column in used),
-        rows=[tuple(row[column] for column in used) for row in rows],
+        columns=columns,
+        rows=[
+            (names[key], one.total, one.discounted, differences.get(key), one.length, one.cut_share)
+            for key, one in played.policies.items()
+        ],
         note="The return of an episode is the sum of its rewards; in the discounted return later rewards count less.",
     )
     return Section(title="Simulation", notes=(note,), tables=(table,))
 
 
-def weights_section(overlap: Mapping[str, Any] | None, enough: float | None) -> Section:
-    """Returns the diagnostics of importance weights, as evaluation.report.as_json gives them.
+def weights_section(overlap: Overlap | None, enough: float) -> Section:
+    """Returns the diagnostics of importance weights.
 
     Args:
-        overlap: of the evaluation; None where nothing was scored.
-        enough: evaluation.min_effective_episodes; None draws no line.
+        overlap: of the evaluation; None where nothing was scored or rows have no weights.
+        enough: evaluation.min_effective_episodes.
     """
     title = "Weights and overlap"
     if overlap is None:
         return Section(title=title)
-    step = overlap["judged_step"]
+    step = overlap.judged_step
     shares = {
-        "Largest share of one row": "largest_row_share",
-        "Largest share of one episode": "largest_episode_share",
-        "Rows logged as certain where the policy may differ": "unsupported_share",
-        "Episodes cut before their end": "cut_share",
+        "Largest share of one row": overlap.largest_row_share,
+        "Largest share of one episode": overlap.largest_episode_share,
+        "Rows logged as certain where the policy may differ": overlap.unsupported_share,
+        "Episodes cut before their end": overlap.cut_share,
     }
-    facts = (
-        ("Episodes scored", overlap["num_episodes"]),
-        ("Rows scored", overlap["num_rows"]),
-        ("Effective rows", overlap["effective_rows"]),
-        (f"Effective episodes at step {step}", overlap["effective_episodes"]),
-        ("Mean weight of a row, should be 1", Interval.read(overlap["mean_weight"])),
-        ("Mean weight of an episode there, should be 1", Interval.read(overlap["mean_episode_weight"])),
-        ("Steps with enough effective episodes", f"{overlap['horizon_reached']} of {overlap['horizon']}"),
-        *((name, written(overlap[key], "share")) for name, key in shares.items()),
+    facts: tuple[tuple[str, Cell], ...] = (
+        ("Episodes scored", overlap.num_episodes),
+        ("Rows scored", overlap.num_rows),
+        ("Effective rows", overlap.effective_rows),
+        (f"Effective episodes at step {step}", overlap.effective_episodes),
+        ("Mean weight of a row, should be 1", overlap.mean_weight),
+        ("Mean weight of an episode there, should be 1", overlap.mean_episode_weight),
+        ("Steps with enough effective episodes", f"{overlap.horizon_reached} of {overlap.horizon}"),
+        *((name, percent(share)) for name, share in shares.items()),
     )
     note = (
         "Weighted estimates know only what the log has tried. Effective episodes: how many equally weighted ones "
         f"would be worth as much. A return is evaluated at step {step}, by which 95% of discounted time has passed."
     )
-    marks = (
-        ("effective episodes", "effective_episodes_by_step", enough and (enough, f"enough: {number(enough)}")),
-        ("mean weight", "mean_weight_by_step", (1.0, "should be 1")),
+    by_step = (
+        ("effective episodes", overlap.effective_episodes_by_step, (enough, f"enough: {number(enough)}")),
+        ("mean weight", overlap.mean_weight_by_step, (1.0, "should be 1")),
     )
     charts = []
-    for name, key, mark in marks:
-        points = tuple((float(step), value) for step, value in enumerate(overlap[key]) if value is not None)
-        if points:
-            lines = (Line(name=name, points=thinned(points, _MOST_POINTS)),)
-            charts.append(curve_chart(Curves(title=f"{name.capitalize()} by step", x="step of the episode", y=name,
-                                             lines=lines, mark=mark or None)))  # fmt: skip
+    for name, values, mark in by_step:
+        points = thinned([(float(step), value) for step, value in enumerate(values)], _MOST_POINTS)
+        lines = (Line(name=name, points=points),)
+        title_of = f"{name.capitalize()} by step"
+        charts.append(curve_chart(Curves(title=title_of, x="step of the episode", y=name, lines=lines, mark=mark)))
     return Section(title=title, notes=(note,), charts=tuple(charts), facts=facts)
 
 

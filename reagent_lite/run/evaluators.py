@@ -10,7 +10,6 @@ estimates, and is the only one that writes. It holds the rows of at most max_epi
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Protocol
 
@@ -28,9 +27,10 @@ from reagent_lite.data.sampling.plan import ReadPlan, apportion
 from reagent_lite.data.sampling.source import LoggedSource, rows_in_order
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import counted
-from reagent_lite.evaluation import report
 from reagent_lite.evaluation.candidates import candidate_choices
-from reagent_lite.evaluation.cpe import evaluate_page
+from reagent_lite.evaluation.cpe import evaluate_page, missing_estimates
+from reagent_lite.evaluation.document import Evaluation, as_json, lines, reward_model_scalars
+from reagent_lite.evaluation.document import scalars as cpe_scalars
 from reagent_lite.evaluation.episodes import Sides, spread
 from reagent_lite.evaluation.figures import figures
 from reagent_lite.evaluation.fitting import PolicyModels, split_log
@@ -47,15 +47,6 @@ from reagent_lite.types import Actions, TransitionBatch
 
 _FEWEST_FIGURE_ROWS = 256
 _EPOCH_RESAMPLES = 100  # 2000 cost 0.3 s an epoch for 10 000 episodes; an epoch's interval is to look at
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluation:
-    """Figures by TensorBoard tag, sections of evaluation.json, and lines of text; those of logs only on rank 0."""
-
-    scalars: dict[str, float]
-    document: dict[str, Any]
-    lines: tuple[str, ...]
 
 
 class Evaluator(Protocol):
@@ -117,12 +108,18 @@ class Evaluators:
 
     def at_end(self) -> Evaluation:
         """Returns the run's evaluation; the document has a section for each evaluator."""
-        parts = {name: self._parts[name].evaluate(final=True) for name in self._STATES if name in self._parts}
-        return Evaluation(
-            scalars={name: value for part in parts.values() for name, value in part.scalars.items()},
-            document={name: section for part in parts.values() for name, section in part.document.items()},
-            lines=tuple(line for part in parts.values() for line in part.lines),
-        )
+        whole = Evaluation(scalars={}, document={})
+        for name in self._STATES:
+            if name in self._parts:
+                part = self._parts[name].evaluate(final=True)
+                whole = Evaluation(
+                    scalars=whole.scalars | part.scalars,
+                    document=whole.document | part.document,
+                    lines=whole.lines + part.lines,
+                    result=whole.result or part.result,
+                    played=whole.played or part.played,
+                )
+        return whole
 
 
 class LogEvaluator:
@@ -217,7 +214,7 @@ class LogEvaluator:
         page = gather_page(part, torch.from_numpy(self._split.scored.sequence[self._order]), self._group)
         self._scored_rows.release()
         if page is None:
-            return Evaluation(scalars={}, document={}, lines=())
+            return Evaluation(scalars={}, document={})
         generator = torch.Generator().manual_seed(self._config.seed)
         with progress("estimating", "outcomes", brief=True) as show:
             result = evaluate_page(
@@ -226,15 +223,17 @@ class LogEvaluator:
                 config=settings,
                 generator=generator,
                 estimators=ESTIMATORS if final else CHEAP_ESTIMATORS,
+                missing=self._missing,
                 show=show,
             )
         scalars = {"reward_loss/mean": losses["reward_loss"]} if losses else {}
         if len(page):
-            scalars |= report.reward_model_scalars(page, self._data.spec.action_names)
+            scalars |= reward_model_scalars(page, self._data.spec.action_names)
         return Evaluation(
-            scalars=scalars | report.scalars(result),
-            document={"cpe": report.as_json(result) | choices},
-            lines=tuple(report.lines(result)),
+            scalars=scalars | cpe_scalars(result),
+            document={"cpe": as_json(result) | choices},
+            lines=tuple(lines(result)),
+            result=result,
         )
 
     def _prepared(self) -> PolicyModels:
@@ -258,6 +257,11 @@ class LogEvaluator:
         self._checked = list(rows_in_order(rows, split.checked, group.device))
         self._fit_rows = rows.only(split.fitted.astype(np.int32 if len(data.train) < 2**31 else np.int64))
         self._fit_counts = data.shards.counts(self._fit_rows.count)
+        self._missing = missing_estimates(
+            rows=sum(data.scored.rows),
+            without_propensity=data.scored.counts.get("propensity_absent_rows", 0),
+            fitted=sum(self._fit_counts) > 0,
+        )
         sides.scored.release()
         data.train.release()
         data.train_rows.release()
@@ -389,18 +393,20 @@ class SimulationEvaluator:
         if final:
             tables[RANDOM] = self._play(None, FINAL)
         limit = settings.time_limit or spec.time_limit
-        played = Played.of(spec, limit, tables, self._config.evaluation, self._config.seed)
+        evaluation = self._config.evaluation
+        played = Played.of(spec, limit, tables, level=evaluation.confidence_level,
+                           resamples=evaluation.bootstrap_resamples, seed=self._config.seed)  # fmt: skip
         earned = played.policies[MODEL]
         self.latest = earned.total.value
         if not final:
-            return Evaluation(scalars=played.scores(), document={}, lines=())
+            return Evaluation(scalars=played.scores(), document={})
         line = (
             f"simulation: {spec.name}: {self._target}: return {earned.total} over "
-            f"{counted(played.episodes, 'episode')}, {self._config.evaluation.confidence_level:.0%} interval; "
+            f"{counted(played.episodes, 'episode')}, {evaluation.confidence_level:.0%} interval; "
             f"uniformly random actions {played.policies[RANDOM].total}"
         )
         document = {"simulated": earned.json(), "simulation": played.json()}
-        return Evaluation(scalars=played.scores(), document=document, lines=(line,))
+        return Evaluation(scalars=played.scores(), document=document, lines=(line,), played=played)
 
     def _play(self, policy: Policy | None, stream: int) -> Tensor:
         """Returns return, discounted return, length and whether the time limit ended it of each episode, [4, E]."""

@@ -22,6 +22,7 @@ from reagent_lite.data.copy.training_copy import give_back_memory
 from reagent_lite.distributed.group import Group, attempt_here
 from reagent_lite.distributed.worker import report_model_saved
 from reagent_lite.errors import ConfigError, Problem, nearest
+from reagent_lite.evaluation.document import Evaluation
 from reagent_lite.evaluation.gate import Gate, decide
 from reagent_lite.evaluation.page import REWARD_NAME
 from reagent_lite.export.content import BundleContent
@@ -34,7 +35,6 @@ from reagent_lite.models.preprocessor import Preprocessor
 from reagent_lite.report.content import Report
 from reagent_lite.report.markdown import decision_of, findings
 from reagent_lite.report.run import PAGE, RunFigures, evaluation_of_run, write_page
-from reagent_lite.run.evaluators import Evaluation
 from reagent_lite.run.figures import SAMPLE
 from reagent_lite.run.learner import target_policy
 from reagent_lite.run.normalization import Normalization
@@ -173,9 +173,8 @@ def publish(config: WorkflowConfig, group: Group, source: Source, learned: Learn
     facts = source.facts()
     reason = None
     if group.is_first:
-        document = learned.evaluation.document
-        gate = gate_of(config, learned.evaluation, source.absent_propensities)
-        found = evaluation_of_run(config, str(target_policy(config.rl)), document, scores, gate)
+        gate = gate_of(config, learned.evaluation)
+        found = evaluation_of_run(config, str(target_policy(config.rl)), learned.evaluation, scores, gate)
         logger.info(str(found.decision))
         if gate is None or gate.passed:
             write_bundle(
@@ -209,11 +208,12 @@ def publish(config: WorkflowConfig, group: Group, source: Source, learned: Learn
     )
 
 
-def gate_of(config: WorkflowConfig, evaluation: Evaluation, absent_propensities: int) -> Gate | None:
-    """Returns the verdict of publish_if, or None where the config has none; on rank 0."""
+def gate_of(config: WorkflowConfig, evaluation: Evaluation) -> Gate | None:
+    """Returns the decision of publish_if, or None where the config has none; on rank 0."""
     if config.publish_if is None:
         return None
-    return decide(evaluation.document["cpe"], config.publish_if, rows_without_propensity=absent_propensities)
+    assert evaluation.result is not None, "publish_if needs a log"
+    return decide(evaluation.result, config.publish_if)
 
 
 def versions() -> dict[str, str]:

@@ -137,14 +137,12 @@ class Source(Protocol):
         normalization: of states and choices.
         identity: sha256 of what is learned from, see History.require_same.
         hash: sha256 that an exported model carries.
-        absent_propensities: scored rows without a propensity.
     """
 
     spec: SourceSpec
     normalization: Normalization
     identity: dict[str, str]
     hash: str
-    absent_propensities: int = 0
 
     def stream(self, learner: DQN) -> Stream:
         """Returns the batches that the learner learns from."""
@@ -205,7 +203,6 @@ class Logged(Source):
         self.data = data = prepare(config, group)
         self.spec, self.normalization, self.hash = data.spec, data.normalization, data.found.hash
         self.identity = {"data": data.found.content, "env": ""}
-        self.absent_propensities = data.scored.counts.get("propensity_absent_rows", 0)
 
     def stream(self, learner: DQN) -> Stream:
         """Returns batches by a read plan over all machines."""

@@ -10,8 +10,9 @@ from oracles import gridworld
 from oracles.pages import bandit_page, gridworld_page, noisy_q
 
 from reagent_lite.config.evaluation import EvaluationConfig
-from reagent_lite.evaluation import cpe, report
+from reagent_lite.evaluation import cpe
 from reagent_lite.evaluation.cpe import CPEResult, Estimate, evaluate_page, limit
+from reagent_lite.evaluation.document import scalars
 from reagent_lite.evaluation.page import BY_OUTCOME, EvaluationPage
 from reagent_lite.evaluation.verdict import Verdict
 
@@ -96,7 +97,7 @@ def test_outcomes_are_the_same_however_many_are_worked_on_together(monkeypatch: 
     monkeypatch.setattr(cpe, "_OUTCOMES_AT_ONCE", 1)
     apart = evaluate(page)
     assert [one.name for one in apart.outcomes] == ["Reward", "clicks"]
-    assert report.scalars(apart) == pytest.approx(report.scalars(together), nan_ok=True)
+    assert scalars(apart) == pytest.approx(scalars(together), nan_ok=True)
 
 
 def test_a_log_without_propensities_is_not_used():

@@ -7,8 +7,8 @@ from oracles.pages import bandit_page
 
 from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.evaluation.cpe import CPEResult, evaluate_page
+from reagent_lite.evaluation.document import as_json, lines, reward_model_scalars, scalars
 from reagent_lite.evaluation.page import EvaluationPage
-from reagent_lite.evaluation.report import as_json, lines, reward_model_scalars, scalars
 
 TAGS = (
     "Direct_Method_Reward",
@@ -41,7 +41,7 @@ def test_json_has_no_nan():
 
 def test_lines_name_each_estimate_with_its_own_numbers():
     result = evaluate(PAGE)
-    text = lines(result)
+    text = list(lines(result))
     for estimate in result.outcomes[0].estimates:
         line = next(line for line in text if line.strip().startswith(f"{estimate.name}:"))
         assert f": {estimate.figure} = " in line
@@ -51,7 +51,7 @@ def test_lines_name_each_estimate_with_its_own_numbers():
 
 def test_an_empty_result_is_reported():
     empty = evaluate(PAGE.rows(torch.zeros(40, dtype=torch.bool)))
-    assert lines(empty) == ["CPE: no held-out rows to evaluate on"]
+    assert list(lines(empty)) == ["CPE: no held-out rows to evaluate on"]
     assert scalars(empty) == {}
     assert as_json(empty)["overlap"] is None
 

@@ -3,18 +3,18 @@
 from dataclasses import replace
 
 import pytest
-from oracles.reports import FIGURE, OVERLAP, around, comparison, estimated, undefined
+from oracles.reports import FIGURE, OVERLAP, RESULT, around, comparison, estimated, game, undefined
 
-from reagent_lite.evaluation.cpe import Estimate
-from reagent_lite.evaluation.decision import Choice, Simulated, decide, findings_of
+from reagent_lite.evaluation.cpe import CPEResult, Estimate, Family, OutcomeResult
+from reagent_lite.evaluation.decision import Choice, Evidence, compared, compared_models, decide
 from reagent_lite.evaluation.gate import Gate
-from reagent_lite.evaluation.report import compared
 from reagent_lite.evaluation.verdict import Verdict
 
 SHIP, NOT, UNCLEAR = Choice.SHIP, Choice.DO_NOT_SHIP, Choice.NOT_ENOUGH
 BETTER, WORSE, EQUAL = (comparison(estimated("MAGIC", value, 1.0)) for value in (12.5, 8.0, 10.0))
-ONE = Simulated(name="The policy", returns=around(5.0, 1.0))
-RANDOM = Simulated(name="Random actions", returns=around(2.0, 1.0), random=True)
+BEATS_RANDOM, BEATS_OTHER = (
+    game(around(5.0, 1.0), around(2.0, 1.0), around(3.0, 1.0), against=against) for against in (False, True)
+)
 PASSED, HELD = (Gate(passed=passed, reason="why", document={}) for passed in (True, False))
 
 
@@ -38,71 +38,80 @@ PASSED, HELD = (Gate(passed=passed, reason="why", document={}) for passed in (Tr
     ],
 )  # fmt: skip
 def test_the_log_decides_by_trustworthy_differences(rows: list[Estimate], choice: Choice, reason: str) -> None:
-    found = decide(findings_of([comparison(*rows)], ()))
+    found = decide(Evidence(comparisons=(comparison(*rows),)))
     assert (found.choice, found.reason) == (choice, reason)
     assert found.json() == {"choice": choice.value, "reason": reason, "next": found.next_step}
     assert str(found) == f"{choice.value.capitalize()}: {reason}. Next: {found.next_step}"
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "difference", "choice"),
-    [(5.0, 2.0, None, SHIP), (2.0, 5.0, None, NOT), (5.0, 5.0, None, UNCLEAR), (5.0, 4.5, 0.5, SHIP),
-     (5.0, 4.5, -0.5, NOT), (5.0, 2.0, 0.1, UNCLEAR)],
-)  # fmt: skip
-def test_a_paired_difference_or_intervals_that_do_not_meet_decide_a_simulation(
-    first: float, second: float, difference: float | None, choice: Choice
-) -> None:
-    paired = None if difference is None else around(difference, 0.25)
-    other = replace(RANDOM, returns=around(second, 1.0), difference=paired)
-    found = decide(findings_of((), (replace(ONE, returns=around(first, 1.0)), other)))
+@pytest.mark.parametrize(("difference", "choice"), [(0.5, SHIP), (-0.5, NOT), (0.1, UNCLEAR)])
+def test_the_paired_difference_decides_a_simulation(difference: float, choice: Choice) -> None:
+    found = decide(Evidence(played=game(around(5.0, 1.0), around(4.5, 1.0), around(difference, 0.25))))
     assert found.choice is choice
-    assert found.reason.startswith(
-        f"its return in simulation is {around(first, 1.0)}, against {around(second, 1.0)} of "
+    assert found.reason == (
+        f"its return in simulation is {around(5.0, 1.0)}, against {around(4.5, 1.0)} of random actions, "
+        f"a paired difference of {around(difference, 0.25)}"
     )
 
 
 @pytest.mark.parametrize(
-    ("findings", "choice", "part"),
+    ("evidence", "choice", "part"),
     [
-        (findings_of((), ()), UNCLEAR, "nothing was evaluated"),
-        (findings_of((), (ONE,)), UNCLEAR, "its return in simulation is 5 (4 to 6)"),
+        (Evidence(), UNCLEAR, "nothing was evaluated"),
         # better than random actions says nothing of the logged policy
-        (findings_of((EQUAL,), (ONE, RANDOM)), UNCLEAR, "which may be 0"),
-        (findings_of((EQUAL,), (ONE, replace(RANDOM, random=False))), SHIP, "its return in simulation"),
-        (findings_of((replace(EQUAL, simulated=around(15, 1)),), ()), SHIP, "in simulation its discounted return"),
-        (findings_of((WORSE,), (ONE, RANDOM)), UNCLEAR, "; but its return in simulation"),
-        (findings_of((BETTER,), (ONE, RANDOM)), SHIP, "MAGIC estimates"),
-        (findings_of((BETTER,), (), gate=PASSED), SHIP, "publish_if is fulfilled: why"),
-        (findings_of((EQUAL,), (), gate=PASSED), SHIP, "publish_if is fulfilled: why"),
-        (findings_of((WORSE,), (), gate=PASSED), UNCLEAR, "; but publish_if is fulfilled: why"),
-        (findings_of((BETTER,), (), gate=HELD), NOT, "publish_if holds the model back: why"),
-        (findings_of((replace(BETTER, reference=None),), ()), SHIP, "a difference of 2.5 (1.5 to 3.5) from"),
-        (findings_of((replace(BETTER, decides=False),), ()), UNCLEAR, "nothing was evaluated"),
+        (Evidence(comparisons=(EQUAL,), played=BEATS_RANDOM), UNCLEAR, "which may be 0"),
+        (Evidence(comparisons=(EQUAL,), played=BEATS_OTHER), SHIP, "of the other model, a paired difference"),
+        (Evidence(comparisons=(replace(EQUAL, simulated=around(15, 1)),)), SHIP,
+         "in simulation its discounted return is 15 (14 to 16), against 10 (9 to 11) of the logged policy in the log"),
+        (Evidence(comparisons=(WORSE,), played=BEATS_RANDOM), UNCLEAR, "; but its return in simulation"),
+        (Evidence(comparisons=(BETTER,), played=BEATS_RANDOM), SHIP, "MAGIC estimates"),
+        (Evidence(comparisons=(BETTER,), gate=PASSED), SHIP, "publish_if is fulfilled: why"),
+        (Evidence(comparisons=(EQUAL,), gate=PASSED), SHIP, "publish_if is fulfilled: why"),
+        (Evidence(comparisons=(WORSE,), gate=PASSED), UNCLEAR, "; but publish_if is fulfilled: why"),
+        (Evidence(comparisons=(BETTER,), gate=HELD), NOT, "publish_if holds the model back: why"),
+        (Evidence(comparisons=(replace(BETTER, reference=None),)), SHIP, "a difference of 2.5 (1.5 to 3.5) from"),
+        (Evidence(comparisons=(replace(BETTER, decides=False),)), UNCLEAR, "nothing was evaluated"),
     ],
 )  # fmt: skip
-def test_findings_add_up(findings, choice: Choice, part: str) -> None:  # type: ignore[no-untyped-def]
-    found = decide(findings)
+def test_findings_add_up(evidence: Evidence, choice: Choice, part: str) -> None:
+    found = decide(evidence)
     assert found.choice is choice
     assert part in found.reason
 
 
-@pytest.mark.parametrize(("share", "word"), [(None, "action_probability"), (1.0, "action_probability"), (0.0, "A/B")])
-def test_the_next_step_is_what_the_log_lacks(share: float | None, word: str) -> None:
-    found = findings_of([comparison(undefined("IPS"))], (), overlap=OVERLAP | {"unsupported_share": share})
-    step = decide(found).next_step
-    assert word in step
-    assert step.startswith("log the probability") == (share != 0.0)
+@pytest.mark.parametrize(
+    ("result", "step"),
+    [
+        (replace(RESULT, weighted=False), "log the probability of every action"),
+        (replace(RESULT, overlap=replace(OVERLAP, unsupported_share=1.0)), "log the probability of every action"),
+        (RESULT, "gather more exploratory data"),
+        (replace(RESULT, overlap=None), "evaluate on a log with whole episodes"),
+    ],
+)
+def test_the_next_step_is_what_the_log_lacks(result: CPEResult, step: str) -> None:
+    found = decide(Evidence(comparisons=(comparison(undefined("IPS")),), result=result))
+    assert found.next_step.startswith(step)
 
 
 def test_the_reward_s_return_decides_and_metrics_have_their_own_title() -> None:
-    row = {"name": "MAGIC", "figure": FIGURE, "difference": FIGURE, "normalized": None, "verdict": "wide",
-           "reason": "r"}  # fmt: skip
-    family = {"logged": FIGURE, "estimates": [row], "disagreement": FIGURE}
-    outcomes = [{"name": name, "one_step": family, "sequential": family} for name in ("Reward", "reward")]
-    found = compared({"outcomes": outcomes})
-    assert [one.title for one in found] == [
-        "Reward: discounted return of an episode", "Reward: reward of a row",
-        "Metric reward: discounted sum over an episode", "Metric reward: mean of a row",
-    ]  # fmt: skip
-    assert [one.decides for one in found] == [True, False, False, False]
-    assert found[0].rows[0].figure == around(2.0, 1.0)
+    families = {
+        kind: Family(logged=FIGURE, estimates=(estimated(name, 2.0, 1.0),), disagreement=FIGURE)
+        for kind, name in (("one_step", "IPS_Reward"), ("sequential", "MAGIC"))
+    }
+    outcomes = tuple(OutcomeResult(name=name, **families) for name in ("Reward", "reward"))
+    found = tuple(compared(replace(RESULT, outcomes=outcomes), simulated=FIGURE))
+    assert [(one.title, one.decides, one.simulated, one.rows[0].name) for one in found] == [
+        ("Reward: discounted return of an episode", True, FIGURE, "MAGIC"),
+        ("Reward: reward of a row", False, None, "IPS_Reward"),
+        ("Metric reward: discounted sum over an episode", False, None, "MAGIC"),
+        ("Metric reward: mean of a row", False, None, "IPS_Reward"),
+    ]
+    # of two models the better one is wanted, whatever the logged policy was
+    assert not any(one.decides for one in compared(replace(RESULT, outcomes=outcomes), decides=False))
+    differences = tuple(compared_models({one.name: one.estimates for one in outcomes}))
+    assert [(one.title, one.decides, one.rows[0].name) for one in differences] == [
+        ("Reward: discounted return of an episode, model minus against", True, "MAGIC"),
+        ("Reward: reward of a row, model minus against", False, "IPS_Reward"),
+        ("reward: discounted return of an episode, model minus against", False, "MAGIC"),
+        ("reward: reward of a row, model minus against", False, "IPS_Reward"),
+    ]

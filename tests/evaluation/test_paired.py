@@ -5,21 +5,20 @@ import torch
 from oracles.pages import bandit_page
 
 from reagent_lite.config.evaluation import EvaluationConfig
-from reagent_lite.evaluation.cpe import evaluate_page
+from reagent_lite.evaluation.cpe import CPEResult, Estimate, differences, evaluate_page
 from reagent_lite.evaluation.page import EvaluationPage
-from reagent_lite.evaluation.paired import Difference, differences
 from reagent_lite.evaluation.verdict import Verdict
 
 VALUES = (3 + torch.randn(200, generator=torch.Generator().manual_seed(0))).tolist()
 
 
-def compare(one: EvaluationPage, other: EvaluationPage, **limits: int) -> dict[str, Difference]:
+def evaluated(page: EvaluationPage, **limits: int) -> CPEResult:
     config = EvaluationConfig(bootstrap_resamples=200, **limits)
-    results = tuple(
-        evaluate_page(page, gamma=0.9, config=config, generator=torch.Generator().manual_seed(7))
-        for page in (one, other)
-    )
-    found = differences((one, other), (results[0], results[1]), gamma=0.9, config=config, seed=7)
+    return evaluate_page(page, gamma=0.9, config=config, generator=torch.Generator().manual_seed(7))
+
+
+def compare(one: EvaluationPage, other: EvaluationPage, **limits: int) -> dict[str, Estimate]:
+    found = differences(evaluated(one, **limits), evaluated(other, **limits))
     return {difference.name: difference for difference in found["Reward"]}
 
 
@@ -35,8 +34,7 @@ def test_differences_are_resampled_in_pairs():
     ips = compare(one, other)["IPS_Reward"]
     mean = sum(VALUES) / len(VALUES)
     assert ips.figure.value == pytest.approx(0.2 * mean)
-    single = evaluate_page(one, gamma=0.9, config=EvaluationConfig(bootstrap_resamples=200),
-                           generator=torch.Generator().manual_seed(7)).outcomes[0].one_step.logged  # fmt: skip
+    single = evaluated(one).outcomes[0].one_step.logged
     # the same resamples as evaluate_page's: the interval is .2 of the logged mean's
     assert ips.figure.high - ips.figure.low == pytest.approx(0.2 * (single.high - single.low))
     assert ips.verdict is Verdict.TRUSTWORTHY
@@ -44,8 +42,5 @@ def test_differences_are_resampled_in_pairs():
 
 
 def test_pages_without_rows_have_no_differences():
-    page = bandit_page([1.0])
-    empty = page.rows(torch.zeros(1, dtype=torch.bool))
-    config = EvaluationConfig(bootstrap_resamples=100)
-    result = evaluate_page(empty, gamma=0.9, config=config, generator=torch.Generator().manual_seed(0))
-    assert differences((empty, empty), (result, result), gamma=0.9, config=config, seed=0) == {}
+    empty = evaluated(bandit_page([1.0]).rows(torch.zeros(1, dtype=torch.bool)))
+    assert differences(empty, empty) == {}

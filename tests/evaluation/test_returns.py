@@ -7,7 +7,7 @@ import torch
 from oracles import gridworld
 from torch import Tensor
 
-from reagent_lite.evaluation.returns import Returns, estimate, estimates, play
+from reagent_lite.evaluation.returns import Returns, estimates, play
 from reagent_lite.sim.backend import open_backend
 from reagent_lite.sim.env import VectorEnv
 
@@ -100,7 +100,7 @@ def test_episodes_that_are_over_are_not_decided_any_more() -> None:
 
 def test_the_interval_is_that_of_the_mean() -> None:
     samples = torch.linspace(0, 10, 500, dtype=torch.float64)
-    result = estimate(samples, level=0.95, resamples=2000, seed=0)
+    (result,) = estimates(samples.unsqueeze(1), level=0.95, resamples=2000, seed=0)
     half = 1.96 * float(samples.std()) / 500**0.5
     assert result.value == pytest.approx(5.0)
     assert result.low == pytest.approx(5 - half, abs=0.05)
@@ -113,7 +113,7 @@ def test_columns_are_resampled_together() -> None:
     other = one.clone()
     other[7] += 5.0
     first, second, third = estimates(torch.stack((one, other, other - one), 1), level=0.9, resamples=500, seed=1)
-    assert first == estimate(one, level=0.9, resamples=500, seed=1)
+    assert (first,) == estimates(one.unsqueeze(1), level=0.9, resamples=500, seed=1)
     assert second.value == pytest.approx(5.1)
     # that episode is drawn 0 to 3 times or so, Poisson with mean 1: 0 to 3 times 5 / 50
     assert (third.value, third.low) == (pytest.approx(0.1), 0.0)
@@ -121,5 +121,6 @@ def test_columns_are_resampled_together() -> None:
 
 
 def test_equal_returns_of_many_digits_have_no_width() -> None:
-    result = estimate(torch.full((1000,), 86.60203251420378, dtype=torch.float64), level=0.95, resamples=300, seed=0)
+    equal = torch.full((1000, 1), 86.60203251420378, dtype=torch.float64)
+    (result,) = estimates(equal, level=0.95, resamples=300, seed=0)
     assert result.low == result.value == result.high == 86.60203251420378

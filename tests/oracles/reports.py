@@ -5,9 +5,13 @@ from html.parser import HTMLParser
 from itertools import cycle
 from typing import Any
 
-from reagent_lite.evaluation.cpe import Estimate
-from reagent_lite.evaluation.decision import Choice, Comparison, Decision, Finding, Simulated, Source
+import torch
+
+from reagent_lite.evaluation.cpe import CPEResult, Estimate
+from reagent_lite.evaluation.decision import Choice, Comparison, Decision, Evidence, Finding, Source
 from reagent_lite.evaluation.interval import UNDEFINED, Interval
+from reagent_lite.evaluation.overlap import Overlap
+from reagent_lite.evaluation.played import AGAINST, MODEL, RANDOM, Earned, Played, PlayedPolicy
 from reagent_lite.evaluation.verdict import Verdict
 from reagent_lite.report.charts import Curves, Line, curve_chart
 from reagent_lite.report.content import Kind, Report, Section, Table
@@ -22,13 +26,16 @@ from reagent_lite.report.sections import (
 )
 from reagent_lite.rl.estimators import SEQUENTIAL_ESTIMATORS
 
-FIGURE = {"value": 2.0, "low": 1.0, "high": 3.0}
-OVERLAP: dict[str, Any] = {
-    "num_rows": 1200, "num_episodes": 30, "effective_rows": 400.0, "mean_weight": FIGURE,
-    "largest_row_share": 0.25, "unsupported_share": 0.0, "horizon": 40, "horizon_reached": 7, "judged_step": 3,
-    "effective_episodes": 12.5, "mean_episode_weight": FIGURE, "largest_episode_share": 0.5,
-    "effective_episodes_by_step": [30.0, 4.0, None], "mean_weight_by_step": [1.0, 0.5, None], "cut_share": 0.125,
-}  # fmt: skip
+FIGURE = Interval(value=2.0, low=1.0, high=3.0)
+OVERLAP = Overlap(
+    num_rows=1200, num_episodes=30, effective_rows=400.0, mean_weight=FIGURE, largest_row_share=0.25,
+    unsupported_share=0.0, horizon=40, horizon_reached=7, judged_step=3, effective_episodes=12.5,
+    mean_episode_weight=FIGURE, largest_episode_share=0.5, effective_episodes_by_step=(30.0, 4.0),
+    mean_weight_by_step=(1.0, 0.5), cut_share=0.125,
+)  # fmt: skip
+RESULT = CPEResult(
+    outcomes=(), overlap=OVERLAP, weighted=True, level=0.95, num_episodes_left_out=0, num_rows_beyond_horizon=0
+)
 
 
 class Page(HTMLParser):
@@ -67,18 +74,34 @@ def around(value: float, half: float) -> Interval:
 
 def estimated(name: str, value: float, half: float, verdict: Verdict = Verdict.TRUSTWORTHY) -> Estimate:
     """An estimate with a symmetric interval, against a reference of 10."""
-    return Estimate(name=name, figure=around(value, half), difference=around(value - 10, half), normalized=value / 10,
-                    verdict=verdict, reason="why")  # fmt: skip
+    return estimate(name, around(value, half), around(value - 10, half), value / 10, verdict, "why")
 
 
 def undefined(name: str) -> Estimate:
-    return Estimate(name=name, figure=UNDEFINED, difference=UNDEFINED, normalized=UNDEFINED.value,
-                    verdict=Verdict.DO_NOT_USE, reason="no propensities")  # fmt: skip
+    return estimate(name, UNDEFINED, UNDEFINED, UNDEFINED.value, Verdict.DO_NOT_USE, "no propensities")
+
+
+def estimate(
+    name: str, figure: Interval, difference: Interval, normalized: float, verdict: Verdict, reason: str
+) -> Estimate:
+    return Estimate(name=name, figure=figure, difference=difference, normalized=normalized, verdict=verdict,
+                    reason=reason, samples=torch.zeros(0))  # fmt: skip
 
 
 def comparison(*rows: Estimate) -> Comparison:
     unit = "discounted return of an episode"
     return Comparison(outcome="Reward", unit=unit, decides=True, reference=around(10.0, 1.0), rows=rows)
+
+
+def game(first: Interval, other: Interval, difference: Interval, *, against: bool = False) -> Played:
+    """Two policies that played, the second one another model or random actions; discounted returns are the same."""
+    key = AGAINST if against else RANDOM
+    policies = {
+        name: PlayedPolicy(total=one, discounted=one, length=1234.5, cut_share=0.125)
+        for name, one in ((MODEL, first), (key, other))
+    }
+    return Played(env="x", parameters={}, time_limit=200, episodes=10, longest=150, policies=policies,
+                  differences={key: Earned(total=difference, discounted=difference)})  # fmt: skip
 
 
 def candidates(name: str, number: int = 1) -> dict[str, Any]:
@@ -91,8 +114,9 @@ def candidates(name: str, number: int = 1) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def estimates(*rows: Comparison, overlap: dict[str, Any] | None = None, plain: bool = False) -> Section:
-    return estimates_section(rows, 0.95, "evaluation.json", overlap=overlap, plain=plain)
+def estimates(*rows: Comparison, result: CPEResult | None = None, plain: bool = False) -> Section:
+    evidence = Evidence(comparisons=rows, result=result)
+    return estimates_section(evidence, 0.95, "evaluation.json", plain=plain)
 
 
 def decided(choice: Choice = Choice.SHIP, words: str = "why") -> Decision:
@@ -117,15 +141,14 @@ def full(name: str, *, title: str = "", figure: Interval | None = None) -> Repor
     band = tuple((0.5 * y, 2 * y) for _, y in points)
     lines = tuple(Line(name=one, points=points, band=band) for one in SEQUENTIAL_ESTIMATORS)
     rows = tuple(
-        Estimate(name=one, figure=figure, difference=figure, normalized=figure.value, verdict=verdict, reason=name)
+        estimate(one, figure, figure, figure.value, verdict, name)
         for one, verdict in zip(SEQUENTIAL_ESTIMATORS, cycle(Verdict), strict=False)
     )
     compared = replace(comparison(*rows), outcome=title, reference_name=title, reference=figure, simulated=figure)
-    played = Simulated(name=title, returns=figure, discounted=figure, length=1234.5, cut_share=0.125, difference=figure)
-    by_step = {
-        "effective_episodes_by_step": [200.0 / (1 + k) for k in range(200)],
-        "mean_weight_by_step": [0.9**k for k in range(200)],
-    }
+    long = replace(
+        OVERLAP, effective_episodes_by_step=tuple(200.0 / (1 + k) for k in range(200)),
+        mean_weight_by_step=tuple(0.9**k for k in range(200)),
+    )  # fmt: skip
     digest = "0123456789abcdef" * 4
     wide: tuple[Kind, ...] = ("name", "name", "mark", "share", "number", "number", "number")
     paths: tuple[Kind, ...] = ("name", "words", "name", "number")
@@ -134,9 +157,9 @@ def full(name: str, *, title: str = "", figure: Interval | None = None) -> Repor
         title=name, notes=(name,), facts=((title, name), (title, digest[:16])),
         decision=decided(Choice.NOT_ENOUGH, words=name),
         sections=(
-            estimates(compared, overlap=OVERLAP),
-            simulated_section((played, replace(played, name="Random actions")), 0.95, name),
-            weights_section(OVERLAP | by_step, 10.0),
+            estimates(compared, result=RESULT),
+            simulated_section(game(figure, figure, figure), {MODEL: title}, 0.95, name),
+            weights_section(long, 10.0),
             Section(title="Learning curves", charts=(
                 curve_chart(Curves(title=title, x=title, y=title, lines=lines, mark=(0.0005, title))),
             )),

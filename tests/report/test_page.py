@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from oracles.reports import (
     OVERLAP,
+    RESULT,
     Page,
     around,
     candidates,
@@ -19,11 +20,12 @@ from oracles.reports import (
     estimated,
     estimates,
     full,
+    game,
     report_of,
     undefined,
 )
 
-from reagent_lite.evaluation.decision import Choice, Simulated
+from reagent_lite.evaluation.decision import Choice
 from reagent_lite.evaluation.verdict import Verdict
 from reagent_lite.report.content import Report, Section, Table, written
 from reagent_lite.report.curves import curves_of, curves_section, read_series
@@ -61,7 +63,7 @@ def test_words_from_outside_cannot_become_tags() -> None:
 
 
 def test_an_empty_report_has_no_section() -> None:
-    empty = [estimates(), simulated_section((), 0.95, ""), weights_section(None, None), actions_section({}, ""),
+    empty = [estimates(), simulated_section(None, {}, 0.95, ""), weights_section(None, 10.0), actions_section({}, ""),
              candidates_section(None, ""),
              candidates_section({"rows": 0}, ""), features_section({}, {}, "note"), curves_section({})]  # fmt: skip
     page = Page(report_of(*empty))
@@ -129,12 +131,17 @@ def test_tables_say_the_figures_and_a_shared_reason_once() -> None:
     assert any("dotted line" in one for one in page.text["p"])
 
 
-def test_returns_in_simulation_have_only_the_columns_that_are_known() -> None:
-    first = Simulated(name="One", returns=around(5.0, 1.0), discounted=around(3.0, 1.0), cut_share=0.25)
-    other = Simulated(name="Two", returns=around(4.0, 1.0), difference=around(1.0, 0.5))
-    page = Page(report_of(simulated_section((first, other), 0.95, "")))
-    assert page.text["thead"] == ["PolicyReturnDiscounted returnReturn of one minus thisCut by the time limit"]
-    assert page.text["td"] == ["5 (4 to 6)", "3 (2 to 4)", "–", "25%", "4 (3 to 5)", "–", "1.0 (0.5 to 1.5)", "–"]
+def test_returns_in_simulation() -> None:
+    played = game(around(5.0, 1.0), around(4.0, 1.0), around(1.0, 0.5))
+    page = Page(report_of(simulated_section(played, {"model": "One"}, 0.95, "")))
+    assert page.text["thead"] == [
+        "PolicyReturnDiscounted returnReturn of one minus thisMean length in stepsCut by the time limit"
+    ]
+    assert page.text["td"] == [
+        "5 (4 to 6)", "5 (4 to 6)", "–", "1,234", "12.5%",
+        "4 (3 to 5)", "4 (3 to 5)", "1.0 (0.5 to 1.5)", "1,234", "12.5%",
+    ]  # fmt: skip
+    assert [row.partition("\n")[0][:6] for row in page.text["tr"][1:]] == ["One5 (", "Random"]
 
 
 def test_candidates_are_told_by_their_features_the_largest_differences_first() -> None:
@@ -167,7 +174,7 @@ def test_the_model_card_says_the_same_in_markdown() -> None:
 
 def test_how_much_the_log_tells_stands_beside_the_estimates_and_trust_is_green_only_where_it_decides() -> None:
     row = comparison(estimated("IPS", 12.0, 1.0))
-    text = estimates(row, overlap=OVERLAP).notes[1]
+    text = estimates(row, result=RESULT).notes[1]
     assert text.startswith("30 scored episodes, worth 12.5 of the policy's own")
     assert 'class="dot good"' in estimates(row).charts[0].svg
     for section in (estimates(row, plain=True), estimates(replace(row, decides=False))):

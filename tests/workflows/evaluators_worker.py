@@ -13,8 +13,9 @@ from safetensors.torch import save_file
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, load_config
 from reagent_lite.console import log_as, logging_to_stderr
 from reagent_lite.distributed.group import Group, Place, joined
+from reagent_lite.evaluation.document import Evaluation
 from reagent_lite.evaluation.page import gather_page
-from reagent_lite.run.evaluators import Evaluation, LogEvaluator
+from reagent_lite.run.evaluators import LogEvaluator
 from reagent_lite.run.figures import present_shares, sources_of
 from reagent_lite.run.learner import build_learner
 from reagent_lite.run.logged import prepare
@@ -35,10 +36,9 @@ def evaluate(name: str, group: Group) -> None:
     facts = {"present": present_shares(data), "found": str(sources_of(config, data)[0].rows)}
     print(json.dumps({"name": name, "rows": len(part), **facts}))
     if page is None:
-        assert (evaluation.document, evaluation.scalars, evaluation.lines) == ({}, {}, ())
+        assert evaluation == Evaluation(scalars={}, document={})
         return
-    gate = gate_of(config, Evaluation(scalars={}, document=evaluation.document, lines=()),
-                   data.scored.counts.get("propensity_absent_rows", 0))  # fmt: skip
+    gate = gate_of(config, evaluation)
     Path(name, "gate.txt").write_text("" if gate is None or gate.passed else gate.reason)
     Path(name, "evaluation.json").write_text(json.dumps(evaluation.document["cpe"]))
     columns = {column: getattr(page, column) for column in page.__slots__ if column != "names"}

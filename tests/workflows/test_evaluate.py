@@ -19,7 +19,7 @@ from reagent_lite.config import DqnConfig, check
 from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.distributed.group import Group, Place
 from reagent_lite.errors import BundleError, ConfigError, DataError
-from reagent_lite.evaluation.withheld import MODELLED, WEIGHTED
+from reagent_lite.evaluation.cpe import MODELLED, WEIGHTED
 from reagent_lite.rl.estimators import ESTIMATORS
 from reagent_lite.rl.policies import EpsilonGreedy, Softmax, TargetPolicy
 from reagent_lite.run.train import train

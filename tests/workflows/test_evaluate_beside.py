@@ -1,6 +1,7 @@
 """Estimates of a log beside simulated returns: the same truth, side by side, and what keeps the two apart."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,10 @@ import pytest
 from oracles import gridworld
 from oracles.logs import write_lines
 from oracles.played import gridworld_log, played, world
+from oracles.reports import game
 
 from reagent_lite.evaluation.interval import UNDEFINED, Interval
-from reagent_lite.evaluation.played import MODEL, RANDOM, Beside, Counted, Played, PlayedPolicy, beside
+from reagent_lite.evaluation.played import MODEL, RANDOM, EstimatedReturn
 from workflows.evaluate import Evaluated
 
 
@@ -43,7 +45,7 @@ def test_log_and_simulation_side_by_side(
     assert report["simulation"]["remarks"] == []
     assert outcome.rows > 0
     assert {"simulation/return/mean", "CPE/Reward/MAGIC"} <= set(outcome.scores)
-    shown = Interval.read(simulated)
+    shown = Interval(**simulated)
     assert f"discounted return in simulation: {shown}; what estimates of the reward's discounted return" in caplog.text
     assert f"in simulation{shown}" in re.sub("<[^>]*>", "", Path(outcome.page).read_text())
 
@@ -58,16 +60,14 @@ def test_a_cut_log_is_not_held_against_whole_episodes(tmp_path: Path, rows: list
     assert f"Estimates from the log are not of the same quantity. {said}" in Path(outcome.page).read_text()
 
 
-def judged(cut: float = 0.0, **counted: Any) -> Beside:
+def compared(cut: float = 0.0, **estimated: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """A log of up to 100 steps an episode beside up to 150 played ones, which are cut at 200; gamma 0.99."""
-    policies = {
-        key: PlayedPolicy(total=UNDEFINED, discounted=UNDEFINED, length=50.0, cut_share=share)
-        for key, share in ((MODEL, cut), (RANDOM, 1.0))
-    }
-    game = Played(env="x", parameters={}, time_limit=200, episodes=10, longest=150, policies=policies,
-                  differences={})  # fmt: skip
+    played = game(UNDEFINED, UNDEFINED, UNDEFINED)
+    played = replace(played, policies={MODEL: replace(played.policies[MODEL], cut_share=cut),
+                                       RANDOM: replace(played.policies[RANDOM], cut_share=1.0)})  # fmt: skip
     usual = {"gamma": 0.99, "by_time": False, "horizon": 1000, "longest": 100, "cut_share": 0.0}
-    return beside(Counted(**{**usual, **counted}), game)
+    found = EstimatedReturn(**{**usual, **estimated})
+    return tuple(found.obstacles(played)), tuple(found.remarks(played))
 
 
 CUT = "12.5% of the scored episodes were cut before their end: estimates by weights alone stop there."
@@ -99,4 +99,4 @@ CUT = "12.5% of the scored episodes were cut before their end: estimates by weig
     ],
 )  # fmt: skip
 def test_what_keeps_them_apart(keys: dict[str, Any], apart: tuple[str, ...], remarks: tuple[str, ...]) -> None:
-    assert judged(**keys) == Beside(apart=apart, remarks=remarks)
+    assert compared(**keys) == (apart, remarks)

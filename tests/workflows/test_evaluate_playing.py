@@ -164,5 +164,5 @@ def test_the_page_in_a_browser(tmp_path: Path, cart: Path) -> None:
     for name in ("The model, softmax of q at temperature 1", "The other model", "Random actions"):
         assert name in shown
     figure = report["simulation"]["difference"]["return"]
-    assert str(Interval.read(figure)) in shown
+    assert str(Interval(**figure)) in shown
     assert outcome.decision["choice"] == report["decision"]["choice"] == "ship"

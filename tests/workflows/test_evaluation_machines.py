@@ -215,7 +215,7 @@ def test_machines_score_what_one_process_with_all_rows_scores(
             assert_close(mine[column], values, atol=tolerance, rtol=tolerance)
         assert document["overlap"]["num_episodes"] == len(found)
         same(document, of_one)
-    reason = "Sequential_Doubly_Robust of Reward cannot be had: 1 row of the log has no propensity"
+    reason = "Sequential_Doubly_Robust of Reward has no interval: 1 of 187 rows of the log have no propensity"
     assert [(folders[0] / name / "gate.txt").read_text() for name in ("shares", "unknown")] == ["", reason]
     assert "evaluation: 5 of 9 episodes are scored (evaluation.max_episodes)" in runs[0].err
     assert "evaluation: 8 episodes of 2 machines are scored" in runs[0].err

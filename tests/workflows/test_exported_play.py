@@ -12,7 +12,7 @@ from oracles.simulated import made
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, WorkflowConfig, check
 from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.distributed.group import Group, Place
-from reagent_lite.evaluation.returns import estimate, play
+from reagent_lite.evaluation.returns import estimates, play
 from reagent_lite.export import load_bundle
 from reagent_lite.rl.policies import policy_of
 from reagent_lite.run.environments import FINAL, open_simulation
@@ -54,7 +54,7 @@ def replayed(config: WorkflowConfig, model: str) -> dict[str, float]:
     values = BundlePolicy(bundle, env.spec)
     result = play(env, values, gamma=0.9, epsilon=policy.epsilon, temperature=policy.temperature)
     settings = {"level": 0.95, "resamples": 200, "seed": config.seed}
-    total, discounted = estimate(result.total, **settings), estimate(result.discounted, **settings)
+    total, discounted = estimates(result.table[:2].T, **settings)
     return {
         "simulation/return/mean": total.value,
         "simulation/return/lower": total.low,

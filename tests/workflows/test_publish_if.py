@@ -1,32 +1,32 @@
 """The export gate: what an evaluation must show before a model appears."""
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from oracles.reports import RESULT, around, estimate
 from oracles.runs import trained
 
 from reagent_lite.config import DqnConfig, check
 from reagent_lite.config.publish import ESTIMATOR_NAMES, PublishConfig
 from reagent_lite.errors import ConfigError
+from reagent_lite.evaluation.cpe import CPEResult, Family, OutcomeResult
 from reagent_lite.evaluation.gate import decide
+from reagent_lite.evaluation.interval import UNDEFINED, Interval
+from reagent_lite.evaluation.verdict import Verdict
 from reagent_lite.rl.estimators import ESTIMATORS
 
 
-def figure(value: float, low: float | None, high: float | None) -> dict[str, float | None]:
-    return {"value": value, "low": low, "high": high}
-
-
-def evaluation(low: float | None = 1.0, difference: float | None = 0.5, verdict: str = "wide") -> dict[str, Any]:
-    """A document with one estimate: 2 against 1.5, with lower bounds as given."""
-    estimate = {
-        "name": "MAGIC", "figure": figure(2.0, low, 3.0), "difference": figure(0.5, difference, 0.9),
-        "verdict": verdict, "reason": "because",
-    }  # fmt: skip
-    one_step: dict[str, Any] = {"logged": figure(0.1, 0.0, 0.2), "estimates": []}
-    family = {"logged": figure(1.5, 1.0, 2.0), "estimates": [estimate]}
-    return {"outcomes": [{"name": "clicks", "one_step": one_step, "sequential": family}]}
+def evaluation(low: float = 1.0, difference: float = 0.5, verdict: Verdict = Verdict.WIDE) -> CPEResult:
+    """A result with one estimate: 2 against 1.5, with lower bounds as given."""
+    figure, paired = Interval(value=2.0, low=low, high=3.0), Interval(value=0.5, low=difference, high=0.9)
+    family = Family(logged=around(1.5, 0.5), disagreement=UNDEFINED,
+                    estimates=(estimate("MAGIC", figure, paired, 1.3, verdict, "because"),))  # fmt: skip
+    one_step = Family(logged=around(0.1, 0.1), disagreement=UNDEFINED, estimates=())
+    return replace(RESULT, outcomes=(OutcomeResult(name="clicks", one_step=one_step, sequential=family),))
 
 
 @pytest.mark.parametrize(
@@ -36,21 +36,20 @@ def evaluation(low: float | None = 1.0, difference: float | None = 0.5, verdict:
         (evaluation(low=1.0), 1.0, False, "MAGIC of clicks is 2 and at least 1, not above 1"),
         (evaluation(difference=0.25), "logged", True, "to the logged policy is 0.5 and at least 0.25, above 0"),
         (evaluation(difference=-0.25), "logged", False, "is 0.5 and at least -0.25, not above 0"),
-        (evaluation(low=None), 1.0, False, "MAGIC of clicks has no interval: because"),
-        (evaluation(verdict="do not use"), 1.0, False, "MAGIC of clicks is not to be used: because"),
-        ({"outcomes": []}, 1.0, False, "no held-out episodes could be scored"),
+        (evaluation(low=math.nan), 1.0, False, "MAGIC of clicks has no interval: because"),
+        (evaluation(verdict=Verdict.DO_NOT_USE), 1.0, False, "MAGIC of clicks is not to be used: because"),
+        (RESULT, 1.0, False, "no held-out episodes could be scored"),
     ],
 )  # fmt: skip
-def test_what_passes(found: dict[str, Any], above: Any, passed: bool, said: str) -> None:
+def test_what_passes(found: CPEResult, above: Any, passed: bool, said: str) -> None:
     condition = PublishConfig(estimator="MAGIC", outcome="clicks", lower_bound_above=above)
-    gate = decide(found, condition, rows_without_propensity=0)
+    gate = decide(found, condition)
     assert gate.passed == passed
     assert said in gate.reason
     assert gate.document["reason"] == gate.reason
-    assert gate.document["bound"] == (None if not found["outcomes"] else 0.0 if above == "logged" else 1.0)
-    if found["outcomes"]:
+    assert gate.document["bound"] == (None if not found.outcomes else 0.0 if above == "logged" else 1.0)
+    if found.outcomes:
         assert gate.document["logged"]["value"] == 1.5
-        assert not decide(found, condition, rows_without_propensity=3).passed  # MAGIC weighs by propensities
 
 
 def test_names_are_those_of_the_registry() -> None:

@@ -63,7 +63,7 @@ def look_at(page: Path, browser: Browser) -> None:
     evaluation = json.loads((page.parent / "model/evaluation.json").read_text())
     estimate = evaluation["cpe"]["outcomes"][0]["sequential"]["estimates"][0]
     assert estimate["reason"] in tables
-    assert str(Interval.read(estimate["figure"])) in tables
+    assert str(Interval(**estimate["figure"])) in tables
     assert "rows: 1, episodes: 1, rule: propensity_outside" in tables  # refused: the row, and its episode left out
     assert "rows in files300" in tables
     assert NASTY in tables
