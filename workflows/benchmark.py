@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -34,6 +34,13 @@ _EPILOG = """\
 every figure is the median of five rounds that alternate with the copy it is held against; standard output ends with
 one JSON line, the table goes to standard error
 
+figures of the simulation, in millions of environment steps per second:
+  dynamics        actions given, rewards and ends written, no observations
+  observed        the same with what the policy sees next
+  acting          with both observations and an action drawn uniformly for each step
+  copy_limit      what copying from memory to memory allows, by the bytes that a step reads and writes
+  share_of_limit  dynamics / copy_limit; above 1 where all environments lie in a cache
+
 examples:
   python -m workflows.benchmark --only simulation
   python -m workflows.benchmark --only simulation --env pendulum --num_envs 1024 262144 --device cpu
@@ -41,29 +48,8 @@ examples:
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
-    """Millions of environment steps per second at one number of environments.
-
-    Attributes:
-        num_envs: side by side.
-        dynamics: actions given, rewards and ends written, no observations.
-        observed: the same with what the policy sees next.
-        acting: with both observations and an action drawn uniformly for each step.
-        copy_limit: what copying from memory to memory leaves room for, by the bytes that a step reads and writes.
-        share_of_limit: dynamics / copy_limit; above 1 where all environments lie in a cache.
-    """
-
-    num_envs: int
-    dynamics: float
-    observed: float
-    acting: float
-    copy_limit: float
-    share_of_limit: float
-
-
-def measure_simulation(backend: Backend, sizes: tuple[int, ...], seconds: float) -> list[Point]:
-    """Returns steps per second for each number of environments.
+def measure_simulation(backend: Backend, sizes: tuple[int, ...], seconds: float) -> list[dict[str, float]]:
+    """Returns the figures of each number of environments, by the names in the help text.
 
     Args:
         backend: the environment.
@@ -72,38 +58,30 @@ def measure_simulation(backend: Backend, sizes: tuple[int, ...], seconds: float)
     """
     device = backend.device
     source = torch.ones(_COPIED_BYTES // 2, dtype=torch.uint8, device=device)
-    target = torch.zeros_like(source)
+    target, uniform = torch.zeros_like(source), torch.ones(1, device=device)
     points = []
     for size in sizes:
         envs = VectorEnv(backend, num_envs=size)
         envs.reset()
+        envs.act(None, epsilon=uniform)
         # state read and written, action, reward, how it ended, step count: what any simulator must touch
         touched = 8 * envs.spec.state_words + envs.spec.action_bytes + 4 + 1 + 4
-        uniform = torch.ones(1, device=device)
 
-        def dynamics_only(envs: VectorEnv = envs) -> None:
-            envs.advance(observe=False)
-
-        def act_and_step(envs: VectorEnv = envs, uniform: torch.Tensor = uniform) -> None:
+        def act_and_step(envs: VectorEnv = envs) -> None:
             envs.act(None, epsilon=uniform)
             envs.step()
 
-        envs.act(None, epsilon=uniform)
-        works: list[tuple[Callable[[], object], int]] = [
-            (dynamics_only, size),
-            (envs.advance, size),
-            (act_and_step, size),
-        ]
-        works.append((lambda: target.copy_(source), _COPIED_BYTES // touched))
-        rates = _alternate(works, seconds, device)
-        dynamics, observed, acting, limit = (round(rate / 1e6, 3) for rate in rates)
-        points.append(
-            Point(num_envs=size, dynamics=dynamics, observed=observed, acting=acting, copy_limit=limit,
-                  share_of_limit=round(rates[0] / rates[3], 3))
-        )  # fmt: skip
-        last = points[-1]
-        logger.info(f"{size:>9,} {last.dynamics:>12,.2f} {last.observed:>12,.2f} {last.acting:>12,.2f} "
-              f"{last.copy_limit:>12,.2f} {last.share_of_limit:>8.2f}")  # fmt: skip
+        works: dict[str, tuple[Callable[[], object], int]] = {
+            "dynamics": (partial(envs.advance, observe=False), size),
+            "observed": (envs.advance, size),
+            "acting": (act_and_step, size),
+            "copy_limit": (lambda: target.copy_(source), _COPIED_BYTES // touched),
+        }
+        rates = dict(zip(works, _alternate(list(works.values()), seconds, device), strict=True))
+        point = {name: round(rate / 1e6, 3) for name, rate in rates.items()}
+        share = round(rates["dynamics"] / rates["copy_limit"], 3)
+        points.append({"num_envs": size, **point, "share_of_limit": share})
+        logger.info(f"{size:>9,}" + "".join(f" {figure:>12,.2f}" for figure in point.values()) + f" {share:>8.2f}")
     return points
 
 
@@ -147,12 +125,9 @@ def _alternate(
     works: list[tuple[Callable[[], object], int]], seconds: float, device: torch.device
 ) -> tuple[float, ...]:
     """Returns units per second of each work, given with its units a call, as medians of rounds in turn."""
-    counts = [_count(work, seconds, device) for work, _ in works]
-    rates: list[list[float]] = [[] for _ in works]
-    for _ in range(_ROUNDS):
-        for i, (work, units) in enumerate(works):
-            rates[i].append(counts[i] * units / _seconds(work, counts[i], device))
-    return tuple(statistics.median(rate) for rate in rates)
+    sized = [(work, units, _count(work, seconds, device)) for work, units in works]
+    rounds = [[count * units / _seconds(work, count, device) for work, units, count in sized] for _ in range(_ROUNDS)]
+    return tuple(map(statistics.median, zip(*rounds, strict=True)))
 
 
 def _count(work: Callable[[], object], seconds: float, device: torch.device) -> int:
@@ -216,7 +191,7 @@ def _measure(options: argparse.Namespace) -> int:
         logger.info(f"{'envs':>9} {'dynamics':>12} {'observed':>12} {'acting':>12} {'copy limit':>12} {'share':>8}")
         with on_stream(device):
             points = measure_simulation(backend, tuple(options.num_envs or _ALL), options.seconds)
-        result["simulation"] = [asdict(point) for point in points]
+        result["simulation"] = points
     if "training" in options.only:
         result["training"] = [
             measure_training(options.env, size, gpu, candidates=backend.spec.candidates)

@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
@@ -250,52 +251,41 @@ class Membership:
             lines += f"{Problem(self.name_of(rank), expected, got)}\n"
         return lines
 
-    def leave(self, *, restart: bool) -> bool:
-        """Ends this attempt after a failure and returns whether there will be another one.
+    def leave(self, *, restart: bool, done: bool = False) -> bool:
+        """Ends this attempt and returns whether there will be another one.
 
         Args:
-            restart: what this machine would do; node 0 decides for all that reach it.
+            restart: what this machine would do after a failure; node 0 decides for all that reach it.
+            done: the workers of this machine are done; only node 0 waits then, a moment for the others.
         """
-        try:
+        with suppress(LostError):  # node 0 is gone as well: its next start, or its absence, decides
             if self.node == 0:
                 self._link.call(lambda store: store.set("next", "restart" if restart else "end"))
-            else:
-                restart = self._wait_for_node_0(restart)
-            self._leave(_LEAVE_SECONDS)
-        except LostError:
-            pass  # node 0 is gone as well: its next start, or its absence, decides
+            elif not done:
+                restart = self._decision_of_node_0(restart)
+            self._link.call(lambda store: store.set(f"left/{self.node}", "1"))
+            deadline = time.monotonic() + (_FINISH_SECONDS if done else _LEAVE_SECONDS)
+            while self.node == 0 and time.monotonic() < deadline:
+                if all(self._link.call(lambda store: [store.get(f"left/{i}") for i in self._others])):
+                    break
+                time.sleep(ROUND_SECONDS / 4)
         self._link.close(ROUND_SECONDS)
         if not restart:
             self._close()
         return restart
 
     def finish(self) -> None:
-        """Ends the run: this machine's workers are done. Node 0 waits a moment for the others."""
-        try:
-            if self.node == 0:  # the model is saved: whoever fails from here on has nothing to begin again for
-                self._link.call(lambda store: store.set("next", "end"))
-            self._leave(_FINISH_SECONDS)
-        except LostError:
-            pass  # the model is saved: who cannot read it ends by itself
-        self._link.close(ROUND_SECONDS)
-        self._close()
+        """Ends the run: the model is saved, so whoever fails from here on has nothing to begin again for."""
+        self.leave(restart=False, done=True)
 
-    def _leave(self, seconds: float) -> None:
-        self._link.call(lambda store: store.set(f"left/{self.node}", "1"))
-        deadline = time.monotonic() + seconds
-        while self.node == 0 and time.monotonic() < deadline:
-            if all(self._link.call(lambda store: [store.get(f"left/{i}") for i in self._others])):
-                return
-            time.sleep(ROUND_SECONDS / 4)
-
-    def _wait_for_node_0(self, restart: bool) -> bool:
+    def _decision_of_node_0(self, otherwise: bool) -> bool:
         deadline = time.monotonic() + _LEAVE_SECONDS
         while time.monotonic() < deadline:
             decided = self._link.call(lambda store: store.get("next"))
             if decided is not None:
                 return decided == "restart"
             time.sleep(ROUND_SECONDS / 4)
-        return restart
+        return otherwise
 
     def _heartbeat(self, store: Store) -> Failure | None:
         now = time.monotonic()

@@ -9,15 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reagent_lite.config import DqnConfig, ParametricDqnConfig, check, fingerprint, load_config, resolved
+from reagent_lite.config import DqnConfig, ParametricDqnConfig, check, fingerprint, load_config
+from reagent_lite.config.simulate import SimulateConfig
 from reagent_lite.errors import ConfigError
 
 GOOD: dict[str, Any] = {"training_data_path": "a.json", "model_output_path": "out", "actions": ["0", "1"]}
 
 
-def faults(tree: dict[str, Any], model: type = DqnConfig) -> dict[str, str]:
+def faults(tree: dict[str, Any], model: type = DqnConfig, base: dict[str, Any] = GOOD) -> dict[str, str]:
     with pytest.raises(ConfigError) as caught:
-        check(model, {**GOOD, **tree} if model is DqnConfig else tree)
+        check(model, base | tree)
     return {problem.where: str(problem) for problem in caught.value.problems}
 
 
@@ -28,6 +29,9 @@ def test_defaults_are_the_contracts() -> None:
     assert (config.rainbow.num_atoms, config.rainbow.qmin, config.rainbow.qmax) == (51, -100.0, 200.0)
     assert config.rl.predictor_rtol_check == 5e-5
     assert config.norm_params.quantile_k2_threshold == 1000.0
+    played = check(SimulateConfig, {"env": "cartpole_v0", "output_path": "out/log.jsonl"})
+    assert (played.rows, played.episodes, played.num_envs, played.format) == (30000, None, 256, "events")
+    assert (played.policy.kind, played.policy.epsilon, played.value_of) == ("random", 0.1, None)
 
 
 def test_every_error_at_once() -> None:
@@ -65,6 +69,21 @@ def test_every_error_at_once() -> None:
 def test_the_nearest_key_is_named_by_its_full_path(tree: dict[str, Any], nearest: str) -> None:
     (problem,) = faults(tree).values()
     assert f"Did you mean '{nearest}" in problem
+
+
+def test_the_nearest_key_is_found_in_sections_that_may_be_null_and_below_others() -> None:
+    play = {"env": "cartpole_v0", "output_path": "out/log.jsonl"}
+    below = faults({"value_of": {"kind": "random", "temperture": 1, "zzz": 1, "num_envs": 1}}, SimulateConfig, play)
+    assert "Did you mean 'temperature'?" in below["value_of.temperture"]
+    assert "Known keys: kind, model" in below["value_of.zzz"]
+    assert "the top level" in below["value_of.num_envs"]
+    assert "policy.temperature" in faults({"temperature": 1}, SimulateConfig, play)["temperature"]
+    inside = {"env": "x", "prioritized": True, "simulation": {"env": "cartpole_v0", "replay": {"capasity": 3}}}
+    found = faults(inside)
+    assert "Did you mean 'capacity'?" in found["simulation.replay.capasity"]
+    assert "Did you mean 'simulation.env'?" in found["env"]
+    assert "simulation.replay.prioritized" in found["prioritized"]
+    assert "an object" in faults({"simulation": 3})["simulation"]
 
 
 def test_several_faults_in_one_list() -> None:
@@ -124,64 +143,6 @@ def test_values_that_json_can_hold_and_no_key_takes(value: str, words: str, tmp_
             load_config(DqnConfig, str(file), (f"{key}={value}",))
 
 
-def test_paths_that_no_file_can_have() -> None:
-    with pytest.raises(ConfigError, match="expected a readable JSON file, got embedded null byte"):
-        load_config(DqnConfig, "a\0b")
-    with pytest.raises(ConfigError, match="at most 100 levels"):
-        load_config(DqnConfig, None, ("a." * 100_000 + "b=1",))
-
-
-@pytest.mark.parametrize(
-    ("tree", "where", "words"),
-    [
-        ({"epochs": "3"}, "epochs", "valid integer"),
-        ({"training": {"minibatch_size": 1.5}}, "training.minibatch_size", "valid integer"),
-        ({"actions": ["a", "b", "a"]}, "actions", "'a' 2 times"),
-        ({"actions": ["a"]}, "actions", "at least two"),
-        ({"rl": {"reward_boost": {"2": 1.0}}}, "rl.reward_boost.2", "one of ['0', '1']"),
-        ({"rl": {"multi_steps": 2, "use_seq_num_diff_as_time_diff": True}}, "rl.multi_steps", "null"),
-        ({"rl": {"q_network_loss": "bce_with_logits"}}, "rl.q_network_loss", "gamma 0.9"),
-        ({"rl": {"target_action_distribution": [0.5, 0.5]}}, "rl.target_action_distribution", "not supported"),
-        ({"rl": {"state_feature_params": {"a": 1}}}, "rl.state_feature_params", "not supported"),
-        ({"training": {"cnn_parameters": {"a": 1}}}, "training.cnn_parameters", "not supported"),
-        ({"training": {"factorization_parameters": {"a": 1}}}, "training.factorization_parameters", "not supported"),
-        ({"training": {"activations": ["relu", "relu", "relu"]}}, "training.activations.2", "linear"),
-        ({"rainbow": {"categorical": True, "quantile": True}}, "rainbow.quantile", "C51 or QR-DQN"),
-        ({"rainbow": {"quantile": True}, "rl": {"q_network_loss": "huber"}}, "rl.q_network_loss", "own loss"),
-        ({"rainbow": {"categorical": True}, "rl": {"value_bounds": [0, 1]}}, "rl.value_bounds", "rainbow.qmin"),
-        ({"rl": {"value_bounds": [1, 1]}}, "rl.value_bounds", "low < high"),
-        (
-            {"rl": {"value_bounds": [0, 1], "q_network_loss": "bce_with_logits", "gamma": 0}},
-            "rl.value_bounds",
-            "rewards themselves",
-        ),
-        ({"rainbow": {"bcq": True}, "rl": {"maxq_learning": False}}, "rainbow.bcq", "nothing to restrict"),
-        ({"rendezvous": {"lost_after_seconds": 2.0}}, "rendezvous.lost_after_seconds", "at least three heartbeats (3)"),
-        (
-            {"data": {"global_minibatch_size": 8}, "training": {"minibatch_size": 8}},
-            "data.global_minibatch_size",
-            "both",
-        ),
-        ({"norm_params": {"feature_overrides": {"x": "ENUMM"}}}, "norm_params.feature_overrides.x", "ENUM"),
-        ({"norm_params": {"cols_to_norm": ["action"]}}, "norm_params.cols_to_norm", "state_features"),
-        ({"action_norm_data_path": "a.json"}, "action_norm_data_path", "parametric_dqn"),
-        ({"training_data_path": ""}, "training_data_path", "a path"),
-        ({"model_output_path": "s3://bucket/run"}, "model_output_path", "expected a local path"),
-        ({"norm_params": {"output_dir": "gs://bucket/run"}}, "norm_params.output_dir", "expected a local path"),
-        ({"data": {"training_copy_dir": "http://host/x"}}, "data.training_copy_dir", "expected a local path"),
-    ],
-)
-def test_rules(tree: dict[str, Any], where: str, words: str) -> None:
-    assert words in faults(tree)[where]
-
-
-def test_parametric_rules() -> None:
-    tree = {**GOOD, "rl": {"reward_boost": {"0": 1.0}}}
-    found = faults(tree, ParametricDqnConfig)
-    assert "workflows.dqn" in found["actions"]
-    assert "no names to boost" in found["rl.reward_boost"]
-
-
 def test_file_errors_name_file_and_line(tmp_path: Path) -> None:
     file = tmp_path / "x.json"
     rest = json.dumps(GOOD)[1:]
@@ -193,8 +154,15 @@ def test_file_errors_name_file_and_line(tmp_path: Path) -> None:
         file.write_text(text)
         with pytest.raises(ConfigError, match=words):
             load_config(DqnConfig, str(file))
-    with pytest.raises(ConfigError, match=r"Did you mean .*x\.json"):
-        load_config(DqnConfig, str(tmp_path / "xx.json"))
+    for path, sets, words in (
+        (str(tmp_path / "xx.json"), (), r"Did you mean .*x\.json"),
+        ("a\0b", (), "expected a readable JSON file, got embedded null byte"),
+        (None, ("a." * 100_000 + "b=1",), "at most 100 levels"),
+        (None, ("gamma",), "--set gamma"),
+        (None, ("seed=1", "seed.x=1"), "an object at seed"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            load_config(DqnConfig, path, sets)
 
 
 def test_overrides_take_json_or_text(tmp_path: Path) -> None:
@@ -203,13 +171,8 @@ def test_overrides_take_json_or_text(tmp_path: Path) -> None:
     sets = ("rl.gamma=0.5", "training.optimizer=sgd", "training.clip_grad_norm=null", 'actions=["x","y"]')
     config = load_config(DqnConfig, str(file), sets)
     assert (config.rl.gamma, config.training.optimizer_class, config.actions) == (0.5, "SGD", ("x", "y"))
-    with pytest.raises(ConfigError, match="--set gamma"):
-        load_config(DqnConfig, str(file), ("gamma",))
-
-
-def test_resolved_config_reads_back_as_itself() -> None:
-    config = check(DqnConfig, {**GOOD, "rl": {"gamma": 0.99, "softmax_policy": 0}})
-    assert check(DqnConfig, {k: v for k, v in resolved(config).items()}) == config
+    played = load_config(SimulateConfig, None, ("env=e", "output_path=a.csv", "value_of=null", "value_of.kind=random"))
+    assert played.value_of is not None  # a section that is null is filled
 
 
 def test_fingerprint_does_not_depend_on_the_node() -> None:

@@ -1,0 +1,146 @@
+"""Contradictions and values that no key takes, one at a time: which key is named, and in what words."""
+
+from typing import Any
+
+import pytest
+
+from reagent_lite.config import DqnConfig, ParametricDqnConfig, check, load_config, resolved
+from reagent_lite.config.section import Section
+from reagent_lite.config.simulate import LOG_SUFFIXES, SimulateConfig
+from reagent_lite.data.writing.files import FORMATS
+from reagent_lite.errors import ConfigError
+
+OUT, PLAYED, LOGGED = {"model_output_path": "out"}, {"env": "cartpole_v1"}, {"training_data_path": "a.jsonl"}
+NAMED = {"actions": ["0", "1"]}
+BASES: dict[str, tuple[type[Section], dict[str, Any]]] = {
+    "logged": (DqnConfig, OUT | LOGGED | NAMED),
+    "alone": (DqnConfig, OUT | {"simulation": PLAYED}),
+    "beside": (DqnConfig, OUT | LOGGED | NAMED | {"simulation": PLAYED | {"share": 0.25}}),
+    "candidates": (ParametricDqnConfig, OUT | LOGGED),
+    "simulate": (SimulateConfig, PLAYED | {"output_path": "out/log.jsonl"}),
+}
+RULES = [
+    ("logged", 'epochs="3"', "epochs", "valid integer"),
+    ("logged", "training.minibatch_size=1.5", "training.minibatch_size", "valid integer"),
+    ("logged", 'actions=["a","b","a"]', "actions", "'a' 2 times"),
+    ("logged", 'actions=["a"]', "actions", "at least two"),
+    ("logged", 'rl.reward_boost={"2":1.0}', "rl.reward_boost.2", "one of ['0', '1']"),
+    ("logged", "rl.multi_steps=2 rl.use_seq_num_diff_as_time_diff=true", "rl.multi_steps", "null"),
+    ("logged", "rl.q_network_loss=bce_with_logits", "rl.q_network_loss", "gamma 0.9"),
+    ("logged", "rl.target_action_distribution=[0.5,0.5]", "rl.target_action_distribution", "not supported"),
+    ("logged", 'rl.state_feature_params={"a":1}', "rl.state_feature_params", "not supported"),
+    ("logged", 'training.cnn_parameters={"a":1}', "training.cnn_parameters", "not supported"),
+    ("logged", 'training.factorization_parameters={"a":1}', "training.factorization_parameters", "not supported"),
+    ("logged", 'training.activations=["relu","relu","relu"]', "training.activations.2", "linear"),
+    ("logged", "rainbow.categorical=true rainbow.quantile=true", "rainbow.quantile", "C51 or QR-DQN"),
+    ("logged", "rainbow.quantile=true rl.q_network_loss=huber", "rl.q_network_loss", "own loss"),
+    ("logged", "rainbow.categorical=true rl.value_bounds=[0,1]", "rl.value_bounds", "rainbow.qmin"),
+    ("logged", "rl.value_bounds=[1,1]", "rl.value_bounds", "low < high"),
+    ("logged", "rl.value_bounds=[0,1] rl.q_network_loss=bce_with_logits rl.gamma=0", "rl.value_bounds",
+     "rewards themselves"),
+    ("logged", "rainbow.bcq=true rl.maxq_learning=false", "rainbow.bcq", "nothing to restrict"),
+    ("logged", "rendezvous.lost_after_seconds=2.0", "rendezvous.lost_after_seconds", "at least three heartbeats (3)"),
+    ("logged", "data.global_minibatch_size=8 training.minibatch_size=8", "data.global_minibatch_size", "both"),
+    ("logged", 'norm_params.feature_overrides={"x":"ENUMM"}', "norm_params.feature_overrides.x", "ENUM"),
+    ("logged", 'norm_params.cols_to_norm=["action"]', "norm_params.cols_to_norm", "state_features"),
+    ("logged", "action_norm_data_path=a.json", "action_norm_data_path", "parametric_dqn"),
+    ("logged", "training_data_path=", "training_data_path", "Or give a simulation section"),
+    ("logged", "model_output_path=s3://bucket/run", "model_output_path", "expected a local path"),
+    ("logged", "norm_params.output_dir=gs://bucket/run", "norm_params.output_dir", "expected a local path"),
+    ("logged", "data.training_copy_dir=http://host/x", "data.training_copy_dir", "expected a local path"),
+    ("candidates", 'actions=["0","1"]', "actions", "workflows.dqn"),
+    ("candidates", 'rl.reward_boost={"0":1.0}', "rl.reward_boost", "no names to boost"),
+    ("alone", "simulation.env=", "simulation.env", "got nothing"),
+    ("alone", "simulation.epsilon_start=0.1 simulation.epsilon_end=0.2", "simulation.epsilon_end",
+     "at most epsilon_start"),
+    ("alone", "simulation.num_envs=100 simulation.replay.capacity=299", "simulation.replay.capacity", "at least 300"),
+    ("alone", "simulation.replay.prioritised=true", "simulation.replay.prioritised", "'prioritized'"),
+    ("alone", "simulation.enviroment=x", "simulation.enviroment", "unknown key"),
+    ("alone", "simulation.share=0.5", "simulation.share", "absent or 1"),
+    # 10 000 warm-up steps are 157 of each of 64 environments, and one more to learn from
+    ("alone", "simulation.total_steps=10111", "simulation.total_steps", "at least 10112"),
+    ("alone", f"simulation.time_limit={2**24 + 1}", "simulation.time_limit", "at most 16777216 steps"),
+    ("alone", "simulation.epsilon_start=0.05", "simulation.epsilon_start", "at least rl.epsilon (0.1)"),
+    ("alone", "simulation.exploration=softmax simulation.epsilon_end=0.0", "simulation.epsilon_end", "softmax"),
+    ("alone", "simulation.replay.beta=0.5", "simulation.replay.beta", "prioritized is false"),
+    ("alone", "data.residency=host", "data.residency", "no"),
+    ("alone", "norm_params.num_samples=5000", "norm_params.num_samples", "logged rows"),
+    ("alone", "evaluation.calc_cpe_in_training=false", "evaluation.calc_cpe_in_training", "logged rows"),
+    ("alone", "evaluation.max_episodes=50", "evaluation.max_episodes", "logged rows"),
+    ("alone", "epochs=3", "epochs", "simulation.total_steps"),
+    ("alone", "eval_data_path=x", "eval_data_path", "absent without training_data_path"),
+    ("alone", "simulation.backend=cuda use_gpu=false", "simulation.backend", "use_gpu is false"),
+    ("alone", "rl.value_bounds=rewards", "rl.value_bounds", "before it is played"),
+    ("beside", "simulation.share=0 simulation.num_envs=128", "simulation.num_envs", "share is 0"),
+    ("beside", "simulation.share=0 simulation.replay.prioritized=true", "simulation.replay", "share is 0"),
+    ("beside", "simulation.share=null", "simulation.share", "beside training_data_path"),
+    ("beside", "simulation.total_steps=50000", "simulation.total_steps", "absent beside training_data_path"),
+    ("beside", "simulation.num_evaluations=5", "simulation.num_evaluations", "absent beside training_data_path"),
+    ("beside", "rl.value_bounds=rewards", "rl.value_bounds", "before it is played"),
+    ("beside", "actions=[]", "actions", "at least two"),
+    ("beside", "rl.use_seq_num_diff_as_time_diff=true", "rl.use_seq_num_diff_as_time_diff", "one step"),
+    ("beside", 'rl.reward_boost={"up":1.0}', "rl.reward_boost.up", "one of"),
+    ("simulate", "env=", "env", "nothing"),
+    ("simulate", "output_path=", "output_path", "a path"),
+    ("simulate", "output_path=log.tsv", "output_path", ".jsonl.gz"),
+    ("simulate", "output_path=out/.parquet", "output_path", ".parquet"),
+    ("simulate", "output_path=s3://bucket/log.jsonl", "output_path", "a local path"),
+    ("simulate", "rows=10 episodes=3", "episodes", "rows 10, episodes 3"),
+    ("simulate", "rows=null", "rows", "episodes instead"),
+    ("simulate", "format=rows", "format", "'transitions'"),
+    ("simulate", "format=transitions ds=2026-01-01", "ds", "Only events"),
+    ("simulate", "policy.kind=epsilon_greedy", "policy.model", "nothing"),
+    ("simulate", "policy.kind=random policy.model=m", "policy.model", "absent with kind random"),
+    ("simulate", "policy.kind=softmax policy.model=m policy.epsilon=0.2", "policy.epsilon", "absent with kind softmax"),
+    ("simulate", "policy.kind=epsilon_greedy policy.model=m policy.temperature=2.0", "policy.temperature", "softmax"),
+    ("simulate", "policy.kind=greedy policy.model=m", "policy.kind", "'epsilon_greedy'"),
+    ("simulate", "value_of={}", "value_of.model", "kind greedy"),
+    ("simulate", "value_of.model=m value_of.epsilon=0.3", "value_of.epsilon", "absent with kind greedy"),
+    ("simulate", "backend=cuda use_gpu=false", "backend", "while use_gpu is false"),
+]  # fmt: skip
+
+
+def refused(base: str, sets: str) -> dict[str, str]:
+    """Returns the problems of a base with `--set` overrides, by key."""
+    model, tree = BASES[base]
+    keys = [f"{key}.{name}={value}" if isinstance(inner, dict) else f"{key}={inner}".replace("'", '"')
+            for key, inner in tree.items()
+            for name, value in (inner.items() if isinstance(inner, dict) else [("", "")])]  # fmt: skip
+    with pytest.raises(ConfigError) as caught:
+        load_config(model, None, (*keys, *sets.split(" ")))
+    return {problem.where: str(problem) for problem in caught.value.problems}
+
+
+@pytest.mark.parametrize(("base", "sets", "where", "words"), RULES)
+def test_a_contradiction_is_named(base: str, sets: str, where: str, words: str) -> None:
+    assert words in refused(base, sets)[where]
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_a_resolved_config_reads_back_as_itself(base: str) -> None:
+    config = check(*BASES[base])
+    assert check(BASES[base][0], resolved(config)) == config
+
+
+@pytest.mark.parametrize(
+    ("base", "changes", "share"), [("logged", {}, 0.0), ("alone", {}, 1.0), ("beside", {}, 0.25),
+                                   ("beside", {"share": 0.0}, 0.0)]
+)  # fmt: skip
+def test_how_much_is_simulated(base: str, changes: dict[str, float], share: float) -> None:
+    model, tree = BASES[base]
+    time_differences = {"rl": {"use_seq_num_diff_as_time_diff": not share}}  # which a simulation does not learn from
+    config = check(model, tree | time_differences | ({"simulation": tree["simulation"] | changes} if changes else {}))
+    assert isinstance(config, DqnConfig)
+    assert config.simulated_share == share
+
+
+def test_episodes_replace_the_default_of_rows() -> None:
+    config = check(SimulateConfig, BASES["simulate"][1] | {"episodes": 5, "value_of": {"kind": "random"}})
+    assert (config.rows, config.episodes) == (None, 5)
+    assert check(SimulateConfig, resolved(config)) == config
+
+
+def test_every_suffix_has_a_writer() -> None:
+    assert set(LOG_SUFFIXES) == set(FORMATS)
+    for suffix in LOG_SUFFIXES:
+        check(SimulateConfig, PLAYED | {"output_path": f"a/b{suffix}"})
