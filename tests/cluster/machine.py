@@ -28,7 +28,7 @@ class Started:
 
     def __init__(self, process: "subprocess.Popen[bytes] | Interpreter", outputs: tuple[Path, Path]) -> None:
         self._process, self._outputs = process, outputs
-        self.pid = process.pid  # nsenter and env replace themselves by the command
+        self.pid, self.kill = process.pid, process.kill  # nsenter and env replace themselves by the command
 
     @property
     def stdout(self) -> str:
@@ -43,24 +43,25 @@ class Started:
         """Whether it has not ended yet; a stopped process runs."""
         return self._process.poll() is None
 
-    def wait(self, timeout: float) -> int:
-        """Returns the exit status, -n after signal n; still running after `timeout` seconds fails the test."""
+    def wait(self, seconds: float) -> int:
+        """Returns the exit status, -n after signal n; still running after so many seconds fails the test."""
         try:
-            return self._process.wait(timeout)
+            return self._process.wait(seconds)
         except subprocess.TimeoutExpired:
-            raise AssertionError(
-                f"process {self.pid} still runs after {timeout} s\n{self.stdout}\n{self.stderr}"
-            ) from None
+            raise AssertionError(f"{self.pid} still runs after {seconds} s\n{self.stdout}\n{self.stderr}") from None
 
-    def kill(self, number: int = signal.SIGKILL) -> None:
-        """Sends a signal to this process alone; nothing where it has ended."""
-        self._process.send_signal(number)
-
-    def tree(self) -> list[int]:
-        """Returns the ids of its descendants, parents first."""
+    def children(self) -> list[psutil.Process]:
+        """Returns its descendants, parents first."""
         with contextlib.suppress(psutil.NoSuchProcess):
-            return [one.pid for one in psutil.Process(self.pid).children(recursive=True)]
+            return psutil.Process(self.pid).children(recursive=True)
         return []
+
+    def end(self) -> None:
+        """Ends it with its descendants."""
+        for child in self.children() if self.running else []:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+        self.kill()
 
 
 class Machine:
@@ -94,13 +95,9 @@ class Machine:
             process = Interpreter(argv[1:], cwd=cwd, env=environment, outputs=outputs, namespaces_of=self.pid)
             return Started(process, outputs)
         with outputs[0].open("wb") as out, outputs[1].open("wb") as err:
-            return Started(
-                subprocess.Popen(
-                    self._command(argv, cwd), env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
-                    start_new_session=True,
-                ),
-                outputs,
-            )  # fmt: skip
+            started = subprocess.Popen(self._command(argv, cwd), env=environment, stdin=subprocess.DEVNULL, stdout=out,
+                                       stderr=err, start_new_session=True)  # fmt: skip
+        return Started(started, outputs)
 
     def _command(self, argv: Sequence[str], cwd: Path = Path("/")) -> list[str]:
         enter = ["nsenter", "--target", str(self.pid), "--mount", "--net", "--uts"]

@@ -4,13 +4,15 @@ import json
 import random
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from cluster.hosts import Hosts
-from cluster.training import Job, alone, kill, learned, parts, same
+from cluster.training import Job, alone, learned, parts, same
 
 from reagent_lite.export import load_bundle
 
@@ -112,12 +114,13 @@ def strike(work: Job, rng: random.Random) -> str:
     """Kills something: a worker, a launcher, or all of a host, which is then started again by the same command."""
     index = rng.randrange(2)
     host, launcher = work.hosts[index], work.started[index][-1]
-    children = launcher.tree()
+    children = launcher.children()
     what = rng.choice(["worker", "launcher", "host"] if children else ["launcher", "host"])
     if what == "worker":
-        kill(rng.choice(children))
+        with suppress(psutil.NoSuchProcess):
+            rng.choice(children).kill()
     elif what == "launcher":
-        kill(launcher.pid)
+        launcher.kill()
     else:
         host.kill_all(silent=rng.random() < 0.5)
     if what != "worker":

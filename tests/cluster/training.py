@@ -1,8 +1,6 @@
 """The user's procedure on hosts: one config, the rows in parts at the same local path, the same command everywhere."""
 
 import json
-import os
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -103,17 +101,8 @@ class Job:
 
     def end(self) -> None:
         """Ends what still runs."""
-        for one in (one for all_ in self.started for one in all_ if one.running):
-            for pid in (*one.tree(), one.pid):
-                kill(pid)
-
-
-def kill(pid: int, number: int = signal.SIGKILL) -> None:
-    """Sends a signal to a process that may have ended."""
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        return
+        for one in (one for all_ in self.started for one in all_):
+            one.end()
 
 
 def newest(out: Path) -> int:

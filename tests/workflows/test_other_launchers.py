@@ -86,11 +86,3 @@ def test_processes_that_do_not_come_are_named_or_counted(tmp_path: Path, store: 
     absent = "no sign of rank 1, 2" if store else "not all"
     assert f"start of 3 processes: expected all of them within 3 s, got {absent}" in log
     assert store or "1/3 clients joined" in log
-
-
-def test_numbers_that_contradict_the_launcher_are_refused(tmp_path: Path) -> None:
-    place = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2",
-             "MASTER_PORT": "1"}  # fmt: skip
-    code, log = alone(tmp_path, place, "--node_index=0")
-    assert code == 2
-    assert "node_index: expected 1, as GROUP_RANK says, got 0" in log
