@@ -10,9 +10,9 @@ import json
 import resource
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from reagent_lite.config import load_config, resolved
 from reagent_lite.config.section import Section
@@ -54,7 +54,7 @@ class Flag:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
+class Command(Generic[AnyConfig]):
     """How a workflow presents itself on the command line.
 
     Attributes:
@@ -70,7 +70,7 @@ class Command:
     """
 
     module: str
-    model: type[Section]
+    model: type[AnyConfig]
     example: str
     settings: str
     outcome: str
@@ -81,8 +81,7 @@ class Command:
 
 
 def main_alone(
-    command: Command,
-    model: type[AnyConfig],
+    command: Command[AnyConfig],
     work: Callable[[AnyConfig], "DataclassInstance"],
     arguments: list[str] | None = None,
 ) -> int:
@@ -90,7 +89,6 @@ def main_alone(
 
     Args:
         command: the workflow.
-        model: the config's class, as in `command`.
         work: does it; the result is printed as one JSON line.
         arguments: of the command line; None: those of this process.
     """
@@ -99,7 +97,7 @@ def main_alone(
     def body() -> int:
         own = {key: getattr(options, key) for key in command.flags}
         overrides = [f"{key}={json.dumps(value)}" for key, value in own.items() if value is not None]
-        config = config_of(command.module, model, options, overrides, needed=command.needs_config)
+        config = config_of(command, options, overrides)
         if options.dry_run:
             print(json.dumps(resolved(config), indent=2))
             return 0
@@ -111,7 +109,7 @@ def main_alone(
     return guarded(command, options, body)
 
 
-def guarded(command: Command, options: argparse.Namespace, body: Callable[[], int]) -> int:
+def guarded(command: Command[Any], options: argparse.Namespace, body: Callable[[], int]) -> int:
     """Returns the exit code of the body, or prints the schema in its place where that is asked for."""
 
     def work() -> int:
@@ -146,16 +144,15 @@ def _require_open_files() -> None:
         raise ConfigError(Problem("ulimit -n", f"at least {_OPEN_FILES} open files", str(limit), "Raise it first"))
 
 
-def config_of(
-    module: str, model: type[AnyConfig], options: argparse.Namespace, overrides: list[str], *, needed: bool = True
-) -> AnyConfig:
+def config_of(command: Command[AnyConfig], options: argparse.Namespace, overrides: Sequence[str] = ()) -> AnyConfig:
     """Returns the config that the command line names, with its overrides and then those given here."""
-    if options.config is None and needed:
-        raise ConfigError(Problem("--config", "the path of a JSON file", "nothing", f"See python -m {module} --help"))
-    return load_config(model, options.config, (*options.set, *overrides))
+    if options.config is None and command.needs_config:
+        todo = f"See python -m {command.module} --help"
+        raise ConfigError(Problem("--config", "the path of a JSON file", "nothing", todo))
+    return load_config(command.model, options.config, (*options.set, *overrides))
 
 
-def parser_of(command: Command) -> argparse.ArgumentParser:
+def parser_of(command: Command[Any]) -> argparse.ArgumentParser:
     """Returns a parser of the arguments that every workflow has."""
     texts = {key: value for key, value in asdict(command).items() if isinstance(value, str)}
     parser = argparse.ArgumentParser(

@@ -190,4 +190,4 @@ COMMAND = Command(
 )
 
 if __name__ == "__main__":
-    sys.exit(main_alone(COMMAND, ConvertConfig, convert))
+    sys.exit(main_alone(COMMAND, convert))

@@ -217,4 +217,4 @@ COMMAND = Command(
 )
 
 if __name__ == "__main__":
-    sys.exit(main_alone(COMMAND, EvaluateConfig, evaluate))
+    sys.exit(main_alone(COMMAND, evaluate))

@@ -206,4 +206,4 @@ COMMAND = Command(
 )
 
 if __name__ == "__main__":
-    sys.exit(main_alone(COMMAND, NormalizeConfig, normalize))
+    sys.exit(main_alone(COMMAND, normalize))

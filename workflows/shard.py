@@ -25,4 +25,4 @@ with --node_index, the same command on every machine, in any order:
 )
 
 if __name__ == "__main__":
-    sys.exit(main_alone(COMMAND, ShardConfig, shard))
+    sys.exit(main_alone(COMMAND, shard))

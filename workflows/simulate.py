@@ -281,4 +281,4 @@ COMMAND = Command(
 )
 
 if __name__ == "__main__":
-    sys.exit(main_alone(COMMAND, SimulateConfig, simulate))
+    sys.exit(main_alone(COMMAND, simulate))

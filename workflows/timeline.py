@@ -15,4 +15,4 @@ COMMAND = Command(
 )
 
 if __name__ == "__main__":
-    sys.exit(main_alone(COMMAND, TimelineConfig, run_timeline))
+    sys.exit(main_alone(COMMAND, run_timeline))

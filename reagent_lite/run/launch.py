@@ -74,7 +74,7 @@ def main(
         "--force", action="store_true", help="end a live run that holds the file of init_method, and take its place"
     )
     options = parser.parse_args(arguments)
-    return guarded(command, options, lambda: _reported(lambda: _run(module, model, train, options, arguments)))
+    return guarded(command, options, lambda: _reported(lambda: _run(command, train, options, arguments)))
 
 
 def _reported(run: Callable[[], int]) -> int:
@@ -93,13 +93,12 @@ def _reported(run: Callable[[], int]) -> int:
 
 
 def _run(
-    module: str,
-    model: type[Config],
+    command: Command[Config],
     train: Callable[[Config, Group], Outcome],
     options: argparse.Namespace,
     arguments: list[str],
 ) -> int:
-    config = config_of(module, model, options, [])
+    config = config_of(command, options)
     index = config.node_index if options.node_index is None else options.node_index
     node = find_node(index=index, count=config.num_nodes, environment=os.environ)
     config = config.model_copy(update={"node_index": node.index, "num_nodes": node.count})
@@ -112,8 +111,9 @@ def _run(
         _log_choice(processes)
         rendezvous = prepare_rendezvous(config, node, processes, force=options.force)
         output = FolderIdentity.of(nearest_existing(Path(config.model_output_path).expanduser()))
-        launch([sys.executable, "-m", module, *arguments], processes.count, rendezvous, restarts=config.restarts,
-               folder=None if node.index else output)  # fmt: skip
+        worker = [sys.executable, "-m", command.module, *arguments]
+        folder = None if node.index else output
+        launch(worker, processes.count, rendezvous, restarts=config.restarts, folder=folder)
         return 0
     place = place or Place()
     if place.rank == 0 and not is_worker():

@@ -90,7 +90,7 @@ def test_without_standard_streams(tmp_path: Path) -> None:
     program = (
         "import os, sys; from reagent_lite.cli import main_alone; from workflows.shard import COMMAND\n"
         "os.close(1); os.close(2); sys.stdout = sys.stderr = None\n"
-        "code = main_alone(COMMAND, COMMAND.model, None, ['--config', 'c.json'])\n"
+        "code = main_alone(COMMAND, None, ['--config', 'c.json'])\n"
         "assert os.readlink('/proc/self/fd/1') == os.readlink('/proc/self/fd/2') == os.devnull; os._exit(code)"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)})

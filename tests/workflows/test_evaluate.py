@@ -425,10 +425,10 @@ def test_a_model_that_discounts_by_time(small: dict[str, Any], tmp_path: Path) -
 
 def test_flags_without_a_config(capsys: pytest.CaptureFixture[str]) -> None:
     """A path that looks like JSON is a path all the same."""
-    assert main_alone(COMMAND, EvaluateConfig, evaluate, ["--model", "null", "--data", "123", "--dry_run"]) == 0
+    assert main_alone(COMMAND, evaluate, ["--model", "null", "--data", "123", "--dry_run"]) == 0
     tree = json.loads(capsys.readouterr().out)
     assert (tree["model"], tree["data_path"], tree["evaluation"]["held_out_share"]) == ("null", "123", 0.5)
-    assert main_alone(COMMAND, EvaluateConfig, evaluate, []) == 2
+    assert main_alone(COMMAND, evaluate, []) == 2
     said = capsys.readouterr()
     assert said.out == ""
     assert "model: expected a path, got nothing. Or give --model" in said.err

@@ -12,7 +12,6 @@ from oracles.bundles import linear_bundle
 from oracles.played import played
 
 from reagent_lite.cli import main_alone
-from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.errors import ReagentLiteError
 from reagent_lite.evaluation.interval import Interval
 from reagent_lite.sim.cuda_build import cuda_problem, driver_problem
@@ -110,7 +109,7 @@ def test_what_does_not_fit(tmp_path: Path, cart: Path, env: str, settings: dict[
 
 @pytest.mark.parametrize("flags", [("--env", "cartpole_v0"), ("--set", "simulation.env=cartpole_v0")])
 def test_flags_alone(cart: Path, flags: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main_alone(COMMAND, EvaluateConfig, evaluate, ["--model", str(cart), *flags, "--dry_run"]) == 0
+    assert main_alone(COMMAND, evaluate, ["--model", str(cart), *flags, "--dry_run"]) == 0
     tree = json.loads(capsys.readouterr().out)
     assert (tree["simulation"]["env"], tree["simulation"]["evaluation_episodes"]) == ("cartpole_v0", 1000)
     assert tree["data_path"] == ""

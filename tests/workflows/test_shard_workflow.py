@@ -35,7 +35,7 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Runner:
     def start(tree: dict[str, Any], *arguments: str) -> Run:
         config = tmp_path / "config.json"
         config.write_text(json.dumps(tree))
-        code = main_alone(COMMAND, ShardConfig, shard, ["--config", str(config), *arguments])
+        code = main_alone(COMMAND, shard, ["--config", str(config), *arguments])
         return Run(code, *capsys.readouterr())
 
     return start

@@ -12,7 +12,6 @@ from oracles.bundles import Habit, bilinear_bundle, linear_bundle
 from oracles.simulated import made
 
 from reagent_lite.cli import main_alone
-from reagent_lite.config.simulate import SimulateConfig
 from reagent_lite.models.restrictions import LikelyInTheLog
 from workflows.simulate import COMMAND, simulate
 
@@ -107,7 +106,7 @@ def test_the_true_value_of_a_model(tmp_path: Path) -> None:
 def started(tmp_path: Path, tree: dict[str, Any], *arguments: str) -> int:
     base = {"env": "cartpole_v0", "output_path": str(tmp_path / "out" / "log.jsonl"), "rows": 50, "use_gpu": False}
     (tmp_path / "c.json").write_text(json.dumps(base | tree))
-    return main_alone(COMMAND, SimulateConfig, simulate, ["--config", str(tmp_path / "c.json"), *arguments])
+    return main_alone(COMMAND, simulate, ["--config", str(tmp_path / "c.json"), *arguments])
 
 
 @pytest.mark.parametrize(
