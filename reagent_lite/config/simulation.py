@@ -30,6 +30,12 @@ class SimulationConfig(EnvironmentConfig):
 
     num_envs: Count = 64
     """Environments side by side, over all processes."""
+    auto_scale: bool = False
+    """Measure at the start how many environments and which minibatch are fastest on this machine.
+
+    The search begins at num_envs and training.minibatch_size. As many rows are learned for each environment step as
+    num_envs, minibatch_size and updates_per_rollout have it.
+    """
     share: Share | None = None
     """Share of each minibatch that is simulated, beside training_data_path; 0: only evaluate in simulation."""
     total_steps: Count = 500_000

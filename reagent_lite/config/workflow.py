@@ -193,8 +193,10 @@ class WorkflowConfig(Section):
                              "0 trains on the data and plays in simulation, 1 trains on the simulation")  # fmt: skip
         yield from self.changes("simulation", lengths, "absent beside training_data_path",
                                 "epochs says how long a run on data is; each ends with an evaluation")  # fmt: skip
+        yield from self.changes("simulation", ["auto_scale"], "false beside training_data_path",
+                                "It measures a run that only simulates")  # fmt: skip
         if simulation.share == 0:
-            learning = [key for key in simulation.learning_only if key not in lengths]
+            learning = [key for key in simulation.learning_only if key not in (*lengths, "auto_scale")]
             yield from self.changes("simulation", learning, "its default while share is 0",
                                     "Nothing is learned in the simulation, so it would have no effect")  # fmt: skip
 
@@ -203,6 +205,9 @@ class WorkflowConfig(Section):
         yield from self.changes("", ["epochs"], "absent without training_data_path",
                                 "simulation.total_steps says how long a simulated run is")  # fmt: skip
         yield from self.changes("", ["eval_data_path"], "absent without training_data_path", todo)
+        if simulation.auto_scale and self.data.global_minibatch_size is not None:
+            yield self.wrong("data.global_minibatch_size", "absent while simulation.auto_scale is true",
+                             "Give training.minibatch_size, at which the search begins")  # fmt: skip
         if simulation.share not in (None, 1.0):
             yield self.wrong("simulation.share", "absent or 1 without training_data_path")
         used = {

@@ -309,6 +309,8 @@ def lines_of(run: DryRun) -> Iterator[str]:
     minutes = [f"every {every.every_minutes:g} minutes"] if every.every_minutes else []
     restarts = counted(run.config.restarts, "time")
     yield from _machine_lines(run)
+    if run.config.simulation is not None and run.config.simulation.auto_scale:
+        yield "auto-scaling: environments and minibatch are measured at the start; this is where the search begins"
     yield from _step_lines(run)
     yield (f"checkpoints: {' and '.join(steps + minutes) or 'one at the end'}, the newest {every.keep} stay; begins "
            f"again at most {restarts} after a failure")  # fmt: skip

@@ -74,11 +74,10 @@ def part_of(count: int, rank: int, world: int) -> tuple[int, int]:
 
 
 def open_simulation(config: WorkflowConfig, group: Group) -> Simulation:
-    """Compiles the environment, or finds it compiled.
+    """Returns the config's environment on this process's device.
 
     Raises:
-        SimulationError: unknown environment or parameter.
-        KernelBuildError: it does not compile, or there is nothing to compile it with.
+        SimulationError, KernelBuildError: see `compiled`.
         ConfigError: fewer environments than processes, or an environment of the other workflow.
     """
     settings, parametric = config.simulation, isinstance(config, ParametricDqnConfig)
@@ -89,18 +88,7 @@ def open_simulation(config: WorkflowConfig, group: Group) -> Simulation:
                     str(settings.num_envs))
         )  # fmt: skip
 
-    if "OMP_NUM_THREADS" not in os.environ:  # environments take as many threads as torch has when they are opened
-        torch.set_num_threads(group.cores)
-
-    def opened() -> Backend:
-        return open_backend(
-            settings.env, backend=settings.backend, device=group.device, parameters=settings.env_parameters,
-            math=settings.math,
-        )  # fmt: skip
-
-    backend = opened() if group.is_first_on_node else None
-    group.barrier()
-    backend = backend or opened()
+    backend = compiled(settings, group)
     if settings.backend == "auto" and group.device.type == "cuda" and backend.device.type == "cpu":
         logger.info(f"environments run on the CPU: {cuda_problem(group.device)}")
     spec = backend.spec
@@ -114,6 +102,27 @@ def open_simulation(config: WorkflowConfig, group: Group) -> Simulation:
         f"{counted(spec.observation_size, 'feature')}, {counted(spec.num_actions, 'choice')}"
     )
     return Simulation(config=settings, backend=backend, parametric=parametric, seed=config.seed)
+
+
+def compiled(settings: SimulationConfig, group: Group) -> Backend:
+    """Returns the environment, which the first process of each machine compiles while the others wait.
+
+    Raises:
+        SimulationError: unknown environment or parameter.
+        KernelBuildError: it does not compile, or there is nothing to compile it with.
+    """
+    if "OMP_NUM_THREADS" not in os.environ:  # environments take as many threads as torch has when they are opened
+        torch.set_num_threads(group.cores)
+
+    def opened() -> Backend:
+        return open_backend(
+            settings.env, backend=settings.backend, device=group.device, parameters=settings.env_parameters,
+            math=settings.math,
+        )  # fmt: skip
+
+    backend = opened() if group.is_first_on_node else None
+    group.barrier()
+    return backend or opened()
 
 
 def with_actions(config: WorkflowConfig, simulation: Simulation) -> WorkflowConfig:

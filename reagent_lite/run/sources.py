@@ -8,7 +8,7 @@ Mixed      both in each minibatch ─┘
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from reagent_lite.algorithms.dqn import DQN
 from reagent_lite.config import WorkflowConfig
@@ -254,7 +254,9 @@ class Simulated(Source):
         config, group = self._config, self._group
         plan = simulated_plan(config, config.minibatch_over(group.world_size))
         _log_plan(config, plan, group, plan.minibatch)
-        return _simulated_stream(config, group, self.reader, learner, plan, _rows(plan, {}))
+        steps = plan.steps_per_epoch
+        order = ReadOrder(order={}, steps=steps, rows=steps * plan.rows_of_step(0))
+        return _simulated_stream(config, group, self.reader, learner, plan, order)
 
     def evaluators(self, learner: DQN) -> Evaluators:
         """Returns episodes in the environments."""
@@ -337,11 +339,8 @@ def _draw(config: WorkflowConfig, folder: Path, reader: Reader, learner: DQN) ->
 def _order(plan: StepPlan, logged: ReadPlan, *, simulated: int, alone: bool) -> ReadOrder:
     """Returns what decides which rows a step reads; how processes share them is no part of it."""
     kept = {name: value for name, value in logged.as_json().items() if name not in _SHARING}
-    return _rows(plan, {**kept, "simulated": simulated, "alone": alone})
-
-
-def _rows(plan: StepPlan, order: dict[str, Any]) -> ReadOrder:
     rows = sum(plan.rows_of_step(step) for step in range(plan.steps_per_epoch))
+    order = {**kept, "simulated": simulated, "alone": alone}
     return ReadOrder(order=order, steps=plan.steps_per_epoch, rows=rows)
 
 

@@ -15,6 +15,7 @@ from reagent_lite.distributed.group import Group
 from reagent_lite.errors import ConfigError, DivergenceError, Problem
 from reagent_lite.files import room_in
 from reagent_lite.report.pictures import require_pictures
+from reagent_lite.run.auto_scale import auto_scaled
 from reagent_lite.run.environments import open_simulation, with_actions
 from reagent_lite.run.evaluators import Evaluators
 from reagent_lite.run.learner import build_learner, build_optimization, captures, choose_threads, target_policy
@@ -40,6 +41,8 @@ def train(config: WorkflowConfig, group: Group) -> Outcome:
     folder = Path(config.model_output_path).expanduser()
     _require_computable(config, group)
     with StopSignal() as signal, on_stream(group.device), output_folder(config, group) as take_folder:
+        if config.simulation is not None and config.simulation.auto_scale:
+            config = auto_scaled(config, group, folder / "checkpoints")
         simulation = None if config.simulation is None else open_simulation(config, group)
         config = config if simulation is None else with_actions(config, simulation)
         history = History.find(config, group, folder / "checkpoints")

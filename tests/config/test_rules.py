@@ -57,6 +57,9 @@ RULES = [
     ("alone", "simulation.replay.prioritised=true", "simulation.replay.prioritised", "'prioritized'"),
     ("alone", "simulation.enviroment=x", "simulation.enviroment", "unknown key"),
     ("alone", "simulation.share=0.5", "simulation.share", "absent or 1"),
+    ("beside", "simulation.auto_scale=true", "simulation.auto_scale", "false beside training_data_path"),
+    ("alone", "simulation.auto_scale=true data.global_minibatch_size=8", "data.global_minibatch_size",
+     "at which the search begins"),
     # 10 000 warm-up steps are 157 of each of 64 environments, and one more to learn from
     ("alone", "simulation.total_steps=10111", "simulation.total_steps", "at least 10112"),
     ("alone", f"simulation.time_limit={2**24 + 1}", "simulation.time_limit", "at most 16777216 steps"),

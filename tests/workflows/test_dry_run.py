@@ -127,6 +127,9 @@ def test_steps_and_memory_of_a_simulation(plan: Plan) -> None:
         "replay": {"capacity": 400},
     }  # fmt: skip
     lines = plan(ONLINE | {"simulation": simulation})
+    assert not any("auto-scaling" in line for line in lines)
+    scaled = plan(ONLINE | {"simulation": simulation | {"auto_scale": True}})
+    assert only(scaled, "auto-scaling:").endswith("measured at the start; this is where the search begins")
     assert only(lines, "steps:") == "steps: 98 after 8 of 400 environment steps, evaluated every 14"
     ring = only(lines, "memory of a process: replay ring")
     assert (

@@ -1,0 +1,373 @@
+"""simulation.auto_scale: number of environments and minibatch by measurement, before a run begins.
+
+memory, replay, length of the run ─► range ─► search of num_envs ─► search of minibatch_size ─► cached
+                                               └ each probe: this machine's processes, run/probe.py
+
+Rank 0 searches on its machine while the others wait. Sizes are those of one process, so that the choice holds for any
+number of them. The rows learned for each environment step stay as configured: a round with more environments learns
+from more rows, in one update while environments are searched, then in as many as cost nothing.
+"""
+
+import functools
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from reagent_lite.config import ParametricDqnConfig, WorkflowConfig, resolved
+from reagent_lite.console import logger
+from reagent_lite.distributed.gpus import list_gpus, used_gpus
+from reagent_lite.distributed.group import Group, attempt_here
+from reagent_lite.distributed.worker import Reports
+from reagent_lite.errors import ConfigError, Problem, counted
+from reagent_lite.files import user_cache, write_whole
+from reagent_lite.memory import free_bytes, size_text
+from reagent_lite.run.environments import compiled
+from reagent_lite.run.simulated import ring_settings
+from reagent_lite.sim.auto_scale import Probe, chosen, search
+from reagent_lite.sim.backend import Backend
+from reagent_lite.sim.cache import machine, make_key
+from reagent_lite.sim.env import VectorEnv
+from reagent_lite.sim.sources import built_from, find_environment
+from reagent_lite.training.checkpoint import CheckpointFolder
+from reagent_lite.training.resume import find_unfinished
+
+_KEY = "simulation.auto_scale"
+_FEWEST_ROUNDS = 100  # of learning that a run keeps: more environments at once are fewer rounds
+_MEMORY_SHARE = 0.9
+_PROBE_SECONDS = 120.0
+_SEARCH_SHARE = 0.25  # of startup_timeout_seconds, for which the other ranks wait
+_POLL_SECONDS = 0.05
+
+
+class Scale(BaseModel):
+    """What is searched for, of one process.
+
+    Attributes:
+        num_envs: environments.
+        minibatch_size: rows of a minibatch.
+        updates: optimizer steps after each rollout.
+    """
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    num_envs: int
+    minibatch_size: int
+    updates: int
+
+    @classmethod
+    def of(cls, config: WorkflowConfig, world: int) -> "Scale":
+        """Returns the scale of a config for a process of so many."""
+        settings = config.simulation
+        assert settings is not None
+        return cls(
+            num_envs=-(-settings.num_envs // world),
+            minibatch_size=config.training.minibatch_size,
+            updates=settings.updates_per_rollout,
+        )
+
+    def rows(self, num_envs: int) -> int:
+        """Returns the rows to learn from after a step of so many environments, at this scale's ratio."""
+        return max(round(self.minibatch_size * self.updates * num_envs / self.num_envs), 1)
+
+    def with_envs(self, num_envs: int) -> "Scale":
+        """Returns the scale with so many environments, whose rows are one minibatch."""
+        return Scale(num_envs=num_envs, minibatch_size=self.rows(num_envs), updates=1)
+
+    def with_minibatch(self, num_envs: int, minibatch: int) -> "Scale":
+        """Returns the scale whose rows are in minibatches of at most so many."""
+        rows = self.rows(num_envs)
+        updates = -(-rows // minibatch)
+        return Scale(num_envs=num_envs, minibatch_size=-(-rows // updates), updates=updates)
+
+    def applied(self, config: WorkflowConfig, world: int) -> WorkflowConfig:
+        """Returns the config of a run with so many processes of this scale."""
+        settings = config.simulation
+        assert settings is not None
+        changes = {"num_envs": self.num_envs * world, "updates_per_rollout": self.updates}
+        training = config.training.model_copy(update={"minibatch_size": self.minibatch_size})
+        return config.model_copy(update={"simulation": settings.model_copy(update=changes), "training": training})
+
+
+class Limit(BaseModel):
+    """The most environments of a process, and what sets it."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    num_envs: int
+    reason: str
+
+
+class Found(BaseModel):
+    """A search, as it is cached.
+
+    Attributes:
+        lines: the table.
+        choice: None where nothing ran.
+        measured: when.
+    """
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    lines: tuple[str, ...]
+    choice: Scale | None
+    measured: str
+
+
+def auto_scaled(config: WorkflowConfig, group: Group, folder: Path) -> WorkflowConfig:
+    """Returns the config with the scale that is fastest here; every rank calls it.
+
+    An unfinished run goes on with its own.
+
+    Args:
+        config: with simulation.auto_scale.
+        group: the ranks.
+        folder: of the run's checkpoints.
+
+    Raises:
+        ConfigError: no probe ran; with the table of all of them.
+    """
+    state = find_unfinished(CheckpointFolder(folder), group, wanted=config.checkpoint.resume or attempt_here() > 0)
+    if state is not None:
+        keys = {"simulation": ("num_envs", "updates_per_rollout"), "training": ("minibatch_size",)}
+        sections = {
+            name: getattr(config, name).model_copy(update={key: state["config"][name][key] for key in names})
+            for name, names in keys.items()
+        }
+        return config.model_copy(update=sections)
+    assert config.simulation is not None
+    backend = compiled(config.simulation, group)
+    text = _found(config, group, backend).model_dump_json() if group.is_first else None
+    found = Found.model_validate_json(group.broadcast_text(text))
+    if found.choice is None:
+        raise ConfigError(
+            Problem(_KEY, "a number of environments that runs here", "none:\n" + "\n".join(found.lines) + "\n",
+                    "Lower simulation.num_envs, training.minibatch_size or simulation.replay.capacity, where the "
+                    "search begins")
+        )  # fmt: skip
+    scaled = found.choice.applied(config, group.world_size)
+    assert scaled.simulation is not None
+    logger.info(
+        f"auto-scaling chose simulation.num_envs={scaled.simulation.num_envs}, training.minibatch_size="
+        f"{scaled.training.minibatch_size}, simulation.updates_per_rollout={scaled.simulation.updates_per_rollout}: "
+        "with these keys and auto_scale=false a run is the same"
+    )
+    return scaled
+
+
+def _found(config: WorkflowConfig, group: Group, backend: Backend) -> Found:
+    """Returns the search of an earlier run, or makes it."""
+    limit = largest(config, group, backend)
+    file = user_cache() / "auto_scale" / f"{_identity(config, group, backend)}.json"
+    with suppress(OSError, ValidationError):
+        found = Found.model_validate_json(file.read_text())
+        if found.choice is not None and found.choice.num_envs <= limit.num_envs:
+            logger.info(f"auto-scaling: measured {found.measured}; delete {file} to measure again")
+            for line in found.lines:
+                logger.info(line)
+            return found
+    found = find_scale(config, limit, _Probes(config, group))
+    if found.choice is not None:
+        with suppress(OSError):  # the next run measures again
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(file, found.model_dump_json().encode())
+    return found
+
+
+class Device(Protocol):
+    """What scales are measured on.
+
+    Attributes:
+        world: processes of the run.
+        place: what they run on, in words.
+    """
+
+    world: int
+    place: str
+
+    def rate(self, scale: Scale) -> tuple[float, str]:
+        """Returns environment steps per second, or 0 and why the scale does not run."""
+        ...
+
+
+def find_scale(config: WorkflowConfig, limit: Limit, device: Device) -> Found:
+    """Returns the choice of both searches, and logs their table line by line.
+
+    Args:
+        config: the smallest scale, and the ratio of rows to environment steps.
+        limit: of environments.
+        device: measures a scale.
+    """
+    first = Scale.of(config, device.world)
+    ratio = first.minibatch_size * first.updates / first.num_envs
+    lines: list[str] = []
+
+    def add(line: str) -> None:
+        lines.append(line)
+        logger.info(line)
+
+    def measured(scale: Scale, size: int) -> Probe:
+        rate, failure = device.rate(scale)
+        result = failure or f"{rate:,.0f}"
+        add(f"{scale.num_envs:>12,} {scale.minibatch_size:>12,} {scale.updates:>12,} {result:>16}")
+        return Probe(size=size, rate=rate, failure=failure)
+
+    assert config.simulation is not None
+    add(
+        f"auto-scaling {config.simulation.env} on {device.place}: each line is a run of a few seconds, by the size of "
+        f"one process; for each environment that steps once, {ratio:g} rows are learned"
+    )
+    add(f"first environments, at most {limit.num_envs:,} ({limit.reason}), then the smallest minibatch as fast:")
+    add(f"{'environments':>12} {'minibatch':>12} {'updates':>12} {'env steps/s':>16}")
+    tried = search(lambda size: measured(first.with_envs(size), size), first.num_envs, limit.num_envs)
+    best = chosen(tried)
+    if best is None:
+        return Found(lines=tuple(lines), choice=None, measured=_now())
+    num_envs, rows = best.size, first.rows(best.size)
+    whole = Probe(size=rows, rate=best.rate)
+    smaller = search(
+        lambda size: measured(first.with_minibatch(num_envs, size), size) if size < rows else whole,
+        min(first.minibatch_size, rows), rows,
+    )  # fmt: skip
+    minibatch = chosen([*smaller, whole]) or whole
+    return Found(lines=tuple(lines), choice=first.with_minibatch(num_envs, minibatch.size), measured=_now())
+
+
+def largest(config: WorkflowConfig, group: Group, backend: Backend) -> Limit:
+    """Returns the most environments of a process: by memory, by what replay holds, by the length of the run."""
+    settings, world, parametric = config.simulation, group.world_size, isinstance(config, ParametricDqnConfig)
+    assert settings is not None
+    first = Scale.of(config, world)
+    env = VectorEnv(backend, num_envs=1, parametric=parametric)
+    spec, choices = env.spec, env.spec.num_actions if parametric else 1
+    # forward and backward pass of the online network, forward passes of two for the next state
+    activations = 4 * choices * (sum(config.training.layers[1:-1]) + spec.num_actions)
+    ring = ring_settings(config, spec, first.num_envs)
+    bytes_per_env: float = env.bytes_per_env + 4 * spec.observation_size + 2 * activations
+    bytes_per_env += (4 * ring.row_bytes + 6 * activations) * first.rows(first.num_envs) / first.num_envs
+    free = free_bytes(group.device) / (group.place.local_world_size if group.device.type == "cpu" else 1)
+    left = _MEMORY_SHARE * free - ring.row_bytes * settings.replay.capacity / world
+    limits = {
+        f"{size_text(left)} of memory beside replay, {size_text(bytes_per_env)} each": int(left / bytes_per_env),
+        f"simulation.replay.capacity holds {config.fewest_slots} steps": (
+            settings.replay.capacity // (config.fewest_slots * world)
+        ),
+        f"simulation.total_steps is {_FEWEST_ROUNDS} rounds": (
+            settings.total_steps // (_FEWEST_ROUNDS * settings.steps_per_rollout * world)
+        ),
+    }
+    reason = min(limits, key=lambda name: limits[name])
+    if limits[reason] <= first.num_envs:
+        return Limit(num_envs=first.num_envs, reason=f"simulation.num_envs, as {reason}")
+    return Limit(num_envs=limits[reason], reason=reason)
+
+
+def _identity(config: WorkflowConfig, group: Group, backend: Backend) -> str:
+    """Returns a hash of everything that decides how fast a scale is."""
+    settings = config.simulation
+    assert settings is not None
+    count = group.place.local_world_size
+    gpus = list_gpus() if group.device.type == "cuda" else ()
+    used = used_gpus(gpus, count)
+    parts = [machine(), str(group.cores), *(f"{gpu.name} {gpu.driver} {gpu.total}" for gpu in gpus if gpu.uuid in used)]
+    sections = ("rl", "rainbow", "training", "simulation", "state_norm_data_path", "action_norm_data_path", "parallel")
+    tree = {name: value for name, value in resolved(config).items() if name in sections}
+    world = [group.world_size, count, group.device.type, backend.device.type]
+    software = [torch.__version__, version("reagent-lite")]
+    return make_key((
+        *parts, *software, json.dumps([type(config).__name__, world, tree]),
+        *built_from(find_environment(settings.env), settings.env_parameters),
+    ))  # fmt: skip
+
+
+class _Probes(Device):
+    """Runs of a few seconds on all processes of this machine."""
+
+    def __init__(self, config: WorkflowConfig, group: Group) -> None:
+        self.world = group.world_size
+        self._config, self._count = config, group.place.local_world_size
+        name = torch.cuda.get_device_name(group.device) if group.device.type == "cuda" else "the CPU"
+        several = f", {counted(self._count, 'process')} of this machine at once" if self._count > 1 else ""
+        self.place = f"{name}{several}"
+        self._deadline = time.monotonic() + _SEARCH_SHARE * config.rendezvous.startup_timeout_seconds
+
+    @functools.cache  # noqa: B019 # as long as a search
+    def rate(self, scale: Scale) -> tuple[float, str]:
+        """Returns environment steps per second of this machine, or 0 and why the probe failed."""
+        seconds = min(_PROBE_SECONDS, self._deadline - time.monotonic())
+        if seconds <= 0:
+            return 0.0, "the search has taken too long"
+        with tempfile.TemporaryDirectory(prefix="reagent_lite_probe_") as name:
+            folder = Path(name)
+            task = folder / "probe.json"
+            task.write_text(json.dumps(self._task(scale, folder)))
+            reports = Reports(folder, self._count)
+            processes = [
+                subprocess.Popen([sys.executable, "-m", "reagent_lite.run.probe", str(task)], env=variables,
+                                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                for variables in self._variables(reports)
+            ]  # fmt: skip
+            try:
+                failure = _wait(processes, reports, seconds)
+            finally:
+                for process in processes:
+                    process.kill()
+                    process.wait()
+            return (0.0, failure) if failure else (json.loads((folder / "rate.json").read_text()), "")
+
+    def _task(self, scale: Scale, folder: Path) -> dict[str, object]:
+        config = scale.applied(self._config, self._count)
+        settings = config.simulation
+        assert settings is not None
+        capacity = settings.replay.capacity * self._count // self.world
+        replay = settings.replay.model_copy(update={"capacity": max(capacity, config.fewest_slots * settings.num_envs)})
+        longer = 2**30 * settings.num_envs * settings.steps_per_rollout  # than any probe takes
+        changes = {"auto_scale": False, "pictures": False, "replay": replay, "warmup_steps": 1, "total_steps": longer,
+                   "num_evaluations": 1}  # fmt: skip
+        alone = {"model_output_path": str(folder / "run"), "num_nodes": 1, "node_index": None, "init_method": None}
+        config = config.model_copy(update={**alone, "simulation": settings.model_copy(update=changes)})
+        return {"parametric": isinstance(config, ParametricDqnConfig), "config": resolved(config)}
+
+    def _variables(self, reports: Reports) -> Iterator[dict[str, str]]:
+        """Yields the environment variables of each process: a world of this machine's processes alone."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        ours = ("TORCHELASTIC_", "GROUP_", "ROLE_")
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+        shared = {"WORLD_SIZE": self._count, "LOCAL_WORLD_SIZE": self._count, "MASTER_ADDR": "127.0.0.1",
+                  "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}  # fmt: skip
+        for rank in range(self._count):
+            own = {name: str(value) for name, value in {**shared, "RANK": rank, "LOCAL_RANK": rank}.items()}
+            yield {**kept, **reports.variables, **own}
+
+
+def _wait(processes: list[subprocess.Popen[bytes]], reports: Reports, seconds: float) -> str:
+    """Returns why processes failed, or "" once all have ended well."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        codes = [process.poll() for process in processes]
+        if failures := reports.failures:
+            return str(min(failures.values(), key=lambda one: one["at"])["message"]).strip().splitlines()[-1]
+        if bad := [code for code in codes if code]:
+            return f"killed by signal {-bad[0]}" if bad[0] < 0 else f"ended with exit code {bad[0]}"
+        if None not in codes:
+            return ""
+        time.sleep(_POLL_SECONDS)
+    return f"not done in {seconds:.0f} s"
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

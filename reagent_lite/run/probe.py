@@ -1,0 +1,115 @@
+"""A process of one probe of auto-scaling: python -m reagent_lite.run.probe FILE.
+
+It learns in simulation as a run does, for a few seconds, and writes the rate beside the file. What ends it otherwise is
+reported as a worker's failure is.
+"""
+
+import json
+import math
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from reagent_lite.cli import message_of
+from reagent_lite.config import DqnConfig, ParametricDqnConfig, WorkflowConfig, check
+from reagent_lite.distributed.group import Group, Place, joined
+from reagent_lite.distributed.worker import end_with_parent, report_failure
+from reagent_lite.run.dry_run import processes_here
+from reagent_lite.run.environments import open_simulation, with_actions
+from reagent_lite.run.sources import open_source
+from reagent_lite.run.train import Setup, set_up
+from reagent_lite.sim.cuda import on_stream
+from reagent_lite.training.checkpoint import CheckpointFolder
+from reagent_lite.training.loop import Hooks, Running, fit
+from reagent_lite.training.resume import History
+
+_WINDOWS, _WINDOW_SECONDS = 5, 0.4
+_WARM_ROUNDS = {"cpu": 2, "cuda": 6}  # CUDA graphs are recorded in the fourth
+
+
+class _MeasuredError(Exception):
+    """The rate is known."""
+
+
+class _Watch(Hooks):
+    """Measures rounds of a rollout and its updates, in windows of as many rounds on every rank."""
+
+    def __init__(self, setup: Setup) -> None:
+        assert setup.config.simulation is not None
+        self._setup, self._settings = setup, setup.config.simulation
+        self._steps, self._next, self._rounds = 0, _WARM_ROUNDS[setup.group.device.type], 0
+        self._since = math.nan
+        self._seconds: list[float] = []
+
+    def before_step(self, step: int) -> None:
+        self._setup.stream.before_step(step)
+
+    def after_step(self) -> None:
+        self._steps += 1
+        if self._steps < self._next * self._settings.updates_per_rollout:
+            return
+        group = self._setup.group
+        if group.device.type == "cuda":
+            torch.cuda.synchronize(group.device)
+        group.barrier()
+        now = time.perf_counter()
+        if math.isnan(self._since):  # warm: one round says how many a window has
+            self._rounds = 1
+        elif not self._seconds and self._rounds == 1:
+            self._rounds = int(group.max(torch.tensor([math.ceil(_WINDOW_SECONDS / (now - self._since))])))
+            self._seconds = [now - self._since] if self._rounds == 1 else []
+        else:
+            self._seconds.append(now - self._since)
+        if len(self._seconds) == _WINDOWS:
+            raise _MeasuredError
+        self._next += self._rounds
+        self._since = time.perf_counter()
+
+    @property
+    def rate(self) -> float:
+        """Environment steps per second of all ranks, the median of the windows."""
+        steps = self._rounds * self._settings.steps_per_rollout * self._settings.num_envs
+        return steps / statistics.median(self._seconds)
+
+
+def measure(config: WorkflowConfig, group: Group) -> float:
+    """Returns environment steps per second, over all ranks, of the run that a config describes; every rank calls it."""
+    with on_stream(group.device):
+        simulation = open_simulation(config, group)
+        config = with_actions(config, simulation)
+        folder = CheckpointFolder(Path(config.model_output_path))
+        history = History(config=config, group=group, folder=folder, state=None)
+        setup = set_up(config, group, open_source(config, group, simulation), history)
+        watch = _Watch(setup)
+        running = Running(learner=setup.learner, optimization=setup.optimization, source=setup.stream.source,
+                          evaluators=setup.evaluators)  # fmt: skip
+        try:
+            fit(running, setup.stream.plan, group, watch, capture=setup.stream.capture)
+        except _MeasuredError:
+            return watch.rate
+    raise AssertionError("a probe's run is longer than its measurement")
+
+
+def main(file: Path) -> int:
+    """Measures and returns the exit code."""
+    end_with_parent()
+    try:
+        task = json.loads(file.read_text())
+        config = check(ParametricDqnConfig if task["parametric"] else DqnConfig, task["config"])
+        place = Place.read()
+        assert place is not None
+        with joined(place, processes_here(config).device(place.local_rank)) as group:
+            rate = measure(config, group)
+    except Exception as error:
+        report_failure(error, message_of(error))
+        return 1
+    if place.rank == 0:
+        (file.parent / "rate.json").write_text(json.dumps(rate))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,194 @@
+"""simulation.auto_scale: both searches on a simulated device, real probes on the CPU, and what does not run."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from oracles.runs import ALONE, Runner, checked, trained
+
+from reagent_lite.config import WorkflowConfig
+from reagent_lite.distributed.group import Group, Place
+from reagent_lite.errors import ConfigError
+from reagent_lite.run import auto_scale
+from reagent_lite.run.auto_scale import Device, Limit, Scale, auto_scaled, find_scale, largest
+from reagent_lite.run.environments import compiled
+from reagent_lite.sim.backend import Backend
+
+Tree = dict[str, Any]
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("REAGENT_LITE_CACHE", str(tmp_path_factory.getbasetemp() / "kernels"))
+
+
+def tree(tmp_path: Path, **simulation: Any) -> Tree:
+    """8 environments and 16 rows; 100 rounds of 16 environments are the whole run."""
+    return {
+        "model_output_path": str(tmp_path / "out"), "use_gpu": False, "rainbow": {"dueling_architecture": False},
+        "training": {"layers": [-1, 8, -1], "activations": ["relu", "linear"], "minibatch_size": 16},
+        "simulation": {"env": "cartpole_v1", "auto_scale": True, "num_envs": 8, "total_steps": 1600,
+                       "warmup_steps": 100, "num_evaluations": 1, "evaluation_episodes": 2, **simulation},
+    }  # fmt: skip
+
+
+class Modelled(Device):
+    """A round takes `start` µs and 1 µs for each environment; an update 100 µs and 1 µs for each row."""
+
+    world, place = 2, "a model"
+
+    def __init__(self, *, start: float = 1000.0, rows: int = 2**40) -> None:
+        self.start, self.memory = start, rows
+        self.asked: list[tuple[int, int, int]] = []
+
+    def speed(self, scale: Scale) -> float:
+        n, b, u = scale.num_envs, scale.minibatch_size, scale.updates
+        return 1e6 * n / (self.start + n + u * (100 + b))
+
+    def rate(self, scale: Scale) -> tuple[float, str]:
+        self.asked.append((scale.num_envs, scale.minibatch_size, scale.updates))
+        return (0.0, "killed by signal 9") if scale.minibatch_size > self.memory else (self.speed(scale), "")
+
+
+def test_environments_first_then_the_minibatch(tmp_path: Path) -> None:
+    """Of a process: 4 environments, 16 rows. The knee is where 1100 µs are 3 % of 5 n, the smaller minibatch where
+    100 µs are 3 % of 5/4 of it."""
+    device = Modelled()
+    config = checked(tree(tmp_path))
+    found = find_scale(config, Limit(num_envs=2**20, reason="memory"), device)
+    assert found.choice == Scale(num_envs=8192, minibatch_size=4096, updates=8)
+    envs = [4 * 2**i for i in range(14)]
+    assert device.asked[:14] == [(n, 4 * n, 1) for n in envs]
+    assert [ask[1:] for ask in device.asked[14:]] == [(16 * 2**i, 2048 // 2**i) for i in range(len(device.asked) - 14)]
+    # every pair of the full grid
+    grid = [Scale(num_envs=4, minibatch_size=16, updates=1).with_minibatch(n, 16 * 2**i)
+            for n in [*envs, 2**16, 2**20] for i in range(18)]  # fmt: skip
+    assert device.speed(found.choice) > 0.95 * max(device.speed(scale) for scale in grid)
+    applied = found.choice.applied(config, 2)
+    assert applied.simulation is not None
+    assert (applied.simulation.num_envs, applied.training.minibatch_size) == (16384, 4096)
+    assert applied.simulation.updates_per_rollout == 8
+
+
+def test_memory_bounds_the_search(tmp_path: Path) -> None:
+    """Minibatches of more than 5000 rows die: 1024 environments have 4096, 2048 too many; 1280 have 5120."""
+    device = Modelled(start=1e6, rows=5000)
+    found = find_scale(checked(tree(tmp_path)), Limit(num_envs=2**20, reason="memory"), device)
+    assert device.asked[8:13] == [(1024, 4096, 1), (2048, 8192, 1), (1536, 6144, 1), (1280, 5120, 1), (1152, 4608, 1)]
+    assert found.choice is not None
+    assert found.choice.num_envs == 1152
+    assert sum("killed by signal 9" in line for line in found.lines) == 3
+
+
+@pytest.mark.parametrize(("minibatch", "updates"), [(16, 1), (7, 3), (1000, 1), (1, 5)])
+def test_the_ratio_of_rows_to_steps_stays(minibatch: int, updates: int) -> None:
+    first = Scale(num_envs=4, minibatch_size=minibatch, updates=updates)
+    for num_envs in (4, 52, 1000):
+        for rows in (1, 100, 10**6):
+            scale = first.with_minibatch(num_envs, rows)
+            wanted = minibatch * updates * num_envs / 4
+            assert wanted <= scale.minibatch_size * scale.updates < wanted + scale.updates
+            assert scale.minibatch_size <= rows
+
+
+def largest_here(tree: Tree, monkeypatch: pytest.MonkeyPatch, free: float = 2**40) -> Limit:
+    config = checked(tree)
+    assert config.simulation is not None
+    backend: Backend = compiled(config.simulation, ALONE)
+    monkeypatch.setattr(auto_scale, "free_bytes", lambda device: free)
+    return largest(config, Group(Place(0, 4, 0, 2), torch.device("cpu")), backend)
+
+
+def test_the_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 4 processes, 2 of them here; capacity holds 3 steps of every environment, total_steps 100 of them."""
+    assert largest_here(tree(tmp_path, total_steps=10**6), monkeypatch).num_envs == 2500
+    long = tree(tmp_path, total_steps=10**9, replay={"capacity": 60_000})
+    assert largest_here(long, monkeypatch) == Limit(num_envs=5000, reason="simulation.replay.capacity holds 3 steps")
+    # 15 000 rows of 42 bytes; an environment of 78 bytes, what it shows again (16), a forward pass of 10 numbers twice
+    # (80), and 8 rows: 4 x 42 and 6 x 40 bytes each. 3438 in all, 29 of them fit into 100 000
+    tight = largest_here(long, monkeypatch, free=2 * (15_000 * 42 + 100_001) / 0.9)
+    assert tight == Limit(num_envs=29, reason="97.7 KiB of memory beside replay, 3.4 KiB each")
+    none = largest_here(long, monkeypatch, free=1000)
+    assert none.num_envs == 2  # the search begins there, and its probe says what happens
+    assert "simulation.num_envs" in none.reason
+
+
+def test_a_run_is_scaled_and_the_next_one_reads_the_choice(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level("INFO")
+    outcome = trained(tree(tmp_path))
+    lines = [line.split() for line in caplog.text.splitlines() if line[-1:].isdigit()]
+    chosen = next(record.getMessage() for record in caplog.records if "auto-scaling chose" in record.getMessage())
+    num_envs, minibatch = (int(chosen.split(f"{key}=")[1].split(",")[0]) for key in ("num_envs", "minibatch_size"))
+    assert lines
+    assert num_envs in (8, 16)
+    assert outcome.rows == outcome.steps * minibatch
+    assert f"{num_envs} environments on cpu" in caplog.text
+    caplog.clear()
+    monkeypatch.setattr(auto_scale, "find_scale", None)  # nothing is measured again
+    again = tree(tmp_path) | {"model_output_path": str(tmp_path / "again")}
+    trained(again)
+    assert chosen in caplog.text
+    assert "to measure again" in caplog.text
+
+
+CRASHING = """
+#include "port.cuh"
+#define NUM_ACTIONS 2
+#define OBSERVATION_SIZE 1
+#define TIME_LIMIT 50
+#define STATE(FIELD, ARRAY) FIELD(int, cell)
+DECLARE_ENVIRONMENT
+DEVICE void reset(State &s, Random &random) { s.cell = 0; }
+DEVICE void observe(const State &s, float *observation) { observation[0] = float(s.cell); }
+DEVICE float step(State &s, int action, Random &random, bool &terminated) {
+  __builtin_trap();
+  return 0.0f;
+}
+"""
+
+
+def test_nothing_that_runs_is_an_error_with_the_table(tmp_path: Path) -> None:
+    """An environment whose first step kills the process."""
+    (tmp_path / "crashing.cuh").write_text(CRASHING)
+    with pytest.raises(ConfigError) as caught:
+        trained(tree(tmp_path, env=str(tmp_path / "crashing.cuh")))
+    (problem,) = caught.value.problems
+    assert problem.where == "simulation.auto_scale"
+    row = next(line for line in problem.got.splitlines() if line.split()[:3] == ["8", "16", "1"])
+    assert row.endswith(("killed by signal 4", "killed by signal 5"))  # what a trap is depends on the processor
+    assert "Lower simulation.num_envs" in problem.todo
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_probe_that_raises_says_why(tmp_path: Path) -> None:
+    """One that a cross-entropy makes no sense of: Pendulum pays less than 0."""
+    given = tree(tmp_path, env="pendulum") | {"rl": {"q_network_loss": "bce_with_logits", "gamma": 0}}
+    with pytest.raises(ConfigError, match="Use mse or huber"):
+        trained(given)
+
+
+def test_a_search_has_an_end(tmp_path: Path) -> None:
+    given = tree(tmp_path) | {"rendezvous": {"startup_timeout_seconds": 0.4}}
+    with pytest.raises(ConfigError, match=r"not done in 0 s"):
+        trained(given)
+
+
+def test_an_unfinished_run_keeps_its_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = {"simulation": {"num_envs": 12, "updates_per_rollout": 3}, "training": {"minibatch_size": 5}}
+    monkeypatch.setattr(auto_scale, "find_unfinished", lambda *args, **kwargs: {"config": saved})
+    config: WorkflowConfig = auto_scaled(checked(tree(tmp_path)), ALONE, tmp_path)
+    assert config.simulation is not None
+    assert (config.simulation.num_envs, config.simulation.updates_per_rollout) == (12, 3)
+    assert config.training.minibatch_size == 5
+
+
+@pytest.mark.slow
+def test_two_processes_probe_together(run: Runner, tmp_path: Path) -> None:
+    done = run("dqn", tree(tmp_path) | {"num_processes_per_node": 2})
+    assert done.code == 0, done.err
+    assert "2 processes of this machine at once" in done.err
+    assert done.err.count("auto-scaling chose") == 1
