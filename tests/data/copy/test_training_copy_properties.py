@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from oracles.event_files import small_blocks
+from oracles.logs import write_lines
 from oracles.transitions import check_copy, features_of, is_terminal
 
-from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
-from reagent_lite.data.formats import text_files
+from reagent_lite.data.copy.training_copy import prepare_training_copy
 
 ACTIONS = ("left", "right", "7")
 Row = dict[str, Any]
-PROFILE = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 values = st.floats(width=32, allow_nan=False, allow_infinity=False)
 features = st.dictionaries(st.sampled_from(["0", "3", "12", "-5"]), values | st.none(), max_size=4)
@@ -120,17 +119,6 @@ def draw_log(draw: st.DrawFn, choose: Any, end: Any, actions: tuple[str, ...] | 
     return draw(st.permutations(rows))
 
 
-def read_json(rows: list[Row], actions: tuple[str, ...] | None, block: int) -> TrainingCopy:
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "log.json"
-        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        with (
-            mock.patch.object(text_files, "FIRST_BLOCK_BYTES", block),
-            mock.patch.object(text_files, "BLOCK_BYTES", block),
-        ):
-            return prepare_training_copy(str(file), actions=actions, directory=folder)
-
-
 FEATURE_TYPES = {
     "map of strings": pa.map_(pa.string(), pa.float64()),
     "map of integers": pa.map_(pa.int64(), pa.float32()),
@@ -139,7 +127,7 @@ FEATURE_TYPES = {
 }
 
 
-def read_parquet(rows: list[Row], actions: tuple[str, ...] | None, style: str) -> TrainingCopy:
+def write_parquet(file: Path, rows: list[Row], actions: tuple[str, ...] | None, style: str) -> None:
     kind = FEATURE_TYPES[style]
     number_keys = style in ("map of integers", "list of pairs")
 
@@ -161,23 +149,20 @@ def read_parquet(rows: list[Row], actions: tuple[str, ...] | None, style: str) -
             columns[name] = pa.array(inner, pa.list_(kind))
         else:
             columns[name] = pa.array(cells)
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "log.parquet"
-        pq.write_table(pa.table(columns), file, row_group_size=3)
-        return prepare_training_copy(str(file), actions=actions, directory=folder)
+    pq.write_table(pa.table(columns), file, row_group_size=3)
 
 
-@PROFILE
-@given(data=st.data(), parametric=st.booleans(), block=st.integers(100, 2000), times=st.integers(1, 4))
-def test_json_lines_read_back(data: st.DataObject, parametric: bool, block: int, times: int) -> None:
-    actions = None if parametric else ACTIONS
-    rows = data.draw(parametric_logs() if parametric else discrete_logs(mixed=True)) * times
-    check_copy(read_json(rows, actions, block), rows, actions)
-
-
-@PROFILE
-@given(data=st.data(), parametric=st.booleans(), style=st.sampled_from(list(FEATURE_TYPES)))
-def test_parquet_reads_back(data: st.DataObject, parametric: bool, style: str) -> None:
-    actions = None if parametric else ACTIONS
-    rows = data.draw(parametric_logs() if parametric else discrete_logs(mixed=False))
-    check_copy(read_parquet(rows, actions, style), rows, actions)
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data(), parametric=st.booleans(), style=st.sampled_from(["json", *FEATURE_TYPES]))
+def test_rows_read_back(data: st.DataObject, parametric: bool, style: str) -> None:
+    actions, block = None if parametric else ACTIONS, data.draw(st.integers(100, 2000))
+    rows = data.draw(parametric_logs() if parametric else discrete_logs(mixed=style == "json"))
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        file = Path(folder) / ("log.json" if style == "json" else "log.parquet")
+        if style == "json":
+            rows *= data.draw(st.integers(1, 4))
+            small_blocks(patch, block, block)
+            write_lines(file, rows)
+        else:
+            write_parquet(file, rows, actions, style)
+        check_copy(prepare_training_copy(str(file), actions=actions, directory=folder), rows, actions)

@@ -3,8 +3,6 @@
 import errno
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.logs import random_rows, write_lines
-from oracles.runs import ROOT
 from oracles.shards import multiset, names, plain, rows_of, stage, table, write
 
 from reagent_lite.config.shard import ShardConfig
@@ -93,21 +90,15 @@ def test_the_seed_decides_and_the_names_of_files_do_not(tmp_path: Path) -> None:
 
 
 def test_the_number_of_threads_changes_no_byte_and_the_seed_does(tmp_path: Path) -> None:
-    path = scattered(tmp_path / "in")
+    path, cores = scattered(tmp_path / "in"), os.sched_getaffinity(0)
     _, manifests = made(path, tmp_path / "out", 2)
     _, other = made(path, tmp_path / "other", 2, seed=1)
-    assert [one.digest for one in other] != [one.digest for one in manifests]
-    program = (
-        "import os, sys; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
-        "from pathlib import Path; from reagent_lite.config.shard import ShardConfig\n"
-        "from reagent_lite.data.shards.dealing import make_shards\n"
-        "config = ShardConfig(training_data_path=sys.argv[1], num_nodes=2)\n"
-        "print(*[one.digest for one in make_shards(config, Path(sys.argv[2]))])"
-    )
-    (tmp_path / "alone").mkdir()
-    command = [sys.executable, "-c", program, str(path), str(tmp_path / "alone")]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
-    assert done.stdout.split() == [one.digest for one in manifests]
+    os.sched_setaffinity(0, {min(cores)})  # as many threads as cores
+    try:
+        _, alone = made(path, tmp_path / "alone", 2)
+    finally:
+        os.sched_setaffinity(0, cores)
+    assert [one.digest for one in alone] == [one.digest for one in manifests] != [one.digest for one in other]
 
 
 EPISODES = st.lists(st.integers(1, 12), min_size=1, max_size=15)

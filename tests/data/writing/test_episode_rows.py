@@ -1,4 +1,4 @@
-"""The log writer against rows written out by hand, and against the reader: every format, bit for bit."""
+"""Rows of episodes against rows written out by hand; numbers in every format, bit for bit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
-from oracles.transitions import check_same
 
 from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.data.writing.episodes import EpisodeBlock, LogSchema, episode_rows
@@ -45,33 +44,6 @@ def two_episodes(**changes: Any) -> EpisodeBlock:
         last_features=None,
     )
     return replace(block, **changes)
-
-
-def random_block(rng: np.random.Generator, *, candidates: bool) -> EpisodeBlock:
-    """30 episodes of 1 to 20 rows, 3 state features, 4 choices of which some are closed."""
-    lengths = rng.integers(1, 21, 30)
-    rows, choices = int(lengths.sum()), 4
-
-    def numbers(*shape: int) -> Floats:
-        return rng.normal(size=shape).astype(np.float32)
-
-    mask, last_mask = rng.random((rows, choices)) < 0.7, rng.random((30, choices)) < 0.7
-    mask[:, 2] = last_mask[:, 1] = True
-    chance = np.where(mask, rng.random((rows, choices)), -1)
-    return EpisodeBlock(
-        mdp_ids=[f"0-{i}-0" for i in range(30)],
-        lengths=lengths,
-        terminal=rng.random(30) < 0.5,
-        state=numbers(rows, 3),
-        action=chance.argmax(1),
-        reward=numbers(rows),
-        propensity=(rng.random(rows) * 0.9 + 0.1).astype(np.float32),
-        mask=mask,
-        features=numbers(rows, choices, 2) if candidates else None,
-        last_state=numbers(30, 3),
-        last_mask=last_mask,
-        last_features=numbers(30, choices, 2) if candidates else None,
-    )
 
 
 def written(file: Path, schema: LogSchema, *blocks: EpisodeBlock) -> Path:
@@ -190,32 +162,6 @@ def test_every_float32_comes_back_bit_for_bit(tmp_path: Path, suffix: str) -> No
     if suffix == ".jsonl":  # what any other JSON reader finds
         read = floats([list(row["state_features"].values()) for row in lines(file)])
         assert np.array_equal(read.view(np.uint32), values.view(np.uint32))
-
-
-@pytest.mark.parametrize("kind", ["names", "fixed", "differ"])
-def test_all_formats_hold_the_same_rows(tmp_path: Path, kind: str) -> None:
-    rng = np.random.default_rng(1)
-    blocks = [random_block(rng, candidates=kind == "differ") for _ in range(3)]
-    blocks = [replace(b, mdp_ids=[f"{i}-{name}" for name in b.mdp_ids]) for i, b in enumerate(blocks)]
-    names = ("a", "b", "c", "d") if kind == "names" else ()
-    features = rng.normal(size=(4, 2)).astype(np.float32) if kind == "fixed" else None
-    schema = LogSchema(transitions=True, action_names=names, action_features=features)
-    files = [written(tmp_path / f"x{suffix}", schema, *blocks) for suffix in FORMATS]
-    copies = [prepare_training_copy(str(file), actions=names or None, directory=f"{file}.copy") for file in files]
-    rows = sum(len(block.state) for block in blocks)
-    for copy in copies:
-        assert (len(copy), copy.notes) == (rows, ())
-        check_same(copies[0], copy)
-    # rows of the copy are sorted by episode, and know their line
-    line = np.array(copies[0].origin_line) - 1
-    np.testing.assert_array_equal(copies[0].reward, np.concatenate([b.reward for b in blocks])[line])
-    np.testing.assert_array_equal(copies[0].state[:rows], np.concatenate([b.state for b in blocks])[line])
-    ended = np.concatenate([np.repeat(b.terminal, b.lengths) for b in blocks])[line]
-    np.testing.assert_array_equal(np.array(copies[0].bootstrap) == 0, ended & ~np.array(copies[0].follows))
-    if kind == "names":
-        np.testing.assert_array_equal(copies[0].action, np.concatenate([b.action for b in blocks])[line])
-        masks = np.concatenate([b.mask for b in blocks if b.mask is not None])
-        np.testing.assert_array_equal(copies[0].mask, masks[line])
 
 
 def duckdb_types(file: Path) -> dict[str, str]:
