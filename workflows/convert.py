@@ -139,7 +139,7 @@ def _survey(files: tuple[InputFile, ...]) -> Survey:
 
 
 def _require_apart(source: str, files: tuple[InputFile, ...], target: Path) -> None:
-    """Refuses a target that is part of the input, would become part of it, or is another kind of thing."""
+    """Refuses a target that is part of the input, would become part of it, or is of another kind."""
     own = target.resolve()
     local = [Path(file.path).resolve() for file in files if not file.remote]
     folder = Path(source).expanduser().resolve()

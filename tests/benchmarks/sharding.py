@@ -89,16 +89,10 @@ def measured(source: Path, folder: Path, nodes: int, repeats: int) -> dict[str, 
     times = [(timed(other, source, folder), timed(making, source, folder, num_nodes=nodes)) for _ in range(repeats)]
     theirs, ours = (statistics.median(column) for column in zip(*times, strict=True))
     ratio = statistics.median(ours / one for one, ours in times)
-    return {
-        "megabytes": round(sum(file.stat().st_size for file in source.iterdir()) / 1e6, 1),
-        f"{other.__name__}_seconds": round(theirs, 3),
-        "seconds": round(ours, 3),
-        **(
-            {"ratio_to_pyarrow": round(ratio, 2)}
-            if source.name == "one"
-            else {"share_of_copy_speed": round(1 / ratio, 2)}
-        ),
-    }
+    named = {"ratio_to_pyarrow": ratio} if source.name == "one" else {"share_of_copy_speed": 1 / ratio}
+    size = sum(file.stat().st_size for file in source.iterdir())
+    figures = {"megabytes": size / 1e6, f"{other.__name__}_seconds": theirs, "seconds": ours, **named}
+    return {name: round(figure, 3) for name, figure in figures.items()}
 
 
 def peak_megabytes(source: Path, folder: Path, layout: str, nodes: int) -> float:

@@ -11,7 +11,7 @@ from reagent_lite.data.rows.maps import FeatureMatrix
 
 
 def column(*features: npt.ArrayLike, ids: Sequence[int] = (), sampled: slice = slice(None)) -> ColumnSummary:
-    """A column of these features, from id 0 on, some rows of which are its sample: all, unless it says otherwise."""
+    """A column of these features, by default with the ids 0, 1, ... and with all rows in its sample."""
     values = np.stack([np.asarray(one, np.float32) for one in features], axis=1)
     ids, hashes = tuple(ids) or tuple(range(len(features))), np.arange(len(values), dtype=np.uint64)
     whole = ColumnSummary.of(FeatureMatrix(ids, values), hashes, 100)

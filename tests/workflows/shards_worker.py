@@ -1,7 +1,7 @@
 """What test_shards.py runs in every process of a cluster where the command line has no words for it: a task, a config.
 
 gradient   writes the gradient that a step over the rows of all machines has, and the one of plain averaging
-judged     writes the episodes that are scored and those that models are fitted to
+scored     writes the episodes that are scored and those that models are fitted to
 """
 
 import json
@@ -43,7 +43,7 @@ def gradient(config: DqnConfig, data: Data, group: Group) -> dict[str, float]:
     return found
 
 
-def judged(config: DqnConfig, data: Data, group: Group) -> dict[str, object]:
+def scored_episodes(config: DqnConfig, data: Data, group: Group) -> dict[str, object]:
     evaluator = LogEvaluator(config, data, build_learner(config, data.spec, group.device), group)
     evaluator._prepared()
     scored, fitted = evaluator._split.scored, data.train.episode[evaluator._split.fitted]
@@ -62,4 +62,8 @@ if __name__ == "__main__":
     assert place is not None
     with joined(place, torch.device("cpu")) as everybody:
         read = load_config(DqnConfig, path)
-        print(json.dumps({"gradient": gradient, "judged": judged}[task](read, prepare(read, everybody), everybody)))
+        print(
+            json.dumps(
+                {"gradient": gradient, "scored": scored_episodes}[task](read, prepare(read, everybody), everybody)
+            )
+        )

@@ -1,4 +1,4 @@
-"""workflows.convert: any format to any other and back are the same rows; what cannot be kept is said."""
+"""workflows.convert: the same rows in any format and back; what a format cannot hold is named."""
 
 from __future__ import annotations
 

@@ -131,11 +131,11 @@ def test_waiting_ends(run: Runner, tree: dict[str, Any]) -> None:
     assert not Path(tree["local_path"]).exists()
 
 
-def killed_when(process: "subprocess.Popen[str]", ripe: Callable[[], bool], seconds: float = 60) -> bool:
+def killed_when(process: "subprocess.Popen[str]", due: Callable[[], bool], seconds: float = 60) -> bool:
     """Kills by SIGKILL as soon as something is so; returns whether it came to that."""
     end = time.monotonic() + seconds
     while process.poll() is None and time.monotonic() < end:
-        if ripe():
+        if due():
             process.send_signal(signal.SIGKILL)
             process.communicate()
             return process.returncode == -signal.SIGKILL
@@ -213,7 +213,7 @@ def test_bad_input(
     ("shards_path", "{in}-shards", ""),
 ])  # fmt: skip
 def test_places_in_each_others_way(tree: dict[str, Any], tmp_path: Path, key: str, place: str, message: str) -> None:
-    """However they are spelled; a place beside another, whose name begins like it, is none of these."""
+    """In any spelling; a place beside another, with a name that begins like it, is allowed."""
     (tmp_path / "link").symlink_to(tmp_path / "in")
     config = ShardConfig(**{**tree, key: place.format_map({name: tmp_path / name for name in ("in", "link", "share")})})
     with pytest.raises(ConfigError, match=message) if message else nullcontext():
@@ -221,8 +221,8 @@ def test_places_in_each_others_way(tree: dict[str, Any], tmp_path: Path, key: st
     assert sorted(one.name for one in (tmp_path / "in").iterdir()) == [f"{number}.parquet" for number in range(10)]
 
 
-def test_the_generation_that_machine_0_told(tree: dict[str, Any], tmp_path: Path) -> None:
-    """Nobody looks at the input, here rows of its own; another generation than the one told is refused."""
+def test_the_generation_that_machine_0_made(tree: dict[str, Any], tmp_path: Path) -> None:
+    """The input, here rows of its own, is not read; another generation than the given one is refused."""
     made = shard(ShardConfig(**tree))
     write(tmp_path / "own" / "0.parquet", table([3]))
     own = {**tree, "training_data_path": str(tmp_path / "own"), "node_index": 1, "wait_seconds": 0.5}

@@ -173,14 +173,14 @@ def test_shards_train_the_model_of_one_process_with_all_rows(cluster: Together) 
     shards = [named(random_rows(60), 0), named(random_rows(25, 1), 1)]
     rows = [row for part in shards for row in part]
     done = cluster(shards, [2, 1], training={"minibatches_per_step": 2})
-    outcome, said = done.runs[0].outcome, done.runs[0].err
+    outcome, log = done.runs[0].outcome, done.runs[0].err
     assert (outcome["rows"], outcome["steps"]) == (3 * 85, 3 * 3)  # 85 rows, 32 a step
-    assert "shards: 60 + 25 rows on 2 nodes" in said
-    assert "global minibatch 16 rows = 3 processes x 5.33333, 2 a step, 3 steps/epoch" in said
-    assert "training data: data: 85 rows" in said
+    assert "shards: 60 + 25 rows on 2 nodes" in log
+    assert "global minibatch 16 rows = 3 processes x 5.33333, 2 a step, 3 steps/epoch" in log
+    assert "training data: data: 85 rows" in log
     scored = int(held_out(np.array(coded(sorted({row["mdp_id"] for row in rows})), np.uint64), 0.2).sum())
     assert done.json("model/evaluation.json")["cpe"]["overlap"]["num_episodes"] == scored
-    assert f"evaluation: {'1 episode' if scored == 1 else f'{scored} episodes'} of 2 machines" in said
+    assert f"evaluation: {'1 episode' if scored == 1 else f'{scored} episodes'} of 2 machines" in log
     figures = [json.loads(line) for line in (done.out / "metrics.jsonl").read_text().splitlines()]
     logged = [line["reward/logged/mean"] for line in figures if "reward/logged/mean" in line]
     assert logged[-1] == pytest.approx(np.mean([row["reward"] for row in rows]), abs=1e-6)
@@ -232,7 +232,7 @@ def test_replicas_train_the_model_of_one_process(cluster: Together) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shards", "changes", "said"),
+    ("shards", "changes", "message"),
     [
         ((random_rows(30), random_rows(30, 1)), {"data": {"layout": "replicas"}},
          "data on node 1: expected the 30 rows of node 0, as data.layout is replicas, got 30 rows, others"),
@@ -245,11 +245,11 @@ def test_replicas_train_the_model_of_one_process(cluster: Together) -> None:
     ids=["other rows", "no rows", "the same rows", "no feature"],
 )  # fmt: skip
 def test_differences_end_every_process_alike(
-    tmp_path: Path, shards: Sequence[Rows | None], changes: dict[str, Any], said: str
+    tmp_path: Path, shards: Sequence[Rows | None], changes: dict[str, Any], message: str
 ) -> None:
     for run in started(nodes(tmp_path, shards), ["-m", "workflows.dqn", "--config"], merged(SETTINGS, changes)):
         assert run.code == 2
-        assert said in run.err
+        assert message in run.err
 
 
 HELD_OUT: dict[str, Any] = merged(SETTINGS, {"evaluation": {"held_out_share": 0.3}})
@@ -260,7 +260,7 @@ CHOSEN = [one for one, chosen in zip(EVERY, held_out(np.array(EVERY, np.uint64),
 def test_scored_episodes_are_fitted_nowhere(tmp_path: Path) -> None:
     """Both nodes have rows of the same 20 episodes, as where each machine logged its own part of them: 5 rows each."""
     rows = random_rows(200)
-    runs = started(nodes(tmp_path, [rows[::2], rows[1::2]]), [WORKER, "judged"], HELD_OUT)
+    runs = started(nodes(tmp_path, [rows[::2], rows[1::2]]), [WORKER, "scored"], HELD_OUT)
     assert [run.code for run in runs] == [0, 0], runs
     assert 0 < len(CHOSEN) < 20
     for run in runs:
@@ -272,7 +272,7 @@ def test_scored_episodes_are_fitted_nowhere(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_eval_episodes_that_another_node_trains_on_are_scored_by_share_only(tmp_path: Path) -> None:
-    """Both judge on episodes 0 to 19: 0 to 9 are node 0's training data, 10 to 14 are node 1's, the rest are new.
+    """Both evaluate on episodes 0 to 19: 0 to 9 are node 0's training data, 10 to 14 are node 1's, the rest are new.
 
     Node 0 scores them all, for node 1 has the same rows of each.
     """
@@ -280,7 +280,7 @@ def test_eval_episodes_that_another_node_trains_on_are_scored_by_share_only(tmp_
     folders = nodes(tmp_path, [rows[:100], rows[100:150]])
     for folder in folders:
         write_lines(folder / "eval" / "log.jsonl", rows)
-    first, second = started(folders, [WORKER, "judged"], HELD_OUT | {"eval_data_path": "eval"})
+    first, second = started(folders, [WORKER, "scored"], HELD_OUT | {"eval_data_path": "eval"})
     assert (first.code, second.code) == (0, 0), first.err + second.err
     scored = {*CHOSEN, *EVERY[15:]}
     assert (first.outcome["scored"], second.outcome["scored"]) == (sorted(scored), [])

@@ -29,7 +29,7 @@ from reagent_lite.data.rows.reading import Rows, read_rows
 from reagent_lite.data.stage import states_of
 from reagent_lite.errors import DataError, Problem, counted
 
-VECTORS: dict[str, DTypeLike] = {
+_FROM_ROWS: dict[str, DTypeLike] = {
     "action": np.int32,
     "next_action": np.int32,
     "reward": np.float32,
@@ -39,11 +39,20 @@ VECTORS: dict[str, DTypeLike] = {
     "bootstrap": np.float32,
     "truncated": np.uint8,
     "sequence": np.int64,
-    "origin_file": np.int32,
-    "origin_line": np.int64,
-    "episode": np.int64,
 }
-_FROM_ROWS = tuple(VECTORS)[:-3]  # as `Rows` has them
+"""Type of each vector that `Rows` has."""
+VECTORS = _FROM_ROWS | {"origin_file": np.int32, "origin_line": np.int64, "episode": np.int64}
+MATRICES: dict[str, tuple[DTypeLike, str]] = {
+    "state": (np.float32, "state"),
+    "next_state": (np.float32, "state"),
+    "mask": (np.uint8, "choice"),
+    "next_mask": (np.uint8, "choice"),
+    "metrics": (np.float32, "metric"),
+    "candidates": (np.float32, "action"),
+    "lists": (np.int64, "record"),
+    "next_lists": (np.int64, "record"),
+}
+"""Type of each matrix, and the keys of its columns; see `SpooledLog.keys`."""
 _RECORD = (0, 1, 2, 3)  # columns of what `list_records` returns
 _NAMES_AT_ONCE = 1 << 16
 
@@ -86,9 +95,9 @@ def build(
         kind=KIND,
         rows=log.num_rows,
         columns={},
-        state_ids=tuple(sorted(log.state_keys)),
-        action_ids=tuple(sorted(log.action_keys)),
-        metric_names=tuple(sorted(log.metric_keys)),
+        state_ids=tuple(sorted(log.keys["state"])),
+        action_ids=tuple(sorted(log.keys["action"])),
+        metric_names=tuple(sorted(log.keys["metric"])),
         settings=settings_of(actions, columns),
         inputs=states_of(files, [position.sha256 for position in positions]),
         report={},
@@ -101,29 +110,27 @@ def build(
 
 
 class SpooledLog:
-    """The rows of all blocks in the order of the files, in temporary files beside the arrays to be."""
+    """The rows of all blocks in the order of the files, in temporary files beside the arrays to be.
+
+    Attributes:
+        keys: {key: column} of matrices: ids of states' and candidates' features and names of metrics as they are found,
+            choices, and the columns of records of lists.
+    """
 
     def __init__(self, folder: Path, actions: tuple[str, ...] | None) -> None:
         self.folder = folder
         self.parametric = actions is None
-        self.state_keys: dict[int, int] = {}
-        self.action_keys: dict[int, int] = {}
-        self.metric_keys: dict[str, int] = {}
-        choices = {choice: choice for choice in range(len(actions or ()))}
-        record = {column: column for column in _RECORD}
-        tables: dict[str, tuple[DTypeLike, dict[Any, int] | None]] = {
-            **{name: (dtype, None) for name, dtype in VECTORS.items()},
-            "state": (np.float32, self.state_keys),
-            "next_state": (np.float32, self.state_keys),
-            "mask": (np.uint8, choices),
-            "next_mask": (np.uint8, choices),
-            "metrics": (np.float32, self.metric_keys),
-            "candidates": (np.float32, self.action_keys),
-            "lists": (np.int64, record),
-            "next_lists": (np.int64, record),
+        choices, record = (dict(zip(one, one, strict=True)) for one in (range(len(actions or ())), _RECORD))
+        self.keys: dict[str, dict[Any, int]] = {
+            "state": {},
+            "action": {},
+            "metric": {},
+            "choice": choices,
+            "record": record,
         }
         self.spools: dict[str, Spool[Any]] = {
-            name: Spool(folder / f"{name}.spool", *one) for name, one in tables.items()
+            **{name: Spool(folder / f"{name}.spool", dtype) for name, dtype in VECTORS.items()},
+            **{name: Spool(folder / f"{name}.spool", dtype, self.keys[key]) for name, (dtype, key) in MATRICES.items()},
         }
         self.mdp_ids: list[pa.Array] = []
         self.num_mdp_ids = 0
@@ -174,11 +181,11 @@ class SpooledLog:
             raise DataError(Problem(self.first_without_sequence, "a sequence_number, as other rows have one", "none"))
         ends = [name for name, one in COLUMNS.items() if one.needed == "ends"]
         if self.seen_columns.isdisjoint(ends):
-            expected = f"one of the columns {', '.join(ends)}, to tell where episodes end"
+            expected = f"one of the columns {', '.join(ends)}, to know where episodes end"
             raise DataError(Problem(where, expected, "none of them"))
 
     def write(self) -> None:
-        """Writes every array in the copy's order; the spools are gone afterwards."""
+        """Writes every array in the copy's order, and removes the spools."""
         sequence, slots = self._read("sequence"), self._read("episode")
         order = find_order(slots, self.mdp_ids, sequence if self.has_sequence else None)
         self._save("episode", order.episode)

@@ -1,4 +1,4 @@
-"""Features of a training copy, summarised: what normalization is fitted to where no file gives it.
+"""Summaries of a training copy's features, to which normalization is fitted where no file gives it.
 
 states, or candidates as often as rows list them ─► blocks ─► ColumnSummary, in threads ─► merged in order
 """
@@ -20,7 +20,7 @@ _BLOCK_BYTES = 8 << 20
 
 
 def summarize_copy(copy: TrainingCopy, column: str, settings: NormParams, seed: int) -> ColumnSummary:
-    """Returns what the features of all rows are, as `summarize_log` does of their files.
+    """Returns the summary of all rows of a column; `summarize_log` gives the same for their files.
 
     Args:
         copy: of one machine; it may have no rows.

@@ -107,11 +107,10 @@ def _ids(block: Block, maps: tuple[str, ...], lists: tuple[str, ...] = ()) -> tu
 
 
 def holds_events(path: str, columns: Columns | None = None) -> bool:
-    """Returns whether the rows at a path are events and not transitions, judging by the first ones.
+    """Returns whether the first rows at a path are events and not transitions; false where there are no rows.
 
     Events do not record what follows them, unless a limit cut the episode: they have mdp_id and sequence_number, and
-    neither next_action, nor next_state_features in a row that is not truncated. Where there are no rows, as on a
-    machine beside others, there are no events.
+    neither next_action, nor next_state_features in a row that is not truncated.
     """
     try:
         found = first_block(data_files(path, columns))

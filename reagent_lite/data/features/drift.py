@@ -5,7 +5,7 @@
     both samples ─► largest distance of distribution functions ────────┼─► verdict of the worst
     both, all rows ─► difference of the shares present ────────────────┘
 
-Two samples of one distribution differ by chance; a figure below what 95 % of such pairs stay under counts as stable.
+Two samples of one distribution differ by chance: a figure that 95 % of such pairs stay below counts as stable.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ def drift_between(training: ColumnSummary, reference: ColumnSummary, settings: D
     """Returns the drift of every feature that both have.
 
     Args:
-        training: data that is looked at.
-        reference: data it is compared with; its quantiles are the bins.
+        training: the data in question.
+        reference: the data it is compared with; its quantiles are the bins.
         settings: bins and thresholds.
         where: the two data sets, for errors.
 
@@ -152,7 +152,7 @@ def stability_index(values: Floats, reference: Floats, num_bins: int) -> tuple[f
 
 
 def _edges(reference: Floats, num_bins: int) -> Floats:
-    """Returns the inner bounds of the bins, ascending; a bin is above the bound before it, up to and with its own.
+    """Returns the inner bounds of the bins, ascending; a bin holds the values above the bound before it, up to its own.
 
     A value that is several quantiles at once gets a bin of its own: 0 and 1 of a binary feature never share one.
     """

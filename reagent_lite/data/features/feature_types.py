@@ -23,7 +23,7 @@ from reagent_lite.types import FeatureSpec, FeatureType
 MIN_PRESENT_VALUES = 20
 
 IDENTIFICATION_FLOOR = 1e-4
-"""Smallest shifted value the Box-Cox candidate is judged on."""
+"""Smallest shifted value by which identification evaluates Box-Cox."""
 
 TRANSFORM_FLOOR = 1e-6
 """Smallest shifted value the preprocessor transforms; mean and stddev are taken behind it."""
@@ -31,7 +31,7 @@ TRANSFORM_FLOOR = 1e-6
 
 @dataclass(frozen=True)
 class Values:
-    """The values of a feature; figures of its shape are computed on first use.
+    """The values of a feature; figures of the distribution's shape are computed on first use.
 
     Attributes:
         summary: of all rows.
@@ -53,7 +53,7 @@ class Values:
 
     @cached_property
     def box_cox_k_squared(self) -> float:
-        """K² of the transformed sample: NaN unless the transform bends it (λ not near 1) without exploding."""
+        """K² of the transformed sample; NaN where the transform changes little (λ near 1) or overflows."""
         if not np.isfinite(self.exponent) or 0.9 <= self.exponent <= 1.1:
             return float("nan")
         candidate = box_cox(self.sample, self.exponent, 0.0 - self.summary.low, IDENTIFICATION_FLOOR)
@@ -193,7 +193,7 @@ class TypeRule:
 
     Attributes:
         fit: returns the parameters of a feature with at least one value; a ValueError says why there are none.
-        needs: parameters that a file must give; only of such a type are they fitted and looked at.
+        needs: parameters that a file must give; other parameters are neither fitted nor checked.
         fault: returns what is wrong with the parameters that `needs` names, if anything is.
     """
 

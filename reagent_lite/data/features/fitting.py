@@ -112,7 +112,7 @@ def identify(values: Values, settings: NormParams) -> tuple[FeatureType, str]:
 
     The first that holds: BINARY all in {0, 1}; PROBABILITY all in [0, 1]; ENUM non-negative integers, few distinct;
     BOXCOX where that transform makes the values much more normal; QUANTILE where they are far from normal; CONTINUOUS.
-    All rows decide, except on how far from normal the values are, which the sample says.
+    How far from normal the values are is computed from the sample; all else from all rows.
     """
     summary = values.summary
     if not summary.moments.count:

@@ -58,7 +58,7 @@ def summarize_log(
     """Reads all rows once and returns a summary of their features.
 
     Args:
-        files: events, transitions, or whatever else has a column state_features.
+        files: events, transitions, or other rows with a column state_features.
         settings: which columns, how large a sample, and how many distinct values.
         parametric: whether actions are candidates; None takes it from the action column.
         seed: of the sample.

@@ -87,7 +87,7 @@ class FeatureSummary:
     def of(cls, values: NDArray[np.float32] | Floats, most_distinct: int) -> Self:
         """Returns the summary of raw values [n]; NaN and the missing value are left out."""
         present = _present(values)
-        # the first values tell most features with many distinct ones, without sorting the rest
+        # the first values show that most features have more distinct ones; the rest is then not sorted
         distinct = np.unique(present[: 4 * most_distinct])
         if len(distinct) <= most_distinct:
             distinct = np.unique(present)
@@ -119,7 +119,7 @@ class FeatureSummary:
 
 
 def _present(values: NDArray[Any]) -> NDArray[Any]:
-    values = np.ascontiguousarray(values)  # a column of a matrix, which is gone through several times
+    values = np.ascontiguousarray(values)  # a column of a matrix, which is read several times
     present: NDArray[Any] = values[~np.isnan(values) & (values != MISSING)]
     return present
 

@@ -15,7 +15,7 @@ from reagent_lite.types import Actions, BatchSource, TransitionBatch
 
 
 class MixedSource:
-    """A batch of every part, whatever they have read; parts may differ in candidates per row and in metrics.
+    """Batches with the rows of one batch of every part; parts may differ in candidates per row and in metrics.
 
     Args:
         parts: sources, and each one's share of the loss; shares that sum to 1 keep the sum of weights.

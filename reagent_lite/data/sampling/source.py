@@ -27,7 +27,7 @@ from reagent_lite.types import Actions, SourceSpec, TransitionBatch
 Order = NDArray[np.int32 | np.int64]
 
 _BLOCK_ROWS = 1 << 15
-_BLOCK_CANDIDATE_VALUES = 1 << 23  # 32 MiB of float32 a block, whatever the length of the lists
+_BLOCK_CANDIDATE_VALUES = 1 << 23  # 32 MiB of float32 a block, for lists of any length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +139,7 @@ class LoggedRows:
         )
 
     def release(self) -> None:
-        """Lets the system take back mapped pages; whatever is read next maps its own again."""
+        """Lets the system take back mapped pages; rows that are read later map theirs again."""
         self.state.release()
         if self.candidates is not None:
             self.candidates.features.release()
@@ -264,7 +264,7 @@ class LoggedSource:
         return next(self._batches)
 
     def learned(self, row_errors: Tensor) -> None:
-        """Does nothing: logged rows are read in the plan's order, whatever their errors."""
+        """Does nothing: errors of logged rows do not change the order in which the plan reads them."""
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the number of the next optimizer step; call it between steps."""

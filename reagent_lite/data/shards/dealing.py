@@ -54,7 +54,7 @@ def settings(config: ShardConfig) -> dict[str, Any]:
     return {"layout": config.layout, "num_nodes": config.num_nodes, "seed": config.seed, **columns}
 
 
-def _draw(seed: int, copy: int = 0) -> Hashes:
+def _salt(seed: int, copy: int = 0) -> Hashes:
     """Returns [1] a number to combine with hashes; each seed and copy has its own."""
     return mix(np.array([seed << 32 | copy], np.uint64))
 
@@ -71,13 +71,13 @@ class _Shard:
     Attributes:
         folder: where its files go.
         whole: files of the input that it gets as they are.
-        room: rows it lacks beside them, or anything in proportion to that over all shards.
+        lacking: rows it gets beside them, or a number in proportion to that over all shards.
         rows: {file name: rows} of its files.
     """
 
     folder: Path
     whole: list[InputFile] = field(default_factory=list)
-    room: float = 1.0
+    lacking: float = 1.0
     rows: dict[str, int] = field(default_factory=dict)
 
 
@@ -105,10 +105,10 @@ def make_shards(config: ShardConfig, folder: Path, progress: Show | None = None)
     if parent is not None:
         manifest = replace(parent, kind=KIND, parent=parent.digest)
         if parent.rows and parent.kind in _FILES_OF_WHOLE_EPISODES and config.layout == "shards":
-            whole, rest, room = whole_files(files, parent, config)
-            for one, one.whole, one.room in zip(shards, whole, room.tolist(), strict=True):
+            whole, rest, lacking = whole_files(files, parent, config)
+            for one, one.whole, one.lacking in zip(shards, whole, lacking.tolist(), strict=True):
                 for number, file in enumerate(one.whole):
-                    _bring(file, one.folder / part_name(number))
+                    _link_or_copy(file, one.folder / part_name(number))
                     one.rows[part_name(number)] = parent.files[file.name]["rows"]
     hashes = {file: file.sha256 for file in files}
     if rest:
@@ -143,8 +143,8 @@ def whole_files(
     """
     rows = {file: int(parent.files[file.name]["rows"]) for file in files}
     share = sum(rows.values()) / config.num_nodes
-    rank = dict(zip(files, mix(name_hashes(file.sha256 for file in files) ^ _draw(config.seed)).tolist(), strict=True))
-    machines = np.argsort(mix(np.arange(config.num_nodes, dtype=np.uint64) ^ _draw(config.seed))).tolist()
+    rank = dict(zip(files, mix(name_hashes(file.sha256 for file in files) ^ _salt(config.seed)).tolist(), strict=True))
+    machines = np.argsort(mix(np.arange(config.num_nodes, dtype=np.uint64) ^ _salt(config.seed))).tolist()
     held, owner = [0] * config.num_nodes, {}
     for file in sorted(files, key=lambda file: (-rows[file], rank[file])):
         machine = min(machines, key=held.__getitem__)
@@ -155,7 +155,7 @@ def whole_files(
     return whole, tuple(file for file in files if file not in owner), np.maximum(share - np.array(held), 0)
 
 
-def _bring(file: InputFile, target: Path) -> None:
+def _link_or_copy(file: InputFile, target: Path) -> None:
     """Links a file to another name, or copies it where no link is possible, as from a bucket or another disk."""
     try:
         os.link(file.path, target)
@@ -177,7 +177,7 @@ def _deal(
     for number, targets in enumerate(orders):
         show = progress and partial(_show_part, progress, number, len(orders))
         with tempfile.TemporaryDirectory(prefix=".spool-", dir=shards[0].folder.parent) as scratch:
-            schema, buckets = _spread(files, _draw(config.seed, number), Path(scratch), positions, show)
+            schema, buckets = _spread(files, _salt(config.seed, number), Path(scratch), positions, show)
             _write(schema, buckets, targets)
     return tuple(position.sha256 for position in positions), schema
 
@@ -187,7 +187,7 @@ def _show_part(progress: Show, number: int, count: int, done: int, total: int) -
 
 
 def _spread(
-    files: tuple[InputFile, ...], draw: Hashes, scratch: Path, positions: list[Position], show: Show | None
+    files: tuple[InputFile, ...], salt: Hashes, scratch: Path, positions: list[Position], show: Show | None
 ) -> tuple[pa.Schema, dict[Path, int]]:
     """Writes rows to buckets, each with an equal part of all hashes of episodes.
 
@@ -201,7 +201,7 @@ def _spread(
     paths = [scratch / str(number) for number in range(count)]
 
     def by_bucket(block: Block) -> tuple[pa.Table, Hashes, NDArray[np.int64]]:
-        keys = episode_hashes(block, draw)
+        keys = episode_hashes(block, salt)
         bucket = ((keys >> np.uint64(32)) * np.uint64(count)) >> np.uint64(32)
         order = np.argsort(bucket, kind="stable")
         return block.table.take(from_indices(order)), keys[order], np.searchsorted(bucket[order], np.arange(count + 1))
@@ -244,9 +244,9 @@ def _sorted(bucket: Path, schema: pa.Schema) -> tuple[pa.Table, NDArray[np.int64
 
 
 def _write(schema: pa.Schema, buckets: dict[Path, int], shards: Sequence[_Shard]) -> None:
-    """Writes the rows of buckets to shards in the order of their hashes, to each as many as it has room for."""
+    """Writes the rows of buckets in the order of their hashes, to each shard as many as it lacks."""
     paths, ends = list(buckets), np.cumsum(list(buckets.values()))
-    wanted = np.cumsum([one.room for one in shards])
+    wanted = np.cumsum([one.lacking for one in shards])
     wanted = wanted[:-1] * (ends[-1] / wanted[-1])
     options = {"compression": "zstd", "use_dictionary": columns_worth_a_dictionary(schema)}
 
@@ -263,7 +263,7 @@ def _write(schema: pa.Schema, buckets: dict[Path, int], shards: Sequence[_Shard]
         list(pool.map(finish, range(len(paths))))
 
 
-def episode_hashes(block: Block, draw: Hashes) -> Hashes:
+def episode_hashes(block: Block, salt: Hashes) -> Hashes:
     """Returns [n] a hash of each row's episode; a row without mdp_id is an episode of its own.
 
     Raises:
@@ -274,7 +274,7 @@ def episode_hashes(block: Block, draw: Hashes) -> Hashes:
     faults.require_none()
     alone = row_hashes(np.array([block.file_number], np.uint64), block.lines, 0)
     named = np.append(name_hashes(names.to_pylist()), np.uint64(0))[codes]
-    return mix(np.where(codes < 0, alone, named) ^ draw)
+    return mix(np.where(codes < 0, alone, named) ^ salt)
 
 
 def _cuts(starts: NDArray[np.int64], wanted: NDArray[np.float64]) -> NDArray[np.int64]:

@@ -41,7 +41,7 @@ def fetch_shard(store: Store, shard: ShardEntry, target: Path, progress: Show | 
         The names of the files that were missing or other than they should be, and were fetched.
 
     Raises:
-        DataError: a file that is missing or altered at the store, a disk that is full, or other things at `target`.
+        DataError: a file that is missing or altered at the store, a full disk, or something else at `target`.
     """
     with storage_errors(str(target), "a folder for the shard that can be written"):
         target = target.resolve()  # the folder that a link names is replaced, on its own disk, and not the link
@@ -67,7 +67,7 @@ def _fetch(store: Store, shard: ShardEntry, target: Path, progress: Show | None)
     missing = sorted(set(shard.files) - here - kept)
     done, total = 0, sum(shard.files[name]["size"] for name in missing)
     with ThreadPoolExecutor(_THREADS) as pool:
-        for size in pool.map(lambda name: _take(store, shard, name, fetching / name), missing):
+        for size in pool.map(lambda name: _fetch_file(store, shard, name, fetching / name), missing):
             done += size
             if progress is not None:
                 progress(done, total)
@@ -111,7 +111,7 @@ def _unaltered(folder: Path, shard: ShardEntry) -> set[str]:
     return {name for name, entry in found.items() if entry.items() <= shard.files[name].items()}
 
 
-def _take(store: Store, shard: ShardEntry, name: str, target: Path) -> int:
+def _fetch_file(store: Store, shard: ShardEntry, name: str, target: Path) -> int:
     """Copies one file, gives it its name when its sha256 is right, and returns its size."""
     digest, temporary = hashlib.sha256(), target.with_name(f"{name}.part")
     with temporary.open("wb") as stream:

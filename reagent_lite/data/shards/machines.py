@@ -60,11 +60,11 @@ def shard(config: ShardConfig) -> Sharded:
         raise ConfigError(problems)
     start = time.monotonic()
     store = Store(config.shards_path)
-    pointer, made = (_awaited(config, store), False) if config.node_index else _made(config, store)
+    pointer, made = (_wait(config, store), False) if config.node_index else _make(config, store)
     fetched = None
     while config.node_index is not None and fetched is None:
         try:
-            fetched = _fetched(config, store, pointer)
+            fetched = _fetch_own(config, store, pointer)
         except DataError:  # unless the shards were made anew meanwhile
             latest = read_pointer(store)
             if latest is None or latest == pointer or _misfit(latest, config, None):
@@ -88,7 +88,7 @@ def fetch(config: ShardConfig, generation: str) -> Sharded:
             todo = "Does every machine see the same place? Runs at the same time need a shards_path each"
             raise DataError(Problem(store.where, f"generation {generation}, as machine 0 has it", there, todo))
         time.sleep(_POLL_SECONDS)
-    return _outcome(config, store, pointer, start, made=False, fetched=_fetched(config, store, pointer))
+    return _outcome(config, store, pointer, start, made=False, fetched=_fetch_own(config, store, pointer))
 
 
 def _outcome(
@@ -109,7 +109,7 @@ def _local(config: ShardConfig) -> Path:
     return Path(config.local_path).expanduser().absolute()
 
 
-def _made(config: ShardConfig, store: Store) -> tuple[Pointer, bool]:
+def _make(config: ShardConfig, store: Store) -> tuple[Pointer, bool]:
     """Returns the shards that fit, and whether they had to be made."""
     pointer = read_pointer(store)
     files = _input(config, pointer)
@@ -164,7 +164,7 @@ def _misfit(pointer: Pointer | None, config: ShardConfig, files: tuple[InputFile
     return ""
 
 
-def _awaited(config: ShardConfig, store: Store) -> Pointer:
+def _wait(config: ShardConfig, store: Store) -> Pointer:
     """Returns the shards when they fit.
 
     Raises:
@@ -189,7 +189,7 @@ def _awaited(config: ShardConfig, store: Store) -> Pointer:
         time.sleep(min(_POLL_SECONDS, config.wait_seconds))
 
 
-def _fetched(config: ShardConfig, store: Store, pointer: Pointer) -> tuple[str, ...]:
+def _fetch_own(config: ShardConfig, store: Store, pointer: Pointer) -> tuple[str, ...]:
     """Fetches the shard of node_index, and returns the names of the files that were fetched."""
     target, number = _local(config), config.node_index or 0
     with progress("fetching", "bytes") as show:

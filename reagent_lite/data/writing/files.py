@@ -35,7 +35,7 @@ class Format:
 
     Attributes:
         encode: of a table, called in threads.
-        opened: returns, for the stream and the first encoded table, what `write`s all of them in order.
+        opened: given the stream and the first encoded table, returns an object whose `write` takes all in order.
     """
 
     encode: Callable[[pa.Table], Any]

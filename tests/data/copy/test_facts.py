@@ -65,7 +65,7 @@ WHERE = "state_norm_data_path on node 1: expected the parameters of node 0"
 
 
 @pytest.mark.parametrize(
-    ("other", "replicas", "said"),
+    ("other", "replicas", "message"),
     [
         (
             CANDIDATES,
@@ -79,13 +79,13 @@ WHERE = "state_norm_data_path on node 1: expected the parameters of node 0"
         (replace(FIRST, node=1, content="c1"), True, "got 3 rows, others. Copy the same"),
     ],
 )
-def test_what_cannot_be_merged_is_told_with_the_machine(other: Facts, replicas: bool, said: str) -> None:
+def test_what_cannot_be_merged_is_refused_with_its_machine(other: Facts, replicas: bool, message: str) -> None:
     with pytest.raises(DataError) as caught:
         agree([FIRST, other], path="data.json", replicas=replicas)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_every_difference_is_told() -> None:
+def test_every_difference_is_named() -> None:
     others = replace(SECOND, action_names=()), replace(SECOND, node=2, normalization={})
     with pytest.raises(DataError) as caught:
         agree([FIRST, *others], path="p", replicas=True)

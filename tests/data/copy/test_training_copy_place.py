@@ -133,7 +133,7 @@ def test_a_copy_is_read_only_and_a_failed_build_leaves_none(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("blocks", "files"), [*((blocks, 200) for blocks in range(0, 52, 10)), (1000, 4), (1000, 20)])
-def test_a_full_disk_is_said_and_nothing_stays(tmp_path: Path, blocks: int, files: int) -> None:
+def test_a_full_disk_is_named_and_leaves_nothing(tmp_path: Path, blocks: int, files: int) -> None:
     path = written(tmp_path, *(row(mdp_id=str(i), sequence_number=0) for i in range(2000)))
     with small_disk(tmp_path / "disk", size=f"{(1 + blocks) * 4096}", files=files) as disk:
         place = disk / "copies"
@@ -180,7 +180,7 @@ def test_places_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert remote.source_line(0) == "memory://copies/log.json:1"
 
 
-def test_nowhere_to_write_is_said(tmp_path: Path) -> None:
+def test_no_folder_to_write_into_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path, row())
     locked = tmp_path / "locked"
     locked.mkdir(mode=0o555)

@@ -1,4 +1,4 @@
-"""Random logs, written in several formats, read back as an independent plain reading says."""
+"""Random logs in several formats: the copy has the rows that a plain reading of them finds."""
 
 from __future__ import annotations
 

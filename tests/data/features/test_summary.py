@@ -38,7 +38,7 @@ BLOCKS = st.lists(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 3)), max
 
 @given(BLOCKS, st.integers(1, 12), st.integers(0, 8))
 def test_the_least_hashes_stay_and_of_equals_the_first(blocks: list[Block], size: int, cut: int) -> None:
-    """Rows are (hash, feature id); each row's value is its number, so the sample says which rows it has.
+    """Rows are (hash, feature id); each row's value is its number, by which the sample is compared.
 
     The blocks after `cut` are those of another machine.
     """

@@ -10,7 +10,7 @@ from reagent_lite.types import Actions, TransitionBatch
 
 
 class Numbered:
-    """Batches whose rows hold the number of the batch; remembers what it is told."""
+    """Batches whose rows hold the number of the batch; keeps the errors it gets."""
 
     def __init__(self, rows: int, choices: int, *, metrics: int = 0, features: int = 0, expanded: bool = False) -> None:
         self.shape = rows, choices, metrics, features, expanded

@@ -150,7 +150,7 @@ def resident(file: Path) -> int:
     return found
 
 
-@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="the system does not tell")
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="the system has no /proc/self/smaps")
 @pytest.mark.parametrize("small_bytes", [0, 1 << 28])
 def test_released_pages_are_not_resident_and_come_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_bytes: int

@@ -62,11 +62,11 @@ def test_whole_files_by_hand(tmp_path: Path) -> None:
     parent = stage(tmp_path)
 
     def dealt(num_nodes: int) -> tuple[list[list[str]], list[str], list[float]]:
-        whole, rest, room = dealing.whole_files(data_files(str(tmp_path)), parent, ShardConfig(num_nodes=num_nodes))
+        whole, rest, lacking = dealing.whole_files(data_files(str(tmp_path)), parent, ShardConfig(num_nodes=num_nodes))
         return (
             sorted([file.name[:2] for file in own] for own in whole),
             [file.name[:2] for file in rest],
-            sorted(round(one, 1) for one in room.tolist()),
+            sorted(round(one, 1) for one in lacking.tolist()),
         )
 
     assert dealt(1) == ([["10", "20", "30", "40"]], [], [0])
