@@ -70,7 +70,7 @@ class ReadPlan:
         Shards without rows are not counted: the others are read as if those were not there.
         """
         rows, number = self.shards[shard], sum(1 for before in self.shards[:shard] if before)
-        order = np.arange(rows, dtype=np.int32 if rows < 2**31 else np.int64)
+        order: NDArray[np.int32 | np.int64] = np.arange(rows, dtype=np.int32 if rows < 2**31 else np.int64)
         np.random.default_rng([self.seed, epoch, number]).shuffle(order)
         return order
 
