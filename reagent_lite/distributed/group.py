@@ -102,12 +102,8 @@ class Group:
 
     def __init__(self, place: Place, device: torch.device, progress: ProgressReport | None = None) -> None:
         self.place, self.device = place, device
-        self.rank, self.world_size, self.node, self.num_nodes = (
-            place.rank,
-            place.world_size,
-            place.node,
-            place.num_nodes,
-        )
+        self.rank, self.world_size = place.rank, place.world_size
+        self.node, self.num_nodes = place.node, place.num_nodes
         self.is_first, self.is_first_on_node = place.rank == 0, place.local_rank == 0
         self.cores = max(len(os.sched_getaffinity(0)) // place.local_world_size, 1)
         self._wrapped: weakref.WeakSet[nn.Module] = weakref.WeakSet()

@@ -98,12 +98,12 @@ def launch(
         RendezvousError: see Rendezvous.join.
         Preempted: a signal came before training began, or while it was to begin again.
     """
-    with _StopRequest() as stop, closing(rendezvous):
+    with StopRequest() as stop, closing(rendezvous):
         rendezvous.interrupted = stop.require_none
         used = 0
         while True:
             membership = rendezvous.join()
-            attempt = _Attempt(command, count, membership, rendezvous.settings.lost_after_seconds, stop)
+            attempt = Attempt(command, count, membership, rendezvous.settings.lost_after_seconds, stop)
             failure = attempt.run(folder)
             if failure is None:
                 membership.finish()
@@ -121,7 +121,7 @@ def launch(
             logger.info(f"{failure.reason}\n{again}")
 
 
-class _StopRequest:
+class StopRequest:
     """Whether a signal has asked this launcher to end, while it is entered.
 
     Attributes:
@@ -133,7 +133,7 @@ class _StopRequest:
         self.number = 0
         self.standing = "training had not begun; run the same command again"
 
-    def __enter__(self) -> "_StopRequest":
+    def __enter__(self) -> "StopRequest":
         self._before = {number: signal.signal(number, self._note) for number in stop_signals()}
         return self
 
@@ -152,15 +152,25 @@ class _StopRequest:
             raise Preempted(signal.Signals(self.number).name, self.standing)
 
 
-@dataclass(frozen=True, slots=True)
-class _Attempt:
-    """One start of the workers of this machine."""
+class Attempt:
+    """One start of the workers of this machine.
 
-    command: list[str]
-    count: int
-    membership: Membership
-    lost_after: float
-    stop: _StopRequest
+    Args:
+        command: of every worker.
+        count: how many.
+        membership: for their ranks and where they meet.
+        lost_after: seconds after which a stopped worker counts as lost.
+        stop: whether this launcher was asked to end.
+    """
+
+    def __init__(
+        self, command: list[str], count: int, membership: Membership, lost_after: float, stop: StopRequest
+    ) -> None:
+        self._command, self._count, self._membership = command, count, membership
+        self._lost_after, self._stop = lost_after, stop
+        self._running: list[subprocess.Popen[bytes]] = []
+        self._stopped: dict[int, float] = {}
+        self._oom_kills = oom_kills()
 
     def run(self, folder: FolderIdentity | None) -> Failure | None:
         """Returns why the attempt ended early, or None."""
@@ -169,16 +179,17 @@ class _Attempt:
             if failure is not None:
                 return failure
             with tempfile.TemporaryDirectory(prefix="reagent_lite_") as reports:
-                workers = Workers(self.command, self.count, self.membership, Path(reports), self.lost_after)
+                self._reports = Reports(Path(reports), self._count)
                 try:
-                    failure = self._watch(workers)
+                    self._start()
+                    failure = self._watch()
                 finally:
-                    workers.end()
-                if failure is None or not workers.reports.model_saved:
+                    self._end()
+                if failure is None or not self._reports.model_saved:
                     return failure
         except OSError as error:
-            problem = Problem(f"node {self.membership.node}", "a machine that can start its workers", str(error))
-            return self.membership.abort(Failure(reason=str(problem)))
+            problem = Problem(f"node {self._membership.node}", "a machine that can start its workers", str(error))
+            return self._membership.abort(Failure(reason=str(problem)))
         reason = f"{failure.reason}\nThe model had been saved before and is kept; the run does not begin again"
         return Failure(reason=reason, restart=False)
 
@@ -188,14 +199,14 @@ class _Attempt:
         def check() -> list[Problem]:
             if folder is not None:
                 folder.require()
-            return unreached_machines(self.membership, _CONNECT_SECONDS, _CONNECT_SECONDS)
+            return unreached_machines(self._membership, _CONNECT_SECONDS, _CONNECT_SECONDS)
 
         background = Background()
         checked = background.submit(check)
         background.close()
         while not checked.done():
-            failure = self.membership.poll()
-            if failure is None and self.stop.number:
+            failure = self._membership.poll()
+            if failure is None and self._stop.number:
                 failure = self._preempted("stopped by a signal before training began; run the same command again")
             if failure is not None:
                 return failure
@@ -204,113 +215,79 @@ class _Attempt:
             if problems := checked.result():
                 raise RendezvousError(problems)
         except LostError as error:
-            return self.membership.abort(Failure(reason=str(error)))
+            return self._membership.abort(Failure(reason=str(error)))
         except RendezvousError as error:
-            return self.membership.abort(Failure(reason=str(error), exit_code=error.exit_code, restart=False))
+            return self._membership.abort(Failure(reason=str(error), exit_code=error.exit_code, restart=False))
         return None
 
-    def _watch(self, workers: "Workers") -> Failure | None:
+    def _start(self) -> None:
+        shared = {**os.environ, **self._reports.variables, **_variables(self._membership, self._count)}
+        for local in range(self._count):
+            rank = self._membership.first_rank + local
+            own = {"RANK": str(rank), "LOCAL_RANK": str(local)}
+            output = None if rank == 0 else sys.stderr.fileno()  # only rank 0 keeps standard output
+            self._running.append(subprocess.Popen(self._command, env=shared | own, stdout=output))
+
+    def _watch(self) -> Failure | None:
         passed_on = False
         while True:
-            self.membership.progress = workers.reports.progress
-            failure = self.membership.poll()
+            self._membership.progress = self._reports.progress
+            failure = self._membership.poll()
             if failure is not None:
                 return failure
-            if self.stop.number and not passed_on:
+            if self._stop.number and not passed_on:
                 passed_on = True
-                workers.send_signal(signal.SIGTERM)
-            done = workers.done  # asked first: a worker that fails between the two questions is not done well
-            failure = workers.failure()
+                for worker in self._running:
+                    worker.send_signal(signal.SIGTERM)
+            done = self._done  # asked first: a worker that fails between the two questions is not done well
+            failure = self._failed()
             if failure is not None:
                 return self._agreed(failure)
             if done:
-                return self._preempted(f"stopped by a signal; {_CONTINUE}") if workers.preempted else None
+                saved = any(worker.poll() == Preempted.exit_code for worker in self._running)
+                return self._preempted(f"stopped by a signal; {_CONTINUE}") if saved else None
             time.sleep(_WATCH_SECONDS)
 
     def _preempted(self, reason: str) -> Failure:
-        return self.membership.abort(Failure(reason=reason, exit_code=Preempted.exit_code, restart=False))
+        return self._membership.abort(Failure(reason=reason, exit_code=Preempted.exit_code, restart=False))
 
     def _agreed(self, failure: Failure) -> Failure:
         """Returns the run's failure: another machine's, if this one's may only follow from it."""
-        if failure.restart and self.stop.number:  # others would wait for this machine
+        if failure.restart and self._stop.number:  # others would wait for this machine
             reason = f"{failure.reason}\nstopped by a signal; {_CONTINUE}"
             failure = failure.model_copy(update={"reason": reason, "exit_code": Preempted.exit_code, "restart": False})
         if failure.first_hand:
-            return self.membership.abort(failure)
-        deadline = time.monotonic() + self.lost_after + _MACHINE_SECONDS
-        while time.monotonic() < deadline and len(self.membership.declarations) > 1:
-            first = self.membership.poll()
+            return self._membership.abort(failure)
+        deadline = time.monotonic() + self._lost_after + _MACHINE_SECONDS
+        while time.monotonic() < deadline and len(self._membership.declarations) > 1:
+            first = self._membership.poll()
             if first is not None:
                 return first
             time.sleep(_WATCH_SECONDS)
-        reason = self.membership.awaited() + failure.reason
-        return self.membership.abort(failure.model_copy(update={"reason": reason}))
-
-
-class Workers:
-    """Running workers of this machine.
-
-    Args:
-        command: of every worker.
-        count: how many.
-        membership: for their ranks and where they meet.
-        folder: for their reports; the caller's to remove.
-        lost_after: seconds after which a stopped worker counts as lost.
-
-    Attributes:
-        reports: what the workers report of themselves.
-    """
-
-    def __init__(self, command: list[str], count: int, membership: Membership, folder: Path, lost_after: float) -> None:
-        self._membership, self._lost_after = membership, lost_after
-        self.reports = Reports(folder, count)
-        self._stopped: dict[int, float] = {}
-        self._oom_kills = oom_kills()
-        shared = {**os.environ, **self.reports.variables, **_variables(membership, count)}
-        self._running: list[subprocess.Popen[bytes]] = []
-        try:
-            for local in range(count):
-                rank = membership.first_rank + local
-                own = {"RANK": str(rank), "LOCAL_RANK": str(local)}
-                # only rank 0 keeps standard output
-                output = None if rank == 0 else sys.stderr.fileno()
-                self._running.append(subprocess.Popen(command, env=shared | own, stdout=output))
-        except OSError:
-            self.end()
-            raise
-
-    def failure(self) -> Failure | None:
-        """Returns the first cause once a worker has failed; being preempted is no failure."""
-        codes = [worker.poll() for worker in self._running]
-        # a worker that has reported may hang on its way out, in a library of the GPU's
-        if self.reports.failures or any(code not in (None, 0, Preempted.exit_code) for code in codes):
-            if Preempted.exit_code in codes:  # its peers lost their connection to it
-                return Failure(reason="a process was stopped by a signal", exit_code=Preempted.exit_code, restart=False)
-            return self._cause()
-        return self._halted()
+        reason = self._membership.awaited() + failure.reason
+        return self._membership.abort(failure.model_copy(update={"reason": reason}))
 
     @property
-    def done(self) -> bool:
-        """Whether all have ended."""
+    def _done(self) -> bool:
         return all(worker.poll() is not None for worker in self._running)
 
-    @property
-    def preempted(self) -> bool:
-        """Returns whether a worker saved and ended after a signal."""
-        return any(worker.poll() == Preempted.exit_code for worker in self._running)
-
-    def send_signal(self, number: int) -> None:
-        """Sends a signal to all that run."""
-        for worker in self._running:
-            worker.send_signal(number)
-
-    def end(self) -> None:
-        """Ends all at once; what is worth keeping is on disk."""
+    def _end(self) -> None:
+        """Ends all workers at once; what is worth keeping is on disk."""
         for worker in self._running:
             worker.kill()
         for worker in self._running:
             with suppress(subprocess.TimeoutExpired):  # held by a disk or driver that does not answer
                 worker.wait(_END_SECONDS)
+
+    def _failed(self) -> Failure | None:
+        """Returns the first cause once a worker has failed; being preempted is no failure."""
+        codes = [worker.poll() for worker in self._running]
+        # a worker that has reported may hang on its way out, in a library of the GPU's
+        if self._reports.failures or any(code not in (None, 0, Preempted.exit_code) for code in codes):
+            if Preempted.exit_code in codes:  # its peers lost their connection to it
+                return Failure(reason="a process was stopped by a signal", exit_code=Preempted.exit_code, restart=False)
+            return self._cause()
+        return self._halted()
 
     def _name(self, local: int) -> str:
         return self._membership.name_of(self._membership.first_rank + local)
@@ -320,9 +297,9 @@ class Workers:
         deadline = time.monotonic() + _PEER_SECONDS  # peers notice by themselves and report
         while True:
             failed = [i for i, one in enumerate(self._running) if one.poll() not in (None, 0, Preempted.exit_code)]
-            reported = self.reports.failures
+            reported = self._reports.failures
             killed = [local for local in failed if local not in reported]
-            if killed or self.done or time.monotonic() > deadline:
+            if killed or self._done or time.monotonic() > deadline:
                 break
             time.sleep(0.02)
         if not killed:

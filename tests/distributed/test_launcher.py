@@ -7,28 +7,21 @@ from pathlib import Path
 
 import pytest
 from machines import Start, all_end, appears
-from oracles.doctors import RECORD
 from oracles.interpreters import Interpreter
 from oracles.waiting import runs
 
 from reagent_lite import memory
 from reagent_lite.config.rendezvous import RendezvousConfig
 from reagent_lite.distributed import launcher
-from reagent_lite.distributed.launcher import Workers, choose_processes
-from reagent_lite.distributed.meeting_file import Record
+from reagent_lite.distributed.launcher import choose_processes
 from reagent_lite.distributed.membership import Failure, Membership
 from reagent_lite.distributed.nodes import Node
 from reagent_lite.distributed.rendezvous import Rendezvous
-from reagent_lite.distributed.store import Link
 from reagent_lite.distributed.verdict import Declaration
 from reagent_lite.errors import ConfigError, Preempted
 
 RANK_1 = "rank 1 of 2 (node 1, local rank 0): "
-
-
-def nowhere() -> Membership:
-    alone = Declaration(node=0, host="here", pid=1, processes=1, device="cpu")
-    return Membership(Link(lambda: None), Record.model_validate(RECORD), 0, (alone,), RendezvousConfig())  # type: ignore[arg-type,return-value]
+ONE = Declaration(node=0, host="here", pid=1, processes=1, device="cpu")
 
 
 @pytest.mark.parametrize(
@@ -61,12 +54,10 @@ def test_a_worker_that_the_system_ended_for_lack_of_memory_is_named_so(
 ) -> None:
     monkeypatch.setattr(memory, "_CGROUP", tmp_path)
     (tmp_path / "memory.events").write_text("oom_kill 1\n")
-    (tmp_path / "reports").mkdir()
     command = ["sh", "-c", f"echo oom_kill 2 > {tmp_path}/memory.events; kill -9 $$"]
-    workers = Workers(command, 1, nowhere(), tmp_path / "reports", lost_after=9)
-    while not workers.done:
-        time.sleep(0.01)
-    failure = workers.failure()
+    alone = Rendezvous(Node(), None, RendezvousConfig(), ONE).join()
+    failure = launcher.Attempt(command, 1, alone, 9.0, launcher.StopRequest()).run(None)
+    alone.finish()
     assert failure is not None
     assert failure.reason == (
         "rank 0 of 1: expected a worker that trains to the end, got ended by signal 9 (SIGKILL) by the system, for the "
@@ -88,8 +79,8 @@ def test_a_worker_whose_launcher_died_while_it_imported_ends(
 
 
 def test_a_signal_while_a_run_waits_to_begin_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    met = nowhere()
-    rendezvous = Rendezvous(Node(), None, RendezvousConfig(), met.declarations[0])
+    rendezvous = Rendezvous(Node(), None, RendezvousConfig(), ONE)
+    met = rendezvous.join()
     joins: list[Membership] = []
 
     def join() -> Membership:
@@ -100,7 +91,7 @@ def test_a_signal_while_a_run_waits_to_begin_again(monkeypatch: pytest.MonkeyPat
         return met
 
     monkeypatch.setattr(Rendezvous, "join", lambda self: join())
-    monkeypatch.setattr(launcher._Attempt, "run", lambda self, folder: Failure(reason="node 1 went away"))
+    monkeypatch.setattr(launcher.Attempt, "run", lambda self, folder: Failure(reason="node 1 went away"))
     monkeypatch.setattr(Membership, "leave", lambda self, restart: restart)
     with pytest.raises(Preempted, match="SIGTERM: the last checkpoint is kept: run the same command again to continue"):
         launcher.launch([], 1, rendezvous, restarts=3)
