@@ -157,7 +157,7 @@ class CheckpointError(ReagentLiteError):
 
 
 class Preempted(BaseException):
-    """A signal ended the run early; `standing` says where the same command continues.
+    """A signal ended the run early; `kept` is what the same command continues from.
 
     A signal handler may raise it anywhere. Like KeyboardInterrupt it is not an Exception, so that no code handles it.
     """
@@ -165,5 +165,5 @@ class Preempted(BaseException):
     title = "stopped by a signal"
     exit_code = 75  # EX_TEMPFAIL of sysexits.h: try again later
 
-    def __init__(self, signal: str, standing: str) -> None:
-        super().__init__(f"{signal or 'a signal to another process'}: {standing}")
+    def __init__(self, signal: str, kept: str) -> None:
+        super().__init__(f"{signal or 'a signal to another process'}: {kept}")

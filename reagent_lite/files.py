@@ -326,7 +326,7 @@ def _lock(descriptor: int, folder: Path, key: str, waits: float) -> None:
                         "Wait for that run, or end it; or give another folder")
             )  # fmt: skip
         time.sleep(_POLL_SECONDS)
-    with suppress(OSError):  # a full disk: the lock counts, not what it says
+    with suppress(OSError):  # a full disk: the lock counts, not its content
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps(_own_record()).encode(), 0)
         os.fsync(descriptor)

@@ -44,7 +44,7 @@ def imported(file: Path) -> set[str]:
     return names
 
 
-def room(module: str) -> str:
+def package(module: str) -> str:
     return module.split(".")[1]
 
 
@@ -54,14 +54,14 @@ def test_imports_go_down(file: Path) -> None:
     if len(parts) == 2 and parts[1] == "__init__":
         return
     own = parts[1]
-    assert own in LAYERS, f"{file}: which room is this?"
+    assert own in LAYERS, f"{file}: a package without a layer"
     for module in imported(file):
         top = module.split(".")[0]
         assert top not in ("workflows", "tests"), f"{file} imports {module}"
-        if top == "reagent_lite" and room(module) != own:
-            assert LAYERS[room(module)] < LAYERS[own] or LAYERS[own] == 0, f"{file} imports {module}"
+        if top == "reagent_lite" and package(module) != own:
+            assert LAYERS[package(module)] < LAYERS[own] or LAYERS[own] == 0, f"{file} imports {module}"
             if LAYERS[own] == 0:
-                assert LAYERS[room(module)] == 0, f"{file} imports {module}"
+                assert LAYERS[package(module)] == 0, f"{file} imports {module}"
         if top in HEAVY:
             assert own == "data", f"{file} imports {module}"
 

@@ -6,7 +6,7 @@ from reagent_lite.errors import counted, named_counts
 
 
 @pytest.mark.parametrize(
-    ("number", "forms", "said"),
+    ("number", "forms", "text"),
     [
         (0, ("row",), "0 rows"),
         (1, ("row",), "1 row"),
@@ -17,8 +17,8 @@ from reagent_lite.errors import counted, named_counts
         (1000, ("row has", "rows have"), "1,000 rows have"),
     ],
 )
-def test_one_is_no_plural(number: int, forms: tuple[str, ...], said: str) -> None:
-    assert counted(number, *forms) == said
+def test_one_is_no_plural(number: int, forms: tuple[str, ...], text: str) -> None:
+    assert counted(number, *forms) == text
 
 
 def test_counts_are_named_by_their_keys() -> None:

@@ -92,7 +92,7 @@ def choose_workflow(path: str, overrides: list[str]) -> str:
         keys = {override.partition("=")[0] for override in overrides} | set(tree)
         keys |= {f"timeline.{key}" for key in tree.get("timeline") or {}}
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
-        return "dqn"  # load_config says what is wrong with the file
+        return "dqn"  # load_config reports what is wrong with the file
     has_data = keys & {"training_data_path", "timeline.inputTableName"}
     return "dqn" if "actions" in keys or not has_data else "parametric_dqn"
 
@@ -120,7 +120,7 @@ def _alone(config: WorkflowConfig, node: Node, processes: Processes) -> Iterator
     try:
         run = dry_run(config, processes)
     except ReagentLiteError:
-        return  # the row of the environment says it
+        return  # the row of the environment has it
     yield from checked("model_output_path", lambda: machine.model_folder(config, node, run.inputs.spec))
     yield from checked("memory", lambda: machine.memory(run))
 

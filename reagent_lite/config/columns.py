@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from reagent_lite.config.section import ruled
+from reagent_lite.config.section import checked_by
 from reagent_lite.errors import Problem
 
 Kind = Literal["text", "date", "order", "integer", "number", "flag", "features", "metrics", "action", "actions", "any"]
@@ -88,5 +88,5 @@ def _problems(columns: Mapping[str, str | list[str]]) -> Iterator[Problem]:
             yield Problem(field, "each column once", f"{twice!r} twice")
 
 
-Columns = Annotated[dict[str, str | list[str]], ruled(_problems)]
+Columns = Annotated[dict[str, str | list[str]], checked_by(_problems)]
 """{field of the contract: name of the log's column; of features and metrics also the columns of the single ones}."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Annotated, Final, Literal
 
-from reagent_lite.config.section import Count, Section, ruled
+from reagent_lite.config.section import Count, Section, checked_by
 from reagent_lite.errors import Problem
 
 MOST_STEPS: Final = 2**24
@@ -27,7 +27,7 @@ class EnvironmentConfig(Section):
     """Name of an environment that comes with this package, or the path of a .cuh file."""
     env_parameters: dict[str, float] = {}
     """Constants of the environment's dynamics, by name, instead of its own."""
-    time_limit: Annotated[Count, ruled(_time_limit)] | None = None
+    time_limit: Annotated[Count, checked_by(_time_limit)] | None = None
     """Steps after which an episode is truncated, at most 2^24; absent: the environment's own."""
     backend: Literal["auto", "cuda", "cpu"] = "auto"
     """Where environments run; auto: on the GPU that is used, where PyCUDA and a toolkit are, else on the CPU."""

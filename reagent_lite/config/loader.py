@@ -1,7 +1,7 @@
 """From JSON text and `--set` overrides to a checked config, with every error at once.
 
 text ─► no duplicate keys ─► overrides ─► limits ─► types, unknown keys (pydantic) ─► rules (Section.problems) ─► config
-                                                      └ a bad key is noted, taken out, and the rest is checked on
+                                                      └ a bad key is recorded and removed; the rest is still checked
 """
 
 import difflib
@@ -24,7 +24,7 @@ _LEVELS = 100  # of objects and lists in each other; Python's parser and pydanti
 _DEPTH = f"at most {_LEVELS} levels of objects and lists"
 _SHOWN = 200  # characters of a wrong value
 _NEAR = 0.6  # ratio of difflib from which a key is suggested
-_OWN_SECTION = 0.25  # counts so much more in the section where the unknown key stands
+_OWN_SECTION = 0.25  # counts so much more in the section of the unknown key
 
 
 def load_config(model: type[Config], path: str | None, overrides: tuple[str, ...] = ()) -> Config:
@@ -32,7 +32,7 @@ def load_config(model: type[Config], path: str | None, overrides: tuple[str, ...
 
     Args:
         model: the workflow's, such as DqnConfig.
-        path: the JSON file; None stands for an empty object.
+        path: the JSON file; None means an empty object.
         overrides: `section.key=value` with a JSON value; text that is no JSON is taken as a string.
 
     Raises:
@@ -66,7 +66,7 @@ def check(model: type[Config], tree: dict[str, Any], problems: list[Problem] | N
                 _remove(tree, location)
     else:  # pragma: no cover - every pass removes a key, so the passes end
         raise ConfigError(problems)
-    mentioned = tuple(f"{problem.where}." for problem in problems)  # a rule says nothing of what was taken out
+    mentioned = tuple(f"{problem.where}." for problem in problems)  # a rule reports nothing about what was removed
     problems += [rule for rule in config.problems() if not any(one.startswith(f"{rule.where}.") for one in mentioned)]
     if problems:
         raise ConfigError(problems)
@@ -166,7 +166,7 @@ def _override(tree: dict[str, Any], override: str) -> list[Problem]:
 
 
 def _known_prefix(tree: Any, location: tuple[int | str, ...]) -> tuple[int | str, ...]:
-    """Cuts pydantic's location down to what stands in the JSON: it appends names of union members."""
+    """Cuts pydantic's location down to what is in the JSON: it appends names of union members."""
     known: list[int | str] = []
     for part in location:
         if isinstance(tree, dict) and part in tree:
@@ -180,10 +180,10 @@ def _known_prefix(tree: Any, location: tuple[int | str, ...]) -> tuple[int | str
 
 
 def _remove(tree: Any, location: tuple[int | str, ...]) -> None:
-    # an element of a list takes the whole list along: what remains would be another list than the user wrote
+    # with an element the whole list is removed: what remained would not be the list that the user wrote
     for depth, part in enumerate(location):
         if part not in tree:
-            return  # taken along by another element
+            return  # removed with another element
         if depth == len(location) - 1 or isinstance(tree[part], list):
             del tree[part]
             return

@@ -16,7 +16,7 @@ class RLConfig(Section):
     """Discount per time step."""
     epsilon: Annotated[float, Field(ge=0, le=1)] = 0.1
     """With softmax_policy 0: share of uniformly random choices of the policy; 0 is greedy. In simulation also the share
-    at the end of exploration, unless simulation.epsilon_end says another."""
+    at the end of exploration, unless simulation.epsilon_end is given."""
     target_update_rate: Annotated[float, Field(gt=0, le=1)] = 0.001
     """Soft update: target <- rate * online + (1 - rate) * target after every optimizer step."""
     maxq_learning: bool = True

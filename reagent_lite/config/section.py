@@ -40,7 +40,7 @@ class Section(BaseModel):
         yield from ()
 
     def problems(self, path: str = "") -> Iterator[Problem]:
-        """Yields what is wrong beyond single keys in this section and below; `path` is where it stands."""
+        """Yields what is wrong beyond single keys in this section and below; `path` is the section's own."""
         found = [*self.rules(), *(self.wrong(key, "its default", todo) for key, todo in self.unsupported.items()
                                   if key in self.changed)]  # fmt: skip
         yield from (within(path, problem) for problem in found)
@@ -64,7 +64,7 @@ class Section(BaseModel):
 
 
 def within(path: str, problem: Problem) -> Problem:
-    """Returns a problem of a section as one of the config, in which the section stands at `path`."""
+    """Returns a problem of a section as one of the config, in which the section is at `path`."""
     return replace(problem, where=".".join(filter(None, (path, problem.where))))
 
 
@@ -76,7 +76,7 @@ def _text(value: Any) -> str:
     return json.dumps(value)
 
 
-def ruled(check: Callable[[Any], Iterable[Problem]]) -> AfterValidator:
+def checked_by(check: Callable[[Any], Iterable[Problem]]) -> AfterValidator:
     """Returns what makes a type refuse values that a check finds problems in; their `where` is within the value."""
 
     def checked(value: Any) -> Any:
@@ -98,6 +98,6 @@ def _unique(names: Iterable[str]) -> Iterator[Problem]:
         yield Problem("", "every name once", f"{name!r} {names.count(name)} times")
 
 
-LocalPath = Annotated[str, ruled(_local)]
+LocalPath = Annotated[str, checked_by(_local)]
 """A path that is written to."""
-Names = Annotated[tuple[str, ...], ruled(_unique)]
+Names = Annotated[tuple[str, ...], checked_by(_unique)]

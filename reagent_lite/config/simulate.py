@@ -56,7 +56,7 @@ class PolicyConfig(PlayConfig):
 
 
 class ValueOfConfig(PlayConfig):
-    """A policy whose true value in this environment is wanted, by playing it."""
+    """A policy whose true value in this environment is found by playing it."""
 
     kind: Literal["greedy", "epsilon_greedy", "softmax", "random"] = "greedy"
     """greedy: always the choice of the largest value; the others as in `policy`."""

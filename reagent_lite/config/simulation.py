@@ -70,7 +70,7 @@ class SimulationConfig(EnvironmentConfig):
     """Write learning_curve.png and rollout.gif beside the model; needs the extra `pictures`."""
 
     def rules(self) -> Iterator[Problem]:
-        """Yields what single keys cannot say."""
+        """Yields contradictions between keys."""
         yield from super().rules()
         if self.epsilon_end is not None and self.epsilon_end > self.epsilon_start:
             yield self.wrong("epsilon_end", f"at most epsilon_start ({self.epsilon_start:g})")

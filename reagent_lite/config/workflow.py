@@ -44,9 +44,9 @@ class WorkflowConfig(Section):
     num_processes_per_node: Count | None = None
     """Explicit count of processes; absent: the GPUs found with use_all_avail_gpus, else 1."""
     num_nodes: Count = 1
-    """Machines that train together; 1 leaves the word to a scheduler's variables."""
+    """Machines that train together; with 1 a scheduler's variables may give another count."""
     node_index: Annotated[int, Field(ge=0)] | None = None
-    """Number of this machine, from 0; --node_index wins over it, and a scheduler's variable stands in for it."""
+    """Number of this machine, from 0; --node_index wins over it; absent: a scheduler's variable."""
     init_method: str | None = None
     """Where several machines meet: file:///share/run.rdzv, or tcp://host:port of node 0; not used by one."""
     epochs: Count = 1

@@ -1,4 +1,4 @@
-"""Whether every machine reaches every other one on ports such as their workers will open, before workers wait for it.
+"""Checks that every machine reaches every other one on ports such as workers open, before workers are started.
 
 listen on a free port ─► addresses of all ─► connect to each ─► who does not reach whom, the same on every machine
 """

@@ -53,7 +53,7 @@ class Place:
     def read(cls, environment: Mapping[str, str] | None = None) -> "Place | None":
         """Returns the place a launcher gave this process, or None where none launched it.
 
-        A launcher that does not number its machines is taken to fill one after the other with equally many processes.
+        A launcher that does not number its machines is assumed to fill one after the other with equally many processes.
 
         Raises:
             RendezvousError: where the variables are incomplete or no integers.
@@ -256,8 +256,8 @@ def rehearse(wrapped: nn.Module, loss: Callable[[], Tensor]) -> None:
         parameter.grad = None
 
 
-# Process groups that a wrapped module outlives, in the frames of an error say. torch ends a group with its last owner;
-# a module that is the last holds Python's lock while it waits for a thread that may want the lock, and waits for ever.
+# Process groups that a wrapped module outlives, for example in the frames of an error. torch ends a group together with
+# its last owner. If that is a module, it holds Python's lock while it waits for a thread that may need the lock.
 _OUTLIVED: list[Any] = []
 
 
@@ -319,7 +319,7 @@ def joined(place: Place, device: torch.device, timeout_seconds: float = 7200.0) 
 
 
 def _arrive(store: Any, place: Place, timeout: timedelta) -> None:
-    """Waits for all ranks by name: the process group's own wait would only say that somebody is missing."""
+    """Waits for all ranks by name: the process group's own wait would not name who is missing."""
     keys = [f"arrived/{rank}" for rank in range(place.world_size)]
     store.set(keys[place.rank], "1")
     deadline = time.monotonic() + timeout.total_seconds()

@@ -116,7 +116,7 @@ def launch(
                 tried = f"\nThe run had begun again {counted(used, 'time')}" if used else ""
                 raise LaunchError(failure.model_copy(update={"reason": failure.reason + tried}))
             used += 1
-            stop.standing = _CONTINUE
+            stop.kept = _CONTINUE
             again = f"beginning again from the last checkpoint: restart {used} of at most {restarts}"
             logger.info(f"{failure.reason}\n{again}")
 
@@ -126,12 +126,12 @@ class StopRequest:
 
     Attributes:
         number: of the signal; 0 before one came.
-        standing: what the same command would continue from while nothing runs.
+        kept: what the same command would continue from while nothing runs.
     """
 
     def __init__(self) -> None:
         self.number = 0
-        self.standing = "training had not begun; run the same command again"
+        self.kept = "training had not begun; run the same command again"
 
     def __enter__(self) -> "StopRequest":
         self._before = {number: signal.signal(number, self._note) for number in stop_signals()}
@@ -149,7 +149,7 @@ class StopRequest:
     def require_none(self) -> None:
         """Raises where nothing runs yet that could save."""
         if self.number:
-            raise Preempted(signal.Signals(self.number).name, self.standing)
+            raise Preempted(signal.Signals(self.number).name, self.kept)
 
 
 class Attempt:

@@ -233,7 +233,7 @@ class Membership:
         return [None if text is None else json.loads(text) for text in texts]
 
     def awaited(self) -> str:
-        """Returns which ranks the others have waited for in vain, a line each; "" where that is not known."""
+        """Returns which ranks the others have waited for too long, a line each; "" where that is not known."""
         keys = [f"progress/{one.node}" for one in self.declarations]
         try:
             texts = self._link.call(lambda store: [store.get(key) for key in keys], self._settings.lost_after_seconds)
@@ -275,7 +275,7 @@ class Membership:
         return restart
 
     def finish(self) -> None:
-        """Ends the run: the model is saved, so whoever fails from here on has nothing to begin again for."""
+        """Ends the run: the model is saved, so no failure from here on begins it again."""
         self.leave(restart=False, done=True)
 
     def _decision_of_node_0(self, otherwise: bool) -> bool:

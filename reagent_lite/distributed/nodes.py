@@ -102,7 +102,7 @@ def _require_one_task_a_machine(environment: Mapping[str, str]) -> None:
 
 
 def _refuse_lone_process(environment: Mapping[str, str]) -> None:
-    """Refuses what would be one training on each machine, each taken for the whole.
+    """Refuses what would be a training of its own on each machine.
 
     accelerate 1.15 with --cpu starts one process a machine that knows of no others; it sets MASTER_ADDR only where it
     was asked for several.

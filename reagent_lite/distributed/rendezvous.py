@@ -5,8 +5,8 @@
  others   poll the file ─► who answers there? ────────────┘                    └─► deadline: who is missing, abort
 
 init_method   file:///share/run.rdzv   tcp://host:port (node 0 listens there)   nothing, for one machine
-Clocks of two machines are never compared, and that a file exists never decides anything: who answers does. The store
-lives as long as node 0's launcher: another attempt needs no share, those who were there go back to the same store.
+Clocks of two machines are never compared. The existence of a file decides nothing; what counts is who answers. The
+store lives as long as node 0's launcher, so another attempt needs no share: the machines return to the same store.
 """
 
 import os
@@ -105,7 +105,7 @@ class Rendezvous:
                 declarations = self._meet(link, record, deadline)
                 break
             except (LostError, _AttemptEndedError) as error:
-                logger.info(f"rendezvous: {record}: {error}; looking again")
+                logger.info(f"rendezvous: {record}: {error}; polling again")
                 link.close()
                 if isinstance(error, _AttemptEndedError):  # one that was only out of reach may be joined after all
                     self._ended = record
@@ -218,7 +218,7 @@ class Rendezvous:
                 logger.info(f"rendezvous: {file.path} is gone while machines meet: written again")
                 self._on_share(lambda: file.publish(record, self._folder))
         except RendezvousError:
-            return  # a share that is gone for the moment: who looks at it sees no file either
+            return  # a share that is gone for the moment: the others see no file either
         if isinstance(found, Record) and found.nonce != record.nonce and (reached := reach(found)) is not None:
             reached[0].close()
             got, todo = f"{found}, which took it meanwhile", "Give each job a file of its own"
@@ -231,7 +231,7 @@ class Rendezvous:
         delay, logged = 0.2, time.monotonic()
         while True:
             self.interrupted()
-            reached = reach(self._ended) if self._ended is not None else None  # for which no share is needed
+            reached = reach(self._ended) if self._ended is not None else None  # needs no share
             if reached is None:
                 found = self._hint()
                 state = f"{found}, which does not answer" if isinstance(found, Record) else found
@@ -378,7 +378,7 @@ class Rendezvous:
         return MeetingFile.of(self.init_method) if self.init_method.startswith("file:") else None
 
     def _on_share(self, work: Callable[[], T]) -> T:
-        """Does something on the share in the background: a server that is gone would hold this thread for ever."""
+        """Does something on the share in the background: a server that is gone would block this thread forever."""
         try:
             return self._share.call(work, _SHARE_SECONDS)
         except LostError as error:
@@ -392,7 +392,7 @@ class Rendezvous:
         assert self.init_method is not None
         if self.settings.port:
             where, got = "rendezvous.port", str(self.settings.port)
-            raise ConfigError(Problem(where, "0 beside tcp://host:port", got, "init_method says the port"))
+            raise ConfigError(Problem(where, "0 beside tcp://host:port", got, "init_method has the port"))
         host, port = host_and_port(self.init_method)
         address, own = resolved(host, port), [one.address for one in addresses()]
         if self.node.index == 0 and address not in own:

@@ -1,6 +1,6 @@
 """Node 0's key-value store: signed texts by key, and calls that end at a deadline whatever the store's machine does.
 
-torch's TCPStore waits without end for a machine that accepts connections and says nothing (measured: its timeout
+torch's TCPStore waits without end for a machine that accepts connections and stays silent (measured: its timeout
 covers the wait for a key, not for an answer). Calls therefore run on a thread of their own, left behind when it hangs.
 """
 
@@ -32,14 +32,14 @@ _ABSENT = "-"  # no text of ours: each begins with a proof of _MAC_CHARS charact
 
 
 class LostError(Exception):
-    """The store does not answer any more; the text says why."""
+    """The store does not answer any more; the text has the reason."""
 
 
 class Store:
     """Texts by key in node 0's TCPStore, each with a proof that its writer knows the run's token.
 
-    Whoever reaches the port can list, read and replace keys of a TCPStore. The token itself is never sent, and a value
-    that was written without it, or copied from another key, counts as absent.
+    Anyone who reaches the port can list, read and replace keys of a TCPStore. The token itself is never sent, and a
+    value that was written without it, or copied from another key, counts as absent.
 
     Args:
         client: torch's.

@@ -1,4 +1,4 @@
-"""A worker process and its launcher: signals, and files in which the worker says how far it is and why it failed.
+"""A worker process and its launcher: signals, and files in which the worker reports its progress and why it failed.
 
 All ranks enter the same collectives in the same order, so the others wait for the rank that has entered the fewest.
 """

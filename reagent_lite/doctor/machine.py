@@ -61,7 +61,7 @@ def devices(processes: Processes) -> Iterator[Row]:
     for gpu in gpus:
         if gpu.uuid in used:
             found = f"{gpu.name}, {gpu.uuid}, {size_text(gpu.free)} of {size_text(gpu.total)} free, driver {gpu.driver}"
-            busy = warning("GPUs", found, "Half of it is taken: end what uses it, or choose with CUDA_VISIBLE_DEVICES")
+            busy = warning("GPUs", found, "Half of it is in use: end what uses it, or choose with CUDA_VISIBLE_DEVICES")
             yield busy if gpu.total and gpu.free < gpu.total / 2 else ok("GPUs", found)
 
 
@@ -133,7 +133,7 @@ def copy_folder(config: WorkflowConfig, path: str) -> Row:
         return skipped(name, "there is no data to copy")
     standing = standing_copy(path, actions, directory, columns)
     if standing is not None:
-        return ok(name, f"stands in {standing[0]}: {counted(standing[1].rows, 'row')}")
+        return ok(name, f"is in {standing[0]}: {counted(standing[1].rows, 'row')}")
     folders = [place.parent for place in places_of(path, actions, directory, columns)]
     places = [folder for folder in folders if is_writable(folder)]
     todo = "Set data.training_copy_dir to a folder on a local disk of this machine with enough room"

@@ -201,7 +201,7 @@ def _shown(
 
 
 def _clocks(membership: Membership, seconds: float) -> Row:
-    """Compares the clocks at one moment: when the last machine has said that it is here.
+    """Compares the clocks at one moment: when the last machine has announced itself.
 
     For each machine it lies between its last look that found somebody absent and the one that found all.
     """
@@ -225,7 +225,7 @@ def _clocks(membership: Membership, seconds: float) -> Row:
 
 
 def _elsewhere(node: int, facts: list[Any]) -> Row:
-    """Tells of what the other machines found wrong with themselves."""
+    """Reports what the other machines found wrong with themselves."""
     bad = {i: one["failed"] for i, one in enumerate(facts) if i != node and one["failed"]}
     if not bad:
         return ok("the other machines", "found nothing that keeps them from training")

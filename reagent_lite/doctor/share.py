@@ -88,7 +88,7 @@ def share(config: WorkflowConfig, node: Node) -> Iterator[Row]:
     yield from _mount(folder)
     yield from _speed(folder, node)
     yield _room(folder)
-    yield _standing(file)
+    yield _record(file)
 
 
 def find_mount(path: Path) -> Mount | None:
@@ -170,8 +170,8 @@ def _room(folder: Path) -> Row:
     return ok("share: room", f"{found}; this is {_user(os.getuid())}")
 
 
-def _standing(file: MeetingFile) -> Row:
-    """Tells whose record is in the file."""
+def _record(file: MeetingFile) -> Row:
+    """Reports whose record is in the file."""
     name, found = "share: file", file.read()
     if not isinstance(found, Record):
         return ok(name, f"{file.path}: {found}")

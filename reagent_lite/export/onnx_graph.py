@@ -3,7 +3,7 @@
     module ─► torch.fx: its calls, inner modules opened ─► run on an example, for types ─► _CALLS ─► onnx.helper
 
 torch's own exporter gets to such a graph by way of its compiler, in seconds; this takes milliseconds. A call that is
-not in _CALLS is added there. Whoever writes a file compares it with the module: see writer.py.
+not in _CALLS is added there. The written file is compared with the module in writer.py.
 """
 
 from collections.abc import Callable, Mapping, Sequence

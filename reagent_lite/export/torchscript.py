@@ -97,7 +97,7 @@ class DiscreteModule(_Contract):
     """Discrete call contract around a predictor's parts."""
 
     action_names: list[str]
-    action_ids: list[int]  # said again, as an empty list has no type and scripting does not look at the base
+    action_ids: list[int]  # repeated, as an empty list has no type and scripting does not look at the base
 
     def __init__(self, predictor: Predictor) -> None:
         super().__init__(predictor)
@@ -170,7 +170,7 @@ def candidate_lists(state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tens
 
 
 class _Served(nn.Module):
-    """A scorer whose q says what the restriction excludes."""
+    """A scorer that lowers q of what the restriction excludes."""
 
     def __init__(self, predictor: Predictor) -> None:
         super().__init__()

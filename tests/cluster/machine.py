@@ -82,9 +82,9 @@ class Machine:
         self.name = name
         self.pid: int = self._holder.pid
         assert self._holder.stdout is not None
-        said = self._holder.stdout.readline()
-        if said != "ready\n":
-            raise RuntimeError(f"machine {name} does not start: {said}{self._holder.stdout.read()}")
+        answer = self._holder.stdout.readline()
+        if answer != "ready\n":
+            raise RuntimeError(f"machine {name} does not start: {answer}{self._holder.stdout.read()}")
 
     def spawn(self, argv: Sequence[str], environment: Mapping[str, str], output: Path, cwd: Path) -> Started:
         """Starts a command on this machine: Python's own with torch imported."""

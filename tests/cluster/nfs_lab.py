@@ -4,7 +4,7 @@
     node 1  10.98.0.2   mounts it                                                ─┘ of their own
 
 The real machine's files are visible read-only at their own paths, so that its Python and the checkout work inside.
-Needs root and the packages user-mode-linux and busybox-static. One laboratory at a time stands on a machine.
+Needs root and the packages user-mode-linux and busybox-static. One laboratory at a time runs on a machine.
 """
 
 import fcntl
@@ -47,7 +47,7 @@ def run_on_two_machines(job: str, seconds: float, memory: str = "1200M") -> dict
         memory: of each machine.
 
     Raises:
-        AssertionError: a machine did not come to the job's end in time; with what it said.
+        AssertionError: a machine did not come to the job's end in time; with its output.
     """
     with _one_at_a_time(seconds), tempfile.TemporaryDirectory(prefix="nfs_lab_") as folder:
         lab = Path(folder)
@@ -68,8 +68,8 @@ def _ended(lab: Path, node: int) -> Ended:
     status = lab / f"{node}.status"
     if not status.exists():
         files = [lab / f"{node}.{name}" for name in ("console", "boot", "output")]
-        said = "".join(f"\n== {file.name}\n{file.read_text(errors='replace')}" for file in files if file.exists())
-        raise AssertionError(f"node {node} did not come to the job's end{said}")
+        output = "".join(f"\n== {file.name}\n{file.read_text(errors='replace')}" for file in files if file.exists())
+        raise AssertionError(f"node {node} did not come to the job's end{output}")
     return Ended(int(status.read_text()), (lab / f"{node}.output").read_text(errors="replace"))
 
 
@@ -81,7 +81,7 @@ def _program(name: str) -> str:
 
 @contextmanager
 def _one_at_a_time(seconds: float) -> Iterator[None]:
-    """Waits until no other laboratory stands: two would measure each other, and want 5 GB."""
+    """Waits until no other laboratory runs: two would measure each other, and want 5 GB."""
     with (Path(tempfile.gettempdir()) / LOCK).open("w") as lock:
         deadline = time.monotonic() + 5 * seconds
         while True:

@@ -42,7 +42,7 @@ class Slurm:
         """Starts the daemons and returns when every host takes tasks.
 
         Raises:
-            RuntimeError: they do not within READY_SECONDS; with what they said.
+            RuntimeError: they do not within READY_SECONDS; with their output.
         """
         self._hosts, self._folder = hosts, hosts[0].data / "slurm"
         self._environment = {"SLURM_CONF": str(self._folder / "slurm.conf")}
@@ -78,10 +78,10 @@ class Slurm:
     def _wait(self) -> None:
         deadline = time.monotonic() + READY_SECONDS
         while True:
-            said = self.output("sinfo", "--noheader", "--format=%D %t")
-            if said == f"{len(self._hosts)} idle\n":
+            state = self.output("sinfo", "--noheader", "--format=%D %t")
+            if state == f"{len(self._hosts)} idle\n":
                 return
             if time.monotonic() > deadline:
                 reasons = "\n".join(daemon.stderr for daemon in self._daemons)
-                raise RuntimeError(f"Slurm is not ready: {said}\n{reasons}")
+                raise RuntimeError(f"Slurm is not ready: {state}\n{reasons}")
             time.sleep(0.2)

@@ -86,7 +86,7 @@ class Job:
         return self.hosts[host].seen_from_here(self.hosts[host].data / "job/out")
 
     def reached(self, step: int, within: float = 60.0) -> None:
-        """Waits until a checkpoint of at least this step stands."""
+        """Waits until a checkpoint of at least this step is there."""
         wait_until(lambda: newest(self.out()) >= step, self.logs, within)
 
     def done(self, code: int = 0, within: float = 90) -> None:
@@ -106,7 +106,7 @@ class Job:
 
 
 def newest(out: Path) -> int:
-    """The step of the newest checkpoint that stands, or -1."""
+    """The step of the newest whole checkpoint, or -1."""
     return max((int(file.parent.name[5:]) for file in out.glob("checkpoints/step_*/manifest.json")), default=-1)
 
 

@@ -67,7 +67,7 @@ def test_machines_meet_whatever_the_file_was(tmp_path: Path, start: Start, befor
 
 @pytest.mark.parametrize("silent", [True, False])
 def test_what_listens_where_the_old_store_was_is_not_joined(monkeypatch: pytest.MonkeyPatch, silent: bool) -> None:
-    """A server that accepts and says nothing; and another run's store."""
+    """A server that accepts and stays silent; and another run's store."""
     monkeypatch.setattr("reagent_lite.distributed.store._OPEN_SECONDS", 1.0)
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5))
     store.set("nonce", "another run's")
@@ -128,7 +128,7 @@ def test_a_machine_that_is_gone_or_silent_while_machines_meet(
     both = [start(0, 3), start(1, 3)]
     declared(tmp_path, 1)
     both[victim].process.send_signal(number)
-    both[1 - victim].logs("its place is free again" if victim else "looking again")
+    both[1 - victim].logs("its place is free again" if victim else "polling again")
     if number == signal.SIGSTOP:
         both[victim].process.send_signal(signal.SIGCONT)
     else:
@@ -351,7 +351,7 @@ def test_silence_is_noticed_however_seldom_one_polls(every: float, monkeypatch: 
         now[0] += every
         beats.note({1: "1"})
     assert beats.lost() == [1]
-    now[0] += every + 2.5  # whoever polls has slept: the silence may be its own
+    now[0] += every + 2.5  # the polling machine has slept: the silence may be its own
     beats.note({1: "1"})
     assert beats.lost() == []
 

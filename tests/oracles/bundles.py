@@ -1,4 +1,4 @@
-"""Exported models whose values are a matrix product, so that NumPy can say what they choose."""
+"""Exported models whose values are a matrix product, so that NumPy computes what they choose."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The benchmark measures what it says: ratios are of its own columns, errors are sentences."""
+"""The benchmark's figures: ratios are of its own columns, errors are sentences."""
 
 import json
 
@@ -29,10 +29,10 @@ def test_training_is_measured(capsys: pytest.CaptureFixture[str], env: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"), [(["--env", "nothing"], "one of acrobot"), (["--num_envs", "0"], "at least 1")]
+    ("arguments", "words"), [(["--env", "nothing"], "one of acrobot"), (["--num_envs", "0"], "at least 1")]
 )
-def test_errors(capsys: pytest.CaptureFixture[str], arguments: list[str], says: str) -> None:
+def test_errors(capsys: pytest.CaptureFixture[str], arguments: list[str], words: str) -> None:
     assert main([*arguments, "--device", "cpu"]) == 2
     out, err = capsys.readouterr()
-    assert says in err
+    assert words in err
     assert out == ""

@@ -52,7 +52,7 @@ def config_file(tmp_path: Path, **other: Any) -> str:
             KernelBuildError(Problem("e.cuh", "code", "???")),
             "environment cannot be compiled:\ne.cuh: expected code, got ???",
         ),
-        (Preempted("SIGTERM", "checkpoint 7 stands"), "stopped by a signal:\nSIGTERM: checkpoint 7 stands"),
+        (Preempted("SIGTERM", "checkpoint 7 is kept"), "stopped by a signal:\nSIGTERM: checkpoint 7 is kept"),
     ],
 )
 def test_messages_begin_with_a_natural_title(error: BaseException, message: str) -> None:
@@ -85,7 +85,7 @@ def test_too_few_files_that_may_be_open(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_without_standard_streams(tmp_path: Path) -> None:
-    """As `>&- 2>&-` starts a process: no file takes their numbers, so that nothing that is said gets into one."""
+    """As `>&- 2>&-` starts a process: no file takes their numbers, so that no message gets into one."""
     (tmp_path / "c.json").write_text("{}")
     program = (
         "import os, sys; from reagent_lite.cli import main_alone; from workflows.shard import COMMAND\n"

@@ -1,4 +1,4 @@
-"""Doctors of several machines: steps of their talk in two threads, whole ones as two processes on loopback."""
+"""Doctors of several machines: their steps in two threads, whole runs as two processes on loopback."""
 
 import json
 import os
@@ -147,7 +147,7 @@ def test_what_differs_between_machines_is_seen_by_all(doctors: Doctors) -> None:
 
 
 def test_machines_that_do_not_meet(doctors: Doctors, tmp_path: Path) -> None:
-    """Node 1 is here, but looks at another folder: each says whom it misses, and its own rows are all there."""
+    """Node 1 is here, but looks at another folder: each names whom it misses, and its own rows are all there."""
     (tmp_path / "elsewhere").mkdir()
     elsewhere = ["--set", f"init_method=file://{tmp_path}/elsewhere/run.rdzv"]
     (first, rows), (second, others) = doctors(["--wait", "3"], ["--wait", "3", *elsewhere])

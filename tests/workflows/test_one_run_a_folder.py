@@ -25,13 +25,13 @@ def test_a_second_run_is_refused_until_the_first_is_killed(tmp_path: Path) -> No
     wait_until(lambda: len(checkpoints(tmp_path)) > 0)
     second = end(start(tmp_path, tree))
     assert second.code == 5, second.err  # a scheduler must not take it for a wrong config
-    said = re.search(
+    found = re.search(
         r"model_output_path: expected a folder that no other run writes into, got (\S+), in use by the run of host "
         r"(\S+), pid (\d+), since \d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00\. Wait for that run, or end it",
         second.err,
     )
-    assert said is not None, second.err
-    assert said.groups() == (str(tmp_path / "out"), socket.gethostname(), str(first.pid))
+    assert found is not None, second.err
+    assert found.groups() == (str(tmp_path / "out"), socket.gethostname(), str(first.pid))
     assert "Traceback" not in second.err
     assert first.poll() is None
     first.kill()
@@ -62,7 +62,7 @@ def test_a_dry_run_does_not_ask_for_the_folder(run: Runner, small: Tree, tmp_pat
 def test_a_machine_that_may_be_dead_is_waited_for(
     tmp_path: Path, machine: dict[str, str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its lock is given back by the server, here by the other process, a moment after it has been said who has it.
+    """Its lock is given back by the server, here by the other process, a moment after the holder was named.
 
     The machine that takes its place may have the same name.
     """
@@ -80,7 +80,7 @@ def test_a_machine_that_may_be_dead_is_waited_for(
     )
 
 
-def test_what_cannot_be_locked_is_said_and_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_cannot_be_locked_is_found_and_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A folder of the lock's name is what root, too, cannot open for writing."""
     (tmp_path / ".lock").mkdir()
     with alone_in(tmp_path, "model_output_path"):

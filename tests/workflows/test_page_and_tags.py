@@ -1,4 +1,4 @@
-"""A run's report page beside its TensorBoard tags: what dashboards show is what the page says.
+"""A run's report page beside its TensorBoard tags: dashboards and the page show the same figures.
 
 Of the config and log of 2019, and of a log made here.
 """
@@ -67,7 +67,7 @@ def shown(cell: str) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A config without its output, names in it, and what the evaluated rows of its log say."""
+    """A config without its output, names in it, and figures of the evaluated rows of its log."""
 
     tree: dict[str, Any]
     actions: tuple[str, str]
@@ -89,33 +89,25 @@ def recorded(folder: Path) -> Case:
 
 
 def made(folder: Path) -> Case:
-    """300 rows in 30 episodes to fit to, and 200 in 20 others to judge on; the metric is negative."""
+    """300 rows in 30 episodes to fit to, and 200 in 20 others to evaluate on; the metric is negative."""
     logs = {}
     for use, count, seed in (("training", 300, 0), ("eval", 200, 1)):
-        rows = [{**row, "mdp_id": f"{use} {row['mdp_id']}", "metrics": {"cost": -1 - abs(row["reward"])},
-                 "action_probability": 0.6 if row["action"] == "left" else 0.4}
-                for row in renamed(random_rows(count, seed, missing=0.0))]  # fmt: skip
-        write_lines(folder / use / "log.jsonl", rows)
-        logs[use] = rows
+        logs[use] = [{**row, "mdp_id": f"{use} {row['mdp_id']}", "metrics": {"cost": -1 - abs(row["reward"])},
+                      "action_probability": 0.6 if row["action"] == "a" else 0.4}
+                     for row in random_rows(count, seed, missing=0.0)]  # fmt: skip
+        write_lines(folder / use / "log.jsonl", logs[use])
     tree: dict[str, Any] = {
         **{f"{use}_data_path": str(folder / use) for use in logs},
-        "actions": ["left", "right"],
+        "actions": ["a", "b"],
         "epochs": 2,
         "rl": {"temperature": 1.0},
         "training": {"layers": [-1, 8, -1], "activations": ["relu", "linear"], "minibatch_size": 32},
         "evaluation": {"bootstrap_resamples": 100, "min_effective_episodes": 1, "fit_passes": 2, "final_fit_passes": 2},
     }
-    judged, left = logs["eval"], [row["action"] == "left" for row in logs["eval"]]
-    return Case(
-        tree=tree, actions=("left", "right"), metric="cost", reward=float(np.mean([row["reward"] for row in judged])),
-        first_action=float(np.mean(left)), propensity=float(np.mean(np.where(left, 0.6, 0.4))),
-    )  # fmt: skip
-
-
-def renamed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns rows whose actions are left and right, not a and b."""
-    names = {"a": "left", "b": "right", "": ""}
-    return [{**row, **{key: names[row[key]] for key in ("action", "next_action")}} for row in rows]
+    reward = float(np.mean([row["reward"] for row in logs["eval"]]))
+    first = np.array([row["action"] == "a" for row in logs["eval"]])
+    return Case(tree=tree, actions=("a", "b"), metric="cost", reward=reward, first_action=float(first.mean()),
+                propensity=float(np.where(first, 0.6, 0.4).mean()))  # fmt: skip
 
 
 without_2019 = pytest.mark.skipif(not REAL.is_dir(), reason=f"there is no {REAL.parent.name}/{REAL.name} beside it")
@@ -171,7 +163,7 @@ def test_a_run_s_page_and_evaluation_say_what_its_tags_say(tmp_path: Path, build
     for title, (name, tag) in ends.items():
         assert shown(tables.row(f"{title}, some points", name)[2]) == pytest.approx(tags[tag], rel=1e-6)
 
-    # and what the log itself says
+    # and the log's own figures
     first, second = case.actions
     assert tags["reward/logged/mean"] == pytest.approx(case.reward, rel=1e-6)
     assert tags[f"actions/logged/{first}"] == pytest.approx(case.first_action, rel=1e-6)
