@@ -70,6 +70,11 @@ class Stream:
     def before_step(self, step: int) -> None:
         """Lets environments step; logged rows need nothing."""
 
+    @property
+    def frames(self) -> int:
+        """Environment steps of all ranks so far."""
+        return 0
+
     def figures(self) -> dict[str, float]:
         """Returns figures of episodes that ended while learning; every rank calls it."""
         return {}
@@ -96,6 +101,11 @@ class SimulatedStream(Stream):
     def before_step(self, step: int) -> None:
         """Collects experience."""
         self.rollouts.collect(step)
+
+    @property
+    def frames(self) -> int:
+        """Environment steps of all ranks so far, warm-up included."""
+        return self.rollouts.env_steps
 
     def figures(self) -> dict[str, float]:
         """Returns environment steps, episodes, and their mean return."""

@@ -144,6 +144,21 @@ def learn(setup: Setup, signal: StopSignal, folder: Path) -> Learned:
                    figures=writer.figures, rows_per_second=rate)  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Counts:
+    """What all ranks have done so far: optimizer steps, rows learned, environment steps."""
+
+    updates: int
+    rows: int
+    frames: int
+
+    def rates_since(self, before: "_Counts", seconds: float) -> dict[str, float]:
+        """Returns what was done per second since then; frames only where environments step."""
+        done = {"updates": self.updates - before.updates, "rows": self.rows - before.rows}
+        done |= {"frames": self.frames - before.frames} if self.frames else {}
+        return {f"rate/{name}_per_second": count / seconds for name, count in done.items()}
+
+
 class _RunHooks(Hooks):
     """What a run does around its steps: experience before; figures, progress and checkpoints after."""
 
@@ -152,6 +167,9 @@ class _RunHooks(Hooks):
         self._fault = fault_here(setup.group.place)
         self._watch = ValueWatch(setup.payable if setup.group.is_first else None)
         self._note = ""
+        position = setup.position
+        self._counted = _Counts(updates=position.step, rows=position.rows,
+                                frames=setup.stream.frames if position.step else 0)  # fmt: skip
 
     def before_step(self, step: int) -> None:
         if self._fault is not None:
@@ -168,6 +186,9 @@ class _RunHooks(Hooks):
             todo = "Lower training.learning_rate, or set training.clip_grad_norm"
             raise DivergenceError(Problem(f"step {report.step}", "a finite loss", str(loss), todo))
         scalars |= self._setup.stream.figures()
+        counts = _Counts(updates=report.step, rows=report.rows, frames=self._setup.stream.frames)
+        scalars |= counts.rates_since(self._counted, report.seconds)
+        self._counted = counts
         if report.end_of_epoch:
             self._writer.figures = self._evaluated(final=report.step == self._setup.stream.plan.num_steps)
             scalars |= self._writer.figures

@@ -98,6 +98,7 @@ class Report:
         end_of_epoch: whether a pass has just been completed.
         rows: rows read by all ranks since the start.
         metrics: means over steps and ranks, and times.
+        seconds: since the last report, without what hooks did to report it.
     """
 
     step: int
@@ -105,6 +106,7 @@ class Report:
     end_of_epoch: bool
     rows: int
     metrics: dict[str, float]
+    seconds: float
 
 
 Update = Callable[[], None]
@@ -208,6 +210,7 @@ def fit(
 
     one_step = capture(update)
     num_steps, steps_per_epoch = plan.num_steps, plan.steps_per_epoch
+    since = time.perf_counter()
     while at.step < num_steps:
         if at.step and at.step % steps_per_epoch == 0 and hooks.satisfied():
             break
@@ -223,7 +226,10 @@ def fit(
         if end_of_epoch or (every_steps and at.step % every_steps == 0):
             figures = at.meter.means(group) | clock.seconds() | {"learning_rate": _learning_rate(optimization)}
             epoch = -(-at.step // steps_per_epoch) if end_of_epoch else at.step // steps_per_epoch
-            hooks.report(Report(step=at.step, epoch=epoch, end_of_epoch=end_of_epoch, rows=at.rows, metrics=figures))
+            seconds = time.perf_counter() - since
+            hooks.report(Report(step=at.step, epoch=epoch, end_of_epoch=end_of_epoch, rows=at.rows, metrics=figures,
+                                seconds=seconds))  # fmt: skip
+            since = time.perf_counter()
         hooks.after_step()
 
 

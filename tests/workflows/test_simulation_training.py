@@ -39,9 +39,17 @@ def online(tmp_path: Path, env: str, **simulation: Any) -> Tree:
     }  # fmt: skip
 
 
-def tags(tree: Tree) -> set[str]:
+def metrics(tree: Tree) -> list[dict[str, float]]:
     lines = (Path(tree["model_output_path"]) / "metrics.jsonl").read_text().splitlines()
-    return {name for line in lines for name in json.loads(line)}
+    return [json.loads(line) for line in lines]
+
+
+def ratio(line: dict[str, float], one: str, other: str) -> float:
+    return line[f"rate/{one}_per_second"] / line[f"rate/{other}_per_second"]
+
+
+def tags(tree: Tree) -> set[str]:
+    return {name for line in metrics(tree) for name in line}
 
 
 def test_gridworld_online_learns_the_exact_values(tmp_path: Path) -> None:
@@ -69,6 +77,10 @@ def test_outputs_of_a_simulated_run(tmp_path: Path) -> None:
     assert scores["simulation/return/lower"] <= scores["simulation/return/mean"] <= 50
     wanted = {"simulation/training_return/mean", "simulation/env_steps", "train/td_loss", "simulation/return/mean"}
     assert wanted <= tags(tree)
+    first, second, _ = metrics(tree)
+    for line, updates, frames in ((first, 188, 2000 + 16 * 188), (second, 187, 16 * 187)):
+        assert ratio(line, "rows", "updates") == pytest.approx(128)
+        assert ratio(line, "frames", "updates") == pytest.approx(frames / updates)
     evaluation = json.loads((out / "model" / "evaluation.json").read_text())
     assert evaluation["simulation"]["episodes"] == 20
     assert (out / "learning_curve.png").stat().st_size > 1000
@@ -152,6 +164,9 @@ def test_processes_share_environments_and_episodes(run: Runner, tmp_path: Path) 
     two = run("dqn", tree, "--set", "num_processes_per_node=2")
     assert two.code == 0, two.err
     assert two.outcome["rows"] == one.rows
+    *_, last, _ = metrics(tree)
+    assert last["simulation/env_steps"] == 1000 - (1000 - 304) % 16  # all ranks' together, as is every rate
+    assert (ratio(last, "rows", "updates"), ratio(last, "frames", "updates")) == pytest.approx((64, 16))
     # the same episodes of random actions, whoever plays them
     for tag in ("simulation/random_return/mean", "simulation/random_return/upper"):
         assert two.outcome["scores"][tag] == one.scores[tag]
