@@ -1,11 +1,12 @@
-"""Events to transitions, whole processes: DuckDB, the same SQL on Spark local[2], and a plain Spark job by hand.
+"""Events to transitions, whole processes: ours in DuckDB, and the same job written by hand for Spark local[2].
 
-    python -m tests.benchmarks.timeline [--rows 5000000] [--repeats 3] [--memory_rows 10000000] [--memory_limit_mb 350]
+    python -m tests.benchmarks.timeline [--rows 5000000] [--repeats 3] [--suffix .jsonl] [--memory_rows 10000000]
+                                        [--memory_limit_mb 200]
 
-The events are those of CartPole with random actions, made by workflows.simulate as Parquet: one true end or limit per
-episode of some 22 rows. The plain job is what one writes first: lead over a window, write Parquet; it checks nothing,
-counts nothing, sorts nothing and keeps no manifest. The three take turns; medians. Last, the peak resident memory of
-DuckDB's whole process under a limit, on more rows.
+The events are those of CartPole with random actions, made by workflows.simulate: one true end or limit per episode of
+some 22 rows. Spark's job makes the same rows by window functions; it checks no row, counts nothing and keeps no
+manifest. The two take turns; medians. All rows are counted and those of some episodes compared. Last, the peak resident
+memory of our whole process under a limit, on more rows, as Parquet.
 """
 
 import argparse
@@ -20,25 +21,50 @@ import time
 from pathlib import Path
 from typing import Any
 
-PLAIN_JOB = """
-import sys
-from pyspark.sql import SparkSession, Window
-from pyspark.sql import functions as F
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
-spark = (SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+EPISODES = 200
+"""That are compared row by row."""
+SPARK_JOB = """
+import sys
+from pyspark.sql import SparkSession
+
+spark = (SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").config("spark.driver.memory", "4g")
          .config("spark.driver.bindAddress", "127.0.0.1").config("spark.driver.host", "127.0.0.1").getOrCreate())
-events = spark.read.parquet(sys.argv[1])
-w = Window.partitionBy("mdp_id").orderBy("sequence_number")
-after = {"next_state_features": "state_features", "next_action": "action", "possible_next_actions": "possible_actions"}
-rows = (
-    events.drop("next_state_features", "possible_next_actions")
-    .withColumns({name: F.lead(column).over(w) for name, column in after.items()})
-    .withColumn("time_diff", F.lead("sequence_number").over(w) - F.col("sequence_number"))
-    .withColumn("sequence_number_ordinal", F.row_number().over(w))
-    .withColumn("time_since_first", F.col("sequence_number") - F.first("sequence_number").over(w))
+file, target = sys.argv[1:]
+if file.endswith(".parquet"):
+    spark.read.parquet(file).createOrReplaceTempView("events")
+else:
+    map_, list_ = "MAP<STRING, FLOAT>", "ARRAY<STRING>"  # keys of JSON are strings
+    columns = {"mdp_id": "STRING", "sequence_number": "BIGINT", "state_features": map_, "next_state_features": map_,
+               "action": "STRING", "possible_actions": list_, "possible_next_actions": list_, "reward": "DOUBLE",
+               "action_probability": "DOUBLE", "terminal": "BOOLEAN", "truncated": "BOOLEAN"}
+    events = spark.read.schema(", ".join(f"{name} {kind}" for name, kind in columns.items())).json(file)
+    maps = {name: events[name].cast("MAP<BIGINT, FLOAT>") for name, kind in columns.items() if kind == map_}
+    events.withColumns(maps).createOrReplaceTempView("events")
+spark.sql('''
+WITH numbered AS (
+    SELECT *, LAG(sequence_number) OVER (PARTITION BY mdp_id ORDER BY sequence_number) AS number_before
+    FROM events
+), followed AS (
+    SELECT *, ROW_NUMBER() OVER w AS sequence_number_ordinal, FIRST_VALUE(sequence_number) OVER w AS first_number,
+        LEAD(sequence_number) OVER w AS number_after, LEAD(state_features) OVER w AS state_after,
+        LEAD(action) OVER w AS action_after, LEAD(possible_actions) OVER w AS choices_after
+    FROM numbered WHERE number_before IS NULL OR number_before <> sequence_number
+    WINDOW w AS (PARTITION BY mdp_id ORDER BY sequence_number)
 )
-rows.write.option("compression", "zstd").mode("overwrite").parquet(sys.argv[2])
-spark.stop()
+SELECT mdp_id, sequence_number, sequence_number_ordinal, sequence_number - first_number AS time_since_first,
+    CASE WHEN terminal THEN 0 WHEN truncated THEN 1 ELSE number_after - sequence_number END AS time_diff,
+    state_features, action, reward, action_probability, possible_actions, terminal, truncated,
+    CASE WHEN terminal THEN NULL WHEN truncated THEN next_state_features ELSE state_after END AS next_state_features,
+    CASE WHEN terminal OR truncated THEN NULL ELSE action_after END AS next_action,
+    CASE WHEN terminal THEN ARRAY() WHEN truncated THEN possible_next_actions ELSE choices_after
+        END AS possible_next_actions
+FROM followed
+WHERE terminal OR (truncated AND next_state_features IS NOT NULL) OR (NOT truncated AND number_after IS NOT NULL)
+''').write.mode("overwrite").parquet(target)
 """
 
 
@@ -54,9 +80,9 @@ def run(command: list[str], where: Path) -> tuple[float, float]:
     return time.perf_counter() - start, used.ru_maxrss * 1024 / 1e6
 
 
-def events(folder: Path, rows: int) -> Path:
+def events(folder: Path, rows: int, suffix: str) -> Path:
     config = folder / "simulate.json"
-    file = folder / f"{rows}" / "events.parquet"
+    file = folder / f"{rows}" / f"events{suffix}"
     file.parent.mkdir()
     config.write_text(json.dumps({"env": "cartpole_v0", "output_path": str(file), "rows": rows, "format": "events",
                                   "policy": {"kind": "random"}}))  # fmt: skip
@@ -73,44 +99,47 @@ def timeline(folder: Path, file: Path, **top: Any) -> list[str]:
     return ["-m", "workflows.timeline", "--config", str(config)]
 
 
-def megabytes(folder: Path) -> float:
-    return sum(file.stat().st_size for file in folder.glob("*.parquet")) / 1e6
+def rows_of(folder: Path, columns: list[str], ids: pa.Array) -> tuple[int, list[dict[str, Any]]]:
+    """How many rows a folder has, and some columns of some episodes in order."""
+    files = sorted(folder.glob("*.parquet"))
+    some = pq.read_table(files, columns=columns, filters=pc.field("mdp_id").isin(ids), partitioning=None)
+    order = [("mdp_id", "ascending"), ("sequence_number", "ascending")]
+    return sum(pq.read_metadata(file).num_rows for file in files), some.sort_by(order).to_pylist()
+
+
+def require_same(ours: Path, spark: Path) -> None:
+    ids = pq.read_table(ours / "part-00000.parquet", columns=["mdp_id"])["mdp_id"].unique()[:EPISODES]
+    columns = pq.read_schema(next(spark.glob("*.parquet"))).names
+    if rows_of(ours, columns, ids) != rows_of(spark, columns, ids):
+        sys.exit("the rows of the two differ")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rows", type=int, default=5_000_000)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--suffix", default=".jsonl", choices=[".jsonl", ".parquet"])
     parser.add_argument("--memory_rows", type=int, default=10_000_000)
-    parser.add_argument("--memory_limit_mb", type=int, default=350)
+    parser.add_argument("--memory_limit_mb", type=int, default=200)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        file, out = events(folder, options.rows), folder / "out"
-        job = folder / "plain_job.py"
-        job.write_text(PLAIN_JOB)
-        commands = {
-            "duckdb": lambda: timeline(folder, file),
-            "spark": lambda: timeline(folder, file, engine="spark", master="local[2]"),
-            "plain_spark_job": lambda: [str(job), str(file), str(out)],
-        }
-        seconds: dict[str, list[float]] = {what: [] for what in commands}
-        written: dict[str, float] = {}
+        file, job = events(folder, options.rows, options.suffix), folder / "spark_job.py"
+        job.write_text(SPARK_JOB)
+        ours, spark = [], []
         for _ in range(options.repeats):
-            for what, command in commands.items():
-                seconds[what].append(run(command(), folder)[0])
-                written[what] = megabytes(out)
-        medians = {what: statistics.median(times) for what, times in seconds.items()}
+            ours.append(run(timeline(folder, file), folder)[0])
+            spark.append(run([str(job), str(file), str(folder / "spark")], folder)[0])
+            require_same(folder / "out", folder / "spark")
         result: dict[str, Any] = {
             "rows": options.rows,
-            "seconds": {what: round(one, 2) for what, one in medians.items()},
-            "times_as_long_as_duckdb": {what: round(one / medians["duckdb"], 2) for what, one in medians.items()},
-            "megabytes_of_events": round(file.stat().st_size / 1e6, 1),
-            "megabytes_of_output": {what: round(one, 1) for what, one in written.items()},
-            "output_to_input": round(written["duckdb"] / (file.stat().st_size / 1e6), 3),
+            "events": options.suffix,
+            "seconds": round(statistics.median(ours), 2),
+            "seconds_of_spark": round(statistics.median(spark), 2),
+            "times_as_long_as_ours": [round(theirs / own, 2) for own, theirs in zip(ours, spark, strict=True)],
         }
         if options.memory_rows:
-            larger = events(folder, options.memory_rows)
+            larger = events(folder, options.memory_rows, ".parquet")
             taken, peak = run(timeline(folder, larger, memory_limit_mb=options.memory_limit_mb), folder)
             result |= {"memory_rows": options.memory_rows, "memory_limit_mb": options.memory_limit_mb,
                        "peak_megabytes": round(peak), "memory_run_seconds": round(taken, 2)}  # fmt: skip

@@ -110,23 +110,22 @@ class Pairing:
         """
         counts, done = Counts(), 0
 
-        def work(rows: pa.Table) -> None:
-            batch = self.paired(rows, counts)
+        def write(batch: pa.RecordBatch) -> None:
             for number, output in enumerate(outputs):
                 output.write(batch.filter(pc.equal(batch.column("_folder"), number)))
 
-        waiting: deque[Future[None]] = deque()
+        waiting: deque[Future[pa.RecordBatch]] = deque()
         with ExitStack() as stack, ThreadPoolExecutor(1, thread_name_prefix="pair") as pool:
             outputs = [stack.enter_context(self.output(folder)) for folder in folders]
             for rows in whole_episodes(batches):
-                # the engine sorts the next rows while these are paired
-                waiting.append(pool.submit(work, rows))
+                # these are paired while those before them are written
+                waiting.append(pool.submit(self.paired, rows, counts))
                 if len(waiting) > 1:
-                    waiting.popleft().result()
+                    write(waiting.popleft().result())
                 done += rows.num_rows
                 show(min(done, self.found.taken), self.found.taken)
             for one in waiting:
-                one.result()
+                write(one.result())
         return [output.rows for output in outputs], counts
 
     def output(self, folder: Path) -> PartFiles:
