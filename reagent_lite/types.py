@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 if TYPE_CHECKING:  # what only reads configs and data need not wait for torch
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import torch
     from torch import Tensor
@@ -111,6 +111,7 @@ class EnvStep:
         propensity: [N] float32.
         mask, next_mask: [N, K] bool, where choices are masked or candidates.
         features, next_features: [N, K, F] float32 of candidates.
+        present: [N] bool, false for an agent that has left; None where all rows count.
     """
 
     observation: Tensor
@@ -124,14 +125,20 @@ class EnvStep:
     next_mask: Tensor | None = None
     features: Tensor | None = None
     next_features: Tensor | None = None
+    present: Tensor | None = None
 
     def to(self, device: torch.device) -> EnvStep:
         """Returns the same step on another device."""
+        return self._each(lambda value: value.to(device))
 
-        def moved(value: Any) -> Any:
-            return None if value is None else value.to(device)
+    def rows(self, index: Tensor) -> EnvStep:
+        """Returns the step of some rows [R]."""
+        return self._each(lambda value: value[index])
 
-        return EnvStep(**{one.name: moved(getattr(self, one.name)) for one in fields(self)})
+    def _each(self, change: Callable[[Tensor], Tensor]) -> EnvStep:
+        values: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
+        changed: dict[str, Any] = {name: None if value is None else change(value) for name, value in values.items()}
+        return EnvStep(**changed)
 
 
 class FeatureType(StrEnum):

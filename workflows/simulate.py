@@ -40,6 +40,7 @@ from reagent_lite.manifest import canonical
 from reagent_lite.sim.backend import Backend, open_backend
 from reagent_lite.sim.env import Policy, VectorEnv
 from reagent_lite.sim.episodes import Amount, Episodes, whole_episodes
+from reagent_lite.sim.rollout import Player
 from reagent_lite.sim.spec import EnvSpec
 
 LEVEL = 0.95  # of the interval of the log's mean return
@@ -248,9 +249,10 @@ def _value(config: SimulateConfig, wanted: ValueOfConfig, backend: Backend, poli
     """Returns the true value of a policy, as the truth file has it."""
     env = _envs(config, backend, wanted.episodes, TRUTH)
     with progress("valuing", "episodes") as show:
-        results = play(
-            env, policy, gamma=wanted.gamma, on_step=lambda ended: show(ended, env.num_envs), **_drawing(wanted)
-        )
+        drawing = _drawing(wanted)
+        player = Player(policy=policy, epsilon=torch.tensor([drawing["epsilon"]], device=env.device),
+                        temperature=drawing["temperature"])  # fmt: skip
+        (results,) = play(env, (player,), gamma=wanted.gamma, on_step=lambda ended: show(ended, env.num_envs))
     played = Played.of(backend.spec, env.time_limit, {MODEL: results.table}, level=wanted.confidence_level,
                        resamples=RESAMPLES, seed=config.seed)  # fmt: skip
     earned = played.policies[MODEL]

@@ -10,13 +10,14 @@ from reagent_lite.config.section import Count, Section, Share
 from reagent_lite.errors import Problem
 
 _NO_EFFECT = "It would have no effect"
+LEARN, RANDOM = "learn", "random"
 
 
 class ReplayConfig(Section):
     """Simulated transitions kept for learning."""
 
     capacity: Count = 1_000_000
-    """Transitions kept, over all processes; the oldest are overwritten."""
+    """Transitions kept, over all processes, of each type of agents that learns; the oldest are overwritten."""
     prioritized: bool = False
     """Draw rows by how wrong they were, with importance weights (Schaul et al., 2016)."""
     alpha: Share = 0.6
@@ -54,6 +55,12 @@ class SimulationConfig(EnvironmentConfig):
     """The same at the end of its decay; absent: rl.epsilon."""
     epsilon_decay_steps: Count | None = None
     """Environment steps over which epsilon falls linearly; absent: a tenth of all."""
+    policies: dict[str, str] = {}
+    """Who plays which type of agents, by the names of the environment's types: "learn", "random" (uniformly random
+    actions), or the folder of an exported model, which plays as it is.
+
+    A type that is absent learns. Each type that learns has a policy, a replay and an exported model of its own.
+    """
     replay: ReplayConfig = ReplayConfig()
     num_evaluations: Count = 10
     """Evaluations spread over a run that only simulates; with data there is one an epoch."""

@@ -1,8 +1,8 @@
 """What an evaluation found: as JSON, as TensorBoard tags and as text, and all findings of workflows.evaluate."""
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
 from typing import Any
 
@@ -115,6 +115,7 @@ class Evaluation:
         lines: of text.
         result: estimates from logs, on rank 0.
         played: what was earned in simulation.
+        agents: evaluations of types of agents by name, where there are several.
     """
 
     scalars: dict[str, float]
@@ -122,6 +123,11 @@ class Evaluation:
     lines: tuple[str, ...] = ()
     result: CPEResult | None = None
     played: Played | None = None
+    agents: Mapping[str, "Evaluation"] = field(default_factory=dict)
+
+    def of(self, kind: str) -> "Evaluation":
+        """Returns the evaluation of a type of agents; "" is the only one."""
+        return self.agents[kind] if kind else self
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ The first episode of every environment counts and later ones do not, so that sho
 than long ones.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +13,8 @@ from torch import Tensor
 from reagent_lite.evaluation.interval import Interval
 from reagent_lite.rl.bootstrap import percentile_interval
 from reagent_lite.rl.bootstrap import resamples as draw_resamples
-from reagent_lite.sim.env import Policy, VectorEnv
+from reagent_lite.sim.env import VectorEnv
+from reagent_lite.sim.rollout import Player, act
 
 _CHECK_EVERY = 16  # asking the device whether all episodes are over waits for it
 
@@ -23,8 +24,8 @@ class Returns:
     """Results of E episodes.
 
     Attributes:
-        total: [E] float64, sum of rewards.
-        discounted: [E] float64, sum of gamma^t r_t.
+        total: [E] float64, sum of rewards; of several agents, their mean.
+        discounted: [E] float64, sum of gamma^t r_t, likewise.
         length: [E] int64 steps.
         terminated: [E] bool, false where the time limit ended the episode.
     """
@@ -43,21 +44,17 @@ class Returns:
 @torch.no_grad()
 def play(
     env: VectorEnv,
-    policy: Policy | None,
+    players: Sequence[Player],
     *,
     gamma: float,
-    epsilon: float = 0.0,
-    temperature: float = 0.0,
     on_step: Callable[[int], None] = lambda ended: None,
-) -> Returns:
-    """Plays one episode in every environment, from a fresh start.
+) -> tuple[Returns, ...]:
+    """Plays one episode in every environment, from a fresh start, and returns what each player earned in it.
 
     Args:
         env: reset here.
-        policy: values of the choices; None draws uniformly.
+        players: one, or all types of agents.
         gamma: discount of `Returns.discounted`.
-        epsilon: share of uniform draws.
-        temperature: above 0 draws from softmax(q / temperature) instead.
         on_step: called now and then with the episodes that have ended.
 
     Raises:
@@ -65,16 +62,14 @@ def play(
     """
     env.reset()
     count, device = env.num_envs, env.device
-    total, discounted = torch.zeros(2, count, dtype=torch.float64, device=device).unbind()
+    total, discounted = torch.zeros(2, count, env.spec.agents, dtype=torch.float64, device=device).unbind()
     length = torch.zeros(count, dtype=torch.int64, device=device)
     terminated, running = torch.zeros_like(length, dtype=torch.bool), torch.ones_like(length, dtype=torch.bool)
-    exploration = torch.tensor([epsilon], device=device)
-    factor, asked = 1.0, torch.arange(count, device=device)
+    factor, asked = 1.0, None
     for step in range(env.time_limit):
-        q = None if policy is None else _values(env, policy, asked)
-        env.act(q, epsilon=exploration, temperature=temperature)
+        act(env, players, envs=asked)
         env.advance()
-        reward = env.reward.double() * running
+        reward = env.reward.view(count, -1).double() * running.unsqueeze(1)
         total += reward
         discounted += factor * reward
         length += running
@@ -86,22 +81,19 @@ def play(
             on_step(count - left)
             if not left:
                 break
-            if 2 * left < len(asked):  # few long episodes are left: the policy takes the time
-                asked = running.nonzero()[:, 0]
+            if 2 * left < (count if asked is None else len(asked)):  # few long episodes are left
+                asked = running.nonzero()[:, 0]  # the policies take the time
     env.check()
     on_step(count)
-    return Returns(total=total, discounted=discounted, length=length, terminated=terminated)
 
+    def mean(earned: Tensor, player: Player) -> Tensor:
+        """Returns what the player's agents earned on average, [E]."""
+        return (earned if player.rows is None else earned.flatten()[player.rows].view(count, -1)).mean(1)
 
-def _values(env: VectorEnv, policy: Policy, asked: Tensor) -> Tensor:
-    """Returns q [N, K], 0 in environments that are not asked for [n]."""
-    if len(asked) == env.num_envs:
-        return policy(env.observation, env.mask, env.features)
-    shown = (None if one is None else one[asked] for one in (env.observation, env.mask, env.features))
-    observation, mask, features = shown
-    assert observation is not None
-    values = policy(observation, mask, features)
-    return values.new_zeros(env.num_envs, values.shape[1]).index_copy_(0, asked, values)
+    return tuple(
+        Returns(total=mean(total, one), discounted=mean(discounted, one), length=length, terminated=terminated)
+        for one in players
+    )
 
 
 def estimates(samples: Tensor, *, level: float, resamples: int, seed: int) -> tuple[Interval, ...]:

@@ -21,6 +21,7 @@ from reagent_lite.evaluation.played import RANDOM, Played
 from reagent_lite.evaluation.returns import play
 from reagent_lite.sim.backend import open_backend
 from reagent_lite.sim.env import VectorEnv
+from reagent_lite.sim.rollout import Player
 from reagent_lite.sim.spec import EnvSpec
 
 _STREAM = 18  # of random numbers, beside those of training runs and simulated logs, which may have the same seed
@@ -73,7 +74,8 @@ class Arena:
         count = self._env.num_envs
         with progress(f"playing {key}", "episodes") as show:
             # a temperature of 1 draws from the softmax of logarithms, which are the probabilities
-            played = play(self._env, policy, gamma=gamma, temperature=1.0, on_step=lambda ended: show(ended, count))
+            player = Player(policy=policy, epsilon=torch.zeros(1, device=self._env.device), temperature=1.0)
+            (played,) = play(self._env, (player,), gamma=gamma, on_step=lambda ended: show(ended, count))
         if not played.total.isfinite().all():
             raise _not_finite(f"rewards of {self._env.spec.name}")
         return played.table

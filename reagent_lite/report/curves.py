@@ -16,8 +16,9 @@ _HELD_POINTS = 5000  # of a tag while reading: a run that reports every step wou
 _STEPS = "optimizer steps"
 _ESTIMATES = "CPE/Reward/"
 _ONE_STEP = "_Reward"  # how names of estimates of a row's reward end; the others are of returns
+_RETURN = "Return in simulation"
 _TOGETHER = {
-    "Return in simulation": (
+    _RETURN: (
         "return of an episode",
         {
             "simulation/return/mean": "learned policy",
@@ -72,12 +73,14 @@ def curves_of(series: Series) -> tuple[Curves, ...]:
     curved = {tag: points for tag, points in series.items() if len(points) > 1}
     charts = []
     for title, (unit, names) in _TOGETHER.items():
-        lines = tuple(_line(name, tag, curved) for tag, name in names.items() if tag in curved)
-        mark = (
-            _mark("random actions", "simulation/random_return/mean", series)
-            if title == "Return in simulation"
-            else None
-        )
+        tags = {tag: name for tag, name in names.items() if tag in curved}
+        for tag in curved:  # of types of agents: simulation/<type>/return/mean
+            first, *kind, _, _ = ("", "", "", *tag.split("/"))[-4:]
+            own = tag.replace(f"/{kind[0]}/", "/", 1)
+            if first == "simulation" and own in names:
+                tags[tag] = f"{kind[0]}: {names[own]}"
+        lines = tuple(_line(name, tag, curved) for tag, name in tags.items())
+        mark = _mark("random actions", "simulation/random_return/mean", series) if title == _RETURN else None
         charts.append(Curves(title=title, x=_STEPS, y=unit, lines=lines, mark=mark))
     by_action = {tag: points for tag, points in curved.items() if tag.endswith("/mean") and tag.count("/") > 2}
     estimates = {

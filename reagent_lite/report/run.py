@@ -9,7 +9,7 @@ training copies, stages ────┘
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from reagent_lite.data.copy.place import CopyManifest
 from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.stage import StageManifest
 from reagent_lite.errors import counted
-from reagent_lite.evaluation.decision import Evidence, compared, decide
+from reagent_lite.evaluation.decision import Choice, Decision, Evidence, compared, decide
 from reagent_lite.evaluation.document import Evaluation
 from reagent_lite.evaluation.gate import Gate
 from reagent_lite.evaluation.interval import number, percent
@@ -152,6 +152,9 @@ def evaluation_of_run(
         scores: of the run, by tag.
         gate: the decision of publish_if; None where the config has none.
     """
+    if evaluation.agents:
+        of_types = {kind: evaluation_of_run(config, policy, one, {}) for kind, one in evaluation.agents.items()}
+        return _together(of_types, evaluation.document["agents"])
     result, played = evaluation.result, evaluation.played
     comparisons = () if result is None else tuple(compared(result))
     evidence = Evidence(result=result, comparisons=comparisons, played=played, gate=gate)
@@ -170,6 +173,34 @@ def evaluation_of_run(
             where=_WHERE,
         ),
     )
+
+
+def _together(found: Mapping[str, Report], agents: Mapping[str, Any]) -> Report:
+    """Returns the evaluations of several types of agents as one, which ships only if each does."""
+    decisions = {kind: one.decision for kind, one in found.items()}
+    careful = (Choice.DO_NOT_SHIP, Choice.NOT_ENOUGH, Choice.SHIP)
+    worst = min(decisions.values(), key=lambda one: careful.index(one.choice))
+    decision = Decision(
+        choice=worst.choice,
+        reason="; ".join(f"{kind}: {one.reason}" for kind, one in decisions.items()),
+        next_step=worst.next_step,
+        findings=tuple(
+            replace(finding, reason=f"{kind}: {finding.reason}")
+            for kind, one in decisions.items() for finding in one.findings
+        ),
+    )  # fmt: skip
+    return Report(
+        title="Evaluation",
+        decision=decision,
+        facts=(
+            ("Episodes that ended before the time limit", percent(agents["terminated_share"])),
+            *((f"Return of an agent: {kind}", value) for kind, value in agents["returns"].items()),
+        ),
+        sections=tuple(
+            replace(section, title=f"{section.title}: {kind}")
+            for kind, one in found.items() for section in one.sections
+        ),
+    )  # fmt: skip
 
 
 def _facts(figures: RunFigures) -> tuple[tuple[str, Cell], ...]:

@@ -34,6 +34,7 @@ from reagent_lite.distributed.worker import Reports
 from reagent_lite.errors import ConfigError, Problem, counted
 from reagent_lite.files import user_cache, write_whole
 from reagent_lite.memory import free_bytes, size_text
+from reagent_lite.run.agents import agent_types
 from reagent_lite.run.environments import compiled
 from reagent_lite.run.simulated import ring_settings
 from reagent_lite.sim.auto_scale import Probe, chosen, search
@@ -258,7 +259,8 @@ def largest(config: WorkflowConfig, group: Group, backend: Backend) -> Limit:
     bytes_per_env: float = env.bytes_per_env + 4 * spec.observation_size + 2 * activations
     bytes_per_env += (4 * ring.row_bytes + 6 * activations) * first.rows(first.num_envs) / first.num_envs
     free = free_bytes(group.device) / (group.place.local_world_size if group.device.type == "cpu" else 1)
-    left = _MEMORY_SHARE * free - ring.row_bytes * settings.replay.capacity / world
+    learners = sum(one.learns for one in agent_types(config, spec))
+    left = _MEMORY_SHARE * free - learners * ring.row_bytes * settings.replay.capacity / world
     limits = {
         f"{size_text(left)} of memory beside replay, {size_text(bytes_per_env)} each": int(left / bytes_per_env),
         f"simulation.replay.capacity holds {config.fewest_slots} steps": (

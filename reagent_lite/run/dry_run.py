@@ -22,6 +22,7 @@ from reagent_lite.distributed.group import Place
 from reagent_lite.distributed.launcher import Processes, choose_processes
 from reagent_lite.errors import ReagentLiteError, counted
 from reagent_lite.memory import free_bytes, size_text
+from reagent_lite.run.agents import AgentType, agent_types
 from reagent_lite.run.learner import build_learner
 from reagent_lite.run.simulated import ring_settings, simulated_plan
 from reagent_lite.sim.cpu import CpuBackend
@@ -59,6 +60,7 @@ class Inputs:
         events: the rows are events, of which transitions are made first.
         copy: description of its training copy, or None where there is none yet.
         env: one environment, or None without a simulation.
+        types: of its agents.
         spec: what the network must fit, or None if it is known only after the data is read.
         troubles: sentences on what could not be found out.
     """
@@ -69,6 +71,7 @@ class Inputs:
     events: bool = False
     copy: CopyManifest | None = None
     env: VectorEnv | None = None
+    types: tuple[AgentType, ...] = ()
     spec: SourceSpec | None = None
     troubles: tuple[str, ...] = ()
 
@@ -129,9 +132,9 @@ def dry_run(config: WorkflowConfig, processes: Processes) -> DryRun:
     """
     inputs, place = _inputs(config), Place.read()
     world = processes.count * config.num_nodes if place is None else place.world_size
-    needs = [] if inputs.env is None else _simulation_needs(config, inputs.env, world)
+    needs = [] if inputs.env is None else _simulation_needs(config, inputs.env, inputs.types, world)
     if inputs.spec is not None:
-        needs += network_needs(config, inputs.spec)
+        needs += network_needs(config, inputs.spec, sum(one.learns for one in inputs.types) or 1)
     if inputs.copy is not None and processes.device_type == "cuda" and config.data.residency == "device":
         size = int(inputs.copy.files.get("state.npy", {}).get("size", 0))
         needs.append(Need(name="rows on the GPU", bytes=size, formula="at least the states of this machine"))
@@ -182,7 +185,10 @@ def _with_data(config: WorkflowConfig, inputs: Inputs) -> Inputs:
 
 
 def _with_environment(config: WorkflowConfig, inputs: Inputs) -> Inputs:
-    return inputs if config.simulation is None else replace(inputs, env=_environment(config))
+    if config.simulation is None:
+        return inputs
+    env = _environment(config)
+    return replace(inputs, env=env, types=agent_types(config, env.spec))
 
 
 def _with_widths(config: WorkflowConfig, inputs: Inputs) -> Inputs:
@@ -219,12 +225,12 @@ def _environment(config: WorkflowConfig) -> VectorEnv:
         return VectorEnv(backend, num_envs=1, parametric=isinstance(config, ParametricDqnConfig))
 
 
-def network_needs(config: WorkflowConfig, spec: SourceSpec) -> list[Need]:
-    """Returns what the networks of one process take, gradients and optimizer among them."""
+def network_needs(config: WorkflowConfig, spec: SourceSpec, learners: int = 1) -> list[Need]:
+    """Returns what the networks of one process take, gradients and optimizer among them, for so many learners."""
     with torch.device("meta"):
         learner = build_learner(config, spec, torch.device("meta"))
-    weights = sum(p.numel() * p.element_size() for p in learner.parameters())
-    trained = sum(p.numel() * p.element_size() for p in learner.parameters() if p.requires_grad)
+    weights = learners * sum(p.numel() * p.element_size() for p in learner.parameters())
+    trained = learners * sum(p.numel() * p.element_size() for p in learner.parameters() if p.requires_grad)
     name = config.training.optimizer_class
     assert name is not None
     states = _STATES.get(name, _ADAM_STATES)
@@ -237,18 +243,25 @@ def network_needs(config: WorkflowConfig, spec: SourceSpec) -> list[Need]:
     ]  # fmt: skip
 
 
-def _simulation_needs(config: WorkflowConfig, env: VectorEnv, world: int) -> list[Need]:
+def _simulation_needs(config: WorkflowConfig, env: VectorEnv, types: tuple[AgentType, ...], world: int) -> list[Need]:
     """Returns what environments and replay of one process take: the largest part that a process gets."""
     settings = config.simulation
     assert settings is not None
     if not config.simulated_share:
         return []
     own = -(-settings.num_envs // world)
-    ring = ring_settings(config, env.spec, own)
-    rows, share = ring.slots * own, f"{own:,} of {settings.num_envs:,} environments"
+    share = f"{own:,} of {settings.num_envs:,} environments"
+    needs = []
+    for one in types:
+        if one.learns:
+            agents = len(one.agents)
+            ring = ring_settings(config, env.spec, own, agents)
+            each = f"{share} x {counted(agents, 'agent')}" if env.spec.agents > 1 else share
+            needs.append(Need(name=f"replay ring{f' of {one.name}' if one.name else ''}",
+                              bytes=ring.slots * ring.num_envs * ring.row_bytes,
+                              formula=f"{ring.slots:,} steps x {each} x {ring.row_bytes:,} bytes"))  # fmt: skip
     return [
-        Need(name="replay ring", bytes=rows * ring.row_bytes,
-             formula=f"{ring.slots:,} steps x {share} x {ring.row_bytes:,} bytes"),
+        *needs,
         Need(name="environments", bytes=own * env.bytes_per_env,
              formula=f"{own:,} environments x {env.bytes_per_env:,} bytes"),
     ]  # fmt: skip
@@ -363,6 +376,8 @@ def _machine_lines(run: DryRun) -> Iterator[str]:
 
 def _step_lines(run: DryRun) -> Iterator[str]:
     config, inputs, minibatch = run.config, run.inputs, run.minibatch
+    if len(inputs.types) > 1:
+        yield f"policies: {', '.join(map(str, inputs.types))}"
     if not config.training_data_path:
         steps = simulated_plan(config, minibatch)
         assert config.simulation is not None

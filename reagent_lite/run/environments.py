@@ -9,12 +9,14 @@
 import hashlib
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from reagent_lite.algorithms.dqn import DQN
+from reagent_lite.algorithms.learners import Learner, learners_of
 from reagent_lite.config import ParametricDqnConfig, WorkflowConfig
 from reagent_lite.config.simulation import SimulationConfig
 from reagent_lite.console import logger
@@ -23,10 +25,13 @@ from reagent_lite.data.sampling.normalized import Reordered
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import ConfigError, Problem, counted
 from reagent_lite.models.preprocessor import Preprocessor
+from reagent_lite.rl.policies import TargetPolicy
+from reagent_lite.run.agents import AgentType, agent_types
 from reagent_lite.run.normalization import Normalization, given_normalization
 from reagent_lite.sim.backend import Backend, open_backend
 from reagent_lite.sim.cuda_build import cuda_problem
 from reagent_lite.sim.env import Policy, VectorEnv
+from reagent_lite.sim.rollout import Player
 from reagent_lite.sim.sources import built_from, find_environment
 from reagent_lite.types import Actions, FeatureSpec, FeatureType, NormalizationSpec, TransitionBatch
 
@@ -43,12 +48,32 @@ class Simulation:
         backend: runs its kernels.
         parametric: whether choices carry features.
         seed: of all its random numbers.
+        types: of agents, in the order of their numbers.
     """
 
     config: SimulationConfig
     backend: Backend
     parametric: bool
     seed: int
+    types: tuple[AgentType, ...]
+
+    @property
+    def learning(self) -> tuple[str, ...]:
+        """Names of the types that learn."""
+        return tuple(one.name for one in self.types if one.learns)
+
+    def players(self, env: VectorEnv, learn: Callable[[str, Tensor | None], Player]) -> dict[str, Player]:
+        """Returns who plays each type in environments.
+
+        Args:
+            env: the environments.
+            learn: from the name of a type that learns, and its rows, to its player.
+        """
+        rows = {one.name: one.rows(env.num_envs, env.spec.agents, env.device) for one in self.types}
+        return {
+            one.name: learn(one.name, rows[one.name]) if one.learns else one.fixed(rows[one.name], env.device)
+            for one in self.types
+        }
 
     def part(self, count: int, group: Group) -> tuple[int, int]:
         """Returns [first, stop) of this rank's environments among `count`."""
@@ -62,9 +87,9 @@ class Simulation:
         )  # fmt: skip
 
     def identity(self) -> str:
-        """Returns the sha256 of the environment's sources and constants, which take the place of the hash of data."""
+        """Returns the sha256 of sources, constants and models that play, which take the place of the hash of data."""
         parts = built_from(find_environment(self.config.env), self.config.env_parameters)
-        settings = [self.config.time_limit, self.config.math]
+        settings = [self.config.time_limit, self.config.math, *(one.digest for one in self.types if one.digest)]
         return hashlib.sha256(json.dumps([settings, parts]).encode()).hexdigest()
 
 
@@ -78,7 +103,9 @@ def open_simulation(config: WorkflowConfig, group: Group) -> Simulation:
 
     Raises:
         SimulationError, KernelBuildError: see `compiled`.
-        ConfigError: fewer environments than processes, or an environment of the other workflow.
+        ConfigError: fewer environments than processes, an environment of the other workflow, or types of agents that
+            the config does not fit; see agents.agent_types.
+        BundleError: an exported model that is to play does not fit.
     """
     settings, parametric = config.simulation, isinstance(config, ParametricDqnConfig)
     assert settings is not None
@@ -101,7 +128,10 @@ def open_simulation(config: WorkflowConfig, group: Group) -> Simulation:
         f"simulation: {spec.name}, {counted(settings.num_envs, 'environment')} on {backend.device.type}, "
         f"{counted(spec.observation_size, 'feature')}, {counted(spec.num_actions, 'choice')}"
     )
-    return Simulation(config=settings, backend=backend, parametric=parametric, seed=config.seed)
+    types = agent_types(config, spec)
+    if len(types) > 1:
+        logger.info(f"policies: {', '.join(map(str, types))}")
+    return Simulation(config=settings, backend=backend, parametric=parametric, seed=config.seed, types=types)
 
 
 def compiled(settings: SimulationConfig, group: Group) -> Backend:
@@ -251,6 +281,25 @@ class Reader:
             next_actions=self.actions(raw.next_actions),
             weight=raw.weight * scale,
         )
+
+    def players(
+        self, env: VectorEnv, learner: Learner, target: TargetPolicy, random: str | None = None
+    ) -> tuple[Player, ...]:
+        """Returns who plays each type once it has learned: its learner's target policy, or what the config says.
+
+        Args:
+            env: the environments.
+            learner: whose policies.
+            target: made of their values.
+            random: a type that plays uniformly random actions instead.
+        """
+        learners, epsilon = learners_of(learner), torch.tensor([target.epsilon], device=env.device)
+
+        def player(kind: str, rows: Tensor | None) -> Player:
+            policy = None if kind == random else self.policy(learners[kind], env.device)
+            return Player(policy=policy, epsilon=epsilon, temperature=target.temperature, rows=rows)
+
+        return tuple(self.simulation.players(env, player).values())
 
     def policy(self, learner: DQN, home: torch.device) -> Policy:
         """Returns the learner's values as a function of what environments on `home` show.

@@ -10,6 +10,7 @@ estimates, and is the only one that writes. It holds the rows of at most max_epi
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar, Protocol
 
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from reagent_lite.algorithms.cpe_heads import build_cpe_heads
 from reagent_lite.algorithms.dqn import DQN
+from reagent_lite.algorithms.learners import Learner
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.console import logger, progress, with_progress
 from reagent_lite.data.copy.training_copy import give_back_memory
@@ -41,7 +43,8 @@ from reagent_lite.rl.estimators import CHEAP_ESTIMATORS, ESTIMATORS
 from reagent_lite.run.environments import EPOCH, FINAL, Reader
 from reagent_lite.run.learner import network_settings, target_policy
 from reagent_lite.run.logged import Data, single_step_rows
-from reagent_lite.sim.env import Policy
+from reagent_lite.run.simulated import tag_of
+from reagent_lite.sim.rollout import ONLY
 from reagent_lite.training.checkpoint import Tree
 from reagent_lite.types import Actions, TransitionBatch
 
@@ -118,6 +121,7 @@ class Evaluators:
                     lines=whole.lines + part.lines,
                     result=whole.result or part.result,
                     played=whole.played or part.played,
+                    agents=whole.agents or part.agents,
                 )
         return whole
 
@@ -359,10 +363,9 @@ class SimulationEvaluator:
         group: ranks share the episodes.
     """
 
-    def __init__(self, config: WorkflowConfig, reader: Reader, learner: DQN, group: Group) -> None:
+    def __init__(self, config: WorkflowConfig, reader: Reader, learner: Learner, group: Group) -> None:
         self._config, self._simulation, self._group = config, reader.simulation, group
-        self._policy = reader.policy(learner, reader.simulation.backend.device)
-        self._target = target_policy(config.rl)
+        self._reader, self._learner, self._target = reader, learner, target_policy(config.rl)
         self.latest = float("nan")
 
     def state_dict(self) -> Tree:
@@ -383,39 +386,68 @@ class SimulationEvaluator:
         return enough is not None and self.latest >= enough
 
     def evaluate(self, *, final: bool) -> Evaluation:
-        """Returns the policy's return with its interval; the same on every rank.
+        """Returns the return of each type's policy with its interval; the same on every rank.
 
         Args:
-            final: on episodes that no earlier evaluation has used, and beside uniformly random actions.
+            final: on episodes that no earlier evaluation has used, and beside uniformly random actions of each type
+                that learns, while the others play on.
         """
-        spec, settings = self._simulation.backend.spec, self._simulation.config
-        tables = {MODEL: self._play(self._policy, FINAL if final else EPOCH)}
-        if final:
-            tables[RANDOM] = self._play(None, FINAL)
-        limit = settings.time_limit or spec.time_limit
-        evaluation = self._config.evaluation
+        spec, settings, stream = self._simulation.backend.spec, self._simulation.config, FINAL if final else EPOCH
+        tables = self._play(stream)
+        found = {}
+        for kind in self._simulation.learning:
+            compared = {MODEL: tables[kind]} | ({RANDOM: self._play(stream, random=kind)[kind]} if final else {})
+            found[kind] = self._of(kind, compared, settings.time_limit or spec.time_limit)
+        return found[ONLY] if ONLY in found else self._together(found, tables)
+
+    def _of(self, kind: str, tables: dict[str, Tensor], limit: int) -> Evaluation:
+        """Returns the evaluation of a type from the results of its policy, and of random actions at the end."""
+        spec, evaluation = self._simulation.backend.spec, self._config.evaluation
         played = Played.of(spec, limit, tables, level=evaluation.confidence_level,
                            resamples=evaluation.bootstrap_resamples, seed=self._config.seed)  # fmt: skip
         earned = played.policies[MODEL]
         self.latest = earned.total.value
-        if not final:
-            return Evaluation(scalars=played.scores(), document={})
+        scores = {tag_of(kind, tag): value for tag, value in played.scores().items()}
+        if RANDOM not in tables:
+            return Evaluation(scalars=scores, document={})
         line = (
-            f"simulation: {spec.name}: {self._target}: return {earned.total} over "
+            f"simulation: {spec.name}: {f'{kind}: ' if kind else ''}{self._target}: return {earned.total} over "
             f"{counted(played.episodes, 'episode')}, {evaluation.confidence_level:.0%} interval; "
             f"uniformly random actions {played.policies[RANDOM].total}"
         )
         document = {"simulated": earned.json(), "simulation": played.json()}
-        return Evaluation(scalars=played.scores(), document=document, lines=(line,), played=played)
+        return Evaluation(scalars=scores, document=document, lines=(line,), played=played)
 
-    def _play(self, policy: Policy | None, stream: int) -> Tensor:
-        """Returns return, discounted return, length and whether the time limit ended it of each episode, [4, E]."""
+    def _together(self, found: dict[str, Evaluation], tables: dict[str, Tensor]) -> Evaluation:
+        """Returns the evaluations of types, and what all types did in the same episodes."""
+        ended = 1 - float(next(iter(tables.values()))[3].mean())
+        returns = {kind: float(table[0].mean()) for kind, table in tables.items()}
+        earned = ", ".join(f"{one} {returns[one.name]:.4g}" for one in self._simulation.types)
+        lines = [line for one in found.values() for line in one.lines]
+        scalars = {tag_of(kind, "simulation/return/mean"): value for kind, value in returns.items()}
+        scalars |= {tag: value for one in found.values() for tag, value in one.scalars.items()}
+        document = {"agents": {"terminated_share": ended, "returns": returns}}
+        return Evaluation(
+            scalars=scalars | {"simulation/terminated_share": ended},
+            document=document,
+            lines=(*lines, f"simulation: {ended:.1%} of episodes ended before the time limit; returns of {earned}"),
+            agents={kind: replace(one, document=one.document | document) for kind, one in found.items()},
+        )
+
+    def _play(self, stream: int, random: str | None = None) -> dict[str, Tensor]:
+        """Returns what `Returns.table` has of each episode, [4, E], by type.
+
+        Args:
+            stream: of random numbers.
+            random: a type whose actions are uniformly random.
+        """
         count = self._simulation.config.evaluation_episodes
         first, stop = self._simulation.part(count, self._group)
-        table = torch.zeros(4, count, dtype=torch.float64)
+        tables = torch.zeros(len(self._simulation.types), 4, count, dtype=torch.float64)
         if stop > first:
             env = self._simulation.envs(first, stop, stream=stream)
-            result = play(env, policy, gamma=self._config.rl.gamma, epsilon=self._target.epsilon,
-                          temperature=self._target.temperature)  # fmt: skip
-            table[:, first:stop] = result.table
-        return self._group.sum(table)
+            players = self._reader.players(env, self._learner, self._target, random)
+            played = play(env, players, gamma=self._config.rl.gamma)
+            tables[:, :, first:stop] = torch.stack([one.table for one in played])
+        tables = self._group.sum(tables)
+        return {one.name: table for one, table in zip(self._simulation.types, tables, strict=True)}

@@ -4,18 +4,22 @@ import inspect
 import os
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 
 from reagent_lite.algorithms.dqn import DQN, DQNSettings
+from reagent_lite.algorithms.learners import Learner, Learners, learners_of
 from reagent_lite.algorithms.optimizers import optimizer_class
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.config.rl import RLConfig
+from reagent_lite.config.simulation import LEARN, RANDOM
 from reagent_lite.distributed.group import Group
 from reagent_lite.models.q_networks import NetworkSettings, build_q_network
 from reagent_lite.models.value_heads import CategoricalHead, QuantileHead, ScalarHead
 from reagent_lite.rl.policies import EpsilonGreedy, Softmax, TargetPolicy
 from reagent_lite.rl.td import Bounds
+from reagent_lite.sim.rollout import ONLY
 from reagent_lite.training.capture import Captured, eager
 from reagent_lite.training.loop import Optimization, Update
 from reagent_lite.types import SourceSpec
@@ -71,6 +75,17 @@ def build_learner(config: WorkflowConfig, spec: SourceSpec, device: torch.device
     return learner.to(device)
 
 
+def build_learners(
+    config: WorkflowConfig, spec: SourceSpec, types: Sequence[str], device: torch.device, payable: Bounds = None
+) -> Learner:
+    """Returns a learner for each type of agents by `build_learner`, all with the same initial weights.
+
+    "" alone among the types stands for the only one, whose learner is returned as it is.
+    """
+    by_type = {name: build_learner(config, spec, device, payable) for name in types}
+    return by_type[ONLY] if ONLY in by_type else Learners(by_type)
+
+
 def target_policy(rl: RLConfig) -> TargetPolicy:
     """Returns the run's one policy: what is evaluated on logs, played in simulation and exported."""
     return Softmax(rl.temperature) if rl.softmax_policy else EpsilonGreedy(rl.epsilon)
@@ -82,8 +97,8 @@ def reward_boost(config: WorkflowConfig) -> torch.Tensor | None:
     return torch.tensor([boost.get(name, 0.0) for name in config.actions]) if boost else None
 
 
-def build_optimization(config: WorkflowConfig, learner: DQN, *, captured: bool) -> Optimization:
-    """Returns the optimizer over the learner's trainable parameters, its schedule and clipping.
+def build_optimization(config: WorkflowConfig, learner: Learner, *, captured: bool) -> Optimization:
+    """Returns the optimizer over the trainable parameters, its schedule, and clipping, which is each learner's own.
 
     Args:
         config: the run's config.
@@ -92,22 +107,25 @@ def build_optimization(config: WorkflowConfig, learner: DQN, *, captured: bool) 
     """
     training = config.training
     decay = config.rainbow.c51_l2_decay if config.rainbow.categorical else training.l2_decay
-    groups = [{"params": list(learner.q_network.parameters()), "weight_decay": decay}]
-    if learner.imitator is not None:
-        groups.append({"params": list(learner.imitator.parameters()), "weight_decay": 0.0})
+    groups: list[dict[str, Any]] = []
+    for one in learners_of(learner).values():
+        groups.append({"params": list(one.q_network.parameters()), "weight_decay": decay})
+        if one.imitator is not None:
+            groups.append({"params": list(one.imitator.parameters()), "weight_decay": 0.0})
     name = training.optimizer_class
     assert name is not None
     # one kernel for all parameters instead of several each: [m] a tenth of a small network's step on a CPU
     fused = {"fused": True} if name in ("Adam", "AdamW", "SGD") else {}
     rate: float | torch.Tensor = training.learning_rate
     if captured:
-        device = next(learner.q_network.parameters()).device
+        device = groups[0]["params"][0].device
         rate, fused = torch.tensor(rate, device=device), fused | {"capturable": True}
     optimizer = optimizer_class(name)(groups, lr=rate, **fused)
     schedule = None
     if training.lr_policy == "exponential":
         schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, training.lr_decay)
-    return Optimization(optimizer=optimizer, schedule=schedule, clip_norm=training.clip_grad_norm)
+    trained = [[p for p in one.parameters() if p.requires_grad] for one in learners_of(learner).values()]
+    return Optimization(optimizer=optimizer, schedule=schedule, clip_norm=training.clip_grad_norm, clipped=trained)
 
 
 def captures(config: WorkflowConfig, group: Group) -> bool:
@@ -120,6 +138,7 @@ def captures(config: WorkflowConfig, group: Group) -> bool:
         and simulation is not None
         and simulation.cuda_graph
         and config.simulated_share == 1
+        and set(simulation.policies.values()) <= {LEARN, RANDOM}  # an exported model plays on the CPU
         and "capturable" in inspect.signature(getattr(torch.optim, name)).parameters
     )
 

@@ -5,22 +5,23 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from reagent_lite.algorithms.dqn import DQN
+from reagent_lite.algorithms.learners import Learner
 from reagent_lite.report.curves import read_series
 from reagent_lite.report.pictures import Episode, write_animation, write_learning_curve
 from reagent_lite.rl.policies import TargetPolicy
 from reagent_lite.run.environments import PICTURE, Reader
+from reagent_lite.sim.rollout import act
 
 PICTURES = ("learning_curve.png", "rollout.gif")
 
 
-def draw_pictures(folder: Path, reader: Reader, learner: DQN, target: TargetPolicy) -> list[Path]:
+def draw_pictures(folder: Path, reader: Reader, learner: Learner, target: TargetPolicy) -> list[Path]:
     """Writes learning_curve.png and rollout.gif into the run's folder and returns their paths.
 
     Args:
         folder: of the run; holds its metrics.
         reader: the environment, and its features to the network's.
-        learner: gives the values.
+        learner: gives the values, of several types each for its own.
         target: plays by them.
     """
     name = reader.simulation.backend.spec.name
@@ -31,15 +32,14 @@ def draw_pictures(folder: Path, reader: Reader, learner: DQN, target: TargetPoli
 
 
 @torch.no_grad()
-def record(reader: Reader, learner: DQN, target: TargetPolicy) -> Episode:
+def record(reader: Reader, learner: Learner, target: TargetPolicy) -> Episode:
     """Returns one episode of the learner's policy."""
     env = reader.simulation.envs(0, 1, stream=PICTURE)
-    policy, epsilon = reader.policy(learner, env.device), torch.tensor([target.epsilon], device=env.device)
+    players = reader.players(env, learner, target)
     env.reset()
     seen, actions, rewards = [_row(env.observation)], [], []
     for _ in range(env.time_limit):
-        q = policy(env.observation, env.mask, env.features)
-        env.act(q, epsilon=epsilon, temperature=target.temperature)
+        act(env, players)
         actions.append(int(env.action[0]))
         env.step()
         rewards.append(float(env.reward[0]))

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from reagent_lite.algorithms.dqn import DQN
+from reagent_lite.algorithms.learners import Learner, learners_of
 from reagent_lite.config import WorkflowConfig, fingerprint, resolved
 from reagent_lite.console import logger
 from reagent_lite.data.copy.training_copy import give_back_memory
@@ -40,9 +41,9 @@ from reagent_lite.run.learner import target_policy
 from reagent_lite.run.normalization import Normalization
 from reagent_lite.run.pictures import PICTURES
 from reagent_lite.run.sources import Facts, Source
+from reagent_lite.sim.rollout import ONLY
 from reagent_lite.training.checkpoint import Checkpoints
 from reagent_lite.training.loop import Position
-from reagent_lite.types import SourceSpec
 
 FOLDER = "model_output_path"
 _NOT_PUBLISHED = "not_published.json"
@@ -66,7 +67,7 @@ def output_folder(config: WorkflowConfig, group: Group) -> Iterator[Callable[[Wo
         return
     folder = Path(config.model_output_path).expanduser()
     require_writable(nearest_existing(folder), FOLDER)
-    require_replaceable(folder / "model")
+    require_replaceable(model_folder(folder, ONLY))
     with ExitStack() as stack:
 
         def lock() -> None:
@@ -85,15 +86,18 @@ def output_folder(config: WorkflowConfig, group: Group) -> Iterator[Callable[[Wo
         yield take
 
 
-def require_outcome(config: WorkflowConfig, spec: SourceSpec) -> None:
-    """Refuses a condition on an outcome that the data does not have, before anything is learned.
+def require_outcome(config: WorkflowConfig, source: Source, group: Group) -> None:
+    """Refuses what cannot be written at the end, before anything is learned.
 
     Raises:
-        ConfigError: with the nearest outcome.
+        ConfigError: a condition on an outcome that the data does not have; with the nearest outcome.
+        BundleError: something else than a model of a type of agents stands in its place.
     """
+    for kind in source.types if group.is_first else ():
+        require_replaceable(model_folder(Path(config.model_output_path).expanduser(), kind))
     if config.publish_if is None:
         return
-    known, asked = (REWARD_NAME, *spec.metric_names), config.publish_if.outcome
+    known, asked = (REWARD_NAME, *source.spec.metric_names), config.publish_if.outcome
     if asked not in known:
         expected = f"one of {', '.join(known)}"
         raise ConfigError(Problem("publish_if.outcome", expected, repr(asked), nearest(asked, known)))
@@ -104,7 +108,7 @@ class Outcome:
     """What a run leaves; printed as the last line of standard output.
 
     Attributes:
-        model: the exported folder; None where publish_if held it back.
+        model: the exported folder, of several types of agents by type; None where publish_if held it back.
         steps, rows: of the whole run.
         rows_per_second: of this start.
         seconds: total wall-clock time of this start.
@@ -112,7 +116,7 @@ class Outcome:
         not_published: why publish_if held the model back; printed only then.
     """
 
-    model: str | None
+    model: str | dict[str, str] | None
     steps: int
     rows: int
     rows_per_second: float
@@ -141,7 +145,7 @@ class Learned:
         rows_per_second: of this start.
     """
 
-    learner: DQN
+    learner: Learner
     position: Position
     checkpoints: Checkpoints
     evaluation: Evaluation
@@ -173,15 +177,18 @@ def publish(config: WorkflowConfig, group: Group, source: Source, learned: Learn
     facts = source.facts()
     reason = None
     if group.is_first:
-        gate = gate_of(config, learned.evaluation)
-        found = evaluation_of_run(config, str(target_policy(config.rl)), learned.evaluation, scores, gate)
+        policy, evaluation = str(target_policy(config.rl)), learned.evaluation
+        gate = gate_of(config, evaluation)
+        found = evaluation_of_run(config, policy, evaluation, scores, gate)
         logger.info(str(found.decision))
         if gate is None or gate.passed:
-            write_bundle(
-                folder / "model",
-                _predictor(config, source.normalization, learned.learner),
-                content=_content(config, source, learned, found),
-            )
+            for kind, learner in learners_of(learned.learner).items():
+                own = evaluation_of_run(config, policy, evaluation.of(kind), scores, gate) if kind else found
+                write_bundle(
+                    model_folder(folder, kind),
+                    _predictor(config, source.normalization, learner),
+                    content=_content(config, source, learned, own, kind),
+                )
             (folder / _NOT_PUBLISHED).unlink(missing_ok=True)  # of an earlier run
         else:
             reason = gate.reason
@@ -197,8 +204,9 @@ def publish(config: WorkflowConfig, group: Group, source: Source, learned: Learn
         if failure := learned.checkpoints.finish():
             logger.warning(f"the model stands, but the run could not be marked as ended: {failure}")
     group.barrier()
+    models = {kind: str(model_folder(folder, kind)) for kind in source.types}
     return Outcome(
-        model=None if reason else str(folder / "model"),
+        model=None if reason else models.get(ONLY, models),
         steps=learned.position.step,
         rows=learned.position.rows,
         rows_per_second=round(learned.rows_per_second, 1),
@@ -206,6 +214,11 @@ def publish(config: WorkflowConfig, group: Group, source: Source, learned: Learn
         scores=scores,
         not_published=reason,
     )
+
+
+def model_folder(folder: Path, kind: str) -> Path:
+    """Returns where a run's folder has the exported model of a type of agents."""
+    return folder / (kind or "model")
 
 
 def gate_of(config: WorkflowConfig, evaluation: Evaluation) -> Gate | None:
@@ -222,13 +235,13 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version()} | {name: version(name) for name in names}
 
 
-def _content(config: WorkflowConfig, source: Source, learned: Learned, found: Report) -> BundleContent:
+def _content(config: WorkflowConfig, source: Source, learned: Learned, found: Report, kind: str) -> BundleContent:
     rl, decision = config.rl, {"decision": found.decision.json()}
     return BundleContent(
         workflow="dqn" if config.actions else "parametric_dqn",
         normalization=source.normalization.json(),
         config=resolved(config),
-        evaluation={"scores": learned.scores, **learned.evaluation.document, **decision},
+        evaluation={"scores": learned.scores, **learned.evaluation.of(kind).document, **decision},
         decision=decision_of(found),
         findings=findings(found),
         steps=learned.position.step,
@@ -241,7 +254,7 @@ def _content(config: WorkflowConfig, source: Source, learned: Learned, found: Re
             rtol=rl.predictor_rtol_check,
             ratio_different=rl.ratio_different_predictions_tolerance,
         ),
-        sample=source.sample(_SAMPLE_ROWS),
+        sample=source.sample(_SAMPLE_ROWS, kind),
     )
 
 

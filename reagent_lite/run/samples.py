@@ -49,15 +49,17 @@ def _absent_row(data: Data) -> SampleRows:
     return SampleRows(values=values, candidates=candidates, mask=np.ones((1, 1), np.bool_))
 
 
-def simulated_sample(simulation: Simulation, normalization: Normalization, count: int) -> SampleRows:
-    """Returns raw observations of random play, in the model's column order, for the export's check."""
+def simulated_sample(simulation: Simulation, normalization: Normalization, count: int, kind: str) -> SampleRows:
+    """Returns raw observations of a type of agents in random play, in the model's column order."""
     env = simulation.envs(0, count, stream=SAMPLE)
     env.reset()
-    seen = [None if t is None else t.clone() for t in (env.observation, env.mask, env.features)]
+    agents = next(one.agents for one in simulation.types if one.name == kind)
+    seen = [None if t is None else t[:count].clone() for t in (env.observation, env.mask, env.features)]
     for step in range(count):  # environment i is looked at after i steps, so that states differ in age
+        row = step * env.spec.agents + agents[step % len(agents)]
         for kept, now in zip(seen, (env.observation, env.mask, env.features), strict=True):
             if kept is not None and now is not None:
-                kept[step] = now[step]
+                kept[step] = now[row]
         env.act(None, epsilon=torch.ones(1, device=env.device))
         env.advance()
     state, mask, features = (None if t is None else t.cpu().numpy() for t in seen)

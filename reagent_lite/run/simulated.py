@@ -3,15 +3,16 @@
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from reagent_lite.algorithms.dqn import DQN
+from reagent_lite.algorithms.learners import Learner, learners_of
 from reagent_lite.config import ParametricDqnConfig, WorkflowConfig
 from reagent_lite.data.sampling.plan import ReadPlan
 from reagent_lite.distributed.group import Group
 from reagent_lite.run.environments import TRAINING, Reader
 from reagent_lite.run.learner import capture_of, reward_boost
 from reagent_lite.sim.replay.ring import ReplayRing, ReplaySettings
-from reagent_lite.sim.rollout import Exploration, Rollout, RolloutSource, UpdateSchedule
+from reagent_lite.sim.rollout import Exploration, Player, Rollout, RolloutSource, UpdateSchedule
 from reagent_lite.sim.spec import EnvSpec
 from reagent_lite.training.capture import eager
 
@@ -23,6 +24,7 @@ class SimulatedPlan:
     Attributes:
         num_steps, steps_per_epoch, minibatches_per_step: see training.loop.StepPlan.
         minibatch: simulated rows over all ranks.
+        types: of agents that learn, each from a minibatch of its own.
         logged: the plan of the logged rows that each minibatch has as well, or None.
     """
 
@@ -30,15 +32,16 @@ class SimulatedPlan:
     steps_per_epoch: int
     minibatch: int
     minibatches_per_step: int
+    types: int = 1
     logged: ReadPlan | None = None
 
     def rows_of_step(self, step: int) -> int:
         """Returns the rows of a step over all ranks."""
         logged = 0 if self.logged is None else self.logged.rows_of_step(step)
-        return self.minibatch * self.minibatches_per_step + logged
+        return self.minibatch * self.minibatches_per_step * self.types + logged
 
 
-def simulated_plan(config: WorkflowConfig, minibatch: int) -> SimulatedPlan:
+def simulated_plan(config: WorkflowConfig, minibatch: int, types: int = 1) -> SimulatedPlan:
     """Returns the optimizer steps that the config's environment steps give; the last evaluation may come earlier."""
     settings = config.simulation
     assert settings is not None
@@ -49,34 +52,39 @@ def simulated_plan(config: WorkflowConfig, minibatch: int) -> SimulatedPlan:
         steps_per_epoch=-(-updates // settings.num_evaluations),
         minibatch=minibatch,
         minibatches_per_step=config.training.minibatches_per_step,
+        types=types,
     )
 
 
-def ring_settings(config: WorkflowConfig, spec: EnvSpec, num_envs: int, seed: int | None = None) -> ReplaySettings:
+def ring_settings(
+    config: WorkflowConfig, spec: EnvSpec, num_envs: int, agents: int = 1, seed: int | None = None
+) -> ReplaySettings:
     """Returns the size of a process's replay ring and how it is drawn from.
 
     Args:
         config: the run's config.
         spec: of the environment.
         num_envs: environments of the process.
+        agents: of each environment that it keeps.
         seed: of its draws, see ReplaySettings.
     """
     settings, parametric = config.simulation, isinstance(config, ParametricDqnConfig)
     assert settings is not None
     fixed = spec.action_features if parametric and not spec.candidates else None
     return ReplaySettings(
-        num_envs=num_envs,
+        num_envs=num_envs * agents,
         observation_size=spec.observation_size,
         num_actions=spec.num_actions,
         action_feature_size=spec.action_feature_size if parametric else 0,
         action_features=None if fixed is None else torch.tensor(fixed, dtype=torch.float32),
-        slots=settings.replay.capacity // settings.num_envs,
+        slots=settings.replay.capacity // (settings.num_envs * agents),
         n_step=config.rl.multi_steps or 1,
         gamma=config.rl.gamma,
         masked=spec.masked,
         candidates=spec.candidates,
         prioritized=settings.replay.prioritized,
         alpha=settings.replay.alpha,
+        absences=spec.agents > 1,
         needs_next_action=not config.rl.maxq_learning,
         boost=reward_boost(config),
         seed=seed,
@@ -84,14 +92,14 @@ def ring_settings(config: WorkflowConfig, spec: EnvSpec, num_envs: int, seed: in
 
 
 def open_rollouts(
-    config: WorkflowConfig, reader: Reader, learner: DQN, group: Group, plan: SimulatedPlan
+    config: WorkflowConfig, reader: Reader, learner: Learner, group: Group, plan: SimulatedPlan
 ) -> RolloutSource:
     """Returns this rank's environments as a source of minibatches.
 
     Args:
         config: the run's config.
         reader: the environment, and its features to the network's.
-        learner: acts.
+        learner: acts; of several types, each for its own.
         group: ranks share environments and rows.
         plan: of the run.
     """
@@ -100,8 +108,6 @@ def open_rollouts(
     env = simulation.envs(*simulation.part(settings.num_envs, group), stream=TRAINING)
     seed = config.seed + group.rank
     torch.manual_seed(seed)
-    own = ring_settings(config, env.spec, env.num_envs, None if group.device.type == "cuda" else seed)
-    ring = ReplayRing(own, group.device, over_ranks=group.max)
     schedule = UpdateSchedule(
         num_envs=settings.num_envs,
         warmup=config.warmup_rounds,
@@ -116,26 +122,38 @@ def open_rollouts(
         decay_steps=settings.epsilon_decay_steps or max(schedule.env_steps(plan.num_steps) // 10, 1),
         temperature=rl.temperature if settings.exploration == "softmax" else 0.0,
     )
+    learners = learners_of(learner)
+
+    def player(name: str, rows: Tensor | None) -> Player:
+        agents = env.spec.agents if rows is None else len(rows) // env.num_envs
+        own = ring_settings(config, env.spec, env.num_envs, agents, None if group.device.type == "cuda" else seed)
+        return Player(
+            policy=reader.policy(learners[name], env.device), epsilon=torch.ones(1, device=env.device), rows=rows,
+            temperature=exploration.temperature, ring=ReplayRing(own, group.device, over_ranks=group.max),
+        )  # fmt: skip
+
     rollout = Rollout(
-        env, reader.policy(learner, env.device), ring, device=group.device, temperature=exploration.temperature,
+        env, simulation.players(env, player), device=group.device,
         capture=capture_of(config, group) if env.device.type == "cuda" else eager,
         unit_reward=rl.q_network_loss == "bce_with_logits",
     )  # fmt: skip
     first, stop = simulation.part(plan.minibatch, group)
     rows = max(stop - first, 1)
     scale = rows * group.world_size / (plan.minibatch * plan.minibatches_per_step) if stop > first else 0.0
-    return RolloutSource(
-        rollout, ring, exploration, schedule, rows=rows, scale=scale, transform=reader.batch, device=group.device
-    )
+    return RolloutSource(rollout, exploration, schedule, rows=rows, scale=scale, transform=reader.batch)
+
+
+def tag_of(kind: str, tag: str) -> str:
+    """Returns the tag of a figure of simulation for a type of agents, simulation/<type>/…; "" changes nothing."""
+    return tag.replace("simulation/", f"simulation/{kind}/", 1) if kind else tag
 
 
 def training_scalars(source: RolloutSource, group: Group) -> dict[str, float]:
     """Returns figures of the episodes that ended since the last call, over all ranks."""
-    episodes, returns, lengths = group.sum(source.rollout.finished().cpu()).tolist()
+    episodes, lengths, *returns = group.sum(source.rollout.finished().cpu()).tolist()
     figures = {"simulation/env_steps": float(source.env_steps), "simulation/episodes": episodes}
     if episodes:
-        figures |= {
-            "simulation/training_return/mean": returns / episodes,
-            "simulation/training_length/mean": lengths / episodes,
-        }
+        figures["simulation/training_length/mean"] = lengths / episodes
+        for kind, earned in zip(source.rollout.players, returns, strict=True):
+            figures[tag_of(kind, "simulation/training_return/mean")] = earned / episodes
     return figures

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from reagent_lite.algorithms.dqn import DQN
+from reagent_lite.algorithms.learners import Learner, learners_of
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.console import logger
 from reagent_lite.data.sampling.mixture import MixedSource
@@ -35,7 +35,7 @@ from reagent_lite.run.pictures import draw_pictures
 from reagent_lite.run.samples import logged_sample, simulated_sample
 from reagent_lite.run.simulated import SimulatedPlan, open_rollouts, simulated_plan, training_scalars
 from reagent_lite.run.value_bounds import Payable, payable_values
-from reagent_lite.sim.rollout import RolloutSource, regrouped
+from reagent_lite.sim.rollout import ONLY, RolloutSource, regrouped
 from reagent_lite.training.capture import eager
 from reagent_lite.training.checkpoint import Tree
 from reagent_lite.training.loop import StepPlan, Update
@@ -147,23 +147,25 @@ class Source(Protocol):
         normalization: of states and choices.
         identity: sha256 of what is learned from, see History.require_same.
         hash: sha256 that an exported model carries.
+        types: names of the types of agents that learn; "" alone where there is one type.
     """
 
     spec: SourceSpec
     normalization: Normalization
     identity: dict[str, str]
     hash: str
+    types: tuple[str, ...] = (ONLY,)
 
-    def stream(self, learner: DQN) -> Stream:
+    def stream(self, learner: Learner) -> Stream:
         """Returns the batches that the learner learns from."""
         ...
 
-    def evaluators(self, learner: DQN) -> Evaluators:
+    def evaluators(self, learner: Learner) -> Evaluators:
         """Returns what evaluates the learner."""
         ...
 
-    def sample(self, count: int) -> SampleRows:
-        """Returns raw rows in the model's column order, for the export's check."""
+    def sample(self, count: int, kind: str = ONLY) -> SampleRows:
+        """Returns raw rows of a type of agents in the model's column order, for the export's check."""
         ...
 
     def payable(self) -> Payable | None:
@@ -178,7 +180,7 @@ class Source(Protocol):
         """Returns the report's facts about the source."""
         return Facts()
 
-    def draw(self, folder: Path, learner: DQN) -> list[Path]:
+    def draw(self, folder: Path, learner: Learner) -> list[Path]:
         """Writes pictures of the run into its folder, where simulation.pictures asks for them; returns the files."""
         return []
 
@@ -214,7 +216,7 @@ class Logged(Source):
         self.spec, self.normalization, self.hash = data.spec, data.normalization, data.found.hash
         self.identity = {"data": data.found.content, "env": ""}
 
-    def stream(self, learner: DQN) -> Stream:
+    def stream(self, learner: Learner) -> Stream:
         """Returns batches by a read plan over all machines."""
         plan = logged_plan(self._config, self.data, self._config.minibatch_over(self._group.world_size))
         _log_plan(self._config, plan, self._group)
@@ -223,9 +225,12 @@ class Logged(Source):
     def _source(self, plan: ReadPlan) -> LoggedSource:
         return LoggedSource({self.data.shards.own: self.data.train_rows}, plan, self._group.rank, self._group.device)
 
-    def evaluators(self, learner: DQN) -> Evaluators:
+    def evaluators(self, learner: Learner) -> Evaluators:
         """Returns counterfactual evaluation."""
-        return Evaluators({"cpe": LogEvaluator(self._config, self.data, learner, self._group)})
+        return Evaluators({"cpe": self._on_logs(learner)})
+
+    def _on_logs(self, learner: Learner) -> LogEvaluator:
+        return LogEvaluator(self._config, self.data, learners_of(learner)[ONLY], self._group)
 
     def payable(self) -> Payable | None:
         """Returns the values that rewards of all machines can pay."""
@@ -235,7 +240,7 @@ class Logged(Source):
         """Writes what was fitted to the training data."""
         write_fitted(self._config, self.normalization)
 
-    def sample(self, count: int) -> SampleRows:
+    def sample(self, count: int, kind: str = ONLY) -> SampleRows:
         """Returns rows spread over the evaluated data."""
         return logged_sample(self.data, count)
 
@@ -258,25 +263,26 @@ class Simulated(Source):
         self.reader = Reader(config, simulation, self.normalization, group.device)
         self.hash = simulation.identity()
         self.identity = {"data": "", "env": self.hash}
+        self.types = simulation.learning
 
-    def stream(self, learner: DQN) -> Stream:
+    def stream(self, learner: Learner) -> Stream:
         """Returns batches of replay."""
         config, group = self._config, self._group
-        plan = simulated_plan(config, config.minibatch_over(group.world_size))
+        plan = simulated_plan(config, config.minibatch_over(group.world_size), len(self.types))
         _log_plan(config, plan, group, plan.minibatch)
         steps = plan.steps_per_epoch
         order = ReadOrder(order={}, steps=steps, rows=steps * plan.rows_of_step(0))
         return _simulated_stream(config, group, self.reader, learner, plan, order)
 
-    def evaluators(self, learner: DQN) -> Evaluators:
+    def evaluators(self, learner: Learner) -> Evaluators:
         """Returns episodes in the environments."""
         return Evaluators({"simulation": SimulationEvaluator(self._config, self.reader, learner, self._group)})
 
-    def sample(self, count: int) -> SampleRows:
+    def sample(self, count: int, kind: str = ONLY) -> SampleRows:
         """Returns observations of random play."""
-        return simulated_sample(self.reader.simulation, self.normalization, count)
+        return simulated_sample(self.reader.simulation, self.normalization, count, kind)
 
-    def draw(self, folder: Path, learner: DQN) -> list[Path]:
+    def draw(self, folder: Path, learner: Learner) -> list[Path]:
         """Draws how learning went, and an episode."""
         return _draw(self._config, folder, self.reader, learner)
 
@@ -293,7 +299,7 @@ class Mixed(Logged):
         self.reader = Reader(config, simulation, self.normalization, group.device)
         self.identity = self.identity | {"env": simulation.identity()}
 
-    def stream(self, learner: DQN) -> Stream:
+    def stream(self, learner: Learner) -> Stream:
         """Returns batches of both; as many rows a step as the log alone gives where all of them are simulated."""
         config, group, share = self._config, self._group, self._config.simulated_share
         minibatch = config.minibatch_over(group.world_size)
@@ -320,12 +326,14 @@ class Mixed(Logged):
             simulation=stream.simulation, group=group,
         )  # fmt: skip
 
-    def evaluators(self, learner: DQN) -> Evaluators:
+    def evaluators(self, learner: Learner) -> Evaluators:
         """Returns counterfactual evaluation and episodes."""
         play = SimulationEvaluator(self._config, self.reader, learner, self._group)
-        return Evaluators({"simulation": play, "cpe": LogEvaluator(self._config, self.data, learner, self._group)})
+        return Evaluators(
+            {"simulation": play, "cpe": LogEvaluator(self._config, self.data, learners_of(learner)[ONLY], self._group)}
+        )
 
-    def draw(self, folder: Path, learner: DQN) -> list[Path]:
+    def draw(self, folder: Path, learner: Learner) -> list[Path]:
         """Draws how learning went, and an episode."""
         return _draw(self._config, folder, self.reader, learner)
 
@@ -341,7 +349,7 @@ def logged_plan(config: WorkflowConfig, data: Data, minibatch: int) -> ReadPlan:
     )
 
 
-def _draw(config: WorkflowConfig, folder: Path, reader: Reader, learner: DQN) -> list[Path]:
+def _draw(config: WorkflowConfig, folder: Path, reader: Reader, learner: Learner) -> list[Path]:
     assert config.simulation is not None
     return draw_pictures(folder, reader, learner, target_policy(config.rl)) if config.simulation.pictures else []
 
@@ -355,7 +363,7 @@ def _order(plan: StepPlan, logged: ReadPlan, *, simulated: int, alone: bool) -> 
 
 
 def _simulated_stream(
-    config: WorkflowConfig, group: Group, reader: Reader, learner: DQN, plan: SimulatedPlan, order: ReadOrder
+    config: WorkflowConfig, group: Group, reader: Reader, learner: Learner, plan: SimulatedPlan, order: ReadOrder
 ) -> SimulatedStream:
     """Returns a stream of simulated rows only."""
     rollouts = open_rollouts(config, reader, learner, group, plan)

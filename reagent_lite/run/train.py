@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from reagent_lite.algorithms.dqn import DQN
+from reagent_lite.algorithms.learners import Learner
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.console import Progress, logger, progress
 from reagent_lite.distributed.faults import fault_here
@@ -18,8 +18,9 @@ from reagent_lite.report.pictures import require_pictures
 from reagent_lite.run.auto_scale import auto_scaled
 from reagent_lite.run.environments import open_simulation, with_actions
 from reagent_lite.run.evaluators import Evaluators
-from reagent_lite.run.learner import build_learner, build_optimization, captures, choose_threads, target_policy
+from reagent_lite.run.learner import build_learners, build_optimization, captures, choose_threads, target_policy
 from reagent_lite.run.publish import FOLDER, Learned, Outcome, output_folder, publish, require_outcome, versions
+from reagent_lite.run.simulated import tag_of
 from reagent_lite.run.sources import Source, Stream, open_source
 from reagent_lite.run.value_bounds import Payable, ValueWatch
 from reagent_lite.sim.cuda import on_stream
@@ -47,7 +48,7 @@ def train(config: WorkflowConfig, group: Group) -> Outcome:
         config = config if simulation is None else with_actions(config, simulation)
         history = History.find(config, group, folder / "checkpoints")
         source = open_source(config, group, simulation)
-        require_outcome(config, source.spec)
+        require_outcome(config, source, group)
         history.require_same(source.identity)
         setup = set_up(config, group, source, history)
         with room_in(folder, FOLDER):
@@ -77,7 +78,7 @@ class Setup:
     source: Source
     history: History
     payable: Payable | None
-    learner: DQN
+    learner: Learner
     optimization: Optimization
     stream: Stream
     evaluators: Evaluators
@@ -92,7 +93,7 @@ def set_up(config: WorkflowConfig, group: Group, source: Source, history: Histor
     """
     choose_threads(config, source.spec, group)
     payable = source.payable()
-    learner = build_learner(config, source.spec, group.device, payable.bounds if payable else None)
+    learner = build_learners(config, source.spec, source.types, group.device, payable.bounds if payable else None)
     optimization = build_optimization(config, learner, captured=captures(config, group))
     if config.training.warm_start_model_path is not None and history.state is None:
         optimizer = None if config.training.do_not_warm_start_optimizer else optimization.optimizer
@@ -194,8 +195,9 @@ class _RunHooks(Hooks):
             scalars |= self._writer.figures
             if "value/model/mean" in scalars:
                 self._watch(scalars["value/model/mean"])
-            if "simulation/return/mean" in scalars:
-                self._note += f", return {scalars['simulation/return/mean']:.4g}"
+            for kind in self._setup.source.types:
+                if (tag := tag_of(kind, "simulation/return/mean")) in scalars:
+                    self._note += f", {f'{kind} ' if kind else ''}return {scalars[tag]:.4g}"
         self._writer.write(report.step, scalars)
 
     def _evaluated(self, *, final: bool) -> dict[str, float]:

@@ -3,10 +3,11 @@
  policy ─► act ─► step ─► replay ring ─► sample ─► TransitionBatch
    ▲ observation   └► episodes' returns
 
-Every rank has its own environments, numbered through over all ranks, and its own ring.
+Every rank has its own environments, numbered through over all ranks, and its own ring. Where agents are of several
+types, each type has a policy, and each that learns a ring of its rows.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,9 @@ from reagent_lite.sim.replay.ring import ReplayRing
 from reagent_lite.types import EnvStep, TransitionBatch
 
 Step = Callable[[], None]
+
+ONLY = ""
+"""Name of the type of all agents where there is one type."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,52 +45,107 @@ class Exploration:
         return self.start + (self.end - self.start) * min(steps / self.decay_steps, 1.0)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Player:
+    """How the agents of one type act.
+
+    Attributes:
+        policy: values of the choices on the environments' device; None draws uniformly.
+        epsilon: [1] share of uniform draws.
+        temperature: above 0 draws from softmax(q / temperature) instead.
+        ring: where transitions go; None where nobody learns from them.
+        rows: [R] which rows of the environments are of this type; None where all are.
+    """
+
+    policy: Policy | None
+    epsilon: Tensor
+    temperature: float = 0.0
+    ring: ReplayRing | None = None
+    rows: Tensor | None = None
+
+    def rows_in(self, env: VectorEnv, envs: Tensor | None) -> Tensor | None:
+        """Returns its rows in some environments [n]; None stands for all, as in `rows`."""
+        if envs is None:
+            return self.rows
+        every = torch.arange(env.num_rows, device=envs.device) if self.rows is None else self.rows
+        return every.view(env.num_envs, -1)[envs].flatten()
+
+
+@torch.no_grad()
+def act(env: VectorEnv, players: Iterable[Player], *, informed: bool = True, envs: Tensor | None = None) -> None:
+    """Draws the actions of all agents, each type's by its own policy; the order of the types changes nothing.
+
+    Args:
+        env: takes the actions at its next step.
+        players: one, or all types of agents.
+        informed: false draws uniformly where a type learns.
+        envs: [n] the environments whose actions count, or None for all; policies are not asked for the others.
+    """
+    drawn = []
+    for player in players:
+        q, policy = None, player.policy if informed or player.ring is None else None
+        if policy is not None:
+            asked = player.rows_in(env, envs)
+            shown = (env.observation, env.mask, env.features)
+            observation, mask, features = shown if asked is None else (None if t is None else t[asked] for t in shown)
+            assert observation is not None
+            q = policy(observation, mask, features)
+            if asked is not None:
+                q = q.new_zeros(env.num_rows, q.shape[1]).index_copy_(0, asked, q)
+        env.act(q, epsilon=player.epsilon, temperature=player.temperature if policy is not None else 0.0)
+        if player.rows is not None:
+            drawn.append((player.rows, env.action[player.rows], env.propensity[player.rows]))
+    for rows, action, propensity in drawn:
+        env.action.index_copy_(0, rows, action)
+        env.propensity.index_copy_(0, rows, propensity)
+
+
 class Rollout:
-    """A policy in environments.
+    """Policies in environments.
 
     Args:
         env: this rank's environments; started here.
-        policy: values of the choices on the environments' device.
-        ring: where transitions go.
-        device: of the ring; environments may run elsewhere.
-        temperature: of the softmax policy; 0 for epsilon-greedy.
+        players: of each type of agents, by its name.
+        device: of the rings; environments may run elsewhere.
         capture: turns a step on fixed buffers into one that is replayed on the device.
         unit_reward: refuse rewards outside [0, 1], of which a cross-entropy makes no sense.
+
+    Attributes:
+        env, players, device: as given.
+        rings: of the types that learn, by name.
     """
 
     def __init__(
         self,
         env: VectorEnv,
-        policy: Policy,
-        ring: ReplayRing,
+        players: Mapping[str, Player],
         *,
         device: torch.device,
-        temperature: float = 0.0,
         capture: Callable[[Step], Step] = lambda step: step,
         unit_reward: bool = False,
     ) -> None:
-        self.env = env
+        self.env, self.players = env, dict(players)
+        self.rings = {name: player.ring for name, player in players.items() if player.ring is not None}
         self._unit_reward = unit_reward
         self._strange_rewards = torch.zeros((), dtype=torch.int64, device=env.device)
-        self._device = device
-        self._policy, self._ring, self._temperature = policy, ring, temperature
-        self._epsilon = torch.ones(1, device=env.device)
-        self._finished = torch.zeros(3, dtype=torch.float64, device=env.device)
+        self.device = device
+        self._finished = torch.zeros(2 + len(players), dtype=torch.float64, device=env.device)
         env.reset()
-        # what the policy saw: a step overwrites it before the transition is complete
-        self._seen = tuple(None if t is None else t.clone() for t in self._choices())
+        # what the policies saw: a step overwrites it before the transition is complete
+        self._seen = {name: tensor.clone() for name, tensor in self._shown().items()}
         self._informed = capture(lambda: self._step(informed=True))
 
     def explore(self, epsilon: float) -> None:
-        """Sets the share of uniform draws."""
-        self._epsilon.fill_(epsilon)
+        """Sets the share of uniform draws of the types that learn."""
+        for name in self.rings:
+            self.players[name].epsilon.fill_(epsilon)
 
     def run(self, steps: int, *, informed: bool = True) -> None:
         """Takes steps in every environment.
 
         Args:
             steps: of each.
-            informed: act by the policy; false draws uniformly.
+            informed: act by the policies; false draws uniformly where a type learns.
         """
         for _ in range(steps):
             if informed:
@@ -95,7 +154,7 @@ class Rollout:
                 self._step(informed=False)
 
     def finished(self) -> Tensor:
-        """Returns [3] float64 and starts anew: episodes ended, the sum of their returns, the sum of their lengths.
+        """Returns [2 + players] float64 and starts anew: episodes ended, their steps, and returns of an agent by type.
 
         Raises:
             SimulationError: see `check`.
@@ -134,42 +193,41 @@ class Rollout:
         self._finished.copy_(state["finished"])
         self._strange_rewards.copy_(state["strange_rewards"])
 
-    def _choices(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    def _shown(self) -> dict[str, Tensor]:
         env = self.env
         # features that all rows share need no copy of their own
-        return env.observation, env.mask, env.features if env.spec.candidates else None
+        features = env.features if env.spec.candidates else None
+        shown = {"observation": env.observation, "mask": env.mask, "features": features, "present": env.in_game}
+        return {name: tensor for name, tensor in shown.items() if tensor is not None}
 
     @torch.no_grad()
     def _step(self, *, informed: bool) -> None:
         env = self.env
-        for kept, now in zip(self._seen, self._choices(), strict=True):
-            if kept is not None and now is not None:
-                kept.copy_(now)
-        q = self._policy(env.observation, env.mask, env.features) if informed else None
-        env.act(q, epsilon=self._epsilon, temperature=self._temperature if informed else 0.0)
+        for name, now in self._shown().items():
+            self._seen[name].copy_(now)
+        act(env, self.players.values(), informed=informed)
         env.step()
-        observation, mask, features = self._seen
-        assert observation is not None
         step = EnvStep(
-            observation=observation,
             action=env.action,
             reward=env.reward,
-            terminated=env.terminated,
-            truncated=env.truncated,
+            terminated=env.row_terminated,
+            truncated=env.row_truncated,
             next_observation=env.next_observation,
             propensity=env.propensity,
-            mask=mask,
             next_mask=env.next_mask,
-            features=features,
-            next_features=env.next_features if features is not None else None,
-        )
-        self._ring.write(step.to(self._device))
+            next_features=env.next_features if "features" in self._seen else None,
+            **self._seen,
+        ).to(self.device)
+        for name, ring in self.rings.items():
+            rows = self.players[name].rows
+            ring.write(step if rows is None else step.rows(rows.to(self.device)))
         if self._unit_reward:
             self._strange_rewards += (~((env.reward >= 0) & (env.reward <= 1))).sum()
         over = env.ended != 0
-        self._finished += torch.stack(
-            (over.sum().double(), (env.last_return * over).sum().double(), (env.last_length * over).sum().double())
-        )
+        earned = (env.last_return.view(env.num_envs, -1) * over.unsqueeze(1)).double().flatten()
+        own = [earned if player.rows is None else earned[player.rows] for player in self.players.values()]
+        returns = [each.sum() * env.num_envs / len(each) for each in own]
+        self._finished += torch.stack((over.sum().double(), (env.last_length * over).sum().double(), *returns))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,11 +256,10 @@ class UpdateSchedule:
 
 
 class RolloutSource:
-    """Batches of simulated transitions for this rank.
+    """Batches of simulated transitions for this rank: of each type that learns, as many rows.
 
     Args:
         rollout: collects them.
-        ring: keeps them.
         exploration: share of uniform draws over time.
         schedule: when to collect.
         rows: of a minibatch of this rank.
@@ -213,20 +270,18 @@ class RolloutSource:
     def __init__(
         self,
         rollout: Rollout,
-        ring: ReplayRing,
         exploration: Exploration,
         schedule: UpdateSchedule,
         *,
         rows: int,
         scale: float,
         transform: Callable[[TransitionBatch, float], TransitionBatch],
-        device: torch.device,
     ) -> None:
         self.rollout = rollout
-        self._ring, self._exploration, self._schedule = ring, exploration, schedule
+        self._exploration, self._schedule = exploration, schedule
         self._rows, self._scale, self._transform = rows, scale, transform
-        self._beta = torch.full((1,), schedule.beta, device=device)
-        self._index = torch.empty(0, dtype=torch.int64)
+        self._beta = torch.full((1,), schedule.beta, device=rollout.device)
+        self._index: dict[str, Tensor] = {}
         self._step = 0
         self._warm = False
 
@@ -242,14 +297,18 @@ class RolloutSource:
             self.rollout.run(schedule.steps)
         self._beta.fill_(schedule.beta + (1 - schedule.beta) * step / max(schedule.num_updates, 1))
 
-    def __next__(self) -> TransitionBatch:
-        drawn = self._ring.sample(self._rows, beta=self._beta)
-        self._index = drawn.index
-        return self._transform(drawn.batch, self._scale)
+    def __next__(self) -> Any:
+        """Returns a TransitionBatch, or one by the name of each type that learns where there are several types."""
+        drawn = {name: ring.sample(self._rows, beta=self._beta) for name, ring in self.rollout.rings.items()}
+        self._index = {name: one.index for name, one in drawn.items()}
+        batches: dict[str, Any] = {name: self._transform(one.batch, self._scale) for name, one in drawn.items()}
+        return batches.get(ONLY, batches)
 
-    def learned(self, row_errors: Tensor) -> None:
+    def learned(self, row_errors: Tensor | Mapping[str, Tensor]) -> None:
         """Sets the priorities of the last batch's rows."""
-        self._ring.update_priorities(self._index, row_errors)
+        errors = {ONLY: row_errors} if isinstance(row_errors, Tensor) else row_errors
+        for name, ring in self.rollout.rings.items():
+            ring.update_priorities(self._index[name], errors[name])
 
     @property
     def env_steps(self) -> int:
@@ -258,15 +317,21 @@ class RolloutSource:
         return schedule.warmup * schedule.num_envs + schedule.env_steps(self._step + schedule.updates)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns ring, environments and the number of the next optimizer step."""
-        parts = {"ring": self._ring.state_dict(), "rollout": self.rollout.state_dict()}
-        return {"step": self._step, "warm": self._warm, **parts}
+        """Returns rings, environments and the number of the next optimizer step."""
+        parts = {ring_key(name): ring.state_dict() for name, ring in self.rollout.rings.items()}
+        return {"step": self._step, "warm": self._warm, **parts, "rollout": self.rollout.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues from a `state_dict`."""
         self._step, self._warm = int(state["step"]), bool(state["warm"])
-        self._ring.load_state_dict(state["ring"])
+        for name, ring in self.rollout.rings.items():
+            ring.load_state_dict(state[ring_key(name)])
         self.rollout.load_state_dict(state["rollout"])
+
+
+def ring_key(name: str) -> str:
+    """Returns under which key a source's state has the ring of a type."""
+    return f"ring.{name}".removesuffix(".")
 
 
 def regrouped(states: Sequence[dict[str, Any]], rank: int, first: int, stop: int) -> dict[str, Any]:
@@ -278,23 +343,34 @@ def regrouped(states: Sequence[dict[str, Any]], rank: int, first: int, stop: int
         first: global number of the first environment it has now.
         stop: the number after its last one.
     """
-    rings, rollouts = [state["ring"] for state in states], [state["rollout"] for state in states]
+    rollouts = [state["rollout"] for state in states]
     envs = [rollout["env"] for rollout in rollouts]
+    saved = sum(int(env["identity"][0]) for env in envs)
+
+    def part(tensors: Sequence[Tensor], axis: int) -> Tensor:
+        """Returns the environments' part of what has one or more rows of each along an axis."""
+        rows = sum(tensor.shape[axis] for tensor in tensors) // saved
+        return _slice(tensors, axis, first * rows, stop * rows)
+
     identity = torch.tensor([stop - first, first, *envs[0]["identity"][2:].tolist()])
     names = envs[0].keys() - {"identity", "fault"}
-    env = {name: _slice([each[name] for each in envs], int(name == "state"), first, stop) for name in names}
-    ring = {name: _slice([each[name] for each in rings], 1, first, stop) for name in rings[0].keys() - _WHOLE_RING}
-    ring |= {name: rings[0][name] for name in ("head", "filled")}
-    ring["shape"] = torch.tensor([int(rings[0]["shape"][0]), stop - first])
-    if "largest_priority" in rings[0]:
-        ring["largest_priority"] = torch.stack([each["largest_priority"] for each in rings]).amax(0)
-    if rank < len(rings):
-        ring["generator"] = rings[rank]["generator"]
+    env = {name: part([each[name] for each in envs], int(name == "state")) for name in names}
+    rings = {}
+    for key in (key for key in states[0] if key.split(".")[0] == "ring"):
+        every = [state[key] for state in states]
+        rings[key] = {name: part([each[name] for each in every], 1) for name in every[0].keys() - _WHOLE_RING}
+        rings[key] |= {name: every[0][name] for name in ("head", "filled")}
+        slots, columns = every[0]["shape"].tolist()
+        rings[key]["shape"] = torch.tensor([slots, (stop - first) * columns // int(envs[0]["identity"][0])])
+        if "largest_priority" in every[0]:
+            rings[key]["largest_priority"] = torch.stack([each["largest_priority"] for each in every]).amax(0)
+        if rank < len(every):
+            rings[key]["generator"] = every[rank]["generator"]
     totals = {name: sum(rollout[name] for rollout in rollouts) for name in ("finished", "strange_rewards")}
     if rank:  # they are summed over ranks
         totals = {name: torch.zeros_like(total) for name, total in totals.items()}
     rollout = {"env": {**env, "identity": identity, "fault": torch.zeros_like(envs[0]["fault"])}, **totals}
-    return {"step": states[0]["step"], "warm": states[0]["warm"], "ring": ring, "rollout": rollout}
+    return {"step": states[0]["step"], "warm": states[0]["warm"], **rings, "rollout": rollout}
 
 
 _WHOLE_RING = {"shape", "head", "filled", "generator", "largest_priority"}

@@ -1,7 +1,7 @@
 """The loop: batch, loss, gradient, step, target. Nothing waits for the device between a batch and the optimizer."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -45,18 +45,20 @@ class Optimization:
     Attributes:
         optimizer: over the learner's trainable parameters.
         schedule: stepped once an epoch, or None for a fixed learning rate.
-        clip_norm: largest norm of the whole gradient, or None.
+        clip_norm: largest norm of a gradient, or None.
+        clipped: parameters whose gradients have one norm: those of each learner.
     """
 
     optimizer: Optimizer
     schedule: LRScheduler | None = None
     clip_norm: float | None = None
+    clipped: Sequence[Sequence[nn.Parameter]] = ()
 
     def step(self) -> None:
         """Clips the gradient, updates the parameters and clears the gradient."""
         if self.clip_norm is not None:
-            parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-            nn.utils.clip_grad_norm_(parameters, self.clip_norm)
+            for parameters in self.clipped:
+                nn.utils.clip_grad_norm_(parameters, self.clip_norm)
         self.optimizer.step()
         self.optimizer.zero_grad()
 

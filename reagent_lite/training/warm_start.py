@@ -23,7 +23,8 @@ def warm_start(path: str, learner: nn.Module, optimizer: Optimizer | None, group
 
     Args:
         path: output folder, checkpoint or exported model of an earlier run; on rank 0's disk.
-        learner: has `q_network`, `target_network` and `imitator`, which may be None.
+        learner: has `q_network`, `target_network` and `imitator`, which may be None; of several types of agents it
+            has others, and is loaded as a whole.
         optimizer: None to start it anew.
         group: rank 0 reads, all load.
 
@@ -34,6 +35,9 @@ def warm_start(path: str, learner: nn.Module, optimizer: Optimizer | None, group
     files = read_on_first(group, lambda: _read(Path(path).expanduser()))
     folder = files[_FOLDER].decode()
     if _WEIGHTS in files:
+        if not hasattr(learner, "q_network"):
+            expected = f"an output folder or a checkpoint of a run of the same types of agents at {path}"
+            raise ConfigError(Problem(_KEY, expected, "an exported model, which is of one type"))
         return f"warm start: weights of {folder}; {_of_model(learner, load(files[_WEIGHTS]), path)}"
     _assign(learner, load(files[LEARNER]), path)
     if optimizer is None:

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from reagent_lite.evaluation.returns import Returns, estimates, play
 from reagent_lite.sim.backend import open_backend
-from reagent_lite.sim.env import VectorEnv
+from reagent_lite.sim.env import Policy, VectorEnv
+from reagent_lite.sim.rollout import Player
 
 CPU = torch.device("cpu")
 
@@ -41,11 +42,19 @@ def stay(observation: Tensor, mask: Tensor | None, features: Tensor | None) -> T
     return torch.tensor([1.0, 0.0]).expand(len(observation), 2)
 
 
+def played(env: VectorEnv, policy: Policy | None, gamma: float = 1.0, epsilon: float = 0.0,
+           temperature: float = 0.0) -> Returns:  # fmt: skip
+    (result,) = play(
+        env, [Player(policy=policy, epsilon=torch.tensor([epsilon]), temperature=temperature)], gamma=gamma
+    )
+    return result
+
+
 def test_each_environment_counts_once_with_its_first_episode(tmp_path: Path) -> None:
     env = coins(tmp_path, 4000)
     env.reset()
     first = env.observation[:, 0].long().clone()
-    result = play(env, stay, gamma=0.5)
+    result = played(env, stay, gamma=0.5)
     assert torch.equal(result.length, first)
     assert torch.equal(result.total, first.double())
     # 1 + 1/2, or 1 + ... + 1/128
@@ -55,21 +64,21 @@ def test_each_environment_counts_once_with_its_first_episode(tmp_path: Path) -> 
 
 
 def test_a_time_limit_truncates(tmp_path: Path) -> None:
-    result = play(coins(tmp_path, 50, time_limit=5), stay, gamma=1.0)
+    result = played(coins(tmp_path, 50, time_limit=5), stay, gamma=1.0)
     assert torch.equal(result.total, torch.where(result.terminated, 2.0, 5.0).double())
     assert 0 < result.terminated.sum() < 50
 
 
 def test_exploration_and_its_absence(tmp_path: Path) -> None:
     env = coins(tmp_path, 20_000, time_limit=1)
-    assert play(env, stay, gamma=1.0).terminated.sum() == 0
+    assert played(env, stay, gamma=1.0).terminated.sum() == 0
     # a quarter of the draws is uniform, half of those end the episode
-    share = play(env, stay, gamma=1.0, epsilon=0.25).terminated.double().mean()
+    share = played(env, stay, gamma=1.0, epsilon=0.25).terminated.double().mean()
     assert float(share) == pytest.approx(0.125, abs=4 * (0.125 * 0.875 / 20_000) ** 0.5)
-    softmax = play(env, stay, gamma=1.0, temperature=0.5).terminated.double().mean()
+    softmax = played(env, stay, gamma=1.0, temperature=0.5).terminated.double().mean()
     chance = 1 / (1 + torch.e**2)
     assert float(softmax) == pytest.approx(chance, abs=4 * (chance * (1 - chance) / 20_000) ** 0.5)
-    uniform = play(env, None, gamma=1.0).terminated.double().mean()
+    uniform = played(env, None, gamma=1.0).terminated.double().mean()
     assert float(uniform) == pytest.approx(0.5, abs=4 * 0.5 / 20_000**0.5)
 
 
@@ -85,7 +94,7 @@ def test_episodes_that_are_over_are_not_decided_any_more() -> None:
         return observation @ weight
 
     def episode(first: int, count: int) -> Returns:
-        return play(VectorEnv(backend, num_envs=count, first_env=first, seed=3), values, gamma=0.9, epsilon=0.8)
+        return played(VectorEnv(backend, num_envs=count, first_env=first, seed=3), values, gamma=0.9, epsilon=0.8)
 
     together = episode(0, 400)
     assert asked[0] == 400

@@ -10,9 +10,9 @@ from oracles import cartpole
 from torch import Tensor
 
 from reagent_lite.sim.backend import open_backend
-from reagent_lite.sim.env import VectorEnv
+from reagent_lite.sim.env import Policy, VectorEnv
 from reagent_lite.sim.replay.ring import ReplayRing, ReplaySettings
-from reagent_lite.sim.rollout import Exploration, Rollout, RolloutSource, UpdateSchedule, regrouped
+from reagent_lite.sim.rollout import ONLY, Exploration, Player, Rollout, RolloutSource, UpdateSchedule, regrouped
 from reagent_lite.types import TransitionBatch
 
 CPU = torch.device("cpu")
@@ -45,18 +45,22 @@ def scaled(batch: TransitionBatch, scale: float) -> TransitionBatch:
 SCHEDULE = UpdateSchedule(num_envs=NUM, warmup=10, steps=2, updates=4, num_updates=80, beta=0.4)
 
 
+def rollouts(env: VectorEnv, policy: Policy, kept: ReplayRing) -> Rollout:
+    return Rollout(env, {ONLY: Player(policy=policy, epsilon=torch.ones(1), ring=kept)}, device=CPU)
+
+
 def source(*, prioritized: bool = False, first: int = 0, stop: int = NUM, slots: int = 64) -> RolloutSource:
     kept = ring(stop - first, slots, prioritized=prioritized)
     exploration = Exploration(start=1.0, end=0.2, decay_steps=320)
     return RolloutSource(
-        Rollout(environments(first=first, stop=stop), lean, kept, device=CPU), kept, exploration, SCHEDULE,
-        rows=32, scale=0.5, transform=scaled, device=CPU,
+        rollouts(environments(first=first, stop=stop), lean, kept), exploration, SCHEDULE,
+        rows=32, scale=0.5, transform=scaled,
     )  # fmt: skip
 
 
 def test_stored_transitions_are_the_environments() -> None:
     kept = ring()
-    rollout = Rollout(environments(), lean, kept, device=CPU)
+    rollout = rollouts(environments(), lean, kept)
     rollout.explore(0.5)
     rollout.run(60)
     batch = kept.sample(2000).batch
@@ -72,14 +76,14 @@ def test_stored_transitions_are_the_environments() -> None:
 
 def test_the_warm_up_draws_uniformly() -> None:
     kept = ring()
-    rollout = Rollout(environments(), lean, kept, device=CPU)
+    rollout = rollouts(environments(), lean, kept)
     rollout.explore(0.0)
     rollout.run(20, informed=False)
     assert torch.equal(kept.sample(500).batch.propensity, torch.full((500,), 0.5))
 
 
 def test_finished_episodes_are_counted_once() -> None:
-    rollout = Rollout(environments(limit=7), lean, ring(), device=CPU)
+    rollout = rollouts(environments(limit=7), lean, ring())
     rollout.explore(0.0)
     rollout.run(21)  # leaning never falls within 7 steps, so every environment ends three episodes of 7
     assert rollout.finished().tolist() == [3 * NUM, 21 * NUM, 21 * NUM]
@@ -157,7 +161,7 @@ def test_masks_and_features_of_the_state_acted_in_are_stored() -> None:
             shown[observation[i].numpy().tobytes()] = (mask[i].clone(), features[i].clone())
         return features.sum(2)
 
-    rollout = Rollout(env, policy, kept, device=CPU)
+    rollout = rollouts(env, policy, kept)
     rollout.explore(0.3)
     rollout.run(30)
     batch = kept.sample(200).batch

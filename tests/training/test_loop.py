@@ -75,7 +75,8 @@ def run_line(
     line, position = Line(), Position(step=at[0], rows=at[1])
     optimizer = torch.optim.SGD(line.parameters(), lr=1.0)
     decay = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
-    optimization = Optimization(optimizer=optimizer, schedule=decay, clip_norm=clip)
+    optimization = Optimization(optimizer=optimizer, schedule=decay, clip_norm=clip,
+                                clipped=[list(line.parameters())])  # fmt: skip
     running = Running(learner=line, optimization=optimization, source=source, evaluators=source, position=position)  # type: ignore[arg-type]
     hooks = Recorded(position, *satisfied)
     fit(running, plan, ALONE, hooks, **other)  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ from reagent_lite.sim.replay.sampling import Priorities, importance_weights, n_s
 from reagent_lite.types import Actions, EnvStep, TransitionBatch
 
 _KEY = "simulation.replay.capacity"
-_TERMINATED, _TRUNCATED = 1, 2
+_TERMINATED, _TRUNCATED, _ABSENT = 1, 2, 4
 _SMALLEST_ERROR = 1e-6
 
 
@@ -40,6 +40,7 @@ class ReplaySettings:
         action_features: [K, F] of fixed candidates (parametric), or None.
         prioritized: rows drawn by priority.
         alpha: exponent of priorities.
+        absences: whether some rows are of agents that have left; they have no weight.
         needs_next_action: SARSA; rows whose next action is not known have no weight. Else next_action is 0.
         boost: [K] reward added by action; the first action's is left to the learner, which knows it for every source.
         seed: of the ring's own generator; None draws from the device's default one, which a CUDA graph captures
@@ -58,6 +59,7 @@ class ReplaySettings:
     action_features: Tensor | None = None
     prioritized: bool = False
     alpha: float = 0.6
+    absences: bool = False
     needs_next_action: bool = False
     boost: Tensor | None = None
     seed: int | None = None
@@ -179,6 +181,8 @@ class ReplayRing:
         """
         kind = self._columns["marks"].dtype
         ended = torch.add(step.terminated.to(kind), step.truncated, alpha=_TRUNCATED)
+        if step.present is not None:
+            ended = ended.add(~step.present, alpha=_ABSENT)
         packed = {
             "scalars": torch.stack((step.reward, step.propensity), 1),
             "marks": torch.stack((step.action.to(kind), ended), 1),
@@ -205,6 +209,8 @@ class ReplayRing:
         windows = self._windows(row)
         if self._settings.needs_next_action:
             rarity = rarity * (windows.ended != _TRUNCATED)
+        if self._settings.absences:
+            rarity = rarity * (self._flat["marks"][row, 1] < _ABSENT)
         largest = rarity.amax()
         if self._priorities is not None:
             largest = self._over_ranks(largest)
@@ -289,6 +295,8 @@ class ReplayRing:
         if s.needs_next_action:
             rows = (ready.unsqueeze(1) * N + self._envs).view(-1)
             value = value * (self._windows(rows).ended != _TRUNCATED).view(-1, N)
+        if s.absences:
+            value = value * (self._columns["marks"][ready, :, 1] < _ABSENT)
         self._by_slot(priorities).index_fill_(0, slots, 0).index_copy_(0, ready, value)
         priorities.refresh(priorities.blocks_of(torch.cat((slots, ready)) * N, N))
 

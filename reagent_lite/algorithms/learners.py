@@ -1,0 +1,64 @@
+"""Learners of several types of agents as one module: one optimizer, one DDP wrap, one checkpoint, one loop.
+
+batch of each type ─► its learner ─► loss ─┐
+                                           └► sum: parameters are disjoint, so each gets the gradient of its own loss
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from reagent_lite.algorithms.dqn import DQN
+from reagent_lite.types import TransitionBatch
+
+
+class Learners(nn.Module):
+    """A learner for each type of agents.
+
+    Args:
+        by_type: learners by the names of their types.
+
+    Attributes:
+        by_type: as given.
+        row_errors: [B] priorities of the rows of the last batches, by type.
+    """
+
+    def __init__(self, by_type: Mapping[str, DQN]) -> None:
+        super().__init__()
+        self._names = tuple(by_type)
+        self.learners = nn.ModuleList(by_type.values())  # not a ModuleDict, whose keys may not be named as its methods
+
+    @property
+    def by_type(self) -> dict[str, DQN]:
+        """Learners by the names of their types."""
+        return dict(zip(self._names, self.learners, strict=True))  # type: ignore[arg-type]
+
+    @property
+    def row_errors(self) -> dict[str, Tensor]:
+        """Priorities [B] of the rows of the last batches, by type."""
+        return {name: learner.row_errors for name, learner in self.by_type.items()}
+
+    def forward(self, batches: Mapping[str, TransitionBatch]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Returns the sum of the learners' losses, its td_loss, and all parts as train/<type>/<part>."""
+        losses: list[Tensor] = []
+        metrics: dict[str, Tensor] = {}
+        for name, learner in self.by_type.items():
+            loss, parts = learner(batches[name])
+            losses.append(loss)
+            metrics |= {f"train/{name}/{part}": value for part, value in parts.items()}
+        metrics["td_loss"] = torch.stack([metrics[f"train/{name}/td_loss"] for name in self._names]).sum()
+        return torch.stack(losses).sum(), metrics
+
+    def after_step(self) -> None:
+        """Moves every target network."""
+        for learner in self.by_type.values():
+            learner.after_step()
+
+
+Learner = DQN | Learners
+
+
+def learners_of(learner: Learner) -> dict[str, DQN]:
+    """Returns learners by type; "" stands for all agents where there is one type."""
+    return learner.by_type if isinstance(learner, Learners) else {"": learner}

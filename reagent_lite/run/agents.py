@@ -1,0 +1,143 @@
+"""Types of agents in a run's environments: which of them learn, and what the others play.
+
+simulation.policies: "learn"   a learner, a replay ring and an exported model of its own
+                     "random"  uniformly random actions
+                     a folder  an exported model, which stays as it is
+"""
+
+import hashlib
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from reagent_lite.config import ParametricDqnConfig, WorkflowConfig
+from reagent_lite.config.simulation import LEARN, RANDOM
+from reagent_lite.errors import BundleError, ConfigError, Problem, counted, nearest
+from reagent_lite.evaluation.exported_model import Choices, kind_of, misfits
+from reagent_lite.export.bundle import load_bundle
+from reagent_lite.manifest import FILE_NAME
+from reagent_lite.sim.env import Policy
+from reagent_lite.sim.rollout import ONLY, Player
+from reagent_lite.sim.spec import EnvSpec
+
+_KEY = "simulation.policies"
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
+_TAKEN = ("model", "checkpoints", "tensorboard")
+"""What else lies in the folder in which a type's model is a folder by its name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentType:
+    """Agents that share a policy.
+
+    Attributes:
+        name: of the type; "" where all agents are of one.
+        agents: their numbers in each environment.
+        plays: what the config says of it.
+        model: the exported model that plays; None where none does.
+        digest: of that model's manifest.
+    """
+
+    name: str
+    agents: tuple[int, ...]
+    plays: str = LEARN
+    model: Policy | None = None
+    digest: str = ""
+
+    @property
+    def learns(self) -> bool:
+        """Whether a learner gets its rows."""
+        return self.plays == LEARN
+
+    def rows(self, num_envs: int, agents: int, device: torch.device) -> Tensor | None:
+        """Returns which rows of environments of so many agents are of this type; None where all are."""
+        if self.name == ONLY:
+            return None
+        first = torch.arange(num_envs, device=device) * agents
+        return (first.unsqueeze(1) + torch.tensor(self.agents, device=device)).flatten()
+
+    def fixed(self, rows: Tensor | None, device: torch.device) -> Player:
+        """Returns who plays for a type that does not learn: its model's own policy, or uniform draws."""
+        # a temperature of 1 draws from the softmax of logarithms, which are the probabilities
+        return Player(policy=self.model, epsilon=torch.zeros(1, device=device), temperature=1.0, rows=rows)
+
+    def __str__(self) -> str:
+        what = {LEARN: "learns", RANDOM: "plays uniformly random actions"}.get(self.plays, f"plays {self.plays}")
+        return f"{self.name} ({counted(len(self.agents), 'agent')}) {what}"
+
+
+def agent_types(config: WorkflowConfig, spec: EnvSpec) -> tuple[AgentType, ...]:
+    """Returns the types of agents of an environment in the order of their numbers.
+
+    Raises:
+        ConfigError: a policy for a type that is not there, no type that learns, or keys that several types cannot have.
+        BundleError: no model in a folder, one that was altered, or one of other features or actions.
+    """
+    assert config.simulation is not None
+    settings, names = config.simulation, spec.agent_type_names
+    if len(names) == 1:
+        if settings.policies:
+            expected = f"absent, as the agents of {spec.name} are of one type, which learns"
+            raise ConfigError(Problem(_KEY, expected, str(dict(settings.policies))))
+        return (AgentType(name=ONLY, agents=tuple(range(spec.agents))),)
+    plays = {name: settings.policies.get(name, LEARN) for name in names}
+    learning = [name for name in names if plays[name] == LEARN]
+    problems = [
+        Problem(f"{_KEY}.{name}", f"one of {', '.join(names)}, the types of agents of {spec.name}", repr(name),
+                nearest(name, names))
+        for name in settings.policies if name not in names
+    ]  # fmt: skip
+    if not learning:
+        problems.append(Problem(_KEY, f'"{LEARN}" for at least one of {", ".join(names)}', str(dict(settings.policies)),
+                                "To play exported models: workflows.evaluate"))  # fmt: skip
+    if config.training_data_path:
+        problems.append(Problem("simulation.env", "an environment whose agents are of one type beside "
+                                "training_data_path", f"{spec.name} with {' and '.join(names)}",
+                                "Rows of a log do not say whose they are: learn in the simulation alone"))  # fmt: skip
+    if settings.stop_at_return is not None and len(learning) > 1:
+        problems.append(Problem("simulation.stop_at_return", "absent where several types learn",
+                                f"{settings.stop_at_return:g} with {' and '.join(learning)}",
+                                "Their returns rise and fall with each other"))  # fmt: skip
+    problems += [
+        Problem(f"type of agents of {spec.name}", "a name of letters, digits, - and _ other than "
+                f"{', '.join(_TAKEN)}: its model is a folder of that name", repr(name))
+        for name in learning if not _NAME.fullmatch(name) or name in _TAKEN
+    ]  # fmt: skip
+    if problems:
+        raise ConfigError(problems)
+    parametric = isinstance(config, ParametricDqnConfig)
+    return tuple(
+        _agent_type(name, spec.agents_of(number), plays[name], spec, parametric=parametric)
+        for number, name in enumerate(names)
+    )
+
+
+def _agent_type(name: str, agents: tuple[int, ...], plays: str, spec: EnvSpec, *, parametric: bool) -> AgentType:
+    if plays in (LEARN, RANDOM):
+        return AgentType(name=name, agents=agents, plays=plays)
+    folder = Path(plays).expanduser()
+    where = f"{_KEY}.{name} {folder}"
+    bundle = load_bundle(folder)
+    problems = misfits(bundle, spec, where)
+    if bundle.parametric and not parametric:
+        problems = [Problem(where, kind_of(parametric=False), kind_of(parametric=True))]
+    if problems:
+        raise BundleError(problems)
+    digest = hashlib.sha256((folder / FILE_NAME).read_bytes()).hexdigest()
+    choices = Choices.in_simulation(bundle, spec)
+    return AgentType(name=name, agents=agents, plays=plays, model=_drawn(choices), digest=digest)
+
+
+def _drawn(choices: Choices) -> Callable[[Tensor, Tensor | None, Tensor | None], Tensor]:
+    """Returns logarithms of the probabilities with which an exported model takes its choices."""
+
+    def logarithms(observation: Tensor, mask: Tensor | None, features: Tensor | None) -> Tensor:
+        arrays = (None if one is None else one.cpu().numpy() for one in (mask, features))
+        probabilities = torch.from_numpy(choices(observation.cpu().numpy(), *arrays).propensities)
+        return probabilities.log().float().to(observation.device)
+
+    return logarithms
