@@ -1,11 +1,10 @@
 """What a policy chooses where choices are candidates without names: by their features, beside what the log chose.
 
-pages and raw features ─► CandidateTally.add ─► summed over ranks ─► document
+pages and raw features, chunk by chunk ─► tally, summed over ranks ─► document
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from torch import Tensor
 from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.rows.maps import in_order
 from reagent_lite.distributed.group import Group
+from reagent_lite.evaluation.interval import finite
 from reagent_lite.evaluation.page import EvaluationPage
 
 _BINS = 10  # of propensities
@@ -23,105 +23,20 @@ _EXACT = 16  # candidates, up to which every number is counted by itself
 _CHUNK_VALUES = 1 << 20  # 8 MB of float64, a few times
 _LENGTHS = (*range(1, _EXACT + 1), *(_EXACT << power for power in range(1, 17)))  # the most of each count
 
-
-@dataclass(frozen=True, slots=True)
-class _Moments:
-    """Weighted moments of F features: total weight, mean, and weighted sum of squared deviations, each [F]."""
-
-    weight: Tensor
-    mean: Tensor
-    squares: Tensor
-
-    @classmethod
-    def of(cls, values: Tensor, weight: Tensor) -> "_Moments":
-        """Takes values [B, K, F], NaN where absent, with weights [B, K]."""
-        present = ~values.isnan()
-        weights = weight.unsqueeze(2) * present
-        filled = values.nan_to_num(0.0)
-        total = weights.sum((0, 1))
-        mean = (weights * filled).sum((0, 1)) / total.clamp(min=torch.finfo(total.dtype).tiny)
-        return cls(total, mean, (weights * (filled - mean).square()).sum((0, 1)))
-
-    def merged(self, other: "_Moments") -> "_Moments":
-        """Returns the moments of both. Chan, Golub & LeVeque (1983)."""
-        total = self.weight + other.weight
-        share = other.weight / total.clamp(min=torch.finfo(total.dtype).tiny)
-        apart = other.mean - self.mean
-        squares = self.squares + other.squares + apart.square() * self.weight * share
-        return _Moments(total, self.mean + apart * share, squares)
-
-    def over(self, group: Group) -> "_Moments":
-        """Returns the moments over all ranks; every rank calls it."""
-        sums = group.sum(torch.stack((self.weight, self.weight * self.mean)))
-        mean = sums[1] / sums[0].clamp(min=torch.finfo(sums.dtype).tiny)
-        return _Moments(sums[0], mean, group.sum(self.squares + self.weight * (self.mean - mean).square()))
-
-    @property
-    def stddev(self) -> Tensor:
-        """[F] of the weighted values, NaN where there is none."""
-        return (self.squares / self.weight).sqrt()
-
-
-class CandidateTally:
-    """Counts choices among candidates, chunk by chunk, without holding them.
-
-    Args:
-        feature_ids: names of the F features.
-    """
-
-    def __init__(self, feature_ids: Sequence[int]) -> None:
-        self._ids = tuple(feature_ids)
-        nothing = torch.zeros(len(self._ids), dtype=torch.float64)
-        self._logged = self._policy = _Moments(nothing, nothing, nothing)
-        self._sums = torch.zeros(4, dtype=torch.float64)  # rows, same choice, propensity, probability of the policy
-        self._bins = torch.zeros(3, _BINS, dtype=torch.float64)
-        self._lengths = torch.zeros(len(_LENGTHS), dtype=torch.float64)
-
-    def add(self, page: EvaluationPage, features: Tensor) -> None:
-        """Takes rows of a page with the raw features of their candidates, [N, K, F], NaN where absent."""
-        if not len(page):
-            return
-        policy, taken = page.model_propensities, page.of_taken(page.model_propensities)
-        values = features.double().masked_fill(~page.mask.unsqueeze(2), torch.nan)
-        chosen = torch.zeros_like(policy).scatter_(1, page.action.unsqueeze(1), 1.0)
-        self._logged = self._logged.merged(_Moments.of(values, chosen))
-        self._policy = self._policy.merged(_Moments.of(values, policy))
-        same = (policy.argmax(1) == page.action).double()
-        ones = torch.ones_like(taken)
-        self._sums += torch.stack((ones, same, page.propensity, taken)).sum(1)
-        place = ((page.propensity * _BINS - 1e-6).ceil().long() - 1).clamp(0, _BINS - 1)  # float32 has no 0.1
-        self._bins.index_add_(1, place, torch.stack((ones, page.propensity, taken)))
-        lengths = torch.bucketize(page.mask.sum(1).clamp(max=_LENGTHS[-1]), torch.tensor(_LENGTHS))
-        self._lengths.index_add_(0, lengths, ones)
-
-    def document(self, group: Group, *, propensities_known: bool) -> dict[str, Any]:
-        """Returns what was counted by all ranks, as JSON types; every rank calls it, and what is undefined is null.
-
-        Args:
-            group: the ranks.
-            propensities_known: whether the log has propensities, the same on every rank.
-        """
-        logged, policy = self._logged.over(group), self._policy.over(group)
-        sums, bins, lengths = (group.sum(one.clone()) for one in (self._sums, self._bins, self._lengths))
-        rows, same, propensity, probability = sums.tolist()
-        return {
-            "rows": int(rows),
-            "same": _ratio(same, rows),
-            "propensity": _ratio(propensity, rows) if propensities_known else None,
-            "probability": _ratio(probability, rows),
-            "by_propensity": _by_propensity(bins, rows) if propensities_known else [],
-            "candidates": {_length(k): count / rows for k, count in enumerate(lengths.tolist()) if count},
-            "features": {
-                str(name): {"logged": one, "policy": other, "difference": _difference(one, other)}
-                for name, one, other in zip(self._ids, _figures(logged), _figures(policy), strict=True)
-            },
-        }
+Chunks = Callable[[], Iterable[tuple[EvaluationPage, Tensor]]]
+"""Rows of a page with the raw features of their candidates [N, K, F], NaN where absent; twice the same."""
 
 
 def candidate_choices(
-    page: EvaluationPage, copy: TrainingCopy, numbers: NDArray[np.int64], ids: Sequence[int], group: Group
+    page: EvaluationPage,
+    copy: TrainingCopy,
+    numbers: NDArray[np.int64],
+    ids: Sequence[int],
+    group: Group,
+    *,
+    propensities_known: bool,
 ) -> dict[str, Any]:
-    """Returns CandidateTally's document over the rows of all ranks; every rank calls it.
+    """Returns `tally` over the rows of all ranks; every rank calls it.
 
     Args:
         page: this rank's scored rows.
@@ -129,14 +44,72 @@ def candidate_choices(
         numbers: [N] row numbers in the copy, in the page's order.
         ids: features of candidates, the same on every rank.
         group: the ranks.
+        propensities_known: whether all rows of the log have a propensity.
     """
-    tally = CandidateTally(ids)
-    for rows in _chunks(page, len(ids)):
-        features = _features(copy, numbers[rows], ids, page.mask.shape[1])
-        tally.add(page.rows(torch.arange(rows.start, rows.stop)), torch.from_numpy(features))
-    absent = int(group.sum(torch.tensor([copy.counts.get("propensity_absent_rows", 0)])))
+    size = max(_CHUNK_VALUES // max(page.mask.shape[1] * len(ids), 1), 1)
+
+    def chunks() -> Iterable[tuple[EvaluationPage, Tensor]]:
+        for start in range(0, len(page), size):
+            rows = torch.arange(start, min(start + size, len(page)))
+            features = _features(copy, numbers[start : start + size], ids, page.mask.shape[1])
+            yield page.rows(rows), torch.from_numpy(features)
+
+    found = tally(chunks, ids, group, propensities_known=propensities_known)
     copy.release()
-    return tally.document(group, propensities_known=not absent)
+    return found
+
+
+def tally(chunks: Chunks, ids: Sequence[int], group: Group, *, propensities_known: bool) -> dict[str, Any]:
+    """Returns what log and policy choose, counted over all ranks, as JSON types; what is undefined is null.
+
+    Args:
+        chunks: this rank's rows.
+        ids: names of the F features.
+        group: the ranks; every one calls it.
+        propensities_known: whether the log has propensities, the same on every rank.
+    """
+    sums = torch.zeros(4, dtype=torch.float64)  # rows, same choice, propensity, probability of the policy
+    bins = torch.zeros(3, _BINS, dtype=torch.float64)
+    lengths = torch.zeros(len(_LENGTHS), dtype=torch.float64)
+    moments = torch.zeros(2, 2, len(ids), dtype=torch.float64)  # of log and policy: weight, weighted sum
+    for page, features in chunks():
+        policy, taken = page.model_propensities, page.of_taken(page.model_propensities)
+        ones = torch.ones_like(taken)
+        sums += torch.stack((ones, (policy.argmax(1) == page.action).double(), page.propensity, taken)).sum(1)
+        place = ((page.propensity * _BINS - 1e-6).ceil().long() - 1).clamp(0, _BINS - 1)  # float32 has no 0.1
+        bins.index_add_(1, place, torch.stack((ones, page.propensity, taken)))
+        counted = torch.bucketize(page.mask.sum(1).clamp(max=_LENGTHS[-1]), torch.tensor(_LENGTHS))
+        lengths.index_add_(0, counted, ones)
+        weights, values = _weighted(page, features)
+        moments += torch.stack((weights.sum((1, 2)), (weights * values).sum((1, 2))), 1)
+    weight, total = group.sum(moments).unbind(1)
+    mean = total / weight
+    squares = torch.zeros_like(mean)
+    for page, features in chunks():  # a second time: sums of squares would leave nothing of a small spread
+        weights, values = _weighted(page, features)
+        squares += (weights * (values - mean.nan_to_num(0.0)[:, None, None]).square()).sum((1, 2))
+    stddev = (group.sum(squares) / weight).sqrt()
+    rows, same, propensity, probability = group.sum(sums).tolist()
+    return {
+        "rows": int(rows),
+        "same": _ratio(same, rows),
+        "propensity": _ratio(propensity, rows) if propensities_known else None,
+        "probability": _ratio(probability, rows),
+        "by_propensity": _by_propensity(group.sum(bins), rows) if propensities_known else [],
+        "candidates": {_length(k): count / rows for k, count in enumerate(group.sum(lengths).tolist()) if count},
+        "features": {
+            str(name): {"logged": logged, "policy": policy, "difference": _difference(logged, policy)}
+            for name, logged, policy in zip(ids, *map(_figures, mean, stddev), strict=True)
+        },
+    }
+
+
+def _weighted(page: EvaluationPage, features: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns weights [2, N, K, F] of features, by the log's choice and by the policy's, and values [N, K, F]."""
+    chosen = torch.zeros_like(page.model_propensities).scatter_(1, page.action.unsqueeze(1), 1.0)
+    present = ~features.isnan() & page.mask.unsqueeze(2)
+    weights = torch.stack((chosen, page.model_propensities)).unsqueeze(3) * present
+    return weights, features.double().masked_fill(~present, 0.0)
 
 
 def _ratio(part: float, whole: float) -> float | None:
@@ -156,11 +129,9 @@ def _by_propensity(bins: Tensor, rows: float) -> list[dict[str, float]]:
     ]  # fmt: skip
 
 
-def _figures(moments: _Moments) -> list[dict[str, float | None]]:
-    seen = zip(moments.weight.tolist(), moments.mean.tolist(), moments.stddev.tolist(), strict=True)
-    return [
-        {"mean": mean, "stddev": stddev} if weight else {"mean": None, "stddev": None} for weight, mean, stddev in seen
-    ]
+def _figures(mean: Tensor, stddev: Tensor) -> list[dict[str, float | None]]:
+    pairs = zip(mean.tolist(), stddev.tolist(), strict=True)
+    return [{"mean": finite(one), "stddev": finite(other)} for one, other in pairs]
 
 
 def _difference(one: dict[str, float | None], other: dict[str, float | None]) -> float | None:
@@ -170,12 +141,6 @@ def _difference(one: dict[str, float | None], other: dict[str, float | None]) ->
         return None
     scale = math.sqrt((stddev**2 + other_stddev**2) / 2)
     return (other_mean - mean) / scale if scale > 0 else None
-
-
-def _chunks(page: EvaluationPage, num_features: int) -> Iterator[slice]:
-    size = max(_CHUNK_VALUES // max(page.mask.shape[1] * num_features, 1), 1)
-    for start in range(0, len(page), size):
-        yield slice(start, min(start + size, len(page)))
 
 
 def _features(

@@ -1,17 +1,16 @@
 """Which episodes are scored, agreed on by all machines: the same ones however many machines hold the rows.
 
 1 candidates   own eval episodes; without eval data, the own training episodes that the share by hash chooses
-2 questions    each shard's candidates go to all: who trains on them, who cannot score them, who has them too?
+2 exchange     each shard's candidates and trained episodes go to all: who trains on, cannot score, or has them too?
 3 draw         of those that are left the first max_episodes, in an order that depends on seed and mdp_id alone
 4 rows         own rows of the drawn episodes, a part for each process of the machine
 
-Hashes of names, digests and answers travel, 32 bytes an episode; rows are read when the draw is over.
+Hashes of names and digests travel, at most 32 bytes an episode; rows are read when the draw is over.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from reagent_lite.config.evaluation import EvaluationConfig
@@ -101,15 +100,15 @@ def scored_episodes(sides: Sides, settings: EvaluationConfig, seed: int, *, few:
     shards, copy = sides.shards, sides.scored
     share = settings.held_out_share if sides.held_out is None else 1.0
     own = _Candidates.of(sides, 1.0 if few else share)
-    asked = _ask_all(own, np.unique(sides.hashes(sides.train)), shards)
-    left = ~asked.trained_on | held_out(own.hashes, settings.held_out_share)
-    notes = _left_out(own, asked, left, shards)
-    left &= ~asked.faulty
+    known = _exchange(own, np.unique(sides.hashes(sides.train)), shards)
+    left = ~known.trained_on | held_out(own.hashes, settings.held_out_share)
+    notes = _left_out(own, known, left, shards)
+    left &= ~known.faulty
     if few:
-        _leave_one(own.hashes, left, ~asked.faulty)
-    chosen, drawn_of = _draw(own.hashes[left & ~asked.elsewhere], settings.max_episodes, seed, shards)
+        _leave_one(own.hashes, left, ~known.faulty)
+    chosen, drawn_of = _draw(own.hashes[left & ~known.elsewhere], settings.max_episodes, seed, shards)
     mine = np.zeros(len(copy.episode_hash), np.bool_)
-    mine[own.numbers] = np.isin(own.hashes, chosen) & ~asked.copied
+    mine[own.numbers] = np.isin(own.hashes, chosen) & ~known.copied
     numbers = shards.part(np.flatnonzero(mine[copy.episode]))
     codes = sides.hashes(copy).view(np.int64)
     return Scored(
@@ -164,9 +163,9 @@ class _Candidates:
                    unknown=unknown[numbers], summed=summed[numbers])  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Answers:
-    """The answers of all machines about a shard's candidates, [E] bool each.
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What all machines know about a shard's candidates, [E] bool each.
 
     Attributes:
         trained_on: some machine has the episode in its training data.
@@ -181,26 +180,24 @@ class _Answers:
     copied: NDArray[np.bool_]
 
 
-def _ask_all(own: _Candidates, trained_on: Hashes, shards: Shards) -> _Answers:
-    """Returns the answers to this shard's candidates; one shard asks at a time, and one process of each answers."""
-    group, found = shards.group, None
-    for shard in range(max(shards.of_rank) + 1):
-        asks = group.rank == shards.of_rank.index(shard)
-        question = np.stack((own.hashes, own.digest)).tobytes() if asks else None
-        asked = np.frombuffer(group.broadcast_bytes(question, shards.of_rank.index(shard)), np.uint64).reshape(2, -1)
-        answers = np.zeros((4, asked.shape[1]), np.int32)
-        if shards.is_first:
-            place = _find(own.hashes, asked[0])
-            known, before = place >= 0, shards.own < shard
-            answers[0] = _find(trained_on, asked[0]) >= 0
-            if known.any():
-                answers[1] = known & (own.unknown | own.summed)[place]
-                answers[2] = known & before
-                answers[3] = known & before & (own.digest[place] == asked[1])
-        said = group.sum(torch.from_numpy(answers)).numpy() > 0
-        if shard == shards.own:
-            found = _Answers(trained_on=said[0], faulty=said[1], elsewhere=said[2], copied=said[3])
-    assert found is not None
+def _exchange(own: _Candidates, trained_on: Hashes, shards: Shards) -> _Facts:
+    """Returns what is known about this shard's candidates, as one shard after the other sends what it has."""
+    group = shards.group
+    found = _Facts(*np.zeros((4, len(own.hashes)), np.bool_))
+    for shard, reader in enumerate(_first_readers(shards)):
+        sent = np.stack((own.hashes, own.digest, own.unknown | own.summed)).tobytes()
+        candidates, trained = (
+            np.frombuffer(group.broadcast_bytes(data if group.rank == reader else None, reader), np.uint64)
+            for data in (sent, trained_on.tobytes())
+        )
+        found.trained_on[:] |= _find(trained, own.hashes) >= 0
+        hashes, digest, faulty = candidates.reshape(3, -1)
+        place = _find(hashes, own.hashes)
+        (too,) = np.nonzero(place >= 0)
+        found.faulty[too] |= faulty[place[too]] > 0
+        if shard < shards.own:
+            found.elsewhere[too] = True
+            found.copied[too] |= digest[place[too]] == own.digest[too]
     return found
 
 
@@ -246,11 +243,11 @@ def _first_readers(shards: Shards) -> list[int]:
     return [shards.of_rank.index(shard) for shard in range(max(shards.of_rank) + 1)]
 
 
-def _left_out(own: _Candidates, asked: _Answers, left: NDArray[np.bool_], shards: Shards) -> list[str]:
+def _left_out(own: _Candidates, known: _Facts, left: NDArray[np.bool_], shards: Shards) -> list[str]:
     """Returns sentences on episodes that their rows keep from being scored, and on those that several machines have."""
     unknown, summed, shared = (
         sum(shards.counts(int((left & some).sum())))
-        for some in (own.unknown & ~asked.elsewhere, own.summed & ~asked.elsewhere, asked.elsewhere & ~asked.faulty)
+        for some in (own.unknown & ~known.elsewhere, own.summed & ~known.elsewhere, known.elsewhere & ~known.faulty)
     )
     notes = []
     if unknown:

@@ -94,7 +94,7 @@ class Estimates:
     Attributes:
         log: what the models were evaluated on.
         results: of each model.
-        choices: of each model, as JSON: {"actions": shares of named actions, "candidates": CandidateTally's document}.
+        choices: of each model, as JSON: "actions", shares of named actions, and "candidates", of candidates.tally.
         compared: {outcome: differences} of two models.
         warnings: sentences.
     """
@@ -150,7 +150,10 @@ def _choices(model: ExportedModel, page: EvaluationPage, log: Log) -> dict[str, 
     if model.bundle.parametric:
         scored = log.split.scored.numbers
         order = scored[np.argsort(log.copy.episode[scored], kind="stable")]  # as the page orders its rows
-        found["candidates"] = candidate_choices(page, log.copy, order, model.bundle.action_feature_ids, ALONE)
+        found["candidates"] = candidate_choices(
+            page, log.copy, order, model.bundle.action_feature_ids, ALONE,
+            propensities_known=not log.counts["rows_without_propensity"],
+        )  # fmt: skip
     return found
 
 

@@ -274,21 +274,12 @@ def _page_of(batch: TransitionBatch, policy: Policy, models: OutcomeModels, name
 
 
 def _empty_page(names: tuple[str, ...]) -> EvaluationPage:
-    row, choices, outcomes = torch.zeros(0, dtype=torch.float64), (0, 1), (0, len(names))
-    return EvaluationPage(
-        names=names,
-        episode=row.long(),
-        action=row.long(),
-        mask=row.bool().view(choices),
-        steps=row,
-        bootstrap=row,
-        propensity=row,
-        model_propensities=row.view(choices),
-        outcomes=row.view(outcomes),
-        reward_model=row.view(0, 1, len(names)),
-        q_values=row.view(0, 1, len(names)),
-        next_value=row.view(outcomes),
-    )
+    columns = {}
+    for field in fields(EvaluationPage)[1:]:
+        choices, outcomes = (1,) * (field.name in BY_CHOICE), (len(names),) * (field.name in BY_OUTCOME)
+        columns[field.name] = torch.zeros(0, *choices, *outcomes, dtype=torch.float64)
+    columns |= {name: columns[name].long() for name in ("episode", "action")} | {"mask": columns["mask"].bool()}
+    return EvaluationPage(names=names, **columns)
 
 
 def _runs(episode: Tensor) -> tuple[Tensor, Tensor]:

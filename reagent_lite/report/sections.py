@@ -223,7 +223,7 @@ def candidates_section(document: Mapping[str, Any] | None, where: str) -> Sectio
     """Returns what is chosen among candidates, which have features in place of names.
 
     Args:
-        document: of evaluation.candidates.CandidateTally; empty where nothing was counted.
+        document: of evaluation.candidates.tally; empty where nothing was counted.
         where: the file that has what is left out.
     """
     if not document or not document["rows"]:

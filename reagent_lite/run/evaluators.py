@@ -329,7 +329,9 @@ class LogEvaluator:
         if not final or normalization is None:
             return part, {}
         ids, numbers = normalization.feature_ids, scored.numbers[self._order]
-        return part, {"candidates": candidate_choices(part, self._scored_copy, numbers, ids, self._group)}
+        known = not self._data.scored.counts.get("propensity_absent_rows", 0)
+        choices = candidate_choices(part, self._scored_copy, numbers, ids, self._group, propensities_known=known)
+        return part, {"candidates": choices}
 
     def _shown(self, title: str, batches: Iterable[TransitionBatch], rows: int) -> Iterator[TransitionBatch]:
         return with_progress(title, batches, rows, enabled=self._group.is_first)

@@ -1,13 +1,14 @@
 """What is chosen among candidates, by hand arithmetic."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from oracles.pages import bandit_page
 
 from reagent_lite.distributed.group import Group, Place
-from reagent_lite.evaluation.candidates import CandidateTally
+from reagent_lite.evaluation.candidates import tally
 from reagent_lite.evaluation.page import EvaluationPage
 
 ALONE = Group(Place(), torch.device("cpu"))
@@ -38,11 +39,9 @@ FEATURES = torch.tensor([
 ])  # fmt: skip
 
 
-def tallied(*slices: slice) -> dict:
-    tally = CandidateTally((7, 8))
-    for rows in slices:
-        tally.add(PAGE.rows(torch.arange(3)[rows]), FEATURES[rows])
-    return tally.document(ALONE, propensities_known=True)
+def tallied(*slices: slice, known: bool = True) -> dict[str, Any]:
+    chunks = [(PAGE.rows(torch.arange(3)[rows]), FEATURES[rows]) for rows in slices]
+    return tally(lambda: chunks, (7, 8), ALONE, propensities_known=known)
 
 
 def test_shares_and_probabilities() -> None:
@@ -83,30 +82,24 @@ def test_chunks_change_nothing() -> None:
 
 def test_large_numbers_keep_their_spread() -> None:
     # seconds since 1970 in float64: sums of squares would leave nothing of a spread of 1
-    tally, page = CandidateTally((1,)), page_of([[0.5, 0.5]] * 2, [0, 0], [0.5, 0.5])
+    page = page_of([[0.5, 0.5]] * 2, [0, 0], [0.5, 0.5])
     times = torch.tensor([[[1.7e9], [1.7e9]], [[1.7e9 + 2], [1.7e9 + 2]]], dtype=torch.float64)
-    for row in range(2):
-        tally.add(page.rows(torch.tensor([row])), times[row : row + 1])
-    logged = tally.document(ALONE, propensities_known=True)["features"]["1"]["logged"]
+    chunks = [(page.rows(torch.tensor([row])), times[row : row + 1]) for row in range(2)]
+    logged = tally(lambda: chunks, (1,), ALONE, propensities_known=True)["features"]["1"]["logged"]
     assert logged == {"mean": 1.7e9 + 1, "stddev": 1.0}
 
 
 def test_what_is_unknown_is_null() -> None:
-    nothing = CandidateTally((7,)).document(ALONE, propensities_known=True)
+    nothing = tallied()
     assert nothing["same"] is None
     assert nothing["features"]["7"] == {"logged": {"mean": None, "stddev": None},
                                         "policy": {"mean": None, "stddev": None}, "difference": None}  # fmt: skip
-    tally = CandidateTally((7, 8))
-    tally.add(PAGE, FEATURES)
-    unknown = tally.document(ALONE, propensities_known=False)
+    unknown = tallied(slice(0, 3), known=False)
     assert (unknown["propensity"], unknown["by_propensity"]) == (None, [])
     assert unknown["probability"] == pytest.approx(0.5)
 
 
 def test_long_lists_are_counted_together() -> None:
-    tally = CandidateTally(())
-    for length in (16, 17, 32, 33):
-        row = page_of([[1 / length] * length], [0], [1 / length])
-        tally.add(row, torch.zeros(1, length, 0))
-    found = tally.document(ALONE, propensities_known=True)["candidates"]
+    chunks = [(page_of([[1 / k] * k], [0], [1 / k]), torch.zeros(1, k, 0)) for k in (16, 17, 32, 33)]
+    found = tally(lambda: chunks, (), ALONE, propensities_known=True)["candidates"]
     assert found == {"16": 0.25, "17 to 32": 0.5, "33 to 64": 0.25}

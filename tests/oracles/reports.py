@@ -105,7 +105,7 @@ def game(first: Interval, other: Interval, difference: Interval, *, against: boo
 
 
 def candidates(name: str, number: int = 1) -> dict[str, Any]:
-    """What is chosen among candidates of so many features, as CandidateTally.document gives it."""
+    """What is chosen among candidates of so many features, as evaluation.candidates.tally gives it."""
     one = {"logged": {"mean": 1.5, "stddev": 2.5}, "policy": {"mean": 3.5, "stddev": 4.5}, "difference": 0.625}
     return {
         "rows": 3, "same": 0.5, "propensity": 0.25, "probability": 0.75, "candidates": {"17 to 32": 1.0},
