@@ -66,7 +66,7 @@ class Comparison:
     @property
     def title(self) -> str:
         """The quantity."""
-        return f"{self.outcome}: {self.unit}"
+        return f"{self.outcome}: {self.unit}{'' if self.reference else ', model minus against'}"
 
 
 def compared(result: CPEResult, *, simulated: Interval | None = None, decides: bool = True) -> Iterator[Comparison]:
@@ -97,7 +97,7 @@ def compared_models(found: Mapping[str, Sequence[Estimate]]) -> Iterator[Compari
         for sequential, unit in zip((True, False), _UNITS[0], strict=True):
             yield Comparison(
                 outcome=outcome,
-                unit=f"{unit}, model minus against",
+                unit=unit,
                 decides=outcome == REWARD_NAME and sequential,
                 reference_name=OTHER_MODEL,
                 reference=None,
@@ -251,7 +251,7 @@ def _from_log(comparison: Comparison, result: CPEResult | None) -> Finding:
     row = min(trusted, key=lambda one: (one.difference.side != 0, _nearest(one.difference)))
     what = f"{row.name.replace('_', ' ')} estimates a"
     if comparison.reference is None:
-        reason = f"{what} difference of {row.difference} from the {name} in {comparison.unit}"
+        reason = f"{what} difference of {row.difference} from the {name} in the {comparison.unit}"
     else:
         reason = (
             f"{what} {comparison.unit} of {row.figure} against {comparison.reference} of the {name}, "

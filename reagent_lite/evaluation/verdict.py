@@ -1,6 +1,6 @@
 """Whether an estimate may be used, with the reason in words."""
 
-import math
+from collections.abc import Iterator
 from enum import StrEnum
 
 from reagent_lite.errors import counted
@@ -38,38 +38,38 @@ def weighted_verdict(
 ) -> Reasoned:
     """Returns the verdict on an estimate that weights logged outcomes.
 
-    `scale` is the size of figures of this kind; a sequential estimate weights whole episodes, another one rows.
+    Args:
+        figure: the estimate.
+        overlap: of the weights.
+        sequential: whether whole episodes are weighted, not rows.
+        scale: size of figures of this kind.
+        min_effective: evaluation.min_effective_episodes.
     """
+    unit = "episode" if sequential else "row"
     effective = overlap.effective_episodes if sequential else overlap.effective_rows
     largest = overlap.largest_episode_share if sequential else overlap.largest_row_share
-    unit = "episode" if sequential else "row"
-    mean = overlap.mean_weight
-    if overlap.unsupported_share > _MAX_UNSUPPORTED_SHARE:
-        return Verdict.DO_NOT_USE, (
-            f"{overlap.unsupported_share:.1%} of rows were logged with probability 1 where the policy may choose "
-            "otherwise, or the log has no propensities"
-        )
-    if abs(mean.value - 1) > _MEAN_WEIGHT_TOLERANCE and mean.excludes(1.0):
-        return Verdict.DO_NOT_USE, (
-            f"the mean weight is {mean.value:.3g} and should be 1: logged propensities are wrong, or the policy "
-            "chooses what was not logged"
-        )
-    episodes = _episode_weight(overlap) if sequential else None
-    if episodes is not None and episodes[0] is Verdict.DO_NOT_USE:
-        return episodes
+    faults = [*_faults_of_rows(overlap), *(_faults_of_episodes(overlap) if sequential else ())]
     if effective < min_effective:
-        return Verdict.DO_NOT_USE, f"weights leave {effective:.1f} effective {unit}s, less than {min_effective:g}"
-    if (unusable := _undefined(figure, overlap)) is not None:
-        return unusable
+        faults.append(
+            (Verdict.DO_NOT_USE, f"weights leave {effective:.1f} effective {unit}s, fewer than {min_effective:g}")
+        )
+    faults += _undefined(figure, overlap)
     if overlap.num_episodes < min_effective:
-        return (
-            Verdict.WIDE,
-            f"{counted(overlap.num_episodes, 'episode')}: an interval over so few promises more than it holds",
+        faults.append(
+            (
+                Verdict.WIDE,
+                f"{counted(overlap.num_episodes, 'episode')}: an interval over so few promises more than it holds",
+            )
         )
     if largest > _MAX_LARGEST_SHARE:
-        return Verdict.WIDE, f"one {unit} carries {largest:.0%} of the weight"
-    trusted = (Verdict.TRUSTWORTHY, f"{effective:.0f} effective {unit}s, mean weight {mean.value:.3g}")
-    return episodes or _by_width(figure, scale) or trusted
+        faults.append((Verdict.WIDE, f"one {unit} carries {largest:.0%} of the weight"))
+    width = figure.high - figure.low
+    if width > _WIDE_SHARE * scale:
+        reason = f"the interval is {number(width)} wide where figures are of size {number(scale)}"
+        faults.append((Verdict.WIDE, reason))
+    unusable = (one for one in faults if one[0] is Verdict.DO_NOT_USE)
+    reason = f"{effective:.0f} effective {unit}s, mean weight {overlap.mean_weight.value:.3g}"
+    return next(unusable, faults[0] if faults else (Verdict.TRUSTWORTHY, reason))
 
 
 def model_verdict(figure: Interval, overlap: Overlap, *, check: Interval, check_verdict: Verdict) -> Reasoned:
@@ -77,7 +77,7 @@ def model_verdict(figure: Interval, overlap: Overlap, *, check: Interval, check_
 
     Resampling episodes does not show a model's error, so its interval, however narrow, is never called trustworthy.
     """
-    if (unusable := _undefined(figure, overlap)) is not None:
+    for unusable in _undefined(figure, overlap):
         return unusable
     if check_verdict is Verdict.DO_NOT_USE:
         return Verdict.WIDE, f"{UNCHECKED}: weighted estimates are unusable"
@@ -96,36 +96,50 @@ def model_verdict(figure: Interval, overlap: Overlap, *, check: Interval, check_
     )
 
 
-def _episode_weight(overlap: Overlap) -> Reasoned | None:
-    """Returns the verdict on the mean of whole episodes' weights, None where it may be 1."""
-    mean = overlap.mean_episode_weight
-    apart = abs(mean.value - 1) > _MEAN_WEIGHT_TOLERANCE and mean.excludes(1.0)
+def _faults_of_rows(overlap: Overlap) -> Iterator[Reasoned]:
+    if overlap.unsupported_share > _MAX_UNSUPPORTED_SHARE:
+        yield (
+            Verdict.DO_NOT_USE,
+            (
+                f"{overlap.unsupported_share:.1%} of rows were logged with probability 1 where the policy may choose "
+                "otherwise, or the log has no propensities"
+            ),
+        )
+    if _off_one(overlap.mean_weight):
+        yield (
+            Verdict.DO_NOT_USE,
+            (
+                "logged propensities are wrong, or the policy chooses what was not logged (the mean weight of a row is "
+                f"{overlap.mean_weight.value:.3g} instead of 1)"
+            ),
+        )
+
+
+def _faults_of_episodes(overlap: Overlap) -> Iterator[Reasoned]:
+    mean, apart = overlap.mean_episode_weight, _off_one(overlap.mean_episode_weight)
     if not apart and mean.value >= _EPISODES_SCARCE:
-        return None
-    weight = f"the mean weight of an episode up to step {overlap.judged_step} is {_size(mean.value)} instead of 1"
-    left = f"({overlap.effective_episodes:.1f} effective episodes)"
+        return
+    weight = f"{mean.value:.3g}" if mean.value > 0 else "0, or too small for a number,"
+    evidence = (
+        f"(the mean weight of an episode up to step {overlap.judged_step} is {weight} instead of 1, with "
+        f"{overlap.effective_episodes:.1f} effective episodes)"
+    )
     if mean.value < 1:
-        unusable = apart and mean.value < _EPISODES_MISSING
-        verdict = Verdict.DO_NOT_USE if unusable else Verdict.WIDE
-        return verdict, f"{weight}, as episodes that the policy makes likely are missing from the log {left}"
-    verdict = Verdict.DO_NOT_USE if mean.value > _EPISODES_TOO_HEAVY else Verdict.WIDE
-    return verdict, f"{weight}, as logged propensities are too small {left}"
+        unusable, cause = (
+            apart and mean.value < _EPISODES_MISSING,
+            "the log lacks episodes that the policy makes likely",
+        )
+    else:
+        unusable, cause = mean.value > _EPISODES_TOO_HEAVY, "logged propensities are too small"
+    yield Verdict.DO_NOT_USE if unusable else Verdict.WIDE, f"{cause} {evidence}"
 
 
-def _size(weight: float) -> str:
-    return f"{weight:.3g}" if weight > 0 else "0, or too small for a number,"
+def _off_one(mean: Interval) -> bool:
+    return abs(mean.value - 1) > _MEAN_WEIGHT_TOLERANCE and mean.excludes(1.0)
 
 
-def _undefined(figure: Interval, overlap: Overlap) -> Reasoned | None:
+def _undefined(figure: Interval, overlap: Overlap) -> Iterator[Reasoned]:
     if overlap.num_episodes < 2:
-        return Verdict.DO_NOT_USE, "one episode has no interval"
-    if not all(map(math.isfinite, (figure.value, figure.low, figure.high))):
-        return Verdict.DO_NOT_USE, "the estimate or its interval is undefined on this log"
-    return None
-
-
-def _by_width(figure: Interval, scale: float) -> Reasoned | None:
-    width = figure.high - figure.low
-    if width > _WIDE_SHARE * scale:
-        return Verdict.WIDE, f"the interval is {number(width)} wide where figures are of size {number(scale)}"
-    return None
+        yield Verdict.DO_NOT_USE, "one episode has no interval"
+    elif not figure.defined:
+        yield Verdict.DO_NOT_USE, "the estimate or its interval is undefined on this log"

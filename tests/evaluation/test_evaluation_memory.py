@@ -76,17 +76,6 @@ def test_results_do_not_depend_on_threads():
         assert dataclasses.astuple(one.figure) == pytest.approx(dataclasses.astuple(other.figure), rel=1e-12)
 
 
-def measured(*arguments: str) -> dict[str, float]:
-    """Returns the smallest of three readings; beside other work one in three is 5 to 13 times as large."""
-    readings = []
-    for _ in range(3):
-        done = subprocess.run([sys.executable, *arguments], cwd=ROOT, check=True, capture_output=True, text=True)
-        readings.append(json.loads(done.stdout))
-        if readings[-1]["times_page"] < 2:
-            break
-    return min(readings, key=lambda reading: reading["times_page"])
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "megabytes"),

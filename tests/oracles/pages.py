@@ -1,9 +1,13 @@
 """Evaluation pages for tests: of simulated gridworld logs, and by hand."""
 
+from typing import Any
+
 import numpy as np
 import torch
 from oracles import gridworld
 
+from reagent_lite.config.evaluation import EvaluationConfig
+from reagent_lite.evaluation.cpe import CPEResult, Estimate, evaluate_page
 from reagent_lite.evaluation.page import EvaluationPage
 
 
@@ -57,3 +61,13 @@ def bandit_page(
         q_values=torch.zeros(n, 2, len(outcomes), dtype=torch.float64),
         next_value=torch.zeros(n, len(outcomes), dtype=torch.float64),
     )
+
+
+def evaluated(page: EvaluationPage, *, gamma: float = 0.9, seed: int = 0, **keys: Any) -> CPEResult:
+    """The evaluation of a page, with 200 resamples unless the config's keys say otherwise."""
+    config = EvaluationConfig(**{"bootstrap_resamples": 200, **keys})
+    return evaluate_page(page, gamma=gamma, config=config, generator=torch.Generator().manual_seed(seed))
+
+
+def estimate_of(result: CPEResult, name: str, outcome: int = 0) -> Estimate:
+    return next(one for one in result.outcomes[outcome].estimates if one.name == name)

@@ -326,7 +326,7 @@ def test_all_weights_zero(known: Path, tmp_path: Path) -> None:
     assert outcome.scores["CPE/Reward/Self_Normalized_IPS_Reward"] is None
     assert outcome.scores["CPE/Reward/Weighted_Per_Decision_Importance_Sampling"] is None
     assert {found[name]["verdict"] for name in WEIGHTED} == {"do not use"}
-    assert "the mean weight is 0" in found["IPS_Reward"]["reason"]
+    assert "the mean weight of a row is 0 instead of 1" in found["IPS_Reward"]["reason"]
     assert len(outcome.warnings) == 1
     assert "takes 'a' in 100.0% of the scored rows, and no row of the log has it" in outcome.warnings[0]
 

@@ -1,0 +1,139 @@
+"""Verdicts: of rows by their weights, of models by the weighted estimates, and of products of weights over episodes."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from oracles.pages import bandit_page, estimate_of, evaluated
+
+from reagent_lite.evaluation.page import EvaluationPage
+from reagent_lite.evaluation.verdict import Verdict
+
+WEIGHTED = ("Per_Decision_Importance_Sampling", "Weighted_Per_Decision_Importance_Sampling",
+            "Weighted_Sequential_Doubly_Robust", "MAGIC")  # fmt: skip
+REWARDS = [3.0 + (-1) ** n for n in range(200)]
+TRUSTWORTHY, WIDE, UNUSABLE = Verdict.TRUSTWORTHY, Verdict.WIDE, Verdict.DO_NOT_USE
+
+
+@pytest.mark.parametrize(
+    ("page", "keys", "names", "verdict", "reason"),
+    [
+        (bandit_page(REWARDS), {}, ("IPS_Reward",), TRUSTWORTHY, "200 effective rows, mean weight 1"),
+        (bandit_page(REWARDS, propensity=1.0), {},
+         ("IPS_Reward", "Doubly_Robust_Reward", "Sequential_Doubly_Robust", "MAGIC"), UNUSABLE,
+         "100.0% of rows were logged with probability 1 where the policy may choose otherwise, or the log has no"),
+        # a deterministic log of the same policy
+        (bandit_page(REWARDS, propensity=1.0, model_propensity=1.0), {}, ("IPS_Reward",), TRUSTWORTHY, "200 effective"),
+        (bandit_page(REWARDS, propensity=0.3), {}, ("IPS_Reward",), UNUSABLE,
+         "logged propensities are wrong, or the policy chooses what was not logged (the mean weight of a row is 1.67 "),
+        (bandit_page(REWARDS), {"min_effective_episodes": 201}, ("IPS_Reward",), UNUSABLE,
+         "weights leave 200.0 effective rows, fewer than 201"),
+        (bandit_page(REWARDS, episode=sorted(i % 3 for i in range(200))), {}, ("IPS_Reward",), WIDE, "3 episodes: "),
+        # 12 values of standard deviation 10 around 0: the interval is about as wide as their spread
+        (bandit_page([10.0 * (-1) ** n for n in range(12)]), {}, ("IPS_Reward",), WIDE, "the interval is "),
+        # models say 0, the log says 3
+        (bandit_page(REWARDS), {}, ("Direct_Method_Reward", "Fitted_Q_Evaluation"), UNUSABLE,
+         "the model says 0.0, outside the weighted estimate's interval"),
+        (bandit_page([3.0]), {}, ("Fitted_Q_Evaluation",), UNUSABLE, "one episode has no interval"),
+    ],
+)  # fmt: skip
+def test_verdicts(page: EvaluationPage, keys: dict[str, int], names: tuple[str, ...], verdict: Verdict, reason: str
+) -> None:  # fmt: skip
+    result = evaluated(page, **keys)
+    for name in names:
+        found = estimate_of(result, name)
+        assert found.verdict is verdict
+        assert found.reason.startswith(reason)
+
+
+def test_a_model_that_agrees_says_so_and_is_not_trusted_by_its_own_interval() -> None:
+    page = bandit_page(REWARDS)
+    assert evaluated(page).outcomes[0].one_step.disagreement.high < 0  # the model says 0
+    right = torch.full_like(page.q_values, float(page.outcomes.mean()))
+    page = dataclasses.replace(page, q_values=right, reward_model=right)
+    agreed = estimate_of(evaluated(page), "Fitted_Q_Evaluation")
+    assert agreed.figure.high - agreed.figure.low < 1e-9  # a constant has no spread, however wrong it is
+    assert agreed.verdict is WIDE
+    assert agreed.reason.startswith("agrees with the weighted estimate, ")
+    assert agreed.reason.endswith("; its own interval leaves out the model's error")
+    unchecked = dataclasses.replace(page, propensity=torch.ones_like(page.propensity))
+    fqe = estimate_of(evaluated(unchecked), "Fitted_Q_Evaluation")
+    assert fqe.verdict is WIDE
+    assert "cannot be checked" in fqe.reason
+
+
+# ---- whole episodes: their mean weight should be 1, and products hide what rows do not show
+
+
+def weighing(page: EvaluationPage, weights: list[float]) -> EvaluationPage:
+    """The page with these weights of rows, 0 to 2; the log chose with probability 1/2."""
+    taken = torch.tensor(weights, dtype=torch.float64) / 2
+    return dataclasses.replace(page, model_propensities=torch.stack((taken, 1 - taken), 1))
+
+
+def alike(weights: list[float], episodes: int = 30) -> EvaluationPage:
+    """Episodes all of whose rows have these weights, in turn, and rewards 3 give or take 1."""
+    number = [n for n in range(episodes) for _ in weights]
+    return weighing(bandit_page([3.0 + (-1) ** n for n in number], episode=number), weights * episodes)
+
+
+# 40 rows, of which 95 % are 38: the first step by which so many have passed is number 37, with a product of 38 weights
+@pytest.mark.parametrize(
+    ("weight", "verdict", "says"),
+    [
+        (1.0, TRUSTWORTHY, None),
+        (0.95, UNUSABLE, "the log lacks episodes that the policy makes likely (the {} is 0.142 instead of 1"),
+        (0.995, WIDE, "the log lacks episodes that the policy makes likely (the {} is 0.827 instead of 1"),
+        (1.01, WIDE, "logged propensities are too small (the {} is 1.46 instead of 1"),  # 1.01^38
+        (1.05, UNUSABLE, "logged propensities are too small (the {} is 6.39 instead of 1"),  # 1.05^38
+    ],
+)
+def test_rows_that_are_a_little_off_multiply(weight: float, verdict: Verdict, says: str | None) -> None:
+    result = evaluated(alike([weight] * 40), gamma=1.0)
+    overlap = result.overlap
+    assert overlap is not None
+    assert overlap.judged_step == 37
+    assert overlap.mean_weight.value == pytest.approx(weight)
+    assert overlap.mean_episode_weight.value == pytest.approx(weight**38)
+    assert overlap.mean_episode_weight.low == pytest.approx(weight**38)  # all alike: nothing varies
+    for name in WEIGHTED:
+        found = estimate_of(result, name)
+        assert found.verdict is verdict
+        assert says is None or found.reason.startswith(says.format("mean weight of an episode up to step 37"))
+    assert estimate_of(result, "IPS_Reward").verdict is TRUSTWORTHY  # of rows, 0.95 and 1.05 are within a tenth of 1
+
+
+def test_weights_that_vanish_are_named() -> None:
+    # rows weigh 1.9 and 0.1 in turn: 1 in the mean, and (1.9 * 0.1)^475 = 10^-342 up to step 949 of 1000
+    result = evaluated(alike([1.9, 0.1] * 500, episodes=12), gamma=1.0)
+    assert result.overlap is not None
+    assert result.overlap.mean_weight.value == pytest.approx(1.0)
+    assert 475 * math.log10(0.19) < -323  # below the smallest number
+    assert result.overlap.mean_episode_weight.value == 0
+    for name in WEIGHTED:
+        assert estimate_of(result, name).verdict is UNUSABLE
+        assert "up to step 949 is 0, or too small for a number, instead of 1" in estimate_of(result, name).reason
+
+
+@pytest.mark.parametrize(
+    ("base", "weights", "verdict"),
+    [
+        # 1.145 in the mean, give or take twice 0.14
+        (3.0, [2.0] * 21 + [0.2] * 19, None),
+        # too little is a doubt whatever its interval holds: 0.8 give or take 0.2; three more of the latter: 0.891
+        (30.0, [1.5] * 23 + [0.1] * 23, WIDE),
+        (30.0, [1.5] * 26 + [0.1] * 20, TRUSTWORTHY),
+    ],
+)
+def test_a_mean_weight_that_may_be_one(base: float, weights: list[float], verdict: Verdict | None) -> None:
+    page = weighing(bandit_page([base + (-1) ** n for n in range(len(weights))]), weights)
+    result = evaluated(page, gamma=1.0)
+    assert result.overlap is not None
+    mean, centre, count = result.overlap.mean_episode_weight, sum(weights) / len(weights), len(weights)
+    error = math.sqrt(sum((one - centre) ** 2 for one in weights) / (count - 1) / count)
+    expected = (centre, centre - 1.959964 * error, centre + 1.959964 * error)
+    assert (mean.value, mean.low, mean.high) == pytest.approx(expected, rel=1e-5)
+    assert mean.low < 1 < mean.high
+    found = estimate_of(result, "Weighted_Per_Decision_Importance_Sampling")
+    assert found.verdict is verdict if verdict else "mean weight of an episode" not in found.reason
