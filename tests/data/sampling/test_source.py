@@ -1,6 +1,5 @@
 """Batches of logged rows: what was written comes out, every row once, with shares that sum to the world size."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -171,31 +170,6 @@ def test_released_pages_are_not_resident_and_come_back(
     columns.release()
     assert resident(mapped) == 0
     assert torch.equal(columns.take(torch.arange(0, 100_000, 7)), before)
-
-
-def weighted(batches: list[TransitionBatch]) -> list[tuple[float, ...]]:
-    """Returns the rows of several ranks' batches that count in the loss, in an order of their own."""
-    return sorted(
-        (*batch.state[i].tolist(), float(batch.reward[i]), float(batch.steps[i]), *batch.metrics[i].tolist())
-        for batch in batches for i in range(len(batch)) if batch.weight[i] > 0
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize("per_step", [1, 3])
-def test_one_process_with_all_shards_reads_what_a_cluster_reads(tmp_path: Path, per_step: int) -> None:
-    rows = {0: shard(tmp_path / "0", random_rows(23)), 1: shard(tmp_path / "1", random_rows(9, 1))}
-    spread = ReadPlan(shards=(23, 9), minibatch=5, epochs=2, shares=(1, 1, 1), reads=((0,), (0,), (1,)),
-                      minibatches_per_step=per_step)  # fmt: skip
-    alone = replace(spread, shares=(1,), reads=())
-    ranks = []
-    for rank in range(3):
-        own = spread.shards_of(rank)[0]
-        source = LoggedSource({own: rows[own]}, spread, rank, CPU)
-        ranks.append([next(source) for _ in range(spread.num_steps * per_step)])
-    one = LoggedSource(rows, alone, 0, CPU)
-    for batches in zip(*ranks, strict=True):
-        assert weighted(list(batches)) == weighted([next(one)])
-    assert one.state_dict() == {"step": spread.num_steps}
 
 
 def test_a_shard_without_rows_gives_rows_of_weight_zero(tmp_path: Path) -> None:
