@@ -73,8 +73,9 @@ def test_parametric_columns_are_told_apart(tmp_path: Path) -> None:
     assert {"rows", "sampled", "features"} == set(written(tmp_path)["columns"]["action"])
     only = normalized(tmp_path, norm_params={"output_dir": str(tmp_path / "norm"), "cols_to_norm": ["action"]})
     assert (only.features, names(tmp_path / "norm")) == (
-        {"action": 2}, {"action_norm.json", "statistics.json", "manifest.json"}
-    )  # fmt: skip
+        {"action": 2},
+        {"action_norm.json", "statistics.json", "manifest.json"},
+    )
 
 
 def test_statistics_say_why(tmp_path: Path) -> None:
@@ -123,8 +124,9 @@ def test_drift_against_a_reference(tmp_path: Path, caplog: pytest.LogCaptureFixt
     def rows(shift: float, other: str) -> list[dict[str, Any]]:
         values = np.array([shift, 0, 0]) + rng.normal(size=(1000, 3))
         states = [dict(zip(("0", "1", other), one, strict=True)) for one in values.tolist()]
-        return [{"mdp_id": "e", "sequence_number": i, "action": "a", "state_features": one}
-                for i, one in enumerate(states)]  # fmt: skip
+        return [
+            {"mdp_id": "e", "sequence_number": i, "action": "a", "state_features": one} for i, one in enumerate(states)
+        ]
 
     write_lines(tmp_path / "log.jsonl", rows(2.0, "2"))
     reference = write_lines(tmp_path / "reference.jsonl", rows(0.0, "9"))

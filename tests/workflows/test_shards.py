@@ -112,8 +112,7 @@ class Together:
             data = prepare(config, ALONE)
             shards[number] = data.train_rows
         counts, step = tuple(rows.count for rows in shards.values()), config.training.minibatches_per_step
-        plan = ReadPlan(shards=counts, minibatch=16, epochs=config.epochs, seed=config.seed,
-                        minibatches_per_step=step)  # fmt: skip
+        plan = ReadPlan(shards=counts, minibatch=16, epochs=config.epochs, seed=config.seed, minibatches_per_step=step)
         source, learner = LoggedSource(shards, plan, 0, ALONE.device), build_learner(config, data.spec, ALONE.device)
         optimization = build_optimization(config, learner, captured=False)
         learner.train()

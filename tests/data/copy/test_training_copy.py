@@ -187,8 +187,9 @@ def test_ignored_columns_and_either_propensity_are_reported(tmp_path: Path) -> N
     copy = copied(tmp_path, row(action_probability=0.5, shoe_size="42"), row(propensity=0.25, action_probability=0.25))
     assert copy.propensity.tolist() == [0.5, 0.25]
     assert copy.notes == (
-        "2 rows have no mdp_id; each counts as an episode of its own", "columns that are not used: shoe_size",
-    )  # fmt: skip
+        "2 rows have no mdp_id; each counts as an episode of its own",
+        "columns that are not used: shoe_size",
+    )
 
 
 def test_parametric_lists_by_hand(tmp_path: Path) -> None:

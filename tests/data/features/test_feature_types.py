@@ -33,56 +33,43 @@ def known(values: npt.ArrayLike, settings: NormParams) -> Values:
     return Values(FeatureSummary.of(numbers, settings.max_unique_enum_values), np.sort(numbers))
 
 
-def identified(values: npt.ArrayLike, settings: NormParams) -> str:
-    return str(identify(known(values, settings), settings)[0])
-
-
 def fitted(name: str, values: npt.ArrayLike, settings: NormParams | None = None) -> FeatureSpec:
     settings = settings or NormParams()
     return fit_feature(7, FeatureType(name), known(values, settings), settings)
 
 
 @pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        (RNG.integers(0, 2, NUM), "BINARY"),
-        (np.zeros(30), "BINARY"),
-        (np.ones(30), "BINARY"),
-        (RNG.random(NUM), "PROBABILITY"),
-        (np.full(30, 0.5), "PROBABILITY"),
-        (RNG.integers(0, 50, NUM), "ENUM"),
-        (np.full(30, 3.0), "ENUM"),
-        (np.arange(100), "ENUM"),
-        (np.arange(101), "CONTINUOUS"),
-        (RNG.binomial(100, 0.5, NUM) - 60, "CONTINUOUS"),
-        (RNG.binomial(100, 0.5, NUM) + 0.5, "CONTINUOUS"),
-        (NORMAL, "CONTINUOUS"),
-        (np.full(30, -2.5), "CONTINUOUS"),
-        (LOGNORMAL, "BOXCOX"),
-        (RNG.gamma(3, 1, NUM) - 5, "BOXCOX"),
-        (HEAVY_TAILED, "CONTINUOUS"),
-    ],
-)
-def test_identify(values: Floats, expected: str) -> None:
-    assert identified(values, NormParams()) == expected
-
-
-@pytest.mark.parametrize(
     ("values", "settings", "expected"),
     [
-        (HEAVY_TAILED, {"skip_quantiles": False}, "QUANTILE"),
-        (HEAVY_TAILED, {"skip_quantiles": True}, "CONTINUOUS"),
-        (HEAVY_TAILED, {"skip_quantiles": False, "quantile_k2_threshold": 1e9}, "CONTINUOUS"),
+        (RNG.integers(0, 2, NUM), {}, "BINARY"),
+        (np.zeros(30), {}, "BINARY"),
+        (np.ones(30), {}, "BINARY"),
+        (RNG.random(NUM), {}, "PROBABILITY"),
+        (np.full(30, 0.5), {}, "PROBABILITY"),
+        (RNG.integers(0, 50, NUM), {}, "ENUM"),
+        (np.full(30, 3.0), {}, "ENUM"),
+        (np.arange(100), {}, "ENUM"),
+        (np.arange(101), {}, "CONTINUOUS"),
+        (np.arange(50.0), {"max_unique_enum_values": 49}, "CONTINUOUS"),
+        (np.arange(50.0), {"max_unique_enum_values": 50}, "ENUM"),
+        (RNG.binomial(100, 0.5, NUM) - 60, {}, "CONTINUOUS"),
+        (RNG.binomial(100, 0.5, NUM) + 0.5, {}, "CONTINUOUS"),
+        (NORMAL, {}, "CONTINUOUS"),
         (NORMAL, {"skip_quantiles": False}, "CONTINUOUS"),
+        (np.full(30, -2.5), {}, "CONTINUOUS"),
+        (LOGNORMAL, {}, "BOXCOX"),
+        (RNG.gamma(3, 1, NUM) - 5, {}, "BOXCOX"),
         (LOGNORMAL, {"skip_box_cox": True}, "CONTINUOUS"),
         (LOGNORMAL, {"skip_box_cox": True, "skip_quantiles": False}, "QUANTILE"),
         (LOGNORMAL, {"quantile_k2_threshold": 1e-9}, "CONTINUOUS"),  # K² after the transform must stay below it too
-        (np.arange(50.0), {"max_unique_enum_values": 49}, "CONTINUOUS"),
-        (np.arange(50.0), {"max_unique_enum_values": 50}, "ENUM"),
+        (HEAVY_TAILED, {}, "CONTINUOUS"),
+        (HEAVY_TAILED, {"skip_quantiles": False}, "QUANTILE"),
+        (HEAVY_TAILED, {"skip_quantiles": False, "quantile_k2_threshold": 1e9}, "CONTINUOUS"),
     ],
 )
-def test_identify_by_settings(values: Floats, settings: dict[str, Any], expected: str) -> None:
-    assert identified(values, NormParams(**settings)) == expected
+def test_identify(values: Floats, settings: dict[str, Any], expected: str) -> None:
+    norm_params = NormParams(**settings)
+    assert str(identify(known(values, norm_params), norm_params)[0]) == expected
 
 
 @pytest.mark.parametrize(

@@ -101,8 +101,9 @@ def test_too_few_values_in_the_sample() -> None:
     fit = fit_columns(few, NormParams(), where="data")["x"]
     assert fit.notes == tuple(
         f"data: x: feature {one} of its {count} values in the sample, too few to see how far from normal it is; raise "
-        "norm_params.num_samples" for one, count in (("0: 10", 25), ("2: 0", 40))
-    )  # fmt: skip
+        "norm_params.num_samples"
+        for one, count in (("0: 10", 25), ("2: 0", 40))
+    )
     found = {one.feature_id: one for one in fit.spec.features}
     assert [str(found[one].feature_type) for one in range(3)] == ["CONTINUOUS", "BINARY", "CONTINUOUS"]
     assert (found[0].mean, found[0].stddev) == (pytest.approx(12 / 7), pytest.approx(math.sqrt(1300 / 49 / 24)))

@@ -124,8 +124,9 @@ def test_any_episodes_in_any_files(
         rows = table(lengths, first=100 * number)
         names_here = rows["mdp_id"].combine_chunks()
         if ids == "some":  # every third row is an episode of its own
-            names_here = pa.array([None if row % 3 == 0 else one for row, one in enumerate(names_here.to_pylist())],
-                                  pa.string())  # fmt: skip
+            names_here = pa.array(
+                [None if row % 3 == 0 else one for row, one in enumerate(names_here.to_pylist())], pa.string()
+            )
         elif ids == "integers":
             names_here = pa.array([int(one[1:]) for one in names_here.to_pylist()], pa.int64())
         elif ids == "dictionary":
