@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO
 
 from reagent_lite.console import logger
-from reagent_lite.errors import ConfigError, FolderInUseError, Problem
+from reagent_lite.errors import ConfigError, DataError, FolderInUseError, Problem
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _ATTEMPTS = 10
@@ -218,6 +218,22 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def disk_errors(where: str, expected: str, todo: str = "") -> Iterator[None]:
+    """Turns errors of disks and networks into a DataError that names what was written or read.
+
+    Args:
+        where: the file, folder or URL.
+        expected: of it, such as "a folder that can be written".
+        todo: advice to the user.
+    """
+    try:
+        yield
+    except OSError as error:
+        got = f"{error.strerror or error}" + (f" ({error.filename})" if error.filename else "")
+        raise DataError(Problem(where, expected, got, todo)) from error
 
 
 @contextmanager

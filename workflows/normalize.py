@@ -30,8 +30,8 @@ from reagent_lite.data.features.log import ACTION, STATE, LogSummary, summarize_
 from reagent_lite.data.features.normalization import normalization_json
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.stage import StageManifest, data_files, left_out, manifest_at, require_own, states_of
-from reagent_lite.errors import ConfigError, DataError, Problem, counted
-from reagent_lite.files import appearing_folder, require_writable, write_whole
+from reagent_lite.errors import ConfigError, Problem, counted
+from reagent_lite.files import appearing_folder, disk_errors, require_writable, write_whole
 
 KIND = "normalization"
 Json = dict[str, Any]
@@ -63,7 +63,12 @@ class Normalized:
 
 
 def normalize(config: NormalizeConfig) -> Normalized:
-    """Writes the folder, unless it stands already, and returns what is in it."""
+    """Writes the folder, unless it stands already, and returns what is in it.
+
+    Raises:
+        ConfigError: a column or an override that the data do not have; an output folder with other things.
+        DataError: what is wrong in the data, features that cannot be fitted, or a full disk.
+    """
     start = time.monotonic()
     params, key = config.norm_params, "norm_params.output_dir"
     folder = Path(params.output_dir or "").expanduser().absolute()
@@ -120,7 +125,11 @@ def normalize(config: NormalizeConfig) -> Normalized:
         report=report,
         files=rows,
     )
-    _write(folder, manifest, documents)
+    errors = disk_errors(str(folder), "a folder that can be written", "Free some space there")
+    with errors, appearing_folder(folder) as temporary:
+        for name, tree in documents.items():
+            write_whole(temporary / name, json.dumps(tree, indent=1, allow_nan=False).encode() + b"\n")
+        manifest.write(temporary)
     _log_results(config, manifest, drifts)
     return _outcome(folder, manifest, start, skipped=False)
 
@@ -147,22 +156,6 @@ def _fitted(config: NormalizeConfig, training: LogSummary) -> dict[str, Fitted]:
 
 def _counts(words: Iterable[str]) -> dict[str, int]:
     return dict(sorted(Counter(map(str, words)).items()))
-
-
-def _write(folder: Path, manifest: StageManifest, documents: Json) -> None:
-    """Writes the folder under a temporary name and renames it.
-
-    Raises:
-        DataError: the disk is full, or refuses for another reason.
-    """
-    try:
-        with appearing_folder(folder) as temporary:
-            for name, tree in documents.items():
-                write_whole(temporary / name, json.dumps(tree, indent=1, allow_nan=False).encode() + b"\n")
-            manifest.write(temporary)
-    except OSError as error:
-        expected, got = "a folder that can be written", error.strerror or str(error)
-        raise DataError(Problem(str(folder), expected, got, "Free some space there")) from error
 
 
 def _outcome(folder: Path, manifest: StageManifest, start: float, *, skipped: bool) -> Normalized:

@@ -18,10 +18,10 @@ from pathlib import Path
 
 from reagent_lite.data.formats.blocks import Show
 from reagent_lite.data.shards.dealing import KIND
-from reagent_lite.data.shards.store import ShardEntry, Store, storage_errors
+from reagent_lite.data.shards.store import NO_PLACE, ShardEntry, Store
 from reagent_lite.data.stage import StageManifest
 from reagent_lite.errors import DataError, Problem
-from reagent_lite.files import sync
+from reagent_lite.files import disk_errors, sync
 from reagent_lite.manifest import FILE_NAME, file_entries
 
 _CHUNK_BYTES = 1 << 18
@@ -43,7 +43,7 @@ def fetch_shard(store: Store, shard: ShardEntry, target: Path, progress: Show | 
     Raises:
         DataError: a file that is missing or altered at the store, a full disk, or something else at `target`.
     """
-    with storage_errors(str(target), "a folder for the shard that can be written"):
+    with disk_errors(str(target), "a folder for the shard that can be written", NO_PLACE):
         target = target.resolve()  # the folder that a link names is replaced, on its own disk, and not the link
         target.parent.mkdir(parents=True, exist_ok=True)
         with target.with_name(f".{target.name}.lock").open("a") as lock:
@@ -107,7 +107,8 @@ def _names(folder: Path) -> set[str]:
 
 def _unaltered(folder: Path, shard: ShardEntry) -> set[str]:
     """Returns the names of the shard's files that a folder holds as they should be."""
-    found = file_entries(folder, _names(folder) & set(shard.files))
+    regular = (one for one in map(folder.joinpath, shard.files) if one.is_file() and not one.is_symlink())
+    found = file_entries(folder, [one.name for one in regular])
     return {name for name, entry in found.items() if entry.items() <= shard.files[name].items()}
 
 

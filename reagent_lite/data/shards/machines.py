@@ -17,9 +17,10 @@ from reagent_lite.console import machine_logger, progress
 from reagent_lite.data.formats.files import POINTER, InputFile
 from reagent_lite.data.shards.dealing import make_shards, settings
 from reagent_lite.data.shards.fetch import fetch_shard
-from reagent_lite.data.shards.store import Pointer, Store, is_whole, publish, read_pointer, storage_errors
+from reagent_lite.data.shards.store import NO_PLACE, Pointer, Store, is_whole, publish, read_pointer
 from reagent_lite.data.stage import data_files, left_out, unchanged
 from reagent_lite.errors import ConfigError, DataError, NoRowsError, Problem, counted
+from reagent_lite.files import disk_errors
 
 _POLL_SECONDS = 0.5
 _MESSAGE_SECONDS = 10.0
@@ -123,7 +124,7 @@ def _make(config: ShardConfig, store: Store) -> tuple[Pointer, bool]:
             machine_logger.info(f"{store.where}: {_described(pointer)}, nothing to make")
             return pointer, False
         machine_logger.info(f"{store.where}: made anew, as {why}")
-    with storage_errors(store.where, "a place for the shards that can be written"), store.building() as folder:
+    with disk_errors(store.where, "a place for the shards that can be written", NO_PLACE), store.building() as folder:
         with progress("sharding", "bytes") as show:
             manifests = make_shards(config, folder, show)
         pointer = publish(store, folder, manifests, settings(config))

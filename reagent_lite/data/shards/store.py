@@ -29,7 +29,7 @@ from reagent_lite.data.formats.files import POINTER, local_path
 from reagent_lite.data.shards.dealing import folder_name
 from reagent_lite.data.stage import FIELDS, InputState, StageManifest, typed
 from reagent_lite.errors import DataError, Problem
-from reagent_lite.files import sweep, sync, write_whole
+from reagent_lite.files import disk_errors, sweep, sync, write_whole
 from reagent_lite.manifest import (
     FILE_NAME,
     SCHEMA_VERSION,
@@ -42,6 +42,7 @@ from reagent_lite.manifest import (
     sealed,
 )
 
+NO_PLACE = "Make room or give another place, and run again"
 _MAKING = ".making-"
 _GENERATION = re.compile(r"[0-9a-f]{16}")
 
@@ -174,16 +175,6 @@ def _sweep(folder: Path) -> None:
             shutil.rmtree(left, ignore_errors=True)
 
 
-@contextmanager
-def storage_errors(where: str, expected: str) -> Iterator[None]:
-    """Turns errors of disks and networks into one that says what was to be done."""
-    try:
-        yield
-    except OSError as error:
-        got = f"{error.strerror or error}" + (f" ({error.filename})" if error.filename else "")
-        raise DataError(Problem(where, expected, got, "Make room or give another place, and run again")) from error
-
-
 def read_pointer(store: Store) -> Pointer | None:
     """Returns the content of shards.json, or None if there is no such file.
 
@@ -191,7 +182,7 @@ def read_pointer(store: Store) -> Pointer | None:
         DataError: it was altered, or cannot be read.
     """
     where = f"{store.where}/{POINTER}"
-    with storage_errors(where, "a file that can be read"):
+    with disk_errors(where, "a file that can be read", NO_PLACE):
         try:
             data = store.read(POINTER)
         except FileNotFoundError:

@@ -26,7 +26,7 @@ import pyarrow.parquet
 from reagent_lite.config.columns import kind_of
 from reagent_lite.data.formats.reading import num_threads
 from reagent_lite.errors import DataError, Problem
-from reagent_lite.files import appearing_file
+from reagent_lite.files import appearing_file, disk_errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +79,11 @@ def table_writer(target: Path) -> Iterator[TableWriter]:
     form = next((form for suffix, form in FORMATS.items() if target.name.endswith(suffix)), None)
     if form is None:
         raise DataError(Problem(str(target), f"a name that ends in {', '.join(FORMATS)}", repr(target.name)))
-    try:
-        with appearing_file(target) as stream, ExitStack() as closing:
-            writer = TableWriter(form, stream, closing)
-            yield writer
-            writer.finish()
-    except OSError as error:
-        raise DataError(Problem(str(target), "a file that can be written", error.strerror or str(error))) from error
+    errors = disk_errors(str(target), "a file that can be written")
+    with errors, appearing_file(target) as stream, ExitStack() as closing:
+        writer = TableWriter(form, stream, closing)
+        yield writer
+        writer.finish()
 
 
 def json_lines(table: pa.Table) -> memoryview:

@@ -34,7 +34,7 @@ from reagent_lite.data.rows.contract import ActionRule
 from reagent_lite.data.rows.table import FEATURES, typed_table
 from reagent_lite.errors import DataError, Problem
 from reagent_lite.feature_ids import id_of
-from reagent_lite.files import appearing_folder
+from reagent_lite.files import appearing_folder, disk_errors
 
 if TYPE_CHECKING:
     from minari.data_collector import EpisodeBuffer
@@ -85,20 +85,18 @@ def copy_to_minari(files: tuple[InputFile, ...], target: Path, form: MinariForm,
     blocks = read_blocks(
         files, lambda block: (typed_table(block), block), [Position() for _ in files], progress, ALL_COLUMNS
     )
-    try:
-        # closed here and not by the garbage collector, in whose thread its pool might wait for itself
-        with closing(blocks), appearing_folder(target) as folder:
-            storage = _new_storage(folder / "data", form)
-            buffers = (_buffer(mdp_id, rows, form, counts) for mdp_id, rows in _episodes(blocks, form))
-            written = (one for one in buffers if one is not None)
-            while part := list(islice(written, _EPISODES_AT_ONCE)):
-                _require_space(folder, sum(_bytes_of(buffer) for _, buffer in part))
-                storage.update_episodes([buffer for _, buffer in part])
-                numbers = range(counts.episodes, counts.episodes + len(part))
-                storage.update_episode_metadata([{MDP_ID: mdp_id} for mdp_id, _ in part], numbers)
-                counts.episodes += len(part)
-    except OSError as error:
-        raise DataError(Problem(str(target), "a folder that can be written", error.strerror or str(error))) from error
+    errors = disk_errors(str(target), "a folder that can be written")
+    # blocks are closed here and not by the garbage collector, in whose thread their pool might wait for itself
+    with errors, closing(blocks), appearing_folder(target) as folder:
+        storage = _new_storage(folder / "data", form)
+        buffers = (_buffer(mdp_id, rows, form, counts) for mdp_id, rows in _episodes(blocks, form))
+        written = (one for one in buffers if one is not None)
+        while part := list(islice(written, _EPISODES_AT_ONCE)):
+            _require_space(folder, sum(_bytes_of(buffer) for _, buffer in part))
+            storage.update_episodes([buffer for _, buffer in part])
+            numbers = range(counts.episodes, counts.episodes + len(part))
+            storage.update_episode_metadata([{MDP_ID: mdp_id} for mdp_id, _ in part], numbers)
+            counts.episodes += len(part)
     if not counts.episodes:
         raise DataError(Problem(files[0].path, "an episode that ends, or that has two rows", "none"))
     return counts

@@ -97,6 +97,10 @@ def test_only_what_is_missing_or_wrong_is_fetched(tmp_path: Path, place: str) ->
     (target / "part-00009.parquet").write_bytes(b"of another shard")
     assert fetch_shard(store, shard, target) == ()
     assert {file.name for file in target.iterdir()} == set(shard.files)
+    part.rename(tmp_path / "elsewhere")
+    part.symlink_to(tmp_path / "elsewhere")  # which readers of the folder refuse
+    assert fetch_shard(store, shard, target) == ("part-00001.parquet",)
+    assert not part.is_symlink()
     # another shard takes its place
     assert sorted(fetch_shard(store, other, target)) == sorted(other.files)
     assert {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in target.iterdir()} == {
