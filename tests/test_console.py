@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -33,28 +34,22 @@ def stream(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> i
     return made
 
 
-def test_work_that_is_done_in_one_piece_has_a_speed(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", stream)
-    with progress("simulating", "rows", begin=100) as show:
-        show(30_100, 30_100)
-    speeds = re.findall(r"([\d,]+) rows/s", stream.getvalue())
-    assert int(speeds[-1].replace(",", "")) > 30_000
-
-
-def test_work_that_was_done_before_shows_nothing(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_has_a_speed_unless_it_is_percent_or_nothing(
+    stream: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "stderr", stream)
     with progress("reading", "bytes"):
         pass
     assert "reading" not in stream.getvalue()
-
-
-def test_percent_have_no_speed(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", stream)
     with progress("pairing", "percent") as show:
         show(50, 100)
         show(100, 100)
     assert "100" in stream.getvalue()
     assert "/s" not in stream.getvalue()
+    with progress("simulating", "rows", begin=100) as show:
+        show(30_100, 30_100)
+    speeds = re.findall(r"([\d,]+) rows/s", stream.getvalue())
+    assert int(speeds[-1].replace(",", "")) > 30_000
 
 
 def test_work_that_is_over_at_once_leaves_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +62,7 @@ def test_work_that_is_over_at_once_leaves_no_line(monkeypatch: pytest.MonkeyPatc
     assert "scoring True" not in stream.getvalue()
 
 
-def test_work_inside_of_work_with_a_bar_is_told_in_lines(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_inside_of_work_with_a_bar_is_logged(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", stream)
     with progress("training", "rows") as outer, progress("scoring", "rows") as inner:
         outer(10, 100)
@@ -87,37 +82,36 @@ def test_ranks_in_the_log(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err.splitlines() == first + others
 
 
-def test_what_is_said_to_nobody_is_lost_and_no_more() -> None:
-    """Standard error is a pipe whose reader goes, which a terminal that is closed comes down to."""
-    reader, writer = os.pipe()
-    kept = os.dup(2)
-    os.dup2(writer, 2)
-    os.close(writer)
-    stream, sys.stderr = sys.stderr, open(2, "w", closefd=False)  # noqa: SIM115 # of descriptor 2, as a process has it
+@contextmanager
+def standard(number: int, descriptor: int) -> Iterator[None]:
+    """Makes standard output (1) or error (2) lead to a descriptor, as a process has it."""
+    name, kept = {1: "stdout", 2: "stderr"}[number], os.dup(number)
+    os.dup2(descriptor, number)
+    stream = getattr(sys, name)
+    setattr(sys, name, open(number, "w", closefd=False))  # noqa: SIM115 # of the number, not of a path
     try:
+        yield
+    finally:
+        setattr(sys, name, stream)
+        os.dup2(kept, number)
+        os.close(kept)
+
+
+def test_what_nobody_reads_is_lost_and_no_more() -> None:
+    """Standard error is a pipe whose reader goes, as is a terminal that is closed."""
+    reader, writer = os.pipe()
+    with standard(2, writer):
+        os.close(writer)
         with outliving_terminal(), logging_to_stderr():
             logger.info("heard")
             assert os.read(reader, 100) == b"heard\n"
             os.close(reader)
             for _ in range(2):
                 logger.info("not heard")
-    finally:
-        sys.stderr = stream
-        os.dup2(kept, 2)
-        os.close(kept)
 
 
 def test_a_file_that_cannot_be_written_is_an_error_still(tmp_path: Path) -> None:
-    kept = os.dup(1)
-    stream = sys.stdout
-    with (tmp_path / "outcome.json").open("w") as file:
-        os.dup2(file.fileno(), 1)
-        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 # of descriptor 1, as a process has it
-        try:
-            before = sys.stdout
-            with outliving_terminal():
-                assert sys.stdout is before
-        finally:
-            sys.stdout = stream
-            os.dup2(kept, 1)
-            os.close(kept)
+    with (tmp_path / "outcome.json").open("w") as file, standard(1, file.fileno()):
+        before = sys.stdout
+        with outliving_terminal():
+            assert sys.stdout is before

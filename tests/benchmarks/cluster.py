@@ -12,6 +12,7 @@ recovery     from SIGKILL of a worker to the next optimizer step, without the st
 import argparse
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -23,27 +24,13 @@ from typing import Any
 
 import psutil
 
-from tests.oracles.cartpole import write_log
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / name) for name in ("", "distributed")]
+from machines import machines  # noqa: E402
+from oracles.cartpole import write_log  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1",
                "TORCH_CPP_LOG_LEVEL": "ERROR"}  # fmt: skip
-MEET = """
-import json, sys, time
-from reagent_lite.config.rendezvous import RendezvousConfig
-from reagent_lite.distributed.nodes import Node
-from reagent_lite.distributed.rendezvous import Rendezvous
-from reagent_lite.distributed.verdict import Declaration
-index, file = int(sys.argv[1]), sys.argv[2]
-one = Declaration(node=index, host="h", pid=index, processes=1, device="cpu")
-rendezvous = Rendezvous(Node(index, 4), f"file://{file}", RendezvousConfig(interface="lo"), one)
-ready = time.monotonic()
-rendezvous.preflight()
-membership = rendezvous.join()
-print(json.dumps([ready, time.monotonic()]))
-membership.finish()
-"""
-
 LAUNCH = """
 import sys
 from reagent_lite.config.rendezvous import RendezvousConfig
@@ -86,16 +73,11 @@ with joined(Place.read(), torch.device("cpu")) as group:
 
 
 def rendezvous() -> float:
-    """Seconds from the last launcher's readiness until all four have met."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-c", MEET]
-        started = [
-            subprocess.Popen([*command, str(i), f"{folder}/run.rdzv"], env=ENVIRONMENT, text=True,
-                             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-            for i in (1, 2, 3, 0)
-        ]  # fmt: skip
-        times = [json.loads(one.communicate(timeout=120)[0]) for one in started]
-    return max(met for _, met in times) - max(ready for ready, _ in times)
+    """Seconds from the last launcher's readiness until all four have met, as it logs them."""
+    with tempfile.TemporaryDirectory() as folder, machines(Path(folder)) as start:
+        four = [start(index, 4) for index in range(4)]
+        assert [one.ended() for one in four] == [0] * 4
+        return min(float(re.findall(r"met after ([0-9.]+) s", one.log)[0]) for one in four)
 
 
 def config(folder: Path, **changes: Any) -> Path:

@@ -25,22 +25,26 @@ def lacking(*programs: str) -> list[str]:
     return missing
 
 
-def skip_without(missing: list[str], packages: str = ".ci/run names the packages") -> None:
-    if missing:
-        pytest.skip(f"this machine lacks {', '.join(missing)}; {packages}")
+def needing(name: str, *programs: str, more: Callable[[], list[str]] = list, packages: str = "") -> Any:
+    """A fixture that skips where something is missing."""
+
+    @pytest.fixture(scope="session", name=name)
+    def check() -> None:
+        if missing := lacking(*programs) + more():
+            pytest.skip(f"this machine lacks {', '.join(missing)}; {packages or '.ci/run names the packages'}")
+
+    return check
 
 
-@pytest.fixture(scope="session")
-def need_hosts() -> None:
-    """Skips where machines cannot be made."""
-    skip_without(lacking())
+def fuse() -> list[str]:
+    return [] if Path("/dev/fuse").exists() else ["/dev/fuse"]
 
 
-@pytest.fixture(scope="session")
-def need_gluster() -> None:
-    """Skips where hosts cannot share a folder by GlusterFS."""
-    missing = lacking("glusterd", "gluster", "mount.glusterfs", "pkill")
-    skip_without(missing if Path("/dev/fuse").exists() else [*missing, "/dev/fuse"])
+need_hosts = needing("need_hosts")
+need_gluster = needing("need_gluster", "glusterd", "gluster", "mount.glusterfs", "pkill", more=fuse)
+need_faketime = needing("need_faketime", "faketime")
+need_nfs = needing("need_nfs", more=nfs_lab.lacking)  # two machines with a kernel of their own
+need_slurm = needing("need_slurm", *slurm_lab.PROGRAMS, packages=f"Debian's packages: {slurm_lab.PACKAGES}")
 
 
 @pytest.fixture(scope="module")
@@ -70,21 +74,3 @@ def job(two_hosts: Hosts, lines: list[str]) -> Iterator[Callable[..., Job]]:
         one.end()
     for host in two_hosts:
         host.heal()
-
-
-@pytest.fixture(scope="session")
-def need_faketime() -> None:
-    """Skips where a process's clock cannot be set."""
-    skip_without(lacking("faketime"))
-
-
-@pytest.fixture(scope="session")
-def need_nfs() -> None:
-    """Skips where two machines with a kernel of their own cannot be started."""
-    skip_without(lacking() or nfs_lab.lacking())
-
-
-@pytest.fixture(scope="session")
-def need_slurm() -> None:
-    """Skips where no Slurm can be started."""
-    skip_without(lacking(*slurm_lab.PROGRAMS), f"Debian's packages: {slurm_lab.PACKAGES}")

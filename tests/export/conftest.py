@@ -8,12 +8,12 @@ The restricted ones are these, for a log that takes the actions with 0.5, 0.04 a
 as often as e^f; a choice needs 0.1 times the largest probability.
 """
 
-import copy
 import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,101 +48,72 @@ class CentredScorer(nn.Module):
         return state[:, :1] + f - mean
 
 
-@pytest.fixture(scope="session")
-def discrete_predictor() -> DiscretePredictor:
+def discrete(**parts: Any) -> DiscretePredictor:
     binary = FeatureSpec(feature_id=7, feature_type=FeatureType.BINARY)
     continuous = FeatureSpec(feature_id=4, feature_type=FeatureType.CONTINUOUS, mean=1.0, stddev=2.0)
-    return DiscretePredictor(
-        Preprocessor(NormalizationSpec((binary, continuous))),
-        Linear(np.array([[1, 1], [0, 2], [-1, 0]]), np.array([0, 0, 1])),
-        state_feature_ids=(7, 4),
-        action_names=("left", "right", "stay"),
-        policy=EpsilonGreedy(0.3),
-    )
+    scorer = Linear(np.array([[1, 1], [0, 2], [-1, 0]]), np.array([0, 0, 1]))
+    given: dict[str, Any] = {"state_feature_ids": (7, 4), "action_names": ("left", "right", "stay")}
+    preprocessor = Preprocessor(NormalizationSpec((binary, continuous)))
+    return DiscretePredictor(preprocessor, scorer, **{**given, "policy": EpsilonGreedy(0.3), **parts})
 
 
-@pytest.fixture(scope="session")
-def parametric_predictor() -> ParametricPredictor:
+def parametric(**parts: Any) -> ParametricPredictor:
     state, action = (
-        NormalizationSpec((FeatureSpec(feature_id=number, feature_type=FeatureType.DO_NOT_PREPROCESS),))
-        for number in (3, 9)
+        Preprocessor(NormalizationSpec((FeatureSpec(feature_id=one, feature_type=FeatureType.DO_NOT_PREPROCESS),)))
+        for one in (3, 9)
     )
-    return ParametricPredictor(
-        Preprocessor(state),
-        Preprocessor(action),
-        CentredScorer(),
-        state_feature_ids=(3,),
-        action_feature_ids=(9,),
-        policy=EpsilonGreedy(0.3),
-    )
+    given: dict[str, Any] = {"state_feature_ids": (3,), "action_feature_ids": (9,), "policy": EpsilonGreedy(0.3)}
+    return ParametricPredictor(state, action, CentredScorer(), **{**given, **parts})
 
 
-@pytest.fixture(scope="session")
+DISCRETE = replace(
+    content("dqn", SampleRows(values=np.array([[1, 5], [0, NAN], [NAN, 1], [NAN, NAN], [1, -3]], dtype=np.float32))),
+    normalization={"state": {"7": json.dumps({"feature_type": "BINARY"}), "4": json.dumps({"mean": 1.0})}},
+    evaluation={"reward": {"value": 1.5, "lower": NAN}},
+    steps=12,
+    tolerance=Tolerance(atol=0.0, rtol=5e-5, ratio_different=0.0),
+)
+LISTS = SampleRows(
+    values=np.array([[0.5], [NAN], [0.5]], dtype=np.float32),
+    candidates=np.array([[[1], [2], [NAN]], [[4], [5], [6]], [[7], [NAN], [NAN]]], dtype=np.float32),
+    mask=np.array([[True, True, True], [True, False, True], [True, False, False]]),
+)
+
+
+@pytest.fixture
+def discrete_predictor() -> DiscretePredictor:
+    return discrete()
+
+
+@pytest.fixture
+def parametric_predictor() -> ParametricPredictor:
+    return parametric()
+
+
+@pytest.fixture
 def discrete_content() -> BundleContent:
-    values = np.array([[1, 5], [0, NAN], [NAN, 1], [NAN, NAN], [1, -3]], dtype=np.float32)
-    return replace(
-        content("dqn", SampleRows(values=values)),
-        normalization={"state": {"7": json.dumps({"feature_type": "BINARY"}), "4": json.dumps({"mean": 1.0})}},
-        evaluation={"reward": {"value": 1.5, "lower": NAN}},
-        steps=12,
-        tolerance=Tolerance(atol=0.0, rtol=5e-5, ratio_different=0.0),
-    )
+    return DISCRETE
 
 
-@pytest.fixture(scope="session")
-def parametric_content(discrete_content: BundleContent) -> BundleContent:
-    sample = SampleRows(
-        values=np.array([[0.5], [NAN], [0.5]], dtype=np.float32),
-        candidates=np.array([[[1], [2], [NAN]], [[4], [5], [6]], [[7], [NAN], [NAN]]], dtype=np.float32),
-        mask=np.array([[True, True, True], [True, False, True], [True, False, False]]),
-    )
-    return replace(discrete_content, workflow="parametric_dqn", sample=sample)
+def exported(name: str, make: Callable[..., Predictor], **parts: Any) -> Any:
+    """A fixture: the folder of a predictor with these parts, written once."""
+    rows = DISCRETE if make is discrete else replace(DISCRETE, workflow="parametric_dqn", sample=LISTS)
+
+    @pytest.fixture(scope="session", name=name)
+    def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+        return write_bundle(tmp_path_factory.mktemp("bundle") / "made" / "model", make(**parts), content=rows)
+
+    return folder
 
 
-Export = Callable[..., Path]
-
-
-@pytest.fixture(scope="session")
-def export(tmp_path_factory: pytest.TempPathFactory) -> Export:
-    """Exports a predictor with some of its parts replaced."""
-
-    def write(predictor: Predictor, content: BundleContent, **parts: object) -> Path:
-        other = copy.deepcopy(predictor)
-        for name, part in parts.items():
-            setattr(other, name, part)
-        return write_bundle(tmp_path_factory.mktemp("bundle") / "made" / "model", other, content=content)
-
-    return write
-
-
-@pytest.fixture(scope="session")
-def discrete_folder(export: Export, discrete_predictor: DiscretePredictor, discrete_content: BundleContent) -> Path:
-    return export(discrete_predictor, discrete_content)
-
-
-@pytest.fixture(scope="session")
-def softmax_folder(export: Export, discrete_predictor: DiscretePredictor, discrete_content: BundleContent) -> Path:
-    return export(discrete_predictor, discrete_content, policy=Softmax(2.0))
-
-
-@pytest.fixture(scope="session")
-def restricted_folder(export: Export, discrete_predictor: DiscretePredictor, discrete_content: BundleContent) -> Path:
-    habit = LikelyInTheLog(Habit([0.5, 0.04, 0.46]), 0.1)
-    return export(discrete_predictor, discrete_content, restriction=habit)
-
-
-@pytest.fixture(scope="session")
-def parametric_folder(
-    export: Export, parametric_predictor: ParametricPredictor, parametric_content: BundleContent
-) -> Path:
-    return export(parametric_predictor, parametric_content)
-
-
-@pytest.fixture(scope="session")
-def restricted_parametric_folder(
-    export: Export, parametric_predictor: ParametricPredictor, parametric_content: BundleContent
-) -> Path:
-    return export(parametric_predictor, parametric_content, restriction=LikelyInTheLog(Taste(), 0.1))
+HABIT = LikelyInTheLog(Habit([0.5, 0.04, 0.46]), 0.1)
+discrete_folder = exported("discrete_folder", discrete)
+softmax_folder = exported("softmax_folder", discrete, policy=Softmax(2.0))
+restricted_folder = exported("restricted_folder", discrete, restriction=HABIT)
+parametric_folder = exported("parametric_folder", parametric)
+restricted_parametric_folder = exported(
+    "restricted_parametric_folder", parametric, restriction=LikelyInTheLog(Taste(), 0.1)
+)
 
 
 @pytest.fixture
