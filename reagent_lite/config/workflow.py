@@ -1,7 +1,7 @@
 """The whole JSON of the two training workflows."""
 
 from collections.abc import Iterator
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -43,6 +43,11 @@ class WorkflowConfig(Section):
     """One process per GPU; without a GPU num_processes_per_node CPU processes."""
     num_processes_per_node: Count | None = None
     """Explicit count of processes; absent: the GPUs found with use_all_avail_gpus, else 1."""
+    parallel: Literal["ddp", "dp", "none"] = "ddp"
+    """ddp: processes that average gradients. dp: one process divides its minibatch over all GPUs of this machine.
+
+    none: one process on one device. dp is torch's DataParallel and slower than ddp, to compare and to debug with.
+    """
     num_nodes: Count = 1
     """Machines that train together; with 1 a scheduler's variables may give another count."""
     node_index: Annotated[int, Field(ge=0)] | None = None
@@ -114,6 +119,7 @@ class WorkflowConfig(Section):
         if not self.training_data_path and self.simulation is None:
             yield self.wrong("training_data_path", "a path", "Or give a simulation section to train in")
         yield from self._loss_rules()
+        yield from self._parallel_rules()
         yield from self._stage_rules()
         if self.simulation is not None:
             yield from self._simulation_rules(self.simulation)
@@ -140,6 +146,27 @@ class WorkflowConfig(Section):
         if rainbow.bcq and not rl.maxq_learning:
             yield self.wrong("rainbow.bcq", "false while rl.maxq_learning is false",
                              "SARSA takes the logged next action: there is nothing to restrict")  # fmt: skip
+
+    def _parallel_rules(self) -> Iterator[Problem]:
+        """Yields keys that ask for several processes where one trains, and what cannot be divided over GPUs."""
+        if self.parallel == "ddp":
+            return
+        keys, expected = ("num_processes_per_node", "num_nodes"), f'absent or 1 with parallel "{self.parallel}"'
+        for key in (key for key in keys if getattr(self, key) not in (None, 1)):
+            yield self.wrong(key, expected, "One process trains; several average their gradients by ddp")
+        if self.parallel == "none" and self.use_all_avail_gpus:
+            yield self.wrong("use_all_avail_gpus", 'false with parallel "none"', "One process on one GPU trains")
+        if self.parallel == "none":
+            return
+        if not self.use_gpu:
+            yield self.wrong("parallel", '"ddp" or "none" while use_gpu is false',
+                             "torch's DataParallel divides a minibatch over the GPUs of one machine")  # fmt: skip
+        if not self.use_all_avail_gpus:
+            yield self.wrong("use_all_avail_gpus", 'true with parallel "dp"',
+                             "Its one process uses all of them; CUDA_VISIBLE_DEVICES chooses some")  # fmt: skip
+        if self.training.use_batch_norm:
+            yield self.wrong("training.use_batch_norm", 'false with parallel "dp"',
+                             "Statistics would be those of the first GPU's rows; ddp has them of all")  # fmt: skip
 
     def _stage_rules(self) -> Iterator[Problem]:
         """Yields contradictions of the stages before training with each other and with training."""

@@ -23,6 +23,7 @@ from torch.distributed.distributed_c10d import _set_pg_timeout  # the only way t
 from torch.nn.parallel import DistributedDataParallel
 
 from reagent_lite.console import log_as, machine_logger
+from reagent_lite.distributed.divided import DividedOverGpus
 from reagent_lite.distributed.worker import ProgressReport
 from reagent_lite.errors import Problem, RendezvousError, counted, first_line
 
@@ -98,9 +99,13 @@ class Group:
         is_first_on_node: whether this process prepares what the node's processes share on its disk.
         cores: processor cores for this process, its share of those that the machine gives to the run.
         device: where this process computes.
+        gpus: that divide this process's batches between them, `device` the first of them.
     """
 
-    def __init__(self, place: Place, device: torch.device, progress: ProgressReport | None = None) -> None:
+    def __init__(
+        self, place: Place, device: torch.device, progress: ProgressReport | None = None, *, gpus: int = 1
+    ) -> None:
+        self.gpus = gpus
         self.place, self.device = place, device
         self.rank, self.world_size = place.rank, place.world_size
         self.node, self.num_nodes = place.node, place.num_nodes
@@ -217,9 +222,13 @@ class Group:
             _set_pg_timeout(timedelta(seconds=seconds))
 
     def wrap(self, learner: nn.Module) -> nn.Module:
-        """Returns the learner with its gradients averaged over ranks and rank 0's values in every tensor."""
+        """Returns the learner with its gradients averaged over ranks and rank 0's values in every tensor.
+
+        Where one process has several GPUs, it is one that divides its batches over them.
+        """
         if self.world_size == 1:
-            return learner
+            devices = [torch.device("cuda", index) for index in range(self.gpus)]
+            return learner if self.gpus == 1 else DividedOverGpus(learner, devices)
         if self.device.type == "cuda":
             learner = nn.SyncBatchNorm.convert_sync_batchnorm(learner)  # type: ignore[no-untyped-call]
         wrapped = DistributedDataParallel(learner, gradient_as_bucket_view=True, **_BUFFERS_STAY_LOCAL)
@@ -278,13 +287,14 @@ def _received(size: int, rank: int) -> Tensor:
 
 
 @contextmanager
-def joined(place: Place, device: torch.device, timeout_seconds: float = 7200.0) -> Iterator[Group]:
+def joined(place: Place, device: torch.device, timeout_seconds: float = 7200.0, *, gpus: int = 1) -> Iterator[Group]:
     """Joins the run's process group for the duration of the block.
 
     Args:
         place: from Place.read; a world of one joins nothing.
         device: a CUDA device adds NCCL beside gloo.
         timeout_seconds: how long a process waits for its peers; Group.waiting_at_most changes it.
+        gpus: of a process without peers.
 
     Raises:
         RendezvousError: not all processes came; the absent ones are named.
@@ -293,7 +303,7 @@ def joined(place: Place, device: torch.device, timeout_seconds: float = 7200.0) 
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if place.world_size == 1:
-        yield Group(place, device)
+        yield Group(place, device, gpus=gpus)
         return
     backend = "cuda:nccl,cpu:gloo" if device.type == "cuda" else "gloo"
     timeout = timedelta(seconds=timeout_seconds)

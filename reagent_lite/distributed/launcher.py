@@ -47,18 +47,22 @@ class Processes:
         count: one per GPU, or as many CPU processes as asked for.
         device_type: "cuda" or "cpu".
         note: what the user should know about the choice, or "".
+        gpus: of each process.
     """
 
     count: int
     device_type: str
     note: str = ""
+    gpus: int = 1
 
     def device(self, local_rank: int) -> torch.device:
         """Returns the device of one local rank."""
         return torch.device("cuda", local_rank) if self.device_type == "cuda" else torch.device("cpu")
 
 
-def choose_processes(*, use_gpu: bool, use_all: bool, explicit: int | None, gpus: int) -> Processes:
+def choose_processes(
+    *, use_gpu: bool, use_all: bool, explicit: int | None, gpus: int, divides: bool = False
+) -> Processes:
     """Returns the processes of this machine.
 
     Args:
@@ -66,10 +70,16 @@ def choose_processes(*, use_gpu: bool, use_all: bool, explicit: int | None, gpus
         use_all: the config's use_all_avail_gpus.
         explicit: num_processes_per_node, or None.
         gpus: GPUs found.
+        divides: whether one process divides its batches over all GPUs.
 
     Raises:
-        ConfigError: where more GPU processes are asked for than there are GPUs.
+        ConfigError: where more GPU processes are asked for than there are GPUs, or batches are to be divided without.
     """
+    if divides and not gpus:
+        todo = "torch's DataParallel divides a minibatch over the GPUs of one machine; on a CPU use several processes"
+        raise ConfigError(Problem("parallel", '"ddp" or "none" on a CPU', '"dp"', todo))
+    if divides:
+        return Processes(1, "cuda", gpus=gpus)
     if not use_gpu or not gpus:
         note = "use_gpu is true, but no GPU was found: training on the CPU" if use_gpu else ""
         return Processes(explicit or 1, "cpu", note)

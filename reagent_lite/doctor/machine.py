@@ -54,7 +54,7 @@ def devices(processes: Processes) -> Iterator[Row]:
     if processes.device_type != "cuda":
         return
     gpus = list_gpus()
-    used = used_gpus(gpus, processes.count)
+    used = used_gpus(gpus, processes.count * processes.gpus)
     if not used:
         yield warning("GPUs", "nvidia-smi does not list them", "Without their UUIDs, one used twice is not noticed")
         return

@@ -86,6 +86,7 @@ class DryRun:
         world: processes of all machines.
         here: processes of this machine.
         device_type: "cuda" or "cpu".
+        gpus: of each process.
         inputs: what is known of them.
         needs: memory of one process.
         page: memory of the evaluation on rank 0, or None if it is known only after the data is read.
@@ -98,6 +99,7 @@ class DryRun:
     world: int
     here: int
     device_type: str
+    gpus: int
     inputs: Inputs
     needs: tuple[Need, ...]
     page: Need | None
@@ -141,7 +143,8 @@ def dry_run(config: WorkflowConfig, processes: Processes) -> DryRun:
     free, free_of = _free(processes)
     return DryRun(
         config=config, place=place, world=world, here=processes.count, device_type=processes.device_type,
-        inputs=inputs, needs=tuple(needs), page=None if inputs.copy is None else _page_need(config, inputs.copy),
+        gpus=processes.gpus, inputs=inputs, needs=tuple(needs),
+        page=None if inputs.copy is None else _page_need(config, inputs.copy),
         free=free, free_of=free_of,
     )  # fmt: skip
 
@@ -153,6 +156,7 @@ def processes_here(config: WorkflowConfig) -> Processes:
         use_all=config.use_all_avail_gpus,
         explicit=config.num_processes_per_node,
         gpus=torch.cuda.device_count() if config.use_gpu else 0,
+        divides=config.parallel == "dp",
     )
 
 
@@ -294,7 +298,7 @@ def _free(processes: Processes) -> tuple[int | None, str]:
     if processes.device_type == "cpu":
         return free_bytes(torch.device("cpu")) // here, f"this machine's free memory / {counted(here, 'process')}"
     gpus = list_gpus()
-    used = used_gpus(gpus, here)
+    used = used_gpus(gpus, here * processes.gpus)
     free = [gpu.free for gpu in gpus if gpu.uuid in used and gpu.total]
     return min(free, default=None), "the fullest GPU's free memory"
 
@@ -357,6 +361,7 @@ def _machine_lines(run: DryRun) -> Iterator[str]:
     config, place = run.config, run.place
     processes = counted(run.world, f"{run.device_type} process")
     yield f"{processes}, {run.minibatch} rows a minibatch over all: {run.minibatch / run.world:g} each"
+    yield f"parallel {config.parallel}: {_batch_contract(run)}"
     if place is not None:
         yield f"machines: as the launcher of these processes has it; rank {place.rank} on node {place.node}"
     elif config.num_nodes > 1:
@@ -372,6 +377,17 @@ def _machine_lines(run: DryRun) -> Iterator[str]:
             f"{config.rendezvous.join_timeout_seconds:g} s"
             + (f"; node 0 listens on {config.rendezvous.interface or 'the default route'}, {port}" if by_file else "")
         )
+
+
+def _batch_contract(run: DryRun) -> str:
+    """Returns who computes which rows of a minibatch, and how their gradients become one."""
+    own = f"{run.minibatch / run.world:g} rows"
+    if run.config.parallel == "dp":
+        return (f"one process draws {own} and divides them over {counted(run.gpus, 'GPU')}, "
+                f"{run.minibatch / run.gpus:g} each; the losses are summed on the first")  # fmt: skip
+    if run.config.parallel == "none":
+        return f"one process draws {own} and takes the step alone"
+    return f"every process draws {own} of its own; a step is that of the mean over all {run.minibatch}"
 
 
 def _step_lines(run: DryRun) -> Iterator[str]:

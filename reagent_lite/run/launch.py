@@ -118,9 +118,10 @@ def _run(
     place = place or Place()
     if place.rank == 0 and not is_worker():
         _log_choice(processes)
+    device, wait = processes.device(place.local_rank), config.rendezvous.startup_timeout_seconds
     with (
         contextlib.redirect_stdout(sys.stderr),
-        joined(place, processes.device(place.local_rank), config.rendezvous.startup_timeout_seconds) as group,
+        joined(place, device, wait, gpus=processes.gpus) as group,
     ):
         try:
             outcome = train(config, group)

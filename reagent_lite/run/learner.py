@@ -129,12 +129,12 @@ def build_optimization(config: WorkflowConfig, learner: Learner, *, captured: bo
 
 
 def captures(config: WorkflowConfig, group: Group) -> bool:
-    """Whether this run replays CUDA graphs: all it learns from is simulated, on one GPU, by an optimizer that can."""
+    """Whether this run replays CUDA graphs: it learns from simulation only, on one GPU, by an optimizer that can."""
     simulation, name = config.simulation, config.training.optimizer_class
     assert name is not None
     return (
         group.device.type == "cuda"
-        and group.world_size == 1
+        and group.world_size == group.gpus == 1
         and simulation is not None
         and simulation.cuda_graph
         and config.simulated_share == 1

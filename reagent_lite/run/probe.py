@@ -101,7 +101,8 @@ def main(file: Path) -> int:
         config = check(ParametricDqnConfig if task["parametric"] else DqnConfig, task["config"])
         place = Place.read()
         assert place is not None
-        with joined(place, processes_here(config).device(place.local_rank)) as group:
+        processes = processes_here(config)
+        with joined(place, processes.device(place.local_rank), gpus=processes.gpus) as group:
             rate = measure(config, group)
     except Exception as error:
         report_failure(error, message_of(error))

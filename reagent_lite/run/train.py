@@ -221,6 +221,9 @@ def _require_computable(config: WorkflowConfig, group: Group) -> None:
     Raises:
         ConfigError: naming the key.
     """
+    if config.parallel != "ddp" and group.world_size > 1:  # another launcher may have started them
+        todo = "Start one process, or average their gradients by ddp"
+        raise ConfigError(Problem("parallel", f'"ddp" with {group.world_size} processes', f'"{config.parallel}"', todo))
     if config.training.use_batch_norm and group.world_size > 1 and group.device.type == "cpu":
         todo = "Statistics over all processes need GPUs; train with one process, or without batch normalization"
         raise ConfigError(Problem("training.use_batch_norm", "false with several CPU processes", "true", todo))

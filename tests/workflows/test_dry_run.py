@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+import torch
 from oracles.logs import random_rows
 
 from reagent_lite.config import DqnConfig
@@ -58,6 +59,7 @@ def parquet(tmp_path: Path, count: int) -> str:
 def test_one_process_over_a_file_that_must_be_counted(plan: Plan) -> None:
     lines = plan({})
     assert lines[0] == "1 cpu process, 32 rows a minibatch over all: 32 each"
+    assert lines[1].startswith("parallel ddp: every process draws 32 rows of its own")
     assert only(lines, "rows:") == "rows: counted at the start, steps with them"
     assert only(lines, "memory: the network").endswith("known when the data has been read")
     assert [line for line in lines if line.startswith("warning")] == []
@@ -71,6 +73,8 @@ def test_machines_processes_and_ranks(plan: Plan) -> None:
     }  # fmt: skip
     lines = plan(changes, "--node_index", "1")
     assert lines[0] == "6 cpu processes, 192 rows a minibatch over all: 32 each"
+    mean = "a step is that of the mean over all 192"
+    assert lines[1] == f"parallel ddp: every process draws 32 rows of its own; {mean}"
     assert "this is node 1, ranks 2 to 3; node 0 saves the model" in only(lines, "machines: 3 x 2 processes")
     assert only(lines, "meeting:") == (
         "meeting: file:///share/run.rdzv, all within 600 s; node 0 listens on eth1, 29500"
@@ -78,6 +82,20 @@ def test_machines_processes_and_ranks(plan: Plan) -> None:
     words = "checkpoints: every 50 steps and every 2 minutes, the newest 2 stay; begins again at most 3 times"
     assert only(lines, words)
     assert "layout shards: each machine has its own part of the rows" in only(lines, "data:")
+
+
+def test_one_process_alone_or_over_all_gpus(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert plan({"parallel": "none"})[1] == "parallel none: one process draws 32 rows and takes the step alone"
+    over_all = {"parallel": "dp", "use_gpu": True, "use_all_avail_gpus": True}
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    assert plan(over_all)[:2] == [
+        "1 cuda process, 32 rows a minibatch over all: 32 each",
+        "parallel dp: one process draws 32 rows and divides them over 4 GPUs, 8 each; "
+        "the losses are summed on the first",
+    ]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    (refusal,) = (line for line in plan(over_all, code=2) if line.startswith("parallel:"))
+    assert 'expected "ddp" or "none" on a CPU, got "dp"' in refusal
 
 
 def test_steps_by_the_metadata_of_parquet(plan: Plan, tmp_path: Path) -> None:

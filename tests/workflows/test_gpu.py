@@ -40,6 +40,14 @@ def test_all_gpus(run: Runner, small: dict[str, Any]) -> None:
     assert f"= {counted(torch.cuda.device_count(), 'process')} x" in done.err
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
+def test_one_process_over_all_gpus_learns_what_one_gpu_does(run: Runner, small: dict[str, Any]) -> None:
+    alone = run("dqn", small, "--set", "use_gpu=true", "--set", "parallel=none").outcome["scores"]["td_loss/mean"]
+    done = run("dqn", small, "--set", "use_gpu=true", "--set", "use_all_avail_gpus=true", "--set", "parallel=dp")
+    assert done.code == 0, done.err
+    assert done.outcome["scores"]["td_loss/mean"] == pytest.approx(alone, rel=1e-3)
+
+
 @pytest.mark.parametrize("graph", ["true", "false"], ids=["captured", "eager"])
 @pytest.mark.parametrize("prioritized", ["true", "false"], ids=["prioritized", "uniform"])
 def test_simulated_training_on_a_gpu(run: Runner, graph: str, prioritized: str) -> None:

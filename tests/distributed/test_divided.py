@@ -1,0 +1,66 @@
+"""Batches divided over devices: losses, gradients and row errors of the whole batch."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from oracles.batches import random_batch
+from torch import Tensor, nn
+
+from reagent_lite.distributed.divided import DividedOverGpus, divided, summed
+from reagent_lite.types import TransitionBatch
+
+CPU = torch.device("cpu")
+
+
+class Fit(nn.Module):
+    """Weighted squares of the linear value of a state less the reward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(3, 1)
+        self.row_errors = torch.empty(0)
+
+    def forward(self, batch: TransitionBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        self.row_errors = (self.line(batch.state).squeeze(1) - batch.reward).abs().detach()
+        loss = batch.weight.dot((self.line(batch.state).squeeze(1) - batch.reward).square())
+        return loss, {"td_loss": loss.detach(), "weight": batch.weight.sum()}
+
+
+def test_rows_are_divided_in_order() -> None:
+    batch = random_batch(7, 3, 2, seed=0)
+    propensities = torch.arange(7.0)
+    parts = divided((batch, propensities), [CPU] * 3)
+    assert [len(part) for part, _ in parts] == [2, 2, 3]
+    assert torch.equal(torch.cat([part.state for part, _ in parts]), batch.state)
+    assert [own.tolist() for _, own in parts] == [[0, 1], [2, 3], [4, 5, 6]]
+    assert [len(part) for (part,) in divided((random_batch(2, 3, 2, seed=0),), [CPU] * 4)] == [1, 1]
+
+
+def test_sums_of_losses_and_metrics() -> None:
+    losses = [(torch.tensor(1.5), {"a": torch.tensor(1.0)}), (torch.tensor(2.0), {"a": torch.tensor(4.0)})]
+    loss, metrics = summed(losses, CPU)
+    assert (loss.item(), metrics["a"].item()) == (3.5, 5.0)
+
+
+def test_parts_of_a_batch_learn_what_the_whole_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replicas share the parameters here, and run one after the other."""
+    monkeypatch.setattr(nn.DataParallel, "replicate", lambda self, module, ids: [copy.copy(module) for _ in ids])
+    monkeypatch.setattr(
+        nn.DataParallel, "parallel_apply",
+        lambda self, replicas, inputs, kwargs: [one(*given) for one, given in zip(replicas, inputs, strict=True)],
+    )  # fmt: skip
+    batch, learner = random_batch(7, 3, 2, seed=1), Fit()
+    loss, _ = learner(batch)
+    loss.backward()
+    gradient, errors = learner.line.weight.grad, learner.row_errors
+    learner.zero_grad()
+    wrapped: Any = DividedOverGpus(learner, [CPU] * 3)
+    wrapped.device_ids, wrapped.src_device_obj, wrapped.output_device = [0, 1, 2], CPU, 0  # torch found no GPU
+    divided_loss, metrics = wrapped(batch)
+    divided_loss.backward()
+    assert divided_loss.item() == pytest.approx(loss.item(), rel=1e-6)
+    torch.testing.assert_close(learner.line.weight.grad, gradient)
+    torch.testing.assert_close(learner.row_errors, errors)
+    assert metrics["weight"].item() == pytest.approx(1.0)
