@@ -17,7 +17,7 @@ from reagent_lite.errors import counted, named_counts
         (1000, ("row has", "rows have"), "1,000 rows have"),
     ],
 )
-def test_one_is_no_plural(number: int, forms: tuple[str, ...], text: str) -> None:
+def test_counts_have_singular_and_plural(number: int, forms: tuple[str, ...], text: str) -> None:
     assert counted(number, *forms) == text
 
 

@@ -214,7 +214,7 @@ def test_by_address_without_a_file(start: Start) -> None:
         (1, "file:///tmp/run", {"interface": "no0"}, 3, "lo (127.0.0.1)"),
     ],
 )
-def test_meeting_places_that_are_none(
+def test_places_where_machines_cannot_meet(
     index: int, init_method: str | None, settings: dict[str, Any], code: int, words: str
 ) -> None:
     rendezvous = node_0(Path("/"), **settings)

@@ -78,7 +78,7 @@ def test_links_and_fifos_are_no_files_of_a_bundle(discrete_folder: Path, copied:
         load_bundle(file.parent)
 
 
-def test_files_and_manifest_say_what_the_model_is(
+def test_files_and_manifest_describe_the_model(
     bundle: Bundle, discrete_folder: Path, parametric_folder: Path
 ) -> None:
     for folder in (discrete_folder, parametric_folder):

@@ -127,7 +127,7 @@ def test_the_schema_explains_every_key(model: Any, capsys: pytest.CaptureFixture
     assert schema["$defs"]["RLConfig"]["properties"]["gamma"]["default"] == 0.9
 
 
-def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_names_flags_codes_and_examples(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         started(["--help"])
     text = capsys.readouterr().out
@@ -135,7 +135,7 @@ def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
         assert word in text
 
 
-def test_no_config_and_two_gpus_too_many(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_config_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert started([]) == 2
     assert "--config: expected the path of a JSON file, got nothing" in capsys.readouterr().err
 

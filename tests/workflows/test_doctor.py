@@ -59,13 +59,13 @@ def examine(tmp_path: Path, small: dict[str, Any], capsys: pytest.CaptureFixture
         ({"timeline": 3}, [], "dqn"),
     ],
 )
-def test_whose_config_it_is(tree: dict[str, Any], overrides: list[str], workflow: str, tmp_path: Path) -> None:
+def test_which_workflow_a_config_is_of(tree: dict[str, Any], overrides: list[str], workflow: str, tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps(tree))
     assert choose_workflow(str(file), overrides) == workflow
 
 
-def test_the_workflow_may_be_said(examine: Examine) -> None:
+def test_the_workflow_may_be_given(examine: Examine) -> None:
     code, rows = examine({}, "--workflow", "parametric_dqn")
     assert code == 2
     assert "actions: expected absent" in rows["config of workflows.parametric_dqn"][0]["found"]
@@ -157,7 +157,7 @@ def test_environments(
         assert row["found"] == "cartpole_v1 compiles for cpu: 4 features, 2 choices"
 
 
-def test_who_this_machine_is_must_be_known(examine: Examine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_this_machine_must_be_known(examine: Examine, monkeypatch: pytest.MonkeyPatch) -> None:
     code, rows = examine({"num_nodes": 2})
     assert (code, failures(rows)) == (2, ["machines"])
     monkeypatch.setenv("JOB_COMPLETION_INDEX", "1")
@@ -177,7 +177,7 @@ MEETINGS = {
 
 
 @pytest.mark.parametrize(("method", "name", "words"), MEETINGS.values(), ids=MEETINGS)
-def test_places_where_nobody_meets(examine: Examine, tmp_path: Path, method: str | None, name: str, words: str) -> None:
+def test_places_where_machines_cannot_meet(examine: Examine, tmp_path: Path, method: str | None, name: str, words: str) -> None:
     (tmp_path / "file").write_text("")
     method = None if method is None else method.format(tmp_path)
     code, rows = examine({"num_nodes": 2, "init_method": method} | LOOPBACK, "--node_index", "0")
