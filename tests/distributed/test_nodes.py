@@ -37,7 +37,9 @@ ACCELERATE_ON_CPU = {"ACCELERATE_USE_CPU": "True"}
         (1, 2, {**ACCELERATE_ON_CPU, "MASTER_ADDR": "10.0.0.1"}, Node(1, 2)),
     ],
 )
-def test_number_and_count_of_machines_by_source(index: int | None, count: int, environment: dict[str, str], expected: Node) -> None:
+def test_number_and_count_of_machines_by_source(
+    index: int | None, count: int, environment: dict[str, str], expected: Node
+) -> None:
     assert find_node(index=index, count=count, environment=environment) == expected
 
 

@@ -78,9 +78,7 @@ def test_links_and_fifos_are_no_files_of_a_bundle(discrete_folder: Path, copied:
         load_bundle(file.parent)
 
 
-def test_files_and_manifest_describe_the_model(
-    bundle: Bundle, discrete_folder: Path, parametric_folder: Path
-) -> None:
+def test_files_and_manifest_describe_the_model(bundle: Bundle, discrete_folder: Path, parametric_folder: Path) -> None:
     for folder in (discrete_folder, parametric_folder):
         assert tuple(sorted(path.name for path in folder.iterdir())) == FILES
     assert bundle.workflow == "dqn"

@@ -161,9 +161,7 @@ def test_files_are_readable_by_others(make: Make) -> None:
     assert modes == {0o644}
 
 
-def test_the_card_describes_the_model(
-    discrete_folder: Path, parametric_folder: Path, restricted_folder: Path
-) -> None:
+def test_the_card_describes_the_model(discrete_folder: Path, parametric_folder: Path, restricted_folder: Path) -> None:
     card, of_candidates, restricted = (
         (folder / "MODEL_CARD.md").read_text() for folder in (discrete_folder, parametric_folder, restricted_folder)
     )

@@ -59,7 +59,9 @@ def examine(tmp_path: Path, small: dict[str, Any], capsys: pytest.CaptureFixture
         ({"timeline": 3}, [], "dqn"),
     ],
 )
-def test_which_workflow_a_config_is_of(tree: dict[str, Any], overrides: list[str], workflow: str, tmp_path: Path) -> None:
+def test_which_workflow_a_config_is_of(
+    tree: dict[str, Any], overrides: list[str], workflow: str, tmp_path: Path
+) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps(tree))
     assert choose_workflow(str(file), overrides) == workflow
@@ -177,7 +179,9 @@ MEETINGS = {
 
 
 @pytest.mark.parametrize(("method", "name", "words"), MEETINGS.values(), ids=MEETINGS)
-def test_places_where_machines_cannot_meet(examine: Examine, tmp_path: Path, method: str | None, name: str, words: str) -> None:
+def test_places_where_machines_cannot_meet(
+    examine: Examine, tmp_path: Path, method: str | None, name: str, words: str
+) -> None:
     (tmp_path / "file").write_text("")
     method = None if method is None else method.format(tmp_path)
     code, rows = examine({"num_nodes": 2, "init_method": method} | LOOPBACK, "--node_index", "0")
