@@ -29,7 +29,7 @@ from reagent_lite.data.features.fitting import VERSION, Fitted, check_overrides,
 from reagent_lite.data.features.log import ACTION, STATE, LogSummary, summarize_log
 from reagent_lite.data.features.normalization import normalization_json
 from reagent_lite.data.formats.files import InputFile
-from reagent_lite.data.stage import StageManifest, data_files, left_out, manifest_at, require_own, states_of
+from reagent_lite.data.stage import StageManifest, data_files, left_out, require_own, states_of
 from reagent_lite.errors import ConfigError, Problem, counted
 from reagent_lite.files import appearing_folder, disk_errors, require_writable, write_whole
 
@@ -89,7 +89,7 @@ def normalize(config: NormalizeConfig) -> Normalized:
 
     training = _summary(config, files["training"], "reading", config.parametric)
     fitted, drifts = _fitted(config, training), dict[str, Drift]()
-    hashes, parent = training.hashes, manifest_at(config.training_data_path)
+    hashes, parent = training.hashes, StageManifest.read(config.training_data_path)
     if files["reference"]:
         reference = _summary(config, files["reference"], "reading the reference", training.parametric)
         hashes += reference.hashes

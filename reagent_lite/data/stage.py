@@ -247,7 +247,7 @@ def data_files(log: Log, columns: Columns | None = None) -> tuple[InputFile, ...
         NoRowsError: a folder whose manifest says that it has no rows.
     """
     path = path_of(log)
-    manifest = manifest_at(path)
+    manifest = StageManifest.read(path)
     if manifest is None:
         own = OwnColumns.of(columns or {})
         return tuple(replace(file, columns=own) for file in list_input(path, tuple(READERS)))
@@ -268,7 +268,7 @@ def data_files(log: Log, columns: Columns | None = None) -> tuple[InputFile, ...
 
 def left_out(path: str) -> tuple[str, ...]:
     """Returns sentences about what lies at a path and is not read, and what the stage that made it left out before."""
-    manifest = manifest_at(path)
+    manifest = StageManifest.read(path)
     before = [] if manifest is None else manifest.report.get("left_out")
     sentences = [one for one in before if isinstance(one, str)] if isinstance(before, list) else []
     return (*not_read(path, tuple(READERS)), *sentences)
@@ -286,9 +286,3 @@ def require_own(folder: Path, kind: str, key: str) -> None:
         got = f"{folder} with {', '.join(others[:5])}" if others else f"the file {folder}"
         expected = f"a folder that is not there, is empty, or holds a {kind} alone"
         raise ConfigError(Problem(key, expected, got, "It would be replaced: choose another"))
-
-
-def manifest_at(path: str) -> StageManifest | None:
-    """Returns the manifest of the stage's folder at a path or URL of data; None where it is no such folder."""
-    resolved = local_path(path)
-    return StageManifest.read(path) if os.path.isdir(resolved) or "://" in resolved else None

@@ -84,32 +84,15 @@ def test_spans_stop_at_ends_inside_an_mdp_id(tmp_path: Path, caplog: pytest.LogC
     assert "1 row follows an end inside an mdp_id" in caplog.text
 
 
-def test_terminal_and_truncated_rows_are_kept(tmp_path: Path) -> None:
-    rows = [
-        event("ended", 0, 0.0), event("ended", 1, 1.0, terminal=True),
-        event("cut", 0, 2.0), event("cut", 7, 3.0, truncated=True, next_state_features={"0": 9.0},
-                                    possible_next_actions=["r"]),
-        event("lost", 0, 4.0), event("lost", 1, 5.0, truncated=True),
-    ]  # fmt: skip
-    make(tmp_path, rows)
-    found = {(row["mdp_id"], row["sequence_number"]): row for row in read(tmp_path / "train")}
-    assert sorted(found) == [("cut", 0), ("cut", 7), ("ended", 0), ("ended", 1), ("lost", 0)]
-    assert (found["ended", 1]["terminal"], found["ended", 1]["next_state_features"]) == (True, None)
-    cut = found["cut", 7]
-    assert (cut["terminal"], cut["truncated"], cut["next_state_features"]) == (False, True, {0: 9.0})
-    assert (cut["next_action"], cut["possible_next_actions"], cut["time_diff"]) == (None, ["r"], 1)
+def test_a_row_that_a_limit_cut_at_an_unknown_state_is_left_out(tmp_path: Path) -> None:
+    make(tmp_path, [event("lost", 0, 4.0), event("lost", 1, 5.0, truncated=True)])
+    assert values(read(tmp_path / "train"), "sequence_number") == [0]
     assert report(tmp_path / "train")["truncated_rows_without_next_state"] == 1
 
 
 def test_parametric_actions(tmp_path: Path) -> None:
     one, other = {"0": 1.0, "4": 0.5}, {"0": 2.0}
-    rows = [event("a", 0, 0.0, action=one, possible_actions=[one, other]),
-            event("a", 1, 1.0, action=other, possible_actions=[other], terminal=True)]  # fmt: skip
-    make(tmp_path, rows, actionDiscrete=False)
-    first, last = read(tmp_path / "train")
-    assert (first["action"], first["next_action"]) == ({0: 1.0, 4: 0.5}, {0: 2.0})
-    assert (first["possible_actions"], first["possible_next_actions"]) == ([{0: 1.0, 4: 0.5}, {0: 2.0}], [{0: 2.0}])
-    assert (last["next_action"], last["possible_next_actions"]) == (None, [])
+    make(tmp_path, [event("a", 0, 0.0, action=one, possible_actions=[one, other], terminal=True)], actionDiscrete=False)
     assert json.loads((tmp_path / "train/manifest.json").read_text())["action_ids"] == [0, 4]
     with pytest.raises(DataError, match=r'got \{"0": 3.0\}'):
         make(tmp_path / "other", [event("a", 0, 0.0, action={"0": 3.0}, possible_actions=[one])], actionDiscrete=False)
@@ -357,7 +340,7 @@ def test_events_that_change_while_they_are_read(tmp_path: Path, monkeypatch: pyt
         os.utime(source, ns=(1, 1))
 
     monkeypatch.setattr(PartFiles, "write", meanwhile)
-    with pytest.raises(DataError, match=r"expected a file that stays as it is while it is read"):
+    with pytest.raises(DataError, match=r"events.jsonl: expected files that stay as they are while they are read"):
         make(tmp_path, source)
     assert not (tmp_path / "train").exists()
 

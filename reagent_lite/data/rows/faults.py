@@ -28,6 +28,7 @@ class Faults:
         kind: [n] number of the row's kind, NO_RULE without a fault.
         got: what the row has instead; of the first MAX_PROBLEMS rows of each kind.
         features: ids in the block that have a name, no fault but found on the same way.
+        unlisted: [n] whether the row lists no candidates though an action was taken, no fault either.
     """
 
     block: Block
@@ -35,9 +36,11 @@ class Faults:
     kind: NDArray[np.int32] = field(init=False)
     got: dict[int, str] = field(default_factory=dict)
     features: set[int] = field(default_factory=set)
+    unlisted: Mask = field(init=False)
 
     def __post_init__(self) -> None:
         self.kind = np.full(self.block.table.num_rows, NO_RULE, np.int32)
+        self.unlisted = np.zeros(len(self.kind), bool)
 
     @property
     def rows(self) -> Mask:

@@ -91,7 +91,9 @@ def event_table(block: Block, contract: Contract) -> tuple[pa.Table, Faults, dic
         faults.add(~valid_rows(found["ds"]), "a date in ds", lambda _: "null", rule="ds_absent")
     for name in contract.rewards:
         found[name] = _numbers(finite(column[name], faults))
-    found["action_probability"] = _numbers(propensity(block, faults)[0])
+    probability, given = propensity(block, faults)
+    # the only candidate is taken with certainty
+    found["action_probability"] = _numbers(np.where(faults.unlisted & given, 1, probability))
     both = (filled(found["terminal"], 0) & filled(found["truncated"], 0)).astype(bool)
     todo = "A true end is terminal; truncated says that a limit cut the episode before one"
     faults.add(both, "terminal or truncated, not both", lambda _: "both", todo, "terminal_and_truncated")
@@ -120,9 +122,11 @@ def _parametric(column: dict[str, Column], faults: Faults) -> dict[str, pa.Array
     """Returns the columns of actions that are maps of features."""
     action, taken = features(column["action"], faults, rule="action_infinite", todo=TODO_NAMES)
     lists = {name: candidate_lists(column[name], faults) for name in _LISTS}
-    possible = lists["possible_actions"]  # of an empty list the candidates are unknown
+    possible = lists["possible_actions"]
     missing = taken & (possible.lengths > 0) & (match(action, taken, possible) == NONE)
     faults.add(missing, "an action among possible_actions", column["action"].value, rule="action_not_possible")
+    faults.unlisted = column["possible_actions"].present & (possible.lengths == 0) & taken
+    lists["possible_actions"] = possible.or_alone(action, taken, faults.unlisted)
     found = {"action": map_array(action, taken)}
     for name, one in lists.items():
         every = map_array(one.features, np.ones(len(one.features.values), bool))

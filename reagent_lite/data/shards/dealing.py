@@ -34,7 +34,7 @@ from reagent_lite.data.formats.schema import conformed, from_indices, in_one_pie
 from reagent_lite.data.rows.columns import column_of, strings
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.hashes import Hashes, mix, name_hashes, row_hashes
-from reagent_lite.data.stage import StageManifest, data_files, left_out, manifest_at, states_of
+from reagent_lite.data.stage import StageManifest, data_files, left_out, states_of
 from reagent_lite.data.writing.part_files import ROW_GROUP_ROWS, columns_worth_a_dictionary, part_name
 from reagent_lite.errors import Problem, raise_any
 
@@ -96,7 +96,7 @@ def make_shards(config: ShardConfig, folder: Path, progress: Show | None = None)
         DataError: an input that cannot be read, is not as its manifest says, or changes meanwhile.
     """
     path = config.training_data_path
-    files, parent = data_files(path, config.columns), manifest_at(path)
+    files, parent = data_files(path, config.columns), StageManifest.read(path)
     shards = [_Shard(folder=folder / folder_name(number)) for number in range(config.num_nodes)]
     for one in shards:
         one.folder.mkdir()

@@ -74,6 +74,7 @@ class Checked:
         seen: columns that have a value in some row.
         kinds: of the values of each further column, see rows/table.py.
         features: ids that have a name.
+        unlisted: rows that list no candidates though an action was taken, which is the only one then.
         metrics: names of all metrics.
         refused: rows by the rule they break.
         first: the first MAX_PROBLEMS of them, each with its rule.
@@ -87,6 +88,7 @@ class Checked:
     seen: set[str] = field(default_factory=set)
     kinds: dict[str, set[str]] = field(default_factory=dict)
     features: Features = field(default_factory=set)
+    unlisted: int = 0
     metrics: set[str] = field(default_factory=set)
     refused: Counter[str] = field(default_factory=Counter)
     first: list[tuple[str, Problem]] = field(default_factory=list)
@@ -102,6 +104,7 @@ class Checked:
         for name, kinds in other.kinds.items():
             self.kinds.setdefault(name, set()).update(kinds)
         self.features |= other.features
+        self.unlisted += other.unlisted
         self.metrics |= other.metrics
         self.refused.update(other.refused)
         self.first = (self.first + other.first)[:MAX_PROBLEMS]
@@ -166,6 +169,7 @@ def _take(
             if bound is not None:
                 taken &= np.asarray(pc.fill_null(than(days, bound), True))
     faults.kind[~taken] = NO_RULE
+    found.unlisted = int((faults.unlisted & taken).sum())
     rules = faults.rules()
     found.refused = Counter(rules.drop_null().to_pylist())
     found.first = list(zip(rules.drop_null().to_pylist(), faults.first(), strict=False))

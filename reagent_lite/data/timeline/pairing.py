@@ -242,26 +242,6 @@ class _Rows:
         """[n] sequence numbers since the first row of the episode."""
         return self.sequence - self.sequence[self.start]
 
-    @property
-    def unlisted(self) -> Mask:
-        """[n] whether the row lists no candidates though an action was taken."""
-        if self.config.timeline.actionDiscrete:
-            return np.zeros(len(self), bool)
-        lengths = filled(pc.list_value_length(self.column("possible_actions")), 1)
-        none: Mask = lengths == 0
-        return none & self.present("action")
-
-    @property
-    def choices(self) -> pa.Array:
-        """[n] possible actions; where candidates are unknown the action alone."""
-        listed, unlisted = self.column("possible_actions"), self.unlisted
-        if not unlisted.any():
-            return listed
-        alone = pa.ListArray.from_arrays(pa.array(np.arange(len(self) + 1, dtype=np.int32)), self.column("action"))
-        rows = np.arange(len(self))
-        both = pa.concat_arrays([listed, alone.cast(listed.type)])
-        return both.take(from_indices(np.where(unlisted, rows + len(self), rows)))
-
 
 def _count(rows: _Rows, counts: Counts) -> None:
     new = np.append(False, rows.number[1:] == rows.number[:-1])[: len(rows)]  # a row follows another of its episode
@@ -278,7 +258,6 @@ def _count(rows: _Rows, counts: Counts) -> None:
         "truncated_rows": rows.truncated,
         "last_rows_without_an_end": unfinished,
         "truncated_rows_without_next_state": cut,
-        "candidates_unknown_rows": rows.unlisted,
         "complete_rows": rows.complete,
     }
     counts.figures.update({name: int(mask.sum()) for name, mask in figures.items()})
@@ -391,14 +370,13 @@ def _transitions(rows: _Rows, span: _Span, pairing: Pairing) -> pa.RecordBatch:
         if name != "metrics":
             found[name] = _summed(span, rows.column(name), timeline.gamma)
     if "action_probability" in seen:
-        probability = rows.column("action_probability")
-        found["action_probability"] = span.own(pc.if_else(pa.array(rows.unlisted), 1.0, probability))
+        found["action_probability"] = span.own(rows.column("action_probability"))
     if "metrics" in seen:
         sums = timeline.steps > 1 and "metrics" in timeline.rewardColumns and pairing.found.metrics
         found["metrics"] = _metrics(span, pairing) if sums else span.own(rows.column("metrics"))
     found["next_state_features"] = span.after(rows.column("state_features"), rows.column("next_state_features"))
     found["next_action"] = span.after(rows.column("action"))
-    choices = rows.choices
+    choices = rows.column("possible_actions")
     if timeline.includePossibleActions and "possible_actions" in seen:
         found["possible_actions"] = span.own(choices)
     if timeline.includePossibleActions and seen & {"possible_actions", "possible_next_actions"}:

@@ -11,11 +11,10 @@
 from __future__ import annotations
 
 import glob
-import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -189,7 +188,7 @@ def make_timeline(config: TimelineConfig, engine: Engine, files: tuple[InputFile
             )
         _log_figures(config, found, counts, files)
         report = _report(config, pairing, counts, [sum(rows.values()) for rows in written])
-        _require_unchanged(files)
+        _require_unchanged(config, files)
         above = StageManifest.read(timeline.inputTableName)
         named = {int(one): one for one in found.features}
         ids = {name: {named.get(one, one) for one in some} for name, some in counts.ids.items()}
@@ -280,37 +279,35 @@ def _longest(config: TimelineConfig, engine: Engine) -> float | None:
 
 def _log_figures(config: TimelineConfig, found: Checked, counts: Counts, files: Sequence[InputFile]) -> None:
     figures, first = counts.figures, _first_places(found)
+    info, warning = machine_logger.info, machine_logger.warning
     for rule, number in _by_rows(found):
         text = f"{counted(number, 'row')} of {counted(counts.refused[rule], 'episode')} refused ({rule})"
-        machine_logger.warning(f"{text}, their episodes are left out; {first.get(rule, '')}")
-    if number := figures["duplicate_rows"]:
-        places = ", ".join(f"{files[file].path}:{line}" for file, line in counts.duplicates)
-        text = counted(number, "row has", "rows have")
-        more = ", ..." if number > MAX_DUPLICATES else ""
-        machine_logger.warning(
-            f"{text} the mdp_id and sequence_number of another; the first of each is kept. Left out: {places}{more}"
-        )
+        warning(f"{text}, their episodes are left out; {first.get(rule, '')}")
     rows = f"{counted(figures['paired_rows'], 'row')} in {counted(figures['episodes'], 'episode')}"
-    ends = f"{counted(figures['terminal_rows'], 'true end')}, {figures['truncated_rows']:,} cut by a limit"
-    machine_logger.info(f"{rows}, {ends}, {counted(figures['gaps'], 'gap')}")
-    if number := figures["candidates_unknown_rows"]:
-        text = counted(number, "row has", "rows have")
-        machine_logger.info(f"{text} an empty possible_actions; the action taken is the only candidate there")
-    if number := figures["last_rows_without_an_end"]:
-        text = counted(number, "last row does not say how it ends", "last rows do not say how they end")
-        if config.timeline.addTerminalStateRow:
-            machine_logger.info(f"{text}: true ends, as addTerminalStateRow says")
-        else:
-            todo = "Log terminal or truncated, or set addTerminalStateRow"
-            machine_logger.warning(f"{text}: left out, as it is not known where they led. {todo}")
-    if number := figures["truncated_rows_without_next_state"]:
-        text = counted(number, "truncated row has", "truncated rows have")
-        why = "a value behind the limit cannot be counted on. Log what was seen there"
-        machine_logger.warning(f"{text} no next_state_features: left out: {why}")
-    if number := figures["rows_after_an_end"]:
-        text = counted(number, "row follows", "rows follow")
-        todo = "Give each episode an mdp_id of its own"
-        machine_logger.warning(f"{text} an end inside an mdp_id; nothing is paired across it. {todo}")
+    ended = f"{counted(figures['terminal_rows'], 'true end')}, {figures['truncated_rows']:,} cut by a limit"
+    info(f"{rows}, {ended}, {counted(figures['gaps'], 'gap')}")
+
+    def log(level: Callable[[str], None], figure: str, one: str, several: str, rest: str) -> None:
+        if figures[figure]:
+            level(f"{counted(figures[figure], one, several)} {rest}")
+
+    places = ", ".join(f"{files[file].path}:{line}" for file, line in counts.duplicates)
+    places += ", ..." if figures["duplicate_rows"] > MAX_DUPLICATES else ""
+    rest = f"the mdp_id and sequence_number of another; the first of each is kept. Left out: {places}"
+    log(warning, "duplicate_rows", "row has", "rows have", rest)
+    if found.unlisted:
+        text = counted(found.unlisted, "row has", "rows have")
+        info(f"{text} an empty possible_actions; the action taken is the only candidate there")
+    ends = "last row does not say how it ends:", "last rows do not say how they end:"
+    if config.timeline.addTerminalStateRow:
+        log(info, "last_rows_without_an_end", *ends, "true ends, as addTerminalStateRow says")
+    else:
+        rest = "left out, as it is not known where they led. Log terminal or truncated, or set addTerminalStateRow"
+        log(warning, "last_rows_without_an_end", *ends, rest)
+    rest = "no next_state_features: left out: a value behind the limit cannot be counted on. Log what was seen there"
+    log(warning, "truncated_rows_without_next_state", "truncated row has", "truncated rows have", rest)
+    rest = "an end inside an mdp_id; nothing is paired across it. Give each episode an mdp_id of its own"
+    log(warning, "rows_after_an_end", "row follows", "rows follow", rest)
 
 
 def _first_places(found: Checked) -> dict[str, str]:
@@ -320,17 +317,15 @@ def _first_places(found: Checked) -> dict[str, str]:
 def _report(config: TimelineConfig, pairing: Pairing, counts: Counts, rows: Sequence[int]) -> dict[str, Any]:
     """Returns what was read, refused, left out and written, as the manifests have it."""
     found, figures, timeline = pairing.found, counts.figures, config.timeline
-    missing = [
-        (figures["duplicate_rows"], "with the mdp_id and sequence_number of another"),
-        (
-            0 if timeline.addTerminalStateRow else figures["last_rows_without_an_end"],
-            "last of an episode without a word on how it ends",
-        ),
-        (figures["truncated_rows_without_next_state"], "truncated without next_state_features"),
-        (counts.outliers["rows"], "in episodes of unusual length"),
-        (found.rows - figures["rows"] if found.refused else 0, "refused or in a refused row's episode"),
-    ]
-    reasons = ", ".join(f"{number:,} {reason}" for number, reason in missing if number)
+    unfinished = 0 if timeline.addTerminalStateRow else figures["last_rows_without_an_end"]
+    missing = {
+        "with the mdp_id and sequence_number of another": figures["duplicate_rows"],
+        "last of an episode without a word on how it ends": unfinished,
+        "truncated without next_state_features": figures["truncated_rows_without_next_state"],
+        "in episodes of unusual length": counts.outliers["rows"],
+        "refused or in a refused row's episode": found.rows - figures["rows"] if found.refused else 0,
+    }
+    reasons = ", ".join(f"{number:,} {reason}" for reason, number in missing.items() if number)
     total = counted(found.rows, "event")
     named = {int(one): one for one in found.features}
     state = {**dict.fromkeys(counts.ids["next_state_features"], 0), **counts.ids["state_features"]}
@@ -342,6 +337,7 @@ def _report(config: TimelineConfig, pairing: Pairing, counts: Counts, rows: Sequ
             for rule, number in _by_rows(found)
         ],
         **figures,
+        "candidates_unknown_rows": found.unlisted,
         "outliers": {} if pairing.longest is None else {"longest_rows": pairing.longest, **counts.outliers},
         "left_out": [f"{timeline.inputTableName}: of {total} left out by the timeline: {reasons}"] if reasons else [],
         "rows_beyond_time_window": figures["complete_rows"] - sum(rows),
@@ -351,20 +347,12 @@ def _report(config: TimelineConfig, pairing: Pairing, counts: Counts, rows: Sequ
     }
 
 
-def _require_unchanged(files: Sequence[InputFile]) -> None:
+def _require_unchanged(config: TimelineConfig, files: Sequence[InputFile]) -> None:
     """Checks that the events are still those that were read and hashed."""
-    for file in files:
-        if file.remote:
-            continue
-        try:
-            now = os.stat(file.path)
-            same = (now.st_size, now.st_mtime_ns) == (file.size, file.modified_ns)
-        except OSError:
-            same = False
-        if not same:
-            raise DataError(
-                Problem(file.path, "a file that stays as it is while it is read", "one that changed", "Run again")
-            )
+    now = data_files(config.timeline.inputTableName, config.columns)
+    if now != files:
+        where = next((one.path for one in files if one not in now), config.timeline.inputTableName)
+        raise DataError(Problem(where, "files that stay as they are while they are read", "a change", "Run again"))
 
 
 @contextmanager
