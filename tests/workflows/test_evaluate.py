@@ -60,7 +60,7 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return linear_bundle(tmp_path_factory.mktemp("bundles") / "known", np.eye(2), AB, (0, 1))
 
 
-def judged(log: Path, model: Path, **keys: Any) -> tuple[Evaluated, dict[str, Any]]:
+def evaluated(log: Path, model: Path, **keys: Any) -> tuple[Evaluated, dict[str, Any]]:
     tree: dict[str, Any] = {
         "model": str(model), "data_path": str(log), "output_path": str(log.parent / "report" / "e.json"), "gamma": 0.9,
         **keys,
@@ -87,7 +87,7 @@ def three_rows(tmp_path: Path) -> Path:
 
 
 def test_one_step_three_rows(known: Path, tmp_path: Path) -> None:
-    outcome, report = judged(three_rows(tmp_path), known)
+    outcome, report = evaluated(three_rows(tmp_path), known)
     assert (outcome.episodes, outcome.rows) == (3, 3)
     # weights .4/.2 = 2, .3/.5 = .6, .7/.4 = 1.75: (8 + 3 + 12.25) / 3; and over their sum 4.35
     assert outcome.scores["CPE/Reward/IPS_Reward"] == pytest.approx(7.75, abs=1e-5)
@@ -117,7 +117,7 @@ def test_which_policy(
     tmp_path: Path, exported: TargetPolicy, keys: dict[str, Any], shown: str, expected: float
 ) -> None:
     model = linear_bundle(tmp_path / "model", np.eye(2), AB, (0, 1), policy=exported)
-    outcome, report = judged(three_rows(tmp_path), model, **keys)
+    outcome, report = evaluated(three_rows(tmp_path), model, **keys)
     assert outcome.scores["CPE/Reward/IPS_Reward"] == pytest.approx(expected, abs=1e-5)
     assert report["model"]["policy"] == shown
 
@@ -127,7 +127,7 @@ def test_reports_without_a_name_of_their_own_lie_beside_the_model(tmp_path: Path
     log, model = three_rows(tmp_path), tmp_path / "run" / "model"
 
     def report(**keys: Any) -> Path:
-        return Path(judged(log, model, output_path=None, **keys)[0].report)
+        return Path(evaluated(log, model, output_path=None, **keys)[0].report)
 
     linear_bundle(model, np.eye(2), AB, (0, 1))
     first = report()
@@ -162,7 +162,7 @@ def unequal(tmp_path: Path, propensity: bool = True) -> tuple[Path, float, float
 
 def test_the_logging_policy_scores_its_own_mean(known: Path, tmp_path: Path) -> None:
     log, reward, ret = unequal(tmp_path)
-    outcome, report = judged(log, known)
+    outcome, report = evaluated(log, known)
     for name in ("IPS_Reward", "Self_Normalized_IPS_Reward"):
         assert outcome.scores[f"CPE/Reward/{name}"] == pytest.approx(reward, abs=1e-6)
     for name in ("Per_Decision_Importance_Sampling", "Weighted_Per_Decision_Importance_Sampling"):
@@ -190,7 +190,7 @@ def constant(folder: Path, shares: Sequence[float], order: tuple[str, ...] = AB)
 def test_two_models_and_their_difference(tmp_path: Path) -> None:
     """.2 * 1 + .8 * 3 = 2.6 against .8 * 1 + .2 * 3 = 1.4, whose actions stand in another order."""
     model, against = constant(tmp_path / "one", (0.2, 0.8)), constant(tmp_path / "other", (0.2, 0.8), ("b", "a"))
-    outcome, report = judged(bandit(tmp_path), model, against=str(against),
+    outcome, report = evaluated(bandit(tmp_path), model, against=str(against),
                              evaluation={"held_out_share": 0.5, "final_fit_passes": 150})  # fmt: skip
     assert outcome.difference is not None
     for name in ("Direct_Method_Reward", "Fitted_Q_Evaluation", "Doubly_Robust_Reward", "MAGIC"):
@@ -216,7 +216,7 @@ def test_the_same_policy_with_actions_in_another_order(known: Path, tmp_path: Pa
     rows = [row(name, (0.3, 0.7), i % 2, i, 0.5) for i, name in enumerate(names(31))]
     for i in range(0, 31, 3):
         rows[i] |= {"possible_actions": [1 - i % 2, i % 2], "action_probability": 1.0}
-    outcome, report = judged(write_lines(tmp_path / "log.jsonl", rows), known, against=str(same))
+    outcome, report = evaluated(write_lines(tmp_path / "log.jsonl", rows), known, against=str(same))
     assert outcome.difference is not None
     for name in (one.name for one in ESTIMATORS.values() if not one.model):
         assert outcome.difference[f"CPE/Reward/{name}"] == pytest.approx([0, 0, 0], abs=1e-6)
@@ -241,7 +241,7 @@ def test_candidates(tmp_path: Path) -> None:
     logged = ((0, 0.2, 4.0), (1, 0.5, 5.0), (0, 0.4, 7.0), (0, 1.0, 9.0))
     rows = [choice(name, [{"7": math.log(share)} for share in shares], *one)
             for name, shares, one in zip(names(4), lists, logged, strict=True)]  # fmt: skip
-    outcome, report = judged(write_lines(tmp_path / "log.jsonl", rows), model)
+    outcome, report = evaluated(write_lines(tmp_path / "log.jsonl", rows), model)
     assert outcome.scores["CPE/Reward/IPS_Reward"] == pytest.approx(7.75, abs=1e-5)
     assert report["model"]["actions"] == {}
     # of the three rows that are scored, the last one's likeliest candidate is the logged one
@@ -272,7 +272,7 @@ def test_models_fitted_to_candidates(tmp_path: Path) -> None:
         else:
             rows.append(choice(str(i), [other], 0, 1.0, 3.0))
     log = write_lines(tmp_path / "log.jsonl", rows)
-    outcome, _ = judged(log, model, evaluation={"held_out_share": 0.5, "final_fit_passes": 100})
+    outcome, _ = evaluated(log, model, evaluation={"held_out_share": 0.5, "final_fit_passes": 100})
     for name in ("Direct_Method_Reward", "Fitted_Q_Evaluation", "Doubly_Robust_Reward", "MAGIC"):
         # half of some 200 scored rows have two candidates, give or take 3.5 % of them
         assert outcome.scores[f"CPE/Reward/{name}"] == pytest.approx(2.8, abs=0.06)
@@ -280,7 +280,7 @@ def test_models_fitted_to_candidates(tmp_path: Path) -> None:
 
 def test_without_propensities(known: Path, tmp_path: Path) -> None:
     log, reward, ret = unequal(tmp_path, propensity=False)
-    outcome, report = judged(log, known, against=str(known))
+    outcome, report = evaluated(log, known, against=str(known))
     found = estimates(report)
     for name in WEIGHTED:
         assert found[name]["figure"] == found[name]["difference"] == {"value": None, "low": None, "high": None}
@@ -301,7 +301,7 @@ def test_without_propensities(known: Path, tmp_path: Path) -> None:
 def test_one_episode(known: Path, tmp_path: Path) -> None:
     """It is scored; there is none to fit to, and no interval."""
     rows = [row("only", (0.5, 0.5), 0, 2.0, 0.25, 0, last=False), row("only", (0.5, 0.5), 1, 1.0, 0.5, 1)]
-    outcome, report = judged(write_lines(tmp_path / "log.jsonl", rows), known)
+    outcome, report = evaluated(write_lines(tmp_path / "log.jsonl", rows), known)
     found = estimates(report)
     # weights 2 and 2 * 1: 2 * 2 + 0.9 * 2 * 1
     assert found["Per_Decision_Importance_Sampling"]["figure"] == {
@@ -320,7 +320,7 @@ def test_one_episode(known: Path, tmp_path: Path) -> None:
 def test_all_weights_zero(known: Path, tmp_path: Path) -> None:
     """A greedy policy that never does what was logged."""
     rows = [row(str(i), (0.9, 0.1), 1, 1.0, 0.5) for i in range(40)]
-    outcome, report = judged(write_lines(tmp_path / "log.jsonl", rows), known, policy="greedy")
+    outcome, report = evaluated(write_lines(tmp_path / "log.jsonl", rows), known, policy="greedy")
     found = estimates(report)
     assert outcome.scores["CPE/Reward/IPS_Reward"] == 0
     assert outcome.scores["CPE/Reward/Self_Normalized_IPS_Reward"] is None
@@ -331,16 +331,10 @@ def test_all_weights_zero(known: Path, tmp_path: Path) -> None:
     assert "takes 'a' in 100.0% of the scored rows, and no row of the log has it" in outcome.warnings[0]
 
 
-def test_an_action_that_the_model_does_not_know(known: Path, tmp_path: Path) -> None:
-    log = write_lines(tmp_path / "log.jsonl", [row("x", (0.5, 0.5), 2, 1.0, 0.5)])
-    with pytest.raises(DataError, match='expected one of the actions a, b, or an index below 2, got "c"'):
-        judged(log, known)
-
-
 def test_an_unknown_action_is_not_the_first_action(known: Path, tmp_path: Path) -> None:
     rows = [row(str(i), (0.5, 0.5), 1, 1.0, 0.5) for i in range(40)]
     rows += [{**row("unknown", (0.5, 0.5), 1, 1.0, 0.5), "action": None}]
-    outcome, _ = judged(write_lines(tmp_path / "log.jsonl", rows), known)
+    outcome, _ = evaluated(write_lines(tmp_path / "log.jsonl", rows), known)
     assert "not scored: 1 episode with an unknown action" in outcome.warnings
     assert [w for w in outcome.warnings if "no row of the log" in w] == [
         "model takes 'a' in 50.0% of the scored rows, and no row of the log has it, "
@@ -352,7 +346,7 @@ def test_many_actions_that_the_log_never_has_are_counted(tmp_path: Path) -> None
     """a and b are logged; c has a share of 0.2, d to l share 0.4: eight are named, the likeliest first."""
     model = linear_bundle(tmp_path / "twelve", np.eye(12), tuple("abcdefghijkl"), tuple(range(12)))
     rows = [row(str(i), (0.2, 0.2, 0.2, *[0.4 / 9] * 9), i % 2, 1.0, 0.5) for i in range(60)]
-    outcome, _ = judged(write_lines(tmp_path / "log.jsonl", rows), model)
+    outcome, _ = evaluated(write_lines(tmp_path / "log.jsonl", rows), model)
     found = [w for w in outcome.warnings if "no row" in w]
     assert len(found) == 9
     assert found[0].startswith("model takes 'c' in 20.0% of the scored rows")
@@ -360,29 +354,32 @@ def test_many_actions_that_the_log_never_has_are_counted(tmp_path: Path) -> None
     assert found[8] == "model takes 2 more actions that no row of the log has, together in 8.9% of the scored rows"
 
 
-def test_values_that_are_no_numbers(tmp_path: Path) -> None:
-    """10 times 3e38 is infinite as float32: no softmax is made of that."""
-    model = linear_bundle(tmp_path / "model", np.array([[0.0, 10.0], [0.0, 0.0]]), AB, (0, 1))
-    rows = [row(str(i), (0.5, 0.5), 0, 1.0, 0.5) for i in range(4)]
-    rows[2]["state_features"] = {"1": 3e38}
-    with pytest.raises(BundleError, match="probabilities of every choice, got values that are no numbers"):
-        judged(write_lines(tmp_path / "log.jsonl", rows), model)
-
-
-def test_a_model_of_the_other_workflow(tmp_path: Path, known: Path) -> None:
-    candidates = bilinear_bundle(tmp_path / "candidates", np.ones((1, 1)), (0,), (7,))
-    with pytest.raises(DataError, match="expected a log of candidates with features") as raised:
-        judged(bandit(tmp_path, 4), candidates)
-    assert len(raised.value.problems) > 1
-    with pytest.raises(BundleError, match=r"a model that decides as .*: a, b, got candidates with features"):
-        judged(bandit(tmp_path, 4), known, against=str(candidates))
+@pytest.mark.parametrize(
+    ("keys", "error", "said"),
+    [
+        ({"data_path": "other"}, DataError, 'expected one of the actions a, b, or an index below 2, got "c"'),
+        ({"gamma": None}, ConfigError, "gamma: expected a number"),
+        ({"of": "candidates"}, DataError, "expected a log of candidates with features"),
+        ({"against": "candidates"}, BundleError, "a model that decides as .*: a, b, got candidates with features"),
+    ],
+)
+def test_what_does_not_fit(
+    known: Path, tmp_path: Path, keys: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    places = {
+        "other": write_lines(tmp_path / "other.jsonl", [row("x", (0.5, 0.5), 2, 1.0, 0.5)]),
+        "candidates": bilinear_bundle(tmp_path / "candidates", np.ones((1, 1)), (0,), (7,)),
+    }
+    keys = {key: str(places[value]) if value in places else value for key, value in keys.items()}
+    with pytest.raises(error, match=said):
+        evaluated(bandit(tmp_path, 4), Path(keys.pop("of", known)), **keys)
 
 
 def test_other_features(tmp_path: Path) -> None:
     """The log has 0 and 1."""
     log = bandit(tmp_path, 40)
     some = linear_bundle(tmp_path / "some", np.zeros((2, 3)), AB, (1, 5, 6))
-    outcome, _ = judged(log, some)
+    outcome, _ = evaluated(log, some)
     assert outcome.warnings == (
         "model does not know 1 state feature of the log, left out: 0",
         "2 of 3 state features that model reads are missing in every row of the log: 5, 6",
@@ -390,12 +387,7 @@ def test_other_features(tmp_path: Path) -> None:
     assert outcome.scores["CPE/Reward/IPS_Reward"] == pytest.approx(outcome.scores["CPE/Reward/Logged_Reward"])
     none = linear_bundle(tmp_path / "none", np.zeros((2, 2)), AB, (8, 9))
     with pytest.raises(DataError, match="some of the state features 8, 9, got 0, 1"):
-        judged(log, none)
-
-
-def test_gamma_must_come_from_somewhere(known: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="gamma: expected a number"):
-        judged(bandit(tmp_path, 4), known, gamma=None)
+        evaluated(log, none)
 
 
 def test_a_model_on_the_log_that_it_learned_from(small: dict[str, Any], tmp_path: Path) -> None:
@@ -403,10 +395,10 @@ def test_a_model_on_the_log_that_it_learned_from(small: dict[str, Any], tmp_path
     trained = train(check(DqnConfig, {**small, "rl": {"gamma": 0.25}}), Group(Place(), torch.device("cpu")))
     assert trained.model is not None
     log = Path(small["training_data_path"])
-    outcome, report = judged(log, Path(trained.model), gamma=None)
+    outcome, report = evaluated(log, Path(trained.model), gamma=None)
     assert report["gamma"] == 0.25
     assert outcome.warnings == ("model was trained on this very log: it has seen episodes that are scored",)
-    again, _ = judged(log, Path(trained.model), gamma=None)
+    again, _ = evaluated(log, Path(trained.model), gamma=None)
     assert again.scores == outcome.scores  # the same seed gives the same numbers
 
 
@@ -417,17 +409,29 @@ def test_a_model_that_discounts_by_time(small: dict[str, Any], tmp_path: Path) -
     rl = {"gamma": 0.25, "use_seq_num_diff_as_time_diff": True, "time_diff_unit_length": 4.0}
     config = check(DqnConfig, {**small, "training_data_path": str(log), "rl": rl})
     trained = train(config, Group(Place(), torch.device("cpu")))
-    outcome, _ = judged(log, Path(str(trained.model)), gamma=None)
+    outcome, _ = evaluated(log, Path(str(trained.model)), gamma=None)
     *_, fitted = by_hash({one["mdp_id"] for one in rows})
     returns = [0.5 ** one["sequence_number"] * one["reward"] for one in rows if one["mdp_id"] != fitted]
     assert outcome.scores["CPE/Reward/Logged_Return"] == pytest.approx(sum(returns) / 19, abs=1e-6)
 
 
-def test_flags_without_a_config(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("flags", "data_path", "env"),
+    [(("--data", "123"), "123", None), (("--env", "cartpole_v0"), "", "cartpole_v0"),
+     (("--set", "simulation.env=cartpole_v0"), "", "cartpole_v0")],
+)  # fmt: skip
+def test_flags_without_a_config(
+    flags: tuple[str, str], data_path: str, env: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A path that looks like JSON is a path all the same."""
-    assert main_alone(COMMAND, evaluate, ["--model", "null", "--data", "123", "--dry_run"]) == 0
+    assert main_alone(COMMAND, evaluate, ["--model", "null", *flags, "--dry_run"]) == 0
     tree = json.loads(capsys.readouterr().out)
-    assert (tree["model"], tree["data_path"], tree["evaluation"]["held_out_share"]) == ("null", "123", 0.5)
+    assert (tree["model"], tree["data_path"], tree["evaluation"]["held_out_share"]) == ("null", data_path, 0.5)
+    assert (tree["simulation"] or {}).get("env") == env
+    assert env is None or tree["simulation"]["evaluation_episodes"] == 1000
+
+
+def test_without_flags_a_message_says_what_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main_alone(COMMAND, evaluate, []) == 2
     said = capsys.readouterr()
     assert said.out == ""
@@ -503,7 +507,7 @@ def test_of_too_many_episodes_a_draw_by_seed_and_name_is_scored(tmp_path: Path, 
     def scored(count: int, seed: int) -> float:
         rows = [row(str(k), (0.5, 0.5), 0, 2.0**k, 0.5) for k in range(count)]
         log = write_lines(tmp_path / f"{count}_{seed}" / "log.jsonl", rows)
-        outcome, _ = judged(log, known, seed=seed, evaluation={"max_episodes": 4})
+        outcome, _ = evaluated(log, known, seed=seed, evaluation={"max_episodes": 4})
         assert outcome.episodes == 4
         return round(4 * (outcome.scores["CPE/Reward/Logged_Reward"] or 0))
 

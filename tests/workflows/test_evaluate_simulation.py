@@ -7,10 +7,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from oracles import gridworld, recommend
-from oracles.bundles import Habit, bilinear_bundle, linear_bundle
+from oracles.bundles import bilinear_bundle, linear_bundle
 from oracles.played import around, played, world
-
-from reagent_lite.models.restrictions import LikelyInTheLog
 
 Array = NDArray[np.float64]
 
@@ -42,15 +40,6 @@ def test_exact_values_are_inside_the_intervals(
     assert report["simulation"]["time_limit"] == 1000
     if epsilon == 0:
         assert earned["mean_length"] < 8.5  # 8 steps, but for slips
-
-
-def test_what_a_restriction_excludes_is_not_played(tmp_path: Path) -> None:
-    """Right is worth most, and taken with 0.05 of what left is: pushed to the left alone the pole falls in 8 to 10."""
-    weight = np.array([[0.0] * 4, [1.0] * 4])
-    habit = LikelyInTheLog(Habit([0.95, 0.0475]), 0.1)
-    model = linear_bundle(tmp_path / "model", weight, ("left", "right"), (0, 1, 2, 3), restriction=habit)
-    _, report = played(tmp_path, model, "cartpole_v0", 200)
-    assert 8 < report["model"]["simulated"]["mean_length"] < 10.5
 
 
 def test_a_limit_and_a_discount_by_hand(tmp_path: Path) -> None:
@@ -133,10 +122,3 @@ def test_the_difference_of_two_models(tmp_path: Path, worlds: Path) -> None:
     assert around(difference, exact, 0.1)
     alone = report["model"]["simulated"]["discounted_return"]
     assert difference["high"] - difference["low"] < 0.6 * 2**0.5 * (alone["high"] - alone["low"])
-
-
-def test_a_model_against_itself_with_actions_in_another_order(tmp_path: Path, worlds: Path) -> None:
-    model, same = world(worlds, 0.5), world(worlds, 0.5, ("D", "R", "L", "U"))
-    outcome, report = played(tmp_path, model, "gridworld", 500, against=str(same))
-    assert outcome.difference == {"simulation/return": [0, 0, 0], "simulation/discounted_return": [0, 0, 0]}
-    assert report["against"]["simulated"] == report["model"]["simulated"]
