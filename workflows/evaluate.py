@@ -2,8 +2,8 @@
 
 Exported models evaluated on a log that they need not have learned from, in simulation, or both.
 
-1 models    loaded, verified; two of them decide among the same choices; held against the environment
-2 log       events become transitions ─► training copy ─► its features held against those of the models
+1 models    loaded, verified; two of them must decide among the same choices; checked against the environment
+2 log       events become transitions ─► training copy ─► its features are compared with those of the models
 3 play      each model in the environment, on the same starts
 4 estimate  of each model: heads fitted to its policy ─► page ─► estimators; of two also the difference
 5 report    JSON file, page beside it, text
@@ -46,19 +46,19 @@ _KINDS = ("named actions (workflows.dqn)", "candidates with features (workflows.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluated:
-    """What is left; printed as the last line of standard output.
+    """The results; printed as the last line of standard output.
 
     Attributes:
         decision: what to do with the model: choice, reason, next.
         report: path of the JSON file.
         page: path of the same as one HTML file, beside it.
-        episodes, rows: scored of the log; 0 without one.
+        episodes, rows: scored, of the log; 0 without one.
         scores: {`CPE/{outcome}/{estimator}`: estimate}, null where there is none; the logged policy's own among them;
             of what was played {`simulation/...`: figure}, by the tags of training.
         difference: {`CPE/{outcome}/{estimator}`, `simulation/...`: [estimate, lower, upper]} of model minus against;
             null without.
         warnings: what was found wrong with the log or the models.
-        seconds: in all.
+        seconds: total wall-clock time.
     """
 
     decision: dict[str, str]

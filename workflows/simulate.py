@@ -2,7 +2,7 @@
 
 A policy plays, its episodes are written, and another policy's true value is computed.
 
-1 open     environment compiled, models loaded and fitted to it: everything that can be wrong is found here
+1 open     environment compiled, models loaded and checked against it: every error of the config is found here
 2 play     episodes in the order of their starts ─► blocks ─► log, under a temporary name
 3 value    another policy plays as many episodes as asked for ─► output_path.truth.json
 4 appear   the log gets its name
@@ -53,7 +53,7 @@ Returns = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulated:
-    """What is left; printed as the last line of standard output.
+    """The results; printed as the last line of standard output.
 
     Attributes:
         log: path of the file.
@@ -61,7 +61,7 @@ class Simulated:
         mean_return: undiscounted, of the log's episodes, with a 95 % interval by the central limit theorem; bounds are
             None for a single episode.
         rows_per_second: played and written.
-        seconds: in all.
+        seconds: total wall-clock time.
         value_of: what stands in the truth file; None where none was asked for.
     """
 

@@ -1,6 +1,6 @@
 """Counterfactual policy evaluation: every estimator on one page, with interval, diagnostics and verdict.
 
-page ─► limit: rows ─► what each episode adds (rl.sums.Log) ─► estimates of all resamples ─► CPEResult
+page ─► limit: rows ─► contributions of each episode (rl.sums.Log) ─► estimates of all resamples ─► CPEResult
 """
 
 from collections.abc import Callable, Mapping
@@ -23,7 +23,7 @@ from reagent_lite.rl.sums import Estimator, Log
 WEIGHTED: Final = tuple(name for name, one in ESTIMATORS.items() if one.weighted)
 MODELLED: Final = tuple(name for name, one in ESTIMATORS.items() if one.model)
 
-# Of episodes that are laid out together, padding included; one that is longer stands alone.
+# Of episodes that are laid out together, padding included; a longer one is a group of its own.
 _GROUP_ROWS, _GROUP_BYTES = 2**17, 2**24
 _OUTCOMES_AT_ONCE = 32
 
@@ -123,7 +123,7 @@ def evaluate_page(
         generator: of the resamples, and of the draw of episodes where there are too many; on the CPU.
         estimators: by name, those of ESTIMATORS or of CHEAP_ESTIMATORS.
         missing: what missing_estimates returns: these are undefined and not to be used.
-        show: takes the number of outcomes that are estimated, and of all.
+        show: called with the number of outcomes done and of all outcomes.
     """
     missing = missing or {}
     rows, left_out, beyond = limit(page, config, generator)

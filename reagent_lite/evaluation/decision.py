@@ -135,8 +135,8 @@ class Finding:
         source: what it rests on.
         side: 1 where the policy is shown to be better, -1 worse, 0 neither.
         reason: which estimate against which reference, in words.
-        next_step: what would settle it.
-        weak: whether the policy was only compared with random actions.
+        next_step: what to do about it.
+        weak: whether the policy was compared with random actions only.
     """
 
     source: Source
@@ -231,7 +231,7 @@ def _findings(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _from_log(comparison: Comparison, result: CPEResult | None) -> Finding:
-    """Rests on the trustworthy estimates: all of their differences lie on one side of 0, or they do not decide."""
+    """Uses the trustworthy estimates: they decide if all of their differences lie on the same side of 0."""
     name, rows = comparison.reference_name, comparison.rows
     trusted = [row for row in rows if row.verdict is Verdict.TRUSTWORTHY and row.difference.defined]
     sides = {row.difference.side for row in trusted}
@@ -247,7 +247,7 @@ def _from_log(comparison: Comparison, result: CPEResult | None) -> Finding:
         reason = f"trustworthy estimates contradict each other about the {name}"
         return Finding(source=Source.LOG, side=0, reason=reason, next_step=_TRY_BOTH)
     side = sides.pop() if len(sides) == 1 else 0
-    # the estimate that says the least
+    # the estimate with the weakest evidence
     row = min(trusted, key=lambda one: (one.difference.side != 0, _nearest(one.difference)))
     what = f"{row.name.replace('_', ' ')} estimates a"
     if comparison.reference is None:
@@ -261,7 +261,7 @@ def _from_log(comparison: Comparison, result: CPEResult | None) -> Finding:
 
 
 def _mended_by(result: CPEResult | None) -> str:
-    """Returns what makes estimates of a policy trustworthy whose weights are as given."""
+    """Returns the step that could make estimates of the policy trustworthy."""
     if result is None or result.overlap is None:
         return "evaluate on a log with whole episodes of the policy in use."
     if not result.weighted or result.overlap.unsupported_share > 0.5:

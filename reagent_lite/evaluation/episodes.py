@@ -1,4 +1,4 @@
-"""Which episodes are scored, agreed on by all machines: the same ones however many machines hold the rows.
+"""Which episodes are scored: all machines agree on the same ones, however the rows are divided among them.
 
 1 candidates   own eval episodes; without eval data, the own training episodes that the share by hash chooses
 2 exchange     each shard's candidates and trained episodes go to all: who trains on, cannot score, or has them too?
@@ -83,19 +83,19 @@ class Scored:
 
 
 def scored_episodes(sides: Sides, settings: EvaluationConfig, seed: int, *, few: bool = False) -> Scored:
-    """Agrees on the episodes to be scored, and divides their rows; every rank calls it.
+    """Returns the episodes that are scored, and this rank's rows of them; every rank calls it.
 
-    They are whole episodes, disjoint from those fitted on: of eval data every episode that is not in the training data
+    These are whole episodes, disjoint from those fitted on: of eval data every episode that is not in the training data
     of any machine; of those that are, and of the training data where there is no eval data, about held_out_share by
     hash. Episodes with an unknown action are left out whole: without one row the weights of all later ones are wrong.
-    Episodes with a row that sums up several are left out as well: what was done inside is not known. An episode that
+    Episodes with an aggregated row are left out as well, as the actions inside it are unknown. An episode that
     several machines have is scored once; where each has rows of its own of it, all of them are.
 
     Args:
         sides: training and eval data.
         settings: of the evaluation.
         seed: of the draw where there are more than max_episodes.
-        few: whether an episode is scored, and one left to be fitted to, whatever the hashes; of one log on one machine.
+        few: whether at least one episode is scored, and one fitted to, whatever the hashes; for a log on one machine.
     """
     shards, copy = sides.shards, sides.scored
     share = settings.held_out_share if sides.held_out is None else 1.0

@@ -188,8 +188,8 @@ def _page(config: EvaluateConfig, model: ExportedModel, log: Log, gamma: float) 
 class _FittedRows:
     """Batches of the fitted rows in random order, and the policy's probabilities at their next states.
 
-    An exported model is asked once for each row instead of in every pass: onnxruntime and torch, each with threads of
-    its own, stand in each other's way.
+    An exported model is evaluated once for each row instead of in every pass: onnxruntime and torch each have threads
+    of their own, and slow each other down.
     """
 
     def __init__(self, config: EvaluateConfig, key: str, policy: ExportedPolicy, log: Log) -> None:

@@ -56,7 +56,7 @@ class ExportedModel:
 
     @classmethod
     def load(cls, key: str, path: str) -> "ExportedModel":
-        """Loads a bundle with what its folder says beside the model.
+        """Loads a bundle with the config and the normalization in its folder.
 
         Raises:
             BundleError: no model there, or one that was altered, or without its normalization.
@@ -113,7 +113,7 @@ class ExportedModel:
 
     @property
     def missing_as_zero(self) -> bool:
-        """How it was trained to read missing features."""
+        """Whether it was trained to read missing features as 0."""
         return bool(self.config.get("rl", {}).get("set_missing_value_to_zero", False))
 
     def heads(self, copy: TrainingCopy, *, gamma: float, target_update_rate: float) -> CPEHeads:

@@ -13,7 +13,7 @@ from reagent_lite.types import TransitionBatch
 
 
 class Evaluated(Protocol):
-    """A learner that can be looked at without being trained."""
+    """A learner that can be evaluated without being trained."""
 
     def evaluate(self, batch: TransitionBatch) -> tuple[Tensor, Tensor, Tensor]:
         """Returns values [B, K], choices the policy takes [B, K] bool and the TD loss, weighted by `batch.weight`."""

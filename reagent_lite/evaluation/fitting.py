@@ -1,7 +1,7 @@
-"""Models of one policy, fitted to the episodes of a log that are not scored, in training and for exported models alike.
+"""Models of one policy, fitted to the episodes of a log that are not scored, in training and for exported models.
 
 episodes ─┬─► scored     (episodes.py)
-          ├─► checked    a few rows that say when to end a long fit
+          ├─► checked    a few rows on which the loss decides when a long fit ends
           └─► fitted ─► reward and value models of the policy
 """
 
@@ -96,7 +96,7 @@ class PolicyModels:
         return {"heads": plain(self.heads), "moments": moments}
 
     def load_state_dict(self, state: Tree) -> None:
-        """Goes on from there."""
+        """Restores what `state_dict` returned."""
         self.heads.load_state_dict(state["heads"])
         load_optimizer(self._optimizer, state.get("moments", {}), {"numbers": {}})
 
@@ -106,7 +106,7 @@ class PolicyModels:
         self.heads.set_scales(self._group.sum(sums))
 
     def rehearse(self, rows: Asked) -> None:
-        """Settles the order in which processes add gradients; see distributed.group.rehearse."""
+        """Fixes the order in which processes add gradients; see distributed.group.rehearse."""
         rehearse(self._wrapped, lambda: self._wrapped(*rows)[0])
 
     def fit(

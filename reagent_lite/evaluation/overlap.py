@@ -10,7 +10,7 @@ from reagent_lite.evaluation.page import EvaluationPage
 from reagent_lite.rl.bootstrap import effective_sample_size, percentile_interval
 from reagent_lite.rl.sums import Log
 
-# Discounted time that may lie beyond the step at which weights of whole episodes are taken.
+# Share of discounted time beyond the step at which weights of whole episodes are evaluated.
 _TAIL = 0.05
 _CERTAIN = 1e-9
 

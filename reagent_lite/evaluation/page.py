@@ -88,7 +88,7 @@ class EvaluationPage:
 
     @property
     def row_bytes(self) -> int:
-        """Memory of a row in all columns."""
+        """Bytes of a row, all columns together."""
         columns = (getattr(self, f.name) for f in fields(self) if f.name != "names")
         return sum(column[:1].nbytes for column in columns)
 

@@ -25,7 +25,7 @@ class Returns:
 
     Attributes:
         total: [E] float64, sum of rewards; of several agents, their mean.
-        discounted: [E] float64, sum of gamma^t r_t, likewise.
+        discounted: [E] float64, sum of gamma^t r_t.
         length: [E] int64 steps.
         terminated: [E] bool, false where the time limit ended the episode.
     """

@@ -1,11 +1,11 @@
 """Exported models play: one environment, the same starts and the same luck for every policy.
 
-1 open     environment compiled, every model held against it: what can be wrong is found before anything takes long
+1 open     environment compiled, every model checked against it: errors are found before anything takes long
 2 play     an episode in each of E environments ─► returns, discounted returns, lengths
 3 compare  means with percentile bootstrap intervals over episodes, and differences episode by episode
 
 Percentile bootstrap, as for everything else here: no assumption of normal returns, and no interval reaches beyond what
-episodes can earn. What is drawn are the very probabilities that a log's estimates are made of, as logits.
+episodes can earn. Actions are drawn by the same probabilities as in estimates from a log, given as logits.
 """
 
 from collections.abc import Sequence

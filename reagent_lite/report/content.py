@@ -59,7 +59,7 @@ class Section:
         title: its heading.
         notes: sentences before the rest.
         charts, facts, tables: what it holds; a fact is a name and its value.
-        rest: sentences on what is left out.
+        rest: sentences on omitted parts.
         folded: (name, text) that opens on demand.
     """
 
@@ -109,5 +109,5 @@ def written(cell: Cell, kind: Kind = "name") -> str:
 
 
 def left_out(count: int, what: str, where: str) -> str:
-    """Returns a sentence on what is left out; an empty one where nothing is."""
+    """Returns a sentence on omitted entries; an empty one where there are none."""
     return f"{count:,} more {what} in {where}." if count > 0 else ""

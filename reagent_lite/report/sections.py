@@ -53,7 +53,7 @@ def evaluation_sections(
         settings: of the evaluation.
         names: of the played policies but random actions, by key.
         note: a sentence on what was played.
-        where: the file that has what is left out.
+        where: name of the file with the complete figures.
     """
     level, overlap = settings.confidence_level, evidence.overlap
     return (
@@ -69,7 +69,7 @@ def estimates_section(evidence: Evidence, level: float, where: str, *, plain: bo
     Args:
         evidence: comparisons, and the overlap of the log's weights.
         level: of the intervals.
-        where: the file that has what is left out.
+        where: name of the file with the complete figures.
         plain: whether trustworthy estimates are drawn without colour, as always where they do not decide.
     """
     comparisons = evidence.comparisons
@@ -121,7 +121,7 @@ def _estimates_table(one: Comparison) -> Table:
     groups: dict[str, list[Estimate]] = {}
     for row in one.rows:
         groups.setdefault(row.reason, []).append(row)
-    for reason, group in groups.items():  # which stands once
+    for reason, group in groups.items():  # written once
         for place, row in enumerate(group):
             why = "as above" if place else reason
             verdict = f"{_SIGN[row.verdict]} {row.verdict}"
@@ -224,7 +224,7 @@ def candidates_section(document: Mapping[str, Any] | None, where: str) -> Sectio
 
     Args:
         document: of evaluation.candidates.tally; empty where nothing was counted.
-        where: the file that has what is left out.
+        where: name of the file with the complete figures.
     """
     if not document or not document["rows"]:
         return Section(title="Actions")

@@ -1,4 +1,4 @@
-"""What evaluates a run's learner: figures and estimates on held-out rows, and what its policy earns in simulation.
+"""Evaluators of a run's learner: figures and estimates on held-out rows, and its policy's returns in simulation.
 
 logged      training rows ─► models of the policy as it is now ─┐
             scored rows (evaluation.episodes) ──────────────────┴─► page ─► estimates
@@ -56,11 +56,11 @@ class Evaluator(Protocol):
     """One way to evaluate the learner as it stands; every rank calls its methods."""
 
     def state_dict(self) -> Tree:
-        """Returns what was fitted and seen so far."""
+        """Returns the state for a checkpoint."""
         ...
 
     def load_state_dict(self, state: Tree) -> None:
-        """Goes on from there."""
+        """Restores what `state_dict` returned."""
         ...
 
     def after_epoch(self, *, final: bool) -> dict[str, float]:
@@ -89,11 +89,11 @@ class Evaluators:
         self._parts = parts
 
     def state_dict(self) -> Tree:
-        """Returns what was fitted and seen so far."""
+        """Returns the state for a checkpoint."""
         return {self._STATES[name]: part.state_dict() for name, part in self._parts.items()}
 
     def load_state_dict(self, state: Tree) -> None:
-        """Goes on from there."""
+        """Restores what `state_dict` returned."""
         for name, part in self._parts.items():
             part.load_state_dict(state.get(self._STATES[name], {}))
 
@@ -150,7 +150,7 @@ class LogEvaluator:
         return self._saved if self._models is None else {**self._models.state_dict(), "passes": self._passes}
 
     def load_state_dict(self, state: Tree) -> None:
-        """Goes on from there; the models are loaded when the rows that they are fitted to are."""
+        """Restores what `state_dict` returned; the models are loaded together with the rows that they are fitted to."""
         self._saved, self._passes = state, int(state.get("passes", 0))
 
     def after_epoch(self, *, final: bool) -> dict[str, float]:
@@ -209,7 +209,7 @@ class LogEvaluator:
         if not final:
             resamples = min(settings.bootstrap_resamples, _EPOCH_RESAMPLES)
             settings = settings.model_copy(update={"bootstrap_resamples": resamples})
-        self._learner.eval()  # first, as preparing asks the policy too: no draws of dropout, no moved statistics
+        self._learner.eval()  # first, as preparing evaluates the policy too: no dropout, no moved statistics
         models = self._prepared()
         losses = self._fit(models, final=final)
         self._fit_rows.release()
@@ -375,7 +375,7 @@ class SimulationEvaluator:
         return {"latest": self.latest}
 
     def load_state_dict(self, state: Tree) -> None:
-        """Goes on from there."""
+        """Restores what `state_dict` returned."""
         self.latest = float(state["latest"])
 
     def after_epoch(self, *, final: bool) -> dict[str, float]:

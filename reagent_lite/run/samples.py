@@ -55,7 +55,7 @@ def simulated_sample(simulation: Simulation, normalization: Normalization, count
     env.reset()
     agents = next(one.agents for one in simulation.types if one.name == kind)
     seen = [None if t is None else t[:count].clone() for t in (env.observation, env.mask, env.features)]
-    for step in range(count):  # environment i is looked at after i steps, so that states differ in age
+    for step in range(count):  # environment i is recorded after i steps, so that states differ in age
         row = step * env.spec.agents + agents[step % len(agents)]
         for kept, now in zip(seen, (env.observation, env.mask, env.features), strict=True):
             if kept is not None and now is not None:

@@ -1,7 +1,7 @@
 """Every log on the gridworld for every policy: whatever is called trustworthy holds the exact value.
 
 Logs are epsilon-greedy with four epsilons, policies with six. Random logs hardly ever go where a greedy policy goes
-twice in a row, and greedy logs lack the long episodes of random policies: both must be said, not estimated.
+twice in a row, and greedy logs lack the long episodes of random policies: verdicts must say so.
 """
 
 from dataclasses import dataclass

@@ -46,7 +46,7 @@ def test_any_action() -> None:
     assert result["propensities/model/a/mean"] == pytest.approx(a)
 
 
-def test_a_restricted_policy_is_judged_as_it_plays() -> None:
+def test_a_restricted_policy_is_evaluated_as_it_plays() -> None:
     """b is taken with 0.04 / 0.96 of a: below 0.1, so that a is all there is, of value 3 and 4."""
     result = found(Habit([0.96, 0.04]))
     assert (result["actions/model/a"], result["actions/model/b"]) == (1, 0)

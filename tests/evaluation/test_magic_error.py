@@ -1,7 +1,7 @@
 """MAGIC's squared error beside that of its ends, the value model alone (DM) and WDR: 200 logs for each of 84 cases.
 
-A case is a log's and a policy's epsilon, a number of episodes, and how wrong the value model is. What can be had: the
-blend is told the model's error by the log alone, so it cannot equal the better of the two in every case at once. It
+A case is a log's and a policy's epsilon, a number of episodes, and how wrong the value model is. The
+blend knows the model's error from the log alone, so it cannot equal the better of the two in every case. It
 gains where both are about equally wrong, and pays where one is far better and the log is too short to show which.
 """
 

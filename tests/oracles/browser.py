@@ -26,7 +26,7 @@ FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-
 
 
 class Browser:
-    """One tab. `events` are all that it told so far."""
+    """One tab. `events` are all that it has sent so far."""
 
     def __init__(self, write: int, read: int) -> None:
         self._write, self._read, self._rest, self._count = write, read, b"", 0

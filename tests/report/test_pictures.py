@@ -42,7 +42,7 @@ SERIES: Series = {
 
 
 def episode_of(env: str, observation: list[list[float]], **changes: object) -> Episode:
-    """An episode through these observations; action 0 and reward 1 at every step unless told."""
+    """An episode through these observations; action 0 and reward 1 at every step by default."""
     steps = len(observation) - 1
     values = {
         "env": env,
@@ -144,8 +144,8 @@ def test_an_animation_has_the_first_and_the_last_state_and_no_more_frames_than_a
 
 def test_captions() -> None:
     episode = episode_of("mountain_car", [[0, 0]] * 3, action=np.array([0, 2]), action_names=("left", "right"))
-    said = [episode.caption(step) for step in range(3)]
-    assert said == ["action: left", "action: 2", "terminated"]  # an action without a name is its number
+    captions = [episode.caption(step) for step in range(3)]
+    assert captions == ["action: left", "action: 2", "terminated"]  # an action without a name is its number
     assert episode_of("x", [[0]], ending="").caption(0) == "the recording stops here"
 
 

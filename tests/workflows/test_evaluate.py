@@ -391,7 +391,7 @@ def test_other_features(tmp_path: Path) -> None:
 
 
 def test_a_model_on_the_log_that_it_learned_from(small: dict[str, Any], tmp_path: Path) -> None:
-    """Discount and network are those of its config; that it has seen the log is said."""
+    """Discount and network are those of its config; a warning says that it has seen the log."""
     trained = train(check(DqnConfig, {**small, "rl": {"gamma": 0.25}}), Group(Place(), torch.device("cpu")))
     assert trained.model is not None
     log = Path(small["training_data_path"])

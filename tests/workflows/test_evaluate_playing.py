@@ -1,4 +1,4 @@
-"""Playing as a user meets it: environments of their own, flags, the page, and every fault of models and configs."""
+"""Playing an exported model: a user's environment, the page, and every fault of models and configs."""
 
 from pathlib import Path
 from typing import Any
@@ -36,13 +36,13 @@ DEVICE float step(State &s, int action, Random &random, bool &terminated) {
 
 @pytest.fixture(scope="module")
 def loud(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment of one's own, whose actions have no names: 0 pays 2, 1 pays 1; what it shows is huge."""
+    """A user's environment, whose actions have no names: 0 pays 2, 1 pays 1; its observations are huge."""
     file = tmp_path_factory.mktemp("own") / "loud.cuh"
     file.write_text(LOUD)
     return file
 
 
-def test_an_environment_of_one_s_own(tmp_path: Path, loud: Path) -> None:
+def test_a_user_s_environment(tmp_path: Path, loud: Path) -> None:
     """Action 1 leads by 1e30 times a positive state, and always is what a softmax takes."""
     model = linear_bundle(tmp_path / "model", np.array([[0.0, 0.0], [1.0, 0.0]]), ("0", "1"), (0, 1))
     _, report = played(tmp_path, model, str(loud), 10)

@@ -1,4 +1,4 @@
-"""How much work an evaluation is: rows and passes of a fit, its early end, and what is said meanwhile."""
+"""How much work an evaluation is: rows and passes of a fit, its early end, and its progress lines."""
 
 from pathlib import Path
 from typing import Any

@@ -65,7 +65,7 @@ def replayed(config: WorkflowConfig, model: str) -> dict[str, float]:
 
 
 def check_played(config: WorkflowConfig) -> Outcome:
-    """Trains, and holds the figures of the run against those of what it exported."""
+    """Trains, and compares the figures of the run with those of the exported model."""
     trained = train(config, ALONE)
     assert trained.model is not None
     found = replayed(config, trained.model)
@@ -124,8 +124,8 @@ def test_one_policy_is_evaluated_played_and_exported(tmp_path: Path) -> None:
         "model": str(trained.model), "data_path": str(tmp_path / "log.jsonl"), "gamma": 0.9,
         "output_path": str(tmp_path / "e.json"), "evaluation": {"final_fit_passes": 1, "bootstrap_resamples": 100},
     }))  # fmt: skip
-    judged = json.loads(Path(outcome.report).read_text())["model"]
-    assert judged["policy"] == "epsilon-greedy at epsilon 0.3"
-    assert min(one["policy"] for one in judged["actions"].values()) >= 0.15
+    evaluated = json.loads(Path(outcome.report).read_text())["model"]
+    assert evaluated["policy"] == "epsilon-greedy at epsilon 0.3"
+    assert min(one["policy"] for one in evaluated["actions"].values()) >= 0.15
     for file in (tmp_path / "out" / "report.html", Path(str(trained.model)) / "MODEL_CARD.md", Path(outcome.page)):
         assert "psilon-greedy at epsilon 0.3" in file.read_text()

@@ -47,7 +47,7 @@ def test_events_say_what_was_drawn_and_return_what_the_policy_is_worth(tmp_path:
 def test_bcq_finds_a_policy_better_than_the_clinicians(seed: int, run: Runner, tmp_path: Path) -> None:
     """learning.md's bar: at least 0.81, where the log's own policy has 0.782 and the constraint makes the difference.
 
-    What is judged is the policy that the exported model would follow, in all 713 states and with every action open.
+    The value is that of the policy that the exported model would follow, in all 713 states and with every action open.
     """
     paired = run("timeline", with_events(tmp_path, seed))
     assert paired.code == 0, paired.err

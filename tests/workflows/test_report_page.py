@@ -1,4 +1,4 @@
-"""report.html of a real run, looked at in a real browser: on a phone, on a desk, and in print."""
+"""report.html of a real run, opened in a real browser: on a phone, on a desk, and in print."""
 
 import json
 import re
@@ -41,10 +41,10 @@ def test_a_run_s_page_in_a_browser(run: Runner, tmp_path: Path) -> None:
     assert done.code == 0, done.err
     assert f"report: {page}" in done.err
     with browsing(tmp_path / "profile") as browser:
-        look_at(page, browser)
+        check_page(page, browser)
 
 
-def look_at(page: Path, browser: Browser) -> None:
+def check_page(page: Path, browser: Browser) -> None:
     for width in (360, 1440):  # every width: tests/report/test_layout.py
         browser.open(page, width=width)
         browser.unfold()

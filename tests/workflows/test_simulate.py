@@ -82,7 +82,7 @@ def test_lengths_are_not_biased(tmp_path: Path) -> None:
     # the one episode of a run that crosses the line has E[L^2] / E[L] rows instead of E[L]
     crossing = (np.square(truth).mean() / truth.mean() - truth.mean()) * len(lengths) / len(every)
     assert abs(every.mean() - truth.mean()) < 4 * error + crossing
-    # this could tell: the same runs' first 32 episodes to end are shorter by far more
+    # the check is sharp: the same runs' first 32 episodes to end are shorter by far more
     assert np.mean(first_to_end) < truth.mean() - 10 * (4 * error + crossing) / 4
 
 
