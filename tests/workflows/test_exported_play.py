@@ -18,6 +18,7 @@ from reagent_lite.rl.policies import policy_of
 from reagent_lite.run.environments import FINAL, open_simulation
 from reagent_lite.run.publish import Outcome
 from reagent_lite.run.train import train
+from reagent_lite.sim.rollout import Player
 from workflows.evaluate import evaluate
 from workflows.simulate import BundlePolicy
 
@@ -51,8 +52,9 @@ def replayed(config: WorkflowConfig, model: str) -> dict[str, float]:
     env = simulation.envs(0, EPISODES, stream=FINAL)
     bundle = load_bundle(model)
     policy = policy_of(bundle.policy)
-    values = BundlePolicy(bundle, env.spec)
-    result = play(env, values, gamma=0.9, epsilon=policy.epsilon, temperature=policy.temperature)
+    player = Player(policy=BundlePolicy(bundle, env.spec), epsilon=torch.tensor([policy.epsilon]),
+                    temperature=policy.temperature)  # fmt: skip
+    (result,) = play(env, [player], gamma=0.9)
     settings = {"level": 0.95, "resamples": 200, "seed": config.seed}
     total, discounted = estimates(result.table[:2].T, **settings)
     return {
