@@ -7,20 +7,18 @@ The real machine's files are visible read-only at their own paths, so that its P
 Needs root and the packages user-mode-linux and busybox-static. One laboratory at a time runs on a machine.
 """
 
-import fcntl
 import os
 import shutil
 import subprocess
 import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 MACHINES = Path(__file__).with_name("nfs_machines.sh")
+PROGRAMS = {"LINUX": "linux.uml", "BUSYBOX": "busybox"}
+PACKAGES = {"linux.uml": "user-mode-linux", "busybox": "busybox-static"}
 MODULES = Path("/usr/lib/uml/modules")
-LOCK = "reagent_lite_nfs_lab.lock"
+LOCK = str(Path(tempfile.gettempdir()) / "reagent_lite_nfs_lab.lock")
 
 
 class Ended(NamedTuple):
@@ -32,8 +30,7 @@ class Ended(NamedTuple):
 
 def lacking() -> list[str]:
     """Names the packages that this machine lacks."""
-    needed = {"linux.uml": "user-mode-linux", "busybox": "busybox-static"}
-    return [package for program, package in needed.items() if shutil.which(program) is None]
+    return [PACKAGES[program] for program in PROGRAMS.values() if shutil.which(program) is None]
 
 
 def run_on_two_machines(job: str, seconds: float, memory: str = "1200M") -> dict[int, Ended]:
@@ -49,18 +46,18 @@ def run_on_two_machines(job: str, seconds: float, memory: str = "1200M") -> dict
     Raises:
         AssertionError: a machine did not come to the job's end in time; with its output.
     """
-    with _one_at_a_time(seconds), tempfile.TemporaryDirectory(prefix="nfs_lab_") as folder:
+    with tempfile.TemporaryDirectory(prefix="nfs_lab_") as folder:
         lab = Path(folder)
         (lab / "memory").mkdir()
         (lab / "job.sh").write_text(job)
         modules = max(MODULES.iterdir())
-        environment = {
-            "PATH": os.environ["PATH"], "LINUX": _program("linux.uml"), "BUSYBOX": _program("busybox"),
-            "MODULES": str(modules), "MEMORY": memory, "OPTIONS": "vers=4.2",
-        }  # fmt: skip
-        apart = ["unshare", "--mount", "--net", "--pid", "--fork", "--kill-child"]
+        programs = {name: shutil.which(program) or "" for name, program in PROGRAMS.items()}
+        environment = {**programs, "PATH": os.environ["PATH"], "MODULES": str(modules), "MEMORY": memory,
+                       "OPTIONS": "vers=4.2"}  # fmt: skip
+        alone = ["flock", f"--wait={5 * seconds:g}", LOCK]  # two would measure each other, and want 5 GB
         limit = ["timeout", "--signal=KILL", str(seconds)]  # holds even where the test itself is killed
-        subprocess.run([*limit, *apart, "sh", str(MACHINES), folder], env=environment, check=False)
+        apart = ["unshare", "--mount", "--net", "--pid", "--fork", "--kill-child"]
+        subprocess.run([*alone, *limit, *apart, "sh", str(MACHINES), folder], env=environment, check=False)
         return {node: _ended(lab, node) for node in (0, 1)}
 
 
@@ -71,24 +68,3 @@ def _ended(lab: Path, node: int) -> Ended:
         output = "".join(f"\n== {file.name}\n{file.read_text(errors='replace')}" for file in files if file.exists())
         raise AssertionError(f"node {node} did not come to the job's end{output}")
     return Ended(int(status.read_text()), (lab / f"{node}.output").read_text(errors="replace"))
-
-
-def _program(name: str) -> str:
-    found = shutil.which(name)
-    assert found is not None, f"{name} is missing: {lacking()}"
-    return found
-
-
-@contextmanager
-def _one_at_a_time(seconds: float) -> Iterator[None]:
-    """Waits until no other laboratory runs: two would measure each other, and want 5 GB."""
-    with (Path(tempfile.gettempdir()) / LOCK).open("w") as lock:
-        deadline = time.monotonic() + 5 * seconds
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                assert time.monotonic() < deadline, f"another laboratory holds {lock.name}"
-                time.sleep(0.5)
-        yield

@@ -66,23 +66,18 @@ def test_torchrun_on_two_nodes(tmp_path: Path) -> None:
     assert outcome["steps"] == 2 * -(-outcome["rows"] // 2 // 64)
 
 
-def alone(folder: Path, place: dict[str, str], *arguments: str) -> tuple[int, str]:
-    """Starts one process of several alone; returns how it ended, and what it logged."""
-    write_log(folder / "log.jsonl", 50)
-    variables = {**ENVIRONMENT, "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", **place}
-    started = Interpreter(["-m", "workflows.dqn", "--config", config(folder), *arguments], env=variables, cwd=folder)
-    return started.wait(60), started.said
-
-
 @pytest.mark.parametrize("store", [True, False])
 def test_processes_that_do_not_come_are_named_or_counted(tmp_path: Path, store: bool) -> None:
     """Without a store of the launcher they are counted."""
-    place = {"RANK": "0", "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3", "MASTER_PORT": str(free_port())}
+    write_log(tmp_path / "log.jsonl", 50)
+    place = {"RANK": "0", "WORLD_SIZE": "3", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1",
+             "MASTER_PORT": str(free_port())}  # fmt: skip
     if store:
         server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         place |= {"MASTER_PORT": str(server.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    code, log = alone(tmp_path, place, "--set", "rendezvous.startup_timeout_seconds=3")
-    assert code == 3
+    command = ["-m", "workflows.dqn", "--config", config(tmp_path), "--set", "rendezvous.startup_timeout_seconds=3"]
+    started = Interpreter(command, env=ENVIRONMENT | place, cwd=tmp_path)
+    assert started.wait(60) == 3
     absent = "no sign of rank 1, 2" if store else "not all"
-    assert f"start of 3 processes: expected all of them within 3 s, got {absent}" in log
-    assert store or "1/3 clients joined" in log
+    assert f"start of 3 processes: expected all of them within 3 s, got {absent}" in started.said
+    assert store or "1/3 clients joined" in started.said
