@@ -22,7 +22,7 @@ from reagent_lite.data.formats.blocks import Position
 from reagent_lite.data.formats.files import MINARI_DESCRIPTION, InputFile
 from reagent_lite.data.formats.reading import ALL_COLUMNS, read_blocks
 from reagent_lite.data.rows.table import typed_table
-from reagent_lite.data.stage import data_files, left_out
+from reagent_lite.data.stage import data_files, left_out, require_apart
 from reagent_lite.data.writing.files import table_writer
 from reagent_lite.data.writing.minari import KEPT, MinariForm, copy_to_minari
 from reagent_lite.data.writing.tables import merged, with_types
@@ -87,7 +87,8 @@ def convert(config: ConvertConfig) -> Converted:
     files = data_files(config.input_path, config.columns)
     for note in left_out(config.input_path):
         logger.warning(note)
-    _require_apart(config.input_path, files, target)
+    require_apart(config.input_path, files, {"output_path": target})
+    _require_of_its_kind(target)
     require_writable(target.parent, "output_path")
     jsonl = target.name.endswith((".jsonl", ".jsonl.gz", ".jsonl.zst"))
     found = Survey() if jsonl else _survey(files)
@@ -138,14 +139,8 @@ def _survey(files: tuple[InputFile, ...]) -> Survey:
     return found
 
 
-def _require_apart(source: str, files: tuple[InputFile, ...], target: Path) -> None:
-    """Refuses a target that is part of the input, would become part of it, or is of another kind."""
-    own = target.resolve()
-    local = [Path(file.path).resolve() for file in files if not file.remote]
-    folder = Path(source).expanduser().resolve()
-    joins = folder.is_dir() and folder in own.parents
-    if joins or own in local or any(own in file.parents for file in local):
-        raise ConfigError(Problem("output_path", "a path outside the input", str(target), "Choose another folder"))
+def _require_of_its_kind(target: Path) -> None:
+    """Refuses a target where something of another kind is."""
     to_minari = target.name.endswith(MINARI_SUFFIX)
     is_dataset = (target / "data" / MINARI_DESCRIPTION).is_file()
     if target.is_dir() and not (to_minari and (is_dataset or not any(target.iterdir()))):

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
@@ -286,3 +286,37 @@ def require_own(folder: Path, kind: str, key: str) -> None:
         got = f"{folder} with {', '.join(others[:5])}" if others else f"the file {folder}"
         expected = f"a folder that is not there, is empty, or holds a {kind} alone"
         raise ConfigError(Problem(key, expected, got, "It would be replaced: choose another"))
+
+
+def require_unchanged(files: Sequence[InputFile], path: str, columns: Columns | None) -> None:
+    """Checks that an input still has the files that a stage has read: by names, sizes and modification times.
+
+    Raises:
+        DataError: naming the files that have changed or are gone.
+    """
+    now = data_files(path, columns)
+    expected, todo = "a file that stays as it is while it is read", "Run again when its writer has ended"
+    raise_any([Problem(file.path, expected, "one that changed", todo) for file in files if file not in now])
+
+
+def require_apart(source: str, files: Sequence[InputFile], outputs: Mapping[str, Path]) -> None:
+    """Checks that no output takes the place of an input or of another output, wherever links lead.
+
+    Args:
+        source: path or URL of the input.
+        files: that it has.
+        outputs: paths by their config keys.
+
+    Raises:
+        ConfigError: naming both.
+    """
+    taken = {Path(file.path).resolve(): "the input" for file in files if not file.remote}
+    if "://" not in source and (folder := Path(source).expanduser().resolve()).is_dir():
+        taken[folder] = "the input"
+    for key, output in outputs.items():
+        own = output.resolve()
+        for path, what in taken.items():
+            if own == path or own in path.parents or path in own.parents:
+                expected = f"a path apart from {what} in {path}"
+                raise ConfigError(Problem(key, expected, str(output), "It is replaced as a whole: choose another"))
+        taken[own] = key

@@ -177,8 +177,8 @@ def test_targets_that_would_hurt(tmp_path: Path) -> None:
     (tmp_path / "folder.csv").mkdir()
     before = log.read_bytes()
     for source, target, words in [
-        (log, log, "a path outside the input"),
-        (tmp_path / "logs", tmp_path / "logs" / "all.parquet", "a path outside the input"),
+        (log, log, "a path apart from the input"),
+        (tmp_path / "logs", tmp_path / "logs" / "all.parquet", "a path apart from the input"),
         (log, tmp_path / "mine.minari", "a folder that is new or a Minari dataset"),
         (log, tmp_path / "folder.csv", "expected a file"),
     ]:
@@ -190,7 +190,7 @@ def test_targets_that_would_hurt(tmp_path: Path) -> None:
     run_here(log, tmp_path / "logs" / "c.parquet")
     for _ in range(2):
         assert run_here(log, tmp_path / "new.minari", actions=["left", "right"]).episodes == 60
-    with pytest.raises(ConfigError, match="a path outside the input"):
+    with pytest.raises(ConfigError, match="a path apart from the input"):
         run_here(tmp_path / "new.minari", tmp_path / "new.minari", actions=["left", "right"])
 
 

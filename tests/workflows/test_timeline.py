@@ -296,12 +296,12 @@ def test_nobodys_files_are_replaced(tmp_path: Path) -> None:
 
 def test_outputs_are_apart_from_each_other_and_from_the_events(tmp_path: Path) -> None:
     for inside in ("train/eval", "train/../train", "."):
-        with pytest.raises(ConfigError, match=r"timeline.evalTableName: expected a folder apart from"):
+        with pytest.raises(ConfigError, match=r"timeline.evalTableName: expected a path apart from"):
             make(tmp_path, FOUR, evalTableName=str(tmp_path / inside))
     write_lines(tmp_path / "real/events.jsonl", FOUR)
     (tmp_path / "link").symlink_to(tmp_path / "real")
     for source, output in (("real/events.jsonl", "real"), ("link", "real"), ("link", "real/inside")):
-        with pytest.raises(ConfigError, match=r"timeline.outputTableName: expected a folder apart from the events"):
+        with pytest.raises(ConfigError, match=r"timeline.outputTableName: expected a path apart from the input"):
             make(tmp_path, tmp_path / source, outputTableName=str(tmp_path / output))
 
 
@@ -340,7 +340,7 @@ def test_events_that_change_while_they_are_read(tmp_path: Path, monkeypatch: pyt
         os.utime(source, ns=(1, 1))
 
     monkeypatch.setattr(PartFiles, "write", meanwhile)
-    with pytest.raises(DataError, match=r"events.jsonl: expected files that stay as they are while they are read"):
+    with pytest.raises(DataError, match=r"events.jsonl: expected a file that stays as it is while it is read"):
         make(tmp_path, source)
     assert not (tmp_path / "train").exists()
 

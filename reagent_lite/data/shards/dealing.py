@@ -28,15 +28,14 @@ from numpy.typing import NDArray
 
 from reagent_lite.config.shard import ShardConfig
 from reagent_lite.data.formats.blocks import Block, Position, Show
-from reagent_lite.data.formats.files import InputFile, list_input
+from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.reading import ALL_COLUMNS, first_block, num_threads, read_blocks, require_hash
 from reagent_lite.data.formats.schema import conformed, from_indices, in_one_piece, merge_fields, to_numpy
 from reagent_lite.data.rows.columns import column_of, strings
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.hashes import Hashes, mix, name_hashes, row_hashes
-from reagent_lite.data.stage import StageManifest, data_files, left_out, states_of
+from reagent_lite.data.stage import StageManifest, data_files, left_out, require_unchanged, states_of
 from reagent_lite.data.writing.part_files import ROW_GROUP_ROWS, columns_worth_a_dictionary, part_name
-from reagent_lite.errors import Problem, raise_any
 
 KIND = "shard"
 BUCKET_BYTES = 1 << 25
@@ -115,7 +114,7 @@ def make_shards(config: ShardConfig, folder: Path, progress: Show | None = None)
         found, schema = _deal(rest, config, shards, progress)
         hashes |= dict(zip(rest, found, strict=True))
         manifest = replace(manifest, columns=manifest.columns or {one.name: str(one.type) for one in schema})
-    _require_same(files, path)
+    require_unchanged(files, path, config.columns)
     report = {"whole_files": sum(len(one.whole) for one in shards), "left_out": list(left_out(path))}
     manifest = replace(manifest, inputs=states_of(files, list(hashes.values())), report=report)
     return tuple(
@@ -284,11 +283,3 @@ def _cuts(starts: NDArray[np.int64], wanted: NDArray[np.float64]) -> NDArray[np.
     before = np.maximum(after - 1, 0)
     nearest = np.where(wanted - starts[before] < starts[after] - wanted, starts[before], starts[after])
     return np.concatenate(([0], nearest, starts[-1:]))
-
-
-def _require_same(files: Sequence[InputFile], path: str) -> None:
-    """Checks that the input is what it was at the beginning."""
-    now = {one.name: (one.size, one.modified_ns) for one in list_input(path, tuple({one.extension for one in files}))}
-    expected, todo = "a file that stays the same while shards are made of it", "Run again when its writer has ended"
-    changed = [file for file in files if now.get(file.name) != (file.size, file.modified_ns)]
-    raise_any([Problem(file.path, expected, "one that was changed", todo) for file in changed])

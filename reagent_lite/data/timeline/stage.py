@@ -27,7 +27,15 @@ from reagent_lite.config.timeline import TimelineConfig
 from reagent_lite.console import machine_logger, progress
 from reagent_lite.data.formats.blocks import Show
 from reagent_lite.data.formats.files import InputFile
-from reagent_lite.data.stage import StageManifest, data_files, left_out, require_own, states_of
+from reagent_lite.data.stage import (
+    StageManifest,
+    data_files,
+    left_out,
+    require_apart,
+    require_own,
+    require_unchanged,
+    states_of,
+)
 from reagent_lite.data.timeline.duckdb_engine import DuckDBEngine
 from reagent_lite.data.timeline.events import Checked
 from reagent_lite.data.timeline.pairing import MAX_DUPLICATES, Counts, Pairing
@@ -117,8 +125,9 @@ def run_timeline(config: TimelineConfig) -> TimelineOutcome:
     for note in left_out(config.timeline.inputTableName):
         machine_logger.warning(note)
     folders = output_folders(config)
+    outputs = dict(zip(("timeline.outputTableName", "timeline.evalTableName"), folders, strict=False))
     _require_events(config)
-    _require_apart(config, files, folders)
+    require_apart(config.timeline.inputTableName, files, outputs)
     found = [
         StageManifest.standing(folder, KIND, {**settings_of(config), "use": use}, files)
         for folder, use in zip(folders, ("train", "eval"), strict=False)
@@ -126,9 +135,9 @@ def run_timeline(config: TimelineConfig) -> TimelineOutcome:
     manifests = [manifest for manifest in found if manifest is not None]
     made = len(manifests) < len(folders)
     if made:
-        for folder, key in zip(folders, ("outputTableName", "evalTableName"), strict=False):
-            require_own(folder, KIND, f"timeline.{key}")
-            require_writable(folder.parent, f"timeline.{key}")
+        for key, folder in outputs.items():
+            require_own(folder, KIND, key)
+            require_writable(folder.parent, key)
         room = room_in(folders[0].parent, "timeline.outputTableName")
         with room, _work_folder(config, folders[0]) as work, _engine(config, work) as engine:
             manifests = make_timeline(config, engine, files)
@@ -188,7 +197,7 @@ def make_timeline(config: TimelineConfig, engine: Engine, files: tuple[InputFile
             )
         _log_figures(config, found, counts, files)
         report = _report(config, pairing, counts, [sum(rows.values()) for rows in written])
-        _require_unchanged(config, files)
+        require_unchanged(files, timeline.inputTableName, config.columns)
         above = StageManifest.read(timeline.inputTableName)
         named = {int(one): one for one in found.features}
         ids = {name: {named.get(one, one) for one in some} for name, some in counts.ids.items()}
@@ -347,14 +356,6 @@ def _report(config: TimelineConfig, pairing: Pairing, counts: Counts, rows: Sequ
     }
 
 
-def _require_unchanged(config: TimelineConfig, files: Sequence[InputFile]) -> None:
-    """Checks that the events are still those that were read and hashed."""
-    now = data_files(config.timeline.inputTableName, config.columns)
-    if now != files:
-        where = next((one.path for one in files if one not in now), config.timeline.inputTableName)
-        raise DataError(Problem(where, "files that stay as they are while they are read", "a change", "Run again"))
-
-
 @contextmanager
 def _work_folder(config: TimelineConfig, target: Path) -> Iterator[Path]:
     """Yields a folder on a local disk for what does not fit into memory."""
@@ -388,24 +389,3 @@ def _require_events(config: TimelineConfig) -> None:
     if above is not None and "next_action" in above.columns:
         got = f"transitions: {config.timeline.inputTableName} was made by workflows.{above.kind}"
         raise ConfigError(Problem("timeline.inputTableName", "events", got, "Train on them as they are"))
-
-
-def _require_apart(config: TimelineConfig, files: tuple[InputFile, ...], folders: tuple[Path, ...]) -> None:
-    """Checks that no output takes the place of an input or of another output, wherever links lead.
-
-    Raises:
-        ConfigError: naming both.
-    """
-    inputs = {Path(file.path).resolve() for file in files if not file.remote}
-    source = config.timeline.inputTableName
-    if "://" not in source and Path(source).expanduser().is_dir():
-        inputs.add(Path(source).expanduser().resolve())
-    taken = {path: "the events" for path in inputs}
-    for folder, key in zip(folders, ("outputTableName", "evalTableName"), strict=False):
-        own = folder.resolve()
-        for path, what in taken.items():
-            if own == path or own in path.parents or path in own.parents:
-                todo = "It is replaced as a whole, so nothing else may be in it"
-                expected = f"a folder apart from {what} in {path}"
-                raise ConfigError(Problem(f"timeline.{key}", expected, str(folder), todo))
-        taken[own] = "outputTableName"
