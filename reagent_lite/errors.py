@@ -18,9 +18,13 @@ class Problem:
     got: str
     todo: str = ""
 
+    @property
+    def fault(self) -> str:
+        """The problem without what to do."""
+        return f"{self.where}: expected {self.expected}, got {self.got}"
+
     def __str__(self) -> str:
-        advice = f". {self.todo}" if self.todo else ""
-        return f"{self.where}: expected {self.expected}, got {self.got}{advice}"
+        return f"{self.fault}. {self.todo}" if self.todo else self.fault
 
 
 def counted(number: int, one: str, many: str = "") -> str:

@@ -53,7 +53,7 @@ def of_error(name: str, error: ReagentLiteError) -> Row:
     """Returns the row of a check that ended with an error of ours."""
     if not error.problems:
         return failed(name, str(error), "")
-    found = "\n".join(f"{one.where}: expected {one.expected}, got {one.got}" for one in error.problems)
+    found = "\n".join(one.fault for one in error.problems)
     advice = "\n".join(dict.fromkeys(one.todo for one in error.problems if one.todo))
     return failed(name, found, advice or "Set it to what is expected")
 

@@ -115,8 +115,7 @@ def _examine(
 def _fit(facts: list[Any]) -> list[Row]:
     problems, notes = compare([Declaration.model_validate(one["declaration"]) for one in facts])
     name = "machines fit together"
-    rows = [failed(name, f"{one.where}: expected {one.expected}, got {one.got}", one.todo or "Use the same config file")
-            for one in problems]  # fmt: skip
+    rows = [failed(name, one.fault, one.todo or "Use the same config file") for one in problems]
     rows += [warning(name, note, "Install the same release on every machine") for note in notes]
     return rows or [ok(name, "the same config, versions and kind of device; no GPU twice")]
 
@@ -125,7 +124,7 @@ def reach_others(membership: Membership, seconds: float) -> list[Row]:
     """Connects to every other machine; all learn of all pairs."""
     name = "machines reach each other"
     problems = unreached_machines(membership, _CONNECT_SECONDS, seconds)
-    rows = [failed(name, f"{one.where}: expected {one.expected}, got {one.got}", one.todo) for one in problems]
+    rows = [failed(name, one.fault, one.todo) for one in problems]
     count = len(membership.declarations)
     pairs = count * (count - 1)
     return rows or [ok(name, f"{pairs} connections, each machine to each other")]
