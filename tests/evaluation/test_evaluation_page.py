@@ -118,13 +118,6 @@ def test_held_out_takes_about_its_share(share: float):
     assert held_out(HASHES, share).mean() == pytest.approx(share, abs=4 * (share * (1 - share) / 20_000) ** 0.5)
 
 
-def test_fitting_and_scoring_share_no_episode():
-    rows = np.repeat(HASHES[:500], 7)
-    scored = held_out(rows, 0.2)
-    assert not set(rows[scored]) & set(rows[~scored])
-    assert 0 < scored.sum() < len(rows)
-
-
 def test_held_out_is_independent_of_other_splits_of_the_same_hash():
     # a split by the leading bits, and one by the last digits
     for other in (np.uint64(2**61) > HASHES, HASHES % np.uint64(10) == 0):

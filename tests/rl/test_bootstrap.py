@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from oracles.repeated import resample_counts
 
 from reagent_lite.rl.bootstrap import Resamples, effective_sample_size, percentile_interval
 
@@ -40,17 +39,6 @@ def test_how_often_an_episode_is_drawn_is_binomial():
     # nor does an episode's count depend on that of its neighbour, beyond -1 / (n - 1)
     beside = torch.corrcoef(torch.stack((counts[:, :-1].flatten(), counts[:, 1:].flatten())))[0, 1]
     assert float(beside) == pytest.approx(-1 / 199, abs=0.008)
-
-
-def test_interval_of_a_mean_has_the_width_of_theory():
-    # 95 % of a normal mean: 2 * 1.96 * s / sqrt(n). Resampling a quarter of the rows would double it.
-    rng = np.random.default_rng(0)
-    values = torch.from_numpy(rng.normal(size=400))
-    counts = resample_counts(400, 4000, torch.Generator().manual_seed(0))
-    low, high = percentile_interval((counts @ values / counts.sum(1))[1:], 0.95)
-    theory = 2 * 1.96 * float(values.std()) / math.sqrt(400)
-    assert high - low == pytest.approx(theory, rel=0.05)
-    assert (high + low) / 2 == pytest.approx(float(values.mean()), abs=0.1 * theory)
 
 
 def test_interval_is_numpys_quantiles():

@@ -80,7 +80,6 @@ def cart(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("env", "settings", "said"),
     [
-        ("cartpole_v7", {}, r"simulation\.env: expected one of acrobot, cartpole_v0, .* got 'cartpole_v7'"),
         ("no/such.cuh", {}, r"simulation\.env: expected a \.cuh file"),
         ("cartpole_v0", {"env_parameters": {"gravty": 1}}, r"simulation\.env_parameters: .* Did you mean 'gravity'"),
         ("gridworld", {}, "model .*: expected actions L, R, U, D of gridworld, got left, right. Train with"),

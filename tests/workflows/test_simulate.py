@@ -17,7 +17,7 @@ from reagent_lite.config.simulate import SimulateConfig
 from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.sim.cuda_build import cuda_problem, driver_problem
 from reagent_lite.sim.sources import find_environment
-from workflows.simulate import _prefix, simulate
+from workflows.simulate import _prefix
 
 Array = NDArray[np.float64]
 NAMES = ("left", "right")
@@ -139,19 +139,6 @@ def test_candidates_of_recommendations(tmp_path: Path) -> None:
     copy = prepare_training_copy(result.log, actions=None, directory=str(tmp_path / "copy"))
     assert (len(copy), copy.notes) == (result.rows, ())
     assert copy.candidates.shape[1] == 9
-
-
-@pytest.mark.parametrize("suffix", [".jsonl.gz", ".jsonl.zst", ".parquet"])
-def test_every_format_is_read_as_the_plain_one(tmp_path: Path, suffix: str) -> None:
-    _, log = made(tmp_path, rows=500)
-    plain = prepare_training_copy(str(tmp_path / "log.jsonl"), actions=NAMES, directory=str(tmp_path / "plain"))
-    tree = {"env": "cartpole_v0", "output_path": str(tmp_path / f"x{suffix}"), "format": "transitions", "rows": 500}
-    simulate(check(SimulateConfig, tree | {"use_gpu": False}))
-    copy = prepare_training_copy(str(tmp_path / f"x{suffix}"), actions=NAMES, directory=str(tmp_path / "copy"))
-    assert copy.notes == plain.notes == ()
-    for name in ("state", "action", "reward", "bootstrap", "propensity", "next_index", "next_mask"):
-        np.testing.assert_array_equal(getattr(copy, name), getattr(plain, name))
-    assert len(copy) == len(log.rows)
 
 
 def test_the_same_seed_is_the_same_bytes(tmp_path: Path) -> None:

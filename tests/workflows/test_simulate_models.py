@@ -133,10 +133,6 @@ def started(tmp_path: Path, tree: dict[str, Any], *arguments: str) -> int:
             {"env": "gridworld", "policy": {"kind": "softmax", "model": "LINEAR"}},
             "expected actions L, R, U, D of gridworld",
         ),
-        (
-            {"env": "mountain_car", "policy": {"kind": "softmax", "model": "LINEAR"}},
-            "expected state features among 0 to 1 of mountain_car, got 2",
-        ),
         ({"env": "recommend"}, "parametric: expected true with recommend"),
     ],
 )
