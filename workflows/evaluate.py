@@ -32,7 +32,7 @@ from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_
 from reagent_lite.errors import BundleError, ConfigError, DataError, Problem
 from reagent_lite.evaluation.document import Findings
 from reagent_lite.evaluation.estimates import ALONE, Log, estimates_of
-from reagent_lite.evaluation.exported_model import ExportedModel
+from reagent_lite.evaluation.exported_model import CHOICES, ExportedModel
 from reagent_lite.evaluation.simulation import Arena
 from reagent_lite.files import require_writable, write_whole
 from reagent_lite.manifest import canonical
@@ -40,8 +40,6 @@ from reagent_lite.report.evaluated import report_of_evaluation
 from reagent_lite.report.page import render
 from reagent_lite.run.learner import threads_for
 from reagent_lite.run.stages import staged
-
-_KINDS = ("named actions (workflows.dqn)", "candidates with features (workflows.parametric_dqn)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +144,7 @@ def _models(config: EvaluateConfig) -> tuple[ExportedModel, ...]:
     against = ExportedModel.load("against", config.against)
     names, others = model.bundle.action_names, against.bundle.action_names
     if set(names) != set(others):
-        shown = [", ".join(one) or "candidates with features" for one in (names, others)]
+        shown = [", ".join(one) or "candidates" for one in (names, others)]
         raise BundleError(Problem(f"against {against.path}", f"a model that decides as {model.path}: {shown[0]}",
                                   shown[1]))  # fmt: skip
     return model, against
@@ -172,7 +170,7 @@ def _copy(config: EvaluateConfig, model: ExportedModel) -> TrainingCopy:
     except DataError as error:
         if not any("action" in problem.expected for problem in error.problems):
             raise
-        wanted = f"a log of {_KINDS[model.bundle.parametric]}" + (f": {', '.join(names)}" if names else "")
+        wanted = f"a log of {CHOICES[model.bundle.parametric]}" + (f": {', '.join(names)}" if names else "")
         about = Problem(f"{model.key} {model.path}", wanted, "rows with other actions")
         raise DataError([about, *error.problems]) from error
 

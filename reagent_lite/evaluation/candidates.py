@@ -51,7 +51,7 @@ def candidate_choices(
     def chunks() -> Iterable[tuple[EvaluationPage, Tensor]]:
         for start in range(0, len(page), size):
             rows = torch.arange(start, min(start + size, len(page)))
-            features = _features(copy, numbers[start : start + size], ids, page.mask.shape[1])
+            features = candidate_features(copy, numbers[start : start + size], ids, page.mask.shape[1])
             yield page.rows(rows), torch.from_numpy(features)
 
     found = tally(chunks, ids, group, propensities_known=propensities_known)
@@ -143,7 +143,7 @@ def _difference(one: dict[str, float | None], other: dict[str, float | None]) ->
     return (other_mean - mean) / scale if scale > 0 else None
 
 
-def _features(
+def candidate_features(
     copy: TrainingCopy, numbers: NDArray[np.int64], ids: Sequence[int], num_choices: int
 ) -> NDArray[np.float32]:
     """Returns raw features of the rows' candidates, [n, K, F]; NaN where absent and behind a list's end."""

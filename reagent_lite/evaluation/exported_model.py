@@ -33,7 +33,8 @@ from reagent_lite.rl.policies import EpsilonGreedy, Softmax, TargetPolicy, polic
 from reagent_lite.sim.spec import EnvSpec
 from reagent_lite.types import Actions, NormalizationSpec, SourceSpec
 
-_KINDS = ("a model of named actions (workflows.dqn)", "a model of candidates (workflows.parametric_dqn)")
+CHOICES = ("named actions (workflows.dqn)", "candidates (workflows.parametric_dqn)")
+"""What a model decides among, in words: by whether it is parametric."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,7 +252,7 @@ class ExportedPolicy:
 
 def kind_of(*, parametric: bool) -> str:
     """Returns which kind of model decides so, in words."""
-    return _KINDS[parametric]
+    return f"a model of {CHOICES[parametric]}"
 
 
 def misfits(bundle: Bundle, spec: EnvSpec, where: str) -> list[Problem]:

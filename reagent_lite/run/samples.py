@@ -1,11 +1,10 @@
 """Raw rows in the model's column order, on which the export is checked: of the evaluated log, or of random play."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 
 from reagent_lite.data.rows.maps import in_order
+from reagent_lite.evaluation.candidates import candidate_features
 from reagent_lite.export.content import SampleRows
 from reagent_lite.run.environments import SAMPLE, Simulation
 from reagent_lite.run.logged import Data
@@ -18,25 +17,19 @@ def logged_sample(data: Data, count: int) -> SampleRows:
     if not len(copy):
         return _absent_row(data)
     numbers = np.unique(np.linspace(0, len(copy) - 1, min(count, len(copy))).astype(int))
-    values = _raw(copy.state[numbers], copy.state_ids, data.normalization.state.feature_ids)
+    order = data.normalization.state.feature_ids
+    values = np.array(in_order(copy.state[numbers], copy.state_ids, order, absent=np.nan), np.float32)
     if data.normalization.action is None:
         mask = np.array(copy.mask[numbers], bool)
         copy.release()
         return SampleRows(values=values, mask=mask)
     ids = data.normalization.action.feature_ids
     lists = np.asarray(copy.actions_list[numbers])
-    starts, stops = copy.list_offsets[lists], copy.list_offsets[lists + 1]
-    longest = max(int((stops - starts).max()), 1)
-    candidates = np.full((len(numbers), longest, len(ids)), np.nan, np.float32)
-    mask = np.arange(longest) < (stops - starts)[:, None]
-    for row, (begin, end) in enumerate(zip(starts, stops, strict=True)):
-        candidates[row, : end - begin] = _raw(copy.candidates[begin:end], copy.action_ids, ids)
+    lengths = copy.list_offsets[lists + 1] - copy.list_offsets[lists]
+    longest = max(int(lengths.max()), 1)
+    candidates = candidate_features(copy, numbers, ids, longest)
     copy.release()
-    return SampleRows(values=values, candidates=candidates, mask=mask)
-
-
-def _raw(values: np.ndarray, ids: Sequence[int], order: Sequence[int]) -> np.ndarray:
-    return np.array(in_order(values, ids, order, absent=np.nan), np.float32)
+    return SampleRows(values=values, candidates=candidates, mask=np.arange(longest) < lengths[:, None])
 
 
 def _absent_row(data: Data) -> SampleRows:
