@@ -43,6 +43,8 @@ class _StandardError(logging.Handler):
         print(f"{rank}{level}{record.getMessage()}", file=sys.stderr, flush=True)
 
 
+_SHORTEST_SLEEP, _LONGEST_SLEEP = 0.05, 2.0
+_FIRST_LOG_SECONDS, _MOST_LOG_SECONDS = 10.0, 3600.0
 _HANDLER = _StandardError()
 
 
@@ -212,3 +214,23 @@ class _Outliving(io.FileIO):
             os.dup2(nowhere, self.fileno())
             os.close(nowhere)
             return super().write(data)
+
+
+class Waiting:
+    """Sleeps between two looks for something, and logs what is waited for at intervals that grow to an hour."""
+
+    def __init__(self) -> None:
+        self._seconds, self._since, self._logs_after = _SHORTEST_SLEEP, time.monotonic(), _FIRST_LOG_SECONDS
+
+    def sleep(self, what: str) -> None:
+        """Sleeps a little longer than the last time, at most two seconds.
+
+        Args:
+            what: is waited for, as a sentence without its full stop.
+        """
+        waited = time.monotonic() - self._since
+        if waited >= self._logs_after:
+            logger.info(f"{what}; waiting since {waited:,.0f} s")
+            self._logs_after = waited + min(self._logs_after, _MOST_LOG_SECONDS)
+        time.sleep(self._seconds)
+        self._seconds = min(1.5 * self._seconds, _LONGEST_SLEEP)

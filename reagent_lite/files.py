@@ -140,15 +140,15 @@ def _sweep(target: Path) -> None:
 
 
 def sweep(left: Iterable[Path]) -> None:
-    """Removes those folders and links, left by killed processes, that are older than a day."""
+    """Removes those files, folders and links, left by killed processes, that are older than a day."""
     for one in left:
         with suppress(OSError):
             if time.time() - one.lstat().st_mtime < _ABANDONED_AFTER_SECONDS:
                 continue
-            if one.is_symlink():
-                one.unlink()
-            elif one.is_dir():
+            if one.is_dir() and not one.is_symlink():
                 shutil.rmtree(one, ignore_errors=True)
+            else:
+                one.unlink()
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,12 @@ CHECKPOINT: Final = Kind(
     outdated="Continue with the release of reagent-lite that wrote the checkpoint, or use another",
     error=BundleError,
 )
+POLICY: Final = Kind(
+    name="the folder of a published policy",
+    damaged="Remove the folder; the learner publishes another policy",
+    outdated="Use the same release of reagent-lite for collectors and learners",
+    error=BundleError,
+)
 STAGE: Final = Kind(
     name="the folder of a stage",
     damaged="Copy the folder again, or remove it: the stage that made it makes it again",

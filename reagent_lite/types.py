@@ -131,8 +131,8 @@ class EnvStep:
         """Returns the same step on another device."""
         return self._each(lambda value: value.to(device))
 
-    def rows(self, index: Tensor) -> EnvStep:
-        """Returns the step of some rows [R]."""
+    def rows(self, index: Tensor | slice) -> EnvStep:
+        """Returns the step of some rows, [R] or a slice."""
         return self._each(lambda value: value[index])
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> EnvStep:

@@ -26,7 +26,7 @@ DATA_LAYERS = {
     "rows": 1,
     "features": 2, "writing": 2, "stage": 2,
     "copy": 3, "timeline": 3,
-    "sampling": 4, "shards": 4,
+    "sampling": 4, "shards": 4, "dataset": 4,
 }  # fmt: skip
 HEAVY = {"pandas", "pyarrow", "duckdb", "scipy"}
 FILES = sorted((ROOT / "reagent_lite").rglob("*.py"))

@@ -27,7 +27,8 @@ from reagent_lite.cli import Command, main_alone
 from reagent_lite.config import resolved
 from reagent_lite.config.simulate import PlayConfig, SimulateConfig, ValueOfConfig
 from reagent_lite.console import logger, progress
-from reagent_lite.data.writing.episodes import EpisodeBlock, LogSchema, episode_rows
+from reagent_lite.data.dataset import stamped
+from reagent_lite.data.writing.episodes import LogSchema, episode_rows
 from reagent_lite.data.writing.files import TableWriter, table_writer
 from reagent_lite.errors import BundleError, ConfigError, Problem, SimulationError, counted
 from reagent_lite.evaluation.exported_model import Choices, kind_of, misfits
@@ -37,10 +38,12 @@ from reagent_lite.evaluation.returns import play
 from reagent_lite.export.bundle import Bundle, load_bundle
 from reagent_lite.files import require_writable, write_whole
 from reagent_lite.manifest import canonical
+from reagent_lite.run.collect import named_block
 from reagent_lite.sim.backend import Backend, open_backend
 from reagent_lite.sim.env import Policy, VectorEnv
-from reagent_lite.sim.episodes import Amount, Episodes, whole_episodes
+from reagent_lite.sim.episodes import Amount, whole_episodes
 from reagent_lite.sim.rollout import Player
+from reagent_lite.sim.sources import origin
 from reagent_lite.sim.spec import EnvSpec
 
 LEVEL = 0.95  # of the interval of the log's mean return
@@ -128,9 +131,11 @@ def _write(
     logger.info(f"{env.spec.name}: {counted(env.num_envs, 'environment')} on {env.device.type}, "
          f"at most {counted(env.time_limit, 'step')}, policy {config.policy.kind}")  # fmt: skip
     returns, rows, prefix = [], 0, _prefix(config)
+    come_from = origin(config, env.spec, schema.action_names)
     with progress("simulating", "rows") as show:
         for episodes in whole_episodes(env, policy, amount, **_drawing(config.policy)):
-            writer.write(episode_rows(_block(episodes, prefix), schema))
+            table = episode_rows(named_block(episodes, prefix), schema)
+            writer.write(stamped(table, come_from) if schema.transitions else table)
             returns.append(episodes.returns)
             rows += len(episodes.state)
             show(rows, max(config.rows or 0, rows))
@@ -236,13 +241,6 @@ def _prefix(config: SimulateConfig) -> str:
     keys = ("env", "env_parameters", "time_limit", "math", "seed", "policy")
     playing = {key: value for key, value in resolved(config).items() if key in keys}
     return hashlib.sha256(json.dumps(playing, sort_keys=True).encode()).hexdigest()[:8]
-
-
-def _block(episodes: Episodes, prefix: str) -> EpisodeBlock:
-    """Returns episodes as the writer takes them, named by the log's prefix, environment and number."""
-    names = [f"{prefix}-{env}-{number}" for env, number in zip(episodes.env, episodes.number, strict=True)]
-    columns = {name: getattr(episodes, name) for name in EpisodeBlock.__dataclass_fields__ if name != "mdp_ids"}
-    return EpisodeBlock(mdp_ids=names, **columns)
 
 
 def _value(config: SimulateConfig, wanted: ValueOfConfig, backend: Backend, policy: Policy | None) -> dict[str, Any]:

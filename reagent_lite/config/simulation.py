@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from reagent_lite.config.dataset import DatasetConfig
 from reagent_lite.config.environment import EnvironmentConfig
 from reagent_lite.config.section import Count, Section, Share
 from reagent_lite.errors import Problem
@@ -29,6 +30,11 @@ class ReplayConfig(Section):
 class SimulationConfig(EnvironmentConfig):
     """Environments on the GPU or the CPU: training in them, evaluation in them, or both."""
 
+    mode: Literal["both", "collect", "learn"] = "both"
+    """both: this run plays and learns; collect: this process only plays, and writes episodes to `dataset`; learn: this
+    run only learns, from the episodes of any number of collectors."""
+    dataset: DatasetConfig | None = None
+    """The folder between collectors and learners."""
     num_envs: Count = 64
     """Environments side by side, over all processes."""
     auto_scale: bool = False
@@ -79,6 +85,12 @@ class SimulationConfig(EnvironmentConfig):
     def rules(self) -> Iterator[Problem]:
         """Yields contradictions between keys."""
         yield from super().rules()
+        if (self.mode == "both") != (self.dataset is None):
+            yield self.wrong("dataset", "absent with mode both; the shared folder with collect and learn",
+                             got=f"{'nothing' if self.dataset is None else 'one'} with mode {self.mode}")  # fmt: skip
+        if self.mode != "both":
+            yield from self.changes("", ["auto_scale"], f"false with mode {self.mode}",
+                                    "It measures playing and learning in one process")  # fmt: skip
         if self.epsilon_end is not None and self.epsilon_end > self.epsilon_start:
             yield self.wrong("epsilon_end", f"at most epsilon_start ({self.epsilon_start:g})")
         if self.exploration == "softmax":

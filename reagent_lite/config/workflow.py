@@ -96,6 +96,16 @@ class WorkflowConfig(Section):
         return self.data.global_minibatch_size or self.training.minibatch_size * world
 
     @property
+    def collects(self) -> bool:
+        """Whether this process writes episodes for learners, and learns nothing."""
+        return self.simulation is not None and self.simulation.mode == "collect"
+
+    @property
+    def follows(self) -> bool:
+        """Whether this run learns from the episodes of collectors."""
+        return self.simulation is not None and self.simulation.mode == "learn"
+
+    @property
     def fewest_slots(self) -> int:
         """Steps of every environment that replay must hold: one window of multi_steps, and what follows it."""
         return (self.rl.multi_steps or 1) + 2
@@ -114,7 +124,7 @@ class WorkflowConfig(Section):
 
     def rules(self) -> Iterator[Problem]:
         """Yields contradictions between sections."""
-        if not self.model_output_path:
+        if not self.model_output_path and not self.collects:
             yield self.wrong("model_output_path", "a path")
         if not self.training_data_path and self.simulation is None:
             yield self.wrong("training_data_path", "a path", "Or give a simulation section to train in")
@@ -197,6 +207,12 @@ class WorkflowConfig(Section):
 
     def _simulation_rules(self, simulation: SimulationConfig) -> Iterator[Problem]:
         """Yields keys that ask for data where there is none, and contradictions of data and simulation."""
+        if simulation.mode != "both" and self.training_data_path:
+            yield self.wrong("training_data_path", f"absent with simulation.mode {simulation.mode}",
+                             "Logs in `protected` of simulation.dataset are learned from as well")  # fmt: skip
+        if self.collects and (self.num_nodes > 1 or self.use_all_avail_gpus or (self.num_processes_per_node or 1) > 1):
+            yield self.wrong("simulation.mode", "both or learn with several processes",
+                             "A collector is one process: start as many as you like")  # fmt: skip
         yield from self._beside_data(simulation) if self.training_data_path else self._without_data(simulation)
         if simulation.backend == "cuda" and not self.use_gpu:
             yield self.wrong("simulation.backend", "auto or cpu while use_gpu is false",

@@ -6,8 +6,6 @@
 4 evaluate    returns.py
 """
 
-import hashlib
-import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -32,7 +30,7 @@ from reagent_lite.sim.backend import Backend, open_backend
 from reagent_lite.sim.cuda_build import cuda_problem
 from reagent_lite.sim.env import Policy, VectorEnv
 from reagent_lite.sim.rollout import Player
-from reagent_lite.sim.sources import built_from, find_environment
+from reagent_lite.sim.sources import identity
 from reagent_lite.types import Actions, FeatureSpec, FeatureType, NormalizationSpec, TransitionBatch
 
 # streams of random numbers, so that no evaluated episode was trained on
@@ -88,9 +86,7 @@ class Simulation:
 
     def identity(self) -> str:
         """Returns the sha256 of sources, constants and models that play, which take the place of the hash of data."""
-        parts = built_from(find_environment(self.config.env), self.config.env_parameters)
-        settings = [self.config.time_limit, self.config.math, *(one.digest for one in self.types if one.digest)]
-        return hashlib.sha256(json.dumps([settings, parts]).encode()).hexdigest()
+        return identity(self.config, *(one.digest for one in self.types if one.digest))
 
 
 def part_of(count: int, rank: int, world: int) -> tuple[int, int]:
@@ -124,6 +120,10 @@ def open_simulation(config: WorkflowConfig, group: Group) -> Simulation:
             Problem("simulation.env", "an environment with fixed actions", f"{spec.name}, whose candidates differ from "
                     "step to step", "Use workflows.parametric_dqn")
         )  # fmt: skip
+    if settings.mode != "both" and spec.agents > 1:
+        todo = "A dataset holds the episodes of one agent"
+        raise ConfigError(Problem("simulation.mode", f"both with the {spec.agents} agents of {spec.name}",
+                                  settings.mode, todo))  # fmt: skip
     logger.info(
         f"simulation: {spec.name}, {counted(settings.num_envs, 'environment')} on {backend.device.type}, "
         f"{counted(spec.observation_size, 'feature')}, {counted(spec.num_actions, 'choice')}"

@@ -33,6 +33,7 @@ from reagent_lite.distributed.verdict import Declaration, flat
 from reagent_lite.distributed.worker import end_with_parent, is_worker, report_failure
 from reagent_lite.errors import Preempted, ReagentLiteError
 from reagent_lite.files import FolderIdentity, nearest_existing
+from reagent_lite.run.collect import collect
 from reagent_lite.run.dry_run import dry_run, lines_of, processes_here, warnings_of
 from reagent_lite.run.publish import Outcome
 from reagent_lite.training.stop import StopSignal
@@ -124,7 +125,7 @@ def _run(
         joined(place, device, wait, gpus=processes.gpus) as group,
     ):
         try:
-            outcome = train(config, group)
+            outcome = collect(config, group) if config.collects else train(config, group)
         except Exception as error:  # reported before the process group is taken down, which may take long without peers
             if is_worker():
                 report_failure(error, message_of(error))

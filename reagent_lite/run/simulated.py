@@ -1,6 +1,6 @@
 """Learning in simulation: rollout ─► ring ─► RolloutSource, each rank its own environments by global number."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from reagent_lite.algorithms.learners import Learner, learners_of
 from reagent_lite.config import ParametricDqnConfig, WorkflowConfig
 from reagent_lite.data.sampling.plan import ReadPlan
 from reagent_lite.distributed.group import Group
-from reagent_lite.run.environments import TRAINING, Reader
+from reagent_lite.run.environments import TRAINING, Reader, part_of
 from reagent_lite.run.learner import capture_of, reward_boost
 from reagent_lite.sim.replay.ring import ReplayRing, ReplaySettings
 from reagent_lite.sim.rollout import Exploration, Player, Rollout, RolloutSource, UpdateSchedule
@@ -56,9 +56,7 @@ def simulated_plan(config: WorkflowConfig, minibatch: int, types: int = 1) -> Si
     )
 
 
-def ring_settings(
-    config: WorkflowConfig, spec: EnvSpec, num_envs: int, agents: int = 1, seed: int | None = None
-) -> ReplaySettings:
+def ring_settings(config: WorkflowConfig, spec: EnvSpec, num_envs: int, agents: int = 1) -> ReplaySettings:
     """Returns the size of a process's replay ring and how it is drawn from.
 
     Args:
@@ -66,7 +64,6 @@ def ring_settings(
         spec: of the environment.
         num_envs: environments of the process.
         agents: of each environment that it keeps.
-        seed: of its draws, see ReplaySettings.
     """
     settings, parametric = config.simulation, isinstance(config, ParametricDqnConfig)
     assert settings is not None
@@ -87,8 +84,49 @@ def ring_settings(
         absences=spec.agents > 1,
         needs_next_action=not config.rl.maxq_learning,
         boost=reward_boost(config),
-        seed=seed,
     )
+
+
+def open_ring(settings: ReplaySettings, config: WorkflowConfig, group: Group) -> ReplayRing:
+    """Returns this rank's replay ring, with draws of its own; they are the same in every start of the run."""
+    seed = config.seed + group.rank
+    torch.manual_seed(seed)
+    own = replace(settings, seed=None if group.device.type == "cuda" else seed)
+    return ReplayRing(own, group.device, over_ranks=group.max)
+
+
+def update_schedule(config: WorkflowConfig, num_updates: int) -> UpdateSchedule:
+    """Returns when environments step and when the learner does, in a run of so many optimizer steps."""
+    settings = config.simulation
+    assert settings is not None
+    return UpdateSchedule(
+        num_envs=settings.num_envs,
+        warmup=config.warmup_rounds,
+        steps=settings.steps_per_rollout,
+        updates=settings.updates_per_rollout,
+        num_updates=num_updates,
+        beta=settings.replay.beta,
+    )
+
+
+def exploration_of(config: WorkflowConfig, schedule: UpdateSchedule) -> Exploration:
+    """Returns how actions are drawn in a run of such a schedule."""
+    settings, rl = config.simulation, config.rl
+    assert settings is not None
+    return Exploration(
+        start=settings.epsilon_start,
+        end=rl.epsilon if settings.epsilon_end is None else settings.epsilon_end,
+        decay_steps=settings.epsilon_decay_steps or max(schedule.env_steps(schedule.num_updates) // 10, 1),
+        temperature=rl.temperature if settings.exploration == "softmax" else 0.0,
+    )
+
+
+def minibatch_part(plan: SimulatedPlan, group: Group) -> tuple[int, float]:
+    """Returns the rows of this rank's minibatch, at least one, and what a mean over them counts in a step's loss."""
+    first, stop = part_of(plan.minibatch, group.rank, group.world_size)
+    rows = max(stop - first, 1)
+    scale = rows * group.world_size / (plan.minibatch * plan.minibatches_per_step) if stop > first else 0.0
+    return rows, scale
 
 
 def open_rollouts(
@@ -103,43 +141,25 @@ def open_rollouts(
         group: ranks share environments and rows.
         plan: of the run.
     """
-    simulation, rl = reader.simulation, config.rl
-    settings = simulation.config
-    env = simulation.envs(*simulation.part(settings.num_envs, group), stream=TRAINING)
-    seed = config.seed + group.rank
-    torch.manual_seed(seed)
-    schedule = UpdateSchedule(
-        num_envs=settings.num_envs,
-        warmup=config.warmup_rounds,
-        steps=settings.steps_per_rollout,
-        updates=settings.updates_per_rollout,
-        num_updates=plan.num_steps,
-        beta=settings.replay.beta,
-    )
-    exploration = Exploration(
-        start=settings.epsilon_start,
-        end=rl.epsilon if settings.epsilon_end is None else settings.epsilon_end,
-        decay_steps=settings.epsilon_decay_steps or max(schedule.env_steps(plan.num_steps) // 10, 1),
-        temperature=rl.temperature if settings.exploration == "softmax" else 0.0,
-    )
-    learners = learners_of(learner)
+    simulation = reader.simulation
+    env = simulation.envs(*simulation.part(simulation.config.num_envs, group), stream=TRAINING)
+    schedule = update_schedule(config, plan.num_steps)
+    exploration, learners = exploration_of(config, schedule), learners_of(learner)
 
     def player(name: str, rows: Tensor | None) -> Player:
         agents = env.spec.agents if rows is None else len(rows) // env.num_envs
-        own = ring_settings(config, env.spec, env.num_envs, agents, None if group.device.type == "cuda" else seed)
         return Player(
             policy=reader.policy(learners[name], env.device), epsilon=torch.ones(1, device=env.device), rows=rows,
-            temperature=exploration.temperature, ring=ReplayRing(own, group.device, over_ranks=group.max),
+            temperature=exploration.temperature,
+            ring=open_ring(ring_settings(config, env.spec, env.num_envs, agents), config, group),
         )  # fmt: skip
 
     rollout = Rollout(
         env, simulation.players(env, player), device=group.device,
         capture=capture_of(config, group) if env.device.type == "cuda" else eager,
-        unit_reward=rl.q_network_loss == "bce_with_logits",
+        unit_reward=config.rl.q_network_loss == "bce_with_logits",
     )  # fmt: skip
-    first, stop = simulation.part(plan.minibatch, group)
-    rows = max(stop - first, 1)
-    scale = rows * group.world_size / (plan.minibatch * plan.minibatches_per_step) if stop > first else 0.0
+    rows, scale = minibatch_part(plan, group)
     return RolloutSource(rollout, exploration, schedule, rows=rows, scale=scale, transform=reader.batch)
 
 

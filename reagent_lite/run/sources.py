@@ -1,6 +1,7 @@
-"""What a run learns from: three sources, and the stream of batches that each gives to the loop.
+"""What a run learns from: four sources, and the stream of batches that each gives to the loop.
 
 Logged     rows of all machines ───┐
+Followed   files ─► replay ────────┤
 Simulated  environments ─► replay ─┼► Stream: batches of this rank, how many steps, where a later start goes on
 Mixed      both in each minibatch ─┘
 """
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from reagent_lite.algorithms.dqn import DQN
 from reagent_lite.algorithms.learners import Learner, learners_of
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.console import logger
@@ -28,6 +30,7 @@ from reagent_lite.run.environments import (
 )
 from reagent_lite.run.evaluators import Evaluators, LogEvaluator, SimulationEvaluator
 from reagent_lite.run.figures import Presence, present_shares, sources_of
+from reagent_lite.run.following import FollowedEpisodes, open_followed
 from reagent_lite.run.learner import capture_of, target_policy
 from reagent_lite.run.logged import Data, prepare
 from reagent_lite.run.normalization import Normalization, write_fitted
@@ -40,6 +43,7 @@ from reagent_lite.training.capture import eager
 from reagent_lite.training.checkpoint import Tree
 from reagent_lite.training.loop import StepPlan, Update
 from reagent_lite.training.resume import ReadOrder
+from reagent_lite.training.stop import StopSignal
 from reagent_lite.types import BatchSource, SourceSpec
 
 _SHARING = ("epochs", "shares", "reads")
@@ -74,6 +78,9 @@ class Stream:
     def frames(self) -> int:
         """Environment steps of all ranks so far."""
         return 0
+
+    def at_end(self, step: int) -> None:
+        """Tells those who wait for the run that its last step is taken."""
 
     def figures(self) -> dict[str, float]:
         """Returns figures of episodes that ended while learning; every rank calls it."""
@@ -114,6 +121,39 @@ class SimulatedStream(Stream):
     def deal(self, states: Sequence[Tree], rank: int, step: int) -> Tree:
         """Deals environments out anew by their global number."""
         return regrouped(states, rank, *part_of(self.simulation.config.num_envs, rank, self.group.world_size))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowedStream(SimulatedStream):
+    """Batches of collectors' rows.
+
+    Attributes:
+        files: of the collectors.
+    """
+
+    files: FollowedEpisodes
+
+    def before_step(self, step: int) -> None:
+        """Publishes the policy where it is time to, and takes rows."""
+        self.files.publish(step)
+        self.rollouts.collect(step)
+
+    def at_end(self, step: int) -> None:
+        """Publishes the last policy, with which collectors end."""
+        self.files.publish(step, finished=True)
+
+    @property
+    def frames(self) -> int:
+        """Environment steps of all collectors that were taken."""
+        return self.files.rows
+
+    def figures(self) -> dict[str, float]:
+        """Returns rows and episodes of all collectors, and their mean return."""
+        return training_scalars(self.rollouts, self.group) | {"simulation/env_steps": float(self.files.rows)}
+
+    def deal(self, states: Sequence[Tree], rank: int, step: int) -> Tree:
+        """Returns how far the files are read: each rank fills its replay from its share of them."""
+        return states[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,13 +225,16 @@ class Source(Protocol):
         return []
 
 
-def open_source(config: WorkflowConfig, group: Group, simulation: Simulation | None) -> Source:
+def open_source(
+    config: WorkflowConfig, group: Group, simulation: Simulation | None, signal: StopSignal | None = None
+) -> Source:
     """Returns the source that the config describes.
 
     Args:
         config: with the environment's actions.
         group: the ranks.
         simulation: opened, or None without a simulation section.
+        signal: ends the wait for collectors; None waits for ever.
 
     Raises:
         DataError, ConfigError: see logged.prepare and environments.Reader.
@@ -200,6 +243,8 @@ def open_source(config: WorkflowConfig, group: Group, simulation: Simulation | N
         return Logged(config, group)
     if config.training_data_path:
         return Mixed(config, group, simulation)
+    if simulation.config.mode == "learn":
+        return Followed(config, group, simulation, signal or StopSignal())
     return Simulated(config, group, simulation)
 
 
@@ -285,6 +330,31 @@ class Simulated(Source):
     def draw(self, folder: Path, learner: Learner) -> list[Path]:
         """Draws how learning went, and an episode."""
         return _draw(self._config, folder, self.reader, learner)
+
+
+class Followed(Simulated):
+    """Episodes of collectors. Attributes as in Simulated.
+
+    Raises:
+        ConfigError, DataError: see environments.Reader.
+    """
+
+    def __init__(self, config: WorkflowConfig, group: Group, simulation: Simulation, signal: StopSignal) -> None:
+        super().__init__(config, group, simulation)
+        self._signal = signal
+
+    def stream(self, learner: Learner) -> Stream:
+        """Returns batches of replay, which files fill."""
+        config, group = self._config, self._group
+        plan = simulated_plan(config, config.minibatch_over(group.world_size))
+        _log_plan(config, plan, group, plan.minibatch)
+        order = ReadOrder(order={}, steps=plan.steps_per_epoch, rows=plan.steps_per_epoch * plan.rows_of_step(0))
+        assert isinstance(learner, DQN)  # one type of agents
+        rollouts, files = open_followed(config, self.reader, self.normalization, learner, group, plan, self._signal)
+        return FollowedStream(
+            source=rollouts, plan=plan, order=order, capture=capture_of(config, group), rollouts=rollouts,
+            simulation=self.reader.simulation, group=group, files=files,
+        )  # fmt: skip
 
 
 class Mixed(Logged):

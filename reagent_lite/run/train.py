@@ -1,6 +1,7 @@
 """The story of a training run, the same for named actions and for candidates."""
 
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,13 +13,14 @@ from reagent_lite.config import WorkflowConfig
 from reagent_lite.console import Progress, logger, progress
 from reagent_lite.distributed.faults import fault_here
 from reagent_lite.distributed.group import Group
-from reagent_lite.errors import ConfigError, DivergenceError, Problem
+from reagent_lite.errors import ConfigError, DivergenceError, Preempted, Problem
 from reagent_lite.files import room_in
 from reagent_lite.report.pictures import require_pictures
 from reagent_lite.run.auto_scale import auto_scaled
 from reagent_lite.run.environments import open_simulation, with_actions
 from reagent_lite.run.evaluators import Evaluators
 from reagent_lite.run.learner import build_learners, build_optimization, captures, choose_threads, target_policy
+from reagent_lite.run.policies import shared_folders
 from reagent_lite.run.publish import FOLDER, Learned, Outcome, output_folder, publish, require_outcome, versions
 from reagent_lite.run.simulated import tag_of
 from reagent_lite.run.sources import Source, Stream, open_source
@@ -47,11 +49,11 @@ def train(config: WorkflowConfig, group: Group) -> Outcome:
         simulation = None if config.simulation is None else open_simulation(config, group)
         config = config if simulation is None else with_actions(config, simulation)
         history = History.find(config, group, folder / "checkpoints")
-        source = open_source(config, group, simulation)
+        source = open_source(config, group, simulation, signal)
         require_outcome(config, source, group)
         history.require_same(source.identity)
         setup = set_up(config, group, source, history)
-        with room_in(folder, FOLDER):
+        with room_in(folder, FOLDER), shared_folders(config) if config.follows and group.is_first else nullcontext():
             if group.is_first:  # all input has been read and checked: the folder is this run's from here on
                 take_folder(config)
                 source.write_fitted()
@@ -133,6 +135,7 @@ def learn(setup: Setup, signal: StopSignal, folder: Path) -> Learned:
             fit(running, stream.plan, group, hooks, every_steps=config.rl.tensorboard_logging_freq,
                 capture=stream.capture)  # fmt: skip
             schedule.at_end()
+            stream.at_end(position.step)
         rate = (position.rows - begin) / (time.monotonic() - start)
         evaluation = setup.evaluators.at_end()
         writer.write(position.step, evaluation.scalars)
@@ -175,7 +178,10 @@ class _RunHooks(Hooks):
     def before_step(self, step: int) -> None:
         if self._fault is not None:
             self._fault.before_step(step)
-        self._setup.stream.before_step(step)
+        try:
+            self._setup.stream.before_step(step)
+        except Preempted:  # all ranks alike, while they waited for collectors
+            self._schedule.stop()
 
     def report(self, report: Report) -> None:
         """Writes means of training, and figures of the evaluators at the end of each epoch."""

@@ -9,7 +9,7 @@ types, each type has a policy, and each that learns a ring of its rows.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -100,6 +100,47 @@ def act(env: VectorEnv, players: Iterable[Player], *, informed: bool = True, env
         env.propensity.index_copy_(0, rows, propensity)
 
 
+class Experience(Protocol):
+    """Where a RolloutSource's rows come from: environments of this process, or files that others write.
+
+    Attributes:
+        players: of each type of agents, by its name.
+        rings: of the types that learn, by name.
+        device: of the rings.
+    """
+
+    device: torch.device
+
+    @property
+    def players(self) -> Mapping[str, Any]: ...  # noqa: D102
+    @property
+    def rings(self) -> Mapping[str, ReplayRing]: ...  # noqa: D102
+
+    def explore(self, epsilon: float) -> None:
+        """Sets the share of uniform draws."""
+        ...
+
+    def run(self, steps: int, *, informed: bool = True) -> None:
+        """Writes the rows of so many steps of every environment into the rings; see Rollout."""
+        ...
+
+    def check(self) -> None:
+        """Raises the errors of what was written."""
+        ...
+
+    def finished(self) -> Tensor:
+        """Returns [2 + players] float64 and starts anew; see Rollout."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what a later start needs."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues from a `state_dict`."""
+        ...
+
+
 class Rollout:
     """Policies in environments.
 
@@ -172,16 +213,7 @@ class Rollout:
                 take.
         """
         self.env.check()
-        strange = int(self._strange_rewards)
-        if strange:
-            raise SimulationError(
-                Problem(
-                    f"rewards of {self.env.spec.name}",
-                    "numbers from 0 to 1 for rl.q_network_loss bce_with_logits",
-                    f"{strange} others",
-                    "Use mse or huber",
-                )
-            )
+        require_no_strange_rewards(int(self._strange_rewards), self.env.spec.name)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the environments' state and the counts that are not reported yet."""
@@ -230,6 +262,17 @@ class Rollout:
         self._finished += torch.stack((over.sum().double(), (env.last_length * over).sum().double(), *returns))
 
 
+def require_no_strange_rewards(count: int, environment: str) -> None:
+    """Refuses rewards outside [0, 1], of which a cross-entropy makes no sense.
+
+    Raises:
+        SimulationError: there are some.
+    """
+    if count:
+        expected = "numbers from 0 to 1 for rl.q_network_loss bce_with_logits"
+        raise SimulationError(Problem(f"rewards of {environment}", expected, f"{count} others", "Use mse or huber"))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateSchedule:
     """When environments step and when the learner does.
@@ -269,7 +312,7 @@ class RolloutSource:
 
     def __init__(
         self,
-        rollout: Rollout,
+        rollout: Experience,
         exploration: Exploration,
         schedule: UpdateSchedule,
         *,

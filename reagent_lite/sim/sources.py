@@ -4,15 +4,21 @@ name or path ──find_environment──► file ┬─read_sources────
                                         └─compilation_unit──► the few lines that a compiler is given
 """
 
+import hashlib
+import json
 import math
 import os
 import re
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy
 
+from reagent_lite.config.environment import EnvironmentConfig
 from reagent_lite.errors import Problem, SimulationError, nearest, raise_any
 from reagent_lite.sim.compiler import KERNELS
+from reagent_lite.sim.spec import EnvSpec
 
 _MACHINERY = ("port.cuh", "philox.cuh", "env.cuh")  # and the folder core, which env.cuh includes
 _INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
@@ -114,6 +120,34 @@ def built_from(environment: Path, parameters: dict[str, float]) -> tuple[str, ..
     constants = compilation_unit(environment, parameters).rpartition("#define ENVIRONMENT_FILE")[0]
     sources = (text for pair in sorted(read_sources(environment).items()) for text in pair)
     return (environment.name, constants, *sources)
+
+
+def identity(config: EnvironmentConfig, *more: str) -> str:
+    """Returns the sha256 of an environment's sources, constants, time limit and more, by which two are the same.
+
+    Raises:
+        SimulationError: see `find_environment` and `built_from`.
+    """
+    parts = built_from(find_environment(config.env), config.env_parameters)
+    return hashlib.sha256(json.dumps([[config.time_limit, config.math, *more], parts]).encode()).hexdigest()
+
+
+def origin(config: EnvironmentConfig, spec: EnvSpec, actions: tuple[str, ...]) -> dict[str, Any]:
+    """Returns what a file of episodes says about where they come from, as JSON.
+
+    Args:
+        config: of the environment.
+        spec: of the environment.
+        actions: names of the actions; () for candidates with features.
+    """
+    return {
+        "environment": spec.name,
+        "parameters": {name: config.env_parameters[name] for name in sorted(config.env_parameters)},
+        "environment_sha256": identity(config),
+        "state_features": list(range(spec.observation_size)),
+        "actions": list(actions) or {"candidate_features": list(range(spec.action_feature_size))},
+        "release": version("reagent-lite"),
+    }
 
 
 def _literal(name: str, value: float) -> str:

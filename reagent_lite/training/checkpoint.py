@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from safetensors.torch import save
@@ -350,14 +350,27 @@ class CheckpointSchedule:
         done = self._running.position.step
         due = time.monotonic() - self._saved_at >= self._every_seconds
         agreed = self._agreement.after_step(done, stop=self._signal.wanted, save=due)
-        if agreed.stop or agreed.save or (self._every_steps and done % self._every_steps == 0):
-            failure = self._save()
-            if failure and self._group.is_first:
-                logger.warning(f"no checkpoint at step {done:,}: {failure}; {self._signal.standing}")
+        if agreed.stop:
+            self.stop()
+        if agreed.save or (self._every_steps and done % self._every_steps == 0):
+            self._save_if_possible()
         elif done % self._waits.checksum_every_steps == 0:
             require_equal(self._running.learner, self._group, done)
-        if agreed.stop:
-            raise self._signal.preempted()
+
+    def stop(self) -> NoReturn:
+        """Saves between two steps what can be saved and ends the run, as all ranks have agreed.
+
+        Raises:
+            Preempted: always.
+        """
+        self._save_if_possible()
+        raise self._signal.preempted()
+
+    def _save_if_possible(self) -> None:
+        failure = self._save()
+        if failure and self._group.is_first:
+            done = self._running.position.step
+            logger.warning(f"no checkpoint at step {done:,}: {failure}; {self._signal.standing}")
 
     def at_end(self) -> None:
         """Saves the trained state before anything else can fail.

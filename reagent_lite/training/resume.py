@@ -39,16 +39,8 @@ from reagent_lite.training.loop import Position, Running
 
 MAY_CHANGE = {
     "where it computes": (
-        *(
-            "node_index",
-            "num_nodes",
-            "num_processes_per_node",
-            "use_all_avail_gpus",
-            "use_gpu",
-            "init_method",
-            "parallel",
-        ),
-        *("rendezvous", "data.training_copy_dir", "data.residency"),
+        *("node_index", "num_nodes", "num_processes_per_node", "use_all_avail_gpus", "use_gpu", "init_method"),
+        *("parallel", "rendezvous", "data.training_copy_dir", "data.residency", "simulation.dataset"),
     ),
     "where and how often it is saved": ("model_output_path", "checkpoint"),
     "whether its model is exported": ("publish_if",),

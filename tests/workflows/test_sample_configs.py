@@ -27,7 +27,7 @@ def tree(name: str) -> dict[str, Any]:
 def test_every_config_is_accepted_by_one_workflow(file: Path) -> None:
     kind = {"simulate": SimulateConfig, "simulate_candidates": SimulateConfig, "dqn": DqnConfig,
             "normalize": NormalizeConfig, "convert": ConvertConfig, "shard": ShardConfig, "timeline": TimelineConfig,
-            "evaluate": EvaluateConfig,
+            "evaluate": EvaluateConfig, "collect": DqnConfig, "learn": DqnConfig,
             "online": ParametricDqnConfig if file.parent.name == "recommend" else DqnConfig}  # fmt: skip
     config = load_config(kind.get(file.stem, ParametricDqnConfig), str(file))
     if isinstance(config, ShardConfig):
@@ -39,6 +39,8 @@ def test_every_config_is_accepted_by_one_workflow(file: Path) -> None:
         written = config.timeline.outputTableName
     elif isinstance(config, NormalizeConfig):
         written = config.norm_params.output_dir
+    elif config.collects and config.simulation is not None and config.simulation.dataset is not None:
+        written = config.simulation.dataset.path
     else:
         written = config.model_output_path
     assert written is not None

@@ -1,0 +1,181 @@
+"""Episodes in a folder that any number of processes share: files that appear by rename, ordered without clocks.
+
+ fifo/0000000042-0001613-3f9c21d07a4e.parquet   number, rows, writer; of collectors, the oldest removed by the editor
+ protected/<any name>.parquet                   such as a log of workflows.simulate; read first, never removed
+
+A file's number is one more than the largest that its writer sees (Lamport, 1978): what was written with knowledge of a
+file comes after it, whatever the clocks of the machines say. Files hold transitions as workflows.dqn reads them, and
+their metadata says where the episodes come from.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+
+from reagent_lite.data.formats.arrow import opened_parquet
+from reagent_lite.data.formats.blocks import Position
+from reagent_lite.data.formats.files import InputFile, list_input
+from reagent_lite.data.formats.reading import read_blocks
+from reagent_lite.data.rows.contract import Contract
+from reagent_lite.data.rows.reading import Rows, read_rows
+from reagent_lite.data.writing.files import table_writer
+from reagent_lite.errors import DataError, Problem
+from reagent_lite.files import sweep
+
+FIFO, PROTECTED = "fifo", "protected"
+_SUFFIX: Final = ".parquet"
+_NAME = re.compile(r"(\d{10})-(\d{7,})-([0-9a-f]{12})\.parquet")
+_METADATA: Final = b"reagent_lite"
+
+
+def stamped(table: pa.Table, origin: Mapping[str, Any]) -> pa.Table:
+    """Returns the rows with metadata that says where they come from."""
+    return table.replace_schema_metadata({_METADATA: json.dumps(origin)})
+
+
+def misfits(where: str, wanted: Mapping[str, Any], found: Mapping[str, Any]) -> list[Problem]:
+    """Returns a problem for each key whose value is not the wanted one, or that is missing."""
+    return [
+        Problem(f"{where}, {key}", _text(value), _text(found.get(key)),
+                "Use the same environment, network and release of reagent-lite, or another folder")
+        for key, value in wanted.items() if found.get(key) != value
+    ]  # fmt: skip
+
+
+def _text(value: Any) -> str:
+    return "nothing" if value is None else f"{json.dumps(value):.200}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeFile:
+    """A file of the folder by its name.
+
+    Attributes:
+        name: relative to the folder.
+        number: its place in the order; 0 for protected files.
+        rows: by its name; 0 for protected files.
+    """
+
+    name: str
+    number: int = 0
+    rows: int = 0
+
+    @classmethod
+    def of(cls, name: str) -> EpisodeFile | None:
+        """Returns a file of fifo, or None for a name that no collector gives."""
+        match = _NAME.fullmatch(name)
+        return None if match is None else cls(name=f"{FIFO}/{name}", number=int(match[1]), rows=int(match[2]))
+
+
+class EpisodeFolder:
+    """A shared folder of episodes.
+
+    Args:
+        path: of the folder; it need not exist.
+
+    Attributes:
+        path: as given.
+        fifo: where collectors write.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.fifo = path, path / FIFO
+        self._largest = 0
+
+    def files(self) -> list[EpisodeFile]:
+        """Returns the files in order: protected ones by name, then those of fifo by number."""
+        kept = sorted(name for name in _names(self.path / PROTECTED) if name.endswith(_SUFFIX) and name[0] not in "._")
+        written = sorted(filter(None, map(EpisodeFile.of, _names(self.fifo))), key=lambda one: (one.number, one.name))
+        return [*(EpisodeFile(name=f"{PROTECTED}/{name}") for name in kept), *written]
+
+    def unread(self, through: int) -> int:
+        """Returns the rows of fifo's files with numbers above `through`."""
+        return sum(one.rows for one in self.files() if one.number > through)
+
+    def add(self, table: pa.Table, origin: Mapping[str, Any], writer: str) -> str:
+        """Writes whole episodes as the newest file of fifo and returns its name; it appears whole or not at all.
+
+        Args:
+            table: rows of `episode_rows` as transitions.
+            origin: where they come from.
+            writer: 12 hexadecimal digits that no other process has.
+
+        Raises:
+            DataError: it cannot be written; caused by the OSError.
+        """
+        self._largest = max([self._largest, *(one.number for one in self.files())]) + 1
+        name = f"{self._largest:010d}-{table.num_rows:07d}-{writer}{_SUFFIX}"
+        with table_writer(self.fifo / name) as file:
+            file.write(stamped(table, origin))
+        return name
+
+    def origin(self, name: str) -> tuple[dict[str, Any], int]:
+        """Returns where a file's episodes come from, and its rows; reads its end only.
+
+        Raises:
+            DataError: it is gone, damaged, or says nothing of where it comes from.
+        """
+        file = self._input(name)
+        with opened_parquet(file) as parquet:
+            said = (parquet.schema_arrow.metadata or {}).get(_METADATA)
+            found, rows = json.loads(said) if said else None, parquet.metadata.num_rows
+        if not isinstance(found, dict):
+            todo = "Files are those of collectors, and of workflows.simulate with format transitions"
+            raise DataError(Problem(file.path, "metadata that names its environment", "none", todo))
+        return found, rows
+
+    def rows(self, name: str, actions: tuple[str, ...]) -> Iterator[Rows]:
+        """Yields the checked rows of a file, whole episodes one after the other.
+
+        Args:
+            name: of the file.
+            actions: names of discrete actions; () for candidates with features.
+
+        Raises:
+            DataError: it is gone or damaged, or rows break the contract.
+        """
+        contract = Contract(actions=actions or None)
+        for rows in read_blocks((self._input(name),), partial(read_rows, contract=contract), [Position()]):
+            if rows.num_faults:
+                raise DataError(rows.problems)
+            yield rows
+
+    def keep_below(self, most: int) -> list[str]:
+        """Removes the oldest files of fifo while it has more than so many bytes; for its one editor.
+
+        The newest file stays. What killed writers left half written is removed a day later.
+        """
+        sizes: dict[Path, int] = {}
+        for one in self.files():
+            with suppress(FileNotFoundError):
+                if one.number:
+                    sizes[self.path / one.name] = (self.path / one.name).stat().st_size
+        total, removed = sum(sizes.values()), list[str]()
+        for path, size in list(sizes.items())[:-1]:
+            if total <= most:
+                break
+            path.unlink(missing_ok=True)
+            total -= size
+            removed.append(path.name)
+        sweep(self.fifo.glob(".*.tmp"))
+        return removed
+
+    def _input(self, name: str) -> InputFile:
+        return list_input(str(self.path / name), (_SUFFIX,))[0]
+
+
+def _names(folder: Path) -> list[str]:
+    """Returns the names in a folder that may not be there; listing finds new files on NFS, asking for one may not."""
+    try:
+        return [path.name for path in folder.iterdir()]
+    except FileNotFoundError:
+        return []

@@ -1,0 +1,209 @@
+"""A collector: it plays the newest policy and writes whole episodes to the shared folder, until the learner is done.
+
+newest policy ─► some rounds ─► episodes that are over ─► a file of fifo ─► wait while the learner is far behind ─► …
+"""
+
+import json
+import time
+import uuid
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from reagent_lite.config import WorkflowConfig
+from reagent_lite.console import Waiting, logger
+from reagent_lite.data.dataset import EpisodeFolder
+from reagent_lite.data.writing.episodes import EpisodeBlock, LogSchema, episode_rows
+from reagent_lite.distributed.group import Group
+from reagent_lite.errors import DataError, counted
+from reagent_lite.files import NO_ROOM
+from reagent_lite.run.environments import TRAINING, Reader, given_or_none, open_simulation, with_actions
+from reagent_lite.run.learner import build_learner, choose_threads
+from reagent_lite.run.policies import (
+    Policy,
+    PolicyReader,
+    dataset_of,
+    load_policy,
+    network_of,
+    origin_of,
+    policies_folder,
+    rows_per_policy,
+    shared_folders,
+)
+from reagent_lite.run.simulated import exploration_of, simulated_plan, update_schedule
+from reagent_lite.sim.cuda import on_stream
+from reagent_lite.sim.episodes import EpisodeRecorder, Episodes
+from reagent_lite.training.stop import StopSignal
+
+_FILES_PER_POLICY = 4
+_LOG_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collected:
+    """What a collector has written; printed as the last line of standard output.
+
+    Attributes:
+        dataset: the shared folder.
+        files, episodes, rows: of this process.
+        mean_return: of its episodes, None without one.
+        policy: version of the last policy, 0 where there was none.
+        seconds: total wall-clock time.
+    """
+
+    dataset: str
+    files: int
+    episodes: int
+    rows: int
+    mean_return: float | None
+    policy: int
+    seconds: float
+
+    def line(self) -> str:
+        """Returns it as one line of JSON."""
+        return json.dumps(asdict(self))
+
+
+def collect(config: WorkflowConfig, group: Group) -> Collected:
+    """Collects until the learner's run has ended.
+
+    Raises:
+        Preempted: a signal came; the episodes that were over are written.
+        ConfigError: policies of another environment, network or release.
+    """
+    start = time.monotonic()
+    with StopSignal() as signal, on_stream(group.device):
+        collector = Collector(config, group, signal)
+        with shared_folders(config), signal.deferred():
+            collector.run()
+    return collector.outcome(time.monotonic() - start)
+
+
+class Collector:
+    """Plays and writes.
+
+    Args:
+        config: of the learner, with simulation.mode collect.
+        group: of this process alone.
+        signal: asks it to end.
+    """
+
+    def __init__(self, config: WorkflowConfig, group: Group, signal: StopSignal) -> None:
+        simulation = open_simulation(config, group)
+        config = with_actions(config, simulation)
+        settings, spec = simulation.config, simulation.backend.spec
+        normalization = given_or_none(config, simulation)
+        reader = Reader(config, simulation, normalization, group.device)
+        self._id = uuid.uuid4().hex[:12]
+        env = replace(simulation, seed=int(self._id[:8], 16)).envs(0, settings.num_envs, stream=TRAINING)
+        self._learner = build_learner(config, normalization.spec(config.actions), group.device)
+        choose_threads(config, normalization.spec(config.actions), group)
+        self._play = reader.policy(self._learner, env.device)
+        self._origin = origin_of(config, simulation)
+        facts = {**self._origin, **network_of(config, self._learner, normalization)}
+        self._policies = PolicyReader(policies_folder(config), facts)
+        self._policy: Policy | None = None
+        schedule = update_schedule(config, simulated_plan(config, 1).num_steps)
+        self._exploration, self._warmup = exploration_of(config, schedule), settings.warmup_steps
+        self._epsilon = torch.ones(1, device=env.device)
+        self._ahead = 2 * rows_per_policy(config)
+        self._rows_of_file = max(rows_per_policy(config) // _FILES_PER_POLICY, 1)
+        self._recorder = EpisodeRecorder(env, rounds=max(self._rows_of_file // env.num_envs, 1))
+        fixed = simulation.parametric and not spec.candidates
+        features = np.array(spec.action_features, np.float32) if fixed else None
+        self._schema = LogSchema(transitions=True, action_names=config.actions, action_features=features)
+        self._signal, self._dataset = signal, dataset_of(config)
+        self._folder = EpisodeFolder(Path(self._dataset.path).expanduser())
+        self._live, self._total, self._episodes, self._rows, self._files = False, 0.0, 0, 0, 0
+        signal.standing = f"episodes that were over are in {self._folder.path}; the same command collects more"
+
+    def run(self) -> None:
+        """Plays until the learner's run ends, or a signal comes; writes what is over then."""
+        logger.info(f"collecting in {self._folder.path}, as writer {self._id}")
+        waiting, logged = Waiting(), time.monotonic()
+        while not (self._signal.wanted or self._done()):
+            if reason := self._reason_to_wait():
+                waiting.sleep(reason)
+                continue
+            waiting = Waiting()
+            while self._recorder.lengths.sum() < self._rows_of_file and not (self._signal.wanted or self._done()):
+                self._play_some()
+            self._write()
+            if time.monotonic() - logged >= _LOG_SECONDS:
+                logged = time.monotonic()
+                mean = self._total / max(self._episodes, 1)
+                logger.info(f"collected {counted(self._rows, 'row')}, mean return {mean:.4g}, policy {self._version}")
+        self._write()
+
+    def outcome(self, seconds: float) -> Collected:
+        """Returns what was written, in so many seconds."""
+        return Collected(
+            dataset=str(self._folder.path), files=self._files, episodes=self._episodes, rows=self._rows,
+            mean_return=self._total / self._episodes if self._episodes else None, policy=self._version,
+            seconds=round(seconds, 3),
+        )  # fmt: skip
+
+    @property
+    def _version(self) -> int:
+        return 0 if self._policy is None else self._policy.version
+
+    def _done(self) -> bool:
+        """Looks for a newer policy, and returns whether the run that this collector played for has ended."""
+        newer = self._policies.newer()
+        if newer is not None:
+            load_policy(self._learner, newer)
+            self._policy = newer
+            self._live |= not newer.progress.finished
+            taken = newer.progress.rows - self._warmup
+            self._epsilon.fill_(self._exploration.epsilon(max(taken, 0)))
+        return self._live and self._policy is not None and self._policy.progress.finished
+
+    def _reason_to_wait(self) -> str:
+        progress = None if self._policy is None else self._policy.progress
+        if progress is not None and progress.finished:
+            return f"the run that learned from {self._folder.path} has ended: start another (simulation.mode learn)"
+        ahead = self._ahead if progress is None else progress.ahead
+        unread = self._folder.unread(0 if progress is None else progress.through)
+        if unread < ahead:
+            return ""
+        learner = "no learner is there yet" if progress is None else f"the learner is at step {progress.step:,}"
+        return f"{unread:,} rows in {self._folder.path} are not learned from yet; {learner}"
+
+    def _play_some(self) -> None:
+        """Plays a chunk: by the newest policy, or by uniform draws until the learner has its warm-up."""
+        informed = self._policy is not None and self._policy.progress.rows >= self._warmup
+        temperature = self._exploration.temperature if informed else 0.0
+        self._recorder.play(self._play if informed else None, epsilon=self._epsilon, temperature=temperature)
+
+    def _write(self) -> None:
+        """Writes the episodes that are over as one file; waits where the share is full, unless it is to end."""
+        count, waiting = len(self._recorder.lengths), Waiting()
+        if not count:
+            return
+        episodes = self._recorder.episodes(0, count)
+        table = episode_rows(named_block(episodes, self._id), self._schema)
+        while True:
+            try:
+                self._folder.add(table, {**self._origin, "policy": self._version}, self._id)
+                break
+            except DataError as error:
+                if not (isinstance(error.__cause__, OSError) and error.__cause__.errno in NO_ROOM):
+                    raise
+                if self._signal.wanted:
+                    logger.warning(f"{counted(count, 'episode is', 'episodes are')} lost: {error}")
+                    return
+                waiting.sleep(f"no room for {counted(table.num_rows, 'row')} in {self._folder.path}: make room there")
+        self._recorder.drop(count)
+        if self._dataset.edits and self._dataset.max_bytes is not None:
+            self._folder.keep_below(self._dataset.max_bytes)
+        self._total += float(episodes.returns.sum())
+        self._episodes, self._rows, self._files = self._episodes + count, self._rows + table.num_rows, self._files + 1
+
+
+def named_block(episodes: Episodes, prefix: str) -> EpisodeBlock:
+    """Returns episodes as the writer takes them, named by a prefix of their log, environment and number."""
+    names = [f"{prefix}-{env}-{number}" for env, number in zip(episodes.env, episodes.number, strict=True)]
+    columns = {name: getattr(episodes, name) for name in EpisodeBlock.__dataclass_fields__ if name != "mdp_ids"}
+    return EpisodeBlock(mdp_ids=names, **columns)

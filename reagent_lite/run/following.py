@@ -1,0 +1,300 @@
+"""Learning from the episodes that collectors write, in place of environments of its own.
+
+ files in order ─► rank 0 takes as many as the schedule asks for ─► their names to all ranks ─► each reads its share
+                                                                                                └► its replay ring
+
+A run takes as many rows a step as it would play itself, so that the same steps see the same amount of data. Where there
+are too few it publishes its policy, for collectors that wait for it, and waits.
+"""
+
+import json
+from collections import deque
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from reagent_lite.algorithms.dqn import DQN
+from reagent_lite.config import WorkflowConfig
+from reagent_lite.console import Waiting, logger
+from reagent_lite.data.dataset import EpisodeFile, EpisodeFolder, misfits
+from reagent_lite.data.rows.maps import Lists
+from reagent_lite.data.rows.reading import Rows
+from reagent_lite.distributed.group import Group
+from reagent_lite.errors import DataError
+from reagent_lite.run.environments import Reader
+from reagent_lite.run.normalization import Normalization
+from reagent_lite.run.policies import (
+    PolicyPublisher,
+    Progress,
+    dataset_of,
+    network_of,
+    origin_of,
+    policies_folder,
+    rows_per_policy,
+)
+from reagent_lite.run.simulated import (
+    SimulatedPlan,
+    exploration_of,
+    minibatch_part,
+    open_ring,
+    ring_settings,
+    update_schedule,
+)
+from reagent_lite.sim.replay.ring import ReplayRing
+from reagent_lite.sim.rollout import ONLY, RolloutSource, require_no_strange_rewards
+from reagent_lite.sim.spec import EnvSpec
+from reagent_lite.training.stop import StopSignal
+from reagent_lite.types import EnvStep
+
+
+class FollowedEpisodes:
+    """The rows of collectors as a RolloutSource takes them; every rank has one and calls its methods alike.
+
+    Args:
+        config: of the run.
+        spec: of the environment.
+        origin: what files must say about where they come from.
+        ring: of one environment; where this rank's rows go.
+        publisher: of the policy; used on rank 0.
+        group: ranks share the files.
+        signal: ends the wait for rows.
+
+    Attributes:
+        players, rings, device: see sim.rollout.Experience.
+        rows: taken so far, over all ranks.
+    """
+
+    def __init__(
+        self,
+        config: WorkflowConfig,
+        spec: EnvSpec,
+        origin: dict[str, Any],
+        ring: ReplayRing,
+        publisher: PolicyPublisher,
+        group: Group,
+        signal: StopSignal,
+    ) -> None:
+        assert config.simulation is not None
+        self._settings, self._spec, self._origin = dataset_of(config), spec, origin
+        self._actions, self._group, self._signal = config.actions, group, signal
+        self._folder = EpisodeFolder(Path(self._settings.path).expanduser())
+        self.players, self.rings, self.device = {ONLY: None}, {ONLY: ring}, group.device
+        self._ring, self._publisher, self._step = ring, publisher, 0
+        self._rows_per_step, self._ahead = config.simulation.num_envs, 2 * rows_per_policy(config)
+        self._unit_reward, self._strange_rewards = config.rl.q_network_loss == "bce_with_logits", 0
+        self._pending, self._seen, self._through = deque[EpisodeFile](), set[str](), 0
+        self._given = [0] * group.world_size
+        self.rows = self._wanted = 0
+        self._finished = torch.zeros(3, dtype=torch.float64)
+
+    def publish(self, step: int, *, finished: bool = False) -> None:
+        """Publishes the policy where it is time to after so many optimizer steps; at the first call, and at the end."""
+        self._step = step
+        due = finished or step % self._settings.publish_every_steps == 0
+        if self._group.is_first and (due or self._publisher.first):
+            self._publish(finished=finished)
+
+    def _publish(self, *, finished: bool = False) -> None:
+        self._publisher.publish(
+            Progress(step=self._step, rows=self.rows, through=self._through, ahead=self._ahead, finished=finished)
+        )
+        if self._settings.edits and self._settings.max_bytes is not None:
+            self._folder.keep_below(self._settings.max_bytes)
+
+    def explore(self, epsilon: float) -> None:
+        """Does nothing: collectors explore."""
+
+    def run(self, steps: int, *, informed: bool = True) -> None:
+        """Takes as many rows as so many steps of every environment give, and waits for those that are not there.
+
+        Raises:
+            Preempted: a rank was asked to end while it waited; all ranks raise it.
+        """
+        wanted, waiting = self._wanted + steps * self._rows_per_step, Waiting()
+        while not self._suffices(wanted):
+            if self._take(wanted):
+                waiting = Waiting()
+                continue
+            if self._group.is_first:
+                self._publish()
+            if int(self._group.sum(torch.tensor([self._signal.wanted], dtype=torch.int64))):
+                raise self._signal.preempted()
+            waiting.sleep(f"{self._folder.path} has {self.rows:,} of the {wanted:,} rows that step {self._step:,} "
+                          "follows; collectors write them (simulation.mode collect)")  # fmt: skip
+        self._wanted = wanted
+
+    def _suffices(self, wanted: int) -> bool:
+        return self.rows >= wanted and min(self._given) >= self._ring.fewest_rows
+
+    def _take(self, wanted: int) -> bool:
+        """Reads files until they suffice, and returns whether there were any."""
+        chosen: list[tuple[str, int]] = []
+        if self._group.is_first:
+            if not self._pending:
+                files = self._folder.files()
+                self._seen.intersection_update(one.name for one in files)
+                self._pending.extend(one for one in files if one.name not in self._seen)
+            rows = self.rows
+            while self._pending and (rows < wanted or not chosen):
+                chosen += self._checked(self._pending.popleft())
+                rows = self.rows + sum(count for _, count in chosen)
+        return self._read_shares(chosen, count=True)
+
+    def _checked(self, file: EpisodeFile) -> list[tuple[str, int]]:
+        """Returns the name and rows of a file that may be learned from; warns once about another."""
+        self._seen.add(file.name)
+        self._through = max(self._through, file.number)
+        try:
+            found, rows = self._folder.origin(file.name)
+            if problems := misfits(str(self._folder.path / file.name), self._origin, found):
+                raise DataError(problems)
+        except DataError as error:
+            logger.warning(f"a file of the dataset is left out: {error}")
+            return []
+        return [(file.name, rows)]
+
+    def _read_shares(self, chosen: list[tuple[str, int]], *, count: bool) -> bool:
+        """Reads on each rank its share of the files that rank 0 has chosen, and returns whether there are any."""
+        files = json.loads(self._group.broadcast_text(json.dumps(chosen)))
+        for name, rows in files:
+            rank = self._given.index(min(self._given))
+            self._given[rank] += rows
+            self.rows += rows if count else 0
+            if rank == self._group.rank:
+                self._read(name)
+        return bool(files)
+
+    def _read(self, name: str) -> None:
+        try:
+            for rows in self._folder.rows(name, self._actions):
+                self._write(env_steps(rows, self._spec), rows)
+        except DataError as error:
+            logger.warning(f"a file of the dataset is left out: {error}")
+
+    def _write(self, steps: EnvStep, rows: Rows) -> None:
+        count = len(rows)
+        for begin in range(0, count, self._ring.most_rounds):
+            part = slice(begin, begin + self._ring.most_rounds)
+            self._ring.write(steps.rows(part).to(self._group.device), min(count - begin, self._ring.most_rounds))
+        reward = rows.reward
+        if self._unit_reward:
+            self._strange_rewards += int((~((reward >= 0) & (reward <= 1))).sum())
+        ends = int((steps.terminated | steps.truncated).sum())
+        self._finished += torch.tensor([ends, count, reward.sum(dtype=np.float64)], dtype=torch.float64)
+
+    def check(self) -> None:
+        """Raises the errors of the rows.
+
+        Raises:
+            SimulationError: a reward that the loss cannot take.
+        """
+        require_no_strange_rewards(self._strange_rewards, self._spec.name)
+
+    def finished(self) -> Tensor:
+        """Returns [3] float64 and starts anew: episodes read, their steps, the sum of their returns."""
+        self.check()
+        totals, self._finished = self._finished, torch.zeros(3, dtype=torch.float64)
+        return totals
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns how far the files are read; the rows are still in them."""
+        return {"rows": self.rows, "wanted": self._wanted, "through": self._through, "finished": self._finished}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Fills the ring from the newest files that had been read, and goes on behind them."""
+        self.rows, self._wanted, self._through = (int(state[name]) for name in ("rows", "wanted", "through"))
+        self._finished = state["finished"].clone()
+        again: list[tuple[str, int]] = []
+        if self._group.is_first:
+            read = [one for one in self._folder.files() if one.number <= self._through]
+            self._seen.update(one.name for one in read)
+            while read and sum(rows for _, rows in again) < self._ring.capacity * self._group.world_size:
+                again += self._checked(read.pop())
+        self._read_shares(again[::-1], count=False)
+
+
+class FollowedSource(RolloutSource):
+    """Batches of collectors' transitions; a checkpoint holds no rows, as they are in the dataset."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns how far the files are read and the number of the next optimizer step."""
+        return {"step": self._step, "warm": self._warm, "rollout": self.rollout.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues from a `state_dict`."""
+        self._step, self._warm = int(state["step"]), bool(state["warm"])
+        self.rollout.load_state_dict(state["rollout"])
+
+
+def open_followed(
+    config: WorkflowConfig,
+    reader: Reader,
+    normalization: Normalization,
+    learner: DQN,
+    group: Group,
+    plan: SimulatedPlan,
+    signal: StopSignal,
+) -> tuple[FollowedSource, FollowedEpisodes]:
+    """Returns the source of this rank's minibatches, and the files that it is filled from."""  # fmt: skip
+    spec, parametric = reader.simulation.backend.spec, reader.simulation.parametric
+    settings = ring_settings(config, spec, 1)
+    ring = open_ring(
+        replace(
+            settings,
+            slots=reader.simulation.config.replay.capacity // group.world_size,
+            candidates=parametric,  # files have lists of candidates, fixed or not
+            action_features=None,
+        ),
+        config,
+        group,
+    )
+    origin = origin_of(config, reader.simulation)
+    publisher = PolicyPublisher(
+        policies_folder(config), learner, {**origin, **network_of(config, learner, normalization)}
+    )
+    files = FollowedEpisodes(config, spec, origin, ring, publisher, group, signal)
+    schedule = update_schedule(config, plan.num_steps)
+    rows, scale = minibatch_part(plan, group)
+    exploration = exploration_of(config, schedule)
+    source = FollowedSource(files, exploration, schedule, rows=rows, scale=scale, transform=reader.batch)
+    return source, files
+
+
+def env_steps(rows: Rows, spec: EnvSpec) -> EnvStep:
+    """Returns the rows of whole episodes as steps of one environment; what does not end at the last row is cut there.
+
+    Candidates are the first of K places, in the order of their lists.
+    """
+    truncated = rows.truncated.astype(bool)
+    truncated[-1] |= rows.bootstrap[-1] != 0
+    mask, next_mask, features = rows.mask.astype(bool), rows.next_mask.astype(bool), dict[str, NDArray[np.float32]]()
+    if rows.lists is not None and rows.next_lists is not None:
+        features["features"], mask = _places(rows.lists, spec)
+        features["next_features"], next_mask = _places(rows.next_lists, spec)
+    ids = tuple(range(spec.observation_size))
+    columns = {
+        "observation": rows.state.aligned(ids),
+        "action": rows.action,
+        "reward": rows.reward,
+        "terminated": rows.bootstrap == 0,
+        "truncated": truncated,
+        "next_observation": rows.next_state.aligned(ids),
+        "propensity": rows.propensity,
+        "mask": mask,
+        "next_mask": next_mask,
+        **features,
+    }
+    return EnvStep(**{name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in columns.items()})
+
+
+def _places(lists: Lists, spec: EnvSpec) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    """Returns features [n, K, F] and mask [n, K] of candidate lists."""
+    mask = np.arange(spec.num_actions) < lists.lengths[:, None]
+    features = np.zeros((*mask.shape, spec.action_feature_size), np.float32)
+    features[mask] = lists.features.aligned(tuple(range(spec.action_feature_size)))
+    return features, mask

@@ -1,0 +1,211 @@
+"""Versioned policies in a shared folder: one learner publishes, any number of collectors play the newest.
+
+learner ─► policies/0000000012/ weights.safetensors, manifest.json ─► collectors of the same environment and network
+"""
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from safetensors.torch import load, save
+from torch import Tensor
+
+from reagent_lite.algorithms.dqn import DQN
+from reagent_lite.config import WorkflowConfig, resolved
+from reagent_lite.config.dataset import DatasetConfig
+from reagent_lite.console import logger
+from reagent_lite.data.dataset import FIFO, misfits
+from reagent_lite.distributed.group import attempt_here
+from reagent_lite.errors import BundleError, ConfigError
+from reagent_lite.files import alone_in, appearing_folder, require_writable
+from reagent_lite.manifest import POLICY, seal_folder, verified
+from reagent_lite.run.environments import Simulation
+from reagent_lite.run.normalization import Normalization
+from reagent_lite.sim.sources import origin
+from reagent_lite.training.checkpoint import plain
+
+WEIGHTS: Final = "weights.safetensors"
+_TARGET: Final = "target_network."  # which collectors do not read
+_KEPT: Final = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far the learner is that published a policy.
+
+    Attributes:
+        step: optimizer steps done.
+        rows: taken from the dataset, over all ranks and collectors.
+        through: largest number among the files that were taken.
+        ahead: rows that may lie in later files; collectors wait above.
+        finished: whether the run has ended.
+    """
+
+    step: int
+    rows: int
+    through: int
+    ahead: int
+    finished: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """A published policy: its version, how far the learner was, and the learner's tensors without target networks."""
+
+    version: int
+    progress: Progress
+    tensors: dict[str, Tensor]
+
+
+def dataset_of(config: WorkflowConfig) -> DatasetConfig:
+    """Returns the config's dataset, where simulation.mode is collect or learn."""
+    assert config.simulation is not None
+    assert config.simulation.dataset is not None
+    return config.simulation.dataset
+
+
+def policies_folder(config: WorkflowConfig) -> Path:
+    """Returns where policies are published."""
+    settings = dataset_of(config)
+    return Path(settings.policies or f"{settings.path}/policies").expanduser()
+
+
+def origin_of(config: WorkflowConfig, simulation: Simulation) -> dict[str, Any]:
+    """Returns what a file of episodes of this config says about where they come from."""
+    return origin(simulation.config, simulation.backend.spec, config.actions)
+
+
+def rows_per_policy(config: WorkflowConfig) -> int:
+    """Returns the rows that a learner takes from one published policy to the next."""
+    settings = config.simulation
+    assert settings is not None
+    rollouts = max(dataset_of(config).publish_every_steps // settings.updates_per_rollout, 1)
+    return rollouts * settings.steps_per_rollout * settings.num_envs
+
+
+def network_of(config: WorkflowConfig, learner: DQN, normalization: Normalization) -> dict[str, Any]:
+    """Returns what two processes have alike whose networks give the same values by the same tensors, as JSON."""
+    facts = {
+        "training.activations": config.training.activations,
+        **{f"rainbow.{key}": value for key, value in resolved(config)["rainbow"].items()},
+        "rl.q_network_loss": config.rl.q_network_loss,
+        "normalization": normalization.json(),
+        "tensors": {name: list(value.shape) for name, value in _tensors(learner).items()},
+    }
+    read_back: dict[str, Any] = json.loads(json.dumps(facts))
+    return read_back
+
+
+@contextmanager
+def shared_folders(config: WorkflowConfig) -> Iterator[None]:
+    """Checks the folders of a collector, or of rank 0 of a learner, and locks those that it alone may change.
+
+    Raises:
+        ConfigError: a folder that cannot be written.
+        FolderInUseError: another process publishes there, or has the dataset's edits.
+    """
+    settings = dataset_of(config)
+    key, again = "simulation.dataset", attempt_here() > 0
+    fifo, policies = Path(settings.path).expanduser() / FIFO, policies_folder(config)
+    require_writable(fifo, f"{key}.path")
+    with alone_in(fifo, f"{key}.edits", again=again) if settings.edits else nullcontext():
+        if config.collects:
+            yield
+            return
+        require_writable(policies, f"{key}.policies")
+        with alone_in(policies, f"{key}.policies", again=again):
+            yield
+
+
+class PolicyPublisher:
+    """Publishes a learner's policy.
+
+    Args:
+        folder: of the policies, which no other learner has.
+        learner: whose policy.
+        facts: what collectors must have alike.
+    """
+
+    def __init__(self, folder: Path, learner: DQN, facts: dict[str, Any]) -> None:
+        self._folder, self._learner, self._facts = folder, learner, facts
+        self._published: Progress | None = None
+
+    @property
+    def first(self) -> bool:
+        """Whether nothing was published yet."""
+        return self._published is None
+
+    def publish(self, progress: Progress) -> None:
+        """Publishes the policy as it is, unless it was at the same progress; a full share only brings a warning."""
+        if progress == self._published:
+            return
+        version = max(_versions(self._folder), default=0) + 1
+        target = self._folder / f"{version:010d}"
+        try:
+            with appearing_folder(target) as folder:
+                (folder / WEIGHTS).write_bytes(save(_tensors(self._learner)))
+                seal_folder(folder, {"kind": "policy", "progress": asdict(progress), **self._facts})
+        except OSError as error:
+            logger.warning(
+                f"policy {version} was not published: {error.strerror or error}; collectors play an older one"
+            )
+            return
+        self._published = progress
+        for old in sorted(_versions(self._folder))[:-_KEPT]:
+            shutil.rmtree(self._folder / f"{old:010d}", ignore_errors=True)
+
+
+class PolicyReader:
+    """Finds newer policies than the last one.
+
+    Args:
+        folder: of the policies; it need not exist.
+        facts: what a policy must have alike.
+    """
+
+    def __init__(self, folder: Path, facts: dict[str, Any]) -> None:
+        self._folder, self._facts = folder, facts
+        self._version, self._damaged = 0, set[int]()
+
+    def newer(self) -> Policy | None:
+        """Returns the newest whole policy, or None where that is the last one; a damaged one is skipped with a warning.
+
+        Raises:
+            ConfigError: it is of another environment, network or release.
+        """
+        for version in sorted(_versions(self._folder), reverse=True):
+            if version == self._version:
+                return None
+            folder = self._folder / f"{version:010d}"
+            try:
+                document, kept = verified(folder, POLICY, keep={WEIGHTS})
+            except BundleError as error:
+                if folder.exists() and version not in self._damaged:  # else the learner has just removed it
+                    self._damaged.add(version)
+                    logger.warning(f"policy {version} is skipped, an older one is played: {error.problems[0]}")
+                continue
+            if problems := misfits(str(folder), self._facts, document):
+                raise ConfigError(problems)
+            self._version = version
+            return Policy(version=version, progress=Progress(**document["progress"]), tensors=load(kept[WEIGHTS]))
+        return None
+
+
+def load_policy(learner: DQN, policy: Policy) -> None:
+    """Gives a learner of the same network the tensors of a policy."""
+    learner.load_state_dict({**learner.state_dict(), **policy.tensors})
+
+
+def _tensors(learner: DQN) -> dict[str, Tensor]:
+    return {name: value for name, value in plain(learner).items() if not name.startswith(_TARGET)}
+
+
+def _versions(folder: Path) -> list[int]:
+    if not folder.is_dir():
+        return []
+    return [int(path.name) for path in folder.iterdir() if re.fullmatch(r"\d{10}", path.name)]

@@ -1,0 +1,113 @@
+"""A folder of episodes that many processes share: the order of its files, what they say, and what is removed."""
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from reagent_lite.data.dataset import EpisodeFolder, misfits, stamped
+from reagent_lite.data.writing.episodes import EpisodeBlock, LogSchema, episode_rows
+from reagent_lite.data.writing.files import table_writer
+from reagent_lite.errors import DataError
+
+ORIGIN = {"environment": "line", "actions": ["left", "right"], "release": "1"}
+ONE, OTHER = "a" * 12, "b" * 12
+
+
+def table(rows: int = 3) -> pa.Table:
+    """One episode of some rows, whose states are 0, 1, 2 and so on."""
+    state = np.arange(rows, dtype=np.float32)[:, None]
+    block = EpisodeBlock(
+        mdp_ids=["one"], lengths=np.array([rows]), terminal=np.array([True]), state=state,
+        action=np.arange(rows) % 2, reward=state[:, 0], propensity=np.full(rows, 0.5, np.float32), mask=None,
+        features=None, last_state=state[-1:] + 1, last_mask=None, last_features=None,
+    )  # fmt: skip
+    return episode_rows(block, LogSchema(transitions=True, action_names=("left", "right")))
+
+
+def names(folder: EpisodeFolder) -> list[str]:
+    return [one.name.rpartition("/")[2] for one in folder.files()]
+
+
+def test_files_are_in_order_of_what_their_writers_knew_whatever_clocks_say(tmp_path: Path) -> None:
+    one, other = EpisodeFolder(tmp_path), EpisodeFolder(tmp_path)
+    written = []
+    for number, (folder, writer) in enumerate([(one, ONE), (other, OTHER), (other, OTHER), (one, ONE)]):
+        written.append(folder.add(table(2 + number), ORIGIN, writer))
+        hour = time.time() + (3600 if writer == ONE else -3600)
+        os.utime(tmp_path / "fifo" / written[-1], (hour, hour))
+    assert written[0] == "0000000001-0000002-aaaaaaaaaaaa.parquet"
+    assert written[3] == "0000000004-0000005-aaaaaaaaaaaa.parquet"
+    assert names(EpisodeFolder(tmp_path)) == written
+    assert [(one.number, one.rows) for one in one.files()] == [(1, 2), (2, 3), (3, 4), (4, 5)]
+    assert [one.unread(through) for through in (0, 2, 4)] == [14, 9, 0]
+    for path in (tmp_path / "fifo").iterdir():
+        path.unlink()
+    assert one.add(table(), ORIGIN, ONE).startswith("0000000005-")  # a writer's own numbers never go back
+
+
+def test_rows_and_origin_are_read_back_and_other_names_are_no_files(tmp_path: Path) -> None:
+    folder = EpisodeFolder(tmp_path)
+    assert folder.files() == []
+    name = folder.add(table(), ORIGIN, ONE)
+    (tmp_path / "protected").mkdir()
+    with table_writer(tmp_path / "protected" / "expert.parquet") as writer:
+        writer.write(stamped(table(4), ORIGIN))
+    for other in (".lock", ".x.parquet.7-1.tmp", "notes.txt", "1-2-3.parquet", f"{name}.tmp"):
+        (tmp_path / "fifo" / other).write_bytes(b"?")
+    assert names(folder) == ["expert.parquet", name]
+    assert folder.origin(f"fifo/{name}") == (ORIGIN, 3)
+    assert folder.origin("protected/expert.parquet") == (ORIGIN, 4)
+    (rows,) = folder.rows(f"fifo/{name}", ("left", "right"))
+    assert rows.state.values.tolist() == [[0], [1], [2]]
+    assert rows.next_state.values.tolist() == [[1], [2], [3]]
+    assert rows.action.tolist() == [0, 1, 0]
+    assert rows.bootstrap.tolist() == [1, 1, 0]
+
+
+def test_files_that_are_damaged_foreign_or_gone_are_refused(tmp_path: Path) -> None:
+    folder = EpisodeFolder(tmp_path)
+    name = folder.add(table(), ORIGIN, ONE)
+    whole = (tmp_path / "fifo" / name).read_bytes()
+    (tmp_path / "fifo" / name).write_bytes(whole[:-100])
+    with pytest.raises(DataError, match="damaged"):
+        folder.origin(f"fifo/{name}")
+    with pytest.raises(DataError, match="nothing at this path"):
+        folder.origin("fifo/gone.parquet")
+    with table_writer(tmp_path / "fifo" / "bare.parquet") as writer:
+        writer.write(table())
+    with pytest.raises(DataError, match="metadata that names its environment"):
+        folder.origin("fifo/bare.parquet")
+    with pytest.raises(DataError, match="action"):
+        list(folder.rows("fifo/bare.parquet", ("up", "down")))
+
+
+@pytest.mark.parametrize(
+    ("found", "keys"),
+    [({}, []), ({"release": "2"}, ["release"]), ({"environment": "pole", "actions": []}, ["environment", "actions"])],
+)
+def test_what_does_not_fit_is_named_by_its_keys(found: dict[str, Any], keys: list[str]) -> None:
+    problems = misfits("file", ORIGIN, {**ORIGIN, "policy": 7, **found})
+    assert [problem.where for problem in problems] == [f"file, {key}" for key in keys]
+
+
+def test_the_oldest_files_of_fifo_are_removed_and_never_the_newest_or_protected_ones(tmp_path: Path) -> None:
+    folder = EpisodeFolder(tmp_path)
+    written = [folder.add(table(), ORIGIN, (ONE, OTHER)[i % 2]) for i in range(5)]
+    (tmp_path / "protected").mkdir()
+    (tmp_path / "protected" / "large.parquet").write_bytes(bytes(1 << 20))
+    left, recent = (tmp_path / "fifo" / f".{name}.parquet.7-1.tmp" for name in ("old", "new"))
+    for file in (left, recent):
+        file.write_bytes(b"half")
+    os.utime(left, (time.time() - 90_000,) * 2)
+    size = (tmp_path / "fifo" / written[0]).stat().st_size
+    assert folder.keep_below(5 * size) == []
+    assert folder.keep_below(3 * size + 1) == written[:2]
+    assert folder.keep_below(1) == written[2:4]
+    assert names(folder) == ["large.parquet", written[4]]
+    assert not left.exists()
+    assert recent.exists()

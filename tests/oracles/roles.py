@@ -1,0 +1,61 @@
+"""Collectors and learners of one dataset: configs, and processes that tests start, kill and wait for."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from oracles.interpreters import Interpreter
+from oracles.runs import ROOT, Run, merged
+
+Tree = dict[str, Any]
+
+
+def role(folder: Path, mode: str, **simulation: Any) -> Tree:
+    """Returns a config of a small run on the gridworld; the dataset is data and the model out of the folder."""
+    return {
+        "model_output_path": str(folder / "out"),
+        "use_gpu": False,
+        "rl": {"gamma": 0.9, "target_update_rate": 0.1, "epsilon": 0.1, "multi_steps": 2},
+        "rainbow": {"dueling_architecture": False},
+        "training": {"layers": [-1, 16, -1], "activations": ["relu", "linear"], "minibatch_size": 64},
+        "evaluation": {"bootstrap_resamples": 100},
+        "simulation": {"mode": mode, "env": "gridworld", "num_envs": 8, "total_steps": 6000, "warmup_steps": 1000,
+                       "num_evaluations": 2, "evaluation_episodes": 10,
+                       "dataset": {"path": str(folder / "data"), "publish_every_steps": 50}, **simulation},
+    }  # fmt: skip
+
+
+class Roles:
+    """Starts `workflows.dqn` as different roles; all of them end with the test."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.started, self._count = folder, list[Interpreter](), 0
+
+    def start(self, mode: str, changes: Tree | None = None, *arguments: str) -> Interpreter:
+        """Starts one, with changes of its config by section."""
+        self._count += 1
+        config = self.folder / f"{mode}{self._count}.json"
+        config.write_text(json.dumps(merged(role(self.folder, mode), changes or {})))
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1",
+                       "REAGENT_LITE_CACHE": str(self.folder / "kernels")}  # fmt: skip
+        process = Interpreter(["-m", "workflows.dqn", "--config", str(config), *arguments], cwd=self.folder,
+                              env=environment)  # fmt: skip
+        self.started.append(process)
+        return process
+
+    def end(self, process: Interpreter, timeout: float = 240) -> Run:
+        """Waits for the end of one."""
+        out, err = process.communicate(timeout)
+        return Run(process.wait(), out, err)
+
+    def stop(self) -> None:
+        """Kills all that still run."""
+        for process in self.started:
+            process.kill()
+
+
+def send(process: Interpreter, number: signal.Signals) -> None:
+    """Sends a signal to a started process."""
+    os.kill(process.pid, number)

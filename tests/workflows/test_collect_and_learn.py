@@ -1,0 +1,412 @@
+"""Collectors and learners over a shared folder: the same rows, the same amount of data, and what goes wrong."""
+
+import errno
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from oracles.roles import Roles, role, send
+from oracles.runs import ALONE, checked, merged, trained
+from oracles.waiting import wait_until
+
+from reagent_lite import console, files
+from reagent_lite.config import check
+from reagent_lite.config.evaluate import EvaluateConfig
+from reagent_lite.data import dataset
+from reagent_lite.data.dataset import EpisodeFolder
+from reagent_lite.data.writing.episodes import LogSchema, episode_rows
+from reagent_lite.errors import ConfigError, FolderInUseError
+from reagent_lite.run.collect import Collector, named_block
+from reagent_lite.run.environments import open_simulation, with_actions
+from reagent_lite.run.following import env_steps
+from reagent_lite.run.learner import build_learner
+from reagent_lite.run.policies import PolicyReader, shared_folders
+from reagent_lite.run.sources import FollowedStream, open_source
+from reagent_lite.sim.episodes import EpisodeRecorder
+from reagent_lite.training.stop import StopSignal
+from reagent_lite.types import EnvStep
+from workflows.evaluate import evaluate
+
+Tree = dict[str, Any]
+
+
+class IdleError(Exception):
+    """Raised where a role in this process would wait."""
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A role in this process raises IdleError where it would wait."""
+
+    def sleep(self: console.Waiting, what: str) -> None:
+        raise IdleError(what)
+
+    monkeypatch.setattr(console.Waiting, "sleep", sleep)
+
+
+@pytest.fixture
+def roles(tmp_path: Path) -> Iterator[Roles]:
+    started = Roles(tmp_path)
+    yield started
+    started.stop()
+
+
+def collector(tree: Tree) -> Collector:
+    return Collector(checked(tree), ALONE, StopSignal())
+
+
+def collected(tree: Tree, match: str = "not learned from yet") -> Collector:
+    """A collector that has written until it would wait."""
+    one = collector(tree)
+    with pytest.raises(IdleError, match=match):
+        one.run()
+    return one
+
+
+def followed(tree: Tree) -> FollowedStream:
+    """The stream of a learner that has not taken rows yet."""
+    config = checked(tree)
+    simulation = open_simulation(config, ALONE)
+    config = with_actions(config, simulation)
+    source = open_source(config, ALONE, simulation)
+    stream = source.stream(build_learner(config, source.spec, ALONE.device))
+    assert isinstance(stream, FollowedStream)
+    return stream
+
+
+def fifo(folder: Path) -> list[Path]:
+    return sorted((folder / "data" / "fifo").glob("*.parquet"))
+
+
+def progress_of(folder: Path) -> dict[str, Any]:
+    newest = max((folder / "data" / "policies").glob("0*"))
+    progress: dict[str, Any] = json.loads((newest / "manifest.json").read_text())["progress"]
+    return progress
+
+
+@pytest.mark.parametrize(
+    ("env", "parametric"),
+    [("cartpole_v1", False), ("cartpole_v1", True), ("gridworld", False), ("recommend", True)],
+)
+def test_what_is_played_is_what_is_learned_from(tmp_path: Path, env: str, parametric: bool) -> None:
+    tree = role(tmp_path, "collect", env=env, num_envs=4)
+    simulation = open_simulation(checked(tree, "parametric_dqn" if parametric else "dqn"), ALONE)
+    spec = simulation.backend.spec
+    recorder = EpisodeRecorder(simulation.envs(0, 4, stream=9), rounds=200)
+    recorder.play(None, epsilon=torch.ones(1), temperature=0.0)
+    episodes = recorder.episodes(0, len(recorder.lengths))
+    fixed = np.array(spec.action_features, np.float32) if parametric and not spec.candidates else None
+    names = () if parametric else spec.action_names
+    table = episode_rows(
+        named_block(episodes, "x"), LogSchema(transitions=True, action_names=names, action_features=fixed)
+    )
+    folder = EpisodeFolder(tmp_path / "data")
+    name = folder.add(table, {}, "0" * 12)
+    parts = [env_steps(rows, spec) for rows in folder.rows(f"fifo/{name}", names)]
+
+    def read(column: str) -> np.ndarray[Any, Any]:
+        return torch.cat([getattr(part, column) for part in parts]).numpy()
+
+    ends = episodes.lengths.cumsum() - 1
+    last = np.isin(np.arange(len(episodes.reward)), ends)
+    assert read("observation").tolist() == episodes.state.tolist()
+    assert read("reward").tolist() == episodes.reward.tolist()
+    assert read("propensity").tolist() == episodes.propensity.tolist()
+    assert np.flatnonzero(read("terminated")).tolist() == ends[episodes.terminal].tolist()
+    assert np.flatnonzero(read("truncated")).tolist() == ends[~episodes.terminal].tolist()
+    after = read("next_observation")
+    assert after[~last].tolist() == episodes.state[1:][~last[:-1]].tolist()
+    assert after[last].tolist() == episodes.last_state.tolist()
+    count = np.arange(len(last))
+    if not parametric:
+        assert read("action").tolist() == episodes.action.tolist()
+        allowed = np.ones((len(last), spec.num_actions), bool) if episodes.mask is None else episodes.mask
+        assert read("mask").tolist() == allowed.tolist()
+        return
+    every = np.broadcast_to(fixed, (len(last), *fixed.shape)) if fixed is not None else episodes.features
+    allowed = np.ones(every.shape[:2], bool) if episodes.mask is None else episodes.mask
+    assert read("features")[count, read("action")].tolist() == every[count, episodes.action].tolist()
+    assert read("mask").sum(1).tolist() == allowed.sum(1).tolist()
+    assert [row[mask].tolist() for row, mask in zip(read("features"), read("mask"), strict=True)] == [
+        row[mask].tolist() for row, mask in zip(every, allowed, strict=True)
+    ]
+
+
+def test_a_learner_takes_what_the_schedule_asks_for_and_collectors_stay_two_policies_ahead(tmp_path: Path) -> None:
+    learn, collect = (role(tmp_path, mode, warmup_steps=4000) for mode in ("learn", "collect"))
+    first = collected(collect, "no learner is there yet")
+    written = EpisodeFolder(tmp_path / "data").unread(0)
+    assert written - int(fifo(tmp_path)[-1].name.split("-")[1]) < 800 <= written  # two spans of 50 steps of 8
+    stream = followed(learn)
+    with pytest.raises(IdleError, match=rf"has {written:,} of the 4,000 rows that step 0 follows"):
+        stream.before_step(0)
+    assert progress_of(tmp_path) == {"step": 0, "rows": written, "through": len(fifo(tmp_path)), "ahead": 800,
+                                     "finished": False}  # fmt: skip
+    with pytest.raises(IdleError, match="the learner is at step 0"):
+        first.run()
+    assert first.outcome(1).policy == 2
+    taken, steps = [], range(120)
+    for step in steps:
+        while True:
+            with suppress(IdleError):
+                stream.before_step(step)
+                break
+            with pytest.raises(IdleError):
+                first.run()
+        taken.append(stream.frames)
+    largest = max(int(path.name.split("-")[1]) for path in fifo(tmp_path))
+    asked = [4000 + 8 * (step + 1) for step in steps]
+    assert all(wanted <= rows < wanted + largest for wanted, rows in zip(asked, taken, strict=True))
+    assert progress_of(tmp_path)["step"] == 100
+    batch = next(stream.rollouts)
+    assert (batch.weight > 0).all()
+    figures = stream.figures()
+    assert figures["simulation/env_steps"] == taken[-1]
+    assert figures["simulation/training_length/mean"] == taken[-1] / figures["simulation/episodes"]
+
+
+def test_a_learner_goes_on_behind_the_files_it_has_read_and_fills_its_replay_from_them(tmp_path: Path) -> None:
+    collected(role(tmp_path, "collect", warmup_steps=64, num_envs=4))
+    tree = role(tmp_path, "learn", warmup_steps=64, num_envs=4)
+    stream = followed(tree)
+    stream.before_step(0)
+    rows, files_read = stream.frames, progress_of(tmp_path)["through"]
+    state = {"step": 1, "warm": True, "rollout": stream.files.state_dict()}
+    more = followed(tree)
+    more.rollouts.load_state_dict(more.deal([state, {}], 0, 1))
+    assert more.frames == rows
+    assert more.files.rings[""].rows == stream.files.rings[""].rows == rows
+    more.before_step(1)
+    assert more.frames >= rows
+    assert progress_of(tmp_path)["through"] >= files_read
+    for path in fifo(tmp_path):
+        path.unlink()
+    empty = followed(tree)
+    empty.rollouts.load_state_dict(state)
+    with pytest.raises(IdleError):  # there is nothing to learn from, whatever was read once
+        empty.before_step(1)
+
+
+def test_files_of_others_are_left_out_with_one_warning_each(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    collected(role(tmp_path, "collect"))
+    first, *own = fifo(tmp_path)
+    elsewhere = {"path": str(tmp_path / "elsewhere")}
+    collected(role(tmp_path, "collect", env_parameters={"random_start": 1}, dataset=elsewhere))
+    others = sorted((tmp_path / "elsewhere" / "fifo").glob("*.parquet"))
+    for file in others:
+        file.rename(first.with_name(file.name))
+    first.write_bytes(first.read_bytes()[:-9])
+    stream = followed(role(tmp_path, "learn"))
+    for _ in range(2):
+        with pytest.raises(IdleError):
+            stream.files.run(10_000)
+    warnings = [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
+    assert len(warnings) == len(others) + 1
+    for file in others:
+        (text,) = (one for one in warnings if file.name in one)
+        assert "environment_sha256" in text
+        assert 'parameters: expected {}, got {"random_start": 1.0}' in text
+    assert sum(first.name in one for one in warnings) == 1
+    assert stream.frames == stream.files.rings[""].rows == sum(int(path.name.split("-")[1]) for path in own)
+
+
+def test_a_policy_that_is_damaged_is_skipped_and_one_of_another_network_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(IdleError):
+        followed(role(tmp_path, "learn")).before_step(0)
+    policies = tmp_path / "data" / "policies"
+    first = policies / "0000000001"
+    (policies / "0000000002").mkdir()
+    for file in first.iterdir():
+        (policies / "0000000002" / file.name).write_bytes(file.read_bytes()[: 200 if file.suffix != ".json" else None])
+    reader = PolicyReader(policies, {})
+    found = reader.newer()
+    assert found is not None
+    assert found.version == 1
+    assert reader.newer() is None
+    assert [record.getMessage().count("policy 2 is skipped") for record in caplog.records].count(1) == 1
+    other = merged(role(tmp_path, "collect"), {"training": {"layers": [-1, 24, -1]}})
+    with pytest.raises(ConfigError, match="tensors"):
+        collector(other).run()
+    with pytest.raises(ConfigError, match="environment_sha256"):
+        collector(role(tmp_path, "collect", env_parameters={"random_start": 1})).run()
+
+
+def test_a_full_share_is_waited_for_and_nothing_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    room, said = [False], []
+
+    def full(self: dataset.EpisodeFolder, *given: Any) -> str:
+        if not room[0]:
+            with files.disk_errors("fifo", "a file that can be written"):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return add(self, *given)
+
+    def sleep(self: console.Waiting, what: str) -> None:
+        said.append(what)
+        room[0] = len(said) == 3
+        if len(said) > 3:
+            raise IdleError(what)
+
+    add = EpisodeFolder.add
+    monkeypatch.setattr(EpisodeFolder, "add", full)
+    monkeypatch.setattr(console.Waiting, "sleep", sleep)
+    one = collector(role(tmp_path, "collect"))
+    with pytest.raises(IdleError):
+        one.run()
+    assert "no room for" in said[0]
+    assert said[0] == said[2]
+    assert one.outcome(1).rows == EpisodeFolder(tmp_path / "data").unread(0)
+    assert min(int(path.name.split("-")[0]) for path in fifo(tmp_path)) == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "holder", "second", "edits"),
+    [("edits", "collect", "learn", True), ("edits", "learn", "collect", True), ("policies", "learn", "learn", False)],
+)
+def test_a_second_editor_or_learner_of_a_folder_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, holder: str, second: str, edits: bool
+) -> None:
+    monkeypatch.setattr(files, "_ENDING_SECONDS", 0.0)
+    settings = {"path": str(tmp_path / "data"), "edits": edits, "max_bytes": 1}
+    with shared_folders(checked(role(tmp_path, holder, dataset=settings))):
+        with shared_folders(checked(role(tmp_path, "collect"))):
+            pass
+        refused = shared_folders(checked(role(tmp_path, second, dataset=settings)))
+        with pytest.raises(FolderInUseError, match=rf"simulation\.dataset\.{key}.*pid {os.getpid()}"), refused:
+            pass
+
+
+def test_what_is_waited_for_is_logged_at_intervals_that_grow_to_an_hour(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.undo()
+    caplog.set_level("INFO")
+    now = [0.0]
+    monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
+    slept: list[float] = []
+    monkeypatch.setattr(console.time, "sleep", slept.append)
+    waiting, logged = console.Waiting(), []
+    for second in range(0, 6 * 3600, 5):
+        now[0], before = float(second), len(caplog.records)
+        waiting.sleep("no rows")
+        logged += [second] * (len(caplog.records) - before)
+    assert logged[:6] == [10, 20, 40, 80, 160, 320]
+    assert logged[-3:] == [logged[-3] + hour * 3600 for hour in range(3)]
+    assert "no rows; waiting since 320 s" in caplog.text
+    assert slept[0] < 0.1
+    assert slept[-1] == 2.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"simulation": {"mode": "both"}}, "simulation.dataset"),
+        ({"simulation": {"dataset": None}}, "simulation.dataset"),
+        ({"simulation": {"dataset": {}}}, "simulation.dataset.path"),
+        ({"simulation": {"dataset": {"path": "data", "edits": True}}}, "simulation.dataset.max_bytes"),
+        ({"simulation": {"auto_scale": True}}, "simulation.auto_scale"),
+        ({"training_data_path": "log.jsonl", "actions": ["a", "b"]}, "training_data_path"),
+        ({"num_processes_per_node": 2}, "simulation.mode"),
+        ({"use_all_avail_gpus": True}, "simulation.mode"),
+    ],
+)
+def test_configs_that_contradict_a_collector(tmp_path: Path, changes: Tree, key: str) -> None:
+    tree = role(tmp_path, "collect")
+    del tree["model_output_path"]
+    checked(tree, "dqn")
+    with pytest.raises(ConfigError, match=key.replace(".", r"\.") + ":"):
+        checked(merged(tree, changes), "dqn")
+
+
+def whole_files(folder: Path) -> int:
+    """Rows of all published files; every one is whole, with the rows of its name and whole episodes."""
+    shared = EpisodeFolder(folder / "data")
+    total = 0
+    for file in shared.files():
+        ends = [(steps.terminated | steps.truncated) for steps in _steps(shared, file.name)]
+        assert sum(map(len, ends)) == file.rows
+        assert bool(ends[-1][-1])
+        total += file.rows
+    return total
+
+
+def _steps(shared: EpisodeFolder, name: str) -> Iterator[EnvStep]:
+    spec = open_simulation(checked(role(shared.path.parent, "collect")), ALONE).backend.spec
+    return (env_steps(rows, spec) for rows in shared.rows(name, spec.action_names))
+
+
+def survive(roles: Roles, folder: Path, kills: int, seconds: tuple[float, float], steps: int) -> None:
+    """A learner and two collectors, one of which is killed at each of some moments, and started again, to the end."""
+    changes = {"simulation": {"total_steps": steps}, "checkpoint": {"every_steps": 20}}
+    chance = random.Random(3)
+    running = {name: roles.start(name.rstrip("12"), changes) for name in ("learn", "collect1", "collect2")}
+    seen: dict[str, bytes] = {}
+    for _ in range(kills):
+        time.sleep(chance.uniform(*seconds))
+        name = chance.choice(list(running))
+        send(running[name], signal.SIGKILL)
+        running[name].wait()
+        for file in fifo(folder):
+            assert seen.setdefault(file.name, file.read_bytes()) == file.read_bytes()
+        running[name] = roles.start(name.rstrip("12"), changes)
+    learner = roles.end(running["learn"])
+    assert learner.code == 0, learner.err
+    assert {file.name for file in fifo(folder)} >= seen.keys()
+    rows = whole_files(folder)
+    taken = progress_of(folder)
+    assert taken["finished"]
+    assert steps <= taken["rows"] + 8 <= rows + 8
+    lines = (folder / "out" / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(lines[-1])["step"] == learner.outcome["steps"]
+
+
+def test_a_learner_and_collectors_that_come_go_and_are_killed(roles: Roles, tmp_path: Path) -> None:
+    survive(roles, tmp_path, kills=2, seconds=(1.0, 3.0), steps=3000)
+    model, log = str(tmp_path / "out" / "model"), str(tmp_path / "data" / "fifo")
+    offline = {name: part for name, part in role(tmp_path, "learn").items() if name != "simulation"}
+    actions = ["L", "R", "U", "D"]
+    trained(
+        {**offline, "model_output_path": str(tmp_path / "off"), "training_data_path": log, "actions": actions}, "dqn"
+    )
+    tree = {"model": model, "data_path": log, "evaluation": {"bootstrap_resamples": 100}}
+    found = evaluate(check(EvaluateConfig, tree))
+    assert found.rows > 0
+    assert found.episodes > 0
+
+
+def test_roles_end_at_a_signal_while_they_wait_and_a_collector_with_the_run(roles: Roles, tmp_path: Path) -> None:
+    learner = roles.start("learn")
+    wait_until(lambda: (tmp_path / "data" / "policies" / "0000000001").exists())
+    send(learner, signal.SIGTERM)
+    stopped = roles.end(learner)
+    assert stopped.code == 75, stopped.err
+    assert "checkpoint step_000000 is complete" in stopped.err
+    short = {"simulation": {"total_steps": 1500}}
+    collector = roles.start("collect", short)
+    wait_until(lambda: bool(fifo(tmp_path)))
+    send(collector, signal.SIGTERM)
+    ended = roles.end(collector)
+    assert ended.code == 75, ended.err
+    rest = roles.start("collect", short)
+    again = roles.start("learn", short, "--set", "checkpoint.resume=false")
+    assert roles.end(again).code == 0
+    done = roles.end(rest)
+    assert done.code == 0, done.err
+    assert done.outcome["rows"] > 0
+    assert done.outcome["policy"] > 1
+    assert whole_files(tmp_path) == EpisodeFolder(tmp_path / "data").unread(0)
+
+
+@pytest.mark.slow
+def test_fifty_kills_lose_no_finished_episode(roles: Roles, tmp_path: Path) -> None:
+    survive(roles, tmp_path, kills=50, seconds=(0.2, 4.0), steps=60_000)
