@@ -59,6 +59,7 @@ def fitted(name: str, values: npt.ArrayLike, settings: NormParams | None = None)
         (np.full(30, -2.5), {}, "CONTINUOUS"),
         (LOGNORMAL, {}, "BOXCOX"),
         (RNG.gamma(3, 1, NUM) - 5, {}, "BOXCOX"),
+        (np.random.default_rng(1).normal(3, 0.8, NUM).clip(0) ** 1.2, {}, "BOXCOX"),  # λ 0.8
         (LOGNORMAL, {"skip_box_cox": True}, "CONTINUOUS"),
         (LOGNORMAL, {"skip_box_cox": True, "skip_quantiles": False}, "QUANTILE"),
         (LOGNORMAL, {"quantile_k2_threshold": 1e-9}, "CONTINUOUS"),  # K² after the transform must stay below it too

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles.event_files import small_blocks
 from oracles.logs import random_rows, write_lines
 from oracles.shards import multiset, names, plain, rows_of, stage, table, write
 
@@ -161,8 +162,12 @@ def test_any_episodes_in_any_files(
     assert all(abs(len(shard) - share) <= longest + (0.02 * share if timeline else 0) for shard in shards)
 
 
-def test_json_lines_with_columns_of_mixed_types(tmp_path: Path) -> None:
+@pytest.mark.parametrize("block_bytes", [3000, 1 << 20])
+def test_json_lines_with_columns_of_mixed_types(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_bytes: int
+) -> None:
     """A name in one row and an index in another, a column that begins late, ints and floats: all are kept."""
+    small_blocks(monkeypatch, block_bytes)
     rows = random_rows(400)
     for number, row in enumerate(rows):
         row["action"] = number % 2 if number < 200 else row["action"]

@@ -121,6 +121,14 @@ def test_fixed_actions_as_candidates_by_hand(rows_in: Any) -> None:
     assert [row["possible_next_actions"] for row in rows] == [[left, right], [], [left, right]]
 
 
+def test_a_part_of_a_table_has_its_own_maps_and_lists(tmp_path: Path) -> None:
+    table = episode_rows(two_episodes(), LogSchema(transitions=True, action_features=floats([[-1, 0], [1, 0.5]])))
+    for name, rows in (("whole.jsonl", table), ("part.jsonl", table.slice(1))):
+        with table_writer(tmp_path / name) as writer:
+            writer.write(rows)
+    assert lines(tmp_path / "part.jsonl") == lines(tmp_path / "whole.jsonl")[1:]
+
+
 def test_candidates_that_differ_by_hand(rows_in: Any) -> None:
     nan = np.nan  # of choices that are not there: never read
     block = two_episodes(
