@@ -13,7 +13,7 @@ Events are logged decisions; transitions also have what followed them. Rules of 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +23,7 @@ from reagent_lite.config.columns import COLUMNS, EVENT_COLUMNS, TRANSITION_COLUM
 from reagent_lite.data.formats.blocks import Block
 from reagent_lite.data.rows.columns import NONE, WRONG, Column, column_of, numbers, per_distinct
 from reagent_lite.data.rows.faults import Faults, Mask
+from reagent_lite.data.rows.maps import FeatureMatrix, Lists, candidate_lists, features, match
 from reagent_lite.errors import DataError, Problem, nearest
 
 NEAREST_COLUMN = "Nearest column: {!r}"
@@ -30,6 +31,7 @@ PROPENSITIES = tuple(name for name, one in COLUMNS.items() if "action_probabilit
 """Two names of one column; a log that has both must have the same in both."""
 TODO_NAMES = "Names and indices are actions of workflows.dqn, and of timelines with actionDiscrete true"
 TODO_MAPS = "Maps are actions of workflows.parametric_dqn, and of timelines with actionDiscrete false"
+COMPARED = "They are compared by their features"
 _NUMERAL = re.compile("0|[1-9][0-9]{0,17}")
 _NUMERAL_BESIDE_GAPS = re.compile(r"(0|-?[1-9][0-9]{0,17})\.0")
 """What pandas makes of an integer in a CSV file where its column has gaps, as next_action has at every end."""
@@ -110,6 +112,22 @@ def propensity(block: Block, faults: Faults) -> tuple[NDArray[np.float64], Mask]
     wrong = (one.present | other.present) & ~((single > 0) & (single <= 1))  # NaN is outside too: it compares false
     faults.add(wrong, "a propensity above 0 and at most 1", lambda row: values[row], rule="propensity_outside")
     return np.where(wrong, np.nan, values), one.present | other.present
+
+
+def candidates(column: Callable[[str], Column], faults: Faults) -> tuple[FeatureMatrix, Mask, Lists, NDArray[np.int32]]:
+    """Returns (actions that are feature maps, [n] whether there is one, candidates, [n] place of the action in them).
+
+    A list that is empty although an action was taken says that the candidates are unknown: the action is the only one
+    then, see Faults.unlisted. A row without a list has none here.
+    """
+    action, taken = features(column("action"), faults, rule="action_infinite", todo=TODO_NAMES)
+    lists = candidate_lists(column("possible_actions"), faults)
+    faults.unlisted = column("possible_actions").present & (lists.lengths == 0) & taken
+    lists = lists.or_alone(action, taken, faults.unlisted)
+    index = match(action, taken, lists)
+    missing = taken & (lists.lengths > 0) & (index == NONE)
+    faults.add(missing, "an action among possible_actions", column("action").value, COMPARED, "action_not_possible")
+    return action, taken, lists, index
 
 
 class ActionRule:

@@ -35,10 +35,11 @@ from reagent_lite.data.rows.columns import (
     strings,
 )
 from reagent_lite.data.rows.contract import (
+    COMPARED,
     TODO_MAPS,
-    TODO_NAMES,
     ActionRule,
     Contract,
+    candidates,
     finite,
     propensity,
     require_present,
@@ -145,7 +146,7 @@ def read_rows(block: Block, contract: Contract) -> Rows:
         time_diff=np.where(np.isnan(time_diff), 1, time_diff).astype(np.float32),
         step=step,
         # the only candidate is taken with certainty
-        propensity=np.where(choices.unknown | np.isnan(probability), 1, probability).astype(np.float32),
+        propensity=np.where(faults.unlisted | np.isnan(probability), 1, probability).astype(np.float32),
         metrics=named,
         episode=episode,
         mdp_ids=mdp_ids,
@@ -154,7 +155,7 @@ def read_rows(block: Block, contract: Contract) -> Rows:
         columns=frozenset(block.table.column_names),
         counts={
             "unknown_action_rows": int((choices.action == NONE).sum()),
-            "candidates_unknown_rows": int(choices.unknown.sum()),
+            "candidates_unknown_rows": int(faults.unlisted.sum()),
             "propensity_absent_rows": int((~has_probability).sum()),
             "next_action_not_possible_rows": int((choices.next_not_possible & ~terminal).sum()),
             "rows_without_mdp_id": int((episode < 0).sum()),
@@ -180,7 +181,6 @@ class _Choices:
         next_listed: [n] whether the row has a list of next actions.
         has_next: [n] whether there is a possible next action, were the row not terminal.
         next_not_possible: [n] whether next_action is known and not among possible_next_actions.
-        unknown: [n] whether the list of candidates is empty though an action was taken.
     """
 
     action: NDArray[np.int32]
@@ -192,7 +192,6 @@ class _Choices:
     next_listed: Mask
     has_next: Mask
     next_not_possible: Mask
-    unknown: Mask
 
 
 def _discrete(column: Callable[[str], Column], faults: Faults, actions: tuple[str, ...]) -> _Choices:
@@ -213,7 +212,6 @@ def _discrete(column: Callable[[str], Column], faults: Faults, actions: tuple[st
         next_listed=column("possible_next_actions").present,
         has_next=np.any(next_mask, axis=1),
         next_not_possible=(next_action >= 0) & ~_at(next_mask, next_action),
-        unknown=np.zeros(len(action), bool),
     )
 
 
@@ -258,23 +256,19 @@ def _parametric(column: Callable[[str], Column], faults: Faults, ended: Mask) ->
     A row without a list has its action as the only candidate, at the next state as well. So has a row whose list is
     empty although an action was taken: its candidates are unknown. An empty list of next candidates is an end.
     """
-    action, taken = features(column("action"), faults, rule="action_infinite", todo=TODO_NAMES)
+    action, taken, lists, index = candidates(column, faults)
     next_action, next_taken = features(_empty_strings_as_null(column("next_action")), faults)
     # {} is a legal action, but as a next action it means none.
     next_taken = next_taken & ~np.isnan(next_action.values).all(axis=1)
-    possible, after = column("possible_actions"), column("possible_next_actions")
-    lists, next_lists = candidate_lists(possible, faults), candidate_lists(after, faults)
-    unknown = possible.present & (lists.lengths == 0) & taken
-    lists = lists.or_alone(action, taken, ~possible.present | unknown)
-    next_lists = next_lists.or_alone(next_action, next_taken, ~after.present)
-    index, next_index = match(action, taken, lists), match(next_action, next_taken, next_lists)
-    todo, missing = "They are compared by their features", taken & (index == NONE)
-    faults.add(missing, "an action among possible_actions", column("action").value, todo, "action_not_possible")
+    without, after = ~column("possible_actions").present, column("possible_next_actions")
+    lists, index = lists.or_alone(action, taken, without), np.where(without & taken, 0, index)
+    next_lists = candidate_lists(after, faults).or_alone(next_action, next_taken, ~after.present)
+    next_index = match(next_action, next_taken, next_lists)
     missing = next_taken & (next_index == NONE) & (next_lists.lengths > 0) & ~ended
-    faults.add(missing, "a next_action among possible_next_actions", column("next_action").value, todo)
+    faults.add(missing, "a next_action among possible_next_actions", column("next_action").value, COMPARED)
     none = np.zeros((len(index), 0), np.uint8)
     return _Choices(
-        action=index,
+        action=index.astype(np.int32),
         next_action=next_index,
         mask=none,
         next_mask=none,
@@ -283,7 +277,6 @@ def _parametric(column: Callable[[str], Column], faults: Faults, ended: Mask) ->
         next_listed=after.present,
         has_next=next_lists.lengths > 0,
         next_not_possible=np.zeros(len(index), bool),
-        unknown=unknown,
     )
 
 

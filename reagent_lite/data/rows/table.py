@@ -40,9 +40,9 @@ from reagent_lite.data.rows.columns import (
     sequence_numbers,
     texts,
 )
-from reagent_lite.data.rows.contract import TODO_NAMES, ActionRule, Contract, finite, propensity, require_present
+from reagent_lite.data.rows.contract import ActionRule, Contract, candidates, finite, propensity, require_present
 from reagent_lite.data.rows.faults import Faults, Mask
-from reagent_lite.data.rows.maps import FeatureMatrix, Named, candidate_lists, features, match, metrics
+from reagent_lite.data.rows.maps import FeatureMatrix, Named, candidate_lists, features, metrics
 
 FEATURES = pa.map_(pa.int64(), pa.float32())
 _LISTS = tuple(name for name, one in COLUMNS.items() if one.kind == "actions")
@@ -120,13 +120,9 @@ def _discrete(actions: tuple[str, ...], column: dict[str, Column], faults: Fault
 
 def _parametric(column: dict[str, Column], faults: Faults) -> dict[str, pa.Array]:
     """Returns the columns of actions that are maps of features."""
-    action, taken = features(column["action"], faults, rule="action_infinite", todo=TODO_NAMES)
-    lists = {name: candidate_lists(column[name], faults) for name in _LISTS}
-    possible = lists["possible_actions"]
-    missing = taken & (possible.lengths > 0) & (match(action, taken, possible) == NONE)
-    faults.add(missing, "an action among possible_actions", column["action"].value, rule="action_not_possible")
-    faults.unlisted = column["possible_actions"].present & (possible.lengths == 0) & taken
-    lists["possible_actions"] = possible.or_alone(action, taken, faults.unlisted)
+    action, taken, listed, _ = candidates(column.__getitem__, faults)
+    after = "possible_next_actions"
+    lists = {"possible_actions": listed, after: candidate_lists(column[after], faults)}
     found = {"action": map_array(action, taken)}
     for name, one in lists.items():
         every = map_array(one.features, np.ones(len(one.features.values), bool))
