@@ -40,14 +40,14 @@ class Learners(nn.Module):
         return {name: learner.row_errors for name, learner in self.by_type.items()}
 
     def forward(self, batches: Mapping[str, TransitionBatch]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Returns the sum of the learners' losses, its td_loss, and all parts as train/<type>/<part>."""
+        """Returns the sum of the learners' losses, its td_loss, and all parts as <type>.<part>."""
         losses: list[Tensor] = []
         metrics: dict[str, Tensor] = {}
         for name, learner in self.by_type.items():
             loss, parts = learner(batches[name])
             losses.append(loss)
-            metrics |= {f"train/{name}/{part}": value for part, value in parts.items()}
-        metrics["td_loss"] = torch.stack([metrics[f"train/{name}/td_loss"] for name in self._names]).sum()
+            metrics |= {f"{name}.{part}": value for part, value in parts.items()}
+        metrics["td_loss"] = torch.stack([metrics[f"{name}.td_loss"] for name in self._names]).sum()
         return torch.stack(losses).sum(), metrics
 
     def after_step(self) -> None:

@@ -186,7 +186,9 @@ class _RunHooks(Hooks):
     def report(self, report: Report) -> None:
         """Writes means of training, and figures of the evaluators at the end of each epoch."""
         scalars = {"epoch": float(report.epoch), "rows": float(report.rows)}
-        scalars |= {name if "/" in name else f"train/{name}": value for name, value in report.metrics.items()}
+        scalars |= {
+            name if "/" in name else f"train/{name.replace('.', '/')}": value for name, value in report.metrics.items()
+        }
         loss = report.metrics["td_loss"]
         self._note = f"loss {loss:.5g}"
         if not np.isfinite(loss):  # reduced over ranks: all of them leave here together

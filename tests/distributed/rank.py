@@ -4,6 +4,7 @@ import gc
 import json
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from reagent_lite.algorithms.dqn import DQN, DQNSettings
+from reagent_lite.algorithms.learners import Learners, learners_of
 from reagent_lite.config.checkpoint import CheckpointConfig
 from reagent_lite.config.rendezvous import RendezvousConfig
 from reagent_lite.data.sampling.plan import ReadPlan
@@ -29,7 +31,7 @@ from reagent_lite.training.loop import Hooks, Optimization, Running, fit
 from reagent_lite.training.stop import StopSignal
 from reagent_lite.types import SourceSpec, TransitionBatch
 
-SHARES = {"one": (1,), "even": (1, 1), "uneven": (3, 1), "three": (1, 1, 1)}
+SHARES = {"one": (1,), "even": (1, 1), "uneven": (3, 1), "three": (1, 1, 1), "agents": (1,), "agents of two": (3, 1)}
 
 
 class Source:
@@ -61,19 +63,33 @@ class Source:
         )
 
 
-def ready(group: Group, shares: tuple[int, ...]) -> tuple[Running, ReadPlan]:
-    plan = ReadPlan(shards=(203,), minibatch=16, epochs=8, shares=shares)
-    torch.manual_seed(group.rank)  # initial weights differ: the first rank's count
+class OfTypes(Source):
+    """The same rows for two types of agents; one earns what the other loses."""
+
+    def __next__(self) -> dict[str, TransitionBatch]:  # type: ignore[override]
+        batch = super().__next__()
+        return {"tagger": batch, "runner": replace(batch, reward=-batch.reward)}
+
+
+def dqn() -> DQN:
     spec = SourceSpec(num_state_features=3, action_names=("a", "b"))
     network = build_q_network(spec, NetworkSettings(hidden=(16,), activations=("relu",)))
-    learner = DQN(network, ScalarHead(), DQNSettings(gamma=0.9, target_update_rate=0.1))
-    optimization = Optimization(optimizer=torch.optim.Adam(learner.q_network.parameters(), lr=1e-3))
-    source = Source(plan, group.rank)
+    return DQN(network, ScalarHead(), DQNSettings(gamma=0.9, target_update_rate=0.1))
+
+
+def ready(group: Group, shares: tuple[int, ...], *, agents: bool = False) -> tuple[Running, ReadPlan]:
+    plan = ReadPlan(shards=(203,), minibatch=16, epochs=8, shares=shares)
+    torch.manual_seed(group.rank)  # initial weights differ: the first rank's count
+    learner = Learners({"tagger": dqn(), "runner": dqn()}) if agents else dqn()
+    trained = [[*one.q_network.parameters()] for one in learners_of(learner).values()]
+    optimizer = torch.optim.Adam([p for each in trained for p in each], lr=1e-3)
+    optimization = Optimization(optimizer=optimizer, clip_norm=0.5 if agents else None, clipped=trained)
+    source = (OfTypes if agents else Source)(plan, group.rank)
     return Running(learner=learner, optimization=optimization, source=source, evaluators=source), plan
 
 
 def learn(job: str, group: Group, folder: Path) -> int:
-    running, plan = ready(group, SHARES[job])
+    running, plan = ready(group, SHARES[job], agents="agents" in job)
     fit(running, plan, group, Hooks())
     save_file(running.learner.state_dict(), folder / f"{job}_{group.rank}.safetensors")
     return running.position.step

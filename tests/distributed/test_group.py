@@ -74,17 +74,24 @@ def test_collectives_of_three_ranks(three: tuple[dict[str, list[Any]], Path]) ->
 
 
 def test_two_processes_equal_one_after_104_steps(tmp_path: Path) -> None:
-    """Half the batch each, or 3 : 1 rows: parameters, target and optimizer's effect agree to 1e-6.
+    """Half the batch each, or 3 : 1 rows: parameters, target and optimizer's effect agree to 1e-6; of two types too.
 
     A wrapped module may outlive its group; else a run that fails between two steps could wait for ever.
     """
     assert learn("one", Group(Place(), torch.device("cpu")), tmp_path) == 104
-    assert results(tmp_path, 2, "even", "uneven", "outlive") == {"even": [104, 104], "uneven": [104, 104]}
+    assert learn("agents", Group(Place(), torch.device("cpu")), tmp_path) == 104
+    jobs = ("even", "uneven", "agents of two")
+    assert results(tmp_path, 2, *jobs, "outlive") == {job: [104, 104] for job in jobs}
     one = load_file(tmp_path / "one_0.safetensors")
     assert len([name for name, tensor in one.items() if name.startswith("q_network") and tensor.abs().sum() > 0]) == 4
     for file in ("even_0", "even_1", "uneven_0", "uneven_1"):
         for name, tensor in load_file(tmp_path / f"{file}.safetensors").items():
             torch.testing.assert_close(tensor, one[name], rtol=0, atol=1e-6)
+    types = load_file(tmp_path / "agents_0.safetensors")
+    assert len(types) == 2 * len(one)
+    for rank in range(2):
+        for name, tensor in load_file(tmp_path / f"agents of two_{rank}.safetensors").items():
+            torch.testing.assert_close(tensor, types[name], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from oracles import cartpole
 from oracles.interpreters import Interpreter
 from oracles.logs import candidate_rows, random_rows, write_lines
 from oracles.runs import ROOT, Run, merged
+from oracles.team import TEAM
 from safetensors.torch import load_file
 
 from reagent_lite.config import WorkflowConfig, check
@@ -87,7 +88,7 @@ def read(folder: Path) -> tuple[dict[str, torch.Tensor], list[Tree]]:
         for name, tensor in load_file(file).items()
     }
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return tensors, [{k: v for k, v in line.items() if not k.startswith("time/")} for line in lines]
+    return tensors, [{k: v for k, v in line.items() if not k.startswith(("time/", "rate/"))} for line in lines]
 
 
 def different(whole: End, again: End) -> list[str]:
@@ -132,6 +133,14 @@ def simulated(folder: Path, **sections: Tree) -> Tree:
                        "num_evaluations": 2, "evaluation_episodes": 4},
     }  # fmt: skip
     return merged(tree, sections)
+
+
+def agents(folder: Path, **sections: Tree) -> Tree:
+    """Two types of agents that learn, some of which leave before the others."""
+    (folder / "team.cuh").write_text(TEAM)
+    env = {"env": str(folder / "team.cuh"), "env_parameters": {"size": 3}, "replay": {"prioritized": True,
+           "capacity": 400}}  # fmt: skip
+    return merged(simulated(folder, rl={"multi_steps": 2}, training={"clip_grad_norm": 1.0}, simulation=env), sections)
 
 
 def mixed(folder: Path, **sections: Tree) -> Tree:

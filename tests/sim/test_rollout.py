@@ -2,11 +2,13 @@
 
 import copy
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from oracles import cartpole
+from oracles.team import TEAM
 from torch import Tensor
 
 from reagent_lite.sim.backend import open_backend
@@ -190,6 +192,88 @@ def test_playing_without_where_transitions_led_is_the_same_play() -> None:
     assert whole.next_observation.any()
     assert not lean_one.next_observation.any()
     assert not bare.next_observation.any()
+
+
+# -- Several types of agents ------------------------------------------------------------------------------------------
+
+
+def team(folder: Path, first: int = 0, stop: int = 4) -> tuple[Rollout, dict[str, ReplayRing]]:
+    """A leader that takes the largest step, and two followers that draw; see the oracle for the rewards."""
+    (folder / "team.cuh").write_text(TEAM)
+    backend = open_backend(str(folder / "team.cuh"), backend="cpu", device=CPU, parameters={"size": 3}, math="exact")
+    env = VectorEnv(backend, num_envs=stop - first, first_env=first, seed=3)
+    numbers = torch.arange(env.num_rows).view(-1, 3)
+    rows = {"leader": numbers[:, :1].flatten(), "follower": numbers[:, 1:].flatten()}
+    rings = {
+        name: ReplayRing(ReplaySettings(num_envs=len(own), observation_size=3, num_actions=3, slots=40, gamma=0.9,
+                                        absences=True, prioritized=True, seed=1), CPU) for name, own in rows.items()
+    }  # fmt: skip
+
+    def far(observation: Tensor, mask: Tensor | None, features: Tensor | None) -> Tensor:
+        assert len(observation) == stop - first
+        return torch.tensor([0.0, 1.0, 2.0]).expand(len(observation), 3)
+
+    policies: dict[str, Policy | None] = {"leader": far, "follower": None}
+    players = {
+        name: Player(policy=policies[name], epsilon=torch.zeros(1), rows=own, ring=rings[name])
+        for name, own in rows.items()
+    }
+    return Rollout(env, players, device=CPU), rings
+
+
+def test_each_type_acts_by_its_policy_and_fills_its_ring(tmp_path: Path) -> None:
+    rollout, rings = team(tmp_path)
+    rollout.run(30)
+    leaders, followers = (rings[name].sample(400).batch for name in ("leader", "follower"))
+    # the leader takes two steps of 3 and is at 6; what it is shown afterwards has no weight
+    assert (leaders.action == 2).all()
+    assert set(map(tuple, torch.stack((leaders.state[:, 0], leaders.reward, leaders.bootstrap), 1).tolist())) == {
+        (0, 33, 1), (3, 66, 0)
+    }  # fmt: skip
+    assert leaders.weight.sum() == pytest.approx(1)
+    # a follower's reward is its own count and ten times the leader's, 3 after the first step, then 6
+    assert torch.equal(followers.propensity, torch.full((400,), 1 / 3))
+    count = followers.next_state[:, 0]
+    assert torch.equal(count, followers.state[:, 0] + 1 + followers.action)
+    assert set((followers.reward - count).tolist()) == {30, 60}
+    assert torch.equal(followers.bootstrap == 0, count >= 4)
+    episodes, lengths, leader, follower = rollout.finished().tolist()
+    assert leader == 99 * episodes  # 33 + 66
+    assert episodes * 2 <= lengths <= episodes * 4
+    assert follower > 93 * episodes  # two steps at least: 1 + 30 and 2 + 60
+
+
+def test_rows_of_agents_that_have_left_have_no_weight_where_draws_are_uniform(tmp_path: Path) -> None:
+    rollout, rings = team(tmp_path)
+    ring = rings["leader"] = ReplayRing(
+        ReplaySettings(num_envs=4, observation_size=3, num_actions=3, slots=40, gamma=0.9, absences=True, seed=1), CPU
+    )
+    rollout.rings["leader"] = ring
+    rollout.run(30)
+    batch = ring.sample(400).batch
+    left = batch.state[:, 0] == 6
+    assert 0 < left.sum() < 400
+    assert not batch.weight[left].any()
+    assert batch.weight[~left].tolist() == pytest.approx([1 / int((~left).sum())] * int((~left).sum()))
+
+
+def test_environments_of_several_agents_are_dealt_out_anew(tmp_path: Path) -> None:
+    def state(first: int, stop: int) -> dict[str, Any]:
+        rollout, _ = team(tmp_path, first, stop)
+        source = RolloutSource(rollout, Exploration(start=1.0, end=0.2, decay_steps=320), SCHEDULE, rows=8, scale=0.5,
+                               transform=scaled)  # fmt: skip
+        source.collect(0)
+        assert {name: len(batch) for name, batch in next(source).items()} == {"leader": 8, "follower": 8}
+        return source.state_dict()
+
+    whole, parts = state(0, 4), [state(0, 1), state(1, 4)]
+    for rank, (first, stop) in enumerate(((0, 3), (3, 4))):
+        truth, got = (regrouped(states, rank, first, stop) for states in ([whole], parts))
+        for name in ("ring.leader", "ring.follower"):
+            for column, value in truth[name].items():
+                assert column == "generator" or torch.equal(got[name][column], value), column
+        for name, value in truth["rollout"]["env"].items():
+            assert torch.equal(got["rollout"]["env"][name], value), name
 
 
 # -- Dealt out to another number of processes -------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from oracles.resuming import (
     End,
     Laboratory,
     Tree,
+    agents,
     candidates,
     checkpoints,
     different,
@@ -55,6 +56,7 @@ CASES: dict[str, tuple[Callable[..., Tree], Tree, list[int]]] = {
     "candidates": (candidates, {}, [1, 6, 7, 20]),
     "simulated": (simulated, {}, [1, 2, 12, 13, 24]),
     "simulated, by priority": (simulated, PRIORITIZED, [1, 2, 12, 13, 24]),
+    "agents of two types": (agents, {}, [1, 12, 13, 24]),
     "mixed": (mixed, {}, [1, 2, 12, 13]),
     "short last batch": (logged, WIDE, [1, 2, 3]),
 }

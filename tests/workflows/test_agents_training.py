@@ -1,0 +1,138 @@
+"""Training several types of agents: what each learns and leaves, who else may play, and what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from oracles.runs import ALONE, Runner, checked, merged, trained
+from oracles.team import TEAM
+
+from reagent_lite.errors import ReagentLiteError
+from reagent_lite.export import load_bundle
+from reagent_lite.run.environments import open_simulation
+
+Tree = dict[str, Any]
+
+
+@pytest.fixture
+def team(tmp_path: Path) -> Tree:
+    """A leader and two followers; with gamma 0.5 the leader's best is two steps of 3, worth 33 + 66 / 2."""
+    (tmp_path / "team.cuh").write_text(TEAM)
+    return {
+        "model_output_path": str(tmp_path / "out"),
+        "use_gpu": False,
+        "rl": {"gamma": 0.5, "target_update_rate": 0.1, "epsilon": 0.0, "softmax_policy": False},
+        "training": {"layers": [-1, 32, -1], "activations": ["relu", "linear"], "minibatch_size": 128,
+                     "learning_rate": 0.02, "l2_decay": 0.0},
+        "evaluation": {"bootstrap_resamples": 100},
+        "simulation": {"env": str(tmp_path / "team.cuh"), "env_parameters": {"size": 3}, "num_envs": 16,
+                       "total_steps": 8000, "warmup_steps": 2000, "epsilon_end": 0.5, "num_evaluations": 2,
+                       "evaluation_episodes": 20},
+    }  # fmt: skip
+
+
+def read(folder: Path) -> Tree:
+    document: Tree = json.loads((folder / "evaluation.json").read_text())
+    return document
+
+
+def test_each_type_has_a_policy_a_model_and_figures(team: Tree, tmp_path: Path, caplog: Any) -> None:
+    with caplog.at_level("INFO", "reagent_lite"):
+        outcome = trained(team)
+    out = tmp_path / "out"
+    assert outcome.model == {"leader": str(out / "leader"), "follower": str(out / "follower")}
+    assert outcome.rows == 375 * 128 * 2
+    assert "policies: leader (1 agent) learns, follower (2 agents) learns" in caplog.text
+    # the last step is worth its reward: own count and ten times the leader's, here 4, 5 or 6 of both
+    leader = load_bundle(out / "leader").predict(np.array([[3, 0, 0.5]], np.float32))
+    np.testing.assert_allclose(leader.q, [[44, 55, 66]], rtol=0.1)
+    assert load_bundle(out / "leader").predict(np.array([[0, 0, 0.5]], np.float32)).greedy.tolist() == [2]
+    assert outcome.scores["simulation/leader/return/mean"] == 99  # 33 + 66
+    assert outcome.scores["simulation/terminated_share"] == 1
+    for name in ("leader", "follower"):
+        found = read(out / name)
+        assert found["simulated"]["return"]["value"] == outcome.scores[f"simulation/{name}/return/mean"]
+        assert found["agents"]["returns"][name] == found["simulated"]["return"]["value"]
+        assert set(found) == {"scores", "simulated", "simulation", "agents", "decision"}
+        assert (out / name / "MODEL_CARD.md").is_file()
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    tags = {tag for line in lines for tag in line}
+    for name in ("leader", "follower"):
+        assert {f"train/{name}/td_loss", f"simulation/{name}/training_return/mean",
+                f"simulation/{name}/return/mean"} <= tags  # fmt: skip
+    losses = lines[0]
+    assert losses["train/td_loss"] == pytest.approx(losses["train/leader/td_loss"] + losses["train/follower/td_loss"])
+    page = (out / "report.html").read_text()
+    for words in ("Simulation: leader", "Simulation: follower", "Episodes that ended before the time limit",
+                  "leader: learned policy", "follower: learned policy"):  # fmt: skip
+        assert words in page
+
+
+def test_a_type_may_play_at_random_or_by_an_exported_model(team: Tree, tmp_path: Path) -> None:
+    first = trained(merged(team, {"simulation": {"policies": {"follower": "random"}}}))
+    assert first.model == {"leader": str(tmp_path / "out/leader")}
+    assert not (tmp_path / "out/follower").exists()
+    model = {"leader": str(tmp_path / "out/leader")}
+    second = trained(
+        merged(team, {"simulation": {"policies": model}}) | {"model_output_path": str(tmp_path / "second")}
+    )
+    assert second.scores["simulation/leader/return/mean"] == 99  # the exported leader's two steps of 3
+    assert second.model == {"follower": str(tmp_path / "second/follower")}
+    # a follower that stays two steps with such a leader gets 3 + 30 and 6 + 60, in small steps 1 + 30, 2 + 60, …
+    assert second.scores["simulation/follower/return/mean"] > second.scores["simulation/follower/random_return/mean"]
+
+
+def test_processes_share_environments_of_several_agents(run: Runner, team: Tree) -> None:
+    tree = merged(team, {"simulation": {"policies": {"follower": "random"}, "total_steps": 3000}})
+    tree["training"].pop("minibatch_size")
+    tree["data"] = {"global_minibatch_size": 64}
+    one = trained(tree)
+    two = run("dqn", tree, "--set", "num_processes_per_node=2")
+    assert two.code == 0, two.err
+    assert two.outcome["rows"] == one.rows
+    # the same episodes of random actions, whoever plays them
+    for tag in ("simulation/leader/random_return/mean", "simulation/leader/random_return/upper"):
+        assert two.outcome["scores"][tag] == one.scores[tag]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"policies": {"captain": "random"}}, "simulation.policies.captain: expected one of leader, follower"),
+        ({"policies": {"leader": "random", "follower": "random"}}, '"learn" for at least one of leader, follower'),
+        ({"policies": {"leader": "no such folder"}}, "no such folder"),
+        ({"stop_at_return": 5.0}, "simulation.stop_at_return: expected absent where several types learn"),
+        ({"env": "cartpole_v0", "env_parameters": {}, "policies": {"agent": "learn"}}, "are of one type, which learns"),
+    ],
+)
+def test_policies_that_do_not_fit_end_with_a_sentence(team: Tree, change: Tree, says: str) -> None:
+    with pytest.raises(ReagentLiteError) as error:
+        open_simulation(checked(merged(team, {"simulation": change})), ALONE)
+    assert says in str(error.value)
+
+
+def test_names_of_types_are_checked_before_they_are_folders(team: Tree, tmp_path: Path) -> None:
+    (tmp_path / "team.cuh").write_text(TEAM.replace('"leader"', '"../leader"').replace('"follower"', '"checkpoints"'))
+    with pytest.raises(ReagentLiteError) as error:
+        open_simulation(checked(team), ALONE)
+    assert "'../leader'" in str(error.value)
+    assert "'checkpoints'" in str(error.value)
+
+
+def test_a_model_of_other_actions_does_not_play(team: Tree, tmp_path: Path) -> None:
+    trained(merged(team, {"simulation": {"total_steps": 2500, "num_evaluations": 1}}))
+    (tmp_path / "team.cuh").write_text(TEAM.replace("NUM_ACTIONS 3", "NUM_ACTIONS 2"))
+    tree = merged(team, {"simulation": {"policies": {"leader": str(tmp_path / "out/leader")}}})
+    with pytest.raises(ReagentLiteError) as error:
+        open_simulation(checked(tree), ALONE)
+    assert "actions 0, 1 of team" in str(error.value)
+
+
+def test_several_types_do_not_learn_beside_a_log(team: Tree, small: Tree) -> None:
+    simulation = team["simulation"] | {"share": 0.5}
+    del simulation["total_steps"], simulation["num_evaluations"]
+    with pytest.raises(ReagentLiteError) as error:
+        open_simulation(checked(small | {"simulation": simulation}), ALONE)
+    assert "an environment whose agents are of one type beside training_data_path" in str(error.value)
