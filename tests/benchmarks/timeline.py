@@ -71,12 +71,12 @@ WHERE terminal OR (truncated AND next_state_features IS NOT NULL) OR (NOT trunca
 def run(command: list[str], where: Path) -> tuple[float, float]:
     """Runs a process to its end; returns its seconds, and the megabytes that its largest process had resident."""
     start = time.perf_counter()
-    with (where / "said.txt").open("wb") as said:
-        process = subprocess.Popen([sys.executable, *command], stdout=said, stderr=subprocess.STDOUT)
+    with (where / "output.txt").open("wb") as output:
+        process = subprocess.Popen([sys.executable, *command], stdout=output, stderr=subprocess.STDOUT)
         _, status, used = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
-        sys.exit((where / "said.txt").read_text()[-2000:])
+        sys.exit((where / "output.txt").read_text()[-2000:])
     return time.perf_counter() - start, used.ru_maxrss * 1024 / 1e6
 
 

@@ -65,7 +65,7 @@ def test_spans_of_two_rows_to_a_true_end(tmp_path: Path) -> None:
     assert (rows[-1]["next_action"], rows[-1]["possible_next_actions"]) == (None, [])
 
 
-def test_a_span_ends_before_a_row_of_which_nobody_knows_where_it_led(tmp_path: Path) -> None:
+def test_a_span_ends_before_a_row_whose_next_state_is_unknown(tmp_path: Path) -> None:
     """Without an end the fourth row is no transition: the third spans itself alone, the second itself and the third."""
     make(tmp_path, FOUR, steps=3, gamma=0.5)
     rows = read(tmp_path / "train")
@@ -207,7 +207,7 @@ def test_broken_rows_are_named_or_their_episodes_left_out(tmp_path: Path, caplog
     assert f"{len(BROKEN)} that do not: 3 action_unknown, 3 unreadable, 1 action_not_possible" in str(caught.value)
     assert not (tmp_path / "train").exists()
     make(tmp_path, rows, top, on_refused="drop_episode")
-    # nobody knows whose row it was that has no mdp_id
+    # a row without mdp_id belongs to no episode
     assert {row["mdp_id"] for row in read(tmp_path / "train")} == {"good", "e0"}
     counts = {one["rule"]: one["rows"] for one in report(tmp_path / "train")["refused"]}
     assert counts == Counter(rule for _, _, rule in BROKEN)
@@ -280,7 +280,7 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, size: str) -> None:
         assert list(disk.iterdir()) == []
 
 
-def test_nobodys_files_are_replaced(tmp_path: Path) -> None:
+def test_files_of_others_are_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
     (tmp_path / "train/thesis.tex").write_text("forty pages")
     with pytest.raises(ConfigError, match=r"expected a folder that is not there, .* got .*/train with thesis.tex"):

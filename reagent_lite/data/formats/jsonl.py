@@ -74,7 +74,7 @@ def parse_with_arrow(text: bytes) -> pa.Table | None:
 def _in_doubt(text: bytes, bounds: NDArray[np.int64]) -> bool:
     """Whether Arrow's parser may take lines for something else, or end the process.
 
-    That are lines that are not one object each, bytes that are not UTF-8, commas before the end of an object or list,
+    These are lines that are not one object each, bytes that are not UTF-8, commas before the end of an object or list,
     and many levels. Two objects in one line show in the number of rows.
 
     Args:

@@ -6,9 +6,9 @@
 
 A row is a step: mdp_id the episode's number, sequence_number the step, features 0, 1, ... the observation. The last row
 of an episode that was cut carries next_state_features, the observation behind it, so that its value can be counted on;
-that of an episode that came to its end leads nowhere. Minari has no propensities and no choices.
+that of an episode that ended has none. Minari has no propensities and no choices.
 
-The package is needed, environments are not: spaces stand in the description.
+The package is needed, environments are not: the description has the spaces.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ class Faults:
         kinds: (rule, expected, todo) of each kind of fault.
         kind: [n] number of the row's kind, NO_RULE without a fault.
         got: what the row has instead; of the first MAX_PROBLEMS rows of each kind.
-        features: ids in the block that have a name, no fault but found on the same way.
-        unlisted: [n] whether the row lists no candidates though an action was taken, no fault either.
+        features: ids in the block that have a name; no fault, but collected on the same pass.
+        unlisted: [n] whether the row lists no candidates though an action was taken; no fault either.
     """
 
     block: Block

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _SETTINGS = {  # results do not depend on the user's
-    "spark.sql.ansi.enabled": "true",  # as DuckDB: an overflow is an error
+    "spark.sql.ansi.enabled": "true",  # an overflow is an error, as in DuckDB
     "spark.sql.variable.substitute": "false",  # a name of the user's may hold ${...}
     "spark.sql.execution.arrow.useLargeVarTypes": "false",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
@@ -77,7 +77,7 @@ def opened(master: str, folder: Path) -> SparkPlace:
 
 @contextmanager
 def _without_warnings() -> Iterator[None]:
-    """Leaves out what pyspark warns of pandas 3, which nothing here hands to it."""
+    """Silences what pyspark warns of pandas 3, which is not used here."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         yield
@@ -238,7 +238,7 @@ def _tasks(tracker: StatusTracker, group: str) -> tuple[int, int]:
 
 @contextmanager
 def _connect_tasks(session: Any, show: Show) -> Iterator[None]:
-    """Tells of the operations of a Connect session inside the block, as often as its server reports.
+    """Shows the tasks of a Connect session inside the block, as often as its server reports them.
 
     Args:
         session: of Spark Connect.

@@ -123,7 +123,7 @@ def test_damage_is_refused_or_is_in_the_numbers(tmp_path: Path) -> None:
         ("x.arrow", data_of(TABLE, pa.ipc.new_stream) * 2, "another stream, or other data, follows its end"),
     ],
 )  # fmt: skip
-def test_what_is_none_is_refused(tmp_path: Path, name: str, data: bytes, words: str) -> None:
+def test_other_formats_are_refused(tmp_path: Path, name: str, data: bytes, words: str) -> None:
     assert words in str(problems_of(written(tmp_path, data, name))[0])
 
 

@@ -3,22 +3,18 @@
 from dataclasses import replace
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from oracles.events import make
-from oracles.events import read as transitions
 
 from reagent_lite.data.formats.blocks import Block
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.schema import TEXT_METADATA
 from reagent_lite.data.rows.contract import Contract
 from reagent_lite.data.rows.table import event_table
-from reagent_lite.errors import DataError, Problem
+from reagent_lite.errors import Problem
 
 FILE = InputFile(path="log.parquet", name="log.parquet", extension=".parquet", compression="", size=1, modified_ns=1)
 MIDNIGHT, DAY = datetime(2026, 1, 31), date(2026, 1, 31)
@@ -93,19 +89,6 @@ def test_what_a_column_refuses(name: str, array: Any, words: str) -> None:
         table = block(**{"x": pa.nulls(2), name: array}).table
     _, faults, _ = event_table(replace(given, table=table), CONTRACT)
     assert str(faults.first()[0]).startswith(f"log.parquet:1: expected {words}")
-
-
-def test_a_log_of_dates_and_bytes_goes_through_a_timeline(tmp_path: Path) -> None:
-    """The engine reads such a log row by row; the fault names file and line."""
-    days = pa.array([DAY, date(2026, 2, 1)])
-    episode = pa.array(["a", "a"])
-    pq.write_table(block(mdp_id=episode, ds=days).table, tmp_path / "log.parquet")
-    make(tmp_path, tmp_path / "log.parquet", startDs="2026-01-31", endDs="2026-02-01")
-    assert [row["ds"] for row in transitions(tmp_path / "train")] == ["2026-01-31"]
-    raw = block(raw=pa.array([b"a", b"b"]), mdp_id=episode, ds=days)
-    pq.write_table(raw.table, tmp_path / "raw.parquet")
-    with pytest.raises(DataError, match=r"raw.parquet:1: expected values that can be written as text in raw"):
-        make(tmp_path, tmp_path / "raw.parquet", extraFeatureColumns=["raw"])
 
 
 def test_a_fault_says_its_rule_and_what_to_do() -> None:

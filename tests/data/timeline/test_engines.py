@@ -136,13 +136,13 @@ def test_spark_makes_the_files_that_duckdb_makes(
 def test_spark_shows_how_many_of_its_tasks_are_done(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Asked as often as can be: a query of so few rows is done within a second."""
+    """Polled often, as a query of few rows is done within a second."""
     monkeypatch.setattr(spark_session, "_POLL_SECONDS", 0.01)
-    told: dict[str, list[tuple[int, int]]] = {}
+    shown_by: dict[str, list[tuple[int, int]]] = {}
 
     @contextmanager
     def recorded(title: str, unit: str) -> Iterator[Callable[[int, int], None]]:
-        yield lambda done, total: told.setdefault(unit, []).append((done, total))
+        yield lambda done, total: shown_by.setdefault(unit, []).append((done, total))
 
     monkeypatch.setattr(stage, "progress", recorded)
     spark.sparkContext.setLocalProperty("spark.jobGroup.id", "the user's")
@@ -150,10 +150,10 @@ def test_spark_shows_how_many_of_its_tasks_are_done(
     events_oracle.make(tmp_path, events, {"engine": "spark", "master": "local[2]"}, numOutputShards=4)
     assert spark.sparkContext.getLocalProperty("spark.jobGroup.id") == "the user's"
     spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)
-    assert set(told) == {"bytes", "tasks"}
-    assert {total for _, total in told["bytes"]} == {sum(file.stat().st_size for file in events.iterdir())}
-    assert max(total for _, total in told["tasks"]) > 4  # the 4 files, after the tasks that pair the events
-    for unit, shown in told.items():
+    assert set(shown_by) == {"bytes", "tasks"}
+    assert {total for _, total in shown_by["bytes"]} == {sum(file.stat().st_size for file in events.iterdir())}
+    assert max(total for _, total in shown_by["tasks"]) > 4  # the 4 files, after the tasks that pair the events
+    for unit, shown in shown_by.items():
         assert (shown[0][0], shown[-1][0]) == (0, shown[-1][1])
         assert shown == sorted(shown, key=lambda one: one[0])
         assert any(0 < done < total for done, total in shown), unit
@@ -227,7 +227,7 @@ def answers(port: int) -> bool:
         return one.connect_ex(("127.0.0.1", port)) == 0
 
 
-def test_nobody_at_a_connect_address_is_said_at_once(tmp_path: Path) -> None:
+def test_a_connect_address_without_a_server_is_refused_at_once(tmp_path: Path) -> None:
     start = time.monotonic()
     with pytest.raises(ConfigError, match=r"master: expected a Spark Connect server at 127\.0\.0\.1"):
         SparkEngine(f"sc://127.0.0.1:{free_port()}", tmp_path)
