@@ -9,7 +9,7 @@
 #ifdef __CUDACC__
 #define DEVICE static __device__ __forceinline__
 #define VECTORIZE  // one thread per environment instead
-#define UNROLL _Pragma("unroll")
+#define UNROLL _Pragma("unroll 32")  // longer loops stay loops, their arrays in local memory
 #else
 #define DEVICE static inline __attribute__((always_inline))
 // -fopenmp-simd honours this without an OpenMP runtime: torch brings its own, and two in a process fight for the cores.
@@ -40,6 +40,22 @@ DEVICE float float_of(unsigned bits) {
 }
 
 DEVICE unsigned high_product(unsigned a, unsigned b) { return unsigned((unsigned long long)a * b >> 32); }
+
+// Stores a row of n floats at a multiple of n floats from the start of an allocation: 16 or 8 bytes at once where n has
+// such parts, as a GPU would store them one by one.
+template <int n>
+DEVICE void store_row(float *to, const float *row) {
+#ifdef __CUDACC__
+  if constexpr (n % 4 == 0) {
+    for (int k = 0; k < n; k += 4) *(float4 *)(to + k) = make_float4(row[k], row[k + 1], row[k + 2], row[k + 3]);
+    return;
+  } else if constexpr (n % 2 == 0) {
+    for (int k = 0; k < n; k += 2) *(float2 *)(to + k) = make_float2(row[k], row[k + 1]);
+    return;
+  }
+#endif
+  for (int k = 0; k < n; ++k) to[k] = row[k];
+}
 
 // Correctly rounded by IEEE 754 everywhere.
 DEVICE float square_root(float x) {

@@ -85,7 +85,9 @@ def measure_simulation(backend: Backend, sizes: tuple[int, ...], seconds: float)
     return points
 
 
-def measure_training(env: str, num_envs: int, use_gpu: bool, *, candidates: bool) -> dict[str, float]:
+def measure_training(
+    env: str, num_envs: int, use_gpu: bool, *, candidates: bool, cuda_graph: bool = True
+) -> dict[str, float]:
     """Returns rates of double DQN trained online, from the first environment step to the last update.
 
     Args:
@@ -93,6 +95,7 @@ def measure_training(env: str, num_envs: int, use_gpu: bool, *, candidates: bool
         num_envs: side by side; each rollout is followed by one update on as many rows.
         use_gpu: as in the config.
         candidates: whether the environment needs the parametric workflow.
+        cuda_graph: as in the config.
     """
     with tempfile.TemporaryDirectory() as folder:
         config = check(
@@ -104,7 +107,7 @@ def measure_training(env: str, num_envs: int, use_gpu: bool, *, candidates: bool
                 "training": {"layers": [-1, 128, 64, -1], "minibatch_size": min(num_envs, 65536)},
                 "simulation": {
                     "env": env, "num_envs": num_envs, "warmup_steps": 4 * num_envs, "total_steps": 404 * num_envs,
-                    "num_evaluations": 2, "evaluation_episodes": 2,
+                    "num_evaluations": 2, "evaluation_episodes": 2, "cuda_graph": cuda_graph,
                     "replay": {"capacity": 64 * num_envs},
                 },
             },

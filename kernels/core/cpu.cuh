@@ -164,7 +164,7 @@ static void show_next(Call c, const int *started, int num_started, long begin, i
     if (c.features) copy_rows(c.features, c.next_features, begin, count, num_choices * feature_width);
     for (int j = 0; j < num_started; ++j) {
       int i = started[j];
-      write_choices(c.mask, c.features, c, i, c.episode[i], 0, load(c.state, c.num, i));
+      write_choices(c.mask, c.features, nullptr, nullptr, c, i, c.episode[i], 0, load(c.state, c.num, i));
     }
   } else {
     show_choices(c, c.mask, c.features, begin, count);

@@ -95,7 +95,7 @@ DEVICE unsigned advance(const Call &c, long i, unsigned episode, int done, State
 DEVICE void write_observation(float *observation, long i, const State &s) {
   float row[observation_width];
   observe_agent(s, 0, row);
-  for (int k = 0; k < observation_width; ++k) observation[i * observation_width + k] = row[k];
+  store_row<observation_width>(observation + i * observation_width, row);
 }
 
 // Whether slot k is open, and its features, zeros where it is closed.
@@ -106,17 +106,19 @@ DEVICE bool choice(const State &s, int k, const Random &random, float *features)
   return open;
 }
 
-// The choices of environment i; features are written only with candidates.
-DEVICE void write_choices(unsigned char *mask, float *features, const Call &c, long i, unsigned episode, int done,
-                          const State &s) {
+// The choices of environment i, computed once and written to one place or two; features only with candidates.
+DEVICE void write_choices(unsigned char *mask, float *features, unsigned char *second_mask, float *second_features,
+                          const Call &c, long i, unsigned episode, int done, const State &s) {
+  if (!mask && !features && !second_mask && !second_features) return;
   Random random = random_of(c, i, episode, done, FOR_STEP);
   for (int k = 0; k < num_choices; ++k) {
     float row[feature_width];
     bool open = choice(s, k, random, row);
-    if (mask) mask[i * num_choices + k] = open;
-    for (int f = 0; has_candidates && features && f < feature_width; ++f) {
-      features[(i * num_choices + k) * feature_width + f] = row[f];
-    }
+    long slot = i * num_choices + k;
+    if (mask) mask[slot] = open;
+    if (second_mask) second_mask[slot] = open;
+    if (has_candidates && features) store_row<feature_width>(features + slot * feature_width, row);
+    if (has_candidates && second_features) store_row<feature_width>(second_features + slot * feature_width, row);
   }
 }
 
@@ -159,8 +161,10 @@ DEVICE void write_seen(float *first, float *second, unsigned char *in_first, uns
       observe_agent(s, agent, one);
       for (int k = 0; first && second && k < observation_width; ++k) second[row * observation_width + k] = one[k];
     } else {
-      if (first) write_observation(first, i, s);
-      if (second) write_observation(second, i, s);
+      float own[observation_width];
+      observe_agent(s, agent, own);
+      if (first) store_row<observation_width>(first + row * observation_width, own);
+      if (second) store_row<observation_width>(second + row * observation_width, own);
     }
   }
 }
@@ -174,7 +178,7 @@ DEVICE void observe_whole(const Call &c, long i, Scratch &scratch) {
   State &s = scratch.state;
   load_whole(c, i, s);
   write_seen(c.observation, nullptr, c.in_game, nullptr, i, s);
-  if (c.mask || c.features) write_choices(c.mask, c.features, c, i, c.episode[i], c.step_count[i], s);
+  write_choices(c.mask, c.features, nullptr, nullptr, c, i, c.episode[i], c.step_count[i], s);
 }
 
 DEVICE void reset_whole(const Call &c, long i, Scratch &scratch) {
@@ -186,7 +190,7 @@ DEVICE void reset_whole(const Call &c, long i, Scratch &scratch) {
   FOR_AGENTS(agent) c.episode_return[i * agents + agent] = 0.0f;
   store_whole(c, i, s);
   write_seen(c.observation, nullptr, c.in_game, nullptr, i, s);
-  if (c.mask || c.features) write_choices(c.mask, c.features, c, i, c.episode[i], 0, s);
+  write_choices(c.mask, c.features, nullptr, nullptr, c, i, c.episode[i], 0, s);
 }
 
 DEVICE void step_whole(const Call &c, long i, Scratch &scratch) {
@@ -205,7 +209,8 @@ DEVICE void step_whole(const Call &c, long i, Scratch &scratch) {
     c.episode_return[row] = ended ? 0.0f : episode_return;
   }
   write_seen(c.next_observation, ended ? nullptr : c.observation, c.next_in_game, ended ? nullptr : c.in_game, i, s);
-  if (c.next_mask || c.next_features) write_choices(c.next_mask, c.next_features, c, i, episode, done, s);
+  write_choices(c.next_mask, c.next_features, ended ? nullptr : c.mask, ended ? nullptr : c.features, c, i, episode,
+                done, s);
   ONCE {
     if (flags & FAULT) count_fault(c.fault, c.first_env + unsigned(i));
     if (c.ended) c.ended[i] = (unsigned char)ended;
@@ -217,9 +222,9 @@ DEVICE void step_whole(const Call &c, long i, Scratch &scratch) {
     c.step_count[i] = ended ? 0 : done;
   }
   store_whole(c, i, s);
-  if (ended) write_seen(c.observation, nullptr, c.in_game, nullptr, i, s);
-  if (c.mask || c.features) {
-    write_choices(c.mask, c.features, c, i, ended ? episode + 1u : episode, ended ? 0 : done, s);
+  if (ended) {
+    write_seen(c.observation, nullptr, c.in_game, nullptr, i, s);
+    write_choices(c.mask, c.features, nullptr, nullptr, c, i, episode + 1u, 0, s);
   }
 }
 

@@ -75,9 +75,9 @@ class SimulationConfig(EnvironmentConfig):
     stop_at_return: float | None = None
     """End the run when an evaluation's mean return reaches this."""
     cuda_graph: bool = True
-    """Replay rollouts and updates as CUDA graphs where all rows are simulated on one GPU.
+    """Replay rollouts as CUDA graphs where environments run on a GPU, and updates where all rows are simulated on one.
 
-    Several processes, data beside the simulation, and optimizers without `capturable` run without graphs.
+    Not replayed are updates of several processes, beside data, and by optimizers without `capturable`.
     """
     pictures: bool = False
     """Write learning_curve.png and rollout.gif beside the model; needs the extra `pictures`."""

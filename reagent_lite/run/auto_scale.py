@@ -179,7 +179,7 @@ def _found(config: WorkflowConfig, group: Group, backend: Backend) -> Found:
             for line in found.lines:
                 logger.info(line)
             return found
-    found = find_scale(config, limit, _Probes(config, group))
+    found = find_scale(config, limit, Probes(config, group))
     if found.choice is not None:
         with suppress(OSError):  # the next run measures again
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -294,7 +294,7 @@ def _identity(config: WorkflowConfig, group: Group, backend: Backend) -> str:
     ))  # fmt: skip
 
 
-class _Probes(Device):
+class Probes(Device):
     """Runs of a few seconds on all processes of this machine."""
 
     def __init__(self, config: WorkflowConfig, group: Group) -> None:

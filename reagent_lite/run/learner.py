@@ -13,7 +13,7 @@ from reagent_lite.algorithms.learners import Learner, Learners, learners_of
 from reagent_lite.algorithms.optimizers import optimizer_class
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.config.rl import RLConfig
-from reagent_lite.config.simulation import LEARN, RANDOM
+from reagent_lite.config.simulation import LEARN, RANDOM, SimulationConfig
 from reagent_lite.distributed.group import Group
 from reagent_lite.models.q_networks import NetworkSettings, build_q_network
 from reagent_lite.models.value_heads import CategoricalHead, QuantileHead, ScalarHead
@@ -129,23 +129,36 @@ def build_optimization(config: WorkflowConfig, learner: Learner, *, captured: bo
 
 
 def captures(config: WorkflowConfig, group: Group) -> bool:
-    """Whether this run replays CUDA graphs: it learns from simulation only, on one GPU, by an optimizer that can."""
+    """Whether updates are replayed as CUDA graphs: all rows are simulated, on one GPU, and the optimizer can."""
     simulation, name = config.simulation, config.training.optimizer_class
     assert name is not None
     return (
         group.device.type == "cuda"
         and group.world_size == group.gpus == 1
         and simulation is not None
-        and simulation.cuda_graph
+        and _fixed_buffers(simulation)
         and config.simulated_share == 1
-        and set(simulation.policies.values()) <= {LEARN, RANDOM}  # an exported model plays on the CPU
         and "capturable" in inspect.signature(getattr(torch.optim, name)).parameters
     )
 
 
-def capture_of(config: WorkflowConfig, group: Group) -> Callable[[Update], Update]:
-    """Returns what turns work on fixed buffers into a CUDA graph, where the run replays them."""
+def update_capture(config: WorkflowConfig, group: Group) -> Callable[[Update], Update]:
+    """Returns what turns an update on fixed buffers into a CUDA graph, where the run replays updates."""
     return Captured if captures(config, group) else eager
+
+
+def rollout_capture(config: WorkflowConfig, device: torch.device) -> Callable[[Update], Update]:
+    """Returns what turns a step of environments on a device into a CUDA graph.
+
+    No rank waits for another one in it, so the number of processes and the rows beside do not matter.
+    """
+    assert config.simulation is not None
+    return Captured if device.type == "cuda" and _fixed_buffers(config.simulation) else eager
+
+
+def _fixed_buffers(simulation: SimulationConfig) -> bool:
+    """Returns whether graphs are wanted and nobody plays on the CPU, as an exported model does."""
+    return simulation.cuda_graph and set(simulation.policies.values()) <= {LEARN, RANDOM}
 
 
 def _head(config: WorkflowConfig) -> ScalarHead | CategoricalHead | QuantileHead:

@@ -10,11 +10,10 @@ from reagent_lite.config import ParametricDqnConfig, WorkflowConfig
 from reagent_lite.data.sampling.plan import ReadPlan
 from reagent_lite.distributed.group import Group
 from reagent_lite.run.environments import TRAINING, Reader, part_of
-from reagent_lite.run.learner import capture_of, reward_boost
+from reagent_lite.run.learner import reward_boost, rollout_capture
 from reagent_lite.sim.replay.ring import ReplayRing, ReplaySettings
 from reagent_lite.sim.rollout import Exploration, Player, Rollout, RolloutSource, UpdateSchedule
 from reagent_lite.sim.spec import EnvSpec
-from reagent_lite.training.capture import eager
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +155,7 @@ def open_rollouts(
 
     rollout = Rollout(
         env, simulation.players(env, player), device=group.device,
-        capture=capture_of(config, group) if env.device.type == "cuda" else eager,
+        capture=rollout_capture(config, env.device),
         unit_reward=config.rl.q_network_loss == "bce_with_logits",
     )  # fmt: skip
     rows, scale = minibatch_part(plan, group)

@@ -31,7 +31,7 @@ from reagent_lite.run.environments import (
 from reagent_lite.run.evaluators import Evaluators, LogEvaluator, SimulationEvaluator
 from reagent_lite.run.figures import Presence, present_shares, sources_of
 from reagent_lite.run.following import FollowedEpisodes, open_followed
-from reagent_lite.run.learner import capture_of, target_policy
+from reagent_lite.run.learner import target_policy, update_capture
 from reagent_lite.run.logged import Data, prepare
 from reagent_lite.run.normalization import Normalization, write_fitted
 from reagent_lite.run.pictures import draw_pictures
@@ -352,7 +352,7 @@ class Followed(Simulated):
         assert isinstance(learner, DQN)  # one type of agents
         rollouts, files = open_followed(config, self.reader, self.normalization, learner, group, plan, self._signal)
         return FollowedStream(
-            source=rollouts, plan=plan, order=order, capture=capture_of(config, group), rollouts=rollouts,
+            source=rollouts, plan=plan, order=order, capture=update_capture(config, group), rollouts=rollouts,
             simulation=self.reader.simulation, group=group, files=files,
         )  # fmt: skip
 
@@ -437,7 +437,7 @@ def _simulated_stream(
 ) -> SimulatedStream:
     """Returns a stream of simulated rows only."""
     rollouts = open_rollouts(config, reader, learner, group, plan)
-    return SimulatedStream(source=rollouts, plan=plan, order=order, capture=capture_of(config, group),
+    return SimulatedStream(source=rollouts, plan=plan, order=order, capture=update_capture(config, group),
                            rollouts=rollouts, simulation=reader.simulation, group=group)  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from reagent_lite.sim.sources import require_parameters
 from reagent_lite.sim.spec import EnvSpec
 
 SYNCHRONIZE = "REAGENT_LITE_CUDA_SYNC"
+_WARP, _LARGEST_BLOCK = 32, 256  # the latter is in the kernels' __launch_bounds__
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING, as torch's own streams are
 _KERNELS = {"env_reset": Call, "env_step": Call, "env_observe": Call, "env_act": ActCall}
 
@@ -108,7 +109,7 @@ class CudaBackend:
         parameters: dict[str, float],
         math: Literal["exact", "fast"],
         device: torch.device,
-        block_size: int = 256,
+        block_size: int | None = None,
     ) -> None:
         """Compiles the environment, or finds it compiled, and loads it.
 
@@ -117,7 +118,8 @@ class CudaBackend:
             parameters: constants of its dynamics to replace.
             math: `exact` gives the same bits as the CPU; `fast` may join a multiplication and an addition.
             device: the GPU; without an index the current one.
-            block_size: threads per block; results do not depend on it.
+            block_size: threads per block, on which results do not depend; absent: few enough that all
+                multiprocessors have work.
 
         Raises:
             KernelBuildError: no GPU, no PyCUDA, no nvcc, a GPU too old, or nvcc refuses the source.
@@ -134,6 +136,7 @@ class CudaBackend:
         self._driver_error: type[Exception] = cuda.Error
         self._synchronize = cuda.Context.synchronize if os.environ.get(SYNCHRONIZE, "0") not in ("", "0") else None
         self._block_size = block_size
+        self._multiprocessors = torch.cuda.get_device_properties(self.device).multi_processor_count
         self._name = path.stem
         self._opened = _open(self.device.index)
         cubin = build_cubin(path, parameters, math, architecture(self.device))
@@ -157,7 +160,7 @@ class CudaBackend:
             self._launch(kernel, call.num, bytes(call))
 
     def _launch(self, name: str, threads: int, *arguments: bytes | int, block: int = 0) -> None:
-        block = block or min(self._block_size, threads)
+        block = block or min(self._block_size or spread_block(threads, self._multiprocessors), threads)
         grid = -(-threads // block)
         try:
             with self._opened.ordered(self.device), self._opened.current():
@@ -181,7 +184,7 @@ class CudaBackend:
 
     def _require_block(self, name: str) -> None:
         kernel = self._kernels[name]
-        if not 1 <= self._block_size <= kernel.max_threads_per_block:
+        if self._block_size is not None and not 1 <= self._block_size <= kernel.max_threads_per_block:
             raise SimulationError(
                 Problem(
                     f"block_size of {self._name} on {self.device}",
@@ -189,6 +192,12 @@ class CudaBackend:
                     str(self._block_size),
                 )
             )
+
+
+def spread_block(threads: int, multiprocessors: int) -> int:
+    """Returns the threads of a block, whole warps of at most 256, with which all multiprocessors have work."""
+    warps = -(-threads // (_WARP * multiprocessors))
+    return _WARP * min(warps, _LARGEST_BLOCK // _WARP)
 
 
 def _driver() -> Any:

@@ -34,6 +34,7 @@ from reagent_lite.sim.cuda_build import build_cubin, compiler_flags, find_nvcc
 from reagent_lite.sim.sources import compilation_unit
 
 GPU = torch.device("cuda", 0)
+MULTIPROCESSORS = 4
 LARGEST_BLOCK = 256  # `__launch_bounds__` of the kernels, `.maxntid` in the PTX
 
 
@@ -239,6 +240,7 @@ def pretended_gpu(capability: tuple[int, int] = (9, 0)) -> Iterator[PretendedGpu
         "current_device": lambda: 0,
         "get_device_capability": lambda device=None: capability,
         "get_device_name": lambda device=None: "none",
+        "get_device_properties": lambda device=None: types.SimpleNamespace(multi_processor_count=MULTIPROCESSORS),
         "mem_get_info": lambda device=None: (2**34, 2**34),
         "is_current_stream_capturing": lambda: False,
         "current_stream": lambda device=None: gpu.outside,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from oracles.pretended_gpu import GPU, pretended_gpu
+from oracles.pretended_gpu import GPU, machine, pretended_gpu
 from oracles.same_bits import CORNERS, backends, play, require_same, step
 
 from reagent_lite.errors import SimulationError
@@ -74,6 +74,42 @@ def test_corners_of_arithmetic(corners: Path, capability: tuple[int, int]) -> No
         assert envs[0].observation.isnan().any()
         assert (envs[0].observation.cpu().view(torch.int32) == -(2**31)).any()
         assert envs[0].episode.sum() > 700
+
+
+WIDE = """
+#include "port.cuh"
+#define NUM_ACTIONS 100
+#define MASKED
+#define OBSERVATION_SIZE 8
+#define TIME_LIMIT 20
+#define STATE(FIELD, ARRAY) ARRAY(float, x, 8)
+DECLARE_ENVIRONMENT
+DEVICE void reset(State &s, Random &random) {
+  for (int k = 0; k < 8; ++k) s.x[k] = uniform(random);
+}
+DEVICE void observe(const State &s, float *observation) {
+  for (int k = 0; k < 8; ++k) observation[k] = s.x[k];
+}
+DEVICE bool allowed(const State &s, int action) { return s.x[action % 8] < 0.9f; }
+DEVICE float step(State &s, int action, Random &random, bool &terminated) {
+  s.x[action % 8] = uniform(random);
+  terminated = s.x[0] < 0.1f;
+  return s.x[action % 8];
+}
+"""
+
+
+def test_many_choices_are_a_loop_and_rows_are_stored_in_parts_of_16_bytes(tmp_path: Path) -> None:
+    file = tmp_path / "wide.cuh"
+    file.write_text(WIDE)
+    with pretended_gpu():
+        envs = [VectorEnv(backend, num_envs=65, seed=2) for backend in backends(file)]
+        play(envs, 30)
+        entries = machine(file, (), "exact", "sm_90").module.entries
+        small = machine(find_environment("cartpole_v1"), (), "exact", "sm_90").module.entries
+    assert len(entries["env_act"].body) < 8 * len(small["env_act"].body)  # 50 times as many choices
+    for entry in (entries["env_step"], small["env_step"]):
+        assert "st.global.v4.f32" in {instruction.opcode for instruction in entry.body}
 
 
 @pytest.mark.parametrize("block_size", [1, 32, 100, 256])

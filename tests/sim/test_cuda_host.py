@@ -17,7 +17,7 @@ from torch import Tensor
 from reagent_lite.errors import SimulationError
 from reagent_lite.sim.calls import ActCall, Call
 from reagent_lite.sim.cpu import CpuBackend
-from reagent_lite.sim.cuda import SYNCHRONIZE, CudaBackend, on_stream
+from reagent_lite.sim.cuda import SYNCHRONIZE, CudaBackend, on_stream, spread_block
 from reagent_lite.sim.cuda_build import find_nvcc
 from reagent_lite.sim.env import VectorEnv
 from reagent_lite.sim.replay.ring import ReplayRing, ReplaySettings
@@ -37,9 +37,8 @@ def test_an_environment_too_many_reads_beyond_the_tensors() -> None:
         env.reset()
         for call in (env._call, env._act_call, env._play_call, env._bare_call):
             call.num = 101
-        where = (
-            r"block 0, thread \d+, line \d+ `(ld|st)\.global\.\w+ .*` (reads|writes) \d bytes at byte \d+ of a tensor"
-        )
+        access = r"`(ld|st)\.global\.[\w.]+ .*` (reads|writes) \d+ bytes"
+        where = rf"block 3, thread \d+, line \d+ {access} at byte \d+ of a tensor"
         for kernel, run in (
             ("env_step", env.step),
             ("env_reset", env.reset),
@@ -99,12 +98,12 @@ def test_launches_are_ordered_and_leave_no_context_behind(monkeypatch: pytest.Mo
         after = ("torch's", "waits for", "PyCUDA's")
         gpu.notes.clear()
         env.reset()
-        assert gpu.notes == [before, ("PyCUDA's", "env_reset", 3, 256), after]
+        assert gpu.notes == [before, ("PyCUDA's", "env_reset", 4, 160), after]  # 5 warps on each of 4 multiprocessors
         gpu.notes.clear()
         with monkeypatch.context() as inside:  # as inside on_stream
             inside.setattr(torch.cuda, "current_stream", lambda device=None: gpu.stream)
             env.step()
-        assert gpu.notes == [("PyCUDA's", "env_step", 3, 256)]
+        assert gpu.notes == [("PyCUDA's", "env_step", 4, 160)]
         monkeypatch.setenv(SYNCHRONIZE, "1")
         patient = VectorEnv(CudaBackend(find_environment("cartpole_v1"), {}, "exact", GPU), num_envs=5)
         gpu.notes.clear()
@@ -113,6 +112,14 @@ def test_launches_are_ordered_and_leave_no_context_behind(monkeypatch: pytest.Mo
         assert gpu.context.depth == 0
     with on_stream(torch.device("cpu")) as stream:  # nothing of it is left
         assert stream is None
+
+
+@pytest.mark.parametrize(
+    ("threads", "multiprocessors", "block"),
+    [(1, 132, 32), (4224, 132, 32), (4225, 132, 64), (2**20, 132, 256), (33_792, 132, 256), (600, 4, 160)],
+)
+def test_blocks_are_as_small_as_multiprocessors_need(threads: int, multiprocessors: int, block: int) -> None:
+    assert spread_block(threads, multiprocessors) == block
 
 
 def test_a_block_larger_than_the_kernels_allow() -> None:

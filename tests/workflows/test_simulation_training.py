@@ -13,13 +13,15 @@ from oracles.runs import ALONE, Runner, merged, trained
 
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, WorkflowConfig, check
 from reagent_lite.data.sampling.source import LoggedSource
+from reagent_lite.distributed.group import Group, Place
 from reagent_lite.errors import ReagentLiteError, SimulationError
 from reagent_lite.export import load_bundle
 from reagent_lite.run.environments import open_simulation, with_actions
 from reagent_lite.run.evaluators import Evaluation
-from reagent_lite.run.learner import build_learner, build_optimization
+from reagent_lite.run.learner import build_learner, build_optimization, rollout_capture, update_capture
 from reagent_lite.run.sources import open_source
 from reagent_lite.sim.rollout import RolloutSource
+from reagent_lite.training.capture import Captured, eager
 from reagent_lite.training.loop import Hooks, Report, Running, fit
 
 Tree = dict[str, Any]
@@ -280,3 +282,28 @@ def test_a_kernel_of_ones_own_that_does_not_compile(tmp_path: Path) -> None:
 def test_cuda_without_a_gpu_says_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(ReagentLiteError, match="simulation on a GPU"):
         trained(online(tmp_path, "cartpole_v1", backend="cuda") | {"use_gpu": True})
+
+
+@pytest.mark.parametrize(
+    ("changes", "world", "updates", "rollouts"),
+    [
+        ({}, 1, True, True),
+        ({}, 4, False, True),  # an update has collectives, a rollout none
+        (
+            {"training_data_path": "log.jsonl", "actions": ["left", "right"], "simulation": {"share": 0.5}},
+            1,
+            False,
+            True,
+        ),
+        ({"training": {"optimizer": "SGD"}}, 1, False, True),
+        ({"simulation": {"cuda_graph": False}}, 1, False, False),
+    ],
+    ids=["alone", "4 processes", "beside data", "no capturable optimizer", "not wanted"],
+)
+def test_what_is_replayed_as_a_graph(changes: Tree, world: int, updates: bool, rollouts: bool) -> None:
+    gpu = torch.device("cuda", 0)
+    tree = merged({"model_output_path": "out", "simulation": {"env": "cartpole_v1"}}, changes)
+    config, group = check(DqnConfig, tree), Group(Place(0, world, 0, world), gpu)
+    assert (update_capture(config, group) is Captured) is updates
+    assert (rollout_capture(config, gpu) is Captured) is rollouts
+    assert rollout_capture(config, torch.device("cpu")) is eager
