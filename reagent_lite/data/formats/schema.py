@@ -102,11 +102,6 @@ def filled(array: pa.Array, value: float) -> NDArray[Any]:
     return np.where(valid_rows(array), values, values.dtype.type(value)) if array.null_count else values
 
 
-def from_indices(indices: NDArray[np.int64]) -> pa.Array:
-    """Returns int64 indices as an Arrow array; `pyarrow.array` would import pandas."""
-    return pa.Array.from_buffers(pa.int64(), len(indices), [None, pa.py_buffer(np.ascontiguousarray(indices))])
-
-
 def microseconds_of(text: str) -> int | None:
     """Returns microseconds since 1970 of a date or time by ISO 8601, of UTC where it names no zone; None of others."""
     try:

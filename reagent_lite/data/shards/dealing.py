@@ -30,7 +30,7 @@ from reagent_lite.config.shard import ShardConfig
 from reagent_lite.data.formats.blocks import Block, Position, Show
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.reading import ALL_COLUMNS, first_block, num_threads, read_blocks, require_hash
-from reagent_lite.data.formats.schema import conformed, from_indices, in_one_piece, merge_fields, to_numpy
+from reagent_lite.data.formats.schema import conformed, in_one_piece, merge_fields, to_numpy
 from reagent_lite.data.rows.columns import column_of, strings
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.hashes import Hashes, mix, name_hashes, row_hashes
@@ -203,7 +203,7 @@ def _spread(
         keys = episode_hashes(block, salt)
         bucket = ((keys >> np.uint64(32)) * np.uint64(count)) >> np.uint64(32)
         order = np.argsort(bucket, kind="stable")
-        return block.table.take(from_indices(order)), keys[order], np.searchsorted(bucket[order], np.arange(count + 1))
+        return block.table.take(pa.array(order)), keys[order], np.searchsorted(bucket[order], np.arange(count + 1))
 
     for table, keys, bounds in read_blocks(files, by_bucket, positions, show, ALL_COLUMNS):
         fields = merge_fields(fields, {one.name: one for one in table.schema})
@@ -236,7 +236,7 @@ def _sorted(bucket: Path, schema: pa.Schema) -> tuple[pa.Table, NDArray[np.int64
     keys = np.concatenate(hashes)
     order = np.argsort(keys, kind="stable")
     starts = np.flatnonzero(np.diff(keys[order])) + 1
-    table, indices = pa.concat_tables(tables), from_indices(order)
+    table, indices = pa.concat_tables(tables), pa.array(order)
     # column by column: the table is held twice meanwhile, in one piece as a whole it would be three times
     columns = [in_one_piece(column).take(indices) for column in table.columns]
     return pa.table(columns, schema=table.schema), np.concatenate(([0], starts, [len(keys)]))

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from reagent_lite.config.timeline import TimelineConfig
 from reagent_lite.data.formats.blocks import Show
-from reagent_lite.data.formats.schema import filled, from_indices, in_one_piece, to_numpy, valid_rows
+from reagent_lite.data.formats.schema import filled, in_one_piece, to_numpy, valid_rows
 from reagent_lite.data.rows.faults import Mask
 from reagent_lite.data.rows.table import type_of
 from reagent_lite.data.timeline.events import HASHES, Checked, event_columns
@@ -317,7 +317,7 @@ class _Span:
 
     def own(self, column: pa.Array) -> pa.Array:
         """Returns [m] what the first row has."""
-        return column if len(self.at) == len(self.rows) else column.take(from_indices(self.at))
+        return column if len(self.at) == len(self.rows) else column.take(pa.array(self.at))
 
     def after(self, column: pa.Array, beyond: pa.Array | None = None, at_end: pa.Array | None = None) -> pa.Array:
         """Returns [m] what follows the span in a column [n].
