@@ -31,7 +31,7 @@ from reagent_lite.data.dataset import stamped
 from reagent_lite.data.writing.episodes import LogSchema, episode_rows
 from reagent_lite.data.writing.files import TableWriter, table_writer
 from reagent_lite.errors import BundleError, ConfigError, Problem, SimulationError, counted
-from reagent_lite.evaluation.exported_model import Choices, kind_of, misfits
+from reagent_lite.evaluation.exported_model import Choices, kind_of, misfits, several_types
 from reagent_lite.evaluation.interval import Interval, finite
 from reagent_lite.evaluation.played import MODEL, Played
 from reagent_lite.evaluation.returns import play
@@ -202,9 +202,14 @@ def _policy(config: PlayConfig | None, where: str, spec: EnvSpec, *, parametric:
     """Returns a model's policy, or None for the random one and where none is wanted.
 
     Raises:
+        ConfigError: agents are of several types, which one model cannot play and whose values are not one.
         BundleError: no model there, one that was altered, or one of other features or actions.
     """
-    if config is None or config.model is None:
+    if config is None:
+        return None
+    if (where == "value_of" or config.model is not None) and (problems := several_types(spec, f"env, with {where}")):
+        raise ConfigError(problems)
+    if config.model is None:
         return None
     path = Path(config.model).expanduser()
     bundle = load_bundle(path)

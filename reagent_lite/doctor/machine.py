@@ -23,6 +23,7 @@ from reagent_lite.doctor.checks import Row, failed, of_error, ok, skipped, warni
 from reagent_lite.errors import DataError, NoRowsError, counted
 from reagent_lite.files import free_disk_bytes, is_writable, nearest_existing
 from reagent_lite.memory import size_text
+from reagent_lite.run.agents import agent_types
 from reagent_lite.run.dry_run import DryRun, memory_lines, network_needs, warnings_of
 from reagent_lite.sim.backend import open_backend
 from reagent_lite.sim.cuda_build import cuda_problem
@@ -203,8 +204,11 @@ def simulation(config: WorkflowConfig, processes: Processes) -> Iterator[Row]:
     )
     if spec.candidates and not isinstance(config, ParametricDqnConfig):
         yield warning("environment", f"{found}, which differ from step to step", "Train with workflows.parametric_dqn")
-    else:
-        yield ok("environment", found)
+        return
+    yield ok("environment", found)
+    types = agent_types(config, spec)
+    if len(types) > 1:
+        yield ok("policies", ", ".join(map(str, types)))
 
 
 def memory(run: DryRun) -> Row:

@@ -255,6 +255,15 @@ def kind_of(*, parametric: bool) -> str:
     return f"a model of {CHOICES[parametric]}"
 
 
+def several_types(spec: EnvSpec, where: str) -> list[Problem]:
+    """Returns the problem of an environment whose agents are of several types, where one policy plays them all."""
+    if len(spec.agent_type_names) == 1:
+        return []
+    got = f"{spec.name} with {' and '.join(spec.agent_type_names)}"
+    advice = "A training run plays all types together: simulation.policies says who plays which"
+    return [Problem(where, "an environment whose agents are of one type", got, advice)]
+
+
 def misfits(bundle: Bundle, spec: EnvSpec, where: str) -> list[Problem]:
     """Returns why a model cannot play in an environment, nothing where it can.
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from reagent_lite.config.evaluate import EvaluateConfig, PlayedEnvironmentConfig
 from reagent_lite.console import progress
 from reagent_lite.errors import BundleError, Problem, SimulationError
-from reagent_lite.evaluation.exported_model import Choices, ExportedModel, ExportedPolicy, misfits
+from reagent_lite.evaluation.exported_model import Choices, ExportedModel, ExportedPolicy, misfits, several_types
 from reagent_lite.evaluation.played import RANDOM, Played
 from reagent_lite.evaluation.returns import play
 from reagent_lite.sim.backend import open_backend
@@ -48,7 +48,8 @@ class Arena:
             settings.env, backend=settings.backend, device=device, parameters=settings.env_parameters,
             math=settings.math,
         )  # fmt: skip
-        problems = [p for one in models for p in misfits(one.bundle, backend.spec, f"{one.key} {one.path}")]
+        problems = several_types(backend.spec, "simulation.env")
+        problems += [p for one in models for p in misfits(one.bundle, backend.spec, f"{one.key} {one.path}")]
         if problems:
             raise BundleError(problems)
         self._config, self._models = config, models

@@ -75,7 +75,7 @@ def learning_curve(curves: Sequence[Curves], *, title: str) -> "Figure":
     for axes, one in zip(panels, shown, strict=True):
         axes.grid(color=PALE, linewidth=0.7)
         axes.spines[["top", "right"]].set_visible(False)
-        for line, colour in zip(one.lines, (BLUE, ORANGE), strict=False):
+        for line, colour in zip(one.lines, (BLUE, ORANGE, GREEN, VERMILION, BLACK, GREY), strict=False):
             x, y = zip(*line.points, strict=True)
             axes.plot(x, y, color=colour, label=line.name, marker="o" if len(x) <= _FEW_POINTS else "", markersize=3.5)
             if line.band:

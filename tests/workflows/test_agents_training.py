@@ -6,12 +6,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from oracles.bundles import linear_bundle
+from oracles.played import played
 from oracles.runs import ALONE, Runner, checked, merged, trained
 from oracles.team import TEAM
 
+from reagent_lite.config import check
+from reagent_lite.config.simulate import SimulateConfig
 from reagent_lite.errors import ReagentLiteError
 from reagent_lite.export import load_bundle
 from reagent_lite.run.environments import open_simulation
+from workflows.simulate import simulate
 
 Tree = dict[str, Any]
 
@@ -128,6 +133,18 @@ def test_a_model_of_other_actions_does_not_play(team: Tree, tmp_path: Path) -> N
     with pytest.raises(ReagentLiteError) as error:
         open_simulation(checked(tree), ALONE)
     assert "actions 0, 1 of team" in str(error.value)
+
+
+def test_one_model_does_not_play_all_types(team: Tree, tmp_path: Path) -> None:
+    env: Tree = {"env": str(tmp_path / "team.cuh"), "output_path": str(tmp_path / "log.jsonl"), "use_gpu": False}
+    with pytest.raises(ReagentLiteError) as error:
+        simulate(check(SimulateConfig, env | {"value_of": {"kind": "random", "gamma": 0.9}}))
+    assert "env, with value_of: expected an environment whose agents are of one type" in str(error.value)
+    assert not (tmp_path / "log.jsonl").exists()
+    model = linear_bundle(tmp_path / "model", np.zeros((3, 3)), ("0", "1", "2"), (0, 1, 2))
+    with pytest.raises(ReagentLiteError) as error:
+        played(tmp_path, model, env["env"], 2)
+    assert "simulation.env: expected an environment whose agents are of one type" in str(error.value)
 
 
 def test_several_types_do_not_learn_beside_a_log(team: Tree, small: Tree) -> None:

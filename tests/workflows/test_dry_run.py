@@ -10,6 +10,7 @@ import pyarrow.parquet
 import pytest
 import torch
 from oracles.logs import random_rows
+from oracles.team import TEAM
 
 from reagent_lite.config import DqnConfig
 from reagent_lite.data.copy.training_copy import prepare_training_copy
@@ -154,6 +155,31 @@ def test_steps_and_memory_of_a_simulation(plan: Plan) -> None:
         ring == "memory of a process: replay ring 8.2 KiB = 100 steps x 2 of 4 environments x 42 bytes"
     )  # 8400 / 1024
     assert "environments" in only(lines, "memory of a process: environments")
+
+
+def test_policies_and_memory_of_several_types_of_agents(plan: Plan, tmp_path: Path) -> None:
+    """3 features before and after, reward and propensity in float32, action and end in a byte each: 34 bytes a row.
+
+    480 rows are 120 steps of a leader in 4 environments, or 60 of two followers; a process has half of each.
+    """
+    file = tmp_path / "team.cuh"
+    file.write_text(TEAM)
+    simulation = {"env": str(file), "env_parameters": {"size": 3}, "num_envs": 4, "total_steps": 400,
+                  "warmup_steps": 1, "replay": {"capacity": 480}}  # fmt: skip
+    lines = plan(ONLINE | {"simulation": simulation})
+    assert only(lines, "policies:") == "policies: leader (1 agent) learns, follower (2 agents) learns"
+    leader = "replay ring of leader 8.0 KiB = 120 steps x 2 of 4 environments x 1 agent x 34 bytes"
+    follower = "replay ring of follower 8.0 KiB = 60 steps x 2 of 4 environments x 2 agents x 34 bytes"
+    assert f"memory of a process: {leader}" in lines
+    assert f"memory of a process: {follower}" in lines
+    networks = "memory of a process: networks"
+    assert only(lines, networks).startswith(f"{networks} 1.9 KiB = 248 trained")
+    lines = plan(ONLINE | {"simulation": simulation | {"policies": {"follower": "random"}}})
+    assert only(lines, "policies:").endswith("follower (2 agents) plays uniformly random actions")
+    assert not any("replay ring of follower" in line for line in lines)
+    assert only(lines, networks).startswith(f"{networks} 992 bytes = 124 trained")
+    unknown = plan(ONLINE | {"simulation": simulation | {"policies": {"captain": "random"}}})
+    assert "simulation.policies.captain: expected one of leader, follower" in only(unknown, "warning:")
 
 
 def test_a_ring_that_does_not_fit(plan: Plan) -> None:
