@@ -1,5 +1,6 @@
 # make demo   virtual environment, install, the main job on a log simulated here; ends with the model's path and scores
 # make test   everything CI runs: format, lint, types, tests
+# make gpu    on a machine with a GPU: its tests and figures in less than eight minutes, to outputs/gpu.json
 # make setup  .venv alone
 PYTHON ?= python3
 VENV := .venv
@@ -10,7 +11,7 @@ CUDA := $(shell command -v nvcc >/dev/null 2>&1 && command -v nvidia-smi >/dev/n
 # of the tests: one more than cores, as a quarter of the time tests wait for something that has to take its time; 4 at most
 WORKERS := $(shell $(PYTHON) -c 'import os; print(min(4, len(os.sched_getaffinity(0)) + 1))')
 
-.PHONY: setup demo test lint tests slow benchmark clean
+.PHONY: setup demo test lint tests slow benchmark gpu clean
 
 setup: $(VENV)/.ready
 
@@ -49,6 +50,9 @@ benchmark: setup
 	$(BIN)/python -m tests.benchmarks.normalization
 	$(BIN)/python -m tests.benchmarks.sharding
 	$(BIN)/python -m workflows.benchmark
+
+gpu: setup
+	$(BIN)/python -m tests.benchmarks.gpu outputs/gpu.json
 
 clean:
 	rm -rf $(VENV) outputs
