@@ -253,18 +253,19 @@ def largest(config: WorkflowConfig, group: Group, backend: Backend) -> Limit:
     first = Scale.of(config, world)
     env = VectorEnv(backend, num_envs=1, parametric=parametric)
     spec, choices = env.spec, env.spec.num_actions if parametric else 1
+    learners = sum(one.learns for one in agent_types(config, spec))
     # forward and backward pass of the online network, forward passes of two for the next state
     activations = 4 * choices * (sum(config.training.layers[1:-1]) + spec.num_actions)
     ring = ring_settings(config, spec, first.num_envs)
-    bytes_per_env: float = env.bytes_per_env + 4 * spec.observation_size + 2 * activations
-    bytes_per_env += (4 * ring.row_bytes + 6 * activations) * first.rows(first.num_envs) / first.num_envs
+    rows = learners * first.rows(first.num_envs) / first.num_envs
+    bytes_per_env: float = env.bytes_per_env + spec.agents * (4 * spec.observation_size + 2 * activations)
+    bytes_per_env += rows * (4 * ring.row_bytes + 6 * activations)
     free = free_bytes(group.device) / (group.place.local_world_size if group.device.type == "cpu" else 1)
-    learners = sum(one.learns for one in agent_types(config, spec))
     left = _MEMORY_SHARE * free - learners * ring.row_bytes * settings.replay.capacity / world
     limits = {
         f"{size_text(left)} of memory beside replay, {size_text(bytes_per_env)} each": int(left / bytes_per_env),
         f"simulation.replay.capacity holds {config.fewest_slots} steps": (
-            settings.replay.capacity // (config.fewest_slots * world)
+            settings.replay.capacity // (config.fewest_slots * spec.agents * world)
         ),
         f"simulation.total_steps is {_FEWEST_ROUNDS} rounds": (
             settings.total_steps // (_FEWEST_ROUNDS * settings.steps_per_rollout * world)
