@@ -128,7 +128,7 @@ class Collector:
                 waiting.sleep(reason)
                 continue
             waiting = Waiting()
-            while self._recorder.lengths.sum() < self._rows_of_file and not (self._signal.wanted or self._done()):
+            while self._recorder.rows_over < self._rows_of_file and not (self._signal.wanted or self._done()):
                 self._play_some()
             self._write()
             if time.monotonic() - logged >= _LOG_SECONDS:
@@ -179,10 +179,11 @@ class Collector:
 
     def _write(self) -> None:
         """Writes the episodes that are over as one file; waits where the share is full, unless it is to end."""
-        count, waiting = len(self._recorder.lengths), Waiting()
+        over, waiting = self._recorder.over, Waiting()
+        count = len(over)
         if not count:
             return
-        episodes = self._recorder.episodes(0, count)
+        episodes = self._recorder.episodes(over)
         table = episode_rows(named_block(episodes, self._id), self._schema)
         while True:
             try:
@@ -195,7 +196,7 @@ class Collector:
                     logger.warning(f"{counted(count, 'episode is', 'episodes are')} lost: {error}")
                     return
                 waiting.sleep(f"no room for {counted(table.num_rows, 'row')} in {self._folder.path}: make room there")
-        self._recorder.drop(count)
+        self._recorder.drop(over)
         if self._dataset.edits and self._dataset.max_bytes is not None:
             self._folder.keep_below(self._dataset.max_bytes)
         self._total += float(episodes.returns.sum())

@@ -124,11 +124,11 @@ def whole_episodes(
         count, enough = amount.of(lengths)
         stop = 0
         for begin, stop in _blocks(lengths[:count], last=enough):
-            yield recorder.episodes(begin, stop)
+            yield recorder.episodes(np.arange(begin, stop))
         if enough:
             return
         amount = amount.less(int(lengths[:stop].sum()), stop)
-        recorder.drop(stop)
+        recorder.drop(np.arange(stop))
 
 
 class EpisodeRecorder:
@@ -174,13 +174,23 @@ class EpisodeRecorder:
         self._list.add(self._held.stop, ends)
         self._held.add(rows)
 
-    def episodes(self, begin: int, stop: int) -> Episodes:
-        """Returns those of `lengths` from begin to stop - 1, at least one."""
-        return self._list.gather(begin, stop, self._held)
+    @property
+    def over(self) -> Ints:
+        """Places of all episodes that are over, in the order of their starts; the first ones are those of `lengths`."""
+        return self._list.over
 
-    def drop(self, count: int) -> None:
-        """Drops the first `count` of `lengths`."""
-        self._list.drop(count)
+    @property
+    def rows_over(self) -> int:
+        """Rows of those episodes."""
+        return self._list.rows_over
+
+    def episodes(self, places: Ints) -> Episodes:
+        """Returns episodes that are over, at least one."""
+        return self._list.gather(places, self._held)
+
+    def drop(self, places: Ints) -> None:
+        """Drops episodes that are over."""
+        self._list.drop(places)
         self._held.drop(int(self._list.start[0]))
 
 
@@ -339,17 +349,27 @@ class _EpisodeList:
             grown[ended] = values[rounds, envs]
             self._ends[name] = grown
 
-    def gather(self, begin: int, stop: int, held: _Held) -> Episodes:
-        """Returns finished episodes [begin, stop) with their rows."""
-        lengths = self.lengths[begin:stop]
+    @property
+    def over(self) -> Ints:
+        """Places of the episodes that are over."""
+        return np.flatnonzero(self._stop >= 0)
+
+    @property
+    def rows_over(self) -> int:
+        """Rows of those episodes."""
+        return int((self._stop - self.start)[self.over].sum())
+
+    def gather(self, places: Ints, held: _Held) -> Episodes:
+        """Returns finished episodes with their rows."""
+        lengths = (self._stop - self.start)[places]
         starts = lengths.cumsum() - lengths
         within = np.arange(lengths.sum()) - np.repeat(starts, lengths)
-        env = self._env[begin:stop]
-        rows = held.take(np.repeat(self.start[begin:stop], lengths) + within, np.repeat(env, lengths))
-        ends = {name: values[begin:stop] for name, values in self._ends.items()}
+        env = self._env[places]
+        rows = held.take(np.repeat(self.start[places], lengths) + within, np.repeat(env, lengths))
+        ends = {name: values[places] for name, values in self._ends.items()}
         return Episodes(
             env=self._first_env + env,
-            number=self._number[begin:stop],
+            number=self._number[places],
             lengths=lengths,
             terminal=ends["ended"] == 1,
             state=rows["state"],
@@ -363,9 +383,11 @@ class _EpisodeList:
             last_features=ends.get("last_features"),
         )
 
-    def drop(self, count: int) -> None:
-        """Drops the first episodes."""
-        self._env, self._number = self._env[count:], self._number[count:]
-        self.start, self._stop = self.start[count:], self._stop[count:]
-        self._ends = {name: values[count:] for name, values in self._ends.items()}
-        self._playing -= count
+    def drop(self, places: Ints) -> None:
+        """Drops finished episodes."""
+        kept = np.ones(len(self._env), bool)
+        kept[places] = False
+        self._env, self._number = self._env[kept], self._number[kept]
+        self.start, self._stop = self.start[kept], self._stop[kept]
+        self._ends = {name: values[kept] for name, values in self._ends.items()}
+        self._playing = (kept.cumsum() - 1)[self._playing]

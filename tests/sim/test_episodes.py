@@ -10,7 +10,7 @@ from reagent_lite.errors import SimulationError
 from reagent_lite.sim import episodes
 from reagent_lite.sim.backend import open_backend
 from reagent_lite.sim.env import VectorEnv
-from reagent_lite.sim.episodes import Amount, Episodes, whole_episodes
+from reagent_lite.sim.episodes import Amount, EpisodeRecorder, Episodes, whole_episodes
 
 COLUMNS = ("state", "action", "reward", "propensity", "mask", "features")
 ENDS = ("env", "number", "lengths", "terminal", "last_state", "last_mask", "last_features")
@@ -108,3 +108,28 @@ def test_what_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(episodes, "free_bytes", lambda device: 100)
     with pytest.raises(SimulationError, match=r"num_envs: expected episodes that fit .* Lower num_envs"):
         taken(env, Amount(episodes=3))
+
+
+def test_every_episode_is_taken_once_when_it_is_over_also_before_those_that_started_earlier() -> None:
+    env = opened("cartpole_v0", 5)
+    recorder, found = EpisodeRecorder(env, rounds=7), []
+    early = 0
+    for _ in range(20):
+        recorder.play(None, epsilon=torch.ones(1), temperature=0.0)
+        over = recorder.over
+        early += len(over) > len(recorder.lengths)
+        if len(over):
+            block = recorder.episodes(over)
+            assert recorder.rows_over == len(block.state)
+            recorder.drop(over)
+            parts = np.split(block.state, block.lengths.cumsum()[:-1])
+            found += list(
+                zip(block.env.tolist(), block.number.tolist(), [part.tolist() for part in parts], strict=True)
+            )
+    numbers = dict.fromkeys(range(5), 0)
+    for (_, e), rows in looped(opened("cartpole_v0", 5), 140):
+        expected = (e, numbers[e], [row["state"].tolist() for row in rows])
+        numbers[e] += 1
+        assert found.count(expected) == 1
+    assert len(found) == sum(numbers.values())
+    assert early

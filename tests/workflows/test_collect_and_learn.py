@@ -103,7 +103,7 @@ def test_what_is_played_is_what_is_learned_from(tmp_path: Path, env: str, parame
     spec = simulation.backend.spec
     recorder = EpisodeRecorder(simulation.envs(0, 4, stream=9), rounds=200)
     recorder.play(None, epsilon=torch.ones(1), temperature=0.0)
-    episodes = recorder.episodes(0, len(recorder.lengths))
+    episodes = recorder.episodes(recorder.over)
     fixed = np.array(spec.action_features, np.float32) if parametric and not spec.candidates else None
     names = () if parametric else spec.action_names
     table = episode_rows(
