@@ -8,10 +8,12 @@
 // -- Compiler ---------------------------------------------------------------------------------------------------------
 #ifdef __CUDACC__
 #define DEVICE static __device__ __forceinline__
+#define TABLE static __device__ const  // a constant array that is indexed at run time
 #define VECTORIZE  // one thread per environment instead
 #define UNROLL _Pragma("unroll 32")  // longer loops stay loops, their arrays in local memory
 #else
 #define DEVICE static inline __attribute__((always_inline))
+#define TABLE static const
 // -fopenmp-simd honours this without an OpenMP runtime: torch brings its own, and two in a process fight for the cores.
 #define VECTORIZE _Pragma("omp simd")
 #define UNROLL _Pragma("GCC unroll 16")

@@ -91,7 +91,8 @@ class CpuBackend:
             entry(address, 0, num)
             return
         slices = min(self._threads, num // self._slice)
-        size = -(-num // (slices * _ALIGNMENT)) * _ALIGNMENT
+        aligned = -(-_ALIGNMENT // self.spec.agents)
+        size = -(-num // (slices * aligned)) * aligned
         waiting = [self._pool.submit(entry, address, begin, min(num, begin + size)) for begin in range(size, num, size)]
         entry(address, 0, min(num, size))
         wait(waiting)

@@ -126,7 +126,8 @@ def _moves() -> Iterator[tuple[str, Meaning]]:
         yield f"selp.{kind}", _of(t, (t, t, "pred"), "{3} ? {1} : {2}")
     yield "bar.sync", Meaning(("u32",), "wait_for_others(tid);")
     yield "mov.pred", _of("pred", ("pred",), "{1}")
-    yield "cvta.to.global.u64", _of("u64", ("u64",), "{1}")  # addresses are those of the machine that runs this
+    for space in ("to.global", "to.local", "local"):
+        yield f"cvta.{space}.u64", _of("u64", ("u64",), "{1}")  # addresses are those of the machine that runs this
 
 
 def _conversions() -> Iterator[tuple[str, Meaning]]:
@@ -143,7 +144,9 @@ def _conversions() -> Iterator[tuple[str, Meaning]]:
 
 def _memory(opcode: str) -> Meaning | None:
     """Loads and stores, each held to the memory that it may touch and to its alignment."""
-    found = re.fullmatch(r"(ld|st)\.(param|global|local|shared)(?:\.v([24]))?\.([bus]\d+|f32)", opcode)
+    found = re.fullmatch(
+        r"(ld|st)\.(param|global|local|shared)(?:(?<=ld\.global)\.nc)?(?:\.v([24]))?\.([bus]\d+|f32)", opcode
+    )
     if found is None or found[4] not in WIDTHS or found.group(1, 2) == ("st", "param"):
         return None
     is_load, space, count, t = found[1] == "ld", found[2], int(found[3] or 1), found[4]

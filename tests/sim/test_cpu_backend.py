@@ -65,6 +65,7 @@ def test_an_unknown_environment_is_answered_with_the_known_ones(name: str, near:
 def test_every_file_of_the_folder_but_the_machinery_is_an_environment() -> None:
     assert set(known_environments()) == {
         *("acrobot", "cartpole_v0", "cartpole_v1", "gridworld", "mountain_car", "mountain_car_continuous"),
+        *("tag_continuous", "tag_gridworld"),
         *("pendulum", "recommend"),
     }
 

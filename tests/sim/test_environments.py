@@ -24,7 +24,8 @@ def outputs(env: VectorEnv) -> Iterator[Tensor]:
     """Everything an environment writes."""
     yield from (env.observation, env.next_observation, env.action, env.propensity, env.reward, env.ended)
     yield from (env.last_return, env.last_length, env.episode, env.step_count, env.episode_return)
-    for tensor in (env.mask, env.next_mask, env.features, env.next_features):
+    features = (env.features, env.next_features) if env.spec.candidates else ()
+    for tensor in (env.mask, env.next_mask, *features, env.in_game, env.next_in_game):
         if tensor is not None:
             yield tensor
     for field in env.spec.fields:
@@ -45,12 +46,13 @@ def digest(opened: CpuBackend, steps: int, *sizes: int) -> str:
         VectorEnv(opened, num_envs=num, first_env=100 + int(first), **settings)
         for num, first in zip(sizes, firsts, strict=False)
     ]
-    q = torch.randn(int(firsts[-1]), opened.spec.num_actions, generator=torch.Generator().manual_seed(0))
+    rows = [size * opened.spec.agents for size in sizes]
+    q = torch.randn(sum(rows), opened.spec.num_actions, generator=torch.Generator().manual_seed(0))
     everything = hashlib.sha256()
     for env in envs:
         env.reset()
     for step in range(steps):
-        for env, values in zip(envs, q.split(sizes), strict=True):
+        for env, values in zip(envs, q.split(rows), strict=True):
             env.act(values if step % 3 else None, epsilon=torch.tensor([0.2]), temperature=0.5 * (step % 2))
             env.step()
         for parts in zip(*map(outputs, envs), strict=True):
@@ -62,14 +64,16 @@ def digest(opened: CpuBackend, steps: int, *sizes: int) -> str:
 def test_shapes_and_names(name: str) -> None:
     env = environments(name, 3, parametric=True)
     spec = env.spec
-    assert env.observation.shape == env.next_observation.shape == (3, spec.observation_size)
+    rows = 3 * spec.agents
+    assert env.observation.shape == env.next_observation.shape == (rows, spec.observation_size)
+    assert (env.in_game is not None) == (spec.agents > 1)
     assert len(spec.action_names) == len(set(spec.action_names)) == spec.num_actions
     assert (env.mask is not None) == (spec.masked or spec.candidates)
     for mask in (env.mask, env.next_mask):
-        assert mask is None or mask.shape == (3, spec.num_actions)
+        assert mask is None or mask.shape == (rows, spec.num_actions)
     for features in (env.features, env.next_features):
         assert features is not None
-        assert features.shape == (3, spec.num_actions, spec.action_feature_size)
+        assert features.shape == (rows, spec.num_actions, spec.action_feature_size)
     if not spec.candidates:
         rows = np.array(spec.action_features)
         assert len(np.unique(rows, axis=0)) == spec.num_actions  # choices that look the same could not be told apart
@@ -92,24 +96,26 @@ def test_random_episodes(name: str) -> None:
     env = environments(name, num, seed=3, parametric=True)
     assert torch.isfinite(env.observation).all()
     assert env.observation.abs().max() < 100
+    changing = (env.features, env.next_features) if env.spec.candidates else ()
     ends = torch.zeros(num, dtype=torch.int32)
-    length, total = torch.zeros(num, dtype=torch.int32), torch.zeros(num)
+    length, total = torch.zeros(num, dtype=torch.int32), torch.zeros(env.num_rows)
     for _ in range(steps):
         env.act(None, epsilon=torch.ones(1))
         if env.mask is not None:
             assert env.mask[torch.arange(num), env.action.long()].all()
         env.step()
         length, total = length + 1, total + env.reward
-        for tensor in (env.observation, env.next_observation, env.reward, env.features, env.next_features):
+        for tensor in (env.observation, env.next_observation, env.reward, *changing):
             assert tensor is None or torch.isfinite(tensor).all()
         assert ((env.ended >= 0) & (env.ended <= 2)).all()  # terminated or truncated, never both
         over = env.ended != 0
+        over_rows = over.repeat_interleave(env.spec.agents)
         assert torch.equal(env.last_length[over], length[over])
-        assert torch.equal(env.last_return[over], total[over])  # both sum in float32, in the same order
+        assert torch.equal(env.last_return[over_rows], total[over_rows])  # both sum in float32, in the same order
         assert (length[env.truncated] == env.time_limit).all()
-        assert torch.equal(env.next_observation[~over], env.observation[~over])
+        assert torch.equal(env.next_observation[~over_rows], env.observation[~over_rows])
         ends += over
-        length[over], total[over] = 0, 0.0
+        length[over], total[over_rows] = 0, 0.0
         assert torch.equal(env.step_count, length)
         assert torch.equal(env.episode_return, total)
     assert torch.equal(env.episode, ends)
@@ -123,9 +129,10 @@ def test_random_episodes(name: str) -> None:
 def test_same_bits_from_every_optimization_division_and_number_of_threads(
     name: str, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    num = 1100  # two blocks, the last one cut short
+    several = backend(name).spec.agents > 1
+    num, first = (100, 41) if several else (1100, 501)  # two blocks, the last one cut short
     expected = digest(backend(name), steps, num)
-    assert digest(backend(name), steps, 501, 599) == expected
+    assert digest(backend(name), steps, first, num - first) == expected
     assert digest(backend(name, "-O0"), steps, num) == expected
     monkeypatch.setattr(cpu, "_WORDS_PER_SLICE", 8)
     for threads in (2, 16):

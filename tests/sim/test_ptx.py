@@ -209,7 +209,7 @@ $L__BB0_2:
 	st.global.u32 	[%rd2], %r5;""",
     # second[0..2] = first as signed bytes, as a pair of words, and its low byte stored alone
     "widths": """
-	ld.global.s8 	%r1, [%rd10];
+	ld.global.nc.s8 	%r1, [%rd10];
 	st.global.u32 	[%rd11], %r1;
 	ld.global.v2.u32 	{%r2, %r3}, [%rd10];
 	st.global.v2.u32 	[%rd11+8], {%r3, %r2};

@@ -1,0 +1,125 @@
+"""Both Tag worlds against the plain loops of oracles/tag.py, with 1 to 100 agents."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from oracles.episodes import environments
+from oracles.tag import Continuous, Gridworld
+
+from reagent_lite.sim.env import VectorEnv
+
+GRIDS = [
+    {"num_taggers": 10},  # the defaults: 11 agents
+    {"num_taggers": 0, "grid_length": 3},
+    {"num_taggers": 4, "grid_length": 4, "episode_length": 10, "use_full_observation": 0},
+    {"num_taggers": 20, "grid_length": 8, "episode_length": 40, "wall_hit_penalty": 0.3, "use_full_observation": 0},
+    {"num_taggers": 99, "grid_length": 20, "tag_penalty_for_runner": 3.5},
+]
+SQUARES = [
+    {"grid_length": 3},
+    {"num_taggers": 0, "num_runners": 1},
+    {"num_taggers": 2, "num_runners": 3, "tagging_distance": 0.1, "edge_hit_penalty": -0.1, "episode_length": 30,
+     "step_penalty_for_tagger": -0.01, "step_reward_for_runner": 0.02, "skill_level_runner": 0.8},
+    {"num_taggers": 5, "num_runners": 12, "tagging_distance": 0.05, "runner_exits_game_after_tagged": 0,
+     "use_full_observation": 0, "num_other_agents_observed": 20, "num_turn_levels": 1, "num_acceleration_levels": 3},
+    {"num_taggers": 4, "num_runners": 16, "tagging_distance": 0.08, "use_full_observation": 0, "episode_length": 60},
+    {"num_taggers": 5, "num_runners": 95, "tagging_distance": 0.03, "episode_length": 50, "max_turn": 7.0},
+    {"num_taggers": 5, "num_runners": 95, "tagging_distance": 0.02, "use_full_observation": 0},
+]  # fmt: skip
+
+
+def draw(env: VectorEnv) -> np.ndarray[Any, Any]:
+    env.act(None, epsilon=torch.ones(1))
+    return env.action.numpy().reshape(env.num_envs, -1)
+
+
+# of 20 games each: 10^4 steps in all where there is time
+every_pace = pytest.mark.parametrize("rounds", [40, pytest.param(500, marks=pytest.mark.slow)])
+
+
+@every_pace
+@pytest.mark.parametrize("parameters", GRIDS)
+def test_gridworld_equals_the_oracle(parameters: dict[str, float], rounds: int) -> None:
+    """Games run freely: positions are whole numbers, so that nothing can drift."""
+    games = [Gridworld(**parameters) for _ in range(20)]
+    env = environments("tag_gridworld", len(games), seed=4, parameters=parameters)
+    for game in games:
+        game.reset()
+    tags = 0
+    assert np.array_equal(env.observation.numpy(), np.concatenate([game.observe() for game in games]))
+    for _ in range(rounds):
+        actions = draw(env)
+        env.step()
+        for n, game in enumerate(games):
+            rewards, tagged = game.step(actions[n].tolist())
+            rows = slice(n * len(rewards), (n + 1) * len(rewards))
+            assert np.array_equal(env.reward.numpy()[rows], rewards)
+            assert np.array_equal(env.next_observation.numpy()[rows], game.observe())
+            assert env.terminated[n] == tagged
+            assert env.truncated[n] == (not tagged and game.steps == game.episode_length)
+            tags += tagged
+            if env.ended[n]:
+                game.reset()
+    assert (tags > 0) == (parameters["num_taggers"] > 0)
+
+
+def test_gridworld_example_by_hand() -> None:
+    parameters = {"num_taggers": 4, "grid_length": 4, "episode_length": 10}
+    env = environments("tag_gridworld", 1, parameters=parameters)
+    assert (env.field("x").flatten().tolist(), env.field("y").flatten().tolist()) == ([2, 2, 2, 2, 0],) * 2
+    assert env.spec.agent_types == (0, 0, 0, 0, 1)
+    for axis in ("x", "y"):
+        env.field(axis).copy_(torch.tensor([0, 0, 0, 0, 1]).view(5, 1))
+    env.action.copy_(torch.tensor([2, 0, 3, 4, 2]))
+    env.step()
+    torch.testing.assert_close(env.reward, torch.tensor([9.9, 10, 10, 9.9, -2]), rtol=0, atol=1e-6)
+    expected = torch.tensor([0, 0, 0, 0, 0, 0, 0, 1, 0, 1]) / 4
+    assert torch.equal(env.next_observation[0, :10], expected)
+    assert env.terminated.all()
+    assert env.row_terminated.all()
+
+
+@every_pace
+@pytest.mark.parametrize("parameters", SQUARES)
+def test_continuous_takes_the_steps_of_the_oracle(parameters: dict[str, float], rounds: int) -> None:
+    """Each step from the kernel's own state; what lies within 1e-5 of a threshold may fall on either side."""
+    game = Continuous(**parameters)  # type: ignore[arg-type]
+    N = game.num_agents
+    num = 20 if N < 50 else 2
+    env = environments("tag_continuous", num, seed=2, parameters=parameters)
+    assert env.spec.agent_types == (0,) * game.num_taggers + (1,) * game.num_runners
+    compared = tags = 0
+    for _ in range(rounds):
+        names = {"x": "x", "y": "y", "v": "speed", "theta": "direction", "a": "acceleration", "playing": "playing"}
+        before = {own: env.field(name).view(N, num).numpy().copy() for own, name in names.items()}
+        # views, which show what the step leads to
+        present = {own: env.field(name).view(N, num).numpy() for own, name in names.items() if own != "playing"}
+        steps = env.step_count.tolist()
+        actions = draw(env)
+        env.step()
+        shape = (num, N, -1)
+        after, rewards = env.next_observation.numpy().reshape(shape), env.reward.numpy().reshape(num, N)
+        left = env.row_terminated.numpy().reshape(num, N)
+        for n in range(num):
+            for own, values in before.items():
+                setattr(game, own, values[:, n].astype(bool if own == "playing" else np.float32))
+            game.steps, game.near_threshold = steps[n], False
+            moved = None if env.ended[n] else {own: values[:, n] for own, values in present.items()}
+            seen, rewarded, over = game.step(actions[n].tolist(), moved)
+            if game.near_threshold:
+                continue
+            compared += 1
+            # a direction of 0 and one of 2 pi are the same
+            gaps = np.abs(seen - after[n])
+            assert np.minimum(gaps, np.abs(1 - gaps) if N > 1 else gaps).max() < 1e-6
+            assert np.abs(rewarded - rewards[n]).max() < 1e-6
+            assert bool(env.terminated[n]) == over
+            assert (left[n] == (over | ~game.playing)).all()
+            assert bool(env.truncated[n]) == (not over and game.steps == game.episode_length)
+            tags += int((rewarded[game.is_tagger] > 0.5).sum())
+    assert compared > 0.8 * num * rounds
+    assert (tags > 0) == (game.num_taggers > 0)
