@@ -60,9 +60,11 @@ class Simulated:
 
     Attributes:
         log: path of the file.
-        rows, episodes: in it.
+        rows, episodes: in it; each agent's part of an episode is one of its own.
         mean_return: undiscounted, of the log's episodes, with a 95 % interval by the central limit theorem; bounds are
-            None for a single episode.
+            None for a single episode. Of several agents it is their mean, and the interval is over episodes of the
+            environment: what its agents earn hangs together.
+        mean_return_of: the same by type of agent; empty with one agent.
         rows_per_second: played and written.
         seconds: total wall-clock time.
         value_of: what stands in the truth file; None where none was asked for.
@@ -74,6 +76,7 @@ class Simulated:
     mean_return: float
     lower: float | None
     upper: float | None
+    mean_return_of: dict[str, float]
     rows_per_second: float
     seconds: float
     value_of: dict[str, Any] | None
@@ -97,34 +100,47 @@ def simulate(config: SimulateConfig) -> Simulated:
     require_writable(target.parent, "output_path")
     with table_writer(target) as writer:
         playing = time.monotonic()
-        returns, rows = _write(config, backend, policy, schema, writer)
+        played = _write(config, backend, policy, schema, writer)
         seconds = time.monotonic() - playing
         value = None if config.value_of is None else _value(config, config.value_of, backend, evaluated)
         truth = target.with_name(f"{target.name}.truth.json")
         truth.unlink(missing_ok=True)  # of an earlier log of this name
         if value is not None:
             write_whole(truth, canonical(value))
-    count = len(returns)
-    error = float(returns.std(ddof=1)) / count**0.5 if count > 1 else float("nan")
-    mean = Interval.normal(float(returns.mean()), error, LEVEL)
-    logger.info(f"{target}: {counted(rows, 'row')}, {counted(count, 'episode')}, mean return {mean}")
+    of_env = played.returns.mean(1)
+    error = float(of_env.std(ddof=1)) / len(of_env) ** 0.5 if len(of_env) > 1 else float("nan")
+    mean = Interval.normal(float(of_env.mean()), error, LEVEL)
+    kinds = {name: played.returns[:, spec.agents_of(kind)] for kind, name in enumerate(spec.agent_type_names)}
+    means = {name: float(earned.mean()) for name, earned in kinds.items()} if spec.agents > 1 else {}
+    each = "".join(f", of a {name} {value:.4g}" for name, value in means.items())
+    count = played.returns.size
+    logger.info(f"{target}: {counted(played.rows, 'row')}, {counted(count, 'episode')}, mean return {mean}{each}")
     return Simulated(
         log=str(target),
-        rows=rows,
+        rows=played.rows,
         episodes=count,
         mean_return=mean.value,
         lower=finite(mean.low),
         upper=finite(mean.high),
-        rows_per_second=round(rows / seconds, 1),
+        mean_return_of=means,
+        rows_per_second=round(played.rows / seconds, 1),
         seconds=round(time.monotonic() - start, 3),
         value_of=value,
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Written:
+    """A log's rows, and the returns [E, A] of the environments' episodes."""
+
+    returns: Returns
+    rows: int
+
+
 def _write(
     config: SimulateConfig, backend: Backend, policy: Policy | None, schema: LogSchema, writer: TableWriter
-) -> tuple[Returns, int]:
-    """Plays and writes; returns the returns of all episodes [E], and the number of rows."""
+) -> _Written:
+    """Plays and writes the log."""
     amount = Amount(rows=config.rows, episodes=config.episodes)
     with _own_keys():
         env = _envs(config, backend, min(config.num_envs, amount.most_envs), LOG)
@@ -140,7 +156,7 @@ def _write(
             rows += len(episodes.state)
             show(rows, max(config.rows or 0, rows))
         writer.finish()
-    return np.concatenate(returns), rows
+    return _Written(returns=np.concatenate(returns).reshape(-1, env.spec.agents), rows=rows)
 
 
 def _device(config: SimulateConfig) -> torch.device:
@@ -282,7 +298,7 @@ COMMAND = Command(
     model=SimulateConfig,
     example="configs/cartpole/simulate.json",
     settings="--set rows=1000000 --set output_path=log.parquet",
-    outcome="log, rows, episodes, mean_return, lower, upper, rows_per_second, seconds, value_of",
+    outcome="log, rows, episodes, mean_return, lower, upper, mean_return_of, rows_per_second, seconds, value_of",
 )
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ class SimulateConfig(EnvironmentConfig):
     rows: Count | None = 30_000
     """At least so many rows: whole episodes in the order of their starts until there are enough."""
     episodes: Count | None = None
-    """Exactly so many episodes, instead of rows."""
+    """Exactly so many episodes of environments, instead of rows; of several agents each has its own in the log."""
     format: Literal["events", "transitions"] = "events"
     """events: logged decisions, for a timeline, and where a limit cut an episode the state behind it; transitions: rows
     with next states, which training reads."""

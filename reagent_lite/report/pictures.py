@@ -94,17 +94,41 @@ def learning_curve(curves: Sequence[Curves], *, title: str) -> "Figure":
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Agents:
+    """Where A agents were on a square at the T + 1 states of an episode.
+
+    Attributes:
+        x, y: [T + 1, A] in 0 ... 1.
+        in_game: [T + 1, A] bool.
+        kind: [A] number of each agent's type.
+        kinds: names of the types.
+    """
+
+    x: NDArray[np.floating]
+    y: NDArray[np.floating]
+    in_game: NDArray[np.bool_]
+    kind: NDArray[np.integer]
+    kinds: tuple[str, ...]
+
+    def caption(self, step: int) -> str:
+        """Returns how many of each type are in the game."""
+        playing = self.kind[self.in_game[step]]
+        return "   ".join(f"{name} {(playing == number).sum()}" for number, name in enumerate(self.kinds))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
     """One episode of T steps, as it is shown.
 
     Attributes:
         env: name of the environment, which chooses the scene.
-        observation: [T + 1, S] what the policy saw, and where the last step led.
-        action: [T] action ids.
-        reward: [T].
+        observation: [T + 1, S] what the policy saw, and where the last step led; of several agents, the first.
+        action: [T] action ids, of the first agent.
+        reward: [T], of the first agent.
         ending: how it ended, such as "terminated"; "" where it did not end.
         action_names: of K fixed actions; an id without a name is shown as a number.
         parameters: constants of the dynamics in force, by the kernel's names.
+        agents: where they were, if they were somewhere on a square.
     """
 
     env: str
@@ -114,11 +138,14 @@ class Episode:
     ending: str
     action_names: tuple[str, ...] = ()
     parameters: Mapping[str, float] = field(default_factory=dict)
+    agents: Agents | None = None
 
     def caption(self, step: int) -> str:
         """Returns what is done at a step, or how the episode ended."""
         if step == len(self.action):
             return self.ending or "the recording stops here"
+        if self.agents is not None:
+            return self.agents.caption(step)
         action = int(self.action[step])
         return f"action: {self.action_names[action] if action < len(self.action_names) else action}"[:60]
 
@@ -151,7 +178,9 @@ def frame(episode: Episode, step: int) -> "Image":
     image = Image.new("RGB", (WIDTH * _FINE, HEIGHT * _FINE), "#ffffff")
     draw = ImageDraw.Draw(image)
     size, view, shapes = SCENES.get(episode.env, _CURVES)
-    if size not in (None, episode.observation.shape[1]):
+    if episode.agents is not None:
+        _, view, shapes = _SQUARE
+    elif size not in (None, episode.observation.shape[1]):
         _, view, shapes = _CURVES
     scale = np.array([WIDTH - 40, TOP - BOTTOM]) / (view[1] - view[0], view[3] - view[2])
     if shapes is not _curves:  # whose two directions have units of their own
@@ -184,6 +213,16 @@ def _cartpole(episode: Episode, step: int) -> Shapes:
     yield [(x, 0.24), (x + math.sin(angle), 0.24 + math.cos(angle))], VERMILION, 6
 
 
+def _square(episode: Episode, step: int) -> Shapes:
+    """A disc for each agent in the colour of its type, pale for those out of the game."""
+    agents = episode.agents
+    assert agents is not None
+    yield [(0, 0), (1, 0), (1, 1), (0, 1), (0, 0)], GREY, 2
+    radius = 14 if len(agents.kind) <= 20 else 8
+    for x, y, plays, kind in zip(agents.x[step], agents.y[step], agents.in_game[step], agents.kind, strict=True):
+        yield [(x, y)], (VERMILION, BLUE, GREEN, ORANGE)[kind % 4] if plays else PALE, radius
+
+
 def _curves(episode: Episode, step: int) -> Shapes:
     """Each feature of the observation over the steps, at its own scale, the reward below; a line at the present."""
     features = [*episode.observation[:, :_MOST_CURVES].T.astype(np.float64)]
@@ -201,6 +240,7 @@ def _curves(episode: Episode, step: int) -> Shapes:
 
 _Scene = tuple[int | None, tuple[float, float, float, float], Callable[[Episode, int], Shapes]]
 _CURVES: _Scene = (None, (0.0, 1.0, 0.0, 1.0), _curves)
+_SQUARE: _Scene = (None, (-0.05, 1.05, -0.05, 1.05), _square)
 _CARTPOLE: _Scene = (4, (-2.6, 2.6, -0.2, 1.4), _cartpole)
 SCENES: Mapping[str, _Scene] = {"cartpole_v0": _CARTPOLE, "cartpole_v1": _CARTPOLE}
 """By environment: S that its scene reads, the view (left, right, bottom, top), and its shapes; others are curves."""

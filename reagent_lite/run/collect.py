@@ -204,7 +204,11 @@ class Collector:
 
 
 def named_block(episodes: Episodes, prefix: str) -> EpisodeBlock:
-    """Returns episodes as the writer takes them, named by a prefix of their log, environment and number."""
-    names = [f"{prefix}-{env}-{number}" for env, number in zip(episodes.env, episodes.number, strict=True)]
+    """Returns episodes as the writer takes them, named by a prefix of their log, environment, number and agent.
+
+    With one agent the name ends with the number.
+    """
+    ids = (episodes.env, episodes.number, *((episodes.agent,) if episodes.agent.any() else ()))
+    names = ["-".join((prefix, *map(str, each))) for each in zip(*ids, strict=True)]
     columns = {name: getattr(episodes, name) for name in EpisodeBlock.__dataclass_fields__ if name != "mdp_ids"}
     return EpisodeBlock(mdp_ids=names, **columns)

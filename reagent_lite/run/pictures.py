@@ -7,9 +7,10 @@ import torch
 
 from reagent_lite.algorithms.learners import Learner
 from reagent_lite.report.curves import read_series
-from reagent_lite.report.pictures import Episode, write_animation, write_learning_curve
+from reagent_lite.report.pictures import Agents, Episode, write_animation, write_learning_curve
 from reagent_lite.rl.policies import TargetPolicy
 from reagent_lite.run.environments import PICTURE, Reader
+from reagent_lite.sim.env import VectorEnv
 from reagent_lite.sim.rollout import act
 
 PICTURES = ("learning_curve.png", "rollout.gif")
@@ -37,7 +38,7 @@ def record(reader: Reader, learner: Learner, target: TargetPolicy) -> Episode:
     env = reader.simulation.envs(0, 1, stream=PICTURE)
     players = reader.players(env, learner, target)
     env.reset()
-    seen, actions, rewards = [_row(env.observation)], [], []
+    seen, places, actions, rewards = [_row(env.observation)], [_places(env)], [], []
     for _ in range(env.time_limit):
         act(env, players)
         actions.append(int(env.action[0]))
@@ -45,7 +46,9 @@ def record(reader: Reader, learner: Learner, target: TargetPolicy) -> Episode:
         rewards.append(float(env.reward[0]))
         seen.append(_row(env.next_observation))
         if int(env.ended[0]):
+            places.append(places[-1])  # the next episode has begun: where this one led is not there any more
             break
+        places.append(_places(env))
     return Episode(
         env=env.spec.name,
         observation=np.stack(seen),
@@ -54,7 +57,25 @@ def record(reader: Reader, learner: Learner, target: TargetPolicy) -> Episode:
         ending="terminated" if env.terminated[0] else "truncated by the time limit" if env.truncated[0] else "",
         action_names=() if env.spec.candidates else env.spec.action_names,
         parameters=env.spec.parameters,
+        agents=_agents(env, places),
     )
+
+
+def _places(env: VectorEnv) -> tuple[np.ndarray, ...]:
+    """Returns x, y and in_game of every agent, [A], where agents have places; else nothing."""
+    if env.in_game is None or not {"x", "y"} <= {field.name for field in env.spec.fields}:
+        return ()
+    size = env.spec.parameters.get("grid_length", 1.0)
+    x, y = (env.field(name).reshape(-1).cpu().numpy() / size for name in ("x", "y"))
+    return x, y, env.in_game.cpu().numpy().copy()
+
+
+def _agents(env: VectorEnv, places: list[tuple[np.ndarray, ...]]) -> Agents | None:
+    if not places[0]:
+        return None
+    x, y, in_game = (np.stack(each) for each in zip(*places, strict=True))
+    kind = np.array(env.spec.agent_types)
+    return Agents(x=x, y=y, in_game=in_game, kind=kind, kinds=env.spec.agent_type_names)
 
 
 def _row(tensor: torch.Tensor) -> np.ndarray:

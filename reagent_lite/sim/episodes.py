@@ -7,6 +7,8 @@ first so many in this order are taken: a number of episodes, or as few as cover 
 first would favour short ones. What an episode will be does not depend on what was played before it starts, so the first
 n in this order are n independent episodes. With a number of rows the last one taken is the one that crosses it, which
 is likelier a long one: means are off by the order of one episode in all.
+
+Of several agents in an environment each has an episode of its own, one after the other; it ends where the agent leaves.
 """
 
 from collections.abc import Iterator
@@ -37,8 +39,9 @@ class Episodes:
     Attributes:
         env: [E] global number of the environment.
         number: [E] of the episode in its environment, from 0.
+        agent: [E] number of the agent; 0 where there is one.
         lengths: [E] rows.
-        terminal: [E] whether it came to its own end; else the time limit cut it.
+        terminal: [E] whether it came to its own end or the agent left; else the time limit cut it.
         state: [R, S].
         action: [R] index of the choice taken.
         reward, propensity: [R].
@@ -50,6 +53,7 @@ class Episodes:
 
     env: Ints
     number: Ints
+    agent: Ints
     lengths: Ints
     terminal: Flags
     state: NDArray[np.float32]
@@ -142,12 +146,12 @@ class EpisodeRecorder:
     def __init__(self, env: VectorEnv, rounds: int | None = None) -> None:
         env.reset()
         self._env = env
-        self._chunk = _Chunk(env, min(rounds or max(BLOCK_ROWS // env.num_envs, 1), _MOST_ROUNDS))
-        self._held, self._list = _Held(env.num_envs), _EpisodeList(env.num_envs, env.first_env)
+        self._chunk = _Chunk(env, min(rounds or max(BLOCK_ROWS // env.num_rows, 1), _MOST_ROUNDS))
+        self._held, self._list = _Held(env), _EpisodeList(env)
 
     @property
     def lengths(self) -> Ints:
-        """Lengths of the episodes that are over, in the order of their starts, up to the first that is not."""
+        """Rows of the episodes that are over, in the order of their starts, up to the first that is not."""
         return self._list.lengths
 
     @torch.no_grad()
@@ -185,7 +189,7 @@ class EpisodeRecorder:
         return self._list.rows_over
 
     def episodes(self, places: Ints) -> Episodes:
-        """Returns episodes that are over, at least one."""
+        """Returns episodes that are over, at least one, each as those of its agents."""
         return self._list.gather(places, self._held)
 
     def drop(self, places: Ints) -> None:
@@ -207,15 +211,18 @@ def _blocks(lengths: Ints, *, last: bool) -> Iterator[tuple[int, int]]:
 
 
 class _Chunk:
-    """A recording of some rounds: tensors [rounds, N, ...] on the device."""
+    """A recording of some rounds: tensors [rounds, R, ...] on the device, R = N * A rows of A agents."""
 
     def __init__(self, env: VectorEnv, rounds: int) -> None:
         self.rounds = rounds
+        self._shape = (rounds, env.num_envs, env.spec.agents)
         self._before = {"state": env.observation}
         self._after = {"action": env.action, "propensity": env.propensity, "reward": env.reward}
         self._ends = {"ended": env.ended, "last_state": env.next_observation}
         if env.mask is not None and env.next_mask is not None:
             self._before["mask"], self._ends["last_mask"] = env.mask, env.next_mask
+        if env.in_game is not None and env.next_in_game is not None:
+            self._before["in_game"], self._ends["last_in_game"] = env.in_game, env.next_in_game
         if env.spec.candidates and env.features is not None and env.next_features is not None:
             self._before["features"], self._ends["last_features"] = env.features, env.next_features
         every = self._before | self._after | self._ends
@@ -234,16 +241,22 @@ class _Chunk:
             self._kept[name][step].copy_(tensor)
 
     def on_host(self) -> tuple[dict[str, Array], dict[str, Array]]:
-        """Returns the columns of rows and the columns of ends, each {name: [rounds, N, ...]}."""
+        """Returns the columns of rows, {name: [rounds, R, ...]}, and those of ends, {name: [rounds, N, A, ...]}.
+
+        `ended` is [rounds, N]; `playing`, [rounds, N], says how many agents were in the game.
+        """
         kept = {name: tensor.cpu().numpy() for name, tensor in self._kept.items()}
-        return {name: kept[name] for name in self._before | self._after}, {name: kept[name] for name in self._ends}
+        ends = {name: kept[name].reshape(*self._shape, *kept[name].shape[2:]) for name in self._ends if name != "ended"}
+        in_game = kept["in_game"] if "in_game" in kept else np.ones(self._shape, np.bool_)
+        ends |= {"ended": kept["ended"], "playing": in_game.reshape(self._shape).sum(2)}
+        return {name: kept[name] for name in self._before | self._after}, ends
 
 
 class _Held:
-    """Recorded rounds on the host: arrays [rounds, N, ...] that grow at the end and shrink at the beginning."""
+    """Recorded rounds on the host: arrays [rounds, R, ...] that grow at the end and shrink at the beginning."""
 
-    def __init__(self, num_envs: int) -> None:
-        self._num_envs = num_envs
+    def __init__(self, env: VectorEnv) -> None:
+        self._num_envs, self._num_rows = env.num_envs, env.num_rows
         self._rows: dict[str, Array] = {}
         self._begin = self._end = 0  # the rounds held, as places in the arrays
         self.stop = 0
@@ -261,9 +274,9 @@ class _Held:
         """Drops the rounds before `first`."""
         self._begin = self._end - (self.stop - first)
 
-    def take(self, rounds: Ints, envs: Ints) -> dict[str, Array]:
-        """Returns the rows at pairs of round and environment, {name: [R, ...]}."""
-        place = (rounds - self.stop + self._end) * self._num_envs + envs
+    def take(self, rounds: Ints, rows: Ints) -> dict[str, Array]:
+        """Returns what was recorded at pairs of round and row, {name: [n, ...]}."""
+        place = (rounds - self.stop + self._end) * self._num_rows + rows
         return {name: values.reshape(-1, *values.shape[2:])[place] for name, values in self._rows.items()}
 
     def _reserve(self, rows: dict[str, Array], rounds: int) -> None:
@@ -298,37 +311,39 @@ class _Held:
 
 
 class _EpisodeList:
-    """Episodes that have started and are not yielded yet, ordered by start: (round, environment).
+    """Episodes of environments that have started and are not yielded yet, ordered by start: (round, environment).
 
     Attributes:
         start: [L] first round.
     """
 
-    def __init__(self, num_envs: int, first_env: int) -> None:
-        self._first_env = first_env
+    def __init__(self, env: VectorEnv) -> None:
+        num_envs = env.num_envs
+        self._first_env, self._agents = env.first_env, env.spec.agents
         self._env = np.arange(num_envs)
         self._number = np.zeros(num_envs, np.int64)
         self.start = np.zeros(num_envs, np.int64)
         self._stop = np.full(num_envs, -1)  # round after the last; -1 while it is played
+        self._size = np.zeros(num_envs, np.int64)  # rows of all agents so far
         self._ends: dict[str, Array] = {}  # [L, ...]
         self._playing = np.arange(num_envs)  # [N] the episode each environment plays
 
     @property
     def lengths(self) -> Ints:
-        """Lengths of the episodes before the first unfinished one."""
+        """Rows of the episodes before the first unfinished one."""
         over = self._stop >= 0
-        count = len(over) if over.all() else int(over.argmin())
-        return self._stop[:count] - self.start[:count]
+        return self._size[: len(over) if over.all() else int(over.argmin())]
 
     def add(self, first_round: int, ends: dict[str, Array]) -> None:
         """Ends episodes and starts the next ones.
 
         Args:
             first_round: of the chunk.
-            ends: what `_Chunk` recorded of ends, [T, N, ...].
+            ends: what `_Chunk` recorded of ends.
         """
         rounds, envs = np.nonzero(ends["ended"])
         known, count = len(self._env), len(envs)
+        playing = np.cumsum(np.pad(ends.pop("playing"), ((1, 0), (0, 0))), axis=0)
         # what ends is the environment's episode before: one that started in this chunk, or the one it was playing
         by_env = np.argsort(envs, kind="stable")
         same = np.diff(envs[by_env], prepend=-1) == 0
@@ -342,7 +357,12 @@ class _EpisodeList:
         self._number = np.concatenate((self._number, number))
         self.start = np.concatenate((self.start, first_round + rounds + 1))
         self._stop = np.concatenate((self._stop, np.full(count, -1)))
+        self._size = np.concatenate((self._size, np.zeros(count, np.int64)))
+        played = np.flatnonzero(self._stop < 0)  # in this chunk
         self._stop[ended] = first_round + rounds + 1
+        begin, stop = (np.where(at < 0, len(playing) - 1, np.maximum(at - first_round, 0))
+                       for at in (self.start[played], self._stop[played]))  # fmt: skip
+        self._size[played] += playing[stop, self._env[played]] - playing[begin, self._env[played]]
         for name, values in ends.items():
             grown = np.zeros((len(self._env), *values.shape[2:]), values.dtype)
             grown[:known] = self._ends.get(name, 0)
@@ -357,21 +377,35 @@ class _EpisodeList:
     @property
     def rows_over(self) -> int:
         """Rows of those episodes."""
-        return int((self._stop - self.start)[self.over].sum())
+        return int(self._size[self.over].sum())
 
     def gather(self, places: Ints, held: _Held) -> Episodes:
-        """Returns finished episodes with their rows."""
-        lengths = (self._stop - self.start)[places]
+        """Returns finished episodes of environments, each as those of its agents, with their rows."""
+
+        def each(values: Array) -> Array:
+            return np.repeat(values[places], self._agents)
+
+        env, first, lengths = each(self._env), each(self.start), each(self._stop - self.start)
+        agent = np.tile(np.arange(self._agents), len(places))
         starts = lengths.cumsum() - lengths
         within = np.arange(lengths.sum()) - np.repeat(starts, lengths)
-        env = self._env[places]
-        rows = held.take(np.repeat(self.start[places], lengths) + within, np.repeat(env, lengths))
+        rows = held.take(np.repeat(first, lengths) + within, np.repeat(env * self._agents + agent, lengths))
         ends = {name: values[places] for name, values in self._ends.items()}
+        terminal = np.repeat(ends.pop("ended") == 1, self._agents)
+        ends = {name: values.reshape(-1, *values.shape[2:]) for name, values in ends.items()}
+        if "in_game" in rows:  # who leaves early has no more rows: the last one led to what the next would have shown
+            in_game = rows.pop("in_game")
+            own = np.add.reduceat(in_game, starts, dtype=np.int64)
+            left = own < lengths
+            ends["last_state"][left] = rows["state"][(starts + own)[left]]
+            terminal |= left | ~ends["last_in_game"]
+            rows, lengths = {name: values[in_game] for name, values in rows.items()}, own
         return Episodes(
             env=self._first_env + env,
-            number=self._number[places],
+            number=each(self._number),
+            agent=agent,
             lengths=lengths,
-            terminal=ends["ended"] == 1,
+            terminal=terminal,
             state=rows["state"],
             action=rows["action"].astype(np.int64),
             reward=rows["reward"],
@@ -388,6 +422,6 @@ class _EpisodeList:
         kept = np.ones(len(self._env), bool)
         kept[places] = False
         self._env, self._number = self._env[kept], self._number[kept]
-        self.start, self._stop = self.start[kept], self._stop[kept]
+        self.start, self._stop, self._size = self.start[kept], self._stop[kept], self._size[kept]
         self._ends = {name: values[kept] for name, values in self._ends.items()}
         self._playing = (kept.cumsum() - 1)[self._playing]

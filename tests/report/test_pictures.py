@@ -20,6 +20,7 @@ from reagent_lite.report.pictures import (
     HEIGHT,
     TOP,
     WIDTH,
+    Agents,
     Episode,
     frame,
     learning_curve,
@@ -176,3 +177,21 @@ def test_other_environments_are_curves_with_a_line_at_the_present() -> None:
     # a CartPole with three features is not the one that the scene is of
     of_another_size = pixels(replace(trace, env="cartpole_v1"), 1)
     np.testing.assert_array_equal(of_another_size[TOP:], picture[TOP:])
+
+
+@drawn
+def test_agents_are_discs_on_a_square(tmp_path: Path) -> None:
+    """A tagger in the middle, runners in the lower left and upper right corners; the second one leaves."""
+    places = np.array([[0.5, 0.0, 1.0]] * 3)
+    playing = np.array([[True, True, True], [True, True, False], [True, True, False]])
+    agents = Agents(x=places, y=places, in_game=playing, kind=np.array([0, 1, 1]), kinds=("tagger", "runner"))
+    trace = episode_of("tag_continuous", [[0.0] * 15] * 3, agents=agents)
+    side = (BOTTOM - TOP) / 1.1
+    corners = [(round(WIDTH / 2 + sign * side / 2), round(MIDDLE - sign * side / 2)) for sign in (-1, 1)]
+    for step, upper in ((0, (0, 114, 178)), (1, (217, 217, 217)), (2, (217, 217, 217))):
+        shown = pixels(trace, step)
+        assert tuple(shown[round(MIDDLE), WIDTH // 2]) == VERMILION
+        assert [tuple(shown[y, x]) for x, y in corners] == [(0, 114, 178), upper]
+    assert [trace.caption(step) for step in range(3)] == ["tagger 1   runner 2", "tagger 1   runner 1", "terminated"]
+    write_animation(tmp_path / "tag.gif", trace)
+    assert (tmp_path / "tag.gif").read_bytes()[:6] == b"GIF89a"

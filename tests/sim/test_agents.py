@@ -11,6 +11,7 @@ from oracles.same_bits import backends, play, require_same, step
 from oracles.team import TEAM
 
 from reagent_lite.errors import KernelBuildError, SimulationError
+from reagent_lite.sim import episodes
 from reagent_lite.sim.cpu import CpuBackend
 from reagent_lite.sim.cuda_build import find_nvcc
 from reagent_lite.sim.env import VectorEnv
@@ -106,6 +107,52 @@ def test_an_environment_of_one_agent_draws_as_one_without_the_word(team: Path, t
     )  # fmt: skip
     envs = [make(team, 1, 200, seed=3), make(plain, 1, 200, seed=3)]
     play(envs, 60)
+
+
+@pytest.mark.parametrize(("block_rows", "most_rounds"), [(1 << 15, 256), (40, 3)])
+def test_episodes_are_those_of_each_agent(
+    team: Path, monkeypatch: pytest.MonkeyPatch, block_rows: int, most_rounds: int
+) -> None:
+    """Against a plain loop: an agent's episode ends where it leaves, or with its environment's."""
+    monkeypatch.setattr(episodes, "BLOCK_ROWS", block_rows)
+    monkeypatch.setattr(episodes, "_MOST_ROUNDS", most_rounds)
+    A, num = 3, 4
+    truth: dict[tuple[int, int, int], list[tuple[list[float], int, float, list[float], bool]]] = {}
+    env = make(team, A, num, time_limit=3, seed=2, first_env=10)
+    for _ in range(40):
+        seen, playing, number = env.observation.tolist(), env.in_game.clone(), env.episode.tolist()
+        env.act(None, epsilon=torch.ones(1))
+        env.step()
+        for row in range(num * A):
+            if playing[row]:
+                n, agent = divmod(row, A)
+                truth.setdefault((10 + n, number[n], agent), []).append(
+                    (seen[row], int(env.action[row]), float(env.reward[row]), env.next_observation[row].tolist(),
+                     bool(env.row_terminated[row]))
+                )  # fmt: skip
+    for amount in (episodes.Amount(episodes=9), episodes.Amount(rows=60)):
+        env = make(team, A, num, time_limit=3, seed=2, first_env=10)
+        blocks = list(episodes.whole_episodes(env, None, amount, epsilon=0.0, temperature=0.0))
+        games = [(env, number) for one in blocks for env, number in zip(one.env, one.number, strict=True)]
+        assert len(games) == A * len(set(games))
+        found = 0
+        for one in blocks:
+            ends = one.lengths.cumsum()
+            for k, key in enumerate(zip(one.env, one.number, one.agent, strict=True)):
+                rows = truth[key]
+                found += len(rows)
+                mine = slice(ends[k] - one.lengths[k], ends[k])
+                assert one.state[mine].tolist() == [row[0] for row in rows]
+                assert one.action[mine].tolist() == [row[1] for row in rows]
+                assert one.reward[mine].tolist() == [row[2] for row in rows]
+                assert (one.last_state[k].tolist(), one.terminal[k]) == rows[-1][3:]
+        if amount.episodes is not None:
+            assert len(set(games)) == amount.episodes
+        else:
+            last = sum(len(truth[(*games[-1], agent)]) for agent in range(A))
+            assert found - last < 60 <= found
+        assert {int(length) for one in blocks for length in one.lengths} == {2, 3}
+        assert {bool(end) for one in blocks for end in one.terminal} == {True, False}
 
 
 @pytest.mark.parametrize(

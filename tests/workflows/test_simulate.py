@@ -17,7 +17,7 @@ from reagent_lite.config.simulate import SimulateConfig
 from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.sim.cuda_build import cuda_problem, driver_problem
 from reagent_lite.sim.sources import find_environment
-from workflows.simulate import _prefix
+from workflows.simulate import _prefix, simulate
 
 Array = NDArray[np.float64]
 NAMES = ("left", "right")
@@ -194,3 +194,31 @@ def test_logs_of_other_settings_share_no_episodes(tmp_path: Path) -> None:
     assert begins() == begins(format="transitions", output_path=str(tmp_path / "y.jsonl")) == begins(num_envs=8)
     others = [begins(seed=1), begins(env="cartpole_v1"), begins(time_limit=9), begins(env_parameters={"gravity": 9.0})]
     assert len({begins(), *others}) == 5
+
+
+def test_each_agent_has_episodes_of_its_own(tmp_path: Path) -> None:
+    """Tag with five agents: the log's names, lengths and means by type; runners who are caught end, and early."""
+    parameters = {"num_taggers": 2, "num_runners": 3, "tagging_distance": 0.1, "grid_length": 4, "episode_length": 30}
+    config = {"env": "tag_continuous", "env_parameters": parameters, "episodes": 40, "num_envs": 8, "use_gpu": False,
+              "format": "transitions", "output_path": str(tmp_path / "log.jsonl")}  # fmt: skip
+    result = simulate(check(SimulateConfig, config))
+    rows = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    episodes: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        episodes.setdefault(row["mdp_id"], []).append(row)
+    assert (result.rows, result.episodes, len(episodes)) == (len(rows), 200, 200)
+    earned: dict[str, list[float]] = {"tagger": [], "runner": []}
+    early = 0
+    for name, played in episodes.items():
+        kind = "tagger" if int(name.split("-")[3]) < 2 else "runner"
+        earned[kind].append(sum(row["reward"] for row in played))
+        assert [row["terminal"] for row in played[:-1]] == [False] * (len(played) - 1)
+        game = [other for other in episodes if other.split("-")[:3] == name.split("-")[:3]]
+        longest = max(len(episodes[other]) for other in game)
+        caught = any(row["reward"] == -1 for row in played)
+        assert played[-1]["terminal"] == (caught if longest == 30 else True)
+        early += len(played) < longest
+    assert early > 5
+    means = {kind: float(np.mean(values)) for kind, values in earned.items()}
+    assert result.mean_return_of == pytest.approx(means, abs=1e-6)
+    assert result.mean_return == pytest.approx(0.4 * means["tagger"] + 0.6 * means["runner"], abs=1e-6)

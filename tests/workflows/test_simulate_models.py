@@ -172,7 +172,8 @@ def test_the_last_line_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureFi
     captured = capsys.readouterr()
     (line,) = captured.out.splitlines()
     outcome = json.loads(line)
-    assert list(outcome) == ["log", "rows", "episodes", "mean_return", "lower", "upper", "rows_per_second", "seconds",
+    assert list(outcome) == ["log", "rows", "episodes", "mean_return", "lower", "upper", "mean_return_of",
+        "rows_per_second", "seconds",
                              "value_of"]  # fmt: skip
     assert outcome["log"] == str(tmp_path / "out" / "log.jsonl")
     assert outcome["rows"] == len((tmp_path / "out" / "log.jsonl").read_text().splitlines())
