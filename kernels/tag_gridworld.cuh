@@ -67,12 +67,11 @@ DEVICE int nearest_tagger(const State &s) {
 DEVICE void observe(const State &s, int agent, float *observation) {
   float time = float(s.steps) / episode_length;
   if constexpr (use_full_observation != 0.0f) {
-    for (int a = 0; a < AGENTS; ++a) {
-      observation[a] = float(s.x[a]) / grid_length;
-      observation[AGENTS + a] = float(s.y[a]) / grid_length;
-      observation[2 * AGENTS + a] = a == runner ? 1.0f : 0.0f;
-      observation[3 * AGENTS + a] = a == agent ? 1.0f : 0.0f;
-    }
+    for (int a = 0; a < AGENTS; ++a) observation[a] = float(s.x[a]) / grid_length;
+    for (int a = 0; a < AGENTS; ++a) observation[AGENTS + a] = float(s.y[a]) / grid_length;
+    for (int k = 2 * AGENTS; k < 4 * AGENTS; ++k) observation[k] = 0.0f;
+    observation[2 * AGENTS + runner] = 1.0f;
+    observation[3 * AGENTS + agent] = 1.0f;
     observation[4 * AGENTS] = time;
   } else {
     int other = agent == runner ? nearest_tagger(s) : runner;

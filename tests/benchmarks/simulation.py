@@ -1,4 +1,4 @@
-"""CartPole steps per second against Gymnasium's vectorised CartPole, EnvPool, and a memory copy.
+"""CartPole steps per second against Gymnasium's vectorised CartPole, EnvPool, and a memory copy; Tag against NumPy.
 
 Rounds alternate; figures are medians. EnvPool lives in an environment of its own, made under outputs/ if absent.
 
@@ -17,11 +17,16 @@ import torch
 from reagent_lite.sim.backend import open_backend
 from reagent_lite.sim.env import VectorEnv
 from tests.benchmarks.peers import interpreter, printed_number
+from tests.oracles.tag import Continuous, Gridworld
 
 ROUNDS, SECONDS = 5, 0.5
 LARGE, SMALL = 262_144, 1024
 BYTES = 42  # of a step: state read and written, action, reward, how it ended, step count
 COPIED = 1 << 29  # bytes read and written by a copy from memory to memory
+
+GAMES = 256  # of Tag side by side, each of so many agents; full: observations grow with their square
+TAG = [(name, agents, full) for name in ("tag_gridworld", "tag_continuous") for agents in (5, 20, 100)
+       for full in (True, False)]  # fmt: skip
 
 ENVPOOL = f"""
 import time, warnings, numpy
@@ -63,6 +68,39 @@ def theirs(num: int) -> Callable[[], object]:
     return lambda: env.step(action)
 
 
+def tag(name: str, agents: int, full: bool) -> dict[str, object]:
+    """Steps per second of random play, drawing included; the oracle is loops and NumPy for one game."""
+    taggers = agents - 1 if name == "tag_gridworld" else max(agents // 20, 1)
+    constants = {"num_taggers": taggers, "use_full_observation": full}
+    constants |= {"num_runners": agents - taggers} if name == "tag_continuous" else {}
+    cpu = torch.device("cpu")
+    env = VectorEnv(open_backend(name, backend="cpu", device=cpu, parameters=constants, math="exact"), num_envs=GAMES)
+    env.reset()
+    uniform, random = torch.ones(1), np.random.default_rng(0)
+    actions = env.spec.num_actions
+    if name == "tag_gridworld":
+        grid = Gridworld(**constants)
+        grid.reset()
+
+        def play() -> None:
+            grid.step(random.integers(0, actions, agents).tolist())
+            grid.observe()
+    else:
+        square = Continuous(**constants)
+
+        def play() -> None:
+            square.step(random.integers(0, actions, agents).tolist())
+
+    def step() -> None:
+        env.act(None, epsilon=uniform)
+        env.step()
+
+    rounds = [(rate(step, GAMES), rate(play, 1)) for _ in range(ROUNDS)]
+    kernel, oracle = (statistics.median(rates) for rates in zip(*rounds, strict=True))
+    return {"env": name, "agents": agents, "full": full, "kernel": round(kernel), "oracle": round(oracle, 1),
+            "kernel_to_oracle": round(kernel / oracle, 1)}  # fmt: skip
+
+
 def main() -> None:
     large, small, gym, python = ours(LARGE), ours(SMALL), theirs(LARGE), interpreter("envpool", "envpool", "gymnasium")
     source = torch.ones(COPIED // 2, dtype=torch.uint8)
@@ -88,6 +126,7 @@ def main() -> None:
         "observed_to_gymnasium": round(median["observed"] / median["gymnasium"], 1),
         "dynamics_to_copy": round(median["dynamics"] / median["copy"], 3),
     }
+    result["tag"] = [tag(*case) for case in TAG]
     if python:
         result["observed_to_envpool"] = round(median["small_observed"] / median["envpool"], 1)
     print(json.dumps(result, indent=2))
