@@ -89,6 +89,26 @@ def test_a_type_may_play_at_random_or_by_an_exported_model(team: Tree, tmp_path:
     assert second.scores["simulation/follower/return/mean"] > second.scores["simulation/follower/random_return/mean"]
 
 
+@pytest.mark.parametrize(
+    ("workflow", "change"),
+    [
+        ("dqn", {"rainbow": {"bcq": True}}),
+        ("dqn", {"rl": {"maxq_learning": False, "multi_steps": 2}, "simulation": {"replay": {"prioritized": True}}}),
+        ("parametric_dqn", {"simulation": {"exploration": "softmax"}, "training": {"minibatches_per_step": 2}}),
+    ],
+    ids=str,
+)
+def test_options_of_learners_hold_for_each_type(team: Tree, tmp_path: Path, workflow: str, change: Tree) -> None:
+    short = merged(team, {"simulation": {"total_steps": 1000, "warmup_steps": 300, "num_evaluations": 1}})
+    del short["simulation"]["epsilon_end"]  # softmax knows none
+    outcome = trained(merged(short, change), workflow)
+    assert outcome.scores["simulation/follower/return/mean"] is not None
+    weights = merged(short, {"training": {"warm_start_model_path": str(tmp_path / "out/leader")}})
+    with pytest.raises(ReagentLiteError) as error:
+        trained(merged(weights, change) | {"model_output_path": str(tmp_path / "second")}, workflow)
+    assert "got an exported model, which is of one type" in str(error.value)
+
+
 def test_processes_share_environments_of_several_agents(run: Runner, team: Tree) -> None:
     tree = merged(team, {"simulation": {"policies": {"follower": "random"}, "total_steps": 3000}})
     tree["training"].pop("minibatch_size")
