@@ -75,6 +75,16 @@ def test_each_type_has_a_policy_a_model_and_figures(team: Tree, tmp_path: Path, 
         assert words in page
 
 
+def test_agents_of_one_type_share_one_policy(team: Tree, tmp_path: Path) -> None:
+    alike = TEAM.replace('{"leader", "follower"}', '{"member"}').replace("agent == 0 ? 0 : 1", "0")
+    (tmp_path / "team.cuh").write_text(alike)
+    outcome = trained(merged(team, {"simulation": {"total_steps": 2500, "num_evaluations": 1}}))
+    assert outcome.model == str(tmp_path / "out/model")
+    assert set(read(tmp_path / "out/model")) == {"scores", "simulated", "simulation", "decision"}
+    # the mean of three agents with 1 to 6 and ten times the first one's count, in two to four steps
+    assert 31 < (outcome.scores["simulation/return/mean"] or 0) < 4 * 66
+
+
 def test_a_type_may_play_at_random_or_by_an_exported_model(team: Tree, tmp_path: Path) -> None:
     first = trained(merged(team, {"simulation": {"policies": {"follower": "random"}}}))
     assert first.model == {"leader": str(tmp_path / "out/leader")}
@@ -136,6 +146,13 @@ def test_policies_that_do_not_fit_end_with_a_sentence(team: Tree, change: Tree, 
     with pytest.raises(ReagentLiteError) as error:
         open_simulation(checked(merged(team, {"simulation": change})), ALONE)
     assert says in str(error.value)
+
+
+def test_dp_divides_no_minibatches_of_several_types(team: Tree) -> None:
+    config = checked(team).model_copy(update={"parallel": "dp"})  # accepted by itself only with GPUs
+    with pytest.raises(ReagentLiteError) as error:
+        open_simulation(config, ALONE)
+    assert 'parallel: expected "ddp" or "none" with team' in str(error.value)
 
 
 def test_names_of_types_are_checked_before_they_are_folders(team: Tree, tmp_path: Path) -> None:
