@@ -1,11 +1,13 @@
 """simulation.auto_scale: both searches on a simulated device, real probes on the CPU, and what does not run."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from oracles.runs import ALONE, Runner, checked, trained
+from oracles.ranks import run_ranks
+from oracles.runs import ALONE, checked, trained
 
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.distributed.group import Group, Place
@@ -187,8 +189,16 @@ def test_an_unfinished_run_keeps_its_scale(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.slow
-def test_two_processes_probe_together(run: Runner, tmp_path: Path) -> None:
-    done = run("dqn", tree(tmp_path) | {"num_processes_per_node": 2})
-    assert done.code == 0, done.err
-    assert "2 processes of this machine at once" in done.err
-    assert done.err.count("auto-scaling chose") == 1
+@pytest.mark.parametrize(("machines", "processes"), [(1, 2), (2, 1)])
+def test_one_machine_searches_for_all(tmp_path: Path, machines: int, processes: int) -> None:
+    """Two processes: probes are of both where they share a machine, else of rank 0's alone."""
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(tree(tmp_path)))
+    folders = [tmp_path / f"machine{i}" for i in range(machines)]
+    first, second = run_ranks(["-m", "workflows.dqn", "--config", str(config)], folders, [processes] * machines)
+    assert (first.code, second.code) == (0, 0), first.err + second.err
+    assert ("2 processes of this machine at once" in first.err) is (processes == 2)
+    assert (first.err + second.err).count("auto-scaling chose") == 1
+    num_envs = int(first.err.split("auto-scaling chose simulation.num_envs=")[1].split(",")[0])
+    assert num_envs in (8, 16)  # of both; a process has half of them
+    assert f"{num_envs} environments on cpu" in first.err
