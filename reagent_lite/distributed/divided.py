@@ -3,7 +3,7 @@
 batch ─► rows divided ─► a replica on each GPU ─► losses summed on the first; its gradients are those of the whole batch
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,16 +12,22 @@ from torch import Tensor, nn
 from reagent_lite.types import TransitionBatch
 
 Loss = tuple[Tensor, dict[str, Tensor]]
+Rows = TransitionBatch | Tensor | Mapping[str, TransitionBatch]
+"""Rows of a batch, or of a batch for each type of agents."""
 
 
-def divided(inputs: Sequence[TransitionBatch | Tensor], devices: Sequence[torch.device]) -> list[tuple[Any, ...]]:
+def divided(inputs: Sequence[Rows], devices: Sequence[torch.device]) -> list[tuple[Any, ...]]:
     """Returns the inputs' rows as consecutive parts, one for each device that gets any; sizes differ by one at most."""
-    rows, parts = len(inputs[0]), len(devices)
-    counts = [rows * (i + 1) // parts - rows * i // parts for i in range(parts)]
-    placed = zip(devices, *(each.split(counts) for each in inputs), strict=True)
-    return [
-        tuple(each.to(device) for each in own) for (device, *own), count in zip(placed, counts, strict=True) if count
-    ]
+    return list(zip(*(_parts(each, devices) for each in inputs), strict=True))
+
+
+def _parts(rows: Rows, devices: Sequence[torch.device]) -> list[Any]:
+    if isinstance(rows, Mapping):
+        by_type = {name: _parts(own, devices) for name, own in rows.items()}
+        return [dict(zip(by_type, parts, strict=True)) for parts in zip(*by_type.values(), strict=True)]
+    total, used = len(rows), devices[: len(rows)]
+    counts = [total * (i + 1) // len(used) - total * i // len(used) for i in range(len(used))]
+    return [part.to(device) for part, device in zip(rows.split(counts), used, strict=True)]
 
 
 def summed(losses: Sequence[Loss], device: torch.device) -> Loss:
@@ -34,7 +40,7 @@ class DividedOverGpus(nn.DataParallel):  # type: ignore[type-arg]
     """A learner whose batch is divided over GPUs; forward gives what the learner's own gives for the whole batch.
 
     Args:
-        learner: on the first device; its `row_errors`, where it has them, are those of the whole batch afterwards.
+        learner: on the first device; `row_errors` of its modules are those of the whole batch afterwards.
         devices: the GPUs.
     """
 
@@ -50,8 +56,9 @@ class DividedOverGpus(nn.DataParallel):  # type: ignore[type-arg]
     def parallel_apply(self, replicas: Any, inputs: Any, kwargs: Any) -> list[Any]:
         """Computes all parts at once and takes the errors of their rows from the replicas."""
         losses = super().parallel_apply(replicas, inputs, kwargs)
-        if hasattr(self.module, "row_errors"):
-            self.module.row_errors = torch.cat([replica.row_errors.to(self._devices[0]) for replica in replicas])
+        for module, *copies in zip(self.module.modules(), *(replica.modules() for replica in replicas), strict=True):
+            if "row_errors" in vars(module):
+                module.row_errors = torch.cat([copy.row_errors.to(self._devices[0]) for copy in copies])
         return losses
 
     def gather(self, outputs: Any, output_device: Any) -> Any:

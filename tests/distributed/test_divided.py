@@ -35,6 +35,10 @@ def test_rows_are_divided_in_order() -> None:
     assert [len(part) for part, _ in parts] == [2, 2, 3]
     assert torch.equal(torch.cat([part.state for part, _ in parts]), batch.state)
     assert [own.tolist() for _, own in parts] == [[0, 1], [2, 3], [4, 5, 6]]
+    by_type = divided(({"tagger": batch, "runner": random_batch(5, 3, 2, seed=1)},), [CPU] * 2)
+    assert [{name: len(part) for name, part in one.items()} for (one,) in by_type] == [
+        {"tagger": 3, "runner": 2}, {"tagger": 4, "runner": 3},
+    ]  # fmt: skip
     assert [len(part) for (part,) in divided((random_batch(2, 3, 2, seed=0),), [CPU] * 4)] == [1, 1]
 
 
