@@ -28,6 +28,7 @@ def test_every_config_is_accepted_by_one_workflow(file: Path) -> None:
     kind = {"simulate": SimulateConfig, "simulate_candidates": SimulateConfig, "dqn": DqnConfig,
             "normalize": NormalizeConfig, "convert": ConvertConfig, "shard": ShardConfig, "timeline": TimelineConfig,
             "evaluate": EvaluateConfig, "collect": DqnConfig, "learn": DqnConfig,
+            "gridworld": DqnConfig,
             "online": ParametricDqnConfig if file.parent.name == "recommend" else DqnConfig}  # fmt: skip
     config = load_config(kind.get(file.stem, ParametricDqnConfig), str(file))
     if isinstance(config, ShardConfig):
@@ -105,3 +106,16 @@ def test_a_planning_recommender_beats_a_greedy_one(run: Runner) -> None:
     assert planner.code == greedy.code == 0, planner.err + greedy.err
     ours, theirs = planner.outcome["scores"], greedy.outcome["scores"]
     assert ours["simulation/return/lower"] > theirs["simulation/return/upper"]
+
+
+@pytest.mark.slow
+def test_taggers_learn_to_catch(run: Runner, tmp_path: Path) -> None:
+    """Random taggers need 53 to 58 steps and catch four runners of five; half of the config's run is enough."""
+    config = tree("tag/gridworld.json")
+    config["simulation"] |= {"policies": {"runner": "random"}, "total_steps": 80_000}
+    done = run("dqn", config | {"model_output_path": str(tmp_path / "out"), "use_gpu": False}, timeout=900)
+    assert done.code == 0, done.err
+    found = json.loads((tmp_path / "out/tagger/evaluation.json").read_text())
+    assert found["agents"]["terminated_share"] >= 0.97
+    assert found["simulated"]["mean_length"] < found["simulation"]["random"]["mean_length"] / 2
+    assert found["simulated"]["return"]["low"] > found["simulation"]["random"]["return"]["high"]
