@@ -102,9 +102,6 @@ def agent_types(config: WorkflowConfig, spec: EnvSpec) -> tuple[AgentType, ...]:
         problems.append(Problem("simulation.stop_at_return", "absent where several types learn",
                                 f"{settings.stop_at_return:g} with {' and '.join(learning)}",
                                 "Their returns rise and fall with each other"))  # fmt: skip
-    if config.parallel == "dp":
-        problems.append(Problem("parallel", f'"ddp" or "none" with {spec.name}, whose agents are of several types',
-                                '"dp"', "Each type has a minibatch of its own, and dp divides one"))  # fmt: skip
     problems += [
         Problem(f"type of agents of {spec.name}", "a name of letters, digits, - and _ other than "
                 f"{', '.join(_TAKEN)}: its model is a folder of that name", repr(name))

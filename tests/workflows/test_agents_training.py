@@ -148,13 +148,6 @@ def test_policies_that_do_not_fit_end_with_a_sentence(team: Tree, change: Tree, 
     assert says in str(error.value)
 
 
-def test_dp_divides_no_minibatches_of_several_types(team: Tree) -> None:
-    config = checked(team).model_copy(update={"parallel": "dp"})  # accepted by itself only with GPUs
-    with pytest.raises(ReagentLiteError) as error:
-        open_simulation(config, ALONE)
-    assert 'parallel: expected "ddp" or "none" with team' in str(error.value)
-
-
 def test_names_of_types_are_checked_before_they_are_folders(team: Tree, tmp_path: Path) -> None:
     (tmp_path / "team.cuh").write_text(TEAM.replace('"leader"', '"../leader"').replace('"follower"', '"checkpoints"'))
     with pytest.raises(ReagentLiteError) as error:
