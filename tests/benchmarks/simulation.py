@@ -24,7 +24,7 @@ LARGE, SMALL = 262_144, 1024
 BYTES = 42  # of a step: state read and written, action, reward, how it ended, step count
 COPIED = 1 << 29  # bytes read and written by a copy from memory to memory
 
-GAMES = 256  # of Tag side by side, each of so many agents; full: observations grow with their square
+# full: what an agent sees grows with their number
 TAG = [(name, agents, full) for name in ("tag_gridworld", "tag_continuous") for agents in (5, 20, 100)
        for full in (True, False)]  # fmt: skip
 
@@ -70,11 +70,12 @@ def theirs(num: int) -> Callable[[], object]:
 
 def tag(name: str, agents: int, full: bool) -> dict[str, object]:
     """Steps per second of random play, drawing included; the oracle is loops and NumPy for one game."""
+    games = max(1280 // agents, 32)  # what 100 agents see of all others takes 9 MB then
     taggers = agents - 1 if name == "tag_gridworld" else max(agents // 20, 1)
     constants = {"num_taggers": taggers, "use_full_observation": full}
     constants |= {"num_runners": agents - taggers} if name == "tag_continuous" else {}
     cpu = torch.device("cpu")
-    env = VectorEnv(open_backend(name, backend="cpu", device=cpu, parameters=constants, math="exact"), num_envs=GAMES)
+    env = VectorEnv(open_backend(name, backend="cpu", device=cpu, parameters=constants, math="exact"), num_envs=games)
     env.reset()
     uniform, random = torch.ones(1), np.random.default_rng(0)
     actions = env.spec.num_actions
@@ -95,7 +96,7 @@ def tag(name: str, agents: int, full: bool) -> dict[str, object]:
         env.act(None, epsilon=uniform)
         env.step()
 
-    rounds = [(rate(step, GAMES), rate(play, 1)) for _ in range(ROUNDS)]
+    rounds = [(rate(step, games), rate(play, 1)) for _ in range(ROUNDS)]
     kernel, oracle = (statistics.median(rates) for rates in zip(*rounds, strict=True))
     return {"env": name, "agents": agents, "full": full, "kernel": round(kernel), "oracle": round(oracle, 1),
             "kernel_to_oracle": round(kernel / oracle, 1)}  # fmt: skip

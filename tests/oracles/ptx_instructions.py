@@ -105,6 +105,7 @@ def _floats() -> Iterator[tuple[str, Meaning]]:
     yield "min.f32", _of("f32", two, "least({1}, {2})")
     yield "max.f32", _of("f32", two, "greatest({1}, {2})")
     yield "neg.f32", _of("b32", ("b32",), "{1} ^ 0x80000000u")
+    yield "copysign.f32", _of("b32", ("b32", "b32"), "({1} & 0x80000000u) | ({2} & 0x7fffffffu)")  # the sign is {1}'s
 
 
 def _comparisons() -> Iterator[tuple[str, Meaning]]:
@@ -145,11 +146,11 @@ def _conversions() -> Iterator[tuple[str, Meaning]]:
 def _memory(opcode: str) -> Meaning | None:
     """Loads and stores, each held to the memory that it may touch and to its alignment."""
     found = re.fullmatch(
-        r"(ld|st)\.(param|global|local|shared)(?:(?<=ld\.global)\.nc)?(?:\.v([24]))?\.([bus]\d+|f32)", opcode
+        r"(ld|st)(?:\.(param|global|local|shared))?(?:(?<=ld\.global)\.nc)?(?:\.v([24]))?\.([bus]\d+|f32)", opcode
     )
     if found is None or found[4] not in WIDTHS or found.group(1, 2) == ("st", "param"):
         return None
-    is_load, space, count, t = found[1] == "ld", found[2], int(found[3] or 1), found[4]
+    is_load, space, count, t = found[1] == "ld", found[2] or "generic", int(found[3] or 1), found[4]
     size = WIDTHS[t] // 8
     c = f"{t[0]}{WIDTHS[t]}" if t[0] == "s" else f"u{WIDTHS[t]}"
     mode = "READS" if is_load else "WRITES"

@@ -69,6 +69,8 @@ static inline bool global_holds(const Launch *launch, u32 *hint, u64 at, u32 siz
   ((at) >= (u64)param && (at) + (size) <= (u64)param + parameter_bytes && ((at) - (u64)param) % (size) == 0)
 #define local_holds(launch, hint, at, size, mode) \
   ((at) >= (u64)local && (at) + (size) <= (u64)local + sizeof local && (at) % (size) == 0)
+#define generic_holds(launch, hint, at, size, mode) \
+  (local_holds(launch, hint, at, size, mode) || global_holds(launch, hint, at, size, mode))
 #define shared_holds(launch, hint, at, size, mode) ((at) + (size) <= shared_bytes && (at) % (size) == 0)
 
 static int refused(Launch *launch, u32 ctaid, u32 tid, u64 at, u32 size, Refusal mode, u32 line) {

@@ -25,6 +25,10 @@ from reagent_lite.sim.sources import find_environment, known_environments
 pytestmark = pytest.mark.skipif(find_nvcc() is None, reason="no nvcc on this machine")
 HOPPER, BLACKWELL = (9, 0), (10, 0)
 NEWER = ("gridworld",)
+# three agents with nine actions: what nvcc unrolls for eleven with 121 takes ten times as long
+FEWER = {
+    "tag_continuous": {"num_runners": 2, "num_acceleration_levels": 2, "num_turn_levels": 2, "tagging_distance": 0.1}
+}
 CASES = [
     *((name, HOPPER) for name in known_environments()),
     *((name, BLACKWELL) for name in NEWER),
@@ -46,7 +50,7 @@ def corners(tmp_path: Path) -> Path:
 def test_every_buffer_is_that_of_the_cpu_build(name: str, capability: tuple[int, int]) -> None:
     path = find_environment(name)
     with pretended_gpu(capability) as gpu:
-        on_gpu, on_cpu = backends(path)
+        on_gpu, on_cpu = backends(path, parameters=FEWER.get(name))
         assert on_gpu.spec == on_cpu.spec  # env_describe
         agents = on_cpu.spec.agents
         num, steps = (257, 300) if agents == 1 else (24, 140)
@@ -63,7 +67,7 @@ def test_every_buffer_is_that_of_the_cpu_build(name: str, capability: tuple[int,
         require_same(envs, "observe")
         assert {note[1:] for note in gpu.notes if str(note[1]).startswith("env_")} == {
             ("env_describe", 1, 1),
-            ("env_act", 2, 256),
+            ("env_act", -(-num * agents // 256), min(num * agents, 256)),
             *(
                 (kernel, 2, 256) if agents == 1 else (kernel, 1, num)
                 for kernel in ("env_reset", "env_step", "env_observe")

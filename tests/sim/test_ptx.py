@@ -103,6 +103,8 @@ CASES: list[tuple[str, tuple[int, ...], int]] = [
     ("sub.rn.f32 %f5, %f1, %f2", (INFINITE, INFINITE), NAN),
     ("add.rn.f32 %f5, %f1, %f2", (f(1), ODD_NAN), NAN),
     ("neg.f32 %f5, %f1", (f(0),), f(-0.0)),
+    ("copysign.f32 %f5, %f1, %f2", (f(-1), f(3)), f(-3)),
+    ("copysign.f32 %f5, %f1, %f2", (f(1), f(-3)), f(3)),
     # A number is more than a NaN, +0 more than -0.
     ("max.f32 %f5, %f1, %f2", (ODD_NAN, f(1)), f(1)),
     ("max.f32 %f5, %f1, %f2", (ODD_NAN, ODD_NAN), NAN),
@@ -220,7 +222,8 @@ $L__BB0_2:
 	add.s64 	%rd2, %rd1, 4;
 	mov.u64 	%rd3, table;
 	ld.global.u32 	%r1, [%rd3+4];
-	st.local.u32 	[%rd2], %r1;
+	cvta.local.u64 	%rd4, %rd2;
+	st.u32 	[%rd4], %r1;
 	ld.local.u32 	%r2, [__local_depot0+4];
 	add.s32 	%r3, %r2, 40;
 	st.global.u32 	[%rd11], %r3;""",
