@@ -43,6 +43,7 @@ _MOST_FEATURES = 500
 _MOST_TABLES = 20
 _MOST_FILES = 50
 _MOST_LETTERS, _MOST_CONFIG_LETTERS = 400, 100_000
+_AGAINST_OTHERS = "train again while models of other runs play the other types: simulation.policies."
 _SCORES = {
     "td_loss/mean": "TD loss on evaluated rows",
     "value/model/mean": "Mean value of the policy's choices, a discounted return",
@@ -159,6 +160,8 @@ def evaluation_of_run(
     comparisons = () if result is None else tuple(compared(result))
     evidence = Evidence(result=result, comparisons=comparisons, played=played, gate=gate)
     decision = decide(evidence)
+    if "agents" in evaluation.document and decision.choice is Choice.SHIP:
+        decision = replace(decision, next_step=_AGAINST_OTHERS)
     return Report(
         title="Evaluation",
         decision=decision,

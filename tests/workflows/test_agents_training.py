@@ -13,8 +13,10 @@ from oracles.team import TEAM
 
 from reagent_lite.config import check
 from reagent_lite.config.simulate import SimulateConfig
+from reagent_lite.doctor import machine
 from reagent_lite.errors import ReagentLiteError
 from reagent_lite.export import load_bundle
+from reagent_lite.run.dry_run import processes_here
 from reagent_lite.run.environments import open_simulation
 from workflows.simulate import simulate
 
@@ -61,6 +63,7 @@ def test_each_type_has_a_policy_a_model_and_figures(team: Tree, tmp_path: Path, 
         assert found["simulated"]["return"]["value"] == outcome.scores[f"simulation/{name}/return/mean"]
         assert found["agents"]["returns"][name] == found["simulated"]["return"]["value"]
         assert set(found) == {"scores", "simulated", "simulation", "agents", "decision"}
+        assert "simulation.policies" in found["decision"]["next"]  # workflows.evaluate plays no several types
         assert (out / name / "MODEL_CARD.md").is_file()
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     tags = {tag for line in lines for tag in line}
@@ -146,6 +149,13 @@ def test_policies_that_do_not_fit_end_with_a_sentence(team: Tree, change: Tree, 
     with pytest.raises(ReagentLiteError) as error:
         open_simulation(checked(merged(team, {"simulation": change})), ALONE)
     assert says in str(error.value)
+
+
+def test_the_doctor_says_who_plays(team: Tree) -> None:
+    config = checked(merged(team, {"simulation": {"policies": {"follower": "random"}}}))
+    rows = list(machine.simulation(config, processes_here(config)))
+    assert [row.name for row in rows] == ["environment", "policies"]
+    assert rows[1].found == "leader (1 agent) learns, follower (2 agents) plays uniformly random actions"
 
 
 def test_names_of_types_are_checked_before_they_are_folders(team: Tree, tmp_path: Path) -> None:
