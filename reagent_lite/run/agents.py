@@ -7,7 +7,6 @@ simulation.policies: "learn"   a learner, a replay ring and an exported model of
 
 import hashlib
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,7 +92,7 @@ def agent_types(config: WorkflowConfig, spec: EnvSpec) -> tuple[AgentType, ...]:
     ]  # fmt: skip
     if not learning:
         problems.append(Problem(_KEY, f'"{LEARN}" for at least one of {", ".join(names)}', str(dict(settings.policies)),
-                                "To play exported models: workflows.evaluate"))  # fmt: skip
+                                "Leave out the type that is to learn"))  # fmt: skip
     if config.training_data_path:
         problems.append(Problem("simulation.env", "an environment whose agents are of one type beside "
                                 "training_data_path", f"{spec.name} with {' and '.join(names)}",
@@ -132,7 +131,7 @@ def _agent_type(name: str, agents: tuple[int, ...], plays: str, spec: EnvSpec, *
     return AgentType(name=name, agents=agents, plays=plays, model=_drawn(choices), digest=digest)
 
 
-def _drawn(choices: Choices) -> Callable[[Tensor, Tensor | None, Tensor | None], Tensor]:
+def _drawn(choices: Choices) -> Policy:
     """Returns logarithms of the probabilities with which an exported model takes its choices."""
 
     def logarithms(observation: Tensor, mask: Tensor | None, features: Tensor | None) -> Tensor:

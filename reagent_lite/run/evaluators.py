@@ -424,7 +424,7 @@ class SimulationEvaluator:
         """Returns the evaluations of types, and what all types did in the same episodes."""
         ended = 1 - float(next(iter(tables.values()))[3].mean())
         returns = {kind: float(table[0].mean()) for kind, table in tables.items()}
-        earned = ", ".join(f"{one} {returns[one.name]:.4g}" for one in self._simulation.types)
+        earned = ", ".join(f"{kind} {value:.4g}" for kind, value in returns.items())
         lines = [line for one in found.values() for line in one.lines]
         scalars = {tag_of(kind, "simulation/return/mean"): value for kind, value in returns.items()}
         scalars |= {tag: value for one in found.values() for tag, value in one.scalars.items()}
@@ -432,7 +432,10 @@ class SimulationEvaluator:
         return Evaluation(
             scalars=scalars | {"simulation/terminated_share": ended},
             document=document,
-            lines=(*lines, f"simulation: {ended:.1%} of episodes ended before the time limit; returns of {earned}"),
+            lines=(
+                *lines,
+                f"simulation: {ended:.1%} of episodes ended before the time limit; return of an agent: {earned}",
+            ),
             agents={kind: replace(one, document=one.document | document) for kind, one in found.items()},
         )
 
