@@ -34,7 +34,7 @@ from reagent_lite.run.policies import (
 )
 from reagent_lite.run.simulated import exploration_of, simulated_plan, update_schedule
 from reagent_lite.sim.cuda import on_stream
-from reagent_lite.sim.episodes import EpisodeRecorder, Episodes
+from reagent_lite.sim.episodes import BLOCK_ROWS, EpisodeRecorder, Episodes
 from reagent_lite.training.stop import StopSignal
 
 _FILES_PER_POLICY = 4
@@ -109,7 +109,7 @@ class Collector:
         self._exploration, self._warmup = exploration_of(config, schedule), settings.warmup_steps
         self._epsilon = torch.ones(1, device=env.device)
         self._ahead = 2 * rows_per_policy(config)
-        self._rows_of_file = max(rows_per_policy(config) // _FILES_PER_POLICY, 1)
+        self._rows_of_file = min(max(rows_per_policy(config) // _FILES_PER_POLICY, 1), BLOCK_ROWS)
         self._recorder = EpisodeRecorder(env, rounds=max(self._rows_of_file // env.num_envs, 1))
         fixed = simulation.parametric and not spec.candidates
         features = np.array(spec.action_features, np.float32) if fixed else None

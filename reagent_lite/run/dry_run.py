@@ -24,6 +24,7 @@ from reagent_lite.errors import ReagentLiteError, counted
 from reagent_lite.memory import free_bytes, size_text
 from reagent_lite.run.agents import AgentType, agent_types
 from reagent_lite.run.learner import build_learner
+from reagent_lite.run.policies import dataset_of, rows_per_policy
 from reagent_lite.run.simulated import ring_settings, simulated_plan
 from reagent_lite.sim.cpu import CpuBackend
 from reagent_lite.sim.env import VectorEnv
@@ -397,6 +398,10 @@ def _step_lines(run: DryRun) -> Iterator[str]:
     if not config.training_data_path:
         steps = simulated_plan(config, minibatch)
         assert config.simulation is not None
+        if config.follows or config.collects:
+            mode, shared = config.simulation.mode, dataset_of(config)
+            yield (f"simulation.mode {mode}: episodes in {shared.path}, collectors at most about "
+                   f"{2 * rows_per_policy(config):,} rows ahead of the learner")  # fmt: skip
         yield (
             f"steps: {steps.num_steps:,} after {config.warmup_rounds * config.simulation.num_envs:,} of "
             f"{config.simulation.total_steps:,} environment steps, evaluated every {steps.steps_per_epoch:,}"

@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +53,3 @@ class Roles:
         """Kills all that still run."""
         for process in self.started:
             process.kill()
-
-
-def send(process: Interpreter, number: signal.Signals) -> None:
-    """Sends a signal to a started process."""
-    os.kill(process.pid, number)

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from oracles.roles import Roles, role, send
-from oracles.runs import ALONE, checked, merged, trained
+from oracles.roles import Roles, role
+from oracles.runs import ALONE, ROOT, checked, merged, trained
 from oracles.waiting import wait_until
 
 from reagent_lite import console, files
@@ -24,8 +24,10 @@ from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.data import dataset
 from reagent_lite.data.dataset import EpisodeFolder
 from reagent_lite.data.writing.episodes import LogSchema, episode_rows
+from reagent_lite.distributed.launcher import Processes
 from reagent_lite.errors import ConfigError, FolderInUseError
 from reagent_lite.run.collect import Collector, named_block
+from reagent_lite.run.dry_run import dry_run, lines_of
 from reagent_lite.run.environments import open_simulation, with_actions
 from reagent_lite.run.following import env_steps
 from reagent_lite.run.learner import build_learner
@@ -269,6 +271,15 @@ def test_a_full_share_is_waited_for_and_nothing_is_lost(tmp_path: Path, monkeypa
     assert min(int(path.name.split("-")[0]) for path in fifo(tmp_path)) == 1
 
 
+@pytest.mark.parametrize("mode", ["collect", "learn"])
+def test_a_dry_run_says_which_role_it_is(tmp_path: Path, mode: str) -> None:
+    run = dry_run(checked(role(tmp_path, mode), "dqn"), Processes(1, "cpu"))
+    (line,) = (line for line in lines_of(run) if "simulation.mode" in line)
+    assert line == (f"simulation.mode {mode}: episodes in {tmp_path / 'data'}, collectors at most about 800 rows ahead "
+                    "of the learner")  # fmt: skip
+    assert not (tmp_path / "data").exists()
+
+
 @pytest.mark.parametrize(
     ("key", "holder", "second", "edits"),
     [("edits", "collect", "learn", True), ("edits", "learn", "collect", True), ("policies", "learn", "learn", False)],
@@ -354,7 +365,7 @@ def survive(roles: Roles, folder: Path, kills: int, seconds: tuple[float, float]
     for _ in range(kills):
         time.sleep(chance.uniform(*seconds))
         name = chance.choice(list(running))
-        send(running[name], signal.SIGKILL)
+        running[name].send_signal(signal.SIGKILL)
         running[name].wait()
         for file in fifo(folder):
             assert seen.setdefault(file.name, file.read_bytes()) == file.read_bytes()
@@ -387,14 +398,14 @@ def test_a_learner_and_collectors_that_come_go_and_are_killed(roles: Roles, tmp_
 def test_roles_end_at_a_signal_while_they_wait_and_a_collector_with_the_run(roles: Roles, tmp_path: Path) -> None:
     learner = roles.start("learn")
     wait_until(lambda: (tmp_path / "data" / "policies" / "0000000001").exists())
-    send(learner, signal.SIGTERM)
+    learner.send_signal(signal.SIGTERM)
     stopped = roles.end(learner)
     assert stopped.code == 75, stopped.err
     assert "checkpoint step_000000 is complete" in stopped.err
     short = {"simulation": {"total_steps": 1500}}
     collector = roles.start("collect", short)
     wait_until(lambda: bool(fifo(tmp_path)))
-    send(collector, signal.SIGTERM)
+    collector.send_signal(signal.SIGTERM)
     ended = roles.end(collector)
     assert ended.code == 75, ended.err
     rest = roles.start("collect", short)
@@ -410,3 +421,37 @@ def test_roles_end_at_a_signal_while_they_wait_and_a_collector_with_the_run(role
 @pytest.mark.slow
 def test_fifty_kills_lose_no_finished_episode(roles: Roles, tmp_path: Path) -> None:
     survive(roles, tmp_path, kills=50, seconds=(0.2, 4.0), steps=60_000)
+
+
+@pytest.mark.slow
+def test_two_ranks_share_the_files_and_one_goes_on_with_what_they_have_read(roles: Roles, tmp_path: Path) -> None:
+    two = {"num_processes_per_node": 2, "checkpoint": {"every_steps": 50}}
+    learner, collector = roles.start("learn", two), roles.start("collect")
+    wait_until(lambda: bool(fifo(tmp_path)) and progress_of(tmp_path)["step"] >= 150, seconds=240)
+    learner.send_signal(signal.SIGTERM)
+    assert roles.end(learner).code == 75
+    before = progress_of(tmp_path)
+    one = roles.end(roles.start("learn"))
+    assert one.code == 0, one.err
+    assert roles.end(collector).code == 0
+    after = progress_of(tmp_path)
+    largest = max(int(path.name.split("-")[1]) for path in fifo(tmp_path))
+    assert before["rows"] < 6000 <= after["rows"] < 6000 + largest
+    assert one.outcome["steps"] == 625
+
+
+@pytest.mark.slow
+def test_a_learner_and_a_collector_solve_cartpole_with_about_the_data_of_both(roles: Roles, tmp_path: Path) -> None:
+    online = json.loads((ROOT / "configs/cartpole/online.json").read_text())
+    both = trained({**online, "model_output_path": str(tmp_path / "both")}, "dqn")
+    settings = {**online["simulation"], "dataset": {"path": str(tmp_path / "data")}}
+    changes = {**online, "model_output_path": str(tmp_path / "out"), "simulation": settings}
+    learner, collector = roles.start("learn", changes), roles.start("collect", changes)
+    found = roles.end(learner, timeout=900)
+    assert roles.end(collector).code == found.code == 0, found.err
+    apart = found.outcome
+    largest = max(int(path.name.split("-")[1]) for path in fifo(tmp_path))
+    # the same updates for the same rows; how many an agent needs varies by half with the seed
+    assert 0 <= progress_of(tmp_path)["rows"] - (5008 + 16 * apart["steps"]) <= largest
+    assert 0.3 * both.steps < apart["steps"] < 3 * both.steps
+    assert apart["scores"]["simulation/return/mean"] >= 475
