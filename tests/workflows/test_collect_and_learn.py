@@ -427,7 +427,8 @@ def test_fifty_kills_lose_no_finished_episode(roles: Roles, tmp_path: Path) -> N
 def test_two_ranks_share_the_files_and_one_goes_on_with_what_they_have_read(roles: Roles, tmp_path: Path) -> None:
     two = {"num_processes_per_node": 2, "checkpoint": {"every_steps": 50}}
     learner, collector = roles.start("learn", two), roles.start("collect")
-    wait_until(lambda: bool(fifo(tmp_path)) and progress_of(tmp_path)["step"] >= 150, seconds=240)
+    policies = tmp_path / "data" / "policies"
+    wait_until(lambda: len(list(policies.glob("0*"))) == 3 and progress_of(tmp_path)["step"] >= 150, seconds=240)
     learner.send_signal(signal.SIGTERM)
     assert roles.end(learner).code == 75
     before = progress_of(tmp_path)
