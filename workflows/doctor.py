@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from reagent_lite.cli import add_config, add_node_index, exit_code
-from reagent_lite.config import DqnConfig, ParametricDqnConfig, WorkflowConfig, load_config
+from reagent_lite.config import DqnConfig, ParametricDqnConfig, WorkflowConfig, has_named_actions, load_config
 from reagent_lite.distributed.launcher import Processes
 from reagent_lite.distributed.nodes import Node, find_node
 from reagent_lite.doctor import machine
@@ -83,18 +83,13 @@ def examine(options: argparse.Namespace) -> tuple[list[Row], list[Row], Node | N
 
 
 def choose_workflow(path: str, overrides: list[str]) -> str:
-    """Returns the workflow of a config file: dqn if it names actions or has no data.
-
-    An environment without data fits both workflows, unless its candidates differ from step to step.
-    """
+    """Returns the workflow of a config file."""
     try:
         tree = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
-        keys = {override.partition("=")[0] for override in overrides} | set(tree)
-        keys |= {f"timeline.{key}" for key in tree.get("timeline") or {}}
+        named = has_named_actions(tree, (override.partition("=")[0] for override in overrides))
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return "dqn"  # load_config reports what is wrong with the file
-    has_data = keys & {"training_data_path", "timeline.inputTableName"}
-    return "dqn" if "actions" in keys or not has_data else "parametric_dqn"
+    return "dqn" if named else "parametric_dqn"
 
 
 def _of_this_machine(config: WorkflowConfig, flag: int | None) -> tuple[WorkflowConfig, Node, str]:

@@ -7,9 +7,10 @@ text ─► no duplicate keys ─► overrides ─► limits ─► types, unkno
 import difflib
 import hashlib
 import json
+import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -19,6 +20,9 @@ from reagent_lite.config.section import RULES, Section, within
 from reagent_lite.errors import ConfigError, Problem, nearest
 
 Config = TypeVar("Config", bound=Section)
+
+Source = str | os.PathLike[str] | Mapping[str, Any] | Section
+"""What a config is made from."""
 
 _LEVELS = 100  # of objects and lists in each other; Python's parser and pydantic's end at some hundred
 _DEPTH = f"at most {_LEVELS} levels of objects and lists"
@@ -38,7 +42,7 @@ def load_config(model: type[Config], path: str | None, overrides: tuple[str, ...
     Raises:
         ConfigError: with every fault found.
     """
-    tree, problems = ({}, []) if path is None else _read(path)
+    tree, problems = ({}, []) if path is None else read_tree(path)
     for override in overrides:
         problems += _override(tree, override)
     return check(model, tree, problems)
@@ -84,6 +88,31 @@ def fingerprint(config: Section) -> str:
     tree = resolved(config)
     tree.pop("node_index", None)
     return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
+
+
+def read_tree(source: Source) -> tuple[dict[str, Any], list[Problem]]:
+    """Returns a config as a JSON object that is the caller's own, and what is wrong in its text.
+
+    Args:
+        source: path of a JSON file, a config, or a mapping, whose values may be paths, tuples and configs too.
+
+    Raises:
+        ConfigError: no such file, or nothing that JSON can hold.
+    """
+    if isinstance(source, str | os.PathLike):
+        return _read(os.fspath(source))
+    tree = resolved(source) if isinstance(source, Section) else source
+    if not isinstance(tree, Mapping):
+        raise ConfigError(Problem("config", "a config, a dict, or the path of a JSON file", type(source).__name__))
+    try:
+        return json.loads(json.dumps(dict(tree), default=_plain)), []
+    except (TypeError, ValueError) as error:
+        raise ConfigError(Problem("config", "values that JSON has", str(error))) from error
+
+
+def _plain(value: object) -> Any:
+    """Returns what stands for a value of Python that JSON does not have; raises TypeError where nothing does."""
+    return value.model_dump(mode="json") if isinstance(value, Section) else os.fspath(value)  # type: ignore[call-overload]
 
 
 def _read(path: str) -> tuple[dict[str, Any], list[Problem]]:

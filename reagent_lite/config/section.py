@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from reagent_lite.errors import Problem
@@ -27,6 +27,14 @@ class Section(BaseModel):
     )
     unsupported: ClassVar[dict[str, str]] = {}
     """Keys of 2019 that have no effect here, with what to do instead; only their default is accepted."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_lists(cls, tree: Any) -> Any:
+        """Lets Python code give lists where JSON does: what is strict about types takes tuples alone."""
+        if not isinstance(tree, dict):
+            return tree
+        return {key: tuple(value) if isinstance(value, list) else value for key, value in tree.items()}
 
     @property
     def changed(self) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """The whole JSON of the two training workflows."""
 
-from collections.abc import Iterator
-from typing import Annotated, Literal, Self
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -268,6 +268,16 @@ class WorkflowConfig(Section):
     def _unfitted(self, column: str, key: str) -> Iterator[Problem]:
         if self.training_data_path and getattr(self, key) is None and column not in self.norm_params.cols_to_norm:
             yield self.wrong("norm_params.cols_to_norm", f"{column} among them, or {key}")
+
+
+def has_named_actions(tree: Mapping[str, Any], overrides: Iterable[str] = ()) -> bool:
+    """Whether a JSON object, with overrides of these keys, is a DqnConfig: it names actions, or has no data.
+
+    An environment without data fits both workflows, unless its candidates differ from step to step.
+    """
+    keys, timeline = {*tree, *overrides}, tree.get("timeline")
+    keys |= {f"timeline.{key}" for key in timeline} if isinstance(timeline, Mapping) else set()
+    return "actions" in keys or not keys & {"training_data_path", "timeline.inputTableName"}
 
 
 class DqnConfig(WorkflowConfig):
