@@ -11,7 +11,7 @@ import resource
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from reagent_lite.config import load_config, resolved
@@ -103,10 +103,16 @@ def main_alone(
             return 0
         with contextlib.redirect_stdout(sys.stderr):
             outcome = work(config)
-        print(json.dumps(asdict(outcome)), flush=True)
+        print(json.dumps(printed(outcome)), flush=True)
         return 0
 
     return guarded(command, options, body)
+
+
+def printed(outcome: "DataclassInstance") -> dict[str, Any]:
+    """Returns what the last line of standard output says: all but fields that are no part of the outcome's repr."""
+    shown = {one.name for one in fields(outcome) if one.repr}
+    return {name: value for name, value in asdict(outcome).items() if name in shown}
 
 
 def guarded(command: Command[Any], options: argparse.Namespace, body: Callable[[], int]) -> int:

@@ -38,12 +38,13 @@ from reagent_lite.files import require_writable, write_whole
 from reagent_lite.manifest import canonical
 from reagent_lite.report.evaluated import report_of_evaluation
 from reagent_lite.report.page import render
+from reagent_lite.report.result import Brief, Result
 from reagent_lite.run.learner import threads_for
 from reagent_lite.run.stages import staged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluated:
+class Evaluated(Result):
     """The results; printed as the last line of standard output.
 
     Attributes:
@@ -92,7 +93,8 @@ def evaluate(config: EvaluateConfig) -> Evaluated:
         logger.info(line)
     page = target.with_suffix(".html")
     write_whole(target, canonical(findings.document()))
-    write_whole(page, render(report_of_evaluation(findings, target.name)).encode())
+    report = report_of_evaluation(findings, target.name)
+    write_whole(page, render(report).encode())
     logger.info(f"written to {target} and {page}")
     counts = {} if findings.estimates is None else findings.estimates.log.counts
     return Evaluated(
@@ -104,6 +106,7 @@ def evaluate(config: EvaluateConfig) -> Evaluated:
         scores=findings.scores(),
         difference=findings.differences(),
         warnings=findings.warnings,
+        brief=Brief.of(report),
         seconds=round(time.monotonic() - start, 3),
     )
 

@@ -38,6 +38,8 @@ from reagent_lite.evaluation.returns import play
 from reagent_lite.export.bundle import Bundle, load_bundle
 from reagent_lite.files import require_writable, write_whole
 from reagent_lite.manifest import canonical
+from reagent_lite.report.content import Table
+from reagent_lite.report.result import Brief, Result
 from reagent_lite.run.collect import named_block
 from reagent_lite.sim.backend import Backend, open_backend
 from reagent_lite.sim.env import Policy, VectorEnv
@@ -55,7 +57,7 @@ Returns = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Simulated:
+class Simulated(Result):
     """The results; printed as the last line of standard output.
 
     Attributes:
@@ -126,6 +128,15 @@ def simulate(config: SimulateConfig) -> Simulated:
         rows_per_second=round(played.rows / seconds, 1),
         seconds=round(time.monotonic() - start, 3),
         value_of=value,
+        brief=Brief(tables=(_table(target, played.rows, count, mean),)),
+    )
+
+
+def _table(target: Path, rows: int, episodes: int, mean: Interval) -> Table:
+    return Table(
+        title=f"{target}",
+        columns=(("Rows", "number"), ("Episodes", "number"), (f"Mean return ({LEVEL:.0%} interval)", "number")),
+        rows=((rows, episodes, mean),),
     )
 
 

@@ -2,12 +2,13 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from reagent_lite.errors import counted
-from reagent_lite.evaluation.decision import Choice
+from reagent_lite.evaluation.decision import Choice, Decision
 from reagent_lite.evaluation.interval import Interval
 from reagent_lite.report.content import Cell, Report, written
 
@@ -17,6 +18,12 @@ _LONGEST_WORD = 15
 
 def render(report: Report) -> str:
     """Returns the page as one HTML document: no script, no request, every word escaped."""
+    sections = [section for section in report.sections if section]
+    return rendered("page.html.j2", report.decision, report=report, sections=sections)
+
+
+def rendered(template: str, decision: Decision | None, **figures: Any) -> str:
+    """Returns a template of this folder with its figures, and state and sign of the decision."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -26,10 +33,8 @@ def render(report: Report) -> str:
     )
     environment.filters |= {"breakable": breakable, "written": written, "full": full, "long": long}
     environment.globals |= {"counted": counted}
-    state, sign = _STATES[report.decision.choice]
-    sections = [section for section in report.sections if section]
-    page = environment.get_template("page.html.j2")
-    return page.render(report=report, state=state, sign=sign, sections=sections)
+    state, sign = ("", "") if decision is None else _STATES[decision.choice]
+    return environment.get_template(template).render(state=state, sign=sign, **figures)
 
 
 def breakable(text: str) -> Markup:

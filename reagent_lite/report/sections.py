@@ -86,6 +86,7 @@ def estimates_section(evidence: Evidence, level: float, where: str, *, plain: bo
         charts=tuple(_estimates_chart(one, plain) for one in shown),
         tables=tuple(map(_estimates_table, shown)),
         rest=(left_out(len(comparisons) - len(shown), "comparisons", where),),
+        in_brief=True,
     )
 
 
@@ -157,7 +158,7 @@ def simulated_section(played: Played | None, names: Mapping[str, str], level: fl
         ],
         note="The return of an episode is the sum of its rewards; in the discounted return later rewards count less.",
     )
-    return Section(title="Simulation", notes=(note,), tables=(table,))
+    return Section(title="Simulation", notes=(note,), tables=(table,), in_brief=True)
 
 
 def weights_section(overlap: Overlap | None, enough: float) -> Section:

@@ -8,7 +8,7 @@ import platform
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import numpy as np
 
 from reagent_lite.algorithms.dqn import DQN
 from reagent_lite.algorithms.learners import Learner, learners_of
+from reagent_lite.cli import printed
 from reagent_lite.config import WorkflowConfig, fingerprint, resolved
 from reagent_lite.console import logger
 from reagent_lite.data.copy.training_copy import give_back_memory
@@ -35,6 +36,7 @@ from reagent_lite.manifest import canonical
 from reagent_lite.models.preprocessor import Preprocessor
 from reagent_lite.report.content import Report
 from reagent_lite.report.markdown import decision_of, findings
+from reagent_lite.report.result import Brief, Result
 from reagent_lite.report.run import PAGE, RunFigures, evaluation_of_run, write_page
 from reagent_lite.run.figures import SAMPLE
 from reagent_lite.run.learner import target_policy
@@ -104,7 +106,7 @@ def require_outcome(config: WorkflowConfig, source: Source, group: Group) -> Non
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class Outcome(Result):
     """What a run leaves; printed as the last line of standard output.
 
     Attributes:
@@ -126,7 +128,7 @@ class Outcome:
 
     def line(self) -> str:
         """Returns it as one line of JSON."""
-        tree = asdict(self)
+        tree = printed(self)
         if self.not_published is None:
             del tree["not_published"]
         return json.dumps(tree)
@@ -175,11 +177,12 @@ def publish(config: WorkflowConfig, group: Group, source: Source, learned: Learn
     folder, scores = Path(config.model_output_path).expanduser(), learned.scores
     give_back_memory()
     facts = source.facts()
-    reason = None
+    reason = brief = None
     if group.is_first:
         policy, evaluation = str(target_policy(config.rl)), learned.evaluation
         gate = gate_of(config, evaluation)
         found = evaluation_of_run(config, policy, evaluation, scores, gate)
+        brief = Brief.of(found)
         logger.info(str(found.decision))
         if gate is None or gate.passed:
             for kind, learner in learners_of(learned.learner).items():
@@ -213,6 +216,7 @@ def publish(config: WorkflowConfig, group: Group, source: Source, learned: Learn
         seconds=round(seconds, 3),
         scores=scores,
         not_published=reason,
+        brief=brief,
     )
 
 

@@ -1,0 +1,40 @@
+"""What a notebook shows of a result: the decision first, then a small table of figures with their intervals."""
+
+from dataclasses import dataclass, field
+
+from reagent_lite.evaluation.decision import Decision
+from reagent_lite.report.content import Report, Table
+from reagent_lite.report.page import rendered
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Brief:
+    """The part of a report that fits below a cell of a notebook.
+
+    Attributes:
+        decision: what to do; None where nothing was decided.
+        tables: figures.
+    """
+
+    decision: Decision | None = None
+    tables: tuple[Table, ...]
+
+    @classmethod
+    def of(cls, report: Report) -> "Brief":
+        """Returns the decision and the first table of each section that rests on figures of the policy."""
+        tables = (section.tables[0] for section in report.sections if section.in_brief and section.tables)
+        return cls(decision=report.decision, tables=tuple(tables))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """The base of results that a notebook shows as a table.
+
+    Attributes:
+        brief: what is shown; None where there is nothing to show, as on ranks other than 0. It is not printed.
+    """
+
+    brief: Brief | None = field(default=None, repr=False, compare=False)
+
+    def _repr_html_(self) -> str | None:
+        return None if self.brief is None else rendered("brief.html.j2", self.brief.decision, brief=self.brief)
