@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import socket
+import sys
 import time
 import uuid
 from collections.abc import Iterable, Iterator
@@ -218,6 +219,12 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def shipped(name: str) -> Path:
+    """Returns a folder that comes with the package, kernels or configs: of the checkout, else of the installation."""
+    checkout = Path(__file__).resolve().parents[1] / name
+    return checkout if checkout.is_dir() else Path(sys.prefix).resolve() / "share" / "reagent-lite" / name
 
 
 @contextmanager

@@ -6,13 +6,11 @@ import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 from reagent_lite.errors import KernelBuildError, Problem
+from reagent_lite.files import shipped
 
-_CHECKOUT = Path(__file__).resolve().parents[2] / "kernels"
-_INSTALLED = Path(sys.prefix).resolve() / "share" / "reagent-lite" / "kernels"
-KERNELS = _CHECKOUT if _CHECKOUT.is_dir() else _INSTALLED
+KERNELS = shipped("kernels")
 """The folder of all kernel sources."""
 
 # Loops over an array of the state or over candidates are unrolled whole, or g++ vectorizes nothing around them.

@@ -111,6 +111,6 @@ def test_a_slurm_job_that_a_signal_stops_is_requeued(
 def test_dockerfile_takes_what_the_package_needs() -> None:
     text = (DEPLOY / "Dockerfile").read_text()
     copied = {word for line in re.findall(r"^COPY (.+)$", text, re.MULTILINE) for word in line.split()[:-1]}
-    assert {"pyproject.toml", "README.md", "LICENSE", "reagent_lite", "workflows", "kernels"} <= copied
+    assert {"pyproject.toml", "README.md", "LICENSE", "reagent_lite", "workflows", "kernels", "configs"} <= copied
     assert [word for word in copied if not (ROOT / word).exists()] == []
     assert re.search(r"^USER (?!root)", text, re.MULTILINE)

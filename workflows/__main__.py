@@ -1,0 +1,28 @@
+"""The command `reagent-lite`, which is `python -m workflows`: its first argument names the workflow."""
+
+import pkgutil
+import runpy
+import sys
+
+import workflows
+
+_COMMANDS = sorted(one.name for one in pkgutil.iter_modules(workflows.__path__) if one.name != "__main__")
+
+
+def main() -> int:
+    """Runs `python -m workflows.NAME` in this process, with the arguments behind the name."""
+    name, *arguments = sys.argv[1:] or ["--help"]
+    if name in ("-h", "--help"):
+        print(f"usage: reagent-lite COMMAND [arguments]\n\ncommands: {', '.join(_COMMANDS)}\n\n"
+              "reagent-lite COMMAND --help explains one; it is the same as python -m workflows.COMMAND.")  # fmt: skip
+        return 0
+    if name not in _COMMANDS:
+        print(f"reagent-lite: expected one of {', '.join(_COMMANDS)}, got {name}", file=sys.stderr)
+        return 2
+    sys.argv[1:] = arguments
+    runpy.run_module(f"workflows.{name}", run_name="__main__", alter_sys=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

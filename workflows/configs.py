@@ -1,0 +1,33 @@
+"""Copy the sample configs: python -m workflows.configs --copy DIR."""
+
+import argparse
+import shutil
+import sys
+from pathlib import Path
+
+from reagent_lite.cli import exit_code
+from reagent_lite.console import logger
+from reagent_lite.errors import ConfigError, Problem, counted
+from reagent_lite.files import appearing_folder, disk_errors, shipped
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Copies the configs and their pages into a new folder and returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m workflows.configs", description=(__doc__ or "").partition(":")[0])
+    parser.add_argument("--copy", required=True, type=Path, metavar="DIR", help="a new folder for them")
+    target = parser.parse_args(arguments).copy.expanduser()
+    return exit_code(lambda: _copy(target))
+
+
+def _copy(target: Path) -> int:
+    if target.exists():
+        raise ConfigError(Problem("--copy", "a folder that is not there yet", str(target), "Choose another name"))
+    errors = disk_errors(str(target), "a folder that can be written", "Choose another one")
+    with errors, appearing_folder(target) as temporary:
+        shutil.copytree(shipped("configs"), temporary, dirs_exist_ok=True)
+    logger.info(f"{counted(len([*target.rglob('*.json')]), 'config')} in {target}; see {target / 'README.md'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
