@@ -1,1 +1,66 @@
-"""Train DQN and parametric DQN policies from logged decisions and from simulation."""
+"""Train DQN and parametric DQN policies from logged decisions and from simulation.
+
+    import reagent_lite
+
+    run = reagent_lite.train({"actions": ["left", "right"], "model_output_path": "outputs/first"}, frame)
+    reagent_lite.load_bundle(run.model).predict_rows([{"age": 41.0}]).greedy
+
+Importing this package imports nothing else: each name below brings what it needs when it is first used.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from reagent_lite.api import evaluate, simulate, train
+    from reagent_lite.config import DqnConfig, ParametricDqnConfig
+    from reagent_lite.config.evaluate import EvaluateConfig
+    from reagent_lite.config.simulate import SimulateConfig
+    from reagent_lite.data.tables import read_log
+    from reagent_lite.errors import Preempted, ReagentLiteError
+    from reagent_lite.export import load_bundle
+    from reagent_lite.run.train import Callback
+
+    __version__: str
+
+__all__ = [
+    "Callback",
+    "DqnConfig",
+    "EvaluateConfig",
+    "ParametricDqnConfig",
+    "Preempted",
+    "ReagentLiteError",
+    "SimulateConfig",
+    "evaluate",
+    "load_bundle",
+    "read_log",
+    "simulate",
+    "train",
+]
+
+_MODULES = {
+    "Callback": "run.train",
+    "DqnConfig": "config",
+    "EvaluateConfig": "config.evaluate",
+    "ParametricDqnConfig": "config",
+    "Preempted": "errors",
+    "ReagentLiteError": "errors",
+    "SimulateConfig": "config.simulate",
+    "evaluate": "api",
+    "load_bundle": "export",
+    "read_log": "data.tables",
+    "simulate": "api",
+    "train": "api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return importlib.import_module("importlib.metadata").version("reagent-lite")
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

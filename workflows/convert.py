@@ -7,7 +7,6 @@
 
 import sys
 import time
-from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,11 +17,9 @@ import pyarrow.compute as pc
 from reagent_lite.cli import Command, main_alone
 from reagent_lite.config.convert import MINARI_SUFFIX, ConvertConfig
 from reagent_lite.console import logger, progress
-from reagent_lite.data.formats.blocks import Position
 from reagent_lite.data.formats.files import MINARI_DESCRIPTION, InputFile
-from reagent_lite.data.formats.reading import ALL_COLUMNS, read_blocks
-from reagent_lite.data.rows.table import typed_table
 from reagent_lite.data.stage import data_files, left_out, require_apart
+from reagent_lite.data.tables import typed_tables
 from reagent_lite.data.writing.files import table_writer
 from reagent_lite.data.writing.minari import KEPT, MinariForm, copy_to_minari
 from reagent_lite.data.writing.tables import merged, with_types
@@ -101,7 +98,7 @@ def convert(config: ConvertConfig) -> Converted:
         rows, episodes, dropped = counts.rows, counts.episodes, counts.dropped
     else:
         rows = 0
-        with closing(_tables(files, "converting")) as tables, table_writer(target) as writer:
+        with closing(typed_tables(files, "converting")) as tables, table_writer(target) as writer:
             for table, _ in tables:
                 # each row of JSON lines may have columns of its own
                 writer.write(table if jsonl else with_types(table, found.fields))
@@ -120,17 +117,10 @@ def convert(config: ConvertConfig) -> Converted:
     )
 
 
-def _tables(files: tuple[InputFile, ...], doing: str) -> Generator[tuple[pa.Table, str]]:
-    """Yields the rows of a log as tables of the types of logs, and where the first row of each comes from."""
-    with progress(doing, "bytes") as show:
-        positions = [Position() for _ in files]
-        yield from read_blocks(files, lambda block: (typed_table(block), block.where(0)), positions, show, ALL_COLUMNS)
-
-
 def _survey(files: tuple[InputFile, ...]) -> Survey:
     found = Survey()
     ids_of = {"state_features": found.state_ids, "next_state_features": found.state_ids, "action": found.action_ids}
-    with closing(_tables(files, "surveying")) as tables:
+    with closing(typed_tables(files, "surveying")) as tables:
         for table, where in tables:
             found.fields = merged(found.fields, table, where)
             for name, ids in ids_of.items():

@@ -1,9 +1,11 @@
 """The story of a training run, the same for named actions and for candidates."""
 
 import time
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,7 +36,20 @@ from reagent_lite.training.stop import StopSignal
 from reagent_lite.training.warm_start import warm_start
 
 
-def train(config: WorkflowConfig, group: Group) -> Outcome:
+class Callback:
+    """Follows a run from Python: derive from it and override what you need. An error in it ends the run."""
+
+    def on_epoch(self, figures: Mapping[str, float]) -> None:
+        """Receives what metrics.jsonl has at the end of an epoch: step, epoch, losses, returns."""
+
+    def on_evaluation(self, document: Mapping[str, Any]) -> None:
+        """Receives the evaluation of the learned policy, before the model is exported."""
+
+
+_SILENT = Callback()
+
+
+def train(config: WorkflowConfig, group: Group, callback: Callback = _SILENT) -> Outcome:
     """Trains, evaluates and exports, or continues to; called on every rank, and rank 0's outcome is the run's.
 
     Raises:
@@ -58,7 +73,7 @@ def train(config: WorkflowConfig, group: Group) -> Outcome:
                 take_folder(config)
                 source.write_fitted()
             logger.info(f"policy: {target_policy(config.rl)}; it is evaluated, simulated and exported")
-            learned = learn(setup, signal, folder)
+            learned = learn(setup, signal, folder, callback)
             return publish(config, group, source, learned, time.monotonic() - start)
 
 
@@ -109,7 +124,7 @@ def set_up(config: WorkflowConfig, group: Group, source: Source, history: Histor
     )  # fmt: skip
 
 
-def learn(setup: Setup, signal: StopSignal, folder: Path) -> Learned:
+def learn(setup: Setup, signal: StopSignal, folder: Path, callback: Callback = _SILENT) -> Learned:
     """Takes all optimizer steps that are left, with checkpoints on the way and one at the end, and evaluates.
 
     Raises:
@@ -131,7 +146,7 @@ def learn(setup: Setup, signal: StopSignal, folder: Path) -> Learned:
             group.waiting_at_most(waits.step_timeout_seconds, then=waits.startup_timeout_seconds),
         ):
             schedule = CheckpointSchedule(config.checkpoint, waits, checkpoints, signal)
-            hooks = _RunHooks(setup, schedule, writer, show)
+            hooks = _RunHooks(setup, schedule, writer, show, callback)
             fit(running, stream.plan, group, hooks, every_steps=config.rl.tensorboard_logging_freq,
                 capture=stream.capture)  # fmt: skip
             schedule.at_end()
@@ -144,6 +159,7 @@ def learn(setup: Setup, signal: StopSignal, folder: Path) -> Learned:
     if setup.payable is not None:
         values = setup.payable.document(writer.figures["value/model/mean"])
         evaluation = replace(evaluation, document={**evaluation.document, **values})
+    callback.on_evaluation(evaluation.document)
     return Learned(learner=setup.learner, position=position, checkpoints=checkpoints, evaluation=evaluation,
                    figures=writer.figures, rows_per_second=rate)  # fmt: skip
 
@@ -166,8 +182,11 @@ class _Counts:
 class _RunHooks(Hooks):
     """What a run does around its steps: experience before; figures, progress and checkpoints after."""
 
-    def __init__(self, setup: Setup, schedule: CheckpointSchedule, writer: MetricsWriter, show: Progress) -> None:
+    def __init__(
+        self, setup: Setup, schedule: CheckpointSchedule, writer: MetricsWriter, show: Progress, callback: Callback
+    ) -> None:
         self._setup, self._schedule, self._writer, self._show = setup, schedule, writer, show
+        self._callback = callback
         self._fault = fault_here(setup.group.place)
         self._watch = ValueWatch(setup.payable if setup.group.is_first else None)
         self._note = ""
@@ -207,6 +226,8 @@ class _RunHooks(Hooks):
                 if (tag := tag_of(kind, "simulation/return/mean")) in scalars:
                     self._note += f", {f'{kind} ' if kind else ''}return {scalars[tag]:.4g}"
         self._writer.write(report.step, scalars)
+        if report.end_of_epoch:
+            self._callback.on_epoch({"step": float(report.step), **scalars})
 
     def _evaluated(self, *, final: bool) -> dict[str, float]:
         group, waits = self._setup.group, self._setup.config.rendezvous

@@ -302,7 +302,7 @@ import os, sys
 for name in ("torch", "pydantic", "pandas", "pyarrow", "onnx", "safetensors", "scipy", "duckdb"):
     sys.modules[name] = None  # importing it fails
 import numpy as np
-from reagent_lite.export import load_bundle
+from reagent_lite import load_bundle
 bundle = load_bundle({str(discrete_folder)!r})
 assert bundle.check_golden() < 1e-5
 action, propensity = bundle.act([[1, 5]], rng=np.random.default_rng(0))

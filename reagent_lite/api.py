@@ -1,0 +1,143 @@
+"""The Python API: what the commands do, in this interpreter, with frames as well as paths.
+
+config: dict, path, object ─► checked as the commands check it ─┐
+data: path, or frame ─► a file named by its content ────────────┴─► the command's own function ─► its result
+
+The log of a run goes to the logger "reagent_lite"; `logging.basicConfig(level="INFO")` shows it.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+
+from reagent_lite.config import DqnConfig, ParametricDqnConfig, WorkflowConfig, check, has_named_actions
+from reagent_lite.config.evaluate import EvaluateConfig
+from reagent_lite.config.loader import Source, read_tree
+from reagent_lite.config.section import Section
+from reagent_lite.config.simulate import SimulateConfig
+from reagent_lite.data.formats.frames import Log, path_of
+from reagent_lite.distributed.group import Place, joined
+from reagent_lite.distributed.launcher import Processes
+from reagent_lite.errors import ConfigError, Problem
+from reagent_lite.run import train as training
+from reagent_lite.run.dry_run import processes_here
+from reagent_lite.run.publish import Outcome
+from workflows import evaluate as evaluation
+from workflows import simulate as simulation
+
+AnyConfig = TypeVar("AnyConfig", bound=Section)
+_CPU = torch.device("cpu")
+Folder = str | os.PathLike[str]
+
+
+def train(
+    config: Source, data: Log | None = None, eval_data: Log | None = None, *, callback: training.Callback | None = None
+) -> Outcome:
+    """Trains, evaluates and exports as `workflows.dqn` and `workflows.parametric_dqn` do, or continues to.
+
+    One process trains, in this interpreter. Signal handlers, logging, and threads and random numbers of torch are
+    afterwards as before.
+
+    Args:
+        config: a DqnConfig or ParametricDqnConfig, a dict of the same keys, or the path of a JSON file. A dict or file
+            with data and no `actions` is for candidates.
+        data: log to learn from: a path, or a frame of pandas, polars or Arrow; wins over training_data_path.
+        eval_data: held-out log; wins over eval_data_path.
+        callback: follows the run.
+
+    Raises:
+        ReagentLiteError: as the command, with the same message.
+        Preempted: Ctrl-C or another signal ended the run; the same call continues from the last checkpoint.
+    """
+    given = {"training_data_path": data, "eval_data_path": eval_data}
+    tree = {key: path_of(log) for key, log in given.items() if log is not None}
+    model: type[WorkflowConfig] = DqnConfig
+    if isinstance(config, WorkflowConfig):
+        model = type(config)
+    elif not has_named_actions({**read_tree(config)[0], **tree}):
+        model = ParametricDqnConfig
+    checked = _checked(model, config, tree)
+    processes = processes_here(checked)
+    _require_one_process(checked, processes)
+    device, wait = processes.device(0), checked.rendezvous.startup_timeout_seconds
+    with _torch_left_as_found(device), joined(Place(), device, wait, gpus=processes.gpus) as group:
+        return training.train(checked, group, callback or training.Callback())
+
+
+def evaluate(
+    model: Folder,
+    data: Log | None = None,
+    *,
+    against: Folder | None = None,
+    env: str | None = None,
+    config: Source | None = None,
+) -> evaluation.Evaluated:
+    """Evaluates an exported model on a log, in simulation, or both, as `workflows.evaluate` does.
+
+    Args:
+        model: folder of an exported model.
+        data: log to evaluate on: a path, or a frame of pandas, polars or Arrow.
+        against: folder of another model; the difference of the two is estimated as well.
+        env: environment to play in.
+        config: further keys; arguments win over them.
+
+    Raises:
+        ReagentLiteError: as the command, with the same message.
+    """
+    tree: dict[str, Any] = {"model": model, "against": against, "data_path": None if data is None else path_of(data)}
+    if env is not None:
+        section = read_tree(config or {})[0].get("simulation")
+        tree["simulation"] = {**(section if isinstance(section, dict) else {}), "env": env}
+    with _torch_left_as_found():
+        return evaluation.evaluate(_checked(EvaluateConfig, config or {}, tree))
+
+
+def simulate(config: Source) -> simulation.Simulated:
+    """Plays a policy in an environment and writes its log, as `workflows.simulate` does.
+
+    Args:
+        config: a SimulateConfig, a dict of the same keys, or the path of a JSON file.
+
+    Raises:
+        ReagentLiteError: as the command, with the same message.
+    """
+    with _torch_left_as_found():
+        return simulation.simulate(_checked(SimulateConfig, config, {}))
+
+
+def _checked(model: type[AnyConfig], config: Source, given: dict[str, Any]) -> AnyConfig:
+    tree, problems = read_tree(config)
+    own, _ = read_tree({key: value for key, value in given.items() if value is not None})
+    return check(model, {**tree, **own}, problems)
+
+
+def _require_one_process(config: WorkflowConfig, processes: Processes) -> None:
+    """Refuses what only the command line does.
+
+    Raises:
+        ConfigError: with the command.
+    """
+    workflow = "dqn" if isinstance(config, DqnConfig) else "parametric_dqn"
+    todo = f"train is one process in this interpreter; run python -m workflows.{workflow} --config x.json"
+    if config.num_nodes > 1:
+        raise ConfigError(config.wrong("num_nodes", "1", todo))
+    if processes.count > 1:
+        raise ConfigError(
+            Problem("num_processes_per_node, use_all_avail_gpus", "one process", f"{processes.count}", todo)
+        )
+    if config.collects:
+        raise ConfigError(config.wrong("simulation.mode", "both or learn", todo))
+
+
+@contextmanager
+def _torch_left_as_found(device: torch.device = _CPU) -> Iterator[None]:
+    """Restores torch's number of threads and random numbers after the block."""
+    threads = torch.get_num_threads()
+    with torch.random.fork_rng([device] if device.type == "cuda" else ()):
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)

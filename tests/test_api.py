@@ -1,0 +1,230 @@
+"""The Python API: the commands' own work, with frames and objects in the place of files."""
+
+import json
+import logging
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from oracles.runs import Runner, run
+
+import reagent_lite
+from reagent_lite.errors import BundleError, ConfigError, DataError
+from reagent_lite.evaluation.decision import Choice, Decision
+from reagent_lite.evaluation.interval import Interval
+from reagent_lite.report.content import Table
+from reagent_lite.report.result import Brief, Result
+from workflows.__main__ import main
+
+__all__ = ["run"]
+ROOT = Path(__file__).resolve().parents[1]
+COLUMNS = {"mdp_id": "customer", "sequence_number": "at", "state_features": ["age", "visits"], "action": "shown",
+           "action_probability": "p", "reward": "clicked", "terminal": "last"}  # fmt: skip
+Tree = dict[str, Any]
+
+
+@pytest.fixture
+def frame() -> pd.DataFrame:
+    """Two decisions in each of 40 episodes: mail is worth `age`, a call 1 - `age`."""
+    rng = np.random.default_rng(0)
+    age, mailed = rng.random(80), rng.random(80) < 0.5
+    return pd.DataFrame({
+        "customer": [f"c{i // 2}" for i in range(80)], "at": [i % 2 for i in range(80)], "age": age,
+        "visits": rng.integers(30, 90, 80), "shown": np.where(mailed, "mail", "call"), "p": 0.5,
+        "clicked": np.where(mailed, age, 1 - age), "last": [i % 2 == 1 for i in range(80)],
+    })  # fmt: skip
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tree:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return {
+        "model_output_path": str(tmp_path / "out"), "use_gpu": False, "actions": ["mail", "call"], "epochs": 2,
+        "training": {"layers": [-1, 8, -1], "activations": ["relu", "linear"], "minibatch_size": 16},
+        "data": {"columns": COLUMNS}, "evaluation": {"bootstrap_resamples": 100},
+    }  # fmt: skip
+
+
+class Watching(reagent_lite.Callback):
+    """Keeps what it receives."""
+
+    def __init__(self) -> None:
+        self.epochs: list[Mapping[str, float]] = []
+        self.document: Mapping[str, Any] = {}
+
+    def on_epoch(self, figures: Mapping[str, float]) -> None:
+        self.epochs.append(figures)
+
+    def on_evaluation(self, document: Mapping[str, Any]) -> None:
+        self.document = document
+
+
+def test_a_frame_trains_the_model_of_the_same_rows_in_a_file(
+    frame: pd.DataFrame, tree: Tree, run: Runner, tmp_path: Path
+) -> None:
+    file = tmp_path / "log.parquet"
+    frame.to_parquet(file)
+    command = run("dqn", {**tree, "model_output_path": "by_command", "training_data_path": str(file)})
+    assert command.code == 0, command.err
+    watching = Watching()
+    outcome = reagent_lite.train(tree, frame, callback=watching)
+    name = "model/weights.safetensors"
+    assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "by_command" / name).read_bytes()
+    assert outcome.scores == command.outcome["scores"]
+    # what the run says of its data leads to the very rows
+    recorded = json.loads((tmp_path / "out/config.json").read_text())
+    assert Path(recorded["training_data_path"]).parent == tmp_path / "cache/reagent-lite/frames"
+    assert reagent_lite.read_log(recorded["training_data_path"], COLUMNS) == reagent_lite.read_log(file, COLUMNS)
+    metrics = [json.loads(line) for line in (tmp_path / "out/metrics.jsonl").read_text().splitlines()]
+    assert [one["step"] for one in watching.epochs] == [5, 10]
+    assert [dict(one) for one in watching.epochs] == [one for one in metrics if "epoch" in one]
+    written = json.loads((tmp_path / "out/model/evaluation.json").read_text())
+    assert written == {"scores": outcome.scores, "decision": written["decision"], **watching.document}
+
+    evaluated = reagent_lite.evaluate(outcome.model, frame, config={"columns": COLUMNS})
+    assert f"<strong>? {evaluated.decision['choice'].capitalize()}:</strong>" in str(evaluated._repr_html_())
+    assert 0 < evaluated.rows < 80
+
+
+def test_a_dict_an_object_and_a_file_are_the_same_config(tree: Tree, frame: pd.DataFrame, tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(tree))
+    weights = []
+    for config in (tree, reagent_lite.DqnConfig(**tree), str(file), file):
+        reagent_lite.train(config, frame)
+        weights.append((tmp_path / "out/model/weights.safetensors").read_bytes())
+        weights.append((tmp_path / "out/config.json").read_bytes())
+        shutil.rmtree(tmp_path / "out")
+    assert weights == weights[:2] * 4
+
+
+def test_an_environment_is_simulated_and_learned_from(tree: Tree, tmp_path: Path) -> None:
+    log = reagent_lite.simulate({"env": "gridworld", "output_path": tmp_path / "log.jsonl", "rows": 200})
+    assert log.rows >= 200
+    assert f"<td>{log.rows}</td><td>{log.episodes}</td>" in str(log._repr_html_())
+    table = reagent_lite.read_log(log.log)
+    assert table.num_rows == log.rows
+    names = sorted(set(table["action"].to_pylist()))
+    del tree["data"]
+    outcome = reagent_lite.train({**tree, "actions": names, "epochs": 1}, log.log)
+    played = reagent_lite.evaluate(outcome.model, env="gridworld", config={"simulation": {"evaluation_episodes": 5}})
+    assert played.rows == 0
+    assert "Random actions" in str(played._repr_html_())
+
+
+def test_the_caller_finds_everything_as_it_was(tree: Tree, frame: pd.DataFrame) -> None:
+    class Failing(reagent_lite.Callback):
+        def on_epoch(self, figures: Mapping[str, float]) -> None:
+            signal.raise_signal(signal.SIGTERM)
+
+    logger = logging.getLogger("reagent_lite")
+    torch.manual_seed(5)
+
+    def state() -> tuple[object, ...]:
+        handlers = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)]
+        random = torch.random.get_rng_state().tolist()
+        return *handlers, logger.handlers[:], logger.level, logger.propagate, torch.get_num_threads(), random
+
+    before = state()
+    with pytest.raises(reagent_lite.Preempted, match="SIGTERM: "):
+        reagent_lite.train(tree, frame, callback=Failing())
+    assert state() == before
+    assert reagent_lite.train(tree, frame).steps == 10  # continues: 80 rows in minibatches of 16, twice
+    assert state() == before
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda tree, frame: reagent_lite.train({**tree, "epoch": 3}, frame), ConfigError, "epoch: .*'epochs'"),
+        (lambda tree, frame: reagent_lite.train(tree, frame.drop(columns="clicked")), DataError, "a column 'clicked'"),
+        (lambda tree, _: reagent_lite.train(tree, "nowhere.parquet"), DataError, "nowhere.parquet: expected a data"),
+        (lambda _, frame: reagent_lite.train("nowhere.json", frame), ConfigError, "nowhere.json: expected a readable"),
+        (lambda _, frame: reagent_lite.train(3, frame), ConfigError, "config: expected a config, a dict, or the path"),
+        (lambda tree, _: reagent_lite.train(tree, 3), DataError, "data: expected a path, or a frame"),
+        (lambda tree, _: reagent_lite.train({**tree, "seed": object()}), ConfigError, "config: expected values that"),
+        (lambda tree, frame: reagent_lite.train({**tree, "num_nodes": 2, "init_method": "file:///x"}, frame),
+         ConfigError, "num_nodes: expected 1, got 2. train is one process .* run python -m workflows.dqn --config"),
+        (lambda tree, frame: reagent_lite.train({**tree, "num_processes_per_node": 2}, frame),
+         ConfigError, "num_processes_per_node, use_all_avail_gpus: expected one process, got 2"),
+        (lambda _, frame: reagent_lite.evaluate("nowhere", frame), BundleError, "nowhere: expected the folder of an"),
+        (lambda _, __: reagent_lite.simulate({"env": "cartpole_v1"}), ConfigError, "output_path: expected a path"),
+    ],
+)  # fmt: skip
+def test_errors_are_the_commands_own(
+    call: Callable[[Tree, pd.DataFrame], object], error: type[Exception], message: str, tree: Tree, frame: pd.DataFrame
+) -> None:
+    with pytest.raises(error, match=message) as caught:
+        call(tree, frame)
+    assert isinstance(caught.value, reagent_lite.ReagentLiteError)
+    assert not Path(tree["model_output_path"]).exists()
+
+
+def test_importing_the_package_imports_nothing_else() -> None:
+    code = ("import sys; before = set(sys.modules); import reagent_lite; dir(reagent_lite)\n"
+            "print({name.partition('.')[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names))\n"
+            "from reagent_lite import *; print(reagent_lite.__version__, train.__module__)")  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.splitlines() == ["{'reagent_lite'}", f"{reagent_lite.__version__} reagent_lite.api"]
+    with pytest.raises(AttributeError, match="has no attribute 'fit'"):
+        _ = reagent_lite.fit
+
+
+def test_a_notebook_shows_the_decision_and_then_figures_with_their_intervals() -> None:
+    table = Table(title="Value of <b>", columns=(("Estimator", "name"), ("Estimate", "number"), ("Share", "share")),
+                  rows=(("a & b", Interval(value=1.234, low=1.0, high=1.5), 0.25), ("c", None, None)))  # fmt: skip
+    decision = Decision(choice=Choice.SHIP, reason="it is > the log", next_step="ship it", findings=())
+    assert "".join(str(Result(brief=Brief(decision=decision, tables=(table,)))._repr_html_()).split("\n")) == (
+        "<p><strong>✓ Ship:</strong> it is &gt; the log.<br><b>Next:</b> ship it</p>"
+        '<table><caption>Value of &lt;b&gt;</caption><thead><tr><th scope="col">Estimator</th>'
+        '<th scope="col">Estimate</th><th scope="col">Share</th></tr></thead><tbody>'
+        "<tr><td>a &amp; b</td><td>1.23 (1.00 to 1.50)</td><td>25%</td></tr><tr><td>c</td><td>–</td><td>–</td></tr>"
+        "</tbody></table>"
+    )
+    assert Result()._repr_html_() is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "shown"),
+    [
+        ([], 0, "commands: benchmark, configs, convert, doctor, dqn"),
+        (["fit"], 2, "expected one of benchmark, configs"),
+        (["dqn", "--config", "nowhere.json"], 2, "nowhere.json: expected a readable JSON file"),
+        (["timeline", "--print_schema"], 0, '"inputTableName"'),
+        (["normalize", "--help"], 0, "usage: python -m workflows.normalize"),
+    ],
+)
+def test_one_command_has_all_workflows(
+    arguments: list[str], code: int, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["reagent-lite", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        sys.exit(main())
+    assert (ended.value.code or 0) == code
+    assert shown in "".join(capsys.readouterr())
+
+
+def test_the_sample_configs_are_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["reagent-lite", "configs", "--copy", str(tmp_path / "own")])
+    before = sys.argv[:]
+    for code in (0, 2):
+        monkeypatch.setattr(sys, "argv", before[:])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == code
+    assert "--copy: expected a folder that is not there yet" in capsys.readouterr().err
+
+    def files(folder: Path) -> dict[str, bytes]:
+        return {str(one.relative_to(folder)): one.read_bytes() for one in folder.rglob("*") if one.is_file()}
+
+    assert files(tmp_path / "own") == files(ROOT / "configs")
