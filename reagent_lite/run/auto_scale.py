@@ -1,6 +1,6 @@
 """simulation.auto_scale: number of environments and minibatch by measurement, before a run begins.
 
-memory, replay, length of the run ─► range ─► search of num_envs ─► search of minibatch_size ─► cached
+memory, replay, length of the run ─► range ─► num_envs ─► minibatch_size ─► num_envs ─► smallest of the fastest, cached
                                                └ each probe: this machine's processes, run/probe.py
 
 Rank 0 searches on its machine while the others wait. Sizes are those of one process, so that the choice holds for any
@@ -8,8 +8,8 @@ number of them. The rows learned for each environment step stay as configured: a
 from more rows, in one update while environments are searched, then in as many as cost nothing.
 """
 
-import functools
 import json
+import math
 import os
 import socket
 import subprocess
@@ -37,7 +37,7 @@ from reagent_lite.memory import free_bytes, size_text
 from reagent_lite.run.agents import agent_types
 from reagent_lite.run.environments import compiled
 from reagent_lite.run.simulated import ring_settings
-from reagent_lite.sim.auto_scale import Probe, chosen, search
+from reagent_lite.sim.auto_scale import GAIN, Probe, chosen, search
 from reagent_lite.sim.backend import Backend
 from reagent_lite.sim.cache import machine, make_key
 from reagent_lite.sim.env import VectorEnv
@@ -204,7 +204,10 @@ class Device(Protocol):
 
 
 def find_scale(config: WorkflowConfig, limit: Limit, device: Device) -> Found:
-    """Returns the choice of both searches, and logs their table line by line.
+    """Returns the smallest scale within 3 % of the fastest, and logs the table of all that were tried line by line.
+
+    A minibatch that no longer fits a cache is slow, however many environments there are; so its search has the most of
+    them, for which the time they take beside learning is small, and theirs is repeated with its result.
 
     Args:
         config: the smallest scale, and the ratio of rows to environment steps.
@@ -214,15 +217,18 @@ def find_scale(config: WorkflowConfig, limit: Limit, device: Device) -> Found:
     first = Scale.of(config, device.world)
     ratio = first.minibatch_size * first.updates / first.num_envs
     lines: list[str] = []
+    known: dict[Scale, tuple[float, str]] = {}
 
     def add(line: str) -> None:
         lines.append(line)
         logger.info(line)
 
     def measured(scale: Scale, size: int) -> Probe:
-        rate, failure = device.rate(scale)
-        result = failure or f"{rate:,.0f}"
-        add(f"{scale.num_envs:>12,} {scale.minibatch_size:>12,} {scale.updates:>12,} {result:>16}")
+        if scale not in known:
+            known[scale] = rate, failure = device.rate(scale)
+            result = failure or f"{rate:,.0f}"
+            add(f"{scale.num_envs:>12,} {scale.minibatch_size:>12,} {scale.updates:>12,} {result:>16}")
+        rate, failure = known[scale]
         return Probe(size=size, rate=rate, failure=failure)
 
     assert config.simulation is not None
@@ -230,20 +236,29 @@ def find_scale(config: WorkflowConfig, limit: Limit, device: Device) -> Found:
         f"auto-scaling {config.simulation.env} on {device.place}: each line is a run of a few seconds, by the size of "
         f"one process; for each environment that steps once, {ratio:g} rows are learned"
     )
-    add(f"first environments, at most {limit.num_envs:,} ({limit.reason}), then the smallest minibatch as fast:")
+    add(
+        f"environments, at most {limit.num_envs:,} ({limit.reason}), the minibatch with most of them, and environments "
+        "with that minibatch:"
+    )
     add(f"{'environments':>12} {'minibatch':>12} {'updates':>12} {'env steps/s':>16}")
     tried = search(lambda size: measured(first.with_envs(size), size), first.num_envs, limit.num_envs)
-    best = chosen(tried)
-    if best is None:
+    diagonal = chosen(tried)
+    if diagonal is None:
         return Found(lines=tuple(lines), choice=None, measured=_now())
-    num_envs, rows = best.size, first.rows(best.size)
-    whole = Probe(size=rows, rate=best.rate)
-    smaller = search(
-        lambda size: measured(first.with_minibatch(num_envs, size), size) if size < rows else whole,
-        min(first.minibatch_size, rows), rows,
-    )  # fmt: skip
-    minibatch = chosen([*smaller, whole]) or whole
-    return Found(lines=tuple(lines), choice=first.with_minibatch(num_envs, minibatch.size), measured=_now())
+    most = max(probe.size for probe in tried if not probe.failure)
+    rows = first.rows(most)
+    smallest = min(first.minibatch_size, rows)
+    minibatch = chosen(search(lambda size: measured(first.with_minibatch(most, size), size), smallest, rows))
+    size = rows if minibatch is None else minibatch.size
+    enough = max(diagonal.size, min(math.ceil(size / ratio), most))  # whose rows are one such minibatch
+    search(lambda num_envs: measured(first.with_minibatch(num_envs, size), num_envs), enough, limit.num_envs)
+    fastest = max(rate for rate, _ in known.values())
+    choice = min((scale for scale, (rate, _) in known.items() if rate * GAIN >= fastest), key=_in_order)
+    return Found(lines=tuple(lines), choice=choice, measured=_now())
+
+
+def _in_order(scale: Scale) -> tuple[int, int]:
+    return scale.num_envs, scale.minibatch_size
 
 
 def largest(config: WorkflowConfig, group: Group, backend: Backend) -> Limit:
@@ -306,7 +321,6 @@ class Probes(Device):
         self.place = f"{name}{several}"
         self._deadline = time.monotonic() + _SEARCH_SHARE * config.rendezvous.startup_timeout_seconds
 
-    @functools.cache  # noqa: B019 # as long as a search
     def rate(self, scale: Scale) -> tuple[float, str]:
         """Returns environment steps per second of this machine, or 0 and why the probe failed."""
         seconds = min(_PROBE_SECONDS, self._deadline - time.monotonic())
