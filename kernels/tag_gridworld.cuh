@@ -10,7 +10,8 @@
 // Actions  stay, x + 1, x - 1, y + 1, y - 1; a move off the grid stops at its edge, which is a hit
 // Reward   tagged: tag_reward_for_tagger to each tagger, -tag_penalty_for_runner to the runner; else
 //          -step_cost_for_tagger and +step_cost_for_tagger; then -wall_hit_penalty for a hit
-// Start    taggers at floor(grid_length / 2) on both axes, the runner at 0; or all at starting_location_x and _y
+// Start    taggers at floor(grid_length / 2) on both axes, the runner at 0; or where the lists
+//          starting_location_x and starting_location_y say, an entry for each agent
 // Ends     when a tagger stands where the runner does
 // Limit    episode_length steps
 #include "port.cuh"
@@ -25,13 +26,12 @@
   P(num_taggers, 10.0f)           \
   P(grid_length, 10.0f)           \
   P(episode_length, 100.0f)       \
-  P(starting_location_x, -1.0f)   \
-  P(starting_location_y, -1.0f)   \
   P(wall_hit_penalty, 0.1f)       \
   P(tag_reward_for_tagger, 10.0f) \
   P(tag_penalty_for_runner, 2.0f) \
   P(step_cost_for_tagger, 0.01f)  \
   P(use_full_observation, 1.0f)
+#define PARAMETER_LISTS(L) L(starting_location_x, AGENTS, -1.0f) L(starting_location_y, AGENTS, -1.0f)
 #define STATE(FIELD, ARRAY) ARRAY(int, x, AGENTS) ARRAY(int, y, AGENTS) FIELD(int, steps)
 DECLARE_ENVIRONMENT
 
@@ -46,8 +46,8 @@ DEVICE int agent_type(int agent) { return agent == runner; }
 DEVICE void reset(State &s, Random &random) {
   for (int a = 0; a < AGENTS; ++a) {
     int otherwise = a == runner ? 0 : int(grid_length) / 2;
-    s.x[a] = starting_location_x >= 0.0f ? int(starting_location_x) : otherwise;
-    s.y[a] = starting_location_y >= 0.0f ? int(starting_location_y) : otherwise;
+    s.x[a] = starting_location_x.value[a] >= 0.0f ? whole_of(starting_location_x.value[a]) : otherwise;
+    s.y[a] = starting_location_y.value[a] >= 0.0f ? whole_of(starting_location_y.value[a]) : otherwise;
   }
   s.steps = 0;
 }

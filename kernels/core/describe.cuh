@@ -54,6 +54,7 @@ struct Writer {
 #define WRITE_FIELD(type, name) writer.field(#type, #name, 1);
 #define WRITE_ARRAY(type, name, size) writer.field(#type, #name, size);
 #define WRITE_PARAMETER(name, value) writer.word(#name);
+#define WRITE_LIST(name, size, value) writer.number(#name, size);
 
 constexpr Description describe() {
   Writer writer;
@@ -76,7 +77,12 @@ constexpr Description describe() {
 #ifdef PARAMETERS
   PARAMETERS(WRITE_PARAMETER)
 #endif
-  writer.put("],\"action_names\":[");
+  writer.put("],\"parameter_lists\":{");
+  writer.separate = false;
+#ifdef PARAMETER_LISTS
+  PARAMETER_LISTS(WRITE_LIST)
+#endif
+  writer.put("},\"action_names\":[");
   writer.separate = false;
 #ifdef ACTION_NAMES
   constexpr const char *names[] = ACTION_NAMES;

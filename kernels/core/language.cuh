@@ -9,12 +9,15 @@
 #define PROBE_JOIN(...) PROBE_##__VA_ARGS__
 #define PROBE_                     // NAME is defined and empty
 #define PROBE_constexpr constexpr  // NAME is defined and begins with a parameter
+#define PROBE_static static        // NAME is defined and begins with a list of constants
+#define PROBE_PARAMETER_LISTS(L)   // there need be none
 #define PROBE_public public        // NAME is defined and begins with a field
 #define PROBE_PARAMETERS(P)        // there need be none
 #define PROBE_STATE(FIELD, ARRAY) \
   static_assert(false, "an environment must define STATE(FIELD, ARRAY), the list of its variables");
 
 #define DECLARE_PARAMETER(name, value) constexpr float name [[maybe_unused]] = parameter_value(#name, value);
+#define DECLARE_LIST(name, size, value) TABLE ParameterList<(size)> name(#name, value);
 #define DECLARE_FIELD(type, name) \
 public:                           \
   type name;                      \
@@ -27,6 +30,7 @@ public:                                 \
 #define DECLARE_ENVIRONMENT                            \
   constexpr bool is_declared [[maybe_unused]] = true;  \
   PROBE(PARAMETERS, (DECLARE_PARAMETER))               \
+  PROBE(PARAMETER_LISTS, (DECLARE_LIST))               \
   struct State {                                       \
     PROBE(STATE, (DECLARE_FIELD, DECLARE_ARRAY))       \
   };                                                   \
@@ -104,5 +108,23 @@ constexpr float parameter_value(const char *name, float otherwise) {
   }
   return otherwise;
 }
+
+// n constants that the config gives one by one, {"name[0]", value}, {"name[1]", value}, or as one for all.
+template <int n>
+struct ParameterList {
+  float value[n] = {};
+
+  constexpr ParameterList(const char *name, float otherwise) {
+    for (int k = 0; k < n; ++k) value[k] = parameter_value(name, otherwise);
+    for (const Override *entry = overrides; entry->name; ++entry) {
+      const char *own = entry->name, *given = name;
+      while (*own && *own == *given) ++own, ++given;
+      if (*given || *own != '[') continue;
+      int index = 0;
+      while (*++own != ']') index = 10 * index + (*own - '0');
+      if (index < n) value[index] = entry->value;
+    }
+  }
+};
 
 }  // namespace reagent_lite

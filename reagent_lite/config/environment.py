@@ -1,7 +1,9 @@
 """The keys of an environment, shared by all configs that name one."""
 
 from collections.abc import Iterator
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import field_validator
 
 from reagent_lite.config.section import Count, Section, checked_by
 from reagent_lite.errors import Problem
@@ -26,13 +28,23 @@ class EnvironmentConfig(Section):
     env: str = ""
     """Name of an environment that comes with this package, or the path of a .cuh file."""
     env_parameters: dict[str, float] = {}
-    """Constants of the environment's dynamics, by name, instead of its own."""
+    """Constants of the environment's dynamics, by name, instead of its own; where it takes a list, that stands for
+    name[0], name[1] and so on."""
     time_limit: Annotated[Count, checked_by(_time_limit)] | None = None
     """Steps after which an episode is truncated, at most 2^24; absent: the environment's own."""
     backend: Literal["auto", "cuda", "cpu"] = "auto"
     """Where environments run; auto: on the GPU that is used, where PyCUDA and a toolkit are, else on the CPU."""
     math: Literal["exact", "fast"] = "exact"
     """exact: the same bits on every machine; fast: fused multiply-adds allowed."""
+
+    @field_validator("env_parameters", mode="before")
+    @classmethod
+    def _lists_by_place(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        lists = {name: values for name, values in given.items() if isinstance(values, list)}
+        places = {f"{name}[{k}]": value for name, values in lists.items() for k, value in enumerate(values)}
+        return {name: value for name, value in given.items() if name not in lists} | places
 
     def rules(self) -> Iterator[Problem]:
         """Yields a missing environment."""

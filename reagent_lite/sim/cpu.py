@@ -77,7 +77,7 @@ class CpuBackend:
         self._library = ctypes.CDLL(str(library))
         self._entries = {kernel: self._entry(kernel) for kernel in get_args(Kernel)}
         self.spec = self._read_spec(path.stem)
-        require_parameters(parameters, self.spec.parameters, path.stem)
+        require_parameters(parameters, self.spec)
         self._threads = threads or torch.get_num_threads()
         words = self.spec.state_words + self.spec.agents * self.spec.observation_size
         self._slice = max(1, _WORDS_PER_SLICE // words)

@@ -148,7 +148,7 @@ class CudaBackend:
                 self._require_block(name)
             self._kernels["env_describe"].prepare("PPP")
         self.spec = self._measure(EnvSpec.parse(self._name, read_description(cubin)))
-        require_parameters(parameters, self.spec.parameters, self._name)
+        require_parameters(parameters, self.spec)
 
     def launch(self, kernel: Kernel, call: Call | ActCall) -> None:
         """Runs one kernel over all environments of a call."""

@@ -21,6 +21,7 @@ from reagent_lite.sim.compiler import KERNELS
 from reagent_lite.sim.spec import EnvSpec
 
 _MACHINERY = ("port.cuh", "philox.cuh", "env.cuh")  # and the folder core, which env.cuh includes
+_PARAMETER = re.compile(r"([^\W\d]\w*)(\[\d{1,6}\])?")  # of a list, with its place
 _INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 
 
@@ -102,7 +103,7 @@ def compilation_unit(environment: Path, parameters: dict[str, float]) -> str:
         SimulationError: a parameter is no finite float32.
     """
     lines = []
-    named = sorted((name, value) for name, value in parameters.items() if name.isidentifier())  # others are unknown
+    named = sorted((name, value) for name, value in parameters.items() if _PARAMETER.fullmatch(name))
     if named:
         entries = "".join(f'{{"{name}", {_literal(name, value)}}}, ' for name, value in named)
         lines.append(f"#define PARAMETER_OVERRIDES {entries}")
@@ -158,13 +159,16 @@ def _literal(name: str, value: float) -> str:
     return f"{number!r}f"
 
 
-def require_parameters(given: dict[str, float], known: dict[str, float], environment: str) -> None:
+def require_parameters(given: dict[str, float], spec: EnvSpec) -> None:
     """Refuses parameters that the environment does not have.
 
     Raises:
         SimulationError: one per unknown name, with the known ones.
     """
-    expected = f"parameters of {environment}: {', '.join(known) or 'it has none'}"
-    unknown = sorted(set(given) - set(known))
-    problems = [Problem("simulation.env_parameters", expected, repr(one), nearest(one, list(known))) for one in unknown]
+    places = {f"{name}[{k}]" for name, size in spec.parameter_lists.items() for k in range(size)}
+    lists = [f"{name} (a list of {size})" for name, size in spec.parameter_lists.items()]
+    known = [*spec.parameters, *spec.parameter_lists]
+    expected = f"parameters of {spec.name}: {', '.join([*spec.parameters, *lists]) or 'it has none'}"
+    unknown = sorted(set(given) - {*known, *places})
+    problems = [Problem("simulation.env_parameters", expected, repr(one), nearest(one, known)) for one in unknown]
     raise_any(problems, SimulationError)

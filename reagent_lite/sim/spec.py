@@ -48,6 +48,7 @@ class EnvSpec:
         agent_type_names: of the types of agents, in order of their numbers.
         agent_types: [A] number of each agent's type.
         parameters: constants of the dynamics in force.
+        parameter_lists: sizes of the lists among them, by name.
         fields: the state's variables in memory order.
         action_features: [K][F] of fixed actions; empty with candidates.
     """
@@ -66,6 +67,7 @@ class EnvSpec:
     agent_type_names: tuple[str, ...]
     agent_types: tuple[int, ...]
     parameters: dict[str, float]
+    parameter_lists: dict[str, int]
     fields: tuple[Field, ...]
     action_features: tuple[tuple[float, ...], ...]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ import torch
 from oracles.episodes import environments
 from oracles.tag import Continuous, Gridworld
 
+from reagent_lite.config.environment import EnvironmentConfig
+from reagent_lite.errors import SimulationError
 from reagent_lite.sim.env import VectorEnv
 
 GRIDS = [
@@ -69,11 +72,16 @@ def test_gridworld_equals_the_oracle(parameters: dict[str, float], rounds: int) 
 
 def test_gridworld_example_by_hand() -> None:
     parameters = {"num_taggers": 4, "grid_length": 4, "episode_length": 10}
-    env = environments("tag_gridworld", 1, parameters=parameters)
-    assert (env.field("x").flatten().tolist(), env.field("y").flatten().tolist()) == ([2, 2, 2, 2, 0],) * 2
+    usual = environments("tag_gridworld", 1, parameters=parameters)
+    assert (usual.field("x").flatten().tolist(), usual.field("y").flatten().tolist()) == ([2, 2, 2, 2, 0],) * 2
+    starts = {f"starting_location_{axis}": [0, 0, 0, 0, 1] for axis in "xy"}
+    given = EnvironmentConfig(env="tag_gridworld", env_parameters=parameters | starts).env_parameters
+    env = environments("tag_gridworld", 1, parameters=given)
+    assert (env.field("x").flatten().tolist(), env.field("y").flatten().tolist()) == ([0, 0, 0, 0, 1],) * 2
     assert env.spec.agent_types == (0, 0, 0, 0, 1)
-    for axis in ("x", "y"):
-        env.field(axis).copy_(torch.tensor([0, 0, 0, 0, 1]).view(5, 1))
+    for name in ("starting_location_x[5]", "grid_length[0]"):
+        with pytest.raises(SimulationError, match=r"starting_location_x \(a list of 5\), .*got '" + re.escape(name)):
+            environments("tag_gridworld", 1, parameters=parameters | {name: 1})
     env.action.copy_(torch.tensor([2, 0, 3, 4, 2]))
     env.step()
     torch.testing.assert_close(env.reward, torch.tensor([9.9, 10, 10, 9.9, -2]), rtol=0, atol=1e-6)

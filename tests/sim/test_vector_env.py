@@ -309,6 +309,7 @@ def test_spec_is_what_the_file_says(counter: MakeEnv) -> None:
         name="counter", num_actions=3, observation_size=2, time_limit=100, action_feature_size=3, candidates=False,
         agents=1, threads_per_env=1, masked=True, action_bytes=1, action_names=("0", "1", "2"),
         agent_type_names=("agent",), agent_types=(0,), parameters={"goal": 4.0, "worth": 1.0},
+        parameter_lists={},
         fields=(Field("count", "int", 1), Field("past", "float", 2), Field("lot", "unsigned", 1)),
         action_features=((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)),
     )  # fmt: skip
