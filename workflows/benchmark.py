@@ -25,6 +25,7 @@ from reagent_lite.run.train import train
 from reagent_lite.sim.backend import Backend, open_backend
 from reagent_lite.sim.cuda import on_stream
 from reagent_lite.sim.env import VectorEnv
+from reagent_lite.sim.sources import known_environments
 
 _ROUNDS = 5
 _COPIED_BYTES = 1 << 29  # read and written; larger than any cache
@@ -167,7 +168,8 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--only", nargs="+", choices=("simulation", "training"), default=("simulation", "training"),
                         help="what to measure; absent: everything")  # fmt: skip
-    parser.add_argument("--env", default="cartpole_v1", help="name of an environment, or the path of a .cuh file")
+    parser.add_argument("--env", default="cartpole_v1",
+                        help=f"the path of a .cuh file, or one of {', '.join(known_environments())}")  # fmt: skip
     parser.add_argument("--num_envs", type=int, nargs="+", default=None, metavar="N",
                         help="numbers of environments; absent: 1 to 4 194 304, for training 16 384")  # fmt: skip
     parser.add_argument(

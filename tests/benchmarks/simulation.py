@@ -70,7 +70,7 @@ def theirs(num: int) -> Callable[[], object]:
 
 def tag(name: str, agents: int, full: bool) -> dict[str, object]:
     """Steps per second of random play, drawing included; the oracle is loops and NumPy for one game."""
-    games = max(1280 // agents, 32)  # what 100 agents see of all others takes 9 MB then
+    games = max(1280 // agents, 32) if full else 256  # what 100 agents see of all others takes 9 MB then
     taggers = agents - 1 if name == "tag_gridworld" else max(agents // 20, 1)
     constants = {"num_taggers": taggers, "use_full_observation": full}
     constants |= {"num_runners": agents - taggers} if name == "tag_continuous" else {}
