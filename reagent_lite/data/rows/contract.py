@@ -27,6 +27,7 @@ from reagent_lite.data.rows.maps import FeatureMatrix, Lists, candidate_lists, f
 from reagent_lite.errors import DataError, Problem, nearest
 
 NEAREST_COLUMN = "Nearest column: {!r}"
+_OTHER_NAME = "Where the log has other names, or a column per feature, give them as `columns`: configs/DATA.md"
 PROPENSITIES = tuple(name for name, one in COLUMNS.items() if "action_probability" in (name, one.alias_of))
 """Two names of one column; a log that has both must have the same in both."""
 TODO_NAMES = "Names and indices are actions of workflows.dqn, and of timelines with actionDiscrete true"
@@ -75,7 +76,8 @@ def require_columns(names: list[str], wanted: Iterable[str], where: str) -> None
     missing = [one for one in dict.fromkeys(wanted) if one not in names]
     if missing:
         raise DataError(
-            Problem(where, f"a column {one!r}", here, nearest(one, names, NEAREST_COLUMN)) for one in missing
+            Problem(where, f"a column {one!r}", here, nearest(one, names, NEAREST_COLUMN, _OTHER_NAME))
+            for one in missing
         )
 
 

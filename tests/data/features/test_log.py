@@ -216,6 +216,9 @@ def test_other_bad_input(tmp_path: Path) -> None:
     wrong = write_lines(tmp_path / "wrong.jsonl", [{"state_feature": {"0": 1}, "action": "a"}])
     with pytest.raises(DataError, match=r"expected a column 'state_features'.*Nearest column: 'state_feature'"):
         summary(wrong)
+    wide = write_lines(tmp_path / "wide.jsonl", [{"age": 1.0, "action": "a"}])
+    with pytest.raises(DataError, match=r"'state_features'.*give them as `columns`: configs/DATA.md"):
+        summary(wide)
     names = write_lines(tmp_path / "names.jsonl", [row(i) for i in range(30)])
     with pytest.raises(DataError, match=r"expected an object \{id: number\} in action"):
         summary(names, parametric=True)
