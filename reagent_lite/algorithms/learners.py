@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from reagent_lite.algorithms.dqn import DQN
 from reagent_lite.types import TransitionBatch
 
+_PREFIX = "type_"
+
 
 class Learners(nn.Module):
     """A learner for each type of agents.
@@ -26,13 +28,13 @@ class Learners(nn.Module):
 
     def __init__(self, by_type: Mapping[str, DQN]) -> None:
         super().__init__()
-        self._names = tuple(by_type)
-        self.learners = nn.ModuleList(by_type.values())  # not a ModuleDict, whose keys may not be named as its methods
+        # with a prefix, as a key may not be named as a method of ModuleDict; a checkpoint has these names
+        self.learners = nn.ModuleDict({f"{_PREFIX}{name}": learner for name, learner in by_type.items()})
 
     @property
     def by_type(self) -> dict[str, DQN]:
         """Learners by the names of their types."""
-        return dict(zip(self._names, self.learners, strict=True))  # type: ignore[arg-type]
+        return {key.removeprefix(_PREFIX): learner for key, learner in self.learners.items()}  # type: ignore[misc]
 
     @property
     def row_errors(self) -> dict[str, Tensor]:
@@ -47,7 +49,7 @@ class Learners(nn.Module):
             loss, parts = learner(batches[name])
             losses.append(loss)
             metrics |= {f"{name}.{part}": value for part, value in parts.items()}
-        metrics["td_loss"] = torch.stack([metrics[f"{name}.td_loss"] for name in self._names]).sum()
+        metrics["td_loss"] = torch.stack([metrics[f"{name}.td_loss"] for name in self.by_type]).sum()
         return torch.stack(losses).sum(), metrics
 
     def after_step(self) -> None:

@@ -63,6 +63,8 @@ def test_a_gradient_is_clipped_by_its_own_norm() -> None:
 
 
 def test_names_may_be_those_of_methods_and_one_learner_is_its_own_type() -> None:
-    one = both()[0].by_type["tagger"]
-    assert list(learners_of(Learners({"forward": one, "state.dict": one}))) == ["forward", "state.dict"]
+    learners = both()[0]
+    assert {name.split(".")[1] for name in learners.state_dict()} == {"type_tagger", "type_runner"}
+    one = learners.by_type["tagger"]
+    assert list(learners_of(Learners({"forward": one, "keys": one}))) == ["forward", "keys"]
     assert learners_of(one) == {"": one}

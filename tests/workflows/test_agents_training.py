@@ -98,6 +98,13 @@ def test_a_type_may_play_at_random_or_by_an_exported_model(team: Tree, tmp_path:
     )
     assert second.scores["simulation/leader/return/mean"] == 99  # the exported leader's two steps of 3
     assert second.model == {"follower": str(tmp_path / "second/follower")}
+    # a learner of leaders is none of followers, though their networks are alike
+    warm = merged(
+        team, {"simulation": {"policies": model}, "training": {"warm_start_model_path": str(tmp_path / "out")}}
+    )
+    with pytest.raises(ReagentLiteError) as error:
+        trained(warm | {"model_output_path": str(tmp_path / "third")})
+    assert "learners.type_follower" in str(error.value)
     # a follower that stays two steps with such a leader gets 3 + 30 and 6 + 60, in small steps 1 + 30, 2 + 60, …
     assert second.scores["simulation/follower/return/mean"] > second.scores["simulation/follower/random_return/mean"]
 
