@@ -1,4 +1,4 @@
-# make demo   virtual environment, install, the main job on a log simulated here; ends with the model's path and scores
+# make demo   virtual environment, install of what it needs, the main job on a log simulated here; ends with the model's path and scores
 # make test   everything CI runs: format, lint, types, tests
 # make gpu    on a machine with a GPU: its tests and figures in less than eight minutes, to outputs/gpu.json
 # make setup  .venv alone
@@ -15,14 +15,18 @@ WORKERS := $(shell $(PYTHON) -c 'import os; print(min(4, len(os.sched_getaffinit
 
 setup: $(VENV)/.ready
 
-$(VENV)/.ready: pyproject.toml constraints.txt
+$(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version.split()[0])'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[compiler,pictures$(CUDA)]'
+	@touch $@
+
+$(VENV)/.ready: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev$(CUDA)]'
 	@touch $@
 
-demo: setup
+demo: $(VENV)/.installed
 	$(BIN)/python -m workflows.simulate --config configs/cartpole/simulate.json
 	$(BIN)/python -m workflows.dqn --config configs/cartpole/dqn.json --set simulation.pictures=true
 

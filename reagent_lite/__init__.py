@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from reagent_lite.export import load_bundle
     from reagent_lite.run.train import Callback
 
-    __version__: str
-
+__version__ = "0.1.0"
 __all__ = [
     "Callback",
     "DqnConfig",
@@ -55,12 +54,10 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        return importlib.import_module("importlib.metadata").version("reagent-lite")
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
+    return [*globals(), *__all__]

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -323,8 +324,9 @@ print([file for file in files if "onnxruntime.db" in file])
     decision, modules, databases = result.stdout.splitlines()
     assert decision.split()[:2] == ["1", "1"]
     assert float(decision.split()[2]) == pytest.approx(0.8)  # 0.3 / 3 + 0.7
-    read = ("errors", "export", "export.bundle", "export.tolerance", "feature_ids", "manifest")
-    assert modules.split() == ["reagent_lite", *(f"reagent_lite.{name}" for name in read)]
+    distribution = tomllib.loads((Path(__file__).parents[2] / "deploy/bundle/pyproject.toml").read_text())
+    shipped = distribution["tool"]["setuptools"]["py-modules"]
+    assert modules.split() == sorted(name.removesuffix(".__init__") for name in shipped)
     assert databases == "[]"
     assert result.stderr == ""
 
