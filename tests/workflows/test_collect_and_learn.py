@@ -21,6 +21,7 @@ from oracles.waiting import wait_until
 from reagent_lite import console, files
 from reagent_lite.config import check
 from reagent_lite.config.evaluate import EvaluateConfig
+from reagent_lite.config.simulate import SimulateConfig
 from reagent_lite.data import dataset
 from reagent_lite.data.dataset import EpisodeFolder
 from reagent_lite.data.writing.episodes import LogSchema, episode_rows
@@ -37,6 +38,7 @@ from reagent_lite.sim.episodes import EpisodeRecorder
 from reagent_lite.training.stop import StopSignal
 from reagent_lite.types import EnvStep
 from workflows.evaluate import evaluate
+from workflows.simulate import simulate
 
 Tree = dict[str, Any]
 
@@ -74,9 +76,9 @@ def collected(tree: Tree, match: str = "not learned from yet") -> Collector:
     return one
 
 
-def followed(tree: Tree) -> FollowedStream:
+def followed(tree: Tree, workflow: str = "dqn") -> FollowedStream:
     """The stream of a learner that has not taken rows yet."""
-    config = checked(tree)
+    config = checked(tree, workflow)
     simulation = open_simulation(config, ALONE)
     config = with_actions(config, simulation)
     source = open_source(config, ALONE, simulation)
@@ -174,6 +176,34 @@ def test_a_learner_takes_what_the_schedule_asks_for_and_collectors_stay_two_poli
     figures = stream.figures()
     assert figures["simulation/env_steps"] == taken[-1]
     assert figures["simulation/training_length/mean"] == taken[-1] / figures["simulation/episodes"]
+
+
+@pytest.mark.parametrize("env", ["cartpole_v1", "recommend"])
+def test_roles_over_candidates(tmp_path: Path, env: str) -> None:
+    learn, collect = (role(tmp_path, mode, env=env, warmup_steps=64) for mode in ("learn", "collect"))
+    stream = followed(learn, "parametric_dqn")
+    one = Collector(checked(collect, "parametric_dqn"), ALONE, StopSignal())
+    for _ in range(2):  # by uniform draws, then by the policy that is published once those are read
+        with pytest.raises(IdleError):
+            one.run()
+        with pytest.raises(IdleError):
+            stream.files.run(10_000)
+    assert one.outcome(1).policy == 1
+    stream.before_step(0)
+    batch, spec = next(stream.rollouts), stream.simulation.backend.spec
+    assert batch.actions.features.shape == (64, spec.num_actions, spec.action_feature_size)
+    assert bool(batch.actions.mask.gather(1, batch.action.unsqueeze(1)).all())
+    assert stream.frames == one.outcome(1).rows
+
+
+def test_logs_of_simulate_in_protected_are_read_first(tmp_path: Path) -> None:
+    tree = {"env": "gridworld", "output_path": str(tmp_path / "data" / "protected" / "random.parquet"), "rows": 500,
+            "format": "transitions", "use_gpu": False}  # fmt: skip
+    rows = simulate(check(SimulateConfig, tree)).rows
+    collected(role(tmp_path, "collect", warmup_steps=64))
+    stream = followed(role(tmp_path, "learn", warmup_steps=64))
+    stream.before_step(0)
+    assert stream.frames == rows
 
 
 def test_a_learner_goes_on_behind_the_files_it_has_read_and_fills_its_replay_from_them(tmp_path: Path) -> None:
