@@ -6,8 +6,9 @@ apart      the learner reads a dataset that is there, the collectors write to an
 together   all three have one dataset
 
 Both have the same three processes on the same cores, so that their ratio is the cost of working together. There is data
-enough for the learner not to wait, and collectors may be as far ahead as they like. Bar: together at least 0.9 of the
-frames and of the updates that they reach apart.
+enough for the learner not to wait, and collectors may be as far ahead as they like. Rates are by the wall clock and per
+second of processor time, which other programs of a busy machine do not take. Bar: together at least 0.9 of the frames
+and of the updates that they reach apart.
 """
 
 import argparse
@@ -17,6 +18,8 @@ import tempfile
 import time
 from pathlib import Path
 from statistics import median
+
+import psutil
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 from oracles.interpreters import Interpreter  # noqa: E402
@@ -72,14 +75,24 @@ def measured(roles: Roles, name: str, seconds: float) -> dict[str, float]:
     begun = frames(roles, written)
     while updates(roles, out) < 100 or frames(roles, written) == begun:
         time.sleep(0.2)
-    before, since = (frames(roles, written), updates(roles, out)), time.monotonic()
+    before = now(roles, started, written, out)
     time.sleep(seconds)
-    after, passed = (frames(roles, written), updates(roles, out)), time.monotonic() - since
+    done = {name: after - before[name] for name, after in now(roles, started, written, out).items()}
     for process in started:
         process.kill()
         process.wait()
-    rates = [round((now - then) / passed, 1) for now, then in zip(after, before, strict=True)]
-    return dict(zip(("frames/s", "updates/s"), rates, strict=True))
+    return {
+        **{f"{name}/s": round(done[name] / done["seconds"], 1) for name in ("frames", "updates")},
+        "frames/s of processor": round(done["frames"] / done["collectors"], 1),
+        "updates/s of processor": round(done["updates"] / done["learner"], 1),
+    }
+
+
+def now(roles: Roles, started: list[Interpreter], written: str, out: str) -> dict[str, float]:
+    """What is done so far, and the seconds and processor seconds that it took."""
+    learner, *collectors = (sum(psutil.Process(one.pid).cpu_times()[:2]) for one in started)
+    return {"frames": frames(roles, written), "updates": updates(roles, out), "seconds": time.monotonic(),
+            "learner": learner, "collectors": sum(collectors)}  # fmt: skip
 
 
 def frames(roles: Roles, dataset: str) -> int:
