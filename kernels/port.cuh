@@ -50,13 +50,13 @@ DEVICE void store_row(float *to, const float *row) {
 #ifdef __CUDACC__
   if constexpr (n % 4 == 0) {
     for (int k = 0; k < n; k += 4) *(float4 *)(to + k) = make_float4(row[k], row[k + 1], row[k + 2], row[k + 3]);
-    return;
   } else if constexpr (n % 2 == 0) {
     for (int k = 0; k < n; k += 2) *(float2 *)(to + k) = make_float2(row[k], row[k + 1]);
-    return;
-  }
+  } else
 #endif
-  for (int k = 0; k < n; ++k) to[k] = row[k];
+  {
+    for (int k = 0; k < n; ++k) to[k] = row[k];
+  }
 }
 
 // Correctly rounded by IEEE 754 everywhere.
