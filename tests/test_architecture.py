@@ -19,7 +19,7 @@ LAYERS = {
     "evaluation": 5, "cli": 5,
     "report": 6,
     "run": 7,
-    "doctor": 8,
+    "doctor": 8, "serving": 8,
     "api": 9,
 }  # fmt: skip
 DATA_LAYERS = {
@@ -108,8 +108,8 @@ def test_every_kernel_and_sample_config_is_in_the_wheel() -> None:
     assert all(pattern.rpartition("/")[0] == folder for folder, patterns in places.items() for pattern in patterns)
 
 
-@pytest.mark.parametrize("workflow", ["timeline", "normalize", "shard", "convert"])
-def test_what_prepares_data_does_without_torch(workflow: str) -> None:
+@pytest.mark.parametrize("workflow", ["timeline", "normalize", "shard", "convert", "serve"])
+def test_what_prepares_data_or_serves_does_without_torch(workflow: str) -> None:
     """Torch takes 1.3 s and 180 MB, which a stage that is skipped or bounded in memory need not."""
     code = f"import sys, workflows.{workflow}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

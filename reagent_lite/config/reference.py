@@ -7,6 +7,7 @@ from reagent_lite.config.convert import ConvertConfig
 from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.config.normalize import NormalizeConfig
 from reagent_lite.config.section import Section
+from reagent_lite.config.serve import ServeConfig
 from reagent_lite.config.shard import ShardConfig
 from reagent_lite.config.simulate import SimulateConfig
 from reagent_lite.config.timeline import TimelineConfig
@@ -20,6 +21,7 @@ _WORKFLOWS: Final[dict[str, type[Section]]] = {
     "workflows.normalize": NormalizeConfig,
     "workflows.shard": ShardConfig,
     "workflows.convert": ConvertConfig,
+    "workflows.serve": ServeConfig,
 }
 _HEAD: Final = """\
 # All keys

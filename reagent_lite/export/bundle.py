@@ -217,11 +217,12 @@ class Bundle:
         return values, exists
 
 
-def load_bundle(path: str | os.PathLike[str]) -> Bundle:
+def load_bundle(path: str | os.PathLike[str], *, threads: int = 0) -> Bundle:
     """Loads the exported model of a folder after comparing every byte of it with its manifest.
 
     Args:
         path: the folder that holds manifest.json.
+        threads: that compute one prediction; 0: as many as onnxruntime takes, one for each core.
 
     Raises:
         BundleError: naming every file that is missing, unlisted or altered; a manifest that describes no model; or when
@@ -233,7 +234,9 @@ def load_bundle(path: str | os.PathLike[str]) -> Bundle:
     manifest, files = _verified(folder)
     golden = _parts(folder, manifest, files[GOLDEN_FILE])
     try:
-        session = onnxruntime.InferenceSession(files[MODEL_FILE], providers=["CPUExecutionProvider"])
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        session = onnxruntime.InferenceSession(files[MODEL_FILE], options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's own exceptions share no base but Exception
         advice = "Install the release of onnxruntime that manifest.json names under versions, or a later one"
         where = str(folder / MODEL_FILE)

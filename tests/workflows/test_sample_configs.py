@@ -11,6 +11,7 @@ from reagent_lite.config import DqnConfig, ParametricDqnConfig, load_config
 from reagent_lite.config.convert import ConvertConfig
 from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.config.normalize import NormalizeConfig
+from reagent_lite.config.serve import ServeConfig
 from reagent_lite.config.shard import ShardConfig
 from reagent_lite.config.simulate import SimulateConfig
 from reagent_lite.config.timeline import TimelineConfig
@@ -27,7 +28,7 @@ def tree(name: str) -> dict[str, Any]:
 def test_every_config_is_accepted_by_one_workflow(file: Path) -> None:
     kind = {"simulate": SimulateConfig, "simulate_candidates": SimulateConfig, "dqn": DqnConfig,
             "normalize": NormalizeConfig, "convert": ConvertConfig, "shard": ShardConfig, "timeline": TimelineConfig,
-            "evaluate": EvaluateConfig, "collect": DqnConfig, "learn": DqnConfig,
+            "evaluate": EvaluateConfig, "serve": ServeConfig, "collect": DqnConfig, "learn": DqnConfig,
             "gridworld": DqnConfig,
             "online": ParametricDqnConfig if file.parent.name == "recommend" else DqnConfig}  # fmt: skip
     config = load_config(kind.get(file.stem, ParametricDqnConfig), str(file))
@@ -38,6 +39,8 @@ def test_every_config_is_accepted_by_one_workflow(file: Path) -> None:
         written = config.output_path
     elif isinstance(config, TimelineConfig):
         written = config.timeline.outputTableName
+    elif isinstance(config, ServeConfig):
+        written = config.log
     elif isinstance(config, NormalizeConfig):
         written = config.norm_params.output_dir
     elif config.collects and config.simulation is not None and config.simulation.dataset is not None:

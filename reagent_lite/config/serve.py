@@ -1,0 +1,47 @@
+"""The whole JSON of `workflows.serve`: an exported model, the folder of its log, and limits."""
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from pydantic import Field
+
+from reagent_lite.config.section import Count, LocalPath, Positive, Section, Seed
+from reagent_lite.errors import Problem
+
+
+class ServeConfig(Section):
+    """`python -m workflows.serve`: decisions of an exported model over HTTP, in a log that trains the next one."""
+
+    model: str = ""
+    """Folder of an exported model; another model that takes its place is served as soon as it is loaded."""
+    log: LocalPath = ""
+    """Folder of the log: Parquet files that training reads as they are. One server at a time has it."""
+    host: str = "127.0.0.1"
+    """Address to listen on; 0.0.0.0 for those of other machines."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    """Port to listen on; 0 takes a free one, which the log names."""
+    workers: Annotated[int, Field(ge=1, le=256)] = 1
+    """Processes that answer on the port, each with a journal of its own."""
+    reward_seconds: Positive = 3600.0
+    """How long a decision waits for its reward; one that got none is then written with reward 0."""
+    waiting_decisions: Count = 1_000_000
+    """Most decisions of a worker that wait for their reward; above that the oldest are written as if time were up."""
+    rotate_seconds: Positive = 300.0
+    """Seconds after which a worker writes its complete decisions into a Parquet file."""
+    rotate_mb: Positive = 64.0
+    """Megabytes of a worker's journal after which it does so earlier."""
+    max_body_kb: Positive = 1024.0
+    """Largest body of a request; a larger one is answered with 413."""
+    request_seconds: Positive = 10.0
+    """How long the body of a request may take to arrive, and a reward to reach the worker of its decision."""
+    poll_seconds: Positive = 1.0
+    """How often the model's folder is looked at, the journal is brought to the disk, and rotation is considered."""
+    seed: Seed | None = None
+    """Seed of the draws, for tests; absent: from the system, so that a restart does not repeat them."""
+
+    def rules(self) -> Iterator[Problem]:
+        """Yields missing paths."""
+        if not self.model:
+            yield self.wrong("model", "a path", "Or give --model")
+        if not self.log:
+            yield self.wrong("log", "a path", "Or give --log")

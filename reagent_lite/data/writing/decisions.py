@@ -1,0 +1,52 @@
+"""Decisions of a service as a file of events: columns of the contract, ids, and versions of the models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet
+
+from reagent_lite.data.writing.files import table_writer
+
+_FEATURES = pa.map_(pa.string(), pa.float32())
+_AT_ONCE = 1000  # rows that are turned into Arrow while nothing else of the process runs
+
+
+def write_decisions(target: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Writes events, {column: value}, as a file that appears whole; actions are all names or all features.
+
+    Raises:
+        DataError: the file cannot be written.
+    """
+    action = pa.string() if isinstance(rows[0]["action"], str) else _FEATURES
+    schema = pa.schema({
+        "decision_id": pa.string(), "model": pa.string(), "ds": pa.string(),
+        "mdp_id": pa.string(), "sequence_number": pa.int64(), "state_features": _FEATURES,
+        "action": action, "reward": pa.float64(), "possible_actions": pa.list_(action),
+        "action_probability": pa.float64(), "metrics": pa.map_(pa.string(), pa.float64()), "terminal": pa.bool_(),
+    })  # fmt: skip
+    with table_writer(target) as writer:
+        for start in range(0, len(rows), _AT_ONCE):
+            block = rows[start : start + _AT_ONCE]
+            columns = {
+                name: _values([row.get(name) for row in block], schema.field(name).type) for name in schema.names
+            }
+            writer.write(pa.table(columns, schema=schema))
+
+
+def decision_ids(file: Path) -> list[str]:
+    """Returns the ids of the decisions of such a file."""
+    ids: list[str] = pyarrow.parquet.read_table(file, columns=["decision_id"])["decision_id"].to_pylist()
+    return ids
+
+
+def _values(values: list[Any], kind: pa.DataType) -> pa.Array:
+    """Returns an array of values as JSON has them, in which maps are objects."""
+    if pa.types.is_map(kind):
+        values = [None if one is None else list(one.items()) for one in values]
+    elif pa.types.is_list(kind) and pa.types.is_map(kind.value_type):
+        values = [[list(one.items()) for one in many] for many in values]
+    return pa.array(values, kind)

@@ -1,0 +1,1 @@
+"""Decisions of an exported model over HTTP, in a log that trains the next one."""

@@ -1,0 +1,160 @@
+"""Bodies of requests and answers; `exact` says in the OpenAPI which features and actions the model has."""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from typing_extensions import TypeAliasType
+
+from reagent_lite.export import Bundle
+
+_LARGEST = 3.4e38  # of float32
+_ORDER = 2**53  # of sequence numbers; JSON carries larger integers through floats
+
+Number = Annotated[float, Field(ge=-_LARGEST, le=_LARGEST)]
+Name = Annotated[str, Field(min_length=1, max_length=200)]
+StateFeatures = TypeAliasType("StateFeatures", dict[str, Number | None])
+CandidateFeatures = TypeAliasType("CandidateFeatures", dict[str, Number | None])
+ActionName = TypeAliasType("ActionName", str)
+
+
+def _whole(value: Any) -> Any:
+    """Returns 3 for 3.0, which is an integer in JSON Schema."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+class Body(BaseModel):
+    """A JSON object of known keys, strict types and finite numbers."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+
+class _Row(Body):
+    state_features: StateFeatures
+    """Raw features by id or name, as in the log that the model learned from; absent or null is missing, as there."""
+
+
+class _Decided(_Row):
+    mdp_id: Name | None = None
+    """The episode; absent: the decision is an episode of its own, and its end."""
+    sequence_number: Annotated[int, Field(ge=-_ORDER, le=_ORDER), BeforeValidator(_whole)] | None = None
+    """Place of the decision in its episode, where gaps are legal; absent: microseconds since 1970."""
+
+
+class NamedRow(_Decided):
+    """One decision among the model's actions."""
+
+    possible_actions: (
+        Annotated[list[ActionName], Field(min_length=1, json_schema_extra={"uniqueItems": True})] | None
+    ) = None
+    """Actions that are allowed; absent: all."""
+
+
+class CandidateList(_Row):
+    """Candidates to rank."""
+
+    possible_actions: Annotated[list[CandidateFeatures], Field(min_length=1)]
+    """Features of each candidate."""
+
+
+class CandidateRow(_Decided, CandidateList):
+    """One decision among candidates."""
+
+
+class NamedRows(Body):
+    """Decisions to make."""
+
+    rows: Annotated[list[NamedRow], Field(min_length=1)]
+
+
+class CandidateRows(Body):
+    """Decisions to make."""
+
+    rows: Annotated[list[CandidateRow], Field(min_length=1)]
+
+
+class CandidateLists(Body):
+    """Lists to rank."""
+
+    rows: Annotated[list[CandidateList], Field(min_length=1)]
+
+
+class Decision(BaseModel):
+    """A decision that is in the log."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+    decision_id: str
+    """Under which its reward comes."""
+    action: str | dict[str, float | None]
+    """Name of the action, or features of the candidate."""
+    index: int
+    """Place of the action among the model's actions, or of the candidate in its list."""
+    propensity: float
+    """The probability that the action was drawn with."""
+
+
+class Decisions(BaseModel):
+    """One decision for each row."""
+
+    decisions: list[Decision]
+    model: str
+    """Version of the model: the hash of its manifest."""
+
+
+class Ranked(BaseModel):
+    """A candidate and its value."""
+
+    index: int
+    score: float
+
+
+class Rankings(BaseModel):
+    """Of each row the candidates, the largest value first."""
+
+    rankings: list[list[Ranked]]
+    model: str
+
+
+class Reward(Body):
+    """The reward of a decision."""
+
+    decision_id: Name
+    reward: Number
+    terminal: bool = False
+    """Whether the episode has ended with this decision."""
+    metrics: Annotated[dict[Name, Number], Field(max_length=100)] | None = None
+    """Further figures of the decision, by name."""
+
+
+class Health(BaseModel):
+    """That decisions are made."""
+
+    model: str
+    waiting: int
+    """Decisions of this worker that are in no Parquet file yet."""
+
+
+class Fault(BaseModel):
+    """What is wrong."""
+
+    where: str
+    expected: str
+    got: str
+    todo: str = ""
+
+
+class Faults(BaseModel):
+    """Everything that is wrong."""
+
+    problems: list[Fault]
+
+
+def exact(document: dict[str, Any], bundle: Bundle) -> dict[str, Any]:
+    """Returns an OpenAPI document in which the features and actions are those of a model."""
+    schemas = document["components"]["schemas"]
+    for name, ids in (("StateFeatures", bundle.state_feature_ids), ("CandidateFeatures", bundle.action_feature_ids)):
+        if name in schemas:
+            value = schemas[name]["additionalProperties"]
+            schemas[name] |= {"properties": {str(one): value for one in ids}, "additionalProperties": False}
+    if "ActionName" in schemas:
+        schemas["ActionName"]["enum"] = list(bundle.action_names)
+    return document

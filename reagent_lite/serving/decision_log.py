@@ -1,0 +1,296 @@
+"""The log of a worker: a journal that holds a decision before it is answered, and Parquet files that training reads.
+
+ decision ─► journal, one write() ─► answer          reward ─► journal ─► answer
+                      │  fsync once a poll
+                      └─► rewarded, or waited long enough ─► Parquet, by rename ─► journal of the others
+
+A killed process loses nothing that was answered, since what was written is the system's; a machine that loses its power
+loses what came after the last fsync. The next start reads the journals again, but for decisions that are in a Parquet
+file which was written just before a crash.
+"""
+
+import asyncio
+import itertools
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic_core import to_json
+
+from reagent_lite.config.serve import ServeConfig
+from reagent_lite.console import machine_logger
+from reagent_lite.data.writing.decisions import decision_ids, write_decisions
+from reagent_lite.errors import ConfigError, DataError, Problem, counted
+from reagent_lite.files import alone_in, appearing_file, require_writable, room_in
+
+Joined = Literal["joined", "again", "unknown"]
+"""A reward: of a decision that waited for it; of one that has a reward or was written; of none that is known."""
+
+
+@dataclass(slots=True)
+class _Decision:
+    """A decision that is not in a Parquet file yet; `line` and `reward` are its lines of the journal."""
+
+    at: float
+    episode: str
+    line: bytes
+    reward: bytes = b""
+    closed: bool = False
+
+    def row(self) -> dict[str, Any]:
+        row = json.loads(self.line)
+        row["ds"] = datetime.fromtimestamp(row.pop("at"), UTC).date().isoformat()
+        given = json.loads(self.reward) if self.reward else {"reward": 0.0}
+        given.pop("reward_of", None)
+        return {**row, **given, "terminal": row["terminal"] or given.get("terminal", False)}
+
+
+class DecisionLog:
+    """The log of one worker; `open_log` makes it. Not for several threads.
+
+    Attributes:
+        written: rows in Parquet files so far.
+    """
+
+    def __init__(self, config: ServeConfig, worker: int, folders: Sequence[Path]) -> None:
+        self.written = 0
+        self._config, self._worker, self._folder = config, worker, folders[0]
+        self._waiting: dict[str, _Decision] = {}
+        self._closed: dict[str, float] = {}  # ids in Parquet files, until no reward could come any more
+        self._older = [file for folder in folders for file in sorted(folder.glob("*.jsonl"))]
+        self._recover()
+        self._number = itertools.count()
+        self._start = self._stem = f"{datetime.now(UTC):%Y%m%dT%H%M%S%f}"
+        self._descriptor, self._size = self._open(self._stem), 0
+        self._rotated, self._since, self._unsynced = time.monotonic(), 0, False
+        self._rotating = asyncio.Lock()
+        self.failure = ""
+
+    @property
+    def waiting(self) -> int:
+        """Decisions that are in no Parquet file."""
+        return len(self._waiting)
+
+    def append(self, events: Iterable[dict[str, Any]]) -> list[str]:
+        """Writes decisions into the journal and returns their ids; events without an episode get one of their own.
+
+        Args:
+            events: columns of the contract but reward, with the model's version; `mdp_id` and `sequence_number` may be
+                None.
+
+        Raises:
+            OSError: the disk took none of them.
+        """
+        now, found = time.time(), {}
+        for event in events:
+            number = next(self._number)
+            one = f"{self._worker}-{self._start}-{number}"
+            alone = event["mdp_id"] is None
+            filled: dict[str, Any] = {
+                "mdp_id": one if alone else event["mdp_id"],
+                "sequence_number": time.time_ns() // 1000
+                if event["sequence_number"] is None
+                else event["sequence_number"],
+                "terminal": alone,
+            }
+            line = to_json({"decision_id": one, "at": now, **event, **filled}) + b"\n"
+            found[one] = _Decision(now, filled["mdp_id"], line)
+        self._write(b"".join(one.line for one in found.values()))
+        self._waiting |= found
+        return list(found)
+
+    def join(self, decision_id: str, given: dict[str, Any]) -> Joined:
+        """Writes the reward of a decision, with `terminal` and `metrics` if given, into the journal.
+
+        Raises:
+            OSError: the disk did not take it.
+        """
+        decision = self._waiting.get(decision_id)
+        if decision is None:
+            return "again" if decision_id in self._closed else "unknown"
+        if decision.reward or decision.closed:
+            return "again"
+        line = to_json({"reward_of": decision_id, **given}) + b"\n"
+        self._write(line)
+        decision.reward = line
+        return "joined"
+
+    async def poll(self) -> None:
+        """Brings the journal to the disk, and writes a Parquet file where it is time; what fails is tried again."""
+        due = time.monotonic() - self._rotated > self._config.rotate_seconds or self.failure
+        if due or self._since > self._config.rotate_mb * 1e6 or self.waiting > self._config.waiting_decisions:
+            await self.rotate()
+        elif self._unsynced:
+            self._unsynced = False
+            try:
+                await asyncio.to_thread(os.fsync, self._descriptor)
+            except OSError as error:
+                self._fail(error)
+
+    async def rotate(self) -> None:
+        """Writes the decisions that are complete into a Parquet file and starts a journal with the others."""
+        async with self._rotating:
+            ready = self._ready()
+            self._rotated, self._since = time.monotonic(), 0
+            if not ready and not self.failure:
+                return
+            stem = self._stem
+            try:
+                self._switch()
+                for one in ready:
+                    self._waiting[one].closed = True
+                decisions = [self._waiting[one] for one in ready]
+                others = [line for one in self._waiting.values() if not one.closed for line in (one.line, one.reward)]
+                await asyncio.to_thread(self._write_out, stem, decisions, others)
+            except (OSError, DataError) as error:
+                for one in ready:
+                    self._waiting[one].closed = False
+                self._fail(error)
+                return
+            self.failure = ""
+            self.written += len(ready)
+            for one in ready:
+                self._closed[one] = self._waiting.pop(one).at + self._config.reward_seconds
+            self._forget()
+
+    def _ready(self) -> list[str]:
+        """Returns the ids of complete decisions before which none of their episode still waits."""
+        late = time.time() - self._config.reward_seconds
+        above, blocked, ready = self.waiting - self._config.waiting_decisions, set(), []
+        for place, (one, decision) in enumerate(self._waiting.items()):
+            complete = decision.reward or decision.at <= late or place < above
+            if complete and decision.episode not in blocked:
+                ready.append(one)
+            else:
+                blocked.add(decision.episode)
+        return ready
+
+    def _switch(self) -> None:
+        stem = f"{datetime.now(UTC):%Y%m%dT%H%M%S%f}"
+        descriptor = self._open(stem)
+        os.close(self._descriptor)
+        if self._size:
+            self._older.append(self._file(self._stem))
+        else:
+            self._file(self._stem).unlink(missing_ok=True)
+        self._stem, self._descriptor, self._size, self._unsynced = stem, descriptor, 0, False
+
+    def _write_out(self, stem: str, decisions: list[_Decision], others: list[bytes]) -> None:
+        if decisions:
+            target = self._folder.parent / f"{stem}-{self._worker}.parquet"
+            write_decisions(target, [one.row() for one in decisions])
+            machine_logger.info(f"{target}: {counted(len(decisions), 'decision')}")
+        kept = self._folder / f"{self._stem}.kept.jsonl"
+        with appearing_file(kept) as stream:
+            stream.writelines(others)
+        for file in self._older:
+            file.unlink(missing_ok=True)
+        self._older = [kept]
+
+    def _forget(self) -> None:
+        now = time.time()
+        while self._closed:
+            oldest = next(iter(self._closed))
+            if self._closed[oldest] > now and len(self._closed) <= self._config.waiting_decisions:
+                return
+            del self._closed[oldest]
+
+    def _fail(self, error: OSError | DataError) -> None:
+        if self.failure != str(error):
+            machine_logger.warning(f"the log cannot be written and is tried again: {error}")
+        self.failure = str(error)
+
+    def _file(self, stem: str) -> Path:
+        return self._folder / f"{stem}.jsonl"
+
+    def _open(self, stem: str) -> int:
+        return os.open(self._file(stem), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
+
+    def _write(self, data: bytes) -> None:
+        """Appends to the journal, or leaves it as it was."""
+        left = memoryview(data)
+        try:
+            while left:
+                left = left[os.write(self._descriptor, left) :]
+        except OSError:
+            os.ftruncate(self._descriptor, self._size)
+            raise
+        self._size += len(data)
+        self._since += len(data)
+        self._unsynced = True
+
+    def _recover(self) -> None:
+        """Reads the journals that an earlier server left."""
+        rewards, damaged = {}, 0
+        for file in self._older:
+            for line in file.read_bytes().splitlines(keepends=True):
+                try:
+                    found = json.loads(line)
+                    if line.endswith(b"\n") and "reward_of" in found:
+                        rewards[found["reward_of"]] = line
+                    elif line.endswith(b"\n"):
+                        self._waiting[found["decision_id"]] = _Decision(found["at"], found["mdp_id"], line)
+                except (ValueError, KeyError, TypeError):
+                    damaged += 1
+        oldest = min((file.name for file in self._older), default="a")
+        for file in self._folder.parent.glob("2*-*.parquet"):
+            for one in decision_ids(file) if file.name >= oldest[:20] else ():
+                self._waiting.pop(one, None)
+        for one, line in rewards.items():
+            if one in self._waiting:
+                self._waiting[one].reward = line
+        self._waiting = dict(sorted(self._waiting.items(), key=lambda item: item[1].at))
+        if damaged:
+            machine_logger.warning(f"{self._folder}: {counted(damaged, 'line')} of the journal cannot be read")
+        if self._waiting:
+            machine_logger.info(f"{self._folder}: {counted(self.waiting, 'decision')} of an earlier server")
+
+    async def close(self) -> None:
+        """Writes what is complete; decisions that wait for their reward stay in the journal for the next start."""
+        await self.rotate()
+        with suppress(OSError):
+            os.fsync(self._descriptor)
+        os.close(self._descriptor)
+
+
+def folder_of(config: ServeConfig, worker: int) -> Path:
+    """Returns the folder of a worker's journals; training ignores it."""
+    return Path(config.log).expanduser() / f".worker-{worker}"
+
+
+def worker_of(decision_id: str, config: ServeConfig) -> int:
+    """Returns the worker that has a decision, or would have one of this id."""
+    number = decision_id.partition("-")[0]
+    return int(number) % config.workers if number.isdecimal() and len(number) < 9 else 0
+
+
+@contextmanager
+def open_log(config: ServeConfig, worker: int, *, parametric: bool) -> Iterator[DecisionLog]:
+    """Yields the log of a worker, with the decisions of earlier servers; those of workers that are no more are shared.
+
+    Raises:
+        FolderInUseError: another process has it.
+        ConfigError: it cannot be written, or waits for rewards of another kind of actions.
+    """
+    own = folder_of(config, worker)
+    require_writable(own, "log")
+    others = [
+        folder
+        for folder in sorted(own.parent.glob(".worker-*"))
+        if folder != own and folder.name[8:].isdecimal() and int(folder.name[8:]) % config.workers == worker
+    ]
+    with ExitStack() as locks:
+        for folder in (own, *others):
+            locks.enter_context(alone_in(folder, "log"))
+        with room_in(own, "log"):
+            log = DecisionLog(config, worker, [own, *others])
+        if any(isinstance(one.row()["action"], dict) != parametric for one in log._waiting.values()):
+            kind = "candidates" if parametric else "named actions"
+            raise ConfigError(Problem("log", f"a folder for decisions among {kind}", "others", "Give another folder"))
+        yield log

@@ -1,0 +1,63 @@
+"""What a server counts, for Prometheus; with PROMETHEUS_MULTIPROC_DIR the figures of all workers."""
+
+import os
+from typing import Any
+
+from numpy.typing import NDArray
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, multiprocess
+
+from reagent_lite.export import Bundle
+from reagent_lite.serving.decision_log import DecisionLog
+from reagent_lite.serving.served_model import ServedModel
+
+_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
+
+
+class Figures:
+    """Counters of one worker.
+
+    Attributes:
+        requests: by path and status.
+        seconds: of a request, by path.
+        rewards: by result.
+    """
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        to: Any = {"registry": self._registry}
+        self.requests = Counter("reagent_requests", "Requests", ("path", "status"), **to)
+        self.seconds = Histogram("reagent_request_seconds", "Time to an answer", ("path",), buckets=_SECONDS, **to)
+        self.rewards = Counter("reagent_rewards", "Rewards that came: joined, again, unknown", ("result",), **to)
+        self._decisions = Counter("reagent_decisions", "Decisions by action", ("action",), **to)
+        self._missing = Counter("reagent_features_missing", "Rows without a feature", ("feature",), **to)
+        live: Any = to | {"multiprocess_mode": "livesum"}
+        self._waiting = Gauge("reagent_decisions_waiting", "Decisions in no Parquet file yet", **live)
+        self._written = Gauge("reagent_decisions_written", "Decisions written by living workers", **live)
+        self._models = Gauge("reagent_models", "New models, by what became of them", ("result",), **live)
+
+    def decided(self, actions: list[Any], *, parametric: bool) -> None:
+        """Counts decisions; candidates have no names to count by."""
+        for action in actions:
+            self._decisions.labels("candidate" if parametric else action).inc()
+
+    def missing(self, bundle: Bundle, absent: NDArray[Any]) -> None:
+        """Counts missing features of rows [N, F]."""
+        if absent.any():
+            for feature, count in zip(bundle.state_feature_ids, absent.sum(0).tolist(), strict=True):
+                if count:
+                    self._missing.labels(str(feature)).inc(count)
+
+    def gauge(self, model: ServedModel, log: DecisionLog) -> None:
+        """Takes over what model and log count themselves."""
+        self._waiting.set(log.waiting)
+        self._written.set(log.written)
+        self._models.labels("served").set(model.swapped)
+        self._models.labels("refused").set(model.refused)
+
+    def page(self) -> bytes:
+        """Returns the page of figures."""
+        registry = self._registry
+        if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
+            registry = CollectorRegistry()
+            multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+        return generate_latest(registry)

@@ -1,0 +1,56 @@
+"""The model of a folder, and the one that takes its place."""
+
+import asyncio
+import hashlib
+from pathlib import Path
+
+from reagent_lite.console import machine_logger
+from reagent_lite.errors import BundleError, Problem
+from reagent_lite.export import Bundle, load_bundle
+from reagent_lite.manifest import FILE_NAME, canonical
+
+
+class ServedModel:
+    """The verified model that decides now.
+
+    Attributes:
+        bundle: the model.
+        version: hash of its manifest, as the manifest has it.
+        swapped, refused: models that took its place, and that failed their check, so far.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder = Path(folder).expanduser()
+        self._seen = self._identity()
+        self.swapped = self.refused = 0
+        self._take(load_bundle(self._folder, threads=1))
+
+    async def poll(self) -> None:
+        """Loads what took the folder's place; where that fails its check, the log says so and nothing changes."""
+        identity = self._identity()
+        if identity == self._seen:
+            return
+        self._seen = identity
+        try:
+            bundle = await asyncio.to_thread(load_bundle, self._folder, threads=1)
+            if bundle.parametric != self.bundle.parametric:
+                expected = f"a model of {self.bundle.workflow}, as the log"
+                raise BundleError(Problem(str(self._folder), expected, bundle.workflow, "Start another server for it"))
+        except BundleError as error:
+            self.refused += 1
+            machine_logger.warning(f"the model stays {self.version[:12]}, the new one is refused:\n{error}")
+            return
+        before = self.version[:12]
+        self._take(bundle)
+        self.swapped += 1
+        machine_logger.info(f"model {self.version[:12]} in the place of {before}")
+
+    def _take(self, bundle: Bundle) -> None:
+        self.bundle, self.version = bundle, hashlib.sha256(canonical(bundle.manifest)).hexdigest()
+
+    def _identity(self) -> tuple[int, ...] | None:
+        try:
+            status = (self._folder / FILE_NAME).stat()
+        except OSError:
+            return None
+        return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size

@@ -1,0 +1,198 @@
+"""Processes that answer on one port, and rewards that go from one to another.
+
+ parent: lock of the log, socket ─► worker 0 ... n-1, each: lock of its journals, model, log, uvicorn
+                                       └─ rewards of decisions of another worker by a Unix socket ─┘
+
+A worker that ends by itself is started again and reads its journal.
+"""
+
+import asyncio
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import tempfile
+import threading
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager, suppress
+from multiprocessing.connection import wait
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from typing import Any, cast
+
+import uvicorn
+from prometheus_client import multiprocess
+
+from reagent_lite.cli import exit_code
+from reagent_lite.config.serve import ServeConfig
+from reagent_lite.console import logger
+from reagent_lite.errors import ConfigError, Problem
+from reagent_lite.files import alone_in, require_writable
+from reagent_lite.serving.app import Join, create_app
+from reagent_lite.serving.decision_log import DecisionLog, Joined, open_log, worker_of
+from reagent_lite.serving.served_model import ServedModel
+
+_POLL_SECONDS = 0.5
+_RESTART_SECONDS = 1.0
+_GRACE_SECONDS = 5  # for requests that are under way
+
+
+def serve(config: ServeConfig) -> int:
+    """Serves until SIGTERM or SIGINT; returns how often a worker was started again.
+
+    Raises:
+        FolderInUseError: another server has the log.
+        ConfigError: the log cannot be written, the port is taken, or a worker does not start.
+        BundleError: the model fails its check.
+    """
+    folder = Path(config.log).expanduser()
+    require_writable(folder, "log")
+    with ExitStack() as open_now:
+        open_now.enter_context(alone_in(folder, "log"))
+        version = ServedModel(config.model).version
+        listening = open_now.enter_context(_listening(config))
+        shared = open_now.enter_context(tempfile.TemporaryDirectory(prefix="reagent-lite-"))
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = shared  # workers import prometheus_client after that
+        host, port = listening.getsockname()[:2]
+        logger.info(f"serving model {version[:12]} at http://{host}:{port}, log {folder}")
+        return _supervise(config, listening, Path(shared))
+
+
+def _listening(config: ServeConfig) -> socket.socket:
+    try:
+        family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+        listening = socket.create_server((config.host, config.port), family=family, backlog=1024)
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # of its connections too; else answers take 40 ms
+        return listening
+    except OSError as error:
+        where, got = f"{config.host}:{config.port}", error.strerror or str(error)
+        raise ConfigError(
+            Problem("port", f"a free port at {where}", got, "Choose another, or end its server")
+        ) from error
+
+
+class _Worker:
+    """A process that is started again when it ends."""
+
+    def __init__(self, config: ServeConfig, number: int, listening: socket.socket, shared: Path) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.ready = context.Event()
+        self._context, self._given = context, (config, number, listening, shared, self.ready)
+        self.start()
+
+    def start(self) -> None:
+        self.process: SpawnProcess = self._context.Process(target=_work, args=self._given)
+        self.process.start()
+
+
+def _supervise(config: ServeConfig, listening: socket.socket, shared: Path) -> int:
+    stopping = threading.Event()
+    before = {one: signal.signal(one, lambda *_: stopping.set()) for one in (signal.SIGTERM, signal.SIGINT)}
+    workers: list[_Worker] = []
+    restarts = 0
+    try:
+        workers += [_Worker(config, number, listening, shared) for number in range(config.workers)]
+        while not stopping.is_set():
+            wait([one.process.sentinel for one in workers], timeout=_POLL_SECONDS)
+            for number, one in enumerate(workers):
+                if one.process.is_alive() or stopping.is_set():
+                    continue
+                multiprocess.mark_process_dead(one.process.pid, str(shared))  # type: ignore[no-untyped-call]
+                if not one.ready.is_set():
+                    got = f"one that ended with code {one.process.exitcode}"
+                    raise ConfigError(
+                        Problem(f"worker {number}", "a process that serves", got, "See its message above")
+                    )
+                logger.warning(f"worker {number} ended with code {one.process.exitcode} and is started again")
+                stopping.wait(_RESTART_SECONDS)
+                restarts += 1
+                one.start()
+    finally:
+        for one in workers:
+            one.process.terminate()
+        for one in workers:
+            one.process.join()
+        for number_of_signal, handler in before.items():
+            signal.signal(number_of_signal, handler)
+    return restarts
+
+
+def _work(config: ServeConfig, number: int, listening: socket.socket, shared: Path, ready: Any) -> None:
+    """Serves in a process of its own."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # uvicorn stops by it, and raises it again afterwards
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def body() -> int:
+        model = ServedModel(config.model)
+        with open_log(config, number, parametric=model.bundle.parametric) as log:
+            asyncio.run(_answering(config, number, listening, shared, model, log, ready))
+        return 0
+
+    sys.exit(exit_code(body))
+
+
+async def _answering(
+    config: ServeConfig,
+    number: int,
+    listening: socket.socket,
+    shared: Path,
+    model: ServedModel,
+    log: DecisionLog,
+    ready: Any,
+) -> None:
+    async with _rewards(config, number, shared, log) as join:
+        app = create_app(config, number, model, log, join)
+        settings = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=_GRACE_SECONDS)
+        server = uvicorn.Server(settings)
+        loop = asyncio.get_running_loop()
+        parent = multiprocessing.parent_process()
+        if parent is not None:  # a worker ends with its parent
+            sentinel = parent.sentinel
+
+            def stop() -> None:
+                server.should_exit = True
+                loop.remove_reader(sentinel)
+
+            loop.add_reader(sentinel, stop)
+        ready.set()
+        await server.serve(sockets=[listening])
+        await log.close()
+
+
+@asynccontextmanager
+async def _rewards(config: ServeConfig, number: int, shared: Path, log: DecisionLog) -> AsyncIterator[Join]:
+    """Takes rewards that other workers pass on, and yields what takes a reward to the worker of its decision."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError, ValueError):
+            decision_id, given = json.loads(await reader.readline())
+            try:
+                reply: dict[str, str] = {"joined": log.join(decision_id, given)}
+            except OSError as error:
+                reply = {"error": error.strerror or str(error)}
+            writer.write(json.dumps(reply).encode() + b"\n")
+            await writer.drain()
+        writer.close()
+
+    async def join(decision_id: str, given: dict[str, Any]) -> Joined:
+        owner = worker_of(decision_id, config)
+        if owner == number:
+            return log.join(decision_id, given)
+        async with asyncio.timeout(config.request_seconds):
+            reader, writer = await asyncio.open_unix_connection(shared / f"{owner}.sock", limit=most)
+            writer.write(json.dumps([decision_id, given]).encode() + b"\n")
+            line = await reader.readline()
+            writer.close()
+        if not line:
+            raise OSError(f"worker {owner} is being started again")
+        reply = json.loads(line)
+        if "error" in reply:
+            raise OSError(reply["error"])
+        return cast(Joined, reply["joined"])
+
+    path, most = shared / f"{number}.sock", int(config.max_body_kb * 2000)
+    path.unlink(missing_ok=True)
+    async with await asyncio.start_unix_server(answer, path, limit=most):
+        yield join

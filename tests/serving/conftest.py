@@ -1,0 +1,79 @@
+"""A worker in this process, its model and its log."""
+
+import asyncio
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fastapi import FastAPI
+from oracles.bundles import bilinear_bundle, linear_bundle
+
+from reagent_lite.config.serve import ServeConfig
+from reagent_lite.feature_ids import FeatureId
+from reagent_lite.serving.app import create_app
+from reagent_lite.serving.decision_log import DecisionLog, Joined, open_log
+from reagent_lite.serving.served_model import ServedModel
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # it would have httpx2, which schemathesis does not use
+    from starlette.testclient import TestClient
+
+NAMES = ("mail", "call", "wait")
+IDS = (3, FeatureId("age"))
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A worker without a process."""
+
+    app: FastAPI
+    client: TestClient
+    model: ServedModel
+    log: DecisionLog
+    folder: Path
+
+    def post(self, path: str, **body: Any) -> Any:
+        answer = self.client.post(path, json=body)
+        assert answer.status_code in (200, 204), answer.text
+        return answer.json() if answer.content else None
+
+
+Open = Callable[..., Worker]
+
+
+@pytest.fixture
+def named(tmp_path: Path) -> Path:
+    """Model of q = (x3, age, 0), with a softmax at temperature 1."""
+    return linear_bundle(tmp_path / "model", np.array([[1.0, 0], [0, 1], [0, 0]]), NAMES, IDS)
+
+
+@pytest.fixture
+def candidates(tmp_path: Path) -> Path:
+    """Model of q_k = f7 * x3 + f8 * age."""
+    return bilinear_bundle(tmp_path / "candidates", np.eye(2), IDS, (7, 8))
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[Open]:
+    """Opens a worker on a model; its log is tmp_path/log."""
+    with ExitStack() as closing:
+
+        def start(model: Path, **keys: Any) -> Worker:
+            config = ServeConfig(**{"model": str(model), "log": str(tmp_path / "log"), "seed": 5, **keys})
+            served = ServedModel(config.model)
+            log = closing.enter_context(open_log(config, 0, parametric=served.bundle.parametric))
+
+            async def join(one: str, given: dict[str, Any]) -> Joined:
+                return log.join(one, given)
+
+            app = create_app(config, 0, served, log, join)
+            closing.callback(lambda: asyncio.run(log.close()))
+            client = closing.enter_context(TestClient(app, raise_server_exceptions=False))
+            return Worker(app, client, served, log, Path(config.log))
+
+        yield start

@@ -1,0 +1,209 @@
+"""The log: rows by hand, the order of an episode, what a killed server leaves, full disks, new models, and training."""
+
+import asyncio
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from oracles.bundles import bilinear_bundle, linear_bundle
+from oracles.disks import small_disk
+from oracles.runs import trained
+from serving.conftest import IDS, NAMES, Open, Worker
+
+from reagent_lite.config.serve import ServeConfig
+from reagent_lite.errors import ConfigError
+from reagent_lite.serving.decision_log import open_log, worker_of
+
+ROW = {"state_features": {"3": 1.0, "age": None}, "mdp_id": "7"}
+
+
+def decided(worker: Worker, **keys: Any) -> str:
+    one: str = worker.post("/decide", rows=[ROW | keys])["decisions"][0]["decision_id"]
+    return one
+
+
+def rotated(worker: Worker) -> list[dict[str, Any]]:
+    """Writes what is complete and returns all rows of the log."""
+    asyncio.run(worker.log.rotate())
+    return rows_of(worker.folder)
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    return [row for file in sorted(folder.glob("*.parquet")) for row in pq.read_table(file).to_pylist()]
+
+
+def test_rows_are_events_of_the_contract(named: Path, opened: Open) -> None:
+    worker = opened(named)
+    first = decided(worker, sequence_number=4, possible_actions=["call", "wait"])
+    alone = worker.post("/decide", rows=[{"state_features": {"age": 2.5}}])["decisions"][0]
+    worker.post("/reward", decision_id=first, reward=2.5, metrics={"clicks": 3}, terminal=True)
+    worker.post("/reward", decision_id=alone["decision_id"], reward=-1.0)
+    found = rotated(worker)
+    assert worker.log.waiting == 0
+    today = time.strftime("%Y-%m-%d", time.gmtime())
+    action, probability = found[0].pop("action"), found[0].pop("action_probability")
+    assert action in ("call", "wait")
+    assert probability == pytest.approx(0.5)  # both values are 0
+    assert found[0] == {
+        "decision_id": first, "model": worker.model.version, "ds": today, "mdp_id": "7", "sequence_number": 4,
+        "state_features": [("3", 1.0)], "reward": 2.5, "possible_actions": ["call", "wait"],
+        "metrics": [("clicks", 3.0)], "terminal": True,
+    }  # fmt: skip
+    assert found[1]["mdp_id"] == found[1]["decision_id"] == alone["decision_id"]
+    assert found[1]["terminal"]
+    assert abs(found[1]["sequence_number"] / 1e6 - time.time()) < 100
+    assert (found[1]["action"], found[1]["action_probability"]) == (alone["action"], alone["propensity"])
+    assert (found[1]["possible_actions"], found[1]["metrics"]) == (list(NAMES), None)
+
+
+def test_an_episode_is_written_in_order_and_late_rewards_are_refused(named: Path, opened: Open) -> None:
+    worker = opened(named, reward_seconds=0.5)
+    begin = time.monotonic()
+    one, two = decided(worker, sequence_number=1), decided(worker, sequence_number=2)
+    other = decided(worker, mdp_id="8", sequence_number=1)
+    for decision in (two, other):
+        worker.post("/reward", decision_id=decision, reward=1.0)
+    rows = rotated(worker)
+    if time.monotonic() - begin < 0.5:  # the machine was not asleep
+        assert [row["decision_id"] for row in rows] == [other]
+    time.sleep(0.5)
+    assert {(row["decision_id"], row["reward"]) for row in rotated(worker)} == {(other, 1), (one, 0), (two, 1)}
+    assert worker.client.post("/reward", json={"decision_id": one, "reward": 1.0}).status_code in (404, 409)
+
+
+def test_the_oldest_do_not_wait_when_too_many_do(named: Path, opened: Open) -> None:
+    worker = opened(named, waiting_decisions=2)
+    ids = [decided(worker, mdp_id=f"{n}") for n in range(5)]
+    asyncio.run(worker.log.poll())
+    assert [row["decision_id"] for row in rows_of(worker.folder)] == ids[:3]
+    assert worker.client.post("/reward", json={"decision_id": ids[2], "reward": 1.0}).status_code == 409
+
+
+def test_the_next_server_has_what_was_answered(named: Path, opened: Open, tmp_path: Path) -> None:
+    worker = opened(named)
+    ids = [decided(worker, mdp_id=f"{n}") for n in range(4)]
+    for one in ids[:2]:
+        worker.post("/reward", decision_id=one, reward=1.0)
+    before = tmp_path / "before"
+    shutil.copytree(worker.folder / ".worker-0", before)
+    rotated(worker)
+    after = tmp_path / "after"
+    shutil.copytree(worker.folder, after)
+    for file in before.iterdir():  # as if it had been killed between the Parquet file and the journals
+        shutil.copy(file, after / ".worker-0")
+    with (sorted((after / ".worker-0").glob("*.jsonl"))[0]).open("ab") as torn:
+        torn.write(b'{"decision_id":"0-half')
+    worker.post("/reward", decision_id=ids[2], reward=5.0)
+    for folder, left in ((worker.folder, {ids[2]: 5, ids[3]: 0}), (after, {ids[2]: 0, ids[3]: 0})):
+        copy = tmp_path / f"copy of {folder.name}"
+        shutil.copytree(folder, copy)
+        config = ServeConfig(model="m", log=str(copy), reward_seconds=1e-6)
+        with open_log(config, 0, parametric=False) as log:
+            assert log.waiting == 2
+            asyncio.run(log.close())
+        found = rows_of(copy)
+        assert {row["decision_id"]: row["reward"] for row in found} == {ids[0]: 1, ids[1]: 1, **left}
+        assert len(found) == 4
+
+
+def test_journals_of_more_workers_go_to_those_that_are_left(tmp_path: Path) -> None:
+    event = {"model": "m", "mdp_id": None, "sequence_number": None, "state_features": {"3": 1.0}, "action": "mail",
+             "possible_actions": list(NAMES), "action_probability": 0.5}  # fmt: skip
+    many = ServeConfig(model="m", log=str(tmp_path / "log"), workers=4)
+    ids = []
+    for worker in range(4):
+        with open_log(many, worker, parametric=False) as log:
+            ids += log.append([event])
+    few = many.model_copy(update={"workers": 2})
+    for worker in range(2):
+        with open_log(few, worker, parametric=False) as log:
+            assert log.waiting == 2
+            assert [log.join(one, {"reward": 1.0}) for one in ids if worker_of(one, few) == worker] == ["joined"] * 2
+            asyncio.run(log.close())
+    assert {row["decision_id"] for row in rows_of(tmp_path / "log")} == set(ids)
+    with open_log(many, 0, parametric=False) as log:
+        log.append([event])
+    with pytest.raises(ConfigError, match="decisions among candidates, got others"), open_log(many, 0, parametric=True):
+        pass
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    with small_disk(tmp_path / "disk", size="200k", files=50) as folder:
+        yield folder
+
+
+def test_a_full_disk_is_answered_with_503_and_nothing_is_half_written(disk: Path, named: Path, opened: Open) -> None:
+    worker = opened(named, log=str(disk / "log"))
+    ids = [decided(worker, mdp_id=f"{n}") for n in range(20)]
+    filler = disk / "filler"
+    with filler.open("wb", buffering=0) as stream, suppress(OSError):
+        while stream.write(b"x" * 512):
+            pass
+    answer = worker.client.post("/decide", json={"rows": [ROW | {"mdp_id": "n" * 200}] * 50})
+    assert answer.status_code == 503
+    assert answer.json()["problems"][0]["got"] == "No space left on device"
+    first = [worker.client.post("/reward", json={"decision_id": one, "reward": 1.0}).status_code for one in ids]
+    asyncio.run(worker.log.rotate())
+    assert worker.client.get("/healthz").status_code == 503
+    assert list(worker.folder.glob("*.parquet")) == list(worker.folder.glob("*.tmp")) == []
+    filler.unlink()
+    again = [worker.client.post("/reward", json={"decision_id": one, "reward": 1.0}).status_code for one in ids]
+    assert set(zip(first, again, strict=True)) <= {(204, 409), (503, 204)}
+    assert [row["decision_id"] for row in rotated(worker)] == ids
+    assert worker.client.get("/healthz").status_code == 200
+
+
+def test_a_new_model_takes_over_and_a_damaged_one_does_not(named: Path, opened: Open, tmp_path: Path) -> None:
+    worker = opened(named)
+    versions, actions = [worker.model.version], ("call",) * 3
+
+    def answered() -> tuple[str, tuple[str, ...]]:
+        answer = worker.post("/decide", rows=[{"state_features": {"3": 1000.0}}] * 3)
+        return answer["model"], tuple(one["action"] for one in answer["decisions"])
+
+    assert answered() == (versions[0], ("mail",) * 3)
+    linear_bundle(named, np.array([[0.0, 0], [1, 0], [0, 0]]), NAMES, IDS)
+    asyncio.run(worker.model.poll())
+    versions.append(worker.model.version)
+    assert versions[0] != versions[1]
+    assert answered() == (versions[1], actions)
+    linear_bundle(named, np.array([[0.0, 0], [0, 0], [1, 0]]), NAMES, IDS)
+    damaged = bytearray((named / "model.onnx").read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    (named / "model.onnx").write_bytes(damaged)
+    asyncio.run(worker.model.poll())
+    assert answered() == (versions[1], actions)
+    bilinear_bundle(named, np.eye(2), IDS, (7, 8))
+    asyncio.run(worker.model.poll())
+    assert answered() == (versions[1], actions)
+    assert (worker.model.swapped, worker.model.refused) == (1, 2)
+
+
+@pytest.mark.parametrize("kind", ["named", "candidates"])
+def test_the_log_trains_as_it_is(kind: str, opened: Open, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    worker = opened(request.getfixturevalue(kind))
+    rng = np.random.default_rng(0)
+    for episode in range(40):
+        for step in range(4):
+            features = {"3": float(rng.normal()), "age": float(rng.normal())}
+            row: dict[str, Any] = {"state_features": features, "mdp_id": f"{episode}", "sequence_number": step}
+            if kind == "candidates":
+                row["possible_actions"] = [{"7": float(x), "8": 1.0} for x in rng.normal(size=3)]
+            one = worker.post("/decide", rows=[row])["decisions"][0]["decision_id"]
+            metrics = {"metrics": {"clicks": 1.0}} if episode >= 20 else {}
+            worker.post("/reward", decision_id=one, reward=step, terminal=step == 3, **metrics)
+        if episode in (10, 39):
+            assert len(rotated(worker)) == 4 * (episode + 1)
+    tree = {"training_data_path": str(worker.folder), "model_output_path": str(tmp_path / "out"), "use_gpu": False,
+            "training": {"layers": [-1, 4, -1 if kind == "named" else 1], "activations": ["relu", "linear"],
+                         "minibatch_size": 32}}  # fmt: skip
+    outcome = trained(tree | ({"actions": list(NAMES)} if kind == "named" else {}))
+    assert outcome.rows == 160
+    assert outcome.scores["CPE/Reward/Logged_Reward"] == pytest.approx(1.5)

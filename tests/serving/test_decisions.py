@@ -1,0 +1,126 @@
+"""Answers over HTTP: those of the bundle, rankings by hand, what is refused, limits, and the server's own OpenAPI."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from oracles.bundles import bilinear_bundle, linear_bundle
+from serving.conftest import NAMES, Open
+
+from reagent_lite.export import load_bundle
+
+STATES = [{"3": 1.5, "age": -0.5}, {"3": 0.2}, {"age": None, "3": 2.0}]
+
+
+def test_actions_and_propensities_are_those_of_the_bundle(named: Path, opened: Open) -> None:
+    worker = opened(named)
+    allowed = [None, ["wait", "mail"], ["call"]]
+    rows = [{"state_features": s, "possible_actions": a} for s, a in zip(STATES, allowed, strict=True)]
+    answers = [worker.post("/decide", rows=rows) for _ in range(4)]
+    bundle, rng = load_bundle(named), np.random.default_rng([5, 0])
+    mask = np.array([[True, True, True], [True, False, True], [False, True, False]])
+    for answer in answers:
+        actions, propensities = bundle.act(bundle.states(STATES), mask=mask, rng=rng)
+        assert [one["index"] for one in answer["decisions"]] == actions.tolist()
+        assert [one["action"] for one in answer["decisions"]] == [NAMES[k] for k in actions]
+        assert [one["propensity"] for one in answer["decisions"]] == propensities.tolist()
+        assert f'"sha256": "{answer["model"]}"' in (named / "manifest.json").read_text()
+    assert answers[0]["decisions"][2]["propensity"] == 1
+    ids = [one["decision_id"] for answer in answers for one in answer["decisions"]]
+    assert len(set(ids)) == 12
+
+
+def test_candidates_are_chosen_and_ranked(candidates: Path, opened: Open) -> None:
+    worker = opened(candidates)
+    lists = [[{"7": 1, "8": 0}, {"7": 3.0}, {"8": -1.0, "7": 2.0}], [{"7": 1.0}]]
+    rows = [{"state_features": {"3": 2.0, "age": 1.0}, "possible_actions": one} for one in lists]
+    ranked = worker.post("/rank", rows=rows)["rankings"]
+    assert ranked[0] == [{"index": 1, "score": 6.0}, {"index": 2, "score": 3.0}, {"index": 0, "score": 2.0}]
+    assert ranked[1] == [{"index": 0, "score": 2.0}]
+    assert worker.log.waiting == 0
+    bundle = load_bundle(candidates)
+    states = bundle.states([row["state_features"] for row in rows])
+    actions, propensities = bundle.act(states, candidates=bundle.candidates(lists), rng=np.random.default_rng([5, 0]))
+    decided = worker.post("/decide", rows=rows)["decisions"]
+    assert [one["action"] for one in decided] == [one[k] for one, k in zip(lists, actions, strict=True)]
+    assert [one["propensity"] for one in decided] == propensities.tolist()
+
+
+ROW = {"state_features": {"3": 1.0}}
+REFUSED: list[tuple[Any, str]] = [
+    (b"{", "body"),
+    (b'{"rows": [{"state_features": {"3": NaN}}]}', "body.rows.0.state_features.3"),
+    (b'{"rows": [{"state_features": {"3": 1e39}}]}', "body.rows.0.state_features.3"),
+    ({"rows": []}, "body.rows"),
+    ({"rows": [ROW | {"state_features": {"4": 1.0}}]}, "states[0]"),
+    ({"rows": [ROW | {"state_features": {"3": "1.0"}}]}, "body.rows.0.state_features.3"),
+    ({"rows": [ROW | {"state_features": {"3": True}}]}, "body.rows.0.state_features.3"),
+    ({"rows": [{}]}, "body.rows.0.state_features"),
+    ({"rows": [ROW, ROW | {"possible_actions": ["mail", "fax"]}]}, "rows.1.possible_actions"),
+    ({"rows": [ROW | {"possible_actions": ["mail", "mail"]}]}, "rows.0.possible_actions"),
+    ({"rows": [ROW | {"possible_actions": []}]}, "body.rows.0.possible_actions"),
+    ({"rows": [ROW | {"mdp_id": 7}]}, "body.rows.0.mdp_id"),
+    ({"rows": [ROW | {"sequence_number": 2**53 + 1}]}, "body.rows.0.sequence_number"),
+    ({"rows": [ROW | {"colour": 7}]}, "body.rows.0.colour"),
+]
+
+
+@pytest.mark.parametrize(("body", "where"), REFUSED, ids=[str(body)[:60] for body, _ in REFUSED])
+def test_wrong_rows_are_refused_and_none_is_logged(named: Path, opened: Open, body: Any, where: str) -> None:
+    worker = opened(named)
+    given = {"content": body} if isinstance(body, bytes) else {"json": body}
+    answer = worker.client.post("/decide", **given, headers={"content-type": "application/json"})
+    assert answer.status_code == 422
+    assert answer.json()["problems"][0]["where"].startswith(where)
+    assert worker.log.waiting == 0
+
+
+def test_bodies_that_are_too_large_or_too_slow(named: Path, opened: Open) -> None:
+    worker = opened(named, max_body_kb=1.0)
+    for content in (b" " * 1001, iter([b" " * 600] * 2)):  # with its length, and in pieces
+        answer = worker.client.post("/decide", content=content)
+        assert answer.status_code == 413
+        assert answer.json()["problems"][0]["expected"] == "at most 1000 bytes"
+    page = worker.client.get("/metrics").text
+    assert 'reagent_requests_total{path="/decide",status="413"} 2.0' in page
+
+
+def test_a_reward_comes_once_and_is_counted(named: Path, opened: Open) -> None:
+    worker = opened(named)
+    one = worker.post("/decide", rows=[ROW | {"possible_actions": ["call"]}])["decisions"][0]["decision_id"]
+    given = {"decision_id": one, "reward": 2.5, "metrics": {"clicks": 1.0}}
+    assert [worker.client.post("/reward", json=given).status_code for _ in range(2)] == [204, 409]
+    assert worker.client.post("/reward", json={"decision_id": "0-x-1", "reward": 1.0}).status_code == 404
+    page = worker.client.get("/metrics").text
+    for line in ('rewards_total{result="joined"} 1.0', 'rewards_total{result="again"} 1.0',
+                 'rewards_total{result="unknown"} 1.0', 'decisions_total{action="call"} 1.0',
+                 'features_missing_total{feature="age"} 1.0',
+                 'request_seconds_count{path="/reward"} 3.0'):  # fmt: skip
+        assert f"reagent_{line}\n" in page
+    assert worker.client.get("/healthz").json() == {"model": worker.model.version, "waiting": 1}
+
+
+@pytest.mark.parametrize("parametric", [False, True])
+def test_the_openapi_holds(parametric: bool, opened: Open, tmp_path: Path) -> None:
+    # of one feature, which is clamped, so that no value is too large
+    bundle = tmp_path / "model"
+    if parametric:
+        bilinear_bundle(bundle, np.eye(1), (3,), (7,))
+    else:
+        linear_bundle(bundle, np.array([[1.0], [0], [-1]]), NAMES, (3,))
+    worker = opened(bundle)
+    schema = schemathesis.openapi.from_asgi("/openapi.json", worker.app)
+    operations = [operation.ok() for operation in schema.get_all_operations()]
+    assert {"POST /decide", "POST /reward", "GET /healthz"} <= {operation.label for operation in operations}
+    for operation in operations:
+
+        @given(case=operation.as_strategy())
+        @settings(max_examples=20, deadline=None, derandomize=True, database=None,
+                  suppress_health_check=list(HealthCheck))  # fmt: skip
+        def conforms(case: schemathesis.Case) -> None:
+            case.call_and_validate()
+
+        conforms()

@@ -1,0 +1,69 @@
+"""Serve an exported model, and log what it decides: python -m workflows.serve --model BUNDLE --log FOLDER.
+
+1 check    the model's hashes, the log's folder and lock, the port: nothing is answered before
+2 serve    POST /decide, /rank and /reward in worker processes; each decision is in the log before it is answered
+3 rotate   complete decisions into Parquet in the log's folder, which workflows.dqn trains on as it is
+4 stop     SIGTERM: requests under way are answered; what waits for its reward is there at the next start
+"""
+
+import importlib.util
+import sys
+import time
+from dataclasses import dataclass
+
+from reagent_lite.cli import Command, Flag, main_alone
+from reagent_lite.config.serve import ServeConfig
+from reagent_lite.errors import ConfigError, Problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """The results; printed as the last line of standard output.
+
+    Attributes:
+        model, log: as given.
+        workers: processes that answered.
+        restarts: of workers that ended by themselves.
+        seconds: total wall-clock time.
+    """
+
+    model: str
+    log: str
+    workers: int
+    restarts: int
+    seconds: float
+
+
+def serve(config: ServeConfig) -> Served:
+    """Serves until SIGTERM or SIGINT."""
+    if not all(map(importlib.util.find_spec, ("fastapi", "uvicorn", "prometheus_client"))):
+        todo = "Install them: pip install 'reagent-lite[serve]'"
+        raise ConfigError(Problem("workflows.serve", "fastapi, uvicorn and prometheus-client", "not all of them", todo))
+    from reagent_lite.serving import workers  # needs the extra
+
+    start = time.monotonic()
+    restarts = workers.serve(config)
+    seconds = round(time.monotonic() - start, 3)
+    return Served(model=config.model, log=config.log, workers=config.workers, restarts=restarts, seconds=seconds)
+
+
+COMMAND = Command(
+    module="workflows.serve",
+    model=ServeConfig,
+    example="configs/serve/serve.json",
+    settings="--model outputs/cartpole/model --log outputs/log",
+    outcome="model, log, workers, restarts, seconds",
+    codes="0 stopped by SIGTERM or SIGINT, 1 unexpected error, 2 config or data error, 5 another server has the log",
+    flags={
+        "model": Flag("--model", "folder of the exported model"),
+        "log": Flag("--log", "folder of the log"),
+        "port": Flag("--port", "port to listen on", int),
+    },
+    needs_config=False,
+    story="""\
+POST /decide {"rows": [{"state_features": {"age": 0.1}, "mdp_id": "7"}]} answers actions with their propensities;
+POST /reward {"decision_id": "...", "reward": 1.0} joins a reward to its decision; the address /docs has all of it.""",
+)
+
+if __name__ == "__main__":
+    sys.exit(main_alone(COMMAND, serve))
