@@ -64,7 +64,8 @@ def _listening(config: ServeConfig) -> socket.socket:
     try:
         family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
         listening = socket.create_server((config.host, config.port), family=family, backlog=1024)
-        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # of its connections too; else answers take 40 ms
+        # its connections inherit it; without it an answer in two pieces takes 40 ms
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listening
     except OSError as error:
         where, got = f"{config.host}:{config.port}", error.strerror or str(error)
