@@ -40,7 +40,7 @@ from reagent_lite.files import require_writable, write_whole
 from reagent_lite.manifest import canonical
 from reagent_lite.report.content import Table
 from reagent_lite.report.result import Brief, Result
-from reagent_lite.run.collect import named_block
+from reagent_lite.run.roles.collect import named_block
 from reagent_lite.sim.backend import Backend, open_backend
 from reagent_lite.sim.env import Policy, VectorEnv
 from reagent_lite.sim.episodes import Amount, whole_episodes

@@ -24,7 +24,7 @@ from reagent_lite.errors import ReagentLiteError, counted
 from reagent_lite.memory import free_bytes, size_text
 from reagent_lite.run.agents import AgentType, agent_types
 from reagent_lite.run.learner import build_learner
-from reagent_lite.run.policies import dataset_of, rows_per_policy
+from reagent_lite.run.roles.policies import dataset_of, rows_per_policy
 from reagent_lite.run.simulated import ring_settings, simulated_plan
 from reagent_lite.sim.cpu import CpuBackend
 from reagent_lite.sim.env import VectorEnv

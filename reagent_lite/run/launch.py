@@ -33,9 +33,9 @@ from reagent_lite.distributed.verdict import Declaration, flat
 from reagent_lite.distributed.worker import end_with_parent, is_worker, report_failure
 from reagent_lite.errors import Preempted, ReagentLiteError
 from reagent_lite.files import FolderIdentity, nearest_existing
-from reagent_lite.run.collect import collect
 from reagent_lite.run.dry_run import dry_run, lines_of, processes_here, warnings_of
 from reagent_lite.run.publish import Outcome
+from reagent_lite.run.roles.collect import collect
 from reagent_lite.training.stop import StopSignal
 
 Config = TypeVar("Config", bound=WorkflowConfig)

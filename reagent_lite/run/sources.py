@@ -30,11 +30,11 @@ from reagent_lite.run.environments import (
 )
 from reagent_lite.run.evaluators import Evaluators, LogEvaluator, SimulationEvaluator
 from reagent_lite.run.figures import Presence, present_shares, sources_of
-from reagent_lite.run.following import FollowedEpisodes, open_followed
 from reagent_lite.run.learner import target_policy, update_capture
 from reagent_lite.run.logged import Data, prepare
 from reagent_lite.run.normalization import Normalization, write_fitted
 from reagent_lite.run.pictures import draw_pictures
+from reagent_lite.run.roles.following import FollowedEpisodes, open_followed
 from reagent_lite.run.samples import logged_sample, simulated_sample
 from reagent_lite.run.simulated import SimulatedPlan, open_rollouts, simulated_plan, training_scalars
 from reagent_lite.run.value_bounds import Payable, payable_values

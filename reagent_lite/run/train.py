@@ -18,12 +18,12 @@ from reagent_lite.distributed.group import Group
 from reagent_lite.errors import ConfigError, DivergenceError, Preempted, Problem
 from reagent_lite.files import room_in
 from reagent_lite.report.pictures import require_pictures
-from reagent_lite.run.auto_scale import auto_scaled
 from reagent_lite.run.environments import open_simulation, with_actions
 from reagent_lite.run.evaluators import Evaluators
 from reagent_lite.run.learner import build_learners, build_optimization, captures, choose_threads, target_policy
-from reagent_lite.run.policies import shared_folders
 from reagent_lite.run.publish import FOLDER, Learned, Outcome, output_folder, publish, require_outcome, versions
+from reagent_lite.run.roles.policies import shared_folders
+from reagent_lite.run.scaling.auto_scale import auto_scaled
 from reagent_lite.run.simulated import tag_of
 from reagent_lite.run.sources import Source, Stream, open_source
 from reagent_lite.run.value_bounds import Payable, ValueWatch

@@ -12,8 +12,8 @@ import torch
 
 from reagent_lite.config import DqnConfig, check
 from reagent_lite.distributed.group import Group, Place
-from reagent_lite.run.auto_scale import Probes, Scale, find_scale, largest
 from reagent_lite.run.environments import compiled
+from reagent_lite.run.scaling.auto_scale import Probes, Scale, find_scale, largest
 
 ROUNDS, LARGEST = 3, 8192
 

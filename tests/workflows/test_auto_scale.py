@@ -12,9 +12,9 @@ from oracles.runs import ALONE, checked, trained
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.distributed.group import Group, Place
 from reagent_lite.errors import ConfigError
-from reagent_lite.run import auto_scale
-from reagent_lite.run.auto_scale import Device, Limit, Scale, auto_scaled, find_scale, largest
 from reagent_lite.run.environments import compiled
+from reagent_lite.run.scaling import auto_scale
+from reagent_lite.run.scaling.auto_scale import Device, Limit, Scale, auto_scaled, find_scale, largest
 from reagent_lite.sim.backend import Backend
 
 Tree = dict[str, Any]

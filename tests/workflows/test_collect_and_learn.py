@@ -27,12 +27,12 @@ from reagent_lite.data.dataset import EpisodeFolder
 from reagent_lite.data.writing.episodes import LogSchema, episode_rows
 from reagent_lite.distributed.launcher import Processes
 from reagent_lite.errors import ConfigError, FolderInUseError
-from reagent_lite.run.collect import Collector, named_block
 from reagent_lite.run.dry_run import dry_run, lines_of
 from reagent_lite.run.environments import open_simulation, with_actions
-from reagent_lite.run.following import env_steps
 from reagent_lite.run.learner import build_learner
-from reagent_lite.run.policies import PolicyReader, shared_folders
+from reagent_lite.run.roles.collect import Collector, named_block
+from reagent_lite.run.roles.following import env_steps
+from reagent_lite.run.roles.policies import PolicyReader, shared_folders
 from reagent_lite.run.sources import FollowedStream, open_source
 from reagent_lite.sim.episodes import EpisodeRecorder
 from reagent_lite.training.stop import StopSignal

@@ -1,7 +1,7 @@
 """simulation.auto_scale: number of environments and minibatch by measurement, before a run begins.
 
 memory, replay, length of the run ─► range ─► num_envs ─► minibatch_size ─► num_envs ─► smallest of the fastest, cached
-                                               └ each probe: this machine's processes, run/probe.py
+                                               └ each probe: this machine's processes, run/scaling/probe.py
 
 Rank 0 searches on its machine while the others wait. Sizes are those of one process, so that the choice holds for any
 number of them. The rows learned for each environment step stay as configured: a round with more environments learns
@@ -36,8 +36,8 @@ from reagent_lite.files import user_cache, write_whole
 from reagent_lite.memory import free_bytes, size_text
 from reagent_lite.run.agents import agent_types
 from reagent_lite.run.environments import compiled
+from reagent_lite.run.scaling.search import GAIN, Probe, chosen, search
 from reagent_lite.run.simulated import ring_settings
-from reagent_lite.sim.auto_scale import GAIN, Probe, chosen, search
 from reagent_lite.sim.backend import Backend
 from reagent_lite.sim.cache import machine, make_key
 from reagent_lite.sim.env import VectorEnv
@@ -332,7 +332,7 @@ class Probes(Device):
             task.write_text(json.dumps(self._task(scale, folder)))
             reports = Reports(folder, self._count)
             processes = [
-                subprocess.Popen([sys.executable, "-m", "reagent_lite.run.probe", str(task)], env=variables,
+                subprocess.Popen([sys.executable, "-m", "reagent_lite.run.scaling.probe", str(task)], env=variables,
                                  stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
                 for variables in self._variables(reports)
             ]  # fmt: skip

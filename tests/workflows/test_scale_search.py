@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from reagent_lite.sim.auto_scale import Probe, chosen, search
+from reagent_lite.run.scaling.search import Probe, chosen, search
 
 
 @dataclass

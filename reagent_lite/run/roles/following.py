@@ -28,7 +28,7 @@ from reagent_lite.distributed.group import Group
 from reagent_lite.errors import DataError
 from reagent_lite.run.environments import Reader
 from reagent_lite.run.normalization import Normalization
-from reagent_lite.run.policies import (
+from reagent_lite.run.roles.policies import (
     PolicyPublisher,
     Progress,
     dataset_of,

@@ -21,7 +21,7 @@ from reagent_lite.errors import DataError, counted
 from reagent_lite.files import NO_ROOM
 from reagent_lite.run.environments import TRAINING, Reader, given_or_none, open_simulation, with_actions
 from reagent_lite.run.learner import build_learner, choose_threads
-from reagent_lite.run.policies import (
+from reagent_lite.run.roles.policies import (
     Policy,
     PolicyReader,
     dataset_of,

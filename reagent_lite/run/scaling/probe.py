@@ -1,4 +1,4 @@
-"""A process of one probe of auto-scaling: python -m reagent_lite.run.probe FILE.
+"""A process of one probe of auto-scaling: python -m reagent_lite.run.scaling.probe FILE.
 
 It learns in simulation as a run does, for a few seconds, and writes the rate beside the file. What ends it otherwise is
 reported as a worker's failure is.

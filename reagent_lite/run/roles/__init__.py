@@ -1,0 +1,1 @@
+"""simulation.mode: a collector, the rows that a learner takes from collectors, and published policies."""

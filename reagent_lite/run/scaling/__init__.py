@@ -1,0 +1,1 @@
+"""simulation.auto_scale: number of environments and minibatch by measurement."""
