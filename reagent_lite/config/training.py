@@ -1,5 +1,6 @@
 """`training`: network, optimizer and batches."""
 
+import re
 from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 
@@ -31,6 +32,11 @@ class TrainingConfig(Section):
     """Widths; the first and the last are placeholders for input and output."""
     activations: tuple[Activation, ...] = ("relu", "relu", "linear")
     """One fewer than layers."""
+    network: str | None = None
+    """A Q-network of your own, "package.module:Class", which is imported and called with (SourceSpec, NetworkSettings).
+
+    forward(state [B, S], mask [B, K], features [B, K, F] or None) returns [B, K, outputs of the settings].
+    """
     lr_policy: Literal["fixed", "exponential"] = "fixed"
     """exponential: the learning rate is multiplied by lr_decay after each epoch.
 
@@ -80,6 +86,8 @@ class TrainingConfig(Section):
                 repr(self.activations[-1]),
                 "Values are not bounded; the last layer gives them as they are",
             )
+        if self.network is not None and not re.fullmatch(r"[\w.]+:\w+", self.network):
+            yield self.wrong("network", "package.module:Class")
         if self.optimizer_class is None:
             yield self.wrong("optimizer", f"one of {', '.join(OPTIMIZERS)}")
 

@@ -9,6 +9,7 @@ predictor, content ─► temporary folder: model files, JSON, golden.json, MODE
 import copy
 import json
 import math
+import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 
 from reagent_lite.errors import BundleError, Problem, counted
 from reagent_lite.export.bundle import GOLDEN_FILE, load_bundle
-from reagent_lite.export.content import BundleContent, SampleRows
+from reagent_lite.export.content import DEFAULT_FORMATS, BundleContent, SampleRows
 from reagent_lite.export.formats import FORMATS
 from reagent_lite.export.model_card import model_card
 from reagent_lite.export.predictor import Inputs, Predictor, Replay
@@ -63,6 +64,14 @@ def write_bundle(folder: Path, predictor: Predictor, *, content: BundleContent) 
         advice = "Set model_output_path to a folder with space that this process may write"
         raise BundleError(Problem(str(folder), "a folder to write the model to", str(error), advice)) from error
     return folder
+
+
+def require_formats(predictor: Predictor) -> None:
+    """Writes the predictor in every format, for nothing; raises what a format raises that does not take its calls."""
+    live = copy.deepcopy(predictor).cpu().eval().requires_grad_(False)
+    with tempfile.TemporaryDirectory() as folder:
+        for name in DEFAULT_FORMATS:
+            FORMATS[name].write(live, Path(folder) / FORMATS[name].file)
 
 
 def _check_request(folder: Path, content: BundleContent) -> None:

@@ -5,12 +5,14 @@ candidates concat(state, candidate) ─► MLP ─► [H]            one pass pe
 dueling    state ─► trunk ─► V [H];  A from the trunk's output (and the candidate);  Q = V + A - mean of allowed A
 """
 
+import importlib
 from dataclasses import dataclass
 from typing import Final
 
 import torch
 from torch import Tensor, nn
 
+from reagent_lite.errors import ConfigError, Problem, first_line
 from reagent_lite.rl.td import chosen
 from reagent_lite.types import Actions, SourceSpec
 
@@ -216,6 +218,33 @@ def build_q_network(spec: SourceSpec, settings: NetworkSettings) -> nn.Module:
         (True, True): DuelingCandidateQNetwork,
     }
     return networks[spec.parametric, settings.dueling](spec, settings)
+
+
+def own_network(name: str, spec: SourceSpec, settings: NetworkSettings) -> nn.Module:
+    """Returns a network of a class outside this package, called once on an example.
+
+    Where a candidate's values depend on it and its state alone, `needs_candidate_list = False` in the class saves time.
+
+    Raises:
+        ConfigError: there is no such class, or it is no Q-network of this source.
+    """
+    where, choices = "training.network", len(spec.action_names) or 2
+    features = torch.zeros(3, choices, spec.num_action_features) if spec.parametric else None
+    module, _, attribute = name.partition(":")
+    try:
+        network = getattr(importlib.import_module(module), attribute)(spec, settings)
+        with torch.no_grad():
+            network.eval()
+            values = network(torch.zeros(3, spec.num_state_features), torch.ones(3, choices).bool(), features)
+        shape = list(values.shape)
+    except Exception as error:
+        got = f"{type(error).__name__}: {first_line(error)}"
+        raise ConfigError(Problem(where, f"a module that can be made and called, {name}", got)) from error
+    if shape != [3, choices, settings.outputs]:
+        raise ConfigError(Problem(where, f"values {[3, choices, settings.outputs]} of 3 rows", str(shape)))
+    if not hasattr(network, "needs_candidate_list"):
+        network.needs_candidate_list = spec.parametric
+    return network.train()  # type: ignore[no-any-return]
 
 
 def _trunk(width: int, settings: NetworkSettings) -> MLP:

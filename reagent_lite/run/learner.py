@@ -15,7 +15,7 @@ from reagent_lite.config import WorkflowConfig
 from reagent_lite.config.rl import RLConfig
 from reagent_lite.config.simulation import LEARN, RANDOM, SimulationConfig
 from reagent_lite.distributed.group import Group
-from reagent_lite.models.q_networks import NetworkSettings, build_q_network
+from reagent_lite.models.q_networks import NetworkSettings, build_q_network, own_network
 from reagent_lite.models.value_heads import CategoricalHead, QuantileHead, ScalarHead
 from reagent_lite.rl.policies import EpsilonGreedy, Softmax, TargetPolicy
 from reagent_lite.rl.td import Bounds
@@ -57,8 +57,10 @@ def build_learner(config: WorkflowConfig, spec: SourceSpec, device: torch.device
     torch.manual_seed(config.seed)
     head = _head(config)
     imitator = build_q_network(spec, network_settings(config, outputs=1, dueling=False)) if rainbow.bcq else None
+    own = config.training.network
+    settings = network_settings(config, outputs=head.outputs, dueling=rainbow.dueling_architecture)
     learner = DQN(
-        build_q_network(spec, network_settings(config, outputs=head.outputs, dueling=rainbow.dueling_architecture)),
+        build_q_network(spec, settings) if own is None else own_network(own, spec, settings),
         head,
         DQNSettings(
             gamma=rl.gamma,

@@ -30,7 +30,7 @@ from reagent_lite.evaluation.page import REWARD_NAME
 from reagent_lite.export.content import BundleContent
 from reagent_lite.export.predictor import DiscretePredictor, ParametricPredictor, Predictor
 from reagent_lite.export.tolerance import Tolerance
-from reagent_lite.export.writer import require_replaceable, write_bundle
+from reagent_lite.export.writer import require_formats, require_replaceable, write_bundle
 from reagent_lite.files import LOCK, alone_in, nearest_existing, require_writable, write_whole
 from reagent_lite.manifest import canonical
 from reagent_lite.models.preprocessor import Preprocessor
@@ -103,6 +103,23 @@ def require_outcome(config: WorkflowConfig, source: Source, group: Group) -> Non
     if asked not in known:
         expected = f"one of {', '.join(known)}"
         raise ConfigError(Problem("publish_if.outcome", expected, repr(asked), nearest(asked, known)))
+
+
+def require_exportable(config: WorkflowConfig, group: Group, source: Source, learner: Learner) -> None:
+    """Refuses a network of the user's own that cannot be exported, before anything is learned.
+
+    Raises:
+        ConfigError: with what the format does not take.
+    """
+    if config.training.network is None or not group.is_first:
+        return
+    one = next(iter(learners_of(learner).values()))
+    try:
+        require_formats(_predictor(config, source.normalization, one))
+    except Exception as error:
+        expected = "a module that can be exported: it branches on no value of a tensor, and calls what ONNX has"
+        todo = "A call that is missing is added to reagent_lite/export/onnx_graph.py"
+        raise ConfigError(Problem("training.network", expected, f"{type(error).__name__}: {error}", todo)) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,16 @@ from reagent_lite.report.pictures import require_pictures
 from reagent_lite.run.environments import open_simulation, with_actions
 from reagent_lite.run.evaluators import Evaluators
 from reagent_lite.run.learner import build_learners, build_optimization, captures, choose_threads, target_policy
-from reagent_lite.run.publish import FOLDER, Learned, Outcome, output_folder, publish, require_outcome, versions
+from reagent_lite.run.publish import (
+    FOLDER,
+    Learned,
+    Outcome,
+    output_folder,
+    publish,
+    require_exportable,
+    require_outcome,
+    versions,
+)
 from reagent_lite.run.roles.policies import shared_folders
 from reagent_lite.run.scaling.auto_scale import auto_scaled
 from reagent_lite.run.simulated import tag_of
@@ -68,6 +77,7 @@ def train(config: WorkflowConfig, group: Group, callback: Callback = _SILENT) ->
         require_outcome(config, source, group)
         history.require_same(source.identity)
         setup = set_up(config, group, source, history)
+        require_exportable(config, group, source, setup.learner)
         with room_in(folder, FOLDER), shared_folders(config) if config.follows and group.is_first else nullcontext():
             if group.is_first:  # all input has been read and checked: the folder is this run's from here on
                 take_folder(config)

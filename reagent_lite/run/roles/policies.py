@@ -92,6 +92,7 @@ def network_of(config: WorkflowConfig, learner: DQN, normalization: Normalizatio
     """Returns what two processes have alike whose networks give the same values by the same tensors, as JSON."""
     facts = {
         "training.activations": config.training.activations,
+        "training.network": config.training.network,
         **{f"rainbow.{key}": value for key, value in resolved(config)["rainbow"].items()},
         "rl.q_network_loss": config.rl.q_network_loss,
         "normalization": normalization.json(),

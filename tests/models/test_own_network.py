@@ -1,0 +1,108 @@
+"""`training.network`: a class of the user's own, from training to the exported model, and what is refused."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from oracles.logs import candidate_rows, write_lines
+from oracles.runs import Runner, run, small, trained
+from safetensors.numpy import load_file
+
+from reagent_lite.errors import ConfigError
+from reagent_lite.export import load_bundle
+
+__all__ = ["run", "small"]
+MODULE = """
+import torch
+from torch import Tensor, nn
+
+class Squares(nn.Module):
+    "q = W x^2 + b, of the state or of state and candidate."
+
+    def __init__(self, spec, settings):
+        super().__init__()
+        self.parametric = spec.parametric
+        self.shape = (1 if spec.parametric else len(spec.action_names), settings.outputs)
+        features = spec.num_state_features + (spec.num_action_features if spec.parametric else 0)
+        self.layer = nn.Linear(features, self.shape[0] * self.shape[1])
+
+    def forward(self, state: Tensor, mask: Tensor, features: Tensor | None = None) -> Tensor:
+        if not self.parametric:
+            return self.layer(state * state).view(-1, self.shape[0], self.shape[1])
+        assert features is not None
+        both = torch.cat((state.unsqueeze(1).expand(-1, features.shape[1], -1), features), 2)
+        return self.layer(both * both)
+
+class TooFew(Squares):
+    def forward(self, state: Tensor, mask: Tensor, features: Tensor | None = None) -> Tensor:
+        return self.layer(state)
+
+class Failing(Squares):
+    def forward(self, state: Tensor, mask: Tensor, features: Tensor | None = None) -> Tensor:
+        return state + torch.zeros(17)
+
+class Unknown(Squares):
+    def forward(self, state: Tensor, mask: Tensor, features: Tensor | None = None) -> Tensor:
+        return self.layer(torch.special.bessel_j0(state)).view(-1, self.shape[0], self.shape[1])
+
+class Branching(Squares):
+    def forward(self, state: Tensor, mask: Tensor, features: Tensor | None = None) -> Tensor:
+        return super().forward(state if state.sum() > 0 else -state, mask, features)
+"""
+
+
+@pytest.fixture
+def tree(small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    (tmp_path / "own_networks.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    small["norm_params"] = {"feature_overrides": dict.fromkeys("012", "DO_NOT_PREPROCESS")}
+    small["training"]["network"] = "own_networks:Squares"
+    return small
+
+
+def test_a_network_of_ones_own_is_trained_and_exported(tree: dict[str, Any], tmp_path: Path) -> None:
+    trained(tree)
+    weights = load_file(tmp_path / "out/model/weights.safetensors")
+    assert sorted(weights) == ["network.layer.bias", "network.layer.weight"]
+    state = np.array([[1, 2, 3], [-1, 0.5, 2]], np.float32)
+    bundle = load_bundle(tmp_path / "out/model")
+    assert bundle.state_feature_ids == (0, 1, 2)
+    expected = state**2 @ weights["network.layer.weight"].T + weights["network.layer.bias"]
+    np.testing.assert_allclose(bundle.predict(state).q, expected, rtol=1e-5)
+
+
+def test_it_may_score_candidates_and_is_found_from_where_the_command_starts(
+    tree: dict[str, Any], tmp_path: Path, run: Runner
+) -> None:
+    log = write_lines(tmp_path / "candidates.jsonl", candidate_rows(200))
+    del tree["actions"]
+    tree["norm_params"] = {"feature_overrides": dict.fromkeys("0125", "DO_NOT_PREPROCESS"),
+                           "cols_to_norm": ["state_features", "action"]}  # fmt: skip
+    done = run("parametric_dqn", {**tree, "training_data_path": str(log)})
+    assert done.code == 0, done.err
+    weights = load_file(tmp_path / "out/model/weights.safetensors")
+    assert weights["network.layer.weight"].shape == (1, 3 + 2)
+
+
+@pytest.mark.parametrize(
+    ("network", "message"),
+    [
+        ("own_networks.Squares", 'expected package.module:Class, got "own_networks.Squares"'),
+        ("no_such_module:Net", "no_such_module:Net, got ModuleNotFoundError: No module named"),
+        ("own_networks:Nothing", "got AttributeError: module 'own_networks' has no attribute 'Nothing'"),
+        ("own_networks:Failing", "got RuntimeError: The size of tensor a"),
+        ("own_networks:TooFew", r"expected values \[3, 2, 1\] of 3 rows, got \[3, 2\]"),
+        ("own_networks:Unknown", "calls what ONNX has, got NotImplementedError: .*bessel_j0"),
+        ("own_networks:Branching", "branches on no value of a tensor, and calls what ONNX has, got TraceError"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_before_anything_is_written(
+    network: str, message: str, tree: dict[str, Any], tmp_path: Path
+) -> None:
+    tree["training"]["network"] = network
+    with pytest.raises(ConfigError, match=r"training\.network: ") as caught:
+        trained(tree)
+    assert re.search(message, str(caught.value)), caught.value
+    assert not (tmp_path / "out").exists()
