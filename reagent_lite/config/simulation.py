@@ -101,6 +101,12 @@ class SimulationConfig(EnvironmentConfig):
             yield from self.changes("replay", ("alpha", "beta"), expected, _NO_EFFECT)
 
     @property
+    def shared(self) -> DatasetConfig:
+        """The dataset section, which modes collect and learn have."""
+        assert self.dataset is not None
+        return self.dataset
+
+    @property
     def learning_only(self) -> tuple[str, ...]:
         """Keys that say how to learn in simulation and are not at their default."""
         evaluation_only = {

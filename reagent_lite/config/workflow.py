@@ -1,7 +1,7 @@
 """The whole JSON of the two training workflows."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -110,11 +110,23 @@ class WorkflowConfig(Section):
         """Steps of every environment that replay must hold: one window of multi_steps, and what follows it."""
         return (self.rl.multi_steps or 1) + 2
 
+    parametric: ClassVar[bool] = False
+    """Whether choices are lists of candidates with features."""
+
+    @property
+    def environments(self) -> SimulationConfig:
+        """The simulation section of a config that has one."""
+        assert self.simulation is not None
+        return self.simulation
+
+    def with_environments(self, **changes: Any) -> Self:
+        """Returns the config with other values of keys of its simulation section."""
+        return self.model_copy(update={"simulation": self.environments.model_copy(update=changes)})
+
     @property
     def warmup_rounds(self) -> int:
         """Steps of every environment before learning starts."""
-        assert self.simulation is not None
-        return max(-(-self.simulation.warmup_steps // self.simulation.num_envs), self.fewest_slots - 1)
+        return max(-(-self.environments.warmup_steps // self.environments.num_envs), self.fewest_slots - 1)
 
     @property
     def restarts(self) -> int:
@@ -301,6 +313,8 @@ class DqnConfig(WorkflowConfig):
 
 class ParametricDqnConfig(WorkflowConfig):
     """`python -m workflows.parametric_dqn`: candidates with features, a list per row."""
+
+    parametric: ClassVar[bool] = True
 
     def rules(self) -> Iterator[Problem]:
         """Adds the rules of candidate actions."""

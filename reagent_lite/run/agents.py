@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from reagent_lite.config import ParametricDqnConfig, WorkflowConfig
+from reagent_lite.config import WorkflowConfig
 from reagent_lite.config.simulation import LEARN, RANDOM
 from reagent_lite.errors import BundleError, ConfigError, Problem, counted, nearest
 from reagent_lite.evaluation.exported_model import Choices, kind_of, misfits
@@ -76,8 +76,7 @@ def agent_types(config: WorkflowConfig, spec: EnvSpec) -> tuple[AgentType, ...]:
         ConfigError: a policy for a type that is not there, no type that learns, or keys that several types cannot have.
         BundleError: no model in a folder, one that was altered, or one of other features or actions.
     """
-    assert config.simulation is not None
-    settings, names = config.simulation, spec.agent_type_names
+    settings, names = config.environments, spec.agent_type_names
     if len(names) == 1:
         if settings.policies:
             expected = f"absent, as the agents of {spec.name} are of one type, which learns"
@@ -108,9 +107,8 @@ def agent_types(config: WorkflowConfig, spec: EnvSpec) -> tuple[AgentType, ...]:
     ]  # fmt: skip
     if problems:
         raise ConfigError(problems)
-    parametric = isinstance(config, ParametricDqnConfig)
     return tuple(
-        _agent_type(name, spec.agents_of(number), plays[name], spec, parametric=parametric)
+        _agent_type(name, spec.agents_of(number), plays[name], spec, parametric=config.parametric)
         for number, name in enumerate(names)
     )
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from reagent_lite.config import ParametricDqnConfig, WorkflowConfig
+from reagent_lite.config import WorkflowConfig
 from reagent_lite.data.copy.first_look import holds_events, rows_by_metadata, standing_copy
 from reagent_lite.data.copy.place import CopyManifest
 from reagent_lite.data.features.normalization import read_normalization
@@ -24,7 +24,7 @@ from reagent_lite.errors import ReagentLiteError, counted
 from reagent_lite.memory import free_bytes, size_text
 from reagent_lite.run.agents import AgentType, agent_types
 from reagent_lite.run.learner import build_learner
-from reagent_lite.run.roles.policies import dataset_of, rows_per_policy
+from reagent_lite.run.roles.policies import rows_per_policy
 from reagent_lite.run.simulated import ring_settings, simulated_plan
 from reagent_lite.sim.cpu import CpuBackend
 from reagent_lite.sim.env import VectorEnv
@@ -207,7 +207,7 @@ def _with_widths(config: WorkflowConfig, inputs: Inputs) -> Inputs:
         state = read_normalization(config.state_norm_data_path).width
     if config.action_norm_data_path is not None:
         action = read_normalization(config.action_norm_data_path).width
-    if isinstance(config, ParametricDqnConfig):
+    if config.parametric:
         names: tuple[str, ...] = ()
     else:
         names, action = config.actions or (() if inputs.env is None else inputs.env.spec.action_names), 0
@@ -222,12 +222,11 @@ def _environment(config: WorkflowConfig) -> VectorEnv:
     Raises:
         SimulationError, KernelBuildError: see sim.backend.open_backend.
     """
-    settings = config.simulation
-    assert settings is not None
+    settings = config.environments
     path = find_environment(settings.env)
     with _compiled_elsewhere():
         backend = CpuBackend(path, settings.env_parameters, settings.math, threads=1, optimization="-O0")
-        return VectorEnv(backend, num_envs=1, parametric=isinstance(config, ParametricDqnConfig))
+        return VectorEnv(backend, num_envs=1, parametric=config.parametric)
 
 
 def network_needs(config: WorkflowConfig, spec: SourceSpec, learners: int = 1) -> list[Need]:
@@ -250,8 +249,7 @@ def network_needs(config: WorkflowConfig, spec: SourceSpec, learners: int = 1) -
 
 def _simulation_needs(config: WorkflowConfig, env: VectorEnv, types: tuple[AgentType, ...], world: int) -> list[Need]:
     """Returns what environments and replay of one process take: the largest part that a process gets."""
-    settings = config.simulation
-    assert settings is not None
+    settings = config.environments
     if not config.simulated_share:
         return []
     own = -(-settings.num_envs // world)
@@ -397,14 +395,13 @@ def _step_lines(run: DryRun) -> Iterator[str]:
         yield f"policies: {', '.join(map(str, inputs.types))}"
     if not config.training_data_path:
         steps = simulated_plan(config, minibatch)
-        assert config.simulation is not None
         if config.follows or config.collects:
-            mode, shared = config.simulation.mode, dataset_of(config)
+            mode, shared = config.environments.mode, config.environments.shared
             yield (f"simulation.mode {mode}: episodes in {shared.path}, collectors at most about "
                    f"{2 * rows_per_policy(config):,} rows ahead of the learner")  # fmt: skip
         yield (
-            f"steps: {steps.num_steps:,} after {config.warmup_rounds * config.simulation.num_envs:,} of "
-            f"{config.simulation.total_steps:,} environment steps, evaluated every {steps.steps_per_epoch:,}"
+            f"steps: {steps.num_steps:,} after {config.warmup_rounds * config.environments.num_envs:,} of "
+            f"{config.environments.total_steps:,} environment steps, evaluated every {steps.steps_per_epoch:,}"
         )
         return
     several = config.num_nodes > 1

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from reagent_lite.algorithms.dqn import DQN
 from reagent_lite.algorithms.learners import Learner, learners_of
-from reagent_lite.config import ParametricDqnConfig, WorkflowConfig
+from reagent_lite.config import WorkflowConfig
 from reagent_lite.config.simulation import SimulationConfig
 from reagent_lite.console import logger
 from reagent_lite.data.features.normalization import check_covers
@@ -103,8 +103,7 @@ def open_simulation(config: WorkflowConfig, group: Group) -> Simulation:
             the config does not fit; see agents.agent_types.
         BundleError: an exported model that is to play does not fit.
     """
-    settings, parametric = config.simulation, isinstance(config, ParametricDqnConfig)
-    assert settings is not None
+    settings, parametric = config.environments, config.parametric
     if config.simulated_share and settings.num_envs < group.world_size:
         raise ConfigError(
             Problem("simulation.num_envs", f"at least one for each of {counted(group.world_size, 'process')}",

@@ -154,8 +154,7 @@ def rollout_capture(config: WorkflowConfig, device: torch.device) -> Callable[[U
 
     No rank waits for another one in it, so the number of processes and the rows beside do not matter.
     """
-    assert config.simulation is not None
-    return Captured if device.type == "cuda" and _fixed_buffers(config.simulation) else eager
+    return Captured if device.type == "cuda" and _fixed_buffers(config.environments) else eager
 
 
 def _fixed_buffers(simulation: SimulationConfig) -> bool:

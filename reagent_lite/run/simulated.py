@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from reagent_lite.algorithms.learners import Learner, learners_of
-from reagent_lite.config import ParametricDqnConfig, WorkflowConfig
+from reagent_lite.config import WorkflowConfig
 from reagent_lite.data.sampling.plan import ReadPlan
 from reagent_lite.distributed.group import Group
 from reagent_lite.run.environments import TRAINING, Reader, part_of
@@ -42,8 +42,7 @@ class SimulatedPlan:
 
 def simulated_plan(config: WorkflowConfig, minibatch: int, types: int = 1) -> SimulatedPlan:
     """Returns the optimizer steps that the config's environment steps give; the last evaluation may come earlier."""
-    settings = config.simulation
-    assert settings is not None
+    settings = config.environments
     learning = settings.total_steps - config.warmup_rounds * settings.num_envs
     updates = learning // (settings.num_envs * settings.steps_per_rollout) * settings.updates_per_rollout
     return SimulatedPlan(
@@ -64,8 +63,7 @@ def ring_settings(config: WorkflowConfig, spec: EnvSpec, num_envs: int, agents: 
         num_envs: environments of the process.
         agents: of each environment that it keeps.
     """
-    settings, parametric = config.simulation, isinstance(config, ParametricDqnConfig)
-    assert settings is not None
+    settings, parametric = config.environments, config.parametric
     fixed = spec.action_features if parametric and not spec.candidates else None
     return ReplaySettings(
         num_envs=num_envs * agents,
@@ -96,8 +94,7 @@ def open_ring(settings: ReplaySettings, config: WorkflowConfig, group: Group) ->
 
 def update_schedule(config: WorkflowConfig, num_updates: int) -> UpdateSchedule:
     """Returns when environments step and when the learner does, in a run of so many optimizer steps."""
-    settings = config.simulation
-    assert settings is not None
+    settings = config.environments
     return UpdateSchedule(
         num_envs=settings.num_envs,
         warmup=config.warmup_rounds,
@@ -110,8 +107,7 @@ def update_schedule(config: WorkflowConfig, num_updates: int) -> UpdateSchedule:
 
 def exploration_of(config: WorkflowConfig, schedule: UpdateSchedule) -> Exploration:
     """Returns how actions are drawn in a run of such a schedule."""
-    settings, rl = config.simulation, config.rl
-    assert settings is not None
+    settings, rl = config.environments, config.rl
     return Exploration(
         start=settings.epsilon_start,
         end=rl.epsilon if settings.epsilon_end is None else settings.epsilon_end,

@@ -420,8 +420,7 @@ def logged_plan(config: WorkflowConfig, data: Data, minibatch: int) -> ReadPlan:
 
 
 def _draw(config: WorkflowConfig, folder: Path, reader: Reader, learner: Learner) -> list[Path]:
-    assert config.simulation is not None
-    return draw_pictures(folder, reader, learner, target_policy(config.rl)) if config.simulation.pictures else []
+    return draw_pictures(folder, reader, learner, target_policy(config.rl)) if config.environments.pictures else []
 
 
 def _order(plan: StepPlan, logged: ReadPlan, *, simulated: int, alone: bool) -> ReadOrder:

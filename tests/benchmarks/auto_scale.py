@@ -28,8 +28,7 @@ def main() -> None:
             "simulation": {"env": "cartpole_v1", "auto_scale": True, "num_envs": 256, "total_steps": 100 * LARGEST},
         }  # fmt: skip
         config = check(DqnConfig, tree)
-        assert config.simulation is not None
-        limit = largest(config, group, compiled(config.simulation, group))
+        limit = largest(config, group, compiled(config.environments, group))
         choice = find_scale(config, limit, Probes(config, group)).choice
         assert choice is not None
         first, probes = Scale.of(config, 1), Probes(config, group)
@@ -42,7 +41,7 @@ def main() -> None:
         again = {scale: max(one.rate(scale)[0] for one in rounds) for scale in finalists}
     best = max(again, key=lambda scale: again[scale])
     print(json.dumps({
-        "choice": choice.model_dump(), "rate": round(again[choice]), "best": best.model_dump(),
+        "choice": choice._asdict(), "rate": round(again[choice]), "best": best._asdict(),
         "best_rate": round(again[best]), "choice_to_best": round(again[choice] / again[best], 3),
         "probed": len(grid),
         "sweep": {f"{scale.num_envs} x {scale.minibatch_size}": round(rates[scale]) for scale in order},

@@ -73,9 +73,8 @@ def test_environments_first_then_the_minibatch(tmp_path: Path) -> None:
             for n in [*envs, 2**16, 2**20] for i in range(18)]  # fmt: skip
     assert device.speed(found.choice) > 0.95 * max(device.speed(scale) for scale in grid)
     applied = found.choice.applied(config, 2)
-    assert applied.simulation is not None
-    assert (applied.simulation.num_envs, applied.training.minibatch_size) == (16384, 32768)
-    assert applied.simulation.updates_per_rollout == 1
+    assert (applied.environments.num_envs, applied.training.minibatch_size) == (16384, 32768)
+    assert applied.environments.updates_per_rollout == 1
 
 
 def test_large_minibatches_that_leave_a_cache_hide_no_gain_of_environments(tmp_path: Path) -> None:
@@ -120,8 +119,7 @@ def test_the_ratio_of_rows_to_steps_stays(minibatch: int, updates: int) -> None:
 
 def largest_here(tree: Tree, monkeypatch: pytest.MonkeyPatch, free: float = 2**40) -> Limit:
     config = checked(tree)
-    assert config.simulation is not None
-    backend: Backend = compiled(config.simulation, ALONE)
+    backend: Backend = compiled(config.environments, ALONE)
     monkeypatch.setattr(auto_scale, "free_bytes", lambda device: free)
     return largest(config, Group(Place(0, 4, 0, 2), torch.device("cpu")), backend)
 
@@ -206,8 +204,7 @@ def test_an_unfinished_run_keeps_its_scale(tmp_path: Path, monkeypatch: pytest.M
     saved = {"simulation": {"num_envs": 12, "updates_per_rollout": 3}, "training": {"minibatch_size": 5}}
     monkeypatch.setattr(auto_scale, "find_unfinished", lambda *args, **kwargs: {"config": saved})
     config: WorkflowConfig = auto_scaled(checked(tree(tmp_path)), ALONE, tmp_path)
-    assert config.simulation is not None
-    assert (config.simulation.num_envs, config.simulation.updates_per_rollout) == (12, 3)
+    assert (config.environments.num_envs, config.environments.updates_per_rollout) == (12, 3)
     assert config.training.minibatch_size == 5
 
 

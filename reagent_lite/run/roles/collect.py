@@ -24,7 +24,6 @@ from reagent_lite.run.learner import build_learner, choose_threads
 from reagent_lite.run.roles.policies import (
     Policy,
     PolicyReader,
-    dataset_of,
     load_policy,
     network_of,
     origin_of,
@@ -114,7 +113,7 @@ class Collector:
         fixed = simulation.parametric and not spec.candidates
         features = np.array(spec.action_features, np.float32) if fixed else None
         self._schema = LogSchema(transitions=True, action_names=config.actions, action_features=features)
-        self._signal, self._dataset = signal, dataset_of(config)
+        self._signal, self._dataset = signal, settings.shared
         self._folder = EpisodeFolder(Path(self._dataset.path).expanduser())
         self._live, self._total, self._episodes, self._rows, self._files = False, 0.0, 0, 0, 0
         signal.standing = f"episodes that were over are in {self._folder.path}; the same command collects more"

@@ -31,7 +31,6 @@ from reagent_lite.run.normalization import Normalization
 from reagent_lite.run.roles.policies import (
     PolicyPublisher,
     Progress,
-    dataset_of,
     network_of,
     origin_of,
     policies_folder,
@@ -79,13 +78,12 @@ class FollowedEpisodes:
         group: Group,
         signal: StopSignal,
     ) -> None:
-        assert config.simulation is not None
-        self._settings, self._spec, self._origin = dataset_of(config), spec, origin
+        self._settings, self._spec, self._origin = config.environments.shared, spec, origin
         self._actions, self._group, self._signal = config.actions, group, signal
         self._folder = EpisodeFolder(Path(self._settings.path).expanduser())
         self.players, self.rings, self.device = {ONLY: None}, {ONLY: ring}, group.device
         self._ring, self._publisher, self._step = ring, publisher, 0
-        self._rows_per_step, self._ahead = config.simulation.num_envs, 2 * rows_per_policy(config)
+        self._rows_per_step, self._ahead = config.environments.num_envs, 2 * rows_per_policy(config)
         self._unit_reward, self._strange_rewards = config.rl.q_network_loss == "bce_with_logits", 0
         self._pending, self._seen, self._through = deque[EpisodeFile](), set[str](), 0
         self._given = [0] * group.world_size

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from reagent_lite.algorithms.dqn import DQN
 from reagent_lite.config import WorkflowConfig, resolved
-from reagent_lite.config.dataset import DatasetConfig
 from reagent_lite.console import logger
 from reagent_lite.data.dataset import FIFO, misfits
 from reagent_lite.distributed.group import attempt_here
@@ -62,16 +61,9 @@ class Policy:
     tensors: dict[str, Tensor]
 
 
-def dataset_of(config: WorkflowConfig) -> DatasetConfig:
-    """Returns the config's dataset, where simulation.mode is collect or learn."""
-    assert config.simulation is not None
-    assert config.simulation.dataset is not None
-    return config.simulation.dataset
-
-
 def policies_folder(config: WorkflowConfig) -> Path:
     """Returns where policies are published."""
-    settings = dataset_of(config)
+    settings = config.environments.shared
     return Path(settings.policies or f"{settings.path}/policies").expanduser()
 
 
@@ -82,9 +74,8 @@ def origin_of(config: WorkflowConfig, simulation: Simulation) -> dict[str, Any]:
 
 def rows_per_policy(config: WorkflowConfig) -> int:
     """Returns the rows that a learner takes from one published policy to the next."""
-    settings = config.simulation
-    assert settings is not None
-    rollouts = max(dataset_of(config).publish_every_steps // settings.updates_per_rollout, 1)
+    settings = config.environments
+    rollouts = max(settings.shared.publish_every_steps // settings.updates_per_rollout, 1)
     return rollouts * settings.steps_per_rollout * settings.num_envs
 
 
@@ -110,7 +101,7 @@ def shared_folders(config: WorkflowConfig) -> Iterator[None]:
         ConfigError: a folder that cannot be written.
         FolderInUseError: another process publishes there, or has the dataset's edits.
     """
-    settings = dataset_of(config)
+    settings = config.environments.shared
     key, again = "simulation.dataset", attempt_here() > 0
     fifo, policies = Path(settings.path).expanduser() / FIFO, policies_folder(config)
     require_writable(fifo, f"{key}.path")

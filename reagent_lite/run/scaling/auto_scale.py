@@ -21,12 +21,12 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from reagent_lite.config import ParametricDqnConfig, WorkflowConfig, resolved
+from reagent_lite.config import WorkflowConfig, resolved
 from reagent_lite.console import logger
 from reagent_lite.distributed.gpus import list_gpus, used_gpus
 from reagent_lite.distributed.group import Group, attempt_here
@@ -36,7 +36,7 @@ from reagent_lite.files import user_cache, write_whole
 from reagent_lite.memory import free_bytes, size_text
 from reagent_lite.run.agents import agent_types
 from reagent_lite.run.environments import compiled
-from reagent_lite.run.scaling.search import GAIN, Probe, chosen, search
+from reagent_lite.run.scaling.search import search, smallest
 from reagent_lite.run.simulated import ring_settings
 from reagent_lite.sim.backend import Backend
 from reagent_lite.sim.cache import machine, make_key
@@ -53,7 +53,7 @@ _SEARCH_SHARE = 0.25  # of startup_timeout_seconds, for which the other ranks wa
 _POLL_SECONDS = 0.05
 
 
-class Scale(BaseModel):
+class Scale(NamedTuple):
     """What is searched for, of one process.
 
     Attributes:
@@ -62,8 +62,6 @@ class Scale(BaseModel):
         updates: optimizer steps after each rollout.
     """
 
-    model_config = ConfigDict(frozen=True, strict=True)
-
     num_envs: int
     minibatch_size: int
     updates: int
@@ -71,8 +69,7 @@ class Scale(BaseModel):
     @classmethod
     def of(cls, config: WorkflowConfig, world: int) -> "Scale":
         """Returns the scale of a config for a process of so many."""
-        settings = config.simulation
-        assert settings is not None
+        settings = config.environments
         return cls(
             num_envs=-(-settings.num_envs // world),
             minibatch_size=config.training.minibatch_size,
@@ -95,17 +92,13 @@ class Scale(BaseModel):
 
     def applied(self, config: WorkflowConfig, world: int) -> WorkflowConfig:
         """Returns the config of a run with so many processes of this scale."""
-        settings = config.simulation
-        assert settings is not None
-        changes = {"num_envs": self.num_envs * world, "updates_per_rollout": self.updates}
         training = config.training.model_copy(update={"minibatch_size": self.minibatch_size})
-        return config.model_copy(update={"simulation": settings.model_copy(update=changes), "training": training})
+        scaled = config.with_environments(num_envs=self.num_envs * world, updates_per_rollout=self.updates)
+        return scaled.model_copy(update={"training": training})
 
 
-class Limit(BaseModel):
+class Limit(NamedTuple):
     """The most environments of a process, and what sets it."""
-
-    model_config = ConfigDict(frozen=True, strict=True)
 
     num_envs: int
     reason: str
@@ -142,14 +135,10 @@ def auto_scaled(config: WorkflowConfig, group: Group, folder: Path) -> WorkflowC
     """
     state = find_unfinished(CheckpointFolder(folder), group, wanted=config.checkpoint.resume or attempt_here() > 0)
     if state is not None:
-        keys = {"simulation": ("num_envs", "updates_per_rollout"), "training": ("minibatch_size",)}
-        sections = {
-            name: getattr(config, name).model_copy(update={key: state["config"][name][key] for key in names})
-            for name, names in keys.items()
-        }
-        return config.model_copy(update=sections)
-    assert config.simulation is not None
-    backend = compiled(config.simulation, group)
+        saved, rows = state["config"]["simulation"], state["config"]["training"]["minibatch_size"]
+        kept = Scale(num_envs=saved["num_envs"], minibatch_size=rows, updates=saved["updates_per_rollout"])
+        return kept.applied(config, world=1)
+    backend = compiled(config.environments, group)
     text = _found(config, group, backend).model_dump_json() if group.is_first else None
     found = Found.model_validate_json(group.broadcast_text(text))
     if found.choice is None:
@@ -217,54 +206,47 @@ def find_scale(config: WorkflowConfig, limit: Limit, device: Device) -> Found:
     first = Scale.of(config, device.world)
     ratio = first.minibatch_size * first.updates / first.num_envs
     lines: list[str] = []
-    known: dict[Scale, tuple[float, str]] = {}
+    rates: dict[Scale, float] = {}
 
     def add(line: str) -> None:
         lines.append(line)
         logger.info(line)
 
-    def measured(scale: Scale, size: int) -> Probe:
-        if scale not in known:
-            known[scale] = rate, failure = device.rate(scale)
-            result = failure or f"{rate:,.0f}"
+    def rate(scale: Scale) -> float:
+        if scale not in rates:
+            rates[scale], failure = device.rate(scale)
+            result = failure or f"{rates[scale]:,.0f}"
             add(f"{scale.num_envs:>12,} {scale.minibatch_size:>12,} {scale.updates:>12,} {result:>16}")
-        rate, failure = known[scale]
-        return Probe(size=size, rate=rate, failure=failure)
+        return rates[scale]
 
-    assert config.simulation is not None
+    def found(choice: Scale | None) -> Found:
+        return Found(lines=tuple(lines), choice=choice, measured=datetime.now(UTC).isoformat(timespec="seconds"))
+
     add(
-        f"auto-scaling {config.simulation.env} on {device.place}: each line is a run of a few seconds, by the size of "
-        f"one process; for each environment that steps once, {ratio:g} rows are learned"
+        f"auto-scaling {config.environments.env} on {device.place}: each line is a run of a few seconds, by the size "
+        f"of one process; for each environment that steps once, {ratio:g} rows are learned"
     )
     add(
         f"environments, at most {limit.num_envs:,} ({limit.reason}), the minibatch with most of them, and environments "
         "with that minibatch:"
     )
     add(f"{'environments':>12} {'minibatch':>12} {'updates':>12} {'env steps/s':>16}")
-    tried = search(lambda size: measured(first.with_envs(size), size), first.num_envs, limit.num_envs)
-    diagonal = chosen(tried)
-    if diagonal is None:
-        return Found(lines=tuple(lines), choice=None, measured=_now())
-    most = max(probe.size for probe in tried if not probe.failure)
+    tried = search(lambda size: rate(first.with_envs(size)), first.num_envs, limit.num_envs)
+    fewest = smallest(tried)
+    if fewest is None:
+        return found(None)
+    most = max(size for size, one in tried.items() if one)
     rows = first.rows(most)
-    smallest = min(first.minibatch_size, rows)
-    minibatch = chosen(search(lambda size: measured(first.with_minibatch(most, size), size), smallest, rows))
-    size = rows if minibatch is None else minibatch.size
-    enough = max(diagonal.size, min(math.ceil(size / ratio), most))  # whose rows are one such minibatch
-    search(lambda num_envs: measured(first.with_minibatch(num_envs, size), num_envs), enough, limit.num_envs)
-    fastest = max(rate for rate, _ in known.values())
-    choice = min((scale for scale, (rate, _) in known.items() if rate * GAIN >= fastest), key=_in_order)
-    return Found(lines=tuple(lines), choice=choice, measured=_now())
-
-
-def _in_order(scale: Scale) -> tuple[int, int]:
-    return scale.num_envs, scale.minibatch_size
+    sizes = search(lambda size: rate(first.with_minibatch(most, size)), min(first.minibatch_size, rows), rows)
+    minibatch = smallest(sizes) or rows
+    enough = max(fewest, min(math.ceil(minibatch / ratio), most))  # whose rows are one such minibatch
+    search(lambda num_envs: rate(first.with_minibatch(num_envs, minibatch)), enough, limit.num_envs)
+    return found(smallest(rates))
 
 
 def largest(config: WorkflowConfig, group: Group, backend: Backend) -> Limit:
     """Returns the most environments of a process: by memory, by what replay holds, by the length of the run."""
-    settings, world, parametric = config.simulation, group.world_size, isinstance(config, ParametricDqnConfig)
-    assert settings is not None
+    settings, world, parametric = config.environments, group.world_size, config.parametric
     first = Scale.of(config, world)
     env = VectorEnv(backend, num_envs=1, parametric=parametric)
     spec, choices = env.spec, env.spec.num_actions if parametric else 1
@@ -294,8 +276,7 @@ def largest(config: WorkflowConfig, group: Group, backend: Backend) -> Limit:
 
 def _identity(config: WorkflowConfig, group: Group, backend: Backend) -> str:
     """Returns a hash of everything that decides how fast a scale is."""
-    settings = config.simulation
-    assert settings is not None
+    settings = config.environments
     count = group.place.local_world_size
     gpus = list_gpus() if group.device.type == "cuda" else ()
     used = used_gpus(gpus, count)
@@ -346,16 +327,15 @@ class Probes(Device):
 
     def _task(self, scale: Scale, folder: Path) -> dict[str, object]:
         config = scale.applied(self._config, self._count)
-        settings = config.simulation
-        assert settings is not None
-        capacity = settings.replay.capacity * self._count // self.world
-        replay = settings.replay.model_copy(update={"capacity": max(capacity, config.fewest_slots * settings.num_envs)})
-        longer = 2**30 * settings.num_envs * settings.steps_per_rollout  # than any probe takes
-        changes = {"auto_scale": False, "pictures": False, "replay": replay, "warmup_steps": 1, "total_steps": longer,
-                   "num_evaluations": 1}  # fmt: skip
+        settings = config.environments
+        capacity = max(settings.replay.capacity * self._count // self.world, config.fewest_slots * settings.num_envs)
+        config = config.with_environments(
+            auto_scale=False, pictures=False, warmup_steps=1, num_evaluations=1,
+            replay=settings.replay.model_copy(update={"capacity": capacity}),
+            total_steps=2**30 * settings.num_envs * settings.steps_per_rollout,  # longer than any probe
+        )  # fmt: skip
         alone = {"model_output_path": str(folder / "run"), "num_nodes": 1, "node_index": None, "init_method": None}
-        config = config.model_copy(update={**alone, "simulation": settings.model_copy(update=changes)})
-        return {"parametric": isinstance(config, ParametricDqnConfig), "config": resolved(config)}
+        return {"parametric": config.parametric, "config": resolved(config.model_copy(update=alone))}
 
     def _variables(self, reports: Reports) -> Iterator[dict[str, str]]:
         """Yields the environment variables of each process: a world of this machine's processes alone."""
@@ -384,7 +364,3 @@ def _wait(processes: list[subprocess.Popen[bytes]], reports: Reports, seconds: f
             return ""
         time.sleep(_POLL_SECONDS)
     return f"not done in {seconds:.0f} s"
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

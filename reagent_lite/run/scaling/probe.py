@@ -37,8 +37,7 @@ class _Watch(Hooks):
     """Measures rounds of a rollout and its updates, in windows of as many rounds on every rank."""
 
     def __init__(self, setup: Setup) -> None:
-        assert setup.config.simulation is not None
-        self._setup, self._settings = setup, setup.config.simulation
+        self._setup, self._settings = setup, setup.config.environments
         self._steps, self._next, self._rounds = 0, _WARM_ROUNDS[setup.group.device.type], 0
         self._since = math.nan
         self._seconds: list[float] = []
