@@ -11,8 +11,10 @@ import pytest
 import yaml
 from oracles.runs import ROOT
 
+from reagent_lite.cli import main_alone
 from reagent_lite.config import DqnConfig
 from reagent_lite.run.launch import Outcome, main
+from workflows import serve
 
 DEPLOY = ROOT / "deploy"
 
@@ -45,6 +47,22 @@ def test_compose(node: int, capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     assert set(mounted.values()) <= set(tree["volumes"])
     assert config["init_method"].startswith("file:///share/")
     assert config["model_output_path"].startswith("/share/")
+
+
+def test_compose_serves_the_model_that_it_trains(capsys: pytest.CaptureFixture[str]) -> None:
+    tree = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    service = tree["services"]["serve"]
+    module, *arguments = service["command"]
+    assert module == serve.COMMAND.module
+    assert main_alone(serve.COMMAND, serve.serve, [*arguments, "--dry_run"]) == 0
+    config = json.loads(capsys.readouterr().out)
+    assert config["host"] == "0.0.0.0"
+    trained_to = next(word for word in tree["services"]["node0"]["command"] if "model_output_path" in word)
+    assert config["model"] == f"{trained_to.rpartition('=')[2]}/model"
+    assert service["ports"] == [f"{config['port']}:{config['port']}"]
+    assert {config["model"].split("/")[1], config["log"].split("/")[1]} == {"share"}
+    assert service["volumes"] == ["share:/share"]
+    assert "serve" in service["build"]["args"]["EXTRAS"].split(",")
 
 
 def test_kubernetes(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
