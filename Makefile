@@ -53,6 +53,7 @@ benchmark: setup
 	$(BIN)/python -m tests.benchmarks.timeline
 	$(BIN)/python -m tests.benchmarks.normalization
 	$(BIN)/python -m tests.benchmarks.sharding
+	$(BIN)/python -m tests.benchmarks.serving
 	$(BIN)/python -m workflows.benchmark
 
 gpu: setup

@@ -16,7 +16,9 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 
+from reagent_lite.cli import message_of
 from reagent_lite.config.serve import ServeConfig
+from reagent_lite.console import machine_logger
 from reagent_lite.errors import BundleError, Problem
 from reagent_lite.serving.bodies import (
     CandidateLists,
@@ -72,7 +74,10 @@ def create_app(config: ServeConfig, worker: int, model: ServedModel, log: Decisi
             while not ended.is_set():
                 with suppress(TimeoutError):
                     await asyncio.wait_for(ended.wait(), config.poll_seconds)
-                await poll()
+                try:
+                    await poll()
+                except Exception as error:  # the next poll may succeed; without polls no file would be written
+                    machine_logger.warning(message_of(error))
 
         task = asyncio.create_task(forever())
         yield

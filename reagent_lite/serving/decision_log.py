@@ -13,6 +13,7 @@ import asyncio
 import itertools
 import json
 import os
+import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -28,6 +29,8 @@ from reagent_lite.console import machine_logger
 from reagent_lite.data.writing.decisions import decision_ids, write_decisions
 from reagent_lite.errors import ConfigError, DataError, Problem, counted
 from reagent_lite.files import alone_in, appearing_file, require_writable, room_in
+
+_STEM = 21  # characters of the time in a file's name
 
 Joined = Literal["joined", "again", "unknown"]
 """A reward: of a decision that waited for it; of one that has a reward or was written; of none that is known."""
@@ -238,10 +241,11 @@ class DecisionLog:
                         self._waiting[found["decision_id"]] = _Decision(found["at"], found["mdp_id"], line)
                 except (ValueError, KeyError, TypeError):
                     damaged += 1
-        oldest = min((file.name for file in self._older), default="a")
-        for file in self._folder.parent.glob("2*-*.parquet"):
-            for one in decision_ids(file) if file.name >= oldest[:20] else ():
-                self._waiting.pop(one, None)
+        oldest = min((file.name for file in self._older), default="a")[:_STEM]
+        for file in self._folder.parent.glob("*.parquet"):
+            if re.fullmatch(r"\d{8}T\d{12}-\d+", file.stem) and file.name[:_STEM] >= oldest:
+                for one in decision_ids(file):
+                    self._waiting.pop(one, None)
         for one, line in rewards.items():
             if one in self._waiting:
                 self._waiting[one].reward = line

@@ -1,5 +1,6 @@
 """Answers over HTTP: those of the bundle, rankings by hand, what is refused, limits, and the server's own OpenAPI."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ def test_wrong_rows_are_refused_and_none_is_logged(named: Path, opened: Open, bo
     assert worker.log.waiting == 0
 
 
-def test_bodies_that_are_too_large_or_too_slow(named: Path, opened: Open) -> None:
+def test_bodies_that_are_too_large(named: Path, opened: Open) -> None:
     worker = opened(named, max_body_kb=1.0)
     for content in (b" " * 1001, iter([b" " * 600] * 2)):  # with its length, and in pieces
         answer = worker.client.post("/decide", content=content)
@@ -86,6 +87,21 @@ def test_bodies_that_are_too_large_or_too_slow(named: Path, opened: Open) -> Non
         assert answer.json()["problems"][0]["expected"] == "at most 1000 bytes"
     page = worker.client.get("/metrics").text
     assert 'reagent_requests_total{path="/decide",status="413"} 2.0' in page
+
+
+def test_a_body_that_does_not_arrive_in_time_is_answered(named: Path, opened: Open) -> None:
+    worker, sent = opened(named, request_seconds=0.05), []
+
+    async def slowly() -> dict[str, Any]:
+        await asyncio.sleep(0.02)
+        return {"type": "http.request", "body": b" ", "more_body": True}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/decide", "headers": [], "query_string": b""}
+    asyncio.run(worker.app(scope, slowly, send))
+    assert [message.get("status") for message in sent] == [408, None]
 
 
 def test_a_reward_comes_once_and_is_counted(named: Path, opened: Open) -> None:

@@ -1,0 +1,80 @@
+"""Serve, log, train, three times over, on the recommendation environment: each model earns more than the one before."""
+
+import json
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from oracles import recommend
+from oracles.bundles import bilinear_bundle
+from oracles.runs import trained
+from serving.test_server import Server, serving
+
+from reagent_lite.files import appearing_folder
+
+SESSIONS = (40, 160, 500, 400)  # of each round; the last one is not trained on
+STATE = tuple(range(17))
+ITEM = tuple(range(100, 109))
+
+
+def clicks(server: Server, sessions: int, rng: np.random.Generator, prefix: str) -> np.ndarray:
+    """Plays sessions through the server; returns the clicks of each."""
+
+    def words(*shape: int) -> np.ndarray:
+        return rng.integers(0, 2**32, size=shape, dtype=np.uint64)
+
+    users, found = recommend.start(words(sessions, 10)), np.zeros(sessions)
+    running = np.arange(sessions)
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        while len(running):
+            seen, lists = recommend.observation(users), recommend.items(words(len(running), recommend.SLOTS, 10))
+            rows = [
+                {"mdp_id": f"{prefix}-{running[n]}", "sequence_number": int(users.steps[n]),
+                 "state_features": dict(zip(map(str, STATE), seen[n].tolist(), strict=True)),
+                 "possible_actions": [dict(zip(map(str, ITEM), item, strict=True))
+                                      for item in lists[n, : users.offered[n]].tolist()]}
+                for n in range(len(running))
+            ]  # fmt: skip
+            answer = client.post("/decide", json={"rows": rows})
+            assert answer.status_code == 200, answer.text
+            decisions = answer.json()["decisions"]
+            item = lists[np.arange(len(running)), [one["index"] for one in decisions]]
+            clicked = rng.random(len(running)) < recommend.click_probability(users, item)
+            users, left = recommend.step(users, item, clicked, words(len(running), 3))
+            for one, click, last in zip(decisions, clicked, left, strict=True):
+                body = {"decision_id": one["decision_id"], "reward": float(click), "terminal": bool(last)}
+                assert client.post("/reward", json=body).status_code == 204
+            found[running] += clicked
+            running = running[~left]
+            users = recommend.Users(**{name: getattr(users, name)[~left] for name in users.__slots__})
+    return found
+
+
+@pytest.mark.slow
+def test_three_rounds_of_serving_and_training_earn_more_each_time(tmp_path: Path) -> None:
+    log, model, rng = tmp_path / "log", tmp_path / "model", np.random.default_rng(0)
+    bilinear_bundle(model, np.zeros((len(ITEM), len(STATE))), STATE, ITEM)  # chooses by chance
+    earned = []
+    for number, sessions in enumerate(SESSIONS):
+        with serving(model, log, "max_body_kb=10000.0", f"seed={number}") as server:
+            earned.append(clicks(server, sessions, rng, f"round{number}"))
+            server.stop()
+        if number == len(SESSIONS) - 1:
+            break
+        outcome = trained({
+            "training_data_path": str(log), "model_output_path": str(tmp_path / f"round{number}"), "use_gpu": False,
+            "epochs": 20, "rl": {"gamma": 0.9, "softmax_policy": 0, "epsilon": 0.1, "target_update_rate": 0.02},
+            "rainbow": {"dueling_architecture": False},
+            "training": {"layers": [-1, 64, 64, 1], "activations": ["relu", "relu", "linear"], "minibatch_size": 128,
+                         "l2_decay": 0.0, "lr_policy": "exponential", "lr_decay": 0.85},
+            "evaluation": {"calc_cpe_in_training": False},
+        })  # fmt: skip
+        assert outcome.model is not None
+        with appearing_folder(model, served=True) as folder:
+            for file in Path(outcome.model).iterdir():
+                (folder / file.name).write_bytes(file.read_bytes())
+    means = [float(one.mean()) for one in earned]
+    print(json.dumps({"clicks a session": means, "error": [float(one.std() / len(one) ** 0.5) for one in earned]}))
+    assert means == sorted(means)
+    assert means[3] > 1.3 * means[0]
