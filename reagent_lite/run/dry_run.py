@@ -85,9 +85,7 @@ class DryRun:
         config: of the run; node_index and num_nodes are this machine's.
         place: of this process, where another launcher has started it, else None.
         world: processes of all machines.
-        here: processes of this machine.
-        device_type: "cuda" or "cpu".
-        gpus: of each process.
+        processes: of this machine.
         inputs: what is known of them.
         needs: memory of one process.
         page: memory of the evaluation on rank 0, or None if it is known only after the data is read.
@@ -98,9 +96,7 @@ class DryRun:
     config: WorkflowConfig
     place: Place | None
     world: int
-    here: int
-    device_type: str
-    gpus: int
+    processes: Processes
     inputs: Inputs
     needs: tuple[Need, ...]
     page: Need | None
@@ -143,8 +139,7 @@ def dry_run(config: WorkflowConfig, processes: Processes) -> DryRun:
         needs.append(Need(name="rows on the GPU", bytes=size, formula="at least the states of this machine"))
     free, free_of = _free(processes)
     return DryRun(
-        config=config, place=place, world=world, here=processes.count, device_type=processes.device_type,
-        gpus=processes.gpus, inputs=inputs, needs=tuple(needs),
+        config=config, place=place, world=world, processes=processes, inputs=inputs, needs=tuple(needs),
         page=None if inputs.copy is None else _page_need(config, inputs.copy),
         free=free, free_of=free_of,
     )  # fmt: skip
@@ -357,17 +352,17 @@ def memory_lines(run: DryRun) -> Iterator[str]:
 
 
 def _machine_lines(run: DryRun) -> Iterator[str]:
-    config, place = run.config, run.place
-    processes = counted(run.world, f"{run.device_type} process")
-    yield f"{processes}, {run.minibatch} rows a minibatch over all: {run.minibatch / run.world:g} each"
+    config, place, here = run.config, run.place, run.processes.count
+    every = counted(run.world, f"{run.processes.device_type} process")
+    yield f"{every}, {run.minibatch} rows a minibatch over all: {run.minibatch / run.world:g} each"
     yield f"parallel {config.parallel}: {_batch_contract(run)}"
     if place is not None:
         yield f"machines: as the launcher of these processes has it; rank {place.rank} on node {place.node}"
     elif config.num_nodes > 1:
         node = config.node_index or 0
-        first = node * run.here
-        ranks = f"rank {first}" if run.here == 1 else f"ranks {first} to {first + run.here - 1}"
-        yield (f"machines: {config.num_nodes} x {counted(run.here, 'process')}, if the others start as many as this "
+        first = node * here
+        ranks = f"rank {first}" if here == 1 else f"ranks {first} to {first + here - 1}"
+        yield (f"machines: {config.num_nodes} x {counted(here, 'process')}, if the others start as many as this "
                f"one; this is node {node}, {ranks}; node 0 saves the model")  # fmt: skip
         port = config.rendezvous.port or "a free port"
         by_file = (config.init_method or "").startswith("file:")
@@ -382,8 +377,8 @@ def _batch_contract(run: DryRun) -> str:
     """Returns who computes which rows of a minibatch, and how their gradients become one."""
     own = f"{run.minibatch / run.world:g} rows"
     if run.config.parallel == "dp":
-        return (f"one process draws {own} and divides them over {counted(run.gpus, 'GPU')}, "
-                f"{run.minibatch / run.gpus:g} each; the losses are summed on the first")  # fmt: skip
+        return (f"one process draws {own} and divides them over {counted(run.processes.gpus, 'GPU')}, "
+                f"{run.minibatch / run.processes.gpus:g} each; the losses are summed on the first")  # fmt: skip
     if run.config.parallel == "none":
         return f"one process draws {own} and takes the step alone"
     return f"every process draws {own} of its own; a step is that of the mean over all {run.minibatch}"

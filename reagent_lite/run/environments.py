@@ -224,7 +224,7 @@ class Reader:
         device: where the network is.
 
     Attributes:
-        simulation: as given.
+        config, simulation, normalization: as given.
 
     Raises:
         ConfigError, DataError: the normalization lacks features of the environment, or has others.
@@ -234,7 +234,7 @@ class Reader:
         self, config: WorkflowConfig, simulation: Simulation, normalization: Normalization, device: torch.device
     ) -> None:
         check_features(simulation, normalization)
-        self.simulation = simulation
+        self.config, self.simulation, self.normalization = config, simulation, normalization
         spec, missing_as_zero = simulation.backend.spec, config.rl.set_missing_value_to_zero
 
         def transform(columns: NormalizationSpec, size: int) -> nn.Module | None:

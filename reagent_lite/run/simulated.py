@@ -12,7 +12,7 @@ from reagent_lite.distributed.group import Group
 from reagent_lite.run.environments import TRAINING, Reader, part_of
 from reagent_lite.run.learner import reward_boost, rollout_capture
 from reagent_lite.sim.replay.ring import ReplayRing, ReplaySettings
-from reagent_lite.sim.rollout import Exploration, Player, Rollout, RolloutSource, UpdateSchedule
+from reagent_lite.sim.rollout import Experience, Exploration, Player, Rollout, RolloutSource, UpdateSchedule
 from reagent_lite.sim.spec import EnvSpec
 
 
@@ -105,47 +105,36 @@ def update_schedule(config: WorkflowConfig, num_updates: int) -> UpdateSchedule:
     )
 
 
-def exploration_of(config: WorkflowConfig, schedule: UpdateSchedule) -> Exploration:
-    """Returns how actions are drawn in a run of such a schedule."""
+def exploration_of(config: WorkflowConfig, num_updates: int) -> Exploration:
+    """Returns how actions are drawn in a run of so many optimizer steps."""
+    env_steps = update_schedule(config, num_updates).env_steps(num_updates)
     settings, rl = config.environments, config.rl
     return Exploration(
         start=settings.epsilon_start,
         end=rl.epsilon if settings.epsilon_end is None else settings.epsilon_end,
-        decay_steps=settings.epsilon_decay_steps or max(schedule.env_steps(schedule.num_updates) // 10, 1),
+        decay_steps=settings.epsilon_decay_steps or max(env_steps // 10, 1),
         temperature=rl.temperature if settings.exploration == "softmax" else 0.0,
     )
 
 
-def minibatch_part(plan: SimulatedPlan, group: Group) -> tuple[int, float]:
-    """Returns the rows of this rank's minibatch, at least one, and what a mean over them counts in a step's loss."""
-    first, stop = part_of(plan.minibatch, group.rank, group.world_size)
-    rows = max(stop - first, 1)
-    scale = rows * group.world_size / (plan.minibatch * plan.minibatches_per_step) if stop > first else 0.0
-    return rows, scale
-
-
-def open_rollouts(
-    config: WorkflowConfig, reader: Reader, learner: Learner, group: Group, plan: SimulatedPlan
-) -> RolloutSource:
+def open_rollouts(reader: Reader, learner: Learner, plan: SimulatedPlan, group: Group) -> RolloutSource:
     """Returns this rank's environments as a source of minibatches.
 
     Args:
-        config: the run's config.
         reader: the environment, and its features to the network's.
         learner: acts; of several types, each for its own.
-        group: ranks share environments and rows.
         plan: of the run.
+        group: ranks share environments and rows.
     """
-    simulation = reader.simulation
+    config, simulation = reader.config, reader.simulation
     env = simulation.envs(*simulation.part(simulation.config.num_envs, group), stream=TRAINING)
-    schedule = update_schedule(config, plan.num_steps)
-    exploration, learners = exploration_of(config, schedule), learners_of(learner)
+    temperature, learners = exploration_of(config, plan.num_steps).temperature, learners_of(learner)
 
     def player(name: str, rows: Tensor | None) -> Player:
         agents = env.spec.agents if rows is None else len(rows) // env.num_envs
         return Player(
             policy=reader.policy(learners[name], env.device), epsilon=torch.ones(1, device=env.device), rows=rows,
-            temperature=exploration.temperature,
+            temperature=temperature,
             ring=open_ring(ring_settings(config, env.spec, env.num_envs, agents), config, group),
         )  # fmt: skip
 
@@ -154,8 +143,27 @@ def open_rollouts(
         capture=rollout_capture(config, env.device),
         unit_reward=config.rl.q_network_loss == "bce_with_logits",
     )  # fmt: skip
-    rows, scale = minibatch_part(plan, group)
-    return RolloutSource(rollout, exploration, schedule, rows=rows, scale=scale, transform=reader.batch)
+    return as_source(rollout, reader, plan, group)
+
+
+def as_source(
+    experience: Experience, reader: Reader, plan: SimulatedPlan, group: Group, kind: type[RolloutSource] = RolloutSource
+) -> RolloutSource:
+    """Returns experience of this rank as a source of its part of the minibatches, at least one row each.
+
+    Args:
+        experience: fills the rings.
+        reader: features of the environment to the network's.
+        plan: of the run.
+        group: ranks share the rows of a minibatch.
+        kind: of source, which says what a checkpoint holds.
+    """
+    config, world = reader.config, group.world_size
+    first, stop = part_of(plan.minibatch, group.rank, world)
+    rows = max(stop - first, 1)
+    scale = rows * world / (plan.minibatch * plan.minibatches_per_step) if stop > first else 0.0
+    return kind(experience, exploration_of(config, plan.num_steps), update_schedule(config, plan.num_steps), rows=rows,
+                scale=scale, transform=reader.batch)  # fmt: skip
 
 
 def tag_of(kind: str, tag: str) -> str:
@@ -163,10 +171,10 @@ def tag_of(kind: str, tag: str) -> str:
     return tag.replace("simulation/", f"simulation/{kind}/", 1) if kind else tag
 
 
-def training_scalars(source: RolloutSource, group: Group) -> dict[str, float]:
-    """Returns figures of the episodes that ended since the last call, over all ranks."""
+def training_scalars(source: RolloutSource, env_steps: int, group: Group) -> dict[str, float]:
+    """Returns environment steps so far and figures of the episodes that ended since the last call, over all ranks."""
     episodes, lengths, *returns = group.sum(source.rollout.finished().cpu()).tolist()
-    figures = {"simulation/env_steps": float(source.env_steps), "simulation/episodes": episodes}
+    figures = {"simulation/env_steps": float(env_steps), "simulation/episodes": episodes}
     if episodes:
         figures["simulation/training_length/mean"] = lengths / episodes
         for kind, earned in zip(source.rollout.players, returns, strict=True):

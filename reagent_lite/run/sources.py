@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from reagent_lite.algorithms.dqn import DQN
 from reagent_lite.algorithms.learners import Learner, learners_of
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.console import logger
@@ -34,9 +33,9 @@ from reagent_lite.run.learner import target_policy, update_capture
 from reagent_lite.run.logged import Data, prepare
 from reagent_lite.run.normalization import Normalization, write_fitted
 from reagent_lite.run.pictures import draw_pictures
-from reagent_lite.run.roles.following import FollowedEpisodes, open_followed
+from reagent_lite.run.roles.following import FollowedEpisodes, FollowedSource
 from reagent_lite.run.samples import logged_sample, simulated_sample
-from reagent_lite.run.simulated import SimulatedPlan, open_rollouts, simulated_plan, training_scalars
+from reagent_lite.run.simulated import SimulatedPlan, as_source, open_rollouts, simulated_plan, training_scalars
 from reagent_lite.run.value_bounds import Payable, payable_values
 from reagent_lite.sim.rollout import ONLY, RolloutSource, regrouped
 from reagent_lite.training.capture import eager
@@ -116,7 +115,7 @@ class SimulatedStream(Stream):
 
     def figures(self) -> dict[str, float]:
         """Returns environment steps, episodes, and their mean return."""
-        return training_scalars(self.rollouts, self.group)
+        return training_scalars(self.rollouts, self.frames, self.group)
 
     def deal(self, states: Sequence[Tree], rank: int, step: int) -> Tree:
         """Deals environments out anew by their global number."""
@@ -146,10 +145,6 @@ class FollowedStream(SimulatedStream):
     def frames(self) -> int:
         """Environment steps of all collectors that were taken."""
         return self.files.rows
-
-    def figures(self) -> dict[str, float]:
-        """Returns rows and episodes of all collectors, and their mean return."""
-        return training_scalars(self.rollouts, self.group) | {"simulation/env_steps": float(self.files.rows)}
 
     def deal(self, states: Sequence[Tree], rank: int, step: int) -> Tree:
         """Returns how far the files are read: each rank fills its replay from its share of them."""
@@ -316,8 +311,10 @@ class Simulated(Source):
         plan = simulated_plan(config, config.minibatch_over(group.world_size), len(self.types))
         _log_plan(config, plan, group, plan.minibatch)
         steps = plan.steps_per_epoch
-        order = ReadOrder(order={}, steps=steps, rows=steps * plan.rows_of_step(0))
-        return _simulated_stream(config, group, self.reader, learner, plan, order)
+        return self._open(learner, plan, ReadOrder(order={}, steps=steps, rows=steps * plan.rows_of_step(0)))
+
+    def _open(self, learner: Learner, plan: SimulatedPlan, order: ReadOrder) -> Stream:
+        return _simulated_stream(self.reader, learner, plan, order, self._group)
 
     def evaluators(self, learner: Learner) -> Evaluators:
         """Returns episodes in the environments."""
@@ -343,17 +340,13 @@ class Followed(Simulated):
         super().__init__(config, group, simulation)
         self._signal = signal
 
-    def stream(self, learner: Learner) -> Stream:
-        """Returns batches of replay, which files fill."""
-        config, group = self._config, self._group
-        plan = simulated_plan(config, config.minibatch_over(group.world_size))
-        _log_plan(config, plan, group, plan.minibatch)
-        order = ReadOrder(order={}, steps=plan.steps_per_epoch, rows=plan.steps_per_epoch * plan.rows_of_step(0))
-        assert isinstance(learner, DQN)  # one type of agents
-        rollouts, files = open_followed(config, self.reader, self.normalization, learner, group, plan, self._signal)
+    def _open(self, learner: Learner, plan: SimulatedPlan, order: ReadOrder) -> Stream:
+        group, reader = self._group, self.reader
+        files = FollowedEpisodes(reader, learners_of(learner)[ONLY], group, self._signal)
+        rollouts = as_source(files, reader, plan, group, FollowedSource)
         return FollowedStream(
-            source=rollouts, plan=plan, order=order, capture=update_capture(config, group), rollouts=rollouts,
-            simulation=self.reader.simulation, group=group, files=files,
+            source=rollouts, plan=plan, order=order, capture=update_capture(self._config, group), rollouts=rollouts,
+            simulation=reader.simulation, group=group, files=files,
         )  # fmt: skip
 
 
@@ -386,7 +379,7 @@ class Mixed(Logged):
         )  # fmt: skip
         _log_plan(config, plan, group, simulated)
         order = _order(plan, logged, simulated=simulated * plan.minibatches_per_step, alone=alone)
-        stream = _simulated_stream(config, group, self.reader, learner, plan, order)
+        stream = _simulated_stream(self.reader, learner, plan, order, group)
         if alone:
             return stream
         part = simulated / minibatch
@@ -399,9 +392,7 @@ class Mixed(Logged):
     def evaluators(self, learner: Learner) -> Evaluators:
         """Returns counterfactual evaluation and episodes."""
         play = SimulationEvaluator(self._config, self.reader, learner, self._group)
-        return Evaluators(
-            {"simulation": play, "cpe": LogEvaluator(self._config, self.data, learners_of(learner)[ONLY], self._group)}
-        )
+        return Evaluators({"simulation": play, "cpe": self._on_logs(learner)})
 
     def draw(self, folder: Path, learner: Learner) -> list[Path]:
         """Draws how learning went, and an episode."""
@@ -432,11 +423,11 @@ def _order(plan: StepPlan, logged: ReadPlan, *, simulated: int, alone: bool) -> 
 
 
 def _simulated_stream(
-    config: WorkflowConfig, group: Group, reader: Reader, learner: Learner, plan: SimulatedPlan, order: ReadOrder
+    reader: Reader, learner: Learner, plan: SimulatedPlan, order: ReadOrder, group: Group
 ) -> SimulatedStream:
     """Returns a stream of simulated rows only."""
-    rollouts = open_rollouts(config, reader, learner, group, plan)
-    return SimulatedStream(source=rollouts, plan=plan, order=order, capture=update_capture(config, group),
+    rollouts = open_rollouts(reader, learner, plan, group)
+    return SimulatedStream(source=rollouts, plan=plan, order=order, capture=update_capture(reader.config, group),
                            rollouts=rollouts, simulation=reader.simulation, group=group)  # fmt: skip
 
 

@@ -31,7 +31,7 @@ from reagent_lite.run.roles.policies import (
     rows_per_policy,
     shared_folders,
 )
-from reagent_lite.run.simulated import exploration_of, simulated_plan, update_schedule
+from reagent_lite.run.simulated import exploration_of, simulated_plan
 from reagent_lite.sim.cuda import on_stream
 from reagent_lite.sim.episodes import BLOCK_ROWS, EpisodeRecorder, Episodes
 from reagent_lite.training.stop import StopSignal
@@ -104,8 +104,8 @@ class Collector:
         facts = {**self._origin, **network_of(config, self._learner, normalization)}
         self._policies = PolicyReader(policies_folder(config), facts)
         self._policy: Policy | None = None
-        schedule = update_schedule(config, simulated_plan(config, 1).num_steps)
-        self._exploration, self._warmup = exploration_of(config, schedule), settings.warmup_steps
+        self._exploration = exploration_of(config, simulated_plan(config, 1).num_steps)
+        self._warmup = settings.warmup_steps
         self._epsilon = torch.ones(1, device=env.device)
         self._ahead = 2 * rows_per_policy(config)
         self._rows_of_file = min(max(rows_per_policy(config) // _FILES_PER_POLICY, 1), BLOCK_ROWS)

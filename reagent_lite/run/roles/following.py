@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from reagent_lite.algorithms.dqn import DQN
-from reagent_lite.config import WorkflowConfig
 from reagent_lite.console import Waiting, logger
 from reagent_lite.data.dataset import EpisodeFile, EpisodeFolder, misfits
 from reagent_lite.data.rows.maps import Lists
@@ -27,7 +26,6 @@ from reagent_lite.data.rows.reading import Rows
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import DataError
 from reagent_lite.run.environments import Reader
-from reagent_lite.run.normalization import Normalization
 from reagent_lite.run.roles.policies import (
     PolicyPublisher,
     Progress,
@@ -37,14 +35,9 @@ from reagent_lite.run.roles.policies import (
     rows_per_policy,
 )
 from reagent_lite.run.simulated import (
-    SimulatedPlan,
-    exploration_of,
-    minibatch_part,
     open_ring,
     ring_settings,
-    update_schedule,
 )
-from reagent_lite.sim.replay.ring import ReplayRing
 from reagent_lite.sim.rollout import ONLY, RolloutSource, require_no_strange_rewards
 from reagent_lite.sim.spec import EnvSpec
 from reagent_lite.training.stop import StopSignal
@@ -55,11 +48,8 @@ class FollowedEpisodes:
     """The rows of collectors as a RolloutSource takes them; every rank has one and calls its methods alike.
 
     Args:
-        config: of the run.
-        spec: of the environment.
-        origin: what files must say about where they come from.
-        ring: of one environment; where this rank's rows go.
-        publisher: of the policy; used on rank 0.
+        reader: the environment that collectors play.
+        learner: whose policy is published, by rank 0.
         group: ranks share the files.
         signal: ends the wait for rows.
 
@@ -68,21 +58,21 @@ class FollowedEpisodes:
         rows: taken so far, over all ranks.
     """
 
-    def __init__(
-        self,
-        config: WorkflowConfig,
-        spec: EnvSpec,
-        origin: dict[str, Any],
-        ring: ReplayRing,
-        publisher: PolicyPublisher,
-        group: Group,
-        signal: StopSignal,
-    ) -> None:
-        self._settings, self._spec, self._origin = config.environments.shared, spec, origin
+    def __init__(self, reader: Reader, learner: DQN, group: Group, signal: StopSignal) -> None:
+        config, self._spec = reader.config, reader.simulation.backend.spec
+        self._settings, self._origin = config.environments.shared, origin_of(config, reader.simulation)
         self._actions, self._group, self._signal = config.actions, group, signal
         self._folder = EpisodeFolder(Path(self._settings.path).expanduser())
-        self.players, self.rings, self.device = {ONLY: None}, {ONLY: ring}, group.device
-        self._ring, self._publisher, self._step = ring, publisher, 0
+        settings = replace(
+            ring_settings(config, self._spec, 1),
+            slots=config.environments.replay.capacity // group.world_size,
+            candidates=config.parametric,  # files have lists of candidates, fixed or not
+            action_features=None,
+        )
+        self._ring, self._step = open_ring(settings, config, group), 0
+        self.players, self.rings, self.device = {ONLY: None}, {ONLY: self._ring}, group.device
+        facts = {**self._origin, **network_of(config, learner, reader.normalization)}
+        self._publisher = PolicyPublisher(policies_folder(config), learner, facts)
         self._rows_per_step, self._ahead = config.environments.num_envs, 2 * rows_per_policy(config)
         self._unit_reward, self._strange_rewards = config.rl.q_network_loss == "bce_with_logits", 0
         self._pending, self._seen, self._through = deque[EpisodeFile](), set[str](), 0
@@ -227,40 +217,6 @@ class FollowedSource(RolloutSource):
         """Continues from a `state_dict`."""
         self._step, self._warm = int(state["step"]), bool(state["warm"])
         self.rollout.load_state_dict(state["rollout"])
-
-
-def open_followed(
-    config: WorkflowConfig,
-    reader: Reader,
-    normalization: Normalization,
-    learner: DQN,
-    group: Group,
-    plan: SimulatedPlan,
-    signal: StopSignal,
-) -> tuple[FollowedSource, FollowedEpisodes]:
-    """Returns the source of this rank's minibatches, and the files that it is filled from."""  # fmt: skip
-    spec, parametric = reader.simulation.backend.spec, reader.simulation.parametric
-    settings = ring_settings(config, spec, 1)
-    ring = open_ring(
-        replace(
-            settings,
-            slots=reader.simulation.config.replay.capacity // group.world_size,
-            candidates=parametric,  # files have lists of candidates, fixed or not
-            action_features=None,
-        ),
-        config,
-        group,
-    )
-    origin = origin_of(config, reader.simulation)
-    publisher = PolicyPublisher(
-        policies_folder(config), learner, {**origin, **network_of(config, learner, normalization)}
-    )
-    files = FollowedEpisodes(config, spec, origin, ring, publisher, group, signal)
-    schedule = update_schedule(config, plan.num_steps)
-    rows, scale = minibatch_part(plan, group)
-    exploration = exploration_of(config, schedule)
-    source = FollowedSource(files, exploration, schedule, rows=rows, scale=scale, transform=reader.batch)
-    return source, files
 
 
 def env_steps(rows: Rows, spec: EnvSpec) -> EnvStep:
