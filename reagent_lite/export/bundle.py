@@ -70,6 +70,7 @@ class Bundle:
         self.action_names = tuple(manifest["action_names"])
         self.policy: dict[str, Any] = manifest["policy"]
         self._session = session
+        self._inputs = [entry.name for entry in session.get_inputs()]
         self._golden = golden
 
     @property
@@ -118,9 +119,8 @@ class Bundle:
         elif candidates is not None:
             raise BundleError(Problem("candidates", "none: this model's actions are fixed", type(candidates).__name__))
         allowed = exists if mask is None else exists & _flags("mask", mask, exists.shape)
-        names = [entry.name for entry in self._session.get_inputs()]
         q, greedy, propensities, choices = self._session.run(
-            ["q", "greedy", "propensities", "choices"], dict(zip(names, [*feed, allowed], strict=True))
+            ["q", "greedy", "propensities", "choices"], dict(zip(self._inputs, [*feed, allowed], strict=True))
         )
         q = np.where(exists, q, np.float32(np.nan))
         return Prediction(q=q, greedy=greedy, propensities=propensities, mask=choices)

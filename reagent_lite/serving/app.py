@@ -121,10 +121,9 @@ def create_app(config: ServeConfig, worker: int, model: ServedModel, log: Decisi
         ids = log.append(rows)
         figures.decided(actions, parametric=model.bundle.parametric)
         found = zip(ids, actions, index, propensities, strict=True)
-        return Decisions(
-            decisions=[Decision(decision_id=one, action=a, index=k, propensity=p) for one, a, k, p in found],
-            model=model.version,
-        )
+        decisions = [Decision(decision_id=one, action=a, index=k, propensity=p) for one, a, k, p in found]
+        answer = Decisions(decisions=decisions, model=model.version)
+        return Response(answer.model_dump_json(), media_type="application/json")  # not checked a second time
 
     def event(row: Any, action: Any, possible: Any, propensity: float) -> dict[str, Any]:
         return {
@@ -147,8 +146,10 @@ def create_app(config: ServeConfig, worker: int, model: ServedModel, log: Decisi
 
     if model.bundle.parametric:
 
-        @app.post("/decide", responses=errors, summary="Choose a candidate in each row, and log it")
-        async def decidelisted(body: CandidateRows) -> Decisions:
+        @app.post(
+            "/decide", response_model=Decisions, responses=errors, summary="Choose a candidate in each row, and log it"
+        )
+        async def decidelisted(body: CandidateRows) -> Response:
             candidates = listed(body.rows)
             index, propensities = drawn(body.rows, candidates=candidates)
             possible = [[_present(one) for one in row.possible_actions] for row in body.rows]
@@ -167,8 +168,10 @@ def create_app(config: ServeConfig, worker: int, model: ServedModel, log: Decisi
             return Rankings(rankings=rankings, model=model.version)
     else:
 
-        @app.post("/decide", responses=errors, summary="Choose an action in each row, and log it")
-        async def decide_named(body: NamedRows) -> Decisions:
+        @app.post(
+            "/decide", response_model=Decisions, responses=errors, summary="Choose an action in each row, and log it"
+        )
+        async def decide_named(body: NamedRows) -> Response:
             names = model.bundle.action_names
             mask = None
             if any(row.possible_actions is not None for row in body.rows):
