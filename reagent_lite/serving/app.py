@@ -115,9 +115,7 @@ def create_app(config: ServeConfig, worker: int, model: ServedModel, log: Decisi
         problem = Problem("log", "a disk that takes the log", error.strerror or str(error), "Try again later")
         return JSONResponse({"problems": [asdict(problem)]}, 503)
 
-    def logged(
-        rows: list[dict[str, Any]], index: list[int], propensities: list[float], actions: list[Any]
-    ) -> Decisions:
+    def logged(rows: list[dict[str, Any]], index: list[int], propensities: list[float], actions: list[Any]) -> Response:
         ids = log.append(rows)
         figures.decided(actions, parametric=model.bundle.parametric)
         found = zip(ids, actions, index, propensities, strict=True)
