@@ -1,9 +1,9 @@
 """Environments of a run: opened, and fitted to what the network reads.
 
-1 open        the node's first process compiles, the others find the result in the cache
+1 open        the machine's first process compiles, the others find the result in the cache
 2 fit         features of the environment to columns of the network
 3 learn       simulated.py
-4 evaluate    returns.py
+4 evaluate    evaluators.py
 """
 
 import os
@@ -181,7 +181,7 @@ def with_actions(config: WorkflowConfig, simulation: Simulation) -> WorkflowConf
     return config
 
 
-def given_or_none(config: WorkflowConfig, simulation: Simulation) -> Normalization:
+def given_or_unchanged(config: WorkflowConfig, simulation: Simulation) -> Normalization:
     """Returns the normalization of a run without data: the given files, else features as they are."""
     spec, given, kind = simulation.backend.spec, given_normalization(config), FeatureType.DO_NOT_PREPROCESS
 

@@ -154,8 +154,17 @@ class LogEvaluator:
         self._saved, self._passes = state, int(state.get("passes", 0))
 
     def after_epoch(self, *, final: bool) -> dict[str, float]:
-        """Returns figures, and with evaluation.calc_cpe_in_training estimates, unless these follow at the end."""
-        scalars = self.figures(final=final)
+        """Returns figures by TensorBoard tag, and with evaluation.calc_cpe_in_training estimates.
+
+        Args:
+            final: figures of all evaluated rows, else of a fixed sample that costs a fraction of an epoch; no
+                estimates, which `evaluate` gives at the end.
+        """
+        batches: Iterable[TransitionBatch] = self._sample
+        if final:
+            batches = self._rows("valuing rows", self._part_of_rows(sum(self._counts)))
+        names = self._data.spec.action_names
+        scalars = figures(batches, self._learner, self._group, action_names=names, policy=self._target)
         if self._config.evaluation.calc_cpe_in_training and not final:
             scalars |= self.evaluate(final=False).scalars
         return scalars
@@ -163,19 +172,6 @@ class LogEvaluator:
     def satisfied(self) -> bool:
         """Returns False: estimates end no run."""
         return False
-
-    def figures(self, *, final: bool) -> dict[str, float]:
-        """Returns figures of this moment by TensorBoard tag; every rank calls it.
-
-        Args:
-            final: on all evaluated rows, else on a fixed sample that costs a fraction of an epoch.
-        """
-        batches: Iterable[TransitionBatch] = self._sample
-        if final:
-            batches = self._rows("valuing rows", self._part_of_rows(sum(self._counts)))
-        return figures(
-            batches, self._learner, self._group, action_names=self._data.spec.action_names, policy=self._target
-        )
 
     @cached_property
     def _counts(self) -> tuple[int, ...]:
@@ -359,15 +355,14 @@ class SimulationEvaluator:
     To play an exported model: workflows.evaluate.
 
     Args:
-        config: the run's config.
         reader: the environment, and its features to the network's.
         learner: what is evaluated.
         group: ranks share the episodes.
     """
 
-    def __init__(self, config: WorkflowConfig, reader: Reader, learner: Learner, group: Group) -> None:
-        self._config, self._simulation, self._group = config, reader.simulation, group
-        self._reader, self._learner, self._target = reader, learner, target_policy(config.rl)
+    def __init__(self, reader: Reader, learner: Learner, group: Group) -> None:
+        self._config, self._simulation, self._group = reader.config, reader.simulation, group
+        self._reader, self._learner, self._target = reader, learner, target_policy(reader.config.rl)
         self.latest = float("nan")
 
     def state_dict(self) -> Tree:

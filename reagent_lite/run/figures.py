@@ -45,10 +45,8 @@ def _present(
     return dict(zip(wanted, (shards.group.sum(present) / rows).tolist(), strict=True))
 
 
-def sources_of(config: WorkflowConfig, data: Data | None) -> tuple[Source, ...]:
-    """Returns the data of a run as its report shows it; none of a simulation."""
-    if data is None:
-        return ()
+def sources_of(config: WorkflowConfig, data: Data) -> tuple[Source, ...]:
+    """Returns the data of a run as its report shows it."""
     used = [("training data", config.training_data_path, data.found, data.train),
             ("eval data", config.eval_data_path, data.held_out_found, data.held_out)]  # fmt: skip
     return tuple(

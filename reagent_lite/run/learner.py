@@ -24,7 +24,7 @@ from reagent_lite.training.capture import Captured, eager
 from reagent_lite.training.loop import Optimization, Update
 from reagent_lite.types import SourceSpec
 
-_OPERATIONS_PER_THREAD = 1e8  # [m] below, threads wait for each other longer than they save
+_OPERATIONS_PER_THREAD = 1e8  # below, threads wait for each other longer than they save
 
 
 def choose_threads(config: WorkflowConfig, spec: SourceSpec, group: Group) -> None:
@@ -116,7 +116,7 @@ def build_optimization(config: WorkflowConfig, learner: Learner, *, captured: bo
             groups.append({"params": list(one.imitator.parameters()), "weight_decay": 0.0})
     name = training.optimizer_class
     assert name is not None
-    # one kernel for all parameters instead of several each: [m] a tenth of a small network's step on a CPU
+    # one kernel for all parameters instead of several each saves a tenth of a small network's step on a CPU
     fused = {"fused": True} if name in ("Adam", "AdamW", "SGD") else {}
     rate: float | torch.Tensor = training.learning_rate
     if captured:

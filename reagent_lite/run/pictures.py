@@ -10,25 +10,30 @@ from reagent_lite.report.curves import read_series
 from reagent_lite.report.pictures import Agents, Episode, write_animation, write_learning_curve
 from reagent_lite.rl.policies import TargetPolicy
 from reagent_lite.run.environments import PICTURE, Reader
+from reagent_lite.run.learner import target_policy
 from reagent_lite.sim.env import VectorEnv
 from reagent_lite.sim.rollout import act
 
 PICTURES = ("learning_curve.png", "rollout.gif")
 
 
-def draw_pictures(folder: Path, reader: Reader, learner: Learner, target: TargetPolicy) -> list[Path]:
-    """Writes learning_curve.png and rollout.gif into the run's folder and returns their paths.
+def draw_pictures(folder: Path, reader: Reader, learner: Learner) -> list[Path]:
+    """Writes learning_curve.png and rollout.gif into the run's folder where simulation.pictures asks for them.
 
     Args:
         folder: of the run; holds its metrics.
         reader: the environment, and its features to the network's.
         learner: gives the values, of several types each for its own.
-        target: plays by them.
+
+    Returns:
+        The files.
     """
+    if not reader.simulation.config.pictures:
+        return []
     name = reader.simulation.backend.spec.name
     curve, rollout = (folder / name for name in PICTURES)
     write_learning_curve(curve, read_series(folder / "metrics.jsonl"), title=name)
-    write_animation(rollout, record(reader, learner, target))
+    write_animation(rollout, record(reader, learner, target_policy(reader.config.rl)))
     return [curve, rollout]
 
 

@@ -21,15 +21,10 @@ from reagent_lite.distributed.group import Group
 from reagent_lite.errors import counted
 from reagent_lite.export.content import SampleRows
 from reagent_lite.report.run import Source as LoggedFacts
-from reagent_lite.run.environments import (
-    Reader,
-    Simulation,
-    given_or_none,
-    part_of,
-)
+from reagent_lite.run.environments import Reader, Simulation, given_or_unchanged, part_of
 from reagent_lite.run.evaluators import Evaluators, LogEvaluator, SimulationEvaluator
 from reagent_lite.run.figures import Presence, present_shares, sources_of
-from reagent_lite.run.learner import target_policy, update_capture
+from reagent_lite.run.learner import update_capture
 from reagent_lite.run.logged import Data, prepare
 from reagent_lite.run.normalization import Normalization, write_fitted
 from reagent_lite.run.pictures import draw_pictures
@@ -298,7 +293,7 @@ class Simulated(Source):
 
     def __init__(self, config: WorkflowConfig, group: Group, simulation: Simulation) -> None:
         self._config, self._group = config, group
-        self.normalization = given_or_none(config, simulation)
+        self.normalization = given_or_unchanged(config, simulation)
         self.spec = self.normalization.spec(config.actions)
         self.reader = Reader(config, simulation, self.normalization, group.device)
         self.hash = simulation.identity()
@@ -318,7 +313,7 @@ class Simulated(Source):
 
     def evaluators(self, learner: Learner) -> Evaluators:
         """Returns episodes in the environments."""
-        return Evaluators({"simulation": SimulationEvaluator(self._config, self.reader, learner, self._group)})
+        return Evaluators({"simulation": SimulationEvaluator(self.reader, learner, self._group)})
 
     def sample(self, count: int, kind: str = ONLY) -> SampleRows:
         """Returns observations of random play."""
@@ -326,7 +321,7 @@ class Simulated(Source):
 
     def draw(self, folder: Path, learner: Learner) -> list[Path]:
         """Draws how learning went, and an episode."""
-        return _draw(self._config, folder, self.reader, learner)
+        return draw_pictures(folder, self.reader, learner)
 
 
 class Followed(Simulated):
@@ -391,12 +386,12 @@ class Mixed(Logged):
 
     def evaluators(self, learner: Learner) -> Evaluators:
         """Returns counterfactual evaluation and episodes."""
-        play = SimulationEvaluator(self._config, self.reader, learner, self._group)
+        play = SimulationEvaluator(self.reader, learner, self._group)
         return Evaluators({"simulation": play, "cpe": self._on_logs(learner)})
 
     def draw(self, folder: Path, learner: Learner) -> list[Path]:
         """Draws how learning went, and an episode."""
-        return _draw(self._config, folder, self.reader, learner)
+        return draw_pictures(folder, self.reader, learner)
 
 
 def logged_plan(config: WorkflowConfig, data: Data, minibatch: int) -> ReadPlan:
@@ -408,10 +403,6 @@ def logged_plan(config: WorkflowConfig, data: Data, minibatch: int) -> ReadPlan:
         seed=config.seed,
         minibatches_per_step=config.training.minibatches_per_step,
     )
-
-
-def _draw(config: WorkflowConfig, folder: Path, reader: Reader, learner: Learner) -> list[Path]:
-    return draw_pictures(folder, reader, learner, target_policy(config.rl)) if config.environments.pictures else []
 
 
 def _order(plan: StepPlan, logged: ReadPlan, *, simulated: int, alone: bool) -> ReadOrder:

@@ -109,6 +109,12 @@ def test_a_type_may_play_at_random_or_by_an_exported_model(team: Tree, tmp_path:
     assert second.scores["simulation/follower/return/mean"] > second.scores["simulation/follower/random_return/mean"]
 
 
+def test_the_return_of_the_only_type_that_learns_ends_a_run(team: Tree) -> None:
+    """The leader's last step alone is worth 44; 31 updates are in two parts of 16 at most."""
+    change = {"policies": {"follower": "random"}, "total_steps": 2500, "stop_at_return": 40}
+    assert trained(merged(team, {"simulation": change})).steps == 16
+
+
 @pytest.mark.parametrize(
     ("workflow", "change"),
     [

@@ -19,7 +19,7 @@ from reagent_lite.data.writing.episodes import EpisodeBlock, LogSchema, episode_
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import DataError, counted
 from reagent_lite.files import NO_ROOM
-from reagent_lite.run.environments import TRAINING, Reader, given_or_none, open_simulation, with_actions
+from reagent_lite.run.environments import TRAINING, Reader, given_or_unchanged, open_simulation, with_actions
 from reagent_lite.run.learner import build_learner, choose_threads
 from reagent_lite.run.roles.policies import (
     Policy,
@@ -93,7 +93,7 @@ class Collector:
         simulation = open_simulation(config, group)
         config = with_actions(config, simulation)
         settings, spec = simulation.config, simulation.backend.spec
-        normalization = given_or_none(config, simulation)
+        normalization = given_or_unchanged(config, simulation)
         reader = Reader(config, simulation, normalization, group.device)
         self._id = uuid.uuid4().hex[:12]
         env = replace(simulation, seed=int(self._id[:8], 16)).envs(0, settings.num_envs, stream=TRAINING)
