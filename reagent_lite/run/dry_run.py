@@ -24,7 +24,7 @@ from reagent_lite.errors import ReagentLiteError, counted
 from reagent_lite.memory import free_bytes, size_text
 from reagent_lite.run.agents import AgentType, agent_types
 from reagent_lite.run.learner import build_learner
-from reagent_lite.run.roles.policies import rows_per_policy
+from reagent_lite.run.roles.policies import most_rows_ahead
 from reagent_lite.run.simulated import ring_settings, simulated_plan
 from reagent_lite.sim.cpu import CpuBackend
 from reagent_lite.sim.env import VectorEnv
@@ -393,7 +393,7 @@ def _step_lines(run: DryRun) -> Iterator[str]:
         if config.follows or config.collects:
             mode, shared = config.environments.mode, config.environments.shared
             yield (f"simulation.mode {mode}: episodes in {shared.path}, collectors at most about "
-                   f"{2 * rows_per_policy(config):,} rows ahead of the learner")  # fmt: skip
+                   f"{most_rows_ahead(config):,} rows ahead of the learner")  # fmt: skip
         yield (
             f"steps: {steps.num_steps:,} after {config.warmup_rounds * config.environments.num_envs:,} of "
             f"{config.environments.total_steps:,} environment steps, evaluated every {steps.steps_per_epoch:,}"
@@ -406,7 +406,7 @@ def _step_lines(run: DryRun) -> Iterator[str]:
     where = f"; layout {config.data.layout}: each machine has {own}" if several else ""
     yield f"data: {config.training_data_path}: {counted(inputs.files, 'file')}, {size_text(inputs.bytes)} here{where}"
     if inputs.events:
-        yield "stages: transitions are made of the events first, unless they stand"
+        yield "stages: transitions are made of the events first, unless an earlier run has made them"
     if config.data.shards_path is not None:
         yield (f"stages: node 0 divides the rows at {config.data.shards_path} by layout {config.data.layout}, each "
                "machine fetches its part to its own disk")  # fmt: skip

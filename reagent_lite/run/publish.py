@@ -54,11 +54,11 @@ _SAMPLE_ROWS = 256
 
 @contextmanager
 def output_folder(config: WorkflowConfig, group: Group) -> Iterator[Callable[[WorkflowConfig], None]]:
-    """Keeps model_output_path for this run inside the block; rank 0 alone writes there, elsewhere there may be none.
+    """Reserves model_output_path for this run inside the block; only rank 0 writes there, other machines may lack it.
 
-    Gives what takes the folder and writes the config there, to be called once all input has been checked: until then
-    nothing of an earlier run changes and no new folder is made. A folder that a run has had is locked at once, for its
-    checkpoints are read.
+    Yields a function that takes the folder and writes the config there. It is called once all input has been checked:
+    until then nothing of an earlier run changes and no new folder is made. The folder of an earlier run is locked at
+    once, because its checkpoints are read.
 
     Raises:
         FolderInUseError: another run has the folder.
@@ -222,7 +222,7 @@ def publish(config: WorkflowConfig, group: Group, source: Source, learned: Learn
             logger.info(f"report: {folder / PAGE}")
         report_model_saved()
         if failure := learned.checkpoints.finish():
-            logger.warning(f"the model stands, but the run could not be marked as ended: {failure}")
+            logger.warning(f"the model was exported, but the run could not be marked as ended: {failure}")
     group.barrier()
     models = {kind: str(model_folder(folder, kind)) for kind in source.types}
     return Outcome(

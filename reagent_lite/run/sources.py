@@ -6,7 +6,7 @@ Simulated  environments ─► replay ─┼► Stream: batches of this rank, ho
 Mixed      both in each minibatch ─┘
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -24,7 +24,6 @@ from reagent_lite.report.run import Source as LoggedFacts
 from reagent_lite.run.environments import Reader, Simulation, given_or_unchanged, part_of
 from reagent_lite.run.evaluators import Evaluators, LogEvaluator, SimulationEvaluator
 from reagent_lite.run.figures import Presence, present_shares, sources_of
-from reagent_lite.run.learner import update_capture
 from reagent_lite.run.logged import Data, prepare
 from reagent_lite.run.normalization import Normalization, write_fitted
 from reagent_lite.run.pictures import draw_pictures
@@ -33,9 +32,8 @@ from reagent_lite.run.samples import logged_sample, simulated_sample
 from reagent_lite.run.simulated import SimulatedPlan, as_source, open_rollouts, simulated_plan, training_scalars
 from reagent_lite.run.value_bounds import Payable, payable_values
 from reagent_lite.sim.rollout import ONLY, RolloutSource, regrouped
-from reagent_lite.training.capture import eager
 from reagent_lite.training.checkpoint import Tree
-from reagent_lite.training.loop import StepPlan, Update
+from reagent_lite.training.loop import StepPlan
 from reagent_lite.training.resume import ReadOrder
 from reagent_lite.training.stop import StopSignal
 from reagent_lite.types import BatchSource, SourceSpec
@@ -52,13 +50,11 @@ class Stream:
         source: of this rank.
         plan: how many steps.
         order: what a step number counts in.
-        capture: turns updates into CUDA graphs where buffers are fixed.
     """
 
     source: BatchSource
     plan: StepPlan
     order: ReadOrder
-    capture: Callable[[Update], Update] = field(default=eager)
 
     @property
     def rows(self) -> int:
@@ -340,8 +336,8 @@ class Followed(Simulated):
         files = FollowedEpisodes(reader, learners_of(learner)[ONLY], group, self._signal)
         rollouts = as_source(files, reader, plan, group, FollowedSource)
         return FollowedStream(
-            source=rollouts, plan=plan, order=order, capture=update_capture(self._config, group), rollouts=rollouts,
-            simulation=reader.simulation, group=group, files=files,
+            source=rollouts, plan=plan, order=order, rollouts=rollouts, simulation=reader.simulation, group=group,
+            files=files,
         )  # fmt: skip
 
 
@@ -380,8 +376,8 @@ class Mixed(Logged):
         part = simulated / minibatch
         source = MixedSource(((self._source(logged), 1 - part), (stream.rollouts, part)))
         return MixedStream(
-            source=source, plan=plan, order=order, capture=stream.capture, rollouts=stream.rollouts,
-            simulation=stream.simulation, group=group,
+            source=source, plan=plan, order=order, rollouts=stream.rollouts, simulation=stream.simulation,
+            group=group,
         )  # fmt: skip
 
     def evaluators(self, learner: Learner) -> Evaluators:
@@ -418,8 +414,8 @@ def _simulated_stream(
 ) -> SimulatedStream:
     """Returns a stream of simulated rows only."""
     rollouts = open_rollouts(reader, learner, plan, group)
-    return SimulatedStream(source=rollouts, plan=plan, order=order, capture=update_capture(reader.config, group),
-                           rollouts=rollouts, simulation=reader.simulation, group=group)  # fmt: skip
+    return SimulatedStream(source=rollouts, plan=plan, order=order, rollouts=rollouts,
+                           simulation=reader.simulation, group=group)  # fmt: skip
 
 
 def _log_plan(config: WorkflowConfig, plan: StepPlan, group: Group, simulated: int = 0) -> None:

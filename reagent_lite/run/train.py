@@ -20,7 +20,14 @@ from reagent_lite.files import room_in
 from reagent_lite.report.pictures import require_pictures
 from reagent_lite.run.environments import open_simulation, with_actions
 from reagent_lite.run.evaluators import Evaluators
-from reagent_lite.run.learner import build_learners, build_optimization, captures, choose_threads, target_policy
+from reagent_lite.run.learner import (
+    build_learners,
+    build_optimization,
+    captures,
+    choose_threads,
+    target_policy,
+    update_capture,
+)
 from reagent_lite.run.publish import (
     FOLDER,
     Learned,
@@ -158,7 +165,7 @@ def learn(setup: Setup, signal: StopSignal, folder: Path, callback: Callback = _
             schedule = CheckpointSchedule(config.checkpoint, waits, checkpoints, signal)
             hooks = _RunHooks(setup, schedule, writer, show, callback)
             fit(running, stream.plan, group, hooks, every_steps=config.rl.tensorboard_logging_freq,
-                capture=stream.capture)  # fmt: skip
+                capture=update_capture(config, group))  # fmt: skip
             schedule.at_end()
             stream.at_end(position.step)
         rate = (position.rows - begin) / (time.monotonic() - start)

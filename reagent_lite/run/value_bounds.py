@@ -82,14 +82,14 @@ def payable_values(config: WorkflowConfig, rows: LoggedRows, group: Group) -> Pa
 
 
 class ValueWatch:
-    """Says that values have left what rewards can pay: once, and again whenever they are twice as far outside."""
+    """Warns when values leave what rewards can pay: once, and again whenever they are twice as far outside."""
 
     def __init__(self, payable: Payable | None) -> None:
         self._payable = payable
         self._logged = 0.0
 
     def __call__(self, mean: float) -> None:
-        """Looks at the mean value of the policy's choices."""
+        """Checks the mean value of the policy's choices."""
         excess = 0.0 if self._payable is None else self._payable.excess(mean)
         if self._payable is not None and excess > 2 * self._logged:
             self._logged = excess

@@ -1,6 +1,6 @@
-"""A collector: it plays the newest policy and writes whole episodes to the shared folder, until the learner is done.
+"""A collector: it plays the newest policy and writes whole episodes to the shared folder until the learner has ended.
 
-newest policy ─► some rounds ─► episodes that are over ─► a file of fifo ─► wait while the learner is far behind ─► …
+newest policy ─► some rounds ─► finished episodes ─► a file of fifo ─► wait while the learner is far behind ─► …
 """
 
 import json
@@ -24,8 +24,10 @@ from reagent_lite.run.learner import build_learner, choose_threads
 from reagent_lite.run.roles.policies import (
     Policy,
     PolicyReader,
+    facts_of,
+    keep_size,
     load_policy,
-    network_of,
+    most_rows_ahead,
     origin_of,
     policies_folder,
     rows_per_policy,
@@ -101,13 +103,12 @@ class Collector:
         choose_threads(config, normalization.spec(config.actions), group)
         self._play = reader.policy(self._learner, env.device)
         self._origin = origin_of(config, simulation)
-        facts = {**self._origin, **network_of(config, self._learner, normalization)}
-        self._policies = PolicyReader(policies_folder(config), facts)
+        self._policies = PolicyReader(policies_folder(config), facts_of(reader, self._learner))
         self._policy: Policy | None = None
         self._exploration = exploration_of(config, simulated_plan(config, 1).num_steps)
         self._warmup = settings.warmup_steps
         self._epsilon = torch.ones(1, device=env.device)
-        self._ahead = 2 * rows_per_policy(config)
+        self._ahead = most_rows_ahead(config)
         self._rows_of_file = min(max(rows_per_policy(config) // _FILES_PER_POLICY, 1), BLOCK_ROWS)
         self._recorder = EpisodeRecorder(env, rounds=max(self._rows_of_file // env.num_envs, 1))
         fixed = simulation.parametric and not spec.candidates
@@ -196,8 +197,7 @@ class Collector:
                     return
                 waiting.sleep(f"no room for {counted(table.num_rows, 'row')} in {self._folder.path}: make room there")
         self._recorder.drop(over)
-        if self._dataset.edits and self._dataset.max_bytes is not None:
-            self._folder.keep_below(self._dataset.max_bytes)
+        keep_size(self._folder, self._dataset)
         self._total += float(episodes.returns.sum())
         self._episodes, self._rows, self._files = self._episodes + count, self._rows + table.num_rows, self._files + 1
 

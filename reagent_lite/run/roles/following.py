@@ -29,10 +29,11 @@ from reagent_lite.run.environments import Reader
 from reagent_lite.run.roles.policies import (
     PolicyPublisher,
     Progress,
-    network_of,
+    facts_of,
+    keep_size,
+    most_rows_ahead,
     origin_of,
     policies_folder,
-    rows_per_policy,
 )
 from reagent_lite.run.simulated import (
     open_ring,
@@ -71,9 +72,8 @@ class FollowedEpisodes:
         )
         self._ring, self._step = open_ring(settings, config, group), 0
         self.players, self.rings, self.device = {ONLY: None}, {ONLY: self._ring}, group.device
-        facts = {**self._origin, **network_of(config, learner, reader.normalization)}
-        self._publisher = PolicyPublisher(policies_folder(config), learner, facts)
-        self._rows_per_step, self._ahead = config.environments.num_envs, 2 * rows_per_policy(config)
+        self._publisher = PolicyPublisher(policies_folder(config), learner, facts_of(reader, learner))
+        self._rows_per_step, self._ahead = config.environments.num_envs, most_rows_ahead(config)
         self._unit_reward, self._strange_rewards = config.rl.q_network_loss == "bce_with_logits", 0
         self._pending, self._seen, self._through = deque[EpisodeFile](), set[str](), 0
         self._given = [0] * group.world_size
@@ -91,8 +91,7 @@ class FollowedEpisodes:
         self._publisher.publish(
             Progress(step=self._step, rows=self.rows, through=self._through, ahead=self._ahead, finished=finished)
         )
-        if self._settings.edits and self._settings.max_bytes is not None:
-            self._folder.keep_below(self._settings.max_bytes)
+        keep_size(self._folder, self._settings)
 
     def explore(self, epsilon: float) -> None:
         """Does nothing: collectors explore."""

@@ -17,14 +17,14 @@ from torch import Tensor
 
 from reagent_lite.algorithms.dqn import DQN
 from reagent_lite.config import WorkflowConfig, resolved
+from reagent_lite.config.dataset import DatasetConfig
 from reagent_lite.console import logger
-from reagent_lite.data.dataset import FIFO, misfits
+from reagent_lite.data.dataset import FIFO, EpisodeFolder, misfits
 from reagent_lite.distributed.group import attempt_here
 from reagent_lite.errors import BundleError, ConfigError
 from reagent_lite.files import alone_in, appearing_folder, require_writable
 from reagent_lite.manifest import POLICY, seal_folder, verified
-from reagent_lite.run.environments import Simulation
-from reagent_lite.run.normalization import Normalization
+from reagent_lite.run.environments import Reader, Simulation
 from reagent_lite.sim.sources import origin
 from reagent_lite.training.checkpoint import plain
 
@@ -79,14 +79,30 @@ def rows_per_policy(config: WorkflowConfig) -> int:
     return rollouts * settings.steps_per_rollout * settings.num_envs
 
 
-def network_of(config: WorkflowConfig, learner: DQN, normalization: Normalization) -> dict[str, Any]:
-    """Returns what two processes have alike whose networks give the same values by the same tensors, as JSON."""
+def most_rows_ahead(config: WorkflowConfig) -> int:
+    """Returns the rows above which collectors wait for the learner."""
+    return 2 * rows_per_policy(config)
+
+
+def keep_size(folder: EpisodeFolder, settings: DatasetConfig) -> None:
+    """Removes the oldest files of a dataset where this process has its edits and it is too large."""
+    if settings.edits and settings.max_bytes is not None:
+        folder.keep_below(settings.max_bytes)
+
+
+def facts_of(reader: Reader, learner: DQN) -> dict[str, Any]:
+    """Returns what a learner and its collectors have alike, as JSON: environment, and all that a network's values need.
+
+    Two processes with the same facts give the same values by the same tensors.
+    """
+    config = reader.config
     facts = {
+        **origin_of(config, reader.simulation),
         "training.activations": config.training.activations,
         "training.network": config.training.network,
         **{f"rainbow.{key}": value for key, value in resolved(config)["rainbow"].items()},
         "rl.q_network_loss": config.rl.q_network_loss,
-        "normalization": normalization.json(),
+        "normalization": reader.normalization.json(),
         "tensors": {name: list(value.shape) for name, value in _tensors(learner).items()},
     }
     read_back: dict[str, Any] = json.loads(json.dumps(facts))
@@ -189,7 +205,7 @@ class PolicyReader:
 
 
 def load_policy(learner: DQN, policy: Policy) -> None:
-    """Gives a learner of the same network the tensors of a policy."""
+    """Loads the tensors of a policy into a learner of the same network."""
     learner.load_state_dict({**learner.state_dict(), **policy.tensors})
 
 

@@ -108,9 +108,9 @@ class Found(BaseModel):
     """A search, as it is cached.
 
     Attributes:
-        lines: the table.
-        choice: None where nothing ran.
-        measured: when.
+        lines: of the table.
+        choice: the scale to use; None where nothing ran.
+        measured: time of the measurement, ISO 8601.
     """
 
     model_config = ConfigDict(frozen=True, strict=True)
@@ -195,8 +195,8 @@ class Device(Protocol):
 def find_scale(config: WorkflowConfig, limit: Limit, device: Device) -> Found:
     """Returns the smallest scale within 3 % of the fastest, and logs the table of all that were tried line by line.
 
-    A minibatch that no longer fits a cache is slow, however many environments there are; so its search has the most of
-    them, for which the time they take beside learning is small, and theirs is repeated with its result.
+    A minibatch that no longer fits a cache is slow with any number of environments. So the minibatch is searched with
+    the most of them, whose time beside learning is small, and the environments are searched again with its result.
 
     Args:
         config: the smallest scale, and the ratio of rows to environment steps.

@@ -1,7 +1,7 @@
 """A process of one probe of auto-scaling: python -m reagent_lite.run.scaling.probe FILE.
 
-It learns in simulation as a run does, for a few seconds, and writes the rate beside the file. What ends it otherwise is
-reported as a worker's failure is.
+It learns in simulation as a run does, for a few seconds, and writes the rate beside the file. An error is reported in
+the same way as that of a run's worker.
 """
 
 import json
@@ -18,6 +18,7 @@ from reagent_lite.distributed.group import Group, Place, joined
 from reagent_lite.distributed.worker import end_with_parent, report_failure
 from reagent_lite.run.dry_run import processes_here
 from reagent_lite.run.environments import open_simulation, with_actions
+from reagent_lite.run.learner import update_capture
 from reagent_lite.run.sources import open_source
 from reagent_lite.run.train import Setup, set_up
 from reagent_lite.sim.cuda import on_stream
@@ -85,7 +86,7 @@ def measure(config: WorkflowConfig, group: Group) -> float:
         running = Running(learner=setup.learner, optimization=setup.optimization, source=setup.stream.source,
                           evaluators=setup.evaluators)  # fmt: skip
         try:
-            fit(running, setup.stream.plan, group, watch, capture=setup.stream.capture)
+            fit(running, setup.stream.plan, group, watch, capture=update_capture(config, group))
         except _MeasuredError:
             return watch.rate
     raise AssertionError("a probe's run is longer than its measurement")
