@@ -80,12 +80,8 @@ class Scale(NamedTuple):
         """Returns the rows to learn from after a step of so many environments, at this scale's ratio."""
         return max(round(self.minibatch_size * self.updates * num_envs / self.num_envs), 1)
 
-    def with_envs(self, num_envs: int) -> "Scale":
-        """Returns the scale with so many environments, whose rows are one minibatch."""
-        return Scale(num_envs=num_envs, minibatch_size=self.rows(num_envs), updates=1)
-
     def with_minibatch(self, num_envs: int, minibatch: int) -> "Scale":
-        """Returns the scale whose rows are in minibatches of at most so many."""
+        """Returns the scale of so many environments whose rows are in minibatches of at most so many."""
         rows = self.rows(num_envs)
         updates = -(-rows // minibatch)
         return Scale(num_envs=num_envs, minibatch_size=-(-rows // updates), updates=updates)
@@ -147,14 +143,13 @@ def auto_scaled(config: WorkflowConfig, group: Group, folder: Path) -> WorkflowC
                     "Lower simulation.num_envs, training.minibatch_size or simulation.replay.capacity, where the "
                     "search begins")
         )  # fmt: skip
-    scaled = found.choice.applied(config, group.world_size)
-    assert scaled.simulation is not None
+    choice, world = found.choice, group.world_size
     logger.info(
-        f"auto-scaling chose simulation.num_envs={scaled.simulation.num_envs}, training.minibatch_size="
-        f"{scaled.training.minibatch_size}, simulation.updates_per_rollout={scaled.simulation.updates_per_rollout}: "
+        f"auto-scaling chose simulation.num_envs={choice.num_envs * world}, training.minibatch_size="
+        f"{choice.minibatch_size}, simulation.updates_per_rollout={choice.updates}: "
         "with these keys and auto_scale=false a run is the same"
     )
-    return scaled
+    return choice.applied(config, world)
 
 
 def _found(config: WorkflowConfig, group: Group, backend: Backend) -> Found:
@@ -231,7 +226,7 @@ def find_scale(config: WorkflowConfig, limit: Limit, device: Device) -> Found:
         "with that minibatch:"
     )
     add(f"{'environments':>12} {'minibatch':>12} {'updates':>12} {'env steps/s':>16}")
-    tried = search(lambda size: rate(first.with_envs(size)), first.num_envs, limit.num_envs)
+    tried = search(lambda size: rate(first.with_minibatch(size, first.rows(size))), first.num_envs, limit.num_envs)
     fewest = smallest(tried)
     if fewest is None:
         return found(None)
