@@ -206,6 +206,8 @@ def test_one_command_has_all_workflows(
     arguments: list[str], code: int, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["reagent-lite", *arguments])
+    for module in [name for name in sys.modules if name.startswith("workflows.")]:
+        monkeypatch.delitem(sys.modules, module)  # runpy warns of a module that is imported already
     with pytest.raises(SystemExit) as ended:
         sys.exit(main())
     assert (ended.value.code or 0) == code
