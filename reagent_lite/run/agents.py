@@ -73,7 +73,7 @@ def agent_types(config: WorkflowConfig, spec: EnvSpec) -> tuple[AgentType, ...]:
     """Returns the types of agents of an environment in the order of their numbers.
 
     Raises:
-        ConfigError: a policy for a type that is not there, no type that learns, or keys that several types cannot have.
+        ConfigError: a policy for a type that is not there, a type without agents, no type that learns, or keys that several types cannot have.
         BundleError: no model in a folder, one that was altered, or one of other features or actions.
     """
     settings, names = config.environments, spec.agent_type_names
@@ -88,6 +88,11 @@ def agent_types(config: WorkflowConfig, spec: EnvSpec) -> tuple[AgentType, ...]:
         Problem(f"{_KEY}.{name}", f"one of {', '.join(names)}, the types of agents of {spec.name}", repr(name),
                 nearest(name, names))
         for name in settings.policies if name not in names
+    ]  # fmt: skip
+    problems += [
+        Problem("simulation.env_parameters", f"those with which {spec.name} has an agent of each type", f"no {name}",
+                "AGENTS of the environment follows from them")
+        for number, name in enumerate(names) if not spec.agents_of(number)
     ]  # fmt: skip
     if not learning:
         problems.append(Problem(_KEY, f'"{LEARN}" for at least one of {", ".join(names)}', str(dict(settings.policies)),
@@ -118,6 +123,9 @@ def _agent_type(name: str, agents: tuple[int, ...], plays: str, spec: EnvSpec, *
         return AgentType(name=name, agents=agents, plays=plays)
     folder = Path(plays).expanduser()
     where = f"{_KEY}.{name} {folder}"
+    if not folder.is_dir():
+        raise ConfigError(Problem(f"{_KEY}.{name}", f'"{LEARN}", "{RANDOM}" or the folder of an exported model',
+                                  repr(plays), nearest(plays, (LEARN, RANDOM))))  # fmt: skip
     bundle = load_bundle(folder)
     problems = misfits(bundle, spec, where)
     if bundle.parametric and not parametric:

@@ -20,7 +20,7 @@ from reagent_lite.data.stage import data_files
 from reagent_lite.distributed.gpus import list_gpus, used_gpus
 from reagent_lite.distributed.group import Place
 from reagent_lite.distributed.launcher import Processes, choose_processes
-from reagent_lite.errors import ReagentLiteError, counted
+from reagent_lite.errors import KernelBuildError, ReagentLiteError, counted
 from reagent_lite.memory import free_bytes, size_text
 from reagent_lite.run.agents import AgentType, agent_types
 from reagent_lite.run.learner import build_learner
@@ -120,14 +120,15 @@ class DryRun:
 
 
 def dry_run(config: WorkflowConfig, processes: Processes) -> DryRun:
-    """Returns what a run would do; what cannot be found out is among the troubles of its inputs.
+    """Returns what a run would do; what cannot be found out on this machine is among the troubles of its inputs.
 
     Args:
         config: of the run; node_index and num_nodes are this machine's.
         processes: of this machine.
 
     Raises:
-        SimulationError: there is no such environment.
+        SimulationError, ConfigError, BundleError: no machine would start the run: there is no such environment, or it
+            does not have the parameters or types of agents that the config names.
     """
     inputs, place = _inputs(config), Place.read()
     world = processes.count * config.num_nodes if place is None else place.world_size
@@ -164,6 +165,8 @@ def _inputs(config: WorkflowConfig) -> Inputs:
         try:
             inputs = find_out(config, inputs)
         except ReagentLiteError as error:
+            if find_out is _with_environment and not isinstance(error, KernelBuildError):
+                raise  # not of this machine's files and compilers
             troubles.append(str(error))
     return replace(inputs, troubles=tuple(troubles))
 

@@ -152,6 +152,8 @@ def test_processes_share_environments_of_several_agents(run: Runner, team: Tree)
     ("change", "says"),
     [
         ({"policies": {"captain": "random"}}, "simulation.policies.captain: expected one of leader, follower"),
+        ({"policies": {"leader": "randm"}}, "exported model, got 'randm'. Did you mean 'random'?"),
+        ({"env_parameters": {"size": 1}}, "an agent of each type, got no follower"),
         ({"policies": {"leader": "random", "follower": "random"}}, '"learn" for at least one of leader, follower'),
         ({"policies": {"leader": "no such folder"}}, "no such folder"),
         ({"stop_at_return": 5.0}, "simulation.stop_at_return: expected absent where several types learn"),

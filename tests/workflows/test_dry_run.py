@@ -178,8 +178,8 @@ def test_policies_and_memory_of_several_types_of_agents(plan: Plan, tmp_path: Pa
     assert only(lines, "policies:").endswith("follower (2 agents) plays uniformly random actions")
     assert not any("replay ring of follower" in line for line in lines)
     assert only(lines, networks).startswith(f"{networks} 992 bytes = 124 trained")
-    unknown = plan(ONLINE | {"simulation": simulation | {"policies": {"captain": "random"}}})
-    assert "simulation.policies.captain: expected one of leader, follower" in only(unknown, "warning:")
+    unknown = plan(ONLINE | {"simulation": simulation | {"policies": {"captain": "random"}}}, code=2)
+    only(unknown, "simulation.policies.captain: expected one of leader, follower")
 
 
 def test_a_ring_that_does_not_fit(plan: Plan) -> None:
