@@ -116,7 +116,10 @@ def _alone(config: WorkflowConfig, node: Node, processes: Processes) -> Iterator
         run = dry_run(config, processes)
     except ReagentLiteError:
         return  # the row of the environment has it
-    yield from checked("model_output_path", lambda: machine.model_folder(config, node, run.inputs.spec))
+    if config.collects or config.follows:
+        yield from checked("simulation.dataset", lambda: machine.dataset_folder(config))
+    if not config.collects:
+        yield from checked("model_output_path", lambda: machine.model_folder(config, node, run.inputs.spec))
     yield from checked("memory", lambda: machine.memory(run))
 
 

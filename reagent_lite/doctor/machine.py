@@ -124,6 +124,15 @@ def model_folder(config: WorkflowConfig, node: Node, spec: SourceSpec | None) ->
     return ok(name, found) if free > whole else failed(name, found, todo)
 
 
+def dataset_folder(config: WorkflowConfig) -> Row:
+    """Looks at the folder between collectors and learners."""
+    folder = Path(config.environments.shared.path).expanduser()
+    found = f"{folder}: {size_text(free_disk_bytes(nearest_existing(folder)))} free"
+    if is_writable(folder):
+        return ok("simulation.dataset", f"{found}, writable")
+    return failed("simulation.dataset", found, "Choose a folder that this user can write, and that all machines see")
+
+
 def copy_folder(config: WorkflowConfig, path: str) -> Row:
     """Looks at where the training copy of a path goes."""
     name, actions = "training copy", config.actions or None

@@ -73,7 +73,8 @@ def agent_types(config: WorkflowConfig, spec: EnvSpec) -> tuple[AgentType, ...]:
     """Returns the types of agents of an environment in the order of their numbers.
 
     Raises:
-        ConfigError: a policy for a type that is not there, a type without agents, no type that learns, or keys that several types cannot have.
+        ConfigError: a policy for a type that is not there, a type without agents, no type that learns, or keys that
+            several types cannot have.
         BundleError: no model in a folder, one that was altered, or one of other features or actions.
     """
     settings, names = config.environments, spec.agent_type_names

@@ -254,7 +254,7 @@ def _simulation_needs(config: WorkflowConfig, env: VectorEnv, types: tuple[Agent
     share = f"{own:,} of {settings.num_envs:,} environments"
     needs = []
     for one in types:
-        if one.learns:
+        if one.learns and not config.collects:
             agents = len(one.agents)
             ring = ring_settings(config, env.spec, own, agents)
             each = f"{share} x {counted(agents, 'agent')}" if env.spec.agents > 1 else share
@@ -326,8 +326,9 @@ def lines_of(run: DryRun) -> Iterator[str]:
     if run.config.simulation is not None and run.config.simulation.auto_scale:
         yield "auto-scaling: environments and minibatch are measured at the start; this is where the search begins"
     yield from _step_lines(run)
-    yield (f"checkpoints: {' and '.join(steps + minutes) or 'one at the end'}, the newest {every.keep} stay; begins "
-           f"again at most {restarts} after a failure")  # fmt: skip
+    if not run.config.collects:
+        yield (f"checkpoints: {' and '.join(steps + minutes) or 'one at the end'}, the newest {every.keep} stay; "
+               f"begins again at most {restarts} after a failure")  # fmt: skip
     yield from (f"memory{line}" for line in memory_lines(run))
 
 
@@ -397,6 +398,8 @@ def _step_lines(run: DryRun) -> Iterator[str]:
             mode, shared = config.environments.mode, config.environments.shared
             yield (f"simulation.mode {mode}: episodes in {shared.path}, collectors at most about "
                    f"{most_rows_ahead(config):,} rows ahead of the learner")  # fmt: skip
+        if config.collects:
+            return
         yield (
             f"steps: {steps.num_steps:,} after {config.warmup_rounds * config.environments.num_envs:,} of "
             f"{config.environments.total_steps:,} environment steps, evaluated every {steps.steps_per_epoch:,}"

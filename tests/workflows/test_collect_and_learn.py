@@ -26,6 +26,7 @@ from reagent_lite.data import dataset
 from reagent_lite.data.dataset import EpisodeFolder
 from reagent_lite.data.writing.episodes import LogSchema, episode_rows
 from reagent_lite.distributed.launcher import Processes
+from reagent_lite.doctor.machine import dataset_folder
 from reagent_lite.errors import ConfigError, FolderInUseError
 from reagent_lite.run.dry_run import dry_run, lines_of
 from reagent_lite.run.environments import open_simulation, with_actions
@@ -301,12 +302,21 @@ def test_a_full_share_is_waited_for_and_nothing_is_lost(tmp_path: Path, monkeypa
     assert min(int(path.name.split("-")[0]) for path in fifo(tmp_path)) == 1
 
 
+def test_the_doctor_looks_at_the_shared_folder(tmp_path: Path) -> None:
+    config = checked(role(tmp_path, "collect"), "dqn")
+    assert dataset_folder(config).state == "ok"
+    (tmp_path / "data").write_text("a file")
+    assert dataset_folder(config).state == "FAILED"
+
+
 @pytest.mark.parametrize("mode", ["collect", "learn"])
 def test_a_dry_run_says_which_role_it_is(tmp_path: Path, mode: str) -> None:
     run = dry_run(checked(role(tmp_path, mode), "dqn"), Processes(1, "cpu"))
     (line,) = (line for line in lines_of(run) if "simulation.mode" in line)
     assert line == (f"simulation.mode {mode}: episodes in {tmp_path / 'data'}, collectors at most about 800 rows ahead "
                     "of the learner")  # fmt: skip
+    learns = [word in "\n".join(lines_of(run)) for word in ("evaluated every", "checkpoints", "replay ring")]
+    assert learns == [mode == "learn"] * 3
     assert not (tmp_path / "data").exists()
 
 
