@@ -110,22 +110,24 @@ class Pairing:
         """
         counts, done = Counts(), 0
 
-        def write(batch: pa.RecordBatch) -> None:
+        def write(paired: Future[pa.RecordBatch]) -> None:
+            batch = paired.result()
             for number, output in enumerate(outputs):
-                output.write(batch.filter(pc.equal(batch.column("_folder"), number)))
+                alone = len(outputs) == 1
+                output.write(batch if alone else batch.filter(pc.equal(batch.column("_folder"), number)))
 
-        waiting: deque[Future[pa.RecordBatch]] = deque()
-        with ExitStack() as stack, ThreadPoolExecutor(1, thread_name_prefix="pair") as pool:
+        waiting: deque[Future[None]] = deque()
+        with ExitStack() as stack, ThreadPoolExecutor(1, "pair") as pairing, ThreadPoolExecutor(1, "write") as writing:
             outputs = [stack.enter_context(self.output(folder)) for folder in folders]
             for rows in whole_episodes(batches):
                 # these are paired while those before them are written
-                waiting.append(pool.submit(self.paired, rows, counts))
-                if len(waiting) > 1:
-                    write(waiting.popleft().result())
+                waiting.append(writing.submit(write, pairing.submit(self.paired, rows, counts)))
+                if len(waiting) > 2:
+                    waiting.popleft().result()
                 done += rows.num_rows
                 show(min(done, self.found.taken), self.found.taken)
             for one in waiting:
-                write(one.result())
+                one.result()
         return [output.rows for output in outputs], counts
 
     def output(self, folder: Path) -> PartFiles:
