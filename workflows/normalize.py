@@ -63,7 +63,7 @@ class Normalized:
 
 
 def normalize(config: NormalizeConfig) -> Normalized:
-    """Writes the folder, unless it stands already, and returns what is in it.
+    """Writes the folder, unless it is there already, and returns its content.
 
     Raises:
         ConfigError: a column or an override that the data do not have; an output folder with other things.

@@ -111,7 +111,7 @@ def read_tree(source: Source) -> tuple[dict[str, Any], list[Problem]]:
 
 
 def _plain(value: object) -> Any:
-    """Returns what stands for a value of Python that JSON does not have; raises TypeError where nothing does."""
+    """Returns the JSON value of a Python object that JSON does not have; raises TypeError where there is none."""
     return value.model_dump(mode="json") if isinstance(value, Section) else os.fspath(value)  # type: ignore[call-overload]
 
 

@@ -15,7 +15,7 @@ class ServeConfig(Section):
     model: str = ""
     """Folder of an exported model; another model that takes its place is served as soon as it is loaded."""
     log: LocalPath = ""
-    """Folder of the log: Parquet files that training reads as they are. One server at a time has it."""
+    """Folder of the log: Parquet files that training reads as they are. Only one server at a time may use it."""
     host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0 for those of other machines."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
@@ -35,7 +35,7 @@ class ServeConfig(Section):
     request_seconds: Positive = 10.0
     """How long the body of a request may take to arrive, and a reward to reach the worker of its decision."""
     poll_seconds: Positive = 1.0
-    """How often the model's folder is looked at, the journal is brought to the disk, and rotation is considered."""
+    """Seconds between checks of the model's folder, syncs of the journal, and checks whether a file is due."""
     seed: Seed | None = None
     """Seed of the draws, for tests; absent: from the system, so that a restart does not repeat them."""
 

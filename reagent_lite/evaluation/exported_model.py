@@ -165,7 +165,7 @@ class FromRaw(nn.Module):
 
 
 class Choices:
-    """Predictions of a bundle, through onnxruntime, for rows whose columns and actions stand in another order.
+    """Predictions of a bundle, through onnxruntime, for rows with another order of columns and actions.
 
     Args:
         bundle: the model.

@@ -10,7 +10,7 @@ estimates, and is the only one that writes. It holds the rows of at most max_epi
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Protocol
 
@@ -24,16 +24,16 @@ from reagent_lite.algorithms.dqn import DQN
 from reagent_lite.algorithms.learners import Learner
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.console import logger, progress, with_progress
-from reagent_lite.data.copy.training_copy import give_back_memory
+from reagent_lite.data.copy.training_copy import TrainingCopy, give_back_memory
 from reagent_lite.data.sampling.plan import ReadPlan, apportion
-from reagent_lite.data.sampling.source import LoggedSource, rows_in_order
+from reagent_lite.data.sampling.source import LoggedRows, LoggedSource, rows_in_order
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import counted
 from reagent_lite.evaluation.candidates import candidate_choices
 from reagent_lite.evaluation.cpe import evaluate_page, missing_estimates
 from reagent_lite.evaluation.document import Evaluation, as_json, lines, reward_model_scalars
 from reagent_lite.evaluation.document import scalars as cpe_scalars
-from reagent_lite.evaluation.episodes import Sides, spread
+from reagent_lite.evaluation.episodes import Scored, Sides, spread
 from reagent_lite.evaluation.figures import figures
 from reagent_lite.evaluation.fitting import PolicyModels, split_log
 from reagent_lite.evaluation.page import EvaluationPage, build_page, gather_page
@@ -53,7 +53,7 @@ _EPOCH_RESAMPLES = 100  # 2000 cost 0.3 s an epoch for 10 000 episodes; an epoch
 
 
 class Evaluator(Protocol):
-    """One way to evaluate the learner as it stands; every rank calls its methods."""
+    """One way to evaluate the present learner; every rank calls its methods."""
 
     def state_dict(self) -> Tree:
         """Returns the state for a checkpoint."""
@@ -124,6 +124,32 @@ class Evaluators:
                     agents=whole.agents or part.agents,
                 )
         return whole
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Divided:
+    """The rows of an evaluation on this rank.
+
+    Attributes:
+        scored: rows that estimates are made of.
+        scored_copy, scored_rows: their training copy, and the rows as the learner reads them.
+        order: [scored rows] their numbers by episode.
+        fitted: numbers of the rows to which models of the policy are fitted.
+        fit_rows: those rows.
+        fit_counts: their number on each shard.
+        checked: batches whose loss ends a fit early.
+        missing: estimators without an estimate, and why.
+    """
+
+    scored: Scored
+    scored_copy: TrainingCopy
+    scored_rows: LoggedRows
+    order: NDArray[np.int64]
+    fitted: NDArray[np.int64]
+    fit_rows: LoggedRows
+    fit_counts: tuple[int, ...]
+    checked: tuple[TransitionBatch, ...]
+    missing: dict[str, str]
 
 
 class LogEvaluator:
@@ -208,11 +234,11 @@ class LogEvaluator:
         self._learner.eval()  # first, as preparing evaluates the policy too: no dropout, no moved statistics
         models = self._prepared()
         losses = self._fit(models, final=final)
-        self._fit_rows.release()
+        self._divided.fit_rows.release()
         part, choices = self._scored_part(models, final=final)
         self._learner.train()
-        page = gather_page(part, torch.from_numpy(self._split.scored.sequence[self._order]), self._group)
-        self._scored_rows.release()
+        page = gather_page(part, torch.from_numpy(self._divided.scored.sequence[self._divided.order]), self._group)
+        self._divided.scored_rows.release()
         if page is None:
             return Evaluation(scalars={}, document={})
         generator = torch.Generator().manual_seed(self._config.seed)
@@ -223,7 +249,7 @@ class LogEvaluator:
                 config=settings,
                 generator=generator,
                 estimators=ESTIMATORS if final else CHEAP_ESTIMATORS,
-                missing=self._missing,
+                missing=self._divided.missing,
                 show=show,
             )
         scalars = {"reward_loss/mean": losses["reward_loss"]} if losses else {}
@@ -236,33 +262,43 @@ class LogEvaluator:
             result=result,
         )
 
-    def _prepared(self) -> PolicyModels:
-        """Returns the models, at the first call after the rows are divided."""
-        if self._models is not None:
-            return self._models
+    @cached_property
+    def _divided(self) -> _Divided:
+        """The rows to score and those to fit to."""
         config, data, group = self._config, self._data, self._group
         same = data.held_out_found is None or data.held_out_found.content == data.found.content
         sides = Sides(train=data.train, held_out=data.held_out, same=same, shards=data.shards)
-        self._scored_copy = sides.scored
-        self._scored_rows = rows = single_step_rows(config, sides.scored, data, group)
+        scored_rows = rows = single_step_rows(config, sides.scored, data, group)
         if data.held_out is not None:
             rows = single_step_rows(config, data.train, data, group)
         passes = config.evaluation.final_fit_passes
-        self._split = split = split_log(
-            sides, config.evaluation, config.seed, lambda counts: self._steps(counts, passes)
+        split = split_log(sides, config.evaluation, config.seed, lambda counts: self._steps(counts, passes))
+        fit_rows = rows.only(split.fitted.astype(np.int32 if len(data.train) < 2**31 else np.int64))
+        fit_counts = data.shards.counts(fit_rows.count)
+        return _Divided(
+            scored=split.scored,
+            scored_copy=sides.scored,
+            scored_rows=scored_rows,
+            order=np.argsort(split.scored.episode, kind="stable"),
+            fitted=split.fitted,
+            fit_rows=fit_rows,
+            fit_counts=fit_counts,
+            checked=tuple(rows_in_order(rows, split.checked, group.device)),
+            missing=missing_estimates(
+                rows=sum(data.scored.rows),
+                without_propensity=data.scored.counts.get("propensity_absent_rows", 0),
+                fitted=sum(fit_counts) > 0,
+            ),
         )
-        for note in split.scored.notes:
+
+    def _prepared(self) -> PolicyModels:
+        """Returns the models; the first call divides the rows and releases what is not needed any more."""
+        if self._models is not None:
+            return self._models
+        config, data, group, divided = self._config, self._data, self._group, self._divided
+        for note in divided.scored.notes:
             logger.info(f"evaluation: {note}")
-        self._order = np.argsort(split.scored.episode, kind="stable")
-        self._checked = list(rows_in_order(rows, split.checked, group.device))
-        self._fit_rows = rows.only(split.fitted.astype(np.int32 if len(data.train) < 2**31 else np.int64))
-        self._fit_counts = data.shards.counts(self._fit_rows.count)
-        self._missing = missing_estimates(
-            rows=sum(data.scored.rows),
-            without_propensity=data.scored.counts.get("propensity_absent_rows", 0),
-            fitted=sum(self._fit_counts) > 0,
-        )
-        sides.scored.release()
+        divided.scored_copy.release()
         data.train.release()
         data.train_rows.release()
         give_back_memory()
@@ -272,9 +308,9 @@ class LogEvaluator:
                 target_update_rate=config.evaluation.target_update_rate,
             ).to(group.device)  # fmt: skip
         self._models = models = PolicyModels(heads, config.evaluation, group)
-        if sum(self._fit_counts):
-            first = self._fit_batches(0, self._steps(self._fit_counts, 1))
-            models.measure(self._shown("measuring outcomes", first, self._fit_rows.count))
+        if sum(divided.fit_counts):
+            first = self._fit_batches(0, self._steps(divided.fit_counts, 1))
+            models.measure(self._shown("measuring outcomes", first, divided.fit_rows.count))
             batch = next(self._fit_batches(0, 1))
             models.rehearse((batch, self._policy(batch.next_state, batch.next_actions)))
         if self._saved:
@@ -291,30 +327,30 @@ class LogEvaluator:
         return min(self._plan(counts, passes).num_steps, max(settings.max_fit_rows // settings.minibatch_size, 1))
 
     def _fit_batches(self, first_pass: int, steps: int) -> Iterator[TransitionBatch]:
-        plan = self._plan(self._fit_counts, first_pass + steps)  # no pass is shorter than a step
-        shards = {self._data.shards.own: self._fit_rows}
+        plan = self._plan(self._divided.fit_counts, first_pass + steps)  # no pass is shorter than a step
+        shards = {self._data.shards.own: self._divided.fit_rows}
         source = LoggedSource(shards, plan, self._group.rank, self._group.device)
         source.load_state_dict({"step": first_pass * plan.steps_per_epoch})
         for _ in range(steps):
             yield next(source)
 
     def _fit(self, models: PolicyModels, *, final: bool) -> dict[str, float]:
-        if not sum(self._fit_counts):
+        if not sum(self._divided.fit_counts):
             return {}
         settings = self._config.evaluation
         passes = settings.final_fit_passes if final else settings.fit_passes
-        steps = self._steps(self._fit_counts, passes)
-        rows = min(steps * settings.minibatch_size, passes * self._fit_rows.count)
+        steps = self._steps(self._divided.fit_counts, passes)
+        rows = min(steps * settings.minibatch_size, passes * self._divided.fit_rows.count)
         batches = self._shown("fitting models of the policy", self._fit_batches(self._passes, steps), rows)
-        checked = self._checked if final else []
+        checked = self._divided.checked if final else []
         asked = [(batch, self._policy(batch.next_state, batch.next_actions)) for batch in checked]
         self._passes += passes
         return models.fit(batches, self._policy, asked)
 
     def _scored_part(self, models: PolicyModels, *, final: bool) -> tuple[EvaluationPage, dict[str, Any]]:
         """Returns the page of this rank's scored rows, and at the end what the policy chooses among candidates."""
-        scored, normalization = self._split.scored, self._data.normalization.action
-        rows = rows_in_order(self._scored_rows, scored.numbers, self._group.device)
+        scored, normalization = self._divided.scored, self._data.normalization.action
+        rows = rows_in_order(self._divided.scored_rows, scored.numbers, self._group.device)
         part = build_page(
             self._shown("scoring rows", rows, len(scored.numbers)),
             scored.episode,
@@ -324,9 +360,11 @@ class LogEvaluator:
         )
         if not final or normalization is None:
             return part, {}
-        ids, numbers = normalization.feature_ids, scored.numbers[self._order]
+        ids, numbers = normalization.feature_ids, scored.numbers[self._divided.order]
         known = not self._data.scored.counts.get("propensity_absent_rows", 0)
-        choices = candidate_choices(part, self._scored_copy, numbers, ids, self._group, propensities_known=known)
+        choices = candidate_choices(
+            part, self._divided.scored_copy, numbers, ids, self._group, propensities_known=known
+        )
         return part, {"candidates": choices}
 
     def _shown(self, title: str, batches: Iterable[TransitionBatch], rows: int) -> Iterator[TransitionBatch]:

@@ -158,7 +158,7 @@ def rollout_capture(config: WorkflowConfig, device: torch.device) -> Callable[[U
 
 
 def _fixed_buffers(simulation: SimulationConfig) -> bool:
-    """Returns whether graphs are wanted and nobody plays on the CPU, as an exported model does."""
+    """Returns whether graphs are wanted and no policy runs on the CPU, as exported models do."""
     return simulation.cuda_graph and set(simulation.policies.values()) <= {LEARN, RANDOM}
 
 

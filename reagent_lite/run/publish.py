@@ -93,7 +93,7 @@ def require_outcome(config: WorkflowConfig, source: Source, group: Group) -> Non
 
     Raises:
         ConfigError: a condition on an outcome that the data does not have; with the nearest outcome.
-        BundleError: something else than a model of a type of agents stands in its place.
+        BundleError: where the model of a type of agents belongs, there is something else.
     """
     for kind in source.types if group.is_first else ():
         require_replaceable(model_folder(Path(config.model_output_path).expanduser(), kind))

@@ -70,7 +70,7 @@ class Stream:
         return 0
 
     def at_end(self, step: int) -> None:
-        """Tells those who wait for the run that its last step is taken."""
+        """Called after the last step; collectors learn from it that the run has ended."""
 
     def figures(self) -> dict[str, float]:
         """Returns figures of episodes that ended while learning; every rank calls it."""
@@ -124,7 +124,7 @@ class FollowedStream(SimulatedStream):
     files: FollowedEpisodes
 
     def before_step(self, step: int) -> None:
-        """Publishes the policy where it is time to, and takes rows."""
+        """Publishes the policy if one is due, and takes rows."""
         self.files.publish(step)
         self.rollouts.collect(step)
 

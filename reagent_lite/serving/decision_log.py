@@ -125,7 +125,7 @@ class DecisionLog:
         return "joined"
 
     async def poll(self) -> None:
-        """Brings the journal to the disk, and writes a Parquet file where it is time; what fails is tried again."""
+        """Syncs the journal, and writes a Parquet file when one is due; what fails is tried again."""
         due = time.monotonic() - self._rotated > self._config.rotate_seconds or self.failure
         if due or self._since > self._config.rotate_mb * 1e6 or self.waiting > self._config.waiting_decisions:
             await self.rotate()
@@ -279,7 +279,7 @@ def open_log(config: ServeConfig, worker: int, *, parametric: bool) -> Iterator[
     """Yields the log of a worker, with the decisions of earlier servers; those of workers that are no more are shared.
 
     Raises:
-        FolderInUseError: another process has it.
+        FolderInUseError: another process uses it.
         ConfigError: it cannot be written, or waits for rewards of another kind of actions.
     """
     own = folder_of(config, worker)

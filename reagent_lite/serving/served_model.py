@@ -1,4 +1,4 @@
-"""The model of a folder, and the one that takes its place."""
+"""The served model, and how a newer one replaces it."""
 
 import asyncio
 import hashlib
@@ -15,8 +15,8 @@ class ServedModel:
 
     Attributes:
         bundle: the model.
-        version: hash of its manifest, as the manifest has it.
-        swapped, refused: models that took its place, and that failed their check, so far.
+        version: sha256 of its manifest.
+        swapped, refused: number of newer models that were taken, and refused, so far.
     """
 
     def __init__(self, folder: str) -> None:
@@ -26,7 +26,7 @@ class ServedModel:
         self._take(load_bundle(self._folder, threads=1))
 
     async def poll(self) -> None:
-        """Loads what took the folder's place; where that fails its check, the log says so and nothing changes."""
+        """Loads a new model from the folder; one that fails its check is logged and refused."""
         identity = self._identity()
         if identity == self._seen:
             return

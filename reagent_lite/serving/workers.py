@@ -81,11 +81,15 @@ class _Worker:
         context = multiprocessing.get_context("spawn")
         self.ready = context.Event()
         self._context, self._given = context, (config, number, listening, shared, self.ready)
-        self.start()
+        self.process = self._started()
 
-    def start(self) -> None:
-        self.process: SpawnProcess = self._context.Process(target=_work, args=self._given)
-        self.process.start()
+    def restart(self) -> None:
+        self.process = self._started()
+
+    def _started(self) -> SpawnProcess:
+        process = self._context.Process(target=_work, args=self._given)
+        process.start()
+        return process
 
 
 def _supervise(config: ServeConfig, listening: socket.socket, shared: Path) -> int:
@@ -109,7 +113,7 @@ def _supervise(config: ServeConfig, listening: socket.socket, shared: Path) -> i
                 logger.warning(f"worker {number} ended with code {one.process.exitcode} and is started again")
                 stopping.wait(_RESTART_SECONDS)
                 restarts += 1
-                one.start()
+                one.restart()
     finally:
         for one in workers:
             one.process.terminate()

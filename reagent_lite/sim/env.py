@@ -40,7 +40,7 @@ class VectorEnv:
         episode: [N] int32, episodes finished.
         episode_return: [R], of the running episode.
         in_game: [R] bool, whether the agent plays at `observation`; None with one agent. What an agent does after it
-            left is nobody's: such a row counts nowhere.
+            left is arbitrary: such a row counts nowhere.
         next_in_game: [R] bool, whether it still plays at `next_observation`.
         mask: [R, K] bool, choices at `observation`; None where all are always allowed.
         next_mask: [R, K] bool, choices at `next_observation`.

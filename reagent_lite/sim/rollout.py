@@ -53,7 +53,7 @@ class Player:
         policy: values of the choices on the environments' device; None draws uniformly.
         epsilon: [1] share of uniform draws.
         temperature: above 0 draws from softmax(q / temperature) instead.
-        ring: where transitions go; None where nobody learns from them.
+        ring: where transitions go; None for a type that does not learn.
         rows: [R] which rows of the environments are of this type; None where all are.
     """
 

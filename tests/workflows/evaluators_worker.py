@@ -32,7 +32,7 @@ def evaluate(name: str, group: Group) -> None:
     evaluator = LogEvaluator(config, data, build_learner(config, data.spec, CPU), group)
     evaluation = evaluator.evaluate(final=True)
     part, _ = evaluator._scored_part(evaluator._prepared(), final=False)
-    page = gather_page(part, torch.from_numpy(evaluator._split.scored.sequence[evaluator._order]), group)
+    page = gather_page(part, torch.from_numpy(evaluator._divided.scored.sequence[evaluator._divided.order]), group)
     facts = {"present": present_shares(data), "found": str(sources_of(config, data)[0].rows)}
     print(json.dumps({"name": name, "rows": len(part), **facts}))
     if page is None:

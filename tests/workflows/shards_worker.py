@@ -46,7 +46,7 @@ def gradient(config: DqnConfig, data: Data, group: Group) -> dict[str, float]:
 def scored_episodes(config: DqnConfig, data: Data, group: Group) -> dict[str, object]:
     evaluator = LogEvaluator(config, data, build_learner(config, data.spec, group.device), group)
     evaluator._prepared()
-    scored, fitted = evaluator._split.scored, data.train.episode[evaluator._split.fitted]
+    scored, fitted = evaluator._divided.scored, data.train.episode[evaluator._divided.fitted]
     return {
         "scored": np.unique(scored.episode.view(np.uint64)).tolist(),
         "scored_rows": len(scored.numbers),

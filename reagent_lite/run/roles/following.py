@@ -24,7 +24,7 @@ from reagent_lite.data.dataset import EpisodeFile, EpisodeFolder, misfits
 from reagent_lite.data.rows.maps import Lists
 from reagent_lite.data.rows.reading import Rows
 from reagent_lite.distributed.group import Group
-from reagent_lite.errors import DataError
+from reagent_lite.errors import DataError, counted
 from reagent_lite.run.environments import Reader
 from reagent_lite.run.roles.policies import (
     PolicyPublisher,
@@ -76,12 +76,13 @@ class FollowedEpisodes:
         self._rows_per_step, self._ahead = config.environments.num_envs, most_rows_ahead(config)
         self._unit_reward, self._strange_rewards = config.rl.q_network_loss == "bce_with_logits", 0
         self._pending, self._seen, self._through = deque[EpisodeFile](), set[str](), 0
+        self._left_out: list[DataError] = []
         self._given = [0] * group.world_size
         self.rows = self._wanted = 0
         self._finished = torch.zeros(3, dtype=torch.float64)
 
     def publish(self, step: int, *, finished: bool = False) -> None:
-        """Publishes the policy where it is time to after so many optimizer steps; at the first call, and at the end."""
+        """Publishes the policy if one is due after so many optimizer steps, at the first call, and at the end."""
         self._step = step
         due = finished or step % self._settings.publish_every_steps == 0
         if self._group.is_first and (due or self._publisher.first):
@@ -97,7 +98,7 @@ class FollowedEpisodes:
         """Does nothing: collectors explore."""
 
     def run(self, steps: int, *, informed: bool = True) -> None:
-        """Takes as many rows as so many steps of every environment give, and waits for those that are not there.
+        """Takes as many rows as so many steps of every environment give, and waits for those that are missing.
 
         Raises:
             Preempted: a rank was asked to end while it waited; all ranks raise it.
@@ -130,10 +131,11 @@ class FollowedEpisodes:
             while self._pending and (rows < wanted or not chosen):
                 chosen += self._checked(self._pending.popleft())
                 rows = self.rows + sum(count for _, count in chosen)
+            self._warn()
         return self._read_shares(chosen, count=True)
 
     def _checked(self, file: EpisodeFile) -> list[tuple[str, int]]:
-        """Returns the name and rows of a file that may be learned from; warns once about another."""
+        """Returns the name and rows of a file that may be learned from; another is left out."""
         self._seen.add(file.name)
         self._through = max(self._through, file.number)
         try:
@@ -141,9 +143,16 @@ class FollowedEpisodes:
             if problems := misfits(str(self._folder.path / file.name), self._origin, found):
                 raise DataError(problems)
         except DataError as error:
-            logger.warning(f"a file of the dataset is left out: {error}")
+            self._left_out.append(error)
             return []
         return [(file.name, rows)]
+
+    def _warn(self) -> None:
+        """Warns of the files that were left out since the last call, with the reason of the first."""
+        if self._left_out:
+            files = counted(len(self._left_out), "file of the dataset is", "files of the dataset are")
+            logger.warning(f"{files} left out, for this reason or a like one: {self._left_out[0]}")
+            self._left_out.clear()
 
     def _read_shares(self, chosen: list[tuple[str, int]], *, count: bool) -> bool:
         """Reads on each rank its share of the files that rank 0 has chosen, and returns whether there are any."""
@@ -193,7 +202,7 @@ class FollowedEpisodes:
         return {"rows": self.rows, "wanted": self._wanted, "through": self._through, "finished": self._finished}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Fills the ring from the newest files that had been read, and goes on behind them."""
+        """Fills the ring from the newest files that had been read; the next ones follow them."""
         self.rows, self._wanted, self._through = (int(state[name]) for name in ("rows", "wanted", "through"))
         self._finished = state["finished"].clone()
         again: list[tuple[str, int]] = []
@@ -202,6 +211,7 @@ class FollowedEpisodes:
             self._seen.update(one.name for one in read)
             while read and sum(rows for _, rows in again) < self._ring.capacity * self._group.world_size:
                 again += self._checked(read.pop())
+            self._warn()
         self._read_shares(again[::-1], count=False)
 
 

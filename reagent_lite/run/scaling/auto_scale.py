@@ -119,7 +119,7 @@ class Found(BaseModel):
 def auto_scaled(config: WorkflowConfig, group: Group, folder: Path) -> WorkflowConfig:
     """Returns the config with the scale that is fastest here; every rank calls it.
 
-    An unfinished run goes on with its own.
+    An unfinished run keeps its own.
 
     Args:
         config: with simulation.auto_scale.
