@@ -90,7 +90,7 @@ def main_alone(
     Args:
         command: the workflow.
         work: does it; the result is printed as one JSON line.
-        arguments: of the command line; None: those of this process.
+        arguments: the command line's; None: those of this process.
     """
     options = parser_of(command).parse_args(arguments)
 

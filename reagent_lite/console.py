@@ -29,7 +29,7 @@ class _StandardError(logging.Handler):
     """Writes to what `sys.stderr` is at the moment, since a progress bar replaces it; names ranks other than 0.
 
     Attributes:
-        rank: of this process; 0 where there is one process, and in the launcher.
+        rank: this process's rank; 0 where there is one process, and in the launcher.
     """
 
     rank = 0

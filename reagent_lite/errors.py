@@ -31,7 +31,7 @@ def counted(number: int, one: str, many: str = "") -> str:
     """Returns a number and what it counts, as in "1 row" and "3,470 rows".
 
     Args:
-        number: of them.
+        number: how many there are.
         one: the noun after 1.
         many: the noun after all other numbers; absent: `one` with s or es.
     """
@@ -66,7 +66,7 @@ class ReagentLiteError(Exception):
 
     Attributes:
         title: first line of the message.
-        exit_code: of the command.
+        exit_code: the command's exit code.
     """
 
     title = "error"

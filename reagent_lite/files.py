@@ -158,7 +158,7 @@ class FolderIdentity:
 
     Attributes:
         folder: the path.
-        device, inode: as of stat.
+        device, inode: as stat returns them.
     """
 
     folder: Path
@@ -233,7 +233,7 @@ def disk_errors(where: str, expected: str, todo: str = "") -> Iterator[None]:
 
     Args:
         where: the file, folder or URL.
-        expected: of it, such as "a folder that can be written".
+        expected: what it should be, such as "a folder that can be written".
         todo: advice to the user.
     """
     try:
@@ -308,7 +308,7 @@ def alone_in(folder: Path, key: str, *, again: bool = False) -> Iterator[None]:
 
     Args:
         folder: a locked file is left in it: if it were removed, two runs could each lock one of that name.
-        key: of the config that names the folder.
+        key: the config key that names the folder.
         again: whether an earlier start of this run may still have the lock, in a disk or driver that hangs.
 
     Raises:

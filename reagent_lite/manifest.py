@@ -33,7 +33,7 @@ class Kind:
     """Words of the errors about one kind of folder.
 
     Attributes:
-        name: of such a folder.
+        name: what such a folder is called.
         damaged: what to do about one that is damaged.
         outdated: what to do about one of another schema version.
         error: the class that is raised.
@@ -126,8 +126,8 @@ def require_names(names: Iterable[Any], where: str, kind: Kind, pattern: str = r
     Args:
         names: as they were read.
         where: the manifest, for the error.
-        kind: of the manifest.
-        pattern: that each matches as a whole; none may lead out of the folder.
+        kind: the kind of the manifest.
+        pattern: a regular expression that each name matches as a whole; none may lead out of the folder.
 
     Raises:
         BundleError, DataError: for those that do not.
@@ -213,7 +213,7 @@ def verified(folder: Path, kind: Kind, keep: Collection[str] = ()) -> tuple[dict
 
     Args:
         folder: holds manifest.json.
-        kind: of the folder.
+        kind: the kind of the folder.
         keep: names of the files whose bytes are wanted.
 
     Returns:

@@ -162,11 +162,11 @@ class FeatureSpec:
 
     Attributes:
         feature_id: the id in the log.
-        mean, stddev: of the values in the space used (after Box-Cox for BOXCOX).
+        mean, stddev: mean and standard deviation of the values in the space used (after Box-Cox for BOXCOX).
         boxcox_lambda, boxcox_shift: x -> ((x + shift)^lambda - 1) / lambda.
-        possible_values: of ENUM, in the order of its one-hot columns.
-        quantiles: of QUANTILE, increasing.
-        min_value, max_value: of the values seen; CONTINUOUS_ACTION scales by them.
+        possible_values: the possible values of ENUM, in the order of its one-hot columns.
+        quantiles: the quantiles of QUANTILE, increasing.
+        min_value, max_value: smallest and largest value seen; CONTINUOUS_ACTION scales by them.
     """
 
     feature_id: int

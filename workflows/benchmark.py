@@ -55,7 +55,7 @@ def measure_simulation(backend: Backend, sizes: tuple[int, ...], seconds: float)
     Args:
         backend: the environment.
         sizes: numbers of environments.
-        seconds: of each round.
+        seconds: duration of each round.
     """
     device = backend.device
     source = torch.ones(_COPIED_BYTES // 2, dtype=torch.uint8, device=device)

@@ -35,11 +35,11 @@ class Converted:
     Attributes:
         log: path of the file or folder.
         rows: in it.
-        episodes: of a Minari dataset; None for files, whose episodes are not counted.
+        episodes: the episodes of a Minari dataset; None for files, whose episodes are not counted.
         dropped_rows: last rows of episodes that merely stop, whose state became the last observation; Minari only.
-        columns: that have values.
+        columns: those that have values.
         left_out: columns that the target has no place for.
-        rows_per_second: of the whole run.
+        rows_per_second: speed of the whole run.
         seconds: total wall-clock time of the run.
     """
 

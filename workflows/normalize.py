@@ -42,10 +42,10 @@ class Normalized:
     """The outcome; printed as the last line of standard output.
 
     Attributes:
-        folder: of the files.
+        folder: the folder of the files.
         skipped: whether they stood there already, made from the same inputs.
         parametric: whether actions are candidates with features.
-        rows: of the training data.
+        rows: the rows of the training data.
         features: {column: how many}.
         types: {column: {type: how many}}.
         drift: {column: {verdict: how many}}; None without a reference.

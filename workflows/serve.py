@@ -23,7 +23,7 @@ class Served:
     Attributes:
         model, log: as given.
         workers: processes that answered.
-        restarts: of workers that ended by themselves.
+        restarts: how often a worker that ended by itself was started again.
         seconds: total wall-clock time.
     """
 

@@ -17,11 +17,11 @@ class ContractColumn:
     """One column of a log.
 
     Attributes:
-        kind: of its values.
+        kind: the kind of its values.
         needed: "rows": no log lacks it; "events": nor do events; "ends": transitions have at least one of these.
         late: the first rows of a JSON lines file may lack it, also where a config names it.
         event: events have it; else transitions alone.
-        training: it is read for training.
+        training: whether it is read for training.
         alias_of: another name of the same column, which events have instead.
         own: a config may give the log's own name for it.
     """

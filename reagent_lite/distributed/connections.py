@@ -22,7 +22,7 @@ def unreached_machines(membership: Membership, seconds: float, patience: float) 
     """Connects to every other machine; all machines learn of all pairs. Returns those that failed.
 
     Args:
-        membership: of this machine.
+        membership: the membership of this machine.
         seconds: how long each machine tries.
         patience: seconds by which others may be behind.
 

@@ -99,7 +99,7 @@ class Group:
         is_first_on_node: whether this process prepares what the node's processes share on its disk.
         cores: processor cores for this process, its share of those that the machine gives to the run.
         device: where this process computes.
-        gpus: that divide this process's batches between them, `device` the first of them.
+        gpus: the GPUs that divide this process's batches between them, `device` the first of them.
     """
 
     def __init__(
@@ -294,7 +294,7 @@ def joined(place: Place, device: torch.device, timeout_seconds: float = 7200.0, 
         place: from Place.read; a world of one joins nothing.
         device: a CUDA device adds NCCL beside gloo.
         timeout_seconds: how long a process waits for its peers; Group.waiting_at_most changes it.
-        gpus: of a process without peers.
+        gpus: the GPUs of a process without peers.
 
     Raises:
         RendezvousError: not all processes came; the absent ones are named.

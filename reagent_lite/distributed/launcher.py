@@ -47,7 +47,7 @@ class Processes:
         count: one per GPU, or as many CPU processes as asked for.
         device_type: "cuda" or "cpu".
         note: what the user should know about the choice, or "".
-        gpus: of each process.
+        gpus: the GPUs of each process.
     """
 
     count: int
@@ -97,11 +97,11 @@ def launch(
     """Runs this machine's workers of a command until the run is done, beginning again where that can help.
 
     Args:
-        command: of every worker.
+        command: the command of every worker.
         count: how many this machine starts.
         rendezvous: where it meets the others.
         restarts: how often the run may begin again.
-        folder: that workers write into, which must stay the same one; None where they write nothing.
+        folder: the folder that workers write into, which must stay in its place; None where they write nothing.
 
     Raises:
         LaunchError: the run failed, on whichever machine; every launcher raises the same reason.
@@ -135,7 +135,7 @@ class StopRequest:
     """Whether a signal has asked this launcher to end, while it is entered.
 
     Attributes:
-        number: of the signal; 0 before one came.
+        number: the number of the signal; 0 before one came.
         kept: what the same command would continue from while nothing runs.
     """
 
@@ -166,7 +166,7 @@ class Attempt:
     """One start of the workers of this machine.
 
     Args:
-        command: of every worker.
+        command: the command of every worker.
         count: how many.
         membership: for their ranks and where they meet.
         lost_after: seconds after which a stopped worker counts as lost.

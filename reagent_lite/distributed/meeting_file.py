@@ -100,7 +100,7 @@ class MeetingFile:
         """Replaces whatever the file is by the record.
 
         Args:
-            record: of this run.
+            record: the record of this run.
             folder: what the file's folder was when the run began, if that is known.
 
         Raises:

@@ -43,7 +43,7 @@ class Failure(BaseModel):
 
     Attributes:
         reason: for people, with machine or rank and the first traceback.
-        exit_code: of every launcher.
+        exit_code: the exit code of every launcher.
         restart: whether beginning again can help; a wrong config stays wrong.
         first_hand: false where it may only follow from a peer's end, such as a closed connection.
     """
@@ -109,14 +109,14 @@ class Membership:
 
     Args:
         link: to node 0's store.
-        record: of this attempt.
+        record: the record of this attempt.
         node: this machine's number.
-        declarations: of all machines, in order.
-        settings: of heartbeats.
+        declarations: the declarations of all machines, in order.
+        settings: the settings of heartbeats.
         close: called at the end of the run; releases what node 0 holds open.
 
     Attributes:
-        progress: of this machine's workers, kept up to date by the launcher.
+        progress: the progress of this machine's workers, kept up to date by the launcher.
     """
 
     def __init__(
@@ -203,8 +203,8 @@ class Membership:
         """Sends a JSON value to all machines and returns those of all.
 
         Args:
-            key: of the exchange; each is used once.
-            value: of this machine.
+            key: the key of the exchange; each is used once.
+            value: this machine's value.
             seconds: how long the others may take.
 
         Raises:

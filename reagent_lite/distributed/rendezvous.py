@@ -55,7 +55,7 @@ class Rendezvous:
         node: this machine.
         init_method: see above.
         settings: times and places.
-        declaration: of this machine.
+        declaration: the declaration of this machine.
         force: end a live run that holds the file.
         interrupted: called while waiting; raises to leave.
     """

@@ -43,7 +43,7 @@ class Store:
 
     Args:
         client: torch's.
-        token: of the run, from the meeting file; "" protects nothing.
+        token: the token of the run, from the meeting file; "" protects nothing.
         attempt: whose keys these are; None for the attempt that node 0 has reached.
 
     Attributes:

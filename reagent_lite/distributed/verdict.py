@@ -27,11 +27,11 @@ class Declaration(BaseModel):
         node, host, pid: who.
         processes: workers it will start.
         device: "cuda" or "cpu".
-        versions: of what must fit together, such as torch and NCCL.
+        versions: the versions of what must fit together, such as torch and NCCL.
         gpus: UUIDs of the GPUs it will use, where known.
         config: the resolved config by dotted key, without LOCAL_KEYS.
         problem: why this machine cannot take part, or "".
-        exit_code: that goes with the problem.
+        exit_code: the exit code that goes with the problem.
         run: distinguishes two starts on one machine.
     """
 

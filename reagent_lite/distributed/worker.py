@@ -39,7 +39,7 @@ class Progress(BaseModel):
     """How far a worker is.
 
     Attributes:
-        collectives: it has entered.
+        collectives: how many it has entered.
         step: optimizer steps it has done.
         silent: seconds since it reported this.
         limit: seconds for which ranks wait for each other now.

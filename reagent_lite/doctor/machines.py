@@ -39,9 +39,9 @@ class Machine:
     """This machine, after the checks of it alone.
 
     Attributes:
-        config: of the run.
+        config: the config of the run.
         node: number and count.
-        processes: it would start.
+        processes: how many it would start.
         failed: names of the checks that failed here.
     """
 

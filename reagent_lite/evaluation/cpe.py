@@ -88,7 +88,7 @@ class CPEResult:
         outcomes: "Reward" first, then metrics; empty where the page has no rows.
         overlap: diagnostics of weights, the same for every outcome; None where the page has no rows.
         weighted: whether the log has the propensities that weights are made of.
-        level: of all intervals.
+        level: confidence level of all intervals.
         num_episodes_left_out, num_rows_beyond_horizon: what the config's limits left unscored.
     """
 
@@ -120,7 +120,7 @@ def evaluate_page(
         page: held-out rows; models and policy have not seen these episodes where the caller split them (held_out).
         gamma: discount per step.
         config: limits, level and number of resamples.
-        generator: of the resamples, and of the draw of episodes where there are too many; on the CPU.
+        generator: draws the resamples, and the episodes where there are too many; on the CPU.
         estimators: by name, those of ESTIMATORS or of CHEAP_ESTIMATORS.
         missing: what missing_estimates returns: these are undefined and not to be used.
         show: called with the number of outcomes done and of all outcomes.
@@ -161,8 +161,8 @@ def missing_estimates(*, rows: int, without_propensity: int, fitted: bool) -> di
     """Returns the estimators that a log or its fitted models cannot feed, with the reason.
 
     Args:
-        rows: of the log.
-        without_propensity: of these, the rows without a propensity.
+        rows: the rows of the log.
+        without_propensity: how many of these are without a propensity.
         fitted: whether there were rows to fit the models to.
     """
     reasons = {} if fitted else dict.fromkeys(MODELLED, "no other episode is there to fit its model to")
@@ -180,8 +180,8 @@ def differences(one: CPEResult, other: CPEResult) -> dict[str, tuple[Estimate, .
     policy is better.
 
     Args:
-        one: of the first policy.
-        other: of the second, on the same rows and with a generator of the same seed.
+        one: the result of the first policy.
+        other: the result of the second, on the same rows and with a generator of the same seed.
     """
     return {
         first.name: tuple(

@@ -73,7 +73,7 @@ def compared(result: CPEResult, *, simulated: Interval | None = None, decides: b
     """Yields estimates beside the logged policy's value; those of the reward's return decide.
 
     Args:
-        result: of the evaluated policy.
+        result: the result of the evaluated policy.
         simulated: what the estimates of the reward's return aim at.
         decides: false where the policy is compared with another model instead.
     """

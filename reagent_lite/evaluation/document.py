@@ -112,7 +112,7 @@ class Evaluation:
     Attributes:
         scalars: figures by TensorBoard tag.
         document: sections of evaluation.json.
-        lines: of text.
+        lines: lines of text.
         result: estimates from logs, on rank 0.
         played: what was earned in simulation.
         agents: evaluations of types of agents by name, where there are several.

@@ -93,8 +93,8 @@ def scored_episodes(sides: Sides, settings: EvaluationConfig, seed: int, *, few:
 
     Args:
         sides: training and eval data.
-        settings: of the evaluation.
-        seed: of the draw where there are more than max_episodes.
+        settings: the settings of the evaluation.
+        seed: seed of the draw where there are more than max_episodes.
         few: whether at least one episode is scored, and one fitted to, whatever the hashes; for a log on one machine.
     """
     shards, copy = sides.shards, sides.scored
@@ -171,7 +171,7 @@ class _Facts:
         trained_on: some machine has the episode in its training data.
         faulty: some machine has a row of it that cannot be scored.
         elsewhere: an earlier shard has the episode too, and counts it.
-        copied: that shard has the same rows of it, and scores them.
+        copied: whether another shard has the same rows of it, and scores them.
     """
 
     trained_on: NDArray[np.bool_]

@@ -93,8 +93,9 @@ class Estimates:
 
     Attributes:
         log: what the models were evaluated on.
-        results: of each model.
-        choices: of each model, as JSON: "actions", shares of named actions, and "candidates", of candidates.tally.
+        results: the results of each model.
+        choices: what each model chooses, as JSON: "actions", shares of named actions, and "candidates", from
+            candidates.tally.
         compared: {outcome: differences} of two models.
         warnings: sentences.
     """

@@ -42,7 +42,7 @@ class ExportedModel:
     """A model that is evaluated.
 
     Attributes:
-        key: of the config that names it.
+        key: the config key that names it.
         path: its folder.
         bundle: loaded and verified.
         config: what it was trained with, as JSON.
@@ -215,9 +215,9 @@ class ExportedPolicy:
     """Probabilities of an exported model's policy, on rows of a log or in simulation.
 
     Args:
-        model: whose policy.
+        model: the model whose policy it is.
         config: says which policy is made of its values.
-        choices: of the model's bundle, for the rows.
+        choices: what the model's bundle chooses for the rows.
     """
 
     def __init__(self, model: ExportedModel, config: EvaluateConfig, choices: Choices) -> None:

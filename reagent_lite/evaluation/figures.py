@@ -39,8 +39,8 @@ def figures(
         batches: this rank's rows, weight 1 each, or none.
         learner: gives values and TD loss of rows.
         group: sums over ranks.
-        action_names: of fixed actions; empty for candidates, which have no tags of their own.
-        policy: that is evaluated.
+        action_names: names of fixed actions; empty for candidates, which have no tags of their own.
+        policy: the policy that is evaluated.
     """
     count = len(action_names)
     sums = torch.zeros(6 + 4 * count, dtype=torch.float64, device=group.device)

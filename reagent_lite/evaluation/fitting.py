@@ -57,8 +57,8 @@ def split_log(
 
     Args:
         sides: training and eval data.
-        settings: of the evaluation.
-        seed: of the draw where there are more episodes than max_episodes.
+        settings: the settings of the evaluation.
+        seed: seed of the draw where there are more episodes than max_episodes.
         steps: how many optimizer steps the longest fit to so many rows of each shard takes.
         few: whether each side gets an episode where the shares by hash leave one without.
     """
@@ -80,7 +80,7 @@ class PolicyModels:
 
     Args:
         heads: the models, on the group's device.
-        settings: of the evaluation.
+        settings: the settings of the evaluation.
         group: ranks fit together.
     """
 
@@ -115,7 +115,7 @@ class PolicyModels:
         """Takes one optimizer step per batch and returns the mean losses of all ranks.
 
         Args:
-            batches: of the fitted rows.
+            batches: the batches of the fitted rows.
             policy: whose outcomes and values are fitted.
             checked: rows that say when to end before the batches do; without any on all ranks they run out.
         """

@@ -23,7 +23,7 @@ class Overlap:
         num_rows, num_episodes: scored.
         effective_rows: (sum w)^2 / sum w^2 over rows.
         mean_weight: mean w over rows: 1 where the propensities are right and the log covers the policy.
-        largest_row_share: of the largest w in their sum.
+        largest_row_share: share of the largest w in the sum of all.
         unsupported_share: rows logged with probability 1 where the policy may choose otherwise; 1.0 in every row
             is also what a log without propensities looks like.
         horizon: rows of the longest episode.
@@ -31,7 +31,7 @@ class Overlap:
         judged_step: the step by which 95 % of discounted time has passed; the four figures below are of rho there.
         effective_episodes: (sum rho)^2 / sum rho^2.
         mean_episode_weight: mean rho, should be 1; its interval is the normal one, which needs no resamples.
-        largest_episode_share: of the largest rho in their sum.
+        largest_episode_share: share of the largest rho in the sum of all.
         effective_episodes_by_step: [horizon].
         mean_weight_by_step: [horizon] mean rho_t.
         cut_share: episodes whose last row does not end (time limit, or cut at the horizon scored): weights alone

@@ -130,7 +130,7 @@ def build_page(
         episodes: [N] a code per row that is not padding; rows of an episode need not lie together.
         policy: the evaluated policy.
         models: fitted on other episodes (held_out).
-        metric_names: of the M columns of `metrics`.
+        metric_names: names of the M columns of `metrics`.
 
     Raises:
         ValueError: if `episodes` has not one entry per row.
@@ -225,7 +225,7 @@ def episode_groups(episode: Tensor, max_cells: int = 2**17, max_episodes: int = 
     Args:
         episode: [N] a code per row; an episode's rows lie together.
         max_cells: episodes of the group times rows of its longest.
-        max_episodes: of a group.
+        max_episodes: the most episodes of a group.
     """
     lengths = _runs(episode)[1]
     order = lengths.argsort(stable=True)

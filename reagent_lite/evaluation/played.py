@@ -56,7 +56,7 @@ class Played:
         env: name of the environment.
         parameters: constants of its dynamics in force.
         time_limit: steps.
-        episodes: of each policy.
+        episodes: the episodes of each policy.
         longest: steps of the longest episode of a model.
         policies: by key, the first of them MODEL; the others AGAINST and RANDOM, uniformly random actions.
         differences: by key, MODEL minus that policy, episode by episode.
@@ -149,7 +149,7 @@ class EstimatedReturn:
         by_time: whether the discount goes by the time between rows instead.
         horizon: steps of an episode that are scored.
         longest: steps of the longest logged episode.
-        cut_share: of scored episodes, those that were cut before their end.
+        cut_share: share of scored episodes that were cut before their end.
     """
 
     gamma: float

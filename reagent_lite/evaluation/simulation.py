@@ -31,9 +31,9 @@ class Arena:
     """Environments in which the models can play.
 
     Args:
-        config: of the workflow.
+        config: the config of the workflow.
         settings: its `simulation`.
-        models: to play.
+        models: the models to play.
 
     Raises:
         SimulationError, KernelBuildError: no such environment or constant, or one that does not compile.

@@ -40,7 +40,7 @@ def weighted_verdict(
 
     Args:
         figure: the estimate.
-        overlap: of the weights.
+        overlap: the overlap of the weights.
         sequential: whether whole episodes are weighted, not rows.
         scale: size of figures of this kind.
         min_effective: evaluation.min_effective_episodes.

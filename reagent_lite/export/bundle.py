@@ -58,7 +58,7 @@ class Bundle:
         state_feature_ids: ids of the state's columns.
         action_feature_ids: ids of a candidate's columns; empty where actions are fixed.
         action_names: names of the fixed actions; empty where choices are candidates.
-        policy: of the propensities, part of the exported graph: {"kind": "softmax", "temperature": ...} or
+        policy: what propensities are computed for, in the exported graph: {"kind": "softmax", "temperature": ...} or
             {"kind": "epsilon_greedy", "epsilon": ...}, where epsilon 0 is greedy.
     """
 
@@ -222,7 +222,7 @@ def load_bundle(path: str | os.PathLike[str], *, threads: int = 0) -> Bundle:
 
     Args:
         path: the folder that holds manifest.json.
-        threads: that compute one prediction; 0: as many as onnxruntime takes, one for each core.
+        threads: how many compute one prediction; 0: as many as onnxruntime takes, one for each core.
 
     Raises:
         BundleError: naming every file that is missing, unlisted or altered; a manifest that describes no model; or when
@@ -352,7 +352,7 @@ def _array(where: str, given: Any, shape: tuple[int | None, ...], kinds: str, ex
         where: name of the argument, for the message.
         given: anything numpy makes an array of.
         shape: expected sizes, None where any is right.
-        kinds: of dtypes that are accepted, as numpy's letters.
+        kinds: the accepted kinds of dtypes, as numpy's letters.
         expected: the same in words.
 
     Raises:

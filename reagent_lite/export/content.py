@@ -44,10 +44,10 @@ class BundleContent:
         decision, findings: what to do with the policy, and the results, in Markdown for the model card; empty where
             nothing was evaluated.
         steps: optimizer steps taken.
-        data_hash: of the training data.
-        config_hash: of the resolved config.
+        data_hash: hash of the training data.
+        config_hash: hash of the resolved config.
         versions: {"reagent-lite": ..., "torch": ..., ...}.
-        git_revision: of the working tree, if there is one.
+        git_revision: revision of the working tree, if there is one.
         tolerance: how far an exported q may be from the live one.
         sample: raw rows for golden.json and for the check.
         formats: names in `FORMATS`.

@@ -70,7 +70,7 @@ class _Writer(Interpreter):
     """Runs the calls of a module and writes each as ONNX nodes.
 
     Attributes:
-        nodes, constants: of the graph so far.
+        nodes, constants: the nodes and constants of the graph so far.
         value: result of the call that is being written.
         returned: what the module returns.
     """

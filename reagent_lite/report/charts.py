@@ -164,7 +164,7 @@ def interval_chart(
     Estimates that may not be used do not stretch the axis far: an interval that continues has no end there.
 
     Args:
-        title: of the chart.
+        title: the title of the chart.
         rows: name, estimate and whether it may be used.
         marks: named values; the first is the reference, a second the value in simulation.
         plain: whether trustworthy estimates have no colour of their own, as they do not decide.

@@ -22,7 +22,7 @@ class Table:
     Attributes:
         title: its caption.
         columns: name and kind of each.
-        rows: as many cells each; None is a figure that is unknown.
+        rows: lists of as many cells; None is a figure that is unknown.
         note: a sentence below it.
     """
 
@@ -87,7 +87,7 @@ class Report:
     """A page.
 
     Attributes:
-        title: of the page.
+        title: the title of the page.
         decision: what to do, and why; first on the page.
         notes: sentences that a reader must know, such as what was not scored.
         facts: the summary.

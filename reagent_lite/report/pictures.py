@@ -126,7 +126,7 @@ class Episode:
         action: [T] action ids, of the first agent.
         reward: [T], of the first agent.
         ending: how it ended, such as "terminated"; "" where it did not end.
-        action_names: of K fixed actions; an id without a name is shown as a number.
+        action_names: names of K fixed actions; an id without a name is shown as a number.
         parameters: constants of the dynamics in force, by the kernel's names.
         agents: where they were, if they were somewhere on a square.
     """

@@ -77,12 +77,12 @@ class RunFigures:
     """What a training run left.
 
     Attributes:
-        config: of the run.
+        config: the config of the run.
         policy: the evaluated policy, in words.
         found: what its evaluation found, of evaluation_of_run.
         candidates: what is chosen among candidates; None with named actions.
         steps, rows: optimizer steps, and rows learned from.
-        normalization: of state features and of candidates' features, in the 2019 encoding.
+        normalization: the normalization of state features and of candidates' features, in the 2019 encoding.
         present: {column: {id: share of sampled rows that have the feature}}.
         present_note: what the shares are of.
         sources: what was learned from; empty for simulation.
@@ -147,10 +147,10 @@ def evaluation_of_run(
     """Returns what a run's evaluation found, as the page and the model card show it.
 
     Args:
-        config: of the run.
+        config: the config of the run.
         policy: the evaluated policy, in words.
-        evaluation: of the learner.
-        scores: of the run, by tag.
+        evaluation: the evaluation of the learner.
+        scores: the scores of the run, by tag.
         gate: the decision of publish_if; None where the config has none.
     """
     if evaluation.agents:

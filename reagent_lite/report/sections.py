@@ -50,8 +50,8 @@ def evaluation_sections(
     Args:
         evidence: what the decision rests on.
         decision: no estimate is drawn in green where it is that the evidence is not enough.
-        settings: of the evaluation.
-        names: of the played policies but random actions, by key.
+        settings: the settings of the evaluation.
+        names: the names of the played policies but random actions, by key.
         note: a sentence on what was played.
         where: name of the file with the complete figures.
     """
@@ -68,7 +68,7 @@ def estimates_section(evidence: Evidence, level: float, where: str, *, plain: bo
 
     Args:
         evidence: comparisons, and the overlap of the log's weights.
-        level: of the intervals.
+        level: confidence level of the intervals.
         where: name of the file with the complete figures.
         plain: whether trustworthy estimates are drawn without colour, as always where they do not decide.
     """
@@ -165,7 +165,7 @@ def weights_section(overlap: Overlap | None, enough: float) -> Section:
     """Returns the diagnostics of importance weights.
 
     Args:
-        overlap: of the evaluation; None where nothing was scored or rows have no weights.
+        overlap: the overlap of the evaluation; None where nothing was scored or rows have no weights.
         enough: evaluation.min_effective_episodes.
     """
     title = "Weights and overlap"
@@ -224,7 +224,7 @@ def candidates_section(document: Mapping[str, Any] | None, where: str) -> Sectio
     """Returns what is chosen among candidates, which have features in place of names.
 
     Args:
-        document: of evaluation.candidates.tally; empty where nothing was counted.
+        document: what evaluation.candidates.tally returns; empty where nothing was counted.
         where: name of the file with the complete figures.
     """
     if not document or not document["rows"]:

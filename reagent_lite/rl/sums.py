@@ -142,8 +142,8 @@ class Log:
     """What every episode of a log adds to the sums of some estimators.
 
     Attributes:
-        estimators: that can be asked for.
-        groups: of episodes, in the order of the columns of counts.
+        estimators: those that can be asked for.
+        groups: the groups of episodes, in the order of the columns of counts.
         log_largest: [H] log of the largest rho_t of any episode; H the steps of the longest.
         weights: [H] sum of rho_t over all episodes, divided by the largest.
         sums, means: names of those that the estimators need.

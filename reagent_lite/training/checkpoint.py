@@ -124,7 +124,7 @@ class CheckpointFolder:
         """Yields an empty folder that becomes the checkpoint `name` once it is written, hashed and on the disk.
 
         Args:
-            name: of the checkpoint; an older one of that name is replaced.
+            name: the name of the checkpoint; an older one of that name is replaced.
             document: entries of its manifest besides the files.
 
         Raises:

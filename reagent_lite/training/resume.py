@@ -309,7 +309,7 @@ def restore(
     """Loads a checkpoint into a run; every rank calls it.
 
     Args:
-        state: of History.
+        state: the state of a History.
         folder: read by rank 0.
         running: takes everything but its position.
         group: the ranks.

@@ -33,7 +33,7 @@ class StopSignal:
         last: whether the process ends right after the block; signals are then ignored, so that its exit code is kept.
 
     Attributes:
-        standing: from where the same command would continue, for the message.
+        standing: what was saved and what the same command would do, for the message.
     """
 
     def __init__(self, *, last: bool = False) -> None:

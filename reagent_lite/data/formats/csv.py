@@ -70,8 +70,8 @@ class _HeaderCell:
     Attributes:
         name: in the header.
         field: the contract's name of it.
-        feature: of the map `field`, where the column holds one number of a map; "" else.
-        kind: of its cells.
+        feature: the feature of the map `field`, where the column holds one number of a map; "" else.
+        kind: the kind of its cells.
         read: whether it is read; else only its name is kept.
     """
 

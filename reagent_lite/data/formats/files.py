@@ -51,7 +51,7 @@ class InputFile:
     Attributes:
         path: local path or URL, as errors name it.
         name: name inside the input's folder.
-        extension: of the data format, lower case, without the compression's: ".json" for "a.json.gz".
+        extension: the data format's extension, lower case, without the compression's: ".json" for "a.json.gz".
         compression: ".gz", ".bz2", ".zst" or "" for none.
         size: bytes as stored.
         modified_ns: local modification time; 0 where the storage has none.
@@ -99,8 +99,8 @@ def damage_reported(file: InputFile, kind: str) -> Iterator[None]:
     """Raises what readers raise for damaged files as DataError.
 
     Args:
-        file: that is read.
-        kind: of the file, as "Parquet".
+        file: the file that is read.
+        kind: the kind of the file, such as "Parquet".
     """
     try:
         yield

@@ -128,9 +128,9 @@ def _episode(dataset: MinariDataset, index: int, names: dict[str, Any], data: Pa
     """Returns the steps of an episode.
 
     Args:
-        dataset: that it is of.
+        dataset: the dataset that it is part of.
         index: its number.
-        names: of features and actions, from the description of datasets that we wrote.
+        names: the names of features and actions, from the description of datasets that we wrote.
         data: the dataset's folder.
     """
     where = f"{data}, episode {index}"
@@ -178,7 +178,7 @@ def flattened(space: Space[Any], values: Any, *, inside: bool = False) -> NDArra
     """Returns [n, width] of n observations in the order of gymnasium.spaces.flatten; a Discrete alone is one number.
 
     Args:
-        space: of one observation.
+        space: the space of one observation.
         values: n of them as Minari has them: an array, or a dict or tuple of such.
         inside: whether the space is part of a Dict or Tuple, where a Discrete is one column per value.
     """

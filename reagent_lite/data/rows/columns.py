@@ -30,7 +30,7 @@ class Column:
     """One column of a block in one piece, or the elements of its lists.
 
     Attributes:
-        name: of the column.
+        name: the name of the column.
         array: [n] values.
         text: whether the values are JSON texts.
         rows: [n] the block's row of each value, None where it is the value's own number.
@@ -127,8 +127,8 @@ def typed(
     """Returns the values of a column as an array of a type that fits; other values are faults, and null.
 
     Args:
-        column: of any type.
-        faults: of the block.
+        column: a column of any type.
+        faults: the faults of the block.
         expected: in words, without the column's name.
         fits: whether an Arrow type is one that the caller reads.
         parsed: (type, what makes its value of a value parsed from JSON, or None of one that is wrong).

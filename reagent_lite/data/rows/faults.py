@@ -23,7 +23,7 @@ class Faults:
     """The faulty rows of a block, one fault each: the first that was found, as others often follow from it.
 
     Attributes:
-        block: whose rows.
+        block: the block whose rows they are.
         kinds: (rule, expected, todo) of each kind of fault.
         kind: [n] number of the row's kind, NO_RULE without a fault.
         got: what the row has instead; of the first MAX_PROBLEMS rows of each kind.

@@ -22,7 +22,7 @@ class Named:
     """Numbers by name, dense: a feature map or metrics.
 
     Attributes:
-        names: of the columns, each once.
+        names: the names of the columns, each once.
         values: [n, names] float32, NaN where absent.
         present: [n] whether the row has a map at all.
     """
@@ -107,7 +107,7 @@ def named_numbers(column: Column, faults: Faults, *, nan_rule: str = "", todo: s
 
     Args:
         column: [m] struct, map, list of key-value structs, or JSON text.
-        faults: of the block.
+        faults: the faults of the block.
         nan_rule: which rule a NaN breaks; "" where it counts as absent. Null is absent either way.
         todo: advice to those who have other things than maps.
     """

@@ -60,7 +60,7 @@ class Rows:
 
     Attributes:
         mask, next_mask: [n, A] of discrete actions, A 0 for parametric.
-        lists, next_lists: of parametric actions, None for discrete.
+        lists, next_lists: the candidate lists of rows and next rows; None for discrete actions.
         metrics: by name, NaN where a row lacks one.
         episode: number of the row's mdp_id in `mdp_ids`, -1 without one.
         mdp_ids: distinct ids of the block.

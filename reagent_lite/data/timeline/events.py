@@ -68,11 +68,11 @@ class Checked:
 
     Attributes:
         rows, taken: in the files, and of the dates and episodes that are asked for.
-        nbytes: of those taken, in memory.
+        nbytes: bytes of those taken, in memory.
         hashes: sha256 of each file.
         days: the first and the last value of ds, none where nothing depends on it.
         seen: columns that have a value in some row.
-        kinds: of the values of each further column, see rows/table.py.
+        kinds: the kinds of the values of each further column, see rows/table.py.
         features: ids that have a name.
         unlisted: rows that list no candidates though an action was taken, which is the only one then.
         metrics: names of all metrics.
@@ -121,7 +121,7 @@ def check_events(
     """Reads files of any format, checks their rows and writes those that are taken as Parquet, in bounded memory.
 
     Args:
-        config: of the timeline.
+        config: the config of the timeline.
         files: some of the events, in order.
         first: number of the first of them among all.
         target: the Parquet file.

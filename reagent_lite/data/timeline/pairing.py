@@ -42,7 +42,7 @@ class Counts:
     """What was counted while episodes were paired; counts of parts add up.
 
     Attributes:
-        figures: of all rows, by name.
+        figures: the figures of all rows, by name.
         outliers: "episodes" and "rows" left out since they are longer than others.
         refused: episodes by the rule that a row of theirs breaks.
         ids: {column: {feature: rows or candidates that have a value}}.
@@ -85,8 +85,8 @@ class Pairing:
 
     Attributes:
         config: what is made.
-        found: by reading the events.
-        files: of each folder.
+        found: what reading the events found.
+        files: the files of each folder.
         longest: rows of the longest episodes that are kept; None keeps all.
     """
 
@@ -174,7 +174,7 @@ class _Rows:
 
     Attributes:
         table: n events.
-        config: of the timeline.
+        config: the config of the timeline.
         number: [n] of the row's episode, from 0.
         start, stop: [n] the first row of its episode, and the row behind the last.
         sequence: [n] sequence_number, 0 where it is null.
@@ -325,7 +325,7 @@ class _Span:
         """Returns [m] what follows the span in a column [n].
 
         Args:
-            column: of the events.
+            column: the column of the events.
             beyond: [n] what a row has that a limit cut; None: nothing.
             at_end: [1] what there is behind a true end where the first row has a value in `column`; None: nothing.
         """

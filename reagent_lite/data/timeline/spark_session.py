@@ -199,7 +199,7 @@ def _classic_tasks(context: SparkContext, show: Show) -> Iterator[None]:
     """Counts the tasks of jobs that this thread starts inside the block; afterwards its own group of jobs is set again.
 
     Args:
-        context: of the session.
+        context: the session's context.
         show: called from a thread of its own.
     """
     group, before = f"reagent-lite-{uuid.uuid4().hex}", context.getLocalProperty(_GROUP)
@@ -241,7 +241,7 @@ def _connect_tasks(session: Any, show: Show) -> Iterator[None]:
     """Shows the tasks of a Connect session inside the block, as often as its server reports them.
 
     Args:
-        session: of Spark Connect.
+        session: a session of Spark Connect.
         show: called from the thread that waits for an operation.
     """
     ended = running = 0

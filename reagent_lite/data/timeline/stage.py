@@ -97,7 +97,7 @@ class TimelineOutcome:
     Attributes:
         train, eval: folders of transitions; eval is None where none was asked for.
         train_rows, eval_rows: in them.
-        episodes: that were paired.
+        episodes: how many were paired.
         refused_rows: rows that broke a rule; their episodes were left out.
         made: false where the folders stood already, made of the same events in the same way.
         seconds: total wall-clock time of the run.
@@ -169,7 +169,7 @@ def make_timeline(config: TimelineConfig, engine: Engine, files: tuple[InputFile
 
     Args:
         config: what to make.
-        engine: that does it.
+        engine: the engine that does it.
         files: the events.
 
     Raises:
