@@ -11,10 +11,10 @@ from reagent_lite.errors import Problem
 
 Activation = Literal["linear", "relu", "leaky_relu", "tanh", "sigmoid", "elu", "gelu", "selu", "silu"]
 
-# torch.optim's classes that take (params, lr, weight_decay) and need no closure
-OPTIMIZERS = (
+# torch.optim's classes that take (params, lr, weight_decay) and need no closure, by their names in lower case
+OPTIMIZERS = {name.lower(): name for name in (
     "Adadelta", "Adafactor", "Adagrad", "Adam", "Adamax", "AdamW", "ASGD", "NAdam", "RAdam", "RMSprop", "SGD"
-)  # fmt: skip
+)}  # fmt: skip
 
 
 class TrainingConfig(Section):
@@ -88,10 +88,10 @@ class TrainingConfig(Section):
             )
         if self.network is not None and not re.fullmatch(r"[\w.]+:\w+", self.network):
             yield self.wrong("network", "package.module:Class")
-        if self.optimizer_class is None:
-            yield self.wrong("optimizer", f"one of {', '.join(OPTIMIZERS)}")
+        if self.optimizer.lower() not in OPTIMIZERS:
+            yield self.wrong("optimizer", f"one of {', '.join(OPTIMIZERS.values())}")
 
     @property
-    def optimizer_class(self) -> str | None:
-        """Name of the class in torch.optim, or None where the name is unknown."""
-        return next((name for name in OPTIMIZERS if name.lower() == self.optimizer.lower()), None)
+    def optimizer_class(self) -> str:
+        """Name of the class in torch.optim."""
+        return OPTIMIZERS[self.optimizer.lower()]

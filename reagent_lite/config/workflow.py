@@ -1,6 +1,7 @@
 """The whole JSON of the two training workflows."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -109,6 +110,11 @@ class WorkflowConfig(Section):
     def fewest_slots(self) -> int:
         """Steps of every environment that replay must hold: one window of multi_steps, and what follows it."""
         return (self.rl.multi_steps or 1) + 2
+
+    @property
+    def folder(self) -> Path:
+        """The folder at model_output_path."""
+        return Path(self.model_output_path).expanduser()
 
     parametric: ClassVar[bool] = False
     """Whether choices are lists of candidates with features."""

@@ -110,7 +110,7 @@ def model_folder(config: WorkflowConfig, node: Node, spec: SourceSpec | None) ->
     name = "model_output_path"
     if node.index:
         return skipped(name, "node 0 alone writes there")
-    folder = Path(config.model_output_path).expanduser()
+    folder = config.folder
     place = nearest_existing(folder)
     todo = "Choose a folder that this user can write, or make room"
     if not place.is_dir():

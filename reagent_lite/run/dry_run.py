@@ -234,7 +234,6 @@ def network_needs(config: WorkflowConfig, spec: SourceSpec, learners: int = 1) -
     weights = learners * sum(p.numel() * p.element_size() for p in learner.parameters())
     trained = learners * sum(p.numel() * p.element_size() for p in learner.parameters() if p.requires_grad)
     name = config.training.optimizer_class
-    assert name is not None
     states = _STATES.get(name, _ADAM_STATES)
     count = trained // 4
     return [

@@ -13,7 +13,6 @@ import socket
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
-from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -111,7 +110,7 @@ def _run(
     if place is None and processes.count * node.count > 1:
         _log_choice(processes)
         rendezvous = prepare_rendezvous(config, node, processes, force=options.force)
-        output = FolderIdentity.of(nearest_existing(Path(config.model_output_path).expanduser()))
+        output = FolderIdentity.of(nearest_existing(config.folder))
         worker = [sys.executable, "-m", command.module, *arguments]
         folder = None if node.index else output
         launch(worker, processes.count, rendezvous, restarts=config.restarts, folder=folder)

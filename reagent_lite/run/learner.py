@@ -115,7 +115,6 @@ def build_optimization(config: WorkflowConfig, learner: Learner, *, captured: bo
         if one.imitator is not None:
             groups.append({"params": list(one.imitator.parameters()), "weight_decay": 0.0})
     name = training.optimizer_class
-    assert name is not None
     # one kernel for all parameters instead of several each saves a tenth of a small network's step on a CPU
     fused = {"fused": True} if name in ("Adam", "AdamW", "SGD") else {}
     rate: float | torch.Tensor = training.learning_rate
@@ -133,7 +132,6 @@ def build_optimization(config: WorkflowConfig, learner: Learner, *, captured: bo
 def captures(config: WorkflowConfig, group: Group) -> bool:
     """Whether updates are replayed as CUDA graphs: all rows are simulated, on one GPU, and the optimizer can."""
     simulation, name = config.simulation, config.training.optimizer_class
-    assert name is not None
     return (
         group.device.type == "cuda"
         and group.world_size == group.gpus == 1

@@ -67,7 +67,7 @@ def output_folder(config: WorkflowConfig, group: Group) -> Iterator[Callable[[Wo
     if not group.is_first:
         yield lambda config: None
         return
-    folder = Path(config.model_output_path).expanduser()
+    folder = config.folder
     require_writable(nearest_existing(folder), FOLDER)
     require_replaceable(model_folder(folder, ONLY))
     with ExitStack() as stack:
@@ -96,7 +96,7 @@ def require_outcome(config: WorkflowConfig, source: Source, group: Group) -> Non
         BundleError: where the model of a type of agents belongs, there is something else.
     """
     for kind in source.types if group.is_first else ():
-        require_replaceable(model_folder(Path(config.model_output_path).expanduser(), kind))
+        require_replaceable(model_folder(config.folder, kind))
     if config.publish_if is None:
         return
     known, asked = (REWARD_NAME, *source.spec.metric_names), config.publish_if.outcome
@@ -191,7 +191,7 @@ def publish(config: WorkflowConfig, group: Group, source: Source, learned: Learn
         learned: what was learned.
         seconds: that this start has taken.
     """
-    folder, scores = Path(config.model_output_path).expanduser(), learned.scores
+    folder, scores = config.folder, learned.scores
     give_back_memory()
     facts = source.facts()
     reason = brief = None

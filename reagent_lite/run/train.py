@@ -4,7 +4,6 @@ import time
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,7 +44,7 @@ from reagent_lite.run.sources import Source, Stream, open_source
 from reagent_lite.run.value_bounds import Payable, ValueWatch
 from reagent_lite.sim.cuda import on_stream
 from reagent_lite.training.checkpoint import CheckpointSchedule
-from reagent_lite.training.loop import Hooks, Optimization, Position, Report, Running, fit
+from reagent_lite.training.loop import Hooks, Report, Running, fit
 from reagent_lite.training.metrics import MetricsWriter
 from reagent_lite.training.resume import History
 from reagent_lite.training.stop import StopSignal
@@ -53,26 +52,27 @@ from reagent_lite.training.warm_start import warm_start
 
 
 class Callback:
-    """Follows a run from Python: derive from it and override what you need. An error in it ends the run."""
+    """Follows a run from Python: derive a class and override the methods you need. An error in one ends the run."""
 
     def on_epoch(self, figures: Mapping[str, float]) -> None:
-        """Receives what metrics.jsonl has at the end of an epoch: step, epoch, losses, returns."""
+        """Called at the end of each epoch with its line of metrics.jsonl: step, epoch, losses, returns."""
 
     def on_evaluation(self, document: Mapping[str, Any]) -> None:
-        """Receives the evaluation of the learned policy, before the model is exported."""
+        """Called before the export with the final evaluation, as evaluation.json will hold it."""
 
 
 _SILENT = Callback()
 
 
 def train(config: WorkflowConfig, group: Group, callback: Callback = _SILENT) -> Outcome:
-    """Trains, evaluates and exports, or continues to; called on every rank, and rank 0's outcome is the run's.
+    """Trains a policy, evaluates it and exports it; continues an unfinished run in the same folder.
+
+    Every rank calls it. The outcome on rank 0 is that of the run.
 
     Raises:
-        Preempted: a signal ended the run; the same call goes on from the last checkpoint.
+        Preempted: a signal ended the run; the same call continues from the last checkpoint.
     """
-    start = time.monotonic()
-    folder = Path(config.model_output_path).expanduser()
+    start, folder = time.monotonic(), config.folder
     _require_computable(config, group)
     with StopSignal() as signal, on_stream(group.device), output_folder(config, group) as take_folder:
         if config.simulation is not None and config.simulation.auto_scale:
@@ -86,25 +86,25 @@ def train(config: WorkflowConfig, group: Group, callback: Callback = _SILENT) ->
         setup = set_up(config, group, source, history)
         require_exportable(config, group, source, setup.learner)
         with room_in(folder, FOLDER), shared_folders(config) if config.follows and group.is_first else nullcontext():
-            if group.is_first:  # all input has been read and checked: the folder is this run's from here on
+            if group.is_first:  # all input has been read and checked; from here on the run writes to its folder
                 take_folder(config)
                 source.write_fitted()
             logger.info(f"policy: {target_policy(config.rl)}; it is evaluated, simulated and exported")
-            learned = learn(setup, signal, folder, callback)
+            learned = learn(setup, signal, callback)
             return publish(config, group, source, learned, time.monotonic() - start)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """A learner before its next step, with what it learns from; nothing has been written to the run's folder yet.
+    """Everything a run needs for its next optimizer step; nothing has been written to the run's folder yet.
 
     Attributes:
         config, group, source, history: of the run.
-        payable: what rewards of the training data can pay, or None.
-        learner, optimization: the learner, warm-started where that is asked for, and what updates it.
-        stream: batches.
-        evaluators: of the learner.
-        position: where the run goes on.
+        payable: range of the values that the rewards of the training data allow, or None if it is not known.
+        learner: warm-started if the config asks for it.
+        stream: batches for the learner.
+        evaluators: evaluate the learner.
+        running: what the loop updates, at the step where an earlier start of the run ended.
     """
 
     config: WorkflowConfig
@@ -113,17 +113,17 @@ class Setup:
     history: History
     payable: Payable | None
     learner: Learner
-    optimization: Optimization
     stream: Stream
     evaluators: Evaluators
-    position: Position
+    running: Running
 
 
 def set_up(config: WorkflowConfig, group: Group, source: Source, history: History) -> Setup:
-    """Returns what a run learns with.
+    """Builds learner, optimizer, batches and evaluators of a run.
 
     Raises:
-        ConfigError, BundleError: the warm start cannot be loaded, or the run is to be shorter than it is already.
+        ConfigError, BundleError: the warm start cannot be loaded, or the unfinished run has taken more steps than the
+            config asks for.
     """
     choose_threads(config, source.spec, group)
     payable = source.payable()
@@ -134,27 +134,24 @@ def set_up(config: WorkflowConfig, group: Group, source: Source, history: Histor
         logger.info(warm_start(config.training.warm_start_model_path, learner, optimizer, group))
     stream = source.stream(learner)
     torch.manual_seed(config.seed + group.rank)  # dropout differs between ranks, initial weights do not
-    return Setup(
-        config=config, group=group, source=source, history=history, payable=payable, learner=learner,
-        optimization=optimization, stream=stream, evaluators=source.evaluators(learner),
-        position=history.position(stream.order, stream.plan.num_steps),
-    )  # fmt: skip
+    evaluators = source.evaluators(learner)
+    running = Running(learner=learner, optimization=optimization, source=stream.source, evaluators=evaluators,
+                      position=history.position(stream.order, stream.plan.num_steps))  # fmt: skip
+    return Setup(config=config, group=group, source=source, history=history, payable=payable, learner=learner,
+                 stream=stream, evaluators=evaluators, running=running)  # fmt: skip
 
 
-def learn(setup: Setup, signal: StopSignal, folder: Path, callback: Callback = _SILENT) -> Learned:
-    """Takes all optimizer steps that are left, with checkpoints on the way and one at the end, and evaluates.
+def learn(setup: Setup, signal: StopSignal, callback: Callback = _SILENT) -> Learned:
+    """Takes the optimizer steps that are left, saves checkpoints on the way and at the end, and evaluates.
 
     Raises:
-        Preempted: a signal came; what can be saved is saved.
+        Preempted: a signal ended the run, after a checkpoint where one could be written.
     """
     config, group, history, stream = setup.config, setup.group, setup.history, setup.stream
-    position, waits = setup.position, setup.config.rendezvous
-    with MetricsWriter(folder, enabled=group.is_first, lines=history.lines, figures=history.figures) as writer:
+    position, waits = setup.running.position, config.rendezvous
+    with MetricsWriter(config.folder, enabled=group.is_first, lines=history.lines, figures=history.figures) as writer:
         writer.forget_after(position.step)
-        running = Running(
-            learner=setup.learner, optimization=setup.optimization, source=stream.source,
-            evaluators=setup.evaluators, position=position, reported=writer.reported,
-        )  # fmt: skip
+        running = replace(setup.running, reported=writer.reported)
         checkpoints = history.continue_in(running, stream.order, stream.deal, setup.source.identity, versions())
         begin, start = position.rows, time.monotonic()
         with (
@@ -181,23 +178,8 @@ def learn(setup: Setup, signal: StopSignal, folder: Path, callback: Callback = _
                    figures=writer.figures, rows_per_second=rate)  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Counts:
-    """What all ranks have done so far: optimizer steps, rows learned, environment steps."""
-
-    updates: int
-    rows: int
-    frames: int
-
-    def rates_since(self, before: "_Counts", seconds: float) -> dict[str, float]:
-        """Returns what was done per second since then; frames only where environments step."""
-        done = {"updates": self.updates - before.updates, "rows": self.rows - before.rows}
-        done |= {"frames": self.frames - before.frames} if self.frames else {}
-        return {f"rate/{name}_per_second": count / seconds for name, count in done.items()}
-
-
 class _RunHooks(Hooks):
-    """What a run does around its steps: experience before; figures, progress and checkpoints after."""
+    """Collects experience before each step of the loop; writes figures, progress and checkpoints after it."""
 
     def __init__(
         self, setup: Setup, schedule: CheckpointSchedule, writer: MetricsWriter, show: Progress, callback: Callback
@@ -207,20 +189,25 @@ class _RunHooks(Hooks):
         self._fault = fault_here(setup.group.place)
         self._watch = ValueWatch(setup.payable if setup.group.is_first else None)
         self._note = ""
-        position = setup.position
-        self._counted = _Counts(updates=position.step, rows=position.rows,
-                                frames=setup.stream.frames if position.step else 0)  # fmt: skip
+        position = setup.running.position
+        self._counted = self._counts(position.step, position.rows)
+        if position.step == 0:  # steps of the warm-up count into the first rate
+            self._counted["frames"] = 0
+
+    def _counts(self, step: int, rows: int) -> dict[str, int]:
+        """Returns optimizer steps, rows and environment steps of all ranks since the run began."""
+        return {"updates": step, "rows": rows, "frames": self._setup.stream.frames}
 
     def before_step(self, step: int) -> None:
         if self._fault is not None:
             self._fault.before_step(step)
         try:
             self._setup.stream.before_step(step)
-        except Preempted:  # all ranks alike, while they waited for collectors
+        except Preempted:  # on every rank, while it waited for collectors
             self._schedule.stop()
 
     def report(self, report: Report) -> None:
-        """Writes means of training, and figures of the evaluators at the end of each epoch."""
+        """Writes the training metrics, and at the end of an epoch the evaluators' figures."""
         scalars = {"epoch": float(report.epoch), "rows": float(report.rows)}
         scalars |= {
             name if "/" in name else f"train/{name.replace('.', '/')}": value for name, value in report.metrics.items()
@@ -231,8 +218,11 @@ class _RunHooks(Hooks):
             todo = "Lower training.learning_rate, or set training.clip_grad_norm"
             raise DivergenceError(Problem(f"step {report.step}", "a finite loss", str(loss), todo))
         scalars |= self._setup.stream.figures()
-        counts = _Counts(updates=report.step, rows=report.rows, frames=self._setup.stream.frames)
-        scalars |= counts.rates_since(self._counted, report.seconds)
+        counts = self._counts(report.step, report.rows)
+        scalars |= {
+            f"rate/{name}_per_second": (count - self._counted[name]) / report.seconds
+            for name, count in counts.items() if name != "frames" or count
+        }  # fmt: skip
         self._counted = counts
         if report.end_of_epoch:
             self._writer.figures = self._evaluated(final=report.step == self._setup.stream.plan.num_steps)
@@ -254,7 +244,7 @@ class _RunHooks(Hooks):
         return figures
 
     def after_step(self) -> None:
-        self._show(self._setup.position.rows, self._setup.stream.rows, self._note)
+        self._show(self._setup.running.position.rows, self._setup.stream.rows, self._note)
         self._schedule.after_step()
 
     def satisfied(self) -> bool:
@@ -262,12 +252,13 @@ class _RunHooks(Hooks):
 
 
 def _require_computable(config: WorkflowConfig, group: Group) -> None:
-    """Refuses at once what would end the run late: a combination that cannot be computed, pictures without a library.
+    """Checks before any data is read that the processes can compute what the config asks for.
 
     Raises:
-        ConfigError: naming the key.
+        ConfigError: several processes without ddp, batch normalization over CPU processes, or pictures without the
+            library that draws them.
     """
-    if config.parallel != "ddp" and group.world_size > 1:  # another launcher may have started them
+    if config.parallel != "ddp" and group.world_size > 1:  # processes of another launcher
         todo = "Start one process, or average their gradients by ddp"
         raise ConfigError(Problem("parallel", f'"ddp" with {group.world_size} processes', f'"{config.parallel}"', todo))
     if config.training.use_batch_norm and group.world_size > 1 and group.device.type == "cpu":

@@ -10,7 +10,7 @@ from reagent_lite.algorithms.optimizers import optimizer_class
 from reagent_lite.config.training import OPTIMIZERS
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", OPTIMIZERS.values())
 def test_steps_and_state_are_those_of_torch(name: str) -> None:
     def state_after(kind: type[torch.optim.Optimizer], steps: int) -> list[object]:
         weight = torch.nn.Parameter(torch.tensor([[1.0, -2.0], [0.5, 3.0]]))

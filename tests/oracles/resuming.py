@@ -56,7 +56,7 @@ class Laboratory:
         self._source = self._source or open_source(config, group, self._simulation)
         setup = set_up(config, group, self._source, History.find(config, group, folder / "checkpoints"))
         with StopSignal() as signal:
-            learned = learn(setup, signal, folder)
+            learned = learn(setup, signal)
         steps = learned.position.step
         return End(steps, *read(folder), learned.scores) if group.is_first else End(steps, {}, [], {})
 

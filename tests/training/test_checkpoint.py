@@ -111,7 +111,7 @@ def flip(file: Path) -> None:
     file.write_bytes(bytes(data))
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.values())
 def test_a_restored_run_goes_on_bit_for_bit(tmp_path: Path, optimizer: str, caplog: pytest.LogCaptureFixture) -> None:
     first, second = running(optimizer), running(optimizer)
     steps(first, 1, 2, 3)

@@ -23,7 +23,7 @@ from reagent_lite.run.sources import open_source
 from reagent_lite.run.train import Setup, set_up
 from reagent_lite.sim.cuda import on_stream
 from reagent_lite.training.checkpoint import CheckpointFolder
-from reagent_lite.training.loop import Hooks, Running, fit
+from reagent_lite.training.loop import Hooks, fit
 from reagent_lite.training.resume import History
 
 _WINDOWS, _WINDOW_SECONDS = 5, 0.4
@@ -79,14 +79,12 @@ def measure(config: WorkflowConfig, group: Group) -> float:
     with on_stream(group.device):
         simulation = open_simulation(config, group)
         config = with_actions(config, simulation)
-        folder = CheckpointFolder(Path(config.model_output_path))
+        folder = CheckpointFolder(config.folder)
         history = History(config=config, group=group, folder=folder, state=None)
         setup = set_up(config, group, open_source(config, group, simulation), history)
         watch = _Watch(setup)
-        running = Running(learner=setup.learner, optimization=setup.optimization, source=setup.stream.source,
-                          evaluators=setup.evaluators)  # fmt: skip
         try:
-            fit(running, setup.stream.plan, group, watch, capture=update_capture(config, group))
+            fit(setup.running, setup.stream.plan, group, watch, capture=update_capture(config, group))
         except _MeasuredError:
             return watch.rate
     raise AssertionError("a probe's run is longer than its measurement")
