@@ -12,9 +12,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from reagent_lite.api import evaluate, simulate, train
+    from reagent_lite.api import evaluate, score, simulate, train
     from reagent_lite.config import DqnConfig, ParametricDqnConfig
     from reagent_lite.config.evaluate import EvaluateConfig
+    from reagent_lite.config.score import ScoreConfig
     from reagent_lite.config.simulate import SimulateConfig
     from reagent_lite.data.tables import read_log
     from reagent_lite.errors import Preempted, ReagentLiteError
@@ -29,10 +30,12 @@ __all__ = [
     "ParametricDqnConfig",
     "Preempted",
     "ReagentLiteError",
+    "ScoreConfig",
     "SimulateConfig",
     "evaluate",
     "load_bundle",
     "read_log",
+    "score",
     "simulate",
     "train",
 ]
@@ -44,10 +47,12 @@ _MODULES = {
     "ParametricDqnConfig": "config",
     "Preempted": "errors",
     "ReagentLiteError": "errors",
+    "ScoreConfig": "config.score",
     "SimulateConfig": "config.simulate",
     "evaluate": "api",
     "load_bundle": "export",
     "read_log": "data.tables",
+    "score": "api",
     "simulate": "api",
     "train": "api",
 }

@@ -16,9 +16,10 @@ import torch
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, WorkflowConfig, check, has_named_actions
 from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.config.loader import Source, read_tree
+from reagent_lite.config.score import ScoreConfig
 from reagent_lite.config.section import Section
 from reagent_lite.config.simulate import SimulateConfig
-from reagent_lite.data.formats.frames import Log, path_of
+from reagent_lite.data.formats.frames import Log, Table, path_of
 from reagent_lite.distributed.group import Place, joined
 from reagent_lite.distributed.launcher import Processes
 from reagent_lite.errors import ConfigError, Problem
@@ -26,6 +27,7 @@ from reagent_lite.run import train as training
 from reagent_lite.run.dry_run import processes_here
 from reagent_lite.run.publish import Outcome
 from workflows import evaluate as evaluation
+from workflows import score as scoring
 from workflows import simulate as simulation
 
 AnyConfig = TypeVar("AnyConfig", bound=Section)
@@ -106,6 +108,22 @@ def simulate(config: Source) -> simulation.Simulated:
     """
     with _torch_left_as_found():
         return simulation.simulate(_checked(SimulateConfig, config, {}))
+
+
+def score(model: Folder, data: Log, *, config: Source | None = None) -> Table:
+    """Returns an Arrow table of the action that an exported model chooses for each row, and its score.
+
+    The columns are those that `workflows.score` writes; `to_pandas()` makes a frame of it.
+
+    Args:
+        model: folder of an exported model.
+        data: rows to decide: a path, or a frame of pandas, polars or Arrow.
+        config: further keys of a ScoreConfig; arguments win over them.
+
+    Raises:
+        ReagentLiteError: as the command, with the same message.
+    """
+    return scoring.scored_table(_checked(ScoreConfig, config or {}, {"model": model, "data_path": path_of(data)}))
 
 
 def _checked(model: type[AnyConfig], config: Source, given: dict[str, Any]) -> AnyConfig:

@@ -6,6 +6,7 @@ from typing import Any, Final
 from reagent_lite.config.convert import ConvertConfig
 from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.config.normalize import NormalizeConfig
+from reagent_lite.config.score import ScoreConfig
 from reagent_lite.config.section import Section
 from reagent_lite.config.serve import ServeConfig
 from reagent_lite.config.shard import ShardConfig
@@ -17,6 +18,7 @@ _WORKFLOWS: Final[dict[str, type[Section]]] = {
     "workflows.dqn, workflows.parametric_dqn": DqnConfig,
     "workflows.simulate": SimulateConfig,
     "workflows.evaluate": EvaluateConfig,
+    "workflows.score": ScoreConfig,
     "workflows.timeline": TimelineConfig,
     "workflows.normalize": NormalizeConfig,
     "workflows.shard": ShardConfig,

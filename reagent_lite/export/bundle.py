@@ -48,6 +48,15 @@ class Prediction:
     propensities: NDArray[np.float32]
     mask: NDArray[np.bool_]
 
+    def draw(self, rng: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Draws an action per row from the propensities; see `Bundle.act`."""
+        weights = self.propensities.astype(np.float64)
+        total = weights.sum(1, keepdims=True)
+        probabilities = weights / np.where(total > 0, total, 1)
+        actions = draw(probabilities, rng)
+        chosen = np.take_along_axis(probabilities, np.maximum(actions, 0)[:, None], 1)[:, 0]
+        return actions, np.where(actions < 0, 0.0, chosen)
+
 
 class Bundle:
     """An exported model, verified and ready; `load_bundle` makes it.
@@ -159,12 +168,7 @@ class Bundle:
         Raises:
             BundleError: as `predict`.
         """
-        weights = self.predict(values, presence, mask, candidates).propensities.astype(np.float64)
-        total = weights.sum(1, keepdims=True)
-        probabilities = weights / np.where(total > 0, total, 1)
-        actions = draw(probabilities, rng)
-        chosen = np.take_along_axis(probabilities, np.maximum(actions, 0)[:, None], 1)[:, 0]
-        return actions, np.where(actions < 0, 0.0, chosen)
+        return self.predict(values, presence, mask, candidates).draw(rng)
 
     def check_golden(self) -> float:
         """Repeats the recorded predictions on this machine; returns the largest difference of a q.

@@ -11,6 +11,7 @@ from reagent_lite.config import DqnConfig, ParametricDqnConfig, load_config
 from reagent_lite.config.convert import ConvertConfig
 from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.config.normalize import NormalizeConfig
+from reagent_lite.config.score import ScoreConfig
 from reagent_lite.config.serve import ServeConfig
 from reagent_lite.config.shard import ShardConfig
 from reagent_lite.config.simulate import SimulateConfig
@@ -28,14 +29,14 @@ def tree(name: str) -> dict[str, Any]:
 def test_every_config_is_accepted_by_one_workflow(file: Path) -> None:
     kind = {"simulate": SimulateConfig, "simulate_candidates": SimulateConfig, "dqn": DqnConfig,
             "normalize": NormalizeConfig, "convert": ConvertConfig, "shard": ShardConfig, "timeline": TimelineConfig,
-            "evaluate": EvaluateConfig, "serve": ServeConfig, "collect": DqnConfig, "learn": DqnConfig,
-            "gridworld": DqnConfig,
+            "evaluate": EvaluateConfig, "score": ScoreConfig, "serve": ServeConfig, "collect": DqnConfig,
+            "learn": DqnConfig, "gridworld": DqnConfig,
             "online": ParametricDqnConfig if file.parent.name == "recommend" else DqnConfig}  # fmt: skip
     config = load_config(kind.get(file.stem, ParametricDqnConfig), str(file))
     if isinstance(config, ShardConfig):
         return  # its places are a share and a disk of the machine's own, to be fitted
     written: str | None
-    if isinstance(config, SimulateConfig | ConvertConfig | EvaluateConfig):
+    if isinstance(config, SimulateConfig | ConvertConfig | EvaluateConfig | ScoreConfig):
         written = config.output_path
     elif isinstance(config, TimelineConfig):
         written = config.timeline.outputTableName

@@ -22,6 +22,7 @@ class Frame(Protocol):
 
 
 Log = str | os.PathLike[str] | Frame
+Table = pa.Table
 
 
 def path_of(log: Log) -> str:

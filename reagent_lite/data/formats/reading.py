@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
@@ -141,9 +141,13 @@ READERS: dict[str, Reader] = {
     ".csv": read_csv,
     MINARI: read_minari,
 }
-ALL_COLUMNS: dict[str, Reader] = READERS | {
-    extension: partial(reader, columns=None)
-    for extension, reader in READERS.items()
-    if reader in (read_parquet, read_ipc, read_csv)
-}
+
+
+def readers_of(columns: Collection[str] | None) -> dict[str, Reader]:
+    """Returns readers of these columns, of all for None; those of JSON lines and Minari read what they always do."""
+    narrowed = (read_parquet, read_ipc, read_csv)
+    return {name: partial(one, columns=columns) if one in narrowed else one for name, one in READERS.items()}
+
+
+ALL_COLUMNS = readers_of(None)
 """Readers that leave no column out, for copies of logs."""

@@ -200,8 +200,8 @@ def _discrete(column: Callable[[str], Column], faults: Faults, actions: tuple[st
     action = rule.codes(taken, faults)
     next_action = per_distinct(after, rule.next_action, NONE, np.int32)
     faults.add(next_action == WRONG, f"{rule.expected} in next_action", after.value)
-    mask = _mask(column("possible_actions"), actions, faults)
-    next_mask = _mask(column("possible_next_actions"), actions, faults)
+    mask = action_mask(column("possible_actions"), actions, faults)
+    next_mask = action_mask(column("possible_next_actions"), actions, faults)
     impossible = (action >= 0) & ~_at(mask, action)
     faults.add(impossible, "an action among possible_actions", taken.value, rule="action_not_possible")
     return _Choices(
@@ -220,8 +220,8 @@ def _at(mask: NDArray[np.uint8], action: NDArray[np.int32]) -> Mask:
     return np.take(mask, starts + np.maximum(action, 0)).astype(bool)
 
 
-def _mask(column: Column, actions: tuple[str, ...], faults: Faults) -> NDArray[np.uint8]:
-    """Returns [n, A] possible actions, ones where the row has no list."""
+def action_mask(column: Column, actions: tuple[str, ...], faults: Faults) -> NDArray[np.uint8]:
+    """Returns [n, A] possible actions of lists of names or of 0 and 1, ones where the row has no list."""
     present, num = column.present, len(actions)
     if not present.any():
         return np.ones((len(present), num), np.uint8)

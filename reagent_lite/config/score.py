@@ -1,0 +1,39 @@
+"""The whole JSON of `workflows.score`: an exported model, and the rows that it decides."""
+
+from collections.abc import Iterator
+from typing import Literal
+
+from reagent_lite.config.columns import Columns
+from reagent_lite.config.section import LocalPath, Section, Seed
+from reagent_lite.config.simulate import LOG_SUFFIXES, output_problems
+from reagent_lite.errors import Problem
+
+
+class ScoreConfig(Section):
+    """`python -m workflows.score`: the action that an exported model chooses for every row, with its score."""
+
+    model: str = ""
+    """Folder of an exported model."""
+    data_path: str = ""
+    """The rows, in any format that training reads; a log need not have actions or rewards here."""
+    columns: Columns = {}
+    """The log's own names for columns of the contract, as data.columns of training."""
+    output_path: LocalPath = ""
+    """.parquet, or another format that a log may have; replaced if it is there, and whole or not there at all."""
+    policy: Literal["acting", "greedy"] = "acting"
+    """acting: drawn from the policy that the model was exported with, as `workflows.serve` does; greedy: the largest
+    score."""
+    seed: Seed | None = None
+    """Seed of the draws; absent: from the system, so that a second run does not repeat them."""
+    all_scores: bool = False
+    """Whether the scores of all actions, or of all candidates of a row, are written as well."""
+
+    def rules(self) -> Iterator[Problem]:
+        """Yields missing paths, unknown formats, and a seed that nothing reads."""
+        for key in ("model", "data_path"):
+            if not getattr(self, key):
+                yield self.wrong(key, "a path", f"Or give --{key.removesuffix('_path')}")
+        if self.output_path:
+            yield from output_problems(self.output_path, LOG_SUFFIXES)
+        if self.policy == "greedy":
+            yield from self.changes("", ("seed",), "absent with policy greedy")

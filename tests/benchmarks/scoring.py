@@ -1,0 +1,79 @@
+"""Rows per second of workflows.score beside plain onnxruntime over the same Arrow batches, in turns.
+
+    python -m tests.benchmarks.scoring [--rows 1000000] [--repeats 5]
+
+CartPole's four features, 64-64 hidden units. Plain: columns of floats to a matrix, `session.run` of 65,536
+rows at once, greedy action and score to Parquet. The same rows are scored as columns of floats and as maps of features.
+"""
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from reagent_lite.config import check
+from reagent_lite.config.score import ScoreConfig
+from tests.benchmarks.serving import a_model
+from workflows.score import score
+
+COLUMNS = [str(one) for one in range(4)]
+
+
+def plain(model: Path, rows: Path, target: Path) -> None:
+    """What somebody writes who has a matrix and needs no checks."""
+    session = onnxruntime.InferenceSession(model / "model.onnx", providers=["CPUExecutionProvider"])
+    names = [one.name for one in session.get_inputs()]
+    schema = pa.schema({"action": pa.int64(), "score": pa.float32()})
+    with pq.ParquetWriter(target, schema, compression="zstd") as writer:
+        for batch in pq.ParquetFile(rows).iter_batches(65_536, columns=COLUMNS):
+            state = np.stack([batch[name].to_numpy() for name in COLUMNS], 1)
+            feed = [state, ~np.isnan(state), np.ones((len(state), 2), bool)]
+            q, greedy = session.run(["q", "greedy"], dict(zip(names, feed, strict=True)))
+            best = np.take_along_axis(q, greedy[:, None], 1)[:, 0]
+            writer.write_table(pa.table([greedy, best], schema=schema))
+
+
+def main() -> None:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--repeats", type=int, default=5)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        model = a_model(folder / "trained")
+        state = np.random.default_rng(0).normal(size=(options.rows, 4)).astype(np.float32)
+        pq.write_table(pa.table(list(state.T), COLUMNS), folder / "columns.parquet")
+        offsets, keys = np.arange(0, state.size + 1, 4, dtype=np.int32), COLUMNS * options.rows
+        maps = pa.MapArray.from_arrays(offsets, pa.array(keys), state.ravel())
+        pq.write_table(pa.table({"state_features": maps}), folder / "maps.parquet")
+        tree = {"model": str(model), "output_path": f"{name}/scores.parquet", "policy": "greedy"}
+        of_columns = {**tree, "data_path": f"{name}/columns.parquet", "columns": {"state_features": COLUMNS}}
+        ways: dict[str, Callable[[], object]] = {
+            "onnxruntime": lambda: plain(model, folder / "columns.parquet", folder / "plain.parquet"),
+            "score, columns": lambda: score(check(ScoreConfig, of_columns)),
+            "score, maps": lambda: score(check(ScoreConfig, {**tree, "data_path": f"{name}/maps.parquet"})),
+        }
+        found: dict[str, list[float]] = {one: [] for one in ways}
+        for _ in range(options.repeats):
+            for one, way in ways.items():
+                begun = time.perf_counter()
+                way()
+                found[one].append(options.rows / (time.perf_counter() - begun))
+    print(f"load {os.getloadavg()[0]:.0f}")
+    for one, rates in found.items():
+        ratios = sorted(mine / other for mine, other in zip(rates, found["onnxruntime"], strict=True))
+        spread = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+        print(f"{one}: {statistics.median(rates):,.0f} rows/s, {spread} of onnxruntime")
+
+
+if __name__ == "__main__":
+    main()

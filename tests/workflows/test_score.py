@@ -1,0 +1,213 @@
+"""workflows.score: what onnxruntime says of the same rows, by hand; any format, and what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from oracles.bundles import bilinear_bundle, linear_bundle
+from oracles.logs import write_lines
+from oracles.runs import Runner, run
+
+import reagent_lite
+import workflows.score
+from reagent_lite.config import check
+from reagent_lite.config.convert import ConvertConfig
+from reagent_lite.config.score import ScoreConfig
+from reagent_lite.errors import BundleError, ConfigError, DataError, ReagentLiteError
+from reagent_lite.export import load_bundle
+from reagent_lite.feature_ids import FeatureId
+from workflows.convert import convert
+from workflows.score import Scored, score
+
+__all__ = ["run"]
+NAMES, IDS, ITEM = ("mail", "call", "wait"), (3, FeatureId("age")), (7, FeatureId("size"))
+Row = dict[str, Any]
+
+
+@pytest.fixture
+def named(tmp_path: Path) -> Path:
+    return linear_bundle(tmp_path / "model", np.array([[1.0, 0], [0, 1], [0, 0]]), NAMES, IDS)
+
+
+@pytest.fixture
+def candidates(tmp_path: Path) -> Path:
+    return bilinear_bundle(tmp_path / "candidates", np.eye(2), IDS, ITEM)
+
+
+def rows(number: int, *, parametric: bool) -> list[Row]:
+    """Rows without what training needs besides; some lack a feature, a list, or every action."""
+    rng, found = np.random.default_rng(0), []
+    for n in range(number):
+        row: Row = {"mdp_id": f"{n // 3}", "sequence_number": n % 3, "state_features": {"3": float(rng.normal())}}
+        if n % 4:
+            row["state_features"]["age"] = float(rng.normal())
+        if parametric:
+            items = [{"7": float(x), "size": 2.0} for x in rng.normal(size=n % 5)]
+            row["possible_actions"] = [*items, {"7": 0.5}] if n % 7 else []
+        elif n % 3:
+            row["possible_actions"] = [name for name in NAMES if rng.random() < 0.6]
+        found.append(row)
+    return found
+
+
+def by_hand(model: Path, given: list[Row]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns values, probabilities and what may be taken, from a session of onnxruntime of its own."""
+
+    def dense(maps: list[dict[str, float]], names: tuple[str, ...]) -> np.ndarray:
+        return np.array([[one.get(name, np.nan) for name in names] for one in maps], np.float32).reshape(-1, len(names))
+
+    session = onnxruntime.InferenceSession(model / "model.onnx", providers=["CPUExecutionProvider"])
+    state = dense([row["state_features"] for row in given], ("3", "age"))
+    feed = [state, ~np.isnan(state)]
+    if len(session.get_inputs()) == 3:
+        allowed = [row.get("possible_actions", NAMES) for row in given]
+        mask = np.array([[name in one for name in NAMES] for one in allowed])
+    else:
+        longest = max(len(row["possible_actions"]) for row in given)
+        lists = np.stack([dense((row["possible_actions"] + [{}] * longest)[:longest], ("7", "size")) for row in given])
+        mask = np.arange(longest) < np.array([[len(row["possible_actions"])] for row in given])
+        feed += [lists, ~np.isnan(lists)]
+    names = [one.name for one in session.get_inputs()]
+    q, propensities = session.run(["q", "propensities"], dict(zip(names, [*feed, mask], strict=True)))
+    return q, propensities, mask
+
+
+def scored(model: Path, data: Path | str, target: Path, **keys: Any) -> tuple[Scored, pa.Table]:
+    outcome = score(
+        check(ScoreConfig, {"model": str(model), "data_path": str(data), "output_path": str(target), **keys})
+    )
+    assert outcome.scores == str(target)
+    return outcome, pq.read_table(target)
+
+
+def close(found: list[float | None], expected: list[float | None]) -> None:
+    np.testing.assert_allclose(np.array(found, float), np.array(expected, float), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["named", "candidates"])
+def test_scores_are_those_of_onnxruntime_on_the_same_rows(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, given = request.getfixturevalue(kind), rows(200, parametric=kind == "candidates")
+    (tmp_path / "rows").mkdir()
+    for number in range(4):
+        write_lines(tmp_path / "rows" / f"{number}.jsonl", given[number * 50 : number * 50 + 50])
+    q, propensities, mask = by_hand(model, given)
+    allowed = mask.any(1)
+    best = np.where(mask, q, -np.inf).argmax(1)
+    monkeypatch.setattr(workflows.score, "BLOCK_VALUES", 60)  # a block is predicted in parts
+    outcome, table = scored(model, tmp_path / "rows", tmp_path / "s.parquet", policy="greedy", all_scores=True)
+    assert (outcome.rows, outcome.undecided_rows) == (200, int((~allowed).sum()))
+    assert 0 < outcome.undecided_rows < 100
+    assert table["mdp_id"].to_pylist() == [row["mdp_id"] for row in given]
+    assert table["sequence_number"].to_pylist() == [row["sequence_number"] for row in given]
+    expected = [int(k) if some else None for k, some in zip(best, allowed, strict=True)]
+    assert table["index"].to_pylist() == expected
+    choices = [row["possible_actions"] if kind == "candidates" else NAMES for row in given]
+    actions = [None if k is None else one[k] for k, one in zip(expected, choices, strict=True)]
+    found = table["action"].to_pylist(maps_as_pydicts="strict")
+    if kind == "candidates":
+        actions = [one and {name: np.float32(x) for name, x in one.items()} for one in actions]
+    assert found == actions
+    wanted = [float(q[n, k]) if k is not None else None for n, k in enumerate(expected)]
+    close(table["score"].to_pylist(), wanted)
+    assert set(table["action_probability"].to_pylist()) == {1.0, None}
+    for n, scores in enumerate(table["scores"].to_pylist()):
+        every = list(scores.values()) if isinstance(scores, dict) else scores
+        assert isinstance(scores, list) or tuple(scores) == NAMES
+        width = len(choices[n])
+        close(every, [float(q[n, k]) if mask[n, k] else None for k in range(width)])
+
+    # draws: in the order of the rows, whatever the blocks are
+    _, drawn = scored(model, tmp_path / "rows", tmp_path / "drawn.parquet", seed=5)
+    bundle = load_bundle(model)
+    lists = bundle.candidates([row["possible_actions"] for row in given]) if kind == "candidates" else None
+    states = bundle.states([row["state_features"] for row in given])
+    index, probability = bundle.act(
+        states, mask=None if lists else mask, candidates=lists, rng=np.random.default_rng(5)
+    )
+    assert drawn["index"].fill_null(-1).to_pylist() == index.tolist()
+    np.testing.assert_allclose(drawn["action_probability"].fill_null(0), probability, rtol=1e-6)
+    taken = propensities[np.arange(200), np.maximum(index, 0)][allowed]
+    np.testing.assert_allclose(drawn["action_probability"].drop_null(), taken, rtol=1e-6)
+    assert len(set(index.tolist())) > 3
+    assert "scores" not in drawn.column_names
+
+
+@pytest.mark.parametrize("kind", ["named", "candidates"])
+def test_every_format_has_the_same_scores(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    model = request.getfixturevalue(kind)
+    lines = write_lines(tmp_path / "rows.jsonl", rows(60, parametric=kind == "candidates"))
+    _, first = scored(model, lines, tmp_path / "first.parquet", seed=1)
+    for suffix in (".parquet", ".arrow", ".csv", ".jsonl.gz"):
+        source, target = tmp_path / f"copy{suffix}", tmp_path / f"scores{suffix}"
+        convert(check(ConvertConfig, {"input_path": str(lines), "output_path": str(source)}))
+        assert scored(model, source, tmp_path / "again.parquet", seed=1)[1] == first
+        outcome = score(check(ScoreConfig, {"model": str(model), "data_path": str(source), "output_path": str(target)}))
+        assert outcome.rows == 60
+
+
+def test_a_frame_and_the_command(named: Path, tmp_path: Path, run: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    frame = pd.DataFrame({"3": [1.0, 0.0, -2.0], "age": [0.5, 2.0, -1.0], "customer": ["a", "b", "c"]})
+    columns = {"state_features": ["3", "age"], "mdp_id": "customer"}
+    table = reagent_lite.score(named, frame, config={"columns": columns, "policy": "greedy"})
+    assert table["mdp_id"].to_pylist() == ["a", "b", "c"]
+    assert table["action"].to_pylist() == ["mail", "call", "wait"]
+    assert table["score"].to_pylist() == [1.0, 2.0, 0.0]
+    assert table["sequence_number"].null_count == 3
+    frame.to_parquet(tmp_path / "rows.parquet")
+    flags = ("--model", str(named), "--data", str(tmp_path / "rows.parquet"), "--output", str(tmp_path / "s.parquet"))
+    command = run("score", {"columns": columns, "policy": "greedy"}, *flags)
+    assert command.code == 0, command.err
+    assert {key: command.outcome[key] for key in ("rows", "undecided_rows")} == {"rows": 3, "undecided_rows": 0}
+    assert pq.read_table(tmp_path / "s.parquet") == table
+
+
+STATE = {"3": 1.0, "age": 2.0}
+REFUSED: list[tuple[str, list[Row], Row, type[ReagentLiteError], str]] = [
+    ("named", [{"state_features": {"3": 1.0, "Age": 2.0}}], {}, DataError,
+     r"rows.jsonl: expected the state feature age, which the model reads, got features 3, Age. Nearest: 'Age'"),
+    ("candidates", [{"state_features": STATE, "possible_actions": [{"7": 1.0}]}], {}, DataError,
+     "the candidate feature size, which"),
+    ("named", [{"3": 1.0, "age": 2.0}], {"columns": {"state_features": ["3"]}}, DataError,
+     "columns: expected the state feature age"),
+    ("named", [{"3": 1.0}], {"columns": {"state_features": ["3", "age"]}}, DataError, "a column 'age'"),
+    ("named", [{"state": STATE}], {}, DataError, "rows.jsonl:1: expected a column 'state_features'"),
+    ("candidates", [{"state_features": STATE}], {}, DataError, "a column 'possible_actions'"),
+    ("named", [{"state_features": STATE}, {"state_features": None}], {}, DataError, "rows.jsonl:2: .*state_features"),
+    ("named", [{"state_features": {**STATE, "3": "x"}}], {}, DataError, "rows.jsonl:1: "),
+    ("named", [{"state_features": {**STATE, "3": 1e39}}], {}, DataError, "finite numbers in state_features"),
+    ("named", [{"state_features": STATE, "possible_actions": ["fax"]}], {}, DataError, "names of actions"),
+    ("named", [], {}, DataError, "rows of data"),
+    ("named", [{"state_features": STATE}], {"output_path": ""}, ConfigError, "output_path: expected a path"),
+    ("named", [{"state_features": STATE}], {"output_path": "rows.jsonl"}, ConfigError, "apart from the input"),
+    ("named", [{"state_features": STATE}], {"output_path": "s.xlsx"}, ConfigError, "a name that ends in"),
+    ("named", [{"state_features": STATE}], {"policy": "greedy", "seed": 1}, ConfigError, "seed: expected absent"),
+    ("named", [{"state_features": STATE}], {"model": "nowhere"}, BundleError, "nowhere"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "given", "keys", "error", "message"), REFUSED, ids=[one[-1][:40] for one in REFUSED])
+def test_what_cannot_be_scored_is_refused_and_older_scores_stay(
+    kind: str, given: list[Row], keys: Row, error: type[ReagentLiteError], message: str,
+    tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    model = request.getfixturevalue(kind)
+    write_lines(tmp_path / "rows.jsonl", given)
+    before = b"older scores"
+    (tmp_path / "s.parquet").write_bytes(before)
+    tree = {"model": str(model), "data_path": "rows.jsonl", "output_path": "s.parquet", **keys}
+    content = sorted(tmp_path.rglob("*"))
+    with pytest.raises(error, match=message):
+        score(check(ScoreConfig, tree))
+    assert sorted(tmp_path.rglob("*")) == content
+    assert (tmp_path / "s.parquet").read_bytes() == before
+    assert [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()] == given
