@@ -328,8 +328,7 @@ class LogEvaluator:
 
     def _fit_batches(self, first_pass: int, steps: int) -> Iterator[TransitionBatch]:
         plan = self._plan(self._divided.fit_counts, first_pass + steps)  # no pass is shorter than a step
-        shards = {self._data.shards.own: self._divided.fit_rows}
-        source = LoggedSource(shards, plan, self._group.rank, self._group.device)
+        source = LoggedSource(self._divided.fit_rows, plan, self._group.rank, self._group.device)
         source.load_state_dict({"step": first_pass * plan.steps_per_epoch})
         for _ in range(steps):
             yield next(source)

@@ -38,7 +38,7 @@ from reagent_lite.training.resume import ReadOrder
 from reagent_lite.training.stop import StopSignal
 from reagent_lite.types import BatchSource, SourceSpec
 
-_SHARING = ("epochs", "shares", "reads")
+_SHARING = ("epochs", "reads")
 """Parts of a read plan that say how long a run is, and which process reads what."""
 
 
@@ -254,7 +254,7 @@ class Logged(Source):
         return Stream(source=self._source(plan), plan=plan, order=_order(plan, plan, simulated=0, alone=False))
 
     def _source(self, plan: ReadPlan) -> LoggedSource:
-        return LoggedSource({self.data.shards.own: self.data.train_rows}, plan, self._group.rank, self._group.device)
+        return LoggedSource(self.data.train_rows, plan, self._group.rank, self._group.device)
 
     def evaluators(self, learner: Learner) -> Evaluators:
         """Returns counterfactual evaluation."""

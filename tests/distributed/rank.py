@@ -35,13 +35,14 @@ SHARES = {"one": (1,), "even": (1, 1), "uneven": (3, 1), "three": (1, 1, 1), "ag
 
 
 class Source:
-    """Rows of a table by a plan, as data.source does it from files."""
+    """Rows of a table by a plan, as data.source does it from files; a rank reads the parts of as many as its share."""
 
-    def __init__(self, plan: ReadPlan, rank: int) -> None:
+    def __init__(self, plan: ReadPlan, rank: int, shares: tuple[int, ...]) -> None:
         rng = torch.Generator().manual_seed(0)
         self.state, self.after = torch.randn(203, 3, generator=rng), torch.randn(203, 3, generator=rng)
         self.reward = torch.randn(203, generator=rng)
-        self.plan, self.rank, self.step = plan, rank, 0
+        self.plan, self.world, self.step = plan, len(shares), 0
+        self.ranks = range(sum(shares[:rank]), sum(shares[: rank + 1]))
 
     def learned(self, row_errors: Tensor) -> None:
         """Rows are read in the plan's order."""
@@ -54,9 +55,10 @@ class Source:
 
     def __next__(self) -> TransitionBatch:
         plan = self.plan
-        (((_, start, stop),),) = plan.parts(self.step, self.rank)
+        parts = [part for rank in self.ranks for part in plan.parts(self.step, rank)]
+        start, stop = parts[0][0], parts[-1][1]
         rows = torch.from_numpy(plan.permutation(self.step // plan.steps_per_epoch)[start:stop].astype(np.int64))
-        share = len(plan.shares) / plan.rows_of_step(self.step)
+        share = self.world / plan.rows_of_step(self.step)
         self.step += 1
         return make_batch(
             self.state[rows], self.after[rows], rows % 2, self.reward[rows], weight=torch.full((len(rows),), share)
@@ -78,13 +80,13 @@ def dqn() -> DQN:
 
 
 def ready(group: Group, shares: tuple[int, ...], *, agents: bool = False) -> tuple[Running, ReadPlan]:
-    plan = ReadPlan(shards=(203,), minibatch=16, epochs=8, shares=shares)
+    plan = ReadPlan(shards=(203,), minibatch=16, epochs=8, reads=(0,) * sum(shares))
     torch.manual_seed(group.rank)  # initial weights differ: the first rank's count
     learner = Learners({"tagger": dqn(), "runner": dqn()}) if agents else dqn()
     trained = [[*one.q_network.parameters()] for one in learners_of(learner).values()]
     optimizer = torch.optim.Adam([p for each in trained for p in each], lr=1e-3)
     optimization = Optimization(optimizer=optimizer, clip_norm=0.5 if agents else None, clipped=trained)
-    source = (OfTypes if agents else Source)(plan, group.rank)
+    source = (OfTypes if agents else Source)(plan, group.rank, shares)
     return Running(learner=learner, optimization=optimization, source=source, evaluators=source), plan
 
 

@@ -31,7 +31,7 @@ class Constant(torch.nn.Module):
 
 
 def gradient(config: DqnConfig, data: Data, group: Group) -> dict[str, float]:
-    source = LoggedSource({data.shards.own: data.train_rows}, logged_plan(config, data, 4), group.rank, group.device)
+    source = LoggedSource(data.train_rows, logged_plan(config, data, 4), group.rank, group.device)
     batch = next(source)
     found: dict[str, float] = {"rows": len(batch)}
     for name, weight in (("weighted", batch.weight), ("plain", torch.full((len(batch),), 1 / len(batch)))):

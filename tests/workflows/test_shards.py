@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from reagent_lite.data.copy.place import CopyManifest
+from reagent_lite.data.sampling.mixture import MixedSource
 from reagent_lite.data.sampling.plan import ReadPlan
 from reagent_lite.data.sampling.source import LoggedRows, LoggedSource
 from reagent_lite.evaluation.page import held_out
@@ -106,14 +107,20 @@ class Together:
         columns = {"state": "state_features"} | ({} if "actions" in tree else {"action": "action"})
         norms = {f"{name}_norm_data_path": str(out / f"{column}_norm.json") for name, column in columns.items()}
         config = checked(tree | norms)
-        shards: dict[int, LoggedRows] = {}
-        for number, folder in enumerate(folders):
+        shards: list[LoggedRows] = []
+        for folder in folders:
             self._monkeypatch.chdir(folder)
             data = prepare(config, ALONE)
-            shards[number] = data.train_rows
-        counts, step = tuple(rows.count for rows in shards.values()), config.training.minibatches_per_step
-        plan = ReadPlan(shards=counts, minibatch=16, epochs=config.epochs, seed=config.seed, minibatches_per_step=step)
-        source, learner = LoggedSource(shards, plan, 0, ALONE.device), build_learner(config, data.spec, ALONE.device)
+            shards.append(data.train_rows)
+        step, num = config.training.minibatches_per_step, len(shards)
+        plan = ReadPlan(
+            shards=tuple(rows.count for rows in shards), minibatch=16, epochs=config.epochs, seed=config.seed,
+            reads=tuple(range(num)), minibatches_per_step=step,
+        )  # fmt: skip
+        source = MixedSource(
+            tuple((LoggedSource(rows, plan, number, ALONE.device), 1 / num) for number, rows in enumerate(shards))
+        )
+        learner = build_learner(config, data.spec, ALONE.device)
         optimization = build_optimization(config, learner, captured=False)
         learner.train()
         for _ in range(plan.num_steps):

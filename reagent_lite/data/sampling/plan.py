@@ -2,7 +2,7 @@
 
     rows of all shards ─► steps of minibatch * minibatches_per_step rows, the last one shorter
                                 └► minibatches of nearly equal size ─► of each shard its share of them
-    shard ─(seed, epoch, number)─► permutation ─► the shard's share of a minibatch ─► one contiguous part per rank
+    shard ─(seed, epoch, number)─► permutation ─► its share of a minibatch ─► an equal part for each of its ranks
 
 The union over ranks is what one process reads, no row comes twice in an epoch, and the position is a step number.
 Shards of any sizes are used up together: what a node has read of its own is the same share everywhere.
@@ -26,8 +26,7 @@ class ReadPlan:
     minibatch: rows of one minibatch over all ranks.
     epochs: passes over the rows.
     seed: of the row order.
-    shares: relative number of rows each rank reads of a shard, among those that read it; its length is the world size.
-    reads: shards each rank reads; empty where every rank reads all of them.
+    reads: shard that each rank reads; its length is the world size.
     minibatches_per_step: gradient accumulation.
     """
 
@@ -35,8 +34,7 @@ class ReadPlan:
     minibatch: int
     epochs: int
     seed: int = 0
-    shares: tuple[int, ...] = (1,)
-    reads: tuple[tuple[int, ...], ...] = ()
+    reads: tuple[int, ...] = (0,)
     minibatches_per_step: int = 1
 
     @property
@@ -83,34 +81,19 @@ class ReadPlan:
         epoch, step_of_epoch = divmod(step, self.steps_per_epoch)
         return epoch, step_of_epoch * self.rows_per_step
 
-    def shards_of(self, rank: int) -> tuple[int, ...]:
-        """Returns the numbers of the shards a rank reads."""
-        return self.reads[rank] if self.reads else tuple(range(len(self.shards)))
+    def parts(self, step: int, rank: int) -> list[tuple[int, int]]:
+        """Returns what a rank reads for each minibatch of a step; some may be empty.
 
-    def parts(self, step: int, rank: int) -> list[list[tuple[int, int, int]]]:
-        """Returns what a rank reads for each minibatch of a step: a slice of each of its shards; some may be empty.
-
-        A slice is (shard, start, stop), of the shard's permutation of the epoch.
+        A part is (start, stop), of the permutation of its shard in the epoch.
         """
         start, rows, count = self.position(step)[1], self.rows_of_step(step), self.minibatches_per_step
-        edges = [apportion(self.shards, start + rows * i // count) for i in range(count + 1)]
-        own = [(shard, *self._shares_of(shard, rank)) for shard in self.shards_of(rank)]
+        shard = self.reads[rank]
+        edges = [apportion(self.shards, start + rows * i // count)[shard] for i in range(count + 1)]
+        before, readers = self.reads[:rank].count(shard), self.reads.count(shard)
         return [
-            [
-                (
-                    shard,
-                    low[shard] + (high[shard] - low[shard]) * before // total,
-                    low[shard] + (high[shard] - low[shard]) * upto // total,
-                )
-                for shard, before, upto, total in own
-            ]
+            (low + (high - low) * before // readers, low + (high - low) * (before + 1) // readers)
             for low, high in pairwise(edges)
         ]
-
-    def _shares_of(self, shard: int, rank: int) -> tuple[int, int, int]:
-        """Returns the shares of a shard's readers before a rank, with it, and in all."""
-        shares = [share if shard in self.shards_of(reader) else 0 for reader, share in enumerate(self.shares)]
-        return sum(shares[:rank]), sum(shares[: rank + 1]), sum(shares)
 
 
 def apportion(shards: tuple[int, ...], count: int) -> list[int]:

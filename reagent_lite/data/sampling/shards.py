@@ -94,7 +94,6 @@ class Shards:
             minibatch=minibatch,
             epochs=epochs,
             seed=seed,
-            shares=(1,) * len(self.of_rank),
-            reads=tuple((shard,) for shard in self.of_rank),
+            reads=self.of_rank,
             minibatches_per_step=minibatches_per_step,
         )

@@ -3,12 +3,10 @@
  training copy ─► normalized columns (once, memory-mapped beside it) ─► LoggedRows ─┐
                                                           read plan ─► row numbers ─┴► gather ─► TransitionBatch, …
 
-A process mostly reads one shard; one that reads several joins their rows to one batch.
-
 Measured: gathering batch by batch takes about as long as a small network's forward pass; in blocks, next to nothing.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,12 +17,9 @@ from torch import Tensor, nn
 
 from reagent_lite.data.copy.training_copy import TrainingCopy, release
 from reagent_lite.data.rows.maps import in_order
-from reagent_lite.data.sampling.mixture import joined
 from reagent_lite.data.sampling.plan import ReadPlan
 from reagent_lite.data.sampling.spans import Spans
 from reagent_lite.types import Actions, SourceSpec, TransitionBatch
-
-Order = NDArray[np.int32 | np.int64]
 
 _BLOCK_ROWS = 1 << 15
 _BLOCK_CANDIDATE_VALUES = 1 << 23  # 32 MiB of float32 a block, for lists of any length
@@ -246,17 +241,14 @@ class LoggedSource:
     """Batches of a rank, step by step; the position is the number of the next optimizer step.
 
     Args:
-        shards: what to read, by number of the shard; at least those that the plan gives the rank.
+        rows: of the shard that the plan gives the rank.
         plan: which rows when.
         rank: whose part.
         device: where batches go.
     """
 
-    def __init__(self, shards: Mapping[int, LoggedRows], plan: ReadPlan, rank: int, device: torch.device) -> None:
-        self._rows = [shards[shard] for shard in plan.shards_of(rank)]
-        self._plan = plan
-        self._rank = rank
-        self._device = device
+    def __init__(self, rows: LoggedRows, plan: ReadPlan, rank: int, device: torch.device) -> None:
+        self._rows, self._plan, self._rank, self._device = rows, plan, rank, device
         self._step = 0
         self._batches = self._read()
 
@@ -277,45 +269,35 @@ class LoggedSource:
 
     def _read(self) -> Iterator[TransitionBatch]:
         plan = self._plan
-        block_steps = max(min(rows.block_rows for rows in self._rows) // plan.rows_per_step, 1)
-        step, epoch = self._step, -1
-        orders: list[Order] = []
+        block_steps = max(self._rows.block_rows // plan.rows_per_step, 1)
+        step = self._step
         while step < plan.num_steps:
-            if step // plan.steps_per_epoch != epoch:
-                epoch = step // plan.steps_per_epoch
-                orders = [plan.permutation(epoch, shard) for shard in plan.shards_of(self._rank)]
-            end = min(step + block_steps, (epoch + 1) * plan.steps_per_epoch)
-            yield from self._block(orders, range(step, end))
-            step = end
+            epoch = step // plan.steps_per_epoch
+            order, end_of_epoch = plan.permutation(epoch, plan.reads[self._rank]), (epoch + 1) * plan.steps_per_epoch
+            while step < end_of_epoch:
+                steps = range(step, min(step + block_steps, end_of_epoch))
+                yield from self._block(order, steps)
+                step = steps.stop
 
-    def _block(self, orders: list[Order], steps: range) -> Iterator[TransitionBatch]:
-        """Gathers the rank's rows of several steps of an epoch at once and yields them minibatch by minibatch."""
-        minibatches = [(step, part) for step in steps for part in self._plan.parts(step, self._rank)]
-        shares = [len(self._plan.shares) / self._plan.rows_of_step(step) for step, _ in minibatches]
-        blocks = [
-            _gathered(rows, order, [part[i][1:] for _, part in minibatches], shares, self._device)
-            for i, (rows, order) in enumerate(zip(self._rows, orders, strict=True))
-        ]
-        for (step, _), *batches in zip(minibatches, *blocks, strict=True):
+    def _block(self, order: NDArray[np.int32 | np.int64], steps: range) -> Iterator[TransitionBatch]:
+        """Gathers the rank's rows of several steps of an epoch at once and yields them minibatch by minibatch.
+
+        Rows are weighted by their share in the loss. In place of an empty part there is one row of weight 0: it takes
+        part in the collectives of the step.
+        """
+        plan, rows, none = self._plan, self._rows, np.zeros(1, order.dtype)
+        parts = [(step, start, stop) for step in steps for start, stop in plan.parts(step, self._rank)]
+        places = np.concatenate([order[start:stop] if stop > start else none for _, start, stop in parts])
+        counts = [max(stop - start, 1) for _, start, stop in parts]
+        weights = [len(plan.reads) / plan.rows_of_step(step) if stop > start else 0.0 for step, start, stop in parts]
+        place = rows.scalars.device
+        weight = torch.from_numpy(np.repeat(np.array(weights, np.float32), counts)).to(place)
+        numbers = rows.numbers(torch.from_numpy(places.astype(np.int64)).to(place))
+        batches = rows.take(numbers, weight).to(self._device).split(counts)
+        for (step, _, _), batch in zip(parts, batches, strict=True):
             # set before the last minibatch of a step is handed out, so that between steps it is the next one
             self._step = step + 1
-            yield batches[0] if len(batches) == 1 else joined(batches, (1.0,) * len(batches))
-
-
-def _gathered(
-    rows: LoggedRows, order: Order, slices: list[tuple[int, int]], shares: list[float], device: torch.device
-) -> Iterator[TransitionBatch]:
-    """Returns a batch for each slice of the order, its rows weighted by their share in the loss.
-
-    In place of an empty slice there is one row of weight 0: it takes part in the collectives of the step.
-    """
-    place, none = rows.scalars.device, np.zeros(1, order.dtype)
-    places = np.concatenate([order[start:stop] if stop > start else none for start, stop in slices])
-    counts = [max(stop - start, 1) for start, stop in slices]
-    weights = [share if stop > start else 0.0 for (start, stop), share in zip(slices, shares, strict=True)]
-    weight = torch.from_numpy(np.repeat(np.array(weights, np.float32), counts)).to(place)
-    numbers = rows.numbers(torch.from_numpy(places.astype(np.int64)).to(place))
-    return rows.take(numbers, weight).to(device).split(counts)
+            yield batch
 
 
 def rows_in_order(rows: LoggedRows, numbers: np.ndarray[Any, Any], device: torch.device) -> Iterator[TransitionBatch]:

@@ -17,10 +17,9 @@ Rows = list[tuple[int, int]]
 def read(plan: ReadPlan, step: int, rank: int) -> list[Rows]:
     """Returns the rows a rank reads in each minibatch of a step, as (shard, row), by the permutations."""
     epoch, _ = plan.position(step)
-    return [
-        [(shard, int(row)) for shard, start, stop in part for row in plan.permutation(epoch, shard)[start:stop]]
-        for part in plan.parts(step, rank)
-    ]
+    shard = plan.reads[rank]
+    order = plan.permutation(epoch, shard)
+    return [[(shard, int(row)) for row in order[start:stop]] for start, stop in plan.parts(step, rank)]
 
 
 def test_seven_rows_by_hand() -> None:
@@ -28,23 +27,23 @@ def test_seven_rows_by_hand() -> None:
     assert (plan.steps_per_epoch, plan.num_steps) == (3, 6)
     assert [plan.rows_of_step(step) for step in range(6)] == [3, 3, 1, 3, 3, 1]
     assert [plan.position(step) for step in range(7)] == [(0, 0), (0, 3), (0, 6), (1, 0), (1, 3), (1, 6), (2, 0)]
-    assert plan.parts(1, 0) == [[(0, 3, 6)]]
-    assert plan.parts(5, 0) == [[(0, 6, 7)]]
+    assert plan.parts(1, 0) == [(3, 6)]
+    assert plan.parts(5, 0) == [(6, 7)]
 
 
-def test_shares_of_ranks_by_hand() -> None:
-    plan = ReadPlan(shards=(16,), minibatch=8, epochs=1, shares=(3, 1))
-    assert [plan.parts(1, rank) for rank in range(2)] == [[[(0, 8, 14)]], [[(0, 14, 16)]]]
-    alone = ReadPlan(shards=(1,), minibatch=8, epochs=1, shares=(1, 1))  # one of two has nothing
-    assert sorted(alone.parts(0, 0) + alone.parts(0, 1)) == [[(0, 0, 0)], [(0, 0, 1)]]
+def test_ranks_of_one_shard_by_hand() -> None:
+    plan = ReadPlan(shards=(16,), minibatch=8, epochs=1, reads=(0, 0, 0))
+    assert [plan.parts(1, rank) for rank in range(3)] == [[(8, 10)], [(10, 13)], [(13, 16)]]
+    alone = ReadPlan(shards=(1,), minibatch=8, epochs=1, reads=(0, 0))  # one of two has nothing
+    assert sorted(alone.parts(0, 0) + alone.parts(0, 1)) == [(0, 0), (0, 1)]
 
 
 def test_two_nodes_of_six_and_two_rows_by_hand() -> None:
     """Six of eight rows are node 0's: of each four rows it reads three, its two processes one and two of them."""
-    plan = ReadPlan(shards=(6, 2), minibatch=4, epochs=1, shares=(1, 1, 1), reads=((0,), (0,), (1,)))
+    plan = ReadPlan(shards=(6, 2), minibatch=4, epochs=1, reads=(0, 0, 1))
     assert (plan.steps_per_epoch, plan.rows_of_step(0), plan.rows_of_step(1)) == (2, 4, 4)
-    assert [plan.parts(0, rank) for rank in range(3)] == [[[(0, 0, 1)]], [[(0, 1, 3)]], [[(1, 0, 1)]]]
-    assert [plan.parts(1, rank) for rank in range(3)] == [[[(0, 3, 4)]], [[(0, 4, 6)]], [[(1, 1, 2)]]]
+    assert [plan.parts(0, rank) for rank in range(3)] == [[(0, 1)], [(1, 3)], [(0, 1)]]
+    assert [plan.parts(1, rank) for rank in range(3)] == [[(3, 4)], [(4, 6)], [(1, 2)]]
 
 
 def test_apportioned_by_hand() -> None:
@@ -68,34 +67,32 @@ def test_apportioned_is_the_order_of_rows_on_the_way(shards: list[int]) -> None:
 
 @st.composite
 def clusters(draw: st.DrawFn) -> ReadPlan:
-    """Plans of clusters: shards of any sizes, each on a node of one to three processes with shares of its rows."""
+    """Plans of clusters: shards of any sizes, each on a node of one to three processes."""
     shards = draw(st.lists(st.integers(0, 25), min_size=1, max_size=4).filter(any))
-    processes = [draw(st.lists(st.integers(1, 4), min_size=1, max_size=3)) for _ in shards]
     return ReadPlan(
         shards=tuple(shards),
         minibatch=draw(st.integers(1, 20)),
         epochs=2,
         seed=draw(st.integers(0, 5)),
-        shares=tuple(share for shares in processes for share in shares),
-        reads=tuple((shard,) for shard, shares in enumerate(processes) for _ in shares) if len(shards) > 1 else (),
+        reads=tuple(shard for shard in range(len(shards)) for _ in range(draw(st.integers(1, 3)))),
         minibatches_per_step=draw(st.integers(1, 4)),
     )
 
 
-def alone(plan: ReadPlan) -> ReadPlan:
-    """Returns the plan of one process that has all shards of a cluster."""
-    return replace(plan, shares=(1,), reads=())
-
-
 @given(clusters())
-def test_the_union_over_ranks_is_what_one_process_reads(plan: ReadPlan) -> None:
-    one = alone(plan)
+def test_the_union_over_ranks_does_not_depend_on_how_many_there_are(plan: ReadPlan) -> None:
+    """One process a shard reads what several do, and of each shard its share of the rows so far."""
+    one = replace(plan, reads=tuple(range(len(plan.shards))))
     assert plan.num_steps == one.num_steps
     for step in range(plan.num_steps):
         assert plan.rows_of_step(step) == one.rows_of_step(step)
-        minibatches = zip(*(read(plan, step, rank) for rank in range(len(plan.shares))), strict=True)
-        for ranks, whole in zip(minibatches, read(one, step, 0), strict=True):
-            assert sorted(row for rows in ranks for row in rows) == sorted(whole)
+        minibatches, whole = (
+            zip(*(read(some, step, rank) for rank in range(len(some.reads))), strict=True) for some in (plan, one)
+        )
+        for ranks, shards in zip(minibatches, whole, strict=True):
+            assert sorted(row for rows in ranks for row in rows) == sorted(row for rows in shards for row in rows)
+        done = plan.position(step)[1] + plan.rows_of_step(step)
+        assert [one.parts(step, shard)[-1][1] for shard in one.reads] == apportion(plan.shards, done)
 
 
 @given(clusters())
@@ -103,7 +100,7 @@ def test_every_row_of_every_shard_comes_once_an_epoch(plan: ReadPlan) -> None:
     every = [(shard, row) for shard, rows in enumerate(plan.shards) for row in range(rows)]
     seen: Rows = []
     for step in range(plan.steps_per_epoch):
-        in_step = [row for rank in range(len(plan.shares)) for part in read(plan, step, rank) for row in part]
+        in_step = [row for rank in range(len(plan.reads)) for part in read(plan, step, rank) for row in part]
         assert len(in_step) == plan.rows_of_step(step) > 0
         assert (0, len(seen)) == plan.position(step)
         seen += in_step
@@ -112,7 +109,7 @@ def test_every_row_of_every_shard_comes_once_an_epoch(plan: ReadPlan) -> None:
 
 def test_order_changes_by_epoch_seed_and_shard_only() -> None:
     one = ReadPlan(shards=(100, 100), minibatch=10, epochs=2)
-    two = ReadPlan(shards=(5, 0, 100), minibatch=7, epochs=9, shares=(1, 1, 1), reads=((0,), (1,), (2,)))
+    two = ReadPlan(shards=(5, 0, 100), minibatch=7, epochs=9, reads=(0, 1, 2))
     orders = [one.permutation(0), one.permutation(1), one.permutation(0, 1), replace(one, seed=1).permutation(0)]
     assert len({tuple(order) for order in orders}) == 4
     assert all(sorted(order) == list(range(100)) for order in orders)
@@ -128,11 +125,11 @@ def test_permutations_are_four_bytes_a_row_and_numpys_own(rows: int) -> None:
 
 
 def test_a_plan_is_told_from_another_by_its_json() -> None:
-    plan = ReadPlan(shards=(3, 1), minibatch=4, epochs=2, shares=(1, 1), reads=((0,), (1,)))
+    plan = ReadPlan(shards=(3, 1), minibatch=4, epochs=2, reads=(0, 1))
     tree = json.loads(json.dumps(plan.as_json()))
     assert tree == {
-        "shards": [3, 1], "minibatch": 4, "epochs": 2, "seed": 0, "shares": [1, 1], "reads": [[0], [1]],
+        "shards": [3, 1], "minibatch": 4, "epochs": 2, "seed": 0, "reads": [0, 1],
         "minibatches_per_step": 1,
     }  # fmt: skip
     assert tree == plan.as_json()
-    assert alone(plan).as_json() != tree
+    assert replace(plan, reads=(0, 0)).as_json() != tree

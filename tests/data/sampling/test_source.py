@@ -56,7 +56,7 @@ def discrete(tmp_path_factory: pytest.TempPathFactory) -> Logged:
 
 
 def read(rows: LoggedRows, plan: ReadPlan, rank: int = 0) -> list[TransitionBatch]:
-    source = LoggedSource({0: rows}, plan, rank, CPU)
+    source = LoggedSource(rows, plan, rank, CPU)
     return [next(source) for _ in range(plan.num_steps * plan.minibatches_per_step)]
 
 
@@ -82,20 +82,20 @@ def test_every_row_comes_once_an_epoch_as_it_was_logged(discrete: Logged) -> Non
         assert sorted(map(str, seen)) == sorted(map(str, expected))
 
 
-@pytest.mark.parametrize(("shares", "per_step"), [((1,), 1), ((1, 1), 1), ((3, 1), 3)])
-def test_shares_sum_to_the_world_size_in_every_step(discrete: Logged, shares: tuple[int, ...], per_step: int) -> None:
+@pytest.mark.parametrize(("world", "per_step"), [(1, 1), (2, 1), (3, 3)])
+def test_shares_sum_to_the_world_size_in_every_step(discrete: Logged, world: int, per_step: int) -> None:
     _, rows = discrete
-    plan = ReadPlan(shards=(57,), minibatch=8, epochs=1, shares=shares, minibatches_per_step=per_step)
-    parts = [read(rows, plan, rank) for rank in range(len(shares))]
+    plan = ReadPlan(shards=(57,), minibatch=8, epochs=1, reads=(0,) * world, minibatches_per_step=per_step)
+    parts = [read(rows, plan, rank) for rank in range(world)]
     for step in range(plan.num_steps):
         minibatches = [b for part in parts for b in part[step * per_step : (step + 1) * per_step]]
-        assert sum(float(b.weight.sum()) for b in minibatches) == pytest.approx(len(shares))
+        assert sum(float(b.weight.sum()) for b in minibatches) == pytest.approx(world)
 
 
 def test_position_is_a_step_number(discrete: Logged) -> None:
     plan = ReadPlan(shards=(57,), minibatch=8, epochs=3, minibatches_per_step=2)
     whole = read(discrete[1], plan)
-    source, other = (LoggedSource({0: discrete[1]}, plan, 0, CPU) for _ in range(2))
+    source, other = (LoggedSource(discrete[1], plan, 0, CPU) for _ in range(2))
     for _ in range(10):
         next(source)
     assert source.state_dict() == {"step": 5}
@@ -174,28 +174,28 @@ def test_released_pages_are_not_resident_and_come_back(
 
 def test_a_shard_without_rows_gives_rows_of_weight_zero(tmp_path: Path) -> None:
     spec = SourceSpec(num_state_features=3, action_names=("a", "b"), metric_names=("clicks",))
-    plan = ReadPlan(shards=(4, 0), minibatch=4, epochs=2, shares=(1, 1), reads=((0,), (1,)))
+    plan = ReadPlan(shards=(4, 0), minibatch=4, epochs=2, reads=(0, 1))
     full = shard(tmp_path, random_rows(4), metrics=("clicks",))
-    there = next(LoggedSource({0: full}, plan, 0, CPU))
-    here = next(LoggedSource({1: no_rows(spec, CPU)}, plan, 1, CPU))
+    there = next(LoggedSource(full, plan, 0, CPU))
+    here = next(LoggedSource(no_rows(spec, CPU), plan, 1, CPU))
     assert here.weight.tolist() == [0]
     assert there.weight.tolist() == [0.5] * 4  # two ranks, four rows
     assert (here.state.shape, here.metrics.shape) == ((1, 3), (1, 1))
     assert here.actions.mask.tolist() == [[True, True]]
     candidates = SourceSpec(num_state_features=3, num_action_features=2)
-    here = next(LoggedSource({1: no_rows(candidates, CPU)}, plan, 1, CPU))
+    here = next(LoggedSource(no_rows(candidates, CPU), plan, 1, CPU))
     assert here.weight.tolist() == [0]
     assert here.actions.features is not None
     assert (here.actions.features.tolist(), here.actions.mask.tolist()) == ([[[0, 0]]], [[True]])
     none = shard(tmp_path / "none", [{**row, "action": None} for row in random_rows(3)])  # no row to learn from
     assert none.count == 0
-    assert next(LoggedSource({1: none}, plan, 1, CPU)).weight.tolist() == [0]
+    assert next(LoggedSource(none, plan, 1, CPU)).weight.tolist() == [0]
 
 
 def test_features_and_metrics_that_a_shard_lacks_are_absent_and_zero(tmp_path: Path) -> None:
     """The other machine has feature 7 and the metric "clicks"; here they are missing (DO_NOT_PREPROCESS: 0) and 0."""
     logged = [{**row, "metrics": {"views": 2.0}} for row in random_rows(4)]
-    batch = next(LoggedSource({0: shard(tmp_path, logged, plain((0, 1, 2, 7)), ("clicks", "views"))},
+    batch = next(LoggedSource(shard(tmp_path, logged, plain((0, 1, 2, 7)), ("clicks", "views")),
                               ReadPlan(shards=(4,), minibatch=4, epochs=1), 0, CPU))  # fmt: skip
     assert batch.state[:, 3].tolist() == [0] * 4
     assert batch.metrics.tolist() == [[0, 2]] * 4
