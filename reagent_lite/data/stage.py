@@ -16,11 +16,11 @@ import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, TypeVar
 
-from pydantic import ConfigDict, PlainValidator, TypeAdapter, ValidationError
+from pydantic import ConfigDict, PlainSerializer, PlainValidator, TypeAdapter, ValidationError
 
 from reagent_lite.config.columns import Columns
 from reagent_lite.data.formats.files import InputFile, list_input, local_path, not_read, sha256_of
@@ -43,7 +43,7 @@ from reagent_lite.manifest import (
 )
 
 T = TypeVar("T")
-FeatureIds = Annotated[tuple[int, ...], PlainValidator(read)]
+FeatureIds = Annotated[tuple[int, ...], PlainValidator(read), PlainSerializer(written)]
 FIELDS = ConfigDict(extra="forbid", strict=True)
 """Config of a manifest's dataclass: no fields but its own, and no other types."""
 
@@ -125,8 +125,7 @@ class StageManifest:
 
     def document(self) -> dict[str, Any]:
         """Returns the manifest as JSON has it."""
-        ids = {"state_ids": written(self.state_ids), "action_ids": written(self.action_ids)}
-        document: dict[str, Any] = json.loads(json.dumps({**asdict(self), **ids}))
+        document: dict[str, Any] = TypeAdapter(type(self)).dump_python(self, mode="json")
         return document
 
     @classmethod

@@ -8,7 +8,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -18,7 +18,6 @@ from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.features.normalization import normalization_json
 from reagent_lite.data.stage import FeatureIds
 from reagent_lite.errors import Problem, counted, raise_any
-from reagent_lite.feature_ids import written
 from reagent_lite.types import NormalizationSpec
 
 ORIGIN = ("origin_file.npy", "origin_line.npy")
@@ -77,12 +76,14 @@ class Facts:
     @classmethod
     def read(cls, text: str) -> "Facts":
         """Returns the facts that `json` wrote."""
-        return TypeAdapter(cls).validate_json(text)
+        return _FACTS.validate_json(text)
 
     def json(self) -> str:
         """Returns the facts as text."""
-        ids = {"state_ids": written(self.state_ids), "action_ids": written(self.action_ids)}
-        return json.dumps({**asdict(self), **ids})
+        return _FACTS.dump_json(self).decode()
+
+
+_FACTS = TypeAdapter(Facts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

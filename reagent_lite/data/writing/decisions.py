@@ -30,23 +30,10 @@ def write_decisions(target: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     })  # fmt: skip
     with table_writer(target) as writer:
         for start in range(0, len(rows), _AT_ONCE):
-            block = rows[start : start + _AT_ONCE]
-            columns = {
-                name: _values([row.get(name) for row in block], schema.field(name).type) for name in schema.names
-            }
-            writer.write(pa.table(columns, schema=schema))
+            writer.write(pa.Table.from_pylist(rows[start : start + _AT_ONCE], schema))
 
 
 def decision_ids(file: Path) -> list[str]:
     """Returns the ids of the decisions of such a file."""
     ids: list[str] = pyarrow.parquet.read_table(file, columns=["decision_id"])["decision_id"].to_pylist()
     return ids
-
-
-def _values(values: list[Any], kind: pa.DataType) -> pa.Array:
-    """Returns an array of values as JSON has them, in which maps are objects."""
-    if pa.types.is_map(kind):
-        values = [None if one is None else list(one.items()) for one in values]
-    elif pa.types.is_list(kind) and pa.types.is_map(kind.value_type):
-        values = [[list(one.items()) for one in many] for many in values]
-    return pa.array(values, kind)
