@@ -83,8 +83,8 @@ def require_columns(names: list[str], wanted: Iterable[str], where: str) -> None
 
 def require_present(name: str, present: Mask, faults: Faults, todo: str = "") -> None:
     """Records a fault where a row lacks what no row may lack."""
-    expected = {"mdp_id": "an mdp_id", "sequence_number": "a sequence_number"}.get(name, name)
-    faults.add(~present, expected, lambda _: "null", todo, f"{name}_absent")
+    words = {"mdp_id": "an mdp_id", "sequence_number": "a sequence_number", "action": "an action"}
+    faults.add(~present, words.get(name, name), lambda _: "null", todo, f"{name}_absent")
 
 
 def finite(column: Column, faults: Faults, *, required: bool = False) -> NDArray[np.float64]:

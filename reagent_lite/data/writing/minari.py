@@ -16,24 +16,25 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import groupby, islice
+from functools import partial
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from reagent_lite.config.columns import EVENT_COLUMNS
 from reagent_lite.data.formats.blocks import Block, Position, Show
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.minari import MDP_ID, OURS, require_minari
-from reagent_lite.data.formats.reading import ALL_COLUMNS, read_blocks
-from reagent_lite.data.rows.columns import WRONG
-from reagent_lite.data.rows.contract import ActionRule
-from reagent_lite.data.rows.table import FEATURES, typed_table
+from reagent_lite.data.formats.reading import read_blocks
+from reagent_lite.data.formats.schema import valid_rows
+from reagent_lite.data.rows.columns import NONE, column_of, flags, sequence_numbers, texts
+from reagent_lite.data.rows.contract import ActionRule, finite, require_columns, require_present
+from reagent_lite.data.rows.faults import Faults
+from reagent_lite.data.rows.maps import features
 from reagent_lite.errors import DataError, Problem
-from reagent_lite.feature_ids import id_of
 from reagent_lite.files import appearing_folder, disk_errors
 
 if TYPE_CHECKING:
@@ -43,7 +44,8 @@ KEPT = (*EVENT_COLUMNS, "next_state_features", "terminal", "truncated")
 """Columns that a dataset has a place for."""
 _EPISODES_AT_ONCE = 256
 _EPISODE_BYTES = 1 << 16
-Floats = NDArray[np.float32]
+Steps = dict[str, NDArray[Any]]
+"""Rows of a log by what they hold, dense."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,14 +84,12 @@ def copy_to_minari(files: tuple[InputFile, ...], target: Path, form: MinariForm,
             target that cannot be written.
     """
     counts = MinariCounts()
-    blocks = read_blocks(
-        files, lambda block: (typed_table(block), block), [Position() for _ in files], progress, ALL_COLUMNS
-    )
+    blocks = read_blocks(files, partial(_steps_of, form), [Position() for _ in files], progress)
     errors = disk_errors(str(target), "a folder that can be written")
     # blocks are closed here and not by the garbage collector, in whose thread their pool might wait for itself
     with errors, closing(blocks), appearing_folder(target) as folder:
         storage = _new_storage(folder / "data", form)
-        buffers = (_buffer(mdp_id, rows, form, counts) for mdp_id, rows in _episodes(blocks, form))
+        buffers = (_buffer(mdp_id, steps, counts) for mdp_id, steps in _episodes(blocks))
         written = (one for one in buffers if one is not None)
         while part := list(islice(written, _EPISODES_AT_ONCE)):
             _require_space(folder, sum(_bytes_of(buffer) for _, buffer in part))
@@ -129,106 +129,92 @@ def _env_spec(env_id: str | None) -> Any:
         raise DataError(Problem("env_id", "an environment that is installed", f"{env_id!r}: {error}", todo)) from error
 
 
-def _episodes(blocks: Iterable[tuple[pa.Table, Block]], form: MinariForm) -> Iterator[tuple[str, pa.Table]]:
+def _steps_of(form: MinariForm, block: Block) -> tuple[Block, Steps]:
+    """Returns the checked rows of a block."""
+    require_columns(block.table.column_names, EVENT_COLUMNS, block.where(0))
+    faults, column = Faults(block), partial(column_of, block)
+    ids = texts(column("mdp_id"), faults)
+    sequence, placed = sequence_numbers(column("sequence_number"), faults)
+    state, known = features(column("state_features"), faults)
+    after, is_after_known = features(column("next_state_features"), faults)
+    if form.actions is None:
+        of_features, taken = features(column("action"), faults)
+        action: NDArray[Any] = of_features.aligned(form.action_ids)
+    else:
+        action = ActionRule(form.actions).codes(column("action"), faults)
+        taken = action != NONE
+    reward = finite(column("reward"), faults, required=True)
+    terminal, truncated = (flags(column(name), faults) == 1 for name in ("terminal", "truncated"))
+    given = {"mdp_id": valid_rows(ids), "sequence_number": placed, "state_features": known, "action": taken}
+    for name, present in given.items():
+        require_present(name, present, faults)
+    faults.require_none()
+    return block, {
+        "mdp_id": np.array(ids.to_pylist(), object),
+        "sequence": sequence,
+        "state": state.aligned(form.state_ids),
+        "action": action,
+        "reward": reward,
+        "terminal": terminal,
+        "truncated": truncated,
+        "after": after.aligned(form.state_ids),
+        "is_after_known": is_after_known,
+    }
+
+
+def _episodes(blocks: Iterable[tuple[Block, Steps]]) -> Iterator[tuple[str, Steps]]:
     """Yields (mdp_id, rows) of each episode."""
     todo = "Sort the log by mdp_id and sequence_number"
     seen: set[str] = set()
-    open_id: str | None = None
-    parts: list[pa.Table] = []
-    before = 0
-    for table, block in blocks:
-        rows = _checked(table, block, form)
-        ids, sequence = rows["mdp_id"].to_pylist(), rows["sequence_number"].to_pylist()
-        for mdp_id, group in groupby(range(len(ids)), ids.__getitem__):
-            numbers = list(group)
-            if mdp_id != open_id:
-                if open_id is not None:
-                    yield open_id, pa.concat_tables(parts)
-                if mdp_id in seen:
-                    expected, got = "the rows of each episode in one piece", f"more of episode {mdp_id!r}"
-                    raise DataError(Problem(block.where(numbers[0]), expected, got, todo))
-                seen.add(mdp_id)
-                open_id, parts, before = mdp_id, [], sequence[numbers[0]] - 1
-            for row in numbers:
-                if sequence[row] <= before:
-                    got = f"{sequence[row]} after {before}"
-                    raise DataError(Problem(block.where(row), "sequence_number that rises in an episode", got, todo))
-                before = sequence[row]
-            parts.append(rows.slice(numbers[0], len(numbers)))
-    if open_id is not None:
-        yield open_id, pa.concat_tables(parts)
+    parts: list[Steps] = []
+    for block, steps in blocks:
+        ids, sequence = steps["mdp_id"], steps["sequence"]
+        bounds = np.concatenate(([0], np.flatnonzero(ids[1:] != ids[:-1]) + 1, [len(ids)]))
+        for start, stop in pairwise(bounds.tolist()):
+            numbers = sequence[start:stop]
+            if parts and parts[-1]["mdp_id"][-1] == ids[start]:
+                numbers = np.concatenate((parts[-1]["sequence"][-1:], numbers))
+            elif parts:
+                yield _joined(parts)
+                parts = []
+            if not parts and ids[start] in seen:
+                expected, got = "the rows of each episode in one piece", f"more of episode {ids[start]!r}"
+                raise DataError(Problem(block.where(start), expected, got, todo))
+            falling = np.flatnonzero(np.diff(numbers) <= 0)
+            if len(falling):
+                at = int(falling[0])
+                where, got = block.where(stop - len(numbers) + at + 1), f"{numbers[at + 1]} after {numbers[at]}"
+                raise DataError(Problem(where, "sequence_number that rises in an episode", got, todo))
+            seen.add(ids[start])
+            parts.append({name: values[start:stop] for name, values in steps.items()})
+    if parts:
+        yield _joined(parts)
 
 
-def _checked(table: pa.Table, block: Block, form: MinariForm) -> pa.Table:
-    """Returns the columns in KEPT, each of one type in all blocks; names of actions as their index."""
-    for name in EVENT_COLUMNS:
-        values = table[name].to_pylist() if name in table.column_names else [None]
-        if None in values:
-            raise DataError(Problem(block.where(values.index(None)), f"a value in {name}, for Minari", "none"))
-    action = table["action"]
-    if form.actions is not None:
-        rule = ActionRule(form.actions)
-        codes = [rule.action(value) for value in action.to_pylist()]
-        if WRONG in codes:
-            row = codes.index(WRONG)
-            raise DataError(Problem(block.where(row), rule.expected, repr(action[row].as_py())))
-        action = pa.array(codes, pa.int64())
-
-    def column(name: str, kind: pa.DataType) -> pa.ChunkedArray:
-        return table[name].cast(kind) if name in table.column_names else pa.nulls(table.num_rows, kind)
-
-    return pa.table(
-        {
-            "mdp_id": table["mdp_id"],
-            "sequence_number": table["sequence_number"],
-            "state_features": column("state_features", FEATURES),
-            "next_state_features": column("next_state_features", FEATURES),
-            "action": action,
-            "reward": column("reward", pa.float64()),
-            "terminal": column("terminal", pa.bool_()).fill_null(False),
-            "truncated": column("truncated", pa.bool_()).fill_null(False),
-        }
-    )
+def _joined(parts: list[Steps]) -> tuple[str, Steps]:
+    return parts[0]["mdp_id"][0], {name: np.concatenate([one[name] for one in parts]) for name in parts[0]}
 
 
-def _buffer(mdp_id: str, rows: pa.Table, form: MinariForm, counts: MinariCounts) -> tuple[str, EpisodeBuffer] | None:
+def _buffer(mdp_id: str, steps: Steps, counts: MinariCounts) -> tuple[str, EpisodeBuffer] | None:
     """Returns an episode as Minari has it, or None where nothing of it is left, and counts its rows."""
     from minari.data_collector import EpisodeBuffer
 
-    after = rows["next_state_features"].slice(len(rows) - 1)
-    terminal = rows["terminal"].to_numpy()
-    observations = _dense(rows["state_features"], form.state_ids)
-    if after.null_count and not terminal[-1]:
+    observations = np.concatenate((steps["state"], steps["after"][-1:]))
+    if not (steps["is_after_known"][-1] or steps["terminal"][-1]):
         counts.dropped += 1
-        rows, terminal = rows.slice(0, len(rows) - 1), terminal[:-1]
-    else:
-        observations = np.concatenate((observations, _dense(after, form.state_ids)))
-    if not len(rows):
+        observations, steps = steps["state"], {name: values[:-1] for name, values in steps.items()}
+    if not len(steps["reward"]):
         return None
-    counts.rows += len(rows)
-    truncated = rows["truncated"].to_numpy().copy()
-    truncated[-1] |= not terminal[-1]
-    action = rows["action"].to_numpy() if form.actions is not None else _dense(rows["action"], form.action_ids)
+    counts.rows += len(steps["reward"])
+    truncated = steps["truncated"].copy()
+    truncated[-1] |= not steps["terminal"][-1]
     return mdp_id, EpisodeBuffer(
         observations=observations,
-        actions=action,
-        rewards=rows["reward"].to_numpy(),
-        terminations=terminal,
+        actions=steps["action"],
+        rewards=steps["reward"],
+        terminations=steps["terminal"],
         truncations=truncated,
     )
-
-
-def _dense(maps: pa.ChunkedArray, ids: tuple[int, ...]) -> Floats:
-    """Returns [n, ids] of maps, NaN where absent."""
-    values = np.full((len(maps), len(ids)), np.nan, np.float32)
-    array = maps.combine_chunks()
-    offsets = np.asarray(array.offsets)
-    part = slice(offsets[0], offsets[-1])
-    row = np.repeat(np.arange(len(array)), np.diff(offsets))
-    keys = array.keys[part].dictionary_encode()
-    column = np.array([ids.index(id_of(key)) for key in keys.dictionary.to_pylist()], np.int64)
-    values[row, column[np.asarray(keys.indices)]] = array.items[part]
-    return values
 
 
 def _bytes_of(episode: EpisodeBuffer) -> int:

@@ -240,9 +240,9 @@ def test_an_environment_comes_back(tmp_path: Path) -> None:
     [
         ({5: {"mdp_id": "a"}}, ":6: expected the rows of each episode in one piece, got more of episode 'a'"),
         ({1: {"sequence_number": 0}}, ":2: expected sequence_number that rises in an episode, got 0 after 0"),
-        ({2: {"mdp_id": None}}, ":3: expected a value in mdp_id, for Minari, got none"),
-        ({3: {"action": None}}, ":4: expected a value in action, for Minari, got none"),
-        ({4: {"action": "up"}}, ":5: expected one of the actions left, right, or an index below 2, got 'up'"),
+        ({2: {"mdp_id": None}}, ":3: expected an mdp_id, got null"),
+        ({3: {"action": None}}, ":4: expected an action, got null"),
+        ({4: {"action": "up"}}, ':5: expected one of the actions left, right, or an index below 2, got "up"'),
     ],
 )
 def test_logs_that_are_no_episodes_are_refused(tmp_path: Path, changes: dict[int, Row], words: str) -> None:
