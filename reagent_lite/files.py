@@ -28,7 +28,7 @@ from reagent_lite.errors import ConfigError, DataError, FolderInUseError, Proble
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _ATTEMPTS = 10
-_ABANDONED_AFTER_SECONDS = 86_400.0
+_DAY_SECONDS = 86_400.0
 LOCK = ".lock"
 """The file that a run locks in its folder."""
 _ENDING_SECONDS = 5.0  # a process that was killed gives its memory back first, then its locks
@@ -140,11 +140,11 @@ def _sweep(target: Path) -> None:
     sweep(one for one in beside if one.suffix in ends and one != target.resolve())
 
 
-def sweep(left: Iterable[Path]) -> None:
-    """Removes those files, folders and links, left by killed processes, that are older than a day."""
+def sweep(left: Iterable[Path], *, after_days: int = 1) -> None:
+    """Removes those files, folders and links that are older: by default than a day, as killed processes leave them."""
     for one in left:
         with suppress(OSError):
-            if time.time() - one.lstat().st_mtime < _ABANDONED_AFTER_SECONDS:
+            if time.time() - one.lstat().st_mtime < after_days * _DAY_SECONDS:
                 continue
             if one.is_dir() and not one.is_symlink():
                 shutil.rmtree(one, ignore_errors=True)

@@ -81,7 +81,7 @@ def test_a_frame_trains_the_model_of_the_same_rows_in_a_file(
     assert outcome.scores == command.outcome["scores"]
     # what the run says of its data leads to the very rows
     recorded = json.loads((tmp_path / "out/config.json").read_text())
-    assert Path(recorded["training_data_path"]).parent == tmp_path / "cache/reagent-lite/frames"
+    assert Path(recorded["training_data_path"]).parent.parent == tmp_path / "cache/reagent-lite/frames"
     assert reagent_lite.read_log(recorded["training_data_path"], COLUMNS) == reagent_lite.read_log(file, COLUMNS)
     metrics = [json.loads(line) for line in (tmp_path / "out/metrics.jsonl").read_text().splitlines()]
     assert [one["step"] for one in watching.epochs] == [5, 10]

@@ -10,7 +10,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from reagent_lite.errors import DataError, Problem, first_line
-from reagent_lite.files import user_cache
+from reagent_lite.files import sweep, user_cache
 
 
 class Frame(Protocol):
@@ -24,9 +24,13 @@ class Frame(Protocol):
 Log = str | os.PathLike[str] | Frame
 Table = pa.Table
 
+_KEPT_DAYS = 30
+
 
 def path_of(log: Log) -> str:
     """Returns the path of a log; a frame becomes an Arrow file in the user's cache, named by its content.
+
+    What no call has used for a month is removed from there.
 
     Raises:
         DataError: neither a path nor a frame, or columns that Arrow has no type for.
@@ -38,16 +42,20 @@ def path_of(log: Log) -> str:
     except (TypeError, pa.ArrowException) as error:
         expected = "a path, or a frame of pandas, polars or Arrow"
         raise DataError(Problem("data", expected, first_line(error))) from error
-    folder = user_cache() / "frames"
-    folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / f".{uuid.uuid4().hex}.tmp"
+    cache = user_cache() / "frames"
+    cache.mkdir(parents=True, exist_ok=True)
+    sweep(cache.iterdir(), after_days=_KEPT_DAYS)
+    temporary = cache / f".{uuid.uuid4().hex}.tmp"
     try:
         with temporary.open("wb") as stream, pa.ipc.new_file(stream, table.schema) as writer:
             writer.write_table(table)
         with temporary.open("rb") as written:
             digest = hashlib.file_digest(written, "sha256").hexdigest()
             os.fsync(written.fileno())
-        file = folder / f"{digest[:32]}.arrow"
+        folder = cache / digest[:32]  # training copies are made beside the file, and go with it
+        folder.mkdir(exist_ok=True)
+        os.utime(folder)
+        file = folder / "frame.arrow"
         if not file.exists():  # its time of modification stays, by which copies made of it are found
             temporary.rename(file)
         return str(file)

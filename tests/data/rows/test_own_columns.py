@@ -1,5 +1,7 @@
 """Logs with the user's own names for columns and features, in every format, held to what pandas and hand say."""
 
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -137,10 +139,15 @@ def test_names_that_no_log_can_have(columns: dict[str, Any], message: str) -> No
         check(ConvertConfig, {"input_path": "a.csv", "output_path": "b.csv", "columns": columns})
 
 
-def test_a_frame_stands_where_a_path_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frame_in_the_place_of_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    frames = tmp_path / "reagent-lite/frames"
+    for days, name in ((31, "unused"), (29, "used")):
+        (frames / name).mkdir(parents=True)
+        os.utime(frames / name, (0, time.time() - days * 86_400))
     for log in (FRAME, pa.table(FRAME)):
         assert sorted(copy_of(log, tmp_path, COLUMNS).reward.tolist()) == [0, 1, 2]
-    assert len(list(tmp_path.glob("reagent-lite/frames/*.arrow"))) == 1
+    (file,) = frames.glob("*/*.arrow")
+    assert {one.name for one in frames.iterdir()} == {"used", file.parent.name}
     with pytest.raises(DataError, match="data: expected a path, or a frame of pandas, polars or Arrow, got"):
         copy_of(3, tmp_path, COLUMNS)
