@@ -12,9 +12,10 @@ import hashlib
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from torch import Tensor
 from reagent_lite.cli import Command, main_alone
 from reagent_lite.config import resolved
 from reagent_lite.config.simulate import PlayConfig, SimulateConfig, ValueOfConfig
+from reagent_lite.config.simulation import RANDOM
 from reagent_lite.console import logger, progress
 from reagent_lite.data.dataset import stamped
 from reagent_lite.data.writing.episodes import LogSchema, episode_rows
@@ -40,6 +42,7 @@ from reagent_lite.files import require_writable, write_whole
 from reagent_lite.manifest import canonical
 from reagent_lite.report.content import Table
 from reagent_lite.report.result import Brief, Result
+from reagent_lite.run.agents import AgentType, agent_type, unknown_types
 from reagent_lite.run.roles.collect import named_block
 from reagent_lite.sim.backend import Backend, open_backend
 from reagent_lite.sim.env import Policy, VectorEnv
@@ -97,12 +100,13 @@ def simulate(config: SimulateConfig) -> Simulated:
         )  # fmt: skip
     spec = backend.spec
     schema = _schema(config, spec)
+    others = _others(config, spec)
     policy = _policy(config.policy, "policy", spec, parametric=config.parametric)
     evaluated = _policy(config.value_of, "value_of", spec, parametric=config.parametric)
     require_writable(target.parent, "output_path")
     with table_writer(target) as writer:
         playing = time.monotonic()
-        played = _write(config, backend, policy, schema, writer)
+        played = _write(config, backend, partial(_players, config, policy, others), schema, writer)
         seconds = time.monotonic() - playing
         value = None if config.value_of is None else _value(config, config.value_of, backend, evaluated)
         truth = target.with_name(f"{target.name}.truth.json")
@@ -149,18 +153,20 @@ class _Written:
 
 
 def _write(
-    config: SimulateConfig, backend: Backend, policy: Policy | None, schema: LogSchema, writer: TableWriter
-) -> _Written:
-    """Plays and writes the log."""
+    config: SimulateConfig, backend: Backend, cast: Callable[[VectorEnv], tuple[Player, ...]], schema: LogSchema,
+    writer: TableWriter,
+) -> _Written:  # fmt: skip
+    """Plays and writes the log; `cast` says who plays in an environment."""
     amount = Amount(rows=config.rows, episodes=config.episodes)
     with _own_keys():
         env = _envs(config, backend, min(config.num_envs, amount.most_envs), LOG)
     logger.info(f"{env.spec.name}: {counted(env.num_envs, 'environment')} on {env.device.type}, "
-         f"at most {counted(env.time_limit, 'step')}, policy {config.policy.kind}")  # fmt: skip
+         f"at most {counted(env.time_limit, 'step')}, policy {config.policy.kind}"
+         f"{''.join(f', {name}: {plays}' for name, plays in config.policies.items())}")  # fmt: skip
     returns, rows, prefix = [], 0, _prefix(config)
     come_from = origin(config, env.spec, schema.action_names)
     with progress("simulating", "rows") as show:
-        for episodes in whole_episodes(env, policy, amount, **_drawing(config.policy)):
+        for episodes in whole_episodes(env, cast(env), amount):
             table = episode_rows(named_block(episodes, prefix), schema)
             writer.write(stamped(table, come_from) if schema.transitions else table)
             returns.append(episodes.returns)
@@ -234,7 +240,7 @@ def _policy(config: PlayConfig | None, where: str, spec: EnvSpec, *, parametric:
     """
     if config is None:
         return None
-    if (where == "value_of" or config.model is not None) and (problems := several_types(spec, f"env, with {where}")):
+    if where == "value_of" and (problems := several_types(spec, f"env, with {where}")):
         raise ConfigError(problems)
     if config.model is None:
         return None
@@ -248,6 +254,47 @@ def _policy(config: PlayConfig | None, where: str, spec: EnvSpec, *, parametric:
     if problems:
         raise BundleError(problems)
     return BundlePolicy(bundle, spec)
+
+
+def _others(config: SimulateConfig, spec: EnvSpec) -> dict[str, AgentType]:
+    """Returns the types of agents that `policy` does not play, by name.
+
+    Raises:
+        ConfigError: a type that is not there, or several for the one model of `policy`.
+        BundleError: see _policy.
+    """
+    problems = unknown_types(config.policies, spec, "policies")
+    shared = [name for name in spec.agent_type_names if name not in config.policies]
+    if config.policy.model is not None and len(shared) > 1:
+        problems.append(Problem("policy.model", f"a model that plays one type of agents of {spec.name}",
+                                f"one for {' and '.join(shared)}", "Name a model of each in `policies`"))  # fmt: skip
+    if problems:
+        raise ConfigError(problems)
+    return {
+        name: agent_type(name, plays, spec, key="policies", words=(RANDOM,), parametric=config.parametric)
+        for name, plays in config.policies.items()
+    }
+
+
+def _players(
+    config: SimulateConfig, policy: Policy | None, others: dict[str, AgentType], env: VectorEnv
+) -> tuple[Player, ...]:
+    """Returns who plays each type of agents in an environment."""
+    if not others:
+        return (_player(config.policy, policy, env),)
+    spec, players = env.spec, []
+    for number, name in enumerate(spec.agent_type_names):
+        if agents := spec.agents_of(number):
+            rows = AgentType(name=name, agents=agents).rows(env.num_envs, spec.agents, env.device)
+            own = others[name].fixed(rows, env.device) if name in others else _player(config.policy, policy, env, rows)
+            players.append(own)
+    return tuple(players)
+
+
+def _player(config: PlayConfig, policy: Policy | None, env: VectorEnv, rows: Tensor | None = None) -> Player:
+    drawing = _drawing(config)
+    epsilon = torch.tensor([drawing["epsilon"]], device=env.device)
+    return Player(policy=policy, epsilon=epsilon, temperature=drawing["temperature"], rows=rows)
 
 
 def _drawing(config: PlayConfig) -> dict[str, float]:
@@ -271,7 +318,7 @@ def _own_keys() -> Iterator[None]:
 def _prefix(config: SimulateConfig) -> str:
     """Returns what the names of this log's episodes begin with: the same name is the same episode, in any log."""
     keys = ("env", "env_parameters", "time_limit", "math", "seed", "policy")
-    playing = {key: value for key, value in resolved(config).items() if key in keys}
+    playing = {key: value for key, value in resolved(config).items() if key in keys or (key == "policies" and value)}
     return hashlib.sha256(json.dumps(playing, sort_keys=True).encode()).hexdigest()[:8]
 
 
@@ -279,10 +326,9 @@ def _value(config: SimulateConfig, wanted: ValueOfConfig, backend: Backend, poli
     """Returns the true value of a policy, as the truth file has it."""
     env = _envs(config, backend, wanted.episodes, TRUTH)
     with progress("valuing", "episodes") as show:
-        drawing = _drawing(wanted)
-        player = Player(policy=policy, epsilon=torch.tensor([drawing["epsilon"]], device=env.device),
-                        temperature=drawing["temperature"])  # fmt: skip
-        (results,) = play(env, (player,), gamma=wanted.gamma, on_step=lambda ended: show(ended, env.num_envs))
+        (results,) = play(
+            env, (_player(wanted, policy, env),), gamma=wanted.gamma, on_step=lambda ended: show(ended, env.num_envs)
+        )
     played = Played.of(backend.spec, env.time_limit, {MODEL: results.table}, level=wanted.confidence_level,
                        resamples=RESAMPLES, seed=config.seed)  # fmt: skip
     earned = played.policies[MODEL]

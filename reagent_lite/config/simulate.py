@@ -92,6 +92,9 @@ class SimulateConfig(EnvironmentConfig):
     parametric: bool = False
     """Write actions as candidates with features, for parametric DQN."""
     policy: PolicyConfig = PolicyConfig()
+    policies: dict[str, str] = {}
+    """Who plays which type of agents, by the names of the environment's types: "random" (uniformly random actions), or
+    the folder of an exported model, which plays as it is. A type that is absent plays by `policy`."""
     value_of: ValueOfConfig | None = None
     """A policy whose true value is computed as well: printed, and written to output_path + ".truth.json"."""
 

@@ -1,18 +1,19 @@
 """Episodes in a folder that any number of processes share: files that appear by rename, ordered without clocks.
 
- fifo/0000000042-0001613-3f9c21d07a4e.parquet   number, rows, writer; of collectors, the oldest removed by the editor
+ fifo/0000000042-0001613-3f9c21d07a4e.parquet   number, steps, writer; of collectors, the oldest removed by the editor
  protected/<any name>.parquet                   such as a log of workflows.simulate; read first, never removed
 
 A file's number is one more than the largest that its writer sees (Lamport, 1978): what was written with knowledge of a
 file comes after it, whatever the clocks of the machines say. Files hold transitions as workflows.dqn reads them, and
-their metadata says where the episodes come from.
+their metadata says where the episodes come from. Each agent of an environment has an episode of its own: see `named`.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -34,6 +35,7 @@ from reagent_lite.files import sweep
 FIFO, PROTECTED = "fifo", "protected"
 _SUFFIX: Final = ".parquet"
 _NAME = re.compile(r"(\d{10})-(\d{7,})-([0-9a-f]{12})\.parquet")
+_EPISODE = re.compile(r"([^-]+-\d+-\d+)(?:-(\d{1,9}))?")
 _METADATA: Final = b"reagent_lite"
 
 
@@ -62,18 +64,18 @@ class EpisodeFile:
     Attributes:
         name: relative to the folder.
         number: its place in the order; 0 for protected files.
-        rows: by its name; 0 for protected files.
+        steps: of environments, by its name; 0 for protected files.
     """
 
     name: str
     number: int = 0
-    rows: int = 0
+    steps: int = 0
 
     @classmethod
     def of(cls, name: str) -> EpisodeFile | None:
         """Returns a file of fifo, or None for a name that no collector gives."""
         match = _NAME.fullmatch(name)
-        return None if match is None else cls(name=f"{FIFO}/{name}", number=int(match[1]), rows=int(match[2]))
+        return None if match is None else cls(name=f"{FIFO}/{name}", number=int(match[1]), steps=int(match[2]))
 
 
 class EpisodeFolder:
@@ -98,8 +100,8 @@ class EpisodeFolder:
         return [*(EpisodeFile(name=f"{PROTECTED}/{name}") for name in kept), *written]
 
     def unread(self, through: int) -> int:
-        """Returns the rows of fifo's files with numbers above `through`."""
-        return sum(one.rows for one in self.files() if one.number > through)
+        """Returns the environment steps of fifo's files with numbers above `through`."""
+        return sum(one.steps for one in self.files() if one.number > through)
 
     def add(self, table: pa.Table, origin: Mapping[str, Any], writer: str) -> str:
         """Writes whole episodes as the newest file of fifo and returns its name; it appears whole or not at all.
@@ -113,13 +115,14 @@ class EpisodeFolder:
             DataError: it cannot be written; caused by the OSError.
         """
         self._largest = max([self._largest, *(one.number for one in self.files())]) + 1
-        name = f"{self._largest:010d}-{table.num_rows:07d}-{writer}{_SUFFIX}"
+        steps = environment_steps([table.column("mdp_id")])
+        name = f"{self._largest:010d}-{steps:07d}-{writer}{_SUFFIX}"
         with table_writer(self.fifo / name) as file:
             file.write(stamped(table, origin))
         return name
 
     def origin(self, name: str) -> tuple[dict[str, Any], int]:
-        """Returns where a file's episodes come from, and its rows; reads its end only.
+        """Returns where a file's episodes come from, and their environment steps; reads its end and episodes' names.
 
         Raises:
             DataError: it is gone, damaged, or says nothing of where it comes from.
@@ -127,11 +130,13 @@ class EpisodeFolder:
         file = self._input(name)
         with opened_parquet(file) as parquet:
             said = (parquet.schema_arrow.metadata or {}).get(_METADATA)
-            found, rows = json.loads(said) if said else None, parquet.metadata.num_rows
-        if not isinstance(found, dict):
-            todo = "Files are those of collectors, and of workflows.simulate with format transitions"
-            raise DataError(Problem(file.path, "metadata that names its environment", "none", todo))
-        return found, rows
+            found = json.loads(said) if said else None
+            if not isinstance(found, dict):
+                todo = "Files are those of collectors, and of workflows.simulate with format transitions"
+                raise DataError(Problem(file.path, "metadata that names its environment", "none", todo))
+            return found, environment_steps(
+                ids for part in parquet.iter_batches(columns=["mdp_id"]) for ids in part.columns
+            )
 
     def rows(self, name: str, actions: tuple[str, ...]) -> Iterator[Rows]:
         """Yields the checked rows of a file, whole episodes one after the other.
@@ -171,6 +176,28 @@ class EpisodeFolder:
 
     def _input(self, name: str) -> InputFile:
         return list_input(str(self.path / name), (_SUFFIX,))[0]
+
+
+def named(log: str, env: int, number: int, agent: int | None) -> str:
+    """Returns the name of an episode of an agent in an environment, or of the only agent."""
+    return f"{log}-{env}-{number}" if agent is None else f"{log}-{env}-{number}-{agent}"
+
+
+def game_and_agent(name: str) -> tuple[str, int]:
+    """Returns which episode of an environment the episode of that name belongs to, and the number of its agent."""
+    match = _EPISODE.fullmatch(name)
+    return (name, 0) if match is None else (match[1], int(match[2] or 0))
+
+
+def environment_steps(names: Iterable[pa.Array]) -> int:
+    """Returns the environment steps of rows by the names of their episodes: those of the agent that stays longest."""
+    rows, steps = Counter[str](), dict[str, int]()
+    for part in names:
+        rows.update({one["values"]: one["counts"] for one in part.value_counts().to_pylist()})
+    for name, count in rows.items():
+        game, _ = game_and_agent(name)
+        steps[game] = max(steps.get(game, 0), count)
+    return sum(steps.values())
 
 
 def _names(folder: Path) -> list[str]:

@@ -7,6 +7,7 @@ simulation.policies: "learn"   a learner, a replay ring and an exported model of
 
 import hashlib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,11 +86,7 @@ def agent_types(config: WorkflowConfig, spec: EnvSpec) -> tuple[AgentType, ...]:
         return (AgentType(name=ONLY, agents=tuple(range(spec.agents))),)
     plays = {name: settings.policies.get(name, LEARN) for name in names}
     learning = [name for name in names if plays[name] == LEARN]
-    problems = [
-        Problem(f"{_KEY}.{name}", f"one of {', '.join(names)}, the types of agents of {spec.name}", repr(name),
-                nearest(name, names))
-        for name in settings.policies if name not in names
-    ]  # fmt: skip
+    problems = unknown_types(settings.policies, spec, _KEY)
     problems += [
         Problem("simulation.env_parameters", f"those with which {spec.name} has an agent of each type", f"no {name}",
                 "AGENTS of the environment follows from them")
@@ -114,19 +111,46 @@ def agent_types(config: WorkflowConfig, spec: EnvSpec) -> tuple[AgentType, ...]:
     if problems:
         raise ConfigError(problems)
     return tuple(
-        _agent_type(name, spec.agents_of(number), plays[name], spec, parametric=config.parametric)
-        for number, name in enumerate(names)
+        agent_type(name, plays[name], spec, key=_KEY, words=(LEARN, RANDOM), parametric=config.parametric)
+        for name in names
     )
 
 
-def _agent_type(name: str, agents: tuple[int, ...], plays: str, spec: EnvSpec, *, parametric: bool) -> AgentType:
-    if plays in (LEARN, RANDOM):
+def unknown_types(policies: Mapping[str, str], spec: EnvSpec, key: str) -> list[Problem]:
+    """Returns the problems of policies, which stand under a key, for types of agents that an environment lacks."""
+    names = spec.agent_type_names
+    return [
+        Problem(f"{key}.{name}", f"one of {', '.join(names)}, the types of agents of {spec.name}", repr(name),
+                nearest(name, names))
+        for name in policies if name not in names
+    ]  # fmt: skip
+
+
+def agent_type(
+    name: str, plays: str, spec: EnvSpec, *, key: str, words: tuple[str, ...], parametric: bool
+) -> AgentType:
+    """Returns a type of agents of an environment.
+
+    Args:
+        name: of the type.
+        plays: one of the words, or the folder of an exported model.
+        spec: of the environment.
+        key: of the config under which that stands.
+        words: those the config knows.
+        parametric: whether candidates have features.
+
+    Raises:
+        ConfigError, BundleError: see agent_types.
+    """
+    agents = spec.agents_of(spec.agent_type_names.index(name))
+    if plays in words:
         return AgentType(name=name, agents=agents, plays=plays)
     folder = Path(plays).expanduser()
-    where = f"{_KEY}.{name} {folder}"
+    where = f"{key}.{name} {folder}"
     if not folder.is_dir():
-        raise ConfigError(Problem(f"{_KEY}.{name}", f'"{LEARN}", "{RANDOM}" or the folder of an exported model',
-                                  repr(plays), nearest(plays, (LEARN, RANDOM))))  # fmt: skip
+        known = ", ".join(f'"{word}"' for word in words)
+        expected = f"{known} or the folder of an exported model"
+        raise ConfigError(Problem(f"{key}.{name}", expected, repr(plays), nearest(plays, words)))
     bundle = load_bundle(folder)
     problems = misfits(bundle, spec, where)
     if bundle.parametric and not parametric:

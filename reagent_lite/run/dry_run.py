@@ -24,7 +24,7 @@ from reagent_lite.errors import KernelBuildError, ReagentLiteError, counted
 from reagent_lite.memory import free_bytes, size_text
 from reagent_lite.run.agents import AgentType, agent_types
 from reagent_lite.run.learner import build_learner
-from reagent_lite.run.roles.policies import most_rows_ahead
+from reagent_lite.run.roles.policies import most_frames_ahead
 from reagent_lite.run.simulated import ring_settings, simulated_plan
 from reagent_lite.sim.cpu import CpuBackend
 from reagent_lite.sim.env import VectorEnv
@@ -396,7 +396,7 @@ def _step_lines(run: DryRun) -> Iterator[str]:
         if config.follows or config.collects:
             mode, shared = config.environments.mode, config.environments.shared
             yield (f"simulation.mode {mode}: episodes in {shared.path}, collectors at most about "
-                   f"{most_rows_ahead(config):,} rows ahead of the learner")  # fmt: skip
+                   f"{most_frames_ahead(config):,} environment steps ahead of the learner")  # fmt: skip
         if config.collects:
             return
         yield (

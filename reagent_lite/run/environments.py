@@ -119,10 +119,6 @@ def open_simulation(config: WorkflowConfig, group: Group) -> Simulation:
             Problem("simulation.env", "an environment with fixed actions", f"{spec.name}, whose candidates differ from "
                     "step to step", "Use workflows.parametric_dqn")
         )  # fmt: skip
-    if settings.mode != "both" and spec.agents > 1:
-        todo = "A dataset holds the episodes of one agent"
-        raise ConfigError(Problem("simulation.mode", f"both with the {spec.agents} agents of {spec.name}",
-                                  settings.mode, todo))  # fmt: skip
     logger.info(
         f"simulation: {spec.name}, {counted(settings.num_envs, 'environment')} on {backend.device.type}, "
         f"{counted(spec.observation_size, 'feature')}, {counted(spec.num_actions, 'choice')}"

@@ -135,7 +135,7 @@ class FollowedStream(SimulatedStream):
     @property
     def frames(self) -> int:
         """Environment steps of all collectors that were taken."""
-        return self.files.rows
+        return self.files.frames
 
     def deal(self, states: Sequence[Tree], rank: int, step: int) -> Tree:
         """Returns how far the files are read: each rank fills its replay from its share of them."""
@@ -333,7 +333,7 @@ class Followed(Simulated):
 
     def _open(self, learner: Learner, plan: SimulatedPlan, order: ReadOrder) -> Stream:
         group, reader = self._group, self.reader
-        files = FollowedEpisodes(reader, learners_of(learner)[ONLY], group, self._signal)
+        files = FollowedEpisodes(reader, learner, group, self._signal)
         rollouts = as_source(files, reader, plan, group, FollowedSource)
         return FollowedStream(
             source=rollouts, plan=plan, order=order, rollouts=rollouts, simulation=reader.simulation, group=group,

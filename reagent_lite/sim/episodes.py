@@ -11,7 +11,7 @@ is likelier a long one: means are off by the order of one episode in all.
 Of several agents in an environment each has an episode of its own, one after the other; it ends where the agent leaves.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,8 @@ from torch import Tensor
 
 from reagent_lite.errors import Problem, SimulationError
 from reagent_lite.memory import free_bytes
-from reagent_lite.sim.env import Policy, VectorEnv
+from reagent_lite.sim.env import VectorEnv
+from reagent_lite.sim.rollout import Player, act
 
 BLOCK_ROWS = 1 << 15
 _MOST_ROUNDS = 256
@@ -103,27 +104,22 @@ class Amount:
         )
 
 
-def whole_episodes(
-    env: VectorEnv, policy: Policy | None, amount: Amount, *, epsilon: float, temperature: float
-) -> Iterator[Episodes]:
+def whole_episodes(env: VectorEnv, players: Sequence[Player], amount: Amount) -> Iterator[Episodes]:
     """Yields episodes played from a reset, in the order of their starts, in blocks of about BLOCK_ROWS rows.
 
     Memory holds the rounds since the start of the oldest unfinished episode.
 
     Args:
         env: reset here.
-        policy: values of the choices; None draws uniformly.
+        players: who plays; one, or all types of agents.
         amount: how many.
-        epsilon: share of uniform draws.
-        temperature: above 0 draws from softmax(q / temperature) instead.
 
     Raises:
         SimulationError: when the environment was given an action it does not have, or memory does not suffice.
     """
     recorder = EpisodeRecorder(env)
-    exploration = torch.tensor([epsilon], device=env.device)
     while True:
-        recorder.play(policy, epsilon=exploration, temperature=temperature)
+        recorder.play(players)
         lengths = recorder.lengths
         count, enough = amount.of(lengths)
         stop = 0
@@ -155,13 +151,11 @@ class EpisodeRecorder:
         return self._list.lengths
 
     @torch.no_grad()
-    def play(self, policy: Policy | None, *, epsilon: Tensor, temperature: float) -> None:
+    def play(self, players: Sequence[Player]) -> None:
         """Plays a chunk of rounds.
 
         Args:
-            policy: values of the choices; None draws uniformly.
-            epsilon: [1] share of uniform draws, on the environments' device.
-            temperature: above 0 draws from softmax(q / temperature) instead.
+            players: one, or all types of agents.
 
         Raises:
             SimulationError: when the environment was given an action it does not have, or memory does not suffice.
@@ -169,8 +163,7 @@ class EpisodeRecorder:
         env, chunk = self._env, self._chunk
         for step in range(chunk.rounds):
             chunk.before(step)
-            q = None if policy is None else policy(env.observation, env.mask, env.features)
-            env.act(q, epsilon=epsilon, temperature=temperature)
+            act(env, players)
             env.step()
             chunk.after(step)
         env.check()
@@ -184,9 +177,9 @@ class EpisodeRecorder:
         return self._list.over
 
     @property
-    def rows_over(self) -> int:
-        """Rows of those episodes."""
-        return self._list.rows_over
+    def steps_over(self) -> int:
+        """Environment steps of those episodes."""
+        return self._list.steps_over
 
     def episodes(self, places: Ints) -> Episodes:
         """Returns episodes that are over, at least one, each as those of its agents."""
@@ -375,9 +368,9 @@ class _EpisodeList:
         return np.flatnonzero(self._stop >= 0)
 
     @property
-    def rows_over(self) -> int:
-        """Rows of those episodes."""
-        return int(self._size[self.over].sum())
+    def steps_over(self) -> int:
+        """Environment steps of those episodes."""
+        return int((self._stop - self.start)[self.over].sum())
 
     def gather(self, places: Ints, held: _Held) -> Episodes:
         """Returns finished episodes of environments, each as those of its agents, with their rows."""

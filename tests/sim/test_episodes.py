@@ -11,9 +11,11 @@ from reagent_lite.sim import episodes
 from reagent_lite.sim.backend import open_backend
 from reagent_lite.sim.env import VectorEnv
 from reagent_lite.sim.episodes import Amount, EpisodeRecorder, Episodes, whole_episodes
+from reagent_lite.sim.rollout import Player
 
 COLUMNS = ("state", "action", "reward", "propensity", "mask", "features")
 ENDS = ("env", "number", "lengths", "terminal", "last_state", "last_mask", "last_features")
+RANDOM = Player(policy=None, epsilon=torch.ones(1))
 Row = dict[str, Any]
 
 
@@ -27,7 +29,7 @@ def opened(name: str, count: int, first_env: int = 0) -> VectorEnv:
 
 def taken(env: VectorEnv, amount: Amount) -> tuple[dict[str, Any], list[Episodes]]:
     """All blocks joined, column by column."""
-    blocks = list(whole_episodes(env, None, amount, epsilon=0.0, temperature=0.0))
+    blocks = list(whole_episodes(env, [RANDOM], amount))
     joined = {name: [getattr(block, name) for block in blocks] for name in (*COLUMNS, *ENDS)}
     return {name: None if parts[0] is None else np.concatenate(parts) for name, parts in joined.items()}, blocks
 
@@ -115,12 +117,12 @@ def test_every_episode_is_taken_once_when_it_is_over_also_before_those_that_star
     recorder, found = EpisodeRecorder(env, rounds=7), []
     early = 0
     for _ in range(20):
-        recorder.play(None, epsilon=torch.ones(1), temperature=0.0)
+        recorder.play([RANDOM])
         over = recorder.over
         early += len(over) > len(recorder.lengths)
         if len(over):
             block = recorder.episodes(over)
-            assert recorder.rows_over == len(block.state)
+            assert recorder.steps_over == len(block.state)
             recorder.drop(over)
             parts = np.split(block.state, block.lengths.cumsum()[:-1])
             found += list(

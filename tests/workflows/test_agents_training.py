@@ -9,6 +9,7 @@ import pytest
 from oracles.bundles import linear_bundle
 from oracles.played import played
 from oracles.runs import ALONE, Runner, checked, merged, trained
+from oracles.simulated import made
 from oracles.team import TEAM
 
 from reagent_lite.config import check
@@ -200,6 +201,40 @@ def test_one_model_does_not_play_all_types(team: Tree, tmp_path: Path) -> None:
     with pytest.raises(ReagentLiteError) as error:
         played(tmp_path, model, env["env"], 2)
     assert "simulation.env: expected an environment whose agents are of one type" in str(error.value)
+
+
+def test_a_log_may_have_a_model_for_each_type(team: Tree, tmp_path: Path) -> None:
+    weights = {"leader": np.array([[0.0, 0, 1], [0, 0, -1], [0, 0, 3]]), "follower": np.array([[1.0, 0, 0]] * 3)}
+    weights["follower"][2, 2] = 2.0
+    models = {
+        name: str(linear_bundle(tmp_path / name, weight, ("0", "1", "2"), (0, 1, 2)))
+        for name, weight in weights.items()
+    }
+    played = {"policy": {"kind": "epsilon_greedy", "model": models["leader"], "epsilon": 0.3},
+              "policies": {"follower": models["follower"]}}  # fmt: skip
+    where = {"env": str(tmp_path / "team.cuh"), "env_parameters": {"size": 3}, "episodes": 50}
+    _, log = made(tmp_path, **where, **played)
+    leads = np.array([row["mdp_id"].endswith("-0") for row in log.rows])
+    q = np.where(leads[:, None], log.state @ weights["leader"].T, log.state @ weights["follower"].T)
+    softmax = np.exp(q) / np.exp(q).sum(1, keepdims=True)  # which the follower was exported with
+    greedy = np.where(q == q.max(1, keepdims=True), 0.7 + 0.1, 0.1)
+    taken = np.where(leads[:, None], greedy, softmax)[np.arange(len(q)), log.action.astype(int)]
+    np.testing.assert_allclose(log.propensity, taken, rtol=1e-5)
+    assert not (log.propensity[~leads] == log.propensity[~leads][0]).all()
+    for change, says in (
+        (
+            {"policies": {}},
+            "policy.model: expected a model that plays one type of agents of team, got one for leader and",
+        ),
+        ({"policies": {"captain": "random"}}, "policies.captain: expected one of leader, follower"),
+        (
+            {"policies": {"follower": "learn"}},
+            'policies.follower: expected "random" or the folder of an exported model',
+        ),
+    ):
+        with pytest.raises(ReagentLiteError) as error:
+            made(tmp_path, **where, **{**played, **change})
+        assert says in str(error.value)
 
 
 def test_several_types_do_not_learn_beside_a_log(team: Tree, small: Tree) -> None:

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 from oracles.roles import Roles, role
 from oracles.runs import ALONE, ROOT, checked, merged, trained
+from oracles.team import TEAM
 from oracles.waiting import wait_until
 
 from reagent_lite import console, files
@@ -30,18 +32,21 @@ from reagent_lite.doctor.machine import dataset_folder
 from reagent_lite.errors import ConfigError, FolderInUseError
 from reagent_lite.run.dry_run import dry_run, lines_of
 from reagent_lite.run.environments import open_simulation, with_actions
-from reagent_lite.run.learner import build_learner
+from reagent_lite.run.learner import build_learners
 from reagent_lite.run.roles.collect import Collector, named_block
 from reagent_lite.run.roles.following import env_steps
 from reagent_lite.run.roles.policies import PolicyReader, shared_folders
-from reagent_lite.run.sources import FollowedStream, open_source
+from reagent_lite.run.sources import FollowedStream, Stream, open_source
 from reagent_lite.sim.episodes import EpisodeRecorder
+from reagent_lite.sim.rollout import Player
 from reagent_lite.training.stop import StopSignal
 from reagent_lite.types import EnvStep
 from workflows.evaluate import evaluate
 from workflows.simulate import simulate
 
 Tree = dict[str, Any]
+RANDOM = Player(policy=None, epsilon=torch.ones(1))
+TAG: Tree = {"env": "tag_gridworld", "env_parameters": {"num_taggers": 3, "grid_length": 4, "episode_length": 20}}
 
 
 class IdleError(Exception):
@@ -77,13 +82,18 @@ def collected(tree: Tree, match: str = "not learned from yet") -> Collector:
     return one
 
 
-def followed(tree: Tree, workflow: str = "dqn") -> FollowedStream:
-    """The stream of a learner that has not taken rows yet."""
+def opened(tree: Tree, workflow: str = "dqn") -> Stream:
+    """The stream of a run that has taken no step yet."""
     config = checked(tree, workflow)
     simulation = open_simulation(config, ALONE)
     config = with_actions(config, simulation)
     source = open_source(config, ALONE, simulation)
-    stream = source.stream(build_learner(config, source.spec, ALONE.device))
+    return source.stream(build_learners(config, source.spec, source.types, ALONE.device))
+
+
+def followed(tree: Tree, workflow: str = "dqn") -> FollowedStream:
+    """The stream of a learner that has not taken rows yet."""
+    stream = opened(tree, workflow)
     assert isinstance(stream, FollowedStream)
     return stream
 
@@ -92,10 +102,14 @@ def fifo(folder: Path) -> list[Path]:
     return sorted((folder / "data" / "fifo").glob("*.parquet"))
 
 
+def progresses_of(folder: Path) -> list[dict[str, Any]]:
+    """Of the newest three policies."""
+    policies = sorted((folder / "data" / "policies").glob("0*"))
+    return [json.loads((policy / "manifest.json").read_text())["progress"] for policy in policies]
+
+
 def progress_of(folder: Path) -> dict[str, Any]:
-    newest = max((folder / "data" / "policies").glob("0*"))
-    progress: dict[str, Any] = json.loads((newest / "manifest.json").read_text())["progress"]
-    return progress
+    return progresses_of(folder)[-1]
 
 
 @pytest.mark.parametrize(
@@ -107,7 +121,7 @@ def test_what_is_played_is_what_is_learned_from(tmp_path: Path, env: str, parame
     simulation = open_simulation(checked(tree, "parametric_dqn" if parametric else "dqn"), ALONE)
     spec = simulation.backend.spec
     recorder = EpisodeRecorder(simulation.envs(0, 4, stream=9), rounds=200)
-    recorder.play(None, epsilon=torch.ones(1), temperature=0.0)
+    recorder.play([RANDOM])
     episodes = recorder.episodes(recorder.over)
     fixed = np.array(spec.action_features, np.float32) if parametric and not spec.candidates else None
     names = () if parametric else spec.action_names
@@ -146,21 +160,27 @@ def test_what_is_played_is_what_is_learned_from(tmp_path: Path, env: str, parame
     ]
 
 
-def test_a_learner_takes_what_the_schedule_asks_for_and_collectors_stay_two_policies_ahead(tmp_path: Path) -> None:
-    learn, collect = (role(tmp_path, mode, warmup_steps=4000) for mode in ("learn", "collect"))
+@pytest.mark.parametrize("environment", [{}, TAG], ids=["gridworld", "tag"])
+def test_a_learner_takes_as_much_as_both_plays_and_collectors_stay_two_policies_ahead(
+    tmp_path: Path, environment: Tree
+) -> None:
+    learn, collect = (role(tmp_path, mode, warmup_steps=4000, **environment) for mode in ("learn", "collect"))
+    both = opened(role(tmp_path, "both", warmup_steps=4000, dataset=None, **environment))
     first = collected(collect, "no learner is there yet")
     written = EpisodeFolder(tmp_path / "data").unread(0)
     assert written - int(fifo(tmp_path)[-1].name.split("-")[1]) < 800 <= written  # two spans of 50 steps of 8
     stream = followed(learn)
-    with pytest.raises(IdleError, match=rf"has {written:,} of the 4,000 rows that step 0 follows"):
+    with pytest.raises(IdleError, match=rf"has {written:,} of the 4,000 environment steps that step 0 follows"):
         stream.before_step(0)
-    assert progress_of(tmp_path) == {"step": 0, "rows": written, "through": len(fifo(tmp_path)), "ahead": 800,
+    assert progress_of(tmp_path) == {"step": 0, "frames": written, "through": len(fifo(tmp_path)), "ahead": 800,
                                      "finished": False}  # fmt: skip
     with pytest.raises(IdleError, match="the learner is at step 0"):
         first.run()
     assert first.outcome(1).policy == 2
-    taken, steps = [], range(120)
-    for step in steps:
+    taken, asked = [], []
+    for step in range(120):
+        both.before_step(step)
+        asked.append(both.frames)
         while True:
             with suppress(IdleError):
                 stream.before_step(step)
@@ -169,14 +189,67 @@ def test_a_learner_takes_what_the_schedule_asks_for_and_collectors_stay_two_poli
                 first.run()
         taken.append(stream.frames)
     largest = max(int(path.name.split("-")[1]) for path in fifo(tmp_path))
-    asked = [4000 + 8 * (step + 1) for step in steps]
+    assert asked == [4000 + 8 * (step + 1) for step in range(120)]
     assert all(wanted <= rows < wanted + largest for wanted, rows in zip(asked, taken, strict=True))
-    assert progress_of(tmp_path)["step"] == 100
+    assert 100 in [one["step"] for one in progresses_of(tmp_path)]
     batch = next(stream.rollouts)
-    assert (batch.weight > 0).all()
+    for one in batch.values() if environment else [batch]:
+        assert (one.weight > 0).all()
     figures = stream.figures()
     assert figures["simulation/env_steps"] == taken[-1]
     assert figures["simulation/training_length/mean"] == taken[-1] / figures["simulation/episodes"]
+
+
+@pytest.mark.parametrize("plays", ["learn", "random"])
+def test_each_type_learns_from_the_rows_of_its_agents_until_they_leave(tmp_path: Path, plays: str) -> None:
+    """A leader and two followers; an agent leaves after two to four steps, and an episode goes on until all have."""
+    (tmp_path / "team.cuh").write_text(TEAM)
+    tree = {"env": str(tmp_path / "team.cuh"), "env_parameters": {"size": 3}, "policies": {"follower": plays},
+            "warmup_steps": 800}  # fmt: skip
+    collected(role(tmp_path, "collect", **tree))
+    stream = followed(role(tmp_path, "learn", **tree))
+    stream.before_step(0)
+    states: dict[str, list[list[float]]] = {"leader": [], "follower": []}
+    earned, steps = {"leader": 0.0, "follower": 0.0}, dict[str, int]()
+    for file in fifo(tmp_path)[: stream.files.state_dict()["through"]]:
+        longest = dict[str, int]()
+        for row in pq.read_table(file).to_pylist():
+            game, agent = row["mdp_id"].rsplit("-", 1)
+            kind = "leader" if agent == "0" else "follower"
+            states[kind].append([value for _, value in row["state_features"]])
+            earned[kind] += row["reward"] / (1 if agent == "0" else 2)
+            longest[game] = max(longest.get(game, 0), row["sequence_number"] + 1)
+        assert int(file.name.split("-")[1]) == sum(longest.values())
+        steps |= longest
+    assert len(states["follower"]) != 2 * len(states["leader"])
+    assert stream.frames == sum(steps.values()) >= 808
+    learning = ["leader", "follower"][: 1 + (plays == "learn")]
+    assert list(stream.files.rings) == learning
+    for kind in learning:
+        assert stream.files.rings[kind].state_dict()["observation"].flatten(0, 1).tolist() == states[kind]
+    figures = stream.figures()
+    assert figures["simulation/episodes"] == len(steps)
+    assert figures["simulation/training_length/mean"] == stream.frames / len(steps)
+    for kind, total in earned.items():
+        assert figures[f"simulation/{kind}/training_return/mean"] == pytest.approx(total / len(steps))
+
+
+def test_a_collector_plays_the_policy_of_each_type_and_refuses_those_against_others(tmp_path: Path) -> None:
+    learn, collect = (role(tmp_path, mode, warmup_steps=64, **TAG) for mode in ("learn", "collect"))
+    one, stream = collected(collect), followed(learn)
+    stream.before_step(0)
+    with pytest.raises(IdleError):
+        stream.files.run(10_000)
+    with pytest.raises(IdleError):
+        one.run()
+    files = [file for file in fifo(tmp_path) if pq.read_schema(file).metadata[b"reagent_lite"].count(b'"policy": 2')]
+    chances = {kind: set[float]() for kind in ("tagger", "runner")}
+    for row in pq.read_table(files[-1]).to_pylist():
+        chances["runner" if row["mdp_id"].endswith("-3") else "tagger"].add(row["action_probability"])
+    assert all(max(found) > 0.2 for found in chances.values())  # uniform draws of five actions
+    random = role(tmp_path, "collect", **TAG, policies={"runner": "random"})
+    with pytest.raises(ConfigError, match=r"simulation\.policies.*\n?.*random"):
+        collector(random).run()
 
 
 @pytest.mark.parametrize("env", ["cartpole_v1", "recommend"])
@@ -324,8 +397,8 @@ def test_the_doctor_looks_at_the_shared_folder(tmp_path: Path) -> None:
 def test_a_dry_run_says_which_role_it_is(tmp_path: Path, mode: str) -> None:
     run = dry_run(checked(role(tmp_path, mode), "dqn"), Processes(1, "cpu"))
     (line,) = (line for line in lines_of(run) if "simulation.mode" in line)
-    assert line == (f"simulation.mode {mode}: episodes in {tmp_path / 'data'}, collectors at most about 800 rows ahead "
-                    "of the learner")  # fmt: skip
+    assert line == (f"simulation.mode {mode}: episodes in {tmp_path / 'data'}, collectors at most about 800 "
+                    "environment steps ahead of the learner")  # fmt: skip
     learns = [word in "\n".join(lines_of(run)) for word in ("evaluated every", "checkpoints", "replay ring")]
     assert learns == [mode == "learn"] * 3
     assert not (tmp_path / "data").exists()
@@ -396,9 +469,9 @@ def whole_files(folder: Path) -> int:
     total = 0
     for file in shared.files():
         ends = [(steps.terminated | steps.truncated) for steps in _steps(shared, file.name)]
-        assert sum(map(len, ends)) == file.rows
+        assert sum(map(len, ends)) == file.steps
         assert bool(ends[-1][-1])
-        total += file.rows
+        total += file.steps
     return total
 
 
@@ -427,7 +500,7 @@ def survive(roles: Roles, folder: Path, kills: int, seconds: tuple[float, float]
     rows = whole_files(folder)
     taken = progress_of(folder)
     assert taken["finished"]
-    assert steps <= taken["rows"] + 8 <= rows + 8
+    assert steps <= taken["frames"] + 8 <= rows + 8
     lines = (folder / "out" / "metrics.jsonl").read_text().splitlines()
     assert json.loads(lines[-1])["step"] == learner.outcome["steps"]
 
@@ -488,7 +561,7 @@ def test_two_ranks_share_the_files_and_one_goes_on_with_what_they_have_read(role
     assert roles.end(collector).code == 0
     after = progress_of(tmp_path)
     largest = max(int(path.name.split("-")[1]) for path in fifo(tmp_path))
-    assert before["rows"] < 6000 <= after["rows"] < 6000 + largest
+    assert before["frames"] < 6000 <= after["frames"] < 6000 + largest
     assert one.outcome["steps"] == 625
 
 
@@ -504,6 +577,6 @@ def test_a_learner_and_a_collector_solve_cartpole_with_about_the_data_of_both(ro
     apart = found.outcome
     largest = max(int(path.name.split("-")[1]) for path in fifo(tmp_path))
     # the same updates for the same rows; how many an agent needs varies by half with the seed
-    assert 0 <= progress_of(tmp_path)["rows"] - (5008 + 16 * apart["steps"]) <= largest
+    assert 0 <= progress_of(tmp_path)["frames"] - (5008 + 16 * apart["steps"]) <= largest
     assert 0.3 * both.steps < apart["steps"] < 3 * both.steps
     assert apart["scores"]["simulation/return/mean"] >= 475

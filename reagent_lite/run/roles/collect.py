@@ -11,31 +11,34 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from reagent_lite.algorithms.learners import learners_of
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.console import Waiting, logger
-from reagent_lite.data.dataset import EpisodeFolder
+from reagent_lite.data.dataset import EpisodeFolder, named
 from reagent_lite.data.writing.episodes import EpisodeBlock, LogSchema, episode_rows
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import DataError, counted
 from reagent_lite.files import NO_ROOM
 from reagent_lite.run.environments import TRAINING, Reader, given_or_unchanged, open_simulation, with_actions
-from reagent_lite.run.learner import build_learner, choose_threads
+from reagent_lite.run.learner import build_learners, choose_threads
 from reagent_lite.run.roles.policies import (
     Policy,
     PolicyReader,
     facts_of,
+    frames_per_policy,
     keep_size,
     load_policy,
-    most_rows_ahead,
+    most_frames_ahead,
     origin_of,
     policies_folder,
-    rows_per_policy,
     shared_folders,
 )
 from reagent_lite.run.simulated import exploration_of, simulated_plan
 from reagent_lite.sim.cuda import on_stream
 from reagent_lite.sim.episodes import BLOCK_ROWS, EpisodeRecorder, Episodes
+from reagent_lite.sim.rollout import Player
 from reagent_lite.training.stop import StopSignal
 
 _FILES_PER_POLICY = 4
@@ -48,7 +51,7 @@ class Collected:
 
     Attributes:
         dataset: the shared folder.
-        files, episodes, rows: of this process.
+        files, episodes, rows: of this process; each agent's part of an episode is one of its own.
         mean_return: of its episodes, None without one.
         policy: version of the last policy, 0 where there was none.
         seconds: total wall-clock time.
@@ -99,18 +102,29 @@ class Collector:
         reader = Reader(config, simulation, normalization, group.device)
         self._id = uuid.uuid4().hex[:12]
         env = replace(simulation, seed=int(self._id[:8], 16)).envs(0, settings.num_envs, stream=TRAINING)
-        self._learner = build_learner(config, normalization.spec(config.actions), group.device)
-        choose_threads(config, normalization.spec(config.actions), group)
-        self._play = reader.policy(self._learner, env.device)
+        read = normalization.spec(config.actions)
+        self._learner = build_learners(config, read, simulation.learning, group.device)
+        choose_threads(config, read, group)
         self._origin = origin_of(config, simulation)
         self._policies = PolicyReader(policies_folder(config), facts_of(reader, self._learner))
         self._policy: Policy | None = None
         self._exploration = exploration_of(config, simulated_plan(config, 1).num_steps)
         self._warmup = settings.warmup_steps
         self._epsilon = torch.ones(1, device=env.device)
-        self._ahead = most_rows_ahead(config)
-        self._rows_of_file = min(max(rows_per_policy(config) // _FILES_PER_POLICY, 1), BLOCK_ROWS)
-        self._recorder = EpisodeRecorder(env, rounds=max(self._rows_of_file // env.num_envs, 1))
+        learners, temperature = learners_of(self._learner), self._exploration.temperature
+
+        def player(kind: str, rows: Tensor | None) -> Player:
+            policy = reader.policy(learners[kind], env.device)
+            return Player(policy=policy, epsilon=self._epsilon, temperature=temperature, rows=rows)
+
+        self._informed = tuple(simulation.players(env, player).values())
+        self._uniform = tuple(
+            replace(one, policy=None) if kind.learns else one
+            for kind, one in zip(simulation.types, self._informed, strict=True)
+        )
+        self._ahead = most_frames_ahead(config)
+        self._frames_of_file = max(min(frames_per_policy(config) // _FILES_PER_POLICY, BLOCK_ROWS // spec.agents), 1)
+        self._recorder = EpisodeRecorder(env, rounds=max(self._frames_of_file // env.num_envs, 1))
         fixed = simulation.parametric and not spec.candidates
         features = np.array(spec.action_features, np.float32) if fixed else None
         self._schema = LogSchema(transitions=True, action_names=config.actions, action_features=features)
@@ -128,7 +142,7 @@ class Collector:
                 waiting.sleep(reason)
                 continue
             waiting = Waiting()
-            while self._recorder.rows_over < self._rows_of_file and not (self._signal.wanted or self._done()):
+            while self._recorder.steps_over < self._frames_of_file and not (self._signal.wanted or self._done()):
                 self._play_some()
             self._write()
             if time.monotonic() - logged >= _LOG_SECONDS:
@@ -156,7 +170,7 @@ class Collector:
             load_policy(self._learner, newer)
             self._policy = newer
             self._live |= not newer.progress.finished
-            taken = newer.progress.rows - self._warmup
+            taken = newer.progress.frames - self._warmup
             self._epsilon.fill_(self._exploration.epsilon(max(taken, 0)))
         return self._live and self._policy is not None and self._policy.progress.finished
 
@@ -169,13 +183,12 @@ class Collector:
         if unread < ahead:
             return ""
         learner = "no learner is there yet" if progress is None else f"the learner is at step {progress.step:,}"
-        return f"{unread:,} rows in {self._folder.path} are not learned from yet; {learner}"
+        return f"{unread:,} environment steps in {self._folder.path} are not learned from yet; {learner}"
 
     def _play_some(self) -> None:
         """Plays a chunk: by the newest policy, or by uniform draws until the learner has its warm-up."""
-        informed = self._policy is not None and self._policy.progress.rows >= self._warmup
-        temperature = self._exploration.temperature if informed else 0.0
-        self._recorder.play(self._play if informed else None, epsilon=self._epsilon, temperature=temperature)
+        informed = self._policy is not None and self._policy.progress.frames >= self._warmup
+        self._recorder.play(self._informed if informed else self._uniform)
 
     def _write(self) -> None:
         """Writes the episodes that are over as one file; waits where the share is full, unless it is to end."""
@@ -203,11 +216,8 @@ class Collector:
 
 
 def named_block(episodes: Episodes, prefix: str) -> EpisodeBlock:
-    """Returns episodes as the writer takes them, named by a prefix of their log, environment, number and agent.
-
-    With one agent the name ends with the number.
-    """
-    ids = (episodes.env, episodes.number, *((episodes.agent,) if episodes.agent.any() else ()))
-    names = ["-".join((prefix, *map(str, each))) for each in zip(*ids, strict=True)]
+    """Returns episodes as the writer takes them, named by a prefix of their log."""
+    agents = episodes.agent.tolist() if episodes.agent.any() else [None] * len(episodes.agent)
+    names = [named(prefix, *each) for each in zip(episodes.env, episodes.number, agents, strict=True)]
     columns = {name: getattr(episodes, name) for name in EpisodeBlock.__dataclass_fields__ if name != "mdp_ids"}
     return EpisodeBlock(mdp_ids=names, **columns)

@@ -3,8 +3,9 @@
  files in order ─► rank 0 takes as many as the schedule asks for ─► their names to all ranks ─► each reads its share
                                                                                                 └► its replay ring
 
-A run takes as many rows a step as it would play itself, so that the same steps see the same amount of data. Where there
-are too few it publishes its policy, for collectors that wait for it, and waits.
+A run takes as many environment steps before a step as it would play itself, so that the same steps see the same amount
+of data. Where there are too few it publishes its policy, for collectors that wait for it, and waits. Each type of
+agents that learns has a ring, of the rows of its agents.
 """
 
 import json
@@ -18,28 +19,25 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from reagent_lite.algorithms.dqn import DQN
+from reagent_lite.algorithms.learners import Learner
 from reagent_lite.console import Waiting, logger
-from reagent_lite.data.dataset import EpisodeFile, EpisodeFolder, misfits
+from reagent_lite.data.dataset import EpisodeFile, EpisodeFolder, game_and_agent, misfits
 from reagent_lite.data.rows.maps import Lists
 from reagent_lite.data.rows.reading import Rows
 from reagent_lite.distributed.group import Group
-from reagent_lite.errors import DataError, counted
+from reagent_lite.errors import DataError, Problem, counted
 from reagent_lite.run.environments import Reader
 from reagent_lite.run.roles.policies import (
     PolicyPublisher,
     Progress,
     facts_of,
     keep_size,
-    most_rows_ahead,
+    most_frames_ahead,
     origin_of,
     policies_folder,
 )
-from reagent_lite.run.simulated import (
-    open_ring,
-    ring_settings,
-)
-from reagent_lite.sim.rollout import ONLY, RolloutSource, require_no_strange_rewards
+from reagent_lite.run.simulated import open_ring, ring_settings
+from reagent_lite.sim.rollout import RolloutSource, require_no_strange_rewards
 from reagent_lite.sim.spec import EnvSpec
 from reagent_lite.training.stop import StopSignal
 from reagent_lite.types import EnvStep
@@ -50,16 +48,16 @@ class FollowedEpisodes:
 
     Args:
         reader: the environment that collectors play.
-        learner: whose policy is published, by rank 0.
+        learner: whose policies are published, by rank 0.
         group: ranks share the files.
         signal: ends the wait for rows.
 
     Attributes:
         players, rings, device: see sim.rollout.Experience.
-        rows: taken so far, over all ranks.
+        frames: environment steps taken so far, over all ranks.
     """
 
-    def __init__(self, reader: Reader, learner: DQN, group: Group, signal: StopSignal) -> None:
+    def __init__(self, reader: Reader, learner: Learner, group: Group, signal: StopSignal) -> None:
         config, self._spec = reader.config, reader.simulation.backend.spec
         self._settings, self._origin = config.environments.shared, origin_of(config, reader.simulation)
         self._actions, self._group, self._signal = config.actions, group, signal
@@ -70,16 +68,20 @@ class FollowedEpisodes:
             candidates=config.parametric,  # files have lists of candidates, fixed or not
             action_features=None,
         )
-        self._ring, self._step = open_ring(settings, config, group), 0
-        self.players, self.rings, self.device = {ONLY: None}, {ONLY: self._ring}, group.device
+        self._types, self._step = reader.simulation.types, 0
+        self.players, self.device = {one.name: None for one in self._types}, group.device
+        self.rings = {name: open_ring(settings, config, group) for name in reader.simulation.learning}
+        fewest = min(len(one.agents) for one in self._types if one.learns)
+        self._most_frames = settings.slots * group.world_size // fewest
+        self._waiting = max(ring.fewest_rows for ring in self.rings.values())
         self._publisher = PolicyPublisher(policies_folder(config), learner, facts_of(reader, learner))
-        self._rows_per_step, self._ahead = config.environments.num_envs, most_rows_ahead(config)
+        self._frames_per_step, self._ahead = config.environments.num_envs, most_frames_ahead(config)
         self._unit_reward, self._strange_rewards = config.rl.q_network_loss == "bce_with_logits", 0
         self._pending, self._seen, self._through = deque[EpisodeFile](), set[str](), 0
         self._left_out: list[DataError] = []
         self._given = [0] * group.world_size
-        self.rows = self._wanted = 0
-        self._finished = torch.zeros(3, dtype=torch.float64)
+        self.frames = self._wanted = 0
+        self._finished = torch.zeros(2 + len(self._types), dtype=torch.float64)
 
     def publish(self, step: int, *, finished: bool = False) -> None:
         """Publishes the policy if one is due after so many optimizer steps, at the first call, and at the end."""
@@ -90,7 +92,7 @@ class FollowedEpisodes:
 
     def _publish(self, *, finished: bool = False) -> None:
         self._publisher.publish(
-            Progress(step=self._step, rows=self.rows, through=self._through, ahead=self._ahead, finished=finished)
+            Progress(step=self._step, frames=self.frames, through=self._through, ahead=self._ahead, finished=finished)
         )
         keep_size(self._folder, self._settings)
 
@@ -98,12 +100,12 @@ class FollowedEpisodes:
         """Does nothing: collectors explore."""
 
     def run(self, steps: int, *, informed: bool = True) -> None:
-        """Takes as many rows as so many steps of every environment give, and waits for those that are missing.
+        """Takes so many steps of every environment, and waits for those that are missing.
 
         Raises:
             Preempted: a rank was asked to end while it waited; all ranks raise it.
         """
-        wanted, waiting = self._wanted + steps * self._rows_per_step, Waiting()
+        wanted, waiting = self._wanted + steps * self._frames_per_step, Waiting()
         while not self._suffices(wanted):
             if self._take(wanted):
                 waiting = Waiting()
@@ -112,12 +114,12 @@ class FollowedEpisodes:
                 self._publish()
             if int(self._group.sum(torch.tensor([self._signal.wanted], dtype=torch.int64))):
                 raise self._signal.preempted()
-            waiting.sleep(f"{self._folder.path} has {self.rows:,} of the {wanted:,} rows that step {self._step:,} "
-                          "follows; collectors write them (simulation.mode collect)")  # fmt: skip
+            waiting.sleep(f"{self._folder.path} has {self.frames:,} of the {wanted:,} environment steps that step "
+                          f"{self._step:,} follows; collectors write them (simulation.mode collect)")  # fmt: skip
         self._wanted = wanted
 
     def _suffices(self, wanted: int) -> bool:
-        return self.rows >= wanted and min(self._given) >= self._ring.fewest_rows
+        return self.frames >= wanted and min(self._given) >= self._waiting
 
     def _take(self, wanted: int) -> bool:
         """Reads files until they suffice, and returns whether there were any."""
@@ -127,25 +129,25 @@ class FollowedEpisodes:
                 files = self._folder.files()
                 self._seen.intersection_update(one.name for one in files)
                 self._pending.extend(one for one in files if one.name not in self._seen)
-            rows = self.rows
-            while self._pending and (rows < wanted or not chosen):
+            frames = self.frames
+            while self._pending and (frames < wanted or not chosen):
                 chosen += self._checked(self._pending.popleft())
-                rows = self.rows + sum(count for _, count in chosen)
+                frames = self.frames + sum(steps for _, steps in chosen)
             self._warn()
         return self._read_shares(chosen, count=True)
 
     def _checked(self, file: EpisodeFile) -> list[tuple[str, int]]:
-        """Returns the name and rows of a file that may be learned from; another is left out."""
+        """Returns the name and environment steps of a file that may be learned from; another is left out."""
         self._seen.add(file.name)
         self._through = max(self._through, file.number)
         try:
-            found, rows = self._folder.origin(file.name)
+            found, steps = self._folder.origin(file.name)
             if problems := misfits(str(self._folder.path / file.name), self._origin, found):
                 raise DataError(problems)
         except DataError as error:
             self._left_out.append(error)
             return []
-        return [(file.name, rows)]
+        return [(file.name, steps)]
 
     def _warn(self) -> None:
         """Warns of the files that were left out since the last call, with the reason of the first."""
@@ -157,31 +159,35 @@ class FollowedEpisodes:
     def _read_shares(self, chosen: list[tuple[str, int]], *, count: bool) -> bool:
         """Reads on each rank its share of the files that rank 0 has chosen, and returns whether there are any."""
         files = json.loads(self._group.broadcast_text(json.dumps(chosen)))
-        for name, rows in files:
+        for name, steps in files:
             rank = self._given.index(min(self._given))
-            self._given[rank] += rows
-            self.rows += rows if count else 0
+            self._given[rank] += steps
+            self.frames += steps if count else 0
             if rank == self._group.rank:
+                self._finished[1] += steps
                 self._read(name)
         return bool(files)
 
     def _read(self, name: str) -> None:
         try:
             for rows in self._folder.rows(name, self._actions):
-                self._write(env_steps(rows, self._spec), rows)
+                self._write(env_steps(rows, self._spec), agents_of(rows, self._spec, name))
         except DataError as error:
             logger.warning(f"a file of the dataset is left out: {error}")
 
-    def _write(self, steps: EnvStep, rows: Rows) -> None:
-        count = len(rows)
-        for begin in range(0, count, self._ring.most_rounds):
-            part = slice(begin, begin + self._ring.most_rounds)
-            self._ring.write(steps.rows(part).to(self._group.device), min(count - begin, self._ring.most_rounds))
-        reward = rows.reward
+    def _write(self, steps: EnvStep, agent: Tensor) -> None:
         if self._unit_reward:
-            self._strange_rewards += int((~((reward >= 0) & (reward <= 1))).sum())
-        ends = int((steps.terminated | steps.truncated).sum())
-        self._finished += torch.tensor([ends, count, reward.sum(dtype=np.float64)], dtype=torch.float64)
+            self._strange_rewards += int((~((steps.reward >= 0) & (steps.reward <= 1))).sum())
+        # an episode of the environment has one of its first agent
+        self._finished[0] += ((steps.terminated | steps.truncated) & (agent == 0)).sum()
+        for place, kind in enumerate(self._types):
+            own = steps.rows(torch.isin(agent, torch.tensor(kind.agents)))
+            self._finished[2 + place] += own.reward.sum(dtype=torch.float64) / len(kind.agents)
+            if (ring := self.rings.get(kind.name)) is None:
+                continue
+            for begin in range(0, len(own.reward), ring.most_rounds):
+                part = own.rows(slice(begin, begin + ring.most_rounds))
+                ring.write(part.to(self._group.device), len(part.reward))
 
     def check(self) -> None:
         """Raises the errors of the rows.
@@ -192,27 +198,27 @@ class FollowedEpisodes:
         require_no_strange_rewards(self._strange_rewards, self._spec.name)
 
     def finished(self) -> Tensor:
-        """Returns [3] float64 and starts anew: episodes read, their steps, the sum of their returns."""
+        """Returns [2 + players] float64 and starts anew: episodes read, their steps, returns of an agent by type."""
         self.check()
-        totals, self._finished = self._finished, torch.zeros(3, dtype=torch.float64)
+        totals, self._finished = self._finished, torch.zeros_like(self._finished)
         return totals
 
     def state_dict(self) -> dict[str, Any]:
         """Returns how far the files are read; the rows are still in them."""
-        return {"rows": self.rows, "wanted": self._wanted, "through": self._through, "finished": self._finished}
+        return {"frames": self.frames, "wanted": self._wanted, "through": self._through, "finished": self._finished}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Fills the ring from the newest files that had been read; the next ones follow them."""
-        self.rows, self._wanted, self._through = (int(state[name]) for name in ("rows", "wanted", "through"))
-        self._finished = state["finished"].clone()
+        """Fills the rings from the newest files that had been read; the next ones follow them."""
+        self.frames, self._wanted, self._through = (int(state[name]) for name in ("frames", "wanted", "through"))
         again: list[tuple[str, int]] = []
         if self._group.is_first:
             read = [one for one in self._folder.files() if one.number <= self._through]
             self._seen.update(one.name for one in read)
-            while read and sum(rows for _, rows in again) < self._ring.capacity * self._group.world_size:
+            while read and sum(steps for _, steps in again) < self._most_frames:
                 again += self._checked(read.pop())
             self._warn()
         self._read_shares(again[::-1], count=False)
+        self._finished = state["finished"].clone()
 
 
 class FollowedSource(RolloutSource):
@@ -226,6 +232,19 @@ class FollowedSource(RolloutSource):
         """Continues from a `state_dict`."""
         self._step, self._warm = int(state["step"]), bool(state["warm"])
         self.rollout.load_state_dict(state["rollout"])
+
+
+def agents_of(rows: Rows, spec: EnvSpec, where: str) -> Tensor:
+    """Returns [n] the number of each row's agent, which its episode's name ends with.
+
+    Raises:
+        DataError: an agent that the environment does not have.
+    """
+    agents = np.array([game_and_agent(name)[1] for name in rows.mdp_ids.to_pylist()])
+    if len(agents) and agents.max() >= spec.agents:
+        expected = f"names of episodes that end with agents 0 to {spec.agents - 1} of {spec.name}"
+        raise DataError(Problem(where, expected, str(agents.max())))
+    return torch.from_numpy(np.append(agents, 0)[rows.episode])
 
 
 def env_steps(rows: Rows, spec: EnvSpec) -> EnvStep:

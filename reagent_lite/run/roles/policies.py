@@ -1,5 +1,7 @@
 """Versioned policies in a shared folder: one learner publishes, any number of collectors play the newest.
 
+A version holds the policy of each type of agents that learns.
+
 learner ─► policies/0000000012/ weights.safetensors, manifest.json ─► collectors of the same environment and network
 """
 
@@ -15,7 +17,7 @@ from typing import Any, Final
 from safetensors.torch import load, save
 from torch import Tensor
 
-from reagent_lite.algorithms.dqn import DQN
+from reagent_lite.algorithms.learners import Learner
 from reagent_lite.config import WorkflowConfig, resolved
 from reagent_lite.config.dataset import DatasetConfig
 from reagent_lite.console import logger
@@ -29,7 +31,7 @@ from reagent_lite.sim.sources import origin
 from reagent_lite.training.checkpoint import plain
 
 WEIGHTS: Final = "weights.safetensors"
-_TARGET: Final = "target_network."  # which collectors do not read
+_TARGET: Final = ".target_network."  # which collectors do not read
 _KEPT: Final = 3
 
 
@@ -39,14 +41,14 @@ class Progress:
 
     Attributes:
         step: optimizer steps done.
-        rows: taken from the dataset, over all ranks and collectors.
+        frames: environment steps taken from the dataset, over all ranks and collectors.
         through: largest number among the files that were taken.
-        ahead: rows that may lie in later files; collectors wait above.
+        ahead: environment steps that may lie in later files; collectors wait above.
         finished: whether the run has ended.
     """
 
     step: int
-    rows: int
+    frames: int
     through: int
     ahead: int
     finished: bool = False
@@ -72,16 +74,16 @@ def origin_of(config: WorkflowConfig, simulation: Simulation) -> dict[str, Any]:
     return origin(simulation.config, simulation.backend.spec, config.actions)
 
 
-def rows_per_policy(config: WorkflowConfig) -> int:
-    """Returns the rows that a learner takes from one published policy to the next."""
+def frames_per_policy(config: WorkflowConfig) -> int:
+    """Returns the environment steps that a learner takes from one published policy to the next."""
     settings = config.environments
     rollouts = max(settings.shared.publish_every_steps // settings.updates_per_rollout, 1)
     return rollouts * settings.steps_per_rollout * settings.num_envs
 
 
-def most_rows_ahead(config: WorkflowConfig) -> int:
-    """Returns the rows above which collectors wait for the learner."""
-    return 2 * rows_per_policy(config)
+def most_frames_ahead(config: WorkflowConfig) -> int:
+    """Returns the environment steps above which collectors wait for the learner."""
+    return 2 * frames_per_policy(config)
 
 
 def keep_size(folder: EpisodeFolder, settings: DatasetConfig) -> None:
@@ -90,14 +92,15 @@ def keep_size(folder: EpisodeFolder, settings: DatasetConfig) -> None:
         folder.keep_below(settings.max_bytes)
 
 
-def facts_of(reader: Reader, learner: DQN) -> dict[str, Any]:
-    """Returns what a learner and its collectors have alike, as JSON: environment, and all that a network's values need.
+def facts_of(reader: Reader, learner: Learner) -> dict[str, Any]:
+    """Returns what a learner and its collectors have alike, as JSON: environment, who else plays, all a network needs.
 
     Two processes with the same facts give the same values by the same tensors.
     """
     config = reader.config
     facts = {
         **origin_of(config, reader.simulation),
+        "simulation.policies": {one.name: one.digest or one.plays for one in reader.simulation.types},
         "training.activations": config.training.activations,
         "training.network": config.training.network,
         **{f"rainbow.{key}": value for key, value in resolved(config)["rainbow"].items()},
@@ -139,7 +142,7 @@ class PolicyPublisher:
         facts: what collectors must have alike.
     """
 
-    def __init__(self, folder: Path, learner: DQN, facts: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, learner: Learner, facts: dict[str, Any]) -> None:
         self._folder, self._learner, self._facts = folder, learner, facts
         self._published: Progress | None = None
 
@@ -204,13 +207,13 @@ class PolicyReader:
         return None
 
 
-def load_policy(learner: DQN, policy: Policy) -> None:
+def load_policy(learner: Learner, policy: Policy) -> None:
     """Loads the tensors of a policy into a learner of the same network."""
     learner.load_state_dict({**learner.state_dict(), **policy.tensors})
 
 
-def _tensors(learner: DQN) -> dict[str, Tensor]:
-    return {name: value for name, value in plain(learner).items() if not name.startswith(_TARGET)}
+def _tensors(learner: Learner) -> dict[str, Tensor]:
+    return {name: value for name, value in plain(learner).items() if _TARGET not in f".{name}"}
 
 
 def _versions(folder: Path) -> list[int]:
