@@ -19,10 +19,9 @@ from reagent_lite.config.convert import MINARI_SUFFIX, ConvertConfig
 from reagent_lite.console import logger, progress
 from reagent_lite.data.formats.files import MINARI_DESCRIPTION, InputFile
 from reagent_lite.data.stage import data_files, left_out, require_apart
-from reagent_lite.data.tables import typed_tables
+from reagent_lite.data.tables import merged, typed_tables, with_types
 from reagent_lite.data.writing.files import table_writer
 from reagent_lite.data.writing.minari import KEPT, MinariForm, copy_to_minari
-from reagent_lite.data.writing.tables import merged, with_types
 from reagent_lite.errors import ConfigError, Problem, counted
 from reagent_lite.feature_ids import id_of
 from reagent_lite.files import require_writable

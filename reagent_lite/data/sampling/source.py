@@ -193,15 +193,14 @@ def build_rows(
     """
     names = copy.metric_names if metric_names is None else metric_names
     metrics = np.array(in_order(copy.metrics, copy.metric_names, names, absent=0.0), np.float32)
-    last = spans.last if spans.last is not None else slice(None)
-    bootstrap = np.asarray(copy.bootstrap)[last]
+    last, bootstrap = spans.last, np.asarray(copy.bootstrap)[spans.last]
     scalars = np.stack((spans.reward, spans.steps, bootstrap, copy.propensity), axis=1).astype(np.float32, copy=False)
     next_action = np.asarray(copy.next_action)[last]
     choices = np.stack((np.maximum(copy.action, 0), np.maximum(next_action, 0)), axis=1)
     place = state.values.device
     return LoggedRows(
         state=state,
-        next_index=torch.from_numpy(np.array(np.asarray(copy.next_index)[last])).to(place),
+        next_index=torch.from_numpy(np.asarray(copy.next_index)[last]).to(place),
         scalars=torch.from_numpy(scalars).to(place),
         choices=torch.from_numpy(choices).to(place),
         masks=_masks(copy, last, bootstrap, place) if candidate_features is None else None,
@@ -314,14 +313,16 @@ def rows_in_order(rows: LoggedRows, numbers: np.ndarray[Any, Any], device: torch
         yield rows.take(index, torch.ones(len(index), device=place)).to(device)
 
 
-def _masks(copy: TrainingCopy, last: Any, bootstrap: np.ndarray[Any, Any], place: torch.device) -> Tensor | None:
+def _masks(
+    copy: TrainingCopy, last: NDArray[np.int64], bootstrap: np.ndarray[Any, Any], place: torch.device
+) -> Tensor | None:
     now, after = np.asarray(copy.mask, bool), np.asarray(copy.next_mask, bool)[last]
     if now.all() and after[bootstrap > 0].all():
         return None  # after an end nothing is bootstrapped, so its mask does not matter
     return torch.from_numpy(np.stack((now, after), axis=1)).to(place)
 
 
-def _lists(copy: TrainingCopy, features: Columns, last: Any, place: torch.device) -> Candidates:
+def _lists(copy: TrainingCopy, features: Columns, last: NDArray[np.int64], place: torch.device) -> Candidates:
     lengths = np.diff(copy.list_offsets)
     return Candidates(
         features=features,

@@ -20,17 +20,17 @@ class Spans:
 
     reward: [R] float32, summed and discounted over the span.
     steps: [R] float32.
-    last: [R] row whose next state, next actions and bootstrap end the span, or None where that is the row itself.
+    last: [R] row whose next state, next actions and bootstrap end the span.
     """
 
     reward: NDArray[np.float32]
     steps: NDArray[np.float32]
-    last: NDArray[np.int64] | None = None
+    last: NDArray[np.int64]
 
 
 def single_steps(copy: TrainingCopy) -> Spans:
     """Returns rows as they are: of one step each, or of as many as a timeline has summed up."""
-    return Spans(reward=copy.reward, steps=np.asarray(copy.step).astype(np.float32))
+    return Spans(reward=copy.reward, steps=np.asarray(copy.step).astype(np.float32), last=np.arange(len(copy)))
 
 
 def time_steps(copy: TrainingCopy, unit_length: float) -> Spans:
@@ -45,7 +45,8 @@ def time_steps(copy: TrainingCopy, unit_length: float) -> Spans:
     todo = "Correct the log, or set use_seq_num_diff_as_time_diff to false"
     _refuse(copy, wrong, expected, f"{copy.time_diff[int(wrong.argmax())]:g}", todo)
     # a terminal row's time_diff multiplies nothing, and 0 ** 0 must not come up
-    return Spans(reward=copy.reward, steps=np.where(copy.bootstrap > 0, copy.time_diff / unit_length, 1).astype("f4"))
+    steps = np.where(copy.bootstrap > 0, copy.time_diff / unit_length, 1)
+    return Spans(reward=copy.reward, steps=steps.astype(np.float32), last=np.arange(len(copy)))
 
 
 def n_steps(copy: TrainingCopy, count: int, gamma: float, boost: NDArray[np.float64] | None = None) -> Spans:
@@ -96,9 +97,8 @@ def learnable_rows(
     if not usable.all():
         notes.append(f"{counted(int((~usable).sum()), 'row has', 'rows have')} no action and no part in the loss")
     if not maxq:
-        last = spans.last if spans.last is not None else np.arange(len(copy))
-        missing = (np.asarray(copy.next_action)[last] < 0) & (np.asarray(copy.bootstrap)[last] > 0)
-        cut = missing & (np.asarray(copy.truncated)[last] > 0)
+        missing = (np.asarray(copy.next_action)[spans.last] < 0) & (np.asarray(copy.bootstrap)[spans.last] > 0)
+        cut = missing & (np.asarray(copy.truncated)[spans.last] > 0)
         todo = "Add next_action to rows that go on, or set rl.maxq_learning to true"
         _refuse(copy, missing & ~cut, "a next_action, as rl.maxq_learning is false", "none", todo)
         if cut.any():

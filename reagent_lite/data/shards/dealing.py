@@ -35,7 +35,7 @@ from reagent_lite.data.rows.columns import column_of, strings
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.hashes import Hashes, mix, name_hashes, row_hashes
 from reagent_lite.data.stage import StageManifest, data_files, left_out, require_unchanged, states_of
-from reagent_lite.data.writing.part_files import ROW_GROUP_ROWS, columns_worth_a_dictionary, part_name
+from reagent_lite.data.writing.part_files import PARQUET, ROW_GROUP_ROWS, part_name
 
 KIND = "shard"
 BUCKET_BYTES = 1 << 25
@@ -247,7 +247,6 @@ def _write(schema: pa.Schema, buckets: dict[Path, int], shards: Sequence[_Shard]
     paths, ends = list(buckets), np.cumsum(list(buckets.values()))
     wanted = np.cumsum([one.lacking for one in shards])
     wanted = wanted[:-1] * (ends[-1] / wanted[-1])
-    options = {"compression": "zstd", "use_dictionary": columns_worth_a_dictionary(schema)}
 
     def finish(number: int) -> None:
         table, starts = _sorted(paths[number], schema)
@@ -256,7 +255,7 @@ def _write(schema: pa.Schema, buckets: dict[Path, int], shards: Sequence[_Shard]
             if start < stop:
                 name = part_name(len(one.whole) + number)
                 one.rows[name] = stop - start
-                pa.parquet.write_table(table.slice(start, stop - start), one.folder / name, ROW_GROUP_ROWS, **options)
+                pa.parquet.write_table(table.slice(start, stop - start), one.folder / name, ROW_GROUP_ROWS, **PARQUET)
 
     with ThreadPoolExecutor(min(2, num_threads())) as pool:
         list(pool.map(finish, range(len(paths))))

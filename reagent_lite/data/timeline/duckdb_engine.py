@@ -31,12 +31,11 @@ class DuckDBEngine:
     Args of the constructor:
         folder: temporary folder of its own, on a local disk; nothing else can be reached from SQL.
         memory_bytes: what it may take; more goes to the disk.
-        threads: None takes the cores this process may use.
     """
 
     unit = "rows"
 
-    def __init__(self, folder: Path, memory_bytes: int, threads: int | None = None) -> None:
+    def __init__(self, folder: Path, memory_bytes: int) -> None:
         import duckdb  # 0.1 s that other engines need not pay
 
         # Arrow's own pool keeps what threads have freed: 554 MB resident at most where this one takes 438
@@ -44,7 +43,7 @@ class DuckDBEngine:
         pa.set_memory_pool(pa.system_memory_pool())
         self._events, self._memory_bytes = folder / "events.parquet", memory_bytes
         settings: dict[str, Any] = {
-            "threads": threads or num_threads(),
+            "threads": num_threads(),
             "memory_limit": f"{memory_bytes // 1_000_000}MB",
             "temp_directory": str(folder / "spill"),
             "preserve_insertion_order": False,

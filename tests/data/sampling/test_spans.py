@@ -27,7 +27,6 @@ def test_two_steps_at_gamma_09(tmp_path: Path) -> None:
     copy = timeline(tmp_path)
     spans = n_steps(copy, 2, 0.9)
     np.testing.assert_allclose(spans.reward, [0.9, 4.6, 8.5, 5.0], rtol=1e-6)
-    assert spans.last is not None
     assert (spans.steps.tolist(), spans.last.tolist()) == ([2, 2, 2, 1], [1, 2, 3, 3])
     assert copy.bootstrap[spans.last].tolist() == [1, 1, 0, 0]
     beyond = n_steps(copy, 50, 0.5)

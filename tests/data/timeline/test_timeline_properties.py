@@ -87,7 +87,7 @@ def check_timeline(make: Callable[[Path], Engine], rows: list[Row], form: str, *
 
 
 def duckdb(work: Path) -> Engine:
-    return DuckDBEngine(work, 400_000_000, threads=1)
+    return DuckDBEngine(work, 400_000_000)
 
 
 forms = st.sampled_from(FORMATS)
