@@ -1,6 +1,6 @@
 """The JSON contract: every key typed, checked and described."""
 
-from reagent_lite.config.loader import check, fingerprint, load_config, resolved
+from reagent_lite.config.loader import check, fingerprint, leaves, load_config, parameters, resolved
 from reagent_lite.config.workflow import DqnConfig, ParametricDqnConfig, WorkflowConfig, has_named_actions
 
 __all__ = [
@@ -10,6 +10,8 @@ __all__ = [
     "check",
     "fingerprint",
     "has_named_actions",
+    "leaves",
     "load_config",
+    "parameters",
     "resolved",
 ]

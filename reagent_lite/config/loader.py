@@ -21,6 +21,7 @@ from reagent_lite.errors import ConfigError, Problem, nearest
 
 Config = TypeVar("Config", bound=Section)
 
+Scalar = bool | int | float | str
 Source = str | os.PathLike[str] | Mapping[str, Any] | Section
 """What a config is made from."""
 
@@ -81,6 +82,22 @@ def resolved(config: Section) -> dict[str, Any]:
     """Returns the config with every default filled in, as JSON types."""
     tree: dict[str, Any] = config.model_dump(mode="json")
     return tree
+
+
+def leaves(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """Returns the values of a resolved config by keys such as "rl.gamma"."""
+    found: dict[str, Any] = {}
+    for name, value in tree.items():
+        found |= leaves(value, f"{path}{name}.") if isinstance(value, Mapping) else {f"{path}{name}": value}
+    return found
+
+
+def parameters(config: Section) -> dict[str, Scalar]:
+    """Returns what trackers call hyperparameters: all keys that are not null, lists as JSON text."""
+    return {
+        key: json.dumps(value) if isinstance(value, list) else value
+        for key, value in leaves(resolved(config)).items() if value is not None
+    }  # fmt: skip
 
 
 def fingerprint(config: Section) -> str:

@@ -46,6 +46,7 @@ from reagent_lite.run.sources import Facts, Source
 from reagent_lite.sim.rollout import ONLY
 from reagent_lite.training.checkpoint import Checkpoints
 from reagent_lite.training.loop import Position
+from reagent_lite.training.metrics import Conclusion
 
 FOLDER = "model_output_path"
 _NOT_PUBLISHED = "not_published.json"
@@ -235,6 +236,18 @@ def publish(config: WorkflowConfig, group: Group, source: Source, learned: Learn
         not_published=reason,
         brief=brief,
     )
+
+
+def conclusion_of(outcome: Outcome, folder: Path) -> Conclusion:
+    """Returns what a run came to, for TensorBoard and trackers; on rank 0."""
+    assert outcome.brief is not None
+    decision = outcome.brief.decision
+    assert decision is not None
+    models = outcome.model if isinstance(outcome.model, dict) else {ONLY: outcome.model}
+    files = [folder / name for name in ("config.json", PAGE, _NOT_PUBLISHED, *PICTURES)]
+    files += [Path(model) for model in models.values() if model is not None]
+    return Conclusion(step=outcome.steps, decision=decision.choice.value, text=str(decision),
+                      files=tuple(file for file in files if file.exists()))  # fmt: skip
 
 
 def model_folder(folder: Path, kind: str) -> Path:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from reagent_lite.algorithms.learners import Learner
-from reagent_lite.config import WorkflowConfig
+from reagent_lite.config import WorkflowConfig, parameters
 from reagent_lite.console import Progress, logger, progress
 from reagent_lite.distributed.faults import fault_here
 from reagent_lite.distributed.group import Group
@@ -31,6 +31,7 @@ from reagent_lite.run.publish import (
     FOLDER,
     Learned,
     Outcome,
+    conclusion_of,
     output_folder,
     publish,
     require_exportable,
@@ -45,7 +46,7 @@ from reagent_lite.run.value_bounds import Payable, ValueWatch
 from reagent_lite.sim.cuda import on_stream
 from reagent_lite.training.checkpoint import CheckpointSchedule
 from reagent_lite.training.loop import Hooks, Report, Running, fit
-from reagent_lite.training.metrics import MetricsWriter
+from reagent_lite.training.metrics import JsonLines, MetricsWriter, TensorBoard
 from reagent_lite.training.resume import History
 from reagent_lite.training.stop import StopSignal
 from reagent_lite.training.warm_start import warm_start
@@ -85,13 +86,25 @@ def train(config: WorkflowConfig, group: Group, callback: Callback = _SILENT) ->
         history.require_same(source.identity)
         setup = set_up(config, group, source, history)
         require_exportable(config, group, source, setup.learner)
-        with room_in(folder, FOLDER), shared_folders(config) if config.follows and group.is_first else nullcontext():
+        with (
+            room_in(folder, FOLDER),
+            MetricsWriter(lines=history.lines, figures=history.figures) as writer,
+            ExitStack() as shared,
+        ):
             if group.is_first:  # all input has been read and checked; from here on the run writes to its folder
+                if config.follows:
+                    shared.enter_context(shared_folders(config))
                 take_folder(config)
                 source.write_fitted()
+                step = setup.running.position.step
+                writer.add([JsonLines(folder, lines=history.lines),
+                            TensorBoard(folder, history.run, parameters(config), step=step)])  # fmt: skip
             logger.info(f"policy: {target_policy(config.rl)}; it is evaluated, simulated and exported")
-            learned = learn(setup, signal, callback)
-            return publish(config, group, source, learned, time.monotonic() - start)
+            learned = learn(setup, writer, signal, callback)
+            outcome = publish(config, group, source, learned, time.monotonic() - start)
+            if group.is_first:
+                writer.conclude(conclusion_of(outcome, folder))
+            return outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +154,7 @@ def set_up(config: WorkflowConfig, group: Group, source: Source, history: Histor
                  stream=stream, evaluators=evaluators, running=running)  # fmt: skip
 
 
-def learn(setup: Setup, signal: StopSignal, callback: Callback = _SILENT) -> Learned:
+def learn(setup: Setup, writer: MetricsWriter, signal: StopSignal, callback: Callback = _SILENT) -> Learned:
     """Takes the optimizer steps that are left, saves checkpoints on the way and at the end, and evaluates.
 
     Raises:
@@ -149,25 +162,24 @@ def learn(setup: Setup, signal: StopSignal, callback: Callback = _SILENT) -> Lea
     """
     config, group, history, stream = setup.config, setup.group, setup.history, setup.stream
     position, waits = setup.running.position, config.rendezvous
-    with MetricsWriter(config.folder, enabled=group.is_first, lines=history.lines, figures=history.figures) as writer:
-        writer.forget_after(position.step)
-        running = replace(setup.running, reported=writer.reported)
-        checkpoints = history.continue_in(running, stream.order, stream.deal, setup.source.identity, versions())
-        begin, start = position.rows, time.monotonic()
-        with (
-            progress("training", "rows", enabled=group.is_first, begin=begin) as show,
-            signal.deferred(),
-            group.waiting_at_most(waits.step_timeout_seconds, then=waits.startup_timeout_seconds),
-        ):
-            schedule = CheckpointSchedule(config.checkpoint, waits, checkpoints, signal)
-            hooks = _RunHooks(setup, schedule, writer, show, callback)
-            fit(running, stream.plan, group, hooks, every_steps=config.rl.tensorboard_logging_freq,
-                capture=update_capture(config, group))  # fmt: skip
-            schedule.at_end()
-            stream.at_end(position.step)
-        rate = (position.rows - begin) / (time.monotonic() - start)
-        evaluation = setup.evaluators.at_end()
-        writer.write(position.step, evaluation.scalars)
+    running = replace(setup.running, reported=writer.reported)
+    checkpoints = history.continue_in(running, stream.order, stream.deal, setup.source.identity, versions())
+    begin, start = position.rows, time.monotonic()
+    with (
+        progress("training", "rows", enabled=group.is_first, begin=begin) as show,
+        signal.deferred(),
+        group.waiting_at_most(waits.step_timeout_seconds, then=waits.startup_timeout_seconds),
+    ):
+        schedule = CheckpointSchedule(config.checkpoint, waits, checkpoints, signal)
+        hooks = _RunHooks(setup, schedule, writer, show, callback)
+        fit(running, stream.plan, group, hooks, every_steps=config.rl.tensorboard_logging_freq,
+            capture=update_capture(config, group))  # fmt: skip
+        schedule.at_end()
+        stream.at_end(position.step)
+    rate = (position.rows - begin) / (time.monotonic() - start)
+    evaluation = setup.evaluators.at_end()
+    writer.write(position.step, evaluation.scalars)
+    writer.keep()
     for line in evaluation.lines:
         logger.info(line)
     if setup.payable is not None:

@@ -1,12 +1,16 @@
-"""Figures of a run: summed on the device, reduced over ranks, written by rank 0 as JSON lines and for TensorBoard."""
+"""Figures of a run: summed on the device, reduced over ranks, written by rank 0.
+
+Meter ─► means ─► MetricsWriter ─► sinks: metrics.jsonl, TensorBoard, the trackers of tracking.py
+"""
 
 import json
 import math
 import os
 import socket
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack, nullcontext, suppress
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -14,6 +18,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from reagent_lite.config.loader import Scalar
 from reagent_lite.distributed.group import Group
 from reagent_lite.files import write_whole
 
@@ -93,76 +98,173 @@ class _PatientFile:
             self._waiting = self._waiting[self._stream.write(self._waiting) :]
 
 
-class MetricsWriter:
-    """Writes metrics.jsonl and TensorBoard events; on a rank other than 0 it writes nothing.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conclusion:
+    """What a finished run came to.
 
-    Lines that the disk refuses are kept and written later, so that a disk that is full for a moment ends no run.
+    Attributes:
+        step: number of its optimizer steps.
+        decision: "ship", "do not ship" or "not enough to say".
+        text: the decision with its reason and the next step.
+        files: files and folders worth keeping, among them the exported model if there is one.
+    """
+
+    step: int
+    decision: str
+    text: str
+    files: tuple[Path, ...]
+
+
+class Sink:
+    """Receives the figures of a run inside a `with` block; derive from it and override what you need."""
+
+    def write(self, step: int, scalars: Mapping[str, float | None]) -> None:
+        """Receives the scalars of a step; a value that is not finite is None."""
+
+    def conclude(self, conclusion: Conclusion) -> None:
+        """Receives what the run came to, after its last scalars."""
+
+    def keep(self) -> None:
+        """Makes durable what was written so far.
+
+        Raises:
+            OSError: the disk refused the bytes; they are kept.
+        """
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Closes the sink; an error says that the run has not finished."""
+
+
+class _FileSink(Sink):
+    def __init__(self, file: Path) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        self._file = _PatientFile(file)
+
+    def keep(self) -> None:
+        self._file.keep()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with suppress(OSError):  # a run that has learned everything has called `keep`
+            self._file.close()
+
+
+class JsonLines(_FileSink):
+    """metrics.jsonl, one line a step.
 
     Args:
-        folder: where the files go.
-        enabled: whether this rank writes.
-        lines: number of lines of metrics.jsonl to keep; the rest is cut off.
+        folder: the run's folder.
+        lines: number of lines to keep; the rest of an existing file is cut off.
+    """
+
+    def __init__(self, folder: Path, *, lines: int = 0) -> None:
+        _keep_first_lines(folder / "metrics.jsonl", lines)
+        super().__init__(folder / "metrics.jsonl")
+
+    def write(self, step: int, scalars: Mapping[str, float | None]) -> None:
+        """Appends a line."""
+        self._file.write(json.dumps({"step": step, **scalars}).encode() + b"\n")
+
+
+class TensorBoard(_FileSink):
+    """A TensorBoard event file: scalars, hyperparameters, and the decision as text.
+
+    Args:
+        folder: the run's folder.
+        run: id of the run, alike in all its starts.
+        parameters: hyperparameters by name.
+        step: where the run continues; events of later steps, which an earlier start wrote, are dropped by readers.
+    """
+
+    def __init__(self, folder: Path, run: str, parameters: Mapping[str, Scalar], *, step: int = 0) -> None:
+        # imported here: TensorBoard takes longer to import than a small run takes to train
+        from tensorboard.compat.proto.event_pb2 import SessionLog
+        from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        now, host = time.time(), socket.gethostname()
+        name = f"events.out.tfevents.{int(now):010d}.{host}.{os.getpid()}.{time.monotonic_ns()}"
+        super().__init__(folder / "tensorboard" / name)
+        self._records = RecordWriter(self._file)
+        self._add(file_version="brain.Event:2")
+        if step:  # readers drop what they have from the event's step on
+            self._add(step=step + 1, session_log=SessionLog(status=SessionLog.START))
+        self._add(summary=hparams_pb(parameters, trial_id=run))
+
+    def write(self, step: int, scalars: Mapping[str, float | None]) -> None:
+        """Adds an event; scalars that are not finite are left out."""
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items() if value is not None]
+        self._add(step=step, summary=Summary(value=values))
+
+    def conclude(self, conclusion: Conclusion) -> None:
+        """Adds the decision as text."""
+        from tensorboard.plugins.text.summary_v2 import text_pb
+
+        self._add(step=conclusion.step, summary=text_pb("decision", conclusion.text))
+
+    def _add(self, **content: Any) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        self._records.write(Event(wall_time=time.time(), **content).SerializeToString())
+
+
+class MetricsWriter:
+    """Writes the figures of a run to all its sinks; ranks other than 0 have none.
+
+    Sinks are closed when the `with` block ends. Lines that a disk refuses are kept and written later, so that a disk
+    that is full for a moment ends no run.
+
+    Args:
+        lines: see the attribute.
         figures: see the attribute.
 
     Attributes:
         lines: number of lines of metrics.jsonl so far.
         figures: figures of the last epoch.
-
-    Raises:
-        OSError: the files cannot be opened; when the block ends: some lines could not be written.
     """
 
-    def __init__(
-        self, folder: Path, *, enabled: bool, lines: int = 0, figures: Mapping[str, float] | None = None
-    ) -> None:
-        self._files: tuple[_PatientFile, ...] = ()
+    def __init__(self, *, lines: int = 0, figures: Mapping[str, float] | None = None) -> None:
         self.lines, self.figures = lines, dict(figures or {})
-        if enabled:
-            # imported here: TensorBoard takes longer to import than a small run takes to train
-            from tensorboard.compat.proto.event_pb2 import Event
-            from tensorboard.summary.writer.record_writer import RecordWriter
+        self._sinks: list[Sink] = []
+        self._open = ExitStack()
 
-            (folder / "tensorboard").mkdir(parents=True, exist_ok=True)
-            now, host = time.time(), socket.gethostname()
-            name = f"events.out.tfevents.{int(now):010d}.{host}.{os.getpid()}.{time.monotonic_ns()}"
-            _keep_first_lines(folder / "metrics.jsonl", lines)
-            self._files = _PatientFile(folder / "metrics.jsonl"), _PatientFile(folder / "tensorboard" / name)
-            self._records = RecordWriter(self._files[1])
-            self._add(Event(wall_time=now, file_version="brain.Event:2"))
+    def add(self, sinks: Iterable[Sink]) -> None:
+        """Opens sinks one after the other."""
+        for sink in sinks:
+            self._sinks.append(self._open.enter_context(sink))
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Writes the scalars of a step as one JSON line and one event; a value that is not finite becomes null."""
+        """Writes the scalars of a step; a value that is not finite becomes null."""
         self.lines += 1
-        if not self._files:
-            return
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
         finite = {name: value if math.isfinite(value) else None for name, value in scalars.items()}
-        self._files[0].write(json.dumps({"step": step, **finite}).encode() + b"\n")
-        values = [Summary.Value(tag=name, simple_value=value) for name, value in finite.items() if value is not None]
-        self._add(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+        for sink in self._sinks:
+            sink.write(step, finite)
 
-    def forget_after(self, step: int) -> None:
-        """Makes TensorBoard drop events of later steps, which an earlier start of the run wrote."""
-        if not self._files or step == 0:
-            return
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+    def conclude(self, conclusion: Conclusion) -> None:
+        """Writes what the run came to."""
+        for sink in self._sinks:
+            sink.conclude(conclusion)
 
-        log = SessionLog(status=SessionLog.START)  # its readers drop what they have from the event's step on
-        self._add(Event(wall_time=time.time(), step=step + 1, session_log=log))
-
-    def _add(self, event: Any) -> None:
-        self._records.write(event.SerializeToString())
-
-    def reported(self) -> dict[str, Any]:
-        """Syncs everything written so far and returns what a checkpoint keeps: lines and figures.
+    def keep(self) -> None:
+        """Makes durable what was written so far.
 
         Raises:
             OSError: the disk refused the bytes; they are kept.
         """
-        for file in self._files:
-            file.keep()
+        for sink in self._sinks:
+            sink.keep()
+
+    def reported(self) -> dict[str, Any]:
+        """Calls `keep` and returns what a checkpoint holds: lines and figures."""
+        self.keep()
         return {"lines": self.lines, "figures": self.figures}
 
     def __enter__(self) -> Self:
@@ -171,9 +273,7 @@ class MetricsWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with suppress(OSError) if error is not None else nullcontext(), ExitStack() as stack:  # the first error counts
-            for file in self._files:
-                stack.callback(file.close)
+        self._open.__exit__(kind, error, trace)
 
 
 def _keep_first_lines(file: Path, count: int) -> None:

@@ -17,7 +17,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from reagent_lite import errors
-from reagent_lite.config import WorkflowConfig, fingerprint, resolved
+from reagent_lite.config import WorkflowConfig, fingerprint, leaves, resolved
 from reagent_lite.console import logger
 from reagent_lite.distributed.group import Group, attempt_here
 from reagent_lite.errors import ConfigError, Problem, ReagentLiteError, counted
@@ -131,12 +131,14 @@ class History:
         group: the ranks.
         folder: the run's checkpoints, on rank 0's disk.
         state: state.json of the checkpoint to continue from, with its `name`, on every rank; None starts over.
+        run: id of the run, alike in all its starts.
     """
 
     config: WorkflowConfig
     group: Group
     folder: CheckpointFolder
     state: Tree | None
+    run: str
 
     @classmethod
     def find(cls, config: WorkflowConfig, group: Group, folder: Path) -> "History":
@@ -153,7 +155,8 @@ class History:
         if state is not None:
             logged = bool(config.training_data_path) and not config.simulated_share
             require_same_learning(state["config"], resolved(config), state["name"], may_grow=logged)
-        return cls(config=config, group=group, folder=checkpoints, state=state)
+        run = uuid.uuid4().hex if state is None else state["run"]
+        return cls(config=config, group=group, folder=checkpoints, state=state, run=run)
 
     @property
     def lines(self) -> int:
@@ -222,7 +225,7 @@ class History:
         group, state = self.group, self.state
         nodes = Counter(group.each(group.node))
         document = {
-            "run": uuid.uuid4().hex if state is None else state["run"],
+            "run": self.run,
             "serial": 0 if state is None else state["serial"],
             "config": resolved(self.config),
             "config_hash": fingerprint(self.config),
@@ -261,7 +264,7 @@ def require_same_learning(saved: Mapping[str, Any], now: Mapping[str, Any], name
         ConfigError: names every key in which the two differ.
     """
     free = [key for keys in MAY_CHANGE.values() for key in keys] + [LENGTH] * may_grow
-    before, after = _leaves(saved), _leaves(now)
+    before, after = leaves(saved), leaves(now)
     problems = [
         Problem(key, f"{_text(before, key)} as in the unfinished run of checkpoint {name}", _text(after, key),
                 _BEGIN_ANEW)
@@ -272,18 +275,8 @@ def require_same_learning(saved: Mapping[str, Any], now: Mapping[str, Any], name
         raise ConfigError(problems)
 
 
-def _leaves(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    leaves: dict[str, Any] = {}
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            leaves |= _leaves(value, f"{path}{name}.")
-        else:
-            leaves[f"{path}{name}"] = value
-    return leaves
-
-
-def _text(leaves: Mapping[str, Any], key: str) -> str:
-    return json.dumps(leaves[key]) if key in leaves else "nothing"
+def _text(values: Mapping[str, Any], key: str) -> str:
+    return json.dumps(values[key]) if key in values else "nothing"
 
 
 def position_in(state: Mapping[str, Any], now: ReadOrder) -> tuple[int, int, int]:

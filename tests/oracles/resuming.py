@@ -21,6 +21,7 @@ from reagent_lite.run.environments import Simulation, open_simulation, with_acti
 from reagent_lite.run.sources import Source, open_source
 from reagent_lite.run.train import learn, set_up
 from reagent_lite.training.checkpoint import CheckpointFolder
+from reagent_lite.training.metrics import JsonLines, MetricsWriter
 from reagent_lite.training.resume import History
 from reagent_lite.training.stop import StopSignal
 
@@ -55,8 +56,10 @@ class Laboratory:
         folder.mkdir(parents=True, exist_ok=True)
         self._source = self._source or open_source(config, group, self._simulation)
         setup = set_up(config, group, self._source, History.find(config, group, folder / "checkpoints"))
-        with StopSignal() as signal:
-            learned = learn(setup, signal)
+        history = setup.history
+        with StopSignal() as signal, MetricsWriter(lines=history.lines, figures=history.figures) as writer:
+            writer.add([JsonLines(folder, lines=history.lines)] if group.is_first else [])
+            learned = learn(setup, writer, signal)
         steps = learned.position.step
         return End(steps, *read(folder), learned.scores) if group.is_first else End(steps, {}, [], {})
 

@@ -2,8 +2,8 @@
 
 import json
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -11,11 +11,12 @@ import torch
 from oracles.disks import small_disk
 from oracles.runs import ALONE
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from torch import Tensor, nn
 
 from reagent_lite.data.sampling.plan import ReadPlan
 from reagent_lite.training.loop import Hooks, Optimization, Position, Report, Running, fit
-from reagent_lite.training.metrics import Meter, MetricsWriter
+from reagent_lite.training.metrics import Conclusion, JsonLines, Meter, MetricsWriter, TensorBoard
 
 
 class Line(nn.Module):
@@ -155,6 +156,15 @@ def lines(folder: Path) -> list[dict[str, float | None]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+@contextmanager
+def written(folder: Path, lines: int = 0) -> Iterator[MetricsWriter]:
+    """Yields a writer of both files, as a run that continues after as many steps as lines opens it."""
+    with MetricsWriter(lines=lines) as writer:
+        parameters = {"rl.gamma": 0.9, "actions": '["a", "b"]'}
+        writer.add([JsonLines(folder, lines=lines), TensorBoard(folder, "run 1", parameters, step=lines)])
+        yield writer
+
+
 def scalars(folder: Path, tag: str) -> list[tuple[int, float]]:
     events = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0})
     events.Reload()
@@ -163,26 +173,33 @@ def scalars(folder: Path, tag: str) -> list[tuple[int, float]]:
 
 
 def test_figures_are_written_twice_nan_is_null_and_a_resumed_run_goes_on(tmp_path: Path) -> None:
-    with MetricsWriter(tmp_path, enabled=True) as writer:
+    with written(tmp_path) as writer:
         writer.write(1, {"x": 1.0, "bad": float("nan")})
         writer.write(2, {"x": 2.0})
         assert writer.reported()["lines"] == 2
         writer.write(3, {"x": -3.0})  # after the checkpoint: to be done again
     time.sleep(1.1)  # readers take files in the order of their names, which begin with the second
-    with MetricsWriter(tmp_path, enabled=True, lines=2) as writer:
-        writer.forget_after(2)
+    with written(tmp_path, lines=2) as writer:
         writer.write(3, {"x": 3.0})
         assert writer.reported()["lines"] == 3
-    with MetricsWriter(tmp_path / "other rank", enabled=False) as writer:
+        writer.conclude(Conclusion(step=3, decision="ship", text="Ship: it pays.", files=()))
+    with MetricsWriter() as writer:  # of another rank
         writer.write(1, {"x": 1.0})
+        assert writer.reported() == {"lines": 1, "figures": {}}
     assert lines(tmp_path) == [{"step": 1, "x": 1.0, "bad": None}, {"step": 2, "x": 2.0}, {"step": 3, "x": 3.0}]
     assert scalars(tmp_path, "x") == [(1, 1.0), (2, 2.0), (3, 3.0)]
-    assert not (tmp_path / "other rank").exists()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [one.tensor_proto.string_val[:] for one in events.Tensors("decision")] == [[b"Ship: it pays."]]
+    content = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    start = HParamsPluginData.FromString(content).session_start_info
+    assert start.group_name == "run 1"
+    assert (start.hparams["rl.gamma"].number_value, start.hparams["actions"].string_value) == (0.9, '["a", "b"]')
 
 
 def test_figures_wait_while_a_disk_is_full(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", size="64k", files=20) as disk:
-        with MetricsWriter(disk, enabled=True) as writer:
+        with written(disk) as writer:
             writer.write(1, {"x": 1.0})
             filler = disk / "filler"
             with suppress(OSError), filler.open("wb", buffering=0) as stream:

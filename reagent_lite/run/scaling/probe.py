@@ -80,7 +80,7 @@ def measure(config: WorkflowConfig, group: Group) -> float:
         simulation = open_simulation(config, group)
         config = with_actions(config, simulation)
         folder = CheckpointFolder(config.folder)
-        history = History(config=config, group=group, folder=folder, state=None)
+        history = History(config=config, group=group, folder=folder, state=None, run="probe")
         setup = set_up(config, group, open_source(config, group, simulation), history)
         watch = _Watch(setup)
         try:
