@@ -160,6 +160,8 @@ def evaluation_of_run(
     comparisons = () if result is None else tuple(compared(result))
     evidence = Evidence(result=result, comparisons=comparisons, played=played, gate=gate)
     decision = decide(evidence)
+    others = evaluation.document.get("agents", {}).get("others", "")
+    note = f"{counted(played.episodes, 'episode')} of {played.env}" if played else ""
     if "agents" in evaluation.document and decision.choice is Choice.SHIP:
         decision = replace(decision, next_step=_AGAINST_OTHERS)
     return Report(
@@ -172,7 +174,7 @@ def evaluation_of_run(
             decision,
             config.evaluation,
             names={MODEL: f"The learned policy, {policy}"},
-            note=f"{counted(played.episodes, 'episode')} of {played.env}." if played else "",
+            note=note and f"{note}{others and f'; in all of them {others}'}.",
             where=_WHERE,
         ),
     )

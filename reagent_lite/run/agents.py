@@ -65,6 +65,12 @@ class AgentType:
         # a temperature of 1 draws from the softmax of logarithms, which are the probabilities
         return Player(policy=self.model, epsilon=torch.zeros(1, device=device), temperature=1.0, rows=rows)
 
+    @property
+    def played(self) -> str:
+        """What it plays in an evaluation, in words."""
+        words = {LEARN: "its learned policy", RANDOM: "uniformly random actions"}
+        return f"{self.name} plays {words.get(self.plays, self.plays)}"
+
     def __str__(self) -> str:
         what = {LEARN: "learns", RANDOM: "plays uniformly random actions"}.get(self.plays, f"plays {self.plays}")
         return f"{self.name} ({counted(len(self.agents), 'agent')}) {what}"

@@ -448,9 +448,13 @@ class SimulationEvaluator:
             f"simulation: {spec.name}: {f'{kind}: ' if kind else ''}{self._target}: return {earned.total} over "
             f"{counted(played.episodes, 'episode')}, {evaluation.confidence_level:.0%} interval; "
             f"uniformly random actions {played.policies[RANDOM].total}"
-        )
+        ) + (f"; in all episodes {others}" if (others := self._others(kind)) else "")
         document = {"simulated": earned.json(), "simulation": played.json()}
         return Evaluation(scalars=scores, document=document, lines=(line,), played=played)
+
+    def _others(self, kind: str) -> str:
+        """Returns what the types of agents beside one play."""
+        return ", ".join(one.played for one in self._simulation.types if one.name != kind)
 
     def _together(self, found: dict[str, Evaluation], tables: dict[str, Tensor]) -> Evaluation:
         """Returns the evaluations of types, and what all types did in the same episodes."""
@@ -460,15 +464,18 @@ class SimulationEvaluator:
         lines = [line for one in found.values() for line in one.lines]
         scalars = {tag_of(kind, "simulation/return/mean"): value for kind, value in returns.items()}
         scalars |= {tag: value for one in found.values() for tag, value in one.scalars.items()}
-        document = {"agents": {"terminated_share": ended, "returns": returns}}
+        agents = {"terminated_share": ended, "returns": returns}
         return Evaluation(
             scalars=scalars | {"simulation/terminated_share": ended},
-            document=document,
+            document={"agents": agents},
             lines=(
                 *lines,
                 f"simulation: {ended:.1%} of episodes ended before the time limit; return of an agent: {earned}",
             ),
-            agents={kind: replace(one, document=one.document | document) for kind, one in found.items()},
+            agents={
+                kind: replace(one, document=one.document | {"agents": {**agents, "others": self._others(kind)}})
+                for kind, one in found.items()
+            },
         )
 
     def _play(self, stream: int, random: str | None = None) -> dict[str, Tensor]:

@@ -49,6 +49,7 @@ def read(folder: Path) -> Tree:
 def test_each_type_has_a_policy_a_model_and_figures(team: Tree, tmp_path: Path, caplog: Any) -> None:
     with caplog.at_level("INFO", "reagent_lite"):
         outcome = trained(team)
+    assert caplog.text.count("; in all episodes follower plays its learned policy") == 1
     out = tmp_path / "out"
     assert outcome.model == {"leader": str(out / "leader"), "follower": str(out / "follower")}
     assert outcome.rows == 375 * 128 * 2
@@ -75,7 +76,9 @@ def test_each_type_has_a_policy_a_model_and_figures(team: Tree, tmp_path: Path, 
     assert losses["train/td_loss"] == pytest.approx(losses["train/leader/td_loss"] + losses["train/follower/td_loss"])
     page = (out / "report.html").read_text()
     for words in ("Simulation: leader", "Simulation: follower", "Episodes that ended before the time limit",
-                  "leader: learned policy", "follower: learned policy"):  # fmt: skip
+                  "leader: learned policy", "follower: learned policy",
+                  "20 episodes of team; in all of them follower plays its learned policy.",
+                  "20 episodes of team; in all of them leader plays its learned policy."):  # fmt: skip
         assert words in page
 
 
@@ -92,6 +95,7 @@ def test_agents_of_one_type_share_one_policy(team: Tree, tmp_path: Path) -> None
 def test_a_type_may_play_at_random_or_by_an_exported_model(team: Tree, tmp_path: Path) -> None:
     first = trained(merged(team, {"simulation": {"policies": {"follower": "random"}}}))
     assert first.model == {"leader": str(tmp_path / "out/leader")}
+    assert read(tmp_path / "out/leader")["agents"]["others"] == "follower plays uniformly random actions"
     assert not (tmp_path / "out/follower").exists()
     model = {"leader": str(tmp_path / "out/leader")}
     second = trained(
