@@ -34,7 +34,8 @@ struct Call {
   unsigned char *next_in_game;  // [R] whether it plays at next_observation
   unsigned *fault;           // [2] actions that were not allowed, and the complement of the lowest id that took one
   unsigned seed, stream, first_env;
-  int num, time_limit, reserved;
+  int num, time_limit;
+  int stay;  // 1: an environment that ends stays where its episode led, for the last step before a reset
 };
 
 struct ActCall {

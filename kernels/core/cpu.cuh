@@ -125,8 +125,8 @@ static void finish(Call c, const int *list, int count) {
   }
 }
 
-// Starts the running episodes of the listed environments: computed side by side, then scattered.
-static void start(Call c, const int *list, int count) {
+// Starts the running episodes of the listed environments: computed side by side, then scattered, but for those that stay.
+static void start(Call c, const int *list, int count, bool stay = false) {
   unsigned fresh[state_words * block_size];
   unsigned episode[block_size];
   int env[block_size];
@@ -138,7 +138,9 @@ static void start(Call c, const int *list, int count) {
   VECTORIZE
   for (int j = 0; j < whole; ++j) start_one(c, env[j], episode[j], fresh, j);
   for (int j = 0; j < count; ++j) {
-    for (int row = 0; row < state_words; ++row) c.state[long(row) * c.num + list[j]] = fresh[row * block_size + j];
+    for (int row = 0; !stay && row < state_words; ++row) {
+      c.state[long(row) * c.num + list[j]] = fresh[row * block_size + j];
+    }
     c.step_count[list[j]] = 0;
     c.episode_return[list[j]] = 0.0f;
   }
@@ -182,7 +184,7 @@ static void step_block(Call c, long begin, int count) {
   show_choices(c, c.next_mask, c.next_features, begin, count);
   int num_ended = list_ended(c, flags, begin, count, list);
   finish(c, list, num_ended);
-  start(c, list, num_ended);
+  start(c, list, num_ended, c.stay);
   show_next(c, list, num_ended, begin, count);
 }
 

@@ -217,7 +217,7 @@ DEVICE void step_whole(const Call &c, long i, Scratch &scratch) {
     if (ended) {
       if (c.last_length) c.last_length[i] = done;
       c.episode[i] = episode + 1u;
-      begin_episode(c, i, episode + 1u, s);
+      if (!c.stay) begin_episode(c, i, episode + 1u, s);
     }
     c.step_count[i] = ended ? 0 : done;
   }

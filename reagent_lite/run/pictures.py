@@ -47,13 +47,12 @@ def record(reader: Reader, learner: Learner, target: TargetPolicy) -> Episode:
     for _ in range(env.time_limit):
         act(env, players)
         actions.append(int(env.action[0]))
-        env.step()
+        env.step(stay=True)
         rewards.append(float(env.reward[0]))
         seen.append(_row(env.next_observation))
-        if int(env.ended[0]):
-            places.append(places[-1])  # the next episode has begun: where this one led is not there any more
-            break
         places.append(_places(env))
+        if int(env.ended[0]):
+            break
     return Episode(
         env=env.spec.name,
         observation=np.stack(seen),

@@ -31,7 +31,7 @@ class Call(ctypes.Structure):
         *_pointers("last_return last_length mask next_mask features next_features in_game next_in_game fault"),
         *_SHARED,
         ("time_limit", ctypes.c_int32),
-        ("reserved", ctypes.c_int32),
+        ("stay", ctypes.c_int32),
     ]
 
 

@@ -145,8 +145,14 @@ class VectorEnv:
         call.temperature = temperature
         self._backend.launch("env_act", call)
 
-    def step(self) -> None:
-        """Takes `action`; where an episode ends, the next one starts in the same step."""
+    def step(self, *, stay: bool = False) -> None:
+        """Takes `action`; where an episode ends, the next one starts in the same step.
+
+        Args:
+            stay: where an episode ends, no other one starts, and `field` has where it led: for a last step before
+                `reset`.
+        """
+        self._call.stay = stay
         self._backend.launch("env_step", self._call)
 
     def advance(self, *, observe: bool = True) -> None:

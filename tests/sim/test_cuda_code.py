@@ -64,6 +64,7 @@ def test_every_buffer_is_that_of_the_cpu_build(name: str, capability: tuple[int,
             env.observe()
             env.advance(observe=False)
             env.advance()
+            env.step(stay=True)
         require_same(envs, "observe")
         assert {note[1:] for note in gpu.notes if str(note[1]).startswith("env_")} == {
             ("env_describe", 1, 1),

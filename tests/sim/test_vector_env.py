@@ -51,6 +51,19 @@ def test_a_terminated_episode_starts_anew_in_the_same_step(counter: MakeEnv) -> 
     assert env.episode_return.tolist() == [0, 0]
 
 
+def test_a_last_step_shows_where_an_episode_led(counter: MakeEnv) -> None:
+    env = counter(num_envs=2)
+    env.action.copy_(torch.tensor([0, 2]))
+    env.step(stay=True)
+    env.action.copy_(torch.tensor([2, 1]))
+    env.step(stay=True)
+    assert env.field("count").tolist() == [4, 5]
+    assert env.next_observation.tolist() == env.observation.tolist() == [[4, 0], [5, 2]]
+    assert env.terminated.tolist() == [True, True]
+    env.reset()
+    assert env.field("count").tolist() == [0, 0]
+
+
 def test_statistics_stay_until_the_next_episode_ends(counter: MakeEnv) -> None:
     env = counter(num_envs=2)
     take(env, 2, 0)  # counts 3, 1

@@ -17,8 +17,12 @@ from reagent_lite.config.simulate import SimulateConfig
 from reagent_lite.doctor import machine
 from reagent_lite.errors import ReagentLiteError
 from reagent_lite.export import load_bundle
+from reagent_lite.rl.policies import EpsilonGreedy
 from reagent_lite.run.dry_run import processes_here
-from reagent_lite.run.environments import open_simulation
+from reagent_lite.run.environments import open_simulation, with_actions
+from reagent_lite.run.learner import build_learners
+from reagent_lite.run.pictures import record
+from reagent_lite.run.sources import Simulated, open_source
 from workflows.simulate import simulate
 
 Tree = dict[str, Any]
@@ -80,6 +84,22 @@ def test_each_type_has_a_policy_a_model_and_figures(team: Tree, tmp_path: Path, 
                   "20 episodes of team; in all of them follower plays its learned policy.",
                   "20 episodes of team; in all of them leader plays its learned policy."):  # fmt: skip
         assert words in page
+
+
+def test_the_recorded_episode_ends_with_the_catch(team: Tree) -> None:
+    place = {"env": "tag_gridworld", "env_parameters": {"num_taggers": 4, "grid_length": 3}}
+    config = checked(merged(team, {"simulation": place}))
+    simulation = open_simulation(config, ALONE)
+    source = open_source(with_actions(config, simulation), ALONE, simulation)
+    assert isinstance(source, Simulated)
+    learner = build_learners(config, source.spec, source.types, ALONE.device)
+    trace = record(source.reader, learner, EpsilonGreedy(1.0))
+    assert trace.ending == "terminated"
+    assert trace.agents is not None
+    x, y = (places * 3 for places in (trace.agents.x, trace.agents.y))
+    caught = ((x[:, :4] == x[:, 4:]) & (y[:, :4] == y[:, 4:])).any(1)
+    assert caught.tolist() == [False] * len(trace.action) + [True]
+    assert np.abs(np.diff(x, axis=0)).max() == 1
 
 
 def test_agents_of_one_type_share_one_policy(team: Tree, tmp_path: Path) -> None:
