@@ -9,7 +9,7 @@ The log of a run goes to the logger "reagent_lite"; `logging.basicConfig(level="
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -19,16 +19,18 @@ from reagent_lite.config.loader import Source, read_tree
 from reagent_lite.config.score import ScoreConfig
 from reagent_lite.config.section import Section
 from reagent_lite.config.simulate import SimulateConfig
-from reagent_lite.data.formats.frames import Log, Table, path_of
+from reagent_lite.data.formats.frames import Log, path_of
 from reagent_lite.distributed.group import Place, joined
 from reagent_lite.distributed.launcher import Processes
-from reagent_lite.errors import ConfigError, Problem
+from reagent_lite.errors import ConfigError, Problem, needing
 from reagent_lite.run import train as training
 from reagent_lite.run.dry_run import processes_here
 from reagent_lite.run.publish import Outcome
 from workflows import evaluate as evaluation
-from workflows import score as scoring
 from workflows import simulate as simulation
+
+if TYPE_CHECKING:
+    from reagent_lite.data.formats.frames import Table
 
 AnyConfig = TypeVar("AnyConfig", bound=Section)
 _CPU = torch.device("cpu")
@@ -110,7 +112,7 @@ def simulate(config: Source) -> simulation.Simulated:
         return simulation.simulate(_checked(SimulateConfig, config, {}))
 
 
-def score(model: Folder, data: Log, *, config: Source | None = None) -> Table:
+def score(model: Folder, data: Log, *, config: Source | None = None) -> "Table":
     """Returns an Arrow table of the action that an exported model chooses for each row, and its score.
 
     The columns are those that `workflows.score` writes; `to_pandas()` makes a frame of it.
@@ -123,7 +125,9 @@ def score(model: Folder, data: Log, *, config: Source | None = None) -> Table:
     Raises:
         ReagentLiteError: as the command, with the same message.
     """
-    return scoring.scored_table(_checked(ScoreConfig, config or {}, {"model": model, "data_path": path_of(data)}))
+    with needing("data", "reagent_lite.score"):
+        from workflows._scoring import scored_table
+    return scored_table(_checked(ScoreConfig, config or {}, {"model": model, "data_path": path_of(data)}))
 
 
 def _checked(model: type[AnyConfig], config: Source, given: dict[str, Any]) -> AnyConfig:

@@ -2,11 +2,24 @@
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 MAX_PROBLEMS = 20
 """Faults that an error spells out; the rest is counted."""
+EXTRAS = {
+    "compiler": ("ziglang",),
+    "cuda": ("pycuda",),
+    "data": ("pyarrow", "duckdb", "scipy"),
+    "minari": ("minari", "h5py"),
+    "pictures": ("matplotlib", "PIL"),
+    "report": ("tensorboard",),
+    "serve": ("fastapi", "uvicorn", "prometheus_client", "pyarrow"),
+    "spark": ("pyspark",),
+}
+"""What each extra of the distribution lets one import."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +118,38 @@ def raise_any(problems: Sequence[Problem], error: type[ReagentLiteError] = DataE
         problems = [*problems[:MAX_PROBLEMS], more]
     if problems:
         raise error(problems)
+
+
+def lacking(extra: str) -> str:
+    """Returns which packages of an extra are not installed, as text; "" where all are."""
+    return ", ".join(name for name in EXTRAS[extra] if find_spec(name) is None)
+
+
+def install(extra: str) -> str:
+    """Returns the command that installs an extra."""
+    return f"pip install 'reagent-lite[{extra}]'"
+
+
+@contextmanager
+def needing(extra: str, where: str, otherwise: str = "", error: type[ReagentLiteError] = ConfigError) -> Iterator[None]:
+    """Raises `error`, with how an extra is installed, where one of its packages is missing or the block cannot import.
+
+    Args:
+        extra: the extra's name.
+        where: what needs it, such as a key of the config.
+        otherwise: what can be done instead of installing it.
+        error: the error's class.
+    """
+
+    def problem(got: str) -> Problem:
+        return Problem(where, f"the packages of the extra {extra}", got, f"Run: {install(extra)}{otherwise}")
+
+    if missing := lacking(extra):
+        raise error(problem(f"no {missing}"))
+    try:
+        yield
+    except ImportError as reason:
+        raise error(problem(first_line(reason))) from reason
 
 
 class NoRowsError(DataError):

@@ -6,7 +6,7 @@ import sys
 
 import workflows
 
-_COMMANDS = sorted(one.name for one in pkgutil.iter_modules(workflows.__path__) if one.name != "__main__")
+_COMMANDS = sorted(one.name for one in pkgutil.iter_modules(workflows.__path__) if not one.name.startswith("_"))
 
 
 def main() -> int:

@@ -8,23 +8,21 @@
 import sys
 import time
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-
-import pyarrow as pa
-import pyarrow.compute as pc
+from typing import TYPE_CHECKING
 
 from reagent_lite.cli import Command, main_alone
 from reagent_lite.config.convert import MINARI_SUFFIX, ConvertConfig
 from reagent_lite.console import logger, progress
-from reagent_lite.data.formats.files import MINARI_DESCRIPTION, InputFile
+from reagent_lite.data.formats.files import MINARI_DESCRIPTION
 from reagent_lite.data.stage import data_files, left_out, require_apart
-from reagent_lite.data.tables import merged, typed_tables, with_types
-from reagent_lite.data.writing.files import table_writer
-from reagent_lite.data.writing.minari import KEPT, MinariForm, copy_to_minari
-from reagent_lite.errors import ConfigError, Problem, counted
-from reagent_lite.feature_ids import id_of
+from reagent_lite.errors import ConfigError, Problem, counted, needing
 from reagent_lite.files import require_writable
+
+if TYPE_CHECKING:
+    from reagent_lite.data.tables import Survey
+    from reagent_lite.data.writing.minari import MinariForm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,32 +50,12 @@ class Converted:
     seconds: float
 
 
-@dataclass(slots=True)
-class Survey:
-    """The columns and features of a log.
-
-    Attributes:
-        fields: columns with the types that hold all values.
-        state_ids, action_ids: features seen in states and in actions taken.
-    """
-
-    fields: dict[str, pa.Field] = field(default_factory=dict)
-    state_ids: set[int] = field(default_factory=set)
-    action_ids: set[int] = field(default_factory=set)
-
-    @property
-    def names(self) -> list[str]:
-        """Columns that have a value in some row."""
-        return [name for name, one in self.fields.items() if not pa.types.is_null(one.type)]
-
-    @property
-    def action(self) -> pa.DataType:
-        """Type of the actions: string, int64 for indices, map for parametric ones."""
-        return self.fields["action"].type if "action" in self.fields else pa.null()
-
-
 def convert(config: ConvertConfig) -> Converted:
     """Writes the log in its new format and returns what is in it."""
+    with needing("data", "input_path"):
+        from reagent_lite.data.tables import Survey, survey, typed_tables, with_types
+        from reagent_lite.data.writing.files import table_writer
+        from reagent_lite.data.writing.minari import KEPT, copy_to_minari
     start = time.monotonic()
     target = Path(config.output_path).expanduser().absolute()
     files = data_files(config.input_path, config.columns)
@@ -87,7 +65,7 @@ def convert(config: ConvertConfig) -> Converted:
     _require_of_its_kind(target)
     require_writable(target.parent, "output_path")
     jsonl = target.name.endswith((".jsonl", ".jsonl.gz", ".jsonl.zst"))
-    found = Survey() if jsonl else _survey(files)
+    found = Survey() if jsonl else survey(files)
     episodes, dropped, without = None, 0, list[str]()
     if config.to_minari:
         form = _form(config, found)
@@ -116,18 +94,6 @@ def convert(config: ConvertConfig) -> Converted:
     )
 
 
-def _survey(files: tuple[InputFile, ...]) -> Survey:
-    found = Survey()
-    ids_of = {"state_features": found.state_ids, "next_state_features": found.state_ids, "action": found.action_ids}
-    with closing(typed_tables(files, "surveying")) as tables:
-        for table, where in tables:
-            found.fields = merged(found.fields, table, where)
-            for name, ids in ids_of.items():
-                if name in table.column_names and pa.types.is_map(table[name].type):
-                    ids.update(map(id_of, pc.unique(table[name].combine_chunks().keys).to_pylist()))
-    return found
-
-
 def _require_of_its_kind(target: Path) -> None:
     """Refuses a target where something of another kind is."""
     to_minari = target.name.endswith(MINARI_SUFFIX)
@@ -139,8 +105,10 @@ def _require_of_its_kind(target: Path) -> None:
         raise ConfigError(Problem("output_path", "a folder", f"the file {target}", "Choose another name"))
 
 
-def _form(config: ConvertConfig, found: Survey) -> MinariForm:
-    parametric = pa.types.is_map(found.action)
+def _form(config: ConvertConfig, found: "Survey") -> "MinariForm":
+    from reagent_lite.data.writing.minari import MinariForm
+
+    parametric = found.parametric
     if not parametric and not config.actions:
         raise ConfigError(Problem("actions", "the names of all actions, for a Minari dataset", "none"))
     if parametric and config.actions:
@@ -154,14 +122,14 @@ def _form(config: ConvertConfig, found: Survey) -> MinariForm:
     )
 
 
-def _report(target: Path, rows: int, found: Survey, without: list[str], dropped: int) -> None:
+def _report(target: Path, rows: int, found: "Survey", without: list[str], dropped: int) -> None:
     logger.info(f"{target}: {counted(rows, 'row')}")
     if without:
         logger.info(f"left out, since Minari has no place for it: {', '.join(without)}")
     if dropped:
         stops = counted(dropped, "episode merely stops", "episodes merely stop")
         logger.info(f"{stops}: the state of the last row is the last observation")
-    if pa.types.is_integer(found.action) and target.name.endswith(".csv"):
+    if found.indices and target.name.endswith(".csv"):
         logger.info("actions are indices; CSV has them as text, which is read as a name first where `actions` has it")
 
 

@@ -29,7 +29,7 @@ from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.console import logger, progress
 from reagent_lite.data.copy.facts import Facts
 from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
-from reagent_lite.errors import BundleError, ConfigError, DataError, Problem
+from reagent_lite.errors import BundleError, ConfigError, DataError, Problem, needing
 from reagent_lite.evaluation.document import Findings
 from reagent_lite.evaluation.estimates import ALONE, Log, estimates_of
 from reagent_lite.evaluation.exported_model import CHOICES, ExportedModel
@@ -40,7 +40,6 @@ from reagent_lite.report.evaluated import report_of_evaluation
 from reagent_lite.report.page import render
 from reagent_lite.report.result import Brief, Result
 from reagent_lite.run.learner import threads_for
-from reagent_lite.run.stages import staged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +158,8 @@ def _copy(config: EvaluateConfig, model: ExportedModel) -> TrainingCopy:
     Raises:
         DataError: what is wrong with them; where that is in their actions, beside those that the model chooses among.
     """
+    with needing("data", "data_path"):
+        from reagent_lite.run.stages import staged
     names = model.bundle.action_names or None
     try:
         reading = staged(_as_training(config, model), ALONE)

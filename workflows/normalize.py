@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from reagent_lite.cli import Command, main_alone
 from reagent_lite.config import resolved
@@ -26,12 +26,14 @@ from reagent_lite.config.normalize import NormalizeConfig
 from reagent_lite.console import logger, progress
 from reagent_lite.data.features.drift import Drift, drift_between, drift_lines
 from reagent_lite.data.features.fitting import VERSION, Fitted, check_overrides, fit_columns
-from reagent_lite.data.features.log import ACTION, STATE, LogSummary, summarize_log
 from reagent_lite.data.features.normalization import normalization_json
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.stage import StageManifest, data_files, left_out, require_own, states_of
-from reagent_lite.errors import ConfigError, Problem, counted
+from reagent_lite.errors import ConfigError, Problem, counted, needing
 from reagent_lite.files import appearing_folder, disk_errors, require_writable, write_whole
+
+if TYPE_CHECKING:
+    from reagent_lite.data.features.log import LogSummary
 
 KIND = "normalization"
 Json = dict[str, Any]
@@ -69,6 +71,8 @@ def normalize(config: NormalizeConfig) -> Normalized:
         ConfigError: a column or an override that the data do not have; an output folder with other things.
         DataError: what is wrong in the data, features that cannot be fitted, or a full disk.
     """
+    with needing("data", "training_data_path"):
+        from reagent_lite.data.features.log import ACTION, STATE
     start = time.monotonic()
     params, key = config.norm_params, "norm_params.output_dir"
     folder = Path(params.output_dir or "").expanduser().absolute()
@@ -134,12 +138,16 @@ def normalize(config: NormalizeConfig) -> Normalized:
     return _outcome(folder, manifest, start, skipped=False)
 
 
-def _summary(config: NormalizeConfig, files: tuple[InputFile, ...], title: str, parametric: bool | None) -> LogSummary:
+def _summary(
+    config: NormalizeConfig, files: tuple[InputFile, ...], title: str, parametric: bool | None
+) -> "LogSummary":
+    from reagent_lite.data.features.log import summarize_log
+
     with progress(title, "bytes") as show:
         return summarize_log(files, config.norm_params, parametric=parametric, seed=config.seed, progress=show)
 
 
-def _fitted(config: NormalizeConfig, training: LogSummary) -> dict[str, Fitted]:
+def _fitted(config: NormalizeConfig, training: "LogSummary") -> dict[str, Fitted]:
     """Returns the normalization of each column.
 
     Raises:

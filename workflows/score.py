@@ -8,39 +8,17 @@
 
 import sys
 import time
-from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-
-import numpy as np
-import pyarrow as pa
-from numpy.typing import NDArray
 
 from reagent_lite.cli import Command, Flag, main_alone
 from reagent_lite.config.score import ScoreConfig
 from reagent_lite.config.simulate import LOG_SUFFIXES, output_problems
-from reagent_lite.console import logger, progress
-from reagent_lite.data.formats.arrow import BLOCK_VALUES
-from reagent_lite.data.formats.blocks import Block, Position
-from reagent_lite.data.formats.files import InputFile
-from reagent_lite.data.formats.reading import read_blocks, readers_of
-from reagent_lite.data.rows.columns import column_of
-from reagent_lite.data.rows.contract import require_columns, require_present
-from reagent_lite.data.rows.faults import Faults
-from reagent_lite.data.rows.maps import FeatureMatrix, Lists, candidate_lists, features
-from reagent_lite.data.rows.reading import action_mask
-from reagent_lite.data.rows.table import by_name, list_array, map_array, typed_column
+from reagent_lite.console import logger
 from reagent_lite.data.stage import data_files, left_out, require_apart
-from reagent_lite.data.writing.files import table_writer
-from reagent_lite.errors import ConfigError, Problem, counted, nearest, raise_any
-from reagent_lite.export.bundle import Bundle, Prediction, load_bundle
-from reagent_lite.feature_ids import id_of
+from reagent_lite.errors import ConfigError, Problem, counted, needing
 from reagent_lite.files import require_writable
-
-_KEYS = {"mdp_id": pa.string(), "sequence_number": pa.int64()}
-_CANDIDATE = pa.map_(pa.string(), pa.float32())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +47,9 @@ def score(config: ScoreConfig) -> Scored:
         BundleError: the model fails its check.
         DataError: what is wrong with the rows, or features that the model reads and no row has.
     """
+    with needing("data", "data_path"):
+        from reagent_lite.data.writing.files import table_writer
+        from workflows._scoring import scored_tables
     start = time.monotonic()
     if problems := list(output_problems(config.output_path, LOG_SUFFIXES)):
         raise ConfigError(problems)
@@ -97,149 +78,6 @@ def score(config: ScoreConfig) -> Scored:
         rows_per_second=round(rows / seconds, 1),
         seconds=round(seconds, 3),
     )
-
-
-def scored_table(config: ScoreConfig) -> pa.Table:
-    """Returns the actions and scores of all rows, in memory; columns and errors as of `scored_tables`."""
-    return pa.concat_tables(scored_tables(config, data_files(config.data_path, config.columns)))
-
-
-def scored_tables(config: ScoreConfig, files: tuple[InputFile, ...]) -> Generator[pa.Table]:
-    """Yields the actions and scores of rows, in order.
-
-    The columns are mdp_id and sequence_number, null where the input has none; action, a name or the features of a
-    candidate; index, its place among the model's actions or in possible_actions; score; action_probability; and with
-    `all_scores` scores by action, or a list by candidate, null where one may not be taken.
-
-    Raises:
-        BundleError: the model fails its check.
-        DataError: what is wrong with the rows, or features that the model reads and no row has.
-    """
-    bundle = load_bundle(Path(config.model).expanduser(), threads=1)  # blocks are predicted side by side
-    if isinstance(config.columns.get("state_features"), list):
-        _require_features("state", bundle.state_feature_ids, map(id_of, config.columns["state_features"]), "columns")
-    rng, seen, positions = np.random.default_rng(config.seed), (set[int](), set[int]()), [Position() for _ in files]
-    readers = readers_of((*_KEYS, "state_features", "possible_actions"))
-    with (
-        progress("scoring", "bytes") as show,
-        closing(read_blocks(files, partial(_predicted, bundle), positions, show, readers)) as blocks,
-    ):
-        for parts in blocks:
-            for part in parts:
-                seen[0].update(part.state_ids)
-                seen[1].update(part.candidates.features.ids if part.candidates else ())
-                yield part.scored(bundle, rng if config.policy == "acting" else None, all_scores=config.all_scores)
-    _require_features("state", bundle.state_feature_ids, seen[0], config.data_path)
-    _require_features("candidate", bundle.action_feature_ids, seen[1], config.data_path)
-
-
-def _require_features(what: str, reads: Sequence[int], given: Iterable[int], where: str) -> None:
-    """Refuses rows that have nothing under the name of a feature, not even null."""
-    have = sorted(map(str, given))
-    missing = [str(one) for one in reads if str(one) not in have]
-    got = f"features {', '.join(have[:30])}" if have else "none"
-    raise_any(
-        [
-            Problem(where, f"the {what} feature {one}, which the model reads", got, nearest(one, have, "Nearest: {!r}"))
-            for one in missing
-        ]
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
-    """Rows of a block.
-
-    Attributes:
-        keys: columns of _KEYS.
-        state_ids: features that the block has.
-        candidates: None if actions are fixed.
-        prediction: of the model.
-    """
-
-    keys: list[pa.Array]
-    state_ids: tuple[int, ...]
-    candidates: Lists | None
-    prediction: Prediction
-
-    def scored(self, bundle: Bundle, rng: np.random.Generator | None, *, all_scores: bool) -> pa.Table:
-        found = self.prediction
-        index, probability = (found.greedy, np.ones(len(found.q))) if rng is None else found.draw(rng)
-        none, at = index < 0, np.maximum(index, 0)
-        columns = {
-            **dict(zip(_KEYS, self.keys, strict=True)),
-            "action": self._actions(bundle, index),
-            "index": pa.array(index, mask=none),
-            "score": pa.array(np.take_along_axis(found.q, at[:, None], 1)[:, 0], mask=none),
-            "action_probability": pa.array(probability, mask=none),
-        }
-        if all_scores:
-            columns["scores"] = self._scores(bundle)
-        return pa.table(columns)
-
-    def _actions(self, bundle: Bundle, index: NDArray[np.int64]) -> pa.Array:
-        if self.candidates is None:
-            return pa.array(bundle.action_names, pa.string()).take(pa.array(index, mask=index < 0))
-        lengths, features_of = self.candidates.lengths, self.candidates.features
-        taken = index >= 0
-        values = np.full((len(index), len(features_of.ids)), np.nan, np.float32)
-        values[taken] = features_of.values[(np.cumsum(lengths) - lengths + index)[taken]]
-        names = {int(one): str(one) for one in features_of.ids}
-        return by_name(map_array(FeatureMatrix(features_of.ids, values), taken), names)
-
-    def _scores(self, bundle: Bundle) -> pa.Array:
-        q, mask = self.prediction.q, self.prediction.mask
-        if self.candidates is None:
-            each = [pa.array(q[:, place], mask=~mask[:, place]) for place in range(q.shape[1])]
-            return pa.StructArray.from_arrays(each, list(bundle.action_names))
-        lengths = self.candidates.lengths
-        exists = np.arange(q.shape[1]) < lengths[:, None]
-        return list_array(pa.array(q[exists], mask=~mask[exists]), lengths, np.ones(len(q), bool))
-
-
-def _predicted(bundle: Bundle, block: Block) -> list[_Part]:
-    """Returns the rows of a block with the model's predictions.
-
-    Raises:
-        DataError: a column that is missing, or rows with a fault.
-    """
-    wanted = ("state_features", "possible_actions") if bundle.parametric else ("state_features",)
-    require_columns(block.table.column_names, wanted, block.where(0))
-    faults, column = Faults(block), partial(column_of, block)
-    state, present = features(column("state_features"), faults)
-    require_present("state_features", present, faults)
-    keys = [typed_column(column(name), faults).cast(kind) for name, kind in _KEYS.items()]
-    values = state.aligned(bundle.state_feature_ids)
-    if not bundle.parametric:
-        mask = action_mask(column("possible_actions"), bundle.action_names, faults).astype(bool)
-        faults.require_none()
-        return [
-            _Part(keys=[key[part] for key in keys], state_ids=state.ids, candidates=None,
-                  prediction=bundle.predict(values[part], mask=mask[part]))
-            for part in _parts(np.full(len(values), mask.shape[1]))
-        ]  # fmt: skip
-    lists = candidate_lists(column("possible_actions"), faults)
-    faults.require_none()
-    ends = np.cumsum(lists.lengths)
-    choices = np.split(lists.features.aligned(bundle.action_feature_ids), ends[:-1])
-    parts = []
-    for part in _parts(lists.lengths * len(bundle.action_feature_ids)):
-        span = slice(ends[part.start] - lists.lengths[part.start], ends[part.stop - 1])
-        own = Lists(lists.lengths[part], FeatureMatrix(lists.features.ids, lists.features.values[span]))
-        found = bundle.predict(values[part], candidates=choices[part])
-        parts.append(_Part(keys=[key[part] for key in keys], state_ids=state.ids, candidates=own, prediction=found))
-    return parts
-
-
-def _parts(widths: NDArray[np.int64]) -> Iterator[slice]:
-    """Yields parts of a block whose rows, each as wide as the widest of them, have not many values together."""
-    start = widest = 0
-    for row, width in enumerate(widths.tolist()):
-        if start < row and max(widest, width) * (row + 1 - start) > BLOCK_VALUES:
-            yield slice(start, row)
-            start, widest = row, 0
-        widest = max(widest, width)
-    yield slice(start, len(widths))
 
 
 COMMAND = Command(

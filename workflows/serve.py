@@ -6,14 +6,13 @@
 4 stop     SIGTERM: requests under way are answered; what waits for its reward is there at the next start
 """
 
-import importlib.util
 import sys
 import time
 from dataclasses import dataclass
 
 from reagent_lite.cli import Command, Flag, main_alone
 from reagent_lite.config.serve import ServeConfig
-from reagent_lite.errors import ConfigError, Problem
+from reagent_lite.errors import needing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +35,8 @@ class Served:
 
 def serve(config: ServeConfig) -> Served:
     """Serves until SIGTERM or SIGINT."""
-    if not all(map(importlib.util.find_spec, ("fastapi", "uvicorn", "prometheus_client"))):
-        todo = "Install them: pip install 'reagent-lite[serve]'"
-        raise ConfigError(Problem("workflows.serve", "fastapi, uvicorn and prometheus-client", "not all of them", todo))
-    from reagent_lite.serving import workers  # needs the extra
+    with needing("serve", "workflows.serve"):
+        from reagent_lite.serving import workers
 
     start = time.monotonic()
     restarts = workers.serve(config)

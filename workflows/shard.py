@@ -1,10 +1,22 @@
 """Make a shard of the rows for each machine, and fetch one: python -m workflows.shard --config x.json --num_nodes N."""
 
 import sys
+from typing import TYPE_CHECKING
 
 from reagent_lite.cli import Command, Flag, main_alone
 from reagent_lite.config.shard import ShardConfig
-from reagent_lite.data.shards.machines import shard
+from reagent_lite.errors import needing
+
+if TYPE_CHECKING:
+    from reagent_lite.data.shards.machines import Sharded
+
+
+def shard(config: ShardConfig) -> "Sharded":
+    """Makes shards, waits for them or fetches one; see data.shards.machines.shard."""
+    with needing("data", "shards_path"):
+        from reagent_lite.data.shards import machines
+    return machines.shard(config)
+
 
 COMMAND = Command(
     module="workflows.shard",

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -30,9 +30,7 @@ from reagent_lite.config.simulate import PlayConfig, SimulateConfig, ValueOfConf
 from reagent_lite.config.simulation import RANDOM
 from reagent_lite.console import logger, progress
 from reagent_lite.data.dataset import stamped
-from reagent_lite.data.writing.episodes import LogSchema, episode_rows
-from reagent_lite.data.writing.files import TableWriter, table_writer
-from reagent_lite.errors import BundleError, ConfigError, Problem, SimulationError, counted
+from reagent_lite.errors import BundleError, ConfigError, Problem, SimulationError, counted, needing
 from reagent_lite.evaluation.exported_model import Choices, kind_of, misfits, several_types
 from reagent_lite.evaluation.interval import Interval, finite
 from reagent_lite.evaluation.played import MODEL, Played
@@ -43,13 +41,16 @@ from reagent_lite.manifest import canonical
 from reagent_lite.report.content import Table
 from reagent_lite.report.result import Brief, Result
 from reagent_lite.run.agents import AgentType, agent_type, unknown_types
-from reagent_lite.run.roles.collect import named_block
 from reagent_lite.sim.backend import Backend, open_backend
 from reagent_lite.sim.env import Policy, VectorEnv
 from reagent_lite.sim.episodes import Amount, whole_episodes
 from reagent_lite.sim.rollout import Player
 from reagent_lite.sim.sources import origin
 from reagent_lite.sim.spec import EnvSpec
+
+if TYPE_CHECKING:
+    from reagent_lite.data.writing.episodes import LogSchema
+    from reagent_lite.data.writing.files import TableWriter
 
 LEVEL = 0.95  # of the interval of the log's mean return
 RESAMPLES = 2000
@@ -89,6 +90,8 @@ class Simulated(Result):
 
 def simulate(config: SimulateConfig) -> Simulated:
     """Writes the log and returns what is in it."""
+    with needing("data", "output_path"):
+        from reagent_lite.data.writing.files import table_writer
     start = time.monotonic()
     target = Path(config.output_path).expanduser()
     if target.is_dir():
@@ -153,10 +156,13 @@ class _Written:
 
 
 def _write(
-    config: SimulateConfig, backend: Backend, cast: Callable[[VectorEnv], tuple[Player, ...]], schema: LogSchema,
-    writer: TableWriter,
+    config: SimulateConfig, backend: Backend, cast: Callable[[VectorEnv], tuple[Player, ...]], schema: "LogSchema",
+    writer: "TableWriter",
 ) -> _Written:  # fmt: skip
     """Plays and writes the log; `cast` says who plays in an environment."""
+    from reagent_lite.data.writing.episodes import episode_rows
+    from reagent_lite.run.roles.collect import named_block
+
     amount = Amount(rows=config.rows, episodes=config.episodes)
     with _own_keys():
         env = _envs(config, backend, min(config.num_envs, amount.most_envs), LOG)
@@ -185,12 +191,14 @@ def _device(config: SimulateConfig) -> torch.device:
     return torch.device("cuda", 0)  # where the backend is cuda and there is none, opening it says what is missing
 
 
-def _schema(config: SimulateConfig, spec: EnvSpec) -> LogSchema:
+def _schema(config: SimulateConfig, spec: EnvSpec) -> "LogSchema":
     """Returns what rows hold.
 
     Raises:
         ConfigError: actions as names in an environment whose candidates have none.
     """
+    from reagent_lite.data.writing.episodes import LogSchema
+
     transitions = config.format == "transitions"
     if not config.parametric:
         if spec.candidates:

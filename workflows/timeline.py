@@ -1,10 +1,22 @@
 """Make transitions of logged decisions: python -m workflows.timeline --config x.json."""
 
 import sys
+from typing import TYPE_CHECKING
 
 from reagent_lite.cli import Command, main_alone
 from reagent_lite.config.timeline import TimelineConfig
-from reagent_lite.data.timeline.stage import run_timeline
+from reagent_lite.errors import needing
+
+if TYPE_CHECKING:
+    from reagent_lite.data.timeline.stage import TimelineOutcome
+
+
+def timeline(config: TimelineConfig) -> "TimelineOutcome":
+    """Makes the transitions that are not there yet; see data.timeline.stage.run_timeline."""
+    with needing("data", "timeline.inputTableName"):
+        from reagent_lite.data.timeline.stage import run_timeline
+    return run_timeline(config)
+
 
 COMMAND = Command(
     module="workflows.timeline",
@@ -15,4 +27,4 @@ COMMAND = Command(
 )
 
 if __name__ == "__main__":
-    sys.exit(main_alone(COMMAND, run_timeline))
+    sys.exit(main_alone(COMMAND, timeline))

@@ -18,19 +18,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import pyarrow as pa
-
-from reagent_lite.data.formats.arrow import opened_parquet
 from reagent_lite.data.formats.blocks import Position
 from reagent_lite.data.formats.files import InputFile, list_input
-from reagent_lite.data.formats.reading import read_blocks
-from reagent_lite.data.rows.contract import Contract
-from reagent_lite.data.rows.reading import Rows, read_rows
-from reagent_lite.data.writing.files import table_writer
 from reagent_lite.errors import DataError, Problem
 from reagent_lite.files import sweep
+
+if TYPE_CHECKING:  # learners without such a folder do without the extra `data`
+    import pyarrow as pa
+
+    from reagent_lite.data.rows.reading import Rows
 
 FIFO, PROTECTED = "fifo", "protected"
 _SUFFIX: Final = ".parquet"
@@ -114,6 +112,8 @@ class EpisodeFolder:
         Raises:
             DataError: it cannot be written; caused by the OSError.
         """
+        from reagent_lite.data.writing.files import table_writer
+
         self._largest = max([self._largest, *(one.number for one in self.files())]) + 1
         steps = environment_steps([table.column("mdp_id")])
         name = f"{self._largest:010d}-{steps:07d}-{writer}{_SUFFIX}"
@@ -127,6 +127,8 @@ class EpisodeFolder:
         Raises:
             DataError: it is gone, damaged, or says nothing of where it comes from.
         """
+        from reagent_lite.data.formats.arrow import opened_parquet
+
         file = self._input(name)
         with opened_parquet(file) as parquet:
             said = (parquet.schema_arrow.metadata or {}).get(_METADATA)
@@ -148,6 +150,10 @@ class EpisodeFolder:
         Raises:
             DataError: it is gone or damaged, or rows break the contract.
         """
+        from reagent_lite.data.formats.reading import read_blocks
+        from reagent_lite.data.rows.contract import Contract
+        from reagent_lite.data.rows.reading import read_rows
+
         contract = Contract(actions=actions or None)
         for rows in read_blocks((self._input(name),), partial(read_rows, contract=contract), [Position()]):
             if rows.num_faults:

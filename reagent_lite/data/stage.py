@@ -25,8 +25,6 @@ from pydantic import ConfigDict, PlainSerializer, PlainValidator, TypeAdapter, V
 from reagent_lite.config.columns import Columns
 from reagent_lite.data.formats.files import InputFile, list_input, local_path, not_read, sha256_of
 from reagent_lite.data.formats.frames import Log, path_of
-from reagent_lite.data.formats.reading import READERS
-from reagent_lite.data.rows.own_columns import OwnColumns
 from reagent_lite.errors import ConfigError, DataError, NoRowsError, Problem, raise_any
 from reagent_lite.feature_ids import FeatureId, read, written
 from reagent_lite.files import is_writable, write_whole
@@ -245,6 +243,9 @@ def data_files(log: Log, columns: Columns | None = None) -> tuple[InputFile, ...
         DataError: see `list_input`; files that are missing, altered or not in the folder's manifest.
         NoRowsError: a folder whose manifest says that it has no rows.
     """
+    from reagent_lite.data.formats.reading import READERS
+    from reagent_lite.data.rows.own_columns import OwnColumns
+
     path = path_of(log)
     manifest = StageManifest.read(path)
     if manifest is None:
@@ -267,6 +268,8 @@ def data_files(log: Log, columns: Columns | None = None) -> tuple[InputFile, ...
 
 def left_out(path: str) -> tuple[str, ...]:
     """Returns sentences about what lies at a path and is not read, and what the stage that made it left out before."""
+    from reagent_lite.data.formats.reading import READERS
+
     manifest = StageManifest.read(path)
     before = [] if manifest is None else manifest.report.get("left_out")
     sentences = [one for one in before if isinstance(one, str)] if isinstance(before, list) else []

@@ -6,8 +6,11 @@ A column may come late or with a narrower type: `merged` and `with_types` give e
 from __future__ import annotations
 
 from collections.abc import Generator
+from contextlib import closing
+from dataclasses import dataclass, field
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from reagent_lite.config.columns import Columns
 from reagent_lite.console import progress
@@ -19,6 +22,7 @@ from reagent_lite.data.formats.schema import conformed, in_one_piece, is_text, m
 from reagent_lite.data.rows.table import FEATURES, by_name, typed_table
 from reagent_lite.data.stage import data_files
 from reagent_lite.errors import DataError, Problem
+from reagent_lite.feature_ids import id_of
 
 
 def typed_tables(files: tuple[InputFile, ...], doing: str) -> Generator[tuple[pa.Table, str]]:
@@ -26,6 +30,48 @@ def typed_tables(files: tuple[InputFile, ...], doing: str) -> Generator[tuple[pa
     with progress(doing, "bytes") as show:
         positions = [Position() for _ in files]
         yield from read_blocks(files, lambda block: (typed_table(block), block.where(0)), positions, show, ALL_COLUMNS)
+
+
+@dataclass(slots=True)
+class Survey:
+    """The columns and features of a log.
+
+    Attributes:
+        fields: columns with the types that hold all values.
+        state_ids, action_ids: features seen in states and in actions taken.
+    """
+
+    fields: dict[str, pa.Field] = field(default_factory=dict)
+    state_ids: set[int] = field(default_factory=set)
+    action_ids: set[int] = field(default_factory=set)
+
+    @property
+    def names(self) -> list[str]:
+        """Columns that have a value in some row."""
+        return [name for name, one in self.fields.items() if not pa.types.is_null(one.type)]
+
+    @property
+    def parametric(self) -> bool:
+        """Whether actions are maps of features."""
+        return "action" in self.fields and bool(pa.types.is_map(self.fields["action"].type))
+
+    @property
+    def indices(self) -> bool:
+        """Whether actions are numbers of names."""
+        return "action" in self.fields and bool(pa.types.is_integer(self.fields["action"].type))
+
+
+def survey(files: tuple[InputFile, ...]) -> Survey:
+    """Returns what all rows of files have, read once."""
+    found = Survey()
+    ids_of = {"state_features": found.state_ids, "next_state_features": found.state_ids, "action": found.action_ids}
+    with closing(typed_tables(files, "surveying")) as tables:
+        for table, where in tables:
+            found.fields = merged(found.fields, table, where)
+            for name, ids in ids_of.items():
+                if name in table.column_names and pa.types.is_map(table[name].type):
+                    ids.update(map(id_of, pc.unique(table[name].combine_chunks().keys).to_pylist()))
+    return found
 
 
 def read_log(log: Log, columns: Columns | None = None) -> pa.Table:

@@ -6,11 +6,11 @@ import tempfile
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from reagent_lite.config import ParametricDqnConfig, WorkflowConfig
-from reagent_lite.data.copy.first_look import FirstRows, first_rows, standing_copy
 from reagent_lite.data.copy.place import places_of
 from reagent_lite.data.features.normalization import check_covers, read_normalization
 from reagent_lite.data.stage import data_files
@@ -20,7 +20,7 @@ from reagent_lite.distributed.network import addresses, listening, own_address, 
 from reagent_lite.distributed.nodes import Node
 from reagent_lite.distributed.rendezvous import host_and_port
 from reagent_lite.doctor.checks import Row, failed, of_error, ok, skipped, warning
-from reagent_lite.errors import DataError, NoRowsError, counted
+from reagent_lite.errors import ConfigError, DataError, NoRowsError, counted, needing
 from reagent_lite.files import free_disk_bytes, is_writable, nearest_existing
 from reagent_lite.memory import size_text
 from reagent_lite.run.agents import agent_types
@@ -28,6 +28,9 @@ from reagent_lite.run.dry_run import DryRun, memory_lines, network_needs, warnin
 from reagent_lite.sim.backend import open_backend
 from reagent_lite.sim.cuda_build import cuda_problem
 from reagent_lite.types import SourceSpec
+
+if TYPE_CHECKING:
+    from reagent_lite.data.copy.first_look import FirstRows
 
 _COPY_TIMES = 2.0  # a training copy and what is spooled on the way, against stored bytes of plain input
 _PACKED_TIMES = 10.0  # the same against compressed bytes
@@ -138,8 +141,10 @@ def copy_folder(config: WorkflowConfig, path: str) -> Row:
     name, actions = "training copy", config.actions or None
     directory, columns = config.data.training_copy_dir, config.data.columns
     try:
+        with needing("data", name):
+            from reagent_lite.data.copy.first_look import standing_copy
         files = data_files(path, columns)
-    except DataError:
+    except (ConfigError, DataError):
         return skipped(name, "there is no data to copy")
     standing = standing_copy(path, actions, directory, columns)
     if standing is not None:
@@ -158,6 +163,8 @@ def copy_folder(config: WorkflowConfig, path: str) -> Row:
 
 def data(config: WorkflowConfig, node: Node, key: str, path: str) -> Iterator[Row]:
     """Reads and checks the first rows of a path, and whether normalization files cover their features."""
+    with needing("data", key):
+        from reagent_lite.data.copy.first_look import first_rows
     try:
         files = data_files(path, config.data.columns)
         rows = first_rows(path, config.actions or None, config.data.columns)
@@ -176,7 +183,7 @@ def data(config: WorkflowConfig, node: Node, key: str, path: str) -> Iterator[Ro
     yield from _normalization(config, rows)
 
 
-def _normalization(config: WorkflowConfig, rows: FirstRows) -> Iterator[Row]:
+def _normalization(config: WorkflowConfig, rows: "FirstRows") -> Iterator[Row]:
     columns = [("state_norm_data_path", config.state_norm_data_path, rows.state_ids)]
     columns.append(("action_norm_data_path", config.action_norm_data_path, rows.action_ids))
     for key, path, ids in columns:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from reagent_lite.data.copy.training_copy import TrainingCopy
-from reagent_lite.data.rows.maps import in_order
+from reagent_lite.data.rows.matrices import in_order
 from reagent_lite.distributed.group import Group
 from reagent_lite.evaluation.interval import finite
 from reagent_lite.evaluation.page import EvaluationPage

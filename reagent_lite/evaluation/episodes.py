@@ -17,7 +17,7 @@ from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.data.copy.lists import list_hashes
 from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.rows.hashes import mix
-from reagent_lite.data.rows.maps import FeatureMatrix, Lists
+from reagent_lite.data.rows.matrices import FeatureMatrix, Lists
 from reagent_lite.data.sampling.shards import Shards
 from reagent_lite.errors import counted
 from reagent_lite.evaluation.page import held_out

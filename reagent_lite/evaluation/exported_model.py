@@ -22,7 +22,7 @@ from reagent_lite.config.rl import RLConfig
 from reagent_lite.config.training import TrainingConfig
 from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.features.normalization import parse_normalization
-from reagent_lite.data.rows.maps import in_order
+from reagent_lite.data.rows.matrices import in_order
 from reagent_lite.data.sampling.normalized import Reordered
 from reagent_lite.data.sampling.spans import Spans, single_steps, time_steps
 from reagent_lite.errors import BundleError, Problem

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from reagent_lite.errors import ConfigError, Problem
+from reagent_lite.errors import needing
 from reagent_lite.files import write_whole
 from reagent_lite.report.charts import Curves
 from reagent_lite.report.curves import Series, curves_of
@@ -42,13 +42,9 @@ def require_pictures() -> None:
     Raises:
         ConfigError: when matplotlib or Pillow cannot be imported; says how to install them.
     """
-    try:
+    with needing("pictures", "simulation.pictures", ", or set it to false"):
         import matplotlib.backends.backend_agg  # noqa: F401
         import PIL.GifImagePlugin  # noqa: F401
-    except ImportError as error:
-        todo = "Run: pip install 'reagent-lite[pictures]', or set it to false"
-        expected = "matplotlib and Pillow, which draw them"
-        raise ConfigError(Problem("simulation.pictures", expected, str(error), todo)) from error
 
 
 def write_learning_curve(file: Path, series: Series, *, title: str) -> None:

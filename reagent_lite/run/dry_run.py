@@ -13,14 +13,12 @@ from dataclasses import dataclass, replace
 import torch
 
 from reagent_lite.config import WorkflowConfig
-from reagent_lite.data.copy.first_look import holds_events, rows_by_metadata, standing_copy
 from reagent_lite.data.copy.place import CopyManifest
 from reagent_lite.data.features.normalization import read_normalization
-from reagent_lite.data.stage import data_files
 from reagent_lite.distributed.gpus import list_gpus, used_gpus
 from reagent_lite.distributed.group import Place
 from reagent_lite.distributed.launcher import Processes, choose_processes
-from reagent_lite.errors import KernelBuildError, ReagentLiteError, counted
+from reagent_lite.errors import KernelBuildError, ReagentLiteError, counted, needing
 from reagent_lite.memory import free_bytes, size_text
 from reagent_lite.run.agents import AgentType, agent_types
 from reagent_lite.run.learner import build_learner
@@ -174,6 +172,9 @@ def _inputs(config: WorkflowConfig) -> Inputs:
 def _with_data(config: WorkflowConfig, inputs: Inputs) -> Inputs:
     if not config.training_data_path:
         return inputs
+    with needing("data", "training_data_path"):
+        from reagent_lite.data.copy.first_look import holds_events, rows_by_metadata, standing_copy
+        from reagent_lite.data.stage import data_files
     files = data_files(config.training_data_path, config.data.columns)
     standing = standing_copy(
         config.training_data_path, config.actions or None, config.data.training_copy_dir, config.data.columns

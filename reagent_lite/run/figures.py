@@ -5,7 +5,7 @@ import torch
 from numpy.typing import NDArray
 
 from reagent_lite.config import WorkflowConfig
-from reagent_lite.data.rows.maps import in_order
+from reagent_lite.data.rows.matrices import in_order
 from reagent_lite.data.sampling.plan import apportion
 from reagent_lite.data.sampling.shards import Shards
 from reagent_lite.errors import named_counts

@@ -13,7 +13,7 @@ import socket
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
@@ -21,7 +21,6 @@ from reagent_lite.cli import Command, add_node_index, config_of, guarded, messag
 from reagent_lite.config import WorkflowConfig, resolved
 from reagent_lite.console import logger
 from reagent_lite.data.formats.files import list_input
-from reagent_lite.data.formats.reading import READERS
 from reagent_lite.distributed.gpus import list_gpus, used_gpus
 from reagent_lite.distributed.group import Group, Place, joined
 from reagent_lite.distributed.launcher import Processes, launch
@@ -30,12 +29,14 @@ from reagent_lite.distributed.nodes import Node, find_node
 from reagent_lite.distributed.rendezvous import Rendezvous
 from reagent_lite.distributed.verdict import Declaration, flat
 from reagent_lite.distributed.worker import end_with_parent, is_worker, report_failure
-from reagent_lite.errors import Preempted, ReagentLiteError
+from reagent_lite.errors import Preempted, ReagentLiteError, needing
 from reagent_lite.files import FolderIdentity, nearest_existing
 from reagent_lite.run.dry_run import dry_run, lines_of, processes_here, warnings_of
 from reagent_lite.run.publish import Outcome
-from reagent_lite.run.roles.collect import collect
 from reagent_lite.training.stop import StopSignal
+
+if TYPE_CHECKING:
+    from reagent_lite.run.roles.collect import Collected
 
 Config = TypeVar("Config", bound=WorkflowConfig)
 
@@ -124,7 +125,7 @@ def _run(
         joined(place, device, wait, gpus=processes.gpus) as group,
     ):
         try:
-            outcome = collect(config, group) if config.collects else train(config, group)
+            outcome = _collect(config, group) if config.collects else train(config, group)
         except Exception as error:  # reported before the process group is taken down, which may take long without peers
             if is_worker():
                 report_failure(error, message_of(error))
@@ -132,6 +133,12 @@ def _run(
     if place.rank == 0:
         print(outcome.line(), flush=True)
     return 0
+
+
+def _collect(config: WorkflowConfig, group: Group) -> "Collected":
+    with needing("data", "simulation.mode"):
+        from reagent_lite.run.roles.collect import collect
+    return collect(config, group)
 
 
 def _describe(config: WorkflowConfig, processes: Processes) -> None:
@@ -183,8 +190,10 @@ def prepare_rendezvous(config: WorkflowConfig, node: Node, processes: Processes,
 def _find_data(config: WorkflowConfig) -> None:
     if config.data.shards_path is not None and config.node_index:
         return  # node 0 divides the data; nobody else need see it
-    for path in (config.training_data_path, config.eval_data_path):
-        if path:
+    for key in ("training_data_path", "eval_data_path"):
+        if path := getattr(config, key):
+            with needing("data", key):
+                from reagent_lite.data.formats.reading import READERS
             list_input(path, tuple(READERS))
 
 

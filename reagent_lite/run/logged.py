@@ -36,7 +36,6 @@ from reagent_lite.distributed.group import Group
 from reagent_lite.errors import DataError, NoRowsError, Problem, named_counts
 from reagent_lite.models.preprocessor import Preprocessor
 from reagent_lite.run.normalization import Normalization, given_normalization, given_or_fitted
-from reagent_lite.run.stages import staged
 from reagent_lite.types import NormalizationSpec, SourceSpec
 
 _DEVICE_SHARE = 0.5  # of the free device memory; the rest is for the network, its gradients and batches
@@ -79,6 +78,8 @@ def prepare(config: WorkflowConfig, group: Group) -> Data:
     Raises:
         DataError: with file and line, see contract of the readers; what differs between machines, on every rank alike.
     """
+    from reagent_lite.run.stages import staged  # needs the extra `data`
+
     config = staged(config, group)
     shards = Shards.of(config, group)
     given = given_normalization(config)  # first: a wrong file is found before a long reading of the data

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from reagent_lite.data.rows.maps import in_order
+from reagent_lite.data.rows.matrices import in_order
 from reagent_lite.evaluation.candidates import candidate_features
 from reagent_lite.export.content import SampleRows
 from reagent_lite.run.environments import SAMPLE, Simulation

@@ -14,7 +14,7 @@ from reagent_lite.config import WorkflowConfig, parameters
 from reagent_lite.console import Progress, logger, progress
 from reagent_lite.distributed.faults import fault_here
 from reagent_lite.distributed.group import Group
-from reagent_lite.errors import ConfigError, DivergenceError, Preempted, Problem
+from reagent_lite.errors import ConfigError, DivergenceError, Preempted, Problem, install, lacking, needing
 from reagent_lite.files import room_in
 from reagent_lite.report.pictures import require_pictures
 from reagent_lite.run.environments import open_simulation, with_actions
@@ -97,8 +97,11 @@ def train(config: WorkflowConfig, group: Group, callback: Callback = _SILENT) ->
                 take_folder(config)
                 source.write_fitted()
                 step = setup.running.position.step
-                writer.add([JsonLines(folder, lines=history.lines),
-                            TensorBoard(folder, history.run, parameters(config), step=step)])  # fmt: skip
+                writer.add([JsonLines(folder, lines=history.lines)])
+                if missing := lacking("report"):
+                    logger.info(f"tensorboard/ is not written: no {missing}. To have it, run: {install('report')}")
+                else:
+                    writer.add([TensorBoard(folder, history.run, parameters(config), step=step)])
             logger.info(f"policy: {target_policy(config.rl)}; it is evaluated, simulated and exported")
             learned = learn(setup, writer, signal, callback)
             outcome = publish(config, group, source, learned, time.monotonic() - start)
@@ -267,8 +270,8 @@ def _require_computable(config: WorkflowConfig, group: Group) -> None:
     """Checks before any data is read that the processes can compute what the config asks for.
 
     Raises:
-        ConfigError: several processes without ddp, batch normalization over CPU processes, or pictures without the
-            library that draws them.
+        ConfigError: several processes without ddp, batch normalization over CPU processes, or data or pictures without
+            the packages that they need.
     """
     if config.parallel != "ddp" and group.world_size > 1:  # processes of another launcher
         todo = "Start one process, or average their gradients by ddp"
@@ -276,5 +279,8 @@ def _require_computable(config: WorkflowConfig, group: Group) -> None:
     if config.training.use_batch_norm and group.world_size > 1 and group.device.type == "cpu":
         todo = "Statistics over all processes need GPUs; train with one process, or without batch normalization"
         raise ConfigError(Problem("training.use_batch_norm", "false with several CPU processes", "true", todo))
+    if config.training_data_path or config.follows:
+        with needing("data", "training_data_path" if config.training_data_path else "simulation.mode"):
+            import reagent_lite.data.formats.reading  # noqa: F401
     if config.simulation is not None and config.simulation.pictures:
         require_pictures()

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
-from reagent_lite.errors import KernelBuildError, Problem
+from reagent_lite.errors import KernelBuildError, Problem, install
 from reagent_lite.files import shipped
 
 KERNELS = shipped("kernels")
@@ -49,7 +49,7 @@ def find_compiler() -> Compiler:
             "simulation on the CPU",
             "a C++ compiler",
             "neither g++ nor clang++ on the PATH, nor the Python package ziglang",
-            "Install g++, or run: pip install 'reagent-lite[compiler]'",
+            f"Install g++, or run: {install('compiler')}",
         )
     )
 

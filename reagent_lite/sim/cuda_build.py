@@ -16,7 +16,7 @@ from typing import Literal
 
 import torch
 
-from reagent_lite.errors import KernelBuildError, Problem
+from reagent_lite.errors import KernelBuildError, Problem, install
 from reagent_lite.sim.cache import cache_folder, cached, make_key
 from reagent_lite.sim.compiler import KERNELS
 from reagent_lite.sim.sources import built_from, compilation_unit
@@ -123,7 +123,7 @@ def driver_problem() -> Problem | None:
         advice = "Check nvidia-smi and CUDA_VISIBLE_DEVICES, or simulate on the CPU"
         return Problem("simulation on a GPU", "an NVIDIA GPU with its driver", "none that torch can use", advice)
     if importlib.util.find_spec("pycuda") is None:
-        advice = "With a CUDA toolkit installed, run: pip install 'reagent-lite[cuda]'; or simulate on the CPU"
+        advice = f"With a CUDA toolkit installed, run: {install('cuda')}; or simulate on the CPU"
         return Problem("simulation on a GPU", "the Python package pycuda", "it is not installed", advice)
     return None
 

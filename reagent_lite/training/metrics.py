@@ -173,7 +173,7 @@ class JsonLines(_FileSink):
 
 
 class TensorBoard(_FileSink):
-    """A TensorBoard event file: scalars, hyperparameters, and the decision as text.
+    """A TensorBoard event file, by the extra `report`: scalars, hyperparameters, and the decision as text.
 
     Args:
         folder: the run's folder.

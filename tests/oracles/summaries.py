@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from reagent_lite.data.features.summary import ColumnSummary
-from reagent_lite.data.rows.maps import FeatureMatrix
+from reagent_lite.data.rows.matrices import FeatureMatrix
 
 
 def column(*features: npt.ArrayLike, ids: Sequence[int] = (), sampled: slice = slice(None)) -> ColumnSummary:

@@ -12,9 +12,9 @@ import numpy as np
 from reagent_lite.config.norm_params import NormParams
 from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.features.summary import ColumnSummary, Merge
-from reagent_lite.data.formats.reading import num_threads
+from reagent_lite.data.formats.blocks import num_threads
 from reagent_lite.data.rows.hashes import row_hashes
-from reagent_lite.data.rows.maps import FeatureMatrix
+from reagent_lite.data.rows.matrices import FeatureMatrix
 
 _BLOCK_BYTES = 8 << 20
 

@@ -10,12 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
-from reagent_lite.data.formats.schema import to_numpy
 from reagent_lite.data.rows.hashes import Hashes, mix
-from reagent_lite.data.rows.maps import Lists
+from reagent_lite.data.rows.matrices import Lists
 
 _LISTS_OF_A_CHUNK = 1 << 12
 
@@ -83,6 +81,10 @@ def share(now: NDArray[np.int64], after: NDArray[np.int64]) -> SharedLists:
 
     Own and next lists alternate, so that lists lie in the order they are read.
     """
+    import pyarrow as pa
+
+    from reagent_lite.data.formats.schema import to_numpy
+
     both = np.stack((now, after), axis=1).reshape(-1, 4)
     hashes = pa.py_buffer(np.ascontiguousarray(both[:, 2:]))
     keys = pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), len(both), [None, hashes])

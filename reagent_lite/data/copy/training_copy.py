@@ -12,16 +12,15 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import mmap
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from reagent_lite.config.columns import Columns
-from reagent_lite.data.copy.build import build
 from reagent_lite.data.copy.place import CopyManifest, places_of
 from reagent_lite.data.formats.blocks import Show
 from reagent_lite.data.formats.frames import Log, path_of
@@ -187,6 +186,8 @@ def empty_training_copy(actions: tuple[str, ...] | None) -> TrainingCopy:
     Args:
         actions: names of discrete actions in output order; None for parametric ones.
     """
+    from reagent_lite.data.copy.build import build
+
     with tempfile.TemporaryDirectory() as folder:
         return dataclasses.replace(_opened(Path(folder), build((), actions, Path(folder), None)), folder=Path())
 
@@ -215,6 +216,8 @@ def prepare_training_copy(
         DataError: what is wrong in the data with file and line, up to 20 faults and how many there are in all; no
             folder that can be written.
     """
+    from reagent_lite.data.copy.build import build
+
     path = path_of(log)
     files = data_files(path, columns)
     places = places_of(path, actions, directory, columns)
@@ -234,7 +237,8 @@ def prepare_training_copy(
 
 def give_back_memory() -> None:
     """Returns freed memory to the system: Arrow and glibc keep it, and it counts as this process's."""
-    pa.default_memory_pool().release_unused()
+    if pa := sys.modules.get("pyarrow"):  # absent where nothing was read
+        pa.default_memory_pool().release_unused()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc alone has it
     if trim is not None:
         trim(0)

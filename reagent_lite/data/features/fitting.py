@@ -18,7 +18,7 @@ import numpy as np
 from reagent_lite.config.norm_params import NormParams
 from reagent_lite.data.features.feature_types import FEATURE_TYPES, MIN_PRESENT_VALUES, Values, fit_feature
 from reagent_lite.data.features.summary import ColumnSummary
-from reagent_lite.data.formats.reading import num_threads
+from reagent_lite.data.formats.blocks import num_threads
 from reagent_lite.errors import ConfigError, Problem, counted, nearest, raise_any
 from reagent_lite.feature_ids import id_of
 from reagent_lite.types import FeatureSpec, FeatureType, NormalizationSpec

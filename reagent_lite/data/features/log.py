@@ -20,7 +20,8 @@ from reagent_lite.data.rows.columns import column_of, integers, is_number, is_st
 from reagent_lite.data.rows.contract import require_columns
 from reagent_lite.data.rows.faults import Faults, FaultsOfLog
 from reagent_lite.data.rows.hashes import Hashes, name_hashes, row_hashes
-from reagent_lite.data.rows.maps import FeatureMatrix, candidate_lists, features
+from reagent_lite.data.rows.maps import candidate_lists, features
+from reagent_lite.data.rows.matrices import FeatureMatrix
 from reagent_lite.errors import DataError, Problem
 
 STATE, ACTION = "state_features", "action"

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reagent_lite.data.rows.hashes import Hashes
-from reagent_lite.data.rows.maps import FeatureMatrix
+from reagent_lite.data.rows.matrices import FeatureMatrix
 from reagent_lite.feature_ids import id_of, read, written
 from reagent_lite.types import MISSING_VALUE
 

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from reagent_lite.data.formats.files import InputFile
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 MOST_THREADS = 8
 """Threads that parse blocks; each holds about 60 MB of a block in its various forms."""
+
+
+def num_threads() -> int:
+    """Returns how many threads parse blocks: the cores this process may use, at most MOST_THREADS."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, MOST_THREADS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-import pyarrow as pa
-
 from reagent_lite.errors import DataError, NoRowsError, Problem, counted, first_line
 from reagent_lite.strict_json import parse_json
 
@@ -102,6 +100,8 @@ def damage_reported(file: InputFile, kind: str) -> Iterator[None]:
         file: the file that is read.
         kind: the kind of the file, such as "Parquet".
     """
+    import pyarrow as pa
+
     try:
         yield
     except (pa.ArrowException, OSError, ValueError, EOFError, MemoryError) as error:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 import uuid
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import pyarrow as pa
-
-from reagent_lite.errors import DataError, Problem, first_line
+from reagent_lite.errors import DataError, Problem, first_line, needing
 from reagent_lite.files import sweep, user_cache
+
+if TYPE_CHECKING:
+    from pyarrow import Table as Table
 
 
 class Frame(Protocol):
@@ -22,7 +23,6 @@ class Frame(Protocol):
 
 
 Log = str | os.PathLike[str] | Frame
-Table = pa.Table
 
 _KEPT_DAYS = 30
 
@@ -37,6 +37,8 @@ def path_of(log: Log) -> str:
     """
     if isinstance(log, str | os.PathLike):
         return os.fspath(log)
+    with needing("data", "data"):
+        import pyarrow as pa
     try:
         table = pa.table(log)
     except (TypeError, pa.ArrowException) as error:

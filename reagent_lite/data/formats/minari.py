@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from reagent_lite.data.formats.blocks import Block, Position
 from reagent_lite.data.formats.files import MINARI_DESCRIPTION, InputFile, sha256_of
-from reagent_lite.errors import DataError, Problem
+from reagent_lite.errors import DataError, Problem, install, needing
 from reagent_lite.strict_json import parse_json
 
 if TYPE_CHECKING:
@@ -47,11 +47,8 @@ def require_minari() -> Any:
     Raises:
         DataError: it is not installed.
     """
-    try:
+    with needing("minari", "Minari datasets", error=DataError):
         import minari
-    except ImportError as error:
-        todo = "pip install 'reagent-lite[minari]'"
-        raise DataError(Problem("Minari datasets", "the package minari", str(error), todo)) from error
     return minari
 
 
@@ -105,7 +102,7 @@ def _opened(data: Path, description: dict[str, Any]) -> MinariDataset:
     try:
         dataset: MinariDataset = minari.MinariDataset(data)
     except ImportError as error:
-        todo = "pip install 'reagent-lite[minari]'"
+        todo = f"Run: {install('minari')}"
         raise DataError(Problem(str(data), f"a package for {description['data_format']}", str(error), todo)) from error
     except _DAMAGED as error:
         raise DataError(_damaged(data, error)) from error

@@ -18,7 +18,7 @@ from typing import TypeVar
 import pyarrow as pa
 
 from reagent_lite.data.formats.arrow import read_ipc, read_parquet
-from reagent_lite.data.formats.blocks import MOST_THREADS, Block, Position, Reader, Show
+from reagent_lite.data.formats.blocks import Block, Position, Reader, Show, num_threads
 from reagent_lite.data.formats.csv import read_csv
 from reagent_lite.data.formats.files import MINARI, InputFile, OwnNames
 from reagent_lite.data.formats.jsonl import read_json_lines
@@ -26,12 +26,6 @@ from reagent_lite.data.formats.minari import read_minari
 from reagent_lite.errors import DataError, NoRowsError, Problem, counted
 
 T = TypeVar("T")
-
-
-def num_threads() -> int:
-    """Returns how many threads parse blocks: the cores this process may use, at most MOST_THREADS."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, MOST_THREADS)
 
 
 def parses_of(

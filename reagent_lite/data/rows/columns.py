@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from reagent_lite.data.formats.blocks import Block
 from reagent_lite.data.formats.schema import filled, in_one_piece, is_text, microseconds_of, to_numpy, valid_rows
-from reagent_lite.data.rows.faults import Faults, Mask
+from reagent_lite.data.rows.faults import Faults
+from reagent_lite.data.rows.matrices import Mask
 
 NONE, WRONG = -1, -2
 """Codes of what is absent or unknown, and of a value that is none of those that are known."""

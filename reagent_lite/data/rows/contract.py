@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 from reagent_lite.config.columns import COLUMNS, EVENT_COLUMNS, TRANSITION_COLUMNS
 from reagent_lite.data.formats.blocks import Block
 from reagent_lite.data.rows.columns import NONE, WRONG, Column, column_of, numbers, per_distinct
-from reagent_lite.data.rows.faults import Faults, Mask
-from reagent_lite.data.rows.maps import FeatureMatrix, Lists, candidate_lists, features, match
+from reagent_lite.data.rows.faults import Faults
+from reagent_lite.data.rows.maps import candidate_lists, features, match
+from reagent_lite.data.rows.matrices import FeatureMatrix, Lists, Mask
 from reagent_lite.errors import DataError, Problem, nearest
 
 NEAREST_COLUMN = "Nearest column: {!r}"

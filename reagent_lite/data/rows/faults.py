@@ -10,9 +10,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from reagent_lite.data.formats.blocks import Block
+from reagent_lite.data.rows.matrices import Mask
 from reagent_lite.errors import MAX_PROBLEMS, DataError, Problem, counted
 
-Mask = NDArray[np.bool_]
 UNREADABLE = "unreadable"
 """The rule that a value breaks which is not of its column's type."""
 NO_RULE = -1

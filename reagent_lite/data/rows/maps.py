@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +11,8 @@ from numpy.typing import NDArray
 
 from reagent_lite.data.formats.schema import filled, to_numpy, valid_rows
 from reagent_lite.data.rows.columns import NONE, Column, float64, float_of, is_list, is_number, pieces, typed
-from reagent_lite.data.rows.faults import UNREADABLE, Faults, Mask
+from reagent_lite.data.rows.faults import UNREADABLE, Faults
+from reagent_lite.data.rows.matrices import FeatureMatrix, Lists, Mask
 from reagent_lite.errors import DataError, Problem
 from reagent_lite.feature_ids import FeatureId, id_of
 
@@ -30,31 +30,6 @@ class Named:
     names: tuple[str, ...]
     values: NDArray[np.float32]
     present: Mask
-
-
-@dataclass(frozen=True, slots=True)
-class FeatureMatrix:
-    """Dense features of rows or candidates: ids as logged, values [n, ids] float32, NaN = absent."""
-
-    ids: tuple[int, ...]
-    values: NDArray[np.float32]
-
-    def aligned(self, ids: tuple[int, ...]) -> NDArray[np.float32]:
-        """Returns [n, ids], the values in the columns of `ids`; NaN where they lack one."""
-        return in_order(self.values, self.ids, ids, absent=np.nan)
-
-
-def in_order(
-    values: NDArray[np.float32], names: Sequence[object], order: Sequence[object], *, absent: float
-) -> NDArray[np.float32]:
-    """Returns columns [n, names] in another order, [n, order]; those that are not there are `absent`."""
-    if tuple(names) == tuple(order):
-        return values
-    result = np.full((len(values), len(order)), absent, np.float32)
-    place = {name: column for column, name in enumerate(names)}
-    to = [column for column, name in enumerate(order) if name in place]
-    result[:, to] = values[:, [place[order[column]] for column in to]]
-    return result
 
 
 def features(column: Column, faults: Faults, *, rule: str = UNREADABLE, todo: str = "") -> tuple[FeatureMatrix, Mask]:
@@ -189,36 +164,6 @@ class _Reading:
         if pa.types.is_boolean(array.type) or pa.types.is_decimal(array.type):
             array = pa.array(float64(array), mask=~items.present)
         return filled(pc.cast(array, pa.float32(), safe=False), np.nan)
-
-
-@dataclass(frozen=True, slots=True)
-class Lists:
-    """Candidate lists of n rows: lengths [n], and the features of all candidates in order."""
-
-    lengths: NDArray[np.int64]
-    features: FeatureMatrix
-
-    @property
-    def rows(self) -> NDArray[np.int64]:
-        """[candidates] row of each candidate."""
-        return np.repeat(np.arange(len(self.lengths)), self.lengths)
-
-    def without(self, rows: Mask) -> Lists:
-        """Returns the lists with those of some rows emptied."""
-        kept = np.repeat(~rows, self.lengths)
-        return Lists(np.where(rows, 0, self.lengths), FeatureMatrix(self.features.ids, self.features.values[kept]))
-
-    def or_alone(self, action: FeatureMatrix, taken: Mask, rows: Mask) -> Lists:
-        """Returns the lists, in some rows with the action taken as the only candidate; with none where none is."""
-        if not rows.any():
-            return self
-        ids = tuple(dict.fromkeys(self.features.ids + action.ids))
-        lengths = np.where(rows, taken, self.lengths)
-        alone = np.repeat(rows, lengths)
-        values = np.empty((len(alone), len(ids)), np.float32)
-        values[alone] = action.aligned(ids)[rows & taken]
-        values[~alone] = self.features.aligned(ids)[~rows[self.rows]]
-        return Lists(lengths, FeatureMatrix(ids, values))
 
 
 def candidate_lists(column: Column, faults: Faults) -> Lists:

@@ -44,8 +44,9 @@ from reagent_lite.data.rows.contract import (
     propensity,
     require_present,
 )
-from reagent_lite.data.rows.faults import Faults, Mask
-from reagent_lite.data.rows.maps import FeatureMatrix, Lists, Named, candidate_lists, features, match, metrics
+from reagent_lite.data.rows.faults import Faults
+from reagent_lite.data.rows.maps import Named, candidate_lists, features, match, metrics
+from reagent_lite.data.rows.matrices import FeatureMatrix, Lists, Mask
 from reagent_lite.errors import Problem, counted
 
 MOST_STEPS = 255

@@ -41,8 +41,9 @@ from reagent_lite.data.rows.columns import (
     texts,
 )
 from reagent_lite.data.rows.contract import ActionRule, Contract, candidates, finite, propensity, require_present
-from reagent_lite.data.rows.faults import Faults, Mask
-from reagent_lite.data.rows.maps import FeatureMatrix, Named, candidate_lists, features, metrics
+from reagent_lite.data.rows.faults import Faults
+from reagent_lite.data.rows.maps import Named, candidate_lists, features, metrics
+from reagent_lite.data.rows.matrices import FeatureMatrix, Mask
 
 FEATURES = pa.map_(pa.int64(), pa.float32())
 _LISTS = tuple(name for name, one in COLUMNS.items() if one.kind == "actions")

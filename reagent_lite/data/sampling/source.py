@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from reagent_lite.data.copy.training_copy import TrainingCopy, release
-from reagent_lite.data.rows.maps import in_order
+from reagent_lite.data.rows.matrices import in_order
 from reagent_lite.data.sampling.plan import ReadPlan
 from reagent_lite.data.sampling.spans import Spans
 from reagent_lite.types import Actions, SourceSpec, TransitionBatch

@@ -27,9 +27,9 @@ import pyarrow.parquet
 from numpy.typing import NDArray
 
 from reagent_lite.config.shard import ShardConfig
-from reagent_lite.data.formats.blocks import Block, Position, Show
+from reagent_lite.data.formats.blocks import Block, Position, Show, num_threads
 from reagent_lite.data.formats.files import InputFile
-from reagent_lite.data.formats.reading import ALL_COLUMNS, first_block, num_threads, read_blocks, require_hash
+from reagent_lite.data.formats.reading import ALL_COLUMNS, first_block, read_blocks, require_hash
 from reagent_lite.data.formats.schema import conformed, in_one_piece, merge_fields, to_numpy
 from reagent_lite.data.rows.columns import column_of, strings
 from reagent_lite.data.rows.faults import Faults

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from reagent_lite.config.timeline import TimelineConfig
-from reagent_lite.data.formats.blocks import Show
+from reagent_lite.data.formats.blocks import Show, num_threads
 from reagent_lite.data.formats.files import InputFile
-from reagent_lite.data.formats.reading import num_threads
 from reagent_lite.data.timeline.events import HASHES, ORDER, Checked, check_events
 from reagent_lite.data.timeline.pairing import Counts, Pairing
 from reagent_lite.data.writing.part_files import ROW_GROUP_ROWS

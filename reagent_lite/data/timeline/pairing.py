@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from reagent_lite.config.timeline import TimelineConfig
 from reagent_lite.data.formats.blocks import Show
 from reagent_lite.data.formats.schema import filled, in_one_piece, to_numpy, valid_rows
-from reagent_lite.data.rows.faults import Mask
+from reagent_lite.data.rows.matrices import Mask
 from reagent_lite.data.rows.table import type_of
 from reagent_lite.data.timeline.events import HASHES, Checked, event_columns
 from reagent_lite.data.writing.part_files import PartFiles

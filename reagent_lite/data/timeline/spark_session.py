@@ -17,7 +17,7 @@ from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
 from reagent_lite.data.formats.blocks import Show
-from reagent_lite.errors import ConfigError, DataError, Problem, ReagentLiteError, first_line
+from reagent_lite.errors import ConfigError, DataError, Problem, ReagentLiteError, first_line, install
 
 if TYPE_CHECKING:
     from pyspark import SparkContext, StatusTracker
@@ -84,9 +84,7 @@ def _without_warnings() -> Iterator[None]:
 
 
 def _lacks(expected: str, got: str) -> ConfigError:
-    todo = (
-        "pip install 'reagent-lite[spark]', and Java 17 or newer, found by JAVA_HOME or PATH; or set engine to duckdb"
-    )
+    todo = f"{install('spark')}, and Java 17 or newer, found by JAVA_HOME or PATH; or set engine to duckdb"
     return ConfigError(Problem("engine", f"{expected}, as it is spark", got, todo))
 
 

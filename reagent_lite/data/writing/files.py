@@ -24,7 +24,7 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from reagent_lite.config.columns import kind_of
-from reagent_lite.data.formats.reading import num_threads
+from reagent_lite.data.formats.blocks import num_threads
 from reagent_lite.errors import DataError, Problem
 from reagent_lite.files import appearing_file, disk_errors
 

@@ -8,11 +8,13 @@ of data. Where there are too few it publishes its policy, for collectors that wa
 agents that learns has a ring, of the rows of its agents.
 """
 
+from __future__ import annotations
+
 import json
 from collections import deque
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,8 +24,7 @@ from torch import Tensor
 from reagent_lite.algorithms.learners import Learner
 from reagent_lite.console import Waiting, logger
 from reagent_lite.data.dataset import EpisodeFile, EpisodeFolder, game_and_agent, misfits
-from reagent_lite.data.rows.maps import Lists
-from reagent_lite.data.rows.reading import Rows
+from reagent_lite.data.rows.matrices import Lists
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import DataError, Problem, counted
 from reagent_lite.run.environments import Reader
@@ -41,6 +42,9 @@ from reagent_lite.sim.rollout import RolloutSource, require_no_strange_rewards
 from reagent_lite.sim.spec import EnvSpec
 from reagent_lite.training.stop import StopSignal
 from reagent_lite.types import EnvStep
+
+if TYPE_CHECKING:
+    from reagent_lite.data.rows.reading import Rows
 
 
 class FollowedEpisodes:

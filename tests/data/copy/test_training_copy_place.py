@@ -17,7 +17,7 @@ import pytest
 from oracles.disks import small_disk
 from oracles.logs import write_lines
 
-from reagent_lite.data.copy import training_copy as training_copy_module
+from reagent_lite.data.copy import build as build_module
 from reagent_lite.data.copy.build import build
 from reagent_lite.data.copy.training_copy import TrainingCopy, open_training_copy, prepare_training_copy
 from reagent_lite.errors import DataError
@@ -42,7 +42,7 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         folders.append(arguments[2])
         return build(*arguments)
 
-    monkeypatch.setattr(training_copy_module, "build", recorded)
+    monkeypatch.setattr(build_module, "build", recorded)
     return folders
 
 
@@ -56,7 +56,7 @@ def test_of_two_equal_builds_at_once_the_first_stays(tmp_path: Path, monkeypatch
         opened.append(prepare_training_copy(path, actions=ACTIONS))  # another machine is quicker
         return build(*arguments)
 
-    monkeypatch.setattr(training_copy_module, "build", overtaken)
+    monkeypatch.setattr(build_module, "build", overtaken)
     second = prepare_training_copy(path, actions=ACTIONS)
     (first,) = opened
     assert first.folder == second.folder

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reagent_lite.data.features.summary import ColumnSummary, FeatureSummary, Merge
-from reagent_lite.data.rows.maps import FeatureMatrix
+from reagent_lite.data.rows.matrices import FeatureMatrix
 from reagent_lite.feature_ids import id_of
 
 VALUES = st.floats(-100, 100, width=32) | st.just(math.nan) | st.just(-1337.1337)

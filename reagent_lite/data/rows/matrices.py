@@ -1,0 +1,66 @@
+"""Dense features of rows and of lists of candidates, by id, as numpy arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureMatrix:
+    """Dense features of rows or candidates: ids as logged, values [n, ids] float32, NaN = absent."""
+
+    ids: tuple[int, ...]
+    values: NDArray[np.float32]
+
+    def aligned(self, ids: tuple[int, ...]) -> NDArray[np.float32]:
+        """Returns [n, ids], the values in the columns of `ids`; NaN where they lack one."""
+        return in_order(self.values, self.ids, ids, absent=np.nan)
+
+
+def in_order(
+    values: NDArray[np.float32], names: Sequence[object], order: Sequence[object], *, absent: float
+) -> NDArray[np.float32]:
+    """Returns columns [n, names] in another order, [n, order]; those that are not there are `absent`."""
+    if tuple(names) == tuple(order):
+        return values
+    result = np.full((len(values), len(order)), absent, np.float32)
+    place = {name: column for column, name in enumerate(names)}
+    to = [column for column, name in enumerate(order) if name in place]
+    result[:, to] = values[:, [place[order[column]] for column in to]]
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class Lists:
+    """Candidate lists of n rows: lengths [n], and the features of all candidates in order."""
+
+    lengths: NDArray[np.int64]
+    features: FeatureMatrix
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """[candidates] row of each candidate."""
+        return np.repeat(np.arange(len(self.lengths)), self.lengths)
+
+    def without(self, rows: Mask) -> Lists:
+        """Returns the lists with those of some rows emptied."""
+        kept = np.repeat(~rows, self.lengths)
+        return Lists(np.where(rows, 0, self.lengths), FeatureMatrix(self.features.ids, self.features.values[kept]))
+
+    def or_alone(self, action: FeatureMatrix, taken: Mask, rows: Mask) -> Lists:
+        """Returns the lists, in some rows with the action taken as the only candidate; with none where none is."""
+        if not rows.any():
+            return self
+        ids = tuple(dict.fromkeys(self.features.ids + action.ids))
+        lengths = np.where(rows, taken, self.lengths)
+        alone = np.repeat(rows, lengths)
+        values = np.empty((len(alone), len(ids)), np.float32)
+        values[alone] = action.aligned(ids)[rows & taken]
+        values[~alone] = self.features.aligned(ids)[~rows[self.rows]]
+        return Lists(lengths, FeatureMatrix(ids, values))
