@@ -1,18 +1,18 @@
-"""Evaluators of a run's learner: figures and estimates on held-out rows, and its policy's returns in simulation.
+"""Evaluators of the learner during and after a run: estimates on logged rows, and returns in simulation.
 
-logged      training rows ─► models of the policy as it is now ─┐
-            scored rows (evaluation.episodes) ──────────────────┴─► page ─► estimates
-simulation  episodes of the live network, spread over ranks ─► returns
+logged      training rows ─► reward and value models of the present policy ─┐
+            scored rows (evaluation.episodes) ──────────────────────────────┴─► page ─► estimates
+simulation  episodes played by the network, divided among ranks ─► returns
 
-Every machine's rows are fitted to and scored. Each process builds its part of the page; rank 0 puts them together,
-estimates, and is the only one that writes. It holds the rows of at most max_episodes episodes, the others their part.
+The rows of all machines are used. Each process builds its part of the page; rank 0 joins the parts and computes the
+estimates. It holds the rows of at most evaluation.max_episodes episodes.
 """
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -49,56 +49,54 @@ from reagent_lite.training.checkpoint import Tree
 from reagent_lite.types import Actions, TransitionBatch
 
 _FEWEST_FIGURE_ROWS = 256
-_EPOCH_RESAMPLES = 100  # 2000 cost 0.3 s an epoch for 10 000 episodes; an epoch's interval is to look at
+_EPOCH_RESAMPLES = 100  # 2000 cost 0.3 s per epoch for 10 000 episodes; nothing is decided by an epoch's intervals
 
 
 class Evaluator(Protocol):
-    """One way to evaluate the present learner; every rank calls its methods."""
+    """A way to evaluate the learner as it is now; every rank calls each method."""
 
     def state_dict(self) -> Tree:
-        """Returns the state for a checkpoint."""
+        """Returns the evaluator's state for a checkpoint."""
         ...
 
     def load_state_dict(self, state: Tree) -> None:
-        """Restores what `state_dict` returned."""
+        """Restores a state that `state_dict` returned."""
         ...
 
     def after_epoch(self, *, final: bool) -> dict[str, float]:
-        """Returns figures by TensorBoard tag; `final` where the run ends with this epoch."""
+        """Returns figures by TensorBoard tag; `final` is true after the last epoch of the run."""
         ...
 
     def satisfied(self) -> bool:
-        """Whether the run may end."""
+        """Returns whether the run may end early."""
         ...
 
     def evaluate(self, *, final: bool) -> Evaluation:
-        """Returns the whole evaluation."""
+        """Returns the evaluation of the learner; `final` is true once, at the end of the run."""
         ...
 
 
 class Evaluators:
-    """Everything that evaluates the learner, as one evaluator.
+    """The evaluators of a run, called together.
 
     Args:
-        parts: evaluators by their section of evaluation.json; those that may end the run come first.
+        parts: evaluators by their names in checkpoints; those that may end the run come first.
     """
-
-    _STATES: ClassVar = {"cpe": "logs", "simulation": "play"}  # sections by the name that checkpoints have for them
 
     def __init__(self, parts: dict[str, Evaluator]) -> None:
         self._parts = parts
 
     def state_dict(self) -> Tree:
-        """Returns the state for a checkpoint."""
-        return {self._STATES[name]: part.state_dict() for name, part in self._parts.items()}
+        """Returns the states of all evaluators for a checkpoint."""
+        return {name: part.state_dict() for name, part in self._parts.items()}
 
     def load_state_dict(self, state: Tree) -> None:
-        """Restores what `state_dict` returned."""
+        """Restores states that `state_dict` returned."""
         for name, part in self._parts.items():
-            part.load_state_dict(state.get(self._STATES[name], {}))
+            part.load_state_dict(state.get(name, {}))
 
     def after_epoch(self, *, final: bool) -> dict[str, float]:
-        """Returns figures by TensorBoard tag; the epoch is also final where an evaluator is satisfied."""
+        """Returns the figures of all evaluators; an epoch is final too once one of them is satisfied."""
         scalars: dict[str, float] = {}
         for part in self._parts.values():
             scalars |= part.after_epoch(final=final)
@@ -106,39 +104,39 @@ class Evaluators:
         return scalars
 
     def satisfied(self) -> bool:
-        """Whether the run may end."""
+        """Returns whether one of the evaluators lets the run end early."""
         return any(part.satisfied() for part in self._parts.values())
 
     def at_end(self) -> Evaluation:
-        """Returns the run's evaluation; the document has a section for each evaluator."""
+        """Returns the final evaluation, whose document has a section for each evaluator."""
         whole = Evaluation(scalars={}, document={})
-        for name in self._STATES:
-            if name in self._parts:
-                part = self._parts[name].evaluate(final=True)
-                whole = Evaluation(
-                    scalars=whole.scalars | part.scalars,
-                    document=whole.document | part.document,
-                    lines=whole.lines + part.lines,
-                    result=whole.result or part.result,
-                    played=whole.played or part.played,
-                    agents=whole.agents or part.agents,
-                )
+        for evaluator in reversed(self._parts.values()):  # estimates before returns
+            part = evaluator.evaluate(final=True)
+            whole = Evaluation(
+                scalars=whole.scalars | part.scalars,
+                document=whole.document | part.document,
+                lines=whole.lines + part.lines,
+                result=whole.result or part.result,
+                played=whole.played or part.played,
+                agents=whole.agents or part.agents,
+            )
         return whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Divided:
-    """The rows of an evaluation on this rank.
+    """This rank's rows for an evaluation: some are scored, models of the policy are fitted to others.
 
     Attributes:
-        scored: rows that estimates are made of.
-        scored_copy, scored_rows: their training copy, and the rows as the learner reads them.
-        order: [scored rows] their numbers by episode.
-        fitted: numbers of the rows to which models of the policy are fitted.
-        fit_rows: those rows.
-        fit_counts: their number on each shard.
-        checked: batches whose loss ends a fit early.
-        missing: estimators without an estimate, and why.
+        scored: the scored rows, which the estimates are computed from.
+        scored_copy: training copy of the scored rows.
+        scored_rows: the rows of that copy as the learner reads them.
+        order: [scored rows] indices that sort the scored rows by episode.
+        fitted: numbers of the rows that models are fitted to.
+        fit_rows: the rows that models are fitted to.
+        fit_counts: how many rows of each shard models are fitted to.
+        checked: batches whose loss decides when a fit ends early.
+        missing: reasons why an estimator has no estimate, by its name.
     """
 
     scored: Scored
@@ -158,8 +156,8 @@ class LogEvaluator:
     Args:
         config: the run's config.
         data: training and held-out rows.
-        learner: what is evaluated.
-        group: ranks share the work.
+        learner: the learner to evaluate.
+        group: ranks that divide the work.
     """
 
     def __init__(self, config: WorkflowConfig, data: Data, learner: DQN, group: Group) -> None:
@@ -172,19 +170,19 @@ class LogEvaluator:
         self._saved: Tree = {}
 
     def state_dict(self) -> Tree:
-        """Returns the models fitted so far; nothing before the first fit."""
+        """Returns the models fitted so far, or nothing before the first fit."""
         return self._saved if self._models is None else {**self._models.state_dict(), "passes": self._passes}
 
     def load_state_dict(self, state: Tree) -> None:
-        """Restores what `state_dict` returned; the models are loaded together with the rows that they are fitted to."""
+        """Restores a state that `state_dict` returned; models are loaded once the next evaluation has built them."""
         self._saved, self._passes = state, int(state.get("passes", 0))
 
     def after_epoch(self, *, final: bool) -> dict[str, float]:
-        """Returns figures by TensorBoard tag, and with evaluation.calc_cpe_in_training estimates.
+        """Returns figures by TensorBoard tag, with estimates if evaluation.calc_cpe_in_training is true.
 
         Args:
-            final: figures of all evaluated rows, else of a fixed sample that costs a fraction of an epoch; no
-                estimates, which `evaluate` gives at the end.
+            final: computes the figures from all evaluated rows instead of a fixed sample, and leaves the estimates to
+                the `evaluate` that follows.
         """
         batches: Iterable[TransitionBatch] = self._sample
         if final:
@@ -196,22 +194,22 @@ class LogEvaluator:
         return scalars
 
     def satisfied(self) -> bool:
-        """Returns False: estimates end no run."""
+        """Returns False; only returns in simulation end a run early."""
         return False
 
     @cached_property
     def _counts(self) -> tuple[int, ...]:
-        """Evaluated rows of each shard."""
+        """Number of evaluated rows in each shard."""
         return self._data.shards.counts(self._evaluated.count)
 
     @cached_property
     def _sample(self) -> list[TransitionBatch]:
-        """This rank's part of a sample spread over the evaluated rows; gathered once."""
+        """This rank's part of a sample spread over the evaluated rows, read once."""
         most = max(round(self._config.evaluation.figures_share * sum(self._data.counts)), _FEWEST_FIGURE_ROWS)
         return list(rows_in_order(self._evaluated, self._part_of_rows(most), self._group.device))
 
     def _part_of_rows(self, most: int) -> NDArray[np.int64]:
-        """Returns this rank's row numbers among at most so many that are spread over the rows of all shards."""
+        """Returns this rank's part of at most `most` row numbers, spread evenly over the rows of all shards."""
         rows, shards = self._evaluated, self._data.shards
         numbers = np.arange(len(rows.scalars)) if rows.usable is None else rows.usable.cpu().numpy()
         own = apportion(self._counts, min(most, sum(self._counts)))[shards.own]
@@ -221,17 +219,17 @@ class LogEvaluator:
         return self._shown(title, rows_in_order(self._evaluated, numbers, self._group.device), len(numbers))
 
     def evaluate(self, *, final: bool) -> Evaluation:
-        """Fits the models of the policy further and scores it; every rank calls it.
+        """Fits the models of the policy further and returns its estimates; empty except on rank 0.
 
         Args:
-            final: with the config's passes and resamples for the end of a run, else with those for an epoch, and
-                without MAGIC.
+            final: fits and resamples as often as the config says for the end of a run, and computes all estimators;
+                otherwise as often as it says for an epoch, and only the cheap estimators.
         """
         settings = self._config.evaluation
         if not final:
             resamples = min(settings.bootstrap_resamples, _EPOCH_RESAMPLES)
             settings = settings.model_copy(update={"bootstrap_resamples": resamples})
-        self._learner.eval()  # first, as preparing evaluates the policy too: no dropout, no moved statistics
+        self._learner.eval()  # before preparing, which evaluates the policy too: no dropout, fixed batch statistics
         models = self._prepared()
         losses = self._fit(models, final=final)
         self._divided.fit_rows.release()
@@ -264,7 +262,7 @@ class LogEvaluator:
 
     @cached_property
     def _divided(self) -> _Divided:
-        """The rows to score and those to fit to."""
+        """The rows to score and the rows to fit to."""
         config, data, group = self._config, self._data, self._group
         same = data.held_out_found is None or data.held_out_found.content == data.found.content
         sides = Sides(train=data.train, held_out=data.held_out, same=same, shards=data.shards)
@@ -292,7 +290,7 @@ class LogEvaluator:
         )
 
     def _prepared(self) -> PolicyModels:
-        """Returns the models; the first call divides the rows and releases what is not needed any more."""
+        """Returns the models of the policy; the first call divides the rows, builds the models and frees memory."""
         if self._models is not None:
             return self._models
         config, data, group, divided = self._config, self._data, self._group, self._divided
@@ -322,7 +320,7 @@ class LogEvaluator:
         return self._data.shards.plan(counts, minibatch=minibatch, epochs=passes, seed=self._config.seed + 1)
 
     def _steps(self, counts: tuple[int, ...], passes: int) -> int:
-        """Returns how many steps a fit to so many rows of each shard takes at most."""
+        """Returns the largest number of steps of a fit to `counts` rows of the shards."""
         settings = self._config.evaluation
         return min(self._plan(counts, passes).num_steps, max(settings.max_fit_rows // settings.minibatch_size, 1))
 
@@ -347,7 +345,7 @@ class LogEvaluator:
         return models.fit(batches, self._policy, asked)
 
     def _scored_part(self, models: PolicyModels, *, final: bool) -> tuple[EvaluationPage, dict[str, Any]]:
-        """Returns the page of this rank's scored rows, and at the end what the policy chooses among candidates."""
+        """Returns the page of this rank's scored rows, and in the final evaluation the candidates that are chosen."""
         scored, normalization = self._divided.scored, self._data.normalization.action
         rows = rows_in_order(self._divided.scored_rows, scored.numbers, self._group.device)
         part = build_page(
@@ -378,7 +376,7 @@ class LogEvaluator:
 
 @contextmanager
 def _own_seed(seed: int, device: torch.device) -> Iterator[None]:
-    """Seeds torch's generators inside the block: dropout's stream does not depend on when models are first fitted."""
+    """Seeds torch's generators inside the block and restores them, so that the learner's dropout is not affected."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield
@@ -387,14 +385,13 @@ def _own_seed(seed: int, device: torch.device) -> Iterator[None]:
 class SimulationEvaluator:
     """Plays the learner's policy in simulation; every rank plays its part of the episodes.
 
-    What plays is the live network, on all ranks and their GPUs, before a gate may hold the export back. The exported
-    model decides alike: the export's check compares every format with the network on observations of this environment.
-    To play an exported model: workflows.evaluate.
+    The network plays as it is in memory, on all ranks. An exported model makes the same decisions: the export compares
+    every format with the network on observations of this environment. workflows.evaluate plays exported models.
 
     Args:
-        reader: the environment, and its features to the network's.
-        learner: what is evaluated.
-        group: ranks share the episodes.
+        reader: converts observations of the environment to the network's input.
+        learner: the learner to evaluate.
+        group: ranks that divide the episodes.
     """
 
     def __init__(self, reader: Reader, learner: Learner, group: Group) -> None:
@@ -403,28 +400,28 @@ class SimulationEvaluator:
         self.latest = float("nan")
 
     def state_dict(self) -> Tree:
-        """Returns the last mean return, which may end the run."""
+        """Returns the latest mean return, which may end the run early."""
         return {"latest": self.latest}
 
     def load_state_dict(self, state: Tree) -> None:
-        """Restores what `state_dict` returned."""
+        """Restores a state that `state_dict` returned."""
         self.latest = float(state["latest"])
 
     def after_epoch(self, *, final: bool) -> dict[str, float]:
-        """Returns the policy's return by TensorBoard tag, on the episodes of an epoch; every rank calls it."""
+        """Returns the policy's returns by TensorBoard tag, from the same episodes after each epoch."""
         return self.evaluate(final=False).scalars
 
     def satisfied(self) -> bool:
-        """Whether the last evaluation reached simulation.stop_at_return."""
+        """Returns whether the latest mean return reached simulation.stop_at_return."""
         enough = self._simulation.config.stop_at_return
         return enough is not None and self.latest >= enough
 
     def evaluate(self, *, final: bool) -> Evaluation:
-        """Returns the return of each type's policy with its interval; the same on every rank.
+        """Returns the returns of each learned policy with their intervals, the same on every rank.
 
         Args:
-            final: on episodes that no earlier evaluation has used, and beside uniformly random actions of each type
-                that learns, while the others play on.
+            final: plays episodes that no earlier evaluation has used. Each learned policy is also compared with
+                uniformly random actions of its type of agents, while the other types play their policies.
         """
         spec, settings, stream = self._simulation.backend.spec, self._simulation.config, FINAL if final else EPOCH
         tables = self._play(stream)
@@ -435,7 +432,13 @@ class SimulationEvaluator:
         return found[ONLY] if ONLY in found else self._together(found, tables)
 
     def _of(self, kind: str, tables: dict[str, Tensor], limit: int) -> Evaluation:
-        """Returns the evaluation of a type from the results of its policy, and of random actions at the end."""
+        """Returns the evaluation of one type of agents.
+
+        Args:
+            kind: name of the type.
+            tables: results of its policy, and of random actions in the final evaluation, from `_play`.
+            limit: most steps of an episode.
+        """
         spec, evaluation = self._simulation.backend.spec, self._config.evaluation
         played = Played.of(spec, limit, tables, level=evaluation.confidence_level,
                            resamples=evaluation.bootstrap_resamples, seed=self._config.seed)  # fmt: skip
@@ -457,7 +460,7 @@ class SimulationEvaluator:
         return ", ".join(one.played for one in self._simulation.types if one.name != kind)
 
     def _together(self, found: dict[str, Evaluation], tables: dict[str, Tensor]) -> Evaluation:
-        """Returns the evaluations of types, and what all types did in the same episodes."""
+        """Returns the evaluations of several types of agents as one, with figures of the episodes they share."""
         ended = 1 - float(next(iter(tables.values()))[3].mean())
         returns = {kind: float(table[0].mean()) for kind, table in tables.items()}
         earned = ", ".join(f"{kind} {value:.4g}" for kind, value in returns.items())
@@ -479,11 +482,11 @@ class SimulationEvaluator:
         )
 
     def _play(self, stream: int, random: str | None = None) -> dict[str, Tensor]:
-        """Returns what `Returns.table` has of each episode, [4, E], by type.
+        """Plays the evaluation's episodes and returns `Returns.table`, [4, E], by type of agents.
 
         Args:
-            stream: of random numbers.
-            random: a type whose actions are uniformly random.
+            stream: number of the stream of random numbers.
+            random: a type whose actions are uniformly random, or None.
         """
         count = self._simulation.config.evaluation_episodes
         first, stop = self._simulation.part(count, self._group)

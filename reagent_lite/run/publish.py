@@ -1,6 +1,6 @@
-"""What a run leaves in its folder: the model, or why it was held back, pictures and the report.
+"""The output folder of a run: the exported model or the reason why there is none, the report and pictures.
 
-The folder is one run's alone; until all its input has been checked nothing of an earlier run there changes.
+One run at a time has the folder. Files of an earlier run stay as they are until the input of the new one is checked.
 """
 
 import json
@@ -38,11 +38,11 @@ from reagent_lite.report.content import Report
 from reagent_lite.report.markdown import decision_of, findings
 from reagent_lite.report.result import Brief, Result
 from reagent_lite.report.run import PAGE, RunFigures, evaluation_of_run, write_page
-from reagent_lite.run.figures import SAMPLE
 from reagent_lite.run.learner import target_policy
 from reagent_lite.run.normalization import Normalization
 from reagent_lite.run.pictures import PICTURES
-from reagent_lite.run.sources import Facts, Source
+from reagent_lite.run.samples import PRESENCE_ROWS
+from reagent_lite.run.sources import Source
 from reagent_lite.sim.rollout import ONLY
 from reagent_lite.training.checkpoint import Checkpoints
 from reagent_lite.training.loop import Position
@@ -55,15 +55,15 @@ _SAMPLE_ROWS = 256
 
 @contextmanager
 def output_folder(config: WorkflowConfig, group: Group) -> Iterator[Callable[[WorkflowConfig], None]]:
-    """Reserves model_output_path for this run inside the block; only rank 0 writes there, other machines may lack it.
+    """Reserves model_output_path for this run inside the block; does nothing on ranks other than 0.
 
-    Yields a function that takes the folder and writes the config there. It is called once all input has been checked:
-    until then nothing of an earlier run changes and no new folder is made. The folder of an earlier run is locked at
-    once, because its checkpoints are read.
+    Yields a function that creates the folder, or removes an earlier run's pictures and report from it, and writes the
+    config there. It must be called once all input has been checked. A folder that exists is locked at once, because
+    the checkpoints in it are read.
 
     Raises:
-        FolderInUseError: another run has the folder.
-        ConfigError: it cannot be written.
+        FolderInUseError: another run uses the folder.
+        ConfigError: the folder cannot be written.
     """
     if not group.is_first:
         yield lambda config: None
@@ -80,7 +80,7 @@ def output_folder(config: WorkflowConfig, group: Group) -> Iterator[Callable[[Wo
             require_writable(folder, FOLDER)
             if not known:
                 lock()
-            for name in (*PICTURES, PAGE):  # of an earlier run into this folder
+            for name in (*PICTURES, PAGE):  # of an earlier run
                 (folder / name).unlink(missing_ok=True)
             write_whole(folder / "config.json", canonical(resolved(config)))
 
@@ -90,11 +90,11 @@ def output_folder(config: WorkflowConfig, group: Group) -> Iterator[Callable[[Wo
 
 
 def require_outcome(config: WorkflowConfig, source: Source, group: Group) -> None:
-    """Refuses what cannot be written at the end, before anything is learned.
+    """Checks before training that the model can be written and that publish_if names an outcome of the data.
 
     Raises:
-        ConfigError: a condition on an outcome that the data does not have; with the nearest outcome.
-        BundleError: where the model of a type of agents belongs, there is something else.
+        ConfigError: the data has no such outcome; the message names the nearest one.
+        BundleError: the folder of a model holds something else.
     """
     for kind in source.types if group.is_first else ():
         require_replaceable(model_folder(config.folder, kind))
@@ -107,10 +107,10 @@ def require_outcome(config: WorkflowConfig, source: Source, group: Group) -> Non
 
 
 def require_exportable(config: WorkflowConfig, group: Group, source: Source, learner: Learner) -> None:
-    """Refuses a network of the user's own that cannot be exported, before anything is learned.
+    """Checks before training that the network of training.network can be exported.
 
     Raises:
-        ConfigError: with what the format does not take.
+        ConfigError: it cannot; with the error of the exporter.
     """
     if config.training.network is None or not group.is_first:
         return
@@ -125,15 +125,16 @@ def require_exportable(config: WorkflowConfig, group: Group, source: Source, lea
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome(Result):
-    """What a run leaves; printed as the last line of standard output.
+    """The result of a run, printed as the last line of standard output.
 
     Attributes:
-        model: the exported folder, of several types of agents by type; None where publish_if held it back.
-        steps, rows: of the whole run.
-        rows_per_second: of this start.
-        seconds: total wall-clock time of this start.
-        scores: of the policy.
-        not_published: why publish_if held the model back; printed only then.
+        model: folder of the exported model, or a folder for each type of agents; None if publish_if held it back.
+        steps: optimizer steps of the whole run.
+        rows: rows read in the whole run.
+        rows_per_second: rows read per second since this start.
+        seconds: total wall-clock time since this start.
+        scores: scores of the policy by TensorBoard tag.
+        not_published: why publish_if held the model back; None, and not printed, if it did not.
     """
 
     model: str | dict[str, str] | None
@@ -145,7 +146,7 @@ class Outcome(Result):
     not_published: str | None = None
 
     def line(self) -> str:
-        """Returns it as one line of JSON."""
+        """Returns the outcome as one line of JSON."""
         tree = printed(self)
         if self.not_published is None:
             del tree["not_published"]
@@ -154,15 +155,15 @@ class Outcome(Result):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learned:
-    """A learner at the end of its steps, saved and evaluated.
+    """A trained learner, saved and evaluated.
 
     Attributes:
-        learner: what was trained.
+        learner: the trained learner.
         position: steps and rows of the whole run.
-        checkpoints: the newest of which is of this moment.
-        evaluation: of the learner, complete on rank 0.
-        figures: of the last epoch.
-        rows_per_second: of this start.
+        checkpoints: checkpoints of the run; the newest one has the trained learner.
+        evaluation: evaluation of the learner, complete on rank 0.
+        figures: figures of the last epoch.
+        rows_per_second: rows read per second since this start.
     """
 
     learner: Learner
@@ -174,23 +175,24 @@ class Learned:
 
     @property
     def scores(self) -> dict[str, float | None]:
-        """TD loss, mean value, returns in simulation, and estimates on logs; None where one is not finite."""
-        ended = self.evaluation.scalars.items()
+        """TD loss, mean value, returns in simulation, and estimates on logs; None for a value that is not finite."""
         scores = {name: self.figures[name] for name in ("td_loss/mean", "value/model/mean") if name in self.figures}
-        scores |= {name: value for name, value in ended if name.startswith("CPE/Reward/") and name.count("/") == 2}
-        scores |= {name: value for name, value in ended if name.startswith("simulation/")}
+        scores |= {
+            name: value for name, value in self.evaluation.scalars.items()
+            if name.startswith("simulation/") or (name.startswith("CPE/Reward/") and name.count("/") == 2)
+        }  # fmt: skip
         return {name: value if np.isfinite(value) else None for name, value in scores.items()}
 
 
 def publish(config: WorkflowConfig, group: Group, source: Source, learned: Learned, seconds: float) -> Outcome:
-    """Exports the model, or writes why not, then pictures and report; every rank calls it, rank 0 writes.
+    """Writes the model or the reason why there is none, pictures and report; every rank calls it, rank 0 writes.
 
     Args:
         config: the run's config.
         group: the ranks.
-        source: what was learned from.
-        learned: what was learned.
-        seconds: that this start has taken.
+        source: data or environments that were learned from.
+        learned: the trained learner and its evaluation.
+        seconds: wall-clock time since this start.
     """
     folder, scores = config.folder, learned.scores
     give_back_memory()
@@ -217,8 +219,17 @@ def publish(config: WorkflowConfig, group: Group, source: Source, learned: Learn
             logger.info(f"not published: {reason}; see {folder / _NOT_PUBLISHED}")
         for file in source.draw(folder, learned.learner):
             logger.info(f"picture: {file}")
-        if failure := write_page(folder, _figures(config, source, learned, facts, found)):
-            logger.warning(f"no {PAGE}: {failure}")  # the model is valid without it
+        figures = RunFigures(
+            config=config, policy=policy, found=found,
+            candidates=evaluation.document.get("cpe", {}).get("candidates"),
+            steps=learned.position.step, rows=learned.position.rows, normalization=source.normalization.json(),
+            present=facts.present,
+            present_note=f"Present: in at most {PRESENCE_ROWS:,} rows spread over the training data."
+            if facts.present else "",
+            sources=facts.used, identity=source.hash,
+        )  # fmt: skip
+        if failure := write_page(folder, figures):
+            logger.warning(f"no {PAGE}: {failure}")  # the model is valid without the report
         else:
             logger.info(f"report: {folder / PAGE}")
         report_model_saved()
@@ -251,12 +262,12 @@ def conclusion_of(outcome: Outcome, folder: Path) -> Conclusion:
 
 
 def model_folder(folder: Path, kind: str) -> Path:
-    """Returns where a run's folder has the exported model of a type of agents."""
+    """Returns the folder of the exported model of a type of agents inside a run's folder."""
     return folder / (kind or "model")
 
 
 def gate_of(config: WorkflowConfig, evaluation: Evaluation) -> Gate | None:
-    """Returns the decision of publish_if, or None where the config has none; on rank 0."""
+    """Returns the decision of publish_if, or None if the config has no such section; rank 0 calls it."""
     if config.publish_if is None:
         return None
     assert evaluation.result is not None, "publish_if needs a log"
@@ -264,7 +275,7 @@ def gate_of(config: WorkflowConfig, evaluation: Evaluation) -> Gate | None:
 
 
 def versions() -> dict[str, str]:
-    """Returns versions of the software that a checkpoint and a model depend on."""
+    """Returns the versions of the packages that checkpoints and models depend on."""
     names = ("reagent-lite", "torch", "onnx", "onnxruntime", "numpy")
     return {"python": platform.python_version()} | {name: version(name) for name in names}
 
@@ -307,30 +318,8 @@ def _predictor(config: WorkflowConfig, normalization: Normalization, learner: DQ
     return ParametricPredictor(state, action, learner.scorer, action_feature_ids=ids, **common)
 
 
-def _figures(
-    config: WorkflowConfig,
-    source: Source,
-    learned: Learned,
-    facts: Facts,
-    found: Report,
-) -> RunFigures:
-    return RunFigures(
-        config=config,
-        policy=str(target_policy(config.rl)),
-        found=found,
-        candidates=learned.evaluation.document.get("cpe", {}).get("candidates"),
-        steps=learned.position.step,
-        rows=learned.position.rows,
-        normalization=source.normalization.json(),
-        present=facts.present,
-        present_note=f"Present: in at most {SAMPLE:,} rows spread over the training data." if facts.present else "",
-        sources=facts.used,
-        identity=source.hash,
-    )
-
-
 def _git_revision() -> str | None:
-    """Returns the revision of the working directory, if it is a git repository and git is there."""
+    """Returns the git revision of the working directory, or None outside a repository or without git."""
     try:
         done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
     except OSError:

@@ -1,19 +1,69 @@
-"""Raw rows in the model's column order, on which the export is checked: of the evaluated log, or of random play."""
+"""Rows of a run beside those it learns from: samples for the export's check, and the data as the report shows it."""
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from reagent_lite.config import WorkflowConfig
 from reagent_lite.data.rows.matrices import in_order
+from reagent_lite.data.sampling.plan import apportion
+from reagent_lite.data.sampling.shards import Shards
+from reagent_lite.errors import named_counts
 from reagent_lite.evaluation.candidates import candidate_features
 from reagent_lite.export.content import SampleRows
+from reagent_lite.report.run import Source
 from reagent_lite.run.environments import SAMPLE, Simulation
 from reagent_lite.run.logged import Data
 from reagent_lite.run.normalization import Normalization
 
+PRESENCE_ROWS = 4096  # a share of so many rows has a standard error of at most 0.8 %
+
+Presence = dict[str, dict[int, float]]
+
+
+def present_shares(data: Data) -> Presence:
+    """Returns the share of training rows that have each feature, by column and feature id.
+
+    A feature of candidates has its share of all listed candidates. Each shard contributes its part of a sample of at
+    most PRESENCE_ROWS rows. Every rank calls the function and gets the result.
+    """
+    train, found = data.train, data.found
+    shares = {
+        "state": _present(data.shards, train.state[: len(train)], train.state_ids, found.state_ids),
+        "action": _present(data.shards, train.candidates, train.action_ids, found.action_ids),
+    }
+    train.release()
+    return shares
+
+
+def _present(
+    shards: Shards, values: NDArray[np.float32], ids: tuple[int, ...], wanted: tuple[int, ...]
+) -> dict[int, float]:
+    if not wanted:
+        return {}
+    counts = shards.counts(len(values))
+    own = apportion(counts, min(PRESENCE_ROWS, sum(counts)))[shards.own] if shards.is_first else 0
+    numbers = np.unique(np.linspace(0, len(values) - 1, own).astype(np.int64)) if own else np.zeros(0, np.int64)
+    sample = in_order(np.asarray(values[numbers]), ids, wanted, absent=np.nan)
+    present = torch.from_numpy((~np.isnan(sample)).sum(0).astype(np.float64))
+    rows = max(sum(shards.group.each(len(numbers))), 1)
+    return dict(zip(wanted, (shards.group.sum(present) / rows).tolist(), strict=True))
+
+
+def sources_of(config: WorkflowConfig, data: Data) -> tuple[Source, ...]:
+    """Returns the training and eval data for the report."""
+    used = [("training data", config.training_data_path, data.found, data.train),
+            ("eval data", config.eval_data_path, data.held_out_found, data.held_out)]  # fmt: skip
+    return tuple(
+        Source(use=use, path=path or "by the timeline", rows=sum(found.rows), counts=named_counts(found.counts),
+               copy=copy, on_node=data.shards.several)
+        for use, path, found, copy in used if found is not None and copy is not None
+    )  # fmt: skip
+
 
 def logged_sample(data: Data, count: int) -> SampleRows:
-    """Returns raw rows spread over the evaluated data, in the model's column order; without rows, an absent one."""
-    copy = data.held_out or data.train  # one that is empty counts as none
+    """Returns raw rows spread over the evaluated data, in the model's column order; without data, one empty row."""
+    copy = data.held_out or data.train  # an empty copy is false
     if not len(copy):
         return _absent_row(data)
     numbers = np.unique(np.linspace(0, len(copy) - 1, min(count, len(copy))).astype(int))
@@ -33,7 +83,7 @@ def logged_sample(data: Data, count: int) -> SampleRows:
 
 
 def _absent_row(data: Data) -> SampleRows:
-    """Returns one row without any feature, every choice of which is allowed."""
+    """Returns one row whose features are all missing and whose choices are all allowed."""
     state, action = data.normalization.state.feature_ids, data.normalization.action
     values = np.full((1, len(state)), np.nan, np.float32)
     if action is None:
@@ -43,12 +93,12 @@ def _absent_row(data: Data) -> SampleRows:
 
 
 def simulated_sample(simulation: Simulation, normalization: Normalization, count: int, kind: str) -> SampleRows:
-    """Returns raw observations of a type of agents in random play, in the model's column order."""
+    """Returns raw observations of a type of agents that play at random, in the model's column order."""
     env = simulation.envs(0, count, stream=SAMPLE)
     env.reset()
     agents = next(one.agents for one in simulation.types if one.name == kind)
     seen = [None if t is None else t[:count].clone() for t in (env.observation, env.mask, env.features)]
-    for step in range(count):  # environment i is recorded after i steps, so that states differ in age
+    for step in range(count):  # environment i is recorded after i steps, so that the rows are of different steps
         row = step * env.spec.agents + agents[step % len(agents)]
         for kept, now in zip(seen, (env.observation, env.mask, env.features), strict=True):
             if kept is not None and now is not None:

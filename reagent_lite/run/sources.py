@@ -1,9 +1,9 @@
-"""What a run learns from: four sources, and the stream of batches that each gives to the loop.
+"""The sources that a run can learn from, and the stream of batches that the training loop reads from each.
 
-Logged     rows of all machines ───┐
-Followed   files ─► replay ────────┤
-Simulated  environments ─► replay ─┼► Stream: batches of this rank, how many steps, where a later start goes on
-Mixed      both in each minibatch ─┘
+Logged     rows of all machines ──────────────────────┐
+Simulated  environments ─► replay ────────────────────┼► Stream: this rank's batches, the number of steps, the order
+Mixed      logged and simulated rows in each minibatch┤          in which rows are read
+Followed   files of collectors ─► replay ─────────────┘
 """
 
 from collections.abc import Sequence
@@ -23,12 +23,11 @@ from reagent_lite.export.content import SampleRows
 from reagent_lite.report.run import Source as LoggedFacts
 from reagent_lite.run.environments import Reader, Simulation, given_or_unchanged, part_of
 from reagent_lite.run.evaluators import Evaluators, LogEvaluator, SimulationEvaluator
-from reagent_lite.run.figures import Presence, present_shares, sources_of
 from reagent_lite.run.logged import Data, prepare
 from reagent_lite.run.normalization import Normalization, write_fitted
 from reagent_lite.run.pictures import draw_pictures
 from reagent_lite.run.roles.following import FollowedEpisodes, FollowedSource
-from reagent_lite.run.samples import logged_sample, simulated_sample
+from reagent_lite.run.samples import Presence, logged_sample, present_shares, simulated_sample, sources_of
 from reagent_lite.run.simulated import SimulatedPlan, as_source, open_rollouts, simulated_plan, training_scalars
 from reagent_lite.run.value_bounds import Payable, payable_values
 from reagent_lite.sim.rollout import ONLY, RolloutSource, regrouped
@@ -39,17 +38,17 @@ from reagent_lite.training.stop import StopSignal
 from reagent_lite.types import BatchSource, SourceSpec
 
 _SHARING = ("epochs", "reads")
-"""Parts of a read plan that say how long a run is, and which process reads what."""
+"""Entries of a read plan that do not affect which rows a step reads: the run's length, and who reads which rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stream:
-    """Batches of logged rows, and what belongs to them.
+    """Batches of logged rows for the training loop.
 
     Attributes:
-        source: of this rank.
-        plan: how many steps.
-        order: what a step number counts in.
+        source: yields this rank's batches.
+        plan: number of steps, and of rows in each.
+        order: order in which rows are read; a checkpoint's step number refers to it.
     """
 
     source: BatchSource
@@ -58,37 +57,43 @@ class Stream:
 
     @property
     def rows(self) -> int:
-        """Rows over all ranks in the whole run."""
+        """Number of rows that all ranks read in the whole run."""
         return self.order.rows * self.plan.num_steps // self.plan.steps_per_epoch
 
     def before_step(self, step: int) -> None:
-        """Lets environments step; logged rows need nothing."""
+        """Called before each optimizer step; streams of simulated rows collect experience here."""
 
     @property
     def frames(self) -> int:
-        """Environment steps of all ranks so far."""
+        """Environment steps of all ranks so far, or 0 without environments."""
         return 0
 
     def at_end(self, step: int) -> None:
-        """Called after the last step; collectors learn from it that the run has ended."""
+        """Called after the last optimizer step; tells collectors that the run has ended."""
 
     def figures(self) -> dict[str, float]:
-        """Returns figures of episodes that ended while learning; every rank calls it."""
+        """Returns figures of the episodes that ended since the last call; every rank calls it."""
         return {}
 
     def deal(self, states: Sequence[Tree], rank: int, step: int) -> Tree:
-        """Returns the source's state for a rank at a step, from the states of other ranks than there are now."""
+        """Returns the state of a rank's source after the number of ranks has changed.
+
+        Args:
+            states: states of all ranks that saved.
+            rank: present rank.
+            step: optimizer steps done.
+        """
         return {"step": step}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedStream(Stream):
-    """Batches of simulated rows only.
+    """Batches of simulated rows.
 
     Attributes:
         rollouts: environments and replay of this rank.
-        simulation: whose environments.
-        group: ranks share them.
+        simulation: the environment.
+        group: ranks that divide the environments.
     """
 
     rollouts: RolloutSource
@@ -96,7 +101,7 @@ class SimulatedStream(Stream):
     group: Group
 
     def before_step(self, step: int) -> None:
-        """Collects experience."""
+        """Steps the environments where the schedule says so."""
         self.rollouts.collect(step)
 
     @property
@@ -105,60 +110,60 @@ class SimulatedStream(Stream):
         return self.rollouts.env_steps
 
     def figures(self) -> dict[str, float]:
-        """Returns environment steps, episodes, and their mean return."""
+        """Returns the number of environment steps and of episodes, and the episodes' mean return."""
         return training_scalars(self.rollouts, self.frames, self.group)
 
     def deal(self, states: Sequence[Tree], rank: int, step: int) -> Tree:
-        """Deals environments out anew by their global number."""
+        """Returns the state of the environments that the rank has now, by their numbers over all ranks."""
         return regrouped(states, rank, *part_of(self.simulation.config.num_envs, rank, self.group.world_size))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowedStream(SimulatedStream):
-    """Batches of collectors' rows.
+    """Batches of rows that collectors have written.
 
     Attributes:
-        files: of the collectors.
+        files: reads the collectors' files and publishes policies.
     """
 
     files: FollowedEpisodes
 
     def before_step(self, step: int) -> None:
-        """Publishes the policy if one is due, and takes rows."""
+        """Publishes the policy if it is time to, and reads rows where the schedule says so."""
         self.files.publish(step)
         self.rollouts.collect(step)
 
     def at_end(self, step: int) -> None:
-        """Publishes the last policy, with which collectors end."""
+        """Publishes the last policy, marked as final, after which collectors stop."""
         self.files.publish(step, finished=True)
 
     @property
     def frames(self) -> int:
-        """Environment steps of all collectors that were taken."""
+        """Number of environment steps in the rows read from all collectors so far."""
         return self.files.frames
 
     def deal(self, states: Sequence[Tree], rank: int, step: int) -> Tree:
-        """Returns how far the files are read: each rank fills its replay from its share of them."""
+        """Returns how far the files are read; each rank fills its replay from its share of them."""
         return states[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixedStream(SimulatedStream):
-    """Batches of logged and simulated rows."""
+    """Batches that join logged and simulated rows."""
 
     def deal(self, states: Sequence[Tree], rank: int, step: int) -> Tree:
-        """Deals logged rows out by step, environments by their global number."""
+        """Returns the states of both parts: the step in the logged rows, and the rank's environments."""
         # without super(): a dataclass with slots is another class than the one its body closes over
         return {"0": {"step": step}, "1": SimulatedStream.deal(self, [state["1"] for state in states], rank, step)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """The report's facts about a source.
+    """Facts about a source for the report; empty for simulations.
 
     Attributes:
-        present: share of sampled rows that have each feature, by column.
-        used: data that was learned from and evaluated on.
+        present: share of sampled rows that have each feature, by column and feature id.
+        used: the data that was learned from and evaluated on.
     """
 
     present: Presence = field(default_factory=dict)
@@ -166,14 +171,14 @@ class Facts:
 
 
 class Source(Protocol):
-    """What a run learns from; every rank has one and calls its methods.
+    """Data or environments that a run learns from; every rank has one and calls its methods.
 
     Attributes:
-        spec: what the network must fit.
-        normalization: of states and choices.
-        identity: sha256 of what is learned from, see History.require_same.
-        hash: sha256 that an exported model carries.
-        types: names of the types of agents that learn; "" alone where there is one type.
+        spec: numbers of features and choices that the network is built for.
+        normalization: normalization of states and candidates.
+        identity: sha256 of data and environment, which a resumed run must share; see History.require_same.
+        hash: sha256 of the source, stored in the exported model.
+        types: names of the types of agents that learn; ("",) if all agents are of one type.
     """
 
     spec: SourceSpec
@@ -183,31 +188,36 @@ class Source(Protocol):
     types: tuple[str, ...] = (ONLY,)
 
     def stream(self, learner: Learner) -> Stream:
-        """Returns the batches that the learner learns from."""
+        """Returns batches for the learner; a simulation acts by the learner's present policy."""
         ...
 
     def evaluators(self, learner: Learner) -> Evaluators:
-        """Returns what evaluates the learner."""
+        """Returns the evaluators of the learner."""
         ...
 
     def sample(self, count: int, kind: str = ONLY) -> SampleRows:
-        """Returns raw rows of a type of agents in the model's column order, for the export's check."""
+        """Returns at most `count` raw rows in the model's column order, on which the export is checked.
+
+        Args:
+            count: largest number of rows.
+            kind: type of agents that the rows are of.
+        """
         ...
 
     def payable(self) -> Payable | None:
-        """Returns the values that rewards can pay, or None where they are not known."""
+        """Returns the range of values that the rewards allow, or None if it is not known."""
         return None
 
     def write_fitted(self) -> None:
-        """Writes the normalization that was fitted, where one was; on rank 0."""
+        """Writes the normalization that was fitted, if one was; rank 0 calls it."""
         return
 
     def facts(self) -> Facts:
-        """Returns the report's facts about the source."""
+        """Returns facts about the source for the report."""
         return Facts()
 
     def draw(self, folder: Path, learner: Learner) -> list[Path]:
-        """Writes pictures of the run into its folder, where simulation.pictures asks for them; returns the files."""
+        """Writes the pictures that simulation.pictures asks for into the run's folder and returns their paths."""
         return []
 
 
@@ -217,10 +227,10 @@ def open_source(
     """Returns the source that the config describes.
 
     Args:
-        config: with the environment's actions.
+        config: the run's config, with the environment's action names.
         group: the ranks.
-        simulation: opened, or None without a simulation section.
-        signal: ends the wait for collectors; None waits for ever.
+        simulation: the opened environment, or None without a simulation section.
+        signal: ends the wait for collectors; with None the wait has no end.
 
     Raises:
         DataError, ConfigError: see logged.prepare and environments.Reader.
@@ -235,7 +245,10 @@ def open_source(
 
 
 class Logged(Source):
-    """Rows of logs, also those of other machines. Attributes as in Source, and the data.
+    """Logged rows of all machines.
+
+    Attributes:
+        data: the rows; the other attributes are those of Source.
 
     Raises:
         DataError: see logged.prepare.
@@ -248,7 +261,7 @@ class Logged(Source):
         self.identity = {"data": data.found.content, "env": ""}
 
     def stream(self, learner: Learner) -> Stream:
-        """Returns batches by a read plan over all machines."""
+        """Returns batches in the order of a read plan over all machines."""
         plan = logged_plan(self._config, self.data, self._config.minibatch_over(self._group.world_size))
         _log_plan(self._config, plan, self._group)
         return Stream(source=self._source(plan), plan=plan, order=_order(plan, plan, simulated=0, alone=False))
@@ -257,18 +270,18 @@ class Logged(Source):
         return LoggedSource(self.data.train_rows, plan, self._group.rank, self._group.device)
 
     def evaluators(self, learner: Learner) -> Evaluators:
-        """Returns counterfactual evaluation."""
-        return Evaluators({"cpe": self._on_logs(learner)})
+        """Returns the evaluator on logged rows."""
+        return Evaluators({"logs": self._on_logs(learner)})
 
     def _on_logs(self, learner: Learner) -> LogEvaluator:
         return LogEvaluator(self._config, self.data, learners_of(learner)[ONLY], self._group)
 
     def payable(self) -> Payable | None:
-        """Returns the values that rewards of all machines can pay."""
+        """Returns the range of values that the rewards of all machines allow."""
         return payable_values(self._config, self.data.train_rows, self._group)
 
     def write_fitted(self) -> None:
-        """Writes what was fitted to the training data."""
+        """Writes the normalization that was fitted to the training data."""
         write_fitted(self._config, self.normalization)
 
     def sample(self, count: int, kind: str = ONLY) -> SampleRows:
@@ -276,12 +289,15 @@ class Logged(Source):
         return logged_sample(self.data, count)
 
     def facts(self) -> Facts:
-        """Returns presence of features, and the files."""
+        """Returns how often each feature is present, and the files."""
         return Facts(present=present_shares(self.data), used=sources_of(self._config, self.data))
 
 
 class Simulated(Source):
-    """Environments. Attributes as in Source, and the reader of what they show.
+    """Environments in which the learner's policy acts.
+
+    Attributes:
+        reader: converts observations to the network's input; the other attributes are those of Source.
 
     Raises:
         ConfigError, DataError: see environments.Reader.
@@ -297,7 +313,7 @@ class Simulated(Source):
         self.types = simulation.learning
 
     def stream(self, learner: Learner) -> Stream:
-        """Returns batches of replay."""
+        """Returns batches drawn from replay."""
         config, group = self._config, self._group
         plan = simulated_plan(config, config.minibatch_over(group.world_size), len(self.types))
         _log_plan(config, plan, group, plan.minibatch)
@@ -305,23 +321,25 @@ class Simulated(Source):
         return self._open(learner, plan, ReadOrder(order={}, steps=steps, rows=steps * plan.rows_of_step(0)))
 
     def _open(self, learner: Learner, plan: SimulatedPlan, order: ReadOrder) -> Stream:
-        return _simulated_stream(self.reader, learner, plan, order, self._group)
+        rollouts = open_rollouts(self.reader, learner, plan, self._group)
+        return SimulatedStream(source=rollouts, plan=plan, order=order, rollouts=rollouts,
+                               simulation=self.reader.simulation, group=self._group)  # fmt: skip
 
     def evaluators(self, learner: Learner) -> Evaluators:
-        """Returns episodes in the environments."""
-        return Evaluators({"simulation": SimulationEvaluator(self.reader, learner, self._group)})
+        """Returns the evaluator that plays episodes."""
+        return Evaluators({"play": SimulationEvaluator(self.reader, learner, self._group)})
 
     def sample(self, count: int, kind: str = ONLY) -> SampleRows:
         """Returns observations of random play."""
         return simulated_sample(self.reader.simulation, self.normalization, count, kind)
 
     def draw(self, folder: Path, learner: Learner) -> list[Path]:
-        """Draws how learning went, and an episode."""
+        """Draws the learning curve and one episode."""
         return draw_pictures(folder, self.reader, learner)
 
 
 class Followed(Simulated):
-    """Episodes of collectors. Attributes as in Simulated.
+    """Episodes that collectors write to a shared folder.
 
     Raises:
         ConfigError, DataError: see environments.Reader.
@@ -342,7 +360,7 @@ class Followed(Simulated):
 
 
 class Mixed(Logged):
-    """Logged rows, and environments with their features, of which simulation.share are learned from.
+    """Logged rows beside environments with the same features, simulation.share of each minibatch being simulated.
 
     Raises:
         DataError, ConfigError: see Logged and environments.Reader.
@@ -354,7 +372,7 @@ class Mixed(Logged):
         self.identity = self.identity | {"env": simulation.identity()}
 
     def stream(self, learner: Learner) -> Stream:
-        """Returns batches of both; as many rows a step as the log alone gives where all of them are simulated."""
+        """Returns batches of both; if all rows are simulated, as many steps as the logged rows would take."""
         config, group, share = self._config, self._group, self._config.simulated_share
         minibatch = config.minibatch_over(group.world_size)
         simulated = round(minibatch * share)
@@ -370,28 +388,24 @@ class Mixed(Logged):
         )  # fmt: skip
         _log_plan(config, plan, group, simulated)
         order = _order(plan, logged, simulated=simulated * plan.minibatches_per_step, alone=alone)
-        stream = _simulated_stream(self.reader, learner, plan, order, group)
-        if alone:
-            return stream
-        part = simulated / minibatch
-        source = MixedSource(((self._source(logged), 1 - part), (stream.rollouts, part)))
-        return MixedStream(
-            source=source, plan=plan, order=order, rollouts=stream.rollouts, simulation=stream.simulation,
-            group=group,
-        )  # fmt: skip
+        rollouts, part = open_rollouts(self.reader, learner, plan, group), simulated / minibatch
+        source = rollouts if alone else MixedSource(((self._source(logged), 1 - part), (rollouts, part)))
+        stream = SimulatedStream if alone else MixedStream
+        return stream(source=source, plan=plan, order=order, rollouts=rollouts, simulation=self.reader.simulation,
+                      group=group)  # fmt: skip
 
     def evaluators(self, learner: Learner) -> Evaluators:
-        """Returns counterfactual evaluation and episodes."""
+        """Returns the evaluator that plays episodes and the evaluator on logged rows."""
         play = SimulationEvaluator(self.reader, learner, self._group)
-        return Evaluators({"simulation": play, "cpe": self._on_logs(learner)})
+        return Evaluators({"play": play, "logs": self._on_logs(learner)})
 
     def draw(self, folder: Path, learner: Learner) -> list[Path]:
-        """Draws how learning went, and an episode."""
+        """Draws the learning curve and one episode."""
         return draw_pictures(folder, self.reader, learner)
 
 
 def logged_plan(config: WorkflowConfig, data: Data, minibatch: int) -> ReadPlan:
-    """Returns the plan by which all processes read the training rows, `minibatch` of them at a time."""
+    """Returns the plan by which all processes together read `minibatch` training rows at a time."""
     return data.shards.plan(
         data.counts,
         minibatch=minibatch,
@@ -402,26 +416,17 @@ def logged_plan(config: WorkflowConfig, data: Data, minibatch: int) -> ReadPlan:
 
 
 def _order(plan: StepPlan, logged: ReadPlan, *, simulated: int, alone: bool) -> ReadOrder:
-    """Returns what decides which rows a step reads; how processes share them is no part of it."""
+    """Returns the order in which rows are read, which does not depend on how processes divide them."""
     kept = {name: value for name, value in logged.as_json().items() if name not in _SHARING}
     rows = sum(plan.rows_of_step(step) for step in range(plan.steps_per_epoch))
     order = {**kept, "simulated": simulated, "alone": alone}
     return ReadOrder(order=order, steps=plan.steps_per_epoch, rows=rows)
 
 
-def _simulated_stream(
-    reader: Reader, learner: Learner, plan: SimulatedPlan, order: ReadOrder, group: Group
-) -> SimulatedStream:
-    """Returns a stream of simulated rows only."""
-    rollouts = open_rollouts(reader, learner, plan, group)
-    return SimulatedStream(source=rollouts, plan=plan, order=order, rollouts=rollouts,
-                           simulation=reader.simulation, group=group)  # fmt: skip
-
-
 def _log_plan(config: WorkflowConfig, plan: StepPlan, group: Group, simulated: int = 0) -> None:
     world, mps = group.world_size, plan.minibatches_per_step
     minibatch = config.minibatch_over(world)
-    accumulated = f", {mps} a step" if mps > 1 else ""
+    accumulated = f", {mps} per step" if mps > 1 else ""
     mixed = f", {simulated} of them simulated" if 0 < simulated < minibatch else ""
     parts = -(-plan.num_steps // plan.steps_per_epoch)
     unit = "epoch" if config.training_data_path else "evaluation"

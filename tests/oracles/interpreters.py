@@ -211,7 +211,7 @@ def _import_libraries() -> None:
     import torch  # noqa: F401
 
     import reagent_lite.run.evaluators
-    import reagent_lite.run.figures  # noqa: F401
+    import reagent_lite.run.samples  # noqa: F401
 
     del sys.path[1]
     assert "onnxruntime" not in sys.modules

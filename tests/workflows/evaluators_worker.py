@@ -16,10 +16,10 @@ from reagent_lite.distributed.group import Group, Place, joined
 from reagent_lite.evaluation.document import Evaluation
 from reagent_lite.evaluation.page import gather_page
 from reagent_lite.run.evaluators import LogEvaluator
-from reagent_lite.run.figures import present_shares, sources_of
 from reagent_lite.run.learner import build_learner
 from reagent_lite.run.logged import prepare
 from reagent_lite.run.publish import gate_of
+from reagent_lite.run.samples import present_shares, sources_of
 
 CPU = torch.device("cpu")
 

@@ -182,7 +182,7 @@ def test_shards_train_the_model_of_one_process_with_all_rows(cluster: Together) 
     outcome, log = done.runs[0].outcome, done.runs[0].err
     assert (outcome["rows"], outcome["steps"]) == (3 * 85, 3 * 3)  # 85 rows, 32 a step
     assert "shards: 60 + 25 rows on 2 nodes" in log
-    assert "global minibatch 16 rows = 3 processes x 5.33333, 2 a step, 3 steps/epoch" in log
+    assert "global minibatch 16 rows = 3 processes x 5.33333, 2 per step, 3 steps/epoch" in log
     assert "training data: data: 85 rows" in log
     scored = int(held_out(np.array(coded(sorted({row["mdp_id"] for row in rows})), np.uint64), 0.2).sum())
     assert done.json("model/evaluation.json")["cpe"]["overlap"]["num_episodes"] == scored
