@@ -229,7 +229,7 @@ def simulation(config: WorkflowConfig, processes: Processes) -> Iterator[Row]:
 
 def memory(run: DryRun) -> Row:
     """Reports the memory that a process needs, beside what is free."""
-    found = "\n".join(line.removeprefix(" of a process: ").removeprefix(": ") for line in memory_lines(run))
+    found = "\n".join(memory_lines(run))
     if not run.suffices:
         return warning("memory", found, f"{next(warnings_of(run))}; lower it, or use more machines")
     if run.inputs.spec is None:

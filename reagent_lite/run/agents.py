@@ -1,8 +1,8 @@
-"""Types of agents in a run's environments: which of them learn, and what the others play.
+"""Types of agents in a run's environments: which of them learn, and which policies the others play.
 
-simulation.policies: "learn"   a learner, a replay ring and an exported model of its own
+simulation.policies: "learn"   the type has its own learner, replay ring and exported model
                      "random"  uniformly random actions
-                     a folder  an exported model, which stays as it is
+                     a folder  an exported model, which does not change
 """
 
 import hashlib
@@ -27,19 +27,19 @@ from reagent_lite.sim.spec import EnvSpec
 _KEY = "simulation.policies"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 _TAKEN = ("model", "checkpoints", "tensorboard")
-"""What else lies in the folder in which a type's model is a folder by its name."""
+"""Names of other folders beside the models, which are folders named by type."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentType:
-    """Agents that share a policy.
+    """A type of agents, which share a policy.
 
     Attributes:
-        name: of the type; "" where all agents are of one.
-        agents: their numbers in each environment.
-        plays: what the config says of it.
-        model: the exported model that plays; None where none does.
-        digest: of that model's manifest.
+        name: name of the type; "" if all agents are of one type.
+        agents: numbers of its agents in each environment.
+        plays: the type's entry of simulation.policies.
+        model: policy of the exported model that plays, or None.
+        digest: sha256 of that model's manifest, or "".
     """
 
     name: str
@@ -50,19 +50,19 @@ class AgentType:
 
     @property
     def learns(self) -> bool:
-        """Whether a learner gets its rows."""
+        """Whether the type learns."""
         return self.plays == LEARN
 
     def rows(self, num_envs: int, agents: int, device: torch.device) -> Tensor | None:
-        """Returns which rows of environments of so many agents are of this type; None where all are."""
+        """Returns the numbers of this type's rows, with one row per agent of each environment; None for all rows."""
         if self.name == ONLY:
             return None
         first = torch.arange(num_envs, device=device) * agents
         return (first.unsqueeze(1) + torch.tensor(self.agents, device=device)).flatten()
 
     def fixed(self, rows: Tensor | None, device: torch.device) -> Player:
-        """Returns who plays for a type that does not learn: its model's own policy, or uniform draws."""
-        # a temperature of 1 draws from the softmax of logarithms, which are the probabilities
+        """Returns the player of a type that does not learn: its exported model, or uniformly random actions."""
+        # at temperature 1, the softmax of the logarithms of probabilities is the probabilities
         return Player(policy=self.model, epsilon=torch.zeros(1, device=device), temperature=1.0, rows=rows)
 
     @property
@@ -82,7 +82,7 @@ def agent_types(config: WorkflowConfig, spec: EnvSpec) -> tuple[AgentType, ...]:
     Raises:
         ConfigError: a policy for a type that is not there, a type without agents, no type that learns, or keys that
             several types cannot have.
-        BundleError: no model in a folder, one that was altered, or one of other features or actions.
+        BundleError: a folder has no model, or one that was altered or has other features or actions.
     """
     settings, names = config.environments, spec.agent_type_names
     if len(names) == 1:
@@ -104,11 +104,11 @@ def agent_types(config: WorkflowConfig, spec: EnvSpec) -> tuple[AgentType, ...]:
     if config.training_data_path:
         problems.append(Problem("simulation.env", "an environment whose agents are of one type beside "
                                 "training_data_path", f"{spec.name} with {' and '.join(names)}",
-                                "Rows of a log do not say whose they are: learn in the simulation alone"))  # fmt: skip
+                                "Rows of a log do not name a type of agents: remove training_data_path"))  # fmt: skip
     if settings.stop_at_return is not None and len(learning) > 1:
         problems.append(Problem("simulation.stop_at_return", "absent where several types learn",
                                 f"{settings.stop_at_return:g} with {' and '.join(learning)}",
-                                "Their returns rise and fall with each other"))  # fmt: skip
+                                "The return of one type depends on what the others have learned"))  # fmt: skip
     problems += [
         Problem(f"type of agents of {spec.name}", "a name of letters, digits, - and _ other than "
                 f"{', '.join(_TAKEN)}: its model is a folder of that name", repr(name))
@@ -169,7 +169,7 @@ def agent_type(
 
 
 def _drawn(choices: Choices) -> Policy:
-    """Returns logarithms of the probabilities with which an exported model takes its choices."""
+    """Returns a policy whose values are the logarithms of an exported model's probabilities."""
 
     def logarithms(observation: Tensor, mask: Tensor | None, features: Tensor | None) -> Tensor:
         arrays = (None if one is None else one.cpu().numpy() for one in (mask, features))

@@ -1,14 +1,13 @@
-"""--dry_run: what a run would do on the declared machines, found out without touching anything.
+"""The dry run: steps, data and memory of a run, found without training or writing anything.
 
-config ─► processes ─┬─► files and environment ─► widths ─┬─► DryRun: steps, memory ─┬─► lines of the command line
+config ─► processes ─┬─► files and environment ─► widths ─┬─► DryRun: steps, memory ─┬─► lines of --dry_run
                      └─► free memory ─────────────────────┘                          └─► rows of the doctor
 """
 
-import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
@@ -29,19 +28,19 @@ from reagent_lite.sim.env import VectorEnv
 from reagent_lite.sim.sources import find_environment
 from reagent_lite.types import SourceSpec
 
-# numbers that torch's optimizers keep for each parameter, as built here; those of Adam's kind keep two
+# numbers that torch's optimizers keep for each parameter with our settings; variants of Adam keep two
 _STATES = {"SGD": 0, "Adagrad": 1, "RMSprop": 1, "ASGD": 1, "Adafactor": 1}
 _ADAM_STATES = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """Memory for one purpose.
+    """Memory that a process needs for one purpose.
 
     Attributes:
-        name: of the purpose.
-        bytes: of one process.
-        formula: how they come about.
+        name: the purpose.
+        bytes: size.
+        formula: how the size is computed.
     """
 
     name: str
@@ -51,17 +50,18 @@ class Need:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """What can be known of a run's data and environment before it starts.
+    """What is known about a run's data and environment before it starts.
 
     Attributes:
-        files, bytes: of the training data on this machine.
-        rows: of it; None where they must be counted.
-        events: the rows are events, of which transitions are made first.
-        copy: description of its training copy, or None where there is none yet.
+        files: number of files of training data on this machine.
+        bytes: size of those files.
+        rows: number of their rows, or None if the rows must be counted.
+        events: whether the rows are events, from which transitions are made first.
+        copy: manifest of the training copy, or None if there is no copy yet.
         env: one environment, or None without a simulation.
-        types: of its agents.
-        spec: what the network must fit, or None if it is known only after the data is read.
-        troubles: sentences on what could not be found out.
+        types: types of agents of the environment.
+        spec: numbers of features and choices, or None if they are known only after the data is read.
+        troubles: messages on what could not be found out.
     """
 
     files: int = 0
@@ -77,18 +77,18 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DryRun:
-    """What a run would do.
+    """Processes, data and memory of a run that has not started.
 
     Attributes:
-        config: of the run; node_index and num_nodes are this machine's.
-        place: of this process, where another launcher has started it, else None.
-        world: processes of all machines.
-        processes: of this machine.
-        inputs: what is known of them.
-        needs: memory of one process.
+        config: the run's config; node_index and num_nodes are those of this machine.
+        place: ranks of this process if another launcher started it, else None.
+        world: number of processes on all machines.
+        processes: processes on this machine.
+        inputs: data and environment.
+        needs: memory of one process, by purpose.
         page: memory of the evaluation on rank 0, or None if it is known only after the data is read.
-        free: memory that is free for one process; None if the driver does not report it.
-        free_of: what it is a part of.
+        free: free memory for one process in bytes, or None if the driver does not report it.
+        free_of: the memory that `free` is a part of.
     """
 
     config: WorkflowConfig
@@ -103,7 +103,7 @@ class DryRun:
 
     @property
     def minibatch(self) -> int:
-        """Rows of a minibatch over all processes."""
+        """Number of rows of a minibatch over all processes."""
         return self.config.minibatch_over(self.world)
 
     @property
@@ -113,20 +113,20 @@ class DryRun:
 
     @property
     def suffices(self) -> bool:
-        """Whether that much is free, as far as is known."""
+        """Whether enough memory is free; true if the free memory is not known."""
         return self.free is None or self.memory <= self.free
 
 
 def dry_run(config: WorkflowConfig, processes: Processes) -> DryRun:
-    """Returns what a run would do; what cannot be found out on this machine is among the troubles of its inputs.
+    """Returns what a run would do; whatever cannot be found out on this machine is in `inputs.troubles`.
 
     Args:
-        config: of the run; node_index and num_nodes are this machine's.
-        processes: of this machine.
+        config: the run's config; node_index and num_nodes are those of this machine.
+        processes: processes on this machine.
 
     Raises:
-        SimulationError, ConfigError, BundleError: no machine would start the run: there is no such environment, or it
-            does not have the parameters or types of agents that the config names.
+        SimulationError, ConfigError, BundleError: the run would fail on every machine, because there is no such
+            environment, or because it lacks the parameters or types of agents that the config names.
     """
     inputs, place = _inputs(config), Place.read()
     world = processes.count * config.num_nodes if place is None else place.world_size
@@ -145,7 +145,11 @@ def dry_run(config: WorkflowConfig, processes: Processes) -> DryRun:
 
 
 def processes_here(config: WorkflowConfig) -> Processes:
-    """Returns the processes that a run starts on this machine; see launcher.choose_processes for errors."""
+    """Returns the processes that a run starts on this machine.
+
+    Raises:
+        ConfigError: see launcher.choose_processes.
+    """
     return choose_processes(
         use_gpu=config.use_gpu,
         use_all=config.use_all_avail_gpus,
@@ -159,12 +163,12 @@ def _inputs(config: WorkflowConfig) -> Inputs:
     inputs, troubles = Inputs(), []
     if config.simulation is not None:
         find_environment(config.simulation.env)
-    for find_out in (_with_data, _with_environment, _with_widths):
+    of_this_machine = ((_with_data, ReagentLiteError), (_with_environment, KernelBuildError),
+                       (_with_widths, ReagentLiteError))  # fmt: skip
+    for find_out, error_here in of_this_machine:  # other machines may have other files and compilers
         try:
             inputs = find_out(config, inputs)
-        except ReagentLiteError as error:
-            if find_out is _with_environment and not isinstance(error, KernelBuildError):
-                raise  # not of this machine's files and compilers
+        except error_here as error:
             troubles.append(str(error))
     return replace(inputs, troubles=tuple(troubles))
 
@@ -196,7 +200,7 @@ def _with_environment(config: WorkflowConfig, inputs: Inputs) -> Inputs:
 
 
 def _with_widths(config: WorkflowConfig, inputs: Inputs) -> Inputs:
-    """Adds the widths of the network; without a normalization file each feature counts as one column."""
+    """Returns the inputs with the network's widths; without a normalization file each feature is one column wide."""
     state = action = None
     if inputs.env is not None:
         state, action = inputs.env.spec.observation_size, inputs.env.spec.action_feature_size
@@ -216,20 +220,21 @@ def _with_widths(config: WorkflowConfig, inputs: Inputs) -> Inputs:
 
 
 def _environment(config: WorkflowConfig) -> VectorEnv:
-    """Returns one environment of the config's simulation on the CPU; nothing of its compilation is kept.
+    """Returns one environment of the config's simulation on the CPU, without keeping the compiled code.
 
     Raises:
         SimulationError, KernelBuildError: see sim.backend.open_backend.
     """
     settings = config.environments
     path = find_environment(settings.env)
-    with _compiled_elsewhere():
-        backend = CpuBackend(path, settings.env_parameters, settings.math, threads=1, optimization="-O0")
+    with tempfile.TemporaryDirectory(prefix="reagent_lite_") as folder:
+        backend = CpuBackend(path, settings.env_parameters, settings.math, threads=1, optimization="-O0",
+                             cache=Path(folder))  # fmt: skip
         return VectorEnv(backend, num_envs=1, parametric=config.parametric)
 
 
 def network_needs(config: WorkflowConfig, spec: SourceSpec, learners: int = 1) -> list[Need]:
-    """Returns what the networks of one process take, gradients and optimizer among them, for so many learners."""
+    """Returns the memory that a process needs for networks, gradients and optimizers of so many learners."""
     with torch.device("meta"):
         learner = build_learner(config, spec, torch.device("meta"))
     weights = learners * sum(p.numel() * p.element_size() for p in learner.parameters())
@@ -246,7 +251,7 @@ def network_needs(config: WorkflowConfig, spec: SourceSpec, learners: int = 1) -
 
 
 def _simulation_needs(config: WorkflowConfig, env: VectorEnv, types: tuple[AgentType, ...], world: int) -> list[Need]:
-    """Returns what environments and replay of one process take: the largest part that a process gets."""
+    """Returns the memory for environments and replay of the process that has the most environments."""
     settings = config.environments
     if not config.simulated_share:
         return []
@@ -269,13 +274,13 @@ def _simulation_needs(config: WorkflowConfig, env: VectorEnv, types: tuple[Agent
 
 
 def _page_need(config: WorkflowConfig, copy: CopyManifest) -> Need | None:
-    """Returns what the evaluation takes on rank 0: scored rows of all machines, and as much again for the estimates.
+    """Returns the memory of the evaluation on rank 0: the scored rows of all machines, and as much for the estimates.
 
-    None if it is known only after the data is read: eval data, or lists of candidates.
+    None for eval data and for candidates, where the size is known only after the data is read.
 
     Args:
-        config: of the run.
-        copy: of the training data on this machine; other machines with shards are taken to have as many rows.
+        config: the run's config.
+        copy: training copy on this machine; with shards, every machine is assumed to have as many rows.
     """
     episodes = copy.counts.get("episodes", 0) * (config.num_nodes if config.data.layout == "shards" else 1)
     if config.eval_data_path is not None or not copy.action_names or not episodes:
@@ -290,7 +295,7 @@ def _page_need(config: WorkflowConfig, copy: CopyManifest) -> Need | None:
 
 
 def _free(processes: Processes) -> tuple[int | None, str]:
-    """Returns the bytes free for one process, or None if the driver does not report them, and what they are part of."""
+    """Returns the free bytes for one process, or None if they are not known, and the memory they are part of."""
     here = processes.count
     if processes.device_type == "cpu":
         return free_bytes(torch.device("cpu")) // here, f"this machine's free memory / {counted(here, 'process')}"
@@ -300,68 +305,51 @@ def _free(processes: Processes) -> tuple[int | None, str]:
     return min(free, default=None), "the fullest GPU's free memory"
 
 
-@contextmanager
-def _compiled_elsewhere() -> Iterator[None]:
-    """Keeps compilations in a folder that is removed, instead of the user's cache."""
-    name = "REAGENT_LITE_CACHE"
-    before = os.environ.get(name)
-    with tempfile.TemporaryDirectory(prefix="reagent_lite_") as folder:
-        os.environ[name] = folder
-        try:
-            yield
-        finally:
-            if before is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = before
-
-
 def lines_of(run: DryRun) -> Iterator[str]:
-    """Yields the lines of a dry run on the command line, without warnings."""
+    """Yields the lines that --dry_run prints, without the warnings."""
     every = run.config.checkpoint
     steps = [f"every {every.every_steps} steps"] if every.every_steps else []
     minutes = [f"every {every.every_minutes:g} minutes"] if every.every_minutes else []
-    restarts = counted(run.config.restarts, "time")
     yield from _machine_lines(run)
     if run.config.simulation is not None and run.config.simulation.auto_scale:
-        yield "auto-scaling: environments and minibatch are measured at the start; this is where the search begins"
+        yield "auto-scaling: the search for num_envs and minibatch_size starts from the values shown here"
     yield from _step_lines(run)
     if not run.config.collects:
-        yield (f"checkpoints: {' and '.join(steps + minutes) or 'one at the end'}, the newest {every.keep} stay; "
-               f"begins again at most {restarts} after a failure")  # fmt: skip
-    yield from (f"memory{line}" for line in memory_lines(run))
+        yield (f"checkpoints: {' and '.join(steps + minutes) or 'one at the end'}, the newest {every.keep} are kept; "
+               f"at most {counted(run.config.restarts, 'restart')} after a failure")  # fmt: skip
+    yield from (f"memory per process: {line}" for line in memory_lines(run))
 
 
 def warnings_of(run: DryRun) -> Iterator[str]:
-    """Yields what keeps the run from succeeding, or could not be found out."""
+    """Yields warnings: too little memory, and what could not be found out."""
     if not run.suffices:
         largest = max(run.needs, key=lambda need: need.bytes)
-        yield f"memory does not suffice; most is for {largest.name}: {size_text(largest.bytes)}"
+        yield f"there is not enough memory; most of it is for the {largest.name}: {size_text(largest.bytes)}"
     yield from run.inputs.troubles
 
 
 def memory_lines(run: DryRun) -> Iterator[str]:
-    """Yields whose memory is needed and why, each line as it follows the word memory."""
+    """Yields the memory of a process by purpose, then the total and the free memory."""
     if run.inputs.spec is None:
-        yield ": the network's is known when the data has been read"
+        yield "networks: not known before the data is read"
     if run.inputs.copy is not None:
         size = sum(int(one["size"]) for one in run.inputs.copy.files.values())
-        yield f": training copy of {size_text(size)} is mapped from disk, not counted"
+        yield f"training copy of {size_text(size)}: mapped from disk, not counted"
     if run.page is not None:
-        yield f" of rank 0, not counted: {run.page.name} {size_text(run.page.bytes)} = {run.page.formula}"
+        yield f"{run.page.name} {size_text(run.page.bytes)} = {run.page.formula}: on rank 0 only, not counted"
     for need in run.needs:
-        yield f" of a process: {need.name} {size_text(need.bytes)} = {need.formula}"
-    free = "what is free on the GPU is not known" if run.free is None else f"{size_text(run.free)} free ({run.free_of})"
-    yield f" of a process: {size_text(run.memory)} in all{';' if run.free is None else ','} {free}"
+        yield f"{need.name} {size_text(need.bytes)} = {need.formula}"
+    free = "not known" if run.free is None else size_text(run.free)
+    yield f"{size_text(run.memory)} in total; free: {free} ({run.free_of})"
 
 
 def _machine_lines(run: DryRun) -> Iterator[str]:
     config, place, here = run.config, run.place, run.processes.count
     every = counted(run.world, f"{run.processes.device_type} process")
-    yield f"{every}, {run.minibatch} rows a minibatch over all: {run.minibatch / run.world:g} each"
+    yield f"{every}, {run.minibatch} rows per minibatch, {run.minibatch / run.world:g} on each"
     yield f"parallel {config.parallel}: {_batch_contract(run)}"
     if place is not None:
-        yield f"machines: as the launcher of these processes has it; rank {place.rank} on node {place.node}"
+        yield f"machines: set by the launcher of these processes; rank {place.rank} on node {place.node}"
     elif config.num_nodes > 1:
         node = config.node_index or 0
         first = node * here
@@ -371,21 +359,21 @@ def _machine_lines(run: DryRun) -> Iterator[str]:
         port = config.rendezvous.port or "a free port"
         by_file = (config.init_method or "").startswith("file:")
         yield (
-            f"meeting: {config.init_method or 'init_method is missing'}, all within "
+            f"rendezvous: {config.init_method or 'init_method is missing'}, all machines within "
             f"{config.rendezvous.join_timeout_seconds:g} s"
             + (f"; node 0 listens on {config.rendezvous.interface or 'the default route'}, {port}" if by_file else "")
         )
 
 
 def _batch_contract(run: DryRun) -> str:
-    """Returns who computes which rows of a minibatch, and how their gradients become one."""
+    """Returns how processes and GPUs divide the rows of a minibatch and combine their gradients."""
     own = f"{run.minibatch / run.world:g} rows"
     if run.config.parallel == "dp":
-        return (f"one process draws {own} and divides them over {counted(run.processes.gpus, 'GPU')}, "
+        return (f"one process draws {own} and divides them among {counted(run.processes.gpus, 'GPU')}, "
                 f"{run.minibatch / run.processes.gpus:g} each; the losses are summed on the first")  # fmt: skip
     if run.config.parallel == "none":
-        return f"one process draws {own} and takes the step alone"
-    return f"every process draws {own} of its own; a step is that of the mean over all {run.minibatch}"
+        return f"one process draws {own} and computes the gradient alone"
+    return f"each process draws {own}; gradients are averaged over all {run.minibatch} rows"
 
 
 def _step_lines(run: DryRun) -> Iterator[str]:
@@ -396,7 +384,7 @@ def _step_lines(run: DryRun) -> Iterator[str]:
         steps = simulated_plan(config, minibatch)
         if config.follows or config.collects:
             mode, shared = config.environments.mode, config.environments.shared
-            yield (f"simulation.mode {mode}: episodes in {shared.path}, collectors at most about "
+            yield (f"simulation.mode {mode}: episodes in {shared.path}; collectors pause about "
                    f"{most_frames_ahead(config):,} environment steps ahead of the learner")  # fmt: skip
         if config.collects:
             return
@@ -412,16 +400,17 @@ def _step_lines(run: DryRun) -> Iterator[str]:
     where = f"; layout {config.data.layout}: each machine has {own}" if several else ""
     yield f"data: {config.training_data_path}: {counted(inputs.files, 'file')}, {size_text(inputs.bytes)} here{where}"
     if inputs.events:
-        yield "stages: transitions are made of the events first, unless an earlier run has made them"
+        yield "stages: transitions are made from the events first, unless an earlier run made them"
     if config.data.shards_path is not None:
-        yield (f"stages: node 0 divides the rows at {config.data.shards_path} by layout {config.data.layout}, each "
-               "machine fetches its part to its own disk")  # fmt: skip
+        yield (f"stages: node 0 writes shards to {config.data.shards_path} by layout {config.data.layout}; each "
+               "machine copies its part to its own disk")  # fmt: skip
     if inputs.rows is None:
-        yield "rows: counted at the start, steps with them"
+        yield "rows and steps: not known before the data is read"
         return
-    yield (f"rows: {inputs.rows:,} here, by " + ("the files' metadata" if inputs.copy is None else "the training copy"))
+    by = "the files' metadata" if inputs.copy is None else "the training copy"
+    yield f"rows: {inputs.rows:,} on this machine, from {by}"
     shares = config.num_nodes if config.data.layout == "shards" else 1
     logged = minibatch - round(minibatch * config.simulated_share) or minibatch
     steps_per_epoch = -(-inputs.rows * shares // (logged * config.training.minibatches_per_step))
-    provided = " if the other machines have as many rows" if shares > 1 else " if all can be learned from"
-    yield f"steps: {steps_per_epoch:,} an epoch, {steps_per_epoch * config.epochs:,} in all{provided}"
+    provided = "the other machines have as many rows" if shares > 1 else "every row can be learned from"
+    yield f"steps: {steps_per_epoch:,} per epoch, {steps_per_epoch * config.epochs:,} in total, if {provided}"

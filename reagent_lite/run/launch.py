@@ -1,7 +1,7 @@
-"""The command line of training: processes of this machine, and of others, that run the same command.
+"""The command line of training, which starts one process per GPU and meets the other machines.
 
-config ─► processes ─► one: train here
-                    └► several: declared to the other machines, then a worker each, same command, watched
+config ─► processes ─┬─► one: trains in this process
+                     └─► several: rendezvous with the other machines, then workers that run the same command
 """
 
 import argparse
@@ -51,11 +51,11 @@ def main(
     """Runs a training workflow and returns its exit code.
 
     Args:
-        module: what stands after `python -m`.
-        model: the config's class.
-        train: the workflow; called on every process.
-        example: a config for the help text.
-        arguments: of the command line; None takes the process's own.
+        module: the workflow's module, as in `python -m <module>`.
+        model: class of the config.
+        train: trains a run; called in every process.
+        example: path of a sample config for the help text.
+        arguments: arguments of the command line; None means those of this process.
     """
     end_with_parent()
     command = Command(
@@ -72,14 +72,14 @@ def main(
     parser = parser_of(command)
     add_node_index(parser)
     parser.add_argument(
-        "--force", action="store_true", help="end a live run that holds the file of init_method, and take its place"
+        "--force", action="store_true", help="stop another run that uses the file of init_method, and take its place"
     )
     options = parser.parse_args(arguments)
     return guarded(command, options, lambda: _reported(lambda: _run(command, train, options, arguments)))
 
 
 def _reported(run: Callable[[], int]) -> int:
-    """Returns the exit code of a run; a worker reports why it ends to its launcher, which logs it once for all."""
+    """Returns the exit code of a run; a worker reports its error to the launcher, which logs one error for all."""
     try:
         with StopSignal(last=True):
             return run()
@@ -126,7 +126,7 @@ def _run(
     ):
         try:
             outcome = _collect(config, group) if config.collects else train(config, group)
-        except Exception as error:  # reported before the process group is taken down, which may take long without peers
+        except Exception as error:  # reported first: without peers it may take long to end the process group
             if is_worker():
                 report_failure(error, message_of(error))
             raise
@@ -152,12 +152,12 @@ def _describe(config: WorkflowConfig, processes: Processes) -> None:
 
 
 def prepare_rendezvous(config: WorkflowConfig, node: Node, processes: Processes, *, force: bool) -> Rendezvous:
-    """Returns the rendezvous of this machine, after a look at what would fail later.
+    """Returns this machine's rendezvous after checking that it can be used and that the data can be found.
 
-    What is wrong with this machine's data is declared, so that the other machines end with the same words.
+    A problem with the data is declared in the rendezvous, so that every machine ends with the same message.
 
     Raises:
-        ConfigError, RendezvousError: the meeting place itself cannot be used.
+        ConfigError, RendezvousError: the file or address of init_method cannot be used.
     """
     problem, code = "", 0
     if node.count > 1:
@@ -189,7 +189,7 @@ def prepare_rendezvous(config: WorkflowConfig, node: Node, processes: Processes,
 
 def _find_data(config: WorkflowConfig) -> None:
     if config.data.shards_path is not None and config.node_index:
-        return  # node 0 divides the data; nobody else need see it
+        return  # only node 0 reads the data and writes shards
     for key in ("training_data_path", "eval_data_path"):
         if path := getattr(config, key):
             with needing("data", key):

@@ -1,4 +1,4 @@
-"""From the config to a learner and its optimizer."""
+"""Builds a learner and its optimizer from the config."""
 
 import inspect
 import os
@@ -24,13 +24,13 @@ from reagent_lite.training.capture import Captured, eager
 from reagent_lite.training.loop import Optimization, Update
 from reagent_lite.types import SourceSpec
 
-_OPERATIONS_PER_THREAD = 1e8  # below, threads wait for each other longer than they save
+_OPERATIONS_PER_THREAD = 1e8  # with fewer, threads wait for each other longer than they save
 
 
 def choose_threads(config: WorkflowConfig, spec: SourceSpec, group: Group) -> None:
-    """Sets torch's threads by the size of one forward pass, at most this process's part of the cores.
+    """Sets torch's number of threads by the size of a forward pass, at most this process's share of the cores.
 
-    OMP_NUM_THREADS of the user wins.
+    Does nothing if the user has set OMP_NUM_THREADS.
     """
     if "OMP_NUM_THREADS" in os.environ:
         return
@@ -39,19 +39,19 @@ def choose_threads(config: WorkflowConfig, spec: SourceSpec, group: Group) -> No
 
 
 def threads_for(widths: Sequence[int], rows: int, cores: int) -> int:
-    """Returns how many threads, at most the cores, are worth a forward pass of rows through layers of such widths."""
+    """Returns the number of threads for a forward pass of `rows` rows through layers of these widths."""
     operations = 2 * rows * sum(a * b for a, b in pairwise(widths))
     return int(min(cores, max(operations / _OPERATIONS_PER_THREAD, 1)))
 
 
 def build_learner(config: WorkflowConfig, spec: SourceSpec, device: torch.device, payable: Bounds = None) -> DQN:
-    """Returns the learner with initial weights from the config's seed.
+    """Returns a learner with initial weights drawn by the config's seed.
 
     Args:
         config: the run's config.
-        spec: what the network must fit.
-        device: where it learns.
-        payable: what rl.value_bounds "rewards" stands for.
+        spec: numbers of features and choices.
+        device: device of the learner.
+        payable: the bounds that rl.value_bounds "rewards" means.
     """
     rl, rainbow = config.rl, config.rainbow
     torch.manual_seed(config.seed)
@@ -80,32 +80,32 @@ def build_learner(config: WorkflowConfig, spec: SourceSpec, device: torch.device
 def build_learners(
     config: WorkflowConfig, spec: SourceSpec, types: Sequence[str], device: torch.device, payable: Bounds = None
 ) -> Learner:
-    """Returns a learner for each type of agents by `build_learner`, all with the same initial weights.
+    """Returns a learner for each type of agents, all with the same initial weights.
 
-    "" alone among the types stands for the only one, whose learner is returned as it is.
+    With a single type, named "", returns the learner of `build_learner` itself.
     """
     by_type = {name: build_learner(config, spec, device, payable) for name in types}
     return by_type[ONLY] if ONLY in by_type else Learners(by_type)
 
 
 def target_policy(rl: RLConfig) -> TargetPolicy:
-    """Returns the run's one policy: what is evaluated on logs, played in simulation and exported."""
+    """Returns the policy that a run evaluates on logs, plays in simulation and exports."""
     return Softmax(rl.temperature) if rl.softmax_policy else EpsilonGreedy(rl.epsilon)
 
 
 def reward_boost(config: WorkflowConfig) -> torch.Tensor | None:
-    """Returns what is added to rewards by action, [K], or None."""
+    """Returns what rl.reward_boost adds to the reward of each action, [K], or None."""
     boost = config.rl.reward_boost
     return torch.tensor([boost.get(name, 0.0) for name in config.actions]) if boost else None
 
 
 def build_optimization(config: WorkflowConfig, learner: Learner, *, captured: bool) -> Optimization:
-    """Returns the optimizer over the trainable parameters, its schedule, and clipping, which is each learner's own.
+    """Returns an optimizer over the learner's trainable parameters, with its schedule and gradient clipping.
 
     Args:
         config: the run's config.
-        learner: whose parameters.
-        captured: steps are replayed as a CUDA graph, so the learning rate must live on the device.
+        learner: the learner; with several types of agents, gradients are clipped for each separately.
+        captured: whether steps are replayed as a CUDA graph, which reads the learning rate from device memory.
     """
     training = config.training
     decay = config.rainbow.c51_l2_decay if config.rainbow.categorical else training.l2_decay
@@ -130,7 +130,10 @@ def build_optimization(config: WorkflowConfig, learner: Learner, *, captured: bo
 
 
 def captures(config: WorkflowConfig, group: Group) -> bool:
-    """Whether updates are replayed as CUDA graphs: all rows are simulated, on one GPU, and the optimizer can."""
+    """Returns whether updates are replayed as CUDA graphs.
+
+    They are if one process learns from simulated rows only, on one GPU, with an optimizer that can be captured.
+    """
     simulation, name = config.simulation, config.training.optimizer_class
     return (
         group.device.type == "cuda"
@@ -143,20 +146,20 @@ def captures(config: WorkflowConfig, group: Group) -> bool:
 
 
 def update_capture(config: WorkflowConfig, group: Group) -> Callable[[Update], Update]:
-    """Returns what turns an update on fixed buffers into a CUDA graph, where the run replays updates."""
+    """Returns the wrapper of the run's updates: `Captured` if they are replayed as CUDA graphs, else `eager`."""
     return Captured if captures(config, group) else eager
 
 
 def rollout_capture(config: WorkflowConfig, device: torch.device) -> Callable[[Update], Update]:
-    """Returns what turns a step of environments on a device into a CUDA graph.
+    """Returns the wrapper of the environments' steps: `Captured` on a GPU with simulation.cuda_graph, else `eager`.
 
-    No rank waits for another one in it, so the number of processes and the rows beside do not matter.
+    Ranks do not wait for each other in such a step, so any number of processes and logged rows may be used with it.
     """
     return Captured if device.type == "cuda" and _fixed_buffers(config.environments) else eager
 
 
 def _fixed_buffers(simulation: SimulationConfig) -> bool:
-    """Returns whether graphs are wanted and no policy runs on the CPU, as exported models do."""
+    """Returns whether CUDA graphs are wanted and every policy is on the GPU; exported models run on the CPU."""
     return simulation.cuda_graph and set(simulation.policies.values()) <= {LEARN, RANDOM}
 
 
@@ -170,7 +173,7 @@ def _head(config: WorkflowConfig) -> ScalarHead | CategoricalHead | QuantileHead
 
 
 def network_settings(config: WorkflowConfig, *, outputs: int, dueling: bool) -> NetworkSettings:
-    """Returns the shape the config gives to a network with `outputs` numbers per choice."""
+    """Returns the config's settings for a network with `outputs` numbers per choice."""
     training = config.training
     return NetworkSettings(
         hidden=training.layers[1:-1],

@@ -1,11 +1,11 @@
-"""From the config's paths to normalized rows: training copies, normalization, spans, columns.
+"""Prepares logged data for a run: from the config's paths to normalized rows.
 
-0 stages          events become transitions, rows are divided among machines, where that is asked for
-1 training copies   the node's first process writes them, the others wait and map them
-  agreement         what all machines have together: ids, names, rows of each shard
-2 normalization     read, or fitted by rank 0 to samples of all shards and sent to all
-3 columns           normalized once by the node's first process, mapped by all
-4 rows              what the source gathers from
+1 stages            events become transitions and rows are divided among machines, if the config asks for it
+2 training copies   written by the first process of each node and memory-mapped by the others
+3 agreement         features, names and rows of each shard, exchanged between machines
+4 normalization     read from files, or fitted by rank 0 to samples of all shards and sent to all ranks
+5 columns           normalized once by the first process of each node and memory-mapped by the others
+6 rows              read by the source that builds batches
 """
 
 import hashlib
@@ -38,21 +38,24 @@ from reagent_lite.models.preprocessor import Preprocessor
 from reagent_lite.run.normalization import Normalization, given_normalization, given_or_fitted
 from reagent_lite.types import NormalizationSpec, SourceSpec
 
-_DEVICE_SHARE = 0.5  # of the free device memory; the rest is for the network, its gradients and batches
+_DEVICE_SHARE = 0.5  # of the free device memory; the rest is left for the network, its gradients and batches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Data:
-    """Rows to learn from and rows to evaluate on.
+    """Logged rows to learn from and to evaluate on.
 
     Attributes:
-        spec: what the network must fit.
-        normalization: of both.
-        shards: which process reads which rows.
-        counts: rows of each shard that may be learned from.
-        train, held_out: this machine's training copies; held_out is None without eval_data_path.
-        found, held_out_found: what the rows of all machines are together, of each.
-        train_rows, held_out_rows: what sources gather from.
+        spec: numbers of features and choices that the network is built for.
+        normalization: normalization of training and eval data.
+        shards: assigns rows to processes.
+        counts: number of rows of each shard that can be learned from.
+        train: training copy of this machine's training data.
+        held_out: training copy of this machine's eval data, or None without eval_data_path.
+        found: features, names and counts of the training data of all machines.
+        held_out_found: the same of the eval data, or None.
+        train_rows: training rows as sources read them.
+        held_out_rows: eval rows as sources read them, or None.
     """
 
     spec: SourceSpec
@@ -68,21 +71,22 @@ class Data:
 
     @property
     def scored(self) -> Agreement:
-        """What the evaluated rows of all machines are together."""
+        """Features, names and counts of the data that is evaluated: the eval data, or else the training data."""
         return self.held_out_found or self.found
 
 
 def prepare(config: WorkflowConfig, group: Group) -> Data:
-    """Returns the run's data on every rank; rank 0 says what was found.
+    """Returns the run's data; every rank calls it.
 
     Raises:
-        DataError: with file and line, see contract of the readers; what differs between machines, on every rank alike.
+        DataError: a file cannot be read, with file and line; or the data of two machines do not fit together, on every
+            rank.
     """
     from reagent_lite.run.stages import staged  # needs the extra `data`
 
     config = staged(config, group)
     shards = Shards.of(config, group)
-    given = given_normalization(config)  # first: a wrong file is found before a long reading of the data
+    given = given_normalization(config)  # first, so that a bad file is reported before the data is read
     train, found = _copy(config, config.training_data_path, shards, "training data", given)
     held_out = held_out_found = None
     if config.eval_data_path is not None:
@@ -98,7 +102,7 @@ def prepare(config: WorkflowConfig, group: Group) -> Data:
         raise DataError(Problem(config.training_data_path, "rows with an action", "none"))
     if shards.several:
         each = " + ".join(f"{count:,}" for count in counts)
-        logger.info(f"shards: {each} rows on {len(counts)} nodes, each minibatch takes its share of every one")
+        logger.info(f"shards: {each} rows on {len(counts)} nodes; each minibatch has its share of every shard")
     return Data(
         spec=spec,
         normalization=normalization,
@@ -116,7 +120,7 @@ def prepare(config: WorkflowConfig, group: Group) -> Data:
 def _copy(
     config: WorkflowConfig, path: str, shards: Shards, title: str, given: Mapping[str, NormalizationSpec]
 ) -> tuple[TrainingCopy, Agreement]:
-    """Returns this machine's rows at a path, and what the rows of all machines there are together."""
+    """Returns this machine's training copy of a path, and features, names and counts over all machines."""
     group, actions, data = shards.group, config.actions or None, config.data
 
     def prepared(show: Callable[[int, int], None] | None) -> TrainingCopy:
@@ -135,7 +139,7 @@ def _copy(
     group.barrier()
     if not group.is_first_on_node:
         copy = prepared(None)
-    # an episode of eval data counts once, even if several machines have it
+    # the same episodes may be in the eval data of several machines, but not in their training data
     found = shards.agree(Facts.of(copy, group.node, given), path, disjoint=path == config.training_data_path)
     logger.info(f"{title}: {path}: {named_counts(found.counts)}")
     for note in found.notes if group.is_first else ():
@@ -144,7 +148,7 @@ def _copy(
 
 
 def _check_covers(config: WorkflowConfig, copy: TrainingCopy, normalization: Normalization) -> None:
-    """Checks that every feature of a copy has parameters."""
+    """Checks that the normalization has parameters for every feature of a copy."""
     of = f", for {copy.files[0]}" if copy.files else ""
     for path, spec, ids in (
         (config.state_norm_data_path, normalization.state, copy.state_ids),
@@ -155,7 +159,7 @@ def _check_covers(config: WorkflowConfig, copy: TrainingCopy, normalization: Nor
 
 
 def single_step_rows(config: WorkflowConfig, copy: TrainingCopy, data: Data, group: Group) -> LoggedRows:
-    """Returns the rows of a copy with one logged step each, as evaluation wants them, whatever the learner spans."""
+    """Returns the rows of a copy as single logged steps, which evaluation needs also with rl.multi_steps."""
     if config.rl.multi_steps is None:
         return data.train_rows if copy is data.train or data.held_out_rows is None else data.held_out_rows
     return _rows(config, copy, data.normalization, data.spec, group, single_step=True)
@@ -170,11 +174,11 @@ def _rows(
     *,
     single_step: bool = False,
 ) -> LoggedRows:
-    """Returns what sources gather from a copy; every rank calls it, those without rows too."""
+    """Returns the rows of a copy as sources read them; every rank calls it, also without rows."""
     matrices = tuple(_matrices(config, copy, normalization))
     place = _place(config, group, sum(len(raw) * width * 4 for raw, _, width, _ in matrices))
     if not len(copy):
-        group.barrier()  # where the others wait for their columns
+        group.barrier()  # the others wait here for their columns
         return no_rows(spec, place)
     spans = single_steps(copy) if single_step else _spans(config, copy)
     usable, notes = learnable_rows(
@@ -188,7 +192,7 @@ def _rows(
                 prepare_columns(*matrix)
             except OSError as error:
                 why = f"{copy.folder}: {error.strerror or error}"
-                logger.info(f"{why}: rows are normalized as they are read, which takes longer")
+                logger.info(f"{why}: rows are normalized each time they are read, which takes longer")
     group.barrier()
     columns = [open_columns(*matrix, place) for matrix in matrices]
     rows = build_rows(copy, spans, usable, *columns, metric_names=spec.metric_names)
@@ -200,7 +204,7 @@ def _rows(
 def _matrices(
     config: WorkflowConfig, copy: TrainingCopy, normalization: Normalization
 ) -> Iterator[tuple[NDArray[np.float32], Reordered, int, Path]]:
-    """Yields raw features, how they are normalized, how wide they are then, and the file for it, as columns need."""
+    """Yields for states and candidates the arguments of `prepare_columns`: raw values, transform, width and file."""
     as_zero = config.rl.set_missing_value_to_zero
     for name, raw, ids, spec in (
         ("state", copy.state, copy.state_ids, normalization.state),
@@ -223,7 +227,7 @@ def _spans(config: WorkflowConfig, copy: TrainingCopy) -> Spans:
 
 
 def _place(config: WorkflowConfig, group: Group, num_bytes: int) -> torch.device:
-    """Returns where rows live. On a CPU the memory map serves all processes of the machine from one page cache."""
+    """Returns the device that holds the rows: the GPU if they fit, else the CPU, where processes share memory maps."""
     if group.device.type == "cpu" or config.data.residency == "host":
         return torch.device("cpu")
     free, _ = torch.cuda.mem_get_info(group.device)

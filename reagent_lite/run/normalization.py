@@ -1,4 +1,4 @@
-"""What a run's features are normalized by: given files, or a fit to the rows of all machines.
+"""Normalization of a run's features: read from files, or fitted to the rows of all machines.
 
 shard 0 ─► summary of its rows ─┐
 shard 1 ─► summary of its rows ─┴► rank 0: merge, fit ─► file ─► sent to all
@@ -46,7 +46,7 @@ class Normalization:
         return tree if self.action is None else {**tree, "action": normalization_json(self.action)}
 
     def spec(self, action_names: tuple[str, ...], metric_names: tuple[str, ...] = ()) -> SourceSpec:
-        """Returns what a network that reads such columns must fit."""
+        """Returns the numbers of columns and choices that a network is built for."""
         return SourceSpec(
             num_state_features=self.state.width,
             num_action_features=self.action.width if self.action else 0,
@@ -56,7 +56,7 @@ class Normalization:
 
 
 def given_normalization(config: WorkflowConfig) -> dict[str, NormalizationSpec]:
-    """Returns the normalization that files give, of "state" and of "action".
+    """Returns the normalization read from the config's files, by "state" and "action".
 
     Raises:
         DataError: a file cannot be read.
@@ -72,18 +72,18 @@ def given_or_fitted(
     shards: Shards,
     given: Mapping[str, NormalizationSpec],
 ) -> Normalization:
-    """Returns the run's normalization; the same on every rank, which all call it.
+    """Returns the run's normalization, the same on every rank; every rank calls it.
 
     Args:
-        config: says how to fit.
+        config: the run's config; norm_params says how to fit.
         train: this machine's rows.
-        agreement: what all machines' rows are together.
-        shards: who reads what.
-        given: what files gave; the rest is fitted.
+        agreement: features and names of all machines' rows.
+        shards: assigns rows to processes.
+        given: normalization read from files; the other columns are fitted.
 
     Raises:
-        ConfigError: on every rank, an override for a feature that no machine has.
-        DataError: on rank 0, features that cannot be fitted.
+        ConfigError: on every rank, if no machine has the feature of an override.
+        DataError: on rank 0, if a feature cannot be fitted.
     """
     ids = {"state": agreement.state_ids, **({"action": agreement.action_ids} if train.parametric else {})}
     check_overrides(config.norm_params, {one for column in ids.values() for one in column}, "the training data")
@@ -101,7 +101,7 @@ def _fitted_before_or_now(
     file = _file_of(config, train, agreement, wanted)
     text = group.broadcast_text(_text_of(file) if group.is_first else None)
     if text:
-        logger.info(f"normalization of {_named(wanted)}: fitted to the same rows before")
+        logger.info(f"normalization of {_named(wanted)}: fitted to the same rows by an earlier run")
     else:
         fitted = _fitted(config, train, shards, wanted)
         if group.is_first and len(train):
@@ -116,7 +116,7 @@ def _named(columns: Iterable[str]) -> str:
 
 
 def _fitted(config: WorkflowConfig, train: TrainingCopy, shards: Shards, wanted: list[str]) -> dict[str, Json]:
-    """Returns the normalization of columns as JSON on rank 0, and nothing on the others."""
+    """Returns the fitted normalization of columns as JSON on rank 0, and nothing on other ranks."""
     settings, columns = config.norm_params, {}
     for name in wanted:
         own = summarize_copy(train, _COLUMNS[name], settings, config.seed).to_bytes() if shards.is_first else b""
@@ -135,7 +135,7 @@ def _fitted(config: WorkflowConfig, train: TrainingCopy, shards: Shards, wanted:
 
 
 def _file_of(config: WorkflowConfig, train: TrainingCopy, agreement: Agreement, wanted: list[str]) -> Path:
-    """Returns the file, beside the training copy, of what is fitted to these rows by these settings."""
+    """Returns the file beside the training copy that keeps a fit; its name depends on the rows and the settings."""
     settings = config.norm_params.model_dump(mode="json", exclude={"output_dir", "cols_to_norm"})
     key = json.dumps([VERSION, agreement.content, wanted, config.seed, settings], sort_keys=True)
     return train.folder / f"fitted_{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
@@ -149,7 +149,7 @@ def _text_of(file: Path) -> str:
 
 
 def write_fitted(config: WorkflowConfig, normalization: Normalization) -> None:
-    """Writes what no file gave beside the model, or where the config wants it; on rank 0."""
+    """Writes the fitted columns to norm_params.output_dir, or beside the model; rank 0 calls it."""
     sides = (
         ("state", config.state_norm_data_path, normalization.state),
         ("action", config.action_norm_data_path, normalization.action),

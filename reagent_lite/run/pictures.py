@@ -1,4 +1,4 @@
-"""Pictures beside the model: how learning went, and one episode of what was learned."""
+"""Pictures of a run: the learning curve, and an animation of one episode of the learned policy."""
 
 from pathlib import Path
 
@@ -18,15 +18,15 @@ PICTURES = ("learning_curve.png", "rollout.gif")
 
 
 def draw_pictures(folder: Path, reader: Reader, learner: Learner) -> list[Path]:
-    """Writes learning_curve.png and rollout.gif into the run's folder where simulation.pictures asks for them.
+    """Writes learning_curve.png and rollout.gif into the run's folder if simulation.pictures is true.
 
     Args:
-        folder: of the run; holds its metrics.
-        reader: the environment, and its features to the network's.
-        learner: gives the values, of several types each for its own.
+        folder: the run's folder, with its metrics.jsonl.
+        reader: converts observations of the environment to the network's input.
+        learner: the learner, or the learners of several types of agents.
 
     Returns:
-        The files.
+        The files that were written.
     """
     if not reader.simulation.config.pictures:
         return []
@@ -39,7 +39,7 @@ def draw_pictures(folder: Path, reader: Reader, learner: Learner) -> list[Path]:
 
 @torch.no_grad()
 def record(reader: Reader, learner: Learner, target: TargetPolicy) -> Episode:
-    """Returns one episode of the learner's policy."""
+    """Plays one episode with the learner's policy and returns it."""
     env = reader.simulation.envs(0, 1, stream=PICTURE)
     players = reader.players(env, learner, target)
     env.reset()
@@ -66,7 +66,7 @@ def record(reader: Reader, learner: Learner, target: TargetPolicy) -> Episode:
 
 
 def _places(env: VectorEnv) -> tuple[np.ndarray, ...]:
-    """Returns x, y and in_game of every agent, [A], where agents have places; else nothing."""
+    """Returns x, y and in_game of every agent, [A] each, or nothing if agents have no places."""
     if env.in_game is None or not {"x", "y"} <= {field.name for field in env.spec.fields}:
         return ()
     size = env.spec.parameters.get("grid_length", 1.0)

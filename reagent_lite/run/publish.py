@@ -118,8 +118,8 @@ def require_exportable(config: WorkflowConfig, group: Group, source: Source, lea
     try:
         require_formats(_predictor(config, source.normalization, one))
     except Exception as error:
-        expected = "a module that can be exported: it branches on no value of a tensor, and calls what ONNX has"
-        todo = "A call that is missing is added to reagent_lite/export/onnx_graph.py"
+        expected = "a module that can be exported: no branches on values of tensors, and only operations of ONNX"
+        todo = "reagent_lite/export/onnx_graph.py lists the operations; more can be added there"
         raise ConfigError(Problem("training.network", expected, f"{type(error).__name__}: {error}", todo)) from error
 
 

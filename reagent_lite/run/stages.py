@@ -1,10 +1,10 @@
-"""The stages before training that a run goes through by itself: from what it was given to rows on this machine's disk.
+"""Stages that a run performs before training: timeline and shards, from the given paths to rows on this machine's disk.
 
-    events at training_data_path ─► transitions ───────┬─────────────────────────────────────► this machine's rows
-    data.shards_path given:   node 0: transitions ─► shards there ─► each machine: its shard ─► this machine's rows
+    events at training_data_path ─► transitions ─┬─────────────────────────────────────────────► this machine's rows
+                                                 └─ with data.shards_path: on node 0 ─► shards ─► this machine's rows
 
-The first process of a machine does the work, the others wait. What an earlier run has made of the same input in the
-same way, is not made again.
+The first process of each machine does the work and the others wait. Results of an earlier run with the same input and
+settings are used again.
 """
 
 import hashlib
@@ -28,11 +28,11 @@ Paths = dict[str, str | None]
 
 
 def staged(config: WorkflowConfig, group: Group) -> WorkflowConfig:
-    """Returns the config with paths to this machine's transitions, made first where they are not there.
+    """Returns the config with the paths of this machine's transitions, which are made first if necessary.
 
     Raises:
-        ConfigError: keys of a timeline, but no events.
-        DataError: what is wrong with the events, the shards or their places.
+        ConfigError: the config has keys of a timeline, but the data are not events.
+        DataError: the events, the shards or their folders cannot be used.
     """
     paths: Paths = {"training_data_path": config.training_data_path, "eval_data_path": config.eval_data_path}
     if config.data.shards_path is None:
@@ -48,14 +48,14 @@ def staged(config: WorkflowConfig, group: Group) -> WorkflowConfig:
 
 
 def _of_this_machine(config: WorkflowConfig, paths: Paths, group: Group) -> WorkflowConfig:
-    """Returns the config with the paths that the first process of each machine has."""
+    """Returns the config with the paths that the first process of this machine found."""
     texts = group.gather_text(json.dumps([group.is_first_on_node, group.node, paths]))
     own = next(found for first, node, found in map(json.loads, texts) if first and node == group.node)
     return config.model_copy(update=own)
 
 
 def _transitions(config: WorkflowConfig, group: Group, paths: Paths) -> Paths:
-    """Returns paths of transitions: those given, or of what was made of the events there."""
+    """Returns the paths of transitions: the given ones, or those of a timeline if the data are events."""
     found = dict(paths)
     for key, path in paths.items():
         if path is None:
@@ -76,10 +76,10 @@ def _transitions(config: WorkflowConfig, group: Group, paths: Paths) -> Paths:
 
 
 def _require_no_timeline(config: WorkflowConfig, path: str) -> None:
-    """Checks that nothing asks for a timeline of rows that are transitions already: they would be paired twice.
+    """Checks that the config has no keys of a timeline, as the rows at the path are transitions already.
 
     Raises:
-        ConfigError: naming the section.
+        ConfigError: with the section.
     """
     for key, given in (("timeline", config.timeline is not None), ("query", bool(config.query.changed))):
         if given:
@@ -88,13 +88,13 @@ def _require_no_timeline(config: WorkflowConfig, path: str) -> None:
                     key,
                     f"absent, as {path} holds transitions",
                     "given",
-                    "A timeline is made of events, rows that do not say what follows them",
+                    "A timeline is made from events: rows without the columns of a next state",
                 )
             )
 
 
 def _timeline(config: WorkflowConfig, group: Group, path: str, *, first: bool) -> TimelineConfig:
-    """Returns the timeline of the events at a path."""
+    """Returns the config of the timeline for the events at a path."""
     section = config.timeline or TimelineSection()
     output = section.outputTableName if first else ""
     changes = {
@@ -111,9 +111,9 @@ def _timeline(config: WorkflowConfig, group: Group, path: str, *, first: bool) -
 
 
 def _made_shards(config: WorkflowConfig, paths: Paths, group: Group) -> dict[str, str]:
-    """Makes the parts of all machines where they do not stand, and returns their generations by the keys of the paths.
+    """Makes the shards of all machines, unless they exist, and returns their generations by config key.
 
-    What the first machine made counts, whatever the others see at training_data_path: nothing, or rows of their own.
+    Only node 0 calls it; what other machines have at training_data_path does not matter.
     """
     found = {}
     for key, path in paths.items():
@@ -126,7 +126,7 @@ def _made_shards(config: WorkflowConfig, paths: Paths, group: Group) -> dict[str
 
 
 def _fetched_shards(config: WorkflowConfig, generations: dict[str, str], group: Group) -> Paths:
-    """Fetches this machine's part of each generation, and returns their paths."""
+    """Copies this machine's part of each generation to its disk and returns the paths by config key."""
     found: Paths = {}
     for key, generation in generations.items():
         name = f"{config.data.shards_path} {_set_of(key)} {group.node} of {group.num_nodes}"
@@ -149,10 +149,9 @@ def _set_of(key: str) -> str:
 
 
 def _place(config: WorkflowConfig, group: Group, name: str, near: str | None) -> Path:
-    """Returns a folder of this machine for what a stage makes: where the user says, beside the data, or in the cache.
+    """Returns the folder for a stage's output: in data.training_copy_dir, beside the data, or in the user's cache.
 
-    Several machines may share what lies beside the data, and their home folders: the number of the machine keeps them
-    apart.
+    The folder's name has the number of the machine, as several machines may share these places.
     """
     gamma = config.rl.gamma if config.timeline and config.timeline.steps > 1 else None
     settings = config.model_dump_json(include={"timeline", "query", "actions"})

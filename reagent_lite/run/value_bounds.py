@@ -1,4 +1,4 @@
-"""Values that the data's rewards can pay, held against those that a learner says it will have."""
+"""The range of values that the rewards of the training data allow, and a warning if the learner's values leave it."""
 
 import math
 from dataclasses import dataclass
@@ -14,51 +14,56 @@ from reagent_lite.errors import ConfigError, Problem
 from reagent_lite.rl.td import discount, value_bounds
 from reagent_lite.run.learner import reward_boost
 
-_SLACK = 0.01  # of the larger bound: a mean of estimates strays a little around one that is reached
+_SLACK = 0.01  # of the larger bound: the mean of estimates may lie a little beyond a bound that is reached
 _ROWS_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Payable:
-    """The lowest and the highest value that rewards of the training data can pay, boosts included; 0 is among them."""
+    """The range of discounted returns that the rewards of the training data allow, reward boosts included.
+
+    Attributes:
+        low: lowest value, at most 0.
+        high: highest value, at least 0.
+    """
 
     low: float
     high: float
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Both."""
+        """The lowest and the highest value."""
         return self.low, self.high
 
     def excess(self, mean: float) -> float:
-        """Returns how far a mean value lies outside; 0 inside, or so little beyond that it may be chance."""
+        """Returns the distance of a mean value from the range; 0 if it is inside, or beyond by a small tolerance."""
         outside = max(mean - self.high, self.low - mean)
         size = max((abs(bound) for bound in self.bounds if math.isfinite(bound)), default=0.0)
         return outside if outside > _SLACK * size > 0 else 0.0
 
     def warning(self, mean: float) -> str:
-        """Returns the warning for a mean value that lies outside."""
+        """Returns the warning for a mean value outside the range."""
         return (
-            f"the policy's choices have a mean value of {mean:.4g}, which rewards of the training data cannot pay "
-            f'({self.low:.4g} to {self.high:.4g}): values are not to be relied on. Try rl.value_bounds "rewards" '
+            f"the policy's choices have a mean value of {mean:.4g}, but the rewards of the training data only allow "
+            f'values from {self.low:.4g} to {self.high:.4g}: do not rely on the values. Try rl.value_bounds "rewards" '
             "(with rainbow.categorical: qmin and qmax), a larger rl.cql_alpha, rainbow.bcq, or a smaller "
             "rl.target_update_rate"
         )
 
     def document(self, mean: float) -> dict[str, Any]:
-        """Returns the part of evaluation.json on a mean value: bounds, null without one, and a warning if outside."""
+        """Returns the entries of evaluation.json for a mean value: the range, null where unbounded, and the warning."""
         low, high = (bound if math.isfinite(bound) else None for bound in self.bounds)
         warnings = [f"{self.warning(mean)}."] if self.excess(mean) else []
         return {"values": {"mean": mean, "low": low, "high": high}, "warnings": warnings}
 
 
 def payable_values(config: WorkflowConfig, rows: LoggedRows, group: Group) -> Payable | None:
-    """Returns what the rows of all machines can pay; every rank calls it.
+    """Returns the range of values that the rewards of all machines' rows allow; every rank calls it.
 
-    None where a simulation is learned from, whose rewards are not known, and where values are logits.
+    None if rows are simulated, as their rewards are not known in advance, and if values are logits.
 
     Raises:
-        ConfigError: rl.value_bounds asks for bounds that are not there, as gamma is 1.
+        ConfigError: rl.value_bounds is "rewards", but there are no bounds, as gamma is 1.
     """
     if config.simulated_share or config.rl.q_network_loss == "bce_with_logits":
         return None
@@ -82,14 +87,14 @@ def payable_values(config: WorkflowConfig, rows: LoggedRows, group: Group) -> Pa
 
 
 class ValueWatch:
-    """Warns when values leave what rewards can pay: once, and again whenever they are twice as far outside."""
+    """Warns when the mean value leaves the range of `Payable`, and again whenever it is twice as far outside."""
 
     def __init__(self, payable: Payable | None) -> None:
         self._payable = payable
         self._logged = 0.0
 
     def __call__(self, mean: float) -> None:
-        """Checks the mean value of the policy's choices."""
+        """Checks the mean value of the policy's choices and logs the warning if it is due."""
         excess = 0.0 if self._payable is None else self._payable.excess(mean)
         if self._payable is not None and excess > 2 * self._logged:
             self._logged = excess

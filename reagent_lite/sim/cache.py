@@ -48,7 +48,7 @@ def machine() -> str:
     return "\n".join((platform.system(), platform.machine(), platform.processor(), *features))
 
 
-def cached(key: str, suffix: str, build: Callable[[Path], None]) -> Path:
+def cached(key: str, suffix: str, build: Callable[[Path], None], folder: Path | None = None) -> Path:
     """Returns the compiled file of a key and builds it if there is no intact one.
 
     If other users can write to the folder, a warning is logged and the file is built in a folder of this process.
@@ -57,11 +57,12 @@ def cached(key: str, suffix: str, build: Callable[[Path], None]) -> Path:
         key: from `make_key`.
         suffix: of the file, such as `.so`.
         build: writes the compiled file to the path it is given.
+        folder: place of compiled files; None means `cache_folder()`.
 
     Raises:
         KernelBuildError: the folder cannot be written, or `build` raised it.
     """
-    folder = cache_folder()
+    folder = folder or cache_folder()
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not _is_private(folder.stat()):

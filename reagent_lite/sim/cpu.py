@@ -57,6 +57,7 @@ class CpuBackend:
         threads: int | None = None,
         optimization: str = "-O3",
         compiler: Compiler | None = None,
+        cache: Path | None = None,
     ) -> None:
         """Compiles the environment, or finds it compiled.
 
@@ -67,13 +68,15 @@ class CpuBackend:
             threads: slices worked on at once; None means as many as torch uses.
             optimization: level of the compiler.
             compiler: None means the first that is found.
+            cache: folder for compiled code; None means the user's.
 
         Raises:
             KernelBuildError: no compiler, or it refuses the source; carries its message.
             SimulationError: a parameter that the environment does not have.
         """
         self.device = torch.device("cpu")
-        library = _build(path, parameters, (optimization, _CONTRACTION[math]), compiler or find_compiler())
+        flags = (optimization, _CONTRACTION[math])
+        library = _build(path, parameters, flags, compiler or find_compiler(), cache)
         self._library = ctypes.CDLL(str(library))
         self._entries = {kernel: self._entry(kernel) for kernel in get_args(Kernel)}
         self.spec = self._read_spec(path.stem)
@@ -113,7 +116,9 @@ class CpuBackend:
         return spec.measured(list(parameters)[: len(spec.parameters)], list(features), list(types))
 
 
-def _build(path: Path, parameters: dict[str, float], flags: tuple[str, ...], compiler: Compiler) -> Path:
+def _build(
+    path: Path, parameters: dict[str, float], flags: tuple[str, ...], compiler: Compiler, folder: Path | None
+) -> Path:
     key = make_key((*built_from(path, parameters), *_FLAGS, *flags, *compiler.command[1:], compiler.version, machine()))
 
     def build(target: Path) -> None:
@@ -126,7 +131,7 @@ def _build(path: Path, parameters: dict[str, float], flags: tuple[str, ...], com
             got = f"from the compiler:\n{_relevant_errors(answer.stderr)}\n"
             raise KernelBuildError(Problem(str(path), "an environment that compiles", got))
 
-    return cached(key, ".so", build)
+    return cached(key, ".so", build, folder)
 
 
 def _relevant_errors(message: str) -> str:

@@ -95,7 +95,7 @@ def test_it_may_score_candidates_and_is_found_from_where_the_command_starts(
         ("own_networks:Failing", "got RuntimeError: The size of tensor a"),
         ("own_networks:TooFew", r"expected values \[3, 2, 1\] of 3 rows, got \[3, 2\]"),
         ("own_networks:Unknown", "calls what ONNX has, got NotImplementedError: .*bessel_j0"),
-        ("own_networks:Branching", "branches on no value of a tensor, and calls what ONNX has, got TraceError"),
+        ("own_networks:Branching", "no branches on values of tensors, and only operations of ONNX, got TraceError"),
     ],
 )
 def test_what_cannot_be_used_is_refused_before_anything_is_written(

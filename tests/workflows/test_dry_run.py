@@ -59,10 +59,10 @@ def parquet(tmp_path: Path, count: int) -> str:
 
 def test_one_process_over_a_file_that_must_be_counted(plan: Plan) -> None:
     lines = plan({})
-    assert lines[0] == "1 cpu process, 32 rows a minibatch over all: 32 each"
-    assert lines[1].startswith("parallel ddp: every process draws 32 rows of its own")
-    assert only(lines, "rows:") == "rows: counted at the start, steps with them"
-    assert only(lines, "memory: the network").endswith("known when the data has been read")
+    assert lines[0] == "1 cpu process, 32 rows per minibatch, 32 on each"
+    assert lines[1].startswith("parallel ddp: each process draws 32 rows")
+    assert only(lines, "rows") == "rows and steps: not known before the data is read"
+    assert "memory per process: networks: not known before the data is read" in lines
     assert [line for line in lines if line.startswith("warning")] == []
 
 
@@ -73,25 +73,24 @@ def test_machines_processes_and_ranks(plan: Plan) -> None:
         "rendezvous": {"interface": "eth1", "port": 29500}, "checkpoint": {"every_steps": 50, "every_minutes": 2.0},
     }  # fmt: skip
     lines = plan(changes, "--node_index", "1")
-    assert lines[0] == "6 cpu processes, 192 rows a minibatch over all: 32 each"
-    mean = "a step is that of the mean over all 192"
-    assert lines[1] == f"parallel ddp: every process draws 32 rows of its own; {mean}"
+    assert lines[0] == "6 cpu processes, 192 rows per minibatch, 32 on each"
+    assert lines[1] == "parallel ddp: each process draws 32 rows; gradients are averaged over all 192 rows"
     assert "this is node 1, ranks 2 to 3; node 0 saves the model" in only(lines, "machines: 3 x 2 processes")
-    assert only(lines, "meeting:") == (
-        "meeting: file:///share/run.rdzv, all within 600 s; node 0 listens on eth1, 29500"
+    assert only(lines, "rendezvous:") == (
+        "rendezvous: file:///share/run.rdzv, all machines within 600 s; node 0 listens on eth1, 29500"
     )
-    words = "checkpoints: every 50 steps and every 2 minutes, the newest 2 stay; begins again at most 3 times"
+    words = "checkpoints: every 50 steps and every 2 minutes, the newest 2 are kept; at most 3 restarts"
     assert only(lines, words)
     assert "layout shards: each machine has its own part of the rows" in only(lines, "data:")
 
 
 def test_one_process_alone_or_over_all_gpus(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert plan({"parallel": "none"})[1] == "parallel none: one process draws 32 rows and takes the step alone"
+    assert plan({"parallel": "none"})[1] == "parallel none: one process draws 32 rows and computes the gradient alone"
     over_all = {"parallel": "dp", "use_gpu": True, "use_all_avail_gpus": True}
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     assert plan(over_all)[:2] == [
-        "1 cuda process, 32 rows a minibatch over all: 32 each",
-        "parallel dp: one process draws 32 rows and divides them over 4 GPUs, 8 each; "
+        "1 cuda process, 32 rows per minibatch, 32 on each",
+        "parallel dp: one process draws 32 rows and divides them among 4 GPUs, 8 each; "
         "the losses are summed on the first",
     ]
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
@@ -103,13 +102,13 @@ def test_steps_by_the_metadata_of_parquet(plan: Plan, tmp_path: Path) -> None:
     """100 rows in minibatches of 32 are 4 steps; two machines with as many, 64 rows of 200 a step, are 4 as well."""
     data = {"training_data_path": parquet(tmp_path, 100)}
     lines = plan(data)
-    assert only(lines, "rows:") == "rows: 100 here, by the files' metadata"
-    assert only(lines, "steps:") == "steps: 4 an epoch, 8 in all if all can be learned from"
+    assert only(lines, "rows:") == "rows: 100 on this machine, from the files' metadata"
+    assert only(lines, "steps:") == "steps: 4 per epoch, 8 in total, if every row can be learned from"
     both = data | {"num_nodes": 2, "node_index": 0, "init_method": "file:///share/run.rdzv"}
-    assert only(plan(both), "steps: 4 an epoch, 8 in all").endswith("if the other machines have as many rows")
+    assert only(plan(both), "steps: 4 per epoch, 8 in total").endswith("if the other machines have as many rows")
     # all 100 rows on both: 64 a step
     replicas = both | {"data": {"layout": "replicas"}}
-    assert only(plan(replicas), "steps: 2 an epoch, 4 in all").endswith("if all can be learned from")
+    assert only(plan(replicas), "steps: 2 per epoch, 4 in total").endswith("if every row can be learned from")
 
 
 def test_a_training_copy_tells_rows_and_widths(plan: Plan, small: dict[str, Any]) -> None:
@@ -119,17 +118,17 @@ def test_a_training_copy_tells_rows_and_widths(plan: Plan, small: dict[str, Any]
     """
     copy = prepare_training_copy(small["training_data_path"], actions=("a", "b"))
     lines = plan({"rainbow": {"dueling_architecture": False}})
-    assert only(lines, "rows:") == "rows: 200 here, by the training copy"
-    assert only(lines, "steps:").startswith("steps: 7 an epoch, 14 in all")  # 200 / 32 = 6.25
-    assert only(lines, "memory of a process: networks").startswith("memory of a process: networks 400 bytes = 50 ")
+    assert only(lines, "rows:") == "rows: 200 on this machine, from the training copy"
+    assert only(lines, "steps:").startswith("steps: 7 per epoch, 14 in total")  # 200 / 32 = 6.25
+    assert only(lines, "memory per process: networks").startswith("memory per process: networks 400 bytes = 50 ")
     assert "optimizer 600 bytes = 50 parameters x 4 bytes x (1 gradient + 2 of Adam)" in "\n".join(lines)
-    assert only(lines, "memory of a process: 1000 bytes in all, ")
+    assert only(lines, "memory per process: 1000 bytes in total; free: ")
     # a fifth of 20 episodes; a row has 5 numbers, 2 probabilities, 1 outcome and its next value, 2 x 2 predictions of
     # 8 bytes, 2 of 1
-    page = "memory of rank 0, not counted: evaluation 8.3 KiB = 2 x 4 episodes x 10 rows x 106 bytes"
-    assert only(lines, "memory of rank 0") == page
+    page = "evaluation 8.3 KiB = 2 x 4 episodes x 10 rows x 106 bytes: on rank 0 only, not counted"
+    assert f"memory per process: {page}" in lines
     size = sum(file.stat().st_size for file in copy.folder.rglob("*.npy"))
-    assert f"training copy of {size / 1024:.1f} KiB is mapped" in only(lines, "memory: training copy")
+    assert only(lines, f"memory per process: training copy of {size / 1024:.1f} KiB: mapped")
 
 
 ONLINE = {"training_data_path": None, "actions": None, "epochs": None, "evaluation": None, "num_processes_per_node": 2}
@@ -148,13 +147,11 @@ def test_steps_and_memory_of_a_simulation(plan: Plan) -> None:
     lines = plan(ONLINE | {"simulation": simulation})
     assert not any("auto-scaling" in line for line in lines)
     scaled = plan(ONLINE | {"simulation": simulation | {"auto_scale": True}})
-    assert only(scaled, "auto-scaling:").endswith("measured at the start; this is where the search begins")
+    assert only(scaled, "auto-scaling:").endswith("starts from the values shown here")
     assert only(lines, "steps:") == "steps: 98 after 8 of 400 environment steps, evaluated every 14"
-    ring = only(lines, "memory of a process: replay ring")
-    assert (
-        ring == "memory of a process: replay ring 8.2 KiB = 100 steps x 2 of 4 environments x 42 bytes"
-    )  # 8400 / 1024
-    assert "environments" in only(lines, "memory of a process: environments")
+    ring = only(lines, "memory per process: replay ring")
+    assert ring == "memory per process: replay ring 8.2 KiB = 100 steps x 2 of 4 environments x 42 bytes"  # 8400 / 1024
+    assert "environments" in only(lines, "memory per process: environments")
 
 
 def test_policies_and_memory_of_several_types_of_agents(plan: Plan, tmp_path: Path) -> None:
@@ -170,9 +167,9 @@ def test_policies_and_memory_of_several_types_of_agents(plan: Plan, tmp_path: Pa
     assert only(lines, "policies:") == "policies: leader (1 agent) learns, follower (2 agents) learns"
     leader = "replay ring of leader 8.0 KiB = 120 steps x 2 of 4 environments x 1 agent x 34 bytes"
     follower = "replay ring of follower 8.0 KiB = 60 steps x 2 of 4 environments x 2 agents x 34 bytes"
-    assert f"memory of a process: {leader}" in lines
-    assert f"memory of a process: {follower}" in lines
-    networks = "memory of a process: networks"
+    assert f"memory per process: {leader}" in lines
+    assert f"memory per process: {follower}" in lines
+    networks = "memory per process: networks"
     assert only(lines, networks).startswith(f"{networks} 1.9 KiB = 248 trained")
     lines = plan(ONLINE | {"simulation": simulation | {"policies": {"follower": "random"}}})
     assert only(lines, "policies:").endswith("follower (2 agents) plays uniformly random actions")
@@ -186,7 +183,8 @@ def test_a_ring_that_does_not_fit(plan: Plan) -> None:
     simulation = {"env": "cartpole_v1", "num_envs": 4, "replay": {"capacity": 10**13}}
     lines = plan(ONLINE | {"simulation": simulation})
     # half of 10^13 rows of 42 bytes: 210 TB = 190.99 TiB
-    assert only(lines, "warning:") == "warning: memory does not suffice; most is for replay ring: 191.0 TiB"
+    said = "there is not enough memory; most of it is for the replay ring: 191.0 TiB"
+    assert only(lines, "warning:") == f"warning: {said}"
 
 
 def test_what_cannot_be_found_out_is_a_warning(plan: Plan, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Values that the data's rewards cannot pay are said in the log, the report and the model card."""
+"""Values outside the range that the data's rewards allow: log, report and model card warn of them."""
 
 import json
 from pathlib import Path
@@ -84,7 +84,7 @@ def test_bounds_that_are_not_there_are_refused(tmp_path: Path) -> None:
 def test_log_report_and_model_card_say_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Rewards of a millionth: what the network says before it has learned anything is far outside."""
     trained(tree_of(tmp_path, reward=1e-6))
-    said = "which rewards of the training data cannot pay"
+    said = "but the rewards of the training data only allow values from"
     assert sum(said in line for line in caplog.messages) == 1
     evaluation = json.loads((tmp_path / "out/model/evaluation.json").read_text())
     assert evaluation["values"]["high"] == pytest.approx(2e-5)

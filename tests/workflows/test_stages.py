@@ -85,7 +85,7 @@ def test_a_run_on_events_is_a_run_on_their_timeline(tmp_path: Path, caplog: pyte
 
     trained(tree)
     assert caplog.text.count("made of these events before, nothing to do") == 2
-    assert "normalization of state_features: fitted to the same rows before" in caplog.text
+    assert "normalization of state_features: fitted to the same rows by an earlier run" in caplog.text
     assert stamps() == before
     same_weights(tmp_path / "out", tmp_path / "first")
     norm = "state_features_norm.json"

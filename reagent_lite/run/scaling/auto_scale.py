@@ -1,11 +1,11 @@
-"""simulation.auto_scale: number of environments and minibatch by measurement, before a run begins.
+"""Chooses the number of environments and the minibatch by measurement before a run begins: simulation.auto_scale.
 
-memory, replay, length of the run ─► range ─► num_envs ─► minibatch_size ─► num_envs ─► smallest of the fastest, cached
+memory, replay, length of the run ─► limit ─► num_envs ─► minibatch_size ─► num_envs ─► smallest of the fastest, cached
                                                └ each probe: this machine's processes, run/scaling/probe.py
 
-Rank 0 searches on its machine while the others wait. Sizes are those of one process, so that the choice holds for any
-number of them. The rows learned for each environment step stay as configured: a round with more environments learns
-from more rows, in one update while environments are searched, then in as many as cost nothing.
+Rank 0 searches on its machine while the other ranks wait. Sizes are per process, so that a choice is valid for any
+number of processes. The ratio of learned rows to environment steps stays as configured: with more environments a round
+learns from more rows. They are one minibatch while num_envs is searched, then as many minibatches as cost no time.
 """
 
 import json
@@ -46,7 +46,7 @@ from reagent_lite.training.checkpoint import CheckpointFolder
 from reagent_lite.training.resume import find_unfinished
 
 _KEY = "simulation.auto_scale"
-_FEWEST_ROUNDS = 100  # of learning that a run keeps: more environments at once are fewer rounds
+_FEWEST_ROUNDS = 100  # a run has at least so many rounds of learning; more environments make fewer rounds
 _MEMORY_SHARE = 0.9
 _PROBE_SECONDS = 120.0
 _SEARCH_SHARE = 0.25  # of startup_timeout_seconds, for which the other ranks wait
@@ -54,10 +54,10 @@ _POLL_SECONDS = 0.05
 
 
 class Scale(NamedTuple):
-    """What is searched for, of one process.
+    """Sizes of one process, which the search chooses.
 
     Attributes:
-        num_envs: environments.
+        num_envs: number of environments.
         minibatch_size: rows of a minibatch.
         updates: optimizer steps after each rollout.
     """
@@ -68,7 +68,7 @@ class Scale(NamedTuple):
 
     @classmethod
     def of(cls, config: WorkflowConfig, world: int) -> "Scale":
-        """Returns the scale of a config for a process of so many."""
+        """Returns the scale of each of `world` processes that run a config."""
         settings = config.environments
         return cls(
             num_envs=-(-settings.num_envs // world),
@@ -77,36 +77,36 @@ class Scale(NamedTuple):
         )
 
     def rows(self, num_envs: int) -> int:
-        """Returns the rows to learn from after a step of so many environments, at this scale's ratio."""
+        """Returns the rows to learn from after one step of `num_envs` environments, at this scale's ratio."""
         return max(round(self.minibatch_size * self.updates * num_envs / self.num_envs), 1)
 
     def with_minibatch(self, num_envs: int, minibatch: int) -> "Scale":
-        """Returns the scale of so many environments whose rows are in minibatches of at most so many."""
+        """Returns the scale with `num_envs` environments and minibatches of at most `minibatch` rows."""
         rows = self.rows(num_envs)
         updates = -(-rows // minibatch)
         return Scale(num_envs=num_envs, minibatch_size=-(-rows // updates), updates=updates)
 
     def applied(self, config: WorkflowConfig, world: int) -> WorkflowConfig:
-        """Returns the config of a run with so many processes of this scale."""
+        """Returns the config for `world` processes of this scale."""
         training = config.training.model_copy(update={"minibatch_size": self.minibatch_size})
         scaled = config.with_environments(num_envs=self.num_envs * world, updates_per_rollout=self.updates)
         return scaled.model_copy(update={"training": training})
 
 
 class Limit(NamedTuple):
-    """The most environments of a process, and what sets it."""
+    """The largest number of environments of a process, and the reason for it."""
 
     num_envs: int
     reason: str
 
 
 class Found(BaseModel):
-    """A search, as it is cached.
+    """The result of a search, as stored in the cache.
 
     Attributes:
-        lines: of the table.
-        choice: the scale to use; None where nothing ran.
-        measured: time of the measurement, ISO 8601.
+        lines: lines of the table of measurements.
+        choice: the scale to use, or None if no probe ran.
+        measured: time of the measurement in ISO 8601.
     """
 
     model_config = ConfigDict(frozen=True, strict=True)
@@ -117,17 +117,17 @@ class Found(BaseModel):
 
 
 def auto_scaled(config: WorkflowConfig, group: Group, folder: Path) -> WorkflowConfig:
-    """Returns the config with the scale that is fastest here; every rank calls it.
+    """Returns the config with the scale that is fastest on this machine; every rank calls it.
 
-    An unfinished run keeps its own.
+    An unfinished run keeps its scale.
 
     Args:
-        config: with simulation.auto_scale.
+        config: the run's config, with simulation.auto_scale.
         group: the ranks.
-        folder: of the run's checkpoints.
+        folder: folder of the run's checkpoints.
 
     Raises:
-        ConfigError: no probe ran; with the table of all of them.
+        ConfigError: no probe ran; with the table of measurements.
     """
     state = find_unfinished(CheckpointFolder(folder), group, wanted=config.checkpoint.resume or attempt_here() > 0)
     if state is not None:
@@ -140,20 +140,20 @@ def auto_scaled(config: WorkflowConfig, group: Group, folder: Path) -> WorkflowC
     if found.choice is None:
         raise ConfigError(
             Problem(_KEY, "a number of environments that runs here", "none:\n" + "\n".join(found.lines) + "\n",
-                    "Lower simulation.num_envs, training.minibatch_size or simulation.replay.capacity, where the "
-                    "search begins")
+                    "The search starts from simulation.num_envs, training.minibatch_size and "
+                    "simulation.replay.capacity: lower them")
         )  # fmt: skip
     choice, world = found.choice, group.world_size
     logger.info(
         f"auto-scaling chose simulation.num_envs={choice.num_envs * world}, training.minibatch_size="
         f"{choice.minibatch_size}, simulation.updates_per_rollout={choice.updates}: "
-        "with these keys and auto_scale=false a run is the same"
+        "a run with these values and auto_scale=false is the same"
     )
     return choice.applied(config, world)
 
 
 def _found(config: WorkflowConfig, group: Group, backend: Backend) -> Found:
-    """Returns the search of an earlier run, or makes it."""
+    """Returns the result of an earlier run's search, or else searches."""
     limit = largest(config, group, backend)
     file = user_cache() / "auto_scale" / f"{_identity(config, group, backend)}.json"
     with suppress(OSError, ValidationError):
@@ -172,30 +172,31 @@ def _found(config: WorkflowConfig, group: Group, backend: Backend) -> Found:
 
 
 class Device(Protocol):
-    """What scales are measured on.
+    """Measures scales.
 
     Attributes:
-        world: processes of the run.
-        place: what they run on, in words.
+        world: number of processes of the run.
+        place: what they run on, for the log.
     """
 
     world: int
     place: str
 
     def rate(self, scale: Scale) -> tuple[float, str]:
-        """Returns environment steps per second, or 0 and why the scale does not run."""
+        """Returns environment steps per second and "", or 0 and the reason why the scale does not run."""
         ...
 
 
 def find_scale(config: WorkflowConfig, limit: Limit, device: Device) -> Found:
-    """Returns the smallest scale within 3 % of the fastest, and logs the table of all that were tried line by line.
+    """Returns the smallest scale within 3 % of the fastest, and logs a table with a line for each measurement.
 
-    A minibatch that no longer fits a cache is slow with any number of environments. So the minibatch is searched with
-    the most of them, whose time beside learning is small, and the environments are searched again with its result.
+    A minibatch that exceeds a cache is slow with any number of environments. The minibatch is therefore searched with
+    the largest number of environments, which take little time beside learning. Then num_envs is searched again with
+    the minibatch that was found.
 
     Args:
-        config: the smallest scale, and the ratio of rows to environment steps.
-        limit: of environments.
+        config: gives the smallest scale, and the ratio of learned rows to environment steps.
+        limit: largest number of environments.
         device: measures a scale.
     """
     first = Scale.of(config, device.world)
@@ -218,12 +219,12 @@ def find_scale(config: WorkflowConfig, limit: Limit, device: Device) -> Found:
         return Found(lines=tuple(lines), choice=choice, measured=datetime.now(UTC).isoformat(timespec="seconds"))
 
     add(
-        f"auto-scaling {config.environments.env} on {device.place}: each line is a run of a few seconds, by the size "
-        f"of one process; for each environment that steps once, {ratio:g} rows are learned"
+        f"auto-scaling {config.environments.env} on {device.place}: each line is a run of a few seconds, with the "
+        f"sizes of one process and {ratio:g} learned rows per environment step"
     )
     add(
-        f"environments, at most {limit.num_envs:,} ({limit.reason}), the minibatch with most of them, and environments "
-        "with that minibatch:"
+        f"searching num_envs up to {limit.num_envs:,} ({limit.reason}), then minibatch_size with most environments, "
+        "then num_envs with that minibatch:"
     )
     add(f"{'environments':>12} {'minibatch':>12} {'updates':>12} {'env steps/s':>16}")
     tried = search(lambda size: rate(first.with_minibatch(size, first.rows(size))), first.num_envs, limit.num_envs)
@@ -234,13 +235,13 @@ def find_scale(config: WorkflowConfig, limit: Limit, device: Device) -> Found:
     rows = first.rows(most)
     sizes = search(lambda size: rate(first.with_minibatch(most, size)), min(first.minibatch_size, rows), rows)
     minibatch = smallest(sizes) or rows
-    enough = max(fewest, min(math.ceil(minibatch / ratio), most))  # whose rows are one such minibatch
+    enough = max(fewest, min(math.ceil(minibatch / ratio), most))  # their rows fill one such minibatch
     search(lambda num_envs: rate(first.with_minibatch(num_envs, minibatch)), enough, limit.num_envs)
     return found(smallest(rates))
 
 
 def largest(config: WorkflowConfig, group: Group, backend: Backend) -> Limit:
-    """Returns the most environments of a process: by memory, by what replay holds, by the length of the run."""
+    """Returns the largest number of environments of a process, limited by memory, replay and the run's length."""
     settings, world, parametric = config.environments, group.world_size, config.parametric
     first = Scale.of(config, world)
     env = VectorEnv(backend, num_envs=1, parametric=parametric)
@@ -270,7 +271,7 @@ def largest(config: WorkflowConfig, group: Group, backend: Backend) -> Limit:
 
 
 def _identity(config: WorkflowConfig, group: Group, backend: Backend) -> str:
-    """Returns a hash of everything that decides how fast a scale is."""
+    """Returns a hash of everything that affects how fast a scale is: hardware, software and config."""
     settings = config.environments
     count = group.place.local_world_size
     gpus = list_gpus() if group.device.type == "cuda" else ()
@@ -287,7 +288,7 @@ def _identity(config: WorkflowConfig, group: Group, backend: Backend) -> str:
 
 
 class Probes(Device):
-    """Runs of a few seconds on all processes of this machine."""
+    """Measures scales by runs of a few seconds in as many processes as the run has on this machine."""
 
     def __init__(self, config: WorkflowConfig, group: Group) -> None:
         self.world = group.world_size
@@ -298,7 +299,7 @@ class Probes(Device):
         self._deadline = time.monotonic() + _SEARCH_SHARE * config.rendezvous.startup_timeout_seconds
 
     def rate(self, scale: Scale) -> tuple[float, str]:
-        """Returns environment steps per second of this machine, or 0 and why the probe failed."""
+        """Returns environment steps per second of this machine and "", or 0 and the reason why the probe failed."""
         seconds = min(_PROBE_SECONDS, self._deadline - time.monotonic())
         if seconds <= 0:
             return 0.0, "the search has taken too long"
@@ -333,7 +334,7 @@ class Probes(Device):
         return {"parametric": config.parametric, "config": resolved(config.model_copy(update=alone))}
 
     def _variables(self, reports: Reports) -> Iterator[dict[str, str]]:
-        """Yields the environment variables of each process: a world of this machine's processes alone."""
+        """Yields the environment variables of each process, which form a group without other machines."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -347,7 +348,7 @@ class Probes(Device):
 
 
 def _wait(processes: list[subprocess.Popen[bytes]], reports: Reports, seconds: float) -> str:
-    """Returns why processes failed, or "" once all have ended well."""
+    """Waits for the processes and returns "" if all succeed, or the reason why one failed."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         codes = [process.poll() for process in processes]

@@ -1,7 +1,7 @@
-"""A process of one probe of auto-scaling: python -m reagent_lite.run.scaling.probe FILE.
+"""Measures one scale for auto-scaling: python -m reagent_lite.run.scaling.probe FILE.
 
-It learns in simulation as a run does, for a few seconds, and writes the rate beside the file. An error is reported in
-the same way as that of a run's worker.
+The process learns in simulation as a run does for a few seconds, and writes its rate beside FILE. It reports errors as
+a worker of a run does.
 """
 
 import json
@@ -31,11 +31,11 @@ _WARM_ROUNDS = {"cpu": 2, "cuda": 6}  # CUDA graphs are recorded in the fourth
 
 
 class _MeasuredError(Exception):
-    """The rate is known."""
+    """Ends the loop once the rate is measured."""
 
 
 class _Watch(Hooks):
-    """Measures rounds of a rollout and its updates, in windows of as many rounds on every rank."""
+    """Measures the time of rounds, each a rollout and its updates, in windows of equally many rounds on all ranks."""
 
     def __init__(self, setup: Setup) -> None:
         self._setup, self._settings = setup, setup.config.environments
@@ -55,7 +55,7 @@ class _Watch(Hooks):
             torch.cuda.synchronize(group.device)
         group.barrier()
         now = time.perf_counter()
-        if math.isnan(self._since):  # warm: one round says how many a window has
+        if math.isnan(self._since):  # the warm-up is over; one round decides how many rounds a window has
             self._rounds = 1
         elif not self._seconds and self._rounds == 1:
             self._rounds = int(group.max(torch.tensor([math.ceil(_WINDOW_SECONDS / (now - self._since))])))
@@ -69,13 +69,13 @@ class _Watch(Hooks):
 
     @property
     def rate(self) -> float:
-        """Environment steps per second of all ranks in the fastest window: other work on the machine only slows one."""
+        """Environment steps per second of all ranks in the fastest window, which other programs slowed least."""
         steps = self._rounds * self._settings.steps_per_rollout * self._settings.num_envs
         return steps / min(self._seconds)
 
 
 def measure(config: WorkflowConfig, group: Group) -> float:
-    """Returns environment steps per second, over all ranks, of the run that a config describes; every rank calls it."""
+    """Returns the environment steps per second of all ranks in a run of the config; every rank calls it."""
     with on_stream(group.device):
         simulation = open_simulation(config, group)
         config = with_actions(config, simulation)
@@ -91,7 +91,7 @@ def measure(config: WorkflowConfig, group: Group) -> float:
 
 
 def main(file: Path) -> int:
-    """Measures and returns the exit code."""
+    """Measures the rate of the config in a file and returns the exit code."""
     end_with_parent()
     try:
         task = json.loads(file.read_text())

@@ -1,4 +1,4 @@
-"""The size that is large enough, found by measuring.
+"""Finds the smallest size that is nearly as fast as any larger one.
 
 doubling ─┬─► two doublings gain less than 3 %, or the limit ──────────┬─► smallest size within 3 % of the best rate
           └─► a size fails ─► bisection between success and failure ───┘
@@ -10,17 +10,17 @@ from typing import TypeVar
 Size = TypeVar("Size", bound=int | tuple[int, ...])
 
 GAIN = 1.03
-"""A rate so many times another one is a gain; less is noise, or not worth a larger size."""
-_BISECTED_TO = 8  # sizes that differ by this part of the smaller one are the same
+"""The smallest ratio of two rates that counts as a gain; less is noise, or not worth a larger size."""
+_BISECTED_TO = 8  # bisection ends when the sizes differ by less than an eighth of the smaller one
 
 
 def search(rate: Callable[[int], float], first: int, limit: int) -> dict[int, float]:
-    """Returns the rate of each size that was tried, in order.
+    """Returns the measured rate of each size that was tried, in the order of the measurements.
 
-    One doubling without a gain does not end the search: a rate may dip before more threads join in, and is noisy.
+    The search ends after two doublings without a gain: rates are noisy, and may drop before more threads are used.
 
     Args:
-        rate: steps per second at a size; 0 where it does not run.
+        rate: measures steps per second at a size; 0 if it does not run.
         first: smallest size.
         limit: largest size, at least `first`.
     """
@@ -44,7 +44,7 @@ def search(rate: Callable[[int], float], first: int, limit: int) -> dict[int, fl
 
 
 def smallest(rates: Mapping[Size, float]) -> Size | None:
-    """Returns the smallest size whose rate is within 3 % of the best, or None where none ran."""
+    """Returns the smallest size whose rate is within 3 % of the best, or None if no size ran."""
     near = [size for size, rate in rates.items() if rate and rate * GAIN >= max(rates.values())]
     return min(near, default=None)
 
