@@ -94,7 +94,7 @@ def test_it_may_score_candidates_and_is_found_from_where_the_command_starts(
         ("own_networks:Nothing", "got AttributeError: module 'own_networks' has no attribute 'Nothing'"),
         ("own_networks:Failing", "got RuntimeError: The size of tensor a"),
         ("own_networks:TooFew", r"expected values \[3, 2, 1\] of 3 rows, got \[3, 2\]"),
-        ("own_networks:Unknown", "calls what ONNX has, got NotImplementedError: .*bessel_j0"),
+        ("own_networks:Unknown", "only operations of ONNX, got NotImplementedError: .*bessel_j0"),
         ("own_networks:Branching", "no branches on values of tensors, and only operations of ONNX, got TraceError"),
     ],
 )

@@ -397,7 +397,7 @@ def test_the_doctor_looks_at_the_shared_folder(tmp_path: Path) -> None:
 def test_a_dry_run_says_which_role_it_is(tmp_path: Path, mode: str) -> None:
     run = dry_run(checked(role(tmp_path, mode), "dqn"), Processes(1, "cpu"))
     (line,) = (line for line in lines_of(run) if "simulation.mode" in line)
-    assert line == (f"simulation.mode {mode}: episodes in {tmp_path / 'data'}, collectors at most about 800 "
+    assert line == (f"simulation.mode {mode}: episodes in {tmp_path / 'data'}; collectors pause about 800 "
                     "environment steps ahead of the learner")  # fmt: skip
     learns = [word in "\n".join(lines_of(run)) for word in ("evaluated every", "checkpoints", "replay ring")]
     assert learns == [mode == "learn"] * 3
