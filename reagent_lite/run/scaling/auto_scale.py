@@ -140,8 +140,8 @@ def auto_scaled(config: WorkflowConfig, group: Group, folder: Path) -> WorkflowC
     if found.choice is None:
         raise ConfigError(
             Problem(_KEY, "a number of environments that runs here", "none:\n" + "\n".join(found.lines) + "\n",
-                    "The search starts from simulation.num_envs, training.minibatch_size and "
-                    "simulation.replay.capacity: lower them")
+                    "Lower simulation.num_envs, training.minibatch_size or simulation.replay.capacity, from which the "
+                    "search starts")
         )  # fmt: skip
     choice, world = found.choice, group.world_size
     logger.info(
