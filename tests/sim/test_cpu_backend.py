@@ -249,7 +249,7 @@ def test_everything_that_matters_is_in_the_key(tmp_path: Path, monkeypatch: pyte
     class FoundError(Exception):
         """In place of a compilation."""
 
-    def stop(key: str, suffix: str, build: object) -> Path:
+    def stop(key: str, *rest: object) -> Path:
         raise FoundError(key)
 
     def key(file: Path, parameters: dict[str, float], math: Literal["exact", "fast"] = "exact", **other: Any) -> str:
