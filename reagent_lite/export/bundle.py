@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -81,6 +82,10 @@ class Bundle:
         self._session = session
         self._inputs = [entry.name for entry in session.get_inputs()]
         self._golden = golden
+        self._columns = [
+            {str(one): column for column, one in enumerate(ids)}
+            for ids in (self.state_feature_ids, self.action_feature_ids)
+        ]
 
     @property
     def parametric(self) -> bool:
@@ -93,11 +98,11 @@ class Bundle:
         Raises:
             BundleError: for an unknown feature id or a value that is no number.
         """
-        return _from_maps("states", maps, self.state_feature_ids)
+        return _from_maps("states", maps, self._columns[0])
 
     def candidates(self, lists: Sequence[Sequence[FeatureMap]]) -> list[NDArray[np.float32]]:
         """Returns one [K_i, F] per row of its candidates' sparse maps; errors as of `states`."""
-        return [_from_maps(f"candidates[{row}]", maps, self.action_feature_ids) for row, maps in enumerate(lists)]
+        return [_from_maps(f"candidates[{row}]", maps, self._columns[1]) for row, maps in enumerate(lists)]
 
     def predict(
         self,
@@ -192,8 +197,9 @@ class Bundle:
 
     def _features(self, where: str, values: NDArray[np.float32], presence: ArrayLike | None) -> list[NDArray[Any]]:
         present = ~np.isnan(values) if presence is None else _flags("presence", presence, values.shape)
-        bad = np.argwhere(np.isinf(values) & present)
-        if bad.size:
+        infinite = np.isinf(values) & present
+        if infinite.any():
+            bad = np.argwhere(infinite)
             place = f"{where}{[int(i) for i in bad[0]]}"
             raise BundleError(Problem(place, "a finite float32, or NaN where missing", f"{values[tuple(bad[0])]}"))
         return [values, present]
@@ -374,28 +380,27 @@ def _array(where: str, given: Any, shape: tuple[int | None, ...], kinds: str, ex
     return array
 
 
-def _from_maps(where: str, maps: Sequence[FeatureMap], feature_ids: Sequence[int]) -> NDArray[np.float32]:
-    """Returns [N, F] of N sparse maps {feature id: value}; absent and null are NaN.
+def _from_maps(where: str, maps: Sequence[FeatureMap], columns: Mapping[str, int]) -> NDArray[np.float32]:
+    """Returns [N, F] of N sparse maps {feature id: value} with columns by id; absent and null are NaN.
 
     Raises:
         BundleError: for an id the model does not read, and for a value that is no number; up to 20 at once.
     """
-    columns = {str(feature_id): column for column, feature_id in enumerate(feature_ids)}
-    dense = np.full((len(maps), len(feature_ids)), np.nan)
+    dense = np.full((len(maps), len(columns)), np.nan)
     problems: list[Problem] = []
     for row, sparse in enumerate(maps):
         if not isinstance(sparse, Mapping):
             problems.append(Problem(f"{where}[{row}]", "a map {feature id: number}", repr(sparse)))
             continue
         for key, value in sparse.items():
-            place = f"{where}[{row}]"
-            if str(key) not in columns:
+            column = columns.get(str(key))
+            if column is None:
                 advice = "A model cannot use a feature it was not trained on: leave it out, or train with it"
-                problems.append(Problem(place, f"feature ids among {_listed(columns)}", repr(key), advice))
-            elif isinstance(value, bool) or not isinstance(value, int | float | np.number | None):
-                problems.append(Problem(f"{place}, feature {key}", "a number or null", repr(value)))
+                problems.append(Problem(f"{where}[{row}]", f"feature ids among {_listed(columns)}", repr(key), advice))
+            elif isinstance(value, bool) or not isinstance(value, (int, float, np.number, NoneType)):
+                problems.append(Problem(f"{where}[{row}], feature {key}", "a number or null", repr(value)))
             elif value is not None:
-                dense[row, columns[str(key)]] = value
+                dense[row, column] = value
     raise_any(problems, BundleError)
     with np.errstate(over="ignore"):
         return dense.astype(np.float32)

@@ -6,13 +6,13 @@ POST /reward   ─► the worker of the decision ─► log  GET /openapi.json, 
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 
@@ -23,7 +23,6 @@ from reagent_lite.errors import BundleError, Problem
 from reagent_lite.serving.bodies import (
     CandidateLists,
     CandidateRows,
-    Decision,
     Decisions,
     Faults,
     Health,
@@ -33,23 +32,29 @@ from reagent_lite.serving.bodies import (
     Reward,
     exact,
 )
+from reagent_lite.serving.deciding import Decider, RefusedError, Rows
 from reagent_lite.serving.decision_log import DecisionLog, Joined
 from reagent_lite.serving.figures import Figures
 from reagent_lite.serving.limits import Limits
 from reagent_lite.serving.served_model import ServedModel
 
 Join = Callable[[str, dict[str, Any]], Awaitable[Joined]]
+Answers = dict[int | str, dict[str, Any]]
 
 
-class RefusedError(Exception):
-    """A request that is answered with an error; `status` is its HTTP status."""
-
-    def __init__(self, status: int, *problems: Problem) -> None:
-        self.status, self.problems = status, problems
+def _answers(texts: dict[int, str]) -> Answers:
+    return {status: {"model": Faults, "description": text} for status, text in texts.items()}
 
 
-def create_app(config: ServeConfig, worker: int, model: ServedModel, log: DecisionLog, join: Join) -> FastAPI:
-    """Returns the application of a worker.
+_ERRORS = _answers({
+    408: "The body did not arrive in time", 413: "The body is too large", 422: "The body is wrong",
+    503: "The log cannot be written: try again later",
+})  # fmt: skip
+_OF_REWARD = _answers({404: "No such decision", 409: "It has a reward, or its time is up"})
+
+
+class Service:
+    """The routes of a worker, and the polls of its model and log.
 
     Args:
         config: limits, and the seed.
@@ -58,165 +63,124 @@ def create_app(config: ServeConfig, worker: int, model: ServedModel, log: Decisi
         log: of this worker.
         join: takes a reward to the log of its decision; raises OSError where that is not possible.
     """
-    figures = Figures()
-    rng = np.random.default_rng(None if config.seed is None else [config.seed, worker])
 
-    async def poll() -> None:
-        await model.poll()
-        await log.poll()
-        figures.gauge(model, log)
+    def __init__(self, config: ServeConfig, worker: int, model: ServedModel, log: DecisionLog, join: Join) -> None:
+        self._config, self._model, self._log, self._join = config, model, log, join
+        self.figures = Figures()
+        rng = np.random.default_rng(None if config.seed is None else [config.seed, worker])
+        self._decider = Decider(model, log, self.figures, rng)
+
+    async def decide_named(self, body: NamedRows) -> Response:
+        """Chooses among the model's actions."""
+        return await self._decided(body.rows)
+
+    async def decide_listed(self, body: CandidateRows) -> Response:
+        """Chooses among the candidates of each row."""
+        return await self._decided(body.rows)
+
+    async def _decided(self, rows: Rows) -> Response:
+        answer = await self._decider.decide(rows)
+        return Response(answer.model_dump_json(), media_type="application/json")  # not checked a second time
+
+    async def rank(self, body: CandidateLists) -> Rankings:
+        """Orders candidates without a decision."""
+        bundle = self._model.bundle
+        candidates = bundle.candidates([row.possible_actions for row in body.rows])
+        found = bundle.predict(bundle.states([row.state_features for row in body.rows]), candidates=candidates)
+        rankings = []
+        for q, mask in zip(found.q, found.mask, strict=True):
+            order = np.argsort(-q, kind="stable")
+            rankings.append([Ranked(index=int(k), score=float(q[k])) for k in order if mask[k]])
+        return Rankings(rankings=rankings, model=self._model.version)
+
+    async def reward(self, body: Reward) -> None:
+        """Joins a reward to its decision."""
+        result = await self._join(body.decision_id, body.model_dump(exclude={"decision_id"}, exclude_none=True))
+        self.figures.rewards.labels(result).inc()
+        if result == "unknown":
+            raise RefusedError(404, Problem("decision_id", "the id of a decision that waits", repr(body.decision_id)))
+        if result == "again":
+            expected = f"one reward, within {self._config.reward_seconds:g} s"
+            raise RefusedError(409, Problem("decision_id", expected, f"{body.decision_id} with another, or too late"))
+
+    async def healthz(self) -> Health:
+        """Says whether decisions are made and logged."""
+        if self._log.failure:
+            raise RefusedError(503, Problem("log", "a disk that takes the log", self._log.failure))
+        return Health(model=self._model.version, waiting=self._log.waiting)
+
+    async def metrics(self) -> Response:
+        """Returns the figures of all workers."""
+        return Response(self.figures.page(), media_type="text/plain; version=0.0.4")
 
     @asynccontextmanager
-    async def polling(_: FastAPI) -> AsyncIterator[None]:
+    async def polling(self, _: FastAPI) -> AsyncIterator[None]:
+        """Polls model and log while the application runs."""
         ended = asyncio.Event()
-
-        async def forever() -> None:
-            while not ended.is_set():
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(ended.wait(), config.poll_seconds)
-                try:
-                    await poll()
-                except Exception as error:  # the next poll may succeed; without polls no file would be written
-                    machine_logger.warning(message_of(error))
-
-        task = asyncio.create_task(forever())
+        task = asyncio.create_task(self._poll_until(ended))
         yield
         ended.set()
         await task  # not cancelled: it may be writing a file
 
-    errors: dict[int | str, dict[str, Any]] = {
-        code: {"model": Faults, "description": text}
-        for code, text in {
-            408: "The body did not arrive in time", 413: "The body is too large", 422: "The body is wrong",
-            503: "The log cannot be written: try again later",
-        }.items()
-    }  # fmt: skip
-    of_reward = {404: "No such decision", 409: "It has a reward, or its time is up"}
-    app = FastAPI(title="reagent-lite: decisions", lifespan=polling)
-    app.add_middleware(Limits, config=config, figures=figures)
+    async def _poll_until(self, ended: asyncio.Event) -> None:
+        while not ended.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(ended.wait(), self._config.poll_seconds)
+            try:
+                await self._model.poll()
+                await self._log.poll()
+                self.figures.gauge(self._model, self._log)
+            except Exception as error:  # the next poll may succeed; without polls no file would be written
+                machine_logger.warning(message_of(error))
 
-    @app.exception_handler(RefusedError)
-    async def refused(_: Request, error: RefusedError) -> Response:
-        return JSONResponse({"problems": [asdict(one) for one in error.problems]}, error.status)
 
-    @app.exception_handler(BundleError)
-    async def refused_by_model(_: Request, error: BundleError) -> Response:
-        return JSONResponse({"problems": [asdict(one) for one in error.problems]}, 422)
-
-    @app.exception_handler(RequestValidationError)
-    async def invalid(_: Request, error: RequestValidationError) -> Response:
-        problems = [
-            Problem(".".join(map(str, one["loc"])), one["msg"], f"{one['input']!r:.100}") for one in error.errors()
-        ]
-        return JSONResponse({"problems": [asdict(one) for one in problems[:20]]}, 422)
-
-    @app.exception_handler(OSError)
-    async def no_disk(_: Request, error: OSError) -> Response:
-        problem = Problem("log", "a disk that takes the log", error.strerror or str(error), "Try again later")
-        return JSONResponse({"problems": [asdict(problem)]}, 503)
-
-    def logged(rows: list[dict[str, Any]], index: list[int], propensities: list[float], actions: list[Any]) -> Response:
-        ids = log.append(rows)
-        figures.decided(actions, parametric=model.bundle.parametric)
-        found = zip(ids, actions, index, propensities, strict=True)
-        decisions = [Decision(decision_id=one, action=a, index=k, propensity=p) for one, a, k, p in found]
-        answer = Decisions(decisions=decisions, model=model.version)
-        return Response(answer.model_dump_json(), media_type="application/json")  # not checked a second time
-
-    def event(row: Any, action: Any, possible: Any, propensity: float) -> dict[str, Any]:
-        return {
-            "model": model.version, "mdp_id": row.mdp_id, "sequence_number": row.sequence_number,
-            "state_features": _present(row.state_features), "action": action, "possible_actions": possible,
-            "action_probability": propensity,
-        }  # fmt: skip
-
-    def drawn(rows: list[Any], **choices: Any) -> tuple[list[int], list[float]]:
-        states = model.bundle.states([row.state_features for row in rows])
-        index, propensities = model.bundle.act(states, rng=rng, **choices)
-        if (index < 0).any():
-            place = f"rows.{int(index.argmin())}.possible_actions"
-            raise RefusedError(422, Problem(place, "an action that the model may take", "none"))
-        figures.missing(model.bundle, np.isnan(states))
-        return index.tolist(), propensities.tolist()
-
-    def listed(rows: list[Any]) -> list[Any]:
-        return model.bundle.candidates([row.possible_actions for row in rows])
-
+def create_app(config: ServeConfig, worker: int, model: ServedModel, log: DecisionLog, join: Join) -> FastAPI:
+    """Returns the application of a worker; arguments as of `Service`."""
+    service = Service(config, worker, model, log, join)
+    app = FastAPI(title="reagent-lite: decisions", lifespan=service.polling)
+    app.add_middleware(Limits, config=config, figures=service.figures)
+    for kind, answer in _REFUSALS.items():
+        app.add_exception_handler(kind, answer)
     if model.bundle.parametric:
-
-        @app.post(
-            "/decide", response_model=Decisions, responses=errors, summary="Choose a candidate in each row, and log it"
-        )
-        async def decidelisted(body: CandidateRows) -> Response:
-            candidates = listed(body.rows)
-            index, propensities = drawn(body.rows, candidates=candidates)
-            possible = [[_present(one) for one in row.possible_actions] for row in body.rows]
-            actions = [lists[place] for lists, place in zip(possible, index, strict=True)]
-            rows = [event(*parts) for parts in zip(body.rows, actions, possible, propensities, strict=True)]
-            return logged(rows, index, propensities, actions)
-
-        @app.post("/rank", responses=errors, summary="Order the candidates of each row by their value; not logged")
-        async def rank(body: CandidateLists) -> Rankings:
-            states = model.bundle.states([row.state_features for row in body.rows])
-            found = model.bundle.predict(states, candidates=listed(body.rows))
-            rankings = []
-            for q, mask in zip(found.q, found.mask, strict=True):
-                order = np.argsort(-q, kind="stable")
-                rankings.append([Ranked(index=int(k), score=float(q[k])) for k in order if mask[k]])
-            return Rankings(rankings=rankings, model=model.version)
+        app.post("/decide", response_model=Decisions, responses=_ERRORS,
+                 summary="Choose a candidate in each row, and log it")(service.decide_listed)  # fmt: skip
+        app.post("/rank", responses=_ERRORS,
+                 summary="Order the candidates of each row by their value; not logged")(service.rank)  # fmt: skip
     else:
-
-        @app.post(
-            "/decide", response_model=Decisions, responses=errors, summary="Choose an action in each row, and log it"
-        )
-        async def decide_named(body: NamedRows) -> Response:
-            names = model.bundle.action_names
-            mask = None
-            if any(row.possible_actions is not None for row in body.rows):
-                mask = np.array([_allowed(f"rows.{n}", row.possible_actions, names) for n, row in enumerate(body.rows)])
-            index, propensities = drawn(body.rows, mask=mask)
-            actions = [names[place] for place in index]
-            possible = [row.possible_actions or names for row in body.rows]
-            rows = [event(*parts) for parts in zip(body.rows, actions, possible, propensities, strict=True)]
-            return logged(rows, index, propensities, actions)
-
-    @app.post("/reward", responses=errors | {n: {"model": Faults, "description": of_reward[n]} for n in of_reward},
-              status_code=204)  # fmt: skip
-    async def reward(body: Reward) -> None:
-        """Joins a reward to its decision."""
-        result = await join(body.decision_id, body.model_dump(exclude={"decision_id"}, exclude_none=True))
-        figures.rewards.labels(result).inc()
-        if result == "unknown":
-            raise RefusedError(404, Problem("decision_id", "the id of a decision that waits", repr(body.decision_id)))
-        if result == "again":
-            expected = f"one reward, within {config.reward_seconds:g} s"
-            raise RefusedError(409, Problem("decision_id", expected, f"{body.decision_id} with another, or too late"))
-
-    @app.get("/healthz", responses={503: errors[503]})
-    async def healthz() -> Health:
-        """Says whether decisions are made and logged."""
-        if log.failure:
-            raise RefusedError(503, Problem("log", "a disk that takes the log", log.failure))
-        return Health(model=model.version, waiting=log.waiting)
-
-    @app.get("/metrics", response_class=Response, include_in_schema=False)
-    async def metrics() -> Response:
-        return Response(figures.page(), media_type="text/plain; version=0.0.4")
-
+        app.post("/decide", response_model=Decisions, responses=_ERRORS,
+                 summary="Choose an action in each row, and log it")(service.decide_named)  # fmt: skip
+    app.post("/reward", responses=_ERRORS | _OF_REWARD, status_code=204)(service.reward)
+    app.get("/healthz", responses={503: _ERRORS[503]})(service.healthz)
+    app.get("/metrics", response_class=Response, include_in_schema=False)(service.metrics)
     plain = app.openapi
     app.openapi = lambda: exact(plain(), model.bundle)  # type: ignore[method-assign]
-    app.state.poll = poll
     return app
 
 
-def _present(features: dict[str, float | None]) -> dict[str, float]:
-    return {key: value for key, value in features.items() if value is not None}
+def _problems(status: int, problems: Iterable[Problem]) -> Response:
+    return JSONResponse({"problems": [asdict(one) for one in problems]}, status)
 
 
-def _allowed(where: str, possible: list[str] | None, names: tuple[str, ...]) -> list[bool]:
-    if possible is None:
-        return [True] * len(names)
-    if len(set(possible)) < len(possible) or not set(possible) <= set(names):
-        expected = f"names of {', '.join(names)}, each once"
-        raise RefusedError(422, Problem(f"{where}.possible_actions", expected, f"{possible}"))
-    return [name in possible for name in names]
+async def _refused(_: Any, error: RefusedError) -> Response:
+    return _problems(error.status, error.problems)
+
+
+async def _refused_by_model(_: Any, error: BundleError) -> Response:
+    return _problems(422, error.problems)
+
+
+async def _invalid(_: Any, error: RequestValidationError) -> Response:
+    found = error.errors()[:20]
+    return _problems(
+        422, (Problem(".".join(map(str, one["loc"])), one["msg"], f"{one['input']!r:.100}") for one in found)
+    )
+
+
+async def _no_disk(_: Any, error: OSError) -> Response:
+    got = error.strerror or str(error)
+    return _problems(503, [Problem("log", "a disk that takes the log", got, "Try again later")])
+
+
+_REFUSALS: dict[Any, Any] = {
+    RefusedError: _refused, BundleError: _refused_by_model, RequestValidationError: _invalid, OSError: _no_disk,
+}  # fmt: skip

@@ -1,6 +1,8 @@
 """What a server counts, for Prometheus; with PROMETHEUS_MULTIPROC_DIR the figures of all workers."""
 
 import os
+from collections import Counter as Counts
+from collections.abc import Sequence
 from typing import Any
 
 from numpy.typing import NDArray
@@ -35,12 +37,12 @@ class Figures:
         self._written = Gauge("reagent_decisions_written", "Decisions written by living workers", **live)
         self._models = Gauge("reagent_models", "New models, by what became of them", ("result",), **live)
 
-    def decided(self, actions: list[Any], *, parametric: bool) -> None:
+    def decided(self, actions: Sequence[Any], bundle: Bundle) -> None:
         """Counts decisions; candidates have no names to count by."""
-        for action in actions:
-            self._decisions.labels("candidate" if parametric else action).inc()
+        for action, count in ({"candidate": len(actions)} if bundle.parametric else Counts(actions)).items():
+            self._decisions.labels(action).inc(count)
 
-    def missing(self, bundle: Bundle, absent: NDArray[Any]) -> None:
+    def missing(self, absent: NDArray[Any], bundle: Bundle) -> None:
         """Counts missing features of rows [N, F]."""
         if absent.any():
             for feature, count in zip(bundle.state_feature_ids, absent.sum(0).tolist(), strict=True):

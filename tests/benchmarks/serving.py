@@ -1,10 +1,10 @@
 """Requests per second and their slowest percent: /decide against an empty route of the same framework.
 
-    python -m tests.benchmarks.serving [--seconds 4] [--clients 8] [--repeats 3] [--model BUNDLE]
+    python -m tests.benchmarks.serving [--seconds 0.5] [--clients 8] [--repeats 5] [--model BUNDLE]
 
 One worker each, the same body, and the same clients in one process, which keep their connections. The empty route
-checks the same body and answers as many bytes. The two take turns; medians are printed. Without a model: CartPole,
-64-64 hidden units.
+checks the same body and answers as many bytes. The two run side by side and are loaded in turns; ratios are of turns
+that follow each other, with their median and range. Without a model: CartPole, 64-64 hidden units.
 """
 
 import argparse
@@ -17,11 +17,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
+
 ROOT = Path(__file__).resolve().parents[2]
+TURNS = 8  # of each server in a repeat
 EMPTY = """
 import uvicorn
 from fastapi import FastAPI
@@ -51,21 +54,26 @@ async def client(port: int, body: bytes, until: float, seconds: list[float]) -> 
     writer.close()
 
 
-def load(port: int, body: bytes, clients: int, seconds: float) -> tuple[float, float, float]:
-    """Returns requests per second, median and 99th percentile in ms."""
+def load(port: int, body: bytes, clients: int, seconds: float) -> list[float]:
+    """Returns how long each request took, in seconds."""
 
     async def all_clients() -> list[float]:
         found: list[float] = []
         until = time.perf_counter() + seconds
         await asyncio.gather(*(client(port, body, until, found) for _ in range(clients)))
-        return sorted(found)
+        return found
 
-    found = asyncio.run(all_clients())
-    return len(found) / seconds, 1e3 * found[len(found) // 2], 1e3 * found[int(len(found) * 0.99)]
+    return asyncio.run(all_clients())
+
+
+def processor_seconds(process: psutil.Process) -> float:
+    """Returns what a server and its workers have used so far."""
+    times = [one.cpu_times() for one in (process, *process.children(recursive=True))]
+    return sum(one.user + one.system for one in times)
 
 
 @contextmanager
-def started(command: list[str], port: int) -> Iterator[None]:
+def started(command: list[str], port: int) -> Iterator[psutil.Process]:
     """A server that answers on the port."""
     process = subprocess.Popen([sys.executable, *command], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
     try:
@@ -77,7 +85,7 @@ def started(command: list[str], port: int) -> Iterator[None]:
                 break
             except OSError:
                 continue
-        yield
+        yield psutil.Process(process.pid)
     finally:
         process.terminate()
         process.wait()
@@ -86,6 +94,25 @@ def started(command: list[str], port: int) -> Iterator[None]:
 async def _connect(port: int) -> None:
     _, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.close()
+
+
+def measured(
+    sides: Sequence[tuple[int, psutil.Process]], body: bytes, clients: int, seconds: float
+) -> list[tuple[float, float, float]]:
+    """Returns of each server requests per second, 99th percentile in ms and processor time of a request in us."""
+    took: list[list[float]] = [[] for _ in sides]
+    used = [processor_seconds(process) for _, process in sides]
+    for turn in range(TURNS):
+        for number in (0, 1) if turn % 2 else (1, 0):
+            took[number] += load(sides[number][0], body, clients, seconds)
+    return [
+        (
+            len(one) / (TURNS * seconds),
+            1e3 * sorted(one)[int(len(one) * 0.99)],
+            1e6 * (processor_seconds(process) - before) / len(one),
+        )
+        for one, before, (_, process) in zip(took, used, sides, strict=True)
+    ]
 
 
 def a_model(folder: Path) -> Path:
@@ -105,9 +132,9 @@ def a_model(folder: Path) -> Path:
 def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--seconds", type=float, default=0.5)
     parser.add_argument("--clients", type=int, default=8)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--model", type=Path)
     options = parser.parse_args()
     rows = [{"state_features": {str(one): 0.1 * one for one in range(4)}, "mdp_id": "7", "sequence_number": 3}]
@@ -115,23 +142,19 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         model = options.model or a_model(Path(name) / "trained")
         log = ["--log", f"{name}/log", "--port", "8731"]
-        commands = {"empty route": (["-c", EMPTY.format(port=8730)], 8730),
-                    "/decide": (["-m", "workflows.serve", "--model", str(model), *log], 8731)}  # fmt: skip
-        found: dict[str, list[tuple[float, float, float]]] = {one: [] for one in commands}
-        for _ in range(options.repeats):
-            for one, (command, port) in commands.items():
-                with started(command, port):
-                    load(port, body, options.clients, 1.0)
-                    found[one].append(load(port, body, options.clients, options.seconds))
-        medians = {
-            one: [statistics.median(column) for column in zip(*runs, strict=True)] for one, runs in found.items()
-        }
-        for one, (rate, middle, slow) in medians.items():
-            print(f"{one}: {rate:,.0f} requests/s, median {middle:.2f} ms, 99th percentile {slow:.2f} ms")
-        empty, decide = medians["empty route"], medians["/decide"]
-        print(
-            f"ratio: {decide[0] / empty[0]:.2f} of the requests, {decide[2] / empty[2]:.2f} times the 99th percentile"
-        )
+        empty = (["-c", EMPTY.format(port=8730)], 8730)
+        served = (["-m", "workflows.serve", "--model", str(model), *log], 8731)
+        with started(*empty) as route, started(*served) as server:
+            sides = ((8730, route), (8731, server))
+            for port, _ in sides:
+                load(port, body, options.clients, 1.0)
+            repeats = [measured(sides, body, options.clients, options.seconds) for _ in range(options.repeats)]
+    print(f"load {os.getloadavg()[0]:.0f}; medians, and ratios with their range")
+    for number, what in enumerate(("requests/s", "ms, 99th percentile", "us of processor time a request")):
+        route_of, decide_of = ([one[side][number] for one in repeats] for side in (0, 1))
+        ratios = sorted(mine / other for mine, other in zip(decide_of, route_of, strict=True))
+        print(f"empty route {statistics.median(route_of):,.1f}, /decide {statistics.median(decide_of):,.1f} {what}: "
+              f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})")  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -4,12 +4,13 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
 from oracles.bundles import bilinear_bundle, linear_bundle
-from serving.conftest import NAMES, Open
+from serving.conftest import NAMES, Open, Worker
 
 from reagent_lite.export import load_bundle
 
@@ -117,6 +118,68 @@ def test_a_reward_comes_once_and_is_counted(named: Path, opened: Open) -> None:
                  'request_seconds_count{path="/reward"} 3.0'):  # fmt: skip
         assert f"reagent_{line}\n" in page
     assert worker.client.get("/healthz").json() == {"model": worker.model.version, "waiting": 1}
+
+
+def together(worker: Worker, bodies: list[Any]) -> list[httpx.Response]:
+    """Sends decisions that arrive in one turn of the server's loop."""
+
+    async def answers() -> list[httpx.Response]:
+        transport = httpx.ASGITransport(worker.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+            return await asyncio.gather(*(client.post("/decide", json=one) for one in bodies))
+
+    return asyncio.run(answers())
+
+
+def test_a_row_without_a_value_is_refused_beside_others(candidates: Path, opened: Open) -> None:
+    worker, items = opened(candidates), [{"7": 1.0, "8": 1e38}]
+    bodies = [{"rows": [{"state_features": {"age": age}, "possible_actions": items}]} for age in (0.5, 1e38, 0.25)]
+    answers = together(worker, bodies)  # 1e38 * 1e38 is no float32
+    assert [one.status_code for one in answers] == [200, 422, 200]
+    assert answers[1].json()["problems"][0]["where"] == "rows.0.possible_actions"
+    assert worker.log.waiting == 2
+
+
+@pytest.mark.parametrize("kind", ["named", "candidates"])
+def test_requests_that_wait_together_are_decided_together_and_answered_apart(
+    kind: str, opened: Open, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, bundle = opened(request.getfixturevalue(kind)), load_bundle(request.getfixturevalue(kind))
+    sizes, lists = [3, 1, 2, 1, 200], [[{"7": float(n), "8": 1.0} for n in range(1 + k % 3)] for k in range(207)]
+    bodies = []
+    for size in sizes:
+        begin = sum(len(body["rows"]) for body in bodies)
+        states = [{"3": float(n), "age": 0.5} for n in range(begin, begin + size)]
+        bodies.append({"rows": [{"state_features": one, "mdp_id": f"{begin + n}"} for n, one in enumerate(states)]})
+        for row, candidates in zip(bodies[-1]["rows"], lists[begin:], strict=False):
+            row |= {"possible_actions": candidates} if kind == "candidates" else {}
+    unknown = {"rows": [{**bodies[0]["rows"][0], "state_features": {"4": 1.0}}]}
+    predicted, predict = [], worker.model.bundle.predict
+
+    def counting(values: Any, *given: Any) -> Any:
+        predicted.append(len(values))
+        return predict(values, *given)
+
+    monkeypatch.setattr(worker.model.bundle, "predict", counting)
+    monkeypatch.setattr("reagent_lite.serving.deciding._MOST_CHOICES", 300)
+
+    first, *answers = together(worker, [unknown, *bodies])
+    assert first.status_code == 422
+    assert predicted == [7, 200]  # the last would have made one of 207 rows and 3 choices each
+    rng = np.random.default_rng([5, 0])
+    for part in (bodies[:4], bodies[4:]):
+        rows = [row for body in part for row in body["rows"]]
+        states = bundle.states([row["state_features"] for row in rows])
+        choices = bundle.candidates([row["possible_actions"] for row in rows]) if kind == "candidates" else None
+        index, propensities = bundle.act(states, candidates=choices, rng=rng)
+        decisions = [one for body in part for one in answers[bodies.index(body)].json()["decisions"]]
+        assert [one["index"] for one in decisions] == index.tolist()
+        assert [one["propensity"] for one in decisions] == propensities.tolist()
+    assert [len(one.json()["decisions"]) for one in answers] == sizes
+    logged = [one.row() for one in worker.log._waiting.values()]
+    assert [row["mdp_id"] for row in logged] == [f"{n}" for n in range(207)]
+    ids = [one["decision_id"] for answer in answers for one in answer.json()["decisions"]]
+    assert [row["decision_id"] for row in logged] == ids
 
 
 @pytest.mark.parametrize("parametric", [False, True])

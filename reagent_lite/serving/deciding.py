@@ -1,0 +1,179 @@
+"""Decisions: the requests that wait at the same time are one prediction, one draw and one write of the log.
+
+request ─► states, choices ─┐
+request ─► states, choices ─┴─► the loop's next turn: predict ─► draw ─► log ─► an answer each
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import repeat
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reagent_lite.errors import Problem
+from reagent_lite.export import Bundle
+from reagent_lite.serving.bodies import CandidateRow, Decision, Decisions, NamedRow
+from reagent_lite.serving.decision_log import DecisionLog
+from reagent_lite.serving.figures import Figures
+from reagent_lite.serving.served_model import ServedModel
+
+_MOST_CHOICES = 1 << 16  # of a batch, whose rows are all as wide as the widest
+Rows = Sequence[NamedRow] | Sequence[CandidateRow]
+Choices = Sequence[NDArray[Any]] | NDArray[np.bool_]
+
+
+class RefusedError(Exception):
+    """A request that is answered with an error; `status` is its HTTP status."""
+
+    def __init__(self, status: int, *problems: Problem) -> None:
+        self.status, self.problems = status, problems
+
+
+@dataclass(slots=True, kw_only=True)
+class _Request:
+    """A request that waits.
+
+    Attributes:
+        rows: to decide.
+        states: [n, F] of the rows.
+        choices: mask [n, K] of named actions, or of each row its candidates [K, F'].
+        possible: names or candidates of each row, as the log has them.
+        answer: what the request waits for.
+        index, propensities: of each row, once drawn; index -1 where nothing may be taken.
+    """
+
+    rows: Rows
+    states: NDArray[np.float32]
+    choices: Choices
+    possible: Sequence[Sequence[Any]]
+    answer: asyncio.Future[Decisions]
+    index: list[int] = field(default_factory=list)
+    propensities: list[float] = field(default_factory=list)
+
+
+class _Batch:
+    """Requests for one model."""
+
+    def __init__(self, model: ServedModel) -> None:
+        self.bundle, self.version = model.bundle, model.version
+        self.requests: list[_Request] = []
+        self._rows = self._widest = 0
+
+    def takes(self, request: _Request, bundle: Bundle) -> bool:
+        """Adds a request, unless it is for another model or the batch is full."""
+        rows, widest = self._rows + len(request.rows), max(self._widest, *map(len, request.choices))
+        if bundle is not self.bundle or (self.requests and rows * widest > _MOST_CHOICES):
+            return False
+        self.requests.append(request)
+        self._rows, self._widest = rows, widest
+        return True
+
+    def draw(self, rng: np.random.Generator) -> None:
+        """Draws for all rows of the requests."""
+        states = np.concatenate([one.states for one in self.requests])
+        choices: Any = [choice for one in self.requests for choice in one.choices]
+        given = {"candidates": choices} if self.bundle.parametric else {"mask": choices}
+        index, propensities = (found.tolist() for found in self.bundle.act(states, **given, rng=rng))
+        start = 0
+        for one in self.requests:
+            own = slice(start, start + len(one.rows))
+            one.index, one.propensities = index[own], propensities[own]
+            start = own.stop
+
+
+class Decider:
+    """Makes the decisions of a worker and logs them.
+
+    Args:
+        model: that decides.
+        log: of the worker.
+        figures: count actions and missing features.
+        rng: of the draws.
+    """
+
+    def __init__(self, model: ServedModel, log: DecisionLog, figures: Figures, rng: np.random.Generator) -> None:
+        self._model, self._log, self._figures, self._rng = model, log, figures, rng
+        self._batch: _Batch | None = None
+
+    async def decide(self, rows: Rows) -> Decisions:
+        """Returns a decision for each row; all are in the log, or none.
+
+        Raises:
+            BundleError: features that the model does not know.
+            RefusedError: actions that it does not know, or a row without one that may be taken.
+            OSError: the log cannot be written.
+        """
+        bundle, loop = self._model.bundle, asyncio.get_running_loop()
+        states = bundle.states([row.state_features for row in rows])
+        choices, possible = _choices(bundle, rows)
+        request = _Request(rows=rows, states=states, choices=choices, possible=possible, answer=loop.create_future())
+        if self._batch is None or not self._batch.takes(request, bundle):
+            self._batch = _Batch(self._model)
+            self._batch.takes(request, bundle)
+            loop.call_soon(self._finish, self._batch)
+        return await request.answer
+
+    def _finish(self, batch: _Batch) -> None:
+        if batch is self._batch:
+            self._batch = None
+        batch.requests = [one for one in batch.requests if not one.answer.done()]  # others were cancelled
+        try:
+            self._decide(batch)
+        except Exception as error:
+            for one in batch.requests:
+                if not one.answer.done():
+                    one.answer.set_exception(error)
+
+    def _decide(self, batch: _Batch) -> None:
+        batch.draw(self._rng)
+        decided: list[tuple[_Request, list[Any]]] = []
+        for one in batch.requests:
+            if min(one.index) < 0:
+                place = f"rows.{one.index.index(-1)}.possible_actions"
+                problem = Problem(place, "an action that the model may take", "none")
+                one.answer.set_exception(RefusedError(422, problem))
+                continue
+            options = one.possible if batch.bundle.parametric else repeat(batch.bundle.action_names)
+            decided.append((one, [each[place] for each, place in zip(options, one.index, strict=False)]))
+        ids = iter(self._log.append(
+            {"model": batch.version, "mdp_id": row.mdp_id, "sequence_number": row.sequence_number,
+             "state_features": present(row.state_features), "action": action, "possible_actions": possible,
+             "action_probability": propensity}
+            for one, actions in decided
+            for row, possible, action, propensity in zip(one.rows, one.possible, actions, one.propensities, strict=True)
+        ))  # fmt: skip
+        for one, actions in decided:
+            found = zip(actions, one.index, one.propensities, strict=True)
+            decisions = [Decision(decision_id=next(ids), action=a, index=k, propensity=p) for a, k, p in found]
+            one.answer.set_result(Decisions(decisions=decisions, model=batch.version))
+        if decided:
+            self._figures.decided([action for _, actions in decided for action in actions], batch.bundle)
+            self._figures.missing(np.isnan(np.concatenate([one.states for one, _ in decided])), batch.bundle)
+
+
+def present(features: dict[str, float | None]) -> dict[str, float]:
+    """Returns the features that are not null."""
+    return {key: value for key, value in features.items() if value is not None}
+
+
+def _choices(bundle: Bundle, rows: Sequence[Any]) -> tuple[Choices, Sequence[Sequence[Any]]]:
+    """Returns what the model may choose among in each row, and the same as the log has it."""
+    if bundle.parametric:
+        lists = [row.possible_actions for row in rows]
+        return bundle.candidates(lists), [[present(one) for one in candidates] for candidates in lists]
+    names = bundle.action_names
+    mask = np.ones((len(rows), len(names)), np.bool_)
+    for number, row in enumerate(rows):
+        if row.possible_actions is not None:
+            mask[number] = _allowed(f"rows.{number}", row.possible_actions, names)
+    return mask, [row.possible_actions or names for row in rows]
+
+
+def _allowed(where: str, possible: list[str], names: tuple[str, ...]) -> list[bool]:
+    if len(set(possible)) < len(possible) or not set(possible) <= set(names):
+        expected = f"names of {', '.join(names)}, each once"
+        raise RefusedError(422, Problem(f"{where}.possible_actions", expected, f"{possible}"))
+    return [name in possible for name in names]
