@@ -13,6 +13,7 @@ EXTRAS = {
     "compiler": ("ziglang",),
     "cuda": ("pycuda",),
     "data": ("pyarrow", "duckdb", "scipy"),
+    "gymnasium": ("gymnasium",),
     "minari": ("minari", "h5py"),
     "pictures": ("matplotlib", "PIL"),
     "report": ("tensorboard",),

@@ -18,6 +18,7 @@ import torch
 
 from reagent_lite.cli import exit_code
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, check
+from reagent_lite.config.environment import GYMNASIUM
 from reagent_lite.console import logger
 from reagent_lite.distributed.group import Group, Place
 from reagent_lite.errors import ConfigError, Problem, counted
@@ -25,6 +26,7 @@ from reagent_lite.run.train import train
 from reagent_lite.sim.backend import Backend, open_backend
 from reagent_lite.sim.cuda import on_stream
 from reagent_lite.sim.env import VectorEnv
+from reagent_lite.sim.gymnasium_env import open_envs
 from reagent_lite.sim.sources import known_environments
 
 _ROUNDS = 5
@@ -62,7 +64,7 @@ def measure_simulation(backend: Backend, sizes: tuple[int, ...], seconds: float)
     target, uniform = torch.zeros_like(source), torch.ones(1, device=device)
     points = []
     for size in sizes:
-        envs = VectorEnv(backend, num_envs=size)
+        envs = open_envs(backend, num_envs=size)
         envs.reset()
         envs.act(None, epsilon=uniform)
         # state read and written, action, reward, how it ended, step count: what any simulator must touch
@@ -169,9 +171,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", choices=("simulation", "training"), default=("simulation", "training"),
                         help="what to measure; absent: everything")  # fmt: skip
     parser.add_argument("--env", default="cartpole_v1",
-                        help=f"the path of a .cuh file, or one of {', '.join(known_environments())}")  # fmt: skip
-    parser.add_argument("--num_envs", type=int, nargs="+", default=None, metavar="N",
-                        help="numbers of environments; absent: 1 to 4 194 304, for training 16 384")  # fmt: skip
+                        help=f"a .cuh file, gymnasium:name, or one of {', '.join(known_environments())}")  # fmt: skip
+    parser.add_argument(
+        "--num_envs",
+        type=int,
+        nargs="+",
+        default=None,
+        metavar="N",
+        help="numbers of environments; absent: 1 to 4 194 304, for training 16 384, and in Python 64",
+    )
     parser.add_argument(
         "--device", choices=("auto", "cuda", "cpu"), default="auto", help="auto: the GPU if there is one"
     )
@@ -189,6 +197,8 @@ def _measure(options: argparse.Namespace) -> int:
     device = torch.device("cuda", 0) if gpu else torch.device("cpu")
     name = torch.cuda.get_device_name(0) if gpu else f"cpu, {counted(torch.get_num_threads(), 'thread')}"
     logger.info(f"{options.env} on {name}, torch {torch.__version__}")
+    if options.env.startswith(GYMNASIUM):  # more of them are no faster
+        options.num_envs = options.num_envs or [64]
     backend = open_backend(options.env, backend="auto", device=device, parameters={}, math="exact")
     result: dict[str, object] = {"env": options.env, "device": name, "torch": torch.__version__}
     if "simulation" in options.only:

@@ -211,7 +211,7 @@ COMMAND = Command(
     flags={
         "model": Flag("--model", "folder of an exported model"),
         "data_path": Flag("--data", "the log"),
-        "simulation.env": Flag("--env", "environment to play in, a name or a .cuh file"),
+        "simulation.env": Flag("--env", "environment to play in, a name, a .cuh file or gymnasium:name"),
     },
     needs_config=False,
     story="One process does the work, on the CPU. Without --config every key but those with a flag has its default:\n"

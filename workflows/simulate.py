@@ -44,6 +44,7 @@ from reagent_lite.run.agents import AgentType, agent_type, unknown_types
 from reagent_lite.sim.backend import Backend, open_backend
 from reagent_lite.sim.env import Policy, VectorEnv
 from reagent_lite.sim.episodes import Amount, whole_episodes
+from reagent_lite.sim.gymnasium_env import open_envs
 from reagent_lite.sim.rollout import Player
 from reagent_lite.sim.sources import origin
 from reagent_lite.sim.spec import EnvSpec
@@ -212,7 +213,7 @@ def _schema(config: SimulateConfig, spec: EnvSpec) -> "LogSchema":
 
 
 def _envs(config: SimulateConfig, backend: Backend, count: int, stream: int) -> VectorEnv:
-    return VectorEnv(
+    return open_envs(
         backend,
         num_envs=count,
         seed=config.seed,

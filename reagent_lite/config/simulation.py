@@ -91,6 +91,9 @@ class SimulationConfig(EnvironmentConfig):
         if self.mode != "both":
             yield from self.changes("", ["auto_scale"], f"false with mode {self.mode}",
                                     "It measures playing and learning in one process")  # fmt: skip
+        if self.in_python:
+            yield from self.changes("", ["auto_scale"], f"false with {self.env}",
+                                    "Its steps per second hardly depend on num_envs")  # fmt: skip
         if self.epsilon_end is not None and self.epsilon_end > self.epsilon_start:
             yield self.wrong("epsilon_end", f"at most epsilon_start ({self.epsilon_start:g})")
         if self.exploration == "softmax":

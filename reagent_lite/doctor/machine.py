@@ -201,7 +201,7 @@ def simulation(config: WorkflowConfig, processes: Processes) -> Iterator[Row]:
         yield skipped("environment", "the config has no simulation section")
         return
     device = processes.device(0)
-    if device.type == "cuda" and settings.backend != "cpu":
+    if device.type == "cuda" and settings.backend != "cpu" and not settings.in_python:
         problem = cuda_problem(device)
         if problem is None:
             yield ok("GPU toolkit", "PyCUDA and nvcc")
@@ -214,10 +214,8 @@ def simulation(config: WorkflowConfig, processes: Processes) -> Iterator[Row]:
         settings.env, backend=settings.backend, device=device, parameters=settings.env_parameters, math=settings.math
     )
     spec = backend.spec
-    found = (
-        f"{spec.name} compiles for {backend.device.type}: {counted(spec.observation_size, 'feature')}, "
-        f"{counted(spec.num_actions, 'choice')}"
-    )
+    does = "steps in Python" if settings.in_python else f"compiles for {backend.device.type}"
+    found = f"{spec.name} {does}: {counted(spec.observation_size, 'feature')}, {counted(spec.num_actions, 'choice')}"
     if spec.candidates and not isinstance(config, ParametricDqnConfig):
         yield warning("environment", f"{found}, which differ from step to step", "Train with workflows.parametric_dqn")
         return

@@ -63,7 +63,7 @@ class Played:
     """
 
     env: str
-    parameters: dict[str, float]
+    parameters: dict[str, Any]
     time_limit: int
     episodes: int
     longest: int
@@ -86,7 +86,10 @@ class Played:
             policies[key] = PlayedPolicy(total=total, discounted=discounted, length=length, cut_share=cut_share)
         return cls(
             env=spec.name,
-            parameters={name: float(str(np.float32(value))) for name, value in spec.parameters.items()},
+            parameters={
+                name: float(str(np.float32(value))) if isinstance(value, float) else value
+                for name, value in spec.parameters.items()
+            },
             time_limit=time_limit,
             episodes=model.shape[1],
             longest=max(int(table[2].max()) for key, table in tables.items() if key != RANDOM),

@@ -20,7 +20,7 @@ from reagent_lite.evaluation.exported_model import Choices, ExportedModel, Expor
 from reagent_lite.evaluation.played import RANDOM, Played
 from reagent_lite.evaluation.returns import play
 from reagent_lite.sim.backend import open_backend
-from reagent_lite.sim.env import VectorEnv
+from reagent_lite.sim.gymnasium_env import open_envs
 from reagent_lite.sim.rollout import Player
 from reagent_lite.sim.spec import EnvSpec
 
@@ -53,7 +53,7 @@ class Arena:
         if problems:
             raise BundleError(problems)
         self._config, self._models = config, models
-        self._env = VectorEnv(
+        self._env = open_envs(
             backend, num_envs=settings.evaluation_episodes, seed=config.seed, stream=_STREAM,
             time_limit=settings.time_limit, parametric=models[0].bundle.parametric,
         )  # fmt: skip

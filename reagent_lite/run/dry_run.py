@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -23,8 +24,11 @@ from reagent_lite.run.agents import AgentType, agent_types
 from reagent_lite.run.learner import build_learner
 from reagent_lite.run.roles.policies import most_frames_ahead
 from reagent_lite.run.simulated import ring_settings, simulated_plan
+from reagent_lite.sim.backend import Backend
 from reagent_lite.sim.cpu import CpuBackend
 from reagent_lite.sim.env import VectorEnv
+from reagent_lite.sim.gymnasium_backend import GymnasiumBackend
+from reagent_lite.sim.gymnasium_env import open_envs
 from reagent_lite.sim.sources import find_environment
 from reagent_lite.types import SourceSpec
 
@@ -161,7 +165,7 @@ def processes_here(config: WorkflowConfig) -> Processes:
 
 def _inputs(config: WorkflowConfig) -> Inputs:
     inputs, troubles = Inputs(), []
-    if config.simulation is not None:
+    if config.simulation is not None and not config.simulation.in_python:
         find_environment(config.simulation.env)
     of_this_machine = ((_with_data, ReagentLiteError), (_with_environment, KernelBuildError),
                        (_with_widths, ReagentLiteError))  # fmt: skip
@@ -226,11 +230,14 @@ def _environment(config: WorkflowConfig) -> VectorEnv:
         SimulationError, KernelBuildError: see sim.backend.open_backend.
     """
     settings = config.environments
-    path = find_environment(settings.env)
     with tempfile.TemporaryDirectory(prefix="reagent_lite_") as folder:
-        backend = CpuBackend(path, settings.env_parameters, settings.math, threads=1, optimization="-O0",
-                             cache=Path(folder))  # fmt: skip
-        return VectorEnv(backend, num_envs=1, parametric=config.parametric)
+        built: dict[str, Any] = {"optimization": "-O0", "cache": Path(folder)}
+        if settings.in_python:
+            backend: Backend = GymnasiumBackend(settings.env, settings.env_parameters, **built)
+        else:
+            path = find_environment(settings.env)
+            backend = CpuBackend(path, settings.env_parameters, settings.math, threads=1, **built)
+        return open_envs(backend, num_envs=1, time_limit=settings.time_limit, parametric=config.parametric)
 
 
 def network_needs(config: WorkflowConfig, spec: SourceSpec, learners: int = 1) -> list[Need]:

@@ -29,6 +29,7 @@ from reagent_lite.run.normalization import Normalization, given_normalization
 from reagent_lite.sim.backend import Backend, open_backend
 from reagent_lite.sim.cuda_build import cuda_problem
 from reagent_lite.sim.env import Policy, VectorEnv
+from reagent_lite.sim.gymnasium_env import open_envs
 from reagent_lite.sim.rollout import Player
 from reagent_lite.sim.sources import identity
 from reagent_lite.types import Actions, FeatureSpec, FeatureType, NormalizationSpec, TransitionBatch
@@ -79,7 +80,7 @@ class Simulation:
 
     def envs(self, first: int, stop: int, *, stream: int) -> VectorEnv:
         """Returns environments by global number."""
-        return VectorEnv(
+        return open_envs(
             self.backend, num_envs=stop - first, first_env=first, seed=self.seed, stream=stream,
             time_limit=self.config.time_limit, parametric=self.parametric,
         )  # fmt: skip
@@ -112,7 +113,7 @@ def open_simulation(config: WorkflowConfig, group: Group) -> Simulation:
 
     backend = compiled(settings, group)
     if settings.backend == "auto" and group.device.type == "cuda" and backend.device.type == "cpu":
-        logger.info(f"environments run on the CPU: {cuda_problem(group.device)}")
+        logger.info(f"environments run on the CPU: {cuda_problem(group.device) or 'they are Python'}")
     spec = backend.spec
     if spec.candidates and not parametric:
         raise ConfigError(
@@ -133,7 +134,7 @@ def compiled(settings: SimulationConfig, group: Group) -> Backend:
     """Returns the environment, which the first process of each machine compiles while the others wait.
 
     Raises:
-        SimulationError: unknown environment or parameter.
+        SimulationError: unknown environment or parameter, or one of Gymnasium that raises.
         KernelBuildError: it does not compile, or there is nothing to compile it with.
     """
     if "OMP_NUM_THREADS" not in os.environ:  # environments take as many threads as torch has when they are opened

@@ -1,13 +1,15 @@
 """The protocol of both backends and the choice between them."""
 
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 
+from reagent_lite.config.environment import GYMNASIUM
 from reagent_lite.sim.calls import ActCall, Call, Kernel
 from reagent_lite.sim.cpu import CpuBackend
 from reagent_lite.sim.cuda import CudaBackend
 from reagent_lite.sim.cuda_build import cuda_problem
+from reagent_lite.sim.gymnasium_backend import GymnasiumBackend
 from reagent_lite.sim.sources import find_environment
 from reagent_lite.sim.spec import EnvSpec
 
@@ -33,22 +35,24 @@ def open_backend(
     *,
     backend: Literal["auto", "cuda", "cpu"],
     device: torch.device,
-    parameters: dict[str, float],
+    parameters: dict[str, Any],
     math: Literal["exact", "fast"],
 ) -> Backend:
-    """Returns an environment compiled for the CPU or a GPU.
+    """Returns an environment compiled for the CPU or a GPU, or one of Gymnasium.
 
     Args:
-        env: name of one of ours, or path of a `.cuh` file.
+        env: name of one of ours, path of a `.cuh` file, or `gymnasium:` and a name.
         backend: `auto` takes CUDA if the device is a GPU and `cuda_problem` finds nothing missing.
         device: of the learner; the CUDA build runs on it.
-        parameters: constants of the dynamics to replace.
+        parameters: constants of the dynamics to replace, or arguments of gymnasium.make.
         math: `exact` gives the same bits on every machine.
 
     Raises:
         SimulationError: unknown environment or parameter.
         KernelBuildError: the compiler refuses it, or there is no compiler.
     """
+    if env.startswith(GYMNASIUM):
+        return GymnasiumBackend(env, parameters)
     path = find_environment(env)
     if backend == "auto":
         is_possible = device.type == "cuda" and cuda_problem(device, path, parameters, math) is None

@@ -46,7 +46,10 @@ class VectorEnv:
         next_mask: [R, K] bool, choices at `next_observation`.
         features: [R, K, F] of the choices at `observation`; None unless parametric.
         next_features: [R, K, F], those at `next_observation`.
+        restarts: whether `load_state_dict` starts new episodes, as the state is not all there.
     """
+
+    restarts = False
 
     def __init__(
         self,
@@ -119,7 +122,7 @@ class VectorEnv:
             tensor.zero_()
         for tensor in (self.last_return, self.last_length, self._fault):
             tensor.zero_()
-        self._backend.launch("env_reset", self._call)
+        self._begin()
 
     def act(self, q: Tensor | None, *, epsilon: Tensor, temperature: float = 0.0) -> None:
         """Draws `action` and its `propensity`.
@@ -225,6 +228,10 @@ class VectorEnv:
             )
         for name, tensor in self._tensors().items():
             tensor.copy_(tensors[name])
+
+    def _begin(self) -> None:
+        """Starts every environment's running episode anew."""
+        self._backend.launch("env_reset", self._call)
 
     def _identity(self) -> Tensor:
         call = self._call

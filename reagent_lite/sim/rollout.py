@@ -220,8 +220,10 @@ class Rollout:
         return {"env": self.env.state_dict(), "finished": self._finished, "strange_rewards": self._strange_rewards}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues from a `state_dict`, in the middle of its episodes."""
+        """Continues from a `state_dict`, in the middle of its episodes where environments can, after the rings."""
         self.env.load_state_dict(state["env"])
+        for ring in self.rings.values() if self.env.restarts else ():
+            ring.end_episodes()
         self._finished.copy_(state["finished"])
         self._strange_rewards.copy_(state["strange_rewards"])
 

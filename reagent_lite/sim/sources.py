@@ -52,7 +52,7 @@ def find_environment(name_or_path: str) -> Path:
             "simulation.env",
             f"one of {', '.join(known)}",
             repr(name_or_path),
-            f"{hint}An environment of your own is named by the path of its .cuh file",
+            f"{hint}An environment of your own is named by the path of its .cuh file, one in Python by gymnasium:name",
         )
     )
 
@@ -126,10 +126,16 @@ def built_from(environment: Path, parameters: dict[str, float]) -> tuple[str, ..
 def identity(config: EnvironmentConfig, *more: str) -> str:
     """Returns the sha256 of an environment's sources, constants, time limit and more, by which two are the same.
 
+    Of one of Gymnasium the sources are not read: its name and the release of Gymnasium stand for them.
+
     Raises:
         SimulationError: see `find_environment` and `built_from`.
     """
-    parts = built_from(find_environment(config.env), config.env_parameters)
+    parts: tuple[str, ...]
+    if config.in_python:
+        parts = (config.env, json.dumps(config.env_parameters, sort_keys=True), version("gymnasium"))
+    else:
+        parts = built_from(find_environment(config.env), config.env_parameters)
     return hashlib.sha256(json.dumps([[config.time_limit, config.math, *more], parts]).encode()).hexdigest()
 
 

@@ -37,7 +37,7 @@ class EnvSpec:
         name: of the environment, the stem of its file.
         num_actions: K, or the most candidates a step offers.
         observation_size: S.
-        time_limit: steps until truncation where the config gives no other.
+        time_limit: steps until truncation where the config gives no other; 0 where it has to.
         action_feature_size: F, features of a choice for parametric learning.
         agents: A, that act at once in an environment.
         threads_per_env: threads of a GPU that share an environment; above 1, with many agents, they are a block.
@@ -47,7 +47,7 @@ class EnvSpec:
         action_names: of fixed actions, in order.
         agent_type_names: of the types of agents, in order of their numbers.
         agent_types: [A] number of each agent's type.
-        parameters: constants of the dynamics in force.
+        parameters: constants of the dynamics in force; of Gymnasium, the given arguments.
         parameter_lists: sizes of the lists among them, by name.
         fields: the state's variables in memory order.
         action_features: [K][F] of fixed actions; empty with candidates.
@@ -66,7 +66,7 @@ class EnvSpec:
     action_names: tuple[str, ...]
     agent_type_names: tuple[str, ...]
     agent_types: tuple[int, ...]
-    parameters: dict[str, float]
+    parameters: dict[str, Any]
     parameter_lists: dict[str, int]
     fields: tuple[Field, ...]
     action_features: tuple[tuple[float, ...], ...]

@@ -114,8 +114,9 @@ def progress_of(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("env", "parametric"),
-    [("cartpole_v1", False), ("cartpole_v1", True), ("gridworld", False), ("recommend", True)],
-)
+    [("cartpole_v1", False), ("cartpole_v1", True), ("gridworld", False), ("recommend", True),
+     ("gymnasium:CartPole-v1", True), ("gymnasium:FrozenLake-v1", False)],
+)  # fmt: skip
 def test_what_is_played_is_what_is_learned_from(tmp_path: Path, env: str, parametric: bool) -> None:
     tree = role(tmp_path, "collect", env=env, num_envs=4)
     simulation = open_simulation(checked(tree, "parametric_dqn" if parametric else "dqn"), ALONE)
@@ -252,7 +253,7 @@ def test_a_collector_plays_the_policy_of_each_type_and_refuses_those_against_oth
         collector(random).run()
 
 
-@pytest.mark.parametrize("env", ["cartpole_v1", "recommend"])
+@pytest.mark.parametrize("env", ["cartpole_v1", "recommend", "gymnasium:CartPole-v1"])
 def test_roles_over_candidates(tmp_path: Path, env: str) -> None:
     learn, collect = (role(tmp_path, mode, env=env, warmup_steps=64) for mode in ("learn", "collect"))
     stream = followed(learn, "parametric_dqn")

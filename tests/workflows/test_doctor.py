@@ -142,9 +142,11 @@ def test_a_shard_without_rows_is_worth_a_warning_among_others(examine: Examine, 
 
 @pytest.mark.parametrize(
     ("section", "words"),
-    [({"env": "cartpole_v2"}, "Did you mean 'cartpole_v1'?"), ({"env": "./broken.cuh"}, "broken.cuh"), ({}, "")],
-    ids=["unknown", "does not compile", "whole"],
-)
+    [({"env": "cartpole_v2"}, "Did you mean 'cartpole_v1'?"), ({"env": "./broken.cuh"}, "broken.cuh"),
+     ({"env": "gymnasium:CartPol-v1"}, "Did you mean 'CartPole-v1'?"), ({}, ""),
+     ({"env": "gymnasium:CartPole-v1"}, "")],
+    ids=["unknown", "does not compile", "unknown to Gymnasium", "whole", "Gymnasium's"],
+)  # fmt: skip
 def test_environments(
     examine: Examine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, section: dict[str, str], words: str
 ) -> None:
@@ -156,7 +158,8 @@ def test_environments(
     row = rows["environment"][0]
     assert words in row["found"] + row["todo"]
     if not words:
-        assert row["found"] == "cartpole_v1 compiles for cpu: 4 features, 2 choices"
+        does = "CartPole-v1 steps in Python" if "env" in section else "cartpole_v1 compiles for cpu"
+        assert row["found"] == f"{does}: 4 features, 2 choices"
 
 
 def test_the_number_of_this_machine_must_be_known(examine: Examine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -192,6 +192,9 @@ def test_what_cannot_be_found_out_is_a_warning(plan: Plan, tmp_path: Path) -> No
     assert "later.jsonl: expected a data file or a folder of shards" in only(lines, "warning:")
 
 
-def test_an_unknown_environment_is_an_error(plan: Plan) -> None:
-    lines = plan(ONLINE | {"simulation": {"env": "cartpole_v2"}}, code=2)
-    assert any("Did you mean 'cartpole_v1'?" in line for line in lines)
+@pytest.mark.parametrize(
+    ("env", "near"), [("cartpole_v2", "cartpole_v1"), ("gymnasium:CartPol-v1", "CartPole-v1")], ids=["kernel", "Python"]
+)
+def test_an_unknown_environment_is_an_error(plan: Plan, env: str, near: str) -> None:
+    lines = plan(ONLINE | {"simulation": {"env": env}}, code=2)
+    assert any(f"Did you mean '{near}'?" in line for line in lines)

@@ -202,6 +202,13 @@ class ReplayRing:
             self._admit(self._priorities, slots, self._filled - number.flip(0))
         self._head.add_(rounds).remainder_(self._settings.slots)
 
+    def end_episodes(self) -> None:
+        """Truncates the episodes of the newest rows: what is written next belongs to others."""
+        newest = (self._head - 1).remainder(self._settings.slots)
+        marks = self._columns["marks"]
+        ended = marks[newest, :, 1]
+        marks[newest, :, 1] = ended.masked_fill(ended == 0, _TRUNCATED)
+
     def sample(self, rows: int, *, beta: float | Tensor = 0.0) -> Sample:
         """Draws rows with replacement.
 

@@ -1,0 +1,146 @@
+"""Environments of Gymnasium, which step in Python: `"env": "gymnasium:CartPole-v1"`.
+
+What follows `gymnasium:` is a name that Gymnasium has registered, or module:name, where importing the module registers
+it. Actions are Discrete; observations of any space that Gymnasium flattens are flattened to float32. Where the info of
+`reset` has an `action_mask` [K], as in Taxi, that of every step says which actions are allowed next.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from reagent_lite.config.environment import GYMNASIUM
+from reagent_lite.errors import Problem, SimulationError, nearest, needing, raise_any
+from reagent_lite.sim.calls import ActCall, Call, Kernel
+from reagent_lite.sim.compiler import KERNELS
+from reagent_lite.sim.cpu import CpuBackend
+
+if TYPE_CHECKING:
+    from gymnasium import Env
+    from gymnasium.vector import SyncVectorEnv
+
+MASK = "action_mask"
+_WHERE = "simulation.env"
+_OWN = "module:name imports a module that registers an environment of your own"
+
+
+class GymnasiumBackend:
+    """Makes environments of one name, and draws actions by the kernel that draws those of compiled environments.
+
+    Attributes:
+        spec: what is simulated; time_limit is 0 where the environment has none of its own.
+        device: the CPU.
+        first_action: number of the environment's first action.
+    """
+
+    def __init__(self, env: str, parameters: dict[str, Any], **compilation: Any) -> None:
+        """Makes one environment and steps it once.
+
+        Args:
+            env: `gymnasium:` and a name.
+            parameters: keyword arguments of gymnasium.make.
+            compilation: how the kernel that draws is compiled, see CpuBackend.
+
+        Raises:
+            SimulationError: no such environment, one of other spaces, or one that raises.
+            KernelBuildError: there is no compiler.
+        """
+        self.name, self._parameters = env.removeprefix(GYMNASIUM), parameters
+        with closing(self._one()) as one:
+            count, size = self._read_spaces(one)
+            with self.named("reset and step"):
+                _, info = one.reset(seed=0)
+                allowed = np.asarray(info.get(MASK, np.ones(count)))
+                one.step(self.first_action + int(allowed.argmax()))
+        if allowed.shape != (count,):
+            raise SimulationError(Problem(f"{MASK} of {self.name}", f"{count} values", f"shape {list(allowed.shape)}"))
+        self._drawing = CpuBackend(KERNELS / "core" / "choices.cuh", {"number_of_actions": count}, "exact", threads=1,
+                                   **compilation)  # fmt: skip
+        self.device = self._drawing.device
+        self.spec = replace(
+            self._drawing.spec,
+            name=self.name,
+            observation_size=size,
+            time_limit=(one.spec and one.spec.max_episode_steps) or 0,
+            masked=MASK in info,
+            action_names=tuple(str(self.first_action + k) for k in range(count)),
+            parameters=parameters,
+            fields=(),
+        )
+
+    def launch(self, kernel: Kernel, call: Call | ActCall) -> None:
+        """Draws actions, the one thing that a kernel does here."""
+        assert kernel == "env_act"
+        self._drawing.launch(kernel, call)
+
+    def make(self, num: int, time_limit: int) -> SyncVectorEnv:
+        """Returns environments in which the step that ends an episode starts the next one.
+
+        Raises:
+            SimulationError: making them raises.
+        """
+        import gymnasium
+
+        def one() -> Env[Any, Any]:
+            env = gymnasium.make(self.name, max_episode_steps=time_limit, disable_env_checker=True, **self._parameters)
+            return gymnasium.wrappers.FlattenObservation(env)
+
+        with self.named("environments"):
+            same_step = gymnasium.vector.AutoresetMode.SAME_STEP
+            return gymnasium.vector.SyncVectorEnv([one] * num, autoreset_mode=same_step)
+
+    @contextmanager
+    def named(self, what: str) -> Iterator[None]:
+        """Turns what the environment's code raises into a SimulationError with its name and place."""
+        try:
+            yield
+        except Exception as error:
+            raise SimulationError(Problem(f"{what} of {self.name}", "no exception", _last_line(error))) from error
+
+    def _one(self) -> Env[Any, Any]:
+        with needing("gymnasium", _WHERE, error=SimulationError):
+            import gymnasium
+        try:
+            return gymnasium.make(self.name, **self._parameters)
+        except Exception as error:
+            where = f"{_WHERE} with env_parameters" if self._parameters else _WHERE
+            is_known = self.name.rpartition(":")[2] in gymnasium.registry
+            todo = "" if is_known else nearest(self.name, tuple(gymnasium.registry), otherwise=_OWN)
+            got = f"{self.name!r}: {_last_line(error)}"
+            raise SimulationError(Problem(where, "an environment that gymnasium.make makes", got, todo)) from error
+
+    def _read_spaces(self, env: Env[Any, Any]) -> tuple[int, int]:
+        """Returns the numbers of actions and of features.
+
+        Raises:
+            SimulationError: they are no numbers that a network here reads or chooses from.
+        """
+        from gymnasium.spaces import Discrete, flatdim
+
+        actions, observations = env.action_space, env.observation_space
+        problems = []
+        if not isinstance(actions, Discrete):
+            todo = "Wrap it, for instance in gymnasium.wrappers.DiscretizeAction"
+            problems.append(Problem(f"actions of {self.name}", "a Discrete space", str(actions), todo))
+        if not observations.is_np_flattenable:
+            todo = "Wrap it in a gymnasium.ObservationWrapper that gives a Box"
+            expected = (
+                "a space that Gymnasium flattens: Box, Discrete, MultiDiscrete, MultiBinary, Tuple or Dict of them"
+            )
+            problems.append(Problem(f"observations of {self.name}", expected, str(observations), todo))
+        raise_any(problems, SimulationError)
+        assert isinstance(actions, Discrete)
+        self.first_action = int(actions.start)
+        return int(actions.n), flatdim(observations)
+
+
+def _last_line(error: Exception) -> str:
+    """Returns the last line of an exception's traceback, and where it was raised."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{traceback.format_exception_only(error)[-1].strip()} ({frame.filename}:{frame.lineno})"

@@ -1,0 +1,100 @@
+"""Runs in environments of Gymnasium: trained, evaluated, simulated, resumed; roles are in test_collect_and_learn.py."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from oracles.played import played
+from oracles.resuming import Laboratory, Tree, bits, simulated
+from oracles.runs import ALONE, merged, trained
+from oracles.simulated import made
+
+from reagent_lite.config import DqnConfig
+from reagent_lite.errors import SimulationError
+
+
+def online(folder: Path, env: str, **simulation: Any) -> Tree:
+    return simulated(folder, simulation={"env": env, **simulation}) | {"model_output_path": str(folder / "out")}
+
+
+@pytest.mark.parametrize(
+    ("env", "workflow", "parameters"),
+    [
+        ("gymnasium:FrozenLake-v1", "dqn", {"map_name": "4x4", "is_slippery": False}),
+        ("gymnasium:FrozenLake-v1", "parametric_dqn", {"desc": ["SFFG", "FFFH"]}),
+    ],
+)
+def test_a_model_is_exported_and_evaluated_where_it_played(
+    tmp_path: Path, env: str, workflow: str, parameters: Tree
+) -> None:
+    trained(online(tmp_path, env, env_parameters=parameters), workflow)
+    model = tmp_path / "out" / "model"
+    evaluated = json.loads((model / "evaluation.json").read_text())["simulation"]
+    assert (evaluated["env"], evaluated["env_parameters"]) == (env.removeprefix("gymnasium:"), parameters)
+    _, report = played(tmp_path, model, env, 4, simulation={"env_parameters": parameters, "time_limit": 9})
+    assert report["model"]["simulated"]["mean_length"] <= report["simulation"]["time_limit"] == 9
+
+
+def test_a_log_of_a_policy_is_the_same_for_the_same_seed(tmp_path: Path) -> None:
+    settings = {"env": "gymnasium:Taxi-v4", "rows": 300, "num_envs": 3, "time_limit": 60, "seed": 4}
+    result, log = made(tmp_path / "a", **settings)
+    _, again = made(tmp_path / "b", **settings)
+    _, other = made(tmp_path / "c", **settings | {"seed": 5})
+    assert log.rows == again.rows != other.rows
+    assert log.lengths.tolist() == [60] * result.episodes
+    choices = np.array([len(row["possible_actions"]) for row in log.rows])
+    np.testing.assert_allclose(log.propensity, 1 / choices, rtol=1e-6)
+    assert choices.max() < 6  # Taxi forbids moves into walls, and most pickups
+
+
+def test_two_runs_are_equal_and_a_resumed_one_goes_on_with_new_episodes(tmp_path: Path) -> None:
+    laboratory = Laboratory(DqnConfig, online(tmp_path, "gymnasium:CartPole-v1", total_steps=400), ALONE, tmp_path)
+    whole, same = laboratory.run("whole", every_steps=1, keep=1000), laboratory.run("same", every_steps=1)
+    ends = []
+    for _ in range(2):
+        laboratory.copy("whole", "again", 9)
+        ends.append(laboratory.run("again"))
+    for one, other in ((whole, same), ends):
+        assert one.tensors.keys() == other.tensors.keys()
+        assert all(bits(tensor).equal(bits(other.tensors[name])) for name, tensor in one.tensors.items())
+        assert one.scores == other.scores
+    assert ends[0].steps == whole.steps
+    assert [line.get("simulation/env_steps") for line in ends[0].lines] == [256, 400, None]
+    ring = "rank_0000.safetensors:source/ring"
+    before = 22  # slots: 13 of the warm-up, and one before each of 9 optimizer steps
+    kept, gone_on = (end.tensors[f"{ring}/scalars"] for end in (whole, ends[0]))
+    assert kept[:before].equal(gone_on[:before])
+    assert not kept[before:].equal(gone_on[before:])
+    assert bool(ends[0].tensors[f"{ring}/marks"][before - 1, :, 1].all())  # every episode ends there
+    assert int(ends[0].tensors["rank_0000.safetensors:source/rollout/env/episode"].min()) >= 1
+
+
+def test_what_an_environment_raises_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken.py").write_text(
+        "import gymnasium\n"
+        "from gymnasium.envs.classic_control.cartpole import CartPoleEnv\n\n"
+        "class Broken(CartPoleEnv):\n"
+        "    taken = 0\n\n"
+        "    def step(self, action):\n"
+        "        Broken.taken += 1\n"
+        "        if Broken.taken > 200:\n"
+        "            raise RuntimeError('the pole fell off')\n"
+        "        return super().step(action)\n\n\n"
+        "gymnasium.register('Broken-v0', Broken, max_episode_steps=50)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    said = r"step of broken:Broken-v0: expected no exception, got RuntimeError: the pole fell off \(.*broken\.py:10\)"
+    with pytest.raises(SimulationError, match=said):
+        trained(online(tmp_path, "gymnasium:broken:Broken-v0"))
+    assert not (tmp_path / "out" / "model").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("env", ["cartpole_v1", "gymnasium:CartPole-v1"])
+def test_cartpole_is_learned_as_in_a_kernel(tmp_path: Path, env: str) -> None:
+    sample = json.loads((Path(__file__).parents[2] / "configs/cartpole/online.json").read_text())
+    simulation = {"env": env, "total_steps": 200_000}
+    outcome = trained(merged(sample, {"model_output_path": str(tmp_path), "use_gpu": False, "simulation": simulation}))
+    assert outcome.scores["simulation/return/mean"] >= 475
