@@ -317,7 +317,8 @@ class LogEvaluator:
 
     def _plan(self, counts: tuple[int, ...], passes: int) -> ReadPlan:
         minibatch = self._config.evaluation.minibatch_size * self._group.world_size
-        return self._data.shards.plan(counts, minibatch=minibatch, epochs=passes, seed=self._config.seed + 1)
+        reads, seed = self._data.shards.of_rank, self._config.seed + 1
+        return ReadPlan(shards=counts, minibatch=minibatch, epochs=passes, seed=seed, reads=reads)
 
     def _steps(self, counts: tuple[int, ...], passes: int) -> int:
         """Returns the largest number of steps of a fit to `counts` rows of the shards."""

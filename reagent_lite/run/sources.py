@@ -406,11 +406,12 @@ class Mixed(Logged):
 
 def logged_plan(config: WorkflowConfig, data: Data, minibatch: int) -> ReadPlan:
     """Returns the plan by which all processes together read `minibatch` training rows at a time."""
-    return data.shards.plan(
-        data.counts,
+    return ReadPlan(
+        shards=data.counts,
         minibatch=minibatch,
         epochs=config.epochs,
         seed=config.seed,
+        reads=data.shards.of_rank,
         minibatches_per_step=config.training.minibatches_per_step,
     )
 

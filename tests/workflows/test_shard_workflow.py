@@ -92,7 +92,7 @@ def test_a_changed_input_or_config_is_sharded_anew(run: Runner, tree: dict[str, 
     first = run(tree, "--node_index=0")
     write(tmp_path / "in" / "9.parquet", table([5, 5], first=500))
     second = run(tree, "--node_index=0")
-    assert "made anew, as the shards there were made from" in second.err
+    assert "made again: the shards there were made from" in second.err
     assert "9.parquet" not in first.err
     assert second.outcome["generation"] != first.outcome["generation"]
     manifest = StageManifest.read(tree["local_path"])

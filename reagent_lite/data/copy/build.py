@@ -1,4 +1,4 @@
-"""Builds a training copy: blocks are checked and spooled in the files' order, then written in the copy's order."""
+"""Builds a training copy: blocks are checked, spooled in the order of the files, and written in the copy's order."""
 
 from __future__ import annotations
 
@@ -306,7 +306,7 @@ class Order:
 
 
 def find_order(slots: NDArray[np.int64], mdp_ids: list[pa.Array], sequence: NDArray[np.int64] | None) -> Order:
-    """Sorts by (mdp_id, sequence_number) where the log has both; rows that have the same keep their order.
+    """Sorts by (mdp_id, sequence_number) where the log has both; rows that are equal in both keep their order.
 
     Args:
         slots: [R] number of the row's mdp_id among all of `mdp_ids`, -1 without one.

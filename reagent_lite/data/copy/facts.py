@@ -21,7 +21,7 @@ from reagent_lite.errors import Problem, counted, raise_any
 from reagent_lite.types import NormalizationSpec
 
 ORIGIN = ("origin_file.npy", "origin_line.npy")
-"""Arrays of where each row stood in the input, which differ when the same rows were split or shuffled differently."""
+"""Arrays that say where in the input each row was; they differ where the same rows are split or shuffled."""
 
 _FROM_COPY = ("action_names", "state_ids", "action_ids", "metric_names", "counts", "notes")
 _ABSENCES = (
@@ -41,7 +41,7 @@ class Facts:
         action_names: of discrete actions; empty for candidates.
         state_ids, action_ids, metric_names, counts, notes: as in TrainingCopy.
         content: sha256 over the rows in the copy's order; "" where there are none.
-        manifest: digest of the copy's manifest; of nothing where there are no rows.
+        manifest: digest of the copy's manifest; the same for all machines without rows.
         normalization: sha256 of each given normalization, by column.
     """
 
@@ -96,7 +96,7 @@ class Agreement:
         hash: sha256 of the one machine's manifest, or over those of all in their order.
         content: sha256 over the rows alone, the same for a copy that was built again; of all shards in their order.
         counts: as in TrainingCopy, over all shards.
-        notes: as in TrainingCopy, with the machine's number where there are several.
+        notes: as in TrainingCopy, with the number of the machine if there are several.
     """
 
     rows: tuple[int, ...]

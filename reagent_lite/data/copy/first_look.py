@@ -25,9 +25,9 @@ class FirstRows:
     """The first rows of an input that could be read and have no fault.
 
     Attributes:
-        events: they are events, of which transitions are made first.
-        file: they are from.
-        rows: how many.
+        events: whether they are events, from which transitions are made first.
+        file: path of the file that they are from.
+        rows: how many there are.
         state_ids, action_ids: features seen, ascending.
     """
 

@@ -113,10 +113,9 @@ class Place:
             shutil.rmtree(temporary, ignore_errors=True)
 
     def publish(self, temporary: Path, manifest: CopyManifest) -> Path:
-        """Renames a built copy to its name, removes those of other inputs and returns its folder.
+        """Renames a built copy to its name, removes copies of other inputs, and returns the folder.
 
-        Where another process has published the same copy in the meantime, as machines do that share the folder, its
-        folder stays: somebody reads it.
+        A folder that another process has published for the same copy meanwhile stays: somebody may read it already.
         """
         manifest = manifest.write(temporary)
         sync(temporary)
@@ -151,10 +150,10 @@ def places_of(
 
 
 def parents_of(path: str | None, directory: str | None) -> list[Path]:
-    """Returns the folders for what is made of data: the one the user chose; else beside local data, then the cache.
+    """Returns the folders for files made from data: the user's choice, else beside local data, then the user's cache.
 
     Args:
-        path: of the data; None for what shall not lie beside them.
+        path: of the data; None for files that do not belong beside it.
         directory: data.training_copy_dir, or None.
     """
     if directory is not None:

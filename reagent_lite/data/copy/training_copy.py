@@ -231,12 +231,12 @@ def prepare_training_copy(
             folder = place.publish(temporary, build(files, actions, temporary, progress, columns))
         give_back_memory()
     copy = open_training_copy(folder)
-    # what lies beside the data today and is not read
+    # of files beside the data that are not read, as they are today
     return dataclasses.replace(copy, notes=(*copy.notes, *left_out(path)))
 
 
 def give_back_memory() -> None:
-    """Returns freed memory to the system: Arrow and glibc keep it, and it counts as this process's."""
+    """Returns freed memory to the system: Arrow and glibc keep it, where it counts as this process's memory."""
     if pa := sys.modules.get("pyarrow"):  # absent where nothing was read
         pa.default_memory_pool().release_unused()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc alone has it

@@ -23,7 +23,7 @@ from reagent_lite.feature_ids import written
 Verdict = Literal["stable", "moderate", "large"]
 VERDICTS: tuple[Verdict, ...] = ("stable", "moderate", "large")
 Figure = tuple[float, float] | tuple[None, None]
-"""A figure, and what chance alone stays below."""
+"""A figure, and the limit below which it stays by chance alone."""
 CHANCE = 0.95
 MOST_TABLE_ROWS = 40
 
@@ -35,8 +35,9 @@ class FeatureDrift:
     Attributes:
         feature_id: of states or candidates.
         verdict: of the worst of the three figures.
-        psi, psi_by_chance: population stability index, and what chance alone stays below; None where one has no value.
-        ks, ks_by_chance: two-sample Kolmogorov-Smirnov statistic, in the same way.
+        psi, psi_by_chance: population stability index, and the limit below which it stays by chance alone; None where
+            one of the data sets has no value.
+        ks, ks_by_chance: two-sample Kolmogorov-Smirnov statistic, and its limit.
         present, reference_present: share of rows in which the feature is present.
         mean, reference_mean: over all rows; None where there is no value.
     """

@@ -35,7 +35,7 @@ class Fitted:
 
     Attributes:
         spec: in column order.
-        notes: what is odd about features.
+        notes: what is unusual about features.
         statistics: rows (or candidates) of the column, how many of them are sampled, and the entry of each feature by
             the text of its id; see `_report`.
     """
@@ -50,7 +50,7 @@ def fit_columns(columns: Mapping[str, ColumnSummary], settings: NormParams, *, w
 
     Args:
         columns: summaries of all rows, by name.
-        settings: how to identify; overrides of other columns' features are passed over.
+        settings: how to identify; overrides of features that no column has are ignored.
         where: what errors and notes name, such as the data's path.
 
     Raises:

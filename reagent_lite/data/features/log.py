@@ -36,7 +36,7 @@ class LogSummary:
     Attributes:
         rows: of the data.
         parametric: whether actions are candidates with features.
-        columns: "state_features" and, of parametric rows, "action"; those that were wanted.
+        columns: of "state_features" and, with candidates, "action" those that the settings name.
         rows_by_position: rows without mdp_id or sequence_number, whose place in the sample depends on their position.
         hashes: sha256 of each file.
     """
@@ -61,7 +61,7 @@ def summarize_log(
     Args:
         files: events, transitions, or other rows with a column state_features.
         settings: which columns, how large a sample, and how many distinct values.
-        parametric: whether actions are candidates; None takes it from the action column.
+        parametric: whether actions are candidates; None decides by the action column.
         seed: of the sample.
         progress: called with (bytes read, total bytes).
 

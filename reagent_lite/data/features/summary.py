@@ -74,7 +74,7 @@ class FeatureSummary:
         moments: count, mean, squares.
         low, high: least and largest; inf and -inf where there are none.
         whole: whether all are integers.
-        distinct: the distinct values ascending, None where there are more than were wanted.
+        distinct: the distinct values ascending, None where there are more than the limit.
     """
 
     moments: Moments

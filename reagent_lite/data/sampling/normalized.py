@@ -1,7 +1,7 @@
 """Normalized columns of a training copy: computed once, memory-mapped by every process of the machine.
 
-Where one-hot columns would make the matrix larger than the raw one and large at all, rows are normalized as they are
-gathered instead: the same module either way.
+Where one-hot columns would make the matrix larger than the raw one and than 256 MiB, the same module normalizes rows
+as they are gathered instead.
 """
 
 import warnings
@@ -20,7 +20,7 @@ from reagent_lite.data.sampling.source import Columns
 from reagent_lite.files import appearing_file
 from reagent_lite.types import NormalizationSpec
 
-_CHUNK_BYTES = 1 << 22  # a transform holds several times as much
+_CHUNK_BYTES = 1 << 22  # a transform takes several times as much memory
 _SMALL_BYTES = 1 << 28
 
 
@@ -54,8 +54,7 @@ class Reordered(nn.Module):
 def prepare_columns(matrix: np.ndarray[Any, Any], transform: nn.Module, width: int, file: Path) -> None:
     """Writes the normalized matrix to `file`, if it is to be computed once and is not there yet.
 
-    The file belongs to the build whose matrix it was made from and lies in its folder. Those of other normalizations
-    are removed.
+    The file lies in the folder of the matrix it was made from. Files of other normalizations there are removed.
 
     Args:
         matrix: [N, F] float32 memory map of raw values, NaN = absent.
@@ -83,7 +82,7 @@ def prepare_columns(matrix: np.ndarray[Any, Any], transform: nn.Module, width: i
 def open_columns(
     matrix: np.ndarray[Any, Any], transform: nn.Module, width: int, file: Path, place: torch.device
 ) -> Columns:
-    """Returns the columns that prepare_columns left, on a device or memory-mapped.
+    """Returns the columns that prepare_columns wrote, on a device or memory-mapped.
 
     Where there are none, rows are normalized as they are gathered.
     """
@@ -99,7 +98,7 @@ def raw_columns(matrix: np.ndarray[Any, Any]) -> Columns:
 
 def _columns(matrix: np.ndarray[Any, Any], width: int, place: torch.device, transform: nn.Module | None) -> Columns:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of memory that is mapped for reading: none is written
+        warnings.simplefilter("ignore", UserWarning)  # that the map is read-only: nothing is written
         values = torch.from_numpy(matrix)
     placed = values.to(place)
     return Columns(values=placed, width=width, transform=transform, mapped=matrix if placed is values else None)

@@ -20,14 +20,15 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadPlan:
-    """Attributes.
+    """How all ranks read the rows of all shards together.
 
-    shards: rows of each shard; one where every process has all rows.
-    minibatch: rows of one minibatch over all ranks.
-    epochs: passes over the rows.
-    seed: of the row order.
-    reads: shard that each rank reads; its length is the world size.
-    minibatches_per_step: gradient accumulation.
+    Attributes:
+        shards: rows of each shard; one where every process has all rows.
+        minibatch: rows of one minibatch over all ranks.
+        epochs: passes over the rows.
+        seed: of the row order.
+        reads: shard that each rank reads; its length is the world size.
+        minibatches_per_step: gradient accumulation.
     """
 
     shards: tuple[int, ...]
@@ -65,7 +66,7 @@ class ReadPlan:
     def permutation(self, epoch: int, shard: int = 0) -> NDArray[np.int32 | np.int64]:
         """Returns the row order of a shard in an epoch, the same for every world size.
 
-        Shards without rows are not counted: the others are read as if those were not there.
+        Shards without rows are not counted: the order of the others does not depend on them.
         """
         rows, number = self.shards[shard], sum(1 for before in self.shards[:shard] if before)
         order: NDArray[np.int32 | np.int64] = np.arange(rows, dtype=np.int32 if rows < 2**31 else np.int64)
@@ -121,5 +122,5 @@ def apportion(shards: tuple[int, ...], count: int) -> list[int]:
 
 
 def _way(j: int, rows: int) -> int:
-    """Returns how far on the way row j of a shard comes, in units so small that different rows stay different."""
+    """Returns how far on the way row j of a shard comes, in units small enough to keep different rows apart."""
     return ((2 * j + 1) << 128) // rows

@@ -1,4 +1,4 @@
-"""Which process reads which part of the data: its machine's shard, or, where machines hold the same, one shard for all.
+"""Which process reads which part of the data: its machine's shard, or one shard for all where machines hold the same.
 
 layout shards    node 0: ranks 0, 1 ─► shard 0     node 1: ranks 2, 3 ─► shard 1
 layout replicas  node 0: ranks 0, 1 ─► shard 0     node 1: ranks 2, 3 ─► shard 0, which is on both
@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.data.copy.facts import Agreement, Facts, agree
-from reagent_lite.data.sampling.plan import ReadPlan
 from reagent_lite.distributed.group import Group
 
 
@@ -77,23 +76,10 @@ class Shards:
         return agree(by_node, path=path, replicas=not self.several, disjoint=disjoint and self.several)
 
     def counts(self, number: int) -> tuple[int, ...]:
-        """Returns each shard's number, as its first reader has it; every rank calls it."""
+        """Returns the number that the first reader of each shard gives; every rank calls it."""
         numbers = self.group.each(number)
         return tuple(numbers[self.of_rank.index(shard)] for shard in range(max(self.of_rank) + 1))
 
     def part(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns this process's part of numbers that all readers of its shard have."""
+        """Returns this process's part of numbers that all readers of its shard know."""
         return np.array_split(numbers, len(self.readers))[self.readers.index(self.group.rank)]
-
-    def plan(
-        self, rows: tuple[int, ...], *, minibatch: int, epochs: int, seed: int, minibatches_per_step: int = 1
-    ) -> ReadPlan:
-        """Returns the plan by which the processes read so many rows of each shard together; see ReadPlan."""
-        return ReadPlan(
-            shards=rows,
-            minibatch=minibatch,
-            epochs=epochs,
-            seed=seed,
-            reads=self.of_rank,
-            minibatches_per_step=minibatches_per_step,
-        )

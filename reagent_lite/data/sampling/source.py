@@ -85,7 +85,7 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedRows:
-    """Everything the gather needs, on one device; R rows.
+    """R rows in the form they are gathered from, on one device.
 
     Attributes:
         state: columns of states, the side block of next states included.
@@ -115,7 +115,7 @@ class LoggedRows:
         return len(self.scalars) if self.usable is None else len(self.usable)
 
     def numbers(self, places: Tensor) -> Tensor:
-        """Returns row numbers by places [n] among the rows that may be learned from; row 0 where there are none."""
+        """Returns row numbers by places [n] among the rows that may be learned from; 0 where there are no such rows."""
         if not self.count:
             return torch.zeros_like(places)
         return places if self.usable is None else self.usable.index_select(0, places)
@@ -134,7 +134,7 @@ class LoggedRows:
         )
 
     def release(self) -> None:
-        """Lets the system take back mapped pages; rows that are read later map theirs again."""
+        """Lets the system take back mapped pages; reading rows later maps them again."""
         self.state.release()
         if self.candidates is not None:
             self.candidates.features.release()
@@ -181,7 +181,7 @@ def build_rows(
     *,
     metric_names: Sequence[str] | None = None,
 ) -> LoggedRows:
-    """Joins a training copy and its spans into what the gather needs.
+    """Returns the rows of a training copy and its spans in the form they are gathered from.
 
     Args:
         copy: the memory-mapped rows.
@@ -318,7 +318,7 @@ def _masks(
 ) -> Tensor | None:
     now, after = np.asarray(copy.mask, bool), np.asarray(copy.next_mask, bool)[last]
     if now.all() and after[bootstrap > 0].all():
-        return None  # after an end nothing is bootstrapped, so its mask does not matter
+        return None  # masks behind an end do not matter: nothing is bootstrapped there
     return torch.from_numpy(np.stack((now, after), axis=1)).to(place)
 
 

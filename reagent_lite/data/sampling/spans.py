@@ -16,11 +16,12 @@ from reagent_lite.errors import DataError, Problem, counted
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spans:
-    """Attributes.
+    """What each of R rows spans.
 
-    reward: [R] float32, summed and discounted over the span.
-    steps: [R] float32.
-    last: [R] row whose next state, next actions and bootstrap end the span.
+    Attributes:
+        reward: [R] float32, summed and discounted over the span.
+        steps: [R] float32.
+        last: [R] row whose next state, next actions and bootstrap end the span.
     """
 
     reward: NDArray[np.float32]
@@ -29,7 +30,7 @@ class Spans:
 
 
 def single_steps(copy: TrainingCopy) -> Spans:
-    """Returns rows as they are: of one step each, or of as many as a timeline has summed up."""
+    """Returns rows as they are: of one step each, or of the steps that a timeline has summed up."""
     return Spans(reward=copy.reward, steps=np.asarray(copy.step).astype(np.float32), last=np.arange(len(copy)))
 
 
@@ -37,14 +38,14 @@ def time_steps(copy: TrainingCopy, unit_length: float) -> Spans:
     """Returns rows that span time_diff / unit_length steps each.
 
     Raises:
-        DataError: a row that goes on has no positive time_diff, or spans several rows already.
+        DataError: a row that is no end has no positive time_diff, or spans several rows already.
     """
     _refuse_summed(copy, "rl.use_seq_num_diff_as_time_diff is true", "set use_seq_num_diff_as_time_diff to false")
     wrong = (copy.time_diff <= 0) & (copy.bootstrap > 0)
     expected = "a time_diff above 0, as rl.use_seq_num_diff_as_time_diff is true"
     todo = "Correct the log, or set use_seq_num_diff_as_time_diff to false"
     _refuse(copy, wrong, expected, f"{copy.time_diff[int(wrong.argmax())]:g}", todo)
-    # a terminal row's time_diff multiplies nothing, and 0 ** 0 must not come up
+    # a terminal row's time_diff discounts nothing, and with 0 steps and γ 0 there would be 0 ** 0
     steps = np.where(copy.bootstrap > 0, copy.time_diff / unit_length, 1)
     return Spans(reward=copy.reward, steps=steps.astype(np.float32), last=np.arange(len(copy)))
 
@@ -56,7 +57,7 @@ def n_steps(copy: TrainingCopy, count: int, gamma: float, boost: NDArray[np.floa
         copy: rows sorted by episode.
         count: n.
         gamma: discount per row.
-        boost: [K] reward added by action; the first action's is left to the learner, which knows it for every source.
+        boost: [K] reward added by action to all rows of the span but the first: the learner adds it there.
 
     Raises:
         DataError: a row spans several rows already.
@@ -90,7 +91,7 @@ def learnable_rows(
         unit_reward: whether rewards must lie in [0, 1] (cross-entropy).
 
     Raises:
-        DataError: a row that goes on has no next action for SARSA, or a reward is out of range.
+        DataError: a row that is no end has no next action for SARSA, or a reward is out of range.
     """
     notes = []
     usable = np.asarray(copy.action) >= 0

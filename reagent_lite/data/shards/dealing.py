@@ -48,7 +48,7 @@ _SLACK = 0.02
 
 
 def settings(config: ShardConfig) -> dict[str, Any]:
-    """Returns what the content of the shards of an input depends on, as manifests have it."""
+    """Returns the settings that the content of an input's shards depends on, as manifests have them."""
     columns = {"columns": config.columns} if config.columns else {}
     return {"layout": config.layout, "num_nodes": config.num_nodes, "seed": config.seed, **columns}
 
@@ -70,7 +70,7 @@ class _Shard:
     Attributes:
         folder: where its files go.
         whole: files of the input that it gets as they are.
-        lacking: rows it gets beside them, or a number in proportion to that over all shards.
+        lacking: rows it gets in addition; only its proportion to that of the other shards counts.
         rows: {file name: rows} of its files.
     """
 
@@ -135,10 +135,10 @@ def _written(manifest: StageManifest, shard: _Shard) -> StageManifest:
 def whole_files(
     files: Sequence[InputFile], parent: StageManifest, config: ShardConfig
 ) -> tuple[list[list[InputFile]], tuple[InputFile, ...], NDArray[np.float64]]:
-    """Returns how files that never share an episode go to machines as they are.
+    """Deals files that never share an episode to machines as they are.
 
     Returns:
-        The files of each machine; those that fit no machine's share; and [machines] the rows that each still lacks.
+        The files of each machine, the files that fit no machine's share, and [machines] the rows that each still lacks.
     """
     rows = {file: int(parent.files[file.name]["rows"]) for file in files}
     share = sum(rows.values()) / config.num_nodes
@@ -217,7 +217,7 @@ def _spread(
 
 
 def _arrow_bytes(files: tuple[InputFile, ...]) -> int:
-    """Returns about how many bytes files take in Arrow's form: their size, by what the first rows take of either."""
+    """Returns about how many bytes files take in Arrow's form: their size, times the ratio that the first rows have."""
     if (found := first_block(files, ALL_COLUMNS)) is None:
         return 0
     block, num_bytes = found
@@ -237,13 +237,13 @@ def _sorted(bucket: Path, schema: pa.Schema) -> tuple[pa.Table, NDArray[np.int64
     order = np.argsort(keys, kind="stable")
     starts = np.flatnonzero(np.diff(keys[order])) + 1
     table, indices = pa.concat_tables(tables), pa.array(order)
-    # column by column: the table is held twice meanwhile, in one piece as a whole it would be three times
+    # column by column, which takes twice the memory of the table; all at once would take three times
     columns = [in_one_piece(column).take(indices) for column in table.columns]
     return pa.table(columns, schema=table.schema), np.concatenate(([0], starts, [len(keys)]))
 
 
 def _write(schema: pa.Schema, buckets: dict[Path, int], shards: Sequence[_Shard]) -> None:
-    """Writes the rows of buckets in the order of their hashes, to each shard as many as it lacks."""
+    """Writes the rows of buckets in the order of their hashes, and to each shard as many as it lacks."""
     paths, ends = list(buckets), np.cumsum(list(buckets.values()))
     wanted = np.cumsum([one.lacking for one in shards])
     wanted = wanted[:-1] * (ends[-1] / wanted[-1])

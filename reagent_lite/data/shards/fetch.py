@@ -29,7 +29,7 @@ _THREADS = 4  # buckets answer several requests faster than one
 
 
 def fetch_shard(store: Store, shard: ShardEntry, target: Path, progress: Show | None = None) -> tuple[str, ...]:
-    """Makes `target` the shard's folder; writes nothing if it is already.
+    """Makes `target` the shard's folder; writes nothing if it is the shard's folder already.
 
     Args:
         store: where the shards lie.
@@ -38,16 +38,16 @@ def fetch_shard(store: Store, shard: ShardEntry, target: Path, progress: Show | 
         progress: called with (bytes fetched, bytes to fetch).
 
     Returns:
-        The names of the files that were missing or other than they should be, and were fetched.
+        The names of the files that were missing or altered, and were fetched.
 
     Raises:
         DataError: a file that is missing or altered at the store, a full disk, or something else at `target`.
     """
     with disk_errors(str(target), "a folder for the shard that can be written", NO_PLACE):
-        target = target.resolve()  # the folder that a link names is replaced, on its own disk, and not the link
+        target = target.resolve()  # a link stays; the folder that it names is replaced, on that folder's own disk
         target.parent.mkdir(parents=True, exist_ok=True)
         with target.with_name(f".{target.name}.lock").open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # the system ends it with the process
+            fcntl.flock(lock, fcntl.LOCK_EX)  # the system releases it when the process ends
             return _fetch(store, shard, target, progress)
 
 
@@ -81,7 +81,7 @@ def _fetch(store: Store, shard: ShardEntry, target: Path, progress: Show | None)
 
 
 def _require_shard(target: Path, here: set[str]) -> None:
-    """Raises DataError for a place that holds anything but a shard, which would be replaced.
+    """Raises DataError where `target` holds anything but a shard: it would be replaced.
 
     Args:
         target: the place.
@@ -94,7 +94,7 @@ def _require_shard(target: Path, here: set[str]) -> None:
     try:
         manifest = StageManifest.read(str(target))
         ours = named and bool(here) if manifest is None else manifest.kind == KIND
-    except DataError:  # a shard's, altered
+    except DataError:  # an altered manifest
         ours = named
     if not ours:
         todo = "Give local_path a folder of its own: it is replaced"
@@ -106,7 +106,7 @@ def _names(folder: Path) -> set[str]:
 
 
 def _unaltered(folder: Path, shard: ShardEntry) -> set[str]:
-    """Returns the names of the shard's files that a folder holds as they should be."""
+    """Returns the names of the shard's files that a folder holds unaltered."""
     regular = (one for one in map(folder.joinpath, shard.files) if one.is_file() and not one.is_symlink())
     found = file_entries(folder, [one.name for one in regular])
     return {name for name, entry in found.items() if entry.items() <= shard.files[name].items()}

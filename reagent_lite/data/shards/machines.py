@@ -29,7 +29,7 @@ _SEEN_WITHIN_SECONDS = 120.0  # NFS shows a replaced file a minute late by defau
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharded:
-    """The shards that are there now; printed as the last line of standard output.
+    """The shards at shards_path; printed as the last line of standard output.
 
     Attributes:
         shards: where they lie.
@@ -54,8 +54,8 @@ def shard(config: ShardConfig) -> Sharded:
     """Makes missing shards or waits for them, and fetches one if `node_index` is given.
 
     Raises:
-        ConfigError: places that are in each other's way.
-        DataError: what is wrong with the input, or with a place.
+        ConfigError: paths that overlap.
+        DataError: what is wrong with the input or with one of the paths.
     """
     if problems := list(config.problems()):
         raise ConfigError(problems)
@@ -66,7 +66,7 @@ def shard(config: ShardConfig) -> Sharded:
     while config.node_index is not None and fetched is None:
         try:
             fetched = _fetch_own(config, store, pointer)
-        except DataError:  # unless the shards were made anew meanwhile
+        except DataError:  # which is no error if the shards were made again meanwhile
             latest = read_pointer(store)
             if latest is None or latest == pointer or _misfit(latest, config, None):
                 raise
@@ -75,10 +75,10 @@ def shard(config: ShardConfig) -> Sharded:
 
 
 def fetch(config: ShardConfig, generation: str) -> Sharded:
-    """Fetches the shard of node_index of a generation that another process has made; looks at no input.
+    """Fetches the shard of node_index of a generation that another process has made, without a look at the input.
 
     Raises:
-        DataError: shards.json names another generation, or what is wrong with the shard or a place.
+        DataError: shards.json names another generation; what is wrong with the shard or with one of the paths.
     """
     start = time.monotonic()
     store = Store(config.shards_path)
@@ -111,7 +111,7 @@ def _local(config: ShardConfig) -> Path:
 
 
 def _make(config: ShardConfig, store: Store) -> tuple[Pointer, bool]:
-    """Returns the shards that fit, and whether they had to be made."""
+    """Returns shards that fit the config and the input, and whether they had to be made."""
     pointer = read_pointer(store)
     files = _input(config, pointer)
     for note in () if files is None else left_out(config.training_data_path):
@@ -123,7 +123,7 @@ def _make(config: ShardConfig, store: Store) -> tuple[Pointer, bool]:
         if not why:
             machine_logger.info(f"{store.where}: {_described(pointer)}, nothing to make")
             return pointer, False
-        machine_logger.info(f"{store.where}: made anew, as {why}")
+        machine_logger.info(f"{store.where}: made again: {why}")
     with disk_errors(store.where, "a place for the shards that can be written", NO_PLACE), store.building() as folder:
         with progress("sharding", "bytes") as show:
             manifests = make_shards(config, folder, show)
@@ -139,7 +139,7 @@ def _described(pointer: Pointer) -> str:
 
 
 def _input(config: ShardConfig, pointer: Pointer | None) -> tuple[InputFile, ...] | None:
-    """Returns the input's files, or None on a machine that does not see it and finds shards or waits for them."""
+    """Returns the input's files, or None on a machine that does not see them but finds shards or waits for them."""
     try:
         return data_files(config.training_data_path, config.columns)
     except NoRowsError:
@@ -151,7 +151,7 @@ def _input(config: ShardConfig, pointer: Pointer | None) -> tuple[InputFile, ...
 
 
 def _misfit(pointer: Pointer | None, config: ShardConfig, files: tuple[InputFile, ...] | None) -> str:
-    """Returns why shards are not those that are wanted, or "" where they are."""
+    """Returns why shards do not fit the config and the input, or "" where they do."""
     if pointer is None:
         return f"there is no {POINTER} yet"
     wanted = settings(config)
@@ -166,7 +166,7 @@ def _misfit(pointer: Pointer | None, config: ShardConfig, files: tuple[InputFile
 
 
 def _wait(config: ShardConfig, store: Store) -> Pointer:
-    """Returns the shards when they fit.
+    """Returns the shards as soon as they fit.
 
     Raises:
         DataError: they do not within wait_seconds, with what is there instead.

@@ -4,8 +4,8 @@
                   <generation>/shard-00000/         a stage's folder: manifest.json and Parquet files
                                shard-00001/
 
-A generation is never changed, so whoever reads what shards.json named never sees a mixture. The generation before stays
-for those who read it still; older ones are removed. Readers hold every byte to shards.json.
+A generation never changes, so a reader of the one that shards.json named never sees a mixture. The previous generation
+stays for processes that still read it; older ones are removed. Readers check every byte against shards.json.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class Pointer:
 class Store:
     """A place for files that all machines see: a folder, or a bucket through fsspec; names have "/" in them.
 
-    A generation is built on the disk it is published to and renamed, or, as buckets know no rename, built on this
-    machine's disk and uploaded; nobody reads it before shards.json names it.
+    A generation for a folder is built on the same disk and renamed; one for a bucket, which has no rename, is built on
+    this machine's disk and uploaded. Nobody reads it before shards.json names it.
 
     Attributes:
         where: the folder or URL, as errors name it.
@@ -127,7 +127,7 @@ class Store:
             _sweep(self._folder)
         prefix = f"{_MAKING}{socket.gethostname()}-{os.getpid()}-"
         with tempfile.TemporaryDirectory(prefix=prefix, dir=self._folder, ignore_cleanup_errors=True) as folder:
-            built = Path(folder, "shards")  # with the rights that others are given, unlike the folder above
+            built = Path(folder, "shards")  # readable by others, unlike the temporary folder around it
             built.mkdir()
             yield built
 
@@ -150,7 +150,7 @@ class Store:
         sync(self._folder)
 
     def write(self, name: str, data: bytes) -> None:
-        """Replaces a small file whole, as buckets do of themselves."""
+        """Replaces a small file in one step; in a bucket every write is one."""
         if self._folder is None:
             self._files.pipe_file(f"{self._root}/{name}", data)
         else:
@@ -162,12 +162,12 @@ class Store:
 
     def remove(self, generation: str) -> None:
         """Removes a generation."""
-        with suppress(OSError):  # of files that someone reads still; the next time they go
+        with suppress(OSError):  # someone may still read the files; the next publication removes them
             self._files.rm(f"{self._root}/{generation}", recursive=True)
 
 
 def _sweep(folder: Path) -> None:
-    """Removes what killed processes left: of this host at once, of others after a day."""
+    """Removes the folders that killed processes of this host left, and those of other hosts after a day."""
     sweep(folder.glob(f"{_MAKING}*"))
     for left in folder.glob(f"{_MAKING}*"):
         host, _, pid = left.name.removeprefix(_MAKING).rsplit("-", 1)[0].rpartition("-")
@@ -196,7 +196,7 @@ def read_pointer(store: Store) -> Pointer | None:
 
 
 def publish(store: Store, built: Path, manifests: Sequence[StageManifest], settings: dict[str, Any]) -> Pointer:
-    """Publishes built shards: shards.json names them from now on.
+    """Publishes built shards: shards.json names them afterwards.
 
     Args:
         store: where to.
