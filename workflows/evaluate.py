@@ -113,7 +113,7 @@ def evaluate(config: EvaluateConfig) -> Evaluated:
 def _name(findings: Findings) -> str:
     """Returns the name of the report's file: another one for another model, log or config."""
     config, estimates = findings.config, findings.estimates
-    log = "" if estimates is None else Facts.of(estimates.log.copy, 0, {}).manifest
+    log = "" if estimates is None else Facts.of(estimates.log.copy, 0, {}).content
     parts = [fingerprint(config), log, *(one.bundle.manifest for one in findings.models)]
     source = config.data_path or (config.simulation.env if config.simulation else "")
     words = re.sub(r"[^A-Za-z0-9_-]+", "_", Path(source).name.split(".")[0])

@@ -74,7 +74,7 @@ class Log:
         warnings = [*copy.notes]
         for model in models:
             warnings += _feature_warnings(model, copy)
-            if model.bundle.manifest["data_hash"] == Facts.of(copy, 0, {}).manifest:
+            if model.bundle.manifest["data_hash"] == Facts.of(copy, 0, {}).content:
                 warnings.append(f"{model.key} was trained on this very log: it has seen episodes that are scored")
         sides = Sides(train=copy, held_out=None, same=True, shards=Shards.alone(ALONE))
         split = split_log(

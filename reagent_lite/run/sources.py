@@ -257,7 +257,7 @@ class Logged(Source):
     def __init__(self, config: WorkflowConfig, group: Group) -> None:
         self._config, self._group = config, group
         self.data = data = prepare(config, group)
-        self.spec, self.normalization, self.hash = data.spec, data.normalization, data.found.hash
+        self.spec, self.normalization, self.hash = data.spec, data.normalization, data.found.content
         self.identity = {"data": data.found.content, "env": ""}
 
     def stream(self, learner: Learner) -> Stream:

@@ -15,7 +15,8 @@ from oracles.runs import ALONE, Run, checked, merged
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
-from reagent_lite.data.copy.place import CopyManifest
+from reagent_lite.data.copy.facts import Facts
+from reagent_lite.data.copy.training_copy import open_training_copy
 from reagent_lite.data.sampling.mixture import MixedSource
 from reagent_lite.data.sampling.plan import ReadPlan
 from reagent_lite.data.sampling.source import LoggedRows, LoggedSource
@@ -191,8 +192,8 @@ def test_shards_train_the_model_of_one_process_with_all_rows(cluster: Together) 
     logged = [line["reward/logged/mean"] for line in figures if "reward/logged/mean" in line]
     assert logged[-1] == pytest.approx(np.mean([row["reward"] for row in rows]), abs=1e-6)
     copies = [next(folder.rglob(".reagent-lite/*/manifest.json")).parent for folder in done.folders]
-    digests = "\n".join(manifest.digest for copy in copies if (manifest := CopyManifest.read(str(copy))))
-    assert done.json("model/manifest.json")["data_hash"] == hashlib.sha256(digests.encode()).hexdigest()
+    contents = "\n".join(Facts.of(open_training_copy(copy), 0, {}).content for copy in copies)
+    assert done.json("model/manifest.json")["data_hash"] == hashlib.sha256(contents.encode()).hexdigest()
 
 
 def test_a_node_without_rows_and_one_with_a_single_row(cluster: Together) -> None:

@@ -40,8 +40,7 @@ class Facts:
         rows: transitions.
         action_names: of discrete actions; empty for candidates.
         state_ids, action_ids, metric_names, counts, notes: as in TrainingCopy.
-        content: sha256 over the rows in the copy's order; "" where there are none.
-        manifest: digest of the copy's manifest; the same for all machines without rows.
+        content: sha256 over the rows in the copy's order, the same for a copy built again; "" where there are none.
         normalization: sha256 of each given normalization, by column.
     """
 
@@ -52,7 +51,6 @@ class Facts:
     action_ids: FeatureIds
     metric_names: tuple[str, ...]
     content: str
-    manifest: str
     counts: dict[str, int]
     notes: tuple[str, ...]
     normalization: dict[str, str]
@@ -69,7 +67,6 @@ class Facts:
             rows=len(copy),
             **{name: getattr(copy, name) for name in _FROM_COPY},
             content=content,
-            manifest=copy.digest if len(copy) else _sha256(""),
             normalization={name: _sha256(normalization_json(spec)) for name, spec in given.items()},
         )
 
@@ -93,8 +90,7 @@ class Agreement:
     Attributes:
         rows: of each shard; one number where every machine has all rows.
         state_ids, action_ids, metric_names: seen by any machine, ascending.
-        hash: sha256 of the one machine's manifest, or over those of all in their order.
-        content: sha256 over the rows alone, the same for a copy that was built again; of all shards in their order.
+        content: sha256 of the one shard's content, or over those of all shards in their order.
         counts: as in TrainingCopy, over all shards.
         notes: as in TrainingCopy, with the number of the machine if there are several.
     """
@@ -103,7 +99,6 @@ class Agreement:
     state_ids: tuple[int, ...]
     action_ids: tuple[int, ...]
     metric_names: tuple[str, ...]
-    hash: str
     content: str
     counts: dict[str, int]
     notes: tuple[str, ...]
@@ -134,7 +129,6 @@ def agree(facts: Sequence[Facts], *, path: str, replicas: bool, disjoint: bool =
         state_ids=_union(facts, "state_ids"),
         action_ids=_union(facts, "action_ids"),
         metric_names=_union(facts, "metric_names"),
-        hash=_joined([one.manifest for one in facts]),
         content=_joined([one.content for one in shards]),
         counts=dict(sum((Counter(one.counts) for one in shards), Counter[str]())),
         notes=(*notes, *_absences(shards)),

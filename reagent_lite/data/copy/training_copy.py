@@ -39,7 +39,6 @@ class TrainingCopy:
 
     Attributes:
         folder: holds manifest.json and the arrays, never changed; a copy of other inputs has another.
-        digest: identifies the copy's content, see `StageManifest.digest`.
         files: the I input files' paths.
         action_names: names of discrete actions; empty for parametric ones.
         state_ids: S feature ids, ascending: all seen in state_features or next_state_features.
@@ -75,7 +74,6 @@ class TrainingCopy:
     """
 
     folder: Path
-    digest: str
     files: tuple[str, ...]
     action_names: tuple[str, ...]
     state_ids: tuple[int, ...]
@@ -173,7 +171,6 @@ def _opened(folder: Path, manifest: CopyManifest) -> TrainingCopy:
         fields[name] = getattr(manifest, name)
     return TrainingCopy(
         folder=folder,
-        digest=manifest.digest,
         files=manifest.paths,
         counts={"rows": manifest.rows, **manifest.counts},
         **fields,

@@ -17,15 +17,15 @@ from reagent_lite.types import FeatureSpec, FeatureType, NormalizationSpec
 ACTIONS = ("a", "b")
 FIRST = Facts(
     node=0, rows=3, action_names=ACTIONS, state_ids=(1, 4), action_ids=(), metric_names=("views",), content="c0",
-    manifest="m0", counts={"rows": 3, "episodes": 1}, notes=("something",), normalization={"state": "n"},
+    counts={"rows": 3, "episodes": 1}, notes=("something",), normalization={"state": "n"},
 )  # fmt: skip
-SECOND = replace(FIRST, node=1, rows=2, state_ids=(2, 4), metric_names=("clicks",), content="c1", manifest="m1",
+SECOND = replace(FIRST, node=1, rows=2, state_ids=(2, 4), metric_names=("clicks",), content="c1",
                  counts={"rows": 2, "terminal_rows": 1}, notes=())  # fmt: skip
 
 
 def test_one_machine_is_what_it_holds() -> None:
     assert agree([FIRST], path="p", replicas=False) == Agreement(
-        rows=(3,), state_ids=(1, 4), action_ids=(), metric_names=("views",), hash="m0", content="c0",
+        rows=(3,), state_ids=(1, 4), action_ids=(), metric_names=("views",), content="c0",
         counts={"rows": 3, "episodes": 1}, notes=("something",),
     )  # fmt: skip
 
@@ -33,7 +33,7 @@ def test_one_machine_is_what_it_holds() -> None:
 def test_shards_are_added() -> None:
     assert agree([FIRST, SECOND], path="p", replicas=False) == Agreement(
         rows=(3, 2), state_ids=(1, 2, 4), action_ids=(), metric_names=("clicks", "views"),
-        hash=hashlib.sha256(b"m0\nm1").hexdigest(), content=hashlib.sha256(b"c0\nc1").hexdigest(),
+        content=hashlib.sha256(b"c0\nc1").hexdigest(),
         counts={"rows": 5, "episodes": 1, "terminal_rows": 1},
         notes=("node 0: something",
                "node 0: none of its 3 rows has feature 2, which other nodes have; it counts as missing there",
@@ -44,7 +44,7 @@ def test_shards_are_added() -> None:
 
 
 def test_shards_of_the_same_rows_are_refused() -> None:
-    same, none = replace(FIRST, node=2, manifest="m2"), replace(FIRST, rows=0, content="")
+    same, none = replace(FIRST, node=2), replace(FIRST, rows=0, content="")
     with pytest.raises(DataError) as caught:
         agree([FIRST, SECOND, same], path="data.json", replicas=False, disjoint=True)
     assert str(caught.value) == (
@@ -56,7 +56,7 @@ def test_shards_of_the_same_rows_are_refused() -> None:
 
 
 def test_replicas_are_one_shard() -> None:
-    both = agree([FIRST, replace(FIRST, node=1, manifest="m1")], path="p", replicas=True)
+    both = agree([FIRST, replace(FIRST, node=1)], path="p", replicas=True)
     assert (both.rows, both.counts, both.content) == ((3,), FIRST.counts, "c0")
 
 
@@ -107,7 +107,6 @@ def test_facts_of_a_copy_come_back_from_their_text(tmp_path: Path) -> None:
     facts = Facts.of(copy, 3, {"state": spec})
     assert Facts.read(facts.json()) == facts
     assert (facts.node, facts.rows, facts.state_ids, facts.metric_names) == (3, 20, (0, 1, 2), ("m",))
-    assert facts.manifest == copy.digest
     other = NormalizationSpec.ordered({1: FeatureSpec(feature_id=1, feature_type=FeatureType.PROBABILITY)})
     assert facts.normalization != Facts.of(copy, 3, {"state": other}).normalization
     named = Facts.read(replace(facts, state_ids=(id_of("age"), 3)).json())
