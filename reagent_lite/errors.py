@@ -19,6 +19,7 @@ EXTRAS = {
     "report": ("tensorboard",),
     "serve": ("fastapi", "uvicorn", "prometheus_client", "pyarrow"),
     "spark": ("pyspark",),
+    "tracking": ("mlflow", "wandb"),
 }
 """What each extra of the distribution lets one import."""
 

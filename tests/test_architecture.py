@@ -61,6 +61,7 @@ def test_imports_go_down(file: Path) -> None:
         top = module.split(".")[0]
         assert top != "tests", f"{file} imports {module}"
         assert top != "workflows" or own == "api", f"{file} imports {module}"
+        assert top not in ("mlflow", "wandb"), f"{file} imports {module}, not by its name where a config asks for it"
         if top == "reagent_lite" and package(module) != own:
             assert LAYERS[package(module)] < LAYERS[own] or LAYERS[own] == 0, f"{file} imports {module}"
             if LAYERS[own] == 0:

@@ -17,6 +17,7 @@ from reagent_lite.config.rl import RLConfig
 from reagent_lite.config.section import Count, LocalPath, Names, Section, Seed
 from reagent_lite.config.simulation import SimulationConfig
 from reagent_lite.config.timeline import QuerySection, TimelineSection
+from reagent_lite.config.tracking import TrackingConfig
 from reagent_lite.config.training import TrainingConfig
 from reagent_lite.errors import Problem
 
@@ -75,6 +76,7 @@ class WorkflowConfig(Section):
     """Which episodes of the events are taken; actions are those of this config."""
     simulation: SimulationConfig | None = None
     """Environments to learn from and to be evaluated in."""
+    tracking: TrackingConfig = TrackingConfig()
     actions: Names = ()
     """Action names; their order is the order of the network's outputs. Absent with a simulation: the environment's."""
 

@@ -49,6 +49,7 @@ from reagent_lite.training.loop import Hooks, Report, Running, fit
 from reagent_lite.training.metrics import JsonLines, MetricsWriter, TensorBoard
 from reagent_lite.training.resume import History
 from reagent_lite.training.stop import StopSignal
+from reagent_lite.training.tracking import require_trackers, trackers
 from reagent_lite.training.warm_start import warm_start
 
 
@@ -92,6 +93,7 @@ def train(config: WorkflowConfig, group: Group, callback: Callback = _SILENT) ->
             ExitStack() as shared,
         ):
             if group.is_first:  # all input has been read and checked; from here on the run writes to its folder
+                writer.add(trackers(config, history.run))
                 if config.follows:
                     shared.enter_context(shared_folders(config))
                 take_folder(config)
@@ -270,8 +272,8 @@ def _require_computable(config: WorkflowConfig, group: Group) -> None:
     """Checks before any data is read that the processes can compute what the config asks for.
 
     Raises:
-        ConfigError: several processes without ddp, batch normalization over CPU processes, or data or pictures without
-            the packages that they need.
+        ConfigError: several processes without ddp, batch normalization over CPU processes, or data, pictures or
+            trackers without the packages that they need.
     """
     if config.parallel != "ddp" and group.world_size > 1:  # processes of another launcher
         todo = "Start one process, or average their gradients by ddp"
@@ -284,3 +286,5 @@ def _require_computable(config: WorkflowConfig, group: Group) -> None:
             import reagent_lite.data.formats.reading  # noqa: F401
     if config.simulation is not None and config.simulation.pictures:
         require_pictures()
+    if group.is_first:
+        require_trackers(config)

@@ -43,6 +43,7 @@ MAY_CHANGE = {
         *("parallel", "rendezvous", "data.training_copy_dir", "data.residency", "simulation.dataset"),
     ),
     "where and how often it is saved": ("model_output_path", "checkpoint"),
+    "what follows it": ("tracking",),
     "whether its model is exported": ("publish_if",),
 }
 """Keys, and sections, in which a run may differ from the unfinished one that it continues, by what they decide."""

@@ -1,0 +1,222 @@
+"""Trackers, other programs that follow a run: MLflow, and Weights & Biases.
+
+ MetricsWriter ─► Tracker ─► queue ─► its thread ─► MLflow's client, or W&B's process
+
+A run starts only if its trackers do. What fails later is one warning, and training goes on.
+"""
+
+import importlib
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from importlib.util import find_spec
+from queue import SimpleQueue
+from threading import Thread
+from types import TracebackType
+from typing import Any, Protocol
+
+from reagent_lite.config import WorkflowConfig, parameters, resolved
+from reagent_lite.config.section import Section
+from reagent_lite.config.tracking import MlflowConfig, WandbConfig
+from reagent_lite.console import logger
+from reagent_lite.errors import ConfigError, Problem, install
+from reagent_lite.training.metrics import Conclusion, Sink
+
+_RUN_TAG = "reagent_lite.run"
+_METRICS, _PARAMETERS = 1000, 100
+"""Most of them that MLflow takes in one request."""
+_END_SECONDS, _STOP_SECONDS = 300.0, 10.0
+"""How long a run that has ended, or was stopped, waits for a tracker to take what it was given."""
+
+
+class _Client(Protocol):
+    """A run in another program; any method may raise, and may take long."""
+
+    def write(self, step: int, scalars: Mapping[str, float], seconds: float) -> None: ...
+    def conclude(self, conclusion: Conclusion) -> None: ...
+    def finish(self, *, done: bool) -> None: ...
+
+
+class _Mlflow:
+    def __init__(self, config: MlflowConfig, run: str, of: WorkflowConfig) -> None:
+        mlflow = importlib.import_module("mlflow")
+        self._entities = mlflow.entities
+        self._client = mlflow.MlflowClient(tracking_uri=config.uri)
+        experiment = self._experiment(config.experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME", "Default"))
+        started = self._client.search_runs([experiment], f"tags.`{_RUN_TAG}` = '{run}'", max_results=1)
+        if started:
+            self._run = started[0].info.run_id
+            self._client.update_run(self._run, status="RUNNING")
+            return
+        tags = importlib.import_module("mlflow.tracking.context.registry").resolve_tags({_RUN_TAG: run})
+        self._run = self._client.create_run(experiment, tags=tags, run_name=of.folder.name).info.run_id
+        found = [self._entities.Param(_legal(key), str(value)) for key, value in parameters(of).items()]
+        for at in range(0, len(found), _PARAMETERS):
+            self._client.log_batch(self._run, params=found[at : at + _PARAMETERS])
+
+    def _experiment(self, name: str) -> str:
+        found = self._client.get_experiment_by_name(name)
+        try:
+            return str(self._client.create_experiment(name) if found is None else found.experiment_id)
+        except importlib.import_module("mlflow.exceptions").MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":  # another run has just created it
+                raise
+        return str(self._client.get_experiment_by_name(name).experiment_id)
+
+    def write(self, step: int, scalars: Mapping[str, float], seconds: float) -> None:
+        at = int(1000 * seconds)
+        metrics = [self._entities.Metric(_legal(name), value, at, step) for name, value in scalars.items()]
+        for first in range(0, len(metrics), _METRICS):
+            self._client.log_batch(self._run, metrics=metrics[first : first + _METRICS])
+
+    def conclude(self, conclusion: Conclusion) -> None:
+        self._client.set_tag(self._run, "decision", conclusion.decision)
+        self._client.set_tag(self._run, "mlflow.note.content", conclusion.text)
+        for file in conclusion.files:
+            if file.is_dir():
+                self._client.log_artifacts(self._run, str(file), file.name)
+            else:
+                self._client.log_artifact(self._run, str(file))
+
+    def finish(self, *, done: bool) -> None:
+        variables = importlib.import_module("mlflow.environment_variables")
+        link = variables.MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT
+        before = link.get()
+        link.set(True)  # standard output ends with the run's result, and the address may have a password
+        try:
+            self._client.set_terminated(self._run, "FINISHED" if done else "KILLED")
+        finally:
+            link.set(before)
+
+
+class _Wandb:
+    def __init__(self, config: WandbConfig, run: str, of: WorkflowConfig) -> None:
+        self._wandb = importlib.import_module("wandb")
+        self._run = self._wandb.init(
+            project=config.project, mode=config.mode, id=run, resume="allow", name=of.folder.name, config=resolved(of),
+            allow_val_change=True,  # of what a run may change when it is resumed
+            settings=self._wandb.Settings(reinit="create_new", finish_timeout=_END_SECONDS),
+        )  # fmt: skip
+
+    def write(self, step: int, scalars: Mapping[str, float], seconds: float) -> None:
+        self._run.log(dict(scalars), step=step)
+
+    def conclude(self, conclusion: Conclusion) -> None:
+        self._run.summary["decision"] = conclusion.decision
+        self._run.notes = conclusion.text
+        artifact = self._wandb.Artifact(f"run-{self._run.id}", type="run")
+        for file in conclusion.files:
+            if file.is_dir():
+                artifact.add_dir(str(file), file.name)
+            else:
+                artifact.add_file(str(file))
+        self._run.log_artifact(artifact)
+
+    def finish(self, *, done: bool) -> None:
+        self._run.finish(exit_code=0 if done else 1)
+
+
+class Tracker(Sink):
+    """A run in another program, which a thread of its own talks to: a server that is away delays no step.
+
+    Args:
+        name: key of the program in the section tracking.
+        client: the run.
+    """
+
+    def __init__(self, name: str, client: _Client) -> None:
+        self._name, self._client = name, client
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread = Thread(target=self._work, name=f"tracking.{name}", daemon=True)
+        self._thread.start()
+
+    def write(self, step: int, scalars: Mapping[str, float | None]) -> None:
+        """Hands over the scalars that are finite."""
+        finite = {name: value for name, value in scalars.items() if value is not None}
+        self._calls.put(partial(self._client.write, step, finite, time.time()))
+
+    def conclude(self, conclusion: Conclusion) -> None:
+        """Hands over decision and files."""
+        self._calls.put(partial(self._client.conclude, conclusion))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Waits until everything was taken, not longer than a few minutes; seconds if the run was stopped."""
+        self._calls.put(partial(self._client.finish, done=error is None))
+        self._calls.put(None)
+        seconds = _END_SECONDS if error is None else _STOP_SECONDS
+        self._thread.join(seconds)
+        if self._thread.is_alive():
+            logger.warning(f"tracking.{self._name}: not everything was taken after {seconds:.0f} s")
+
+    def _work(self) -> None:
+        working = True
+        while (call := self._calls.get()) is not None:
+            try:
+                if working:
+                    call()
+            except Exception as error:
+                working = False
+                logger.warning(f"tracking.{self._name} ends here: {_reason(error)}; metrics.jsonl has all figures")
+
+
+_CLIENTS: dict[str, Callable[[Any, str, WorkflowConfig], _Client]] = {"mlflow": _Mlflow, "wandb": _Wandb}
+"""By the names of their packages, which are their keys in the section tracking as well."""
+
+
+def require_trackers(config: WorkflowConfig) -> None:
+    """Checks that the packages of a run's trackers are installed, before data is read.
+
+    Raises:
+        ConfigError: says how to install them.
+    """
+    for name in _sections(config):
+        if find_spec(name) is None:  # of the extra that one alone is enough
+            todo = f"Run: {install('tracking')}, or leave the key out"
+            raise ConfigError(Problem(f"tracking.{name}", "the packages of the extra tracking", f"no {name}", todo))
+
+
+def trackers(config: WorkflowConfig, run: str) -> Iterator[Tracker]:
+    """Starts the trackers of a run one after the other, or continues what they have of it.
+
+    Args:
+        config: the run's config.
+        run: id of the run, alike in all its starts.
+
+    Raises:
+        ConfigError: one cannot be started.
+    """
+    for name, section in _sections(config).items():
+        logger.info(f"tracking.{name}: starting")
+        try:
+            client = _CLIENTS[name](section, run, config)
+        except Exception as error:
+            todo = "Correct that, or leave the key out"
+            if isinstance(error, ModuleNotFoundError):
+                todo = f"Run: pip install {error.name}"
+            # without the error itself: its traceback may show an address with a password
+            raise ConfigError(Problem(f"tracking.{name}", "a run to write to", _reason(error), todo)) from None
+        yield Tracker(name, client)
+
+
+def _sections(config: WorkflowConfig) -> dict[str, Section]:
+    sections = {name: getattr(config.tracking, name) for name in _CLIENTS}
+    return {name: section for name, section in sections.items() if section is not None}
+
+
+def _reason(error: Exception) -> str:
+    """Returns type and first line of an error, without the user and password of an address."""
+    text = re.sub(r"//[^/\s]*@", "//", str(error)).strip()
+    return f"{type(error).__name__}: {text.partition(chr(10))[0]}"
+
+
+def _legal(name: str) -> str:
+    """Returns a name as MLflow takes it; actions and metrics of a log may have any."""
+
+    def escaped(found: re.Match[str]) -> str:
+        return f"_{found[0].encode().hex()}_"
+
+    return "/".join(re.sub(r"^\.*$|[^\w.\- ]", escaped, part) for part in name.split("/"))

@@ -1,0 +1,242 @@
+"""MLflow and W&B have what TensorBoard has: read back from MLflow's database and from W&B's own files."""
+
+import json
+import logging
+import signal
+import sqlite3
+import struct
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import pytest
+from oracles.runs import ALONE, Runner, checked, merged, run
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from reagent_lite.config import leaves, parameters
+from reagent_lite.errors import ConfigError, Preempted
+from reagent_lite.run.train import Callback, train
+from reagent_lite.training import tracking
+from reagent_lite.training.metrics import Conclusion
+
+__all__ = ["run"]
+# SQLAlchemy deprecates what MLflow's tables are declared with
+pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
+Tree = dict[str, Any]
+Scalars = dict[tuple[str, int], float]
+"""Last value by tag and step."""
+
+
+@pytest.fixture
+def tracked(small: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tree:
+    """The small config with both trackers, in files below tmp_path."""
+    for name in ("WANDB_DIR", "WANDB_DATA_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR"):
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.chdir(tmp_path)  # where MLflow puts artifacts
+    return merged(small, {"rl": {"tensorboard_logging_freq": 3},
+                          "tracking": {"mlflow": {"experiment": "tests"}, "wandb": {"project": "tests"}}})  # fmt: skip
+
+
+def rows(folder: Path, query: str) -> list[tuple[Any, ...]]:
+    with closing(sqlite3.connect(folder / "mlflow.db")) as database:
+        return list(database.execute(query))
+
+
+def in_tensorboard(out: Path) -> Scalars:
+    events = EventAccumulator(str(out / "tensorboard"), size_guidance={"scalars": 0})
+    events.Reload()
+    return {(tag, one.step): one.value for tag in events.Tags()["scalars"] for one in events.Scalars(tag)}
+
+
+def in_mlflow(folder: Path) -> Scalars:
+    found = rows(folder, "select key, step, value from metrics order by timestamp")
+    return {(key, step): value for key, step, value in found}
+
+
+def records(folder: Path) -> Iterator[Any]:
+    """Yields what W&B wrote: LevelDB's log format behind a header of 7 bytes, a protocol buffer a record."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    for file in sorted(folder.glob("wandb/offline-run-*/run-*.wandb")):
+        data, at, whole = file.read_bytes(), 7, b""
+        while at < len(data):
+            if (left := 32768 - at % 32768) < 7:
+                at += left
+                continue
+            _, length, kind = struct.unpack_from("<IHB", data, at)
+            whole += data[at + 7 : at + 7 + length]
+            at += 7 + length
+            if kind in (1, 4):  # whole, or its last part
+                yield Record.FromString(whole)
+                whole = b""
+
+
+def in_wandb(folder: Path) -> Scalars:
+    found = {}
+    for history in (one.history for one in records(folder) if one.WhichOneof("record_type") == "history"):
+        for item in history.item:
+            name = item.key or "/".join(item.nested_key)
+            if not name.startswith("_"):
+                found[name, history.step.num] = json.loads(item.value_json)
+    return found
+
+
+def of_kind(written: list[Any], kind: str) -> list[Any]:
+    return [getattr(one, kind) for one in written if one.WhichOneof("record_type") == kind]
+
+
+class Stopping(Callback):
+    """Ends a run after its first epoch."""
+
+    def on_epoch(self, figures: Mapping[str, float]) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+
+def test_trackers_have_the_figures_of_tensorboard_the_decision_and_the_model(tracked: Tree, tmp_path: Path) -> None:
+    """Of a run that is stopped after its first epoch and goes on to one more than it was first asked for."""
+    with pytest.raises(Preempted):
+        train(checked(tracked), ALONE, Stopping())
+    assert rows(tmp_path, "select status from runs") == [("KILLED",)]
+    assert max(step for _, step in in_mlflow(tmp_path)) == 7
+    time.sleep(1.1)  # W&B and TensorBoard name their files by the second
+    train(checked(merged(tracked, {"epochs": 3})), ALONE)
+
+    out = tmp_path / "out"
+    logged = in_tensorboard(out)
+    assert {step for tag, step in logged if tag == "train/td_loss"} == {3, 6, 7, 9, 12, 14, 15, 18, 21}
+    assert ("CPE/Reward/MAGIC", 21) in logged
+    for found in (in_mlflow(tmp_path), in_wandb(tmp_path)):
+        assert found.keys() == logged.keys()
+        assert found == pytest.approx(logged, rel=1e-6)  # event files hold float32
+
+    decision = json.loads((out / "model/evaluation.json").read_text())["decision"]
+    config = json.loads((out / "config.json").read_text())
+    kept = sorted(str(file.relative_to(out)) for name in ("config.json", "report.html", "model")
+                  for file in [out / name, *(out / name).rglob("*")] if file.is_file())  # fmt: skip
+    ((name, status, place),) = rows(tmp_path, "select name, status, artifact_uri from runs")
+    assert (name, status) == ("out", "FINISHED")
+    tags = dict(rows(tmp_path, "select key, value from tags"))
+    assert tags["decision"] == decision["choice"]
+    assert decision["reason"] in tags["mlflow.note.content"]
+    assert rows(tmp_path, "select name from experiments where experiment_id > 0") == [("tests",)]
+    params = dict(rows(tmp_path, "select key, value from params"))
+    assert (params["rl.gamma"], params["actions"], params["use_gpu"]) == ("0.9", '["a", "b"]', "False")
+    assert params["epochs"] == "2"  # MLflow lets nobody change it
+    assert sorted(str(file.relative_to(place)) for file in Path(place).rglob("*") if file.is_file()) == kept
+    assert (Path(place) / "report.html").read_bytes() == (out / "report.html").read_bytes()
+
+    written = list(records(tmp_path))
+    runs = of_kind(written, "run")
+    assert {(one.run_id, one.project, one.display_name) for one in runs} == {(tags["reagent_lite.run"], "tests", "out")}
+    given = {update.key: json.loads(update.value_json) for one in runs for update in one.config.update}
+    del given["_wandb"]
+    assert leaves(given) == leaves(config)
+    assert decision["reason"] in runs[-1].notes
+    updates = [update for one in of_kind(written, "summary") for update in one.update]
+    assert [json.loads(one.value_json) for one in updates if one.key == "decision"] == [decision["choice"]]
+    (artifact,) = of_kind(written, "artifact")
+    assert (artifact.type, sorted(one.path for one in artifact.manifest.contents)) == ("run", kept)
+    assert [one.exit_code for one in of_kind(written, "exit")] == [1, 0]
+
+
+def test_of_several_processes_rank_0_alone_has_trackers(run: Runner, tracked: Tree, tmp_path: Path) -> None:
+    done = run("dqn", merged(tracked, {"tracking": {"mlflow": None}}), "--set", "num_processes_per_node=2")
+    assert done.code == 0, done.err
+    assert len(done.out.splitlines()) == 1
+    assert in_wandb(tmp_path) == pytest.approx(in_tensorboard(tmp_path / "out"), rel=1e-6)
+    assert len(of_kind(list(records(tmp_path)), "exit")) == 1
+
+
+@pytest.mark.parametrize(
+    ("section", "missing", "where", "message"),
+    [
+        ({"mlflow": {"uri": "http://user:hidden@localhost"}}, "", "tracking.mlflow.uri", "MLFLOW_TRACKING_USERNAME"),
+        ({"mlflow": {}}, "mlflow", "tracking.mlflow", r"pip install 'reagent-lite\[tracking\]'"),
+        ({"wandb": {}}, "wandb", "tracking.wandb", r"pip install 'reagent-lite\[tracking\]'"),
+        ({"mlflow": {}}, "sqlalchemy", "tracking.mlflow", "pip install sqlalchemy"),
+        ({"mlflow": {"uri": "sftp://host"}}, "", "tracking.mlflow", "got Unsupported.*sftp"),
+        ({"wandb": {"project": "a/b"}}, "", "tracking.wandb", "a/b"),
+    ],
+)  # fmt: skip
+def test_what_cannot_start_is_refused_and_changes_nothing(
+    section: Tree, missing: str, where: str, message: str, tracked: Tree, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    if missing:
+        monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(ConfigError, match=message) as caught:
+        train(checked({**tracked, "tracking": section}), ALONE)
+    assert [problem.where for problem in caught.value.problems] == [where]
+    assert "hidden" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+class Failing:
+    """A server that took the first figures."""
+
+    def __init__(self) -> None:
+        self.taken: list[object] = []
+
+    def write(self, step: int, scalars: Mapping[str, float], seconds: float) -> None:
+        if step > 1:
+            raise ConnectionError("https://user:hid@den@host went away\nat 12:00")
+        self.taken.append((step, dict(scalars)))
+
+    def conclude(self, conclusion: Conclusion) -> None:
+        self.taken.append(conclusion)
+
+    def finish(self, *, done: bool) -> None:
+        self.taken.append(done)
+
+
+def test_a_tracker_that_fails_is_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    client = Failing()
+    with caplog.at_level(logging.WARNING), tracking.Tracker("mlflow", client) as tracker:
+        for step in (1, 2, 3):
+            tracker.write(step, {"x": 1.0, "y": None})
+        tracker.conclude(Conclusion(step=3, decision="ship", text="Ship.", files=()))
+    assert client.taken == [(1, {"x": 1.0})]
+    assert caplog.messages == [
+        "tracking.mlflow ends here: ConnectionError: https://host went away; metrics.jsonl has all figures"
+    ]
+
+
+def test_a_tracker_that_hangs_delays_no_step_and_no_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Hanging(Failing):
+        def write(self, step: int, scalars: Mapping[str, float], seconds: float) -> None:
+            released.wait()
+
+    released = Event()
+    monkeypatch.setattr(tracking, "_STOP_SECONDS", 0.1)
+    tracker = tracking.Tracker("wandb", Hanging())
+    for step in range(1000):
+        tracker.write(step, {"x": 1.0})
+    tracker.__exit__(Preempted, Preempted("SIGTERM", "saved"), None)
+    released.set()
+    assert caplog.messages == ["tracking.wandb: not everything was taken after 0 s"]
+
+
+def test_names_that_mlflow_does_not_take_are_escaped() -> None:
+    names = {"CPE/Reward/MAGIC": "CPE/Reward/MAGIC", "actions/model/a b-c.d_é": "actions/model/a b-c.d_é",
+             "actions/model/+1": "actions/model/_2b_1", "actions/model/..": "actions/model/_2e2e_",
+             "actions/model/a//b/": "actions/model/a/__/b/__"}  # fmt: skip
+    validation = pytest.importorskip("mlflow.utils.validation")
+    for name, legal in names.items():
+        assert tracking._legal(name) == legal
+        validation._validate_metric_name(legal)
+
+
+def test_parameters_are_what_is_set(small: Tree) -> None:
+    found = parameters(checked(small))
+    assert (found["training.minibatch_size"], found["training.layers"]) == (32, "[-1, 8, -1]")
+    assert "eval_data_path" not in found
